@@ -8,7 +8,6 @@ import weakref
 import pytest
 import torch
 from lightning.pytorch import Callback
-from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.loggers import CSVLogger
 from toys import Toy, batches, compiler_stance, fit, hooked, loader, mlp, scalars, trainer
 
@@ -21,7 +20,6 @@ from hookboard import (
     Scale,
     capture,
 )
-from hookboard.measure import cpu, native
 
 
 def loggers(**options):
@@ -253,13 +251,3 @@ def test_a_model_copied_while_it_is_watched_is_not_watched(tmp_path, net):
 
     fit(tmp_path, Toy(net), batches(4), callback, RunsACopy())
     assert callback.readings[0].moments.count == 4 * 8
-
-
-def test_memory_to_measure_half_precision_in_does_not_outlive_the_fit(tmp_path, monkeypatch):
-    monkeypatch.setattr(native, "_native", None)  # the kernel reads it where it is
-    data = [batch.bfloat16() for batch in batches(4, 4)]
-    used = []
-    look = LambdaCallback(on_train_batch_end=lambda *_: used.append(len(cpu._buffers.by_use)))
-    fit(tmp_path, Toy(mlp().bfloat16()), data, ActivationLogger(histogram=True), look)
-    assert used[-1]
-    assert not cpu._buffers.by_use

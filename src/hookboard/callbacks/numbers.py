@@ -165,7 +165,6 @@ class SiteLogger(HookboardCallback[V]):
         roles = [role for role in state.roles if not ROLES[role].of_parameter]
         modules, observer = state.selection.modules, state.recorder.open
         state.taps = Taps(modules, roles, observer, in_graphs=True, model=loop.model, clock=self.clock)
-        state.until_end.callback(forget_scratch)
         state.until_end.callback(state.taps.detach)
         state.taps.attach()
         state.weights = self._weights(state.selection.owners)

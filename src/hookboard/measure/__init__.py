@@ -7,7 +7,6 @@ less overhead. Nothing else in this folder is given tensors of a model.
 
 from hookboard.measure.accelerator import report_compile_time
 from hookboard.measure.columns import Columns, empty_row, width_of
-from hookboard.measure.cpu import forget_scratch
 from hookboard.measure.derived import DERIVED
 from hookboard.measure.device import measuring_device, needs_host
 from hookboard.measure.histograms import BINS, Histogram, histograms
@@ -72,7 +71,6 @@ __all__ = [
     "channel_stride",
     "elements_in",
     "empty_row",
-    "forget_scratch",
     "form_of",
     "histograms",
     "is_like",

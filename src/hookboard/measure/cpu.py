@@ -1,7 +1,6 @@
 """Measures values on the CPU by torch's operations, in float64, where the compiled kernel cannot read them itself."""
 
 import math
-import threading
 
 import torch
 from torch import Tensor
@@ -13,10 +12,10 @@ from hookboard.measure.row import EMPTY
 from hookboard.measure.values import Values
 
 BLOCK = 1 << 18
-"""The number of elements worked on at once: fewer need more calls, more displace the model's data from the cache."""
+"""The number of elements worked on at once: fewer need more calls, more displace the model's data from the cache.
 
-MAX_VIEWS = 1000
-"""Maximum number of slices that are kept: making a slice takes as long as measuring a small tensor."""
+No buffers are kept for temporaries: the C library reuses their memory, so that would save no time (measured).
+"""
 
 MIN_VARIANCE_SHARE = 1e-6
 """If the variance is a smaller share than this of the mean square, it is computed again about the mean."""
@@ -70,7 +69,7 @@ def _as_float(block: Tensor) -> Tensor:
     if block.dtype in (torch.float32, torch.float64):
         return block.contiguous()
     is_single = block.dtype.is_floating_point or block.dtype in EXACT_AS_FLOAT32
-    return scratch("float", torch.float32 if is_single else torch.float64, block.numel()).copy_(block)
+    return block.to(torch.float32 if is_single else torch.float64).contiguous()
 
 
 def _row_of_finite(block: Tensor, low: float, high: float, wanted: frozenset[str]) -> list[float]:
@@ -78,9 +77,9 @@ def _row_of_finite(block: Tensor, low: float, high: float, wanted: frozenset[str
     mean = deviation = abs_mean = zeros = 0.0
     if "zeros" in wanted and low <= 0 <= high:
         # torch vectorizes comparisons only if the result has the dtype of the operand.
-        zeros = torch.eq(block, 0, out=scratch("is_zero", block.dtype, count)).sum().item()
+        zeros = torch.eq(block, 0, out=torch.empty_like(block)).sum().item()
     if wanted & {"mean", "deviation", "abs_mean"}:
-        wide = scratch("wide", torch.float64, count).copy_(block)
+        wide = block.to(torch.float64, copy=True)
         size, unit = max(-low, high), 1.0
         if size and not SAFE_RANGE[0] < size < SAFE_RANGE[1]:
             unit = 2.0 ** (math.frexp(size)[1] - 1)
@@ -128,47 +127,3 @@ def _count(counts: Tensor, numbers: Tensor) -> bool:
         return False
     native.read(numbers, form, with_abs_mean=False, counts=counts)
     return True
-
-
-class _Buffers(threading.local):
-    """The scratch buffers of one thread, and slices of them."""
-
-    def __init__(self) -> None:
-        self.by_use: dict[tuple[str, torch.dtype], Tensor] = {}
-        self.views: dict[tuple[str, torch.dtype, int], Tensor] = {}
-
-
-_buffers = _Buffers()
-
-
-def scratch(purpose: str, dtype: torch.dtype, size: int) -> Tensor:
-    """Return an uninitialized CPU tensor of shape (size,), valid until this thread asks for the same purpose again.
-
-    Args:
-        purpose: a name. Tensors for different purposes never share memory.
-        dtype: the dtype of the tensor.
-        size: at most `BLOCK`.
-    """
-    view = _buffers.views.get((purpose, dtype, size))
-    if view is None:
-        view = _buffers.views[purpose, dtype, size] = _buffer(purpose, dtype, size)[:size]
-    return view
-
-
-def _buffer(purpose: str, dtype: torch.dtype, size: int) -> Tensor:
-    """Return this thread's buffer for a purpose, with at least `size` elements; a larger one replaces a smaller one."""
-    if len(_buffers.views) >= MAX_VIEWS:  # sequences of ever new lengths
-        _buffers.views.clear()
-    buffer = _buffers.by_use.get((purpose, dtype))
-    if buffer is None or buffer.numel() < size:
-        # A tensor made under inference_mode could never be written to outside of it.
-        with torch.inference_mode(False):
-            buffer = _buffers.by_use[purpose, dtype] = torch.empty(size, dtype=dtype, device="cpu")
-        _buffers.views = {key: view for key, view in _buffers.views.items() if key[:2] != (purpose, dtype)}
-    return buffer
-
-
-def forget_scratch() -> None:
-    """Release the scratch buffers of all threads. Measuring afterwards allocates new ones."""
-    global _buffers
-    _buffers = _Buffers()
