@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ways import statistics
 
 from hookboard.measure import BINS, FORMULAS, accelerator, measure, measure_channels, merge_rows, native, plan
-from hookboard.measure.histograms import as_single, bins_of
+from hookboard.measure.histogram import as_single, bins_of
 from hookboard.measure.values import unscaled
 from hookboard.recording import Recorder
 from hookboard.recording.rows import RowBuffer

@@ -9,7 +9,7 @@ from oracle import normal, row_of, rows_of_channels
 from ways import by_kernel, kernel_reads, no_counts
 
 from hookboard.measure import BINS
-from hookboard.measure.histograms import bins_of
+from hookboard.measure.histogram import bins_of
 
 pytest.importorskip("hookboard.measure._native", reason="installed without a C compiler")
 

@@ -6,7 +6,7 @@ from oracle import normal
 from torch import nn
 
 from hookboard.measure import BINS, form_of, native
-from hookboard.measure.histograms import bins_of
+from hookboard.measure.histogram import bins_of
 
 pytest.importorskip("hookboard.measure._native", reason="installed without a C compiler")
 

@@ -9,7 +9,7 @@ from hookboard.measure.accelerator import report_compile_time
 from hookboard.measure.columns import Columns, empty_row, width_of
 from hookboard.measure.derived import DERIVED
 from hookboard.measure.device import measuring_device, needs_host
-from hookboard.measure.histograms import BINS, Histogram, histograms
+from hookboard.measure.histogram import BINS, Histogram, histograms
 from hookboard.measure.measuring import ChannelRows, measure, measure_channels
 from hookboard.measure.merge import merge_rows
 from hookboard.measure.native import (

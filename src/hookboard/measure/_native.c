@@ -43,7 +43,7 @@
 #define AHEAD 512  /* values */
 #define BESIDE 64  /* channels that are worked on together */
 #define WIDE 16384 /* values that stay in the second fastest */
-#define SHIFT 19   /* as in histograms.py */
+#define SHIFT 19   /* as in histogram.py */
 #define BINS 8192
 #define FINITE 4080 /* bins of each sign that hold finite values */
 #define FEW 2048   /* values for which a table of their own does not pay */
@@ -362,7 +362,7 @@ PART_OF_CALLER float of_float16(uint16_t stored)
     return float_of((bits & ~is_subnormal) | (subnormal & is_subnormal) | (uint32_t)(stored & 0x8000u) << 16);
 }
 
-/* As in histograms.py: cut to the bits that name the bin, and what is beyond float32 into the outermost one. */
+/* As in histogram.py: cut to the bits that name the bin, and what is beyond float32 into the outermost one. */
 PART_OF_CALLER float single_of(double value)
 {
     double kept, largest = FLT_MAX;

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from hookboard.measure import native
-from hookboard.measure.histograms import BINS, as_single, bins_of
+from hookboard.measure.histogram import BINS, as_single, bins_of
 from hookboard.measure.merge import merge
 from hookboard.measure.row import EMPTY
 from hookboard.measure.values import Values

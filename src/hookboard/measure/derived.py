@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from hookboard.measure.columns import Columns, Covariance, SaturatedCount, Tails, effective_rank
-from hookboard.measure.histograms import count_below, quantile
+from hookboard.measure.histogram import count_below, quantile
 from hookboard.measure.row import FIELDS, Moments
 
 _COUNT, _ZEROS, _NAN, _NEGINF = map(FIELDS.index, ("count", "zeros", "nan", "neginf"))

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from hookboard.measure import accelerator
-from hookboard.measure.histograms import as_single, bins_of
+from hookboard.measure.histogram import as_single, bins_of
 from hookboard.measure.merge import merge
 from hookboard.measure.row import EMPTY, WIDTH, unit_of
 from hookboard.measure.values import Values

@@ -105,7 +105,7 @@ def joined(mean, squares, count, tile_mean, tile_squares, here, wide: tl.constex
 
 @triton.jit
 def _bins_of(x):
-    """Return the bin of each value, as `hookboard.measure.histograms` has it."""
+    """Return the bin of each value, as `hookboard.measure.histogram` has it."""
     if x.dtype == tl.float64:
         kept: tl.constexpr = -1 << 48  # the bits that name a bin
         largest: tl.constexpr = 3.4028234663852886e38
