@@ -13,7 +13,7 @@ from hookboard.health.rules.input_data import INPUT_SCALE
 from hookboard.health.rules.signal import COLLAPSED
 from hookboard.health.rules.units import DEAD_UNITS, SYMMETRIC_UNITS
 from hookboard.health.run_table import Silence
-from hookboard.measure import looked_at
+from hookboard.measure import channel_row_count
 from hookboard.packing import Codec, packed, unpacked
 from hookboard.recording import Readings
 from hookboard.sites import Site

@@ -194,5 +194,5 @@ def test_the_rows_of_a_million_channels_are_bounded_while_calls_wait():
     mine, tensor = recorder(), normal(1, 1_000_003)
     for _ in range(3):
         mine.open(A)(tensor)
-    assert max(rows.nbytes for calls in mine.channel_rows._calls.values() for rows in calls) <= MOST_ROW_BYTES
-    assert mine.slots.extents[A].rows * 8 * WIDTH <= MOST_ROW_BYTES
+    assert max(rows.nbytes for calls in mine.channel_rows._calls.values() for rows in calls) <= MAX_CHANNEL_ROW_BYTES
+    assert mine.slots.extents[A].rows * 8 * WIDTH <= MAX_CHANNEL_ROW_BYTES

@@ -16,9 +16,9 @@ from hookboard.callbacks.weights import Part, measure_gradients, measure_weights
 from hookboard.checks import check_share, check_steps, check_switches, chosen, wrong
 from hookboard.hooks import Taps, forget_graphs
 from hookboard.loops import HookboardCallback, Loop, StageState, names_in
-from hookboard.measure import DERIVED, Plan, Statistic, as_list, forget_scratch, needs_host, plan
+from hookboard.measure import DERIVED, Plan, Statistic, as_list, needs_host, plan
 from hookboard.messages import inform
-from hookboard.parameters import Weight, are_still, weights_of
+from hookboard.parameters import Weight, are_unchanged, weights_of
 from hookboard.recording import Reading, Readings, Recorder
 from hookboard.selection import check_selection
 from hookboard.sites import ROLES, Role, Site, Stage

@@ -347,7 +347,7 @@ def after_next_step(optimizer: Optimizer, do: Callable[[], None]) -> Callable[[]
     return optimizer.register_step_post_hook(hook).remove
 
 
-def with_states(readings: Readings) -> StatisticColumns:
+def with_states(readings: Readings) -> StatisticTable:
     """Return the statistics of the readings; the RMS of an optimizer's state becomes a statistic of its parameter."""
     columns, places = readings.statistics, readings.places
     columns = StatisticTable(columns.names, columns.values.copy(), columns.is_there.copy())

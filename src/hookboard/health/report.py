@@ -161,7 +161,9 @@ def left_out(run: Run) -> str:
     """
     outputs = [run.now.of(layer.name, "output") for layer in run.layers] if run.looks else []
     wide = sum(output is not None and output.sample_of is not None for output in outputs)
-    sampled = f" In {_many(wide, 'layer')} with more than {MOST_CHANNELS:,} units, only every k-th unit was looked at."
+    sampled = (
+        f" In {_many(wide, 'layer')} with more than {MAX_CHANNEL_ROWS:,} units, only every k-th unit was looked at."
+    )
     causes: dict[str, list[str]] = {}
     for layer in run.unseen:
         causes.setdefault(run.why_silent.get(layer.name, ""), []).append(layer.name)

@@ -21,7 +21,7 @@ from hookboard.health.run_table import (
     quantities_of,
     silent_in,
 )
-from hookboard.layers import Layer, order_with_late
+from hookboard.layers import Flow, Layer, order_with_late
 from hookboard.measure import FIELDS
 from hookboard.messages import unknown
 from hookboard.sites import Role

@@ -93,7 +93,7 @@ class StageState:
         """Switch the hooks on or off: off while other callbacks run in the middle of a measured batch."""
 
     def state_dict(self, again: tuple[int, int] | None) -> dict[str, Any]:
-        """Return what a checkpoint saves of this stage, packed by `hookboard.plain`; by default {}, which is not saved.
+        """Return what a checkpoint saves of this stage, packed by `hookboard.packing`; by default {}: nothing.
 
         Args:
             again: the step and index of the running batch, if the resumed fit will run it again; None otherwise.

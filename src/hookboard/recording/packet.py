@@ -42,7 +42,7 @@ class Extent(NamedTuple):
     @property
     def rows(self) -> int:
         """The number of rows of channels; for a wide tensor fewer than `channels`, as only every k-th has one."""
-        return looked_at(self.channels)
+        return channel_row_count(self.channels)
 
     def holds(self, other: "Extent") -> bool:
         """Return whether this extent has room for all that the other one has."""
@@ -191,7 +191,7 @@ def _split(block: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray | None]:
     return [part if len(part) and not math.isnan(part[0, 0]) else None for part in parts]
 
 
-def _merged(parts: Tensor, more: Sequence[Columns | Statistic]) -> Tensor:
+def _merged(parts: Tensor, more: Sequence[Columns]) -> Tensor:
     """Merge the rows of several ranks: from shape (ranks, n, width) to (n, width)."""
     ranks, rows, width = parts.shape
     return merge_rows(parts.reshape(-1, width), torch.arange(rows, device=parts.device).repeat(ranks), rows, more)

@@ -132,7 +132,7 @@ class Readings(Mapping[Site, Reading]):
     channels: Sequence[np.ndarray | None]
     dtypes: Sequence[torch.dtype | None]
     widths: Sequence[int]
-    statistics: StatisticColumns
+    statistics: StatisticTable
     histograms: Sequence[Histogram | None]
     stage: Stage
     overflowed: np.ndarray
@@ -311,4 +311,4 @@ FORMS: Codecs = {
     Histogram: dataclass_codec(Histogram),
     Readings: Codec(_parts, _made),
 }
-"""How `hookboard.plain` packs `Readings` and their parts."""
+"""How `hookboard.packing` packs `Readings` and their parts."""

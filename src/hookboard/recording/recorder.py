@@ -430,7 +430,7 @@ class Recorder:
             if width != before:
                 self.slots.resize(slot, slot.extent._replace(channels=width))
                 # With as many rows as before, but of other channels, they would be merged with those.
-                channels = None if len(channels) == looked_at(before) else channels
+                channels = None if len(channels) == channel_row_count(before) else channels
         with self._lock:
             self.rows.append(slot.index, row)
             self.channel_rows.append(slot.index, channels)

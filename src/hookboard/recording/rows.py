@@ -137,7 +137,7 @@ class RowBuffer:
         if self.device.type == "cpu":
             report_missing_kernel()
         else:
-            tell_of_compiling()
+            report_compile_time()
         return self._merged(rows, sites)
 
     def _merge_early(self) -> None:
