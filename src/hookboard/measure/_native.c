@@ -45,7 +45,6 @@
 #define WIDE 16384 /* values that stay in the second fastest */
 #define SHIFT 19   /* as in histogram.py */
 #define BINS 8192
-#define FINITE 4080 /* bins of each sign that hold finite values */
 #define FEW 2048   /* values for which a table of their own does not pay */
 
 #define ENOUGH 65536    /* values that are worth more than one thread */
@@ -647,50 +646,6 @@ static PyObject *merge_all(PyObject *module, PyObject *args)
     return merged_memory(owners, (double (*)[WIDTH])rows, (const int64_t *)owner, count);
 }
 
-/* The sum of the bins from one place to another, in the order of values: from the lowest finite one to the highest.
-   Whole numbers up to 2^53 add up exactly in any order. */
-#define SUM_BETWEEN(type)                                                                                              \
-    for (size_t k = from; k < least(to, FINITE); k++)                                                                  \
-        sum += (double)((const type *)counts)[BINS / 2 + FINITE - 1 - k];                                              \
-    for (size_t k = from > FINITE ? from : FINITE; k < to; k++)                                                        \
-        sum += (double)((const type *)counts)[k - FINITE];
-
-FOR_EACH_PROCESSOR static double sum_between(const void *counts, int are_floats, size_t from, size_t to)
-{
-    double sum = 0;
-    if (are_floats) {
-        SUM_BETWEEN(double)
-    } else {
-        SUM_BETWEEN(int64_t)
-    }
-    return sum;
-}
-
-static PyObject *sum_bins(PyObject *module, PyObject *args)
-{
-    PyObject *list;
-    Py_ssize_t places, parts;
-    int are_floats;
-    if (!PyArg_ParseTuple(args, "Opnn", &list, &are_floats, &places, &parts))
-        return NULL;
-    Py_ssize_t count = PyList_Size(list);
-    PyObject *memory = count < 0 ? NULL : PyByteArray_FromStringAndSize(NULL, count * parts * (Py_ssize_t)sizeof(double));
-    if (!memory)
-        return NULL;
-    double *sum = (double *)PyByteArray_AsString(memory);
-    const int64_t *place = (const int64_t *)places;
-    for (Py_ssize_t i = 0; i < count; i++, place++) {
-        const void *counts = PyLong_AsVoidPtr(PyList_GetItem(list, i));
-        if (!counts) {
-            Py_DECREF(memory);
-            return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "no address");
-        }
-        for (Py_ssize_t k = 0; k < parts; k++, place++)
-            *sum++ = sum_between(counts, are_floats, (size_t)place[0], (size_t)place[1]);
-    }
-    return memory;
-}
-
 static PyMethodDef methods[] = {
     {"measure", measure, METH_VARARGS,
      "measure(address, minus, type, outer, channels, inner, apart, with_abs_mean, counts, threads): the row of a tensor, "
@@ -698,9 +653,6 @@ static PyMethodDef methods[] = {
      "for no channels. The bins of the values are added to `counts`, unless that is 0."},
     {"merge_all", merge_all, METH_VARARGS,
      "merge_all(address of rows, address of their owners, count, owners): the memory of the merged row of each owner."},
-    {"sum_bins", sum_bins, METH_VARARGS,
-     "sum_bins([address of bins, ...], are_floats, address of places, parts): the memory of the sums of the bins of each "
-     "between its places, of which there is one more than parts, int64, from the lowest to the highest value."},
     {NULL, NULL, 0, NULL},
 };
 

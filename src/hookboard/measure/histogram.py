@@ -8,8 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hookboard.measure import native
-
 MANTISSA_BITS = 4
 """Sixteen bins for each power of two: none is wider than 1/16 of its value (TensorBoard's own grow by 1/10)."""
 
@@ -99,9 +97,7 @@ def histograms(
     starts = np.zeros((len(counts), resolution + 1), dtype=np.intp)
     starts[:, 1:-1] = np.searchsorted(_EDGES, cuts.T).clip(0, len(_ORDER))
     starts[:, -1] = len(_ORDER)
-    sums = native.sums_of_bins(counts, starts)
-    if sums is None:
-        sums = np.array([_sums(each, start) for each, start in zip(counts, starts, strict=True)])
+    sums = np.array([_sums(each, start) for each, start in zip(counts, starts, strict=True)])
 
     # A bin is kept where it or the one before it holds something, and where another that does follows.
     is_filled = sums > 0

@@ -6,7 +6,6 @@ Large tensors are measured by torch's own threads, as many as torch uses. The re
 import functools
 import math
 import threading
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -209,26 +208,3 @@ def add_counts(counts: Tensor, more: Tensor) -> None:
     """Add `more` to `counts` in place, both of shape (BINS,), int64, while no other thread adds."""
     with _COUNTING:
         counts += more
-
-
-def sums_of_bins(counts: Sequence[np.ndarray], places: np.ndarray) -> np.ndarray | None:
-    """Sum the counts of neighbouring bins by the kernel.
-
-    Args:
-        counts: the counts of each site, shape (BINS,), all int64 or all float64.
-        places: where each sum begins and the last one ends, shape (sites, parts + 1), ascending; bins are numbered in
-            ascending order of values.
-
-    Returns:
-        The sums, shape (sites, parts), float64; None if there is no kernel or it cannot read the counts.
-    """
-    kinds = {each.dtype for each in counts}
-    if _native is None or kinds not in ({np.dtype(np.int64)}, {np.dtype(np.float64)}):
-        return None
-    if not all(each.flags.c_contiguous for each in counts):
-        return None
-    places = np.ascontiguousarray(places, np.int64)
-    addresses = [each.__array_interface__["data"][0] for each in counts]
-    parts = places.shape[1] - 1
-    memory = _native.sum_bins(addresses, kinds == {np.dtype(np.float64)}, places.__array_interface__["data"][0], parts)
-    return np.frombuffer(memory).reshape(-1, parts)
