@@ -4,7 +4,7 @@ from typing import get_args
 
 from hookboard.callbacks.activation import ActivationRole
 from hookboard.callbacks.gradient import GradientRole
-from hookboard.capturing.capture import CaptureRole
+from hookboard.capturing.captured import CaptureRole
 from hookboard.editing.edits import EditRole
 from hookboard.sites import ROLES, Role
 

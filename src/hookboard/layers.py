@@ -242,10 +242,10 @@ class Flow:
     """
 
     above: Mapping[str, int] = field(default_factory=dict)
-    _places: dict[str, int] = field(init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_places", {name: place for place, name in enumerate(self.above)})
+    @functools.cached_property
+    def _places(self) -> dict[str, int]:
+        return {name: place for place, name in enumerate(self.above)}
 
     def are_apart(self, one: str, other: str) -> bool:
         """Return True if both layers are known, and the output of neither flows into the other.

@@ -1,9 +1,10 @@
 """The weights that modules compute with, and the parameters behind them (pruned and parametrized ones included)."""
 
+import functools
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -36,12 +37,11 @@ class Weight:
     parameters: tuple[Parameter, ...]
     is_pruned: bool = False
     is_computed: bool = False
-    is_plain: bool = field(init=False)
-    """Whether it is the parameter itself, an ordinary one."""
 
-    def __post_init__(self) -> None:
-        is_plain = not (self.is_computed or self.is_pruned) and type(self.parameters[0]) is Parameter
-        object.__setattr__(self, "is_plain", is_plain)  # it is read for each weight at each due step
+    @functools.cached_property  # it is read for each weight at each due step
+    def is_plain(self) -> bool:
+        """True if the weight is the parameter itself, and that of torch's own class."""
+        return not (self.is_computed or self.is_pruned) and type(self.parameters[0]) is Parameter
 
     @property
     def in_use(self) -> Tensor:

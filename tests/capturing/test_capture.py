@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from torchvision import models
 
 from hookboard import capture
-from hookboard.capturing import capture as room
+from hookboard.capturing import captured as room
 
 ROLES = ("input", "output", "grad_input", "grad_output")
 

@@ -1,9 +1,10 @@
 """Statistics by name: the formulas of those that follow from a row, `Statistic` for the user's own, and `plan`."""
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -218,22 +219,17 @@ class Plan:
         own: the user's own statistics.
         wanted: what the built-in ones need: columns of `REQUESTABLE`, `bins`, `channels`.
         columns: the further columns that the built-in ones need.
-        more: all columns that follow the moments in a row: `columns`, then those of `own`.
-        has_derived: True if one of the built-in statistics is in `DERIVED`.
     """
 
     names: tuple[str, ...]
     own: tuple[Statistic, ...]
     wanted: frozenset[str]
     columns: tuple[Columns, ...] = ()
-    more: tuple[Columns, ...] = field(init=False)
-    has_derived: bool = field(init=False)
 
-    def __post_init__(self) -> None:
-        # Both are read for each tensor or site.
-        own = (OwnColumns(self.own),) if self.own else ()
-        object.__setattr__(self, "more", (*self.columns, *own))
-        object.__setattr__(self, "has_derived", any(name in DERIVED for name in self.names))
+    @functools.cached_property
+    def more(self) -> tuple[Columns, ...]:
+        """All columns that follow the moments in a row: `columns`, then those of `own`."""
+        return (*self.columns, OwnColumns(self.own)) if self.own else self.columns
 
     @property
     def width(self) -> int:
@@ -282,7 +278,8 @@ class Plan:
             A row for each site; the columns are `names`, then the user's own statistics.
         """
         moments, columns = Moments(*rows[:, :WIDTH].T), dict[str, Any]()
-        merged = list(map(self._merged, rows.tolist(), bins, channels, dtypes)) if self.has_derived else []
+        needs_more = any(name in DERIVED for name in self.names)
+        merged = list(map(self._merged, rows.tolist(), bins, channels, dtypes)) if needs_more else []
         with np.errstate(all="ignore"):
             for name in self.names:
                 derived = DERIVED.get(name)
