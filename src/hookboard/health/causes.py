@@ -46,18 +46,6 @@ def _is_adaptive(run: Run) -> bool:
     return any(stepped.is_adaptive for look in run.looks for stepped in look.stepped.values())
 
 
-def _follows_gradients(run: Run) -> bool:
-    return not _is_adaptive(run)
-
-
-def _has_blown_up(run: Run) -> bool:
-    return run.has_blown_up
-
-
-def _is_boundless(run: Run) -> bool:
-    return run.losses.is_boundless
-
-
 _SIGNAL = ("activation_scale", "exploding_gradient", "vanishing_gradient", "saturated", "dead_units", "collapsed")
 """Symptoms of the signal, forward and backward."""
 
@@ -86,7 +74,11 @@ _OF_LOSS = (
 """What a loss that cannot do what it is meant to do brings with it."""
 
 CAUSES: tuple[Cause, ...] = (
-    Cause("not_learning", (*_SIGNAL, *_STANDSTILL, "update_too_large", "nonfinite", "spike"), only_if=_is_boundless),
+    Cause(
+        "not_learning",
+        (*_SIGNAL, *_STANDSTILL, "update_too_large", "nonfinite", "spike"),
+        only_if=lambda run: run.losses.is_boundless,
+    ),
     Cause("masked_row", ("nonfinite", *_LAST)),
     Cause("not_in_optimizer", ("not_updated", "update_too_small", *_LAST)),
     Cause("schedule", ("not_updated", "update_too_small", *_LAST)),
@@ -116,18 +108,23 @@ CAUSES: tuple[Cause, ...] = (
     Cause("dead_units", (*_STANDSTILL, "saturated", "update_too_large"), when="at the start", is_hard=True),
     # With Adam a step is as large as the learning rate, whatever the gradient.
     Cause("update_too_large", (*_SIGNAL, *_STANDSTILL, "symmetric_units", *_LAST), is_soft=True, only_if=_is_adaptive),
-    Cause("activation_scale", ("update_too_large",), when="at the start", only_if=_follows_gradients),
+    Cause("activation_scale", ("update_too_large",), when="at the start", only_if=lambda run: not _is_adaptive(run)),
     Cause("activation_scale", ("exploding_gradient", "spike", *_LAST), when="at the start"),
     Cause("activation_scale", ("saturated", "dead_units", "vanishing_gradient", "collapsed"), when="at the start"),
     Cause("dead_units", ("activation_scale", "collapsed", "vanishing_gradient", "symmetric_units"), "anywhere"),
-    Cause("exploding_gradient", ("update_too_large", "spike"), when="at the start", only_if=_follows_gradients),
+    Cause(
+        "exploding_gradient",
+        ("update_too_large", "spike"),
+        when="at the start",
+        only_if=lambda run: not _is_adaptive(run),
+    ),
     Cause("update_too_large", ("spike",), when="not later"),
     Cause("update_too_large", (*_SIGNAL, *_STANDSTILL, "symmetric_units", *_LAST), when="by steps"),
-    Cause("update_too_large", ("nonfinite",), when="earlier", only_if=_has_blown_up),
+    Cause("update_too_large", ("nonfinite",), when="earlier", only_if=lambda run: run.has_blown_up),
     Cause("spike", (*_SIGNAL, *_STANDSTILL, "update_too_large", "symmetric_units", *_LAST), when="by steps"),
     Cause("exploding_gradient", ("spike", "dead_units", "saturated", "activation_scale"), when="by steps"),
-    Cause("exploding_gradient", ("nonfinite",), when="earlier", only_if=_has_blown_up),
-    Cause("activation_scale", ("nonfinite",), when="earlier", only_if=_has_blown_up),
+    Cause("exploding_gradient", ("nonfinite",), when="earlier", only_if=lambda run: run.has_blown_up),
+    Cause("activation_scale", ("nonfinite",), when="earlier", only_if=lambda run: run.has_blown_up),
     Cause("spike", ("nonfinite",), when="earlier"),
     Cause("nonfinite", ("spike", "update_too_large"), when="not later"),
     Cause("nonfinite", (*_SIGNAL, *_STANDSTILL, "symmetric_units", "input_scale", *_LAST)),

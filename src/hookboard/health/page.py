@@ -136,14 +136,14 @@ def worst(quantity: str, run: Run, verdicts: Sequence[Verdict]) -> tuple[str, fl
     places = np.flatnonzero(np.isfinite(values))
     if not len(places):
         return None
-    sick = [run.place(verdict.module) for verdict in verdicts if verdict.until is None]
     if quantity == "dead_fraction":
         place = int(places[np.argmax(values[places])])
-    elif known := [place for place in sick if place in places]:
-        place = known[0]
-    else:  # the one farthest from the others on a logarithmic scale
-        logs = np.log10(np.maximum(values[places], np.finfo(np.float64).tiny))
-        place = int(places[np.argmax(np.abs(logs - median(logs)))])
+        return run.layers[place].name, float(values[place])
+    for verdict in verdicts:
+        if verdict.until is None and (place := run.place(verdict.module)) in places:
+            return verdict.module, float(values[place])
+    logs = np.log10(np.maximum(values[places], np.finfo(np.float64).tiny))
+    place = int(places[np.argmax(np.abs(logs - median(logs)))])
     return run.layers[place].name, float(values[place])
 
 

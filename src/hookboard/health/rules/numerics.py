@@ -10,7 +10,7 @@ import torch
 from hookboard.health.look import Look
 from hookboard.health.robust import median_of
 from hookboard.health.rule import Rule, Severity, Symptom
-from hookboard.health.rules.shared import WHOLE_MODEL_SHARE
+from hookboard.health.rules.shared import WHOLE_MODEL_SHARE, harm_of, severity_of
 from hookboard.health.run import Run
 from hookboard.layers import Layer
 from hookboard.recording import Reading
@@ -241,8 +241,8 @@ def precision(run: Run) -> Iterator[Symptom]:
             limit = torch.finfo(torch.float16).max
             largest = max(abs(output.moments.min), abs(output.moments.max))
             if limit / FLOAT16_HEADROOM_FACTOR < largest < math.inf:
-                evidence = f"its largest output is {largest:.3g}, and the limit of float16 is {limit:.0f}{_harm(run)}"
-                yield Symptom(layer.name, evidence, "use bf16, or make its inputs or weights smaller", _severity(run))
+                evidence = f"its largest output is {largest:.3g}, and the limit of float16 is {limit:.0f}{harm_of(run)}"
+                yield Symptom(layer.name, evidence, "use bf16, or make its inputs or weights smaller", severity_of(run))
 
 
 def _underflowing(run: Run, look: Look) -> Iterator[Symptom]:
@@ -260,15 +260,15 @@ def _underflowing(run: Run, look: Look) -> Iterator[Symptom]:
         for layer in run.layers
         for gradient in (look.of(name, "parameter_grad") for name in layer.weights)
     )
-    severity: Severity = "alarm" if is_lost else _severity(run)
+    severity: Severity = "alarm" if is_lost else severity_of(run)
     advice = "use a GradScaler, or bf16"
     if len(sick) > max(2, WHOLE_MODEL_SHARE * len(shares)):
         usual = median_of(sick.values())
-        evidence = f"{usual:.0%} of the gradients of {len(sick)} layers are below float16's normal range{_harm(run)}"
+        evidence = f"{usual:.0%} of the gradients of {len(sick)} layers are below float16's normal range{harm_of(run)}"
         yield Symptom("", evidence, advice, severity, usual)
         return
     for name, share in sick.items():
-        evidence = f"{share:.0%} of the gradients of its output are below float16's normal range{_harm(run)}"
+        evidence = f"{share:.0%} of the gradients of its output are below float16's normal range{harm_of(run)}"
         yield Symptom(name, evidence, advice, severity, share)
 
 
@@ -294,13 +294,13 @@ def _swallowed(run: Run, look: Look) -> Iterator[Symptom]:
     if len(sick) > max(2, WHOLE_MODEL_SHARE * len(shares)):
         usual = median_of(sick.values())
         evidence = f"{usual:.0%} of the updates of {len(sick)} layers in {kinds[next(iter(sick))]} are lost in rounding"
-        yield Symptom("", evidence + _harm(run), advice, _severity(run), usual)
+        yield Symptom("", evidence + harm_of(run), advice, severity_of(run), usual)
         return
     usual = median_of(share for name, share in shares.items() if name not in sick)
     for name, share in sick.items():
         others = "" if math.isnan(usual) else f"; other layers: {usual:.0%}"
-        evidence = f"{share:.0%} of its updates in {kinds[name]} are lost in rounding{others}{_harm(run)}"
-        yield Symptom(name, evidence, advice, _severity(run), share)
+        evidence = f"{share:.0%} of its updates in {kinds[name]} are lost in rounding{others}{harm_of(run)}"
+        yield Symptom(name, evidence, advice, severity_of(run), share)
 
 
 def swallowed_share(look: Look, name: str) -> float:
@@ -322,14 +322,6 @@ def _underflow_share(reading: Reading) -> float:
         return float((histogram.counts[inside].sum()) / histogram.counts.sum())
     # Without a histogram: all values are below the range where the largest is.
     return 1.0 if moments.count and max(abs(moments.min), abs(moments.max)) < tiny else 0.0
-
-
-def _severity(run: Run) -> Severity:
-    return "alarm" if run.losses.is_harmed else "note"
-
-
-def _harm(run: Run) -> str:
-    return f"; {run.losses.harm}" if run.losses.is_harmed else ""
 
 
 NONFINITE = Rule(
