@@ -9,8 +9,8 @@ MOST_WORDS = dict.fromkeys(PAGES, 1200) | {"README.md": 899}
 for name in ("record", "rules", "thresholds"):  # a format in full, and lists made by a script
     del MOST_WORDS[f"docs/{name}.md"]
 
-ELSEWHERE = {"--logdir", "--samples_per_plugin", "--trainer", "--group"}
-"""Options of TensorBoard, LightningCLI and pip."""
+ELSEWHERE = {"--logdir", "--samples_per_plugin", "--trainer", "--group", "--json"}
+"""Options of TensorBoard, LightningCLI, pip, and of `hookboard`, whose own tests look for them."""
 
 every_page = pytest.mark.parametrize("page", PAGES)
 

@@ -1,6 +1,6 @@
 import pytest
 from board import runs
-from board.conftest import chromium  # noqa: F401 - the fixture
+from board.conftest import chromium, page_logs, values  # noqa: F401 - fixtures
 from board.logs import scalars, write
 from board.sick_logs import STEPS, write_foreign, write_run
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from importlib import import_module
@@ -12,6 +13,7 @@ import pytest
 from board import runs
 from board.logs import record, write
 from board.sick_logs import SICK, VERDICTS
+from documents.pages import commands
 
 from hookboard import Verdict
 from hookboard.health.folding import cards_of
@@ -20,6 +22,7 @@ from hookboard.health.run import Run
 from hookboard.layers import Layer
 from hookboard.record import HEALTH, HealthRecord
 from hookboard.report import main
+from hookboard.report.command import parser
 
 ROOT = Path(__file__).parents[2]
 
@@ -152,3 +155,12 @@ def test_the_command_needs_neither_torch_nor_lightning(logs):
     )
     done = subprocess.run([sys.executable, "-c", script, logs], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/report.md", "docs/tab.md"])
+def test_the_commands_of_the_pages_are_understood(page):
+    found = [command for command in commands(page) if re.match("hookboard (?!report$)", command)]
+    assert found
+    for command in found:
+        for one in command.split(", "):
+            assert callable(parser().parse_args(shlex.split(one)[1:]).command)

@@ -133,8 +133,12 @@ def rows_of_layer(run: LoggedRun, layer: str) -> dict[str, list[str]]:
     return {id: rows for id, rows in own.items() if rows}
 
 
+Bands = dict[Hashable, dict[str, list[float | str | None]]]
+"""The bands of a run that are computed already: layers of one kind share them."""
+
+
 def curves_of_layer(
-    run: LoggedRun, own: Mapping[str, Sequence[str]], columns: int, has_band: bool, curves_of: CurvesOf
+    run: LoggedRun, own: Mapping[str, Sequence[str]], columns: int, has_band: bool, curves_of: CurvesOf, bands: Bands
 ) -> Iterator[dict[str, Any]]:
     """Yield the curve of each row of a layer, with the band of all rows of its kind.
 
@@ -144,6 +148,7 @@ def curves_of_layer(
         columns: maximum number of steps of each curve.
         has_band: True to compute the band.
         curves_of: reads a series, row to curve; without the band, only the layer's own rows are needed.
+        bands: the bands that are known; new ones are added.
     """
     left = MAX_LAYER_BAND_CELLS
     for id, rows in own.items():
@@ -152,10 +157,14 @@ def curves_of_layer(
         kinds = _kinds(run, one, curves) if has_band else {}
         for row in rows:
             if row in curves and len(curves[row].steps):
-                peers = kinds.get(_kind(run, one, row), [])
+                kind = _kind(run, one, row)
+                peers = kinds.get(kind, [])
                 steps = columns_for([curves[row]], max(min(columns, MAX_BAND_CELLS // max(len(peers), 1)), 1))
                 left -= len(peers) * max(len(steps), MIN_BAND_COST)
                 peers = peers if left >= 0 else []
+                key = (one.id, kind, len(peers), steps.tobytes())
+                if key not in bands:
+                    bands[key] = _band([curves[peer] for peer in peers], steps)
                 yield {
                     "id": one.id,
                     "label": one.label,
@@ -163,7 +172,7 @@ def curves_of_layer(
                     "row": row,
                     "steps": steps.tolist(),
                     "values": json_cells(cells_of(curves[row], steps)),
-                    **_band([curves[peer] for peer in peers], steps),
+                    **bands[key],
                     "of": len(peers),
                 }
 
@@ -386,20 +395,37 @@ class Board:
         run = self.logged_run(source, name)
         if layer not in run.layers:
             raise no_such("layer", layer, run.layers)
-        own = rows_of_layer(run, layer)
         if has_band:
-            curves_of: CurvesOf = partial(self.curves, source, run)
-        else:
-            # At once: the fast loader goes through all tags for each request.
-            found = source.scalars(
-                name, [run.series[id].tags[row] for id in own for row in own[id] if run.series[id].tags]
-            )
-            curves_of = partial(_curves_among, run, found)
+            return self._layer(source, run, layer, columns, True, partial(self.curves, source, run), {})
+        own = rows_of_layer(run, layer)
+        # At once: the fast loader goes through all tags for each request.
+        found = source.scalars(name, [run.series[id].tags[row] for id in own for row in own[id] if run.series[id].tags])
+        return self._layer(source, run, layer, columns, False, partial(_curves_among, run, found), {})
+
+    def layers(self, source: Source, name: str, columns: int) -> Iterator[Answer]:
+        """Yield `layer`, with the band, for each layer of a run: layers of one kind share their bands."""
+        run = self.logged_run(source, name)
+        curves = {id: self.curves(source, run, one) for id, one in run.series.items()}
+        bands: Bands = {}
+        for layer in run.layers:
+            yield self._layer(source, run, layer, columns, True, lambda one: curves[one.id], bands)
+
+    def _layer(
+        self,
+        source: Source,
+        run: LoggedRun,
+        layer: str,
+        columns: int,
+        has_band: bool,
+        curves_of: CurvesOf,
+        bands: Bands,
+    ) -> Answer:
+        own = rows_of_layer(run, layer)
         return {
-            "run": name,
+            "run": run.name,
             "token": run.token,
             "layer": layer_answer(run.layers[layer]),
-            "series": list(curves_of_layer(run, own, columns, has_band, curves_of)),
+            "series": list(curves_of_layer(run, own, columns, has_band, curves_of, bands)),
             "histograms": histograms_of(source, run, layer),
             "pictures": pictures_of(source, run, layer),
             "verdicts": verdicts_of(run, layer),

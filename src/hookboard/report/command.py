@@ -4,13 +4,18 @@ import argparse
 import json
 import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from hookboard.board import Board
 from hookboard.report.folders import open_folders
+from hookboard.report.one_file import page_of
 from hookboard.report.wording import run_lines, verdict_lines
 
 ALARM, BAD_INPUT = 1, 2
 """Exit statuses; 0 means that there is no alarm."""
+
+MAX_RUNS = 8
+"""Maximum number of runs of a report, which holds the comparison of every two of them."""
 
 
 def main(given: Sequence[str] | None = None) -> int:
@@ -22,25 +27,30 @@ def main(given: Sequence[str] | None = None) -> int:
     Returns:
         The exit status: 0, 1 if `verdicts` found an alarm, 2 for bad input.
     """
-    arguments = _parser().parse_args(given)
+    arguments = parser().parse_args(given)
     try:
         return int(arguments.command(arguments))
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         _print([f"hookboard: {error}"], sys.stderr)
         return BAD_INPUT
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="hookboard", description="Shows what hookboard logged, without TensorBoard.")
-    commands = parser.add_subparsers(required=True, metavar="command")
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands; `command` of what it parses is the function to call."""
+    made = argparse.ArgumentParser(prog="hookboard", description="Shows what hookboard logged, without TensorBoard.")
+    commands = made.add_subparsers(required=True, metavar="command")
     verdicts = commands.add_parser("verdicts", help="what HealthMonitor says; exit status 1 if there is an alarm")
     verdicts.add_argument("folder", nargs="+", help="the folder of a run, or one with several runs")
     verdicts.add_argument("--json", action="store_true", help="print a list with an object for each run")
     verdicts.set_defaults(command=_verdicts)
+    report = commands.add_parser("report", help="the tab's page in one file, to send")
+    report.add_argument("folder", nargs="+", help="the folder of a run; several are compared")
+    report.add_argument("-o", "--output", type=Path, default="report.html", help="the file (default: %(default)s)")
+    report.set_defaults(command=_report)
     runs = commands.add_parser("runs", help="all runs, sick ones first")
     runs.add_argument("folder", nargs="+", help="a folder with runs")
     runs.set_defaults(command=_runs)
-    return parser
+    return made
 
 
 def _verdicts(arguments: argparse.Namespace) -> int:
@@ -62,6 +72,16 @@ def _verdicts(arguments: argparse.Namespace) -> int:
     _print(warnings, sys.stderr)
     has_alarm = any(verdict["severity"] == "alarm" for run in judged if run.health for verdict in run.health.verdicts)
     return ALARM if has_alarm else BAD_INPUT if warnings else 0
+
+
+def _report(arguments: argparse.Namespace) -> int:
+    source, names = open_folders(arguments.folder)
+    if len(names) > MAX_RUNS:
+        raise ValueError(f"a report holds at most {MAX_RUNS} runs, not {len(names)}: give the folders of some of them.")
+    content = page_of(source, names).encode()
+    arguments.output.write_bytes(content)
+    _print([f"{arguments.output}: {', '.join(names)}, {len(content) / 1e6:.1f} MB"])
+    return 0
 
 
 def _runs(arguments: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-/** Requests to the server, whose answers are cached. */
+/** Requests to the server, or to the report that holds its answers. They are cached. */
 
 const MAX_ANSWERS = 60; // that are cached
 const answers = new Map();
@@ -14,7 +14,7 @@ export function ask(route, parameters = {}) {
   const url = urlOf(route, parameters);
   const known = answers.get(url);
   if (known) return known;
-  const answer = fetched(url);
+  const answer = source.answer(route, parameters);
   answers.set(url, answer);
   if (answers.size > MAX_ANSWERS) answers.delete(answers.keys().next().value);
   answer.catch(() => answers.delete(url));
@@ -25,7 +25,7 @@ export function ask(route, parameters = {}) {
 export async function askAgain(route, parameters, isSame) {
   const url = urlOf(route, parameters);
   const before = await Promise.resolve(answers.get(url)).catch(() => undefined);
-  const answer = await fetched(url);
+  const answer = await source.answer(route, parameters);
   if (before !== undefined && isSame(before, answer)) return false;
   answers.clear();
   answers.set(url, Promise.resolve(answer));
@@ -34,7 +34,15 @@ export async function askAgain(route, parameters, isSame) {
 
 /** Return the URL of a picture. */
 export function pictureUrl(key) {
-  return urlOf("picture", { key });
+  return source.pictureUrl(key);
+}
+
+/** Where answers come from. */
+let source = { answer: fetched, pictureUrl: (key) => urlOf("picture", { key }) };
+
+/** Answer all requests without the server: `other` has the functions of `source`. */
+export function answerFrom(other) {
+  source = other;
 }
 
 /**
@@ -54,10 +62,11 @@ function urlOf(route, parameters) {
   return query.size ? `${route}?${query}` : route;
 }
 
-async function fetched(url) {
+async function fetched(route, parameters) {
+  const url = urlOf(route, parameters);
   const response = await fetch(url).catch(() => null);
   if (response === null) throw new Error("TensorBoard does not answer: is it still running?");
   const answer = await response.json().catch(() => null);
   if (response.ok && answer !== null) return answer;
-  throw new Error(answer?.error ?? `TensorBoard answered ${response.status} to ${url.split("?")[0]}.`);
+  throw new Error(answer?.error ?? `TensorBoard answered ${response.status} to ${route}.`);
 }

@@ -1,0 +1,130 @@
+"""The answers that a report holds: those of the tab's server, with fewer columns and digits."""
+
+import base64
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from hookboard.board import Answer, Board, LoggedRun, Source, picture_type
+
+Request = list[str]
+"""A route and its parameters, in the order in which the page gives them, without `columns` and `band`."""
+
+DIGITS = 4
+"""How many significant digits numbers have."""
+
+MAX_HISTOGRAM_STEPS, MAX_HISTOGRAM_NUMBERS = 30, 100_000
+"""Maximum number of steps of a histogram, and of numbers in all histograms."""
+
+MAX_PICTURE_BYTES = 1_000_000
+"""Maximum size of all pictures together."""
+
+MIN_LIST = 8
+"""Shorter lists are not worth a place of their own."""
+
+
+def answers_of(board: Board, source: Source, names: Sequence[str], columns: int) -> list[tuple[Request, Answer]]:
+    """Return each request that the page may make of some runs, with the answer.
+
+    Args:
+        board: makes the answers.
+        source: the data.
+        names: the runs that the report holds.
+        columns: maximum number of steps of each series.
+    """
+    listed = [run for run in board.runs(source)["runs"] if run["name"] in names]
+    runs = [board.logged_run(source, name) for name in names]
+    room = _Room()
+    found: list[tuple[Request, Answer]] = [(["runs"], {"runs": listed, "hint": ""})]
+    for run in runs:
+        found += _maps(board, source, run, runs, columns)
+        for answer in board.layers(source, run.name, columns):
+            answer["histograms"] = [one for one in answer["histograms"] if room.has_histogram(board, source, run, one)]
+            answer["pictures"] = list(room.pictures(source, answer["pictures"]))
+            found.append((["layer", run.name, answer["layer"]["name"]], answer))
+        answer = board.run(source, run.name)
+        answer["warnings"] = [*answer["warnings"], *room.warnings()]
+        found.append((["run", run.name], answer))
+    return found + room.histograms
+
+
+def _maps(
+    board: Board, source: Source, run: LoggedRun, runs: Iterable[LoggedRun], columns: int
+) -> Iterator[tuple[Request, Answer]]:
+    """Yield the map of each series, alone and against the other stages and the other runs that have it."""
+    for one in run.series.values():
+        yield ["map", run.name, one.id], board.map(source, run.name, one.id, columns)
+        for other in run.series.values():
+            if (other.kind, other.statistic) == (one.kind, one.statistic) and other.stage != one.stage:
+                answer = board.map(source, run.name, one.id, columns, (run.name, other.id))
+                yield ["map", run.name, one.id, run.name, other.id], answer
+        for against in runs:
+            if against is not run and one.id in against.series:
+                answer = board.map(source, run.name, one.id, columns, (against.name, one.id))
+                yield ["map", run.name, one.id, against.name], answer
+
+
+class _Room:
+    """What the report may still hold of histograms and pictures, and what it has left out."""
+
+    def __init__(self) -> None:
+        self.numbers, self.bytes = MAX_HISTOGRAM_NUMBERS, MAX_PICTURE_BYTES
+        self.histograms: list[tuple[Request, Answer]] = []
+        self.left_out = {"histogram": 0, "picture": 0}
+
+    def has_histogram(self, board: Board, source: Source, run: LoggedRun, one: dict[str, str]) -> bool:
+        """Take a histogram in, at some of its steps; return False if there is no room for it."""
+        answer = board.histogram(source, run.name, one["tag"])
+        last = len(answer["steps"]) - 1
+        kept = sorted({round(last * i / (MAX_HISTOGRAM_STEPS - 1)) for i in range(MAX_HISTOGRAM_STEPS)})
+        for field in ("steps", "left", "right", "counts"):
+            answer[field] = [answer[field][i] for i in kept]
+        size = 3 * sum(map(len, answer["counts"]))
+        if size > self.numbers:
+            self.left_out["histogram"] += 1
+            return False
+        self.numbers -= size
+        self.histograms.append((["histogram", run.name, one["tag"]], answer))
+        return True
+
+    def pictures(self, source: Source, listed: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        """Yield the last picture of each tag, with its data in place of its key, while there is room."""
+        for one in listed:
+            data = source.picture(one["keys"][-1])
+            mime = picture_type(data)
+            if mime is None or len(data) > self.bytes:
+                self.left_out["picture"] += 1
+                continue
+            self.bytes -= len(data)
+            key = f"data:{mime};base64,{base64.b64encode(data).decode()}"
+            yield {**one, "steps": one["steps"][-1:], "keys": [key]}
+
+    def warnings(self) -> Iterator[str]:
+        """Yield a sentence for each kind of thing that was left out so far of this run, and begin anew."""
+        for kind, count in self.left_out.items():
+            if count:
+                what = f"{count} {kind}{'s' if count > 1 else ''}"
+                yield f"This report leaves out {what} to stay small; the tab in TensorBoard has all."
+                self.left_out[kind] = 0
+
+
+def pooled(value: Any, lists: dict[tuple[Any, ...], int]) -> Any:
+    """Return an answer with a reference in place of each long list, which is stored once in `lists`.
+
+    Args:
+        value: an answer or a part of it; numbers are rounded to DIGITS significant digits.
+        lists: list to its number.
+
+    >>> lists = {}
+    >>> pooled({"steps": list(range(8)), "values": [[0.123456, None]]}, lists), lists
+    ({'steps': {'$': 0}, 'values': [[0.1235, None]]}, {(0, 1, 2, 3, 4, 5, 6, 7): 0})
+    """
+    if isinstance(value, float):
+        return float(f"{value:.{DIGITS}g}")
+    if isinstance(value, dict):
+        return {name: pooled(one, lists) for name, one in value.items()}
+    if not isinstance(value, list | tuple | Iterator):
+        return value
+    items = [pooled(one, lists) for one in value]
+    if len(items) < MIN_LIST or any(isinstance(one, dict | list) for one in items):
+        return items
+    return {"$": lists.setdefault(tuple(items), len(lists))}
