@@ -1,0 +1,139 @@
+"""The numbers of what a step's rules and the experiments say, each against float64 over the raw tensors."""
+
+import math
+import re
+
+import pytest
+import torch
+from recorded import numbers
+from torch import nn
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, kl_div, mse_loss, nll_loss
+from torch.optim import SGD
+
+from hookboard.auditing import audit
+from hookboard.experiments import Setting, experiment
+
+pytestmark = pytest.mark.unit
+
+torch.manual_seed(0)
+X = torch.randn(16, 4)
+CLASSES = torch.arange(16) % 3
+REAL = torch.linspace(-2, 2, 16).unsqueeze(1)
+
+
+def net(*tail, outputs=3):
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(4, outputs), *tail)
+
+
+def evidence_of(rule, model, loss, target):
+    (found,) = (
+        one for one in audit(model, (X, target), lambda batch: loss(model(batch[0]), batch[1])) if one.rule == rule
+    )
+    return found.evidence
+
+
+def outputs_of(model):
+    return model.double()(X.double()).detach()
+
+
+def ends(tensor, digits=3):
+    return [float(f"{number:.{digits}g}") for number in (tensor.min(), tensor.max())]
+
+
+def test_what_the_inputs_of_nll_loss_sum_to():
+    model = net()
+    told = numbers("its input sums to # to #", evidence_of("loss_input", model, nll_loss, CLASSES))
+    assert told == ends(outputs_of(model).exp().sum(1))
+
+
+def test_the_range_of_what_kl_div_takes_for_log_probabilities():
+    model = net(nn.Softmax(1))
+    loss = lambda out, wanted: kl_div(out, wanted, reduction="batchmean")  # noqa: E731
+    told = numbers("its input is # to #", evidence_of("loss_input", model, loss, torch.full((16, 3), 1 / 3)))
+    assert told == ends(outputs_of(model))
+
+
+def test_the_range_of_targets_that_a_sigmoid_cannot_reach():
+    evidence = evidence_of("output_range", net(nn.Sigmoid(), outputs=1), mse_loss, REAL)
+    low, high, outside, count = numbers("are # to #: # of # cannot", evidence)
+    exact = REAL.double()
+    assert [low, high] == ends(exact)
+    assert (outside, count) == (((exact < 0) | (exact > 1)).sum(), 16)
+
+
+def test_the_range_of_targets_of_a_binary_loss():
+    wanted = 3 * REAL + 0.5
+    evidence = evidence_of("targets", net(outputs=1), binary_cross_entropy_with_logits, wanted)
+    assert numbers("they are # to #: ", evidence) == ends(wanted.double(), 6)
+
+
+def test_the_range_of_targets_that_are_far_from_scaled():
+    wanted = 200 + 75 * REAL
+    assert numbers("are # to #, with a mean", evidence_of("targets", net(outputs=1), mse_loss, wanted)) == ends(wanted)
+
+
+def test_the_class_that_all_targets_are_and_the_number_of_classes():
+    wanted = torch.full((16,), 2)
+    told = numbers("all # targets of the batch at", evidence_of("targets", net(), cross_entropy, wanted))
+    value, classes = numbers("are #, of # classes", evidence_of("targets", net(), cross_entropy, wanted))
+    assert (*told, value, classes) == (16, 2, 3)
+
+
+def test_the_shapes_that_broadcast():
+    evidence = evidence_of("loss_shape", net(outputs=1), lambda out, y: ((out - y) ** 2).mean(), REAL[:, 0])
+    both = torch.broadcast_shapes((16, 1), (16,))
+    assert re.findall(r"\[[\d, ]+\]", evidence) == ["[16, 1]", "[16]", str(list(both))]
+
+
+# Experiments
+
+
+def tried(rule, model, batch, rate):
+    setting = Setting(model, [SGD(model.parameters(), lr=rate)], lambda batch: mse_loss(model(batch[0]), batch[1]))
+    return next(one.evidence for one in experiment(setting, [batch], 60).findings if one.rule == rule)
+
+
+def test_the_loss_whose_gradients_are_all_0():
+    model = net(nn.Softmax(1), outputs=1)
+    evidence = tried("cannot_learn", model, (X, REAL), 0.1)
+    told = numbers("of all # trained parameters are exactly 0 on one batch, at a loss of #:", evidence)
+    assert told == [2, float(f"{mse_loss(outputs_of(model), REAL.double()):.3g}")]
+
+
+def test_the_loss_that_falls_at_no_rate_and_how_far_it_falls_at_most():
+    model = net(nn.Sigmoid(), outputs=1)
+    batch = X, REAL + 100
+    evidence = tried("cannot_learn", model, batch, 0.1)
+    rates, lowest, highest, most, steps, first = numbers(
+        "at none of # rates from # to # does the loss on the same samples fall by more than #% in # steps (from #)",
+        evidence,
+    )
+    assert (rates, lowest, highest, steps) == (7, 1e-4, 100, 30)
+    x, y = (part.double() for part in batch)
+    falls = []
+    for factor in (1e-3, 1e-2, 1e-1, 1, 10, 100, 1000):
+        exact = net(nn.Sigmoid(), outputs=1).double()
+        losses = []
+        for _ in range(31):
+            loss = mse_loss(exact(x), y)
+            losses.append(loss.item())
+            exact.zero_grad()
+            loss.backward()
+            with torch.no_grad():
+                for p in exact.parameters():
+                    p -= 0.1 * factor * p.grad
+        falls.append(1 - sum(losses[-5:]) / 5 / losses[0])
+    assert first == float(f"{losses[0]:.3g}")
+    assert most == round(100 * max(*falls, 0), 1)
+
+
+def test_every_rate_diverges_from_the_loss_of_the_batch():
+    model = net(outputs=1)
+    batch = 1e8 * X, REAL
+    evidence = tried("learning_rate", model, batch, 1.0)
+    lowest, first = numbers("at every rate down to # the loss diverges (from #)", evidence)
+    exact = model.double()(batch[0].double())
+    assert lowest == 1e-6
+    assert first == float(f"{mse_loss(exact, REAL.double()):.3g}")
+    assert math.isfinite(first)
