@@ -5,6 +5,7 @@ gradients and warm it up" is a tenth of the rate. Where the advice has a number,
 do ("look for detach()") is left.
 """
 
+import math
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -32,7 +33,7 @@ Repair = Callable[[Program, re.Match[str], str], Program | None]
 
 def is_repaired(wrong: float, right: float, score: float) -> bool:
     """Return whether a score is near the fix's, given the scores of the fault and of the fix."""
-    return score >= right - NEAR and score >= wrong + WAY * (right - wrong)
+    return score >= right - NEAR and (wrong == -math.inf or score >= wrong + WAY * (right - wrong))
 
 
 def followed(program: Program, advice: str, module: str) -> tuple[str, Program] | None:

@@ -1,5 +1,7 @@
 """The script that follows advice: each kind of advice changes a program as its words say, or is left to a person."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -100,3 +102,4 @@ def test_a_score_is_near_only_if_it_went_most_of_the_way():
     assert is_repaired(wrong=0.5, right=0.95, score=0.9)
     assert not is_repaired(wrong=0.5, right=0.95, score=0.8)
     assert not is_repaired(wrong=0.7, right=0.85, score=0.76)
+    assert is_repaired(wrong=-math.inf, right=0.99, score=0.99)
