@@ -1,5 +1,7 @@
 """`for_transformers`: callbacks in Hugging Face's Trainer log and say what they do in a Lightning Trainer."""
 
+import copy
+import pickle
 import sys
 
 import pytest
@@ -205,6 +207,62 @@ def test_the_next_training_begins_anew_after_one_that_failed(tmp_path):
     run.train()
     assert len(logger.readings) == 1
     assert hooks_of(model) == hooks_of(Model(mlp()))
+
+
+class At(transformers.TrainerCallback):
+    """Does something at one point of the training, once."""
+
+    def __init__(self, point, what):
+        def once(args, state, control, **others):
+            if not self.is_done:
+                self.is_done = True
+                what(control)
+
+        self.is_done = False
+        setattr(self, point, once)
+
+
+def test_a_training_that_ends_between_two_batches_of_a_step_leaves_no_hook(tmp_path):
+    def stop(control):
+        control.should_training_stop = True
+
+    model = Model(mlp())
+    before = hooks_of(model)
+    options = {"gradient_accumulation_steps": 2}
+    trainer(
+        tmp_path, model, batches(4, 4), At("on_substep_end", stop), for_transformers(everything()), **options
+    ).train()
+    assert hooks_of(model) == before
+
+
+@pytest.mark.parametrize(("point", "first"), [("on_step_begin", 0), ("on_substep_end", 1), ("on_step_end", 1)])
+def test_a_callback_added_in_mid_training_watches_from_the_next_step_on(tmp_path, point, first):
+    data, logger = batches(*[4] * 6), ActivationLogger("net.0", every_n_steps=1)
+    watching = for_transformers(logger)
+    run = trainer(tmp_path, Model(mlp()), data, gradient_accumulation_steps=2)
+    run.add_callback(At(point, lambda control: run.add_callback(watching)))
+    run.train()
+    assert {step for step, _ in logged(tmp_path / "hookboard")} == {*range(first, 3)}
+
+
+def test_the_last_step_of_an_epoch_may_have_fewer_batches(tmp_path):
+    data = batches(*[4] * 5)
+    logger = ActivationLogger("net.0", every_n_steps=1)
+    in_transformers(tmp_path, mlp(), data, logger, gradient_accumulation_steps=2, num_train_epochs=2)
+    assert {step for step, _ in logged(tmp_path / "hookboard")} == {*range(6)}
+
+
+def test_it_can_be_copied_and_pickled_during_a_training(tmp_path):
+    copies, watching = [], for_transformers(ActivationLogger("net.0", every_n_steps=1))
+    make = At(
+        "on_step_end", lambda control: copies.extend([copy.deepcopy(watching), pickle.loads(pickle.dumps(watching))])
+    )
+    trainer(tmp_path / "first", Model(mlp()), batches(4, 4), watching, make).train()
+    for number, copied in enumerate(copies):
+        folder = tmp_path / str(number)
+        trainer(folder, Model(mlp()), batches(4, 4), copied).train()
+        assert_equal(logged(folder / "hookboard"), logged(tmp_path / "first" / "hookboard"))
+    assert len(copies) == 2
 
 
 def test_a_missing_package_is_named(monkeypatch):

@@ -1,16 +1,20 @@
 """`watch`: callbacks in a loop without a Trainer see, log and say what they do in a Trainer."""
 
 import contextlib
+import functools
+import threading
 
 import pytest
 import torch
 from lightning.fabric import Fabric
+from lightning.pytorch import LightningModule
+from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.plugins import MixedPrecision
 from same_logs import assert_equal, everything, in_a_trainer, logged
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.tensorboard import SummaryWriter
-from toys import ALWAYS, batches, mlp
+from toys import ALWAYS, Toy, batches, fit, mlp
 
 from hookboard import (
     ActivationLogger,
@@ -240,15 +244,105 @@ def test_in_a_loop_of_fabric_it_is_that_of_a_trainer(tmp_path):
     data, model = batches(*[4] * 6), Plain(mlp())
     theirs = in_a_trainer(tmp_path / "trainer", mlp(), data, *everything())
     fabric = Fabric(accelerator="cpu", devices=1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    wrapped, stepping = fabric.setup(model, optimizer)
+    model, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.01))
     with SummaryWriter(tmp_path / "loop") as writer, watch(model, optimizer, everything(), writer) as run:
         for batch in data:
             with run.step(batch):
-                fabric.backward(wrapped(batch).square().mean())
-                stepping.step()
-                stepping.zero_grad()
+                fabric.backward(model(batch).square().mean())
+                optimizer.step()
+                optimizer.zero_grad()
     assert_equal(logged(tmp_path / "loop"), theirs)
+
+
+class WithLBFGS(Toy):
+    def configure_optimizers(self):
+        return torch.optim.LBFGS(self.parameters(), lr=0.1, max_iter=3)
+
+
+def test_of_an_optimizer_that_calls_a_closure_the_gradients_are_those_of_a_trainer(tmp_path):
+    data, model = batches(*[4] * 4), Plain(mlp())
+    fit(tmp_path / "trainer", WithLBFGS(mlp()), data, *everything())
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
+
+    def loss_of(batch):
+        optimizer.zero_grad()
+        loss = model(batch).square().mean()
+        loss.backward()
+        return loss
+
+    with SummaryWriter(tmp_path / "loop") as writer, watch(model, optimizer, everything(), writer) as run:
+        for batch in data:
+            with run.step(batch):
+                optimizer.step(functools.partial(loss_of, batch))
+    assert_equal(logged(tmp_path / "loop"), logged(tmp_path / "trainer"))
+
+
+class Gan(LightningModule):
+    """Two networks, each with an optimizer. `losses` gives the loss of each in turn."""
+
+    automatic_optimization = False
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.critic, self.maker = [nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, width)) for width in (1, 4)]
+
+    def losses(self, batch):
+        yield self.critic(batch).square().mean() - self.critic(self.maker(batch).detach()).mean()
+        yield self.critic(self.maker(batch)).mean()
+
+    def training_step(self, batch):
+        for optimizer, loss in zip(self.optimizers(), self.losses(batch), strict=True):
+            optimizer.zero_grad()
+            self.manual_backward(loss)
+            optimizer.step()
+
+    def validation_step(self, batch):
+        self.maker(batch)
+
+    def configure_optimizers(self):
+        return [torch.optim.SGD(net.parameters(), lr=0.01) for net in (self.critic, self.maker)]
+
+
+def test_a_gan_with_two_optimizers_logs_what_it_does_in_a_trainer(tmp_path):
+    data, model = batches(*[4] * 4), Gan()
+    fit(tmp_path / "trainer", Gan(), data, *everything())
+    optimizers = model.configure_optimizers()
+    with SummaryWriter(tmp_path / "loop") as writer, watch(model, optimizers, everything(), writer) as run:
+        for batch in data:
+            with run.step(batch):
+                for optimizer, loss in zip(optimizers, model.losses(batch), strict=True):
+                    optimizer.zero_grad()
+                    loss.backward()
+                    optimizer.step()
+    assert_equal(logged(tmp_path / "loop"), logged(tmp_path / "trainer"))
+
+
+def test_of_two_threads_each_hears_its_own_backward_passes_and_nothing_is_left(tmp_path):
+    """The first to begin is the first to end."""
+    before, loggers = torch.autograd.backward, [GradientLogger(every_n_steps=1, statistics="l2") for _ in range(2)]
+    begun, ended = threading.Event(), threading.Event()
+
+    def trains(logger, is_first):
+        model = Plain(mlp())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        with watch(model, optimizer, [logger], CSVLogger(tmp_path, str(is_first))) as run:
+            if not is_first:
+                begun.wait(10)
+            with run.step():
+                begun.set() if is_first else ended.wait(10)
+                model(batches(4)[0]).square().mean().backward()
+        ended.set()
+
+    threads = [threading.Thread(target=trains, args=(logger, k == 0)) for k, logger in enumerate(loggers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert torch.autograd.backward is before
+    first, second = ([reading.statistics for reading in logger.readings] for logger in loggers)
+    assert first == second
+    assert first
 
 
 @pytest.mark.parametrize(("every_n_steps", "module"), [(1, "net.0"), (50, "")])

@@ -2,24 +2,28 @@
 
 import functools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from lightning.fabric.wrappers import is_wrapped
 from lightning.pytorch import Callback
 from lightning.pytorch.loggers import Logger
 from torch import Tensor, nn
 from torch.amp import GradScaler
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.tensorboard import SummaryWriter
 
 from hookboard.checks import check_switches, check_whole, wrong
 from hookboard.loops.callback import HookboardCallback
 from hookboard.loops.loop import Loop
-from hookboard.loops.trainer import Members
+from hookboard.loops.trainer import Members, scaler_of_fabric
 from hookboard.ranks import has_process_group
 
 
@@ -43,7 +47,9 @@ class BareLoop(Loop):
         validates: bool,
         log_every_n_steps: int,
     ) -> None:
-        self.model, self.optimizers, self.scaler, self.has_validation = model, optimizers, scaler, validates
+        self.model, self.has_validation = unwrapped(model), validates
+        self.scaler = scaler_of_fabric(optimizers) if scaler is None else scaler
+        self.optimizers = [unwrapped_optimizer(optimizer) for optimizer in optimizers]
         self.device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
         self.callbacks = self._given = callbacks
         self.loggers = loggers
@@ -52,6 +58,9 @@ class BareLoop(Loop):
         self._has_stepped = False
         if has_process_group():
             self.world_size, self.is_rank_zero = dist.get_world_size(), dist.get_rank() == 0
+        self.is_model_parallel = any(isinstance(parameter, DTensor) for parameter in self.model.parameters())
+        if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
+            self.weights_kept_by = FullyShardedDataParallel.__name__
         self._members = Members()
 
     @contextmanager
@@ -124,29 +133,28 @@ class BareLoop(Loop):
 
         `torch.autograd.backward` and the scaler's `step` are replaced; optimizers get hooks.
         """
-        here, given, scaler = threading.get_ident(), torch.autograd.backward, self.scaler
-        is_inside = is_told = False
+        scaler, is_told = self.scaler, False
 
-        @functools.wraps(given)
-        def backward(tensors: Any, *args: Any, **named: Any) -> None:
-            nonlocal is_inside
-            # Activation checkpointing calls `backward` again inside that of the loss.
-            if is_inside or threading.get_ident() != here or not isinstance(tensors, Tensor):
-                return given(tensors, *args, **named)
-            is_inside = True
-            try:
-                for member in self._members:
-                    member.before_backward(self, tensors)
-                given(tensors, *args, **named)
-                for member in self._members:
-                    member.after_backward(self)
-            finally:
-                is_inside = False
+        def hears(optimizer: Optimizer, given: Any, named: dict[str, Any]) -> Any:
+            if is_told:
+                return None
+            _, *given = given
+            closure = given[0] if given else named.get("closure")
+            if closure is None:
+                before_step(optimizer)
+                return None
 
-        def before_step(optimizer: Optimizer, *given: Any) -> None:
-            if not is_told:
-                for member in self._members:
-                    member.before_optimizer_step(self, optimizer)
+            # The gradients of the step are there once the closure has been called, which LBFGS does several times.
+            def told() -> Any:
+                loss = closure()
+                before_step(optimizer)
+                return loss
+
+            return ((optimizer, told, *given[1:]), named) if given else ((optimizer,), {**named, "closure": told})
+
+        def before_step(optimizer: Optimizer) -> None:
+            for member in self._members:
+                member.before_optimizer_step(self, optimizer)
 
         def scaled_step(optimizer: Optimizer, *args: Any, **named: Any) -> Any:
             nonlocal is_told
@@ -157,13 +165,20 @@ class BareLoop(Loop):
             finally:
                 is_told = False
 
-        torch.autograd.backward = backward
-        until_end.callback(setattr, torch.autograd, "backward", given)
+        until_end.enter_context(_hearing(self._hear_backward))
         for optimizer in self.optimizers:
-            until_end.callback(optimizer.register_step_pre_hook(before_step).remove)
+            until_end.callback(optimizer.register_step_pre_hook(hears).remove)
         if scaler is not None:
             vars(scaler)["step"] = scaled_step
             until_end.callback(vars(scaler).pop, "step")
+
+    def _hear_backward(self, backward: Callable[[], None], loss: Tensor) -> None:
+        """Run a backward pass, and call the members before and after it."""
+        for member in self._members:
+            member.before_backward(self, loss)
+        backward()
+        for member in self._members:
+            member.after_backward(self)
 
     def stop(self) -> None:
         """Set `should_stop`, which the user's loop should check after each step."""
@@ -177,6 +192,58 @@ class BareLoop(Loop):
     def leave(self, callback: Callback) -> None:
         """Stop calling this callback; no effect if it has not joined."""
         self._members[:] = [member for member in self._members if member is not callback]
+
+
+Listener = Callable[[Callable[[], None], Tensor], None]
+"""Is called in place of a backward pass, with a function that runs it, and with the loss."""
+
+_listeners: dict[int, list[Listener]] = {}
+"""The listeners to the backward passes of each thread. `torch.autograd.backward` is replaced while there are any."""
+
+_replaced: Any = torch.autograd.backward
+"""The function that stood in `torch.autograd.backward` before it was replaced."""
+
+_changing, _in_backward = threading.Lock(), threading.local()
+
+
+@contextmanager
+def _hearing(listener: Listener) -> Iterator[None]:
+    """Call a listener at each backward pass of this thread.
+
+    All threads share one replacement: with one each, the thread that ends last would put back that of another.
+    """
+    global _replaced
+    here = threading.get_ident()
+    with _changing:
+        if not _listeners:
+            _replaced, torch.autograd.backward = torch.autograd.backward, _backward
+        _listeners.setdefault(here, []).append(listener)
+    try:
+        yield
+    finally:
+        with _changing:
+            _listeners[here].remove(listener)
+            if not _listeners[here]:
+                del _listeners[here]
+            if not _listeners:
+                torch.autograd.backward = _replaced
+
+
+@functools.wraps(torch.autograd.backward)
+def _backward(tensors: Any, *args: Any, **named: Any) -> None:
+    """Stand in for `torch.autograd.backward`: the backward pass of one loss runs through this thread's listeners."""
+    run: Callable[[], None] = functools.partial(_replaced, tensors, *args, **named)
+    listeners = _listeners.get(threading.get_ident(), ())
+    # Activation checkpointing calls `backward` again inside that of the loss.
+    if not listeners or not isinstance(tensors, Tensor) or vars(_in_backward):
+        return run()
+    _in_backward.is_inside = True
+    try:
+        for listener in list(listeners):
+            run = functools.partial(listener, run, tensors)
+        run()
+    finally:
+        del _in_backward.is_inside
 
 
 @dataclass
@@ -206,11 +273,12 @@ def watch(
     is tried on a copy (`Checkup`, `experiments`), and no batch is run again to find the layer of the first NaN.
 
     Args:
-        model: The model. Tags have the names of its modules.
+        model: The model. Tags have the names of its modules, without those of a wrapper around it: that of Fabric,
+            DistributedDataParallel or `torch.compile`.
         optimizers: The optimizer, or all of them.
         callbacks: A callback of hookboard, or several.
         loggers: What to write to: a `SummaryWriter` of torch, a logger of Lightning, or several.
-        scaler: The GradScaler, if there is one.
+        scaler: The GradScaler, if there is one. That of Fabric need not be given.
         validates: Whether the loop validates, inside `run.evaluate()`: pictures are taken there.
         log_every_n_steps: The cadence of callbacks that have none of their own.
 
@@ -249,6 +317,23 @@ def watch(
         validates,
         log_every_n_steps,
     ).running()
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Return the model inside the wrappers of Fabric, DistributedDataParallel and `torch.compile`."""
+    while True:
+        if is_wrapped(model) or isinstance(model, DistributedDataParallel | DataParallel):
+            model = getattr(model, "module")  # noqa: B009  # typed as a tensor or a module
+        elif "_orig_mod" in (children := dict(model.named_children())):
+            model = children["_orig_mod"]
+        else:
+            return model
+
+
+def unwrapped_optimizer(optimizer: Any) -> Optimizer:
+    """Return the optimizer that steps inside the wrapper of Fabric or accelerate."""
+    inner = getattr(optimizer, "optimizer", None)
+    return inner if isinstance(inner, Optimizer) else optimizer
 
 
 def callbacks_in(given: Any) -> list[HookboardCallback[Any]]:

@@ -9,17 +9,19 @@ No other file uses private names of Lightning.
 
 import math
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
+from lightning.fabric.wrappers import is_wrapped
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch import Tensor
+from torch.amp import GradScaler
 
 from hookboard.auditing import FirstStep, read_first_step
 from hookboard.loops.loop import Loop
@@ -295,6 +297,12 @@ def _largest_norm(trainer: Trainer) -> float:
     """Return the norm to which the Trainer clips gradients; infinite if it does not clip by norm."""
     by_norm = trainer.gradient_clip_algorithm in (None, "norm")
     return float(trainer.gradient_clip_val) if trainer.gradient_clip_val and by_norm else math.inf
+
+
+def scaler_of_fabric(optimizers: Iterable[Any]) -> GradScaler | None:
+    """Return the GradScaler with which Fabric steps these optimizers; None if there is none."""
+    strategies = (optimizer._strategy for optimizer in optimizers if is_wrapped(optimizer))
+    return next((getattr(strategy.precision, "scaler", None) for strategy in strategies), None)
 
 
 def without_trainer(state: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,6 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 from torch import nn
-from torch.optim import Optimizer
 from torch.utils.tensorboard import SummaryWriter
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
@@ -45,7 +44,7 @@ class TransformersCallback(TrainerCallback):
         assert model is not None
         self._loop = loop = BareLoop(
             model,
-            [_unwrapped(optimizer)],
+            [optimizer],
             self._callbacks,
             self._writer(args, state) if self._loggers is None else self._loggers,
             getattr(optimizer, "scaler", None),
@@ -65,19 +64,24 @@ class TransformersCallback(TrainerCallback):
         return loggers_in(writer)
 
     def on_step_begin(self, args: Any, state: TrainerState, control: TrainerControl, **others: Any) -> None:
-        """Begin the first batch of an optimizer step."""
+        """Begin the first batch of an optimizer step; attach the hooks if the callback was added in mid-training."""
+        self._drop_batch()  # one that did not reach its end
+        if self._loop is None:
+            self.on_train_begin(args, state, control, **others)
         assert self._loop is not None
         self._loop.steps_left = state.max_steps - state.global_step
         self._begin_batch()
 
     def on_substep_end(self, args: Any, state: TrainerState, control: TrainerControl, **others: Any) -> None:
         """End a batch, and begin the next one of the same optimizer step."""
-        self._until_batch_end.close()
-        self._begin_batch()
+        if self._loop is not None:
+            self._until_batch_end.close()
+            self._begin_batch()
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **others: Any) -> None:
         """End the last batch of an optimizer step, and the training if a callback asks for that."""
-        assert self._loop is not None
+        if self._loop is None:
+            return
         self._loop.is_accumulating = False
         self._until_batch_end.close()
         if self._loop.should_stop:
@@ -85,6 +89,7 @@ class TransformersCallback(TrainerCallback):
 
     def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **others: Any) -> None:
         """Detach the hooks, and tell what was found."""
+        self._drop_batch()  # begun when another callback had ended the training between two batches of a step
         self._until_end.close()
         self._loop = None
 
@@ -93,11 +98,17 @@ class TransformersCallback(TrainerCallback):
 
         The next training does the same when it begins.
         """
-        failure = RuntimeError("the training has failed")
-        for until in (self._until_batch_end, self._until_end):
-            with suppress(RuntimeError):
-                until.__exit__(type(failure), failure, None)
+        self._drop_batch()
+        _fail(self._until_end)
         self._loop = None
+
+    def __reduce__(self) -> Any:
+        """Copy and pickle the configuration alone, also during a training."""
+        return type(self), (self._callbacks, self._loggers)
+
+    def _drop_batch(self) -> None:
+        """Detach the hooks of a batch that did not reach its end; no effect if no batch has begun."""
+        _fail(self._until_batch_end)
 
     def _begin_batch(self) -> None:
         # Which batch is the last of its step is known when that has ended.
@@ -105,7 +116,8 @@ class TransformersCallback(TrainerCallback):
         self._until_batch_end.enter_context(self._loop.step(accumulates=True))
 
 
-def _unwrapped(optimizer: Any) -> Any:
-    """Return the optimizer that steps inside accelerate's wrapper."""
-    inner = getattr(optimizer, "optimizer", None)
-    return inner if isinstance(inner, Optimizer) else optimizer
+def _fail(until: ExitStack) -> None:
+    """Leave the contexts of a stack as after an error."""
+    failure = RuntimeError("the training has failed")
+    with suppress(RuntimeError):
+        until.__exit__(type(failure), failure, None)

@@ -1,0 +1,146 @@
+"""Trains on two ranks in several loops and saves the verdicts of each rank: python looped.py FOLDER LOOP ...
+
+LOOP is `trainer` or `trainer_fsdp` (a Lightning Trainer), `ddp` or `fsdp` (a bare loop with DDP or FSDP2), `fabric`,
+`fabric_fp16` and `trainer_fp16`, or `transformers`. Only rank 0 has NaN as input, and only in the last batch.
+"""
+
+import os
+import sys
+import warnings
+from pathlib import Path
+
+import torch
+from lightning.fabric import Fabric
+from lightning.fabric.plugins import MixedPrecision as FabricMixedPrecision
+from lightning.pytorch.plugins import MixedPrecision
+from lightning.pytorch.strategies import ModelParallelStrategy
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.tensorboard import SummaryWriter
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from same_logs import everything
+from toys import Toy, batches, fit, mlp
+
+from hookboard import for_transformers, watch
+
+RANK = int(os.environ["LOCAL_RANK"])
+STEPS = 6
+
+
+class Plain(nn.Module):
+    """Has the layers of a `Toy`, under the same names, and returns its loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = mlp()
+
+    def forward(self, x):
+        return self.net(x).square().mean()
+
+
+class Output(Plain):
+    def forward(self, x):
+        return {"loss": super().forward(x)}
+
+
+class Sharded(Toy):
+    def configure_model(self):
+        shard(self.net)
+
+
+def shard(net):
+    for layer in (net[0], net[2], net):
+        fully_shard(layer)
+
+
+def data_of(rank):
+    data = batches(*[4] * 2 * STEPS)[rank::2]
+    if rank == 0:
+        data[-1] = torch.full_like(data[-1], torch.nan)
+    return data
+
+
+def scaler():
+    return torch.amp.GradScaler("cpu", init_scale=2.0**8)
+
+
+def in_a_trainer(folder, loop, callbacks):
+    options = {"strategy": "ddp", "devices": 2}
+    if loop == "trainer_fsdp":
+        options["strategy"] = ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1)
+    if loop == "trainer_fp16":
+        options["plugins"] = MixedPrecision("16-mixed", "cpu", scaler())
+    model = Sharded(mlp()) if loop == "trainer_fsdp" else Toy(mlp())
+    fit(folder, model, data_of(RANK), *callbacks, use_distributed_sampler=False, **options)
+
+
+def in_a_bare_loop(folder, loop, callbacks):
+    model = Plain()
+    if loop == "fsdp":
+        shard(model.net)
+    else:
+        model = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with SummaryWriter(folder) as writer, watch(model, optimizer, callbacks, writer, log_every_n_steps=1) as run:
+        for batch in data_of(RANK):
+            with run.step(batch):
+                model(batch).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+
+def in_fabric(folder, loop, callbacks):
+    plugins = FabricMixedPrecision("16-mixed", "cpu", scaler()) if loop == "fabric_fp16" else []
+    fabric = Fabric(accelerator="cpu", devices=2, strategy="ddp", plugins=plugins)
+    fabric.launch()
+    model = Plain()
+    model, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.01))
+    with SummaryWriter(folder) as writer, watch(model, optimizer, callbacks, writer, log_every_n_steps=1) as run:
+        for batch in data_of(RANK):
+            with run.step(batch):
+                fabric.backward(model(batch))
+                optimizer.step()
+                optimizer.zero_grad()
+
+
+def in_transformers(folder, loop, callbacks):
+    import transformers
+
+    arguments = transformers.TrainingArguments(
+        output_dir=str(folder),
+        optim="sgd",
+        learning_rate=0.01,
+        lr_scheduler_type="constant",
+        max_grad_norm=0.0,
+        per_device_train_batch_size=4,
+        num_train_epochs=1,
+        train_sampling_strategy="sequential",
+        logging_steps=1,
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+        use_cpu=True,
+        ddp_backend="gloo",
+    )
+    pairs = zip(data_of(0), data_of(1), strict=True)
+    rows = [{"x": row} for pair in pairs for batch in pair for row in batch]
+    transformers.Trainer(Output(), arguments, train_dataset=rows, callbacks=[for_transformers(callbacks)]).train()
+
+
+def main(folder, *loops):
+    warnings.simplefilter("ignore")
+    os.environ["RANK"] = str(RANK)
+    torch.distributed.init_process_group("gloo")
+    run = {"trainer": in_a_trainer, "fabric": in_fabric, "transformers": in_transformers}
+    for loop in loops:
+        callbacks, backward = everything(), torch.autograd.backward
+        run.get(loop.split("_")[0], in_a_bare_loop)(Path(folder) / loop / str(RANK), loop, callbacks)
+        assert torch.autograd.backward is backward
+        said = [(v.severity, v.rule, v.module, v.since) for v in callbacks[-1].verdicts]
+        torch.save(said, Path(folder) / f"{loop}.{RANK}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
