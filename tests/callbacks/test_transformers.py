@@ -222,19 +222,6 @@ class At(transformers.TrainerCallback):
         setattr(self, point, once)
 
 
-def test_a_training_that_ends_between_two_batches_of_a_step_leaves_no_hook(tmp_path):
-    def stop(control):
-        control.should_training_stop = True
-
-    model = Model(mlp())
-    before = hooks_of(model)
-    options = {"gradient_accumulation_steps": 2}
-    trainer(
-        tmp_path, model, batches(4, 4), At("on_substep_end", stop), for_transformers(everything()), **options
-    ).train()
-    assert hooks_of(model) == before
-
-
 @pytest.mark.parametrize(("point", "first"), [("on_step_begin", 0), ("on_substep_end", 1), ("on_step_end", 1)])
 def test_a_callback_added_in_mid_training_watches_from_the_next_step_on(tmp_path, point, first):
     data, logger = batches(*[4] * 6), ActivationLogger("net.0", every_n_steps=1)
