@@ -270,7 +270,8 @@ class Monitor(HealthMonitor):
         model(torch.zeros(1, 2, dtype=torch.long, device="meta"))
         for name, weight in model.named_parameters():
             for role in ("parameter", "parameter_grad", "parameter_update"):
-                shapes[Site(name, role)] = self._part(weight).shape
+                part = self._part.of(weight) if weight.numel() > self._part.above else weight
+                shapes[Site(name, role)] = part.shape
         return shapes
 
 

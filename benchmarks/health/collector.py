@@ -12,7 +12,7 @@ from hookboard.hooks import Taps
 from hookboard.loops import Loop
 from hookboard.sites import Site
 
-TOLD = ("see", "see_evaluation", "add")
+TOLD = ("see", "see_evaluation", "add", "end")
 """Everything that a judge is told by."""
 
 BENT = (nn.ReLU, nn.Tanh, nn.Sigmoid)
@@ -38,10 +38,10 @@ class RecordingMonitor(HealthMonitor):
             for name in TOLD:
                 setattr(watch.judge, name, self._recorded(name, getattr(watch.judge, name)))
 
-    def _recorded(self, name: str, tell: Callable[..., None]) -> Callable[..., None]:
-        def keep(*given: Any, **named: Any) -> None:
+    def _recorded(self, name: str, tell: Callable[..., Any]) -> Callable[..., Any]:
+        def keep(*given: Any, **named: Any) -> Any:
             self.trace.entries.append((name, given, named))
-            tell(*given, **named)
+            return tell(*given, **named)
 
         return keep
 

@@ -102,4 +102,5 @@ def test_a_trace_has_what_the_judge_of_its_training_was_told():
     trace = train(Case("base", "mlp", "mlp", 0))
     assert trace.failure == ""
     assert len(trace.looks) == 41  # at the first of 200 steps, and at every fifth
-    assert [name for name, _, _ in trace.entries if name != "see"] == ["see_evaluation"] * len(trace.held_out)
+    told = [name for name, _, _ in trace.entries if name != "see"]
+    assert told == [*len(trace.held_out) * ["see_evaluation"], "end"]
