@@ -20,8 +20,7 @@ from typing import Any
 
 from benchmarks.health.runner import quiet
 from benchmarks.programs.rows import each
-from benchmarks.recipes.catalogue import RECIPES
-from benchmarks.recipes.recipe import run
+from benchmarks.recipes.catalogue import RECIPES, run_by_name
 
 
 def main(given: Sequence[str] | None = None) -> None:
@@ -37,7 +36,7 @@ def main(given: Sequence[str] | None = None) -> None:
     wanted = [recipe for recipe in RECIPES if options.only in recipe.name and options.half in (None, recipe.half)]
     rows = []
     names = [recipe.name for recipe in wanted if recipe.can_run]
-    train = functools.partial(run, with_monitor=not options.bare, experiments=options.experiments)
+    train = functools.partial(run_by_name, with_monitor=not options.bare, experiments=options.experiments)
     for row in each(train, names, options.processes):
         rows.append(row)
         print(shown(row), flush=True)

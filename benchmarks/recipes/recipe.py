@@ -139,9 +139,8 @@ class Losses(Callback):
             self.seen.append(float(loss))
 
 
-def run(name: str, with_monitor: bool = True, experiments: bool = False) -> dict[str, Any]:
+def run(given: Recipe, with_monitor: bool, experiments: bool) -> dict[str, Any]:
     """Train a recipe on one thread; returns its row of the table."""
-    given = next(each for each in RECIPES if each.name == name)
     torch.set_num_threads(1)
     torch.manual_seed(0)
     training = given.build()
@@ -162,7 +161,7 @@ def run(name: str, with_monitor: bool = True, experiments: bool = False) -> dict
     trainer.fit(training.module, training.loader)
     verdicts: Sequence[Any] = monitor.verdicts if with_monitor else []
     return {
-        "name": name,
+        "name": given.name,
         "source": given.source,
         "half": given.half,
         "seconds": time.perf_counter() - started,
