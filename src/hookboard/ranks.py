@@ -44,7 +44,7 @@ class RanksLostError(RuntimeError):
 
 
 def has_process_group() -> bool:
-    """Return True if this process can reach other ranks."""
+    """Return True if torch.distributed is initialized: ranks can then exchange data."""
     return dist.is_available() and dist.is_initialized()
 
 

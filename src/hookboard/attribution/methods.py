@@ -30,14 +30,17 @@ def cam(a: Tensor, weight: Tensor) -> Tensor:
 
 
 def grad_cam(a: Tensor, g: Tensor) -> Tensor:
-    """Weight each channel by the mean of its gradient: Selvaraju et al., "Grad-CAM", 2017, equations 1 and 2."""
+    """Sum the channels, each weighted by the mean of its gradient; negative sums become 0.
+
+    Selvaraju et al., "Grad-CAM", 2017, equations 1 and 2.
+    """
     return _weighted(g.mean(dim=(2, 3), keepdim=True), a)
 
 
 def grad_cam_plus_plus(a: Tensor, g: Tensor) -> Tensor:
-    """Weight each channel by its positive gradients, with a coefficient for each position.
+    """Sum the channels, each weighted by the weighted sum of its positive gradients; negative sums become 0.
 
-    Chattopadhay et al., "Grad-CAM++", 2018, equation 19, for the exponential of the score.
+    Chattopadhay et al., "Grad-CAM++", 2018, equation 19 (the weight of a position), for the exponential of the score.
     """
     square = g.square()
     below = 2 * square + a.sum(dim=(2, 3), keepdim=True) * square * g
@@ -46,12 +49,15 @@ def grad_cam_plus_plus(a: Tensor, g: Tensor) -> Tensor:
 
 
 def layer_cam(a: Tensor, g: Tensor) -> Tensor:
-    """Weight each position of each channel by its positive gradient: Jiang et al., "LayerCAM", 2021, equation 6."""
+    """Sum the channels, each position weighted by its gradient if that is positive, else by 0; negative sums become 0.
+
+    Jiang et al., "LayerCAM", 2021, equation 6.
+    """
     return _weighted(g.relu(), a)
 
 
 def xgrad_cam(a: Tensor, g: Tensor) -> Tensor:
-    """Weight each channel by its gradient, averaged over positions in proportion to the output there.
+    """Sum the channels, each weighted by its gradient, averaged with the output as weights; negative sums become 0.
 
     Fu et al., "Axiom-based Grad-CAM", 2020, equation 8.
     """
@@ -69,7 +75,7 @@ def hires_cam(a: Tensor, g: Tensor) -> Tensor:
 
 
 def eigen_cam(a: Tensor) -> Tensor:
-    """Project on the first principal component of the centred channels; the map is not specific to a class.
+    """Project on the first principal component of the centred channels, for no class; negative values become 0.
 
     Muhammad and Yeasin, "Eigen-CAM", 2020. The sign of a principal component is arbitrary; here it is the one that
     correlates with the mean over channels.

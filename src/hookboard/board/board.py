@@ -281,7 +281,7 @@ Answer = dict[str, Any]
 
 
 class Board:
-    """Answers the page's requests, and caches what is slow to read.
+    """Answers the page's requests, with a method for each kind of request. Caches what is slow to read.
 
     Args:
         most_bytes: maximum size of the cache.

@@ -376,7 +376,7 @@ def _is_record(tag: str) -> bool:
 def _record(
     tag: str, tensors: Sequence[tuple[int, np.ndarray]] | ValueError
 ) -> LayersRecord | HealthRecord | ValueError:
-    """Parse the last of the tensors; return the error if that fails."""
+    """Parse the last tensor of a tag as the record of health or of layers; return the error if it cannot be read."""
     if isinstance(tensors, ValueError):
         return tensors
     try:

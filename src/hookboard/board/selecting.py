@@ -40,7 +40,7 @@ _free = BoundedSemaphore(MAX_PROCESSES)
 
 
 def matched_by_expression(pattern: str, names: Sequence[str], until: float) -> list[str]:
-    """Do what `hookboard.patterns.matched` does, in a process of its own that can be stopped.
+    """Return what `hookboard.patterns.matched` returns, computed in a separate process that can be stopped.
 
     Python's `re` can take forever on a bad regular expression, and blocks all threads meanwhile.
 
@@ -50,7 +50,7 @@ def matched_by_expression(pattern: str, names: Sequence[str], until: float) -> l
         until: the deadline, by `time.monotonic()`.
 
     Raises:
-        RefusalError: it is not a regular expression, or it takes too long.
+        RefusalError: it is not a regular expression, it takes too long, or no process was free before the deadline.
     """
     advice = "write it without repetitions of repetitions such as (a+)+, or as a pattern with * and **"
     too_slow = RefusalError(f"layers: {pattern!r} takes too long to match: {advice}.")
@@ -137,7 +137,16 @@ def _names_of_type(layers: Mapping[str, LayerFacts], kind: str, until: float) ->
 
 
 def _in_time(names: Iterable[str], what: str, until: float) -> Iterator[str]:
-    """Yield the names until the deadline, then raise."""
+    """Yield the names, until the deadline at most.
+
+    Args:
+        names: the names.
+        what: the pattern or type that they are compared with, for the error.
+        until: the deadline, by `time.monotonic()`.
+
+    Raises:
+        RefusalError: the deadline has passed before the last name.
+    """
     for name in names:
         if time.monotonic() > until:
             raise RefusalError(f"{what} and what stands before it take too long to match: give fewer or shorter ones.")

@@ -34,9 +34,9 @@ from hookboard.health import (
     ended_by,
     every_unit,
     first_of,
-    go_on,
     news,
     parts_of,
+    restore_judge,
 )
 from hookboard.layers import Flow, Layer
 from hookboard.loops import Loop, Selection
@@ -386,7 +386,7 @@ class HealthState(MeasurementState):
     def load_state_dict(self, parts: Mapping[str, Any]) -> None:
         """Restore the state of a checkpoint, to go on judging its run; a rank without a judge restores the rest."""
         if self.judge is not None and self.reporter is not None and parts["judge"] is not None:
-            go_on(self.judge, parts["judge"], {layer.name: layer for layer in self.judge.run.layers})
+            restore_judge(self.judge, parts["judge"], {layer.name: layer for layer in self.judge.run.layers})
             self.reporter.alarms = parts["alarms"]
             self.earlier = frozenset((v.rule, v.module) for v in self.judge.verdicts if v.severity == "alarm")
         if self.black_box is not None and parts["black_box"] is not None:

@@ -69,12 +69,14 @@ class Recipe:
 
 @contextmanager
 def restoring(recipe: Recipe, batches: Sequence[Any]) -> Iterator[None]:
-    """Restore weights, gradients, buffers, random state and all else that training inside the context changes.
+    """Return a context that restores at its end what training inside it changes.
 
-    Inside, parameters start from the values of `recipe.start`, if it has any.
+    That is weights, gradients, buffers, batches, random state and all that `undisturbed` restores for a whole step.
+    Inside, gradients are None at first, and parameters start from the values of `recipe.start`, if it has any.
 
     Raises:
-        CannotRunAgainError: something that training may change cannot be restored.
+        CannotRunAgainError: on entering, something that training may change cannot be restored; or on leaving, the
+            training was stopped at a call that acts outside of this process.
     """
     given = [*batches, recipe.parameters]
     with undisturbed(recipe.module, *given, trainer=recipe.trainer, is_whole_step=True, is_strict=True):

@@ -113,7 +113,7 @@ def experiment(setting: Setting, batches: Sequence[Any], seconds: float) -> Expe
 
 
 def look_at_targets(setting: Setting, batches: Sequence[Any], seconds: float) -> Experiments:
-    """Only look whether all targets are the same class, without any training; takes what `experiment` takes."""
+    """Check only whether all targets are the same class, without training. The arguments are those of `experiment`."""
 
     def look(recipe: Recipe) -> Experiments:
         found = judge_equal(batches) if are_classes(recipe, batches) else []
@@ -123,7 +123,7 @@ def look_at_targets(setting: Setting, batches: Sequence[Any], seconds: float) ->
 
 
 def _run(setting: Setting, batches: Sequence[Any], seconds: float, do: Callable[[Recipe], Experiments]) -> Experiments:
-    """Return what `do` gives for the recipe of the setting, or why nothing can be tried."""
+    """Return the results of `do` for the recipe of the setting; if nothing can be tried, results that say why."""
     reason = why_not(setting, batches)
     if reason:
         return Experiments([], [f"Nothing was tried: {reason}."])
@@ -218,7 +218,7 @@ def _experiments(recipe: Recipe, setting: Setting, batches: Sequence[Any]) -> Ex
     except OutOfTimeError:
         tried.append("The budget of seconds was used up before anything could be tried.")
     tried.append(f"This took {perf_counter() - began:.1f} s; weights, optimizer and random state are as before.")
-    findings = [_said_where(one, recipe) for one in findings]
+    findings = [_with_weights_named(one, recipe) for one in findings]
     return Experiments(sorted(findings, key=lambda finding: finding.severity != "alarm"), tried, in_short)
 
 
@@ -226,8 +226,8 @@ def _weights(recipe: Recipe) -> str:
     return "the current weights" if recipe.start is None else "the first weights"
 
 
-def _said_where(finding: Finding, recipe: Recipe) -> Finding:
-    """Add to the evidence that it was tried from the first weights of the fit, if the recipe says so."""
+def _with_weights_named(finding: Finding, recipe: Recipe) -> Finding:
+    """Return the finding; if the recipe starts from the first weights, "on a copy" in its evidence says so."""
     if recipe.start is None:
         return finding
     return finding._replace(evidence=finding.evidence.replace("on a copy", "on a copy with the first weights", 1))

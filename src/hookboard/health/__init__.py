@@ -6,7 +6,7 @@ lasts, `causes.py` says which verdict explains which, and `report.py` and `page.
 To add a rule, see `rules/__init__.py`.
 """
 
-from hookboard.health.checkpoint import FORMS, go_on, parts_of
+from hookboard.health.checkpoint import FORMS, parts_of, restore_judge
 from hookboard.health.judge import WINDOWS_ALWAYS_ASKED, Judge
 from hookboard.health.look import MEASURED_VALUES_MAX, HeldBack, Look, Loss, NeedsHistogram, Stepped, every_unit
 from hookboard.health.losses import STEPS_BEFORE_STUCK
@@ -50,8 +50,8 @@ __all__ = [
     "ended_by",
     "every_unit",
     "first_of",
-    "go_on",
     "news",
     "parts_of",
+    "restore_judge",
     "rules_of",
 ]

@@ -22,17 +22,17 @@ _OF_JUDGE = object_codec(lambda: Judge([], {}, 1), derived=("run", "_rules", "_n
 
 
 def parts_of(judge: Judge) -> dict[str, Any]:
-    """Return what a judge knows: the run and its cases, without the rules it was given."""
+    """Return the state of a judge: its run and its cases, without its rules. `restore_judge` takes it."""
     return {"run": judge.run, "cases": _OF_JUDGE.take(judge)}
 
 
-def go_on(judge: Judge, parts: Mapping[str, Any], layers: Mapping[str, Layer]) -> None:
-    """Restore the state of another judge into one that has seen nothing yet; if this raises, it is left as it is.
+def restore_judge(judge: Judge, parts: Mapping[str, Any], layers: Mapping[str, Layer]) -> None:
+    """Set a new judge to the state of another one. If this raises, for parts that do not fit, `judge` is unchanged.
 
     Args:
-        judge: has the same window and the same rules.
-        parts: what `parts_of` gave.
-        layers: every layer that is watched from now on, by name.
+        judge: has seen no look yet; has the same window and the same rules as the other.
+        parts: the result of `parts_of`, as a checkpoint gives it back. Not to be used again: `judge` takes its run.
+        layers: every layer that is watched from now on, by name. They may differ from those of the other judge.
     """
     run: Run = parts["run"]
     before, silence = {layer.name: layer for layer in run.layers}, run.silence

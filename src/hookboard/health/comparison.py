@@ -23,10 +23,10 @@ class Gap:
 
     Args:
         layer: the layer.
-        size: by how many deviations the mean of the median channel differs, or by what power of e the RMS does; the
-            larger one.
-        usual: the same between two looks in training, the median of some; NaN if there were none, or if the evaluation
-            lies farther from the last of them than the others do.
+        size: the larger of two: the difference between the means of a channel, in standard deviations, as the median
+            over the channels; and the absolute value of the natural logarithm of the ratio of the RMS.
+        usual: the same between the last look in training and each of the looks before it, as their median; NaN if there
+            were none, or if the evaluation is farther from the last look than the first of the others is.
         training: the RMS in training.
         evaluation: the RMS in the evaluation.
     """
@@ -44,9 +44,10 @@ class Running:
 
     Args:
         layer: the norm.
-        now: how far they are from those of the last look in training: by how many deviations the mean of the median
-            channel differs, or by what power of e its deviation does; the larger one.
-        before: the same for the nearest of the looks before, and of the averages over them; inf if there is none.
+        now: how far they are from those of the last look in training. The larger of two medians over the channels: the
+            difference of the means in standard deviations, and the absolute value of the natural logarithm of the ratio
+            of the standard deviations.
+        before: the same for the nearest of the looks before, or of averages over looks; inf if there is none.
     """
 
     layer: Layer
@@ -61,7 +62,7 @@ class Comparison:
     Args:
         step: the optimizer step of the evaluation.
         gaps: of each layer that gave outputs in both, in the order of execution.
-        norms: the running statistics of those batch norms of which they can be told.
+        norms: the running statistics of the batch norms for which they can be inferred.
     """
 
     step: int
@@ -118,10 +119,10 @@ def running_of(evaluation: Look, training: Sequence[Look], layers: Iterable[Laye
     """Yield for each batch norm how far its running statistics are from those of training batches.
 
     The running statistics are inferred from its inputs and outputs in an evaluation.
-    A norm maps each channel x to a * x + b. In evaluation a is its gain over the running deviation; in training over
-    that of the batch, and b is such that the mean becomes its bias. So what it gives in both tells the running mean and
-    deviation. A norm is left out if an output is missing or not finite, if the layer that ran before it is not its
-    input, or if too few of its channels can be used.
+    A norm maps each channel x to a * x + b. In evaluation, a is the gain divided by the running deviation; in training,
+    it is the gain divided by the deviation of the batch, and b makes the mean of the output equal to the bias. So the
+    outputs in both tell the running mean and deviation. A norm is left out if an output is missing or not finite, if
+    the layer that ran before it is not its input, or if too few of its channels can be used.
 
     Args:
         evaluation: the evaluation.
@@ -169,9 +170,14 @@ def _moved(look: Look, norm: Layer) -> float:
 
 
 def _signs(given: np.ndarray, gave: np.ndarray) -> np.ndarray:
-    """Return the signs of the gains, shape (channels,); 0 where the output is not an affine map of the input.
+    """Return the sign of the factor by which a norm scales each channel, shape (channels,).
 
-    Both extremes lie as many deviations from the mean before and after; a negative gain swaps them.
+    It is 0 where the output is not an affine map of the input. An affine map keeps the distances of the minimum and the
+    maximum from the mean, in standard deviations; a negative factor swaps them.
+
+    Args:
+        given: the rows of the input's channels, shape (channels, columns).
+        gave: the rows of the output's channels, same shape.
     """
     ends = [
         (part[:, [_MIN, _MAX]] - part[:, [_MEAN]]) / np.maximum(part[:, [_DEVIATION]], TINY_SPREAD)

@@ -165,7 +165,7 @@ class Run:
     def recent(self, quantity: str) -> np.ndarray:
         """Return a quantity at the latest looks, shape (layers, at most 64), float64; NaN where nothing was measured.
 
-        It is valid until the next look.
+        The last column is the latest look. The array is valid until the next look.
 
         Raises:
             ValueError: there is no such quantity.

@@ -253,12 +253,12 @@ def _crossings(
 
 
 def _of_view(memory: Memory, passed: _PassedBack) -> Callable[[Tensor], None]:
-    """Return a function that takes the gradient of a base, and adds the view's part of it to `passed`."""
+    """Return a function that is given the gradient of a view's base, and adds the view's part of it to `passed`."""
     return lambda grad: passed.add(memory.of_view(grad))
 
 
 def _views_by_node(outputs: Iterable[Tensor]) -> dict[Node, list[Tensor]]:
-    """Return the outputs that are views, by the autograd nodes that made them from their bases."""
+    """Group the outputs that are views by the autograd node that made them from their base."""
     found: dict[Node, list[Tensor]] = {}
     for tensor in outputs:
         base = base_of(tensor)

@@ -73,7 +73,12 @@ class Hook:
     # If another thread calls the module while it is hooked or unhooked, torch may leave the last argument out.
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
-        """Forward pre-hook: returns None, which keeps the inputs; while compiling, may return replacements."""
+        """Forward pre-hook: shows the inputs to each active tap.
+
+        Returns:
+            None, which keeps the inputs. While torch.compile traces the module, `(args, kwargs)` with copies of the
+            inputs if a tap watches their gradients.
+        """
         if not self.taps or not self.before or kwargs is None:
             return None
         if not torch.compiler.is_compiling():
@@ -89,7 +94,12 @@ class Hook:
         return replaced
 
     def leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object = None) -> Any:
-        """Forward hook: returns None, which keeps the output; while compiling, may return a replacement."""
+        """Forward hook: shows the output to each active tap.
+
+        Returns:
+            None, which keeps the output. While torch.compile traces the module, a copy of the output if a tap watches
+            its gradient.
+        """
         if not self.taps:
             return None
         if not torch.compiler.is_compiling():

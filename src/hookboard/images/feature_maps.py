@@ -97,7 +97,7 @@ def aspect_of(tensors: Iterable[tuple[str, Tensor]]) -> float | None:
 
 
 def dense(tensor: Tensor) -> Tensor:
-    """Convert a sparse or quantized tensor to a strided one of floating-point values.
+    """Return a sparse tensor as a strided one, a quantized one dequantized, and any other unchanged.
 
     Raises:
         ValueError: the tensor is nested, masked or on the meta device.

@@ -343,7 +343,7 @@ class HookboardCallback(CallbackMethods[W]):
 
     @timed
     def begin_evaluation(self, loop: Loop) -> None:
-        """Call `_begin_evaluation` within a fit, and leave the evaluation out of the training time."""
+        """Begin an evaluation within a fit: call `_begin_evaluation` if it is measured, and pause the budget."""
         if self._budget is not None:
             self._budget.pause()
         self._start_evaluation(loop)
@@ -359,7 +359,7 @@ class HookboardCallback(CallbackMethods[W]):
 
     @timed
     def end_evaluation(self, loop: Loop) -> None:
-        """Remove the hooks that are left of a batch, then call `_end_evaluation`."""
+        """Remove the hooks that are left of a batch, then call `_end_evaluation` if the stage is measured."""
         self.leave_batch()
         state = self._live.get(loop.stage)
         if state is not None:

@@ -91,11 +91,11 @@ class CallbackMethods(Callback, ABC, Generic[W]):
         return None
 
     def _is_collective(self, loop: Loop) -> bool:
-        """Return whether all ranks measure. Then all follow the decision of rank 0."""
+        """Return whether all ranks measure. If so, rank 0 decides for all whether, how often and in which stages."""
         return False
 
     def _merges(self, loop: Loop) -> bool:
-        """Return whether all ranks merge what they measure. Then, after an error on one, all of them stop."""
+        """Return whether all ranks merge what they measure. If so, an error on one ends the measuring on all."""
         return False
 
     def _takes_part(self, loop: Loop) -> bool:

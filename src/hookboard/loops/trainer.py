@@ -38,7 +38,7 @@ def _asked(of: str | Callable[[Any], object]) -> Any:
 
 @dataclass
 class TrainerLoop(Loop):
-    """The `Loop` of a Trainer. It only refers to the Trainer; two loops of one Trainer are equal."""
+    """The `Loop` of a Trainer; reads every attribute from it at each access. Two loops of one Trainer are equal."""
 
     trainer: Trainer
     model = _asked("trainer.lightning_module")
@@ -268,7 +268,7 @@ class LastCallback(Callback):
         self.members.listen(loop)
 
     def on_before_backward(self, *args: Any, **named: Any) -> None:
-        """Switch the members' hooks on modules on again, after other callbacks have run."""
+        """Switch the members' hooks on modules on again, if they were switched off while other callbacks ran."""
         if self.members.heard:
             self.members.observe(True)
 

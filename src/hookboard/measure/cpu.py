@@ -65,7 +65,7 @@ def _row_of_block(block: Tensor, wanted: frozenset[str]) -> list[float]:
 
 
 def _as_float(block: Tensor) -> Tensor:
-    """Convert a block to a contiguous float32 or float64 tensor, whichever represents its values exactly."""
+    """Convert a block to a contiguous tensor: float32 if that represents all values of its dtype, otherwise float64."""
     if block.dtype in (torch.float32, torch.float64):
         return block.contiguous()
     is_single = block.dtype.is_floating_point or block.dtype in EXACT_AS_FLOAT32

@@ -32,7 +32,7 @@ MOST_CALLS = 16
 
 
 class Streams:
-    """The CUDA streams on which tensors were measured; they wait for each other, the host for none of them.
+    """The CUDA streams on which tensors were measured; makes them wait for each other, without blocking the host.
 
     Without CUDA it does nothing. Several threads may use it.
     """

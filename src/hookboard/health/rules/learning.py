@@ -19,7 +19,7 @@ from hookboard.health.losses import (
 )
 from hookboard.health.robust import median, median_of
 from hookboard.health.rule import Rule, Severity, Symptom
-from hookboard.health.rules.scale import takes_the_batch
+from hookboard.health.rules.scale import uses_batch_statistics
 from hookboard.health.rules.shared import UPDATE_RATIO_SMALL, agreement_of, harm_of
 from hookboard.health.run import Run
 from hookboard.layers import Kind
@@ -384,7 +384,7 @@ def _batches_alike(run: Run) -> Iterator[Symptom]:
         return
     # What independent samples give: the mean of n moves by 1 / sqrt(n), within a batch they deviate by less than 1.
     chance = 1 / math.sqrt(max(float(np.median(rows[:, :, _COUNT])) - 1, 1.0))
-    if not share > BATCH_ALIKE_CHANCE_FACTOR * chance or not takes_the_batch(run, norm):
+    if not share > BATCH_ALIKE_CHANCE_FACTOR * chance or not uses_batch_statistics(run, norm):
         return
     evidence = (
         f"the channels of {last.name} move by {share:.2g} standard deviations from batch to batch, where {chance:.2g} "

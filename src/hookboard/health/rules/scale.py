@@ -94,8 +94,15 @@ def _gains_lost(run: Run) -> Iterator[Symptom]:
     yield Symptom(first.name, evidence, advice, "alarm", size=size, since=since, until=until)
 
 
-def takes_the_batch(run: Run, layer: Layer) -> bool:
-    """Return True if a batch norm normalizes by the batch, judging by its output; False also if that is unknown."""
+def uses_batch_statistics(run: Run, layer: Layer) -> bool:
+    """Return True if a batch norm normalizes by the statistics of the batch, judging by its latest output.
+
+    False if that is unknown.
+
+    Args:
+        run: the run.
+        layer: a batch norm; for other layers the result has no meaning.
+    """
     return bool(_is_usual(_normalized(run)[run.place(layer.name)]))
 
 

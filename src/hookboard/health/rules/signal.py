@@ -387,20 +387,24 @@ def _vanishing(run: Run) -> Iterator[Symptom]:
 def _have_learnt(run: Run, last: int) -> bool:
     """Return True if the loss has fallen and each of the first layers has moved and has nothing more to learn.
 
+    Only layers with a matrix count; False if there is none.
+
     Args:
         run: the run.
-        last: the place of the last of these layers.
+        last: the place of the last of these layers, which is included.
     """
     first = [layer for layer in run.layers[: last + 1] if layer.has_matrix]
     return run.losses.is_learning and bool(first) and all(is_done(run, layer) for layer in first)
 
 
 def _moves_nothing(run: Run, last: int) -> bool:
-    """Return True if a gradient reaches weights of the first layers but is too small for a step to change them.
+    """Return True if the latest step left a weight of the first layers as it was, although its gradient was not all 0.
+
+    An optimizer stepped the weight, at a learning rate that is not 0: the step was too small to change any element.
 
     Args:
         run: the run.
-        last: the place of the last of these layers.
+        last: the place of the last of these layers, which is included.
     """
     updates, gradients = run.latest.rows["parameter_update"], run.latest.rows["parameter_grad"]
     is_still = (updates.rms == 0) & gradients.reaches & (run.arrays.owner <= last)

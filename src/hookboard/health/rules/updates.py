@@ -245,7 +245,7 @@ def _summed(run: Run, same: float, grew: float) -> Iterator[Symptom]:
 
 
 def _first_step(run: Run, is_so: np.ndarray) -> int:
-    """Return the step of the first column where it is so; that of the latest look if there is none."""
+    """Return the optimizer step of the first column of the run's course that is True; if none is, the latest step."""
     return run.course_steps[int(np.argmax(is_so))] if is_so.any() else run.now.step
 
 
@@ -255,7 +255,12 @@ def _ends(run: Run, quantity: str, layers: list[int]) -> tuple[np.ndarray, np.nd
 
 
 def _leapt(run: Run) -> bool:
-    """Return True if the loss leapt after a large first step."""
+    """Return True if the first step was large for the weights, and one of the first losses is far above the first one.
+
+    It is more than `LOSS_LEAP_FACTOR` times the first one and, if that is known, chance level. False if there are
+    several losses. If chance level is unknown, also False for a first loss of 0 or less and if only one layer has a
+    matrix.
+    """
     chance = run.losses.chance
     large = UPDATE_RATIO_LARGE if chance is not None else FIRST_UPDATE_RATIO_OVERWRITES
     if not run.first_move > large or not run.losses.first or run.losses.is_mixed:
@@ -272,9 +277,9 @@ def _has_come_back(run: Run) -> bool:
 
 
 def _leap(run: Run) -> str:
-    """Return how far the loss leapt after the first step, and where it is, as the end of a sentence; "" if it did not.
+    """Return how far the loss rose in the first steps and what it is now, as the end of a sentence.
 
-    The first losses may be NaN or infinite: then the harm says so.
+    "" if it did not leap; also if it is harmed or was NaN or infinite, because `harm_of` describes that.
     """
     highest = max((loss.value for loss in run.losses.first), default=math.nan)
     if not _leapt(run) or run.losses.is_harmed or not math.isfinite(highest):
@@ -292,12 +297,12 @@ def _is_deep(run: Run) -> bool:
 
 
 def _gains_nothing(run: Run) -> bool:
-    """Return True if the loss is no longer clearly below its start, or of several losses if the model has blown up."""
+    """Return True if the loss is not clearly below its start; for several losses, if the model has blown up."""
     return run.has_blown_up if run.losses.is_mixed else not run.losses.is_learning
 
 
 def _first_of(is_large: np.ndarray, window: int) -> int | None:
-    """Return the start of the first stretch of `window` in a row; None if there is none."""
+    """Return where the first `window` consecutive True values begin; None if there are none."""
     length = 0
     for i, large in enumerate(is_large):
         length = length + 1 if large else 0
