@@ -252,3 +252,18 @@ def test_a_classifier_that_ends_at_chance_is_an_alarm(share, is_said):
 )
 def test_few_steps_and_a_rate_that_still_rises_make_it_a_note(steps, rate, severity):
     assert [said for said, _ in ended([10.0] * steps, constant=1.0, rate=rate)] == [severity]
+
+
+@pytest.mark.parametrize(("end", "is_said"), [(1.12, True), (1.08, False)])
+def test_a_classifier_that_ends_worse_than_it_was_given_is_an_alarm(end, is_said):
+    """As adapters whose rate is too high: chance is 2.08, and 5 % of that are 0.1."""
+    found = ended([1.0, *[end] * 199], change=lambda step: {})
+    assert found == [("alarm", "lower the learning rate, or warm it up from 0")] * is_said
+
+
+@pytest.mark.parametrize(("peak", "best", "is_said"), [(1.4, 1.1, True), (1.2, 1.1, False), (1.4, 0.9, False)])
+def test_the_loss_need_only_end_above_its_first_if_the_first_steps_raised_it_for_good(peak, best, is_said):
+    wave = [0.0, *[0.05 * (-1) ** i for i in range(199)]]  # so that 4 standard deviations of the noise are about 0.28
+    course = [1.0, *[peak] * 8, *[best] * 95, *[1.08] * 96]
+    found = ended([a + b for a, b in zip(course, wave, strict=True)], change=lambda step: {})
+    assert [severity for severity, _ in found] == ["alarm"] * is_said

@@ -7,7 +7,7 @@ from hookboard.health.causes import ORDER, explained
 from hookboard.health.look import Look, Loss
 from hookboard.health.rule import Rule, Symptom, Verdict, passed_on
 from hookboard.health.rules.experiments import TELLABLE
-from hookboard.health.rules.learning import NOT_LEARNING, learned_nothing
+from hookboard.health.rules.learning import NOT_LEARNING, judge_end
 from hookboard.health.run import Run
 from hookboard.layers import Layer
 from hookboard.messages import quoted, warn_switched_off
@@ -145,7 +145,7 @@ class Judge:
         self.run.losses.extend(losses)
         rule = NOT_LEARNING.name
         is_said = any(key[0] == rule and case.is_said and case.is_alarm for key, case in self._open.items())
-        if rule in self._names and self.run.seen and not is_said and (symptom := learned_nothing(self.run)):
+        if rule in self._names and self.run.seen and not is_said and (symptom := judge_end(self.run)):
             self.add(rule, symptom, self.run.losses.recent[-1].step)
         self._verdicts = None
         return self.verdicts

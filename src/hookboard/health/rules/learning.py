@@ -10,8 +10,11 @@ import numpy as np
 from hookboard.health.comparison import Comparison, Gap
 from hookboard.health.look import Loss
 from hookboard.health.losses import (
+    BLOCK_STEPS,
+    CLEAR_NOISE_DEVIATIONS,
     LEVEL_NOISE_DEVIATIONS,
     PRETRAINED_CHANCE_SHARE,
+    RISE_NOISE_DEVIATIONS,
     STEPS_BEFORE_STUCK,
     STUCK_SHARE,
     Spike,
@@ -163,22 +166,56 @@ END_STEPS = 16
 """The loss at the end is the median of the last quarter of the steps, and of at least this many (a choice)."""
 
 
-def learned_nothing(run: Run) -> Symptom | None:
-    """Judge a loss that at the end of the training is no better than that of always giving the same answer.
+def judge_end(run: Run) -> Symptom | None:
+    """Judge what the loss of a training has come to when it ends; None if nothing is wrong, or known.
 
-    For a classifier that is chance; otherwise `Run.constant_loss`, if that is known. An alarm, or a note where there
-    were few steps or the learning rate still rises. None if the model seems to have been trained before.
+    It is wrong if the loss is no better than that of always giving the same answer. For a classifier that is chance;
+    otherwise `Run.constant_loss`, if that is known. And it is wrong if a classifier that began well below chance ends
+    clearly above its first loss; or above it at all, if the first steps raised it and it never came back.
+
+    Returns:
+        An alarm, or a note where there were few steps or the learning rate still rises.
     """
     losses = run.losses
     if not losses.is_known or not losses.is_finite or losses.first[0].step > 0:
         return None
     last = losses.last(max(losses.steps // 4, END_STEPS))
     level, error = median(last), 1.25 * losses.noise / math.sqrt(len(last))  # of the median
+    if not (losses.is_of_classifier and losses.chance is not None):
+        return _no_better(run, level, error)
+    if losses.first[0].value >= PRETRAINED_CHANCE_SHARE * losses.chance:
+        return _no_better(run, level, error)
+    first, peak = losses.first[0].value, median([loss.value for loss in losses.first[1 : 1 + BLOCK_STEPS]])
+    little = STUCK_SHARE * losses.chance
+    has_leapt = peak > first + max(little, CLEAR_NOISE_DEVIATIONS * losses.noise) and losses.best > first
+    lost = 0.0 if has_leapt else max(little, RISE_NOISE_DEVIATIONS * losses.noise)
+    if not level - LEVEL_NOISE_DEVIATIONS * error > first + lost:
+        return None
+    leapt = f" (the first {BLOCK_STEPS} steps raised that to {peak:.3g}, and it never came back)" if has_leapt else ""
+    evidence = (
+        f"the training ended after {losses.steps:,} steps with a loss of {level:.3g}, and the model had {first:.3g} at "
+        f"the first step{leapt}: it is worse than it was; chance gives {losses.chance:.3g}"
+    )
+    return Symptom("", evidence, "lower the learning rate, or warm it up from 0", _severity_at_end(run))
+
+
+def _severity_at_end(run: Run) -> Severity:
+    return "note" if run.losses.steps < STEPS_BEFORE_STUCK or _rises(run) else "alarm"
+
+
+def _no_better(run: Run, level: float, error: float) -> Symptom | None:
+    """Report a loss that is no better than that of always giving the same answer.
+
+    Args:
+        run: the run.
+        level: the loss at its end.
+        error: the standard error of that.
+    """
+    losses = run.losses
     reference, what = run.constant_loss, "the best constant answer to the first batch gives"
     if losses.is_of_classifier and losses.chance is not None:
         reference, what = losses.chance, "chance gives"
-        is_no_better = losses.start >= PRETRAINED_CHANCE_SHARE * reference
-        is_no_better &= level - LEVEL_NOISE_DEVIATIONS * error >= (1 - STUCK_SHARE) * reference
+        is_no_better = level - LEVEL_NOISE_DEVIATIONS * error >= (1 - STUCK_SHARE) * reference
     else:
         # The loss of the constant is known no better than that of any other batch.
         least = level - LEVEL_NOISE_DEVIATIONS * losses.noise
@@ -193,12 +230,11 @@ def learned_nothing(run: Run) -> Symptom | None:
     agreement = agreement_of(run)
     if not math.isnan(agreement):
         evidence += f"; gradients of consecutive looks have a cosine of {agreement:.2f}"
-    has_few_steps = losses.steps < STEPS_BEFORE_STUCK
-    if has_few_steps or losses.is_falling or agreement > AGREEING_GRADIENT_COSINE:
+    if losses.steps < STEPS_BEFORE_STUCK or losses.is_falling or agreement > AGREEING_GRADIENT_COSINE:
         advice = "raise the learning rate, or train longer"
     else:
         advice = "check whether inputs and labels belong together, the loss function, and the learning rate"
-    return Symptom("", evidence, advice, "note" if has_few_steps or _rises(run) else "alarm")
+    return Symptom("", evidence, advice, _severity_at_end(run))
 
 
 def _speaks(run: Run) -> bool:
@@ -230,7 +266,8 @@ NOT_LEARNING = Rule(
     not_learning,
     look_at="health/gradient_rms",
     about="a loss at chance level while no layer is sick: look at the data and labels; a loss that has no lower bound; "
-    "at the end of the training, a loss no better than that of always giving the same answer",
+    "at the end of the training, a loss no better than that of always giving the same answer, or than that of "
+    "the first step",
 )
 
 
