@@ -265,9 +265,8 @@ NOT_LEARNING = Rule(
     "not_learning",
     not_learning,
     look_at="health/gradient_rms",
-    about="a loss at chance level while no layer is sick: look at the data and labels; a loss that has no lower bound; "
-    "at the end of the training, a loss no better than that of always giving the same answer, or than that of "
-    "the first step",
+    about="a loss at chance level while no layer is sick: look at data and labels; a loss without lower bound; at the end "
+    "of a training, one no better than a constant answer's, or than the first",
 )
 
 
