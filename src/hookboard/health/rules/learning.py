@@ -265,8 +265,8 @@ NOT_LEARNING = Rule(
     "not_learning",
     not_learning,
     look_at="health/gradient_rms",
-    about="a loss at chance level while no layer is sick: look at data and labels; a loss without lower bound; at the end "
-    "of a training, one no better than a constant answer's, or than the first",
+    about="a loss at chance level while no layer is sick: look at data and labels; a loss without lower bound; at the "
+    "end of a training, one no better than a constant answer's, or than the first",
 )
 
 
