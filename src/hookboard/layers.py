@@ -347,7 +347,11 @@ def _stands_last(layer: Layer | None, before: bool) -> bool:
 
 
 def _gains_stand_last(layer: Layer | None, tensor: Tensor) -> bool | None:
-    """Return True if a norm's gains fit only the last dimension of its output, False if only the second, else None."""
+    """Return which dimension of a norm's output has as many elements as the norm has gains.
+
+    Returns:
+        True if only the last has, False if only the second has; None if both or neither have, or if it is no norm.
+    """
     if layer is None or layer.kind not in NORM_KINDS or not layer.shapes:
         return None
     gains = math.prod(next(iter(layer.shapes.values())))

@@ -83,7 +83,11 @@ class Site:
         return self.scalar_tags([statistic], stage)[0]
 
     def scalar_tags(self, statistics: Iterable[str], stage: Stage = "train") -> list[str]:
-        """Return the tags of several statistics."""
+        """Return the tags of several statistics, in their order.
+
+        >>> Site("head", "output").scalar_tags(["mean", "std"])
+        ['activation_mean/head', 'activation_std/head']
+        """
         kind, path = f"{_prefix(stage)}{ROLES[self.role].kind}", self.path
         return [f"{kind}_{statistic}/{path}" for statistic in statistics]
 

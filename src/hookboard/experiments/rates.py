@@ -135,7 +135,18 @@ class RatePair(NamedTuple):
 def tried_longer(
     recipe: Recipe, batches: Sequence[Any], best: RateTrial, count: int, *, has_targets: bool
 ) -> list[RatePair]:
-    """Train `count` steps at the user's rate and at that of `best`; the list is empty if the time is used up before."""
+    """Train for more steps at the user's rate and at that of `best`.
+
+    Args:
+        recipe: how the model is trained.
+        batches: the batches, over and over again.
+        best: the trial whose rate is compared with the user's.
+        count: how many optimizer steps at each of the two rates.
+        has_targets: whether the loss compares outputs with targets.
+
+    Returns:
+        One pair; an empty list if the time was used up before both were done.
+    """
     try:
         rest = losses_without_updates(recipe, batches, count + 1)
         return [RatePair(*(_tried(recipe, batches, f, rest, has_targets=has_targets) for f in (1.0, best.factor)))]
@@ -245,7 +256,8 @@ def judge_rates(
     Args:
         trials: of `tried_rates`.
         pairs: of `tried_longer`, where that was needed.
-        held_out: of `tried_on_others`; None if that was not tried.
+        held_out: of `tried_on_others`; None if that was not tried. It counts first: if a higher rate has learned there
+            what the user's has not, that is the finding.
         has_targets: whether the loss compares outputs with targets: only then must it fall at some rate.
         is_dense: whether a sample has many targets: noise in them cannot be learned by a small model.
         groups: how many parameter groups the optimizer has.

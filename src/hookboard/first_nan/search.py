@@ -375,7 +375,13 @@ def _first_own_bad_gradient(call: CallNode) -> int | None:
 
 
 def _fault_in(call: CallNode, kind: FaultKind, step: CallNode) -> Fault:
-    """Return the fault of the backward pass for this call; `step` is the root of the call tree."""
+    """Return the fault of the backward pass that was traced to this call.
+
+    Args:
+        call: where the first bad gradient comes from.
+        kind: what happened there, as the caller has found.
+        step: the root of the call tree.
+    """
     bad = [(number, child) for child in call.children if (number := child.first_bad_gradient) is not None]
     near = min(bad, key=lambda pair: pair[0])[1].name if bad else ""
     before = tuple(values for _, values in call.output_grads)

@@ -120,7 +120,12 @@ def starts_high(chance: float | None, start: float) -> bool:
 
 
 def is_another(chance: float, reach: float | None, first: float) -> bool:
-    """Return True if the first loss is not a mean cross entropy of these outputs: it exceeds what that can be.
+    """Return True if the first loss is too large for a mean cross entropy: it must be another loss.
+
+    Args:
+        chance: the cross entropy of a classifier that knows nothing.
+        reach: the largest output of the model at the first look, less the smallest; None if unknown, then False.
+        first: the first loss.
 
     >>> is_another(chance=2.3, reach=1.0, first=20.0), is_another(chance=2.3, reach=0.0, first=2.303)
     (True, False)

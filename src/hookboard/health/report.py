@@ -174,7 +174,10 @@ def left_out(run: Run) -> str:
 
 
 def _parents(names: Sequence[str], among: Iterable[str]) -> list[str]:
-    """Shorten a list of layers: a pattern stands for all layers below a module, if none of the others is below it.
+    """Replace names of layers by patterns, one for each name: `module.**` stands for all layers inside a module.
+
+    A module's pattern is used for two or more of the names, and only if no layer of `among` that is not in `names` is
+    inside that module.
 
     >>> _parents(["teacher.0.fc", "teacher.0.norm", "net.1.fc"], ["net.1.norm", "teacher.0.norm"])
     ['teacher.**', 'teacher.**', 'net.1.fc']

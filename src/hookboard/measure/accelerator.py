@@ -252,7 +252,7 @@ def _launch(name: str, grid: tuple[int, ...], arguments: Sequence[Any], options:
 
 
 def _compile(run: Callable[[], Any]) -> None:
-    """Launch a variant for the first time, which compiles it, and add the time to `_state.seconds`."""
+    """Call `run`, whose launch compiles a kernel, and add the time to `_state.seconds`. Errors are raised."""
     start = time.perf_counter()
     run()
     _state.seconds += time.perf_counter() - start

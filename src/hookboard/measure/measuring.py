@@ -209,7 +209,13 @@ def _rows_of_sample(tensor: Tensor, dim: int, wanted: frozenset[str], scale: Ten
 
 
 def _rows(tensor: Tensor, dim: int, wanted: frozenset[str]) -> tuple[Row, ChannelRows]:
-    """Return the row of a tensor and those of its channels, for any dtype and order in memory."""
+    """Return the row of a tensor, and the rows of its channels, shape (channels, WIDTH).
+
+    Args:
+        tensor: of any dtype and order in memory.
+        dim: the dimension of the channels.
+        wanted: the columns to fill.
+    """
     if tensor.is_cpu:
         copy = (tensor.float() if tensor.dtype in cpu.EXACT_AS_FLOAT32 else tensor.double()).contiguous()
         form = native.form_of(copy, dim)

@@ -46,7 +46,7 @@ LAST_ALIGNED = tl.constexpr(3)
 
 @triton.jit
 def two_sum(a_high, a_low, b_high, b_low):
-    """Add two pairs (high, low): the high parts exactly; their rounding error is added to the low parts."""
+    """Return the sum of two numbers that are given as a high and a low part each: high rounded, low with the rest."""
     high = a_high + b_high
     b = high - a_high
     rounded_away = (a_high - (high - b)) + (b_high - b)

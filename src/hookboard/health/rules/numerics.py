@@ -229,7 +229,7 @@ def _finite_or_not(reading: Reading) -> str:
 
 
 def precision(run: Run) -> Iterator[Symptom]:
-    """Report values at the limits of their type, and updates that are lost in rounding."""
+    """Yield a symptom for each layer with values at the limits of float16, or with updates that rounding swallows."""
     look = run.now
     if HALF_PRECISION_TYPES.isdisjoint(look.table.dtypes):
         return

@@ -291,7 +291,7 @@ def _leap(run: Run) -> str:
 def _is_deep(run: Run) -> bool:
     """Return True if more than one layer has a matrix.
 
-    The initialization of a single one is worth nothing: it may go wherever the targets are.
+    In a model with a single matrix, large updates overwrite no useful initialization.
     """
     return sum(layer.has_matrix for layer in run.layers if run.has_run(layer)) > 1
 
