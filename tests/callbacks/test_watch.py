@@ -322,9 +322,9 @@ def test_of_two_threads_each_hears_its_own_backward_passes_and_nothing_is_left(t
     """The first to begin is the first to end."""
     before, loggers = torch.autograd.backward, [GradientLogger(every_n_steps=1, statistics="l2") for _ in range(2)]
     begun, ended = threading.Event(), threading.Event()
+    models = [Plain(mlp()), Plain(mlp())]  # here, as the seed is that of all threads
 
-    def trains(logger, is_first):
-        model = Plain(mlp())
+    def trains(logger, model, is_first):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         with watch(model, optimizer, [logger], CSVLogger(tmp_path, str(is_first))) as run:
             if not is_first:
@@ -334,7 +334,7 @@ def test_of_two_threads_each_hears_its_own_backward_passes_and_nothing_is_left(t
                 model(batches(4)[0]).square().mean().backward()
         ended.set()
 
-    threads = [threading.Thread(target=trains, args=(logger, k == 0)) for k, logger in enumerate(loggers)]
+    threads = [threading.Thread(target=trains, args=(loggers[k], models[k], k == 0)) for k in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -25,7 +25,7 @@ from toys import Toy, batches, fit, mlp
 
 from hookboard import for_transformers, watch
 
-RANK = int(os.environ["LOCAL_RANK"])
+RANK = int(os.environ.get("LOCAL_RANK", 0))
 STEPS = 6
 
 

@@ -122,10 +122,8 @@ def starts_high(chance: float | None, start: float) -> bool:
 def is_another(chance: float, reach: float | None, first: float) -> bool:
     """Return True if the first loss is too large for a mean cross entropy: it must be another loss.
 
-    Args:
-        chance: the cross entropy of a classifier that knows nothing.
-        reach: the largest output of the model at the first look, less the smallest; None if unknown, then False.
-        first: the first loss.
+    The bound is the loss at `chance`, with a tolerance, plus the `reach` of the outputs at the first look (largest less
+    smallest); False if that is None.
 
     >>> is_another(chance=2.3, reach=1.0, first=20.0), is_another(chance=2.3, reach=0.0, first=2.303)
     (True, False)
