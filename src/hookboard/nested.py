@@ -186,7 +186,14 @@ def _rebuilt_dict(value: dict[Any, Any], keys: Sequence[Any], items: Sequence[An
 
 
 def _set_item_attributes(twin: Any, value: Any, keys: Sequence[Any], items: Sequence[Any]) -> None:
-    """Replace attributes that are items too, as in the outputs of Hugging Face's models."""
+    """Set the new items as attributes of `twin` too, where the old ones were: Hugging Face's outputs have both.
+
+    Args:
+        twin: the copy, changed in place.
+        value: the original mapping.
+        keys: the keys of the items.
+        items: the new item of each key.
+    """
     names = _fields_of(type(value))
     held: Any = value
     for key, item in zip(keys, items, strict=True):

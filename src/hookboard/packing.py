@@ -83,7 +83,7 @@ class Packed(NamedTuple):
     tensors: Sequence[Tensor]
 
     def written(self) -> Tensor:
-        """Return all of it as bytes, shape (n,), uint8; wait for the devices."""
+        """Return text, arrays and tensors as the bytes of an `npz` file, shape (n,), uint8; wait for the devices."""
         buffer, numbered = io.BytesIO(), enumerate(self.tensors)
         parts: dict[str, Any] = self.arrays | {f"tensor {i}": tensor.cpu().numpy() for i, tensor in numbered}
         np.savez(buffer, text=self.text, **parts)

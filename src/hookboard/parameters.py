@@ -105,8 +105,8 @@ def are_unchanged(weights: Mapping[str, Weight], modules: Mapping[str, nn.Module
 def weight_in_use(module: nn.Module, attribute: str = "weight") -> Tensor:
     """Return the weight that a module computes with, detached.
 
-    A pruned weight is `weight_orig * weight_mask`: the attribute itself still has the value of the last forward. What
-    a parametrization or a property computes is computed once more, without a trace, see `_computed`.
+    A pruned weight is computed as `weight_orig * weight_mask`, because the attribute still has the value of the last
+    forward. A weight that a parametrization or a property computes is computed anew, without side effects.
     """
     if _is_pruned(module, attribute):
         original, mask = getattr(module, f"{attribute}_orig"), getattr(module, f"{attribute}_mask")

@@ -293,7 +293,7 @@ def _base_of(value: dict[Any, Any]) -> type[dict[Any, Any]]:
 
 
 def refill(value: dict[Any, Any], before: dict[Any, Any], leave: frozenset[str] = frozenset()) -> None:
-    """Give a dict the content of another, where it has changed; the names to `leave` stay as they are."""
+    """Make `value` equal to `before`, in place and in its order, if it differs; keys in `leave` stay as they are."""
     if not value and not before:  # most dicts of a module
         return
     now = {name: held for name, held in _content_of(value).items() if name not in leave}

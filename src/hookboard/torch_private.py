@@ -164,7 +164,7 @@ class Detour:
         return call if isinstance(call, Detour) else None
 
     def end(self) -> None:
-        """Give the module back the call that it had before, unless another one has taken the place since."""
+        """Restore the compiled call that the module had before, unless another one has replaced it since."""
         if self._module._compiled_call_impl is self:
             if self._hides is None:
                 del self._module._compiled_call_impl
@@ -188,7 +188,7 @@ def scale_of(scaler: GradScaler) -> Tensor | None:
 
 
 def is_inside_transform(tensor: Tensor) -> bool:
-    """Return whether the tensor stands for others inside `torch.func` (vmap, grad, jvp, functionalize)."""
+    """Return True if the tensor is a wrapper that `torch.func` passes in (vmap, grad, jvp, functionalize)."""
     return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 

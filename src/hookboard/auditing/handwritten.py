@@ -119,7 +119,7 @@ def _is_column_and_row(one: Value, other: Value) -> bool:
 
 
 def _makes_pairs(op: Op) -> bool:
-    """Return True for what a row or column is made with to combine all pairs, such as an index or `view(-1, 1)`."""
+    """Return True for a call that makes a row or column to combine all pairs, such as an index or `view(-1, 1)`."""
     is_column_of_row = op.name in ("view", "reshape") and len(op.inputs[0].shape) == 1
     return is_column_of_row or op.name in _MAKING_PAIRS
 
@@ -177,7 +177,7 @@ def targets(done: TracedStep) -> Iterator[Finding]:
 
 
 def _binary_cross_entropies(done: TracedStep) -> Iterator[tuple[Op, Product]]:
-    """Yield the product with `y` in each `y * log(p) + (1 - y) * log(...)`."""
+    """Yield call and product of `y * log(p)` in each handwritten `y * log(p) + (1 - y) * log(...)` in the loss."""
     products = [op for op in calls_from(done.loss, ARITHMETIC) if isinstance(op.seen, Product)]
     products = [op for op in products if op.seen.output.made_by == "log"]
     for op in products:

@@ -101,7 +101,7 @@ class Value:
 
     @property
     def origin(self) -> "Value":
-        """The value whose numbers it shows: the one before all views, reshapes and casts in `RESHAPES`."""
+        """The value from which this one was made by views, reshapes and casts alone (`RESHAPES`); itself if by none."""
         value = self
         while value.op is not None and value.op.name in RESHAPES and value.op.inputs:
             value = value.op.inputs[0]

@@ -116,7 +116,12 @@ _MULTIPLYING = frozenset({"mul", "rmul", "div", "truediv"})
 
 
 def _factor_of(op: Op, value: Value) -> float | None:
-    """Return what a call multiplies the mean of its input by; None if it does anything else."""
+    """Return the factor by which a call multiplies the mean of its input; None if it does anything else.
+
+    Args:
+        op: the call.
+        value: its result.
+    """
     if len(op.inputs) != 1:
         return None
     if op.name in RESHAPES or op.name == "mean":

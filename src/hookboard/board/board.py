@@ -128,7 +128,7 @@ MAX_HISTOGRAMS = 100
 
 
 def rows_of_layer(run: LoggedRun, layer: str) -> dict[str, list[str]]:
-    """Return the rows of a layer, by the id of their series."""
+    """Return the rows (layer or parameter names) that belong to a layer, by the id of the series; no empty lists."""
     own = {id: [row for row in rows if run.layer_of(row, run.series[id]) == layer] for id, rows in run.rows.items()}
     return {id: rows for id, rows in own.items() if rows}
 
@@ -403,7 +403,7 @@ class Board:
         return self._layer(source, run, layer, columns, False, partial(_curves_among, run, found), {})
 
     def layers(self, source: Source, name: str, columns: int) -> Iterator[Answer]:
-        """Yield `layer`, with the band, for each layer of a run: layers of one kind share their bands."""
+        """Yield the result of `layer`, with bands, for each layer of a run; layers of one kind share their bands."""
         run = self.logged_run(source, name)
         curves = {id: self.curves(source, run, one) for id, one in run.series.items()}
         bands: Bands = {}

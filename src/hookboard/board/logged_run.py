@@ -110,13 +110,13 @@ class Series:
     """One statistic of many layers.
 
     Args:
-        id: its name in addresses.
-        label: its name for people.
+        id: its name in URLs, such as "train/activation/std" or "health/dead_fraction".
+        label: its name in the tab, such as "activation std".
         stage: the stage.
         kind: the kind of tensor, see `RoleTraits.kind`; "health" for a health record.
         statistic: the name of the statistic or quantity.
-        scale: the scale that suits its values.
-        tags: row to scalar tag; empty for a health record.
+        scale: the axis scale that suits its values.
+        tags: name of a layer or parameter to its scalar tag; empty for a health record.
     """
 
     id: str
@@ -168,7 +168,11 @@ def read_tags(tags: Iterable[str], layers: Iterable[str] = ()) -> dict[str, Tag]
 
 
 def series_of(read: Mapping[str, Tag]) -> dict[str, Series]:
-    """Group tags into series, by id, ordered by stage, kind and statistic."""
+    """Group parsed tags into series: id, such as "train/activation/std", to series, by stage, kind and statistic.
+
+    Args:
+        read: tag to its parts, as `read_tags` returns it.
+    """
     found: dict[tuple[str, str, str], Series] = {}
     for tag, said in read.items():
         key = (said.stage, said.kind, said.statistic)
@@ -182,7 +186,7 @@ def series_of(read: Mapping[str, Tag]) -> dict[str, Series]:
 
 
 def series_of_health(quantities: Iterable[str]) -> dict[str, Series]:
-    """Return the series of a health record, by id."""
+    """Return a series for each quantity of a health record, by its id, such as "health/dead_fraction"."""
     return {
         (id := f"health/{quantity}"): Series(
             id, quantity.replace("_", " "), "train", "health", quantity, QUANTITY_SCALES.get(quantity, "log")
@@ -331,7 +335,12 @@ def read_run(
 
 
 def is_of_hookboard(scalars: Iterable[str], records: Iterable[str]) -> bool:
-    """Return True if a run with these tags has data for the tab."""
+    """Return True if a run with these tags has data for the hookboard tab: a record or a built-in statistic.
+
+    Args:
+        scalars: its scalar tags.
+        records: the tags of its tensors under the plugin name "hookboard".
+    """
     return any(map(_is_record, records)) or any(map(is_built_in, scalars))
 
 

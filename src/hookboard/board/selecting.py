@@ -89,8 +89,8 @@ def selected(layers: Mapping[str, LayerFacts], modules: Sequence[str], types: Se
 
     Args:
         layers: name to facts.
-        modules: patterns over dotted names; a leading `!` excludes. None: all names.
-        types: class names, short or full; subclasses count, a leading `!` excludes.
+        modules: patterns over dotted names; a leading `!` excludes. Empty: all names.
+        types: class names, short or full; subclasses count, a leading `!` excludes. Empty: all types.
 
     Raises:
         RefusalError: a pattern or type matches nothing or is too long, or matching takes too long.

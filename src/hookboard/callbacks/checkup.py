@@ -18,15 +18,15 @@ from hookboard.writers import Entry
 class Checkup(HookboardCallback[StageState]):
     """Looks at a training before it begins: reads the first step, and tries it on a few batches.
 
-    At the first batch it says what `audit` finds in the step, and then trains a few steps from the weights of now, at
-    rates from a thousandth to a thousand times yours: whether the model learns at all, at which rate, and whether more
-    from the right targets than from exchanged ones. Weights, optimizer, random state, buffers, metrics and loggers are
-    put back, so that the training is the same bit for bit. The page is logged as information, and written as text under
-    `checkup`. Nothing is tried on several ranks, under manual optimization or with several optimizers: one line says
-    so.
+    At the first batch it reports what `audit` finds in the step. Then it trains a few steps from the present weights,
+    at rates from a thousandth to a thousand times yours, to see whether the model learns at all, at which rate, and
+    whether more from the right targets than from exchanged ones. Weights, optimizer, random state, buffers, metrics and
+    loggers are put back, so that the training is the same bit for bit. The page is logged as information, and written
+    as text under `checkup`. Nothing is tried on several ranks, under manual optimization or with several optimizers:
+    one line says so.
 
     Args:
-        seconds: The budget: after so many seconds no further step of the experiments begins.
+        seconds: The budget of the experiments: after this time no further step begins.
 
     Raises:
         ValueError: `seconds` is not a finite number above 0.

@@ -115,7 +115,11 @@ class FeatureMapLogger(PictureLogger):
         return Selection(self._modules(model))
 
     def _modules(self, model: nn.Module) -> dict[str, nn.Module]:
-        """Return the modules that the user names, else up to MAX_DEFAULT_MODULES that are worth showing, by name."""
+        """Return the modules that the user has named, by dotted name.
+
+        Without names and types: at most MAX_DEFAULT_MODULES convolutions and transformer blocks; any module if the
+        model has none of these.
+        """
         if self.modules is not None or self.types is not None:
             return select(model, self.modules, self.types)
         found = {name: module for name, module in named_submodules(model) if _is_worth_showing(module)}
@@ -150,7 +154,7 @@ class FeatureMapLogger(PictureLogger):
         return taken
 
     def _keep(self, taken: "_ShownTensors", site: Site, tensor: Tensor, module: nn.Module) -> None:
-        """Copy the maps of an output that are shown into `taken`, or the reason why it cannot be drawn."""
+        """Copy the maps of an output that are shown to `taken.shown`, or why it cannot be drawn to `taken.refused`."""
         try:
             tensor = samples_first(dense(whole(tensor.detach())), module, site.index)
             maps = maps_in(tensor[: self.samples], module, aspect=taken.aspect, index=site.index)
@@ -179,7 +183,10 @@ class FeatureMapLogger(PictureLogger):
         return draw if kept else None
 
     def _name_gaps(self, loop: Loop, state: PictureState, taken: "_ShownTensors") -> None:
-        """Warn about the modules without a picture, with the reason."""
+        """Warn once about all modules without a picture, with the reason for each.
+
+        If the user named no modules, warn only if there is no picture at all.
+        """
         assert state.taps is not None
         expected = list(state.taps.expected())
         seen = {site.name for site in taken.shown}
@@ -213,7 +220,7 @@ class _ShownTensors:
 
 
 def _is_worth_showing(module: nn.Module) -> bool:
-    """Return True for a convolution and for a transformer block: a module with an attention as a child, itself none."""
+    """Return True for a convolution and for a transformer block: a module, not an attention, with one as a child."""
     if isinstance(module, CONVOLUTIONS):
         return True
     return not _is_attention(module) and any(map(_is_attention, module.children()))

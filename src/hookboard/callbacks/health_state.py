@@ -185,7 +185,7 @@ class Reporter:
         judge: judges the run.
         loggers: the loggers to write to.
         every_n_steps: number of steps between two looks.
-        held: the rules whose alarms wait until experiments have told their cause.
+        held: names of rules; warnings of their alarms wait for `release`, because experiments may tell the cause.
     """
 
     def __init__(self, judge: Judge, loggers: Loggers, every_n_steps: int, held: frozenset[str] = frozenset()) -> None:
@@ -193,7 +193,7 @@ class Reporter:
         self._loggers = loggers
         self._page = Page(every_n_steps, judge.look_at)
         self.alarms: set[tuple[str, str]] = set()
-        """Rule and module of the alarms that were said."""
+        """Rule and module of each alarm for which a warning was given."""
         self.held = held
         self._is_closed = False
 
@@ -213,7 +213,7 @@ class Reporter:
         self._loggers.write(replace(entry, scalars={**entry.scalars, **scalars}))
 
     def at_event(self, verdicts: tuple[Verdict, ...], step: int, before: Look | None) -> None:
-        """Warn of each new alarm after a NaN or Inf, and write to the loggers what the look before it saw.
+        """After a NaN or Inf, warn of each new alarm, and log the readings of the last look before it as a text.
 
         Args:
             verdicts: worst first.
@@ -236,12 +236,12 @@ class Reporter:
         say("\n".join(closing(run, verdicts, self._loggers.places)))
 
     def release(self, verdicts: tuple[Verdict, ...]) -> None:
-        """Warn of the alarms that were held back, as they are now."""
+        """Hold no more alarms back, and warn of each that was, in its present words, if it still is an alarm."""
         self.held = frozenset()
         self._say_new(verdicts)
 
     def _say_new(self, verdicts: tuple[Verdict, ...]) -> None:
-        """Warn of each alarm that was not told before."""
+        """Warn of each alarm that is not in `alarms` yet, except those of rules in `held`; add it to `alarms`."""
         for verdict in verdicts:
             key = verdict.rule, verdict.module
             if verdict.severity == "alarm" and key not in self.alarms and verdict.rule not in self.held:
@@ -313,7 +313,7 @@ Finding = Literal["auto", "exact", "late"]
 """How the module that gave the first NaN is found."""
 
 EVALUATED = 4
-"""How many batches of each validation loop are looked at."""
+"""Number of batches of each validation loop that are measured."""
 
 
 Judging = Callable[[Readings, Mapping[str, float]], tuple[Verdict, ...] | None]
@@ -372,7 +372,11 @@ class HealthState(MeasurementState):
     earlier: frozenset[tuple[str, str]] = field(default=frozenset(), kw_only=True)
 
     def state_dict(self, again: tuple[int, int] | None) -> dict[str, Any]:
-        """Return also the state of the judge and of the black box, and the losses since the last look."""
+        """Return the state of the base class, of judge, black box, experiments and losses, for a checkpoint.
+
+        Args:
+            again: see the base class.
+        """
         return {
             **super().state_dict(again),
             **{name: getattr(self, name) for name in _KEPT},
@@ -434,7 +438,7 @@ class HealthState(MeasurementState):
             self.stale = None
 
     def note_gaps(self) -> None:
-        """Store at the first look, in `why_silent`, the likeliest reason why each layer would give no output."""
+        """Set `why_silent`, at the first look: layer name to the likeliest reason if the layer gave no output."""
         self.gaps_are_named = True
         if self.why_silent is None:
             names = [name for name, role in self.taps.expected() if role == "output"]
@@ -487,7 +491,7 @@ class HealthState(MeasurementState):
         return take
 
     def evaluation(self, step: int) -> Judging:
-        """Return a function that has the readings of an evaluation loop judged, as `look` does for a step."""
+        """Return a function that takes the readings of an evaluation loop and has them judged; see `look`."""
         return lambda readings, _: self._judged(lambda judge, _: judge.see_evaluation(Look(step, 0, readings)))
 
     def end_judging(self, losses: Sequence[Loss]) -> tuple[Verdict, ...]:
@@ -507,7 +511,12 @@ class HealthState(MeasurementState):
             return None
 
     def follow(self, known: dict[str, Layer], layers: Mapping[str, Layer]) -> None:
-        """Replace the layers after the model has changed; `known` is the dict that the recorder reads."""
+        """Replace the watched layers after the model has changed.
+
+        Args:
+            known: the layers by name that the recorder reads; changed in place.
+            layers: the new ones by name.
+        """
         known.clear()
         known.update(layers)
         self.recorder.slots.forget_shapes()
@@ -515,13 +524,13 @@ class HealthState(MeasurementState):
             self.judge.run.follow(known)
 
     def new_events(self) -> list[Nonfinite]:
-        """Return what the black box has found since the last call."""
+        """Return the events that the black box has added since the last call, oldest first."""
         events = [] if self.black_box is None else self.black_box.events[self.told :]
         self.told += len(events)
         return events
 
     def tell(self, events: Sequence[Nonfinite]) -> tuple[Verdict, ...]:
-        """Judge and report what the black box has found, and return the verdicts, worst first."""
+        """Judge and report events of the black box, at least one, and return all verdicts, worst first."""
         assert self.judge is not None
         assert self.reporter is not None
         is_searched = self.black_box is not None and self.black_box.is_exact

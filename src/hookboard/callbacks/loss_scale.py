@@ -167,12 +167,12 @@ class Holders:
 
 
 def blank_overflowed(readings: Readings, guilty: Set[int], holders: Holders) -> Readings:
-    """Return the readings; gradients that belong to optimizers that overflowed keep only their counts.
+    """Return the readings, with only counts left of the gradients whose optimizer has overflowed.
 
     Args:
         readings: readings of any role.
-        guilty: the numbers of the optimizers that have overflowed.
-        holders: which optimizers hold the parameters of which modules.
+        guilty: the indices of the optimizers that have overflowed.
+        holders: tells which optimizers hold the parameters of a module.
     """
     of_guilty = [ROLES[site.role].is_gradient and bool(holders.of_site(site) & guilty) for site in readings]
     return readings.blanked(np.array(of_guilty, bool), overflowed=True)

@@ -111,7 +111,7 @@ class SiteLogger(HookboardCallback[V]):
         return DERIVED[statistic].why_not if statistic in DERIVED else ""
 
     def _weights(self, owners: Mapping[str, nn.Module]) -> dict[str, Weight]:
-        """Return the weights of these modules that are measured."""
+        """Return the weights of these modules that are measured, by dotted name; a subclass may override this."""
         return weights_of(owners)
 
     # What it does at each point of a run, see `hookboard.loops.callback`.

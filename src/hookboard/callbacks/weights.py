@@ -59,7 +59,14 @@ _site = functools.lru_cache(maxsize=1 << 14)(Site)
 def measure_gradients(
     recorder: Recorder, optimizer: Optimizer, weights: Mapping[str, Weight], part: Part | None
 ) -> None:
-    """Measure the gradients of the watched weights that this optimizer is about to update, under `parameter_grad`."""
+    """Measure the gradients of the watched weights that this optimizer is about to update, under `parameter_grad`.
+
+    Args:
+        recorder: measures the gradients.
+        optimizer: the optimizer.
+        weights: the watched weights by name.
+        part: the part of each gradient to measure; None for all of it.
+    """
     given: list[tuple[Site, Tensor, None]] = []
     for name, weight in stepped_by(optimizer, weights).items():
         grad = None if weight.is_computed else weight.parameters[0].grad
@@ -83,7 +90,7 @@ class WeightsBefore:
         self._spare: dict[str, Tensor] = {}
 
     def keep(self, recorder: Recorder, optimizer: Optimizer, weights: Mapping[str, Weight], part: Part | None) -> None:
-        """Copy the weights that this optimizer is about to update."""
+        """Add copies of the weights that this optimizer is about to update to `copies`; of a large one only `part`."""
         stepped = stepped_by(optimizer, weights)
         for name, weight in (stepped if self.turns is None else self.turns.of(stepped)).items():
             if name in self.copies:  # if optimizers step several times in one batch, the first step counts
@@ -201,7 +208,7 @@ class Turns:
         self._is_said = False
 
     def said_once(self) -> str:
-        """Return, after the first step in which not all weights were chosen, a line that says so; otherwise ""."""
+        """Return a line for the user once, after the first step in which not all weights were chosen; otherwise ""."""
         if self._is_said or not self.waiting:
             return ""
         self._is_said = True
@@ -225,7 +232,7 @@ class Turns:
         self._missed, self._bytes, self._chosen, self._left = {}, {}, set(), MOST_COPIED_BYTES
 
     def of(self, weights: Mapping[str, Weight]) -> dict[str, Weight]:
-        """Return the chosen ones of the weights that an optimizer is about to step."""
+        """Return those of the given weights that are copied in this step; call it before each optimizer's step."""
         for name, weight in weights.items():
             if name not in self._bytes:
                 self._bytes[name] = sum(map(bytes_of, weight.parameters))
@@ -269,7 +276,10 @@ class Turns:
                 self._pass_on(name, name in copied)
 
     def _pass_on(self, name: str, was_stepped: bool) -> None:
-        """Move a weight to the end of the queue, unless it was not stepped and may keep its place."""
+        """End the turn of a weight: move it to the end of the queue.
+
+        If no optimizer stepped it, it keeps its place, up to `MOST_MISSED` turns in a row.
+        """
         missed = self._missed[name] + 1
         if was_stepped or missed >= MOST_MISSED:
             del self._missed[name]

@@ -72,7 +72,10 @@ def _restoring_loader(loader: DataLoader[Any]) -> Iterator[None]:
 
 
 def _within(data: Any) -> Iterator[Any]:
-    """Yield a data set, then those in its `dataset` or `datasets`, as of a Subset; only those with a `__dict__`."""
+    """Yield a data set and those that it wraps as `dataset` or `datasets`, such as a Subset's, at any depth.
+
+    Objects without a `__dict__` are left out.
+    """
     if hasattr(data, "__dict__"):
         yield data
     inner = getattr(data, "datasets", None) or [getattr(data, "dataset", None)]

@@ -113,7 +113,11 @@ def tried_rates(recipe: Recipe, batches: Sequence[Any], count: int, *, has_targe
 
 
 def _further(trials: Sequence[RateTrial]) -> Sequence[float]:
-    """Return LOWER, HIGHER or nothing, by the trials of all FACTORS in ascending order."""
+    """Return the further factors to try: LOWER, HIGHER or none.
+
+    Args:
+        trials: the trials of all FACTORS, by ascending factor.
+    """
     lowest, (before, highest) = trials[0], trials[-2:]
     if not math.isfinite(lowest.after):
         return LOWER

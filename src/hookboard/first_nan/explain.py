@@ -105,7 +105,14 @@ def _batch_event(fault: Fault, step: int, batch_idx: int, loss: float, rows: str
 
 
 def backward_event(fault: Fault, step: int, batch_idx: int, spoiled: Sequence[str]) -> Nonfinite:
-    """Describe gradients that are not finite although the loss is; `spoiled` lists the parameters concerned."""
+    """Describe gradients that are not finite although the loss is.
+
+    Args:
+        fault: the call that they come from.
+        step: the optimizer step.
+        batch_idx: the index of the batch.
+        spoiled: the names of the parameters whose gradients are not finite.
+    """
     subject, given = _subject(fault, "after"), _described(fault.before)
     arrived = f"; what arrived at its output was finite ({given})" if given else ""
     gave = _described(fault.after) if fault.after else "gradients that are not finite"

@@ -56,7 +56,7 @@ class Recent(SimpleNamespace):
 
 
 class Timeline(SimpleNamespace):
-    """Holds the whole course of a `RunTable` while it is packed or restored; checkpoints have this class name."""
+    """The columns of a `RunTable` over the whole run, as attributes, for packing; its name is part of checkpoints."""
 
 
 def _parts_of_run(run: Run) -> dict[str, Any]:

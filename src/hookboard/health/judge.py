@@ -33,18 +33,18 @@ class Case:
         first: the step of the first symptom.
         last: the last step at which it was present: a rule may report what is over.
         symptom: the latest symptom.
-        at_once: whether one symptom is enough for a verdict and for an alarm.
-        is_exact: whether it was found outside of the looks, at its very step; see `Judge.add`.
-        is_located: whether its module is known.
-        is_searched: whether its batch was searched for the module without success.
+        at_once: True if one symptom is enough for a verdict and for an alarm.
+        is_exact: True if it was found outside of the looks, at its very step; see `Judge.add`.
+        is_located: True if its module is known.
+        is_searched: True if its batch was searched for the module without success.
         seen: number of consecutive looks that showed it, of those at which its rule was asked.
         missed: number of consecutive looks since then that did not show it.
-        alarms: number of consecutive latest symptoms that were alarms; if negative, that were notes.
-        is_said: whether it has lasted long enough for a verdict.
-        is_alarm: whether alarms have lasted long enough for an alarm.
-        is_hard: whether an alarm of it did not need the loss: a hard one, one found outside of the looks, or one while
-            the loss showed no harm or was not finite.
-        size: the largest size so far.
+        alarms: number of latest symptoms in a row that were alarms; negative: that were notes.
+        is_said: True if it has lasted long enough for a verdict.
+        is_alarm: True if alarms have lasted long enough for the verdict to be an alarm.
+        is_hard: True if one of its alarms did not depend on the loss: a hard one (`Symptom.is_hard`), one found outside
+            of the looks, or one while the loss showed no harm or was not finite.
+        size: the largest `Symptom.size` so far.
     """
 
     first: int
@@ -63,7 +63,14 @@ class Case:
     size: float = 0.0
 
     def add(self, symptom: Symptom, step: int, window: int, is_kept: bool = False) -> None:
-        """Add the symptom of the latest look; if `is_kept`, a note does not end an alarm."""
+        """Add the symptom of the latest look.
+
+        Args:
+            symptom: the symptom.
+            step: the optimizer step of the look.
+            window: number of looks that a symptom must last to be reported.
+            is_kept: True to keep an alarm an alarm although the symptom is a note.
+        """
         if symptom.since is not None:
             self.first = symptom.since
         self.symptom, self.missed = symptom, 0
@@ -141,7 +148,11 @@ class Judge:
         return self.verdicts
 
     def end(self, losses: Sequence[Loss]) -> tuple[Verdict, ...]:
-        """Judge the whole training at its end, given the losses since the last look; returns the verdicts."""
+        """Judge the whole training at its end, and return the verdicts, worst first.
+
+        Args:
+            losses: those of the steps since the last look.
+        """
         self.run.losses.extend(losses)
         rule = NOT_LEARNING.name
         is_said = any(key[0] == rule and case.is_said and case.is_alarm for key, case in self._open.items())
@@ -240,7 +251,10 @@ class Judge:
         return verdict
 
     def _waits(self, verdict: Verdict, case: Case) -> Verdict:
-        """Return the verdict, as a note for up to one window while a case too young for a verdict may be its cause."""
+        """Return the verdict, or as a note if it may follow from a symptom that is too recent for a verdict.
+
+        An alarm is held back like this for one window of looks at most. The evidence then names the possible cause.
+        """
         has_waited = abs(case.alarms) >= 2 * self.run.window
         if case.at_once or case.symptom.is_root or has_waited or case.missed:
             return verdict

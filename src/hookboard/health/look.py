@@ -21,8 +21,9 @@ class Loss:
     Args:
         step: the optimizer step.
         batch_idx: the index of the batch.
-        value: what the backward pass started from, times the number of accumulated batches.
-        backwards: how many backward passes of one batch are added up in it; more than one if there are several losses.
+        value: the loss that `backward` was called on, times the number of accumulated batches.
+        backwards: number of backward passes of one batch whose losses are added up in `value`; more than 1 if there
+            are several losses.
     """
 
     step: int
@@ -38,7 +39,7 @@ class Stepped:
     Args:
         optimizer: the class name of the optimizer.
         rate: the learning rate in force.
-        is_adaptive: whether the size of its steps does not depend on the size of the gradient, as in Adam.
+        is_adaptive: True if the size of its steps does not depend on the size of the gradient, as in Adam.
     """
 
     optimizer: str

@@ -512,7 +512,7 @@ class LossCurve(LossHistory):
         return self.chance is not None and not is_another(self.chance, self.reach, self.first[0].value)
 
     def after(self, step: int) -> np.ndarray:
-        """Return the losses after a step, of those that are kept, shape (n,), float64."""
+        """Return the values of the kept losses of all steps after this one, shape (n,), float64."""
         return np.array([loss.value for loss in self.recent if loss.step > step])
 
     def is_worse_since(self, step: int) -> bool:

@@ -44,14 +44,14 @@ PERCENTILES = {"p10": 10, "median": 50, "p90": 90}
 
 
 class Page:
-    """Makes the entry to write after each look. It uses 22 tags whatever the number of layers; records show no card.
+    """Makes the `Entry` to write after each look. It uses 22 tags whatever the number of layers.
 
-    Scalars are written at every look; table and pictures when there are half as many looks again, when there is
-    something new to say, and at the end.
+    Scalars are written at every look. Table, pictures and record are written when the number of looks has grown by a
+    factor (1.5, 1.2 for the record), when a verdict begins or ends, and at the end.
 
     Args:
-        every_n_steps: how many steps lie between two looks, for the table.
-        look_at: rule to the tag of what shows its symptoms.
+        every_n_steps: number of steps between two looks; the table names it. None if unknown.
+        look_at: rule to the tag of the chart or text that shows its symptoms.
     """
 
     def __init__(self, every_n_steps: int | None = None, look_at: Mapping[str, str] | None = None) -> None:
@@ -64,7 +64,12 @@ class Page:
         self._record = RunRecord(every_n_steps, RECORD_GROWTH_FACTOR, look_at)
 
     def entry(self, run: Run, verdicts: Sequence[Verdict]) -> Entry:
-        """Return the entry to write after a look: scalars, and what else is due. Call it once for each look."""
+        """Return the entry to write after a look: scalars, and whatever else is due. Call it once per look.
+
+        Args:
+            run: the run so far.
+            verdicts: all verdicts so far, worst first.
+        """
         is_new = _keys(verdicts) != self._told
         is_due = run.seen >= max(2, PICTURE_GROWTH_FACTOR * self._drawn_at)
         entry = Entry(run.now.step, scalars=scalars(run, verdicts), layout={} if self._has_layout else layout())
@@ -97,9 +102,9 @@ class Page:
 
 
 def scalars(run: Run, verdicts: Sequence[Verdict]) -> dict[str, float]:
-    """Return four numbers for each quantity of the latest look, by tag: 16 whatever the number of layers.
+    """Return for each charted quantity its 10th percentile, median, 90th percentile and worst layer, by tag.
 
-    A quantity that no layer has is left out.
+    They are taken over the layers, at the latest look. A quantity that no layer has is left out.
     """
     found: dict[str, float] = {}
     for quantity in CHARTED:
@@ -115,7 +120,7 @@ def scalars(run: Run, verdicts: Sequence[Verdict]) -> dict[str, float]:
 
 
 def layout() -> Layout:
-    """Return the charts of TensorBoard's custom scalars: for each quantity the usual values, and the worst layer."""
+    """Return the charts for TensorBoard's custom scalars tab: two per quantity, percentiles and the worst layer."""
     usual = {
         f"{words}: median, 10 to 90 % of layers": ["Margin", _tags(quantity, "median", "p10", "p90")]
         for quantity, words in CHARTED.items()
@@ -128,9 +133,10 @@ def layout() -> Layout:
 
 
 def worst(quantity: str, run: Run, verdicts: Sequence[Verdict]) -> tuple[str, float] | None:
-    """Return name and value of the layer with the worst verdict; without one, of the layer farthest from the others.
+    """Return name and value of the worst layer in a quantity, at the latest look.
 
-    Of dead units the greatest share. None if no layer has a finite value.
+    It is the layer of the first lasting verdict that has a value; without one, the layer farthest from the median, in
+    logarithms. For `dead_fraction` it is the layer with the greatest share. None if no layer has a finite value.
     """
     values = run.recent(quantity)[:, -1]
     places = np.flatnonzero(np.isfinite(values))
@@ -176,9 +182,10 @@ def pictures(run: Run, verdicts: Sequence[Verdict]) -> dict[str, Picture]:
 
 
 def marks_of(run: Run, verdicts: Sequence[Verdict]) -> dict[str, Mark]:
-    """Map each layer that an alarm, or a note that still lasts, names to the severity of its first such verdict.
+    """Return the layers to mark in pictures: name to the severity of the layer's first verdict that counts.
 
-    A container that is no layer itself stands for the layers inside it. Verdicts on the whole model mark nothing.
+    Alarms count, and notes that still last. A verdict on a container marks the layers inside it; one on the whole model
+    marks nothing.
     """
     names = [layer.name for layer in run.layers]
     marks: dict[str, Mark] = {}
@@ -192,12 +199,14 @@ def marks_of(run: Run, verdicts: Sequence[Verdict]) -> dict[str, Mark]:
 
 
 def _on_dead_rows(marks: Mapping[str, Mark], run: Run, values: np.ndarray) -> dict[str, Mark]:
-    """Move the marks of layers that give no zeros themselves to the activation after them, which does.
+    """Return the marks for the heat map of dead units.
+
+    A mark on a layer without dead units moves to the first of the next two layers that has some: its activation.
 
     Args:
-        marks: the sick layers.
+        marks: layer name to mark.
         run: the run.
-        values: the shares of dead units, shape (layers, columns).
+        values: the share of dead units, shape (layers, columns).
     """
     shares = np.where(np.isfinite(values), values, 0.0).max(axis=1)
     moved: dict[str, Mark] = {}
@@ -232,7 +241,7 @@ TABLE_COLUMNS = ("severity", "rule", "layer", "since", "until", "evidence", "adv
 
 
 def seen_in(look_at: str) -> str:
-    """Return the quantity whose heat map shows what the chart with this tag shows; "" if none does.
+    """Return the quantity whose heat map belongs to a tag; "" if none does.
 
     >>> seen_in("health/dead_fraction"), seen_in("health/before_nonfinite")
     ('activation_rms', '')
@@ -245,13 +254,13 @@ def seen_in(look_at: str) -> str:
 def table_of(
     run: Run, verdicts: Sequence[Verdict], every_n_steps: int | None = None, look_at: Mapping[str, str] | None = None
 ) -> Table:
-    """Return all verdicts as a table, worst first.
+    """Return the table of verdicts, at most 50 rows, with headline, caveats and coverage as text around it.
 
     Args:
-        run: what was looked at.
+        run: the run.
         verdicts: worst first.
-        every_n_steps: how many steps lie between two looks.
-        look_at: rule to the tag of what shows its symptoms.
+        every_n_steps: number of steps between two looks; None if unknown.
+        look_at: rule to the tag of the chart or text that shows its symptoms.
     """
     shown_by = look_at or {}
     shown = folded_verdicts(verdicts, [layer.name for layer in run.layers])
@@ -269,7 +278,12 @@ def table_of(
 
 
 def _cells(verdict: Verdict, tag: str) -> tuple[str, ...]:
-    """Return a row in Markdown, with few columns: TensorBoard's cards are narrow."""
+    """Return a verdict's row of the table, four cells in Markdown (few, because TensorBoard's cards are narrow).
+
+    Args:
+        verdict: the verdict.
+        tag: the tag of the chart to look at; "" for none.
+    """
     verdict = in_sentences(verdict)
     symbol = f"{SYMBOLS[verdict.severity]} {verdict.severity}"
     strong = f"**{symbol}**" if verdict.severity == "alarm" else symbol
@@ -333,16 +347,16 @@ PROMPT_RECORDS_MAX = 32
 
 
 class RunRecord:
-    """Decides after which looks the record of a run for the tab is written. Its methods do not raise.
+    """Makes the record of a run for the hookboard tab, after those looks at which it is due. Its methods do not raise.
 
-    Each record holds the whole run, and is large. So it is written at the first look, when there are some more looks
-    again, at the end, and when a verdict begins or ends for the first time. In a large model that may be at any look:
-    layers fall ill one after the other. So only the first such records are written.
+    Each record holds the whole run, and is large. It is due at the first look, when the number of looks has grown by
+    the factor `growth`, when a verdict begins or ends for the first time, and at the end. Because verdicts may change
+    at every look of a large model, at most 32 records are written for that reason.
 
     Args:
-        every_n_steps: how many steps lie between two looks; None if it is not known.
-        growth: how many times as many looks there must be for the next record.
-        look_at: rule to the tag of what shows its symptoms.
+        every_n_steps: number of steps between two looks; None if unknown.
+        growth: the factor, above 1.
+        look_at: rule to the tag of the chart or text that shows its symptoms.
     """
 
     def __init__(self, every_n_steps: int | None, growth: float, look_at: Mapping[str, str] | None = None) -> None:
@@ -383,10 +397,10 @@ class RunRecord:
 
 
 def values_of(run: Run, quantity: str) -> np.ndarray:
-    """Return a quantity over the run as heat maps show it, shape (layers, columns of `run.course_steps`), float64.
+    """Return a quantity over the run as heat maps show it, shape (layers, len(`run.course_steps`)), float64.
 
-    NaN where nothing was measured, and where a ratio is undefined, as that of the first step of weights that are 0;
-    infinity where what it is taken of was not finite.
+    NaN where nothing was measured, or where a ratio is infinite because the weights were 0; infinity where the tensor
+    was not finite.
     """
     values = run.course(quantity)
     return np.where(run.table.is_spoiled(quantity), np.inf, np.where(np.isinf(values), np.nan, values))
@@ -407,5 +421,5 @@ def _record_of(run: Run, verdicts: Sequence[Verdict], every_n_steps: int, shows:
 
 
 def key_of(verdict: Verdict) -> tuple[str, str, str, bool]:
-    """Return severity, rule, module and whether it lasts: equal for one verdict at two looks, unlike its numbers."""
+    """Return (severity, rule, module, whether it lasts), which stays the same while the verdict's numbers change."""
     return verdict.severity, verdict.rule, verdict.module, verdict.until is None

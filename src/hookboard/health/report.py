@@ -94,7 +94,10 @@ def sentence(text: str, module: str = "") -> str:
 
 
 def in_sentences(verdict: Verdict) -> Verdict:
-    """Return the verdict with evidence and advice in the words that are shown."""
+    """Return the verdict with evidence and advice as they are shown: as sentences with a capital and a full stop.
+
+    If it has ended, "since step 10" in the evidence becomes "from step 10 to 90".
+    """
     return replace(verdict, evidence=_evidence(verdict), advice=_advice(verdict))
 
 

@@ -62,17 +62,16 @@ class Run:
         self.losses = LossCurve()
         """The loss of every step."""
         self.silence: dict[str, Silence] = {}
-        """Layer name -> which of its units no sample activates; only layers whose units can be silent."""
+        """Layer name -> how long each of its units has been silent; only layers whose units can be silent."""
         self.why_silent: Mapping[str, str] = {}
         """Layer name -> the most likely reason why it gave no output at the first look. Only meaningful for layers that
         gave none."""
         self.held_back: Mapping[str, HeldBack] = {}
-        """Weight name -> what holds its steps back; only weights that an optimizer holds."""
+        """Weight name -> its weight decay and gradient clipping; only weights that an optimizer holds."""
         self.findings: Sequence[tuple[str, Any]] = ()
-        """Name of the rule and `Symptom` of everything that was found in the code of the training step, and of what
-        experiments on a copy have found."""
+        """(name of the rule, `Symptom`) for all that was found in the code of the training step or by experiments."""
         self.trial = ""
-        """What experiments that found nothing have shown, as a clause; "" for none."""
+        """The outcome of experiments that found no fault, as a clause; "" without experiments."""
         self.flow = Flow()
         """Which layer's output flows into which in the training step; empty if it was not read."""
         self.constant_loss = math.nan
@@ -84,8 +83,8 @@ class Run:
         self.first_move = math.nan
         """By how much the first step changed the weights, relative to their size: the median over the layers."""
         self.first_nonfinite: Look | None = None
-        """The first look with NaN or Inf, as long as it lasts; None if everything is finite now. Any other
-        event takes the place of one with -Inf alone, which may be a mask."""
+        """The look at which the present NaN or Inf appeared; None if everything is finite now. A look with -Inf alone,
+        which may be a mask, is replaced by the first with anything else."""
         self._is_masked = False  # whether it shows -Inf alone, as masks do
         self.table = RunTable(self.layers)
         """The numbers of all layers over the run."""
@@ -175,7 +174,12 @@ class Run:
         return self.table.recent[quantity]
 
     def course(self, quantity: str, first: int | None = None) -> np.ndarray:
-        """Return a quantity over the whole run, see `RunTable.course`; its columns belong to `course_steps`."""
+        """Return a quantity over the whole run, shape (layers, len(`course_steps`)), float64.
+
+        Args:
+            quantity: its name.
+            first: return only this many of the first columns. Left out: all.
+        """
         return self.table.course(quantity, first)
 
     @property
@@ -197,7 +201,7 @@ class Run:
         return [other for other in self.layers if other.kind == layer.kind and other.name != layer.name]
 
     def place(self, name: str) -> int:
-        """Return the place of a layer in the order of execution; a place after all others if there is no such layer."""
+        """Return the index of a layer in `layers`; `len(self.layers)` if there is no layer of this name."""
         return self.arrays.places.get(name, len(self.layers))
 
     @property
@@ -213,7 +217,7 @@ class Run:
             )
 
     def units(self, name: str, role: Role = "output", looks: int | None = None) -> np.ndarray | None:
-        """Return the rows of the measured channels at the latest looks: of all, or of every k-th of a wide tensor.
+        """Return the statistics of each measured channel at the latest looks; of a wide tensor, of every k-th channel.
 
         Args:
             name: the layer, or the weight.
@@ -259,7 +263,7 @@ class Run:
             self.peak_rate[name] = max(look.stepped[name].rate, self.peak_rate.get(name, 0.0))
 
     def _look_at_answers(self, look: Look, is_first: bool) -> None:
-        """Update what `losses` has of the last layer's outputs: their spread, and at first chance level and range."""
+        """Add the spread of the last layer's outputs to `losses`; at the first look also set chance level and range."""
         if is_first:
             ran = [layer.name for layer in self.layers if layer.weights and look.of(layer.name, "output") is not None]
             self._answers = ran[-1] if ran else ""
@@ -319,10 +323,10 @@ class RateJump:
     """A learning rate far above all earlier ones.
 
     Args:
-        step: the first step at which it may have been in force: the one after the look before.
+        step: the first step at which it may have been in force: the one after the previous look.
         seen: the step of the look that showed it.
-        before: the largest one until then.
-        after: the one that jumped.
+        before: the largest learning rate until then.
+        after: the learning rate at that look.
         until: the step of the last look at which it was still as high; None while it is.
     """
 

@@ -82,9 +82,9 @@ class RunTable:
         """Add the quantities of a look.
 
         Args:
-            step: its optimizer step.
-            values: shape (quantities, layers), see `quantities_of`.
-            spoiled: shape (quantities, layers), booleans.
+            step: the optimizer step of the look.
+            values: the first result of `quantities_of`, shape (quantities, layers).
+            spoiled: the second, shape (quantities, layers), bool.
         """
         if self._end == len(self._recent):
             self._recent[: RECENT_LOOKS - 1] = self._recent[RECENT_LOOKS + 1 :]
@@ -109,24 +109,27 @@ class RunTable:
         self.recent = dict(zip(QUANTITIES, latest.transpose(1, 2, 0), strict=True))
 
     def course(self, quantity: str, first: int | None = None) -> np.ndarray:
-        """Return a quantity over the whole run, shape (layers, columns), float64; its columns belong to `steps`.
+        """Return a quantity over the whole run, shape (layers, len(`steps`)), float64.
 
         Args:
             quantity: its name.
-            first: return only this many of the first columns.
+            first: return only this many of the first columns. Left out: all.
         """
         return np.asarray(self._course[: len(self.steps), _ROW_OF[quantity]][:first].T.copy())
 
     def is_spoiled(self, quantity: str) -> np.ndarray:
-        """Return where the tensor of a value in `course` was not finite, shape (layers, columns), booleans."""
+        """Return for each value of `course(quantity)` if its tensor had NaN or +Inf, or nothing finite; same shape.
+
+        Always False for `weight_rms` and `weight_gradient_rms`.
+        """
         return np.asarray(self._spoiled[: len(self.steps), _ROW_OF[quantity]].T)
 
     def reorder(self, layers: Sequence[Layer], place: Sequence[int]) -> None:
-        """Put the layers in another order; new ones start empty.
+        """Put the layers in another order; the values of new ones are NaN.
 
         Args:
             layers: all watched layers, in the new order.
-            place: where each of them stood before; a number beyond the last one for a new layer.
+            place: the index of each in the old order; for a new layer the number of old layers.
         """
         self.layers = LayerArrays(layers)
         self._recent = _in_order(self._recent, self._end, place, np.nan)
@@ -135,7 +138,7 @@ class RunTable:
         self._spoiled = _in_order(self._spoiled, len(self.steps), place, False)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return its state for a checkpoint, without the layers."""
+        """Return everything but the layers, for a checkpoint."""
         filled = len(self.steps)
         return {
             "steps": self.steps,
@@ -163,9 +166,9 @@ class RunTable:
 
 
 def _in_order(block: np.ndarray, filled: int, place: Sequence[int], new: float) -> np.ndarray:
-    """Return a block with its layers (the last axis) taken from these places; one beyond the last layer gives `new`.
+    """Reorder the last axis (the layers) of an array: like `block[..., place]`, with `new` at an index past the end.
 
-    Only the first `filled` entries of the first axis are copied.
+    Only the first `filled` entries of the first axis are set; the others are uninitialized memory.
 
     >>> _in_order(np.array([[1.0, 2.0]]), 1, [1, 0, 2], np.nan)
     array([[ 2.,  1., nan]])
@@ -177,7 +180,7 @@ def _in_order(block: np.ndarray, filled: int, place: Sequence[int], new: float) 
 
 
 class LayerArrays:
-    """What depends on the layers alone, as arrays; computed once for as long as the layers stay the same.
+    """Arrays that depend on the layers alone, not on a look. "Place" is an index into `layers`.
 
     Args:
         layers: all watched layers, in the order of execution.
@@ -188,7 +191,7 @@ class LayerArrays:
         self._layers = list(layers)
         self.names = tuple(layer.name for layer in layers)
         self.places = {name: place for place, name in enumerate(self.names)}
-        """Layer name -> its place."""
+        """Layer name -> its index in `layers`."""
         self.weights = tuple(name for _, _, name in weights)
         """The names of all weights, layer by layer."""
         self.owner = np.array([place for place, _, _ in weights], dtype=np.intp)
@@ -205,7 +208,7 @@ class LayerArrays:
         self.trainable = frozenset(name for layer in layers for name in layer.trainable)
         """The names of all weights that may be trained."""
         self.has_untrainable = any(layer.has_matrix and not layer.trainable for layer in layers)
-        """True if a layer with a matrix has no weight that may be trained."""
+        """True if some layer with a matrix has no weight that may be trained."""
         self.batch_norms: list[int] = np.flatnonzero([layer.is_batch_norm for layer in layers]).tolist()
         """The places of all batch norms."""
         of_layers, of_weights = len(self.names), len(self.weights)
@@ -213,16 +216,17 @@ class LayerArrays:
         self.parts: dict[Role, slice] = dict(
             zip((*ROLES_OF_LAYERS, *ROLES_OF_WEIGHTS), map(slice, [0, *ends], ends), strict=False)
         )
-        """Where the rows of each role stand in `rows_in`."""
+        """Role -> its part of the result of `rows_in`."""
         self.cells = (self.owner + of_layers * np.arange(len(ROLES_OF_WEIGHTS))[:, None]).ravel()
-        """The place of each weight's layer in an array (`ROLES_OF_WEIGHTS`, layers), shape (roles * weights,)."""
+        """For each role in `ROLES_OF_WEIGHTS` and each weight: the index of the weight's layer in a flattened array of
+        shape (roles, layers); shape (roles * weights,). For sums per role and layer by `np.bincount`."""
         self._of_kinds: dict[frozenset[Kind], np.ndarray] = {}
         self._rows_in: tuple[Places, np.ndarray] | None = None
 
     def rows_in(self, places: Places) -> np.ndarray:
-        """Return the row of each layer and weight in a table of readings, role after role as in `parts`.
+        """Return the row of each layer (or weight) and role in a table of readings; -1 where nothing was measured.
 
-        The row is -1 for what was not measured.
+        Shape (sum over the roles of layers or weights,), one role after the other; `parts` has the slice of each.
         """
         if self._rows_in is None or self._rows_in[0] is not places:
             of_layers = [places.rows(role, self.names) for role in ROLES_OF_LAYERS]
@@ -231,14 +235,18 @@ class LayerArrays:
         return self._rows_in[1]
 
     def of_kind(self, kinds: frozenset[Kind]) -> np.ndarray:
-        """Return which layers are of one of these kinds, shape (layers,), booleans."""
+        """Return which layers are of one of these kinds, shape (layers,), bool."""
         found = self._of_kinds.get(kinds)
         if found is None:
             found = self._of_kinds[kinds] = np.array([layer.kind in kinds for layer in self._layers], dtype=bool)
         return found
 
     def first_of_each(self, is_meant: np.ndarray) -> np.ndarray:
-        """Return the index of the first weight of each layer for which `is_meant`, shape (weights,), is true."""
+        """Return indices into `weights`: of each layer the first weight for which `is_meant` is true, if there is one.
+
+        Args:
+            is_meant: shape (weights,), bool.
+        """
         rows = np.flatnonzero(is_meant)
         return rows[np.diff(self.owner[rows], prepend=-1) > 0]
 
@@ -248,11 +256,11 @@ def _inputs(shape: Sequence[int]) -> float:
 
 
 class LookArrays:
-    """A look as arrays over all layers, or over all weights.
+    """The moments of one look as arrays over all layers, or over all weights.
 
     Args:
         look: the look.
-        layers: the layers.
+        layers: the watched layers.
     """
 
     def __init__(self, look: Look, layers: LayerArrays) -> None:
@@ -266,7 +274,7 @@ class LookArrays:
         is_spoiled = (nonfinite > 0) & ((nonfinite > block[:, _NEGINF]) | (count == 0))
         is_there, mean, deviation = self._rows_in_look >= 0, block[:, _MEAN], block[:, _DEVIATION]
         self.rows: dict[Role, Rows] = {}
-        """The moments of each of `ROLES_OF_LAYERS`, a row for each layer, and of `ROLES_OF_WEIGHTS`, for each weight.
+        """Role -> its moments: arrays over the layers for `ROLES_OF_LAYERS`, over the weights for `ROLES_OF_WEIGHTS`.
         """
         for role, part in layers.parts.items():
             self.rows[role] = Rows(
@@ -281,28 +289,28 @@ class LookArrays:
 
     @functools.cached_property
     def outputs(self) -> "Units":
-        """The channels of the outputs of all layers."""
+        """The statistics of each channel of the outputs of all layers."""
         return Units(self.look.table, self._rows_in_look[self.layers.parts["output"]])
 
     @functools.cached_property
     def weights(self) -> "Units":
-        """The units of all weights, after the step."""
+        """The statistics of each unit (first dimension) of all weights, after the step."""
         return Units(self.look.table, self._rows_in_look[self.layers.parts["parameter"]])
 
     def channels(self, layer: int) -> np.ndarray | None:
-        """Return the rows of the channels of one layer's output, see `Reading.channels`.
+        """Return the `Reading.channels` of one layer's output; None if it was not measured or has no channels.
 
         Args:
-            layer: the place of the layer.
+            layer: the index of the layer.
         """
         row = self._rows_in_look[layer]
         return None if row < 0 else self.look.table.channels[row]
 
     @functools.cached_property
     def began_at_zero(self) -> np.ndarray:
-        """Of the first look: which layers had only zeros as weights before it, shape (layers,), booleans.
+        """Which layers had only zeros as weights before the step of this look, shape (layers,), bool.
 
-        Only weights with two or more dimensions count, or all of a layer that has none.
+        Only weights with two or more dimensions count; in a layer without such weights, all count.
         """
         table, before, after = self.layers, self.rows["parameter_before"], self.rows["parameter"]
         is_matrix, layers = ~np.isnan(table.inputs), len(table.names)
@@ -338,40 +346,41 @@ class Rows:
 
     @property
     def reaches(self) -> np.ndarray:
-        """For the rows of a gradient: True where it was measured and is not all 0."""
+        """True where a value other than 0 was measured, same shape. For gradients: the weight or layer gets one."""
         # Of finite values with any other than 0 the mean or the deviation is not 0; both are 0 where there are none.
         return np.asarray((self.deviation > 0) | (np.abs(self.mean) > 0) | (self.nonfinite > 0))
 
 
 class Units:
-    """The rows of all channels of many tensors, one tensor after the other.
+    """The statistics of each channel of several tensors: one matrix with a row per channel, tensor after tensor.
 
-    `np.add.reduceat(values, units.starts)` gives the sum over the channels of each tensor.
+    For values of shape (channels of all tensors,), `np.add.reduceat(values, units.starts)` gives the sum of each
+    tensor.
 
     Args:
         table: the readings of the tensors.
-        rows: the row of each tensor in it; negative for a tensor that was not measured.
+        rows: the index of each tensor's reading in `table`; negative for a tensor that was not measured.
     """
 
     def __init__(self, table: Readings, rows: np.ndarray) -> None:
         channels = [None if row < 0 else table.channels[row] for row in rows.tolist()]
         parts = {place: part for place, part in enumerate(channels) if part is not None and len(part)}
         self.places = np.array([*parts], dtype=np.intp)
-        """Which tensors have channels, shape (tensors with channels,)."""
+        """The indices of the tensors that have channels, shape (tensors with channels,)."""
         self.counts = np.array([*map(len, parts.values())], dtype=np.intp)
-        """Number of rows of each, shape (tensors with channels,)."""
+        """Number of channels of each that are in `rows`, shape (tensors with channels,)."""
         self.widths = np.array(table.widths, dtype=np.intp)[rows[self.places]]
-        """Number of channels of each, shape (tensors with channels,): of a wide tensor only every k-th has a row."""
+        """Number of channels of each, shape (tensors with channels,). In `rows` a wide tensor has only every k-th."""
         self.starts = np.cumsum(self.counts) - self.counts
         """Index of the first row of each in `rows`, shape (tensors with channels,)."""
         self.rows = np.concatenate([*parts.values()]) if parts else np.empty((0, len(FIELDS)))
-        """Shape (channels of all tensors, columns of `hookboard.measure.FIELDS`)."""
+        """The statistics, shape (channels of all tensors, len(`hookboard.measure.FIELDS`))."""
         self.columns = dict(zip(FIELDS, self.rows.T, strict=True))
         """The columns of `rows` by name."""
         self.has_values = np.asarray(self.columns["count"] > 0)
         """True for channels with a finite value, shape (channels of all tensors,)."""
         self.is_zero = np.asarray((self.columns["zeros"] == self.columns["count"]) & self.has_values)
-        """True for channels whose finite values are all 0, and that have some, shape (channels of all tensors,)."""
+        """True for channels with finite values that are all 0, shape (channels of all tensors,)."""
 
     @functools.cached_property
     def squares(self) -> np.ndarray:
@@ -384,9 +393,9 @@ def quantities_of(look: LookArrays) -> tuple[np.ndarray, np.ndarray]:
     """Reduce a look to all quantities of all layers.
 
     Returns:
-        The values, shape (quantities, layers), in the order of `QUANTITIES`; NaN where there was nothing. And where the
-        tensor of a value held NaN or +Inf, or nothing finite, same shape, booleans (-Inf alone may be a mask); this
-        covers outputs, their gradients and updates, and is False for weights and their gradients.
+        The values, shape (quantities, layers), in the order of `QUANTITIES`; NaN where nothing was measured. And an
+        array of bool, same shape: True where the tensor had NaN or +Inf, or nothing finite (-Inf alone may be a mask).
+        It is always False for `weight_rms` and `weight_gradient_rms`.
     """
     layers, rows = look.layers, look.rows
     output, gradient = rows["output"], rows["grad_output"]
@@ -410,9 +419,9 @@ def quantities_of(look: LookArrays) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _rms_of_layers(look: LookArrays) -> np.ndarray:
-    """Return the RMS over all weights of each layer, shape (`ROLES_OF_WEIGHTS`, layers); NaN where there is none.
+    """Return the RMS over all weights of each layer, shape (len(`ROLES_OF_WEIGHTS`), layers); NaN if it has none.
 
-    That of the weights before the step leaves out those of which no update was measured.
+    For "parameter_before" only weights count whose update was measured.
     """
     layers, rows = look.layers, [look.rows[role] for role in ROLES_OF_WEIGHTS]
     rms, count = np.array([each.rms for each in rows]), np.array([each.count for each in rows])
@@ -440,46 +449,45 @@ def _shares_of_units(look: LookArrays) -> tuple[np.ndarray, np.ndarray]:
 
 
 SILENT_AT_ZERO_KINDS: frozenset[Kind] = frozenset({"rectifier", "dropout"})
-"""Kinds of layers whose units are silent where they give exactly 0."""
+"""Kinds of layers whose units are silent if all their outputs are exactly 0."""
 
 SILENT_BELOW_ZERO_KINDS: frozenset[Kind] = frozenset({"linear", "conv", "norm"})
-"""Kinds of layers whose units a rectifier after them would silence: units that give nothing above 0, and not only 0, as
-they do without any input."""
+"""Kinds of layers whose units a rectifier after them would silence: no output is above 0, and not all are 0, as they
+are without any input."""
 
 USUAL_SILENCE_QUANTILE = 0.75
-"""Quantile of a layer's units whose longest earlier silence counts as usual there (a choice)."""
+"""The usual silence in a layer is this quantile, over its units, of the longest silence that has ended (a choice)."""
 
 
 class Silence:
-    """The silent units of one layer: those that no sample and place has activated since some step.
-
-    All arrays have the shape (units,).
+    """Counts for each unit of one layer how long no sample has activated it. All arrays have the shape (units,).
 
     Args:
-        units: number of units that are looked at.
+        units: number of units that are measured.
         width: number of units of the layer. Left out: `units`.
     """
 
     def __init__(self, units: int, width: int | None = None) -> None:
         self.width = units if width is None else width
         self.since = np.zeros(units)
-        """The optimizer step of the first look of the current silence."""
+        """The optimizer step of the first look of the current silence; without meaning for an active unit."""
         self.looks = np.zeros(units, dtype=np.int64)
-        """Number of looks it has lasted; 0 for an active unit."""
+        """Number of looks that the current silence has lasted; 0 for an active unit."""
         self.samples = np.zeros(units)
-        """Number of values (samples and places) it has lasted."""
+        """Number of values (samples x positions) that the current silence has lasted."""
         self.ended = np.zeros(units, dtype=np.int64)
-        """The longest silence that has ended, in looks."""
+        """The longest silence that has ended, in looks; 0 if none has."""
         self.is_any = False
         """True if any unit is silent now."""
 
     def see(self, step: int, samples: np.ndarray, is_silent: np.ndarray | None) -> None:
-        """Update the silence of each unit by a look.
+        """Update the counts with one look.
 
         Args:
-            step: its optimizer step.
-            samples: number of values of each unit, shape (units,). A unit with none stays as it is.
-            is_silent: whether all values of a unit were silent, shape (units,); None if no unit was silent.
+            step: the optimizer step of the look.
+            samples: number of values of each unit, shape (units,). The counts of a unit without values stay as they
+                are.
+            is_silent: True for units whose values were all silent, shape (units,); None if there are no such units.
         """
         if is_silent is None:
             is_silent = np.zeros(len(samples), dtype=bool)
@@ -495,10 +503,10 @@ class Silence:
         self.is_any = bool(self.looks.any())
 
     def lasting(self, looks: int, samples: int) -> np.ndarray:
-        """Return which units have been silent for this many looks and values, shape (units,).
+        """Return which units have been silent for at least this many looks and values, shape (units,), bool.
 
-        A unit that was silent before and came back, alone or with most of its layer, must be silent for more than
-        twice as long.
+        The current silence must also be more than twice as long as the longest earlier one of the unit, and as the
+        usual one in the layer, see `USUAL_SILENCE_QUANTILE`.
         """
         if not self.is_any and looks > 0:
             return np.zeros(len(self.looks), dtype=bool)
@@ -510,10 +518,12 @@ class Silence:
 
 
 def silent_in(look: LookArrays) -> list[tuple[str, int, np.ndarray, np.ndarray | None]]:
-    """Return for each layer whose units can be silent: name, width, values of each unit, and which units are silent.
+    """Find the silent units of one look.
 
-    The last is None where no unit was silent. Layers with an output that is not finite are left out: their units count
-    as neither silent nor active.
+    Returns:
+        For each layer whose units can be silent: its name; its number of units; the number of values of each measured
+        unit, shape (units,); and which of these are silent, shape (units,), bool, or None if none is. Layers whose
+        output has NaN or Inf are left out.
     """
     layers, units = look.layers, look.outputs
     count, highest, is_zero = units.columns["count"], units.columns["max"], units.is_zero
@@ -535,11 +545,11 @@ def silent_in(look: LookArrays) -> list[tuple[str, int, np.ndarray, np.ndarray |
 
 
 def onsets(began: np.ndarray, since: int) -> tuple[int, str]:
-    """Return the step at which most of the units fell silent (the first such step), and a clause that says since when.
+    """Return the step at which most units fell silent (the first such step), and a clause on when they did.
 
     Args:
-        began: the step since which each is silent, shape (units,).
-        since: the step since which enough of them are to be reported.
+        began: the step since which each unit has been silent, shape (units,).
+        since: the step since which enough units have been silent to be reported.
 
     >>> onsets(np.array([10, 10, 10]), 10), onsets(np.array([0, 0, 10, 20, 30]), 20)
     ((10, 'since step 10'), (0, 'since step 30, 4 of them by step 20, 2 since step 0'))

@@ -30,10 +30,17 @@ def forget_graphs(model: nn.Module) -> None:
 
 
 class Receiver(Protocol):
-    """The object to which a graph shows its tensors: a tap."""
+    """What a graph sends its tensors to: a tap of `hookboard.hooks`."""
 
     def receive(self, role: Role, path: str, tensor: Tensor | None, cause: str) -> None:
-        """Take a tensor with its role and path, or None with the cause why there is no tensor."""
+        """Receive a tensor of a call of the module.
+
+        Args:
+            role: the role of the tensor.
+            path: its index or key if there are several, as in `Site.index`.
+            tensor: the detached tensor, or None if the graph cannot send it.
+            cause: why not; "" with a tensor.
+        """
 
 
 _RECEIVERS: dict[int, weakref.ref[Receiver]] = {}
@@ -99,7 +106,12 @@ class GraphEnd:
             self._backward_key = torch.tensor([number, 0], device="cpu")
 
     def before(self, roles: Collection[Role], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Forward pre-hook: shows the inputs; returns replacements that show their gradients, if these are watched."""
+        """Forward pre-hook: sends the inputs to the tap, as far as `roles` has "input" and "grad_input".
+
+        Returns:
+            For "grad_input" the (args, kwargs) to call the module with, whose gradients go to the tap when they are
+            computed; None if nothing is to be replaced.
+        """
         if in_transform():
             return None
         tensors = list(tensors_in(named_inputs(args, kwargs)))
@@ -116,7 +128,12 @@ class GraphEnd:
         return self._with_gradients_shown("grad_input", (args, kwargs), tensors, [])
 
     def after(self, roles: Collection[Role], args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> Any:
-        """Forward hook: shows the output; returns a replacement that shows its gradient, if this is watched."""
+        """Forward hook: sends the output to the tap, as far as `roles` has "output" and "grad_output".
+
+        Returns:
+            For "grad_output" the output to return instead, whose gradients go to the tap when they are computed; None
+            if nothing is to be replaced.
+        """
         if in_transform():  # tensors outside of the transform, such as the key, must not be changed inside it
             return None
         tensors = list(tensors_in(output))
@@ -149,7 +166,17 @@ class GraphEnd:
     def _with_gradients_shown(
         self, role: Role, value: Any, tensors: list[tuple[str, Tensor]], given: list[Tensor]
     ) -> Any:
-        """Return the value with its tensors replaced by copies that show their gradients; None if none of them can."""
+        """Replace tensors by copies whose gradients go to the tap in the backward pass.
+
+        Args:
+            role: "grad_input" or "grad_output".
+            value: holds the tensors: the (args, kwargs) or the output of the module.
+            tensors: the tensors in it, with their paths.
+            given: see `_why_not_shown`.
+
+        Returns:
+            The value with copies in place of the tensors; None if no tensor can be replaced.
+        """
         if not can_be_filled(value):
             self._explain(role, "a compiled graph cannot put other tensors in a container of its class")
             return None
@@ -198,7 +225,7 @@ def _why_not_shown(role: Role, tensor: Tensor, given: list[Tensor]) -> str:
 
 
 def _paths_by_tensor(tensors: list[tuple[str, Tensor]]) -> list[tuple[Tensor, list[str]]]:
-    """Return each tensor once, with all paths that lead to it."""
+    """Group (path, tensor) pairs by tensor: return each tensor once, with the list of its paths."""
     found: list[tuple[Tensor, list[str]]] = []
     for path, tensor in tensors:
         known = [paths for other, paths in found if other is tensor]
@@ -210,7 +237,7 @@ def _paths_by_tensor(tensors: list[tuple[str, Tensor]]) -> list[tuple[Tensor, li
 
 
 class _ShownGradient(torch.autograd.Function):
-    """Identity whose backward pass shows the gradient: tensor hooks with side effects cannot be traced.
+    """Identity whose backward pass sends the gradient to the tap: tensor hooks with side effects cannot be traced.
 
     It returns a copy, which the compiler optimizes away: on a view, a later in-place operation would fail.
     """
@@ -227,7 +254,7 @@ class _ShownGradient(torch.autograd.Function):
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Return whether the operator can take the tensor: it takes no nested tensors and no subclasses of Tensor."""
+    """Return True if `hookboard::show` accepts the tensor: it is not nested, and of no subclass but Parameter."""
     return type(tensor) in (Tensor, nn.Parameter) and not tensor.is_nested
 
 

@@ -59,7 +59,12 @@ class CallCounter:
         self._here = CallStack()
 
     def enter(self, arguments: int, edges: Edges) -> None:
-        """Note that a call begins."""
+        """Note that a call begins in this thread.
+
+        Args:
+            arguments: the `id` of its tuple of arguments.
+            edges: see `OpenCall`.
+        """
         with self._lock:
             if in_backward():
                 number = 0 if self._count == 1 else UNKNOWN
@@ -79,7 +84,11 @@ class CallCounter:
         return self._here.calls[-1].number
 
     def returned(self, arguments: int) -> OpenCall:
-        """Return the call with these arguments, and drop the calls still open inside it, which have failed."""
+        """Return the running call with these arguments, and drop calls inside it that have not ended: they failed.
+
+        Args:
+            arguments: the `id` of its tuple of arguments. If no call has it, the innermost one is returned.
+        """
         calls = self._here.calls
         if any(call.arguments == arguments for call in calls):  # otherwise another hook has replaced the arguments
             while calls[-1].arguments != arguments:
@@ -91,7 +100,7 @@ class CallCounter:
         self._here.calls.pop()
 
     def forget(self) -> None:
-        """Forget the calls that have not ended, in all threads."""
+        """Drop the calls that have not ended, in all threads."""
         self._here = CallStack()
 
 
@@ -137,14 +146,14 @@ class ModuleTap:
         self._leaf_hooks: list[RemovableHandle] = []
 
     def receive(self, role: Role, path: str, tensor: Tensor | None, cause: str) -> None:
-        """Take a tensor that a running graph shows; see `graphs.Receiver`."""
+        """Show a tensor that a running compiled graph sends; see `graphs.Receiver.receive`."""
         if self._switch.on:
             self._shielded(self._show_from_graph, role, path, tensor, cause)
 
     def _shielded(self, show: Callable[..., object], *given: Any) -> None:
-        """Call a function and count its time. An error gives a warning, and nothing is shown from then on.
+        """Call `show(*given)` and count its time. An error gives a warning, and nothing is shown from then on.
 
-        Nothing is called during an own call.
+        Does nothing while hookboard itself calls the model.
         """
         if self._is_off or own_calls:
             return
@@ -169,7 +178,7 @@ class ModuleTap:
     """The same, for a caller that torch.compile may have compiled."""
 
     def show_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Show the inputs before a call, because an in-place module will change them."""
+        """Show the input tensors to their observers before the call, because an in-place module will change them."""
         inputs = list(tensors_in(named_inputs(args, kwargs)))
         if self._calls is not None:
             self.is_unsettled = True
@@ -182,7 +191,7 @@ class ModuleTap:
             self.causes["grad_input"] = _why_no_gradient_of("input", [tensor for _, tensor in inputs])
 
     def show_outputs(self, args: tuple[Any, ...], output: object) -> None:
-        """Show the outputs after a call, and watch the gradients that will arrive."""
+        """Show the output tensors to their observers after the call, and hook the gradients that are watched."""
         if self._calls is not None and not self._calls.are_running:
             return
         self.called = True

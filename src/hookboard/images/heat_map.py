@@ -409,7 +409,14 @@ def heat_map(
 
 
 def _edges(rows: int, kinds: Mapping[int, Mark]) -> list[int]:
-    """Return where each row begins, and where the last one ends, in pixels."""
+    """Return the y coordinate in pixels at which each row begins, and at which the last one ends: rows + 1 numbers.
+
+    A few marked rows are drawn higher than the others, so that they can be seen.
+
+    Args:
+        rows: number of rows.
+        kinds: index of a marked row to its mark.
+    """
     each = min(14.0, max(1.0, MAX_ROWS_HEIGHT / max(rows, 1))) if rows <= 720 else 720 / rows
     heights = np.full(rows, each)
     if len(kinds) <= MAX_ENLARGED_MARKS and each < MIN_MARKED_HEIGHT:

@@ -12,10 +12,10 @@ OVERHEAD = "hookboard/overhead"
 
 
 def is_due(step: int, every_n_steps: int) -> bool:
-    """Return whether the optimizer step with this number, counted from 0, is measured and logged.
+    """Return True if the optimizer step with this number, counted from 0, is measured and logged.
 
-    The last of every n steps is due. Lightning's own logging takes the same one, so that the points of both stand at
-    the same steps. If `every_n_steps` is 0 (Lightning's "no logging"), no step is due.
+    That is the last of every n steps, the one that Lightning logs too. If `every_n_steps` is 0 (Lightning's "no
+    logging"), no step is due.
 
     >>> [step for step in range(10) if is_due(step, 4)]
     [3, 7]
@@ -24,10 +24,10 @@ def is_due(step: int, every_n_steps: int) -> bool:
 
 
 def is_due_now(state: StageState, step: int) -> bool:
-    """Return whether this optimizer step is due in a stage whose cadence may be stretched; note it if so.
+    """Return True if this optimizer step is due in a stage whose cadence may be stretched; if so, set `last_due`.
 
-    At a stretched cadence, at least `every_n_steps * stretch` steps lie between two due steps. They are counted from
-    the last due step, because right after a change a multiple of the new cadence may follow it closely.
+    A due step must be due by `is_due`, and at least `every_n_steps * stretch` steps after the last due one. The answer
+    for the step `last_due` itself stays True.
     """
     if not is_due(step, state.every_n_steps):
         return False
@@ -46,7 +46,7 @@ class OverheadShare:
         self._step: int | None = None
 
     def begin(self, clocks: Iterable[Clock]) -> None:
-        """Start the first interval now. What a running clock has counted so far belongs to this interval."""
+        """Start the first interval now. The time since a running clock was started belongs to this interval too."""
         self._last = perf_counter(), sum(clock.spent for clock in clocks)
 
     def take(self, step: int, clocks: Iterable[Clock]) -> float | None:
@@ -86,19 +86,19 @@ class Budget:
         self._clock = clock
         self._began: tuple[float, float, int] | None = None
         self._time = self._idle = 0.0
-        """Seconds that training took without the callback, and that the callback took in steps that are not due."""
+        """Seconds without the callback (`_time`), and seconds of the callback in steps that are not due (`_idle`)."""
         self._steps = self._idle_steps = 0.0
-        """The number of steps, and of those that are not due."""
+        """Number of steps that `_time` and `_idle` cover."""
         self._looks = 0
         self._own = 0.0
         self.look: float | None = None
         """Seconds that the callback takes in a due step; None until the second due step has ended."""
 
     def begin_batch(self, step: int) -> None:
-        """Call before each training batch. Adds the time since the last call to the step that it belongs to.
+        """Call before each training batch; adds the time since the last call to that of the previous step.
 
         Args:
-            step: the optimizer step that the batch belongs to.
+            step: the optimizer step to which the batch that begins belongs.
         """
         self._close(step)
         self._began = perf_counter(), self._clock.spent, step
@@ -110,7 +110,7 @@ class Budget:
         self._began = None
 
     def _close(self, step: int) -> None:
-        """Add the time since the last batch began; `step` is the optimizer step that comes next."""
+        """Add the time since the last `begin_batch`; `step` is the optimizer step of the next batch."""
         if self._began is None:
             return
         start, spent, begun = self._began
@@ -141,12 +141,14 @@ class Budget:
         return self._idle / self._idle_steps if self._idle_steps else 0.0
 
     def wanted(self, every_n_steps: int, now: int) -> int:
-        """Return the factor by which the cadence must be stretched, 1 or more; `now` if nothing is known yet.
+        """Return the factor by which `every_n_steps` must be multiplied to stay within the share, 1 or more.
+
+        Each call also halves the weight of all times measured so far, so call it once per due step.
 
         Args:
-            every_n_steps: the cadence that is stretched.
-            now: the present factor. It is kept unless a larger one is needed or half of it is enough, so that the
-                cadence does not change all the time.
+            every_n_steps: number of steps between two due steps at factor 1.
+            now: the present factor. It is returned if nothing is known yet, and unless a larger one is needed or half
+                of it is enough, so that the cadence does not change all the time.
         """
         if self.look is None or not self.step:
             return now

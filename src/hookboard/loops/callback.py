@@ -187,7 +187,7 @@ class HookboardCallback(CallbackMethods[W]):
             loop.leave(self)
 
     def _other(self, loop: Loop) -> Loop | None:
-        """Return the loop that it joined last, if that is another one and still exists; otherwise None."""
+        """Return the loop that this callback joined last if it still exists and is not `loop`; otherwise None."""
         watched = None if self._watched is None else self._watched()
         return None if watched == loop else watched
 

@@ -91,7 +91,7 @@ class CallbackMethods(Callback, ABC, Generic[W]):
         return None
 
     def _is_collective(self, loop: Loop) -> bool:
-        """Return whether all ranks measure. If so, rank 0 decides for all whether, how often and in which stages."""
+        """Return True if all ranks measure: then rank 0 decides for all ranks in which stages and how often."""
         return False
 
     def _merges(self, loop: Loop) -> bool:
@@ -107,7 +107,7 @@ class CallbackMethods(Callback, ABC, Generic[W]):
         return loop.log_every_n_steps
 
     def _may_stretch(self, state: W) -> bool:
-        """Return whether `max_overhead` may stretch the cadence yet; must be equal on all ranks."""
+        """Return True if `max_overhead` may stretch the cadence now; the result must be equal on all ranks."""
         return True
 
     def written_tags(self) -> Iterable[str]:
@@ -132,7 +132,7 @@ class CallbackMethods(Callback, ABC, Generic[W]):
         """Called before the first batch of an evaluation."""
 
     def _wants(self, loop: Loop, state: W, batch_idx: int, dataloader_idx: int) -> bool:
-        """Return whether this batch is measured; by default, in training if its step is due, in evaluations always."""
+        """Return True if this batch is measured. By default: in training if its step is due, in evaluations always."""
         return state.stage != "train" or is_due_now(state, loop.logged_step)
 
     @abstractmethod

@@ -221,7 +221,7 @@ class FirstCallback(Callback):
     on_validation_batch_start = on_test_batch_start = on_predict_batch_start = on_train_batch_start
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any, **named: Any) -> None:
-        """Have each member end its training batch, before other callbacks are called."""
+        """Call `end_batch` of each member, before other callbacks are called."""
         loop = TrainerLoop(trainer)
         for member in self.members:
             member.end_batch(loop, "train")
@@ -262,7 +262,7 @@ class LastCallback(Callback):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, *rest: Any
     ) -> None:
-        """Have each member begin the batch, and find out which hooks other callbacks implement in the middle of it."""
+        """Call `begin_batch` of each member, then `listen`, to learn which batch hooks other callbacks implement."""
         loop = TrainerLoop(trainer)
         self.members.begin_batch(loop, "train", batch, batch_idx, 0)
         self.members.listen(loop)
@@ -275,14 +275,14 @@ class LastCallback(Callback):
     on_after_backward = on_before_optimizer_step = on_before_zero_grad = on_before_backward
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Have each member begin an evaluation within a fit. Outside of a fit, the members do so themselves."""
+        """Call `begin_evaluation` of each member, within a fit. Outside of a fit, the members do so themselves."""
         for member in self.members:
             member.begin_evaluation(TrainerLoop(trainer))
 
     def on_validation_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """Have each member begin the batch."""
+        """Call `begin_batch` of each member."""
         loop = TrainerLoop(trainer)
         self.members.begin_batch(loop, loop.stage, batch, batch_idx, dataloader_idx)
 

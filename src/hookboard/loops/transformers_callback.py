@@ -94,9 +94,9 @@ class TransformersCallback(TrainerCallback):
         self._loop = None
 
     def close(self) -> None:
-        """Detach the hooks after a training that failed. Call it then: Hugging Face's Trainer tells callbacks nothing.
+        """Detach the hooks. Call it after a training that has failed, of which Hugging Face tells callbacks nothing.
 
-        The next training does the same when it begins.
+        Otherwise the next training detaches them when it begins.
         """
         self._drop_batch()
         _fail(self._until_end)

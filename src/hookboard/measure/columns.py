@@ -99,7 +99,7 @@ class Tails(Columns):
         return _roots(torch.stack([cubes, fourths]) / row[0].clamp(min=1)) * unit
 
     def merge(self, numbers: Tensor, rows: Tensor, owner: Tensor, merged: Tensor) -> Tensor:
-        """Merge by Pebay's formula, which is Chan's for the variance carried on to third and fourth moments."""
+        """Merge by Pebay's formula, which extends Chan's for the variance to the third and fourth moment."""
         # Pebay, "Formulas for robust, one-pass parallel computation of covariances and arbitrary-order statistical
         # moments", 2008, for any number of parts.
         unit = unit_of(merged[:, 8], merged[:, 9])

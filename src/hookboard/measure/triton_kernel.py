@@ -55,7 +55,7 @@ def two_sum(a_high, a_low, b_high, b_low):
 
 @triton.jit
 def sum_of(x, PAIRS: tl.constexpr):
-    """Return the sum over the rows of a tile, float64."""
+    """Return the sum of `x` over its rows, float64; with PAIRS it is added up in pairs of float32."""
     if PAIRS:
         high, low = tl.reduce((x, tl.zeros_like(x)), 0, two_sum)
         return high.to(tl.float64) + low.to(tl.float64)
@@ -181,12 +181,12 @@ def _store(at, is_there, factor, count, sums, others):
     """Write rows.
 
     Args:
-        at: where they begin.
-        is_there: which of them exist.
-        factor: what the sums were multiplied by.
-        count: how many finite values.
-        sums: of the values, of the squares about their mean, of the magnitudes.
-        others: the columns after the means.
+        at: pointers to the first number of each row.
+        is_there: False for channels beyond the last one, whose rows are not written.
+        factor: the values were multiplied by it before they were summed.
+        count: number of finite values.
+        sums: three sums: of the values, of the squares about their mean, of the absolute values.
+        others: the columns from the fifth on.
     """
     many, unit = tl.maximum(count, 1).to(tl.float64), 1.0 / factor.to(tl.float64)
     tl.store(at, count.to(tl.float64), mask=is_there)

@@ -195,7 +195,10 @@ def _nested(tensor: Tensor, may_wait: bool) -> Values:
 
 
 def _only(values: Tensor, belongs: Tensor, may_wait: bool) -> Values:
-    """Return the values where `belongs` is True; if the host may not wait for their number, NaN replaces the others."""
+    """Return the values where `belongs` is True.
+
+    If `may_wait` is False, the others stay as NaN, counted in `holes`: the host must not wait to learn their number.
+    """
     if may_wait:
         return Values(values[belongs])
     values = values if values.dtype.is_floating_point else values.double()

@@ -27,7 +27,7 @@ from hookboard.sites import Site
 
 
 class Extent(NamedTuple):
-    """What a packet holds of a site besides its row.
+    """The layout of a site in a packet, besides its row.
 
     Args:
         channels: the number of its channels; 0 if they are not measured.

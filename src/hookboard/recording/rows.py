@@ -40,10 +40,13 @@ class Streams:
     def __init__(self) -> None:
         self._used: set[torch.cuda.Stream] = set()
         self._merged: torch.cuda.Event | None = None
-        """After the last merge."""
+        """Recorded at the end of the last `joined`."""
 
     def note(self, tensor: Tensor) -> None:
-        """Note the stream on which this tensor is now measured; it first waits for the last merge."""
+        """Register the current stream of the tensor's device; call it before the tensor is measured.
+
+        The stream then waits for the last merge. Does nothing for a tensor that is not on CUDA.
+        """
         if not tensor.is_cuda:
             return
         stream = torch.cuda.current_stream(tensor.device)
@@ -56,7 +59,7 @@ class Streams:
 
     @contextlib.contextmanager
     def joined(self) -> Iterator[None]:
-        """Have the current stream wait for all others; after the block, they wait for what it did inside."""
+        """Make the current stream wait for all registered ones; after the block, make them wait for it."""
         used = list(self._used)
         if not used:
             yield
@@ -84,13 +87,13 @@ class RowBuffer:
         self.streams = Streams()
         """The streams on which the rows are made."""
         self.kept: list[tuple[int, Row]] = []
-        """The index of a site, and a row of it."""
+        """(index of a site, one of its rows), in the order in which they were appended."""
         self._more = more
         self._empty = empty_row(more)
         self._least = MOST_ROWS * WIDTH // (WIDTH + width_of(more))
         self._most = self._least
         self._parts = 0
-        """The number of rows of parts since the last merge."""
+        """Number of rows of parts of tensors since the last merge."""
         self._merging = threading.Lock()
 
     @property
@@ -114,7 +117,7 @@ class RowBuffer:
             self._merge_early()
 
     def take(self) -> list[tuple[int, Row]]:
-        """Empty the buffer; returns the rows, for `merged`."""
+        """Empty the buffer, and return what it held: (index of the site, row) pairs, as `merged` takes them."""
         with self._merging:
             rows = self.kept[:]
             del self.kept[: len(rows)]  # others may have come after them
@@ -166,7 +169,7 @@ class RowBuffer:
             return merge_rows(self._block([row for _, row in rows]), owner, sites, self._more)
 
     def _block(self, rows: Sequence[Row]) -> Tensor:
-        """Return the rows as one matrix on the device; rows that another device measured are tensors."""
+        """Return the rows as one float64 matrix on the device; a row may be a tuple of numbers or a tensor."""
         if Tensor in map(type, rows):
             each = [_on(self.device, torch.as_tensor(row, dtype=torch.float64)) for row in rows]
             return torch.cat([row if row.dim() == 2 else row[None] for row in each])
@@ -187,12 +190,12 @@ class ChannelBuffer:
         self._calls: dict[int, list[ChannelRows] | None] = {}
 
     def append(self, index: int, rows: ChannelRows | None) -> None:
-        """Keep the rows of the channels of a call.
+        """Keep the rows of the channels of one call.
 
         Args:
             index: the index of the site.
-            rows: None if the call had no channels. After such a call, or one with another number of channels than
-                before, the site has no channels until the next `take`.
+            rows: one row per channel; None if the call had no channels. After such a call, or one with another number
+                of channels than before, nothing is kept for the site until the next `take`.
         """
         calls = self._calls.setdefault(index, [])
         if calls is None:
@@ -206,15 +209,22 @@ class ChannelBuffer:
                 calls[:] = self._merged([calls])
 
     def take(self) -> dict[int, list[ChannelRows] | None]:
-        """Empty the buffer; returns the rows of each call by the index of the site, for `merged`."""
+        """Empty the buffer, and return what it held, as `merged` takes it.
+
+        Returns:
+            Index of the site -> the rows of each of its calls; None if its calls have no channels in common.
+        """
         calls, self._calls = self._calls, {}
         return calls
 
     def merged(self, calls: Mapping[int, list[ChannelRows] | None]) -> dict[int, ChannelRows | None]:
-        """Return the merged rows of each site, None where its calls had no channels in common.
+        """Merge the rows of the calls of each site into one row per channel.
 
         Args:
-            calls: the rows that `take` has returned.
+            calls: what `take` has returned.
+
+        Returns:
+            Index of the site -> its rows, shape (channels, WIDTH), on the device; None as in `calls`.
         """
         if not calls:
             return {}
@@ -223,7 +233,11 @@ class ChannelBuffer:
         return {index: None if each is None else next(merged) for index, each in calls.items()}
 
     def _merged(self, sites: Sequence[list[ChannelRows]]) -> list[ChannelRows]:
-        """Return the merged rows of the calls of each site; all sites in one merge, however many there are."""
+        """Return the merged rows of each site, on the device, in the order of `sites`. All are merged in one call.
+
+        Args:
+            sites: for each site the rows of its calls, one or more.
+        """
         several = [calls for calls in sites if len(calls) > 1]
         parts = iter(self._merged_together(several) if several else ())
         return [

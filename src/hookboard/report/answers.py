@@ -64,7 +64,7 @@ def _maps(
 
 
 class _Room:
-    """What the report may still hold of histograms and pictures, and what it has left out."""
+    """Counts how many histogram numbers and picture bytes still fit into the report, and what did not fit."""
 
     def __init__(self) -> None:
         self.numbers, self.bytes = MAX_HISTOGRAM_NUMBERS, MAX_PICTURE_BYTES
@@ -72,7 +72,7 @@ class _Room:
         self.left_out = {"histogram": 0, "picture": 0}
 
     def has_histogram(self, board: Board, source: Source, run: LoggedRun, one: dict[str, str]) -> bool:
-        """Take a histogram in, at some of its steps; return False if there is no room for it."""
+        """Add a histogram to `histograms`, thinned to some of its steps; return False if it does not fit."""
         answer = board.histogram(source, run.name, one["tag"])
         last = len(answer["steps"]) - 1
         kept = sorted({round(last * i / (MAX_HISTOGRAM_STEPS - 1)) for i in range(MAX_HISTOGRAM_STEPS)})

@@ -29,7 +29,13 @@ def verdict_lines(run: LoggedRun) -> list[str]:
 
 
 def _paragraph(card: Mapping[str, Any], verdicts: Sequence[Verdict], layers: Sequence[str]) -> str:
-    """Return what `hookboard.health` says of a card; a health record has its verdicts without what folds them."""
+    """Return the paragraph of the health report on one card of a health record.
+
+    Args:
+        card: its `alike` and `effects`, see `HealthRecord.cards`.
+        verdicts: all verdicts of the record.
+        layers: the names of all layers, in order.
+    """
     alike = [verdicts[place] for place in card["alike"]]
     said = [alike[0]["evidence"]]
     if len(alike) > 1:
@@ -69,7 +75,7 @@ def _wrapped(text: str, start: str) -> list[str]:
 
 
 def run_lines(board: Board, source: Source, names: Iterable[str]) -> Iterator[str]:
-    """Yield a table with a line for each run, the sickest first: those that nobody judged come last."""
+    """Yield the lines of a table of runs, the sickest first; runs without a health record come last."""
     table = sorted((_line_of(board, source, name) for name in names), key=lambda line: line[0])
     yield f"{'alarms':>6} {'notes':>6} {'steps':>9}  {'last look':16}  {'loss':24}  run"
     yield from (text for _, text in table)

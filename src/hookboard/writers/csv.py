@@ -15,7 +15,7 @@ def write_to_csv(logger: CSVLogger, entry: Entry) -> list[str]:
     """Write the scalars to the logger, and the latest picture, table and text of each tag to a file in its `log_dir`.
 
     Returns:
-        What the logger cannot take, in words.
+        The parts of the entry that were not written: `["histograms"]` if it has some, otherwise `[]`.
     """
     if entry.scalars:
         logger.log_metrics({**entry.scalars}, entry.step)

@@ -84,7 +84,10 @@ def _input_scale(run: Run) -> Iterator[Symptom]:
 
 
 def _is_input(site: Site) -> bool:
-    """Return True if a tensor of the batch seems to go into the model, by its place: others are usually targets."""
+    """Return True if a tensor of the batch seems to be an input, by its index or key, not a target.
+
+    Targets are all tensors after the first element of the batch, and those with a key such as "labels".
+    """
     first, *_, last = site.index.split("/") if "/" in site.index else (site.index, site.index)
     if first.isdigit() and int(first) > 0:
         return False
@@ -92,6 +95,7 @@ def _is_input(site: Site) -> bool:
 
 
 Said = tuple[str, str, Severity, float]
+"""Evidence, advice, severity and size of a `Symptom`."""
 
 
 def _nonfinite(run: Run, site: Site, reading: Reading) -> Said | None:
@@ -125,7 +129,7 @@ def _same(run: Run, site: Site, reading: Reading) -> Said | None:
 
 
 def _was_same(run: Run, site: Site, value: float) -> bool:
-    """Return True if all values were this one at the first look and at the latest ones, and these are enough."""
+    """Return True if all values equalled `value` at the first look and at all kept ones, at 8 looks or more."""
     looks = list(run.looks) if run.first is run.looks[0] else [run.first, *run.looks]
     known = [past.moments for look in looks if look is not None and (past := look.table.get(site)) is not None]
     return len(known) >= ONE_SAMPLE_LOOKS_MIN and all((past.min, past.max) == (value, value) for past in known)
@@ -164,9 +168,10 @@ def _is_normalized_at_once(run: Run) -> bool:
 
 
 def _is_scaled_inside(run: Run, reading: Reading) -> bool:
-    """Return True if the model scales the input itself, so that its first layer's output does not fit its weights.
+    """Return True if the model seems to scale the input before its first layer.
 
-    The output of a large input is then far smaller than weights and input suggest, that of a small one far larger.
+    Then the output of that layer is far smaller than its weights and a large input suggest, or, for a small input, far
+    larger.
     """
     first = _entrance(run)
     output = None if first is None else run.now.of(first.name, "output")
@@ -183,7 +188,7 @@ def _is_scaled_inside(run: Run, reading: Reading) -> bool:
 
 
 def _learns_little(run: Run) -> bool:
-    """Return True if much of the first loss is left after a while."""
+    """Return True if more than a quarter of the first loss is left after 128 steps or more."""
     losses = run.losses
     return (
         losses.steps >= STEPS_BEFORE_INPUT_ALARM
@@ -193,7 +198,7 @@ def _learns_little(run: Run) -> bool:
 
 
 def _columns_differ(reading: Reading) -> bool:
-    """Return True if most columns vary far less than the whole: the columns have different means."""
+    """Return True if the median column varies far less than all values together: the columns have different means."""
     if reading.channels is None:
         return False
     return bool(np.median(reading.channels[:, _DEVIATION]) < INPUT_VARIATION_MIN * reading.moments.deviation)
@@ -223,7 +228,10 @@ def _wild(run: Run, site: Site, reading: Reading) -> Said | None:
 
 
 def _constant(run: Run, site: Site, reading: Reading) -> Said | None:
-    """Report columns that never change, except those that are 0, such as a border of digits, or 1, such as a bias."""
+    """Report columns of the input that had one value over the latest `window` looks; None if there are none.
+
+    Columns of 0, such as the border of digits, or of 1, such as a bias, are not reported.
+    """
     looks = [look.table.get(site) for look in list(run.looks)[-run.window :]]
     seen = [past for past in looks if past is not None and past.channels is not None]
     columns = [past.channels for past in seen if past.channels is not None]

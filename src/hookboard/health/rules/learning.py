@@ -127,10 +127,7 @@ def _of_gradient(run: Run) -> Iterator[Symptom]:
 
 
 def not_learning(run: Run) -> Iterator[Symptom]:
-    """Report a loss that stays at chance though the weights move: the data or the labels may be at fault.
-
-    Or it falls far below 0, so that there is nothing to be learnt.
-    """
+    """Report a loss that stays at chance although the weights move, or one that falls without a lower bound."""
     losses = run.losses
     first = losses.first[0].step if losses.first else run.now.step
     if losses.is_boundless:
@@ -380,7 +377,10 @@ def _strange(comparisons: Sequence[Comparison]) -> str | Literal[False] | None:
 
 
 def begin_of(comparison: Comparison) -> Gap | None:
-    """Return the first layer of the stretch that leads to the first clear gap; None if there is none."""
+    """Return the gap of the layer where the first clear gap begins; None if no gap is clear.
+
+    That is the first clear gap, or the earliest one in an unbroken series of gaps above GAP_BEGIN that leads to it.
+    """
     gaps = list(comparison.gaps)
     clear = next((i for i, gap in enumerate(gaps) if _is_far(gap, GAP_NOTE)), None)
     if clear is None:

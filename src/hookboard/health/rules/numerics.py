@@ -62,7 +62,7 @@ class Nonfinite:
 
 
 def first_of(events: Iterable[Nonfinite]) -> Nonfinite | None:
-    """Return the earliest event of several ranks; within one step, one whose place is known. None if there is none."""
+    """Return the earliest event; of one step preferably one with `is_located`. None if there are no events."""
 
     def rank(event: Nonfinite) -> tuple[int, bool, int]:
         return event.step, not event.is_located, _ORDER.index(event.during)
@@ -145,7 +145,10 @@ def nonfinite(run: Run) -> Iterator[Symptom]:
 
 
 def _first_place(run: Run, look: Look) -> Origin | None:
-    """Search in the order in which a step computes: weights from before, outputs, the loss, gradients, weights."""
+    """Return where a look has the first bad values, in the order in which a step computes; None if nowhere.
+
+    The order is: weights before the step, outputs, loss, gradients, weights after the step.
+    """
     for layer in run.layers:
         before = [look.of(name, "parameter_before") for name in layer.weights]
         bad = next((reading for reading in before if _is_bad(reading)), None)

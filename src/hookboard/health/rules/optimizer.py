@@ -43,8 +43,8 @@ NO_RATE = "its learning rate is 0"
 def no_gradient(run: Run) -> Iterator[Symptom]:
     """Report weights that an optimizer steps but that no gradient reaches, or only zeros.
 
-    Of a chain of such layers the last one in the order of execution is named: there the gradient is lost first. While
-    all learning rates are 0 (the first step of a warm-up), weights after a layer that starts at 0 get none yet.
+    Of several such layers in a row the last one is named: there the gradient is lost first. Nothing is reported while
+    all learning rates are 0 (the first step of a warm-up): weights after a layer that starts at 0 get none yet.
     """
     look = run.now
     gradients = run.latest.rows["parameter_grad"]
@@ -67,9 +67,16 @@ def no_gradient(run: Run) -> Iterator[Symptom]:
 
 
 def _never_ran(run: Run, layer: Layer, weights: list[str], is_cut: bool) -> Iterator[Symptom]:
-    """Report layers that are never called: an expert that is not picked is healthy, others were forgotten.
+    """Report a layer without gradient that had no output at any kept look.
 
-    Unless a gradient is cut off elsewhere: it may be missing here, where the module around uses a layer's weights.
+    It is an alarm if the layer never ran, long after the start, and is not one of several alike, such as experts. It
+    stays a note if `is_cut`: another module may use its weights, and the gradient be cut off elsewhere.
+
+    Args:
+        run: the run.
+        layer: the layer.
+        weights: its weights that an optimizer steps.
+        is_cut: True if layers that did run get no gradient.
     """
     if any(look.of(layer.name, "output") is not None for look in run.looks):
         return
@@ -89,9 +96,10 @@ def _never_ran(run: Run, layer: Layer, weights: list[str], is_cut: bool) -> Iter
 
 
 def _chains_without_gradient(run: Run, look: Look) -> tuple[list[list[Layer]], list[Layer]]:
-    """Return chains of neighbours that ran and whose weights have no gradient, and the layers that have one.
+    """Return the layers that ran and get no gradient, in lists of consecutive ones, and the layers that get one.
 
-    Layers without weights, and those that no optimizer steps, do not part neighbours.
+    Layers without weights that an optimizer steps are skipped: those before and after them count as consecutive. So do
+    layers that neither ran nor get a gradient.
     """
     chains: list[list[Layer]] = []
     others: list[Layer] = []
@@ -115,16 +123,17 @@ def _chains_without_gradient(run: Run, look: Look) -> tuple[list[list[Layer]], l
 def _is_trained_between(run: Run, look: Look, weights: Iterable[str]) -> bool:
     """Return True if weights without any gradient at this look have changed since an earlier look.
 
-    Tasks take turns, and that of a layer may come between looks. Without a gradient no optimizer changes a weight, not
-    even by decay; a gradient of zeros tells nothing.
+    Then they were trained at a step in between, as where tasks take turns: without a gradient no optimizer changes a
+    weight, not even by decay. A gradient of zeros proves nothing.
     """
     return any(look.of(name, "parameter_grad") is None and has_moved(run, name, unknown=False) for name in weights)
 
 
 def _comes_back(run: Run, layer: Layer) -> bool:
-    """Return True if a gradient reached the layer before and may do so again, as with stochastic depth or turns.
+    """Return True if a gradient reached the layer earlier and may do so again, as with stochastic depth.
 
-    It is gone for good after two windows without any, and after more than twice the longest time without one before.
+    It is taken to be gone for good if it has been missing for more than two windows of looks, and for more than twice
+    the longest earlier gap.
     """
     has = run.recent("weight_gradient_rms")[run.place(layer.name)] > 0
     if not has.any():
@@ -135,7 +144,7 @@ def _comes_back(run: Run, layer: Layer) -> bool:
 
 
 def _gone_since(run: Run, layer: Layer) -> int | None:
-    """Return the step of the first look without a gradient after the last one with it; None if there never was one."""
+    """Return the step of the look right after the last one with a gradient; None if none of the kept looks has one."""
     reached = np.flatnonzero(run.recent("weight_gradient_rms")[run.place(layer.name)] > 0)
     return run.table.recent_steps[int(reached[-1]) + 1] if len(reached) else None
 
@@ -163,7 +172,10 @@ def _cut(run: Run, look: Look, chain: list[Layer], others: list[Layer]) -> Sympt
 
 
 def _last_without_gradient(run: Run, look: Look, layer: Layer) -> str:
-    """Return the last of the layers without weights right after this one that get no gradient either."""
+    """Return the name of the last layer, from this one on, whose output gets no gradient; at least this one's name.
+
+    Only layers without weights are passed, and those that did not run.
+    """
     if reaches(look.of(layer.name, "grad_output")):
         return layer.name
     name = layer.name
@@ -218,7 +230,12 @@ def not_updated(run: Run) -> Iterator[Symptom]:
 
 
 def _neighbours(layers: Iterable[Layer], why: Mapping[str, str]) -> Iterator[list[Layer]]:
-    """Yield chains of layers that follow each other in the order of execution and have the same reason."""
+    """Yield each longest run of consecutive layers with the same reason.
+
+    Args:
+        layers: in the order of execution.
+        why: layer name to reason. A layer without one ends a run and is left out.
+    """
     for said, chain in itertools.groupby(layers, lambda layer: why.get(layer.name, "")):
         if said:
             yield list(chain)
@@ -237,7 +254,10 @@ def _without_any_rate(run: Run) -> Iterator[Symptom]:
 
 
 def _in_no_optimizer(run: Run, look: Look) -> Iterator[Symptom]:
-    """Report layers that a gradient reaches, that no optimizer has stepped, and that did not move either."""
+    """Report layers that a gradient reaches, that no optimizer has ever stepped, and whose weights have not changed.
+
+    They are a note, not an alarm, if they are the first half of the layers or more: a frozen backbone.
+    """
     if run.peak_rate.keys() >= run.arrays.trainable:
         return
     trained = [layer for layer in run.layers if layer.trainable - look.frozen and _is_reached(look, layer)]
@@ -264,7 +284,10 @@ def _in_no_optimizer(run: Run, look: Look) -> Iterator[Symptom]:
 
 
 def _frozen_between(run: Run, look: Look) -> Iterator[Symptom]:
-    """Report a few frozen layers between trained ones of their kind; not a backbone, nor a model with adapters."""
+    """Report frozen layers between trained ones of the same kind, up to a quarter of all.
+
+    A frozen backbone has no trained layers before it; with adapters more than a quarter is frozen.
+    """
     if not (look.frozen or run.arrays.has_untrainable):
         return
     main = [layer for layer in run.layers if layer.has_matrix and run.has_run(layer)]
@@ -289,12 +312,16 @@ def _is_left_out(run: Run, look: Look, layer: Layer) -> bool:
 
 
 def _is_reached(look: Look, layer: Layer) -> bool:
-    """Return True if a gradient reaches the layer; that of a weight is measured only if an optimizer holds it."""
+    """Return True if a gradient reaches the layer's output or a weight (measured only if an optimizer holds it)."""
     return reaches(look.of(layer.name, "grad_output")) or any(has_gradient(look, name) for name in layer.weights)
 
 
 def _why_still(run: Run, look: Look, layer: Layer) -> str:
-    """Return why the weights of a layer do not change though a gradient reaches them; "" if they do, or get none."""
+    """Return why the weights of a layer do not change though a gradient reaches them, as a clause.
+
+    "" if they change, get no gradient, are NaN, or rest for good reason: they are trained, the learning rate has come
+    to the end of its schedule, or all rates are 0.
+    """
     weights = main_weights(layer, [name for name in stepped_weights(look, layer) if has_gradient(look, name)])
     updates = [look.of(name, "parameter_update") for name in weights]
     if not weights or any(update is None or update.moments.rms != 0 or not update.moments.count for update in updates):
@@ -344,9 +371,9 @@ loss does: in 100 steps it leaves a third of a weight (a choice)."""
 
 
 def clipping(run: Run) -> Iterator[Symptom]:
-    """Report gradients that are clipped to much less than what arrives, again and again.
+    """Report gradients that are clipped to a tenth of their norm or less, at all of the latest looks.
 
-    An optimizer such as Adam makes steps of the same size all the same: there it is a note.
+    With an optimizer such as Adam, whose steps do not depend on the size of the gradient, it is only a note.
     """
     largest = min([held.largest_norm for held in run.held_back.values()], default=math.inf)
     if not math.isfinite(largest) or len(run.looks) < run.window or run.now.overflowed:
@@ -365,7 +392,7 @@ def clipping(run: Run) -> Iterator[Symptom]:
 
 
 def gradient_norm(look: Look, run: Run) -> float:
-    """Return the L2 norm of the gradients of all weights that an optimizer steps; of a large weight from a sample."""
+    """Return the L2 norm of the gradients of all weights that an optimizer steps; estimated for large weights."""
     sizes = {name: math.prod(shape) for layer in run.layers for name, shape in layer.shapes.items()}
     readings = [(sizes.get(name, 0), look.of(name, "parameter_grad")) for name in look.stepped]
     squares = [size * reading.moments.rms**2 for size, reading in readings if reading is not None]
@@ -373,11 +400,11 @@ def gradient_norm(look: Look, run: Run) -> float:
 
 
 def weight_decay(run: Run) -> Iterator[Symptom]:
-    """Report weight decay that moves the weights as far as the gradient does, or farther, in most layers.
+    """Report weight decay that moves the weights as far as the gradient does, or farther, in the median layer.
 
-    Where it is added to the gradient, both are compared. Where it is taken from the weight, the whole step is: parts
-    that are independent add up as squares, so that the gradient's part is the smaller one if the step is less than the
-    root of 2 times the decay's.
+    Decay that is added to the gradient is compared with the gradient. Decay that is taken from the weight is compared
+    with the whole step: as independent parts add up in squares, the gradient's part is the smaller one if the step is
+    less than the root of 2 times the decay.
     """
     look, added, taken = run.now, [], []
     largest = max([held.decay for held in run.held_back.values()], default=0.0)

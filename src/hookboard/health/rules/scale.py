@@ -111,9 +111,10 @@ def _is_usual(share: np.ndarray) -> np.ndarray:
 
 
 def _normalized(run: Run) -> np.ndarray:
-    """Return the deviation of each layer's output channels as a multiple of its gain, shape (layers,); NaN if unknown.
+    """Return (RMS of the channels' deviations) / (RMS of the weight) of each layer's output, shape (layers,).
 
-    Channels that hardly vary are left out. Only the numbers of batch norms have a meaning.
+    For a batch norm it is about 1 if it normalizes by the batch; for other layers it has no meaning. Channels that
+    hardly vary are left out. NaN if unknown.
     """
     outputs, units, table = run.latest.rows["output"], run.latest.outputs, run.arrays
     deviation = units.columns["deviation"]
@@ -419,7 +420,10 @@ def _drifted(run: Run) -> Iterator[Symptom]:
 
 
 def _initial(run: Run, layer: Layer) -> str:
-    """Return the end of a clause that says whether the scale was there at the first look."""
+    """Return ", as initialized" if the layer's output scale has hardly changed, else ", after X at the first look".
+
+    "" if the scale is unknown or 0 at either look.
+    """
     place = run.place(layer.name)
     first, now = run.course("activation_rms", 1)[place, 0], run.recent("activation_rms")[place, -1]
     if not (first > 0 and now > 0):

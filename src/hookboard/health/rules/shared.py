@@ -51,23 +51,30 @@ def source_of(run: Run, layer: Layer, units: int | None = None) -> Layer | None:
 
 
 def weight_of(run: Run, layer: Layer, width: int, every: int) -> np.ndarray | None:
-    """Return the rows of the weight that belong to every k-th unit of a layer.
+    """Return the statistics of a layer's weight for every k-th of its units, at the latest look.
 
     Args:
         run: the run.
-        layer: owns the weight.
-        width: how many units there are.
-        every: k, where units 0, k, 2 * k ... are meant.
+        layer: the layer that owns the weight.
+        width: number of units, the size of the weight's first dimension.
+        every: k; the units are 0, k, 2 * k ...
 
     Returns:
-        Shape (units, columns); None if no weight has a row for each of them.
+        Of the first weight that has them all, shape (units, columns of `hookboard.measure.FIELDS`); None if none has.
     """
     rows = (unit_rows(run.now.of(name, "parameter"), layer.shapes.get(name), width, every) for name in layer.weights)
     return next((part for part in rows if part is not None), None)
 
 
 def unit_rows(reading: Reading | None, shape: Sequence[int] | None, width: int, every: int) -> np.ndarray | None:
-    """Return the rows of every k-th unit from a reading of a weight of this shape; see `weight_of`."""
+    """Return the statistics of every k-th unit from the reading of a weight; None if it does not have them all.
+
+    Args:
+        reading: the reading; None if there is none.
+        shape: the shape of the weight; None if unknown.
+        width: number of units that the weight must have.
+        every: k; the units are 0, k, 2 * k ...
+    """
     if reading is None or reading.channels is None or not shape or shape[0] != width:
         return None
     own = every_unit(shape)
@@ -109,12 +116,12 @@ def severity_of(run: Run) -> Severity:
 
 
 def harm_of(run: Run) -> str:
-    """Return the harm that the loss shows, as a clause to end a sentence with, from "; " on; "" if there is none."""
+    """Return "; " and the harm that the loss shows, to be appended to a sentence; "" if it shows none."""
     return f"; {run.losses.harm}" if run.losses.is_harmed else ""
 
 
 def is_one_of_several(run: Run, layer: Layer) -> bool:
-    """Return True if a layer that has run has the same name but for a number, as the experts of a `ModuleList`."""
+    """Return True if a layer with the same name but for numbers has run, such as another expert of a `ModuleList`."""
     pattern = re.compile(re.sub(r"\d+", r"\\d+", re.escape(layer.name)))
     return any(run.has_run(other) and pattern.fullmatch(other.name) for other in run.layers)
 
@@ -128,7 +135,7 @@ SCHEDULE_END_SHARE = 0.05
 
 
 def is_at_end_of_schedule(run: Run, weight: str) -> bool:
-    """Return True if the learning rate of a weight has come down to hardly anything of its largest."""
+    """Return True if the learning rate of a weight is below `SCHEDULE_END_SHARE` of its largest value so far."""
     stepped = run.now.stepped.get(weight)
     return stepped is not None and stepped.rate < SCHEDULE_END_SHARE * run.peak_rate.get(weight, 0.0)
 
@@ -145,9 +152,9 @@ def has_moved(run: Run, weight: str, unknown: bool = True) -> bool:
 
 
 def is_done(run: Run, layer: Layer) -> bool:
-    """Return True if a layer has moved and has nothing more to learn.
+    """Return True if a layer's weights have changed and its gradient is below 1e-4 of the first one.
 
-    Hardly any of its first gradient is left, or hardly anything of the loss.
+    Or if they have changed and the loss is near 0: either way it has nothing more to learn.
     """
     place = run.place(layer.name)
     first, now = run.course("weight_gradient_rms", 1)[place, 0], run.recent("weight_gradient_rms")[place, -1]
@@ -190,7 +197,7 @@ def gets_zeros(look: Look, layer: Layer) -> bool:
 
 
 def usual_gradient(run: Run) -> float:
-    """Return the median gradient (RMS) of the layers that a gradient reaches; NaN if there is none."""
+    """Return the median over the layers of the RMS of the latest weight gradients, zeros excluded; NaN if none."""
     gradients = run.recent("weight_gradient_rms")[:, -1]
     return median_of(gradients[gradients > 0].tolist())
 
@@ -215,8 +222,10 @@ class Scales:
     Args:
         layers: those with an output that is not 0, in the order of execution.
         log: log10 of the RMS of their outputs, shape (layers,).
-        gains: log10 of the RMS of their outputs over that of what ran just before; NaN where nothing did.
-        weights: log10 of the RMS of their weights times the root of how many inputs a unit has; NaN if not known.
+        gains: log10 of (RMS of the output / RMS of the output of the layer that ran just before), shape (layers,); NaN
+            without such a layer.
+        weights: log10 of (RMS of the weights * root of the number of inputs of a unit), shape (layers,); NaN if
+            unknown.
     """
 
     layers: list[Layer]
@@ -225,7 +234,7 @@ class Scales:
     weights: np.ndarray
 
     def heaviness(self, layer: Layer) -> float:
-        """Return by how many powers of ten a layer's weights scale more than those of the others; NaN if unknown."""
+        """Return the layer's entry in `weights` minus the median of the others' entries; NaN if unknown."""
         place = next((i for i, other in enumerate(self.layers) if other.name == layer.name), None)
         if place is None:
             return math.nan
@@ -233,9 +242,9 @@ class Scales:
 
 
 def scales_of(run: Run, at_start: bool = False) -> Scales:
-    """Return the scales at the latest look, or at the first one.
+    """Return the scales at the latest look; with `at_start` at the first one, where `weights` is NaN.
 
-    Layers whose weights began at 0 are left out: they are to grow.
+    Layers whose weights began at 0 are left out, because they are meant to grow.
     """
     rms = run.course("activation_rms", 1)[:, 0] if at_start else run.recent("activation_rms")[:, -1]
     used = np.flatnonzero(np.isfinite(rms) & ~run.initial.began_at_zero)
@@ -249,7 +258,7 @@ def scales_of(run: Run, at_start: bool = False) -> Scales:
 
 
 def _weight_gains(run: Run) -> np.ndarray:
-    """Return the gain of the first weight of each layer that has one, see `weight_gain`; shape (layers,)."""
+    """Return `weight_gain` of the first matrix of each layer, shape (layers,); NaN for layers without one."""
     rms, table = run.latest.rows["parameter"].rms, run.arrays
     size = rms * np.sqrt(table.inputs)
     first = table.first_of_each((size > 0) & (rms < np.inf))
@@ -259,7 +268,10 @@ def _weight_gains(run: Run) -> np.ndarray:
 
 
 def weight_gain(look: Look, layer: Layer, name: str, role: Role = "parameter") -> float:
-    """Return log10 of a weight's gain for a signal of independent values: the L2 norm of a unit's weights."""
+    """Return log10 of (RMS of a weight * root of the number of inputs of a unit); NaN if unknown or not a matrix.
+
+    This is the factor by which it scales the RMS of an input of independent values.
+    """
     reading, shape = look.of(name, role), layer.shapes[name]
     if len(shape) < 2 or reading is None or not reading.moments.count or not 0 < reading.moments.rms < math.inf:
         return math.nan
@@ -270,9 +282,9 @@ _MEAN = FIELDS.index("mean")
 
 
 def agreement_of(run: Run) -> float:
-    """Return the median cosine between the gradients of consecutive looks; NaN if they have no channels.
+    """Return the median cosine similarity between a weight's gradients at consecutive looks, over all weights.
 
-    Of each weight the mean gradient of each channel is compared: a projection of the gradient.
+    The vectors that are compared hold the mean gradient of each channel. NaN if no gradient has channels.
     """
     looks = list(run.looks)
     cosines = []

@@ -85,7 +85,10 @@ def _saturated(run: Run) -> Iterator[Symptom]:
 
 
 def _share(run: Run, layer: Layer) -> float | None:
-    """Return the share of outputs at the ends of the range, or of units that stay at one end; the larger of the two."""
+    """Return the share of saturated outputs, or of units saturated at one end over the window, whichever is larger.
+
+    None if no outputs were measured.
+    """
     share, reading = _share_at(run.now, layer), run.now.of(layer.name, "output")
     units = run.units(layer.name, looks=min(run.window, len(run.looks)))
     if share is None or reading is None or units is None:
@@ -98,9 +101,9 @@ def _share(run: Run, layer: Layer) -> float | None:
 
 
 def _share_at(look: Look | None, layer: Layer) -> float | None:
-    """Return the share of a layer's outputs at the ends of its range; None if none were measured.
+    """Return the share of a layer's outputs near the ends of its range at a look; None if none were measured.
 
-    Without a histogram, it is estimated from mean and deviation.
+    Without a histogram it is estimated from mean and deviation.
     """
     reading = None if look is None else look.of(layer.name, "output")
     if reading is None or not reading.moments.count:
@@ -136,10 +139,10 @@ def _symptom(run: Run, layer: Layer, share: float, others: list[float], severity
 
 
 def _softmax_twice(run: Run, layer: Layer) -> Iterator[Symptom]:
-    """Report a softmax before a loss that applies one itself.
+    """Report a softmax layer before a loss that applies a softmax itself, such as cross entropy.
 
-    Two things tell it from the likelihood and from a squared error: the gradients of each sample add up to 0, and the
-    first loss is that of chance.
+    With NLL or a squared error on the softmax the gradients of a sample do not add up to 0, or the first loss is not
+    at chance level.
     """
     gradient, chance, start = run.now.of(layer.name, "grad_output"), run.losses.chance, run.losses.start
     if (
@@ -160,7 +163,11 @@ def _softmax_twice(run: Run, layer: Layer) -> Iterator[Symptom]:
 
 
 def _gates(run: Run, layer: Layer) -> Iterator[Symptom]:
-    """Report shut or saturated gates. LSTM and GRU give o * tanh(c), or a mean of tanh: from -1 to 1."""
+    """Report saturated or shut gates of an LSTM or GRU, whose outputs lie between -1 and 1.
+
+    Saturated: most outputs are near -1 or 1. Shut: the output is far smaller than the input, or the biases are so
+    negative that gates stay shut.
+    """
     reading = run.now.of(layer.name, "output")
     if reading is None or not reading.moments.count:
         return
@@ -258,7 +265,7 @@ COLLAPSED_ADVICE = "Check the input of this layer, its weights and its bias: its
 
 
 def _at_the_end(run: Run, layers: list[Layer], course: np.ndarray) -> Symptom:
-    """Report that the model answers all samples alike, at the layer that causes most of it, if one does."""
+    """Return the symptom of a model that gives nearly the same output for all samples."""
     log = np.log10(np.maximum(course, np.finfo(np.float32).tiny))
     top = int(np.flatnonzero(course >= SPREAD_CLEAR)[-1])
     # The level that is not exceeded any more after each layer.
@@ -288,7 +295,7 @@ def _at_the_end(run: Run, layers: list[Layer], course: np.ndarray) -> Symptom:
 
 
 def _answer(run: Run) -> np.ndarray:
-    """Return which layers have two or more channels and enough values to compare samples, shape (layers,), booleans."""
+    """Return which layers have two or more channels and enough values to compare samples, shape (layers,), bool."""
     units, channels = run.latest.outputs, np.zeros(len(run.layers))
     channels[units.places] = units.widths
     return (channels >= 2) & (run.latest.rows["output"].count >= VALUES_PER_UNIT_MIN * channels)
@@ -332,11 +339,11 @@ GRADIENT_CAUSE_SHARE = 0.5
 
 @dataclass(frozen=True)
 class Course:
-    """The norm of the gradient at the output of each layer.
+    """The norm of the gradient at the output of each layer whose gradient is finite and not 0.
 
     Args:
-        places: of those layers whose output got a gradient that is not 0, in the order of execution.
-        norms: log10 of the L2 norm of that gradient, shape (layers,).
+        places: the indices of these layers in `Run.layers`, in the order of execution, shape (n,).
+        norms: log10 of the L2 norm of the gradient, shape (n,).
     """
 
     places: np.ndarray
@@ -344,14 +351,14 @@ class Course:
 
     @property
     def end(self) -> float:
-        """The usual gradient in the last layers: the median of the last quarter, of two layers at least."""
+        """The median of `norms` over the last quarter of the layers, over two layers at least."""
         return median(self.norms[-max(2, len(self.norms) // 4) :])
 
 
 def course_of(run: Run) -> Course | None:
-    """Return the gradient norms at this look; None if too few layers have one, or the step was skipped.
+    """Return the gradient norms at the latest look; None if too few layers have one, or the step was skipped.
 
-    A norm is compared, not an RMS: pooling spreads a gradient over all places, and keeps its norm within bounds.
+    The norm is compared, not the RMS: pooling spreads a gradient over many positions, which changes the RMS far more.
     """
     if run.now.overflowed:
         return None
@@ -385,13 +392,13 @@ def _vanishing(run: Run) -> Iterator[Symptom]:
 
 
 def _have_learnt(run: Run, last: int) -> bool:
-    """Return True if the loss has fallen and each of the first layers has moved and has nothing more to learn.
+    """Return True if the loss has fallen and each of the first layers has moved and is done, see `is_done`.
 
     Only layers with a matrix count; False if there is none.
 
     Args:
         run: the run.
-        last: the place of the last of these layers, which is included.
+        last: the index of the last of the first layers, inclusive.
     """
     first = [layer for layer in run.layers[: last + 1] if layer.has_matrix]
     return run.losses.is_learning and bool(first) and all(is_done(run, layer) for layer in first)
@@ -404,7 +411,7 @@ def _moves_nothing(run: Run, last: int) -> bool:
 
     Args:
         run: the run.
-        last: the place of the last of these layers, which is included.
+        last: the index of the last of the first layers, inclusive.
     """
     updates, gradients = run.latest.rows["parameter_update"], run.latest.rows["parameter_grad"]
     is_still = (updates.rms == 0) & gradients.reaches & (run.arrays.owner <= last)
@@ -419,17 +426,23 @@ def _advice(run: Run) -> str:
 
 
 def _cause(steps: np.ndarray) -> int | None:
-    """Return the layer that changes the gradient most; None if no layer stands out.
+    """Return the index of the layer that causes half of the whole change or more; None if there is none.
 
     Args:
-        steps: by how much each layer but the first changes log10 of the norm, shape (layers - 1,).
+        steps: the change of log10 of the norm from each layer to the next, shape (layers - 1,).
     """
     largest = int(np.argmax(steps))
     return largest + 1 if steps[largest] >= GRADIENT_CAUSE_SHARE * steps.sum() else None
 
 
 def _how(course: Course, steps: np.ndarray, place: int | None) -> str:
-    """Return whether the gradient changes steadily or in one layer, as the end of a sentence."""
+    """Return the end of a sentence: "steadily, by ..." if `place` is None, else "by ... in this layer alone ...".
+
+    Args:
+        course: the norms.
+        steps: as in `_cause`.
+        place: the result of `_cause`.
+    """
     if place is None:
         return f"steadily, by a factor of {factor(float(steps.mean()))} in each of {len(steps) + 1} layers"
     usual = factor(float(np.median(np.abs(np.diff(course.norms)))))

@@ -508,7 +508,17 @@ def _parted(look: Look, name: str) -> float:
 
 
 def _outputs_of(run: Run, layer: Layer, name: str, weight: Reading) -> np.ndarray | None:
-    """Return the rows of the outputs that belong to the measured units of a weight; None if there are none."""
+    """Return the statistics of the output channels that belong to the measured units of a weight, latest look.
+
+    Args:
+        run: the run.
+        layer: the layer whose output is meant.
+        name: the name of the weight.
+        weight: its reading.
+
+    Returns:
+        Shape (measured units, columns of `hookboard.measure.FIELDS`); None if they do not match or are not finite.
+    """
     output = run.now.of(layer.name, "output")
     if output is None or output.channels is None or output.width != weight.width:
         return None

@@ -64,11 +64,11 @@ others."""
 
 
 def update_too_large(run: Run) -> Iterator[Symptom]:
-    """Report steps that were large for the weights, before the loss took harm.
+    """Report steps that were too large for the weights.
 
-    They may be over when the harm shows: a network that they have killed no longer moves. So the whole run is looked
-    at, but only while there is harm, or if the loss has leapt after the very first step, or if the weights have grown
-    out of all proportion and the loss does not fall.
+    They may have ended before the loss shows harm, because a dead network no longer moves. So the whole run is judged,
+    but only while the loss shows harm, if it has leapt after the very first step (`_leapt`), or if the weights have
+    grown out of all proportion and the loss does not fall. Otherwise only gradients that add up are reported.
     """
     growth = _growth(run)
     is_lost = growth > WEIGHT_GROWTH_ALARM and _is_deep(run) and _gains_nothing(run)
@@ -115,11 +115,11 @@ def update_too_large(run: Run) -> Iterator[Symptom]:
 
 
 def _course(run: Run, layers: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Return how far steps moved some layers, over the whole run up to the latest look.
+    """Return the update ratios of some layers over the whole run, the latest look included.
 
     Returns:
-        The steps of the looks that show it, shape (looks,), and the update ratios, shape (layers, looks); NaN where
-        there is none.
+        The steps of the looks at which any of the layers has a ratio, shape (looks,); and the ratios, shape (layers,
+        looks), NaN where there is none.
     """
     ratios, steps = run.course("update_ratio")[layers], list(run.course_steps)
     if steps[-1] != run.now.step:  # of a long run not every look is a column
@@ -131,17 +131,17 @@ def _course(run: Run, layers: list[int]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _moves(whose: str, of: str, steps: np.ndarray, moved: np.ndarray, is_large: np.ndarray) -> tuple[str, int | None]:
-    """Describe how far a step moves weights, or how far it did while that was too far, and when that ended.
+    """Describe how far steps move weights, in the present tense if the latest one is too large.
 
     Args:
-        whose: the weights.
-        of: what the number is relative to.
-        steps: of the looks, shape (looks,).
-        moved: how far, relative to their size, shape (looks,).
-        is_large: where that is too far, shape (looks,); at one look at least.
+        whose: the weights in words, such as "its weights".
+        of: what the numbers are relative to, such as "of their size".
+        steps: the optimizer steps of the looks, shape (looks,).
+        moved: the update ratio at each, shape (looks,).
+        is_large: True where it is too large, shape (looks,); at one look at least.
 
     Returns:
-        A sentence with the latest number, and the last step that was too large; None if it is the latest.
+        The sentence without a full stop, and the last step that was too large; None if that is the latest step.
     """
     if is_large[-1]:
         return f"a step moves {whose} by {moved[-1]:.2g} {of}", None
@@ -161,13 +161,13 @@ def _jumped(run: Run, jump: RateJump) -> Symptom:
 
 
 def _large_model(run: Run, steps: np.ndarray, whole: np.ndarray, first: int) -> Symptom:
-    """Report large steps of the whole model.
+    """Return the symptom of large steps of the whole model.
 
     Args:
         run: the run.
-        steps: of the looks, shape (looks,).
-        whole: the median over the layers of how far they move the weights, shape (looks,).
-        first: the place of the first large one.
+        steps: the optimizer steps of the looks, shape (looks,).
+        whole: the median update ratio over the layers at each, shape (looks,).
+        first: the index of the first large one.
     """
     before = f"{np.median(whole[:first]):.1g} before" if first else "1e-3 is usual"
     among = f"of their size in the median over the layers ({before})"
@@ -181,7 +181,14 @@ def _large_model(run: Run, steps: np.ndarray, whole: np.ndarray, first: int) -> 
 
 
 def _to(run: Run, moved: float) -> str:
-    """Return the learning rate that is advised, as a clause; "" if the rate has changed since, or is small enough."""
+    """Return the advised learning rate, as in " to about 0.001, at which that step is 1%"; "" to advise none.
+
+    None is advised if the rate has changed, or if the step was small enough.
+
+    Args:
+        run: the run.
+        moved: the update ratio of the step that was too large.
+    """
     rate = _rate(run)
     is_constant = rate == max(run.peak_rate.values(), default=math.nan)
     if not (is_constant and moved > UPDATE_RATIO_ADVISED):
@@ -203,7 +210,10 @@ def _grown_model(run: Run, growth: float) -> Symptom:
 
 
 def _growth(run: Run) -> float:
-    """Return the growth of the weights since the first look, the median over layers; NaN if none grew much."""
+    """Return the factor by which the weights' RMS has grown since the first look, the median over the layers.
+
+    NaN if no layer has grown by more than `WEIGHT_GROWTH_ALARM`.
+    """
     first, now = run.course("weight_rms", 1)[:, 0], run.recent("weight_rms")[:, -1]
     growth = np.divide(now, first, out=np.full_like(now, np.nan), where=first > 0)
     if not (growth > WEIGHT_GROWTH_ALARM).any():
@@ -212,7 +222,7 @@ def _growth(run: Run) -> float:
 
 
 def _may_grow(run: Run, layer: Layer) -> bool:
-    """Return True if an optimizer steps the layer, and a matrix of it had a usual size at the first look."""
+    """Return True if an optimizer steps the layer, and one of its matrices was not small at the first look."""
     is_trained = any(name in run.peak_rate for name in layer.weights)
     return (
         is_trained
@@ -226,7 +236,15 @@ def _may_grow(run: Run, layer: Layer) -> bool:
 
 
 def _summed(run: Run, same: float, grew: float) -> Iterator[Symptom]:
-    """Report steps along the sum of many gradients, each of them of a usual size."""
+    """Report gradients that seem to add up over the steps, as without `zero_grad`.
+
+    They are nearly parallel from look to look, and far larger than at the start, while the loss does not fall.
+
+    Args:
+        run: the run.
+        same: the cosine of consecutive gradients must be above this.
+        grew: the gradients' RMS must have grown by more than this factor.
+    """
     layers = run.arrays.with_matrix
     if not layers or not run.losses.is_known:
         return
@@ -255,10 +273,10 @@ def _ends(run: Run, quantity: str, layers: list[int]) -> tuple[np.ndarray, np.nd
 
 
 def _leapt(run: Run) -> bool:
-    """Return True if the first step was large for the weights, and one of the first losses is far above the first one.
+    """Return True if the first step was too large, and one of the first losses is far above the very first one.
 
-    It is more than `LOSS_LEAP_FACTOR` times the first one and, if that is known, chance level. False if there are
-    several losses. If chance level is unknown, also False for a first loss of 0 or less and if only one layer has a
+    That is: above `LOSS_LEAP_FACTOR` times the first loss, and times chance level if that is known. Always False with
+    several losses. If chance level is unknown, also False for a first loss of 0 or less, and if only one layer has a
     matrix.
     """
     chance = run.losses.chance
@@ -302,7 +320,11 @@ def _gains_nothing(run: Run) -> bool:
 
 
 def _first_of(is_large: np.ndarray, window: int) -> int | None:
-    """Return where the first `window` consecutive True values begin; None if there are none."""
+    """Return the index at which the first `window` consecutive True values begin; None if there are none.
+
+    >>> _first_of(np.array([True, False, True, True]), 2)
+    2
+    """
     length = 0
     for i, large in enumerate(is_large):
         length = length + 1 if large else 0
@@ -380,7 +402,7 @@ def _small_model(run: Run, look: Look, usual: float) -> Symptom:
 
 
 def _small_since(run: Run) -> int:
-    """Return the step since which the whole model has moved this little: a loss that falls at first hides it."""
+    """Return the first step since which the median update ratio has stayed below `UPDATE_RATIO_SMALL`."""
     layers = run.arrays.with_matrix
     levels = medians_of(run.course("update_ratio")[layers])
     since = run.now.step
@@ -402,7 +424,7 @@ def _is_between(run: Run, layer: Layer) -> bool:
 
 
 def _is_spoiled(look: Look, layer: Layer) -> bool:
-    """Return True if a step has left NaN or Inf in the weights of the layer: the rest tells nothing."""
+    """Return True if the latest update of a weight of the layer has NaN or Inf, so that its ratio tells nothing."""
     updates = (look.of(name, "parameter_update") for name in layer.weights)
     return any(update is not None and update.moments.nonfinite > 0 for update in updates)
 
