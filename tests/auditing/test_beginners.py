@@ -21,6 +21,7 @@ ONE_HOT = f.one_hot(CLASSES, 3).float()
 SEQUENCES = torch.randn(N, 10, 4)
 TAGS = torch.randint(0, 3, (N, 10))
 IMAGES = torch.randn(N, 1, 8, 8)
+PIXELS = torch.randint(0, 3, (N, 8, 8))
 MASKS = (torch.rand(N, 1, 8, 8) > 0.5).float()
 BY_CLASS, BY_BINARY, BY_REAL, BY_SIGN = (X, CLASSES), (X, BINARY), (X, REAL), (X, BINARY * 2 - 1)
 LONG = (SEQUENCES, CLASSES)
@@ -34,6 +35,7 @@ class Net(nn.Module):
         self.three, self.one = nn.Linear(8, 3), nn.Linear(8, 1)
         self.query, self.key = nn.Linear(4, 8), nn.Linear(4, 8)
         self.conv = nn.Conv2d(1, 1, 3, padding=1)
+        self.segment = nn.Conv2d(1, 3, 3, padding=1)
         self.lstm, self.lstm_first = nn.LSTM(4, 8), nn.LSTM(4, 8, batch_first=True)
         self.gru = nn.GRU(4, 8)
         self.layer = nn.TransformerEncoderLayer(8, 2, 8, dropout=0.0)
@@ -141,6 +143,11 @@ FAULTS = {
     "transformer": ("batch_mixing", LONG, lambda n, x, y: f.cross_entropy(n.three(n.layer(n.hidden(x)).mean(1)), y)),
     "view for permute": ("batch_mixing", LONG, lambda n, x, y: f.cross_entropy(viewed_as_time_first(n, x), y)),
     "view for transpose": ("loss_shape", (SEQUENCES, TAGS), lambda n, x, y: f.cross_entropy(n(x).view(N, 3, 10), y)),
+    "view for permute in front of the loss": (
+        "loss_shape",
+        (IMAGES, PIXELS),
+        lambda n, x, y: f.cross_entropy(n.segment(x).contiguous().view(-1, 3), y.view(-1)),
+    ),
     "softmax by hand": ("loss_input", BY_CLASS, lambda n, x, y: f.cross_entropy(softmax_by_hand(n(x)), y)),
     "softmax, clamped": (
         "loss_input",
@@ -328,6 +335,14 @@ HEALTHY = {
     "in-batch negatives": (BY_CLASS, contrasted),
     "deviation of the batch": (BY_CLASS, deviation_of_the_batch),
     "classes second": ((SEQUENCES, TAGS), lambda n, x, y: f.cross_entropy(n(x).transpose(1, 2), y)),
+    "pixels flattened": (
+        (IMAGES, PIXELS),
+        lambda n, x, y: f.cross_entropy(n.segment(x).permute(0, 2, 3, 1).reshape(-1, 3), y.view(-1)),
+    ),
+    "classes second, made by a view": (
+        (SEQUENCES, TAGS),
+        lambda n, x, y: f.cross_entropy(n(x).view(N, 3, 10).view(-1, 3), y.view(-1)),
+    ),
     "flattened": ((SEQUENCES, TAGS), lambda n, x, y: f.cross_entropy(n(x).view(-1, 3), y.view(-1))),
     "relative positions": (LONG, shifted),
     "BCE by hand": (BY_BINARY, lambda n, x, y: binary_cross_entropy_by_hand(n.single(x)[:, 0].sigmoid(), y)),
