@@ -1,5 +1,6 @@
 PYTHON ?= python3
 BIN := .venv/bin
+RUNS := .venv/.runs
 INSTALLED := .venv/.installed
 OLDEST := .venv-oldest
 OLDEST_INSTALLED := $(OLDEST)/.installed
@@ -10,15 +11,13 @@ SIDE_BY_SIDE = -n $(WORKERS) --dist loadgroup
 
 .PHONY: demo demo-text demo-sick test test-fast test-oldest combinations browser lint bench bench-health package install-check clean
 
-demo: $(INSTALLED)  ## train on handwritten digits, then look at it in TensorBoard
+demo: $(RUNS)  ## train on handwritten digits, then look at it in TensorBoard
 	$(BIN)/python examples/digits.py fit --config configs/digits.yaml
-	@printf '\nTo look inside, run\n\n    $(BIN)/tensorboard --logdir logs/digits\n\n'
 
-demo-text: $(INSTALLED)  ## the same with a character transformer
+demo-text: $(RUNS)  ## the same with a character transformer
 	$(BIN)/python examples/char_transformer.py fit --config configs/char_transformer.yaml
-	@printf '\nTo look inside, run\n\n    $(BIN)/tensorboard --logdir logs/char_transformer\n\n'
 
-demo-sick: $(INSTALLED)  ## the digits with a planted fault: what is said of a sick layer
+demo-sick: $(RUNS)  ## the digits with a planted fault: what is said of a sick layer
 	$(BIN)/python examples/sick.py digits
 
 test: $(INSTALLED)  ## the whole suite
@@ -55,10 +54,18 @@ package: $(INSTALLED)  ## the wheel and the source distribution, into dist/
 install-check: package  ## install both into a bare environment, as a stranger does, and train the digits
 	PYTHON=$(PYTHON) .ci/install dist
 
-$(INSTALLED): $(SOURCES)
-	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
-	$(BIN)/python -m pip install --quiet --editable '.[examples]' --group dev
+# What the examples need and no more. pip is silent for minutes while it downloads and unpacks: the size grows instead.
+$(RUNS): $(SOURCES)
+	@test -d .venv || $(PYTHON) -m venv .venv
+	@echo 'Installing hookboard and what it needs into .venv: torch, torchvision, Lightning, TensorBoard, scikit-learn.'
+	@echo 'That is 6 GB, most of it CUDA; README.md says how to do without.'
+	@$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	@(while sleep 10; do du -sm .venv | sed 's/\s.*/ MB so far/'; done) & trap "kill $$!" EXIT; \
+		$(BIN)/python -m pip install --quiet --editable '.[examples]'
+	@touch $@
+
+$(INSTALLED): $(RUNS)
+	$(BIN)/python -m pip install --quiet --group dev
 	@touch $@
 
 $(OLDEST_INSTALLED): $(SOURCES) requirements/oldest.txt

@@ -1,6 +1,8 @@
 """Writing to TensorBoard."""
 
 import mmap
+import shutil
+import sys
 import time
 from pathlib import Path
 
@@ -47,7 +49,15 @@ def write_to_tensorboard(logger: TensorBoardLogger, entry: Entry) -> list[str]:
 
 @place_of.register
 def _place(logger: TensorBoardLogger) -> str:
-    return f"tensorboard --logdir {logger.log_dir} (tab Hookboard)"
+    return f"{_command()} --logdir {logger.log_dir} (tab Hookboard)"
+
+
+def _command() -> str:
+    """Return what starts TensorBoard: its path if it is not on PATH, as in a virtual environment used by its path."""
+    beside = Path(sys.executable).with_name("tensorboard")
+    if shutil.which("tensorboard") or not beside.exists():
+        return "tensorboard"
+    return str(beside.relative_to(Path.cwd()) if beside.is_relative_to(Path.cwd()) else beside)
 
 
 def _fill(summary: Summary, entry: Entry) -> None:
