@@ -3,6 +3,7 @@
 import logging
 import re
 import runpy
+import sysconfig
 from collections import OrderedDict
 from functools import partial
 
@@ -126,6 +127,7 @@ def test_the_yaml_of_a_page_gives_callbacks(page, tmp_path, monkeypatch):
 def test_the_front_page_shows_what_the_demo_says(tmp_path, monkeypatch, caplog):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(ROOT / "examples")
+    monkeypatch.setenv("PATH", sysconfig.get_path("scripts"))  # where it has TensorBoard, whose command is short then
     monkeypatch.setattr("sys.argv", ["sick.py", "digits", "--steps", "40"])
     logging.getLogger("lightning.pytorch").addHandler(caplog.handler)
     try:

@@ -1,6 +1,8 @@
 """The examples as a person runs them, from the command line."""
 
 import math
+import re
+import shutil
 from functools import partial
 from pathlib import Path
 
@@ -37,6 +39,13 @@ def digits(fit, tmp_path_factory):
     return folder / "digits" / "version_0"
 
 
+def test_the_demo_says_what_to_type(tmp_path, fit):
+    done = fit("digits", tmp_path, "--trainer.enable_progress_bar", "false", "--trainer.max_epochs", "1")
+    (line,) = re.findall(r"Look at:\s+(\S+)\s+--logdir\s+(\S+)\s+\(tab Hookboard\)", done.stderr)
+    assert shutil.which(line[0])
+    assert Path(line[1]) == tmp_path / "digits" / "version_0"
+
+
 def test_the_digits_are_learned(digits):
     assert max(scalars(digits)["val_accuracy"].values()) > 0.95
 
@@ -56,9 +65,9 @@ def test_every_watched_module_has_scalars_and_histograms(digits):
     assert {"parameters/head.weight", "parameter_gradients/head.weight"} <= set(found["histograms"])
 
 
-def test_pictures_of_all_three_kinds_are_there(digits):
+def test_pictures_of_all_kinds_are_there(digits):
     kinds = {tag.partition("/")[0] for tag in events(digits).Tags()["images"]}
-    assert kinds == {"feature_maps", "kernels", "cam"}
+    assert kinds == {"feature_maps", "kernels", "cam", "health"}
 
 
 def test_the_saved_config_runs_again(fit, digits, tmp_path):
