@@ -182,7 +182,7 @@ class _Packer:
 
 
 class _Maker:
-    """Turns such a tree back into the value."""
+    """Turns a tree that `_Packer` made back into the value."""
 
     def __init__(self, forms: Codecs, arrays: Mapping[str, np.ndarray]) -> None:
         self._make = {cls.__name__: form.make for cls, form in forms.items()}

@@ -71,7 +71,7 @@ def _of_product(op: Op, given: Mapping[str, Tensor], results: Sequence[Tensor]) 
 
 
 def _has_limits(tensor: Tensor) -> bool:
-    """Return True if a tensor has a smallest and a largest number."""
+    """Return True if min and max of a tensor can be computed: it is dense, real and not empty."""
     is_dense = tensor.layout is torch.strided and not tensor.is_nested
     return is_dense and not tensor.is_complex() and tensor.numel() > 0
 

@@ -46,7 +46,7 @@ class Samples:
         return self._known[id(value)]
 
     def _are_rows(self, value: Value) -> bool:
-        """Return the same by the call that gave the value, once it is known of the inputs of that call."""
+        """Return what `are_rows_of` does; the answers for the inputs of the call that gave the value must be known."""
         if value.shape[:1] != (self.count,) or value.op is None:
             return value.path is not None and value.shape[:1] == (self.count,)
         op = value.op
@@ -61,7 +61,12 @@ class Samples:
 
 
 def _keeps_first_dimension(op: Op, dimensions: int) -> bool:
-    """Return True if a transpose, permutation, index or softmax leaves dimension 0 where it is, as it is."""
+    """Return True if a transpose, permutation, index or softmax does not touch dimension 0.
+
+    Args:
+        op: the call.
+        dimensions: number of dimensions of its input.
+    """
     rest = [argument for name, argument in op.arguments.items() if name not in ("0", "input", "_stacklevel", "dtype")]
     first: Any = rest[0] if rest else None
     if op.name == "getitem":
@@ -112,7 +117,10 @@ def _last_softmax(done: TracedStep) -> Iterator[Finding]:
 
 
 def _samples_of(done: TracedStep) -> Samples | None:
-    """Return the samples of a batch that has one number for each sample, on which the loss depends; else None."""
+    """Return a `Samples` for the batch; None if the number of samples is not clear.
+
+    It is clear if the loss depends on a tensor of the batch with one number per sample, shape (n,) or (n, 1).
+    """
     given = [value.shape for value in done.loss.ancestors() if value.path is not None]
     counts = {shape[0] for shape in given if len(shape) == 1 or (len(shape) == 2 and shape[1] == 1)}
     return Samples(counts.pop()) if len(counts) == 1 and max(counts) > 1 else None

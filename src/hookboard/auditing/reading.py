@@ -94,7 +94,7 @@ class Reader:
         return sorted(dict.fromkeys(found), key=lambda finding: finding.severity != "alarm")
 
     def _traced(self, loss: Value, is_finite: bool, number: float, live: Tensor | None) -> TracedStep:
-        """Return the step up to one of `losses`."""
+        """Make a `TracedStep` for one loss of the step; the arguments are its fields of the same name."""
         without = self._trained - self.reached
         return TracedStep(self._step, loss, self._trained, without, is_finite, number, live)
 

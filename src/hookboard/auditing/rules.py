@@ -224,7 +224,10 @@ def are_probabilities(values: Tensor) -> bool:
 
 
 def _of_logits(call: LossCall) -> Finding:
-    """Return the alarm for a loss that takes logits; for `cross_entropy` of probabilities with its least value."""
+    """Return the alarm for a loss that takes logits and got the output of a function such as softmax.
+
+    For `cross_entropy` it also says how small the loss can get with such inputs.
+    """
     made_by, classes = call.output.made_by, call.values.shape[1] if call.values.dim() > 1 else 1
     low, high = _limits_of(call.output) or (-math.inf, math.inf)
     bound = ""

@@ -95,7 +95,7 @@ class StaleGradients:
             ]
 
     def after_backward(self) -> None:
-        """Take the versions that the gradients have after a backward pass, which may have added to them."""
+        """Record the versions of the sampled gradients again, because a backward pass may have added to them."""
         for watched in self._watched.values():
             held = [(left, left.parameter.grad) for left in watched.left]
             watched.left = [left._replace(version=version_of(grad)) for left, grad in held if grad is not None]

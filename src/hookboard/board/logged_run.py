@@ -196,7 +196,10 @@ def series_of_health(quantities: Iterable[str]) -> dict[str, Series]:
 
 
 def default_of(series: Iterable[str], health: HealthRecord | None = None) -> str:
-    """Return the id of the series that is shown first: that in which the first verdict is seen; "" if there is none."""
+    """Return the id of the series that the tab shows first; "" if there is none.
+
+    It is the one that shows the first verdict, else the first of DEFAULT_SERIES that exists, else the first series.
+    """
     ids = list(series)
     wanted = [f"health/{health.shows}"] if health else []
     return next((id for id in (*wanted, *DEFAULT_SERIES) if id in ids), ids[0] if ids else "")

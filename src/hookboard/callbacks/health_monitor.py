@@ -74,8 +74,8 @@ class HealthMonitor(SiteLogger[HealthState]):
         every_n_steps: Log once in this many optimizer steps, 1 or more. Left out: the Trainer's `log_every_n_steps`.
         rules: Which rules to ask: names, or a `hookboard.Rule` of your own or its dotted path. Left out: all that are
             built in.
-        window: How many looks a symptom must last before it is said. What happens in one step, such as a NaN, is said
-            at once.
+        window: How many looks a symptom must last before it is reported. What happens in one step, such as a NaN, is
+            reported at once.
         nonfinite: How the module that gave the first NaN or infinity is found. `exact` looks at the loss before each
             backward pass and runs the batch again to find it; the host waits for the device at each step. `late` does
             not wait, and names the step exactly and the module from the next look. `auto` is `exact` on the CPU and
@@ -88,8 +88,8 @@ class HealthMonitor(SiteLogger[HealthState]):
             one step.
         experiments: Whether to try on a copy what may be the cause, once in a fit: when an alarm comes that a rate,
             the targets or a model that cannot learn may have caused, or when the loss has not fallen though nothing
-            stands out. Some steps are trained from the weights of then, at rates from a thousandth to a thousand times
-            yours, and everything is put back. True for 30 seconds at most, or the number of seconds.
+            stands out. Some steps are trained from the weights at that time, at rates from a thousandth to a thousand
+            times yours, and everything is put back. True for 30 seconds at most, or the number of seconds.
         sync_dist: Whether all ranks measure and merge what they measured, as if one process had seen all their data.
             Otherwise rank 0 logs its own.
         max_overhead: The largest share of the training time that this callback may take, such as 0.02. Where it takes
@@ -290,7 +290,7 @@ class HealthMonitor(SiteLogger[HealthState]):
         state.trial.question = None
 
     def _judge_at_end(self, loop: Loop, state: HealthState) -> None:
-        """Judge what the whole training has come to, and run experiments if they are wanted now."""
+        """Judge the whole training, and run experiments if its end leaves a question for them."""
         if state.judge is None:
             return
         if not state.is_ending:

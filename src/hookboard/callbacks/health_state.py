@@ -57,18 +57,18 @@ Part = tuple[int, int, float | Tensor]
 
 @dataclass(frozen=True)
 class Losses:
-    """The losses from one look to the next.
+    """The losses since the previous look.
 
     Args:
-        parts: of each backward pass, in order.
-        waiting: those still on a device, shape (k,); they come to the host with what is measured. None if none are.
+        parts: optimizer step, batch index and loss of each backward pass, in order.
+        waiting: the losses in `parts` that are still on a device, in their order, shape (k,); None if none are.
     """
 
     parts: Sequence[Part]
     waiting: Tensor | None
 
     def read(self, arrived: Sequence[float]) -> list[Loss]:
-        """Return the loss of each optimizer step, in order; `arrived` are those of `waiting`, on the host."""
+        """Return the summed losses of each optimizer step, in order; `arrived` has the numbers of `waiting`."""
         on_host, losses = iter(arrived), dict[int, Loss]()
         for step, batch_idx, loss in self.parts:
             value = next(on_host) if isinstance(loss, Tensor) else loss
@@ -168,7 +168,10 @@ def mean_over_ranks(ranks: Ranks, losses: Sequence[Loss]) -> list[Loss]:
 
 
 def _summed(parts: Tensor) -> Tensor:
-    """Merge tables, shape (ranks, steps, 4): losses and counts add up, the rest is from the first rank with a loss."""
+    """Merge the tables of all ranks, shape (ranks, steps, 4), into one, shape (steps, 4).
+
+    The first two columns, loss and count, are summed; the others are those of the first rank with a count.
+    """
     first = (parts[:, :, 1] > 0).long().argmax(0)
     rest = parts[first, torch.arange(parts.shape[1], device=parts.device), 2:]
     return torch.cat([parts[:, :, :2].sum(0), rest], dim=1)
@@ -332,7 +335,7 @@ class HealthState(MeasurementState):
     Args:
         losses: the loss of every step since the last look.
         stepped: during a due step, what the optimizers do with each weight, by its name.
-        held_back: what holds the steps of each weight back.
+        held_back: weight decay and gradient clipping of each weight, by its name.
         batch_idx: the index of the running batch.
         first_step: the optimizer step at which the fit began; None before.
         looks: how many training steps have been measured.
@@ -372,11 +375,7 @@ class HealthState(MeasurementState):
     earlier: frozenset[tuple[str, str]] = field(default=frozenset(), kw_only=True)
 
     def state_dict(self, again: tuple[int, int] | None) -> dict[str, Any]:
-        """Return the state of the base class, of judge, black box, experiments and losses, for a checkpoint.
-
-        Args:
-            again: see the base class.
-        """
+        """Return the state of the base class, of judge, black box, experiments and losses, for a checkpoint."""
         return {
             **super().state_dict(again),
             **{name: getattr(self, name) for name in _KEPT},
@@ -495,7 +494,7 @@ class HealthState(MeasurementState):
         return lambda readings, _: self._judged(lambda judge, _: judge.see_evaluation(Look(step, 0, readings)))
 
     def end_judging(self, losses: Sequence[Loss]) -> tuple[Verdict, ...]:
-        """Have the whole training judged at its end, given the losses since the last look; returns the verdicts."""
+        """Judge the whole training at its end; takes the losses since the last look, returns all verdicts."""
         verdicts = self._judged(lambda judge, _: judge.end(losses))
         return () if verdicts is None else verdicts
 

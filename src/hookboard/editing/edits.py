@@ -55,7 +55,7 @@ class Scale(EditRule):
         check_number("factor", self.factor)
 
     def __call__(self, tensor: Tensor) -> Tensor:
-        """Return: `tensor * factor`, same shape and dtype."""
+        """Return `tensor * factor`, same shape and dtype."""
         return tensor * self.factor
 
 
@@ -87,7 +87,7 @@ class Clamp(EditRule):
             raise ValueError(f"min={self.min!r}, max={self.max!r}: give min, max, or both with min <= max.")
 
     def __call__(self, tensor: Tensor) -> Tensor:
-        """Return: `tensor.clamp(min, max)`, same shape and dtype."""
+        """Return `tensor.clamp(min, max)`, same shape and dtype."""
         return tensor.clamp(self.min, self.max)
 
 
@@ -111,7 +111,7 @@ class ClipNorm(EditRule):
         check_number("max_norm", self.max_norm, "a number, 0 or more", lambda norm: norm >= 0)
 
     def __call__(self, tensor: Tensor) -> Tensor:
-        """Return: `tensor * min(1, max_norm / norm)`, same shape and dtype."""
+        """Return `tensor * min(1, max_norm / norm)`, same shape and dtype."""
         wide = tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
         share: Tensor = self.max_norm / (torch.linalg.vector_norm(wide) + 1e-6)
         return tensor * share.clamp(max=1.0)
@@ -142,7 +142,7 @@ class Zero(EditRule):
         check_whole("dim", self.dim, least=None)
 
     def __call__(self, tensor: Tensor) -> Tensor:
-        """Return: the tensor with zeros, same shape and dtype; NaN and infinity become zero too."""
+        """Return the tensor with zeros, same shape and dtype; NaN and infinity become zero too."""
         if self.channels is None:
             return tensor.masked_fill(torch.ones((), dtype=torch.bool, device=tensor.device), 0)
         count = tensor.shape[self.dim] if -tensor.ndim <= self.dim < tensor.ndim else 0
@@ -180,7 +180,7 @@ class Noise(EditRule):
         check_number("seed", self.seed, valid, lambda seed: is_whole(seed) and 0 <= seed < 2**64)
 
     def __call__(self, tensor: Tensor) -> Tensor:
-        """Return: `tensor` plus noise, same shape and dtype."""
+        """Return `tensor` plus noise, same shape and dtype."""
         if tensor.device not in self._generators:
             self._generators[tensor.device] = torch.Generator(tensor.device).manual_seed(int(self.seed))
         generator = self._generators[tensor.device]
@@ -227,7 +227,7 @@ class Replace(EditRule):
             raise wrong("value", self.value, "a tensor")
 
     def __call__(self, tensor: Tensor) -> Tensor:
-        """Return: a copy of `value` in the dtype and on the device of `tensor`."""
+        """Return a copy of `value` in the dtype and on the device of `tensor`."""
         # A copy: what follows may work in place.
         return self.value.to(tensor.device, tensor.dtype, copy=True)
 

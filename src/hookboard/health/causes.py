@@ -17,19 +17,19 @@ When = Literal["by then", "not later", "earlier", "at the start", "by steps"]
 
 @dataclass(frozen=True)
 class Cause:
-    """A rule whose fault brings about the symptoms of others.
+    """A rule whose fault brings about the symptoms of other rules.
 
     Args:
         rule: the rule that names the cause.
         effects: the rules whose symptoms it explains.
-        where: in which layers: in the `same` one, in those that run `before` it (and the same one), or `anywhere`. A
-            cause of the whole model is anywhere.
-        when: when the cause must have begun: `by then`, not later than its effect, apart from what a window leaves
-            open; `not later`, to the step; `earlier` than its effect; `at the start`, before the first step changed a
-            weight; `by steps`: by then, and the effect was not there before the first step changed a weight.
-        is_hard: whether only a hard alarm of the cause explains: one that does not need the loss to be one.
-        is_soft: whether only soft alarms, which the loss made of notes, are explained; no notes.
-        only_if: in which runs it holds.
+        where: the layers whose symptoms it explains, relative to the layer of the cause: the `same` one; with `before`
+            also all that run before it; or `anywhere`. A cause in the whole model explains all layers.
+        when: when the cause must have begun. `by then`: at most one window of looks later than the effect. `not later`:
+            at the same step or earlier. `earlier`: at an earlier step. `at the start`: `by then`, and before the first
+            step changed a weight. `by steps`: `by then`, and the effect began after that step.
+        is_hard: True if only a hard alarm of the cause explains, see `Symptom.is_hard`.
+        is_soft: True if it explains only alarms that are not hard, and no notes.
+        only_if: returns True for runs in which it holds.
     """
 
     rule: str
@@ -42,7 +42,7 @@ class Cause:
 
 
 def _is_adaptive(run: Run) -> bool:
-    """Return True if the size of a step follows the learning rate and not the gradient, as with Adam."""
+    """Return True if an optimizer's steps do not depend on the size of the gradient, as Adam's."""
     return any(stepped.is_adaptive for look in run.looks for stepped in look.stepped.values())
 
 
@@ -159,15 +159,15 @@ ORDER = tuple(dict.fromkeys(cause.rule for cause in CAUSES[1:]))
 def explained(
     verdicts: Sequence[Verdict], run: Run, hard: Collection[Verdict] = (), roots: Collection[Verdict] = ()
 ) -> dict[Verdict, Verdict]:
-    """Return for each verdict that another one explains that other verdict.
+    """Map each verdict that follows from another one to that other verdict.
 
-    An alarm is explained by an alarm only, never by a note; a note on one layer explains notes on that layer.
+    An alarm is explained by an alarm only. A note explains only notes on the same layer.
 
     Args:
         verdicts: all verdicts on the run.
         run: the run.
-        hard: those that were alarms while the loss showed no harm.
-        roots: those that no other verdict explains.
+        hard: those whose alarm did not depend on the loss, see `Case.is_hard`.
+        roots: those that follow from no other verdict.
     """
     found: dict[Verdict, Verdict] = {}
     if not (verdicts and run.looks):
@@ -223,6 +223,6 @@ def _start(run: Run) -> int:
 
 
 def _slack(run: Run) -> int:
-    """Return the number of steps that a window spans."""
+    """Return the number of optimizer steps that the latest window of looks spans."""
     steps = list(run.table.recent_steps)[-run.window - 1 :]
     return steps[-1] - steps[0] if steps else 0

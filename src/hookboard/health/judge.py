@@ -238,7 +238,10 @@ class Judge:
         )
 
     def _with_its_past(self, verdict: Verdict) -> Verdict:
-        """Return the verdict; a note says if it was an alarm before, an alarm what experiments have shown."""
+        """Return the verdict with a clause added to its evidence, where there is something to add.
+
+        A note that was an alarm earlier says so. An alarm says what experiments have shown, see `Run.trial`.
+        """
         key = verdict.rule, verdict.module
         if verdict.severity == "alarm":
             self._alarmed.add(key)

@@ -275,11 +275,11 @@ class LossHistory:
         return -1
 
     def level(self, count: int = 16) -> float:
-        """Return the median of the last losses; NaN if there are none."""
+        """Return the median of the last `count` losses; NaN if there are none."""
         return median(self.last(count))
 
     def _note_pairs(self, loss: Loss) -> None:
-        """Detect several losses of one batch followed by another batch; not the same as one batch per epoch."""
+        """Set `is_mixed` if two losses in a row came from one batch, and this one comes from another batch."""
         if self.recent:
             is_same = self.recent[-1].batch_idx == loss.batch_idx
             self.is_mixed = self.is_mixed or (self._paired and not is_same)
@@ -579,9 +579,9 @@ class LossCurve(LossHistory):
         return self.start - self.level() > max(STUCK_SHARE * abs(self.start), self.noise)
 
     def _clear_level(self, least: float) -> float:
-        """Return the median of so many last losses that noise moves it by less than `least`; NaN if there are too few.
+        """Return the median of enough last losses that its noise is below about `least`; NaN if there are too few.
 
-        A median of n normal numbers has a deviation of 1.25 / sqrt(n) of theirs.
+        The median of n normal numbers has 1.25 / sqrt(n) of their standard deviation.
         """
         count = (
             max(16, math.ceil((1.25 * LEVEL_NOISE_DEVIATIONS * self.noise / least) ** 2))

@@ -34,7 +34,7 @@ def headline(run: Run, verdicts: Sequence[Verdict]) -> str:
 
 
 def caveat(run: Run, verdicts: Sequence[Verdict]) -> str:
-    """Return what rules have looked at and what they cannot see, for a judged run without an alarm; otherwise ""."""
+    """Return what rules have judged and what they cannot see, for a judged run without an alarm; otherwise ""."""
     if run.seen < run.window or any(verdict.severity == "alarm" for verdict in verdicts):
         return ""
     own = [layer for layer in run.layers if layer.weights]
@@ -158,9 +158,9 @@ def coverage(run: Run, every_n_steps: int | None) -> str:
 
 
 def left_out(run: Run) -> str:
-    """Return what was not looked at: units of wide layers, layers without an output. Each sentence begins with a space.
+    """Return sentences on what was not measured: units of wide layers, and layers without an output.
 
-    It is "" if nothing was left out.
+    Each sentence begins with a space; "" if nothing was left out.
     """
     outputs = [run.now.of(layer.name, "output") for layer in run.layers] if run.looks else []
     wide = sum(output is not None and output.sample_of is not None for output in outputs)

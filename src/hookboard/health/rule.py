@@ -159,7 +159,7 @@ def rules_of(given: "str | Rule | Sequence[str | Rule] | None", built_in: Mappin
 
 
 def passed_on(run: Run) -> tuple[()]:
-    """Stand for a rule whose symptoms are found elsewhere: the judge takes those of its name from `Run.findings`."""
+    """Give no symptoms: the `judge` of a rule whose symptoms are found elsewhere and come from `Run.findings`."""
     return ()
 
 

@@ -96,7 +96,7 @@ def restore(
 def taken_from(entries: Any, name: str, arguments: Mapping[str, str]) -> dict[str, Any] | None:
     """Remove the first entry with this class and these arguments from the list, and return its state dicts by stage.
 
-    Equal callbacks find the other entries there, each its own.
+    So of several equal callbacks each gets an entry of its own.
 
     Args:
         entries: the list that the checkpoint has under `KEY`.

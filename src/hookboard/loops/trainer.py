@@ -214,7 +214,7 @@ class FirstCallback(Callback):
         self._stay_first(trainer)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *args: Any, **named: Any) -> None:
-        """Have each member clean up after the previous batch."""
+        """Call `leave_batch` of each member, which cleans up after the previous batch."""
         for member in self.members:
             member.leave_batch()
 
@@ -228,7 +228,7 @@ class FirstCallback(Callback):
         self._stay_first(trainer)
 
     def on_validation_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any, **named: Any) -> None:
-        """Have each member end its batch of an evaluation, before other callbacks are called."""
+        """Call `end_batch` of each member for the running evaluation, before other callbacks are called."""
         loop = TrainerLoop(trainer)
         for member in self.members:
             member.end_batch(loop, loop.stage)
@@ -236,7 +236,7 @@ class FirstCallback(Callback):
     on_test_batch_end = on_predict_batch_end = on_validation_batch_end
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Have each member clean up after the previous batch; move to the front if callbacks have been added."""
+        """Call `leave_batch` of each member; move to the front if callbacks have been added."""
         for member in self.members:
             member.leave_batch()
         self._stay_first(trainer)

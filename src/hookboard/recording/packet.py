@@ -45,11 +45,11 @@ class Extent(NamedTuple):
         return channel_row_count(self.channels)
 
     def holds(self, other: "Extent") -> bool:
-        """Return whether this extent has room for all that the other one has."""
+        """Return True if this extent has room for all that the other one has."""
         return other.channels in (0, self.channels) and (self.has_bins or not other.has_bins)
 
     def joined(self, other: "Extent") -> "Extent":
-        """Return an extent with room for both; if both have channels, but not as many, for those of the other."""
+        """Return an extent with room for both; where both have channels, it takes the number of `other`."""
         return Extent(other.channels or self.channels, self.has_bins or other.has_bins, self.dtype or other.dtype)
 
 

@@ -47,7 +47,10 @@ ANSWER_SPREAD_SHARE_MIN = 0.15
 
 
 def spike(run: Run) -> Iterator[Symptom]:
-    """Report one step far outside its own history; an alarm if the loss was well before it and never came back."""
+    """Report a step whose loss or gradient is far above its history.
+
+    It is an alarm if the loss was well before that step and never came back down; otherwise a note.
+    """
     losses = run.losses
     if losses.is_mixed:
         return
@@ -63,7 +66,7 @@ def spike(run: Run) -> Iterator[Symptom]:
 
 
 def _ends_epoch(run: Run, loss: Loss) -> bool:
-    """Return True if a loss is that of the last batch of an epoch, usually a smaller one with a noisier loss."""
+    """Return True if a loss is that of the last batch of an epoch: a smaller batch has a noisier loss."""
     ends = {before.batch_idx for before, after in pairwise(run.losses.recent) if after.batch_idx < before.batch_idx}
     return loss.batch_idx in ends
 
@@ -82,10 +85,10 @@ def _of_loss(found: Spike, harm: str, severity: str) -> Symptom:
 
 
 def _harm_of(run: Run, found: Spike) -> str:
-    """Return the harm that has lasted since a spike; "" if none, or if that one step did not cause it.
+    """Return the harm that has lasted since a spike, as a clause; "" if there is none, or it has another cause.
 
-    It comes from a learning rate that jumped right before, or the losses after it are as high: other data, as in a
-    curriculum, or another target.
+    Another cause is a learning rate that jumped right before, or other data or targets: then the losses after the spike
+    are about as high.
     """
     if is_new_level(found, run.losses.after(found.loss.step)):
         return ""
@@ -164,14 +167,14 @@ END_STEPS = 16
 
 
 def judge_end(run: Run) -> Symptom | None:
-    """Judge what the loss of a training has come to when it ends; None if nothing is wrong, or known.
+    """Judge the loss at the end of a training.
 
-    It is wrong if the loss is no better than that of always giving the same answer. For a classifier that is chance;
-    otherwise `Run.constant_loss`, if that is known. And it is wrong if a classifier that began well below chance ends
-    clearly above its first loss; or above it at all, if the first steps raised it and it never came back.
+    It is reported if it is no better than that of always giving the same answer: chance for a classifier, otherwise
+    `Run.constant_loss`, if that is known. It is also reported if a classifier that began well below chance ends clearly
+    above its first loss; or above it at all, if the first steps raised it and it never came back.
 
     Returns:
-        An alarm, or a note where there were few steps or the learning rate still rises.
+        An alarm, or a note if there were few steps or the learning rate still rises; None if nothing is to report.
     """
     losses = run.losses
     if not losses.is_known or not losses.is_finite or losses.first[0].step > 0:
@@ -201,12 +204,12 @@ def _severity_at_end(run: Run) -> Severity:
 
 
 def _no_better(run: Run, level: float, error: float) -> Symptom | None:
-    """Report a loss that is no better than that of always giving the same answer.
+    """Return the symptom of a loss that is no better than that of always giving the same answer; None if it is better.
 
     Args:
         run: the run.
-        level: the loss at its end.
-        error: the standard error of that.
+        level: the loss at the end of the run.
+        error: the standard error of `level`.
     """
     losses = run.losses
     reference, what = run.constant_loss, "the best constant answer to the first batch gives"
@@ -235,7 +238,10 @@ def _no_better(run: Run, level: float, error: float) -> Symptom | None:
 
 
 def _speaks(run: Run) -> bool:
-    """Return True if outputs differ between samples, or did at the start, and did not only just begin to do so."""
+    """Return True if the model's outputs differ between samples, or did at the start.
+
+    False if their spread has doubled over the kept looks: the model then begins to learn. True if unknown.
+    """
     spreads = run.losses.spreads
     if not spreads:
         return True
@@ -315,11 +321,12 @@ STEPS_BEFORE_SETTLED = 32
 
 
 def train_eval_gap(run: Run) -> Iterator[Symptom]:
-    """Report where the outputs in validation begin to differ from those in training at the same time.
+    """Report the layer at which outputs in validation begin to differ from those in training.
 
-    An alarm needs two evaluations in a row that show it, up to the last layer, and that it cannot be explained: neither
-    by data that differ at the input, nor by running statistics that lag behind weights that change fast; and a
-    layer that may do other things in validation. Or batch norms see batches that are nothing like the data.
+    It is an alarm if two evaluations in a row show it, the last layer differs too, some layer up to there may act
+    differently in validation, and running statistics that merely lag behind do not explain it. Where it begins at the
+    input, only a very large difference is an alarm. Batches whose samples are alike are reported too, if batch norms
+    use their statistics.
     """
     yield from _batches_alike(run)
     found: list[Gap] = []
@@ -360,10 +367,10 @@ def train_eval_gap(run: Run) -> Iterator[Symptom]:
 
 
 def _strange(comparisons: Sequence[Comparison]) -> str | Literal[False] | None:
-    """Return the first norm whose running statistics match no batch in any of some evaluations.
+    """Find a batch norm whose running statistics match no training batch, at all of some evaluations.
 
     Returns:
-        Its name; False if those of all norms match; None if nothing is known of a norm.
+        The name of the first such norm; False if there is none; None if an evaluation has no known norm.
     """
     known = [{norm.layer.name: norm for norm in comparison.norms} for comparison in comparisons]
     if not known or not all(known):
@@ -400,7 +407,7 @@ def may_differ(run: Run, gap: Gap) -> bool:
 
 
 def _batches_alike(run: Run) -> Iterator[Symptom]:
-    """Report batches whose samples are alike, as those sorted by class; batch norms use the statistics of each."""
+    """Report batches of samples that are alike, such as sorted by class, in a model whose batch norms use them."""
     if not run.arrays.batch_norms or run.seen < LOOKS_BEFORE_BATCH_ALIKE or run.losses.is_mixed:
         return
     norms = [run.layers[place] for place in run.arrays.batch_norms]

@@ -35,13 +35,13 @@ class Dead:
     """The dead units of one layer.
 
     Args:
-        at: the rectifier (or the layer itself, where the activation is called as a function).
-        source: the layer whose weights make them so.
-        dead: how many are dead.
-        units: how many were looked at, apart from those whose weights are all 0.
-        since: the step since which each of the dead ones is silent, sorted, shape (dead,).
-        width: how many units the layer has.
-        is_sample: whether only every k-th of them was looked at.
+        at: the rectifier or dropout whose outputs are 0; where the activation is a function, the layer before it.
+        source: the layer whose weights and biases make the units dead.
+        dead: number of dead units.
+        units: number of measured units, without those whose weights are all 0.
+        since: the optimizer step since which each dead unit has been silent, sorted, shape (dead,).
+        width: number of units of the layer.
+        is_sample: True if only every k-th unit was measured.
     """
 
     at: Layer
@@ -66,15 +66,15 @@ class Dead:
 def dead_of(
     at: Layer, source: Layer, dead: np.ndarray, counts: np.ndarray, since: np.ndarray, width: int
 ) -> Dead | None:
-    """Return the dead units of a layer; None if no unit counts.
+    """Make a `Dead` from arrays over the measured units, each of shape (units,); None if no unit counts.
 
     Args:
-        at: see `Dead`, as `source` and `width`.
-        source: see above.
-        dead: which are dead, shape (units,).
-        counts: which count, shape (units,).
-        since: the step since which each is silent, shape (units,).
-        width: see above.
+        at: see `Dead`.
+        source: see `Dead`.
+        dead: True for dead units.
+        counts: True for units that are not left out, as pruned ones are.
+        since: the optimizer step since which each unit has been silent.
+        width: see `Dead`.
     """
     if not counts.any():
         return None
@@ -82,15 +82,15 @@ def dead_of(
 
 
 def is_finite(run: Run, layer: Layer) -> bool:
-    """Return True if the layer gave an output at this look, and all of it is finite."""
+    """Return True if the layer gave an output at the latest look, and all of it is finite."""
     output = run.now.of(layer.name, "output")
     return output is not None and not output.moments.nonfinite
 
 
 def has_no_weights(run: Run, layer: Layer, width: int, every: int) -> np.ndarray | None:
-    """Return which of every k-th unit have only zeros as weights, as after pruning; None if that was not measured.
+    """Return which of units 0, every, 2 * every ... have only zeros as weights, as after pruning; None if not measured.
 
-    Of a norm, the weights of the layer before it count.
+    For a norm, the weights of the layer before it are taken.
     """
     rows = weight_of(run, layer, width, every)
     if rows is None and layer.kind == "norm":
@@ -113,7 +113,10 @@ def has_its_own_activation(run: Run, layer: Layer) -> bool:
 
 
 def is_used(run: Run, layer: Layer, units: int) -> bool:
-    """Return True if a later layer takes this many inputs; units of a head are silent where a class never occurs."""
+    """Return True if a later layer seems to take the output of this one: it has as many inputs as this has units.
+
+    It is False for the last layer, whose units may be silent because their class never occurs.
+    """
     later = [(other, shape) for other in run.layers[run.place(layer.name) + 1 :] for shape in other.shapes.values()]
     if any(shape == (units,) and other.kind in NORM_KINDS for other, shape in later):
         return True
@@ -200,7 +203,7 @@ def _dead_units(run: Run) -> Iterator[Symptom]:
 
 
 def _usual(run: Run, dead: Dead) -> list[float]:
-    """Return the shares of dead units in other layers of this kind: in other rectifiers, or before other functions."""
+    """Return the share of dead units in each other layer of the same kind, for comparison."""
     if dead.at.kind in SILENT_AT_ZERO_KINDS:
         alike = [layer for layer in run.layers if layer.kind == dead.at.kind]
         exact = [other for layer in alike if (other := _dead_after(run, layer))]
@@ -229,7 +232,7 @@ def _severity(run: Run, dead: Dead) -> Severity | None:
 
 
 def _is_gone(run: Run, dead: Dead) -> bool:
-    """Return True if a layer passes nothing on, or next to nothing while the loss does not fall."""
+    """Return True if all units of the layer are dead, or at least 90 % while the loss does not fall."""
     is_idle = run.losses.is_known and not run.losses.is_learning
     return dead.share == 1 or (dead.share >= DEAD_SHARE_ALARM and is_idle)
 
@@ -264,7 +267,7 @@ def _dead_symptom(run: Run, dead: Dead, severity: Severity) -> Symptom:
 
 
 def _advice_at_start(run: Run, dead: Dead) -> str:
-    """Return what helps where units were dead before the first step: their biases, or else where their inputs lie."""
+    """Return advice for units that were dead before the first step: about their biases if these are far below 0."""
     biases = [name for name in dead.source.weights if len(dead.source.shapes.get(name, ())) == 1]
     bias = run.first.of(biases[0], "parameter_before") if run.first and len(biases) == 1 else None
     given = run.first.of(dead.source.name, "output") if run.first else None
@@ -289,7 +292,10 @@ def _range(shares: Iterable[float]) -> str:
 
 
 def _dead_after(run: Run, layer: Layer) -> Dead | None:
-    """Return the dead units of a rectifier, or of a dropout that drops everything."""
+    """Return the dead units of a rectifier or dropout by its zeros; None if it was not measured or is not finite.
+
+    For a dropout, units that were silent before it do not count as dead.
+    """
     silence = run.silence.get(layer.name)
     if silence is None or not is_finite(run, layer):
         return None
@@ -309,7 +315,10 @@ def _dead_after(run: Run, layer: Layer) -> Dead | None:
 
 
 def _dead_before_a_function(run: Run, layer: Layer) -> Dead | None:
-    """Return the units whose pre-activations never exceed 0 and that no gradient reaches."""
+    """Return the units whose outputs never exceed 0 and that no gradient reaches; None if there are too few.
+
+    This is for activations that are called as functions, whose outputs are not seen.
+    """
     silence = run.silence.get(layer.name)
     if silence is None or len(silence.looks) < LAYER_UNITS_MIN or not is_finite(run, layer):
         return None
@@ -342,7 +351,7 @@ def _looks(run: Run) -> int:
 
 
 def _lasting(run: Run, silence: Silence) -> np.ndarray:
-    """Return which units are dead, shape (units,). Where a whole layer is silent, fewer values are needed."""
+    """Return which units count as dead, shape (units,), bool; if all of a layer are silent, fewer values are enough."""
     looks = _looks(run)
     dead = silence.lasting(looks, SILENT_VALUES_MIN)
     all_of_them = silence.lasting(looks, SILENT_VALUES_MIN_WHOLE_LAYER)
@@ -350,7 +359,7 @@ def _lasting(run: Run, silence: Silence) -> np.ndarray:
 
 
 def _gets_no_gradient(run: Run, layer: Layer, weight: str) -> np.ndarray | None:
-    """Return for which units the weight gets no gradient at any look, shape (units,); None if unknown."""
+    """Return which units get no gradient of this weight at the latest looks, shape (units,), bool; None if unknown."""
     usual = usual_gradient(run)
     rows = run.units(weight, "parameter_grad", _looks(run))
     if rows is None or not usual > 0:
@@ -410,7 +419,10 @@ def _symmetric_units(run: Run) -> Iterator[Symptom]:
 
 
 def _suspects(run: Run) -> list[int]:
-    """Return the places of layers with a weight that may have equal units, or that was constant at first."""
+    """Return the indices of layers with a trainable weight that may have equal units, or that was constant at first.
+
+    The check is cheap; `_in_layer` examines these layers exactly.
+    """
     table, weights = run.arrays, run.latest.weights
     is_judged = (table.is_trainable & ~table.of_kind(MAY_BE_EQUAL_KINDS)[table.owner])[weights.places]
     is_suspect = np.zeros(len(table.weights), dtype=bool)
@@ -422,13 +434,14 @@ def _suspects(run: Run) -> list[int]:
 
 
 def _with_close_units(weights: Units, is_judged: np.ndarray) -> np.ndarray:
-    """Return the weights in which some unit has all its numbers close to those of other units, as twins do.
+    """Return indices into `weights.places`: the weights that may have two equal units.
 
-    Close is less than two steps of `_rounded` at the weight's largest value, so that no twin is missed.
+    In such a weight some unit has mean, deviation, min and max each close to that of another unit. "Close" is wide
+    enough that no units are missed that are equal after `_rounded`.
 
     Args:
-        weights: the units of all weights.
-        is_judged: which weights are meant, shape (weights,).
+        weights: the statistics of the units of all weights.
+        is_judged: False for weights to leave out, shape (len(weights.places),).
     """
     low, high = weights.columns["min"], weights.columns["max"]
     largest = np.maximum.reduceat(np.maximum(np.abs(low), np.abs(high)), weights.starts)
@@ -496,9 +509,9 @@ def _constant_symptom(run: Run, layer: Layer, name: str, value: float) -> Sympto
 
 
 def _parted(look: Look, name: str) -> float:
-    """Return how much the units of a weight differ, as a share of what independent random ones do; NaN if not measured.
+    """Return how much the units of a weight differ: 0 if they are equal, about 1 if random; NaN if not measured.
 
-    The means of n such elements deviate by a share of 1 / sqrt(n) of the size of one.
+    It is the standard deviation of the units' means over that of independent random units, RMS / sqrt(elements).
     """
     weight = look.of(name, "parameter")
     if weight is None or weight.channels is None or not weight.moments.rms > 0:
@@ -508,16 +521,9 @@ def _parted(look: Look, name: str) -> float:
 
 
 def _outputs_of(run: Run, layer: Layer, name: str, weight: Reading) -> np.ndarray | None:
-    """Return the statistics of the output channels that belong to the measured units of a weight, latest look.
+    """Return the statistics of the layer's latest outputs for each measured unit of a weight of this name.
 
-    Args:
-        run: the run.
-        layer: the layer whose output is meant.
-        name: the name of the weight.
-        weight: its reading.
-
-    Returns:
-        Shape (measured units, columns of `hookboard.measure.FIELDS`); None if they do not match or are not finite.
+    Shape (measured units, columns of `hookboard.measure.FIELDS`); None if they do not match or are not finite.
     """
     output = run.now.of(layer.name, "output")
     if output is None or output.channels is None or output.width != weight.width:
@@ -528,18 +534,17 @@ def _outputs_of(run: Run, layer: Layer, name: str, weight: Reading) -> np.ndarra
 
 
 def _twins(weights: np.ndarray, gradients: np.ndarray, outputs: np.ndarray | None, began_equal: bool) -> int:
-    """Return how many units have the weights and the gradient of another unit, and give its outputs.
+    """Return how many units have the same weights, gradient and outputs as another unit.
 
-    Mean, deviation and extremes are compared, which do not tell the order of elements: the rows of an identity share
-    them. So of a unit with different weights, which did not begin as a copy, the gradients must not be 0; and outputs
-    must be alike apart from a bias.
-    Units without any weight count only where the whole layer has none: single ones are pruned.
+    Mean, deviation, min and max are compared, of outputs only what does not depend on their mean. They do not tell the
+    order of elements: the rows of an identity matrix have the same ones. So a unit counts only if it has a gradient, if
+    its elements are (or began) equal and are not 0, or if all units have only zeros: single ones are pruned.
 
     Args:
-        weights: shape (units, columns).
-        gradients: same shape.
-        outputs: same shape; None if they are not known.
-        began_equal: whether all elements were equal before the first step.
+        weights: the statistics of each unit, shape (units, columns of `hookboard.measure.FIELDS`).
+        gradients: those of its gradient, same shape.
+        outputs: those of its outputs, same shape; None if unknown.
+        began_equal: True if all elements were equal before the first step.
     """
     if not (np.isfinite(weights[:, _COMPARED]).all() and np.isfinite(gradients[:, _COMPARED]).all()):
         return 0
@@ -562,7 +567,11 @@ def _twins(weights: np.ndarray, gradients: np.ndarray, outputs: np.ndarray | Non
 
 
 def _rounded(rows: np.ndarray, share: float) -> np.ndarray:
-    """Return the numbers of each unit in multiples of a share of its own size, and that size as a power of ten."""
+    """Round each row to a share of its size, so that nearly equal rows become equal.
+
+    Returns:
+        The numbers in units of `share * 10**decade`, rounded to whole ones, and the row's decade as the last column.
+    """
     size = np.abs(rows).max(axis=1, keepdims=True)
     decade = np.floor(np.log10(size, where=size > 0, out=np.full_like(size, -300.0)))
     return np.hstack([np.round(rows / (share * 10.0**decade)), decade])
