@@ -44,9 +44,9 @@ class State:
 
     Args:
         held: the module, and anything else that may change.
-        with_weights: save parameters too, and take their gradients away until then.
-        check: is called with each object that is visited, before it is saved, and raises where the state should not be
-            saved at all.
+        with_weights: save parameters too, and set their gradients to None until `restore`.
+        check: called with each object that is visited, before it is saved; it raises an error if the state should not
+            be saved at all.
 
     Raises:
         RuntimeError: more than MAX_OBJECTS objects can be reached.

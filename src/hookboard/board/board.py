@@ -343,7 +343,7 @@ class Board:
     def map(
         self, source: Source, name: str, series: str, columns: int, against: tuple[str, str] | None = None
     ) -> Answer:
-        """Return the values of a series, rows by steps, and with `against` those of the same rows in another series.
+        """Return the values of a series, rows by steps; with `against` also those of the same rows in another series.
 
         Args:
             source: the data.

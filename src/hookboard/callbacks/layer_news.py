@@ -73,8 +73,8 @@ class LayerNews:
     def record(self, places: Places, facts: "Facts", recorder: Recorder, every_n_steps: int) -> dict[str, list[bytes]]:
         """Return the record by its tag if it has changed; otherwise an empty dict.
 
-        Modules stand in the order in which they first ran. Those that have not run yet, and those of which only
-        parameters are watched, stand where the model defines them.
+        Modules are in the order in which they first ran. Those that have not run yet, or whose parameters alone are
+        watched, are put at their place in the model's definition.
 
         Args:
             places: the sites that were measured in the step or loop.

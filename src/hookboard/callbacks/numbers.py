@@ -177,13 +177,13 @@ class SiteLogger(HookboardCallback[V]):
         state.taps.active = True
 
     def _before_backward(self, state: V) -> None:
-        """Have the recorder divide the gradients of this backward pass by the loss scale."""
+        """Set the loss scale by which the recorder divides the gradients of this backward pass."""
         assert state.loss_scale is not None
         state.taps.show_pending()
         state.recorder.scale = state.loss_scale.before_backward()
 
     def _after_backward(self, state: V) -> None:
-        """Have the recorder take later gradients as they are."""
+        """Clear the loss scale again: later gradients are not divided."""
         state.taps.show_pending()
         state.recorder.scale = None
 
@@ -281,7 +281,7 @@ class SiteLogger(HookboardCallback[V]):
         self._leave_to_worker(state, write, WHEN_WRITTEN[state.stage])
 
     def _expected(self, state: V) -> list[tuple[str, Role]]:
-        """Return the name and role of everything of which a due step should measure at least one tensor."""
+        """Return (name, role) for each module and parameter; a due step should measure a tensor of each pair."""
         of_weights = [role for role in state.roles if ROLES[role].of_parameter]
         return [*state.taps.expected(), *((name, role) for role in of_weights for name in state.weights)]
 

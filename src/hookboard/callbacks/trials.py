@@ -22,7 +22,7 @@ READING_SHARE = 0.2
 
 
 class Question(NamedTuple):
-    """What experiments are to find the cause of.
+    """The trouble in a run whose cause experiments should find.
 
     Args:
         since: the optimizer step at which the trouble began.

@@ -259,7 +259,7 @@ class Turns:
             self._left -= self._bytes[name]
 
     def note(self, name: str, copied: Tensor) -> None:
-        """Note the size of a computed weight, which is not that of its parameters."""
+        """Record the size in bytes of a computed weight's copy, which may differ from that of its parameters."""
         self._bytes[name] = bytes_of(copied)
 
     def end(self, copied: Container[str]) -> None:
@@ -342,7 +342,7 @@ def measure_rms_t(recorder: Recorder, optimizer: Optimizer, weights: Mapping[str
 def after_next_step(optimizer: Optimizer, do: Callable[[], None]) -> Callable[[], None]:
     """Call `do` once, right after the optimizer's next step; returns the function that cancels it.
 
-    Nothing is done for an optimizer that takes no hooks: Lightning knows others than those of torch.
+    It does nothing for an optimizer without hooks, which is not one of torch: Lightning allows such optimizers.
     """
     is_done = False
 

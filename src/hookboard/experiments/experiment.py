@@ -123,7 +123,7 @@ def look_at_targets(setting: Setting, batches: Sequence[Any], seconds: float) ->
 
 
 def _run(setting: Setting, batches: Sequence[Any], seconds: float, do: Callable[[Recipe], Experiments]) -> Experiments:
-    """Return the results of `do` for the recipe of the setting; if nothing can be tried, results that say why."""
+    """Make a recipe from the setting and return `do(recipe)`; if nothing can be tried, return results that say why."""
     reason = why_not(setting, batches)
     if reason:
         return Experiments([], [f"Nothing was tried: {reason}."])
@@ -234,7 +234,7 @@ def _with_weights_named(finding: Finding, recipe: Recipe) -> Finding:
 
 
 def _together(batches: Sequence[Any]) -> Sequence[Any]:
-    """Return the first batches that have MIN_SAMPLES_TOGETHER samples together; only one if they are not pairs."""
+    """Return as many first batches as give MIN_SAMPLES_TOGETHER samples together; one batch if they are not pairs."""
     sizes = [len(pair.inputs) for pair in pairs_in(batches)]
     count = 1
     while sizes and count < min(len(sizes), MAX_BATCHES) and sum(sizes[:count]) < MIN_SAMPLES_TOGETHER:

@@ -390,7 +390,7 @@ def _fault_in(call: CallNode, kind: FaultKind, step: CallNode) -> Fault:
 
 
 def _latest_first(call: CallNode) -> list[CallNode]:
-    """Return a call and all calls inside it, the one that began last first."""
+    """Return a call and all calls inside it, at any depth, in the reverse order of their beginning."""
     found = [call]
     for child in call.children:
         found = [*_latest_first(child), *found]

@@ -182,9 +182,9 @@ class Judge:
             rule: the name of the rule.
             symptom: the symptom.
             step: the optimizer step.
-            is_located: whether its module is known. Otherwise it is the one that the next look shows.
-            is_searched: whether its batch was searched in vain. Then only the look of that very step may show the
-                module: later ones show what spoiled weights have done.
+            is_located: True if its module is known. Otherwise the next look that shows the symptom sets the module.
+            is_searched: True if its batch was searched for the module without success. Then only the look of that very
+                step may set it: later ones show what spoiled weights have done.
         """
         self._verdicts = None
         for key in [key for key, case in self._open.items() if key[0] == rule and not case.is_exact]:

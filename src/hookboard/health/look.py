@@ -79,8 +79,8 @@ class Look:
             frozen now, is not there.
         overflowed: whether the GradScaler skipped the step.
         frozen: the weights that are not to be trained now (`requires_grad` is False).
-        is_scaled: whether there is a GradScaler; gradients are divided by its scale, so that nobody can tell which
-            of them underflowed.
+        is_scaled: True if there is a GradScaler; gradients are divided by its scale, so that it is unknown which of
+            them underflowed.
     """
 
     step: int

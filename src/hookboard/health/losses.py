@@ -56,7 +56,7 @@ def first_spike(losses: Sequence[Loss], before: np.ndarray) -> Spike | None:
 
     Args:
         losses: new losses, in their order.
-        before: the values of those before, shape (n,).
+        before: the values of the losses before `losses`, shape (n,).
     """
     before = before[np.isfinite(before)]
     if len(before) < SPIKE_HISTORY_STEPS // 4:
@@ -386,12 +386,12 @@ class LossCurve(LossHistory):
 
     @property
     def has_come_to_rest(self) -> bool:
-        """True if the loss clearly no longer falls: noise cannot hide a fall that counts."""
+        """True if the loss clearly no longer falls: even with its noise added, the fall is too small to count."""
         fall, noise = self._fall()
         return fall + LEVEL_NOISE_DEVIATIONS * noise < FALLING_SHARE * abs(self.start)
 
     def _fall(self) -> tuple[float, float]:
-        """Return by how much the loss fell over the last half of the run, and the noise in that; NaN if unknown."""
+        """Return by how much the loss fell over the last half of the run, and the standard error; NaN if unknown."""
         if not self.is_known:
             return math.nan, math.nan
         last = self.last(min(max(self.steps // 2, STEPS_BEFORE_JUDGING), RECENT_LOSSES))

@@ -59,14 +59,15 @@ class Symptom:
         module: the dotted name of the layer; "" for the whole model.
         evidence: one sentence with the numbers, and what is usual for this model.
         advice: one sentence: what to try first.
-        severity: `alarm` only for harm that cannot be explained away, or that the loss shows; otherwise `note`.
+        severity: `alarm` only for certain harm, or harm that the loss shows; otherwise `note`.
         size: how bad it is, in any unit: of equal verdicts of one rule the largest comes first.
         since: the optimizer step at which it began. Left out: the step at which the rule first saw it.
-        until: the optimizer step at which it was seen last, where the rule tells of something that is over by now, such
-            as the cause of a harm that lasts. Left out: it is there now.
+        until: the optimizer step at which it was last there, if the rule reports something that has ended, such as the
+            cause of a harm that lasts. Left out: it is there now.
         batch_idx: the index of the batch, for what happens in a single step.
-        is_root: whether it follows from no other fault, as a layer that is in no optimizer.
-        is_hard: whether its alarm does not need the loss, which by now may show harm that it has done.
+        is_root: True if it cannot follow from another fault, such as a layer that is in no optimizer.
+        is_hard: True if it is an alarm whatever the loss does. Otherwise an alarm that is raised while the loss shows
+            harm becomes a note when the loss is well again.
     """
 
     module: str

@@ -337,7 +337,7 @@ class RateJump:
     until: int | None = None
 
     def followed(self, look: Look, before: Look) -> "RateJump":
-        """Return the same jump after another look: the rate may have come down, or gone up again.
+        """Return the jump with `until` updated by another look, at which the rate may have come down or risen again.
 
         Args:
             look: the new look.

@@ -156,7 +156,7 @@ class HookboardCallback(CallbackMethods[W]):
         Raises:
             ValueError: the configuration does not fit the model, such as a pattern that matches no module.
         """
-        if self._may_take(loop):
+        if self._adopt(loop):
             loop.join(self)
             self._start(loop, {"train", "validate"})
             inform_of_many_tags(self)
@@ -165,7 +165,7 @@ class HookboardCallback(CallbackMethods[W]):
     @timed
     def begin_evaluation_run(self, loop: Loop) -> None:
         """Join an evaluation outside of a fit: select the modules, attach the hooks, and begin the evaluation."""
-        if not loop.is_fitting and self._may_take(loop):
+        if not loop.is_fitting and self._adopt(loop):
             loop.join(self)
             stage = loop.stage
             if stage in self._stages(loop):
@@ -196,8 +196,8 @@ class HookboardCallback(CallbackMethods[W]):
         other = self._other(loop) if self._live else None
         return other is not None and other.is_running
 
-    def _may_take(self, loop: Loop) -> bool:
-        """Leave the loop of the last run and return True; warn and return False if its run has not ended."""
+    def _adopt(self, loop: Loop) -> bool:
+        """Leave the last run for that of `loop` and return True; warn and return False if the last has not ended."""
         if self._is_taken(loop):
             rank_zero_warn(
                 f"{self._name} {self.verb} nothing in this run: it still watches that of another Trainer. "
@@ -374,7 +374,7 @@ class HookboardCallback(CallbackMethods[W]):
         selection, decision = self._decide(loop)
         if decision.reason:
             inform(f"{self._name} {self.verb} nothing: {decision.reason}.")
-        elif self._takes_part(loop) and self._is_connected(loop):
+        elif self._takes_part(loop) and self._connect_ranks(loop):
             in_thread = has_own_thread(loop.device) or self._ranks is not None
             if self._ranks is not None:  # once one callback has waited in vain, the others wait less
                 others = (one.patience for one in self._together(loop) if one.patience is not None)
@@ -392,8 +392,8 @@ class HookboardCallback(CallbackMethods[W]):
                     self._live[stage] = state
                     self._attach(loop, state)
 
-    def _is_connected(self, loop: Loop) -> bool:
-        """Connect the ranks if they merge what they measure; return False, with a warning, if that is not possible."""
+    def _connect_ranks(self, loop: Loop) -> bool:
+        """Connect the ranks if they merge what they measure; warn and return False if they cannot be connected."""
         if self._merges(loop):
             self._ranks, why_not = connected()
             if why_not:
@@ -514,15 +514,15 @@ class HookboardCallback(CallbackMethods[W]):
         try:
             method(*args, **kwargs)
         except Exception as error:
-            if not self._may_go_on(state, when, error):
+            if not self._end_stage_after(state, when, error):
                 raise
         finally:
             if is_first and clock.began is not None:
                 clock.spent += perf_counter() - clock.began
                 clock.began = None
 
-    def _may_go_on(self, state: W, when: str, error: Exception) -> bool:
-        """End the stage with one warning and return True; return False if the error must stop the run."""
+    def _end_stage_after(self, state: W, when: str, error: Exception) -> bool:
+        """End the stage with one warning, and return True; return False if the error must stop the run instead."""
         if isinstance(error, NothingToShowError):
             self._drop(state)
             rank_zero_warn(f"{self._name} {self.verb} nothing: {error}.")
@@ -536,7 +536,7 @@ class HookboardCallback(CallbackMethods[W]):
         return True
 
     def _drop(self, state: W) -> None:
-        """End a stage after an error; if ranks merge, end all stages, because no rank can merge without this one."""
+        """End a stage after an error; if ranks merge, end all stages, because other ranks cannot merge without us."""
         for each in (ended := [state] if self._ranks is None else [state, *self._live.values()]):
             each.has_fault = True
         self._worker.settle()
@@ -562,7 +562,7 @@ class HookboardCallback(CallbackMethods[W]):
         """
 
         def on_fault(error: BaseException) -> None:
-            if not isinstance(error, Exception) or not self._may_go_on(state, when, error):
+            if not isinstance(error, Exception) or not self._end_stage_after(state, when, error):
                 raise error
 
         self._worker.do(job, on_fault)

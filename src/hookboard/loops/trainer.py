@@ -139,14 +139,14 @@ class Members(list[Any]):
     """Those of `IN_THE_MIDDLE` that other callbacks implement; empty while no member measures the batch."""
 
     def begin_batch(self, loop: Loop, stage: str, *batch: Any) -> None:
-        """Have each member begin a batch; those that change tensors first, so that the others measure the change."""
+        """Call `begin_batch` of each member; first of those that change tensors, so that others measure the change."""
         for changes_tensors in (True, False):
             for member in self:
                 if member.changes_tensors is changes_tensors:
                     member.begin_batch(loop, stage, *batch)
 
     def listen(self, loop: Loop) -> None:
-        """Store in `heard` those of IN_THE_MIDDLE that other callbacks implement; none while no member measures."""
+        """Set `heard` to the hooks in IN_THE_MIDDLE that other callbacks implement; empty while no member measures."""
         self.heard = frozenset()
         for member in self:
             if member.is_observing:
@@ -185,7 +185,7 @@ def _for_each_member(method: str, *, then_off: str = "") -> Any:
 
 
 class FirstCallback(Callback):
-    """Stands before all other callbacks: a step ends, and so does the run, before any of them is called.
+    """The first callback of the Trainer: it ends batches and runs for the members before other callbacks are called.
 
     If a callback raises in `on_exception` or `teardown`, Lightning does not call those after it, so the members must be
     called before.
@@ -250,7 +250,7 @@ class FirstCallback(Callback):
 
 
 class LastCallback(Callback):
-    """Stands after all other callbacks: a batch begins once each of them has been called.
+    """The last callback of the Trainer: it begins batches for the members after other callbacks have been called.
 
     Args:
         members: the callbacks of hookboard that take part in the run.

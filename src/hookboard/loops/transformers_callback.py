@@ -88,13 +88,13 @@ class TransformersCallback(TrainerCallback):
             control.should_training_stop = True
 
     def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **others: Any) -> None:
-        """Detach the hooks, and tell what was found."""
+        """End the training and the run of the callbacks, which detaches the hooks and logs the last results."""
         self._drop_batch()  # begun when another callback had ended the training between two batches of a step
         self._until_end.close()
         self._loop = None
 
     def close(self) -> None:
-        """Detach the hooks. Call it after a training that has failed, of which Hugging Face tells callbacks nothing.
+        """Detach the hooks. Call it after a training that has failed: Hugging Face's Trainer does not tell callbacks.
 
         Otherwise the next training detaches them when it begins.
         """

@@ -59,7 +59,7 @@ Layout = dict[Site, Extent]
 
 @dataclass(frozen=True)
 class Packet:
-    """What one flush copies to the host. All parts have the order of the layout.
+    """What one flush copies to the host. All parts are in the order of `layout`.
 
     Args:
         layout: the sites, and what the packet holds of each.

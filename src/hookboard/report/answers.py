@@ -38,7 +38,7 @@ def answers_of(board: Board, source: Source, names: Sequence[str], columns: int)
     for run in runs:
         found += _maps(board, source, run, runs, columns)
         for answer in board.layers(source, run.name, columns):
-            answer["histograms"] = [one for one in answer["histograms"] if room.has_histogram(board, source, run, one)]
+            answer["histograms"] = [one for one in answer["histograms"] if room.take_histogram(board, source, run, one)]
             answer["pictures"] = list(room.pictures(source, answer["pictures"]))
             found.append((["layer", run.name, answer["layer"]["name"]], answer))
         answer = board.run(source, run.name)
@@ -71,7 +71,7 @@ class _Room:
         self.histograms: list[tuple[Request, Answer]] = []
         self.left_out = {"histogram": 0, "picture": 0}
 
-    def has_histogram(self, board: Board, source: Source, run: LoggedRun, one: dict[str, str]) -> bool:
+    def take_histogram(self, board: Board, source: Source, run: LoggedRun, one: dict[str, str]) -> bool:
         """Add a histogram to `histograms`, thinned to some of its steps; return False if it does not fit."""
         answer = board.histogram(source, run.name, one["tag"])
         last = len(answer["steps"]) - 1

@@ -15,7 +15,7 @@ def write_to_mlflow(logger: MLFlowLogger, entry: Entry) -> list[str]:
     A file holds the latest text of its tag.
 
     Returns:
-        What the logger cannot take, in words.
+        The names of the parts of the entry that were not written, such as "histograms"; empty if all were.
     """
     if entry.scalars:
         logger.log_metrics(dict(entry.scalars), entry.step)

@@ -183,7 +183,10 @@ def _in_loss(look: Look) -> Origin | None:
 
 
 def _in_backward(run: Run, look: Look) -> Origin | None:
-    """Search the backward pass; the gradient of an output is computed by the layer after it."""
+    """Return where the backward pass gave the first bad gradient; None if nowhere.
+
+    A bad gradient of an output is ascribed to the layer after it, which has computed it.
+    """
     following: Layer | None = None
     for layer in reversed(run.layers):
         gradient = look.of(layer.name, "grad_output")
@@ -249,7 +252,7 @@ def precision(run: Run) -> Iterator[Symptom]:
 
 
 def _underflowing(run: Run, look: Look) -> Iterator[Symptom]:
-    """Report gradients below the normal range of float16. Under a GradScaler nobody can tell, see `Look`."""
+    """Report gradients below the normal range of float16; not under a GradScaler, see `Look.is_scaled`."""
     if look.is_scaled:
         return
     narrow = [layer.name for layer in run.layers if _is_half(look.of(layer.name, "grad_output"))]
@@ -317,7 +320,7 @@ def swallowed_share(look: Look, name: str) -> float:
 
 
 def _underflow_share(reading: Reading) -> float:
-    """Return the share of nonzero values below the normal range of float16, as far as can be told."""
+    """Return the share of values below the normal range of float16; without a histogram only 1 (all values) or 0."""
     tiny = torch.finfo(torch.float16).tiny
     histogram, moments = reading.histogram, reading.moments
     if histogram is not None and histogram.counts.sum():

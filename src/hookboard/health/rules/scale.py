@@ -134,7 +134,7 @@ def _normalized(run: Run) -> np.ndarray:
 
 
 def _unnormalized(run: Run) -> Iterator[Symptom]:
-    """Report batch norms whose outputs do not fit the statistics of the batch, if at least half of all are such."""
+    """Report batch norms whose outputs do not have the spread that batch statistics give, if at least half do not."""
     norms = run.arrays.batch_norms
     shares = _normalized(run)[norms]
     is_known = ~np.isnan(shares)
@@ -242,7 +242,7 @@ def _activation_scale(run: Run) -> Iterator[Symptom]:
 
 
 def _out_of_line(run: Run, scales: Scales, first: Scales) -> Iterator[Symptom]:
-    """Report layers that scale their input by a very different factor from their peers, now or at the first look."""
+    """Report layers whose gain, output over input, is far from that of other layers, now or at the first look."""
     for seen, other in ((scales, None), (first, scales)):
         known = np.isfinite(seen.gains)
         if known.sum() < PEER_LAYERS_MIN:

@@ -85,7 +85,7 @@ def unit_rows(reading: Reading | None, shape: Sequence[int] | None, width: int, 
 
 
 def counted(some: int, seen: int, what: str, sample_of: int | None) -> str:
-    """Return "some of seen what" in words; with `sample_of`, that those seen are a sample of so many.
+    """Return "some of seen what" in words; with `sample_of`, also that the `seen` ones are a sample of that many.
 
     >>> counted(3, 8, "units", None), counted(412, 1024, "units", 14_336)
     ('3 of 8 units', '412 of the 1,024 units looked at, of 14,336')
@@ -111,7 +111,7 @@ def factor(decades: float) -> str:
 
 
 def severity_of(run: Run) -> Severity:
-    """Return an alarm if the loss shows harm, otherwise a note."""
+    """Return "alarm" if the loss shows harm, otherwise "note"."""
     return "alarm" if run.losses.is_harmed else "note"
 
 
