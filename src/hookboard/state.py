@@ -82,7 +82,10 @@ class State:
                 waiting.extend(_keep(value, self._undo))
 
     def restore(self) -> None:
-        """Restore everything that has changed, even where a part of it cannot be. It works only once."""
+        """Restore everything that has changed. Works only once.
+
+        If something cannot be restored, the rest is restored first; then the first error is raised.
+        """
         errors: list[Exception] = []
         with torch.no_grad():
             while self._undo:
@@ -284,7 +287,7 @@ def _refill_slots(value: object, before: list[tuple[MemberDescriptorType, object
 
 
 def _content_of(value: dict[Any, Any]) -> dict[Any, Any]:
-    """Return what a dict holds, in its order: a class may give something else for it, as one that makes it anew."""
+    """Return the items of a dict, in order, as `dict` itself has them: a subclass may override how they are read."""
     return {name: dict.__getitem__(value, name) for name in _base_of(value).__iter__(value)}
 
 

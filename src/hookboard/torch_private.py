@@ -55,7 +55,7 @@ base_of: Callable[[Tensor], Tensor | None] = operator.attrgetter("_base")
 
 
 def explicit_values(tensor: Tensor) -> Tensor:
-    """Return the values that a sparse tensor holds; one in coordinates may hold several for one place."""
+    """Return the values that a sparse tensor stores; in COO layout there may be several for one position."""
     return tensor._values() if tensor.layout is torch.sparse_coo else tensor.values()
 
 
@@ -71,7 +71,7 @@ def forward_pre_hooks_of(module: nn.Module) -> OrderedDict[int, Callable[..., An
 
 @contextmanager
 def without_hooks(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Inside, calls of these modules run none of their hooks but torch's own, such as the mask of a pruned weight."""
+    """Disable the hooks of these modules inside the context, except torch's own, such as the mask of `prune`."""
     with ExitStack() as until_end:
         for module in modules:
             for hooks in (module._forward_hooks, module._forward_pre_hooks):
@@ -85,7 +85,7 @@ def without_hooks(modules: Iterable[nn.Module]) -> Iterator[None]:
 
 
 def _refill(hooks: dict[int, Any], before: dict[int, Any]) -> None:
-    """Put back the hooks that were there, in their order, ahead of those that were added since."""
+    """Restore the hooks of `before` in place and in order; hooks that were added since follow them."""
     came = {number: hook for number, hook in hooks.items() if number not in before}
     hooks.clear()
     hooks.update(before | came)
@@ -136,7 +136,7 @@ class Detour:
     the same module hides the first until it ends.
 
     Args:
-        module: its calls are shown to `enter` and `leave` from now on, until `end`.
+        module: the module; from now on until `end`, its calls run `enter` and `leave`.
         enter: takes module, arguments and keyword arguments, before a call. What it returns is ignored.
         leave: takes the same and the output, after the call. What it returns is ignored.
     """
@@ -213,7 +213,7 @@ STEP_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 
 
 def set_timeout(group: dist.ProcessGroup, timeout: timedelta) -> None:
-    """Have each collective of a group raise after this time."""
+    """Set the time after which a collective of a process group raises an error."""
     set_it = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
     set_it(timeout, group)
 

@@ -216,7 +216,7 @@ class StepTrace(TorchFunctionMode):
         self._values.clear()
 
     def value_of(self, tensor: Tensor) -> Value:
-        """Return what is known of a tensor; an unknown one counts as new from here on."""
+        """Return the `Value` of a tensor; a tensor that was not seen before gets one without a call."""
         known = self._values.get(id(tensor))
         if known is None or known[0]() is not tensor:
             return self._note(tensor, None)

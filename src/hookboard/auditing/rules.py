@@ -494,7 +494,7 @@ def _asked(rule: StepRule, done: TracedStep) -> list[Finding]:
 
 
 def _limits_of(value: Value) -> tuple[float, float] | None:
-    """Return the range (low, high) of the function that computed the value; None if that is not in `RANGES`."""
+    """Return the range (low, high) of the function that computed the value; None if it is unbounded or unknown."""
     op = value.origin.op
     if op is None or op.name not in RANGES.keys() | {"clamp", "clip"}:
         return None

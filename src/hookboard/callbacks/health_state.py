@@ -338,7 +338,7 @@ class HealthState(MeasurementState):
         held_back: weight decay and gradient clipping of each weight, by its name.
         batch_idx: the index of the running batch.
         first_step: the optimizer step at which the fit began; None before.
-        looks: how many training steps have been measured.
+        looks: number of training steps that have been measured.
         judge: judges the run; None in evaluations, on ranks that do not judge, and after a fault.
         reporter: writes the verdicts of the judge.
         black_box: finds the first NaN or Inf; None outside of training.
@@ -347,10 +347,10 @@ class HealthState(MeasurementState):
         constant_loss: the least loss of a model that gives every sample of that step the same; NaN if not known.
         trial: the experiments, if they are wanted.
         stale: watches for gradients that are not cleared; None where nothing is watched, and when that is over.
-        told: how many of the black box's events have been told.
-        is_ending: whether it has ended the fit.
+        told: number of events of the black box that have been reported.
+        is_ending: True once the monitor has ended the fit.
         why_silent: why layers gave no output at the first look, by their names; None before.
-        is_asked_to_end: whether any of several ranks has asked at the last look to end the fit.
+        is_asked_to_end: True if any rank asked at the last look to end the fit; only used with several ranks.
         earlier: rule and module of the alarms of a fit that this one continues; they do not end it.
     """
 
@@ -418,11 +418,11 @@ class HealthState(MeasurementState):
         return self.judge.verdicts
 
     def watch_stale(self, stale: StaleGradients, watch: Callable[..., Found | None], *given: Any) -> None:
-        """Look once for gradients that were not cleared, and keep what is found; an error warns and ends the search.
+        """Call a method of `stale`, and add the finding that it returns; an error warns and ends the search.
 
         Args:
-            stale: searches for them.
-            watch: a method of `stale`.
+            stale: the search for gradients that were not cleared.
+            watch: the method.
             given: its arguments.
         """
         try:
@@ -444,15 +444,15 @@ class HealthState(MeasurementState):
             self.why_silent = {name: self.taps.why_silent(name, "output") for name in names}
 
     def look(self, step: int, facts: Facts, losses: Losses, ranks: Ranks | None) -> Judging:
-        """Return a function that has the readings of this step judged; any thread may call it.
+        """Collect what is known of this step; return a function that takes its readings and has them judged.
 
-        If there are several ranks, each must call it.
+        Any thread may call the function. If there are several ranks, each must call it.
 
         Args:
             step: the optimizer step.
-            facts: of the layers.
+            facts: what `LayerNews.collect` returned.
             losses: those since the last look.
-            ranks: those that share their losses and events; None if there are no others.
+            ranks: the processes that share their losses and events; None if there are no others.
         """
         self.looks += 1
         events: list[Nonfinite] = [] if ranks is None else self.new_events()

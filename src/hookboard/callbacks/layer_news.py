@@ -36,7 +36,7 @@ class LayerNews:
         self.facts: Facts | None = None
         """What `collect` returned last; None if it must be called again, because modules or parameters have changed."""
         self.seen: tuple[Places | None, Facts | None] = (None, None)
-        """The places and facts of the last call of `record`: with the same ones it has nothing to tell."""
+        """The places and facts of the last call of `record`: called again with the same ones it returns {}."""
         self._of: tuple[object, Facts | None] = (None, None)
         self._earlier: dict[str, LayerFacts] = {}
         self._last: list[bytes] = []
@@ -71,7 +71,7 @@ class LayerNews:
         return self.facts
 
     def record(self, places: Places, facts: "Facts", recorder: Recorder, every_n_steps: int) -> dict[str, list[bytes]]:
-        """Return the record by its tag if it has changed; otherwise an empty dict.
+        """Return the record, tag to strings, if it has changed; otherwise an empty dict.
 
         Modules are in the order in which they first ran. Those that have not run yet, or whose parameters alone are
         watched, are put at their place in the model's definition.
@@ -79,8 +79,8 @@ class LayerNews:
         Args:
             places: the sites that were measured in the step or loop.
             facts: what `collect` returned before the step.
-            recorder: measured the step.
-            every_n_steps: how many optimizer steps lie between two due steps.
+            recorder: the recorder that measured the step.
+            every_n_steps: number of optimizer steps between two due steps.
         """
         self.seen, names = (places, facts), {site.name for site in places.sites}
         self._met = self._met if names <= self._met else self._met | names
@@ -102,11 +102,11 @@ class LayerNews:
         recorder: Recorder,
         every_n_steps: int,
     ) -> dict[str, list[bytes]]:
-        """Return the record by its tag if it has changed; otherwise an empty dict.
+        """Return the record as `record` does, with the modules in a given order.
 
         Args:
-            sign: stands for the order of the modules. If it and `facts` are the same objects as in the last call,
-                nothing has changed, and `order` is not called.
+            sign: an object that is replaced when the order changes. If it and `facts` are the same objects as in the
+                last call, nothing has changed, and `order` is not called.
             order: returns the names of the modules in order.
             facts: what `collect` returned before the step.
             recorder: measured the step.

@@ -45,7 +45,7 @@ class LossScale:
         return self.in_force()
 
     def in_force(self) -> Tensor | None:
-        """Return a copy of the current scale, shape ()."""
+        """Return a copy of the current scale, shape (); None before the scaler has one."""
         scale = scale_of(self._scaler)
         return None if scale is None else scale.detach().clone()
 

@@ -135,7 +135,7 @@ class PictureLogger(HookboardCallback[PictureState]):
         return STEPS_PER_LOG * loop.log_every_n_steps if self.every_n_steps is None else self.every_n_steps
 
     def _begin_evaluation(self, loop: Loop, state: PictureState) -> None:
-        """Decide whether pictures of this evaluation are logged."""
+        """Set `is_awaited` if pictures of this evaluation are due, and then `last` to its step."""
         step = loop.logged_step
         if state.every_n_steps:
             state.is_awaited = state.last is None or step - state.last >= state.every_n_steps

@@ -110,7 +110,7 @@ class WeightsBefore:
             self.turns.forget()
 
     def clear(self) -> None:
-        """Drop the copies at the end of the step."""
+        """End the step: drop the copies, and end the turns of the weights that were copied."""
         if self.turns is not None:
             self.turns.end(self.copies)
         # On the CPU fresh memory costs as much as the copy; other devices have an allocator for that. With turns, the

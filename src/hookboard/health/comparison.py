@@ -71,7 +71,13 @@ class Comparison:
 
 
 def compared(evaluation: Look, training: Sequence[Look], layers: Iterable[Layer]) -> Comparison:
-    """Compare an evaluation with the last of several looks in training."""
+    """Compare an evaluation with the last look in training; the looks before it tell which gaps are usual.
+
+    Args:
+        evaluation: the evaluation.
+        training: looks in training, at least one, the last one right before the evaluation.
+        layers: all layers, in the order of execution.
+    """
     layers = list(layers)
     *others, last = training
     # In a training that moves fast, what lies farther apart differs by more.

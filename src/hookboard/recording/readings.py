@@ -61,7 +61,7 @@ class Reading:
 
 
 class Places:
-    """The sites of a table in the order of its rows, and lookups of their rows. Flushes with the same sites share it.
+    """The sites of a table's rows, and lookups from sites to rows. All tables with the same sites share one object.
 
     Args:
         sites: the site of each row.
