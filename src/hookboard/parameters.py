@@ -238,6 +238,6 @@ def why_silent(weight: Weight) -> str:
 
 
 def _is_pruned(module: nn.Module, attribute: str) -> bool:
-    """Return whether `torch.nn.utils.prune` has put a mask on it; the old spectral norm has none."""
+    """Return True if `torch.nn.utils.prune` has put a mask on it; the old spectral norm has none."""
     names = (f"{attribute}_orig", f"{attribute}_mask")
     return all(isinstance(getattr(module, name, None), Tensor) for name in names)

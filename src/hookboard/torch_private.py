@@ -27,13 +27,13 @@ backward_number: Callable[[], int] = torch._C._current_graph_task_id
 
 
 def in_backward() -> bool:
-    """Return whether this thread runs a backward pass; a forward pass inside it is a recomputation by checkpointing."""
+    """Return True if this thread runs a backward pass; a forward pass inside it is a recomputation by checkpointing."""
     return backward_number() != -1
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # torch has no types for it
 def in_transform() -> bool:
-    """Return whether a function transform, such as `torch.func.vmap`, is being run, or traced."""
+    """Return True if a function transform, such as `torch.func.vmap`, is being run, or traced."""
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
@@ -113,13 +113,13 @@ modules_of: Callable[[nn.Module], dict[str, nn.Module | None]] = operator.attrge
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Return whether torch.compile runs the module's forward."""
+    """Return True if torch.compile runs the module's forward."""
     call = module._compiled_call_impl
     return isinstance(module, OptimizedModule) or not (call is None or isinstance(call, Detour))
 
 
 def runs_compiled(module: nn.Module) -> bool:
-    """Return whether torch.compile runs the module's forward, or another function of the module or its class."""
+    """Return True if torch.compile runs the module's forward, or another function of the module or its class."""
     classes = (each for each in type(module).__mro__ if not issubclass(nn.Module, each))
     functions = [
         each for held in (module, *classes) for each in vars(held).values() if isinstance(each, types.FunctionType)
@@ -173,12 +173,12 @@ class Detour:
 
 
 def has_compiled_anything() -> bool:
-    """Return whether torch.compile has made a graph in this process."""
+    """Return True if torch.compile has made a graph in this process."""
     return bool(counters["stats"])
 
 
 def is_in_force(stance: Any) -> bool:
-    """Return whether the stance that `torch.compiler.set_stance` returned is the one in force now."""
+    """Return True if the stance that `torch.compiler.set_stance` returned is the one in force now."""
     return torch._dynamo.eval_frame._stance is stance.stance
 
 
@@ -204,7 +204,7 @@ def as_plain(tensor: Tensor) -> Tensor:
 
 
 def has_unscaled(scaler: GradScaler, optimizer: Optimizer) -> bool:
-    """Return whether the scaler has divided its scale out of the optimizer's gradients since they were made."""
+    """Return True if the scaler has divided its scale out of the optimizer's gradients since they were made."""
     return scaler._per_optimizer_states[id(optimizer)]["stage"] is not OptState.READY
 
 
@@ -236,7 +236,7 @@ class NoCollectives(TorchDispatchMode):
         self._why = why
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operator; raise a RuntimeError instead if it is a collective."""
+        """Run the operator; raise a CollectiveError instead if it is a collective."""
         if operator.namespace in ("c10d", "_c10d_functional", "_c10d_functional_autograd"):
             raise CollectiveError(f"the collective {operator} cannot run here: {self._why}")
         return operator(*args, **(kwargs or {}))

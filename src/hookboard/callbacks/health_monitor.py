@@ -420,15 +420,16 @@ class HealthMonitor(SiteLogger[HealthState]):
 def steps_of(
     loop: Loop, optimizer: Optimizer, weights: Mapping[str, Weight]
 ) -> tuple[dict[str, Stepped], dict[str, HeldBack]]:
-    """Return what an optimizer does with each weight at its current learning rates, and what holds its steps back.
-
-    Both are by the weight's name, for the weights that this optimizer holds. The first leaves out a weight that is
-    frozen now (`requires_grad` is False): the optimizer holds it and does nothing with it.
+    """Read the settings of an optimizer for each weight that it holds.
 
     Args:
-        loop: clips the gradients.
-        optimizer: holds some of the weights.
+        loop: the loop, which may clip gradients.
+        optimizer: the optimizer.
         weights: all watched weights by name.
+
+    Returns:
+        Weight name to `Stepped`, without weights that are frozen now (`requires_grad` is False); and weight name to
+        `HeldBack`.
     """
     kind, is_adaptive = type(optimizer).__name__, not isinstance(optimizer, SGD)
     is_of_torch = type(optimizer).__module__.startswith("torch.optim")

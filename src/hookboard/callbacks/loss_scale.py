@@ -179,6 +179,6 @@ def blank_overflowed(readings: Readings, guilty: Set[int], holders: Holders) -> 
 
 
 def _is_of_call(site: Site) -> bool:
-    """Return whether the site is a gradient of a module's input or output, not of a parameter."""
+    """Return True if the site is a gradient of a module's input or output, not of a parameter."""
     traits = ROLES[site.role]
     return traits.is_gradient and not traits.of_parameter

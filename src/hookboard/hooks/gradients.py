@@ -88,7 +88,7 @@ class MemoryLayout(NamedTuple):
     """Whether stride and offset count complex numbers, not real ones."""
 
     def has_overlap(self) -> bool:
-        """Return whether two elements may lie at one address, as after `expand` or `unfold`."""
+        """Return True if two elements may lie at one address, as after `expand` or `unfold`."""
         reach = 0
         for stride, size in sorted(zip(self.stride, self.size, strict=True)):
             if size > 1:

@@ -17,7 +17,7 @@ own_calls: list[dict[int, tuple[Any, Any]]] = []
 
 @contextmanager
 def own_call() -> Iterator[None]:
-    """Mark all calls of the model inside the context as own calls. Contexts may be nested."""
+    """Mark all calls of a model inside the context as made by hookboard itself. Contexts may be nested."""
     spares: dict[int, tuple[Any, Any]] = {}
     own_calls.append(spares)
     try:
@@ -27,7 +27,7 @@ def own_call() -> Iterator[None]:
 
 
 def is_own_call() -> bool:
-    """Return whether an own call is running, in any thread."""
+    """Return True if hookboard itself is calling a model, in any thread; see `own_call`."""
     return bool(own_calls)
 
 

@@ -121,7 +121,7 @@ def samples_first(tensor: Tensor, module: nn.Module, index: str = "") -> Tensor:
 
 
 def _is_channels_last(tensor: Tensor, module: nn.Module, aspect: float | None) -> bool:
-    """Return whether the shape is (n, height, width, channels), as in Swin.
+    """Return True if the shape is (n, height, width, channels), as in Swin.
 
     If the module's type does not tell, it must fit the images' aspect, and better than the other order does.
     """

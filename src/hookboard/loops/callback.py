@@ -192,7 +192,7 @@ class HookboardCallback(CallbackMethods[W]):
         return None if watched == loop else watched
 
     def _is_taken(self, loop: Loop) -> bool:
-        """Return whether it takes part in the run of another loop that has not ended."""
+        """Return True if this callback takes part in the run of another loop that has not ended."""
         other = self._other(loop) if self._live else None
         return other is not None and other.is_running
 

@@ -95,11 +95,11 @@ class CallbackMethods(Callback, ABC, Generic[W]):
         return False
 
     def _merges(self, loop: Loop) -> bool:
-        """Return whether all ranks merge what they measure. If so, an error on one ends the measuring on all."""
+        """Return True if all ranks merge what they measure. If so, an error on one ends the measuring on all."""
         return False
 
     def _takes_part(self, loop: Loop) -> bool:
-        """Return whether this rank measures."""
+        """Return True if this rank measures."""
         return loop.is_rank_zero or self._is_collective(loop)
 
     def _cadence(self, loop: Loop) -> int:

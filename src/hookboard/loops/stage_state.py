@@ -105,7 +105,7 @@ class StageState:
 
 
 def is_same(one: Mapping[str, nn.Module], other: Mapping[str, nn.Module]) -> bool:
-    """Return whether both have the same names and, compared by `is`, the same modules."""
+    """Return True if both have the same names and, compared by `is`, the same modules."""
     return one.keys() == other.keys() and all(map(operator.is_, one.values(), other.values()))
 
 

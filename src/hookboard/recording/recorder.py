@@ -264,7 +264,7 @@ class Recorder:
         warn_switched_off(f"{sites[0].role} of {sites[0].path!r}", error)
 
     def is_off(self, name: str, role: Role) -> bool:
-        """Return whether measuring this role of this module or parameter has failed, on any rank."""
+        """Return True if measuring this role of this module or parameter has failed, on any rank."""
         return any((site.name, site.role) == (name, role) for site in self._off)
 
     def flush(self) -> Readings:

@@ -153,7 +153,7 @@ def _in_this_thread(
 
 
 def _is_loading() -> bool:
-    """Return whether the user's code has reached this call through a module of `_COMPILERS`."""
+    """Return True if the user's code has reached this call through a module of `_COMPILERS`."""
     frame = inspect.currentframe()
     frame = frame and frame.f_back and frame.f_back.f_back
     while frame is not None:

@@ -96,7 +96,7 @@ class Variables:
             self._classes.add(value)
 
     def names(self, *names: str) -> bool:
-        """Return whether one of these identifiers occurs in the user's code, as a variable or an attribute."""
+        """Return True if one of these identifiers occurs in the user's code, as a variable or an attribute."""
         return any(not {*names}.isdisjoint(_names_in(function.__code__)) for function in self._functions.values())
 
     def held(self) -> list[object]:
@@ -153,7 +153,7 @@ def _is_library_file(path: str) -> bool:
 
 
 def _is_own_class(cls: type) -> bool:
-    """Return whether a class is defined in a file of the user, not in a library."""
+    """Return True if a class is defined in a file of the user, not in a library."""
     return cls.__module__.partition(".")[0] != _LIBRARY and _is_own_module(sys.modules.get(cls.__module__))
 
 

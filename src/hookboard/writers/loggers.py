@@ -72,7 +72,7 @@ class Loggers:
 
 
 def _takes_in_any_thread(logger: Logger) -> bool:
-    """Return whether any thread may write to the logger: only TensorBoard's, whose writer puts all into a queue."""
+    """Return True if any thread may write to the logger: only TensorBoard's, whose writer puts all into a queue."""
     writer = write.dispatch(type(logger))
     if writer not in (write.dispatch(TensorBoardLogger), write.dispatch(object)):
         return False

@@ -91,7 +91,7 @@ def _histogram(reading: Reading) -> HistogramProto:
 
 
 def _has_layout(logger: TensorBoardLogger) -> bool:
-    """Return whether the run's event files have a layout of custom scalars, which a second one would replace."""
+    """Return True if the run's event files have a layout of custom scalars, which a second one would replace."""
     logger.experiment.flush()
     for path in Path(logger.log_dir).glob("events.out.tfevents.*"):
         if not path.stat().st_size:
