@@ -113,6 +113,44 @@ def test_under_bf16_it_is_that_of_a_trainer(tmp_path):
     assert_equal(in_transformers(tmp_path / "transformers", mlp(), data, *everything(), bf16=True), theirs)
 
 
+@pytest.mark.compiles
+def test_a_compiled_model_is_logged_under_the_names_of_its_modules(tmp_path):
+    data = batches(*[4] * 4)
+    eager = in_transformers(tmp_path / "eager", mlp(), data, *everything())
+    compiled = in_transformers(tmp_path / "compiled", mlp(), data, *everything(), torch_compile=True)
+    left_out = {tag.partition("/")[0] for _, tag in eager.keys() - compiled.keys()}
+    assert compiled.keys() <= eager.keys()
+    assert all(name.startswith("input_gradient") for name in left_out)  # which the compiler does not keep
+
+
+def test_data_without_a_length_is_logged_as_data_with_one(tmp_path):
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return iter([{"x": row} for batch in data for row in batch])
+
+    data = batches(*[4] * 4)
+    expected = in_transformers(tmp_path / "rows", mlp(), data, *everything(), max_steps=4)
+    streaming = trainer(tmp_path / "stream", Model(mlp()), data, for_transformers(everything()), max_steps=4)
+    streaming.train_dataset = Stream()
+    streaming.train()
+    assert_equal(logged(tmp_path / "stream" / "hookboard"), expected)
+
+
+def test_a_trainer_of_sequences_to_sequences_is_watched(tmp_path):
+    config = transformers.T5Config(vocab_size=11, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
+    config.decoder_start_token_id = 0
+    logger = ActivationLogger("encoder.block.0", every_n_steps=1)
+    arguments = transformers.Seq2SeqTrainingArguments(
+        output_dir=str(tmp_path), max_steps=2, predict_with_generate=True, report_to=[], disable_tqdm=True, use_cpu=True
+    )
+    model = transformers.T5ForConditionalGeneration(config)
+    transformers.Seq2SeqTrainer(
+        model, arguments, train_dataset=texts(16), eval_dataset=texts(2), callbacks=[for_transformers(logger)]
+    ).train()
+    assert {reading.site.name for reading in logger.readings} == {"encoder.block.0"}
+    assert sorted({step for step, _ in logged(tmp_path / "hookboard")}) == [0, 1]
+
+
 def test_steps_go_on_after_a_resume(tmp_path):
     data, logger = batches(*[4] * 8), ActivationLogger("net.0", every_n_steps=1)
     first = trainer(tmp_path, Model(mlp()), data, max_steps=4, save_strategy="steps", save_steps=4)

@@ -369,6 +369,18 @@ def test_nothing_is_tried_on_a_copy(caplog):
 
 
 @pytest.mark.compiles
+def test_a_compiled_model_is_logged_as_a_trainer_logs_it(tmp_path):
+    def compiled():
+        net = mlp()
+        net.compile()
+        return net
+
+    data = batches(*[4] * 4)
+    theirs = in_a_trainer(tmp_path / "trainer", compiled(), data, *everything())
+    assert_equal(in_a_loop(tmp_path / "loop", compiled(), data, *everything()), theirs)
+
+
+@pytest.mark.compiles
 def test_a_compiled_model_is_seen(tmp_path):
     model, x = Plain(mlp()), batches(4)[0]
     expected = model.net[0](x).double().mean().item()
