@@ -12,6 +12,7 @@ from health.trainings import LAYERS, WEIGHTS, WINDOW, falling, judged, of, place
 from hookboard.health import RULES, Judge, Look, Loss, Run
 from hookboard.health.losses import SPIKE_ALONE_SHARE, STEPS_BEFORE_STUCK
 from hookboard.health.rules.learning import ANSWER_SPREAD_MIN, ANSWER_SPREAD_SHARE_MIN, GRADIENT_SPIKE_FACTOR
+from hookboard.layers import Layer
 
 SPIKE, NOT_LEARNING = RULES["spike"], RULES["not_learning"]
 
@@ -190,11 +191,11 @@ def test_a_loss_far_below_0_is_an_alarm_if_the_outputs_went_along(outputs, sever
     assert places(symptoms(NOT_LEARNING, training(60, change, losses=losses))) == [("", severity)]
 
 
-def ended(losses, constant=math.nan, change=None, resumed=0, **options):
+def ended(losses, constant=math.nan, change=None, resumed=0, layers=LAYERS, **options):
     """Severities and advice of what is said at the end of a training, whose last losses no look has seen."""
     looks_ = max((len(losses) - 8) // 8, 1)
-    made = training(looks_, change or unbalanced, losses=losses, every=8, **options)
-    judge = Judge([NOT_LEARNING], LAYERS, WINDOW)
+    made = training(looks_, change or unbalanced, losses=losses, every=8, layers=layers, **options)
+    judge = Judge([NOT_LEARNING], layers, WINDOW)
     for one in made:
         later = [replace(loss, step=loss.step + resumed) for loss in one.losses]
         judge.see(replace(one, losses=later))
@@ -252,6 +253,14 @@ def test_a_classifier_that_ends_at_chance_is_an_alarm(share, is_said):
 )
 def test_few_steps_and_a_rate_that_still_rises_make_it_a_note(steps, rate, severity):
     assert [said for said, _ in ended([10.0] * steps, constant=1.0, rate=rate)] == [severity]
+
+
+@pytest.mark.parametrize(("dropped", "severity"), [(60, "alarm"), (80, "note")])
+def test_a_dropout_that_drops_most_values_makes_it_a_note(dropped, severity):
+    layers = looks.layers(*list(LAYERS.values())[:2], Layer("drop", "Dropout", "dropout"), *list(LAYERS.values())[2:])
+    drop = reading("drop", "output", [row(100, zeros=dropped) for _ in range(8)])
+    change = lambda step: unbalanced(step) | {("drop", "output"): drop}  # noqa: E731
+    assert [said for said, _ in ended([10.0] * 200, constant=1.0, layers=layers, change=change)] == [severity]
 
 
 @pytest.mark.parametrize(("end", "is_said"), [(1.12, True), (1.08, False)])

@@ -22,7 +22,7 @@ from hookboard.health.losses import (
 )
 from hookboard.health.robust import median, median_of
 from hookboard.health.rule import Rule, Severity, Symptom
-from hookboard.health.rules.scale import uses_batch_statistics
+from hookboard.health.rules.scale import DROPOUT_KINDS, dropped_share, uses_batch_statistics
 from hookboard.health.rules.shared import UPDATE_RATIO_SMALL, agreement_of, harm_of
 from hookboard.health.run import Run
 from hookboard.layers import Kind
@@ -174,7 +174,8 @@ def judge_end(run: Run) -> Symptom | None:
     above its first loss; or above it at all, if the first steps raised it and it never came back.
 
     Returns:
-        An alarm, or a note if there were few steps or the learning rate still rises; None if nothing is to report.
+        An alarm, or a note if there were few steps, the learning rate still rises, or a dropout drops most values; None
+        if nothing is to report.
     """
     losses = run.losses
     if not losses.is_known or not losses.is_finite or losses.first[0].step > 0:
@@ -199,8 +200,14 @@ def judge_end(run: Run) -> Symptom | None:
     return Symptom("", evidence, "lower the learning rate, or warm it up from 0", _severity_at_end(run))
 
 
+NOISY_DROPPED_SHARE = 0.7
+"""Share of values that a dropout drops, from which the training loss says little of the model without it (a choice)."""
+
+
 def _severity_at_end(run: Run) -> Severity:
-    return "note" if run.losses.steps < STEPS_BEFORE_STUCK or _rises(run) else "alarm"
+    dropouts = np.flatnonzero(run.arrays.of_kind(DROPOUT_KINDS)).tolist()
+    is_noisy = any(dropped_share(run, place) >= NOISY_DROPPED_SHARE for place in dropouts)
+    return "note" if run.losses.steps < STEPS_BEFORE_STUCK or _rises(run) or is_noisy else "alarm"
 
 
 def _no_better(run: Run, level: float, error: float) -> Symptom | None:

@@ -159,17 +159,27 @@ def _unnormalized(run: Run) -> Iterator[Symptom]:
 
 
 def _heavy_dropout(run: Run, place: int) -> Symptom | None:
-    layer = run.layers[place]
-    output = run.now.of(layer.name, "output")
-    given = run.now.of(run.layers[place - 1].name, "output") if place else None
-    if output is None or given is None or output.moments.count != given.moments.count:
-        return None
-    left = given.moments.count - given.moments.zeros
-    dropped = 1 - (output.moments.count - output.moments.zeros) / left if left else 0.0
+    dropped = dropped_share(run, place)
     if not DROPPED_SHARE_NOTE <= dropped < 1:
         return None
     evidence = f"it drops {100 * dropped:.0f} % of its input, and scales the rest by {1 / (1 - dropped):.2g}"
-    return Symptom(layer.name, f"{evidence}{harm_of(run)}.", "Lower its rate.", severity_of(run), size=dropped)
+    name = run.layers[place].name
+    return Symptom(name, f"{evidence}{harm_of(run)}.", "Lower its rate.", severity_of(run), size=dropped)
+
+
+def dropped_share(run: Run, place: int) -> float:
+    """Return which share of the nonzero values of its input a dropout sets to 0; NaN if unknown.
+
+    Args:
+        run: the run.
+        place: the place of the dropout among the layers. Its input is the output of the layer before it.
+    """
+    output = run.now.of(run.layers[place].name, "output")
+    given = run.now.of(run.layers[place - 1].name, "output") if place else None
+    if output is None or given is None or output.moments.count != given.moments.count:
+        return math.nan
+    left = given.moments.count - given.moments.zeros
+    return 1 - (output.moments.count - output.moments.zeros) / left if left else math.nan
 
 
 PEER_LAYERS_MIN = 4
