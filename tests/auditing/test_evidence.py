@@ -137,3 +137,51 @@ def test_every_rate_diverges_from_the_loss_of_the_batch():
     assert lowest == 1e-6
     assert first == float(f"{mse_loss(exact, REAL.double()):.3g}")
     assert math.isfinite(first)
+
+
+def test_the_class_of_all_targets_in_all_batches():
+    model = net()
+    batches = [(X, torch.full((16,), 2)) for _ in range(5)]
+    setting = Setting(model, [SGD(model.parameters(), lr=0.1)], lambda batch: cross_entropy(model(batch[0]), batch[1]))
+    evidence = next(one.evidence for one in experiment(setting, batches, 60).findings if one.rule == "labels")
+    assert numbers("all # targets of # batches are #:", evidence) == [16 * 5, 5, 2]
+
+
+def wide():
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 3))
+
+
+def test_the_losses_on_other_batches_with_their_targets_and_with_exchanged_ones():
+    made = torch.Generator().manual_seed(4)
+    batches = [(torch.randn(16, 4, generator=made), torch.randint(3, (16,), generator=made)) for _ in range(4)]
+    model = wide()
+    setting = Setting(model, [SGD(model.parameters(), lr=1.0)], lambda batch: cross_entropy(model(batch[0]), batch[1]))
+    result = experiment(setting, batches, 60)
+    evidence = next(one.evidence for one in result.findings if one.rule == "labels")
+    steps, count, gone, right, least, most = numbers(
+        "after # steps on # batches, which take #% off their loss, the loss on others is #, and # to # with their "
+        "targets exchanged",
+        evidence,
+    )
+    exact, mine, others = wide().double(), batches[:2], batches[2:]
+
+    def loss_on(x, y):
+        return cross_entropy(exact(x.double()), y)
+
+    def mean(some):
+        return sum(loss_on(*batch).item() for batch in some) / len(some)
+
+    before = mean(mine)
+    (rate,) = numbers("At lr #: after", " ".join(result.tried))
+    for step in range(int(steps)):
+        exact.zero_grad()
+        loss_on(*mine[step % 2]).backward()
+        with torch.no_grad():
+            for p in exact.parameters():
+                p -= rate * p.grad
+    x, y = (torch.cat(parts) for parts in zip(*others, strict=True))
+    orders = [torch.randperm(32, generator=torch.Generator().manual_seed(seed)) for seed in range(19)]
+    wrong = [loss_on(x, y[order]).item() for order in orders]
+    assert (count, gone) == (2, round(100 * (1 - mean(mine) / before)))
+    assert [right, least, most] == [float(f"{value:.3g}") for value in (mean(others), min(wrong), max(wrong))]

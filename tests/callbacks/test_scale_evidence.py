@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from recorded import CROSS_ENTROPY, Recorded, classes, linear, numbers, rms, said, sized, verdict_of
+from recorded import CROSS_ENTROPY, EVERY, STEPS, Recorded, classes, linear, numbers, rms, said, sized, verdict_of
 from torch import nn
 
 MSE = nn.functional.mse_loss
@@ -113,10 +113,11 @@ def series():
 
 def test_the_outputs_of_shut_gates(tmp_path):
     net = sized(linear(8, 8), lambda: nn.LSTM(8, 8, batch_first=True), Last, linear(8, 3))
+    net[0].weight.data *= 5
     net[1].bias_ih_l0.data[24:] = -12.0
     model = OfRecurrent(net, CROSS_ENTROPY, rate=1e-9)
     evidence = said(tmp_path, model, series(), "saturated")
-    output, given = numbers("its output has an RMS of #, its input #", evidence)
+    output, given = numbers("its output has an RMS of #, that of the layer before it #", evidence)
     assert output == shortened(rms(model.outputs["net.1"]))
     assert given == shortened(rms(model.given))
 
@@ -128,6 +129,80 @@ def test_the_norm_of_recurrent_weights(tmp_path):
     evidence = said(tmp_path, model, series(), "activation_scale")
     (norm,) = numbers("weights of a unit have an L2 norm of #: ", evidence)
     assert norm == shortened(np.sqrt((model.after["net.0.weight_hh_l0"] ** 2).sum(1).mean()))
+
+
+class Course(Recorded):
+    """Keeps the outputs of each step, and a norm's weights after it."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.course, self.norms = [], []
+
+    def on_train_batch_end(self, *args):
+        super().on_train_batch_end(*args)
+        self.course.append(dict(self.outputs))
+        self.norms.append({name: p.detach().double().numpy().copy() for name, p in self.net[1].named_parameters()})
+
+
+LOOKS = [0, *range(EVERY - 1, STEPS, EVERY)]
+
+
+def test_where_gains_and_biases_of_batch_norms_fell(tmp_path):
+    net = sized(linear(8, 16), lambda: nn.BatchNorm1d(16), nn.ReLU, linear(16, 3))
+    model = Course(net, CROSS_ENTROPY, rate=0.05, optimizer=lambda p, lr: torch.optim.SGD(p, lr, weight_decay=0.8))
+    net[1].bias.data.fill_(0.5)
+    evidence = said(tmp_path, model, classes(), "activation_scale")
+    left, steps, now = numbers("fell to # of their first size (RMS) in # steps, and are at # now", evidence)
+    sizes = [rms(np.concatenate([model.norms[step][part] for part in ("weight", "bias")])) for step in LOOKS]
+    shares = np.array(sizes) / sizes[0]
+    assert (left, now) == (shortened(shares.min()), shortened(shares[-1]))
+    assert steps == LOOKS[np.argmin(shares)]
+
+
+def drifting(*layers, times):
+    """A model in which something else makes the weights of a layer larger before each step."""
+    model = Course(sized(*layers), CROSS_ENTROPY, rate=1e-30)
+    index, factor = times
+
+    def grow(*args):
+        model.net[index].weight.data *= factor
+
+    model.on_train_batch_start = grow
+    return model
+
+
+def moved(model, name):
+    """The RMS of a layer's output in the first three looks, which are the window, and at the last."""
+    sizes = [rms(model.course[step][name]) for step in LOOKS]
+    return np.median(sizes[:3]), sizes[-1]
+
+
+def test_where_the_output_of_a_layer_went_and_those_of_others(tmp_path):
+    model = drifting(linear(8, 16), nn.Tanh, linear(16, 16), nn.Tanh, linear(16, 3), times=(2, 1.06))
+    verdict = verdict_of(tmp_path, model, classes(), "activation_scale")
+    before, now, usual = numbers("went from # in the first looks to #; usual here: # times", verdict.evidence)
+    assert (before, now) == tuple(map(shortened, moved(model, verdict.module)))
+    # Of three layers, of which the head counts as one that has not grown.
+    (first, last), (before, now) = moved(model, "net.0"), moved(model, "net.4")
+    assert usual == shortened(np.median([last / first, min(now / before, 1.0), 1e9]))
+
+
+def test_by_how_much_the_outputs_of_most_layers_have_grown(tmp_path):
+    model = drifting(linear(8, 16), linear(16, 16), linear(16, 16), linear(16, 3), times=(0, 1.15))
+    evidence = said(tmp_path, model, classes(), "activation_scale")
+    (grown,) = numbers("outputs of most layers is # times that at the start", evidence)
+    ratios = [now / before for before, now in (moved(model, f"net.{i}") for i in range(3))]
+    assert grown == shortened(10 ** np.median([*np.log10(ratios), 0.0]))  # 0 for the head
+
+
+def test_the_outputs_of_a_recurrent_layer_that_blows_up(tmp_path):
+    net = sized(linear(8, 8), lambda: nn.RNN(8, 8, batch_first=True, nonlinearity="relu"), Last, linear(8, 3))
+    net[1].weight_hh_l0.data.fill_(0.3)
+    model = OfRecurrent(net, CROSS_ENTROPY, rate=1e-30)
+    evidence = said(tmp_path, model, [(x.repeat(1, 2, 1), y) for x, y in series()], "activation_scale")
+    output, given = numbers("its output has an RMS of #, that of the layer before it #: its feedback", evidence)
+    assert output == shortened(rms(model.outputs["net.1"]))
+    assert given == shortened(rms(model.given))
 
 
 def test_the_largest_output_near_the_limit_of_float16(tmp_path):

@@ -148,9 +148,8 @@ def not_learning(run: Run) -> Iterator[Symptom]:
     agreement = agreement_of(run)
     if agreement > AGREEING_GRADIENT_COSINE or not _speaks(run):
         return
-    agree = "" if math.isnan(agreement) else f", and gradients of consecutive looks have a cosine of {agreement:.2f}"
     chance = "" if losses.chance is None else f" (chance: {losses.chance:.3g})"
-    evidence = f"{losses.harm}{chance}, while a step moves the weights by {moved:.1g} of their size{agree}"
+    evidence = f"{losses.harm}{chance}, while a step moves the weights by {moved:.1g} of their size{_cosine(agreement)}"
     advice = "check whether inputs and labels belong together, and the loss function"
     # Without chance nobody can tell it from a model that was trained before, and is trained on. And what has learnt how
     # frequent the classes are may be on a plateau, where masked language models stay for thousands of steps.
@@ -195,9 +194,15 @@ def judge_end(run: Run) -> Symptom | None:
     leapt = f" (the first {BLOCK_STEPS} steps raised that to {peak:.3g}, and it never came back)" if has_leapt else ""
     evidence = (
         f"the training ended after {losses.steps:,} steps with a loss of {level:.3g}, and the model had {first:.3g} at "
-        f"the first step{leapt}: it is worse than it was; chance gives {losses.chance:.3g}"
+        f"the first step{leapt}: it is worse than it was; chance gives {losses.chance:.3g}{_cosine(agreement_of(run))}"
     )
     return Symptom("", evidence, "lower the learning rate, or warm it up from 0", _severity_at_end(run))
+
+
+def _cosine(agreement: float) -> str:
+    """Return the result of `agreement_of` as the end of a sentence; "" if it is NaN."""
+    of_what = "gradients of consecutive looks, averaged over each unit's weights"
+    return "" if math.isnan(agreement) else f"; {of_what}, have a median cosine of {agreement:.2f}"
 
 
 NOISY_DROPPED_SHARE = 0.7
@@ -235,8 +240,7 @@ def _no_better(run: Run, level: float, error: float) -> Symptom | None:
         f"start; {what} {reference:.3g}"
     )
     agreement = agreement_of(run)
-    if not math.isnan(agreement):
-        evidence += f"; gradients of consecutive looks have a cosine of {agreement:.2f}"
+    evidence += _cosine(agreement)
     if losses.steps < STEPS_BEFORE_STUCK or losses.is_falling or agreement > AGREEING_GRADIENT_COSINE:
         advice = "raise the learning rate, or train longer"
     else:

@@ -82,9 +82,9 @@ def _gains_lost(run: Run) -> Iterator[Symptom]:
         return
     now = median_of((run.recent("weight_rms")[run.arrays.batch_norms, -1][is_known] / gains[:, 0]).tolist())
     evidence = (
-        f"the gains of batch norms fell to {left[lowest]:.2g} of their first size in {steps[lowest] - steps[0]} "
-        f"steps, and are at {now:.2g} now: their outputs, and the gradients they pass on, shrink with them"
-        f"{harm_of(run)}."
+        f"gains and biases of batch norms fell to {left[lowest]:.2g} of their first size (RMS) in "
+        f"{steps[lowest] - steps[0]} steps, and are at {now:.2g} now: their outputs, and the gradients they pass on, "
+        f"shrink with them{harm_of(run)}."
     )
     advice = "Check the weight decay: leave gains and biases out of it."
     start = int(np.argmax(left < 1 / NORM_DEVIATION_MAX))
@@ -375,12 +375,14 @@ def _blown_up(run: Run, layer: Layer) -> Iterator[Symptom]:
     given = next((reading for other in reversed(before) if (reading := run.now.of(other.name, "output"))), None)
     if output is None or output.moments.nonfinite:
         return
-    usual = 1.0 if given is None or not given.moments.count else max(given.moments.rms, 1.0)
+    rms = None if given is None or not given.moments.count else given.moments.rms
+    usual = max(rms or 0.0, 1.0)
     if not output.moments.rms > RECURRENT_RMS_MAX * usual:
         return
+    before_it = "" if rms is None else f", that of the layer before it {rms:.2g}"
     evidence = (
-        f"its output has an RMS of {output.moments.rms:.2g}, {output.moments.rms / usual:.2g} times that of its "
-        f"input: its feedback grows with each step of a sequence{_initial(run, layer)}{_harm(run)}."
+        f"its output has an RMS of {output.moments.rms:.2g}{before_it}: its feedback grows with each step of a "
+        f"sequence{_initial(run, layer)}{_harm(run)}."
     )
     advice = "Initialize the recurrent weights smaller, or use tanh, an LSTM or a GRU; and clip gradients."
     yield Symptom(layer.name, evidence, advice, _severity(run), size=math.log10(output.moments.rms / usual))

@@ -178,9 +178,13 @@ def _gates(run: Run, layer: Layer) -> Iterator[Symptom]:
         yield Symptom(layer.name, f"{evidence}{harm_of(run)}.", advice, severity_of(run), size=1.0)
         return
     rms = run.recent("activation_rms")[: run.place(layer.name), -1]
-    given = next((min(1.0, value) for value in reversed(rms) if value > 0), 0.0)
+    before = next((value for value in reversed(rms) if value > 0), 0.0)
+    given = min(1.0, before)
     if reading.moments.rms < SHUT_GATE_RATIO_NOTE * given:
-        evidence = f"its output has an RMS of {reading.moments.rms:.2g}, its input {given:.2g}: its gates are shut"
+        evidence = (
+            f"its output has an RMS of {reading.moments.rms:.2g}, that of the layer before it {before:.2g}: "
+            f"its gates are shut"
+        )
         severity: Severity = "alarm" if reading.moments.rms < SHUT_GATE_RATIO_ALARM * given else severity_of(run)
         yield Symptom(layer.name, f"{evidence}{harm_of(run)}.", advice, severity, size=0.5)
         return

@@ -253,8 +253,8 @@ def _summed(run: Run, same: float, grew: float) -> Iterator[Symptom]:
         return
     gradients = medians_of(run.course("weight_gradient_rms")[layers])
     evidence = (
-        f"gradients of consecutive looks are nearly identical (cosine {agreement:.2f}) and {now / first:.2g} times as "
-        f"large as at the start: they add up{harm_of(run)}"
+        f"gradients of consecutive looks are nearly identical (averaged over each unit's weights they have a median "
+        f"cosine of {agreement:.2f}) and {now / first:.2g} times as large as at the start: they add up{harm_of(run)}"
     )
     advice = "check whether zero_grad() is called before each backward pass"
     yield Symptom(

@@ -1,0 +1,222 @@
+"""The numbers of `spike`, `not_learning` and the batches of `train_eval_gap`, each against float64 over raw tensors."""
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import torch
+from recorded import CROSS_ENTROPY, EVERY, STEPS, Recorded, classes, linear, numbers, rms, said, sized
+from torch import nn
+from toys import fit
+
+from hookboard import HealthMonitor
+
+
+def looks_of(count):
+    """The steps of the looks: the first, and then every tenth."""
+    return [0, *range(EVERY - 1, count, EVERY)]
+
+
+def shortened(number, digits=3):
+    """A number as it is printed."""
+    return float(f"{number:.{digits}g}")
+
+
+class Course(Recorded):
+    """Keeps the gradients of weights and the outputs of each step."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.steps, self.begun, self.moved, self.course = [], [], [], []
+
+    def on_before_optimizer_step(self, optimizer):
+        super().on_before_optimizer_step(optimizer)
+        self.steps.append(self.grads)
+        self.begun.append(self.before)
+        self.course.append(dict(self.outputs))
+
+    def on_train_batch_end(self, *args):
+        super().on_train_batch_end(*args)
+        self.moved.append({name: self.after[name] - self.before[name] for name in self.after})
+
+
+def of_layer(part, i):
+    """The weight and the bias of a layer, as one vector."""
+    return np.concatenate([part[f"net.{i}.{name}"].ravel() for name in ("weight", "bias")])
+
+
+def cosine(a, b):
+    return a @ b / np.linalg.norm(a) / np.linalg.norm(b)
+
+
+def agreement(model, looks):
+    """The median over matrices and consecutive looks of the cosine between the gradients' means over each unit."""
+    means = [{name: grad.mean(1) for name, grad in model.steps[step].items() if grad.ndim > 1} for step in looks]
+    return float(np.median([cosine(one[name], other[name]) for one, other in pairwise(means) for name in one]))
+
+
+def test_how_many_times_as_large_the_gradients_of_one_step_are(tmp_path):
+    model = Course(sized(linear(8, 16), nn.Tanh, linear(16, 3)), rate=1e-4)
+
+    def loss(out, y):
+        now = CROSS_ENTROPY(out, y)
+        return now + 400 * (now - now.detach()) if len(model.losses) == 199 else now
+
+    model.loss = loss
+    evidence = said(tmp_path, model, classes(200), "spike")
+    times, step, batch = numbers("were # times as large as usual at step #, batch #", evidence)
+    sizes = [[rms(of_layer(model.steps[look], i)) for i in (0, 2)] for look in looks_of(200)]
+    *before, now = np.log(sizes).mean(1)  # the median of two layers
+    assert times == round(np.exp(now - np.median(before)))
+    assert (step, batch) == (199, 199)
+
+
+def random_labels(count, **options):
+    made = torch.Generator().manual_seed(1)
+    data = [(x, torch.randint(3, (32,), generator=made)) for x, _ in classes(count)]
+    net = sized(linear(8, 32), nn.ReLU, linear(32, 3))
+    return Course(net, CROSS_ENTROPY, **{"rate": 5e-3, "optimizer": torch.optim.Adam, **options}), data
+
+
+def ratio(model, step, i):
+    """The RMS of a layer's update over that of its weights before the step."""
+    return rms(of_layer(model.moved[step], i)) / rms(of_layer(model.begun[step], i))
+
+
+def test_a_loss_that_stays_while_weights_move_and_gradients_agree_on_nothing(tmp_path):
+    model, data = random_labels(200)
+    monitor, heard = HealthMonitor(every_n_steps=EVERY, rules=["not_learning"]), []
+    ends = model.on_train_batch_end
+
+    def hear(*args):
+        heard.extend(verdict.evidence for verdict in monitor.verdicts)
+        ends(*args)
+
+    model.on_train_batch_end = hear
+    fit(tmp_path, model, data, monitor)
+    moved, agree = numbers(
+        "(chance: 1.1), while a step moves the weights by # of their size; gradients of consecutive looks, averaged "
+        "over each unit's weights, have a median cosine of #",
+        heard[-1],
+    )
+    looks = looks_of(200)
+    expected = []  # at each look, of which the last three are the window
+    for end in range(8, len(looks) + 1):
+        moves = [ratio(model, step, i) for step in looks[end - 3 : end] for i in (0, 2)]
+        expected.append((shortened(np.median(moves), 1), round(agreement(model, looks[end - 8 : end]), 2)))
+    assert (moved, agree) in expected
+
+
+def agreed(evidence):
+    return numbers(
+        "; gradients of consecutive looks, averaged over each unit's weights, have a median cosine of #", evidence
+    )
+
+
+def test_the_cosine_of_gradients_of_a_training_that_ends_at_chance(tmp_path):
+    model, data = random_labels(200)
+    evidence = said(tmp_path, model, data, "not_learning")
+    assert "; chance gives 1.1; " in evidence
+    assert agreed(evidence) == [round(agreement(model, looks_of(200)[-8:]), 2)]
+
+
+def test_the_best_constant_answer_and_the_loss_that_ends_above_it(tmp_path):
+    made = torch.Generator().manual_seed(1)
+    data = [(x, 6.0 * torch.randint(2, (32, 2), generator=made) - 2) for x, _ in classes(200)]
+    net = sized(linear(8, 2))
+    net[0].weight.data *= 0.1
+    net[0].bias.data.fill_(1.0)
+    model = Course(net, nn.functional.mse_loss, rate=1e-3)
+    # That answer is known where the first step is read, as a rule on it asks for.
+    monitor = HealthMonitor(every_n_steps=EVERY, rules=["not_learning", "unbounded_loss"])
+    fit(tmp_path, model, data, monitor)
+    evidence = monitor.verdicts[0].evidence
+    end, start, constant = numbers(
+        "with a loss of #, after # at the start; the best constant answer to the first batch gives #", evidence
+    )
+    wanted = data[0][1].double()
+    assert constant == shortened(float(((wanted - wanted.mean(0)) ** 2).mean()))
+    assert (end, start) == (shortened(np.median(model.losses[-50:])), shortened(np.median(model.losses[:4])))
+    assert agreed(evidence) == [round(agreement(model, looks_of(200)[-8:]), 2)]
+
+
+def learned(data, steps=200):
+    net = sized(linear(8, 16), nn.Tanh, linear(16, 3))
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
+    for x, y in data[:steps]:
+        optimizer.zero_grad()
+        CROSS_ENTROPY(net(x), y).backward()
+        optimizer.step()
+    return net
+
+
+def spoiled(data, share):
+    """The batches with classes drawn at random in a share of the samples, given for each batch."""
+    made = torch.Generator().manual_seed(1)
+    drawn = [(torch.rand(32, generator=made), torch.randint(3, (32,), generator=made)) for _ in data]
+    return [
+        (x, torch.where(at < share(i), other, y))
+        for i, ((x, y), (at, other)) in enumerate(zip(data, drawn, strict=True))
+    ]
+
+
+def test_a_classifier_that_ends_worse_than_it_began(tmp_path):
+    data = classes(300)
+    data, net = spoiled(data, lambda i: 0.05 + 0.4 * i / 300), learned(data)
+    model = Course(net, CROSS_ENTROPY, rate=1e-2, optimizer=torch.optim.Adam)
+    evidence = said(tmp_path, model, data, "not_learning")
+    steps, end, first, chance = numbers(
+        "after # steps with a loss of #, and the model had # at the first step: it is worse than it was; "
+        "chance gives #",
+        evidence,
+    )
+    assert (steps, chance) == (300, shortened(math.log(3)))
+    assert (end, first) == (shortened(np.median(model.losses[-75:])), shortened(model.losses[0]))
+    assert agreed(evidence) == [round(agreement(model, looks_of(300)[-8:]), 2)]
+
+
+def test_a_classifier_that_the_first_steps_spoiled(tmp_path):
+    data = classes(300)
+    data, net = spoiled(data, lambda i: 0.5 if i else 0.0), learned(data, 150)
+    model = Course(net, CROSS_ENTROPY, rate=1e-4)
+    evidence = said(tmp_path, model, data, "not_learning")
+    (peak,) = numbers("(the first 8 steps raised that to #, and it never came back)", evidence)
+    assert peak == shortened(np.median(model.losses[1:9]))
+
+
+class Keeping(Course):
+    """Never clears its gradients."""
+
+    def optimizer_zero_grad(self, *args):
+        pass
+
+
+def test_gradients_that_add_up(tmp_path):
+    model = Keeping(sized(linear(8, 16), nn.Tanh, linear(16, 3)), CROSS_ENTROPY, rate=1e-9)
+    agree, times = numbers(
+        "(averaged over each unit's weights they have a median cosine of #) and # times as large as at the start",
+        said(tmp_path, model, classes(), "update_too_large"),
+    )
+    looks = looks_of(STEPS)
+    assert agree == round(agreement(model, looks[-8:]), 2)
+    sizes = [np.median([rms(of_layer(model.steps[step], i)) for i in (0, 2)]) for step in (looks[0], looks[-1])]
+    assert times == shortened(sizes[1] / sizes[0], 2)
+
+
+# Batches
+
+
+def test_how_far_outputs_move_from_batch_to_batch(tmp_path):
+    net = sized(linear(8, 16), lambda: nn.BatchNorm1d(16), nn.ReLU, linear(16, 3))
+    model = Course(net, CROSS_ENTROPY, rate=1.0)
+    data = [(x, torch.full_like(y, i % 3)) for i, (x, y) in enumerate(classes(200))]  # sorted by class
+    moved, usual = numbers(
+        "the channels of net.3 move by # standard deviations from batch to batch, where # is usual",
+        said(tmp_path, model, data, "train_eval_gap"),
+    )
+    outputs = np.array([model.course[step]["net.3"] for step in looks_of(200)[-8:]])
+    moves, within = np.diff(outputs.mean(1), n=2, axis=0), outputs.std(1)
+    # Of independent means, second differences have 6 times the variance.
+    each = np.sqrt((moves**2).mean(0) / 6 / (within**2).mean(0))
+    assert moved == shortened(np.median(each), 2)
+    assert usual == shortened(1 / math.sqrt(32 - 1), 2)
