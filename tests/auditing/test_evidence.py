@@ -3,6 +3,7 @@
 import math
 import re
 
+import numpy as np
 import pytest
 import torch
 from recorded import numbers
@@ -62,6 +63,14 @@ def test_the_range_of_targets_that_a_sigmoid_cannot_reach():
     assert (outside, count) == (((exact < 0) | (exact > 1)).sum(), 16)
 
 
+def test_the_targets_that_a_relu_cannot_reach():
+    evidence = evidence_of("output_range", net(nn.ReLU(), outputs=1), mse_loss, REAL)
+    (least,) = numbers("gives # and more, and the targets", evidence)
+    low, high, outside, count = numbers("are # to #: # of # cannot", evidence)
+    assert (least, [low, high]) == (0, ends(REAL.double()))
+    assert (outside, count) == ((REAL < 0).sum(), 16)
+
+
 def test_the_range_of_targets_of_a_binary_loss():
     wanted = 3 * REAL + 0.5
     evidence = evidence_of("targets", net(outputs=1), binary_cross_entropy_with_logits, wanted)
@@ -97,7 +106,7 @@ def tried(rule, model, batch, rate):
 def test_the_loss_whose_gradients_are_all_0():
     model = net(nn.Softmax(1), outputs=1)
     evidence = tried("cannot_learn", model, (X, REAL), 0.1)
-    told = numbers("of all # trained parameters are exactly 0 on one batch, at a loss of #:", evidence)
+    told = numbers("of all # trained parameters are exactly 0 on one batch, at a loss of #: no rate", evidence)
     assert told == [2, float(f"{mse_loss(outputs_of(model), REAL.double()):.3g}")]
 
 
@@ -126,6 +135,8 @@ def test_the_loss_that_falls_at_no_rate_and_how_far_it_falls_at_most():
         falls.append(1 - sum(losses[-5:]) / 5 / losses[0])
     assert first == float(f"{losses[0]:.3g}")
     assert most == round(100 * max(*falls, 0), 1)
+    # The best rate is tried once more, for four times as many steps.
+    assert numbers(", and at # not in #", evidence) == [1e-4 * 10 ** np.argmax(falls), 120]
 
 
 def test_every_rate_diverges_from_the_loss_of_the_batch():

@@ -170,7 +170,7 @@ def test_the_bound_that_is_named_is_that_of_the_best_possible_probabilities():
     model = net(nn.Softmax(1))
     best = cross_entropy(torch.eye(3, dtype=torch.float64), torch.arange(3)).item()
     (found,) = found_in(model, cross_entropy, CLASSES, None)
-    assert f"cannot fall below {best:.3g}" in found.evidence
+    assert f"with 3 logits of 0 to 1 the loss of a sample cannot fall below {best:.3g}" in found.evidence
 
 
 def test_the_targets_out_of_reach_are_counted():
@@ -181,7 +181,7 @@ def test_the_targets_out_of_reach_are_counted():
 
 def test_the_samples_whose_labels_do_not_sum_to_1_are_counted():
     (found,) = found_in(net(nn.Softmax(1)), mse_loss, LABELS, None)
-    assert f"{(LABELS.double().sum(1) != 1).sum()} of 16 samples cannot be reached" in found.evidence
+    assert f"those of {(LABELS.double().sum(1) != 1).sum()} of 16 samples cannot be reached" in found.evidence
 
 
 @pytest.mark.parametrize(("shift", "advice"), [(0, "use sigmoid"), (1, "remove the softmax: the targets are 1 to 2")])

@@ -175,6 +175,23 @@ def test_the_share_of_updates_that_are_lost_in_rounding(tmp_path):
     assert monitor.verdicts
 
 
+def test_the_share_of_updates_that_other_layers_lose(tmp_path):
+    class Grouped(Recorded):
+        def configure_optimizers(self):
+            groups = [{"params": self.net[i].parameters(), "lr": rate} for i, rate in ((0, 1e-5), (2, 0.1), (4, 0.1))]
+            return torch.optim.SGD(groups)
+
+    net = sized(linear(8, 16), nn.ReLU, linear(16, 16), nn.ReLU, linear(16, 3)).to(torch.bfloat16)
+    model = Grouped(net, lambda out, y: CROSS_ENTROPY(out.float(), y))
+    data = [(x.to(torch.bfloat16), y) for x, y in classes()]
+    (others,) = numbers("are lost in rounding; other layers: #%", said(tmp_path, model, data, "precision"))
+
+    def lost(key):
+        return np.mean((model.after[key] == model.before[key])[model.grads[key] != 0])
+
+    assert others == round(100 * np.median([max(lost(f"net.{i}.weight"), lost(f"net.{i}.bias")) for i in (2, 4)]))
+
+
 def test_the_deviation_of_batch_norms_that_use_other_statistics(tmp_path):
     net = sized(linear(8, 16), lambda: nn.BatchNorm1d(16), nn.ReLU, linear(16, 3))
     model = Recorded(net, CROSS_ENTROPY, rate=1e-6)

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 import torch
-from recorded import CROSS_ENTROPY, EVERY, STEPS, Recorded, classes, linear, numbers, rms, said, sized
+from recorded import CROSS_ENTROPY, EVERY, STEPS, Recorded, classes, linear, numbers, rms, said, sized, verdict_of
 from torch import nn
 from toys import fit
 
@@ -17,7 +17,7 @@ def looks_of(count):
     return [0, *range(EVERY - 1, count, EVERY)]
 
 
-def shortened(number, digits=3):
+def shortened(number, digits=2):
     """A number as it is printed."""
     return float(f"{number:.{digits}g}")
 
@@ -64,7 +64,7 @@ def test_how_many_times_as_large_the_gradients_of_one_step_are(tmp_path):
 
     model.loss = loss
     evidence = said(tmp_path, model, classes(200), "spike")
-    times, step, batch = numbers("were # times as large as usual at step #, batch #", evidence)
+    times, step, batch = numbers("weights were # times as large as usual at step #, batch #", evidence)
     sizes = [[rms(of_layer(model.steps[look], i)) for i in (0, 2)] for look in looks_of(200)]
     *before, now = np.log(sizes).mean(1)  # the median of two layers
     assert times == round(np.exp(now - np.median(before)))
@@ -135,8 +135,8 @@ def test_the_best_constant_answer_and_the_loss_that_ends_above_it(tmp_path):
         "with a loss of #, after # at the start; the best constant answer to the first batch gives #", evidence
     )
     wanted = data[0][1].double()
-    assert constant == shortened(float(((wanted - wanted.mean(0)) ** 2).mean()))
-    assert (end, start) == (shortened(np.median(model.losses[-50:])), shortened(np.median(model.losses[:4])))
+    assert constant == shortened(float(((wanted - wanted.mean(0)) ** 2).mean()), 3)
+    assert (end, start) == (shortened(np.median(model.losses[-50:]), 3), shortened(np.median(model.losses[:4]), 3))
     assert agreed(evidence) == [round(agreement(model, looks_of(200)[-8:]), 2)]
 
 
@@ -170,8 +170,8 @@ def test_a_classifier_that_ends_worse_than_it_began(tmp_path):
         "chance gives #",
         evidence,
     )
-    assert (steps, chance) == (300, shortened(math.log(3)))
-    assert (end, first) == (shortened(np.median(model.losses[-75:])), shortened(model.losses[0]))
+    assert (steps, chance) == (300, shortened(math.log(3), 3))
+    assert (end, first) == (shortened(np.median(model.losses[-75:]), 3), shortened(model.losses[0], 3))
     assert agreed(evidence) == [round(agreement(model, looks_of(300)[-8:]), 2)]
 
 
@@ -181,7 +181,7 @@ def test_a_classifier_that_the_first_steps_spoiled(tmp_path):
     model = Course(net, CROSS_ENTROPY, rate=1e-4)
     evidence = said(tmp_path, model, data, "not_learning")
     (peak,) = numbers("(the first 8 steps raised that to #, and it never came back)", evidence)
-    assert peak == shortened(np.median(model.losses[1:9]))
+    assert peak == shortened(np.median(model.losses[1:9]), 3)
 
 
 class Keeping(Course):
@@ -203,6 +203,83 @@ def test_gradients_that_add_up(tmp_path):
     assert times == shortened(sizes[1] / sizes[0], 2)
 
 
+# Steps
+
+
+LOOKS = looks_of(STEPS)
+
+
+def deep():
+    return sized(linear(8, 16), nn.Tanh, linear(16, 16), nn.Tanh, linear(16, 3))
+
+
+def moved(model, step):
+    """How far a step moved the weights, in the median over the layers."""
+    return np.median([ratio(model, step, i) for i in (0, 2, 4)])
+
+
+def test_how_far_steps_moved_the_weights_and_the_rate_at_which_they_move_less(tmp_path):
+    model = Course(deep(), CROSS_ENTROPY, rate=2.0, optimizer=torch.optim.Adam)
+    verdict = verdict_of(tmp_path, model, classes(), "update_too_large")
+    rate, advised = (*numbers("is now #", verdict.evidence), *numbers("to about #, at which", verdict.advice))
+    course = [moved(model, step) for step in LOOKS]
+    large = [value for value in course if value > 0.1]
+    many = "up to " if len(large) > 1 else ""
+    if course[-1] > 0.1:
+        told = numbers("a step moves the weights by # of their size", verdict.evidence)
+        assert told == [shortened(course[-1])]
+    else:
+        told = numbers(f"a step moved the weights by {many}# of their size", verdict.evidence)
+        assert told == [shortened(max(large))]
+        now, step = numbers("(1e-3 is usual), and by # at step #", verdict.evidence)
+        assert (now, step) == (shortened(course[-1]), 99)
+    assert rate == 2.0
+    assert advised == shortened(2.0 * 0.01 / course[0], 1)
+
+
+def test_how_far_steps_moved_the_weights_before_they_were_too_large(tmp_path):
+    model = Course(deep(), CROSS_ENTROPY, rate=1e-3)
+
+    def rise(batch, at):
+        for group in model.optimizers().param_groups:
+            group["lr"] = 1e-3 * 1.17**at
+
+    model.on_train_batch_start = rise
+    evidence = said(tmp_path, model, classes(), "update_too_large")
+    (before,) = numbers("median over the layers (# before)", evidence)
+    course = np.array([moved(model, step) for step in LOOKS])
+    assert before == shortened(np.median(course[: np.argmax(course > 0.1)]), 1)
+
+
+def test_how_far_most_weights_have_grown(tmp_path):
+    model = Course(deep(), CROSS_ENTROPY, rate=1e-30)
+
+    def grow(*args):
+        for i in (0, 2, 4):
+            model.net[i].weight.data *= 1.08
+            model.net[i].bias.data *= 1.08
+
+    model.on_train_batch_start = grow
+    evidence = said(tmp_path, model, classes(), "update_too_large")
+    (grown,) = numbers("most weights have grown to # times their size at the first look, or more", evidence)
+    sizes = [[rms(of_layer(model.begun[step], i)) for i in (0, 2, 4)] for step in (0, 99)]
+    assert grown == shortened(np.median(np.divide(sizes[1], sizes[0])))
+
+
+def test_how_far_a_layer_moves_that_hardly_moves(tmp_path):
+    class Grouped(Course):
+        def configure_optimizers(self):
+            rest = [p for name, p in self.named_parameters() if not name.startswith("net.2.")]
+            groups = [{"params": rest}, {"params": self.net[2].parameters(), "lr": 1e-7}]
+            return torch.optim.Adam(groups, lr=1e-2)
+
+    model = Grouped(deep(), CROSS_ENTROPY)
+    evidence = said(tmp_path, model, classes(), "update_too_small")
+    moves, usual = numbers("moves its weights by # of their size; usual here: #", evidence)
+    assert moves == shortened(ratio(model, 99, 2), 1)
+    assert usual == shortened(np.median([ratio(model, 99, i) for i in (0, 4)]), 1)
+
+
 # Batches
 
 
@@ -220,3 +297,28 @@ def test_how_far_outputs_move_from_batch_to_batch(tmp_path):
     each = np.sqrt((moves**2).mean(0) / 6 / (within**2).mean(0))
     assert moved == shortened(np.median(each), 2)
     assert usual == shortened(1 / math.sqrt(32 - 1), 2)
+
+
+# Other losses
+
+
+def test_how_many_robust_deviations_a_loss_lies_above_those_before(tmp_path):
+    data = classes()
+    data[99] = (1e3 * data[99][0], (data[99][1] + 1) % 3)
+    model = Recorded(sized(linear(8, 16), nn.ReLU, linear(16, 3)), CROSS_ENTROPY, rate=1e-4)
+    loss, usual, score = numbers(
+        "the loss was # at step 99, batch 99; the median before was #, # robust deviations lower",
+        said(tmp_path, model, data, "spike"),
+    )
+    before = np.array(model.losses[26:90])  # 64 losses up to the look before
+    middle = np.median(before)
+    assert (loss, usual) == (shortened(model.losses[99], 3), shortened(middle, 3))
+    assert score == round((model.losses[99] - middle) / (1.4826 * np.median(np.abs(before - middle))))
+
+
+def test_where_the_loss_of_a_trained_classifier_rose_from_its_first(tmp_path):
+    model = Course(learned(classes(200)), rate=1e-3)
+    model.loss = lambda out, y: CROSS_ENTROPY(out * (0.09 if model.losses else 0.2), y)
+    evidence = said(tmp_path, model, classes(), "clipping", gradient_clip_val=1e-4)
+    first, now = numbers("the loss rose from # at the first step to #", evidence)
+    assert (first, now) == (shortened(model.losses[0], 3), shortened(np.median(model.losses[-16:]), 3))

@@ -40,6 +40,32 @@ def test_the_columns_that_never_change(tmp_path):
     assert value == shortened(model.batch[0, still[0]], 3)
 
 
+def given(change):
+    return Recorded(sized(linear(8, 3)), CROSS_ENTROPY, rate=1e-9), [(change(x), y) for x, y in classes()]
+
+
+def test_the_value_that_all_of_the_input_has(tmp_path):
+    model, data = given(lambda x: torch.full_like(x, 0.375))
+    count, value = numbers("all # values of the input are #", said(tmp_path, model, data, "input_scale"))
+    assert (count, value) == (model.batch.size, model.batch[0, 0])
+
+
+def test_the_range_and_the_rms_of_a_small_input(tmp_path):
+    model, data = given(lambda x: x / 300)
+    evidence = said(tmp_path, model, data, "input_scale")
+    low, high, size = numbers("ranges from # to #, with an RMS of only #;", evidence)
+    assert [low, high] == [shortened(value, 3) for value in (model.batch.min(), model.batch.max())]
+    assert size == shortened(rms(model.batch))
+
+
+def test_by_how_much_an_input_varies_around_its_mean(tmp_path):
+    model, data = given(lambda x: 10 + x / 10)
+    evidence = said(tmp_path, model, data, "input_scale")
+    low, high, varies, mean = numbers("ranges from # to # and varies by # around #", evidence)
+    assert [low, high, mean] == [shortened(f(model.batch), 3) for f in (np.min, np.max, np.mean)]
+    assert varies == shortened(model.batch.std())
+
+
 # Outputs
 
 
@@ -129,6 +155,49 @@ def test_the_norm_of_recurrent_weights(tmp_path):
     evidence = said(tmp_path, model, series(), "activation_scale")
     (norm,) = numbers("weights of a unit have an L2 norm of #: ", evidence)
     assert norm == shortened(np.sqrt((model.after["net.0.weight_hh_l0"] ** 2).sum(1).mean()))
+
+
+def test_the_rms_of_gates_at_the_ends_of_their_range(tmp_path):
+    net = sized(lambda: nn.LSTM(8, 8, batch_first=True), Last, linear(8, 3))
+    for name, p in net[0].named_parameters():
+        p.data.fill_(20.0 if "bias" in name else 0.0)
+    model = OfRecurrent(net, CROSS_ENTROPY, rate=1e-9)
+    data = [(x.repeat(1, 8, 1), y) for x, y in series()]
+    (size,) = numbers("of their range: their RMS is #", said(tmp_path, model, data, "saturated"))
+    assert size == shortened(rms(model.outputs["net.0"]))
+
+
+def test_how_far_down_biases_of_gates_go(tmp_path):
+    net = sized(linear(8, 8), lambda: nn.LSTM(8, 8, batch_first=True), Last, linear(8, 3))
+    net[1].bias_ih_l0.data[8:16] = -6.0
+    model = OfRecurrent(net, CROSS_ENTROPY, rate=1e-9)
+    low, mean = numbers("go down to #, with a mean of #", said(tmp_path, model, series(), "saturated"))
+    bias = model.after["net.1.bias_ih_l0"]
+    assert (low, mean) == (shortened(bias.min()), shortened(bias.mean()))
+
+
+def test_by_how_much_the_output_of_one_layer_differs(tmp_path):
+    net = sized(linear(8, 16), nn.Tanh, linear(16, 16), lambda: nn.BatchNorm1d(16), nn.ReLU, linear(16, 3))
+    model = Recorded(net, CROSS_ENTROPY, rate=1e-9)
+
+    def shift(*args):
+        if model.losses:
+            net[2].bias.data.fill_(2000.0)
+
+    model.on_train_batch_start = shift
+    verdict = verdict_of(tmp_path, model, classes(), "collapsed")
+    differs, before, usual = numbers(
+        "differs between samples by # of its RMS; the layer before differs by #, usual here: #", verdict.evidence
+    )
+
+    def spread(i):
+        """The root mean square of the channels' deviations, over the RMS."""
+        outputs = model.outputs[f"net.{i}"]
+        return np.sqrt(outputs.var(0).mean()) / rms(outputs)
+
+    assert verdict.module == "net.2"
+    assert (differs, before) == (shortened(spread(2), 1), shortened(spread(1)))
+    assert usual == shortened(np.median([spread(i) for i in range(6)]))
 
 
 class Course(Recorded):

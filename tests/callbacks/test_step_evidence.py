@@ -118,7 +118,7 @@ def test_the_share_of_the_weights_that_decay_takes_and_what_a_step_moves(tmp_pat
     net = sized(linear(8, 16), nn.ReLU, linear(16, 16), nn.ReLU, linear(16, 3))
     model = Recorded(net, CROSS_ENTROPY, rate=1e-3, optimizer=lambda p, lr: AdamW(p, lr, weight_decay=50.0))
     share, moved = numbers(
-        "takes #% of the weights in each step, and with the gradient a step moves them by #% of their size",
+        "decay takes #% of the weights in each step, and with the gradient a step moves them by #% of their size",
         said(tmp_path, model, classes(), "weight_decay"),
     )
     ratios = [
@@ -132,7 +132,7 @@ def test_the_share_of_the_weights_that_decay_takes_and_what_a_step_moves(tmp_pat
 def test_what_decay_adds_to_gradients(tmp_path):
     net = sized(linear(8, 16), nn.ReLU, linear(16, 16), nn.ReLU, linear(16, 3))
     model = Recorded(net, CROSS_ENTROPY, rate=1e-3, optimizer=lambda p, lr: SGD(p, lr, weight_decay=2.0))
-    added, gradients = numbers("adds # to gradients of # (RMS", said(tmp_path, model, classes(), "weight_decay"))
+    added, gradients = numbers("decay adds # to gradients of # (RMS", said(tmp_path, model, classes(), "weight_decay"))
     names = [f"net.{i}.weight" for i in (0, 2, 4)]
     assert added == float(f"{np.median([2 * rms(model.before[name]) for name in names]):.2g}")
     assert gradients == float(f"{np.median([rms(model.grads[name]) for name in names]):.2g}")
