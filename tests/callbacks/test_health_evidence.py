@@ -14,7 +14,7 @@ from recorded import CROSS_ENTROPY, EVERY, Recorded, classes, linear, numbers, r
 from torch import nn
 from toys import fit
 
-from hookboard import HealthMonitor
+from hookboard import HealthMonitor, watch
 
 
 def test_as_many_units_are_said_to_be_dead_as_gave_only_0(tmp_path):
@@ -201,3 +201,32 @@ def test_the_deviation_of_batch_norms_that_use_other_statistics(tmp_path):
     outputs = model.outputs["net.1"]
     share = math.sqrt(outputs.var(0).mean()) / rms(model.before["net.1.weight"])
     assert low == high == float(f"{share:.2g}")
+
+
+class Root(nn.Module):
+    def forward(self, x):
+        return x.sqrt()
+
+
+def test_how_many_values_are_nan_and_the_range_of_the_input():
+    """Without a `training_step` to call again, it is told from the looks."""
+    model = sized(linear(8, 16), Root, linear(16, 3))
+    with torch.no_grad():
+        model[0].bias.fill_(3.0)
+    before = [p.detach().clone() for p in model[0].parameters()]
+    optimizer, monitor = torch.optim.SGD(model.parameters(), lr=1e-6), HealthMonitor(every_n_steps=1)
+    x, y = classes()[0]
+    with watch(model, optimizer, [monitor]) as run:
+        for batch in (x / 100, 10 * x):
+            with run.step():
+                optimizer.zero_grad()
+                CROSS_ENTROPY(model(batch), y).backward()
+                optimizer.step()
+    verdict = monitor.verdicts[0]
+    assert (verdict.rule, verdict.module) == ("nonfinite", "1")
+    count, values, low, high, step = numbers(
+        "NaN in # of # values of its output (forward); its input was finite, from # to #, at step #", verdict.evidence
+    )
+    exact = (nn.functional.linear(10 * x.double(), *map(torch.Tensor.double, before))).numpy()
+    assert (count, values, step) == ((exact < 0).sum(), exact.size, 1)
+    assert [low, high] == [float(f"{end:.3g}") for end in (exact.min(), exact.max())]

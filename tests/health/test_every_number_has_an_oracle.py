@@ -28,7 +28,6 @@ WITHOUT_ORACLE = {
     ("schedule the", ""): "the advice of schedule",
     # Missing so far:
     ("this kind", "to"): "saturated: the share in other layers, off by several percent where a bin has the border",
-    ("finite, from", "to"): "nonfinite without a step that can run again: the range of the layer's input",
     ("; at", "by"): "cannot_learn: the loss falls in four times as many steps",
 }
 """Numbers that no test compares with an oracle, by the words before and after them, and what they are."""
