@@ -8,6 +8,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.util import tensor_util
 
+from hookboard.clock import Clock
 from hookboard.images import Picture
 from hookboard.writers import Entry, Loggers, Table
 
@@ -29,7 +30,7 @@ def entry(step=3, **more):
 
 
 def write(logger, *entries):
-    loggers = Loggers([logger], "HealthMonitor")
+    loggers = Loggers([logger], "HealthMonitor", Clock())
     for one in entries:
         loggers.write(one)
     return loggers

@@ -1,5 +1,6 @@
 """Draws tensors as pictures: feature maps, kernels and overlays, each in a file of its own; `Picture` is the result."""
 
+from hookboard.images.bars import histogram_picture
 from hookboard.images.feature_maps import (
     CONVOLUTIONS,
     Order,
@@ -27,6 +28,7 @@ __all__ = [
     "dense",
     "feature_maps",
     "heat_map",
+    "histogram_picture",
     "kernel_picture",
     "maps_in",
     "overlays",

@@ -75,15 +75,13 @@ class BareLoop(Loop):
         """
         self._count()
         self.is_accumulating = accumulates
-        for member in self._members:
-            member.leave_batch()
+        self._members.leave_batch()
         self._members.begin_batch(self, self.stage, batch, self._batch_idx, 0)
         with ExitStack() as until_end:
             if self.stage == "train":
                 self._listen(until_end)
             yield
-        for member in self._members:
-            member.end_batch(self, self.stage)
+        self._members.call_each("end_batch", self, self.stage)
         self._batch_idx += 1
         self._has_stepped |= self.stage == "train" and not self.is_accumulating
 
@@ -100,12 +98,10 @@ class BareLoop(Loop):
         """Measure a validation inside the context; each of its batches must run inside a `step`."""
         batch_idx, self.stage, self._batch_idx = self._batch_idx, "validate", 0
         try:
-            for member in self._members:
-                member.leave_batch()
-                member.begin_evaluation(self)
+            self._members.leave_batch()
+            self._members.call_each("begin_evaluation", self)
             yield
-            for member in self._members:
-                member.end_evaluation(self)
+            self._members.call_each("end_evaluation", self)
         finally:
             self.stage, self._batch_idx = "train", batch_idx
 
@@ -123,10 +119,8 @@ class BareLoop(Loop):
                 member.begin_training(self)
             yield self
             self._count()
-            for member in self._members:
-                member.end_epoch(self)
-            for member in self._members:
-                member.end_training(self)
+            self._members.call_each("end_epoch", self)
+            self._members.call_each("end_training", self)
 
     def _listen(self, until_end: ExitStack) -> None:
         """Call the members at each backward pass and optimizer step of this thread, until the stack is closed.

@@ -386,7 +386,7 @@ class HookboardCallback(CallbackMethods[W]):
             said: set[str] = set()
             for stage in decision.stages:
                 if stage in running:
-                    loggers, layout = Loggers(loop.loggers, self._name), dict(loop.model.named_modules())
+                    loggers, layout = Loggers(loop.loggers, self._name, self.clock), dict(loop.model.named_modules())
                     state = self.state_class(stage, decision.every_n_steps, loggers, selection, layout, said)
                     self._prepare(loop, state)
                     self._live[stage] = state

@@ -27,6 +27,7 @@ from hookboard.auditing import FirstStep, read_first_step
 from hookboard.loops.loop import Loop
 from hookboard.messages import ask_for_rank
 from hookboard.replay import RandomState, loss_of_step, undisturbed
+from hookboard.writers import one_row_for_each_step
 
 ask_for_rank(lambda: getattr(rank_zero_only, "rank", 0) == 0)
 
@@ -145,6 +146,18 @@ class Members(list[Any]):
                 if member.changes_tensors is changes_tensors:
                     member.begin_batch(loop, stage, *batch)
 
+    def leave_batch(self) -> None:
+        """Call `leave_batch` of each member; what their workers have left to be logged is one row for each step."""
+        with one_row_for_each_step():
+            for member in self:
+                member.leave_batch()
+
+    def call_each(self, method: str, loop: Loop, *args: Any) -> None:
+        """Call this method of each member; what they log of a step meanwhile is one row of a logger."""
+        with one_row_for_each_step():
+            for member in list(self):
+                getattr(member, method)(loop, *args)
+
     def listen(self, loop: Loop) -> None:
         """Set `heard` to the hooks in IN_THE_MIDDLE that other callbacks implement; empty while no member measures."""
         self.heard = frozenset()
@@ -176,8 +189,11 @@ def _for_each_member(method: str, *, then_off: str = "") -> Any:
 
     def hook(self: "FirstCallback", trainer: Trainer, pl_module: LightningModule, *args: Any, **named: Any) -> None:
         loop = TrainerLoop(trainer)
+        if not then_off:
+            self.members.call_each(method, loop)
+            return
         for member in list(self.members) if method else ():
-            getattr(member, method)(loop, *(args if then_off else ()), **(named if then_off else {}))
+            getattr(member, method)(loop, *args, **named)
         if then_off in self.members.heard:
             self.members.observe(False)
 
@@ -215,30 +231,26 @@ class FirstCallback(Callback):
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *args: Any, **named: Any) -> None:
         """Call `leave_batch` of each member, which cleans up after the previous batch."""
-        for member in self.members:
-            member.leave_batch()
+        self.members.leave_batch()
 
     on_validation_batch_start = on_test_batch_start = on_predict_batch_start = on_train_batch_start
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any, **named: Any) -> None:
         """Call `end_batch` of each member, before other callbacks are called."""
         loop = TrainerLoop(trainer)
-        for member in self.members:
-            member.end_batch(loop, "train")
+        self.members.call_each("end_batch", loop, "train")
         self._stay_first(trainer)
 
     def on_validation_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any, **named: Any) -> None:
         """Call `end_batch` of each member for the running evaluation, before other callbacks are called."""
         loop = TrainerLoop(trainer)
-        for member in self.members:
-            member.end_batch(loop, loop.stage)
+        self.members.call_each("end_batch", loop, loop.stage)
 
     on_test_batch_end = on_predict_batch_end = on_validation_batch_end
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Call `leave_batch` of each member; move to the front if callbacks have been added."""
-        for member in self.members:
-            member.leave_batch()
+        self.members.leave_batch()
         self._stay_first(trainer)
 
     def _stay_first(self, trainer: Trainer) -> None:

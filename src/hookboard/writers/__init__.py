@@ -8,7 +8,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 
 from hookboard.writers.entry import Entry, Layout
-from hookboard.writers.loggers import Loggers
+from hookboard.writers.loggers import Loggers, one_row_for_each_step
 from hookboard.writers.table import Table, escaped, markdown
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "Table",
     "escaped",
     "markdown",
+    "one_row_for_each_step",
 ]
 
 for _file in iter_modules(__path__):

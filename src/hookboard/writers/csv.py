@@ -1,8 +1,8 @@
 """Writing to a CSVLogger: scalars to its table, everything else to files beside it."""
 
 import re
-from pathlib import PurePosixPath
 
+import numpy as np
 from lightning.fabric.utilities.cloud_io import get_filesystem
 from lightning.pytorch.loggers import CSVLogger
 
@@ -12,10 +12,13 @@ from hookboard.writers.registry import place_of, write
 
 @write.register
 def write_to_csv(logger: CSVLogger, entry: Entry) -> list[str]:
-    """Write the scalars to the logger, and the latest picture, table and text of each tag to a file in its `log_dir`.
+    """Write the scalars to the logger, and everything else to files in its `log_dir`.
+
+    A picture, table or text is in a file of its tag, which holds the latest. Histograms of a step are the arrays
+    `<tag>.counts` and `<tag>.edges` of one file, `histograms/<step>.npz`, or `<step>_2.npz` if there is one already.
 
     Returns:
-        The parts of the entry that were not written: `["histograms"]` if it has some, otherwise `[]`.
+        `[]`: it takes everything.
     """
     if entry.scalars:
         logger.log_metrics({**entry.scalars}, entry.step)
@@ -24,13 +27,27 @@ def write_to_csv(logger: CSVLogger, entry: Entry) -> list[str]:
         files[_file(tag, "jpg" if picture.is_photo else "png")] = picture.encode()[0]
     texts = entry.texts | {tag: table.text for tag, table in entry.tables.items()}
     files |= {_file(tag, "md"): text.encode() for tag, text in texts.items()}
-    if files:
+    if files or entry.histograms:
         folder = logger.experiment.log_dir  # the experiment makes it
         system = get_filesystem(folder)
         for name, content in files.items():
-            with system.open(str(PurePosixPath(folder) / name), "wb") as file:
+            with system.open(f"{folder}/{name}", "wb") as file:
                 file.write(content)
-    return ["histograms"] if entry.histograms else []
+        if arrays := _arrays(entry):
+            system.makedirs(f"{folder}/histograms", exist_ok=True)
+            names = (f"{folder}/histograms/{entry.step:08}{more}.npz" for more in ("", *map("_{}".format, _FURTHER)))
+            with system.open(next(name for name in names if not system.exists(name)), "wb") as file:
+                np.savez_compressed(file, **arrays)  # type: ignore[arg-type]  # no array is named allow_pickle
+    return []
+
+
+_FURTHER = range(2, 1000)
+"""Numbers of further files of one step: of callbacks that write later, or of a step that is run again."""
+
+
+def _arrays(entry: Entry) -> dict[str, np.ndarray]:
+    found = {tag: reading.histogram for tag, reading in entry.histograms.items() if reading.histogram is not None}
+    return {f"{tag}.{name}": getattr(one, name) for tag, one in found.items() for name in ("counts", "edges")}
 
 
 @place_of.register

@@ -1,7 +1,7 @@
 """`Entry`: everything that one callback writes to the loggers at one step."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from hookboard.images import Picture
@@ -37,3 +37,10 @@ class Entry:
     tables: dict[str, Table] = field(default_factory=dict)
     layout: Layout = field(default_factory=dict)
     records: dict[str, Sequence[bytes]] = field(default_factory=dict)
+
+
+def joined(entries: Sequence[Entry]) -> Entry:
+    """Return one entry with everything that several entries of one step have; of equal tags, the last."""
+    parts = [part.name for part in fields(Entry) if part.name != "step"]
+    union = {part: {tag: one for entry in entries for tag, one in getattr(entry, part).items()} for part in parts}
+    return Entry(entries[0].step, **union)

@@ -1,13 +1,16 @@
 """`Loggers`: writes entries to all loggers of a run; a logger that fails is left out from then on."""
 
 import functools
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from torch.utils.tensorboard import SummaryWriter
 
+from hookboard.clock import Clock, timed
 from hookboard.messages import hand_over, warn, warn_switched_off
-from hookboard.writers.entry import Entry
+from hookboard.writers.entry import Entry, joined
 from hookboard.writers.registry import place_of, write
 
 _REFUSED = "_hookboard_refused"
@@ -22,17 +25,19 @@ class Loggers:
     Args:
         loggers: the loggers of the Trainer.
         owner: the callback's name, used in warnings.
+        clock: counts the time that writing takes.
     """
 
-    def __init__(self, loggers: Iterable[Logger], owner: str) -> None:
-        self._loggers = list(loggers)
-        self._owner = owner
+    def __init__(self, loggers: Iterable[Logger], owner: str, clock: Clock) -> None:
+        self.loggers = list(loggers)
+        self.owner = owner
+        self.clock = clock
         self._in_any_thread: list[Logger] | None = None
 
     @property
     def places(self) -> list[str]:
         """Where a person finds what was written, see `place_of`: one line for each logger that has a place."""
-        return [place for logger in self._loggers if (place := place_of(logger))]
+        return [place for logger in self.loggers if (place := place_of(logger))]
 
     def prepare(self) -> None:
         """Create the loggers' experiments, such as event files, in this thread; further calls do nothing.
@@ -41,34 +46,74 @@ class Loggers:
         the training thread.
         """
         if self._in_any_thread is None:
-            self._in_any_thread = [logger for logger in self._loggers if _takes_in_any_thread(logger)]
+            self._in_any_thread = [logger for logger in self.loggers if _takes_in_any_thread(logger)]
 
     def write(self, entry: Entry) -> None:
         """Write an entry to each logger.
 
         Any thread may call it. Loggers that only the training thread may use are left to that thread (`hand_over`).
         """
-        for logger in list(self._loggers):
+        for logger in list(self.loggers):
             if logger in (self._in_any_thread or ()):
-                self._write_to(logger, entry)
+                self.write_row(logger, entry, [self])
             else:
                 hand_over(functools.partial(self._write_to, logger, entry))
 
     def _write_to(self, logger: Logger, entry: Entry) -> None:
-        if logger not in self._loggers:  # it has failed since
+        rows: _Rows | None = getattr(_thread, "rows", None)
+        if rows is None:
+            self.write_row(logger, entry, [self])
+        else:
+            rows.setdefault((id(logger), entry.step), []).append((logger, self, entry))
+
+    @timed
+    def write_row(self, logger: Logger, entry: Entry, owners: "Sequence[Loggers]") -> None:
+        """Write to one logger what several owners have made together.
+
+        Args:
+            logger: the logger. Those of the owners to whom it has failed are left out.
+            entry: what to write.
+            owners: leave the logger out from now on if it fails.
+        """
+        owners = [owner for owner in owners if logger in owner.loggers]
+        if not owners:
             return
-        name = type(logger).__name__
+        name, names = type(logger).__name__, " and ".join(dict.fromkeys(owner.owner for owner in owners))
         try:
             refused = write(logger, entry)
         except Exception as error:
-            self._loggers.remove(logger)
-            warn_switched_off(f"writing {self._owner}'s values to {name}", error)
+            for owner in owners:
+                owner.loggers.remove(logger)
+            warn_switched_off(f"writing {names}'s values to {name}", error)
             return
         said: set[str] = vars(logger).setdefault(_REFUSED, set())
         for what in refused:
             if what not in said:
                 said.add(what)
-                warn(f"{self._owner}: {name} takes no {what}; they are left out there.")
+                warn(f"{names}: {name} takes no {what}; they are left out there.")
+
+
+_Rows = dict[tuple[int, int], list[tuple[Logger, Loggers, Entry]]]
+"""By the id of a logger and the step: what waits to be written."""
+
+_thread = threading.local()
+
+
+@contextmanager
+def one_row_for_each_step() -> Iterator[None]:
+    """Write what callbacks write in this context at its end, as one entry for each logger and step.
+
+    TensorBoard, to which any thread may write, gets each entry at once: it has no rows.
+    """
+    rows: _Rows = {}
+    _thread.rows = rows
+    try:
+        yield
+    finally:
+        _thread.rows = None
+        for row in rows.values():
+            logger, first, _ = row[0]
+            first.write_row(logger, joined([entry for *_, entry in row]), [owner for _, owner, _ in row])
 
 
 def _takes_in_any_thread(logger: Logger) -> bool:

@@ -1,4 +1,4 @@
-"""Writing to Weights & Biases, by the public methods of Lightning's WandbLogger."""
+"""Writing to Weights & Biases, by `log_metrics` of Lightning's WandbLogger."""
 
 from typing import Any
 
@@ -11,15 +11,18 @@ from hookboard.writers.registry import place_of, write
 
 @write.register
 def write_to_wandb(logger: WandbLogger, entry: Entry) -> list[str]:
-    """Write scalars and histograms in one row, then pictures, tables and texts; W&B takes everything."""
-    if row := {**entry.scalars, **_histograms(entry)}:
-        logger.log_metrics(row, entry.step)
+    """Write everything in one row: W&B makes a row of each call."""
+    import wandb  # it is there if its logger is
+
+    row: dict[str, Any] = {**entry.scalars, **_histograms(entry)}
     for tag, picture in entry.pictures.items():
-        logger.log_image(tag, [picture.image().convert("RGB")], entry.step, caption=[picture.caption])
+        row[tag] = [wandb.Image(picture.image().convert("RGB"), caption=picture.caption)]
     for tag, table in entry.tables.items():
-        logger.log_table(tag, list(table.columns), [list(row) for row in table.rows], step=entry.step)
+        row[tag] = wandb.Table(list(table.columns), [list(row) for row in table.rows])
     for tag, text in entry.texts.items():
-        logger.log_text(tag, ["text"], [[text]], step=entry.step)
+        row[tag] = wandb.Table(["text"], [[text]])
+    if row:
+        logger.log_metrics(row, entry.step)
     return []
 
 
@@ -31,7 +34,7 @@ def _place(logger: WandbLogger) -> str:
 
 def _histograms(entry: Entry) -> dict[str, Any]:
     """Return the histograms that have a value, by tag. They have at most 64 bins; W&B allows 512."""
-    import wandb  # it is there if its logger is
+    import wandb
 
     found = ((tag, reading.histogram) for tag, reading in entry.histograms.items())
     return {

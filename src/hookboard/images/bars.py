@@ -1,0 +1,29 @@
+"""Draws a histogram, for loggers that take pictures alone."""
+
+import numpy as np
+
+from hookboard.images.picture import CARD_WIDTH, GREY, PAPER, Picture
+
+BAR_COLOUR = 0
+HEIGHT = 120
+"""Height of the highest bar in pixels."""
+
+
+def histogram_picture(counts: np.ndarray, edges: np.ndarray) -> Picture:
+    """Draw a histogram: the area of a bar is its share of the values.
+
+    Args:
+        counts: shape (n,), with n > 0.
+        edges: shape (n + 1,), ascending; where all are the same, the values are one bar.
+
+    >>> histogram_picture(np.array([1.0, 3.0]), np.array([0.0, 1.0, 2.0])).caption
+    '4 values from 0 to 2'
+    """
+    low, high = float(edges[0]), float(edges[-1])
+    at = np.linspace(low, high, CARD_WIDTH)
+    of_column = np.clip(np.searchsorted(edges, at, side="right") - 1, 0, len(counts) - 1)
+    widths = np.diff(edges)
+    density = np.divide(counts, widths, out=np.array(counts, dtype=float), where=widths > 0)[of_column]
+    heights = np.ceil(HEIGHT * density / density.max()) if density.max() > 0 else density
+    pixels = np.where(np.arange(HEIGHT, 0, -1)[:, None] <= heights, BAR_COLOUR, PAPER).astype(np.uint8)
+    return Picture(pixels, f"{counts.sum():,.0f} values from {low:.3g} to {high:.3g}", GREY)

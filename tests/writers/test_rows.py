@@ -1,0 +1,115 @@
+"""What several callbacks write of one step, in a fit, to the real loggers, offline."""
+
+import csv
+
+import numpy as np
+import pytest
+from lightning.pytorch import Callback
+from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, WandbLogger
+from toys import Toy, batches, fit, mlp
+
+from hookboard import ActivationLogger, GradientLogger, HealthMonitor
+from hookboard.clock import Clock
+from hookboard.messages import HookboardWarning
+from hookboard.writers import Entry, Loggers
+
+pytestmark = pytest.mark.trains
+
+
+def numbers(folder, *loggers, others=()):
+    """Train three steps with two callbacks that write to the same loggers at each of them."""
+    mine = ActivationLogger("net.0", every_n_steps=1, histogram=True), GradientLogger("net.0", every_n_steps=1)
+    fit(folder, Toy(mlp()), batches(4, 4, 4), *mine, *others, logger=list(loggers))
+    return mine
+
+
+def steps_of(folder):
+    """The step of each row with something of net.0."""
+    with (folder / "metrics.csv").open() as file:
+        return [
+            row["step"] for row in csv.DictReader(file) if row["activation_mean/net.0"] or row["gradient_mean/net.0"]
+        ]
+
+
+def test_several_callbacks_write_one_row_for_each_step_of_a_table(tmp_path):
+    numbers(tmp_path, CSVLogger(tmp_path, name=None, version=""))
+    assert steps_of(tmp_path) == ["0", "1", "2"]
+
+
+def test_histograms_of_a_csv_logger_are_arrays_in_a_file_of_their_step(tmp_path):
+    (logged, _) = numbers(tmp_path, CSVLogger(tmp_path, name=None, version=""))
+    assert sorted(path.name for path in tmp_path.glob("histograms/*")) == [f"0000000{step}.npz" for step in range(3)]
+    with np.load(tmp_path / "histograms" / "00000002.npz") as arrays:
+        (last,) = [reading.histogram for reading in logged.readings]
+        np.testing.assert_array_equal(arrays["activations/net.0.counts"], last.counts)
+        np.testing.assert_array_equal(arrays["activations/net.0.edges"], last.edges)
+
+
+def test_a_step_that_is_written_again_leaves_the_histograms_before_it(tmp_path):
+    (logged, _) = numbers(tmp_path, CSVLogger(tmp_path / "fit", name=None, version=""))
+    logger = CSVLogger(tmp_path / "again", name=None, version="")
+    loggers = Loggers([logger], "ActivationLogger", Clock())
+    for _ in range(3):
+        loggers.write(Entry(7, histograms={"activations/net.0": logged.readings[0]}))
+    names = sorted(path.name for path in tmp_path.glob("again/histograms/*"))
+    assert names == ["00000007.npz", "00000007_2.npz", "00000007_3.npz"]
+
+
+@pytest.mark.filterwarnings("default")  # of what W&B runs on
+def test_wandb_gets_one_row_for_each_step_with_all_of_it(tmp_path, monkeypatch):
+    wandb = pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    logger, rows = WandbLogger(save_dir=tmp_path, offline=True), []
+    real = logger.experiment.log
+    monkeypatch.setattr(logger.experiment, "log", lambda row, **rest: (rows.append(row), real(row, **rest)))
+    numbers(tmp_path, logger, others=[HealthMonitor(every_n_steps=1)])
+    wandb.finish()
+    mine = [row for row in rows if "activation_mean/net.0" in row]
+    assert [row["trainer/global_step"] for row in mine] == [0, 1, 2]
+    for row in mine:
+        assert isinstance(row["activations/net.0"], wandb.Histogram)
+        assert "gradient_mean/net.0" in row
+        assert any(tag.startswith("health/") for tag in row)
+
+
+@pytest.mark.filterwarnings("default")  # of what MLflow runs on
+def test_mlflow_gets_histograms_as_images(tmp_path, monkeypatch):
+    pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    logger = MLFlowLogger(tracking_uri=f"file:{tmp_path / 'mlflow'}")
+    numbers(tmp_path, logger)
+    (folder,) = tmp_path.glob(f"mlflow/*/{logger.run_id}/artifacts")
+    shown = sorted(path.name.partition("+step+")[2][0] for path in folder.glob("images/activations*.png"))
+    assert shown == ["0", "1", "2"]
+
+
+def test_two_loggers_get_the_same(tmp_path):
+    first, second = (CSVLogger(tmp_path / name, name=None, version="") for name in ("first", "second"))
+    numbers(tmp_path, first, second)
+    tables = [(tmp_path / name / "metrics.csv").read_text() for name in ("first", "second")]
+    assert tables[0] == tables[1]
+
+
+def test_what_was_measured_before_an_error_is_written(tmp_path):
+    class Failing(Callback):
+        def on_train_batch_end(self, trainer, *args):
+            if trainer.global_step == 2:
+                raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        numbers(tmp_path, CSVLogger(tmp_path, name=None, version=""), others=[Failing()])
+    assert steps_of(tmp_path) == ["0", "1"]
+
+
+def test_a_logger_that_fails_in_a_row_of_several_callbacks_is_named_once(tmp_path):
+    class Broken(CSVLogger):
+        def log_metrics(self, metrics, step=None):
+            if "activation_mean/net.0" in metrics:
+                raise OSError("disk full")
+
+    with pytest.warns(
+        HookboardWarning, match="ActivationLogger and GradientLogger's values to Broken.*disk full"
+    ) as said:
+        numbers(tmp_path, Broken(tmp_path, name=None, version=""), CSVLogger(tmp_path / "good", name=None, version=""))
+    assert len([one for one in said if one.category is HookboardWarning]) == 1, [str(one.message) for one in said]
+    assert steps_of(tmp_path / "good") == ["0", "1", "2"]
