@@ -25,13 +25,34 @@ def test_as_many_units_are_said_to_be_dead_as_gave_only_0(tmp_path):
     assert (dead, units) == ((model.outputs["net.1"] == 0).all(0).sum(), 16)
 
 
-def test_the_share_of_saturated_outputs(tmp_path):
-    net = sized(linear(8, 16), nn.Tanh, linear(16, 3))
-    net[0].weight.data *= 12
+@pytest.mark.parametrize(("kind", "gain"), [(nn.Tanh, 12), (nn.Sigmoid, 40), (nn.Sigmoid, 300)])
+def test_the_share_of_saturated_outputs_and_where_they_lie(tmp_path, kind, gain):
+    net = sized(linear(8, 16), kind, linear(16, 3))
+    net[0].weight.data *= gain
     model = Recorded(net, CROSS_ENTROPY, rate=0.0)
-    (share,) = numbers("# % of the outputs of net.1 (Tanh)", said(tmp_path, model, classes(), "saturated"))
-    # A bin of the histogram holds values of both sides of the border.
-    assert share == pytest.approx(100 * np.mean(np.abs(model.outputs["net.1"]) >= 0.97), abs=2)
+    evidence = said(tmp_path, model, classes(), "saturated")
+    share, *ends = numbers(
+        f"# % of the outputs of net.1 ({kind.__name__}) lie at the ends of its range, from # to # or from # to #",
+        evidence,
+    )
+    outputs = model.outputs["net.1"].astype(np.float32)
+    low, below, above, high = ends
+    assert low == pytest.approx(outputs.min(), rel=5e-3)
+    assert high == outputs.max() == 1
+    assert share == pytest.approx(100 * ((outputs <= below) | (outputs >= above)).mean(), abs=1)
+
+
+def test_the_share_of_units_that_stay_at_one_end(tmp_path):
+    net = sized(linear(8, 16), nn.Sigmoid, linear(16, 3))
+    net[0].weight.data *= 0.1
+    net[0].bias.data[:12] = 5.0
+    model = Recorded(net, CROSS_ENTROPY, rate=0.0)
+    evidence = said(tmp_path, model, classes(), "saturated")
+    pattern = "# % of the units of net.1 (Sigmoid) stayed below #, or above #, at the last # looks"
+    share, below, above, looks = numbers(pattern, evidence)
+    outputs = model.outputs["net.1"]
+    assert (below, above, looks) == (0.015, 0.985, 3)
+    assert share == 100 * ((outputs >= 0.985).all(0) | (outputs <= 0.015).all(0)).mean() == 75
 
 
 def test_the_factor_by_which_the_gradient_falls(tmp_path):

@@ -255,5 +255,5 @@ def test_a_resumed_fit_does_not_try_again(tmp_path, soon):
     fitted(Regression(), monitor, max_epochs=1).save_checkpoint(tmp_path / "one.ckpt")
     again = HealthMonitor(experiments=1)
     run = trainer(None, again, log_every_n_steps=4, max_epochs=2)
-    run.fit(Regression(), pairs(), ckpt_path=tmp_path / "one.ckpt", weights_only=False)
+    run.fit(Regression(), pairs(), ckpt_path=tmp_path / "one.ckpt")
     assert len(soon) == 1

@@ -41,7 +41,7 @@ def digits(fit, tmp_path_factory):
 
 def test_the_demo_says_what_to_type(tmp_path, fit):
     done = fit("digits", tmp_path, "--trainer.enable_progress_bar", "false", "--trainer.max_epochs", "1")
-    (line,) = re.findall(r"Look at:\s+(\S+)\s+--logdir\s+(\S+)\s+\(tab Hookboard\)", done.stderr)
+    (line,) = re.findall(r"Look at:\s+(\S+)\s+--logdir\s+(\S+)\s+\(tab\s+Hookboard\)", done.stderr)
     assert shutil.which(line[0])
     assert Path(line[1]) == tmp_path / "digits" / "version_0"
 

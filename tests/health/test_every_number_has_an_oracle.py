@@ -27,7 +27,6 @@ WITHOUT_ORACLE = {
     ("step is", "%"): "the advice of update_too_large: UPDATE_RATIO_ADVISED",
     ("schedule the", ""): "the advice of schedule",
     # Missing so far:
-    ("this kind", "to"): "saturated: the share in other layers, off by several percent where a bin has the border",
     ("; at", "by"): "cannot_learn: the loss falls in four times as many steps",
 }
 """Numbers that no test compares with an oracle, by the words before and after them, and what they are."""

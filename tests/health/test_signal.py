@@ -41,11 +41,11 @@ def test_more_than_half_of_the_outputs_at_the_ends_are_saturated(share, fires):
     assert [(symptom.module, symptom.severity) for symptom in found] == ([("fc1", "note")] if fires else [])
 
 
-def test_the_evidence_says_what_is_usual():
+def test_the_evidence_says_where_the_outputs_lie():
     run = run_of(CHAIN, lambda n: chain(bounded("act0", 0.01), bounded("act1", 0.9)))
     (symptom,) = symptoms(SATURATED, run)
     assert symptom.evidence == (
-        "90 % of the outputs of act1 (Tanh) lie at the ends of its range; in other layers of this kind 1 to 1 %."
+        "90 % of the outputs of act1 (Tanh) lie at the ends of its range, from -1 to -0.98 or from 0.98 to 1."
     )
 
 

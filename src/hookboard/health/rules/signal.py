@@ -62,20 +62,20 @@ def _saturated(run: Run) -> Iterator[Symptom]:
     shares = {layer.name: _share(run, layer) for layer in layers if layer.kind == "bounded"}
     known = {name: share for name, share in shares.items() if share is not None}
     at_start = [_share_at(run.first, layer) for layer in layers if layer.name in known and layer.name != last]
-    hidden = [share for name, share in known.items() if name != last]
+    hidden = [share for name, (share, _) in known.items() if name != last]
     is_chain = (
         len(hidden) >= CHAIN_LAYERS_MIN
-        and min(np.median(hidden), np.median([s or 0.0 for s in at_start])) >= CHAIN_SATURATED_SHARE_ALARM
+        and min(np.median(hidden), np.median([found[0] if found else 0.0 for found in at_start]))
+        >= CHAIN_SATURATED_SHARE_ALARM
     )
     before = False
     for layer in layers:
-        share = known.get(layer.name)
-        if share is None:
+        if layer.name not in known:
             continue
+        share, of = known[layer.name]
         is_sick = share >= SATURATED_SHARE_NOTE and not (layer.name == last and not run.losses.is_harmed)
         if is_sick and not before:
-            others = [other for name, other in known.items() if name != layer.name]
-            yield _symptom(run, layer, share, others, "alarm" if is_chain else severity_of(run))
+            yield _symptom(run, layer, share, of, "alarm" if is_chain else severity_of(run))
         before = is_sick
     for layer in layers:
         if layer.kind == "recurrent":
@@ -84,39 +84,52 @@ def _saturated(run: Run) -> Iterator[Symptom]:
             yield from _softmax_twice(run, layer)
 
 
-def _share(run: Run, layer: Layer) -> float | None:
+def _share(run: Run, layer: Layer) -> tuple[float, str] | None:
     """Return the share of saturated outputs, or of units saturated at one end over the window, whichever is larger.
 
-    None if no outputs were measured.
+    Returns:
+        The share, and what it is a share of, in words; None if no outputs were measured.
     """
-    share, reading = _share_at(run.now, layer), run.now.of(layer.name, "output")
-    units = run.units(layer.name, looks=min(run.window, len(run.looks)))
-    if share is None or reading is None or units is None:
-        return share
-    low, high = _range(layer, reading)
-    middle, half = (low + high) / 2, (high - low) / 2
-    at_high = (units[:, :, _MIN] >= middle + SATURATED_SHARE * half).all(axis=0)
-    at_low = (units[:, :, _MAX] <= middle - SATURATED_SHARE * half).all(axis=0)
-    return max(share, float((at_high | at_low).mean()))
+    found, reading = _share_at(run.now, layer), run.now.of(layer.name, "output")
+    looks = min(run.window, len(run.looks))
+    units = run.units(layer.name, looks=looks)
+    if found is None or reading is None or units is None:
+        return found
+    lower, upper = _borders(layer, reading)
+    share = float(((units[:, :, _MIN] >= upper).all(axis=0) | (units[:, :, _MAX] <= lower).all(axis=0)).mean())
+    of_units = f"of the units of {layer.name} ({layer.type}) stayed below {lower:.3g}, or above {upper:.3g}"
+    return found if found[0] >= share else (share, f"{of_units}, at the last {looks} looks")
 
 
-def _share_at(look: Look | None, layer: Layer) -> float | None:
-    """Return the share of a layer's outputs near the ends of its range at a look; None if none were measured.
+def _share_at(look: Look | None, layer: Layer) -> tuple[float, str] | None:
+    """Return the share of a layer's outputs near the ends of its range at a look, see `_share`.
 
     Without a histogram it is estimated from mean and deviation.
     """
     reading = None if look is None else look.of(layer.name, "output")
     if reading is None or not reading.moments.count:
         return None
-    low, high = _range(layer, reading)
-    middle, half = (low + high) / 2, (high - low) / 2
+    lower, upper = _borders(layer, reading)
+    outputs = f"of the outputs of {layer.name} ({layer.type}) lie at the ends of its range,"
     if reading.histogram is not None and len(reading.histogram.counts):
+        # A bin with a border inside counts by its centre; then its edge is the border.
         edges, counts = reading.histogram.edges, reading.histogram.counts
         centres = (edges[:-1] + edges[1:]) / 2
-        return float(counts[np.abs(centres - middle) >= SATURATED_SHARE * half].sum() / counts.sum())
+        low, high = int((centres <= lower).sum()), int((centres < upper).sum())
+        share = float((counts[:low].sum() + counts[high:].sum()) / counts.sum())
+        ends = [(edges[0], edges[low])] * (low > 0) + [(edges[high], edges[-1])] * (high < len(counts))
+        return share, f"{outputs} {' or '.join(f'from {start:.3g} to {end:.3g}' for start, end in ends)}"
     # What is not at the ends is taken as evenly spread between them.
+    middle, half = (lower + upper) / 2, (upper - lower) / 2 / SATURATED_SHARE
     square = ((reading.moments.mean - middle) ** 2 + reading.moments.deviation**2) / half**2 if half else 0.0
-    return max(0.0, (3 * square - 1) / 2)
+    return max(0.0, (3 * square - 1) / 2), f"{outputs} as estimated from mean and deviation"
+
+
+def _borders(layer: Layer, reading: Reading) -> tuple[float, float]:
+    """Return below and above which outputs are saturated."""
+    low, high = _range(layer, reading)
+    middle, half = (low + high) / 2, (high - low) / 2
+    return middle - SATURATED_SHARE * half, middle + SATURATED_SHARE * half
 
 
 def _range(layer: Layer, reading: Reading) -> tuple[float, float]:
@@ -127,10 +140,9 @@ def _range(layer: Layer, reading: Reading) -> tuple[float, float]:
     return (-1.0 if reading.moments.min < 0 else 0.0), 1.0
 
 
-def _symptom(run: Run, layer: Layer, share: float, others: list[float], severity: Severity) -> Symptom:
+def _symptom(run: Run, layer: Layer, share: float, of: str, severity: Severity) -> Symptom:
     source = source_of(run, layer)
-    usual = f"; in other layers of this kind {100 * min(others):.0f} to {100 * max(others):.0f} %" if others else ""
-    evidence = f"{100 * share:.0f} % of the outputs of {layer.name} ({layer.type}) lie at the ends of its range{usual}"
+    evidence = f"{100 * share:.0f} % {of}"
     advice = (
         "Make its input smaller, through weights and bias at the start or the learning rate later; or normalize it."
     )
