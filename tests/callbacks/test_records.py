@@ -14,7 +14,6 @@ from toys import ALWAYS, Raw, Toy, batches, events, fit, loader, mlp, scalars, t
 from toys import records as events_in
 
 from hookboard import ActivationLogger, GradientLogger, HealthMonitor, ParameterLogger
-from hookboard.health.report import in_sentences
 from hookboard.record import HEALTH, LayerFacts, health_record, layers_record
 
 LINEAR = ("torch.nn.modules.linear.Linear",)
@@ -239,7 +238,7 @@ def test_the_verdicts_of_a_monitor_are_in_its_record(tmp_path):
     fit(tmp_path, Toy(mlp()), batches(*[6] * 6), monitor)
     last = events(tmp_path).Tensors(HEALTH)[-1]
     record = health_record(list(last.tensor_proto.string_val))
-    assert list(record.verdicts) == [asdict(in_sentences(verdict)) for verdict in monitor.verdicts] != []
+    assert list(record.verdicts) == [asdict(verdict.in_sentences()) for verdict in monitor.verdicts] != []
     assert last.step == 5
 
 

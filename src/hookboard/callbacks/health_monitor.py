@@ -1,5 +1,6 @@
 """`HealthMonitor`: says which layer is sick, since when and why."""
 
+import html
 from collections.abc import Iterator, Mapping, Sequence
 from time import perf_counter
 from typing import Any, get_args
@@ -39,8 +40,10 @@ from hookboard.health import (
     NeedsHistogram,
     Nonfinite,
     Rule,
+    Run,
     Stepped,
     Verdict,
+    cell,
     check_stop_on,
     rules_of,
 )
@@ -136,6 +139,8 @@ class HealthMonitor(SiteLogger[HealthState]):
         self.audit = audit
         self.experiments = experiments
         self._verdicts: tuple[Verdict, ...] = ()
+        self._run: Run | None = None
+        """What was looked at in the last fit, for notebooks; None before, and in a copy."""
         self._known: dict[Stage, dict[str, Layer]] = {}
         self._has_lazy = False
         names = [rule.name for rule in self._rules()]
@@ -154,6 +159,16 @@ class HealthMonitor(SiteLogger[HealthState]):
         """The verdicts on the run so far, worst first."""
         self._worker.wait()
         return self._verdicts
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows of it: headline, verdicts and the map of the activations so far."""
+        self._worker.wait()
+        if self._run is None or not self._run.seen:
+            return f"<pre>{html.escape(repr(self))}</pre>"
+        return cell(self._run, self._verdicts)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_run": None}
 
     # What it watches.
 
@@ -176,7 +191,7 @@ class HealthMonitor(SiteLogger[HealthState]):
 
     def _reset(self) -> None:
         super()._reset()
-        self._verdicts = ()
+        self._verdicts, self._run = (), None
 
     def _prepare(self, loop: Loop, state: HealthState) -> None:
         super()._prepare(loop, state)
@@ -184,7 +199,8 @@ class HealthMonitor(SiteLogger[HealthState]):
             if loop.is_rank_zero:
                 say_split(self._weights(state.selection.owners))
                 state.trial.is_wanted = bool(self.experiments) and any(rule.name in TRIED for rule in self._rules())
-                state.begin_judging(Judge(self._rules(), self._known["train"], int(self.window)))
+                state.begin_judging(judge := Judge(self._rules(), self._known["train"], int(self.window)))
+                self._run = judge.run
             if any(rule.name == "nonfinite" for rule in self._rules()):
                 is_exact = self.nonfinite == "exact" or (self.nonfinite == "auto" and loop.device.type == "cpu")
                 state.black_box = BlackBox(

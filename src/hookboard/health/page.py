@@ -8,7 +8,7 @@ from dataclasses import asdict
 import numpy as np
 
 from hookboard.health.folding import cards_of, folded_verdicts
-from hookboard.health.report import caveat, coverage, headline, in_sentences, left_out
+from hookboard.health.report import caveat, coverage, headline, left_out
 from hookboard.health.robust import median, percentiles
 from hookboard.health.rule import Severity, Verdict
 from hookboard.health.run import Run
@@ -284,7 +284,7 @@ def _cells(verdict: Verdict, tag: str) -> tuple[str, ...]:
         verdict: the verdict.
         tag: the tag of the chart to look at; "" for none.
     """
-    verdict = in_sentences(verdict)
+    verdict = verdict.in_sentences()
     symbol = f"{SYMBOLS[verdict.severity]} {verdict.severity}"
     strong = f"**{symbol}**" if verdict.severity == "alarm" else symbol
     steps = [f"{verdict.since} to", "now" if verdict.until is None else str(verdict.until)]
@@ -316,7 +316,7 @@ def _name_in_lines(name: str) -> list[str]:
 
 
 def _row(verdict: Verdict, tag: str) -> tuple[str, ...]:
-    verdict = in_sentences(verdict)
+    verdict = verdict.in_sentences()
     batch = "" if verdict.batch_idx is None else f", batch {verdict.batch_idx}"
     return (
         verdict.severity,
@@ -411,7 +411,7 @@ def _record_of(run: Run, verdicts: Sequence[Verdict], every_n_steps: int, shows:
     return HealthRecord(
         every_n_steps,
         " ".join(filter(None, [headline(run, verdicts), caveat(run, verdicts)])),
-        tuple(asdict(in_sentences(verdict)) for verdict in verdicts),
+        tuple(asdict(verdict.in_sentences()) for verdict in verdicts),
         tuple(layer.name for layer in run.layers),
         tuple(run.course_steps),
         {quantity: course for quantity, course in values.items() if not np.isnan(course).all()},

@@ -1,10 +1,8 @@
 """The verdicts of a run in words: the headline, the sentences of a verdict, the lines in the terminal."""
 
-import re
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 from hookboard.health.folding import folded_verdicts
 from hookboard.health.rule import Verdict
@@ -59,7 +57,7 @@ def closing(run: Run, verdicts: Sequence[Verdict], places: Sequence[str] = ()) -
     lines += _wrapped(caveat(run, verdicts), "  ", 4)
     shown = folded_verdicts(verdicts, [layer.name for layer in run.layers])
     for verdict in shown[:CLOSING_VERDICTS_MAX]:
-        lines += _wrapped(f"{_title(verdict)}: {_evidence(verdict)} Try: {_advice(verdict)}", "  ", 4)
+        lines += _wrapped(str(verdict), "  ", 4)
     if len(shown) > CLOSING_VERDICTS_MAX:
         table = "the table health/verdict of the loggers and in " if places else ""
         lines.append(f"  and {len(shown) - CLOSING_VERDICTS_MAX} more in {table}monitor.verdicts")
@@ -70,60 +68,14 @@ def closing(run: Run, verdicts: Sequence[Verdict], places: Sequence[str] = ()) -
 
 
 def news(verdict: Verdict) -> str:
-    """Return the text printed for a new verdict: its evidence in full, in lines of at most 100 characters."""
-    return "\n".join(_wrapped(f"HealthMonitor: {_title(verdict)}: {_evidence(verdict)}", "", 4))
-
-
-def sentence(text: str, module: str = "") -> str:
-    """Format a text as a sentence, with a capital (unless it begins with the layer) and a full stop.
-
-    Args:
-        text: evidence or advice.
-        module: the layer that it may begin with.
-
-    >>> sentence("its output grows (it follows from spike)")
-    'Its output grows (it follows from spike).'
-    >>> sentence("head gave 0", "head"), sentence("net.0 gave 0!")
-    ('head gave 0.', 'net.0 gave 0!')
-    """
-    text = text.strip()
-    if text and text[-1] not in ".!?":
-        text += "."
-    first = re.match(r"[a-z][a-z'-]*(?=[\s,;:]|\.?$)", text)
-    return text if first is None or first.group() == module else text[0].upper() + text[1:]
-
-
-def in_sentences(verdict: Verdict) -> Verdict:
-    """Return the verdict with evidence and advice as they are shown: as sentences with a capital and a full stop.
-
-    If it has ended, "since step 10" in the evidence becomes "from step 10 to 90".
-    """
-    return replace(verdict, evidence=_evidence(verdict), advice=_advice(verdict))
+    """Return the text printed for a new verdict, with its advice, in lines of at most 100 characters."""
+    return "\n".join(_wrapped(f"HealthMonitor: {verdict}", "", 4))
 
 
 def ended_by(verdict: Verdict, step: int) -> str:
     """Return a sentence without its subject: "ends the fit after step 12 because of spike. The loss was ..."."""
     where = f" in {verdict.module}" if verdict.module else ""
-    return f"ends the fit after step {step} because of {verdict.rule}{where}. {_evidence(verdict)}"
-
-
-def _evidence(verdict: Verdict) -> str:
-    said = verdict.evidence
-    if verdict.until is not None:  # it was seen while it lasted
-        said = re.sub(r"\bsince step (\d+)", rf"from step \1 to {verdict.until}", said)
-    return sentence(said, verdict.module)
-
-
-def _advice(verdict: Verdict) -> str:
-    return sentence(verdict.advice, verdict.module)
-
-
-def _title(verdict: Verdict) -> str:
-    batch = "" if verdict.batch_idx is None else f" (batch {verdict.batch_idx})"
-    until = "" if verdict.until is None or verdict.until == verdict.since else f" to {verdict.until}"
-    when = "since step" if verdict.until is None else "at step" if not until else "from step"
-    where = f" in {verdict.module}" if verdict.module else ""
-    return f"{verdict.severity}: {verdict.rule}{where} {when} {verdict.since}{until}{batch}"
+    return f"ends the fit after step {step} because of {verdict.rule}{where}. {verdict.in_sentences().evidence}"
 
 
 def _wrapped(text: str, start: str, indent: int, is_path: bool = False) -> list[str]:

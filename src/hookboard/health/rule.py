@@ -1,7 +1,8 @@
 """`Rule`: a named function that judges a run. `Symptom`: what it sees at a step. `Verdict`: what is said in the end."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from hookboard.checks import (
@@ -49,6 +50,53 @@ class Verdict:
     advice: str
     batch_idx: int | None = None
     follows_from: tuple[str, str] | None = None
+
+    @property
+    def title(self) -> str:
+        """What it is, where, and when: "alarm: dead_units in net.1 from step 10 to 90"."""
+        batch = "" if self.batch_idx is None else f" (batch {self.batch_idx})"
+        until = "" if self.until is None or self.until == self.since else f" to {self.until}"
+        when = "since step" if self.until is None else "at step" if not until else "from step"
+        where = f" in {self.module}" if self.module else ""
+        return f"{self.severity}: {self.rule}{where} {when} {self.since}{until}{batch}"
+
+    def in_sentences(self) -> "Verdict":
+        """Return the verdict with evidence and advice as they are shown: as sentences with a capital and a full stop.
+
+        If it has ended, "since step 10" in the evidence becomes "from step 10 to 90".
+        """
+        said = self.evidence
+        if self.until is not None:  # it was seen while it lasted
+            said = re.sub(r"\bsince step (\d+)", rf"from step \1 to {self.until}", said)
+        return replace(self, evidence=sentence(said, self.module), advice=sentence(self.advice, self.module))
+
+    def __str__(self) -> str:
+        """Return all of it in words.
+
+        >>> print(Verdict("note", "dead_units", "net.1", 10, 90, "net.1 gave 0", "lower the rate"))
+        note: dead_units in net.1 from step 10 to 90: net.1 gave 0. Try: Lower the rate.
+        """
+        shown = self.in_sentences()
+        return f"{self.title}: {shown.evidence} Try: {shown.advice}"
+
+
+def sentence(text: str, module: str = "") -> str:
+    """Format a text as a sentence, with a capital (unless it begins with the layer) and a full stop.
+
+    Args:
+        text: evidence or advice.
+        module: the layer that it may begin with.
+
+    >>> sentence("its output grows (it follows from spike)")
+    'Its output grows (it follows from spike).'
+    >>> sentence("head gave 0", "head"), sentence("net.0 gave 0!")
+    ('head gave 0.', 'net.0 gave 0!')
+    """
+    text = text.strip()
+    if text and text[-1] not in ".!?":
+        text += "."
+    first = re.match(r"[a-z][a-z'-]*(?=[\s,;:]|\.?$)", text)
+    return text if first is None or first.group() == module else text[0].upper() + text[1:]
 
 
 @dataclass(frozen=True)

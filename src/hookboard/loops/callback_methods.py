@@ -1,5 +1,6 @@
 """The methods that a callback overrides (`callback.py` calls them), and warnings about its tags."""
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any, Generic, TypeVar
@@ -55,6 +56,18 @@ class CallbackMethods(Callback, ABC, Generic[W]):
 
     remembers = False
     """True if what it shows depends on earlier steps: a fit resumed without its checkpoint entry logs that."""
+
+    def __repr__(self) -> str:
+        """Return the call that makes it: its class, and the arguments that differ from their defaults.
+
+        >>> from hookboard import HealthMonitor
+        >>> HealthMonitor("net.*", window=4)
+        HealthMonitor(modules='net.*', window=4)
+        """
+        wanted = inspect.signature(type(self)).parameters
+        given = {name: getattr(self, name, one.default) for name, one in wanted.items()}
+        shown = (f"{name}={value!r}" for name, value in given.items() if repr(value) != repr(wanted[name].default))
+        return f"{type(self).__name__}({', '.join(shown)})"
 
     # What it measures, and when.
 

@@ -1,0 +1,42 @@
+"""What a notebook shows of a run: the headline, the verdicts, and the map of the activations."""
+
+import base64
+import html
+from collections.abc import Sequence
+
+from hookboard.health.folding import folded_verdicts
+from hookboard.health.page import pictures
+from hookboard.health.report import caveat, headline
+from hookboard.health.rule import Verdict
+from hookboard.health.run import Run
+
+COLOURS = {"alarm": "#c62828", "note": "#8a6d00"}
+"""Readable on white and on black."""
+
+MAP = "health/activation_rms"
+
+
+def cell(run: Run, verdicts: Sequence[Verdict]) -> str:
+    """Return HTML without scripts, for a notebook in light or dark: no name of a layer can add to it.
+
+    Args:
+        run: what was looked at.
+        verdicts: worst first.
+    """
+    shown = folded_verdicts(verdicts, [layer.name for layer in run.layers])
+    parts = [f"<p><b>{html.escape(headline(run, verdicts))}</b> {html.escape(caveat(run, verdicts))}</p>"]
+    parts += [_paragraph(verdict) for verdict in shown]
+    picture = pictures(run, verdicts).get(MAP)
+    if picture is not None:
+        data, width, _ = picture.encode()
+        source = f"data:image/png;base64,{base64.b64encode(data).decode()}"
+        parts.append(f'<img src="{source}" width="{width}" style="max-width: 100%" alt="RMS of activations">')
+    return f'<div style="max-width: 60em">{"".join(parts)}</div>'
+
+
+def _paragraph(verdict: Verdict) -> str:
+    shown = verdict.in_sentences()
+    return (
+        f'<p><b style="color: {COLOURS[verdict.severity]}">{html.escape(verdict.title)}</b><br>'
+        f"{html.escape(shown.evidence)}<br><b>Try:</b> {html.escape(shown.advice)}</p>"
+    )
