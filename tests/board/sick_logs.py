@@ -1,5 +1,7 @@
 """Runs of a transformer with a sick layer that never were trained, for the tests of the page."""
 
+import math
+
 import numpy as np
 from board.logs import record, scalars, write
 
@@ -67,6 +69,11 @@ VERDICTS = (
 )
 
 
+def loss_at(step):
+    """The training loss; it is not finite at one step."""
+    return math.nan if step == STEPS[5] else 4.0 - 3.0 * step / STEPS[-1]
+
+
 def write_run(folder, *, has_record=True, is_judged=True, seed=0, steps=STEPS):
     """A run of a transformer of 12 layers, one of which is sick: its scalars, and if asked its records."""
     layers = layers_of()
@@ -75,6 +82,7 @@ def write_run(folder, *, has_record=True, is_judged=True, seed=0, steps=STEPS):
     tags = {f"activation_std/{name}": row for name, row in zip(names, activations, strict=True)}
     tags |= {f"gradient_std/{name}": row for name, row in zip(names, gradients, strict=True)}
     events = [scalars(step, {tag: float(row[STEPS.index(step)]) for tag, row in tags.items()}) for step in steps]
+    events += [scalars(step, {"train/loss": loss_at(step), "val/loss": 9.0}) for step in steps]
     if has_record:
         facts = tuple(
             LayerFacts(name, (f"torch.nn.modules.{kind}",), (64, 63, 64), {f"{name}.weight": (64, 64)})

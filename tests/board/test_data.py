@@ -333,3 +333,15 @@ def test_a_run_that_grows_is_followed(tmp_path):
         assert run["last_step"] == 20
         assert len(run["series"]) == 2
         assert board.ask("map", run=".", series="train/activation/std")[1]["values"] == [[0.0, 10.0, 5.0]]
+
+
+def test_a_run_has_the_curve_of_its_training_loss(tmp_path):
+    losses = [(step, math.inf if step == 7 else 1 / (1 + step)) for step in range(20)]
+    events = [
+        logs.scalars(step, {"train_loss": loss, "val_loss": 9.0, "activation_std/a": 1.0}) for step, loss in losses
+    ]
+    logs.write(tmp_path, events)
+    with logs.slow(tmp_path) as board:
+        _, answer = board.ask("run", run=".")
+    assert (answer["loss"]["tag"], answer["loss"]["steps"]) == ("train_loss", [step for step, _ in losses])
+    assert_same(answer["loss"]["values"], [shown(float(np.float32(loss))) for _, loss in losses])

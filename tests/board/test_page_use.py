@@ -333,3 +333,34 @@ def test_two_runs_that_are_compared_are_sorted_by_how_much_they_differ(tab):
     tab.show(run="sick", against="twin", sort="worst")
     assert tab.find(".side h2").inner_text() == "2 verdicts of sick"
     assert SICK not in tab.rows[:1]
+
+
+def curve_of(tab):
+    """The points of the loss above the map, as shares of the width; a gap begins a new list."""
+    path = tab.find(".loss path").get_attribute("d")
+    return [[float(point.split()[0]) / 1000 for point in part.split("L")] for part in path.split("M")[1:]]
+
+
+def test_the_loss_stands_above_the_map_at_the_steps_of_its_columns(tab):
+    tab.show(run="sick")
+    expect(tab.find(".loss")).to_contain_text("train/loss4 → 1")
+    count = len(STEPS)
+    (before, after) = curve_of(tab)
+    np.testing.assert_allclose(before, [(i + 0.5) / count for i in range(5)], atol=1e-4)
+    np.testing.assert_allclose(after, [(i + 0.5) / count for i in range(6, count)], atol=1e-4)
+    boxes = [tab.find(selector).bounding_box() for selector in (".loss svg", "#hookboard-plot")]
+    assert boxes[0]["x"] == pytest.approx(boxes[1]["x"], abs=1)
+    assert boxes[0]["width"] == pytest.approx(boxes[1]["width"], abs=1)
+
+
+def test_the_loss_shows_the_steps_that_are_shown(tab):
+    tab.show(run="sick", **{"from": STEPS[10], "to": STEPS[19]})
+    (part,) = curve_of(tab)
+    np.testing.assert_allclose(part, [(i + 0.5) / 10 for i in range(10)], atol=1e-4)
+
+
+def test_the_depth_view_and_a_run_without_a_loss_show_none(tab):
+    tab.show(run="sick", view="depth")
+    expect(tab.find(".loss")).to_be_hidden()
+    tab.show(run="drawn")
+    expect(tab.find(".loss")).to_be_hidden()

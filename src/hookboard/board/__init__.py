@@ -5,7 +5,7 @@ Nothing here imports torch or Lightning: TensorBoard loads the plugin at every s
 """
 
 from hookboard.board.board import Answer, Board
-from hookboard.board.logged_run import LoggedRun, natural_key
+from hookboard.board.logged_run import LoggedRun, loss_tag, natural_key
 from hookboard.board.plugin import STATIC, HookboardPlugin, packed_plotly, picture_type
 from hookboard.board.source import LastPoint, RefusalError, Source, cells_of, columns_for
 
@@ -20,6 +20,7 @@ __all__ = [
     "Source",
     "cells_of",
     "columns_for",
+    "loss_tag",
     "natural_key",
     "packed_plotly",
     "picture_type",

@@ -17,6 +17,7 @@ from hookboard.board.logged_run import (
     default_of,
     is_of_hookboard,
     is_of_parameter,
+    loss_tag,
     natural_key,
     read_run,
     token_of,
@@ -125,6 +126,7 @@ MIN_BAND_COST = 200
 """Reading a curve takes at least as long as reading this many values."""
 
 MAX_HISTOGRAMS = 100
+MAX_LOSS_STEPS = 400
 
 
 def rows_of_layer(run: LoggedRun, layer: str) -> dict[str, list[str]]:
@@ -175,6 +177,16 @@ def curves_of_layer(
                     **bands[key],
                     "of": len(peers),
                 }
+
+
+def loss_of(source: Source, name: str) -> dict[str, Any] | None:
+    """Return the tag that most likely is the training loss of a run, and its curve; None if there is none."""
+    tag = loss_tag(source.last_scalars(name).get(name, {}))
+    curve = source.scalars(name, [tag]).get(tag) if tag else None
+    if curve is None or not len(curve.steps):
+        return None
+    steps = columns_for([curve], MAX_LOSS_STEPS)
+    return {"tag": tag, "steps": steps.tolist(), "values": json_cells(cells_of(curve, steps))}
 
 
 def histograms_of(source: Source, run: LoggedRun, layer: str) -> list[dict[str, str]]:
@@ -338,6 +350,7 @@ class Board:
             "verdicts": list(run.health.verdicts) if run.health else [],
             "cards": list(run.health.cards) if run.health else [],
             "warnings": run.warnings,
+            "loss": loss_of(source, name),
         }
 
     def map(

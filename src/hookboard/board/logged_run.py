@@ -435,3 +435,18 @@ def _layer_of(row: str, is_parameter: bool, layers: Mapping[str, LayerFacts], ow
     while head and head not in layers:  # a module may have a slash in its name
         head = head.rpartition("/")[0]
     return head or row.partition("/")[0] or row
+
+
+def loss_tag(tags: Mapping[str, LastPoint]) -> str:
+    """Return the tag that most likely is the training loss; "" if there is none.
+
+    >>> loss_tag({"val_loss": LastPoint(9, 0.0), "train/loss": LastPoint(9, 0.0), "lr": LastPoint(9, 0.0)})
+    'train/loss'
+    """
+    losses = [tag for tag in tags if re.search(r"(?<![a-z])loss(?![a-z])", tag.lower()) and not read_scalar_tag(tag)]
+
+    def rank(tag: str) -> tuple[bool, bool, int, str]:
+        is_other = re.search(r"(?<![a-z])(val|valid|validate|validation|test|eval)(?![a-z])", tag.lower())
+        return bool(is_other), "train" not in tag.lower(), len(tag), tag
+
+    return min(losses, key=rank, default="")

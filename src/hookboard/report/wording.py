@@ -1,15 +1,13 @@
 """Verdicts and lists of runs as lines for the terminal."""
 
-import re
 import textwrap
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from hookboard.board import Board, LastPoint, LoggedRun, Source, natural_key
+from hookboard.board import Board, LoggedRun, Source, loss_tag, natural_key
 from hookboard.patterns import folded
 from hookboard.record import HEALTH
-from hookboard.sites import read_scalar_tag
 
 WIDTH = 100
 """Width of the output, in characters, as in the terminal while a run trains."""
@@ -97,18 +95,3 @@ def _line_of(board: Board, source: Source, name: str) -> tuple[tuple[Any, ...], 
     if tag and len(values := source.scalars(name, [tag])[tag].values):
         loss = f"{values[-1]:.4g} {tag}"
     return rank, f"{alarms:>6} {notes:>6} {run.last_step:>9}  {seen:16}  {loss:24}  {name}"
-
-
-def loss_tag(tags: Mapping[str, LastPoint]) -> str:
-    """Return the tag that most likely is the training loss; "" if there is none.
-
-    >>> loss_tag({"val_loss": LastPoint(9, 0.0), "train/loss": LastPoint(9, 0.0), "lr": LastPoint(9, 0.0)})
-    'train/loss'
-    """
-    losses = [tag for tag in tags if re.search(r"(?<![a-z])loss(?![a-z])", tag.lower()) and not read_scalar_tag(tag)]
-
-    def rank(tag: str) -> tuple[bool, bool, int, str]:
-        is_other = re.search(r"(?<![a-z])(val|valid|validate|validation|test|eval)(?![a-z])", tag.lower())
-        return bool(is_other), "train" not in tag.lower(), len(tag), tag
-
-    return min(losses, key=rank, default="")

@@ -52,7 +52,7 @@ const MOVES = {
 /**
  * Make the grid of names and cells.
  * @param {Object} handlers `toggle(row)`, `choose(row)` (to open its layer), `move(rows, columns)`, `enter()`.
- * @returns {Object} its parts: `root`, `names`, `plot` (for plotly), `over` (for marks), `axis`, and `draw`.
+ * @returns {Object} its parts: `root`, `names`, `plot` (for plotly), `over` (for marks), `axis`, `loss`, and `draw`.
  */
 export function makeGrid(handlers) {
   const names = element("div", { class: "names" });
@@ -62,7 +62,8 @@ export function makeGrid(handlers) {
   const axis = element("div", { class: "axis" });
   const said = element("div", { class: "said", "aria-live": "polite" });
   const body = element("div", { class: "grid-body" }, [names, field]);
-  const root = element("div", { class: "grid", role: "grid", tabindex: "0", on: { keydown } }, [body, axis, said]);
+  const loss = element("div", { class: "loss", hidden: true });
+  const root = element("div", { class: "grid", role: "grid", tabindex: "0", on: { keydown } }, [loss, body, axis, said]);
   let rows = [];
 
   function keydown(event) {
@@ -102,7 +103,7 @@ export function makeGrid(handlers) {
     names.children[at]?.scrollIntoView({ block: "nearest" });
   }
 
-  return { root, names, plot, over, field, axis, draw, point, reveal };
+  return { root, names, plot, over, field, axis, loss, draw, point, reveal };
 }
 
 function nameOf(row, i, width, handlers) {
@@ -156,13 +157,13 @@ export function drawAxis(axis, marks, title) {
  */
 export function drawMap(grid, picture, colours) {
   const { numbers, rows, columns, height } = picture;
+  grid.plot.style.height = `${rows.length * height}px`; // before its width is read: a higher plot may need a scroll bar
   const layout = {
     width: grid.field.clientWidth, height: rows.length * height, margin: { l: 0, r: 0, t: 0, b: 0, pad: 0 },
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false,
     xaxis: { visible: false, range: [columns[0] - 0.5, columns[1] + 0.5], fixedrange: true },
     yaxis: { visible: false, range: [rows.length - 0.5, -0.5], fixedrange: true },
   }; // prettier-ignore
-  grid.plot.style.height = `${layout.height}px`;
   drawAxis(grid.axis, stepMarks(numbers.steps, columns, grid.field.clientWidth / 70), "step · drag to zoom");
   return window.Plotly.react(grid.plot, tracesOf(numbers, rows, colours), layout, { staticPlot: true });
 }

@@ -2,6 +2,7 @@
 
 import { button, element, titled } from "./dom.js";
 import { depthFigure, depthTable, mapFigure, mapTable, saveCsv, savePng } from "./export.js";
+import { drawLoss } from "./loss.js";
 import { cellOf, drawAxis, drawLegend, drawMap, drawMarks, heard, makeGrid, wordsOf } from "./map.js";
 import { columnOf, gravest, isBackward, numbersFor, standIn } from "./model.js";
 import { isBroken, isFinite, place, share, ticks } from "./scale.js";
@@ -22,6 +23,7 @@ function halvesOf(numbers, other) {
  */
 function drawDepth(grid, picture, colours) {
   const { halves, rows, height } = picture;
+  grid.plot.style.height = `${rows.length * height}px`; // before its width is read, as in `drawMap`
   const layout = {
     width: grid.field.clientWidth, height: rows.length * height, margin: { l: 0, r: 0, t: 0, b: 0, pad: 0 },
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false,
@@ -40,7 +42,6 @@ function drawDepth(grid, picture, colours) {
     marks.push(...marksOf(at, half.numbers.scale, domain, room));
     return halfTraces(half, rows, i, colours);
   });
-  grid.plot.style.height = `${layout.height}px`;
   drawAxis(grid.axis, marks, "");
   return window.Plotly.react(grid.plot, data, layout, { staticPlot: true });
 }
@@ -140,10 +141,13 @@ export function makeView(handlers, tip) {
     [state, colours, run] = [given, palette, shown.run];
     const { numbers, rows, filter } = shown;
     const hidden = filter ? numbers.names.length - new Set(rows.flatMap((row) => row.rows)).size : 0;
-    const room = Math.floor((grid.root.clientHeight - 36) / Math.max(rows.length, 1)); // 36: the axis
-    const height = Math.min(Math.max(room, ROW_HEIGHTS[0]), ROW_HEIGHTS[1]);
-    picture = { numbers, rows, columns: columnsOf(numbers.steps, state), height };
     const isDepth = state.view === "depth";
+    const columns = columnsOf(numbers.steps, state);
+    drawLoss(grid.loss, isDepth ? null : run.loss, numbers.steps, columns);
+    const taken = 36 + grid.loss.offsetHeight; // 36: the axis
+    const room = Math.floor((grid.root.clientHeight - taken) / Math.max(rows.length, 1));
+    const height = Math.min(Math.max(room, ROW_HEIGHTS[0]), ROW_HEIGHTS[1]);
+    picture = { numbers, rows, columns, height };
     const words = wordsOf(run, numbers, { ...state, sort: isDepth ? "order" : state.sort }, rows, hidden);
     title.textContent = isDepth ? "How the signal travels" : words.title;
     what.textContent = isDepth ? "" : words.what;
