@@ -23,6 +23,7 @@ from hookboard.callbacks.health_state import (
     some_units,
 )
 from hookboard.callbacks.numbers import AT_END, WHEN_WRITTEN, SiteLogger
+from hookboard.callbacks.report_at_end import ReportAtEnd
 from hookboard.callbacks.trials import run_experiments
 from hookboard.callbacks.weights import Part
 from hookboard.checks import check_name, check_number, check_switches, check_whole, is_finite
@@ -93,6 +94,8 @@ class HealthMonitor(SiteLogger[HealthState]):
             the targets or a model that cannot learn may have caused, or when the loss has not fallen though nothing
             stands out. Some steps are trained from the weights at that time, at rates from a thousandth to a thousand
             times yours, and everything is put back. True for 30 seconds at most, or the number of seconds.
+        report: Whether to write the tab's page at the end of the fit, in one file: `report.html` in the folder of
+            TensorBoard and CSV runs, HTML in W&B, an artifact in MLflow.
         sync_dist: Whether all ranks measure and merge what they measured, as if one process had seen all their data.
             Otherwise rank 0 logs its own.
         max_overhead: The largest share of the training time that this callback may take, such as 0.02. Where it takes
@@ -128,6 +131,7 @@ class HealthMonitor(SiteLogger[HealthState]):
         stop_on: str | Sequence[str] | None = None,
         audit: bool = True,
         experiments: bool | float = False,
+        report: bool = False,
         sync_dist: bool = True,
         max_overhead: float | None = None,
     ) -> None:
@@ -138,6 +142,7 @@ class HealthMonitor(SiteLogger[HealthState]):
         self.stop_on = stop_on
         self.audit = audit
         self.experiments = experiments
+        self.report = report
         self._verdicts: tuple[Verdict, ...] = ()
         self._run: Run | None = None
         """What was looked at in the last fit, for notebooks; None before, and in a copy."""
@@ -147,7 +152,7 @@ class HealthMonitor(SiteLogger[HealthState]):
         if stop_on is not None:
             check_stop_on(stop_on, names, RULES)
         check_name("nonfinite", nonfinite, get_args(Finding))
-        check_switches(audit=audit)
+        check_switches(audit=audit, report=report)
         if not isinstance(experiments, bool | np.bool_):
             check_number(
                 "experiments", experiments, "True, False, or seconds above 0", lambda s: is_finite(s) and s > 0
@@ -201,6 +206,7 @@ class HealthMonitor(SiteLogger[HealthState]):
                 state.trial.is_wanted = bool(self.experiments) and any(rule.name in TRIED for rule in self._rules())
                 state.begin_judging(judge := Judge(self._rules(), self._known["train"], int(self.window)))
                 self._run = judge.run
+                state.report = ReportAtEnd(state.loggers) if self.report else None
             if any(rule.name == "nonfinite" for rule in self._rules()):
                 is_exact = self.nonfinite == "exact" or (self.nonfinite == "auto" and loop.device.type == "cpu")
                 state.black_box = BlackBox(
@@ -431,6 +437,8 @@ class HealthMonitor(SiteLogger[HealthState]):
 
     def _leave(self, state: HealthState) -> None:
         state.close()  # after an exception too, what has been seen is told
+        if state.report is not None and self._run is not None:
+            state.report.write(self._run.now.step if self._run.seen else None)
 
 
 def steps_of(

@@ -15,6 +15,7 @@ from hookboard.auditing import Finding as Found
 from hookboard.auditing import StaleGradients
 from hookboard.callbacks.layer_news import Facts
 from hookboard.callbacks.measurement_state import MeasurementState
+from hookboard.callbacks.report_at_end import ReportAtEnd
 from hookboard.callbacks.trials import ExperimentState
 from hookboard.first_nan import BlackBox
 from hookboard.health import (
@@ -341,6 +342,7 @@ class HealthState(MeasurementState):
         looks: number of training steps that have been measured.
         judge: judges the run; None in evaluations, on ranks that do not judge, and after a fault.
         reporter: writes the verdicts of the judge.
+        report: writes the page at the end; None if there is to be none.
         black_box: finds the first NaN or Inf; None outside of training.
         findings: rule name and symptom of what was found in the training step; None before it was read.
         flow: which layer's output flows into which in that step.
@@ -362,6 +364,7 @@ class HealthState(MeasurementState):
     looks: int = field(default=0, kw_only=True)
     judge: Judge | None = field(default=None, kw_only=True)
     reporter: Reporter | None = field(default=None, kw_only=True)
+    report: ReportAtEnd | None = field(default=None, kw_only=True)
     black_box: BlackBox | None = field(default=None, kw_only=True)
     findings: Sequence[tuple[str, Symptom]] | None = field(default=None, kw_only=True)
     flow: Flow = field(default_factory=Flow, kw_only=True)

@@ -26,7 +26,7 @@ READABLE_VERSIONS = frozenset({1, 2, VERSION})
 
 FORMS: Codecs = {**OF_HEALTH, LayerFacts: dataclass_codec(LayerFacts)}
 
-VARIABLE = ("stop_on", "max_overhead", "nonfinite", "sync_dist")
+VARIABLE = ("stop_on", "max_overhead", "nonfinite", "sync_dist", "report")
 """The arguments that may differ in the resumed fit."""
 
 

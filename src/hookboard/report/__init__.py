@@ -4,6 +4,7 @@ Nothing here imports torch, except for the verdicts of `read`.
 """
 
 from hookboard.report.command import main
+from hookboard.report.one_file import page_in
 from hookboard.report.readback import Measured, ReadRun, read
 
-__all__ = ["Measured", "ReadRun", "main", "read"]
+__all__ = ["Measured", "ReadRun", "main", "page_in", "read"]

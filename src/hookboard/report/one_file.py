@@ -13,6 +13,7 @@ from typing import Any
 
 from hookboard.board import STATIC, Answer, Board, Source, packed_plotly
 from hookboard.report.answers import answers_of, pooled
+from hookboard.report.folders import open_folders
 
 OWN_STATIC = Path(__file__).parent / "static"
 
@@ -64,6 +65,12 @@ def page_of(source: Source, names: Sequence[str]) -> str:
     while len(page := _page(answers_of(board, source, names, columns), names)) > MAX_BYTES and columns > MIN_COLUMNS:
         columns = max(columns // 2, MIN_COLUMNS)
     return page
+
+
+def page_in(folder: Path) -> str:
+    """Return the HTML of a report on the run in a folder with event files."""
+    source, names = open_folders([folder])
+    return page_of(source, names[:1])
 
 
 def _page(answers: Sequence[tuple[list[str], Answer]], names: Sequence[str]) -> str:

@@ -8,11 +8,13 @@ from importlib import import_module
 from pkgutil import iter_modules
 
 from hookboard.writers.entry import Entry, Layout
+from hookboard.writers.event_files import EventFiles
 from hookboard.writers.loggers import Loggers, one_row_for_each_step
 from hookboard.writers.table import Table, escaped, markdown
 
 __all__ = [
     "Entry",
+    "EventFiles",
     "Layout",
     "Loggers",
     "Table",

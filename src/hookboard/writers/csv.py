@@ -14,7 +14,7 @@ from hookboard.writers.registry import place_of, write
 def write_to_csv(logger: CSVLogger, entry: Entry) -> list[str]:
     """Write the scalars to the logger, and everything else to files in its `log_dir`.
 
-    A picture, table or text is in a file of its tag, which holds the latest. Histograms of a step are the arrays
+    A picture, table, text or page is in a file of its tag, which holds the latest. Histograms of a step are the arrays
     `<tag>.counts` and `<tag>.edges` of one file, `histograms/<step>.npz`, or `<step>_2.npz` if there is one already.
 
     Returns:
@@ -27,6 +27,7 @@ def write_to_csv(logger: CSVLogger, entry: Entry) -> list[str]:
         files[_file(tag, "jpg" if picture.is_photo else "png")] = picture.encode()[0]
     texts = entry.texts | {tag: table.text for tag, table in entry.tables.items()}
     files |= {_file(tag, "md"): text.encode() for tag, text in texts.items()}
+    files |= {_file(tag, "html"): page.encode() for tag, page in entry.pages.items()}
     if files or entry.histograms:
         folder = logger.experiment.log_dir  # the experiment makes it
         system = get_filesystem(folder)

@@ -23,6 +23,7 @@ class Entry:
         pictures: tag to picture.
         texts: tag to text in Markdown.
         tables: tag to table.
+        pages: tag to a page in HTML that needs nothing else.
         layout: charts of several scalars, for TensorBoard's custom scalars. A run has one layout: it is written only
             if the run has none yet, such as the user's own.
         records: tag to the strings of a record, see `hookboard.record`. They are for the tab in TensorBoard alone:
@@ -35,6 +36,7 @@ class Entry:
     pictures: dict[str, Picture] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
     tables: dict[str, Table] = field(default_factory=dict)
+    pages: dict[str, str] = field(default_factory=dict)
     layout: Layout = field(default_factory=dict)
     records: dict[str, Sequence[bytes]] = field(default_factory=dict)
 

@@ -28,6 +28,8 @@ def write_to_mlflow(logger: MLFlowLogger, entry: Entry) -> list[str]:
     texts = entry.texts | {tag: table.text for tag, table in entry.tables.items()}
     for tag, text in texts.items():
         client.log_text(run, text, f"{_allowed(tag)}.md")
+    for tag, page in entry.pages.items():
+        client.log_text(run, page, f"{_allowed(tag)}.html")
     return []
 
 

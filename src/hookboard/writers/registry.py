@@ -33,7 +33,7 @@ def _write_by_methods(logger: Logger, entry: Entry) -> list[str]:
     """Write the scalars by `log_metrics`, and the pictures by `log_image` if the logger has it; see `write`."""
     if entry.scalars:
         logger.log_metrics(dict(entry.scalars), entry.step)
-    refused = [name for name in ("histograms", "texts", "tables") if getattr(entry, name)]
+    refused = [name for name in ("histograms", "texts", "tables", "pages") if getattr(entry, name)]
     log_image = getattr(logger, "log_image", None)
     if log_image is None:
         return refused + (["pictures"] if entry.pictures else [])

@@ -29,7 +29,7 @@ _RECORD = SummaryMetadata(
 
 @write.register
 def write_to_tensorboard(logger: TensorBoardLogger, entry: Entry) -> list[str]:
-    """Write an entry to TensorBoard, which takes everything.
+    """Write an entry to TensorBoard, which takes everything; a page is a file beside the event files.
 
     All values of a step are one event: an event for each costs some 20 times as much and fills the writer's queue,
     which then makes training wait.
@@ -40,6 +40,8 @@ def write_to_tensorboard(logger: TensorBoardLogger, entry: Entry) -> list[str]:
         logger.experiment.add_text(tag, text, entry.step)
     for tag, table in entry.tables.items():
         logger.experiment.add_text(tag, table.text, entry.step)
+    for tag, page in entry.pages.items():
+        Path(logger.experiment.log_dir, f"{tag}.html").write_text(page, encoding="utf-8")
     event = Event(wall_time=time.time(), step=entry.step)
     _fill(event.summary, entry)  # in place: a message that is passed to another is copied
     if event.summary.value:

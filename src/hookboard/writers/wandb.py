@@ -21,6 +21,8 @@ def write_to_wandb(logger: WandbLogger, entry: Entry) -> list[str]:
         row[tag] = wandb.Table(list(table.columns), [list(row) for row in table.rows])
     for tag, text in entry.texts.items():
         row[tag] = wandb.Table(["text"], [[text]])
+    for tag, page in entry.pages.items():
+        row[tag] = wandb.Html(page, inject=False)
     if row:
         logger.log_metrics(row, entry.step)
     return []

@@ -1,0 +1,38 @@
+"""Writes the page of a run, as `hookboard report` makes it, at the end of a fit."""
+
+from hookboard.messages import inform, warn_switched_off
+from hookboard.writers import Entry, EventFiles, Loggers
+
+REPORT = "report"
+
+
+class ReportAtEnd:
+    """The page of a run, made from its event files.
+
+    Args:
+        loggers: what the page is written to.
+    """
+
+    def __init__(self, loggers: Loggers) -> None:
+        self._loggers = loggers
+        self._files = EventFiles(loggers)
+
+    def write(self, step: int | None) -> None:
+        """Write the page to all loggers; an error is one warning.
+
+        Args:
+            step: the step to write it at; None if nothing was looked at, and there is no page.
+        """
+        from hookboard.report import page_in  # it imports TensorBoard's readers
+
+        try:
+            folder = self._files.folder()
+            page = "" if step is None or folder is None else page_in(folder)
+            self._files.close()
+            if step is not None and page:
+                self._loggers.write(Entry(step, pages={REPORT: page}))
+                inform(f"HealthMonitor: {REPORT}.html is written. Look at: {'; '.join(self._loggers.places)}")
+        except Exception as error:
+            warn_switched_off("the report of HealthMonitor", error)
+        finally:
+            self._files.close()

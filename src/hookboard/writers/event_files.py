@@ -1,0 +1,47 @@
+"""The event files of a run: TensorBoard's, or others that are written for the time of a fit."""
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.loggers import TensorBoardLogger
+from torch.utils.tensorboard import SummaryWriter
+
+from hookboard.writers.loggers import Loggers
+
+
+class EventFiles:
+    """What a callback writes, in event files.
+
+    Args:
+        loggers: the loggers of the callback. Without TensorBoard among them, one is added that writes to a folder for
+            temporary files, until `close`.
+    """
+
+    def __init__(self, loggers: Loggers) -> None:
+        self._loggers = loggers.loggers
+        self._own: TensorBoardLogger | None = None
+        if not any(_is_tensorboard(logger) for logger in self._loggers):
+            self._own = TensorBoardLogger(tempfile.mkdtemp(prefix="hookboard_"), name="run", version="")
+            self._loggers.append(self._own)
+
+    def folder(self) -> Path | None:
+        """Return the folder, with all that was written so far; None if writing to it has failed."""
+        written: list[Any] = [logger for logger in self._loggers if _is_tensorboard(logger)]
+        if not written:
+            return None
+        written[-1].experiment.flush()
+        return Path(written[-1].experiment.log_dir)
+
+    def close(self) -> None:
+        """Remove the logger that was added, and its folder; a second call does nothing."""
+        if self._own is not None:
+            if self._own in self._loggers:
+                self._loggers.remove(self._own)
+            self._own.finalize("success")
+            shutil.rmtree(self._own.save_dir, ignore_errors=True)
+
+
+def _is_tensorboard(logger: Any) -> bool:
+    return isinstance(getattr(logger, "experiment", None), SummaryWriter)

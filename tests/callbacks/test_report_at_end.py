@@ -1,0 +1,89 @@
+"""`HealthMonitor(report=True)`: the page of the run, written at the end of the fit."""
+
+import tempfile
+from pathlib import Path
+
+import pytest
+from lightning.pytorch import Callback
+from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger, WandbLogger
+from toys import Toy, batches, fit, mlp
+
+from hookboard import HealthMonitor, HookboardWarning
+
+
+@pytest.fixture
+def spare(tmp_path, monkeypatch):
+    """The folder for temporary files."""
+    folder = tmp_path / "spare"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+def watched(*loggers, others=(), **options):
+    fit(None, Toy(mlp()), batches(*[4] * 6), *others, HealthMonitor(every_n_steps=1, **options), logger=list(loggers))
+
+
+def is_page(path):
+    text = Path(path).read_text(encoding="utf-8")
+    return text.startswith("<!doctype html>") and "layers at 6 looks" in text
+
+
+def test_tensorboard_has_it_beside_the_event_files(tmp_path):
+    watched(TensorBoardLogger(tmp_path, name="run", version=""), report=True)
+    assert is_page(tmp_path / "run" / "report.html")
+
+
+def test_a_csv_run_has_it_too_and_nothing_else_is_left(tmp_path, spare):
+    watched(CSVLogger(tmp_path, name="run", version=""), report=True)
+    assert is_page(tmp_path / "run" / "report.html")
+    assert list(spare.iterdir()) == []
+
+
+def test_nothing_is_written_unless_it_is_asked_for(tmp_path):
+    watched(TensorBoardLogger(tmp_path, name="run", version=""))
+    assert list(tmp_path.rglob("*.html")) == []
+
+
+@pytest.mark.filterwarnings("default")  # of what W&B runs on
+def test_wandb_gets_it_as_html(tmp_path, monkeypatch):
+    wandb = pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    watched(WandbLogger(save_dir=tmp_path, offline=True), report=True)
+    wandb.finish()
+    (path,) = (tmp_path / "wandb").glob("offline-run-*/files/media/html/report*.html")
+    assert is_page(path)
+
+
+@pytest.mark.filterwarnings("default")  # of what MLflow runs on
+def test_mlflow_gets_it_as_an_artifact(tmp_path, monkeypatch):
+    pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    logger = MLFlowLogger(tracking_uri=f"file:{tmp_path}")
+    watched(logger, report=True)
+    (path,) = tmp_path.glob(f"*/{logger.run_id}/artifacts/report.html")
+    assert is_page(path)
+
+
+def test_a_fit_that_fails_has_it_up_to_there(tmp_path, spare):
+    class Failing(Callback):
+        def on_train_batch_end(self, trainer, *args):
+            if trainer.global_step == 4:
+                raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        watched(CSVLogger(tmp_path, name="run", version=""), others=[Failing()], report=True)
+    assert "layers at 4 looks" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert list(spare.iterdir()) == []
+
+
+def test_a_fault_in_writing_it_is_one_warning(tmp_path, spare, monkeypatch):
+    monkeypatch.setattr("hookboard.report.page_in", lambda *args: 1 / 0)
+    with pytest.warns(HookboardWarning, match="the report of HealthMonitor.*division by zero"):
+        watched(CSVLogger(tmp_path, name="run", version=""), report=True)
+    assert list(spare.iterdir()) == []
+
+
+def test_what_is_no_switch_is_refused():
+    with pytest.raises(ValueError, match=r"report='page\.html'"):
+        HealthMonitor(report="page.html")
