@@ -101,6 +101,14 @@ def test_a_rate_that_is_0_for_most_of_the_fit_is_an_alarm_with_the_share():
     assert "largest with 0.01, and 0 after 3 steps" in found.evidence
 
 
+@pytest.mark.parametrize(("gamma", "is_for_epochs"), [(0.5, True), (0.001, False)])
+def test_a_schedule_that_is_sound_once_in_an_epoch_is_advised_to_be_stepped_so(gamma, is_for_epochs):
+    model = Model(scheduled=lambda model, optimizer: lr_scheduler.ExponentialLR(optimizer, gamma))
+    found = next(verdict for verdict in said(model, 20, max_epochs=6) if verdict.rule == "schedule")
+    assert ("interval='epoch' if it is meant to be stepped in each of the 6 epochs" in found.advice) is is_for_epochs
+    assert "give the schedule the 120 steps" in found.advice
+
+
 def test_a_schedule_that_counts_on_a_method_of_the_model_is_read():
     model = Model(scheduled=lambda model, optimizer: lr_scheduler.LambdaLR(optimizer, model.rate_at))
     assert "schedule" in {verdict.rule for verdict in said(model)}

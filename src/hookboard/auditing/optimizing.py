@@ -4,7 +4,7 @@ import copy
 import math
 import warnings
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -132,8 +132,7 @@ def _schedule(trainer: Trainer, pl_module: LightningModule) -> Iterator[Finding]
         if count is None or isinstance(config.scheduler, ReduceLROnPlateau):
             continue
         rates = list(scheduled_rates(config.scheduler, count, keep=[pl_module, trainer]))
-        peak = max(rates)
-        zero = sum(rate <= ZERO_RATE * peak for rate in rates) / len(rates)
+        peak, zero = max(rates), _share_of_zeros(rates)
         if zero > ZERO_RATE_SHARE_ALARM and math.isfinite(peak):
             last = max(i for i, rate in enumerate(rates) if rate > ZERO_RATE * peak) if peak > 0 else 0
             end = round((last + 1) / len(rates) * count)
@@ -144,8 +143,23 @@ def _schedule(trainer: Trainer, pl_module: LightningModule) -> Iterator[Finding]
                 "",
                 f"{type(config.scheduler).__name__} makes the learning rate 0 in {zero:.0%} of the {count:,} {unit} of "
                 f"this fit; it is largest with {peak:.3g}, and 0 after {end:,} {unit}",
-                f"give the schedule the {count:,} {unit} that it is stepped; its interval is {config.interval!r}",
+                _for_epochs(trainer, pl_module, config)
+                + f"give the schedule the {count:,} {unit} that it is stepped; its interval is {config.interval!r}",
             )
+
+
+def _share_of_zeros(rates: Sequence[float]) -> float:
+    return sum(rate <= ZERO_RATE * max(rates) for rate in rates) / len(rates)
+
+
+def _for_epochs(trainer: Trainer, pl_module: LightningModule, config: Any) -> str:
+    """Return advice to step a schedule once in an epoch if it is stepped more often and would be sound then, or ""."""
+    epochs = trainer.max_epochs or -1
+    if config.interval != "step" or not 1 < epochs <= MAX_SCHEDULED_STEPS:
+        return ""
+    if _share_of_zeros(list(scheduled_rates(config.scheduler, epochs, keep=[pl_module, trainer]))) > 0:
+        return ""
+    return f"set interval='epoch' if it is meant to be stepped in each of the {epochs:,} epochs; otherwise "
 
 
 def _steps_of(trainer: Trainer, config: Any) -> int | None:
