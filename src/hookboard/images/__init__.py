@@ -1,6 +1,6 @@
 """Draws tensors as pictures: feature maps, kernels and overlays, each in a file of its own; `Picture` is the result."""
 
-from hookboard.images.bars import histogram_picture
+from hookboard.images.bars import histogram_picture, sheet
 from hookboard.images.feature_maps import (
     CONVOLUTIONS,
     Order,
@@ -35,5 +35,6 @@ __all__ = [
     "samples_first",
     "select_maps",
     "selected_kernels",
+    "sheet",
     "unnormalized",
 ]

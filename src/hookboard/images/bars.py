@@ -1,6 +1,10 @@
-"""Draws a histogram, for loggers that take pictures alone."""
+"""Draws histograms, for loggers that take pictures alone."""
+
+import math
+from collections.abc import Sequence
 
 import numpy as np
+from PIL import Image
 
 from hookboard.images.picture import CARD_WIDTH, GREY, PAPER, Picture
 
@@ -9,15 +13,19 @@ HEIGHT = 120
 """Height of the highest bar in pixels."""
 
 
-def histogram_picture(counts: np.ndarray, edges: np.ndarray) -> Picture:
+SHEET_COLUMNS = 3
+
+
+def histogram_picture(name: str, counts: np.ndarray, edges: np.ndarray) -> Picture:
     """Draw a histogram: the area of a bar is its share of the values.
 
     Args:
+        name: what is counted.
         counts: shape (n,), with n > 0.
         edges: shape (n + 1,), ascending; where all are the same, the values are one bar.
 
-    >>> histogram_picture(np.array([1.0, 3.0]), np.array([0.0, 1.0, 2.0])).caption
-    '4 values from 0 to 2'
+    >>> histogram_picture("net.0", np.array([1.0, 3.0]), np.array([0.0, 1.0, 2.0])).caption
+    'net.0: 4 values from 0 to 2'
     """
     low, high = float(edges[0]), float(edges[-1])
     at = np.linspace(low, high, CARD_WIDTH)
@@ -26,4 +34,15 @@ def histogram_picture(counts: np.ndarray, edges: np.ndarray) -> Picture:
     density = np.divide(counts, widths, out=np.array(counts, dtype=float), where=widths > 0)[of_column]
     heights = np.ceil(HEIGHT * density / density.max()) if density.max() > 0 else density
     pixels = np.where(np.arange(HEIGHT, 0, -1)[:, None] <= heights, BAR_COLOUR, PAPER).astype(np.uint8)
-    return Picture(pixels, f"{counts.sum():,.0f} values from {low:.3g} to {high:.3g}", GREY)
+    return Picture(pixels, f"{name}: {counts.sum():,.0f} values from {low:.3g} to {high:.3g}", GREY)
+
+
+def sheet(pictures: Sequence[Picture]) -> Image.Image:
+    """Return pictures of one width on one sheet, SHEET_COLUMNS in a row."""
+    images = [picture.image().convert("RGB") for picture in pictures]
+    width, height = images[0].width, max(image.height for image in images)
+    columns = min(SHEET_COLUMNS, len(images))
+    drawn = Image.new("RGB", (columns * width, math.ceil(len(images) / columns) * height), "white")
+    for place, image in enumerate(images):
+        drawn.paste(image, (place % columns * width, place // columns * height))
+    return drawn

@@ -1,17 +1,18 @@
 """Writing to MLflow, by its client."""
 
 import re
+from collections import defaultdict
 
 from lightning.pytorch.loggers import MLFlowLogger
 
-from hookboard.images import histogram_picture
+from hookboard.images import Picture, histogram_picture, sheet
 from hookboard.writers.entry import Entry
 from hookboard.writers.registry import place_of, write
 
 
 @write.register
 def write_to_mlflow(logger: MLFlowLogger, entry: Entry) -> list[str]:
-    """Write scalars as metrics, pictures and histograms as images, tables and texts as Markdown files.
+    """Write scalars as metrics, pictures as images, histograms as one image of each kind, texts and pages as files.
 
     A file, among the artifacts, holds the latest text of its tag.
 
@@ -21,10 +22,15 @@ def write_to_mlflow(logger: MLFlowLogger, entry: Entry) -> list[str]:
     if entry.scalars:
         logger.log_metrics(dict(entry.scalars), entry.step)
     client, run = logger.experiment, logger.run_id
-    drawn = {tag: reading.histogram for tag, reading in entry.histograms.items() if reading.histogram is not None}
-    pictures = entry.pictures | {tag: histogram_picture(h.counts, h.edges) for tag, h in drawn.items() if len(h.counts)}
-    for tag, picture in pictures.items():
+    for tag, picture in entry.pictures.items():
         client.log_image(run, picture.image().convert("RGB"), key=_allowed(tag), step=entry.step)
+    drawn: dict[str, list[Picture]] = defaultdict(list)
+    for tag, reading in entry.histograms.items():
+        if reading.histogram is not None and len(reading.histogram.counts):
+            kind, _, name = tag.partition("/")
+            drawn[kind].append(histogram_picture(name, reading.histogram.counts, reading.histogram.edges))
+    for kind, pictures in drawn.items():  # one sheet: each image is a request to the server
+        client.log_image(run, sheet(pictures), key=_allowed(kind), step=entry.step)
     texts = entry.texts | {tag: table.text for tag, table in entry.tables.items()}
     for tag, text in texts.items():
         client.log_text(run, text, f"{_allowed(tag)}.md")
