@@ -10,7 +10,7 @@ from tensorboard.util import tensor_util
 
 from hookboard.clock import Clock
 from hookboard.images import Picture
-from hookboard.writers import Entry, Loggers, Table
+from hookboard.writers import Entry, Loggers, Table, write_rows
 
 TABLE = Table(("layer", "why"), (("a|b", "x"), ("c", "y")), "**two** rows")
 LAYOUT = {"health": {"spread": ["Margin", ["health/rms/median", "health/rms/p10", "health/rms/p90"]]}}
@@ -33,6 +33,7 @@ def write(logger, *entries):
     loggers = Loggers([logger], "HealthMonitor", Clock())
     for one in entries:
         loggers.write(one)
+    write_rows()
     return loggers
 
 

@@ -11,7 +11,7 @@ from toys import Toy, batches, fit, mlp
 from hookboard import ActivationLogger, GradientLogger, HealthMonitor
 from hookboard.clock import Clock
 from hookboard.messages import HookboardWarning
-from hookboard.writers import Entry, Loggers
+from hookboard.writers import Entry, Loggers, write_rows
 
 pytestmark = pytest.mark.trains
 
@@ -51,6 +51,7 @@ def test_a_step_that_is_written_again_leaves_the_histograms_before_it(tmp_path):
     loggers = Loggers([logger], "ActivationLogger", Clock())
     for _ in range(3):
         loggers.write(Entry(7, histograms={"activations/net.0": logged.readings[0]}))
+        write_rows()
     names = sorted(path.name for path in tmp_path.glob("again/histograms/*"))
     assert names == ["00000007.npz", "00000007_2.npz", "00000007_3.npz"]
 

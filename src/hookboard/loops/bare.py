@@ -25,6 +25,7 @@ from hookboard.loops.callback import HookboardCallback
 from hookboard.loops.loop import Loop
 from hookboard.loops.trainer import Members, scaler_of_fabric
 from hookboard.ranks import has_process_group
+from hookboard.writers import write_rows
 
 
 class BareLoop(Loop):
@@ -111,6 +112,7 @@ class BareLoop(Loop):
         self.is_running = True
         with ExitStack() as until_end:
             until_end.callback(setattr, self, "is_running", False)
+            until_end.callback(write_rows)
             for callback in self._given:
                 until_end.callback(callback.end_run, self)
             for callback in self._given:

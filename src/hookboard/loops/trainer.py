@@ -27,7 +27,7 @@ from hookboard.auditing import FirstStep, read_first_step
 from hookboard.loops.loop import Loop
 from hookboard.messages import ask_for_rank
 from hookboard.replay import RandomState, loss_of_step, undisturbed
-from hookboard.writers import one_row_for_each_step
+from hookboard.writers import waiting, write_rows
 
 ask_for_rank(lambda: getattr(rank_zero_only, "rank", 0) == 0)
 
@@ -148,15 +148,19 @@ class Members(list[Any]):
 
     def leave_batch(self) -> None:
         """Call `leave_batch` of each member; what their workers have left to be logged is one row for each step."""
-        with one_row_for_each_step():
-            for member in self:
-                member.leave_batch()
+        for member in self:
+            member.leave_batch()
+        if waiting.rows:
+            write_rows()
 
     def call_each(self, method: str, loop: Loop, *args: Any) -> None:
         """Call this method of each member; what they log of a step meanwhile is one row of a logger."""
-        with one_row_for_each_step():
+        try:
             for member in list(self):
                 getattr(member, method)(loop, *args)
+        finally:
+            if waiting.rows:
+                write_rows()
 
     def listen(self, loop: Loop) -> None:
         """Set `heard` to the hooks in IN_THE_MIDDLE that other callbacks implement; empty while no member measures."""

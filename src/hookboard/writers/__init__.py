@@ -9,7 +9,7 @@ from pkgutil import iter_modules
 
 from hookboard.writers.entry import Entry, Layout
 from hookboard.writers.event_files import EventFiles
-from hookboard.writers.loggers import Loggers, one_row_for_each_step
+from hookboard.writers.loggers import Loggers, waiting, write_rows
 from hookboard.writers.table import Table, escaped, markdown
 
 __all__ = [
@@ -20,7 +20,8 @@ __all__ = [
     "Table",
     "escaped",
     "markdown",
-    "one_row_for_each_step",
+    "waiting",
+    "write_rows",
 ]
 
 for _file in iter_modules(__path__):

@@ -2,8 +2,7 @@
 
 import functools
 import threading
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from torch.utils.tensorboard import SummaryWriter
@@ -51,22 +50,18 @@ class Loggers:
     def write(self, entry: Entry) -> None:
         """Write an entry to each logger.
 
-        Any thread may call it. Loggers that only the training thread may use are left to that thread (`hand_over`).
+        Any thread may call it. Loggers that only the training thread may use are left to that thread (`hand_over`), and
+        get it from `write_rows`, with what other callbacks write at the same step.
         """
         for logger in list(self.loggers):
             if logger in (self._in_any_thread or ()):
                 self.write_row(logger, entry, [self])
             else:
-                hand_over(functools.partial(self._write_to, logger, entry))
+                hand_over(functools.partial(self._add, logger, entry))
 
-    def _write_to(self, logger: Logger, entry: Entry) -> None:
-        rows: _Rows | None = getattr(_thread, "rows", None)
-        if rows is None:
-            self.write_row(logger, entry, [self])
-        else:
-            rows.setdefault((id(logger), entry.step), []).append((logger, self, entry))
+    def _add(self, logger: Logger, entry: Entry) -> None:
+        waiting.rows.setdefault((id(logger), entry.step), []).append((logger, self, entry))
 
-    @timed
     def write_row(self, logger: Logger, entry: Entry, owners: "Sequence[Loggers]") -> None:
         """Write to one logger what several owners have made together.
 
@@ -92,28 +87,25 @@ class Loggers:
                 said.add(what)
                 warn(f"{names}: {name} takes no {what}; they are left out there.")
 
-
-_Rows = dict[tuple[int, int], list[tuple[Logger, Loggers, Entry]]]
-"""By the id of a logger and the step: what waits to be written."""
-
-_thread = threading.local()
+    timed_write_row = timed(write_row)
 
 
-@contextmanager
-def one_row_for_each_step() -> Iterator[None]:
-    """Write what callbacks write in this context at its end, as one entry for each logger and step.
+class _Waiting(threading.local):
+    """What waits in a thread to be written, by the id of a logger and the step."""
 
-    TensorBoard, to which any thread may write, gets each entry at once: it has no rows.
-    """
-    rows: _Rows = {}
-    _thread.rows = rows
-    try:
-        yield
-    finally:
-        _thread.rows = None
-        for row in rows.values():
-            logger, first, _ = row[0]
-            first.write_row(logger, joined([entry for *_, entry in row]), [owner for _, owner, _ in row])
+    def __init__(self) -> None:
+        self.rows: dict[tuple[int, int], list[tuple[Logger, Loggers, Entry]]] = {}
+
+
+waiting = _Waiting()
+
+
+def write_rows() -> None:
+    """Write what callbacks have left in this thread for `waiting`, as one entry for each logger and step."""
+    rows, waiting.rows = waiting.rows, {}
+    for row in rows.values():
+        logger, first, _ = row[0]
+        first.timed_write_row(logger, joined([entry for *_, entry in row]), [owner for _, owner, _ in row])
 
 
 def _takes_in_any_thread(logger: Logger) -> bool:
