@@ -47,7 +47,7 @@ WITHOUT_LIGHTNING = [
     "editing",
 ]
 WITHOUT_LIGHTNING += ["hooks", "measure", "images"]
-WITHOUT_LIGHTNING += ["record", "sites", "selection", "layers", "nested", "parameters", "state"]
+WITHOUT_LIGHTNING += ["record", "sites", "selection", "layers", "nested", "parameters", "prompts", "state"]
 """What serves a run without a Trainer too."""
 
 GROUND = [
@@ -61,6 +61,7 @@ GROUND = [
     "parameters",
     "patterns",
     "packing",
+    "prompts",
     "ranks",
     "record",
 ]

@@ -392,7 +392,7 @@ def test_the_repr_tells_names_types_and_shapes():
     net = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
     with capture(net) as seen:
         net(torch.ones(1, 2))
-    assert repr(seen) == "Captured(0 (Linear): output (1, 2), 1 (ReLU): output (1, 2))"
+    assert repr(seen).splitlines() == ["Captured:", "  0 (Linear): output (1, 2)", "  1 (ReLU): output (1, 2)"]
 
 
 CLASSIFIERS = {

@@ -25,7 +25,6 @@ ORACLES = [
 WITHOUT_ORACLE = {
     ("at, of", ""): "how many units there are, of which a sample was measured",
     ("step is", "%"): "the advice of update_too_large: UPDATE_RATIO_ADVISED",
-    ("schedule the", ""): "the advice of schedule",
     # Missing so far:
     ("; at", "by"): "cannot_learn: the loss falls in four times as many steps",
 }

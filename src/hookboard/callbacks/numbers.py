@@ -19,7 +19,7 @@ from hookboard.loops import HookboardCallback, Loop, StageState, names_in
 from hookboard.measure import DERIVED, Plan, Statistic, as_list, needs_host, plan
 from hookboard.messages import inform
 from hookboard.parameters import Weight, are_unchanged, weights_of
-from hookboard.recording import Reading, Readings, Recorder
+from hookboard.recording import Reading, ReadingList, Readings, Recorder
 from hookboard.selection import check_selection
 from hookboard.sites import ROLES, Role, Site, Stage
 from hookboard.writers import Entry
@@ -80,11 +80,11 @@ class SiteLogger(HookboardCallback[V]):
         self._plan()
 
     @property
-    def readings(self) -> tuple[Reading, ...]:
+    def readings(self) -> ReadingList:
         """The merged readings of the last due step or evaluation loop, whichever was later."""
         self._worker.wait()
-        if not isinstance(self._readings, tuple):  # they are made at the first request
-            self._readings = tuple(self._readings)
+        if not isinstance(self._readings, ReadingList):  # they are made at the first request
+            self._readings = ReadingList(self._readings)
         return self._readings
 
     # What a subclass may override.

@@ -3,12 +3,14 @@
 import functools
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from io import BytesIO
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 from hookboard.checks import check_switches, check_text, check_whole, chosen, wrong
@@ -23,12 +25,17 @@ from hookboard.hooks import (
     watch_output,
     why_no_gradient,
 )
+from hookboard.images import Picture, dense, feature_maps, maps_in, samples_first, select_maps
 from hookboard.layouts import shape_in_words
 from hookboard.measure import Moments, measure, plan
 from hookboard.messages import unknown
+from hookboard.prompts import Markup, ShownText, image_html, pandas_for, table_html, text_table
 from hookboard.selection import Patterns, Types, select
 from hookboard.sites import ROLES, Role, Site
 from hookboard.torch_private import in_backward, version_of
+
+if TYPE_CHECKING:
+    import pandas
 
 CaptureRole = Literal["input", "output", "grad_input", "grad_output"]
 
@@ -41,6 +48,12 @@ Tensors = Tensor | dict[str, Tensor]
 """One tensor, or several by the index or key that leads to each."""
 
 SUMMARY = plan(("mean", "std", "zero_fraction"))
+
+HEADER = ("name", "type", "tensor", "shape", "mean", "std", "zeros")
+"""The columns of a summary."""
+
+THUMBNAIL_CHANNELS, THUMBNAIL_SIZE, THUMBNAIL_HEIGHT = 4, 32, 36
+"""How many channels of the first sample a summary shows in a notebook; pixels of a side, of all of them in height."""
 
 
 @contextmanager
@@ -149,8 +162,67 @@ class _OfRoles:
         """The gradient with respect to the module's output."""
         return self._of("grad_output")
 
+    def image(self, role: CaptureRole = "output", *, samples: int = 2, channels: int = 16) -> Image.Image:
+        """Draw a captured tensor as feature maps, one square of channels for each sample, as `FeatureMapLogger` does.
+
+        Args:
+            role: Which tensor. If the module has several, the first of them is drawn.
+            samples: How many samples, from the first.
+            channels: How many channels, from the first.
+
+        Returns:
+            The picture, with a caption. A notebook shows it.
+
+        Raises:
+            LookupError: nothing was captured, or there were several calls.
+            ValueError: a tensor of this shape or kind cannot be drawn.
+
+        Example:
+            >>> net = nn.Sequential(nn.Conv2d(1, 4, 3))
+            >>> with capture(net) as seen:
+            ...     _ = net(torch.ones(1, 1, 8, 8))
+            >>> seen["0"].image().mode
+            'P'
+        """
+        check_whole("samples", samples)
+        check_whole("channels", channels)
+        tensors = self._of(role)
+        index, tensor = ("", tensors) if isinstance(tensors, Tensor) else next(iter(tensors.items()))
+        name, module = self._origin()
+        return picture_of(tensor, name, module, role, index, samples=samples, channels=channels, size=40).image()
+
     def _of(self, role: Role) -> Tensors:
         raise NotImplementedError
+
+    def _origin(self) -> tuple[str, nn.Module]:
+        raise NotImplementedError
+
+
+def picture_of(
+    tensor: Tensor, name: str, module: nn.Module, role: Role, index: str, *, samples: int, channels: int, size: int
+) -> Picture:
+    """Draw a captured tensor as feature maps of at most `size` pixels a side.
+
+    Args:
+        tensor: the tensor.
+        name: the name for the caption.
+        module: the module that it belongs to; its type tells the order of the dimensions of its outputs.
+        role: which tensor of the module.
+        index: which one, if there are several.
+        samples: how many samples are drawn.
+        channels: how many channels are drawn.
+        size: pixels of a side.
+
+    Raises:
+        ValueError: a tensor of this shape or kind cannot be drawn.
+    """
+    owner = module if role in ("output", "grad_output") else nn.Identity()  # an input may be ordered otherwise
+    values = dense(tensor.detach())
+    if not values.numel():
+        raise ValueError("a tensor without elements cannot be drawn")
+    maps = maps_in(samples_first(values, owner, index)[:samples], owner, aspect=None, index=index)
+    selected = select_maps(maps, channels=channels, order="channel", size=size)
+    return feature_maps(selected, f"{name or 'model'} {role}".strip(), normalize="map", size=size)
 
 
 @dataclass
@@ -167,6 +239,7 @@ class CapturedModule(_OfRoles):
         kind: The name of its class.
         roles: The roles that were asked for.
         why: Takes name and role, and returns the reason why nothing was captured.
+        module: The module; for a tensor that was given to `watch`, an `nn.Identity`.
         calls: What was captured of each call, in the order of the calls.
         is_ambiguous: Whether there were gradients that cannot be assigned to a call.
     """
@@ -175,6 +248,7 @@ class CapturedModule(_OfRoles):
     kind: str
     roles: tuple[Role, ...]
     why: Callable[[str, Role], str] = field(repr=False)
+    module: nn.Module = field(default_factory=nn.Identity, repr=False, compare=False)
     calls: list["CapturedCall"] = field(default_factory=list)
     is_ambiguous: bool = field(default=False, repr=False)
 
@@ -190,14 +264,43 @@ class CapturedModule(_OfRoles):
         tensors: Tensors = getattr(self.calls[0] if self.calls else CapturedCall(self), role)
         return tensors
 
-    def rows(self) -> Iterator[list[str]]:
-        """Return the rows of a summary: name, type, tensor (role and call), shape, mean, std, fraction of zeros."""
+    def _origin(self) -> tuple[str, nn.Module]:
+        return self.name, self.module
+
+    def tensors(self) -> Iterator[tuple[int, Role, str, Tensor]]:
+        """Yield each captured tensor: index of the call, role, index or key ("" if it is the only one), tensor.
+
+        Raises:
+            RuntimeError: a tensor has been changed in place since.
+        """
         for k, call in enumerate(self.calls):
             for role, kept in call.kept.items():
                 for path, one in kept.items():
-                    which = (f"calls[{k}]." if len(self.calls) > 1 else "") + role + (f" {path}" if path else "")
-                    tensor = one.value(f"{role} of {self.name!r}")
-                    yield [self.name, self.kind, which, shape_in_words(tensor), *_described(tensor)]
+                    yield k, role, path, one.value(f"{role} of {self.name!r}")
+
+    def rows(self) -> Iterator[list[str]]:
+        """Return the rows of a summary, see `HEADER`."""
+        for k, role, path, tensor in self.tensors():
+            which = (f"calls[{k}]." if len(self.calls) > 1 else "") + role + (f" {path}" if path else "")
+            numbers = [f"{value:.4g}" for value in _described(tensor)] or ["?"] * len(SUMMARY.names)
+            yield [self.name, self.kind, which, shape_in_words(tensor), *numbers]
+
+    def thumbnails(self) -> Iterator[Markup]:
+        """Yield for each row of a summary an `img` of the first sample; "" where that cannot be drawn."""
+        for _, role, path, tensor in self.tensors():
+            try:
+                few = {"samples": 1, "channels": THUMBNAIL_CHANNELS}
+                picture = picture_of(tensor, self.name, self.module, role, path, **few, size=THUMBNAIL_SIZE)
+            except Exception:  # a kind of tensor that cannot be drawn; the numbers are still worth showing
+                yield Markup()
+                continue
+            file = BytesIO()
+            picture.tiles().save(file, "PNG")
+            style = f"height:{THUMBNAIL_HEIGHT}px;max-width:200px;image-rendering:pixelated;margin:0"
+            yield image_html(file.getvalue(), "image/png", picture.caption, style)
+
+    def _repr_html_(self) -> str:
+        return _html_of([self])
 
 
 class CapturedCall(_OfRoles):
@@ -225,6 +328,9 @@ class CapturedCall(_OfRoles):
             raise LookupError(f"there is no {role} of {module.name!r}: {module.why(module.name, role)}")
         values = {path: one.value(f"the {role} of {module.name!r}") for path, one in kept.items()}
         return values[""] if list(values) == [""] else values
+
+    def _origin(self) -> tuple[str, nn.Module]:
+        return self._module.name, self._module.module
 
 
 @dataclass
@@ -284,7 +390,7 @@ class Captured(Mapping[str, CapturedModule]):
         self._hooks = ExitStack()
         self._taps = Taps(modules, roles, self._open, each_call=True)
         self._found = {
-            name: CapturedModule(name, type(module).__name__, tuple(roles), self._why_of_module)
+            name: CapturedModule(name, type(module).__name__, tuple(roles), self._why_of_module, module)
             for name, module in modules.items()
         }
 
@@ -376,21 +482,38 @@ class Captured(Mapping[str, CapturedModule]):
             return ""
         return "no gradient arrived at anything in the block: call backward() before the block ends"
 
-    def summary(self) -> str:
-        """Return a table as text, one line per tensor.
+    def summary(self) -> ShownText:
+        """Return a table as text, one line per tensor; in a notebook it has a small picture of each.
 
         Its columns are name, type, which tensor (role and call), shape, mean, standard deviation and the share of
         zeros.
         """
-        header = ["name", "type", "tensor", "shape", "mean", "std", "zeros"]
         rows = [row for captured in self._found.values() for row in captured.rows()]
-        widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in [header, *rows]]
-        return "\n".join(lines)
+        return ShownText(text_table(HEADER, rows), lambda: _html_of(self._found.values()))
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """Return a pandas frame with a row for each captured tensor.
+
+        Its columns are name, type, call (from 0), role, index ("" if it is the only tensor), shape, mean, std and
+        zeros (the share of zeros). Of a tensor without values, such as one on the meta device, the numbers are NaN.
+
+        Raises:
+            ImportError: pandas is not installed.
+            RuntimeError: a tensor has been changed in place since it was captured with `copy=False`.
+        """
+        columns = ["name", "type", "call", "role", "index", *HEADER[3:]]
+        rows: list[list[Any]] = [
+            [one.name, one.kind, k, role, path, shape_in_words(tensor), *(_described(tensor) or [float("nan")] * 3)]
+            for one in self._found.values()
+            for k, role, path, tensor in one.tensors()
+        ]
+        return pandas_for("to_pandas").DataFrame(rows, columns=columns)
 
     def __repr__(self) -> str:
-        inside = ", ".join(map(repr, self._found.values()))
-        return f"Captured({inside})"
+        return "\n".join(["Captured:", *(f"  {captured!r}" for captured in self._found.values())])
+
+    def _repr_html_(self) -> str:
+        return _html_of(self._found.values())
 
     def _open(self, site: Site) -> Callable[[int, Tensor], None]:
         # A graph holds its hooks, and what is kept may hold the graph: no collector would see that circle.
@@ -425,9 +548,22 @@ def _shapes(kept: Mapping[str, KeptTensor]) -> str:
     return ", ".join(f"{path} {shape_in_words(one.tensor)}".strip() for path, one in kept.items())
 
 
-def _described(tensor: Tensor) -> list[str]:
+def _html_of(modules: Iterable[CapturedModule]) -> str:
+    """Return the summary of some modules as an HTML table, with a picture of the first sample of each tensor."""
+    return table_html([*HEADER, "first sample"], [row for one in modules for row in _html_rows_of(one)])
+
+
+def _html_rows_of(one: CapturedModule) -> list[list[str]]:
+    try:
+        return [[*row, picture] for row, picture in zip(one.rows(), one.thumbnails(), strict=True)]
+    except RuntimeError:
+        return [[one.name, one.kind, "changed in place after it was captured", *[""] * 5]]
+
+
+def _described(tensor: Tensor) -> list[float]:
+    """Return mean, standard deviation and share of zeros; [] of a tensor that has no values, as on the meta device."""
     try:
         moments = Moments(*measure(tensor.detach().cpu(), SUMMARY))
-    except (TypeError, RuntimeError):  # it has no values, as a meta tensor
-        return ["?"] * len(SUMMARY.names)
-    return [f"{value:.4g}" for value in SUMMARY.values(moments, []).values()]
+    except (TypeError, RuntimeError):
+        return []
+    return list(SUMMARY.values(moments, []).values())

@@ -190,8 +190,15 @@ class Picture:
         canvas = np.full((len(text) + height, text.shape[1], *self.pixels.shape[2:]), PAPER, np.uint8)
         canvas[: len(text)] = text if self.pixels.ndim == 2 else self.palette[text]
         canvas[len(text) :, :width] = self.pixels
-        image = Image.fromarray(canvas)
-        if self.pixels.ndim == 2:
+        return self._drawn(canvas)
+
+    def tiles(self) -> Image.Image:
+        """Return the pixels without the caption."""
+        return self._drawn(self.pixels)
+
+    def _drawn(self, pixels: Pixels) -> Image.Image:
+        image = Image.fromarray(pixels)
+        if pixels.ndim == 2:
             image.putpalette(self.palette.tobytes())
         return image
 

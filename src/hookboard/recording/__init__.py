@@ -5,7 +5,7 @@ merged over the ranks, and a packet the readings, from which callbacks make the 
 """
 
 from hookboard.recording.packet import sent, sent_together
-from hookboard.recording.readings import FORMS, Places, Reading, Readings
+from hookboard.recording.readings import FORMS, Places, Reading, ReadingList, Readings
 from hookboard.recording.recorder import Recorder
 
-__all__ = ["FORMS", "Places", "Reading", "Readings", "Recorder", "sent", "sent_together"]
+__all__ = ["FORMS", "Places", "Reading", "ReadingList", "Readings", "Recorder", "sent", "sent_together"]

@@ -10,13 +10,14 @@ import torch
 
 from hookboard.measure import FIELDS, WIDTH, Histogram, Moments, StatisticTable
 from hookboard.packing import Codec, Codecs, dataclass_codec
+from hookboard.prompts import table_html, text_table
 from hookboard.sites import Role, Site, Stage
 
 _COUNT = FIELDS.index("count")
 _NONFINITE = slice(FIELDS.index("nan"), FIELDS.index("neginf") + 1)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Reading:
     """The result for one site after an optimizer step or an evaluation loop.
 
@@ -49,6 +50,16 @@ class Reading:
         if self.channels is not None and not self.width:
             object.__setattr__(self, "width", len(self.channels))
 
+    def __repr__(self) -> str:
+        """Return the statistics that were asked for, and of the rest what is not as usual."""
+        parts = [f"{name}={value:.4g}" for name, value in self.statistics.items()]
+        if self.histogram is not None:
+            parts.append("histogram")
+        if self.overflowed:
+            parts.append("overflowed")
+        stage = "" if self.stage == "train" else f", {self.stage}"
+        return f"Reading({' '.join(_site_in_words(self.site))}{stage}: {', '.join(parts) or 'no statistics'})"
+
     @property
     def is_empty(self) -> bool:
         """Whether none of the tensors had an element."""
@@ -58,6 +69,29 @@ class Reading:
     def sample_of(self) -> int | None:
         """How many channels those with a row are a sample of; None if all have one."""
         return None if self.channels is None or len(self.channels) == self.width else self.width
+
+
+def _site_in_words(site: Site) -> list[str]:
+    """Return the module's name and which of its tensors it is."""
+    return [site.name or "model", f"{site.role} {site.index}".strip()]
+
+
+class ReadingList(tuple[Reading, ...]):
+    """The readings of a step, which have one stage. A prompt and a notebook show them as a table."""
+
+    def __repr__(self) -> str:
+        return text_table(*self._table()) if self else "()"
+
+    def _repr_html_(self) -> str:
+        return table_html(*self._table()) if self else "No readings yet."
+
+    def _table(self) -> tuple[list[str], list[list[str]]]:
+        names = list(dict.fromkeys(name for reading in self for name in reading.statistics))
+        rows = [
+            [*_site_in_words(one.site), *(f"{one.statistics[n]:.4g}" if n in one.statistics else "" for n in names)]
+            for one in self
+        ]
+        return ["name", "tensor", *names], rows
 
 
 class Places:

@@ -10,6 +10,7 @@ import numpy as np
 
 from hookboard.board import Board, cells_of, columns_for
 from hookboard.messages import listed
+from hookboard.prompts import pandas_for
 from hookboard.report.folders import open_folders
 
 if TYPE_CHECKING:
@@ -70,9 +71,12 @@ class ReadRun:
         )
 
     def to_pandas(self) -> "pandas.DataFrame":
-        """Return the readings as a frame with the columns quantity, layer, step and value, a row for each value."""
-        import pandas
+        """Return the readings as a frame with the columns quantity, layer, step and value, a row for each value.
 
+        Raises:
+            ImportError: pandas is not installed.
+        """
+        pandas = pandas_for("to_pandas")
         frames = []
         for quantity, measured in self.readings.items():
             rows, columns = np.nonzero(~np.isnan(measured.values))

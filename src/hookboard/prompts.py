@@ -1,0 +1,106 @@
+"""What objects show at a prompt and in a cell of a notebook: tables as text and as HTML.
+
+The HTML needs no network and no script. Its colours follow the page around it, light or dark, and all text is escaped.
+"""
+
+import base64
+import html
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+MAX_ROWS = 100
+"""Maximum number of rows of an HTML table."""
+
+_LINE = "1px solid rgba(128,128,128,.35)"
+_CELL = f"text-align:left;vertical-align:middle;padding:3px 10px 3px 0;border-bottom:{_LINE};overflow-wrap:anywhere"
+
+
+class Markup(str):
+    """HTML that is put into other HTML as it is; any other text is escaped."""
+
+
+def escaped_html(text: str) -> Markup:
+    """Return the HTML of a text; `Markup` stays as it is.
+
+    >>> escaped_html("<b>"), escaped_html(Markup("<b>"))
+    ('&lt;b&gt;', '<b>')
+    """
+    return text if isinstance(text, Markup) else Markup(html.escape(text))
+
+
+def image_html(data: bytes, mime: str, alt: str, style: str = "") -> Markup:
+    """Return an `img` element that holds the encoded image.
+
+    Args:
+        data: the encoded image.
+        mime: its media type, such as "image/png".
+        alt: what it shows, for those who do not see it.
+        style: CSS.
+    """
+    source = f"data:{mime};base64,{base64.b64encode(data).decode()}"
+    return Markup(f'<img src="{source}" alt="{html.escape(alt)}" style="{style}">')
+
+
+def table_html(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Markup:
+    """Return a table with at most 100 rows; a line below it tells how many were left out."""
+    lines = [_row(header, "th"), *(_row(row, "td") for row in rows[:MAX_ROWS])]
+    rest = f"<div>and {len(rows) - MAX_ROWS} more</div>" if len(rows) > MAX_ROWS else ""
+    return Markup(f'<table style="border-collapse:collapse;margin:0">{"".join(lines)}</table>{rest}')
+
+
+def _row(cells: Iterable[str], tag: str) -> str:
+    start, end = f'<{tag} style="{_CELL}">', f"</{tag}>"
+    return f"<tr>{''.join(start + escaped_html(cell) + end for cell in cells)}</tr>"
+
+
+def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table in plain text, with columns as wide as their longest cell.
+
+    >>> print(text_table(["name", "mean"], [["conv1", "0.5"]]))
+    name   mean
+    conv1  0.5
+    """
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in [header, *rows])
+
+
+class ShownText(str):
+    """A text that is printed as it is at a prompt, and shown as HTML in a notebook.
+
+    Args:
+        text: the text.
+        as_html: returns the HTML.
+    """
+
+    as_html: Callable[[], str]
+
+    def __new__(cls, text: str, as_html: Callable[[], str]) -> "ShownText":
+        """Make the text, which a str does before its `__init__`."""
+        self = super().__new__(cls, text)
+        self.as_html = as_html
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return str, (str(self),)
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        return self.as_html()
+
+
+def pandas_for(what: str) -> Any:
+    """Import pandas.
+
+    Args:
+        what: what needs it, for the error.
+
+    Raises:
+        ImportError: it is not installed.
+    """
+    try:
+        import pandas
+    except ImportError as error:
+        raise ImportError(f"{what} needs pandas, which is not installed: pip install pandas") from error
+    return pandas

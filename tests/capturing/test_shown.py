@@ -1,0 +1,102 @@
+"""What a prompt and a notebook show of captured tensors and of readings."""
+
+import base64
+import io
+import re
+import sys
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+from toys import Toy, batches, fit, mlp
+
+from hookboard import ActivationLogger, capture
+from hookboard.images.picture import HEAT, LEVELS
+
+pytestmark = pytest.mark.trains
+
+
+def seen_of(net, x):
+    torch.manual_seed(0)
+    with capture(net, roles=["input", "output"]) as seen:
+        net(x)
+    return seen
+
+
+def cnn():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
+
+
+PICTURES = torch.rand(2, 1, 8, 8)
+
+
+def test_the_image_is_bright_where_the_tensor_is_large():
+    x = torch.zeros(1, 1, 8, 8)
+    x[0, 0, 2, 6] = 1.0
+    drawn = np.asarray(seen_of(nn.Sequential(nn.Identity()), x)["0"].image().convert("RGB"))
+    dark, bright = (np.argwhere((drawn == HEAT[level]).all(axis=2)) for level in (0, LEVELS - 1))
+    (top, left), (bottom, right) = np.minimum(dark.min(0), bright.min(0)), np.maximum(dark.max(0), bright.max(0)) + 1
+    centre = (bright.mean(0) + 0.5 - (top, left)) / (bottom - top, right - left) * 8
+    np.testing.assert_allclose(centre, [2.5, 6.5], atol=0.1)
+    assert len(bright) == len(dark) / 63
+
+
+def test_an_image_of_what_cannot_be_drawn_says_so():
+    seen = seen_of(nn.Sequential(nn.Flatten(0), nn.Linear(64, 1)), torch.rand(1, 1, 8, 8))
+    with pytest.raises(LookupError, match="grad_output"):
+        seen["0"].image("grad_output")
+
+
+def test_a_notebook_shows_a_row_with_a_picture_for_each_tensor():
+    seen = seen_of(cnn(), PICTURES)
+    for shown in (seen._repr_html_(), seen.summary()._repr_html_()):
+        assert shown.count("<tr>") == 1 + 8
+        for data in re.findall(r'src="data:image/png;base64,([^"]+)"', shown):
+            with Image.open(io.BytesIO(base64.b64decode(data))) as image:
+                assert image.width > 1
+    assert seen["0"]._repr_html_().count("<tr>") == 1 + 2
+    assert seen["0"]._repr_html_().count("<img") == 2
+
+
+def test_the_numbers_of_the_table_are_those_of_the_tensors():
+    seen = seen_of(cnn(), PICTURES)
+    output = seen["0"].output.double()
+    row = next(line.split() for line in seen.summary().splitlines() if line.split()[:3] == ["0", "Conv2d", "output"])
+    assert float(row[-3]) == pytest.approx(output.mean().item(), rel=1e-3)
+    assert float(row[-2]) == pytest.approx(output.std().item(), rel=1e-3)
+
+
+def test_names_of_layers_cannot_add_to_the_page():
+    net = nn.Sequential()
+    net.add_module("<script>alert(1)<\\script>", nn.ReLU())
+    assert "<script>" not in seen_of(net, torch.ones(1, 2))._repr_html_()
+
+
+def test_a_frame_has_a_row_for_each_tensor():
+    pytest.importorskip("pandas")
+    seen = seen_of(cnn(), PICTURES)
+    frame = seen.to_pandas()
+    assert list(frame.columns) == ["name", "type", "call", "role", "index", "shape", "mean", "std", "zeros"]
+    assert len(frame) == 8
+    zeros = frame[(frame.name == "1") & (frame.role == "output")].zeros.item()
+    assert zeros == pytest.approx((seen["1"].output == 0).double().mean().item())
+
+
+def test_without_pandas_the_frame_says_how_to_get_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ImportError, match="to_pandas needs pandas, which is not installed: pip install pandas"):
+        seen_of(cnn(), PICTURES).to_pandas()
+
+
+def test_the_readings_of_a_callback_are_shown_as_a_table(tmp_path):
+    logger = ActivationLogger(every_n_steps=1, statistics=["mean", "std"])
+    assert repr(logger.readings) == "()"
+    fit(tmp_path, Toy(mlp()), batches(4), logger)
+    header, *lines = repr(logger.readings).splitlines()
+    assert header.split() == ["name", "tensor", "mean", "std"]
+    assert [line.split()[0] for line in lines] == ["net.0", "net.1", "net.2"]
+    assert logger.readings._repr_html_().count("<tr>") == 4
+    assert repr(logger.readings[0]).startswith("Reading(net.0 output: mean=")
