@@ -33,6 +33,9 @@ WHEN_WRITTEN = dict.fromkeys(get_args(Stage), "at the end of an evaluation") | {
 """The same for writing the readings, by stage."""
 
 
+_NO_READINGS = ReadingList()
+
+
 class SiteLogger(HookboardCallback[V]):
     """Base of callbacks that measure tensors and log one reading per site in each due step and evaluation loop.
 
@@ -76,7 +79,7 @@ class SiteLogger(HookboardCallback[V]):
         self.sync_dist = sync_dist
         self.stages = stages
         self.max_overhead = max_overhead
-        self._readings: Iterable[Reading] = ()
+        self._readings: Iterable[Reading] = _NO_READINGS
         self._plan()
 
     @property
@@ -117,7 +120,7 @@ class SiteLogger(HookboardCallback[V]):
     # What it does at each point of a run, see `hookboard.loops.callback`.
 
     def _reset(self) -> None:
-        self._readings = ()
+        self._readings = _NO_READINGS
 
     def _stages(self, loop: Loop) -> list[Stage]:
         return chosen("stages", self.stages, get_args(Stage))
