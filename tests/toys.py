@@ -220,7 +220,7 @@ class EachStep(Callback):
     def __init__(self, watched: Any) -> None:
         self.watched = watched
         self.readings: list[tuple[Any, ...]] = []
-        self.last: Any = ()
+        self.last: Any = watched.readings
 
     def on_train_batch_end(self, *args: Any) -> None:
         if self.watched.readings is not self.last:
