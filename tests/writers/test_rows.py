@@ -1,16 +1,18 @@
 """What several callbacks write of one step, in a fit, to the real loggers, offline."""
 
 import csv
+import time
 
 import numpy as np
 import pytest
 from lightning.pytorch import Callback
 from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, WandbLogger
-from toys import Toy, batches, fit, mlp
+from toys import Toy, batches, fit, loader, mlp, trainer
 
 from hookboard import ActivationLogger, GradientLogger, HealthMonitor
 from hookboard.clock import Clock
 from hookboard.messages import HookboardWarning
+from hookboard.recording import Recorder
 from hookboard.writers import Entry, Loggers, write_rows
 
 pytestmark = pytest.mark.trains
@@ -26,14 +28,38 @@ def numbers(folder, *loggers, others=()):
 def steps_of(folder):
     """The step of each row with something of net.0."""
     with (folder / "metrics.csv").open() as file:
-        return [
-            row["step"] for row in csv.DictReader(file) if row["activation_mean/net.0"] or row["gradient_mean/net.0"]
-        ]
+        return [row["step"] for row in csv.DictReader(file) if any(row[tag] for tag in row if tag.endswith("/net.0"))]
 
 
 def test_several_callbacks_write_one_row_for_each_step_of_a_table(tmp_path):
     numbers(tmp_path, CSVLogger(tmp_path, name=None, version=""))
     assert steps_of(tmp_path) == ["0", "1", "2"]
+
+
+def test_a_validation_is_in_the_row_of_the_step_before_it(tmp_path):
+    mine = ActivationLogger("net.0", every_n_steps=1, stages=["train", "validate"]), GradientLogger(every_n_steps=1)
+    logger = CSVLogger(tmp_path, name=None, version="")
+    run = trainer(None, *mine, logger=logger, limit_val_batches=None, val_check_interval=2, max_epochs=2)
+    run.fit(Toy(mlp()), loader(batches(4, 4, 4)), loader(batches(4)))
+    assert steps_of(tmp_path) == [str(step) for step in range(6)]
+    with (tmp_path / "metrics.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["gradient_mean/net.0"]]
+    is_validated = [bool(row["validate_activation_mean/net.0"]) for row in rows]
+    assert is_validated == [False, True, False, False, True, False]
+
+
+def test_workers_that_are_slow_write_one_row_for_each_step_in_order(tmp_path, monkeypatch):
+    monkeypatch.setattr("hookboard.loops.callback.has_own_thread", lambda device: True)
+    real, pause = Recorder.send, iter([0.02, 0.0] * 60)
+
+    def slowly(*given, **named):
+        arrived, seconds = real(*given, **named), next(pause)
+        return lambda: (time.sleep(seconds), arrived())[1]
+
+    monkeypatch.setattr(Recorder, "send", slowly)
+    mine = ActivationLogger("net.0", every_n_steps=1), GradientLogger("net.0", every_n_steps=2)
+    fit(None, Toy(mlp()), batches(*[4] * 20), *mine, logger=CSVLogger(tmp_path, name=None, version=""))
+    assert steps_of(tmp_path) == [str(step) for step in range(20)]
 
 
 def test_histograms_of_a_csv_logger_are_arrays_in_a_file_of_their_step(tmp_path):
@@ -114,3 +140,22 @@ def test_a_logger_that_fails_in_a_row_of_several_callbacks_is_named_once(tmp_pat
         numbers(tmp_path, Broken(tmp_path, name=None, version=""), CSVLogger(tmp_path / "good", name=None, version=""))
     assert len([one for one in said if one.category is HookboardWarning]) == 1, [str(one.message) for one in said]
     assert steps_of(tmp_path / "good") == ["0", "1", "2"]
+
+
+def test_a_logger_that_fails_in_a_row_of_two_entries_of_one_callback_does_not_end_the_training(tmp_path):
+    class Broken(CSVLogger):
+        def log_metrics(self, metrics, step=None):
+            if step == 1:
+                raise OSError("disk full")
+
+    class Lost(Toy):
+        def training_step(self, batch):
+            return super().training_step(batch) * (float("nan") if self.global_step else 1.0)
+
+        def log(self, *args, **named):
+            pass
+
+    monitor, broken = HealthMonitor(every_n_steps=1), Broken(tmp_path, name=None, version="")
+    with pytest.warns(HookboardWarning, match="writing HealthMonitor's values to Broken.*disk full"):
+        fit(None, Lost(mlp()), batches(4, 4, 4), monitor, logger=[broken])  # at step 1: a text, and the numbers
+    assert monitor.verdicts[0].rule == "nonfinite"

@@ -409,7 +409,7 @@ class HealthMonitor(SiteLogger[HealthState]):
             if ranks is not None and state is training and self.stop_on is not None:
                 state.is_asked_to_end = ranks.is_any(state.guilty(self.stop_on, self._verdicts) is not None)
 
-        self._leave_to_worker(state, self._at(f"{state.stage} {step}", take), WHEN_WRITTEN[state.stage])
+        self._leave_to_worker(state, self._at(f"{state.stage} {step}", take), step, WHEN_WRITTEN[state.stage])
         if state.stage == "train" and self.stop_on is not None:
             self._end_if_asked(loop, state)
 
@@ -427,7 +427,7 @@ class HealthMonitor(SiteLogger[HealthState]):
             if (ranks := self._ranks) is not None:  # which tell at looks only what has happened
                 events = state.new_events()
                 firsts = self._at("end", lambda: firsts_over_ranks(ranks, events))
-                self._leave_to_worker(state, lambda: self._tell(state, firsts()), AT_END)
+                self._leave_to_worker(state, lambda: self._tell(state, firsts()), loop.logged_step, AT_END)
                 self._worker.settle()
                 if state.stage not in self._live:
                     return

@@ -281,7 +281,7 @@ class SiteLogger(HookboardCallback[V]):
             if gaps is not None:
                 gaps.say(state, step, list(readings.values()), self._names, self._why_not_there)
 
-        self._leave_to_worker(state, write, WHEN_WRITTEN[state.stage])
+        self._leave_to_worker(state, write, step, WHEN_WRITTEN[state.stage])
 
     def _expected(self, state: V) -> list[tuple[str, Role]]:
         """Return (name, role) for each module and parameter; a due step should measure a tensor of each pair."""

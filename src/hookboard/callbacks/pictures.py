@@ -166,7 +166,7 @@ class PictureLogger(HookboardCallback[PictureState]):
         def write() -> None:
             state.loggers.write(Entry(step, pictures=draw()))
 
-        self._leave_to_worker(state, write, "at the end of a batch")
+        self._leave_to_worker(state, write, step, "at the end of a batch")
 
     def _end_evaluation(self, loop: Loop, state: PictureState) -> None:
         """End the stage with a warning if the evaluation has ended before the batch that is shown."""

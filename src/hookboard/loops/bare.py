@@ -76,7 +76,7 @@ class BareLoop(Loop):
         """
         self._count()
         self.is_accumulating = accumulates
-        self._members.leave_batch()
+        self._members.leave_batch(self)
         self._members.begin_batch(self, self.stage, batch, self._batch_idx, 0)
         with ExitStack() as until_end:
             if self.stage == "train":
@@ -99,7 +99,7 @@ class BareLoop(Loop):
         """Measure a validation inside the context; each of its batches must run inside a `step`."""
         batch_idx, self.stage, self._batch_idx = self._batch_idx, "validate", 0
         try:
-            self._members.leave_batch()
+            self._members.leave_batch(self)
             self._members.call_each("begin_evaluation", self)
             yield
             self._members.call_each("end_evaluation", self)

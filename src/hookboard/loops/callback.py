@@ -552,12 +552,13 @@ class HookboardCallback(CallbackMethods[W]):
         """Return `exchange` itself, or with several ranks a function that runs it by `Ranks.at`, for any thread."""
         return exchange if self._ranks is None else functools.partial(self._ranks.at, point, exchange)
 
-    def _leave_to_worker(self, state: W, job: Callable[[], None], when: str) -> None:
+    def _leave_to_worker(self, state: W, job: Callable[[], None], step: int, when: str) -> None:
         """Run a job in the worker, without waiting for it. An error in it is handled as in `_do`.
 
         Args:
             state: the stage that an error ends.
             job: a function that reads neither the Trainer nor the model, nor makes a logger's `experiment`.
+            step: the optimizer step of what it logs.
             when: the point of the run, used in the warning.
         """
 
@@ -565,7 +566,7 @@ class HookboardCallback(CallbackMethods[W]):
             if not isinstance(error, Exception) or not self._end_stage_after(state, when, error):
                 raise error
 
-        self._worker.do(job, on_fault)
+        self._worker.do(job, on_fault, step)
 
     def _end_all(self) -> None:
         """Wait for the worker, disconnect the ranks, and end all stages, whatever fails."""

@@ -146,20 +146,24 @@ class Members(list[Any]):
                 if member.changes_tensors is changes_tensors:
                     member.begin_batch(loop, stage, *batch)
 
-    def leave_batch(self) -> None:
-        """Call `leave_batch` of each member; what their workers have left to be logged is one row for each step."""
+    def leave_batch(self, loop: Loop) -> None:
+        """Call `leave_batch` of each member; before a training batch, also log the rows of steps that are over.
+
+        A step is over when its validation is, and when no worker still has a job of it or of an earlier one.
+        """
+        unfinished = [member._worker.first_step for member in self]  # a job may finish from here on
         for member in self:
             member.leave_batch()
-        if waiting.rows:
-            write_rows()
+        if waiting.rows and loop.stage == "train":
+            write_rows(min([loop.logged_step, *unfinished]))
 
     def call_each(self, method: str, loop: Loop, *args: Any) -> None:
-        """Call this method of each member; what they log of a step meanwhile is one row of a logger."""
+        """Call this method of each member; at the end of the training and of the run, also log all rows that wait."""
         try:
             for member in list(self):
                 getattr(member, method)(loop, *args)
         finally:
-            if waiting.rows:
+            if waiting.rows and method in ("end_training", "end_run"):
                 write_rows()
 
     def listen(self, loop: Loop) -> None:
@@ -235,7 +239,7 @@ class FirstCallback(Callback):
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *args: Any, **named: Any) -> None:
         """Call `leave_batch` of each member, which cleans up after the previous batch."""
-        self.members.leave_batch()
+        self.members.leave_batch(TrainerLoop(trainer))
 
     on_validation_batch_start = on_test_batch_start = on_predict_batch_start = on_train_batch_start
 
@@ -254,7 +258,7 @@ class FirstCallback(Callback):
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Call `leave_batch` of each member; move to the front if callbacks have been added."""
-        self.members.leave_batch()
+        self.members.leave_batch(TrainerLoop(trainer))
         self._stay_first(trainer)
 
     def _stay_first(self, trainer: Trainer) -> None:

@@ -1,6 +1,7 @@
 """`Worker`: a thread that runs the jobs of one callback, so that training need not wait for them."""
 
 import functools
+import math
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -64,7 +65,7 @@ class Worker:
         self._name = name
         self._in_thread = in_thread
         self._patience = patience
-        self._jobs: deque[tuple[Job, OnFault]] = deque()
+        self._jobs: deque[tuple[Job, OnFault, float]] = deque()
         self.tasks: deque[Callable[[], None]] = deque()
         """What finished jobs have handed over, for the training thread to run."""
         self._changed = threading.Condition()
@@ -74,12 +75,13 @@ class Worker:
     def __reduce__(self) -> tuple[type["Worker"], tuple[()]]:
         return Worker, ()
 
-    def do(self, job: Job, on_fault: OnFault) -> None:
+    def do(self, job: Job, on_fault: OnFault, step: float = math.inf) -> None:
         """Give a job to the thread and wait while more than MAX_UNFINISHED_JOBS are unfinished, or run it without one.
 
         Args:
             job: a function without arguments.
             on_fault: called in the training thread with the error that the job has raised in the worker's thread.
+            step: the optimizer step of what the job logs; infinite if it logs nothing.
         """
         if not self._in_thread:
             job()
@@ -88,7 +90,7 @@ class Worker:
             self.close()
         with self._changed:
             # Added before waiting, so that an interrupt of the wait does not lose it.
-            self._jobs.append((job, on_fault))
+            self._jobs.append((job, on_fault, step))
             if self._thread is None:
                 # A daemon, because the process must be able to end without `close`.
                 self._thread = threading.Thread(target=self._work, args=[self._jobs], name=self._name, daemon=True)
@@ -96,6 +98,14 @@ class Worker:
             self._changed.notify_all()
             self._wait_until(lambda: len(self._jobs) <= MAX_UNFINISHED_JOBS)
         self.catch_up()
+
+    @property
+    def first_step(self) -> float:
+        """The earliest step of an unfinished job, see `do`; infinite if there is none."""
+        if not self._jobs:  # what they have handed over is in `tasks` by now
+            return math.inf
+        with self._changed:
+            return min((step for *_, step in self._jobs), default=math.inf)
 
     def catch_up(self) -> None:
         """Run the tasks that finished jobs have handed over; does not wait. In a job it does nothing."""
@@ -112,7 +122,7 @@ class Worker:
         if self._patience is None:
             self._changed.wait_for(is_so)
         elif not self._patience.wait_for(self._changed, is_so):
-            (_, on_fault), *_ = self._jobs
+            (_, on_fault, _), *_ = self._jobs
             lost = TimeoutError(f"nothing has come of it for {self._patience.seconds:.0f} seconds")
             self.tasks.append(functools.partial(on_fault, lost))
             self._jobs, self._thread = deque(), None  # the thread ends with its job, whenever that is
@@ -140,13 +150,13 @@ class Worker:
         """True if the caller runs in the worker's thread."""
         return threading.current_thread() is self._thread
 
-    def _work(self, jobs: deque[tuple[Job, OnFault]]) -> None:
+    def _work(self, jobs: deque[tuple[Job, OnFault, float]]) -> None:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: jobs or self._is_closing)
                 if not jobs:
                     return
-                job, on_fault = jobs[0]
+                job, on_fault, _ = jobs[0]
             tasks: list[Callable[[], None]] = []
             with handing_over(tasks):
                 try:

@@ -1,6 +1,8 @@
 """`Loggers`: writes entries to all loggers of a run; a logger that fails is left out from then on."""
 
 import functools
+import math
+import operator
 import threading
 from collections.abc import Iterable, Sequence
 
@@ -68,9 +70,9 @@ class Loggers:
         Args:
             logger: the logger. Those of the owners to whom it has failed are left out.
             entry: what to write.
-            owners: leave the logger out from now on if it fails.
+            owners: leave the logger out from now on if it fails. One that made several entries is there several times.
         """
-        owners = [owner for owner in owners if logger in owner.loggers]
+        owners = [owner for owner in dict.fromkeys(owners) if logger in owner.loggers]
         if not owners:
             return
         name, names = type(logger).__name__, " and ".join(dict.fromkeys(owner.owner for owner in owners))
@@ -100,10 +102,14 @@ class _Waiting(threading.local):
 waiting = _Waiting()
 
 
-def write_rows() -> None:
-    """Write what callbacks have left in this thread for `waiting`, as one entry for each logger and step."""
-    rows, waiting.rows = waiting.rows, {}
-    for row in rows.values():
+def write_rows(before: float = math.inf) -> None:
+    """Write what callbacks have left in this thread for `waiting`, as one entry for each logger and step.
+
+    Args:
+        before: what was left for this step and later ones goes on waiting: more of it may come.
+    """
+    for key in sorted((key for key in waiting.rows if key[1] < before), key=operator.itemgetter(1)):
+        row = waiting.rows.pop(key)
         logger, first, _ = row[0]
         first.timed_write_row(logger, joined([entry for *_, entry in row]), [owner for _, owner, _ in row])
 
