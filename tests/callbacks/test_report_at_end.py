@@ -34,8 +34,11 @@ def test_tensorboard_has_it_beside_the_event_files(tmp_path):
     assert is_page(tmp_path / "run" / "report.html")
 
 
-def test_a_csv_run_has_it_too_and_nothing_else_is_left(tmp_path, spare):
-    watched(CSVLogger(tmp_path, name="run", version=""), report=True)
+def test_a_csv_run_has_it_too_and_nothing_else_is_left_or_named(tmp_path, spare, caplog):
+    with caplog.at_level("INFO", "lightning.pytorch"):
+        watched(CSVLogger(tmp_path, name="run", version=""), report=True)
+    assert "report.html is written" in caplog.text
+    assert str(spare) not in caplog.text
     assert is_page(tmp_path / "run" / "report.html")
     assert list(spare.iterdir()) == []
 

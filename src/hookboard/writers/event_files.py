@@ -9,6 +9,16 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from torch.utils.tensorboard import SummaryWriter
 
 from hookboard.writers.loggers import Loggers
+from hookboard.writers.registry import place_of
+
+
+class _TemporaryLogger(TensorBoardLogger):
+    """Writes event files that are removed at the end of the fit, so that nobody is sent to them."""
+
+
+@place_of.register
+def _place(logger: _TemporaryLogger) -> str:
+    return ""
 
 
 class EventFiles:
@@ -21,9 +31,9 @@ class EventFiles:
 
     def __init__(self, loggers: Loggers) -> None:
         self._loggers = loggers.loggers
-        self._own: TensorBoardLogger | None = None
+        self._own: _TemporaryLogger | None = None
         if not any(_is_tensorboard(logger) for logger in self._loggers):
-            self._own = TensorBoardLogger(tempfile.mkdtemp(prefix="hookboard_"), name="run", version="")
+            self._own = _TemporaryLogger(tempfile.mkdtemp(prefix="hookboard_"), name="run", version="")
             self._loggers.append(self._own)
 
     def folder(self) -> Path | None:
