@@ -10,6 +10,7 @@ from tensorboard.util import tensor_util
 
 from hookboard.clock import Clock
 from hookboard.images import Picture
+from hookboard.messages import HookboardWarning
 from hookboard.writers import Entry, Loggers, Table, write_rows
 
 TABLE = Table(("layer", "why"), (("a|b", "x"), ("c", "y")), "**two** rows")
@@ -161,3 +162,28 @@ def test_neither_wandb_nor_mlflow_is_imported_with_hookboard(run_script, tmp_pat
     script.write_text("import sys, hookboard; print([m for m in ('wandb', 'mlflow') if m in sys.modules])")
     done = run_script(script)
     assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
+
+
+@pytest.mark.filterwarnings("default")  # of what MLflow runs on
+def test_names_that_mlflow_refuses_cost_no_other_metric(tmp_path, monkeypatch):
+    pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    logger = MLFlowLogger(tracking_uri=f"file:{tmp_path}")
+    scalars = {"mean/a//b": 1.0, "mean/": 2.0, "mean/é=1": 3.0, f"mean/{'x' * 250}": 4.0, "mean/net": 5.0}
+    with pytest.warns(HookboardWarning, match="MLFlowLogger takes no metrics with names of more than 250") as said:
+        write(logger, Entry(3, scalars), Entry(4, scalars))
+    assert len(said) == 1
+    assert logger.experiment.get_run(logger.run_id).data.metrics == {
+        "mean/a/_/b": 1.0,
+        "mean/_": 2.0,
+        "mean/__1": 3.0,
+        "mean/net": 5.0,
+    }
+
+
+def test_a_name_that_is_too_long_for_a_file_costs_no_other_file(tmp_path):
+    texts = {"x" * 300: "long", "health/note": "short"}
+    with pytest.warns(HookboardWarning, match="CSVLogger takes no files with names of more than 255") as said:
+        write(CSVLogger(tmp_path, name=None, version=""), Entry(3, texts=texts), Entry(4, texts=texts))
+    assert len(said) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["health_note.md"]

@@ -9,6 +9,9 @@ from lightning.pytorch.loggers import CSVLogger
 from hookboard.writers.entry import Entry
 from hookboard.writers.registry import place_of, write
 
+MAX_FILE_NAME_CHARS = 255
+"""Maximum number of characters in the name of a file; few file systems take more."""
+
 
 @write.register
 def write_to_csv(logger: CSVLogger, entry: Entry) -> list[str]:
@@ -18,7 +21,7 @@ def write_to_csv(logger: CSVLogger, entry: Entry) -> list[str]:
     `<tag>.counts` and `<tag>.edges` of one file, `histograms/<step>.npz`, or `<step>_2.npz` if there is one already.
 
     Returns:
-        `[]`: it takes everything.
+        What the logger cannot take, in words.
     """
     if entry.scalars:
         logger.log_metrics({**entry.scalars}, entry.step)
@@ -28,10 +31,11 @@ def write_to_csv(logger: CSVLogger, entry: Entry) -> list[str]:
     texts = entry.texts | {tag: table.text for tag, table in entry.tables.items()}
     files |= {_file(tag, "md"): text.encode() for tag, text in texts.items()}
     files |= {_file(tag, "html"): page.encode() for tag, page in entry.pages.items()}
-    if files or entry.histograms:
+    taken = {name: content for name, content in files.items() if len(name) <= MAX_FILE_NAME_CHARS}
+    if taken or entry.histograms:
         folder = logger.experiment.log_dir  # the experiment makes it
         system = get_filesystem(folder)
-        for name, content in files.items():
+        for name, content in taken.items():
             with system.open(f"{folder}/{name}", "wb") as file:
                 file.write(content)
         if arrays := _arrays(entry):
@@ -39,7 +43,7 @@ def write_to_csv(logger: CSVLogger, entry: Entry) -> list[str]:
             names = (f"{folder}/histograms/{entry.step:08}{more}.npz" for more in ("", *map("_{}".format, _FURTHER)))
             with system.open(next(name for name in names if not system.exists(name)), "wb") as file:
                 np.savez_compressed(file, **arrays)  # type: ignore[arg-type]  # no array is named allow_pickle
-    return []
+    return [f"files with names of more than {MAX_FILE_NAME_CHARS} characters"] if len(taken) < len(files) else []
 
 
 _FURTHER = range(2, 1000)

@@ -9,6 +9,9 @@ from hookboard.images import Picture, histogram_picture, sheet
 from hookboard.writers.entry import Entry
 from hookboard.writers.registry import place_of, write
 
+MAX_NAME_CHARS = 250
+"""Maximum number of characters in the name of a metric; MLflow refuses a whole call for a longer one."""
+
 
 @write.register
 def write_to_mlflow(logger: MLFlowLogger, entry: Entry) -> list[str]:
@@ -17,10 +20,12 @@ def write_to_mlflow(logger: MLFlowLogger, entry: Entry) -> list[str]:
     A file, among the artifacts, holds the latest text of its tag.
 
     Returns:
-        `[]`: it takes everything.
+        What the logger cannot take, in words.
     """
-    if entry.scalars:
-        logger.log_metrics(dict(entry.scalars), entry.step)
+    metrics = {_allowed(tag): number for tag, number in entry.scalars.items()}
+    taken = {name: number for name, number in metrics.items() if len(name) <= MAX_NAME_CHARS}
+    if taken:
+        logger.log_metrics(taken, entry.step)
     client, run = logger.experiment, logger.run_id
     for tag, picture in entry.pictures.items():
         client.log_image(run, picture.image().convert("RGB"), key=_allowed(tag), step=entry.step)
@@ -36,7 +41,7 @@ def write_to_mlflow(logger: MLFlowLogger, entry: Entry) -> list[str]:
         client.log_text(run, text, f"{_allowed(tag)}.md")
     for tag, page in entry.pages.items():
         client.log_text(run, page, f"{_allowed(tag)}.html")
-    return []
+    return [f"metrics with names of more than {MAX_NAME_CHARS} characters"] if len(taken) < len(metrics) else []
 
 
 @place_of.register
@@ -45,5 +50,10 @@ def _place(logger: MLFlowLogger) -> str:
 
 
 def _allowed(tag: str) -> str:
-    """Return the tag with "_" for each character that MLflow does not allow in names."""
-    return re.sub(r"[^A-Za-z0-9_\-. /]", "_", tag)
+    """Return the tag with "_" for each character, and each empty part, that MLflow does not allow in names.
+
+    >>> _allowed("activation_mean/net.é"), _allowed("activation_mean/a//b/")
+    ('activation_mean/net._', 'activation_mean/a/_/b/_')
+    """
+    parts = re.sub(r"[^A-Za-z0-9_\-. /]", "_", tag).split("/")
+    return "/".join(part or "_" for part in parts)
