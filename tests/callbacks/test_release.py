@@ -193,7 +193,7 @@ def test_nothing_of_ours_is_called_by_the_garbage_collector(tmp_path, net):
     """What it calls runs where Python drops a KeyboardInterrupt, which may have come while it collected."""
 
     def ours():
-        return [each for each in gc.get_objects() if type(each).__module__.startswith("hookboard")]
+        return [each for each in gc.get_objects() if str(type(each).__module__).startswith("hookboard")]
 
     before = {id(each): each for each in ours()}  # what tests have left that ran earlier
     logger = CSVLogger(tmp_path)
