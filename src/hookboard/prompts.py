@@ -12,7 +12,10 @@ MAX_ROWS = 100
 """Maximum number of rows of an HTML table."""
 
 _LINE = "1px solid rgba(128,128,128,.35)"
-_CELL = f"text-align:left;vertical-align:middle;padding:3px 10px 3px 0;border-bottom:{_LINE};overflow-wrap:anywhere"
+_CELL = f"text-align:left;vertical-align:middle;padding:3px 8px 3px 0;border-bottom:{_LINE}"
+
+MAX_UNBROKEN_CHARS = 24
+"""Cells with more characters than this may be broken anywhere, such as long names; numbers and shapes stay whole."""
 
 
 class Markup(str):
@@ -49,8 +52,13 @@ def table_html(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Markup:
 
 
 def _row(cells: Iterable[str], tag: str) -> str:
-    start, end = f'<{tag} style="{_CELL}">', f"</{tag}>"
-    return f"<tr>{''.join(start + escaped_html(cell) + end for cell in cells)}</tr>"
+    return f"<tr>{''.join(_cell(cell, tag) for cell in cells)}</tr>"
+
+
+def _cell(text: str, tag: str) -> str:
+    is_short = isinstance(text, Markup) or len(text) <= MAX_UNBROKEN_CHARS
+    wrap = "" if tag == "th" else "white-space:nowrap" if is_short else "overflow-wrap:anywhere;min-width:10em"
+    return f'<{tag} style="{_CELL};{wrap}">{escaped_html(text)}</{tag}>'
 
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

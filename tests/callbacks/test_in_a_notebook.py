@@ -69,6 +69,15 @@ def test_names_of_layers_cannot_add_to_the_page():
     assert "<script>" not in monitor._repr_html_()
 
 
+def test_verdicts_are_shown_as_sentences():
+    net = mlp()
+    net[0].bias.data.fill_(-100.0)
+    verdicts = monitored(net).verdicts
+    assert repr(verdicts).splitlines() == [str(verdict) for verdict in verdicts]
+    assert verdicts._repr_html_().count("<p>") == len(verdicts) > 0
+    assert repr(HealthMonitor().verdicts) == "()"
+
+
 def test_a_copy_of_a_monitor_shows_its_call_alone():
     monitor = monitored()
     for copied in (copy.deepcopy(monitor), pickle.loads(pickle.dumps(monitor))):

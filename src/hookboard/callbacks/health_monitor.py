@@ -44,6 +44,7 @@ from hookboard.health import (
     Run,
     Stepped,
     Verdict,
+    Verdicts,
     cell,
     check_stop_on,
     rules_of,
@@ -160,10 +161,10 @@ class HealthMonitor(SiteLogger[HealthState]):
         check_whole("window", window, of="looks")
 
     @property
-    def verdicts(self) -> tuple[Verdict, ...]:
+    def verdicts(self) -> Verdicts:
         """The verdicts on the run so far, worst first."""
         self._worker.wait()
-        return self._verdicts
+        return Verdicts(self._verdicts)
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows of it: headline, verdicts and the map of the activations so far."""

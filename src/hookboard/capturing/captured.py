@@ -296,7 +296,7 @@ class CapturedModule(_OfRoles):
                 continue
             file = BytesIO()
             picture.tiles().save(file, "PNG")
-            style = f"height:{THUMBNAIL_HEIGHT}px;max-width:200px;image-rendering:pixelated;margin:0"
+            style = f"height:{THUMBNAIL_HEIGHT}px;max-width:72px;image-rendering:pixelated;margin:0"
             yield image_html(file.getvalue(), "image/png", picture.caption, style)
 
     def _repr_html_(self) -> str:

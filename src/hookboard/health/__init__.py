@@ -6,7 +6,7 @@ lasts, `causes.py` says which verdict explains which, and `report.py` and `page.
 To add a rule, see `rules/__init__.py`.
 """
 
-from hookboard.health.cell import cell
+from hookboard.health.cell import Verdicts, cell
 from hookboard.health.checkpoint import FORMS, parts_of, restore_judge
 from hookboard.health.judge import WINDOWS_ALWAYS_ASKED, Judge
 from hookboard.health.look import MEASURED_VALUES_MAX, HeldBack, Look, Loss, NeedsHistogram, Stepped, every_unit
@@ -45,6 +45,7 @@ __all__ = [
     "Stepped",
     "Symptom",
     "Verdict",
+    "Verdicts",
     "before_nonfinite",
     "cell",
     "check_stop_on",

@@ -1,4 +1,4 @@
-"""What a notebook shows of a run: the headline, the verdicts, and the map of the activations."""
+"""What a prompt and a notebook show of a run: the headline, the verdicts, and the map of the activations."""
 
 import base64
 import html
@@ -10,10 +10,20 @@ from hookboard.health.report import caveat, headline
 from hookboard.health.rule import Verdict
 from hookboard.health.run import Run
 
-COLOURS = {"alarm": "#c62828", "note": "#8a6d00"}
-"""Readable on white and on black."""
+COLOURS = {"alarm": "#e03535", "note": "#a07400"}
+"""Readable in bold on white and on black: the contrast is above 4 to 1 on both."""
 
 MAP = "health/activation_rms"
+
+
+class Verdicts(tuple[Verdict, ...]):
+    """Verdicts, worst first. A prompt shows a line for each, a notebook a paragraph."""
+
+    def __repr__(self) -> str:
+        return "\n".join(map(str, self)) or "()"
+
+    def _repr_html_(self) -> str:
+        return f'<div style="max-width: 60em">{"".join(map(_paragraph, self)) or "No verdicts."}</div>'
 
 
 def cell(run: Run, verdicts: Sequence[Verdict]) -> str:

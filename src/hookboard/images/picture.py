@@ -193,8 +193,12 @@ class Picture:
         return self._drawn(canvas)
 
     def tiles(self) -> Image.Image:
-        """Return the pixels without the caption."""
-        return self._drawn(self.pixels)
+        """Return the pixels without the caption and without the blank rows and columns at the end."""
+        is_blank = self.pixels == PAPER if self.pixels.ndim == 2 else (self.pixels == PAPER).all(axis=2)
+        rows, columns = (np.flatnonzero(~is_blank.all(axis=axis)) for axis in (1, 0))
+        if not len(rows):
+            return self._drawn(self.pixels)
+        return self._drawn(np.ascontiguousarray(self.pixels[: rows[-1] + 1, : columns[-1] + 1]))
 
     def _drawn(self, pixels: Pixels) -> Image.Image:
         image = Image.fromarray(pixels)

@@ -16,7 +16,7 @@ from hookboard.report.folders import open_folders
 if TYPE_CHECKING:
     import pandas
 
-    from hookboard.health import Verdict
+    from hookboard.health import Verdicts
 
 
 @dataclass(frozen=True, repr=False)
@@ -60,13 +60,13 @@ class ReadRun:
     readings: Mapping[str, Measured]
 
     @cached_property
-    def verdicts(self) -> tuple["Verdict", ...]:
+    def verdicts(self) -> "Verdicts":
         """The verdicts, worst first."""
-        from hookboard.health import Verdict  # it imports torch
+        from hookboard.health import Verdict, Verdicts  # it imports torch
 
         causes = [record["follows_from"] for record in self.records]
         causes = [cause and tuple(cause) for cause in causes]
-        return tuple(
+        return Verdicts(
             Verdict(**{**record, "follows_from": cause}) for record, cause in zip(self.records, causes, strict=True)
         )
 
