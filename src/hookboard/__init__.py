@@ -10,7 +10,7 @@ __version__ = "0.1.0"
 
 
 def _load(name: str) -> Any:
-    """Load a public name on first use, because TensorBoard, which shows the tab, needs no torch for that."""
+    """Import a public object or submodule on first use: TensorBoard imports the package for its tab, without torch."""
     if not name.startswith("_") and importlib.util.find_spec(f"hookboard.{name}"):  # a folder or file
         return importlib.import_module(f"hookboard.{name}")
     if name == "__all__" or not name.startswith("_"):  # notebooks ask everything for `_repr_html_`

@@ -64,12 +64,12 @@ def check_whole(option: str, given: Any, least: int | None = 1, of: str = "", ot
 
 
 def check_steps(every_n_steps: Any, otherwise: str) -> None:
-    """Check `every_n_steps`, see `check_whole`."""
+    """Check that `every_n_steps` is a whole number of at least 1, or None; `otherwise`: see `wrong`."""
     check_whole("every_n_steps", every_n_steps, of="optimizer steps", otherwise=otherwise)
 
 
 def check_share(max_overhead: Any) -> None:
-    """Check `max_overhead`, see `check_number`."""
+    """Check that `max_overhead` is a number above 0 and at most 1, or None."""
     valid = "the largest share of the training time that the callback may take, above 0 and at most 1, such as 0.02"
     check_number("max_overhead", max_overhead, valid, lambda share: 0 < share <= 1, "for no limit")
 

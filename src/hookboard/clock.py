@@ -11,7 +11,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 class Clock:
     """Adds up the time that the host spends in the hooks of one callback: those of Lightning, modules and tensors.
 
-    Whoever finds `began` set must not count: a hook that calls another one counts its time already.
+    A hook that starts while `began` is set must not add its time: it is part of that of the hook that called it.
     """
 
     def __init__(self) -> None:

@@ -336,7 +336,10 @@ class DefinedDims:
 
 
 def _stands_last(layer: Layer | None, before: bool) -> bool:
-    """Return True if a layer's channels are the last dimension; `before` is True if they are in the layer before it."""
+    """Return True if the last dimension of a layer's output holds its channels.
+
+    `before` is the answer for the layer before it. It also holds for None, and for kinds that keep their input's order.
+    """
     if layer is None:
         return before
     if layer.kind in ("linear", "embedding", "recurrent", "attention"):
@@ -360,7 +363,10 @@ def _gains_stand_last(layer: Layer | None, tensor: Tensor) -> bool | None:
 
 
 def _dim(layer: Layer | None, tensor: Tensor, is_last: bool) -> int:
-    """Return the channel dimension of a tensor with at least two dimensions."""
+    """Return the channel dimension of a tensor with at least two dimensions.
+
+    For a convolution it follows from the shape of the kernels; otherwise it is the last if `is_last`, else dimension 1.
+    """
     if layer is not None and layer.kind == "conv" and layer.shapes:
         spatial = len(next(iter(layer.shapes.values()))) - 2
         return tensor.dim() - spatial - 1

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 SEQUENCES = (tuple, list)
-"""Not written as a union of types, which torch 2.6 cannot trace."""
+"""Containers whose items have indices. Not written as a union of types, which torch 2.6 cannot trace."""
 
 _TRACES_ATTRIBUTES = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 9)
 """Older torch cannot trace `__dict__`: inside a graph a rebuilt dataclass then keeps its fields and nothing else."""
@@ -164,7 +164,7 @@ def _rebuilt_tuple(value: tuple[Any, ...], items: Sequence[Any]) -> Any:
 
 
 def _is_struct(kind: type) -> bool:
-    """Return True for the named results of torch.max and other functions."""
+    """Return True for classes such as that of `torch.max`'s result: tuples with names that C code defines."""
     return hasattr(kind, "n_sequence_fields")
 
 

@@ -56,7 +56,13 @@ def gathered(mine: T) -> list[T]:
 
 
 class Level(NamedTuple):
-    """A group of ranks that exchange with each other, this one among them."""
+    """A group of ranks that exchange with each other, this one among them.
+
+    Args:
+        group: the process group.
+        size: the number of ranks in it.
+        rank: the number of this rank in it.
+    """
 
     group: dist.ProcessGroup
     size: int
@@ -198,7 +204,7 @@ class Ranks:
         return self._levels
 
     def leave(self) -> None:
-        """Take no further part; the others learn of it at the next point, where a thread meets them.
+        """Take no further part. A thread waits for the others' next `at`, which then raises a `RanksLostError` there.
 
         Closing connections is not enough: they stay open while a process that this one has forked, such as a
         DataLoader's worker, is alive.

@@ -36,7 +36,10 @@ def constant_loss(done: TracedStep) -> float:
 
 
 def _mean_error(loss: str, wanted: Tensor) -> float:
-    """Return the mean error of the best constant for each column of targets, shape (samples, columns)."""
+    """Return the mean loss on `wanted`, shape (samples, columns), of the best constant for each column.
+
+    NaN unless `loss` is the name of a function in SQUARED, ABSOLUTE or BINARY, the latter with targets of 0 to 1.
+    """
     if loss in SQUARED:
         return float(wanted.var(0, correction=0).mean())
     if loss in ABSOLUTE:

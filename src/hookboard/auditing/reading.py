@@ -52,7 +52,7 @@ class Reader:
         self._parameters = dict(model.named_parameters())
         self._trained = {name for name, parameter in self._parameters.items() if parameter.requires_grad}
         self.losses: list[tuple[Value, bool, float, Tensor | None]] = []
-        """For each loss its value, whether it is finite, its number, and the tensor if its graph is needed."""
+        """For each loss: its `Value`, if it is finite, the loss as a float, and the tensor if its graph is needed."""
         self.reached: set[str] = set()
         """The names of the parameters that a gradient reaches from any of the losses."""
 

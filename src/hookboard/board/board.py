@@ -531,9 +531,15 @@ def _series(run: LoggedRun, id: str) -> Series:
 def _missed(
     rows: Sequence[str], curves: Mapping[str, Curve], others: Iterable[str], theirs: Mapping[str, Curve]
 ) -> dict[str, None]:
-    """Return the rows that the other run lacks.
+    """Return the rows of a series that another run lacks, as the keys of a dict.
 
-    Layers of this run's health record that have no value do not count.
+    A row without a value is left out if the other run knows its layer too.
+
+    Args:
+        rows: the rows of the series in this run.
+        curves: their curves.
+        others: the rows of the series in the other run.
+        theirs: the curves of the other run.
     """
     there = set(others)
     lacking = (row for row in rows if row not in there and (row not in theirs or len(curves[row].steps)))

@@ -165,7 +165,14 @@ def _file(path: Path) -> Callable[[Source, Request], Response]:
 
 
 def _response(request: Request, content: str | bytes, mime: str, **options: Any) -> Response:
-    """Make a response with TensorBoard's headers; unpack the content if the browser does not accept gzip."""
+    """Return TensorBoard's response to a request, unpacked if the content is gzip and the browser does not accept it.
+
+    Args:
+        request: the request.
+        content: the body.
+        mime: its MIME type.
+        options: further arguments of `http_util.Respond`, such as `code` and `content_encoding="gzip"`.
+    """
     response: Response = http_util.Respond(request, content, mime, **options)
     return response
 

@@ -131,7 +131,7 @@ class Cells(NamedTuple):
 
 
 def cells_of(curve: Curve, columns: np.ndarray) -> Cells:
-    """Return the last value in each column, but a non-finite one if there is any: it must not be missed.
+    """Return the last value in each column, or the last non-finite one if there is any, so that none is missed.
 
     Args:
         curve: the curve.
@@ -148,7 +148,7 @@ def cells_of(curve: Curve, columns: np.ndarray) -> Cells:
 
 
 def held_cells_of(curve: Curve, columns: np.ndarray) -> Cells:
-    """Do what `cells_of` does, and fill columns without a value with the last value before them."""
+    """Return the cells as `cells_of` does, but fill columns without a value with the last value before them."""
     values, is_there = cells_of(curve, columns)
     before = np.searchsorted(curve.steps, columns, side="right") - 1
     is_held = ~is_there & (before >= 0)
@@ -169,7 +169,7 @@ def json_cells(cells: Cells) -> list[float | str | None]:
 
 
 def json_numbers(values: Sequence[float] | np.ndarray) -> list[float | str | None]:
-    """Convert numbers for JSON: a string where one is not finite."""
+    """Convert numbers for JSON; NaN and infinities become "nan", "inf" and "-inf", and nothing becomes None."""
     array = np.asarray(values, np.float64)
     return json_cells(Cells(array, np.ones(len(array), dtype=bool)))
 
@@ -215,7 +215,7 @@ class Source:
         return [run.run_name for run in self._ask("list_runs") or ()]
 
     def last_scalars(self, run: str | None = None) -> dict[str, dict[str, LastPoint]]:
-        """Return run to scalar tag to last point, of one run or of all.
+        """Return the last point of each scalar tag, as {run: {tag: point}}; of all runs if `run` is None.
 
         Listing the tags would be the natural way, but the slow loader then goes through all their points.
         """
@@ -226,7 +226,7 @@ class Source:
         }
 
     def last_tensors(self, plugin: str = PLUGIN, run: str | None = None) -> dict[str, dict[str, LastPoint]]:
-        """Return run to tag to last point of a plugin's tensors: records or histograms."""
+        """Return the last point of each of a plugin's tensor tags as {run: {tag: point}}; of all runs without `run`."""
         found = self._of_plugin("list_tensors", plugin, _filter(run))
         return {
             name: {tag: LastPoint(series.max_step or 0, series.max_wall_time or 0.0) for tag, series in tags.items()}
@@ -245,13 +245,13 @@ class Source:
     def tensors(
         self, run: str, tags: Collection[str], plugin: str, most: int
     ) -> dict[str, list[tuple[int, np.ndarray]]]:
-        """Return each tag's last tensors with their steps.
+        """Return (step, tensor) pairs of each tag.
 
         Args:
             run: the run.
             tags: the tags; those that do not exist are left out.
             plugin: the plugin that owns them.
-            most: maximum number of tensors of each tag; the last is always among them.
+            most: maximum number of tensors of each tag. Of more, TensorBoard chooses this many, always with the last.
 
         Raises:
             RefusalError: one of them cannot be read as a tensor.
@@ -269,7 +269,7 @@ class Source:
         return list(self._of_plugin("list_blob_sequences", IMAGES, _filter(run)).get(run, {}))
 
     def picture_keys(self, run: str, tags: Collection[str]) -> dict[str, list[tuple[int, list[str]]]]:
-        """Return, for each tag, its steps with the keys of their pictures."""
+        """Return (step, keys of its pictures) pairs of each tag; `picture` takes a key."""
         found = self._of_plugin("read_blob_sequences", IMAGES, _filter(run, tags), MAX_POINTS) if tags else {}
         # The first two are the width and the height.
         return {

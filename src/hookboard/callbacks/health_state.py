@@ -94,8 +94,8 @@ class LossMeter:
         Args:
             step: the optimizer step it belongs to.
             batch_idx: the index of its batch.
-            loss: unscaled; with accumulation divided by the number of batches, as Lightning has it. What has several
-                numbers, or a complex one, as manual optimization may start from, is no loss, and is not kept.
+            loss: unscaled; with accumulation divided by the number of batches, as Lightning does. A tensor with several
+                elements or a complex one, which manual optimization may start from, is not kept.
         """
         if loss.numel() != 1 or loss.is_complex():
             return None
@@ -111,11 +111,11 @@ class LossMeter:
         """Return the losses that are kept, for a checkpoint.
 
         Args:
-            again: the step and the index of a batch that is left out; None for none.
+            again: (step, batch index) of a batch whose losses are left out; None to keep all.
         """
         kept = [part for part in self._parts if part[:2] != again]
         on_host = [None if isinstance(loss, Tensor) else loss for _, _, loss in kept]
-        return {"places": [part[:2] for part in kept], "on_host": on_host, "waiting": _together(kept)}
+        return {"places": [part[:2] for part in kept], "on_host": on_host, "waiting": _stacked(kept)}
 
     def load_state_dict(self, parts: Mapping[str, Any]) -> None:
         """Restore the losses of a checkpoint."""
@@ -125,15 +125,15 @@ class LossMeter:
         self._parts = deque(((*place, loss) for place, loss in zip(places, losses, strict=True)), maxlen=MOST_LOSSES)
 
     def take(self) -> Losses:
-        """Return the losses since the last call, without waiting for the device."""
+        """Return the losses since the last call and forget them; of MOST_LOSSES or more, without the first step's."""
         parts, self._parts = list(self._parts), deque(maxlen=MOST_LOSSES)
         if len(parts) == MOST_LOSSES:  # of the first step some may be lost: a part of its loss is not its loss
             parts = [part for part in parts if part[0] != parts[0][0]]
-        return Losses(parts, _together(parts))
+        return Losses(parts, _stacked(parts))
 
 
-def _together(parts: Sequence[Part]) -> Tensor | None:
-    """Return the losses that are on a device, shape (k,); None if there is none."""
+def _stacked(parts: Sequence[Part]) -> Tensor | None:
+    """Stack the losses that are tensors on the first one's device, shape (k,), float64 if it has that; None if none."""
     there = [loss for _, _, loss in parts if isinstance(loss, Tensor)]
     if not there:
         return None
@@ -412,7 +412,7 @@ class HealthState(MeasurementState):
         self.findings = [*(self.findings or ()), *((finding.rule, finding.symptom) for finding in found)]
 
     def take_trial(self, found: Sequence[Found], in_short: str, step: int) -> tuple[Verdict, ...]:
-        """Judge what experiments have found, warn of the alarms that waited for it, and return the verdicts."""
+        """Judge findings of experiments (`in_short`: the outcome in a clause), warn of held alarms, return verdicts."""
         assert self.judge is not None
         assert self.reporter is not None
         self.trial.take(found, in_short, step)
@@ -544,7 +544,7 @@ class HealthState(MeasurementState):
         return verdicts
 
     def guilty(self, stop_on: str | Sequence[str], verdicts: Sequence[Verdict]) -> Verdict | None:
-        """Return the first alarm of this fit from a rule in `stop_on`, where `alarm` stands for any rule."""
+        """Return this fit's first alarm from a rule in `stop_on` ("alarm" stands for any rule), or None."""
         asked = {stop_on} if isinstance(stop_on, str) else {*stop_on}
         alarms = (v for v in verdicts if v.severity == "alarm" and (v.rule, v.module) not in self.earlier)
         return next((v for v in alarms if {"alarm", v.rule} & asked), None)
@@ -581,7 +581,7 @@ class HealthState(MeasurementState):
 def firsts_over_ranks(ranks: Ranks, events: list[Nonfinite]) -> list[Nonfinite]:
     """Return the first event of each step, over all ranks. Every rank must call this.
 
-    Each rank has batches of its own, so an event that a batch has led to names the rank.
+    As each rank has other batches, the evidence of an event that depends on the batch begins with the rank.
     """
     named = [
         event

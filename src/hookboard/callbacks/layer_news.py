@@ -17,9 +17,9 @@ from hookboard.selection import named_submodules
 from hookboard.sites import Role
 
 _OF_CALLS: tuple[Role, ...] = ("output", "grad_output", "input", "grad_input")
-"""The roles whose sites are opened in the order in which modules run, the most telling first. Sites of gradients too,
-in the forward pass, when a hook is put on the output. A module comes after the modules inside it; by its inputs, before
-them."""
+"""Roles whose sites are opened in the order in which modules run; those of gradients too, as their hooks are put on
+tensors in the forward pass. The most telling come first: by its outputs a module comes after the modules inside it, by
+its inputs before them."""
 
 
 class LayerNews:

@@ -299,7 +299,7 @@ class SiteLogger(HookboardCallback[V]):
 
 
 def _note_wanted(sent: Callable[[], Readings], state: StageState) -> Readings:
-    """Return the readings, and note the factor by which the slowest rank must stretch its cadence."""
+    """Return what `sent` returns; set `state.wanted` to its last flag, the largest stretch that any rank asks for."""
     readings = sent()
     state.wanted = int(readings.flags[-1])
     return readings

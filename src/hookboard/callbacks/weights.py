@@ -53,7 +53,7 @@ WHY_NOT = "the optimizer keeps no such state of it, or none yet"
 _OF_VALUES: tuple[Role, ...] = ("parameter", "parameter_update", "parameter_before")
 
 _site = functools.lru_cache(maxsize=1 << 14)(Site)
-"""To make a site costs more than to look it up, and each due step needs up to four for each weight."""
+"""`Site`, cached: to make one costs more than to look it up, and each due step needs up to four for each weight."""
 
 
 def measure_gradients(
@@ -358,7 +358,10 @@ def after_next_step(optimizer: Optimizer, do: Callable[[], None]) -> Callable[[]
 
 
 def with_states(readings: Readings) -> StatisticTable:
-    """Return the statistics of the readings; the RMS of an optimizer's state becomes a statistic of its parameter."""
+    """Return the statistics of the readings, with the RMS of each `parameter_state` added to those of its parameter.
+
+    Such a statistic has the name that is the site's `index`.
+    """
     columns, places = readings.statistics, readings.places
     columns = StatisticTable(columns.names, columns.values.copy(), columns.is_there.copy())
     of_states = places.of_role("parameter_state")

@@ -279,7 +279,7 @@ class CapturedModule(_OfRoles):
                     yield k, role, path, one.value(f"{role} of {self.name!r}")
 
     def rows(self) -> Iterator[list[str]]:
-        """Return the rows of a summary, see `HEADER`."""
+        """Yield the cells of a summary's row for each captured tensor, see `HEADER`."""
         for k, role, path, tensor in self.tensors():
             which = (f"calls[{k}]." if len(self.calls) > 1 else "") + role + (f" {path}" if path else "")
             numbers = [f"{value:.4g}" for value in _described(tensor)] or ["?"] * len(SUMMARY.names)

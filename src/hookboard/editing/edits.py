@@ -326,7 +326,7 @@ class Edits:
         self._made: set[str] = set()
 
     def attach(self) -> None:
-        """Hooks every module.
+        """Hook every module.
 
         Raises:
             ValueError: a module cannot be edited; then none is hooked.
@@ -432,7 +432,7 @@ def edited_gradient(tensor: Tensor, change: EditFunction) -> Tensor:
         change: takes the gradient of the copy and returns the gradient of `tensor`, same shape and dtype.
 
     Returns:
-        A copy with memory of its own, which may be changed in place.
+        A copy in separate memory, which may be changed in place.
     """
     copy: Tensor = _EditedGradient.apply(tensor, change)
     return copy

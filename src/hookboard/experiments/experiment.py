@@ -184,7 +184,7 @@ def _experiments(recipe: Recipe, setting: Setting, batches: Sequence[Any]) -> Ex
     findings, tried, in_short = [], [], ""
     began = perf_counter()
     try:
-        together = _together(batches)
+        together = _first_batches(batches)
         with restoring(recipe, together[:1]):
             [loss] = losses_of(recipe, together[:1])
         if not math.isfinite(loss):
@@ -233,8 +233,11 @@ def _with_weights_named(finding: Finding, recipe: Recipe) -> Finding:
     return finding._replace(evidence=finding.evidence.replace("on a copy", "on a copy with the first weights", 1))
 
 
-def _together(batches: Sequence[Any]) -> Sequence[Any]:
-    """Return as many first batches as give MIN_SAMPLES_TOGETHER samples together; one batch if they are not pairs."""
+def _first_batches(batches: Sequence[Any]) -> Sequence[Any]:
+    """Return the first batches, as many as have MIN_SAMPLES_TOGETHER samples together, at most MAX_BATCHES.
+
+    Only the first one if the batches are not pairs.
+    """
     sizes = [len(pair.inputs) for pair in pairs_in(batches)]
     count = 1
     while sizes and count < min(len(sizes), MAX_BATCHES) and sum(sizes[:count]) < MIN_SAMPLES_TOGETHER:

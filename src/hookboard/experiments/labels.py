@@ -87,7 +87,7 @@ def judge_labels(trial: LabelTrial, *, is_stuck: bool) -> list[Finding]:
     """Return a finding if the held-out targets fit no better than permuted ones, otherwise nothing.
 
     Args:
-        trial: of `tried_labels`.
+        trial: what `tried_labels` returned.
         is_stuck: whether the loss has not fallen in the training either: then it is an alarm. Otherwise a note, because
             a hard task shows the same.
     """

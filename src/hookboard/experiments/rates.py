@@ -53,7 +53,7 @@ than would do as much as the rate at which the loss falls (choices)."""
 
 @dataclass(frozen=True)
 class RateTrial:
-    """What became of the loss at one learning rate.
+    """The loss before and after a training of some steps at one learning rate.
 
     Args:
         factor: the rate, as a multiple of the user's.
@@ -113,7 +113,10 @@ def tried_rates(recipe: Recipe, batches: Sequence[Any], count: int, *, has_targe
 
 
 def _further(trials: Sequence[RateTrial]) -> Sequence[float]:
-    """Return the further factors to try: LOWER, HIGHER or none.
+    """Return the further factors to try, if any.
+
+    LOWER if the loss diverges even at the lowest rate; HIGHER if it falls by less than STUCK_SHARE at the highest rate,
+    but by more than at the one below; otherwise ().
 
     Args:
         trials: the trials of all FACTORS, by ascending factor.
@@ -190,8 +193,8 @@ def higher_ones(trials: Sequence[RateTrial], pairs: Sequence[RatePair]) -> list[
     """Return the trial at the user's rate, then those at higher rates at which the loss has fallen.
 
     Args:
-        trials: of `tried_rates`.
-        pairs: of `tried_longer`, where that was needed.
+        trials: what `tried_rates` returned.
+        pairs: what `tried_longer` returned, if it was called.
 
     Returns:
         The trials; none unless the loss hardly changes at the user's rate and falls at a higher one.
@@ -258,10 +261,10 @@ def judge_rates(
     """Judge the user's learning rate by the trials at all rates.
 
     Args:
-        trials: of `tried_rates`.
-        pairs: of `tried_longer`, where that was needed.
-        held_out: of `tried_on_others`; None if that was not tried. It counts first: if a higher rate has learned there
-            what the user's has not, that is the finding.
+        trials: what `tried_rates` returned.
+        pairs: what `tried_longer` returned, if it was called.
+        held_out: what `tried_on_others` returned; None if it was not called. It counts first: if a higher rate has
+            learned there what the user's has not, that is the finding.
         has_targets: whether the loss compares outputs with targets: only then must it fall at some rate.
         is_dense: whether a sample has many targets: noise in them cannot be learned by a small model.
         groups: how many parameter groups the optimizer has.

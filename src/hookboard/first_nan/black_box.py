@@ -233,7 +233,11 @@ class BlackBox:
         return len(self.events) < MAX_EVENTS and self._searches < MAX_SEARCHES
 
     def _search_forward(self) -> Nonfinite | None:
-        """Run the batch again and describe where its loss became NaN or Inf; None if only the scale was too large."""
+        """Run the batch again; return an event that tells where its loss became NaN or Inf.
+
+        The event names no module if the batch cannot be run again, or gives a finite loss now. Under a GradScaler a
+        finite loss gives None: only the scale was too large.
+        """
         search = Search(self._model, self._batch)
         try:
             with self._repetition() as run, search.recording():
@@ -270,10 +274,12 @@ class BlackBox:
             return None
 
     def _search_backward(self, spoiled: dict[str, str]) -> Nonfinite:
-        """Run the batch again, with its backward pass, and describe where the first bad gradient came from.
+        """Run the batch again, with its backward pass; return an event that tells what gave the first bad gradient.
+
+        The event names no module if the batch cannot be run again, or gives finite gradients now.
 
         Args:
-            spoiled: the parameters with a bad gradient, and the modules that own them.
+            spoiled: dotted name of each parameter with a bad gradient, mapped to the name of its module.
         """
         search, names = Search(self._model, self._batch, with_gradients=True), list(spoiled)
         trained = [parameter for parameter in self._model.parameters() if parameter.requires_grad]

@@ -176,7 +176,7 @@ def _spread(parameters: list[Parameter]) -> list[Parameter]:
 
 
 def _is_sparse(module: nn.Module, parameter: Parameter) -> bool:
-    """Return True if the parameter's gradient is sparse, as far as this is known before the first backward pass."""
+    """Return True if the module was made with `sparse=True`, or the parameter holds a sparse gradient already."""
     grad = parameter.grad
     return vars(module).get("sparse") is True or (grad is not None and grad.layout is not torch.strided)
 

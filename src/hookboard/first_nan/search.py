@@ -349,7 +349,8 @@ class Search:
         """Return where the first bad gradient comes from. Call it after the backward pass.
 
         It is the innermost call that received only finite gradients at its outputs and contains a bad one. If no
-        gradient of an activation is bad, it is the last called module whose own parameters got a bad gradient.
+        gradient of an activation is bad, it is the last called module in `spoiled`; if none of these was called, the
+        code outside all modules.
 
         Args:
             spoiled: names of the modules whose own parameters got a bad gradient.

@@ -71,7 +71,7 @@ _OF_LOSS = (
     "spike",
     *_LAST,
 )
-"""What a loss that cannot do what it is meant to do brings with it."""
+"""Rules whose symptoms follow from a faulty loss."""
 
 CAUSES: tuple[Cause, ...] = (
     Cause(

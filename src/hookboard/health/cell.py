@@ -27,7 +27,7 @@ class Verdicts(tuple[Verdict, ...]):
 
 
 def cell(run: Run, verdicts: Sequence[Verdict]) -> str:
-    """Return HTML without scripts, for a notebook in light or dark: no name of a layer can add to it.
+    """Return the verdicts and the heat map of activations as HTML for a notebook, without scripts, texts escaped.
 
     Args:
         run: what was looked at.

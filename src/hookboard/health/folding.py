@@ -89,7 +89,10 @@ def _root(place: int, verdicts: Sequence[Verdict], places: Mapping[tuple[str, st
 
 
 def _alike(verdict: Verdict, place: int) -> object:
-    """Return a key; verdicts with equal keys are shown as one. It ignores evidence, and numbers and names in advice."""
+    """Return a key; verdicts with equal keys are shown as one. It ignores evidence, and numbers and names in advice.
+
+    A verdict on the whole model is shown alone: its key is `place`, its index among the verdicts.
+    """
     if not verdict.module:
         return place
     advice = re.sub(rf"(?<!\w){re.escape(verdict.module)}(?!\w)|[\d.]+", "", verdict.advice)

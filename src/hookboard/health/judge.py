@@ -254,7 +254,7 @@ class Judge:
         return verdict
 
     def _waits(self, verdict: Verdict, case: Case) -> Verdict:
-        """Return the verdict, or as a note if it may follow from a symptom that is too recent for a verdict.
+        """Return the verdict; as a note if it may follow from a symptom that is too recent for a verdict.
 
         An alarm is held back like this for one window of looks at most. The evidence then names the possible cause.
         """

@@ -128,10 +128,12 @@ def every_unit(shape: Sequence[int]) -> int:
 
 
 class NeedsHistogram:
-    """Tells which tensors need a histogram: outputs of bounded activations, and tensors in half precision.
+    """Tells for a site and its tensor whether to count a histogram: the argument `histogram` of `Recorder`.
+
+    True for outputs of bounded activations such as tanh, and for activations and their gradients in half precision.
 
     Args:
-        layers: every layer that is watched, by name.
+        layers: every watched layer by name.
     """
 
     def __init__(self, layers: Mapping[str, Layer]) -> None:

@@ -218,8 +218,8 @@ class LossHistory:
         self.first_nonfinite: Loss | None = None
         """The first loss that was NaN or infinite."""
         self.is_mixed = False
-        """True if there are several losses: for one batch, or of optimizers that take turns. Or the one goes to and fro
-        across 0 from the start, as that of a policy: it measures no error."""
+        """True if there are several losses: for one batch, or of optimizers that take turns. Also if the one often
+        changes its sign from the start, as that of a policy gradient, which measures no error."""
         self.spikes: deque[Spike] = deque(maxlen=SPIKES_KEPT)
         """The last spikes; of consecutive steps only the first."""
         self.reached_chance: int | None = None
@@ -409,7 +409,7 @@ class LossCurve(LossHistory):
 
     @property
     def has_risen(self) -> bool:
-        """True if the loss has lost much of what it had gained, and did not recover for `HARM_STEPS` steps."""
+        """True if for `HARM_STEPS` steps the loss has lost `RISE_SHARE_OF_GAIN` of its fall from start to best."""
         if not self.is_known or not math.isfinite(self.best):
             return False
         gained = self.start - self.best
@@ -417,10 +417,9 @@ class LossCurve(LossHistory):
 
     @property
     def has_forgotten(self) -> bool:
-        """True if the model began well below chance, and has lost much of that for `HARM_STEPS` steps.
+        """True if the first loss was well below chance and `RISE_SHARE_OF_GAIN` of that is lost for `HARM_STEPS` steps.
 
-        It is compared with its very first loss, which is that of the model as it was given: the first step may have
-        spoiled all losses after it.
+        The very first loss counts, not `start`, because the first step may have spoiled all losses after it.
         """
         if not self.is_known or self.chance is None or not self.first[0].value < PRETRAINED_CHANCE_SHARE * self.chance:
             return False
@@ -516,7 +515,7 @@ class LossCurve(LossHistory):
         return np.array([loss.value for loss in self.recent if loss.step > step])
 
     def is_worse_since(self, step: int) -> bool:
-        """Return True if the loss was well right before a step and never since; False if that is too long ago."""
+        """Return True if the loss was near its best just before a step, and well above that ever since; else False."""
         if not self.is_harmed:
             return False
         before = [loss.value for loss in self.recent if loss.step < step][-BLOCK_STEPS:]

@@ -72,7 +72,7 @@ def robust_z(value: float, others: np.ndarray, floor: float) -> float:
 
 
 def slope(values: np.ndarray) -> float:
-    """Return the Theil-Sen slope: the median slope between all pairs of values, per index; of at most 64 values."""
+    """Return the Theil-Sen slope: the median slope per index over all pairs of values, or over pairs of 64 of them."""
     places = np.unique(np.linspace(0, len(values) - 1, min(len(values), 64)).astype(int))
     one, other = np.triu_indices(len(places), 1)
     return float(np.median((values[places[other]] - values[places[one]]) / (places[other] - places[one])))

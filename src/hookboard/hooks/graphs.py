@@ -44,8 +44,8 @@ class Receiver(Protocol):
 
 
 _RECEIVERS: dict[int, weakref.ref[Receiver]] = {}
-"""By the number in their key. Not a WeakValueDictionary: its callbacks may run in the garbage collector, where Python
-drops a KeyboardInterrupt."""
+"""The number that stands for a receiver in graphs -> the receiver. Not a WeakValueDictionary: its callbacks may run in
+the garbage collector, where Python drops a KeyboardInterrupt."""
 _NUMBERS = itertools.count()
 _NEXT = torch.tensor([0, 1], device="cpu")
 
@@ -75,7 +75,7 @@ def _(key: Tensor, tensor: Tensor | None, role: str, path: str, cause: str) -> T
 
 
 KEEPS_ITS_OUTPUT = (nn.ReLU, nn.Hardtanh, nn.LeakyReLU, nn.ELU, nn.CELU, nn.SELU, nn.Threshold, nn.RReLU)
-"""In place, these compute their gradient from their output, which must not be changed in place afterwards."""
+"""Activations that, in place, compute their gradient from their output: it must not be changed in place afterwards."""
 
 
 RETURNED = "the module returned its input, whose gradient a compiled graph cannot show"

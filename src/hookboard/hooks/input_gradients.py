@@ -233,7 +233,7 @@ def _crossings(
         since: autograd's sequence number when the call began: nodes of this thread with a smaller one existed too.
 
     Returns:
-        The node and input number that each edge leads to, with the nodes (and their slots) that it leaves.
+        (node, its input number) that edges lead to -> the (node, slot) pairs of the module's part that they leave.
     """
     found: dict[tuple[Node, int], list[tuple[Node, int]]] = {}
     seen = {tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None}

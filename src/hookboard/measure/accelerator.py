@@ -75,7 +75,10 @@ def can_read(tensor: Tensor) -> bool:
 
 
 def can_divide(tensor: Tensor, scale: Tensor) -> bool:
-    """Return True if `rows_of` can divide this tensor by a scale of shape () while it measures."""
+    """Return True if `rows_of` can measure this tensor with this `scale`, which has shape ().
+
+    That takes `can_read`, a strided tensor with a dtype of `DTYPES`, and a scale in float32 on the same device.
+    """
     return (
         can_read(tensor)
         and tensor.dtype in DTYPES

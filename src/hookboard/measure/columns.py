@@ -157,9 +157,10 @@ class SaturatedCount(Columns):
 class Covariance(Columns):
     """Measures the covariance of the channels, from a sample of at most 256 positions and 64 channels.
 
-    Columns: the number of positions sampled, the number of channels sampled, the mean of each channel, and the lower
-    triangle of the covariance. A position is one vector over the channels; one with NaN or infinities is left out.
-    Means and covariance are in units of `unit_of` the tensor, so that no square overflows.
+    Columns: the number of sampled positions, that of sampled channels, the mean of each channel, and the lower triangle
+    of the covariance, row by row with the diagonal; 0 for channels beyond the sampled ones. A position is one vector
+    over the channels; one with NaN or infinities is left out. Values are divided by `unit_of` the tensor's min and max
+    first, so that no square overflows.
     """
 
     width = 2 + MAX_SAMPLED_CHANNELS + len(_PAIRS[0])

@@ -25,9 +25,9 @@ class MergedSite:
     Args:
         moments: the merged moments.
         bins: the counts of the values, shape (BINS,); None if they were not counted.
-        channels: the row of each channel, shape (channels, WIDTH); None if there are none.
+        channels: the moments of each channel, shape (channels, WIDTH); None if there are none.
         dtype: the dtype of the tensors; None if unknown.
-        numbers: the values of each kind of further columns.
+        numbers: each `Columns` that was measured, mapped to its merged columns.
     """
 
     moments: Moments

@@ -119,7 +119,7 @@ def _bins_of(x):
 
 @triton.jit
 def _count_into(counts, x, is_there):
-    """Add the bins of a tile. Zeros, of which there may be many, are added up first: they would wait for each other."""
+    """Add a tile's bins to `counts`. Zeros, often many, are added at once: atomic additions to one bin take turns."""
     is_zero = (x == 0) & is_there
     bins = _bins_of(x)
     positive = tl.sum(tl.sum((is_zero & (bins == 0)).to(tl.int32), 0), 0)

@@ -51,7 +51,7 @@ class Reading:
             object.__setattr__(self, "width", len(self.channels))
 
     def __repr__(self) -> str:
-        """Return the statistics that were asked for, and of the rest what is not as usual."""
+        """Return site and statistics in one line, and what is not the default of stage, histogram and `overflowed`."""
         parts = [f"{name}={value:.4g}" for name, value in self.statistics.items()]
         if self.histogram is not None:
             parts.append("histogram")

@@ -137,7 +137,7 @@ class Slots:
         return shapes
 
     def forget_shapes(self) -> None:
-        """Forget the shapes and forms of all slots, because modules were replaced: the next tensors set them again."""
+        """Set `shape` and `form` of all slots to None: modules were replaced, and the next tensors set them again."""
         for slot in list(self.by_site.values()):
             slot.shape = slot.form = None
 

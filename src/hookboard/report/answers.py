@@ -19,7 +19,7 @@ MAX_PICTURE_BYTES = 1_000_000
 """Maximum size of all pictures together."""
 
 MIN_LIST = 8
-"""Shorter lists are not worth a place of their own."""
+"""Minimum length of a list that `pooled` stores once and refers to."""
 
 
 def answers_of(board: Board, source: Source, names: Sequence[str], columns: int) -> list[tuple[Request, Answer]]:

@@ -50,8 +50,8 @@ class ReadRun:
         name: the name of its folder.
         headline: how many verdicts there are, in one sentence; "" if HealthMonitor did not watch it.
         records: the verdicts as dictionaries with the fields of `hookboard.Verdict`, worst first.
-        readings: name of a quantity, as in the tab's address, to its numbers: "health/activation_rms",
-            "train/gradient/std".
+        readings: the values of each quantity, by layer and step. Quantities are named as in the tab's address, such as
+            "health/activation_rms" or "train/gradient/std".
     """
 
     name: str

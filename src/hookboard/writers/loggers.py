@@ -65,10 +65,10 @@ class Loggers:
         waiting.rows.setdefault((id(logger), entry.step), []).append((logger, self, entry))
 
     def write_row(self, logger: Logger, entry: Entry, owners: "Sequence[Loggers]") -> None:
-        """Write to one logger what several owners have made together.
+        """Write to one logger an entry that several owners have made together, unless it has failed for all of them.
 
         Args:
-            logger: the logger. Those of the owners to whom it has failed are left out.
+            logger: the logger. If it fails, the owners do not write to it any more.
             entry: what to write.
             owners: leave the logger out from now on if it fails. One that made several entries is there several times.
         """
@@ -103,7 +103,7 @@ waiting = _Waiting()
 
 
 def write_rows(before: float = math.inf) -> None:
-    """Write what callbacks have left in this thread for `waiting`, as one entry for each logger and step.
+    """Write the entries that `Loggers.write` has left in this thread: one joined entry for each logger and step.
 
     Args:
         before: what was left for this step and later ones goes on waiting: more of it may come.

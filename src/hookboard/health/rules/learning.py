@@ -143,10 +143,10 @@ def not_learning(run: Run) -> Iterator[Symptom]:
         return
     ratios = run.recent("update_ratio")[:, -run.window :]
     moved = median_of(ratios[np.isfinite(ratios)])
-    if not moved > UPDATE_RATIO_SMALL or _rises(run):
+    if not moved > UPDATE_RATIO_SMALL or _rate_rises(run):
         return
     agreement = agreement_of(run)
-    if agreement > AGREEING_GRADIENT_COSINE or not _speaks(run):
+    if agreement > AGREEING_GRADIENT_COSINE or not _tells_samples_apart(run):
         return
     chance = "" if losses.chance is None else f" (chance: {losses.chance:.3g})"
     evidence = f"{losses.harm}{chance}, while a step moves the weights by {moved:.1g} of their size{_cosine(agreement)}"
@@ -212,7 +212,7 @@ NOISY_DROPPED_SHARE = 0.7
 def _severity_at_end(run: Run) -> Severity:
     dropouts = np.flatnonzero(run.arrays.of_kind(DROPOUT_KINDS)).tolist()
     is_noisy = any(dropped_share(run, place) >= NOISY_DROPPED_SHARE for place in dropouts)
-    return "note" if run.losses.steps < STEPS_BEFORE_STUCK or _rises(run) or is_noisy else "alarm"
+    return "note" if run.losses.steps < STEPS_BEFORE_STUCK or _rate_rises(run) or is_noisy else "alarm"
 
 
 def _no_better(run: Run, level: float, error: float) -> Symptom | None:
@@ -248,7 +248,7 @@ def _no_better(run: Run, level: float, error: float) -> Symptom | None:
     return Symptom("", evidence, advice, _severity_at_end(run))
 
 
-def _speaks(run: Run) -> bool:
+def _tells_samples_apart(run: Run) -> bool:
     """Return True if the model's outputs differ between samples, or did at the start.
 
     False if their spread has doubled over the kept looks: the model then begins to learn. True if unknown.
@@ -262,7 +262,7 @@ def _speaks(run: Run) -> bool:
     return differs and spreads[-1] < 2 * spreads[0]
 
 
-def _rises(run: Run) -> bool:
+def _rate_rises(run: Run) -> bool:
     """Return True if a learning rate is higher now than at the oldest look that is kept, as in a warm-up."""
     first, now = run.looks[0].stepped, run.now.stepped
     return any(name in first and stepped.rate > first[name].rate for name, stepped in now.items())

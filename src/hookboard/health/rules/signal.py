@@ -126,7 +126,7 @@ def _share_at(look: Look | None, layer: Layer) -> tuple[float, str] | None:
 
 
 def _borders(layer: Layer, reading: Reading) -> tuple[float, float]:
-    """Return below and above which outputs are saturated."""
+    """Return the lower and the upper limit beyond which a layer's outputs count as saturated."""
     low, high = _range(layer, reading)
     middle, half = (low + high) / 2, (high - low) / 2
     return middle - SATURATED_SHARE * half, middle + SATURATED_SHARE * half
@@ -248,7 +248,7 @@ VALUES_PER_UNIT_MIN = 8
 
 def _collapsed(run: Run) -> Iterator[Symptom]:
     spread = run.recent("sample_spread")[:, -1]
-    seen = np.flatnonzero(np.isfinite(spread) & _answer(run))
+    seen = np.flatnonzero(np.isfinite(spread) & _are_comparable(run))
     if not len(seen):
         return
     # The answers are those of the last layer with weights: what softmax makes of them is near 1 / classes anyway.
@@ -310,7 +310,7 @@ def _at_the_end(run: Run, layers: list[Layer], course: np.ndarray) -> Symptom:
     return Symptom(name, f"{evidence}{harm_of(run)}.", advice, severity, size=float(-log[-1]))
 
 
-def _answer(run: Run) -> np.ndarray:
+def _are_comparable(run: Run) -> np.ndarray:
     """Return which layers have two or more channels and enough values to compare samples, shape (layers,), bool."""
     units, channels = run.latest.outputs, np.zeros(len(run.layers))
     channels[units.places] = units.widths
