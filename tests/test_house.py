@@ -54,6 +54,7 @@ GROUND = [
     "checks",
     "clock",
     "eager",
+    "either_lightning",
     "layers",
     "layouts",
     "messages",

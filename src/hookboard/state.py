@@ -15,13 +15,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from hookboard.either_lightning import PACKAGES
 from hookboard.torch_private import buffers_of, parameters_of
 
 MAX_OBJECTS = 1_000_000
 """Maximum number of objects that are visited; numbers and strings do not count."""
 
 _CONSTANT = frozenset({bool, int, float, complex, str, bytes, range, slice, type(None), torch.Size, torch.dtype})
-_OF_LIBRARIES = frozenset({"torch", "lightning", "lightning_fabric", "pytorch_lightning", "logging"})
+_OF_LIBRARIES = PACKAGES | {"torch", "logging"}
 _OF_THREADS = frozenset({"_thread", "threading", "queue", "multiprocessing"})
 _OF_TORCH = frozenset(nn.Module().__dict__) - {"training"}
 """Attributes that every module has: its hooks, its parameters and the modules inside it among them."""

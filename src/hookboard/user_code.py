@@ -1,17 +1,19 @@
 """Tells the user's code from that of libraries, in the frames of a running call."""
 
 import functools
+import importlib.util
 import inspect
 from pathlib import Path
 from types import FrameType
 
-import lightning
 import torch
+
+from hookboard.either_lightning import PACKAGES
 
 _LIBRARIES = (
     "<",
-    *(f"{Path(inspect.getfile(library)).parent}/" for library in (torch, lightning)),
-    f"{Path(__file__).parent}/",
+    *(f"{Path(spec.origin).parent}/" for name in PACKAGES if (spec := importlib.util.find_spec(name)) and spec.origin),
+    *(f"{Path(file).parent}/" for file in (inspect.getfile(torch), __file__)),
 )
 """Prefixes of the paths of files whose lines tell a user nothing."""
 

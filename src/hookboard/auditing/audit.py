@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from hookboard.auditing.reading import Reader
 from hookboard.auditing.rules import Finding
+from hookboard.either_lightning import is_lightning
 from hookboard.replay import call_training_step, loss_in, undisturbed
 
 
@@ -53,7 +54,7 @@ def audit(model: nn.Module, batch: Any, step: Callable[[Any], Tensor] | None = N
 
 def _step_of(model: nn.Module) -> Callable[[Any], Any]:
     """Return a function from a batch to the loss in what the model's `training_step` returns."""
-    if not isinstance(model, LightningModule):
+    if not is_lightning(model, LightningModule):
         raise TypeError(
             f"model is a {type(model).__name__}, which has no training_step: give step=, a function from the batch to "
             "the loss"

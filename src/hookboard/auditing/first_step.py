@@ -10,6 +10,7 @@ from torch import Tensor
 from hookboard.auditing.optimizing import findings_of_optimizers
 from hookboard.auditing.reading import Reader
 from hookboard.auditing.rules import Finding
+from hookboard.either_lightning import is_lightning
 from hookboard.layers import Flow
 from hookboard.messages import inform, warn
 from hookboard.replay import CannotRunAgainError, run_step, undisturbed
@@ -67,7 +68,7 @@ def _traced(trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx:
         CannotRunAgainError: the step cannot be run by this process alone, or not without a trace.
     """
     strategy = trainer.strategy
-    if isinstance(strategy, DeepSpeedStrategy) or not isinstance(strategy, SingleDeviceStrategy | DDPStrategy):
+    if is_lightning(strategy, DeepSpeedStrategy) or not is_lightning(strategy, SingleDeviceStrategy, DDPStrategy):
         raise CannotRunAgainError(f"{type(strategy).__name__} splits the model, and one process cannot run it alone")
     is_manual = not pl_module.automatic_optimization
     with undisturbed(pl_module, batch, trainer=trainer, is_whole_step=True, is_strict=True):

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from hookboard.auditing.program import Place
 from hookboard.auditing.rules import Finding
+from hookboard.either_lightning import is_lightning
 from hookboard.ranks import local
 from hookboard.torch_private import version_of
 from hookboard.user_code import is_of_library, user_frame
@@ -140,7 +141,7 @@ def _is_plain(gradient: Tensor | None) -> TypeGuard[Tensor]:
 
 def _place_of_step(model: nn.Module) -> Place:
     """Return the user's line that calls `step()`, or under automatic optimization their `optimizer_zero_grad`."""
-    if isinstance(model, LightningModule) and model.automatic_optimization:
+    if is_lightning(model, LightningModule) and model.automatic_optimization:
         function = type(model).optimizer_zero_grad
         path = inspect.getfile(function)
         return Place("", "" if is_of_library(path) else path, function.__code__.co_firstlineno)

@@ -13,6 +13,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from hookboard.auditing import Finding
+from hookboard.either_lightning import is_lightning
 from hookboard.experiments.attempt import OutOfTimeError, Recipe, Start, current_rates, losses_of, restoring
 from hookboard.experiments.labels import judge_equal, judge_labels, said_of_labels, tried_labels
 from hookboard.experiments.rates import (
@@ -136,7 +137,7 @@ def _run(setting: Setting, batches: Sequence[Any], seconds: float, do: Callable[
 def why_not(setting: Setting, batches: Sequence[Any]) -> str:
     """Return why experiments are not possible, as the end of a sentence; "" if they are."""
     module, trainer = setting.module, setting.trainer
-    if isinstance(module, LightningModule) and setting.step is None and not module.automatic_optimization:
+    if is_lightning(module, LightningModule) and setting.step is None and not module.automatic_optimization:
         return "the optimization is manual"
     if len(setting.optimizers) != 1:
         return f"there are {len(setting.optimizers)} optimizers"
@@ -163,7 +164,7 @@ def _recipe(setting: Setting, until: float) -> Recipe:
     """Return the recipe for a setting that can be tried, with the clipping and precision of its Trainer."""
     [optimizer] = setting.optimizers
     step, clip, scale, trainer = setting.step, None, 1.0, setting.trainer
-    if step is None and isinstance(setting.module, LightningModule):
+    if step is None and is_lightning(setting.module, LightningModule):
         step = partial(loss_of_step, trainer, setting.module)
     if step is None:
         raise TypeError(f"model is a {type(setting.module).__name__}, which has no training_step: give step=")

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hookboard.auditing import Finding, audit
+from hookboard.either_lightning import is_lightning
 from hookboard.experiments.batches import read_apart
 from hookboard.experiments.experiment import Setting, experiment, trainer_of
 from hookboard.replay import CannotRunAgainError, loss_of_step, undisturbed
@@ -88,16 +89,16 @@ def checkup(
         >>> [(found.rule, found.advice) for found in report.findings]
         [('learning_rate', 'set lr=0.1')]
     """
-    if not isinstance(model, LightningModule) and (step is None or optimizer is None):
+    if not is_lightning(model, LightningModule) and (step is None or optimizer is None):
         raise TypeError(f"model is a {type(model).__name__}, which has no training_step: give step= and optimizer=")
     batches = _first_of(data)
     with undisturbed(model):
         optimizers = _optimizers_of(model) if optimizer is None else [optimizer]
     if not batches:
         raise ValueError("data: it has no batch.")
-    if isinstance(model, LightningModule):
+    if is_lightning(model, LightningModule):
         batches = [model.transfer_batch_to_device(batch, model.device, 0) for batch in batches]
-    trainer = trainer_of(model) if isinstance(model, LightningModule) else None
+    trainer = trainer_of(model) if is_lightning(model, LightningModule) else None
     return check_up(Setting(model, optimizers, step, trainer), batches, seconds)
 
 
@@ -123,7 +124,7 @@ def check_up(setting: Setting, batches: Sequence[Any], seconds: float) -> Checku
 def _audited(setting: Setting, batch: Any, tried: list[str]) -> Sequence[Finding]:
     """Return what `audit` finds; if the step cannot be read, append the reason to `tried` and return nothing."""
     module, step, trainer = setting.module, setting.step, setting.trainer
-    if step is None and isinstance(module, LightningModule):
+    if step is None and is_lightning(module, LightningModule):
         if not module.automatic_optimization:
             tried.append("The step was not read: the optimization is manual.")
             return ()

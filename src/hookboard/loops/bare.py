@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from lightning.fabric.wrappers import is_wrapped
 from lightning.pytorch import Callback
 from lightning.pytorch.loggers import Logger
 from torch import Tensor, nn
@@ -21,6 +20,7 @@ from torch.optim import Optimizer
 from torch.utils.tensorboard import SummaryWriter
 
 from hookboard.checks import check_switches, check_whole, wrong
+from hookboard.either_lightning import is_wrapped
 from hookboard.loops.callback import HookboardCallback
 from hookboard.loops.loop import Loop
 from hookboard.loops.trainer import Members, scaler_of_fabric

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
-from lightning.fabric.wrappers import is_wrapped
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
@@ -24,6 +23,7 @@ from torch import Tensor
 from torch.amp import GradScaler
 
 from hookboard.auditing import FirstStep, read_first_step
+from hookboard.either_lightning import is_lightning, is_wrapped
 from hookboard.loops.loop import Loop
 from hookboard.messages import ask_for_rank
 from hookboard.replay import RandomState, loss_of_step, undisturbed
@@ -61,7 +61,7 @@ class TrainerLoop(Loop):
     is_accumulating = _asked(lambda loop: loop.trainer.fit_loop.epoch_loop._should_accumulate())
     is_running = _asked(lambda loop: loop.trainer.state.status == TrainerStatus.RUNNING)
     is_fitting = _asked(lambda loop: loop.trainer.state.fn == TrainerFn.FITTING)
-    is_model_parallel = _asked(lambda loop: isinstance(loop.trainer.strategy, ModelParallelStrategy))
+    is_model_parallel = _asked(lambda loop: is_lightning(loop.trainer.strategy, ModelParallelStrategy))
     why_not = _asked(lambda loop: "fast_dev_run has no log to write to" if loop.trainer.fast_dev_run else None)
 
     @_asked
@@ -79,7 +79,7 @@ class TrainerLoop(Loop):
     @_asked
     def weights_kept_by(self) -> str | None:
         strategy = self.trainer.strategy
-        return type(strategy).__name__ if isinstance(strategy, FSDPStrategy | DeepSpeedStrategy) else None
+        return type(strategy).__name__ if is_lightning(strategy, FSDPStrategy, DeepSpeedStrategy) else None
 
     def in_precision(self) -> AbstractContextManager[object]:
         return self.trainer.precision_plugin.forward_context()

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
+from hookboard.either_lightning import PACKAGES, is_lightning
+
 MAX_SAVED_BYTES = 1 << 29
 """Maximum bytes of tensors and arrays that are saved, besides parameters; copying more would take too long (a choice).
 Parameters up to this size are always saved."""
@@ -30,7 +32,7 @@ _UNCHANGED_LIBRARIES = frozenset({"tokenizers", "sentencepiece", "pandas", "pyar
 FILE_LIBRARIES = frozenset({"_io", "_csv", "sqlite3", "h5py", "lmdb"})
 """Top-level modules whose objects are open files, or write to one."""
 
-_KNOWN_LIBRARIES = frozenset({"lightning", "lightning_fabric", "pytorch_lightning", "torch", "logging", "hookboard"})
+_KNOWN_LIBRARIES = PACKAGES | {"torch", "logging", "hookboard"}
 """Libraries whose objects a step either leaves unchanged, or `State` restores."""
 
 _LOCKS = (type(threading.Lock()), type(threading.RLock()), threading.Thread, threading.Event, threading.Condition)
@@ -92,7 +94,7 @@ class RestorableCheck:
             return None if id(value) in self._optimizers else f"an optimizer of its own ({name})"
         if isinstance(value, torch.amp.GradScaler):
             return f"what steps beside the optimizer ({name})"
-        if isinstance(value, Logger) or kind.__module__.startswith("torch.utils.tensorboard"):
+        if is_lightning(value, Logger) or kind.__module__.startswith("torch.utils.tensorboard"):
             return f"a logger of its own ({name})"
         if library in _KNOWN_LIBRARIES:
             return None

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from hookboard.eager import run_eagerly
+from hookboard.either_lightning import PACKAGES, is_lightning
 from hookboard.hooks import own_call
 from hookboard.replay.outside import nothing_gets_out, nothing_printed
 from hookboard.replay.restorable import CannotRunAgainError, RestorableCheck
@@ -66,7 +67,7 @@ def undisturbed(
             until_end.enter_context(_same_environment())
         check = RestorableCheck(() if trainer is None else trainer.optimizers) if is_strict else _nothing
         until_end.callback(State(*held, with_weights=is_whole_step, check=check).restore)
-        if isinstance(module, LightningModule):
+        if is_lightning(module, LightningModule):
             until_end.enter_context(replaced(module, log=_nothing, log_dict=_nothing))
         if trainer is not None:
             until_end.callback(setattr, trainer, "loggers", trainer.loggers)
@@ -104,11 +105,11 @@ def _changed_through(trainer: Trainer, variables: Variables) -> list[Any]:
         others += trainer.callbacks  # type: ignore[attr-defined]  # Trainer has it, untyped
     if variables.names("train_dataloader"):
         others.append(getattr(trainer.train_dataloader, "dataset", None))
-    own = (one for one in others if hasattr(one, "__dict__") and not type(one).__module__.startswith(_LIBRARIES))
-    return [*found, *map(vars, own)]
+    return [*found, *(vars(one) for one in others if hasattr(one, "__dict__") and not _is_of_library(one))]
 
 
-_LIBRARIES = ("torch.", "lightning.", "pytorch_lightning.", "hookboard.")
+def _is_of_library(value: object) -> bool:
+    return type(value).__module__.partition(".")[0] in PACKAGES | {"torch", "hookboard"}
 
 
 @contextmanager
