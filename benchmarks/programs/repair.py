@@ -251,7 +251,7 @@ REPAIRS: list[tuple[re.Pattern[str], Any]] = [
     (_words(r"give both the same shape"), _same_shape),
     (_words(r"remove (?:the|this) (?P<what>softmax|sigmoid|relu|tanh)"), _removed),
     (_words(r"use (?:a )?sigmoid for one output"), _sigmoid),
-    (_words(r"use sigmoid in place of the softmax, with binary_cross_entropy_with_logits"), _independent),
+    (_words(r"remove the softmax and use binary_cross_entropy_with_logits"), _independent),
     (_words(r"for more classes use cross_entropy|an output for each class"), _classes),
     (_words(r"put log_softmax"), _log_softmax),
     (_words(r"use relu or gelu in place of .*, add normalization"), _hidden_relu_normalized),

@@ -184,7 +184,13 @@ def test_the_samples_whose_labels_do_not_sum_to_1_are_counted():
     assert f"those of {(LABELS.double().sum(1) != 1).sum()} of 16 samples cannot be reached" in found.evidence
 
 
-@pytest.mark.parametrize(("shift", "advice"), [(0, "use sigmoid"), (1, "remove the softmax: the targets are 1 to 2")])
+@pytest.mark.parametrize(
+    ("shift", "advice"),
+    [
+        (0, "use sigmoid"),
+        (1, "remove the softmax: the targets are 1 to 2"),
+    ],
+)
 def test_sigmoid_in_place_of_a_softmax_over_one_value_is_advised_for_targets_that_it_can_give(shift, advice):
     found = found_in(net(nn.Softmax(1), outputs=1), mse_loss, BINARY + shift, first)
     assert found[0].rule == "no_influence"

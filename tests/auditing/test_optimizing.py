@@ -65,10 +65,34 @@ def test_parameters_that_no_optimizer_holds_are_a_note_with_their_number():
     assert "body.0.weight" in found.evidence
 
 
+def frozen_body(model):
+    """Return the parameters that were there before the adapter, as a list that is made too early would hold."""
+    model.body.requires_grad_(False)
+    return model.body.parameters()
+
+
+def test_an_optimizer_without_any_parameter_that_is_trained_is_an_alarm_with_one_that_is():
+    found = said(Model(frozen_body))[0]
+    assert (found.severity, found.rule) == ("alarm", "not_in_optimizer")
+    assert found.evidence == (
+        "none of the 2 trainable parameters that get a gradient is in an optimizer, which holds 6 others, 6 of them "
+        "frozen"
+    )
+    assert "head.weight" in found.advice
+
+
 def test_an_optimizer_of_another_model_is_an_alarm():
     found = said(Model(lambda model: copy.deepcopy(model.body).parameters()))[0]
     assert (found.severity, found.rule) == ("alarm", "not_in_optimizer")
     assert "hold 6 tensors" in found.evidence
+
+
+def test_that_no_weight_moves_follows_from_an_optimizer_without_them():
+    monitor = HealthMonitor(every_n_steps=1)
+    fit(None, Model(lambda model: copy.deepcopy(model.body).parameters()), batches(*[8] * 10), monitor)
+    [still] = [verdict for verdict in monitor.verdicts if verdict.rule == "not_updated"]
+    assert still.follows_from is not None
+    assert still.follows_from[0] == "not_in_optimizer"
 
 
 def test_nothing_is_said_where_the_optimizers_hold_every_parameter():

@@ -63,11 +63,19 @@ def test_gradients_that_are_never_cleared_are_an_alarm_with_the_line_of_the_step
 
 
 @pytest.mark.parametrize("clears", ["before", "after", "at last"])
-@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize(("every", "loops"), [(1, 1), (2, 1), (1, 2)])
 @pytest.mark.parametrize("to_none", [True, False])
-@pytest.mark.parametrize("loops", [1, 2])
 def test_gradients_that_are_cleared_at_any_time_are_fine(clears, every, to_none, loops):
     assert alarms(Manual(clears, every, to_none, loops)) == []
+
+
+def test_a_second_step_in_a_batch_with_the_gradients_of_the_first_is_an_alarm():
+    model = Manual("before", every=2, loops=2)
+    (verdict,) = alarms(model)
+    assert verdict.since <= 2
+    # The oracle: in the second batch nothing is cleared, and its second gradient holds its first.
+    single = model.gradients[3] - model.gradients[2]
+    assert single.abs().max() > 0
 
 
 class TwoOptimizers(Manual):
@@ -88,6 +96,23 @@ class TwoOptimizers(Manual):
 
 def test_gradients_that_another_loss_leaves_are_fine():
     assert alarms(TwoOptimizers()) == []
+
+
+class NeitherClears(TwoOptimizers):
+    def training_step(self, batch, batch_idx):
+        one, other = self.optimizers()
+        self.manual_backward(self.net(batch).square().mean())
+        one.step()
+        self.manual_backward(-self.net(batch).mean())
+        other.step()
+
+
+def test_two_optimizers_whose_gradients_are_never_cleared_are_one_alarm_with_both_lines():
+    (verdict,) = alarms(NeitherClears())
+    line = NeitherClears.training_step.__code__.co_firstlineno
+    assert f"SGD steps at test_stale.py:{line + 3} and SGD steps at test_stale.py:{line + 5} with" in verdict.evidence
+    assert "(2 and 2 parameters)" in verdict.evidence
+    assert verdict.advice == "call zero_grad() of each before the backward pass"
 
 
 class Automatic(LightningModule):

@@ -275,7 +275,8 @@ def test_a_run_without_an_alarm_says_what_cannot_be_seen_and_how_much_is_trained
     judge.run.peak_rate = {f"net.{i}.weight": 0.1 for i in range(4)}
     said = caveat(judge.run, [replace(ALARM, severity="note")])
     assert "Optimizers" not in said
-    assert said.endswith("whether the loss is the right one, or whether something is frozen by mistake.")
+    assert "whether the loss is the right one, or whether something is frozen by mistake." in said
+    assert said.endswith("the callback Checkup() trains on a copy, with other targets and at other learning rates.")
     assert said in " ".join(" ".join(closing(judge.run, [])).split())
     assert caveat(judge.run, [ALARM]) == ""
     assert caveat(trained(4, looks=2, sick="").run, []) == ""

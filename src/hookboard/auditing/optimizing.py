@@ -78,6 +78,18 @@ def _not_in_optimizer(
             "give configure_optimizers the parameters of the model that is trained, not those of an earlier copy",
         )
         return
+    if len(left_out) == len(trained):
+        others = [p for p in parameters.values() if id(p) in held]
+        yield Finding(
+            "not_in_optimizer",
+            "alarm",
+            "",
+            f"none of the {len(trained)} trainable parameters that get a gradient is in an optimizer, which holds "
+            f"{len(others)} others, {sum(not p.requires_grad for p in others)} of them frozen",
+            f"give the optimizer the parameters that are trainable now, such as {left_out[0]}: collect them after the "
+            "model is complete, its adapters and new heads included",
+        )
+        return
     yield Finding(
         "not_in_optimizer",
         "note",

@@ -301,8 +301,8 @@ def _sums_that_differ(done: TracedStep) -> Iterator[Finding]:
                 op.place.module,
                 f"the outputs of softmax at {op.place} sum to 1, and the targets of a sample at {call.op.place} to "
                 f"{in_numbers(sums)}: those of {outside:,} of {sums.numel():,} samples cannot be reached",
-                "where several labels may hold at once, use sigmoid in place of the softmax, with "
-                "binary_cross_entropy_with_logits; otherwise scale the targets to sum to 1",
+                "where several labels may hold at once, remove the softmax and use binary_cross_entropy_with_logits, "
+                "with sigmoid where probabilities are needed; otherwise scale the targets to sum to 1",
             )
 
 

@@ -29,12 +29,14 @@ class _Watched:
     """The state of the detection for one optimizer.
 
     Args:
+        optimizer: the optimizer.
         steps: how often the optimizer has stepped.
         backwards: how many backward passes began since its last step.
         left: sampled parameters whose gradient was not cleared since its last step.
         is_decided: whether the optimizer is no longer watched.
     """
 
+    optimizer: Optimizer
     steps: int = 0
     backwards: int = 0
     left: "list[_Left]" = field(default_factory=list)
@@ -63,6 +65,14 @@ class _Left(NamedTuple):
         return gradient is not None and id(gradient) == self.identity and version_of(gradient) == self.version
 
 
+class _Stale(NamedTuple):
+    """An optimizer that steps with stale gradients: its class, the user's line, its number of gradients."""
+
+    kind: str
+    place: Place
+    gradients: int
+
+
 class StaleGradients:
     """Detects that nothing clears the gradients between two steps of an optimizer.
 
@@ -75,17 +85,22 @@ class StaleGradients:
 
     def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
         self._model = model
-        self._watched = {id(optimizer): _Watched() for optimizer in optimizers}
+        self._watched = {id(optimizer): _Watched(optimizer) for optimizer in optimizers}
+        self._stale: list[_Stale] = []
+        """Those of the current batch."""
 
     @property
     def is_over(self) -> bool:
-        """Whether no optimizer is watched any more."""
-        return all(watched.is_decided for watched in self._watched.values())
+        """Whether no optimizer is watched any more, and all that was found has been reported."""
+        return not self._stale and all(watched.is_decided for watched in self._watched.values())
 
     def before_backward(self) -> None:
-        """Note that a backward pass begins, and drop the gradients that were cleared since the last step."""
+        """Note that a backward pass begins: sample what the last step left, or drop what was cleared since."""
         for watched in self._watched.values():
             watched.backwards += 1
+            if watched.backwards == 1:
+                watched.left = _sampled(watched.optimizer) if watched.steps and not watched.is_decided else []
+                continue
             if not all(left.is_untouched for left in watched.left):
                 watched.left = []
             # `grad.data.zero_()` clears a gradient without a change of its version.
@@ -101,37 +116,41 @@ class StaleGradients:
             held = [(left, left.parameter.grad) for left in watched.left]
             watched.left = [left._replace(version=version_of(grad)) for left, grad in held if grad is not None]
 
-    def before_step(self, optimizer: Optimizer) -> Finding | None:
-        """Note that an optimizer is about to step. Returns an alarm if its gradients are stale, once for each."""
+    def before_step(self, optimizer: Optimizer) -> None:
+        """Note that an optimizer is about to step, and whether its gradients are stale; `end_batch` reports it."""
         watched = self._watched.get(id(optimizer))
         if watched is None or watched.is_decided:
-            return None
+            return
         is_stale = watched.backwards > 0 and any(bool(left.is_any) for left in watched.left)
         watched.steps, watched.backwards, watched.left = watched.steps + 1, 0, []
         watched.is_decided = is_stale or watched.steps > WATCHED_STEPS
-        return self._finding(optimizer) if is_stale else None
+        if is_stale:
+            count = sum(p.grad is not None for group in optimizer.param_groups for p in group["params"])
+            self._stale.append(_Stale(type(optimizer).__name__, _place_of_step(self._model), count))
 
-    def end_batch(self, optimizers: Sequence[Optimizer]) -> None:
-        """Sample the gradients of the optimizers that have stepped in the batch that ends."""
-        for optimizer in optimizers:
-            watched = self._watched.get(id(optimizer))
-            if watched is None or watched.is_decided or not watched.steps or watched.backwards or watched.left:
-                continue
-            parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-            some = parameters[:: max(1, len(parameters) // SAMPLED_PARAMETERS)]
-            watched.left = [_Left(p, id(g), version_of(g), local(g).any()) for p in some if _is_plain(g := p.grad)]
-
-    def _finding(self, optimizer: Optimizer) -> Finding:
-        count = sum(p.grad is not None for group in optimizer.param_groups for p in group["params"])
-        place, kind = _place_of_step(self._model), type(optimizer).__name__
+    def end_batch(self) -> Finding | None:
+        """Return an alarm that names all optimizers that were found stale in the batch that ends; None without any."""
+        stale, self._stale = self._stale, []
+        if not stale:
+            return None
+        steps = " and ".join(f"{kind} steps at {place}" for kind, place, _ in stale)
+        count = " and ".join(f"{count}" for *_, count in stale)
+        whose, clear = ("its step", "zero_grad()") if len(stale) == 1 else ("the step", "zero_grad() of each")
         return Finding(
             "stale_gradients",
             "alarm",
             "",
-            f"{kind} steps at {place} with gradients to which those of its step before were added: nothing cleared "
-            f"them in between ({count} parameters)",
-            "call zero_grad() before the backward pass",
+            f"{steps} with gradients to which those of {whose} before were added: nothing cleared them in between "
+            f"({count} parameters)",
+            f"call {clear} before the backward pass",
         )
+
+
+def _sampled(optimizer: Optimizer) -> list[_Left]:
+    """Return the present gradients of a few of an optimizer's parameters."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    some = parameters[:: max(1, len(parameters) // SAMPLED_PARAMETERS)]
+    return [_Left(p, id(g), version_of(g), local(g).any()) for p in some if _is_plain(g := p.grad)]
 
 
 def _is_plain(gradient: Tensor | None) -> TypeGuard[Tensor]:

@@ -303,8 +303,7 @@ class HealthMonitor(SiteLogger[HealthState]):
             found = run_experiments(loop, first, seconds, question, state.trial.start)
             findings, in_short = found.findings, found.in_short
             said = f"{in_short}." if in_short else found.tried[0]
-            if not question.is_brief:
-                inform(f"HealthMonitor, on a copy, {perf_counter() - began:.1f} s of at most {seconds:g}: {said}")
+            inform(f"HealthMonitor, on a copy, {perf_counter() - began:.1f} s of at most {seconds:g}: {said}")
         except Exception as error:
             warn_switched_off("what HealthMonitor tries on a copy", error)
         self._leave_out(perf_counter() - began)
@@ -322,6 +321,8 @@ class HealthMonitor(SiteLogger[HealthState]):
             self._verdicts = state.end_judging(losses.read(waiting))
         if state.trial.is_wanted and state.judge is not None:
             state.trial.update_question(state.judge, is_over=True)
+            if state.trial.question is None and loop.is_rank_zero:
+                inform("HealthMonitor tried nothing on a copy: its experiments cannot tell the cause of these alarms.")
             self._try(loop, state, [])
 
     def _seconds(self) -> float:
@@ -362,7 +363,7 @@ class HealthMonitor(SiteLogger[HealthState]):
 
     def _see_batch_end(self, loop: Loop, state: HealthState) -> None:
         if (stale := state.stale) is not None:
-            state.watch_stale(stale, stale.end_batch, loop.optimizers)
+            state.watch_stale(stale, stale.end_batch)
         if state.black_box is not None:
             state.black_box.end_batch()
 

@@ -41,7 +41,8 @@ def caveat(run: Run, verdicts: Sequence[Verdict]) -> str:
     return (
         "Rules have looked at the numbers of activations, gradients, weights and updates, and at the loss."
         f"{some if trained < len(own) else ''} They cannot see whether labels belong to their inputs, whether the loss "
-        "is the right one, or whether something is frozen by mistake."
+        "is the right one, or whether something is frozen by mistake. "
+        "What to try next: the callback Checkup() trains on a copy, with other targets and at other learning rates."
     )
 
 

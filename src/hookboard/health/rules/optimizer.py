@@ -267,7 +267,8 @@ def _in_no_optimizer(run: Run, look: Look) -> Iterator[Symptom]:
     if len(left) > 1 and len(left) == len(trained):
         evidence = f"a gradient reaches all {len(left)} layers, but no optimizer updates any of them"
         advice = "check whether the optimizer was given the parameters of this model, not of a copy"
-        yield Symptom("", evidence, advice, "alarm", float(len(left)), since=since, is_root=True)
+        is_read = any(rule == "not_in_optimizer" and one.severity == "alarm" for rule, one in run.findings)
+        yield Symptom("", evidence, advice, "alarm", float(len(left)), since=since, is_root=not is_read)
         return
     front = sum(1 for a, b in zip(trained, left, strict=False) if a is b)
     is_backbone = front == len(left) and front >= BACKBONE_SHARE * len(trained)
