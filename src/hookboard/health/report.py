@@ -32,8 +32,14 @@ def headline(run: Run, verdicts: Sequence[Verdict]) -> str:
 
 
 def caveat(run: Run, verdicts: Sequence[Verdict]) -> str:
-    """Return what rules have judged and what they cannot see, for a judged run without an alarm; otherwise ""."""
-    if run.seen < run.window or any(verdict.severity == "alarm" for verdict in verdicts):
+    """Return what to keep in mind: with alarms, which verdicts come first; without, what rules cannot see.
+
+    It is "" for a run that is not judged yet, and for alarms without notes that stand alone.
+    """
+    if any(verdict.severity == "alarm" for verdict in verdicts):
+        has_notes = any(verdict.severity == "note" and verdict.follows_from is None for verdict in verdicts)
+        return "Fix what is alarmed first: a note may be its effect, or meant." if has_notes else ""
+    if run.seen < run.window:
         return ""
     own = [layer for layer in run.layers if layer.weights]
     trained = sum(any(name in run.peak_rate for name in layer.weights) for layer in own)
