@@ -69,6 +69,14 @@ def test_a_record_whose_cards_do_not_hold_each_verdict_once_is_an_error(alike):
         health_record(with_cards([{"alike": alike, "effects": []}]))
 
 
+def test_a_record_of_an_older_version_does_not_say_what_is_frozen():
+    first, *columns = LAYERS.strings()
+    fields = json.loads(first)
+    for layer in fields["layers"]:
+        del layer["frozen"]
+    assert [layer.frozen for layer in layers_record([json.dumps(fields).encode(), *columns]).layers] == [(), ()]
+
+
 @pytest.mark.parametrize("read", [layers_record, health_record])
 @pytest.mark.parametrize("strings", NONE)
 def test_what_is_no_record_is_an_error(read, strings):

@@ -50,12 +50,14 @@ class LayerFacts:
         types: the full names of its class and of its base classes, up to but without `torch.nn.Module`.
         output: the shape of its first output at the first due step; None if it is not known.
         parameters: the shape of each parameter that it owns itself, by dotted name.
+        frozen: the names of those of them that are not trained.
     """
 
     name: str
     types: tuple[str, ...] = ()
     output: tuple[int, ...] | None = None
     parameters: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    frozen: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,7 @@ def layers_record(strings: Sequence[bytes]) -> LayersRecord:
                 tuple(map(str, layer["types"])),
                 None if layer["output"] is None else _shape(layer["output"]),
                 {str(parameter): _shape(shape) for parameter, shape in layer["parameters"].items()},
+                tuple(map(str, layer.get("frozen", ()))),
             )
             for name, layer in zip(_names(one["name"] for one in given["layers"]), given["layers"], strict=True)
         )

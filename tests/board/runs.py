@@ -27,7 +27,7 @@ NASTY = [
 LINEAR = ("torch.nn.modules.linear.Linear",)
 FACTS = (
     LayerFacts("net.stem", ("torch.nn.modules.conv.Conv2d", "torch.nn.modules.conv._ConvNd"), (4, 8, 6, 6)),
-    LayerFacts("net.10", LINEAR, (4, 8), {"net.10.weight": (8, 8), "net.10.bias": (8,)}),
+    LayerFacts("net.10", LINEAR, (4, 8), {"net.10.weight": (8, 8), "net.10.bias": (8,)}, ("net.10.bias",)),
     LayerFacts("net.9", LINEAR, (4, 8), {"net.9.weight": (8, 8), "net.9.bias": (8,)}),
     LayerFacts("net.head", LINEAR, (4, 2), {"net.head.weight": (2, 8), "net.head.bias": (2,)}),
 )

@@ -45,6 +45,9 @@ def sick_values(layers, seed=0):
     return activations, gradients
 
 
+FROZEN = "encoder.layers.7.norm1"
+"""A layer whose one weight is not trained, in the block of the sick one."""
+
 VERDICTS = (
     {
         "severity": "alarm",
@@ -85,7 +88,13 @@ def write_run(folder, *, has_record=True, is_judged=True, seed=0, steps=STEPS):
     events += [scalars(step, {"train/loss": loss_at(step), "val/loss": 9.0}) for step in steps]
     if has_record:
         facts = tuple(
-            LayerFacts(name, (f"torch.nn.modules.{kind}",), (64, 63, 64), {f"{name}.weight": (64, 64)})
+            LayerFacts(
+                name,
+                (f"torch.nn.modules.{kind}",),
+                (64, 63, 64),
+                {f"{name}.weight": (64, 64)},
+                (f"{name}.weight",) if name == FROZEN else (),
+            )
             for name, kind, _ in layers
         )
         values = {"activation_rms": activations, "gradient_rms": gradients}

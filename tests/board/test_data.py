@@ -138,6 +138,7 @@ def test_what_a_run_holds(board):
         "types": ["torch.nn.modules.linear.Linear"],
         "output": [4, 8],
         "parameters": {"net.10.weight": [8, 8], "net.10.bias": [8]},
+        "frozen": ["net.10.bias"],
         "count": 72,
     }
     assert list(answer["layers"][2]["parameters"]) == ["net.9.weight", "net.9.bias"]  # two records tell of it

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from board.sick_logs import LONG, PARTS, SICK, STEPS, layers_of, sick_values
+from board.sick_logs import FROZEN, LONG, PARTS, SICK, STEPS, layers_of, sick_values
 
 expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
 
@@ -70,6 +70,14 @@ def test_a_folded_block_shows_its_worst_row(tab, values):
     assert "encoder.layers.3.linear2" not in tab.rows
     broken = tab.traces["not finite"]["z"][tab.rows.index("encoder.layers.3")]
     assert [column for column, cell in enumerate(broken) if cell] == [20, 21]
+
+
+def test_a_frozen_layer_is_marked_in_the_map_and_on_its_page(tab):
+    tab.show(run="sick")
+    types = {name: tab.find(f".name[title^='{name}\\a'] .type").inner_text() for name in (FROZEN, SICK)}
+    assert types == {FROZEN: "frozen LayerNorm", SICK: "Linear"}
+    tab.show(run="sick", layer=FROZEN)
+    expect(tab.find(".side dl")).to_contain_text("frozen")
 
 
 def test_a_block_is_opened_by_a_click(tab):

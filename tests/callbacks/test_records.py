@@ -92,6 +92,15 @@ def test_a_parameter_logger_records_the_owners_in_the_order_of_the_model(tmp_pat
     )
 
 
+def test_what_is_frozen_is_recorded(tmp_path):
+    model = Toy(mlp())
+    model.net[0].requires_grad_(False)
+    model.net[2].bias.requires_grad_(False)
+    fit(tmp_path, model, batches(6), ActivationLogger())
+    frozen = {layer.name: layer.frozen for layer in only(tmp_path, "ActivationLogger").layers}
+    assert frozen == {"net.0": ("net.0.weight", "net.0.bias"), "net.1": (), "net.2": ("net.2.bias",)}
+
+
 @UNUSED
 @pytest.mark.parametrize("make", [ActivationLogger, GradientLogger, HealthMonitor])
 def test_the_order_is_that_of_execution(tmp_path, make):

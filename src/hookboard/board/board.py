@@ -511,13 +511,14 @@ def _pieces(answer: Answer) -> Iterator[str]:
 
 
 def layer_answer(layer: LayerFacts) -> Answer:
-    """Return name, types, output shape, parameter shapes and parameter count of a layer, for JSON."""
+    """Return name, types, output shape, parameter shapes, frozen parameters and their count of a layer, for JSON."""
     return {
         "name": layer.name,
         "type": layer.types[0].rpartition(".")[2] if layer.types else "",
         "types": list(layer.types),
         "output": None if layer.output is None else list(layer.output),
         "parameters": {name: list(shape) for name, shape in layer.parameters.items()},
+        "frozen": list(layer.frozen),
         "count": sum(int(np.prod(shape, dtype=object)) for shape in layer.parameters.values()),
     }
 

@@ -419,12 +419,16 @@ def _strings(tensor: np.ndarray) -> Sequence[bytes]:
 
 
 def _joined(known: LayerFacts, more: LayerFacts) -> LayerFacts:
-    """Merge two records of a layer: types and output of the first that has them, the parameters of both."""
+    """Merge two records of a layer: types and output of the first that has them, the parameters of both.
+
+    Whether those are frozen is that of the later one.
+    """
     return replace(
         known,
         types=known.types or more.types,
         output=known.output if known.output is not None else more.output,
         parameters={**known.parameters, **more.parameters},
+        frozen=(*(name for name in known.frozen if name not in more.parameters), *more.frozen),
     )
 
 

@@ -136,27 +136,30 @@ class LayerNews:
 
 
 class Facts(dict[str, LayerFacts]):
-    """The types and parameter shapes of each module, by name and in the order of the model."""
+    """What is known of each module before it runs, by name and in the order of the model."""
 
 
 def facts_of_layers(model: nn.Module, modules: Mapping[str, nn.Module]) -> Facts:
-    """Return the types and parameter shapes of each watched module, in the order of the model.
+    """Return types, parameter shapes and frozen parameters of each watched module, in the order of the model.
 
     Args:
         model: the whole model.
         modules: the watched modules by name.
     """
     owned: dict[int, dict[str, tuple[int, ...]]] = {}
+    frozen: dict[int, list[str]] = {}
     for name, weight in weights_of(modules).items():
         # What a parametrization computes is no parameter, and what is lazy or nested has no shape.
         if not (weight.is_computed or weight.is_lazy):
             shape = shape_of(weight.parameters[0])
             if shape is not None:
                 owned.setdefault(id(weight.module), {})[name] = shape
+                if not weight.parameters[0].requires_grad:
+                    frozen.setdefault(id(weight.module), []).append(name)
     defined = (name for name in ("", *dict(named_submodules(model))) if name in modules)
     return Facts(
-        (name, LayerFacts(name, _types_of(modules[name]), None, owned.get(id(modules[name]), {})))
-        for name in dict.fromkeys([*defined, *modules])
+        (name, LayerFacts(name, _types_of(module), None, owned.get(id(module), {}), tuple(frozen.get(id(module), ()))))
+        for name, module in ((name, modules[name]) for name in dict.fromkeys([*defined, *modules]))
     )
 
 

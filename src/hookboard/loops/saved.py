@@ -18,11 +18,12 @@ from hookboard.record import LayerFacts
 
 KEY = "hookboard"
 
-VERSION = 3
+VERSION = 4
 """The format of an entry. Increase it whenever what is saved, or its meaning, changes."""
 
-READABLE_VERSIONS = frozenset({1, 2, VERSION})
-"""The formats that can be restored. 1 has a row for every channel and no width, 2 has no experiments."""
+READABLE_VERSIONS = frozenset({1, 2, 3, VERSION})
+"""The formats that can be restored. 1 has a row for every channel and no width, 2 has no experiments, 3
+no frozen parameters."""
 
 FORMS: Codecs = {**OF_HEALTH, LayerFacts: dataclass_codec(LayerFacts)}
 

@@ -2,7 +2,7 @@
 
 import { ask, decoded, pictureUrl } from "./data.js";
 import { counted, element, titled, written } from "./dom.js";
-import { partnerOf } from "./model.js";
+import { frozenOf, partnerOf } from "./model.js";
 import { rounded } from "./scale.js";
 import { cardOf } from "./verdicts.js";
 
@@ -150,8 +150,11 @@ function factsOf(layer) {
   const facts = [["type", layer.types?.[0] ?? layer.type]];
   if (layer.output) facts.push(["output", shapeOf(layer.output)]);
   const parameters = Object.entries(layer.parameters ?? {});
-  if (parameters.length) facts.push(["parameters", counted(layer.count)]);
-  for (const [name, shape] of parameters) facts.push([restName(name, layer), shapeOf(shape)]);
+  if (parameters.length) facts.push(["parameters", [counted(layer.count), frozenOf(layer)].filter(Boolean).join(", ")]);
+  const frozen = new Set(layer.frozen);
+  for (const [name, shape] of parameters) {
+    facts.push([restName(name, layer), `${shapeOf(shape)}${frozen.has(name) ? ", frozen" : ""}`]);
+  }
   const told = facts.filter(([, text]) => text);
   if (!told.length) return element("p", { class: "facts", text: "Its type and shapes are not in the log." });
   return element("dl", { class: "facts" }, told.flatMap(([name, text]) => [element("dt", { text: name }), element("dd", { text })]));

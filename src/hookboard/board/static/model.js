@@ -346,6 +346,12 @@ function compare([a, b], [c, d]) {
   return a - c || (b === d ? 0 : b - d);
 }
 
+/** Return "frozen" if no parameter of a layer's own is trained, "partly frozen" if some are not, otherwise "". */
+export function frozenOf({ frozen = [], parameters = {} }) {
+  if (!frozen.length) return "";
+  return frozen.length < Object.keys(parameters).length ? "partly frozen" : "frozen";
+}
+
 export const SYMBOLS = { alarm: "▲", note: "●" };
 
 /** Return the gravest severity among some verdicts; "" without any. */
