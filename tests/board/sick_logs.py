@@ -45,8 +45,8 @@ def sick_values(layers, seed=0):
     return activations, gradients
 
 
-FROZEN = "encoder.layers.7.norm1"
-"""A layer whose one weight is not trained, in the block of the sick one."""
+FROZEN = ("encoder.layers.7.norm1", "encoder.layers.0.")
+"""Layers whose one weight is not trained begin with these: one in the block of the sick one, and a whole block."""
 
 VERDICTS = (
     {
@@ -93,7 +93,7 @@ def write_run(folder, *, has_record=True, is_judged=True, seed=0, steps=STEPS):
                 (f"torch.nn.modules.{kind}",),
                 (64, 63, 64),
                 {f"{name}.weight": (64, 64)},
-                (f"{name}.weight",) if name == FROZEN else (),
+                (f"{name}.weight",) if name.startswith(FROZEN) else (),
             )
             for name, kind, _ in layers
         )

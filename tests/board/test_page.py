@@ -74,9 +74,10 @@ def test_a_folded_block_shows_its_worst_row(tab, values):
 
 def test_a_frozen_layer_is_marked_in_the_map_and_on_its_page(tab):
     tab.show(run="sick")
-    types = {name: tab.find(f".name[title^='{name}\\a'] .type").inner_text() for name in (FROZEN, SICK)}
-    assert types == {FROZEN: "frozen LayerNorm", SICK: "Linear"}
-    tab.show(run="sick", layer=FROZEN)
+    layer, block = FROZEN[0], FROZEN[1].rstrip(".")
+    types = {name: tab.find(f".name[title^='{name}\\a'] .type").inner_text() for name in (layer, block, SICK)}
+    assert types == {layer: "frozen LayerNorm", block: "frozen, 6 rows", SICK: "Linear"}
+    tab.show(run="sick", layer=layer)
     expect(tab.find(".side dl")).to_contain_text("frozen")
 
 

@@ -150,7 +150,7 @@ function factsOf(layer) {
   const facts = [["type", layer.types?.[0] ?? layer.type]];
   if (layer.output) facts.push(["output", shapeOf(layer.output)]);
   const parameters = Object.entries(layer.parameters ?? {});
-  if (parameters.length) facts.push(["parameters", [counted(layer.count), frozenOf(layer)].filter(Boolean).join(", ")]);
+  if (parameters.length) facts.push(["parameters", [counted(layer.count), frozenOf([layer])].filter(Boolean).join(", ")]);
   const frozen = new Set(layer.frozen);
   for (const [name, shape] of parameters) {
     facts.push([restName(name, layer), `${shapeOf(shape)}${frozen.has(name) ? ", frozen" : ""}`]);

@@ -1,7 +1,7 @@
 /** Draws the heat map: colours, the grid of rows that both views share, legend, marks of verdicts, and the tooltip. */
 
 import { element, fitted, named, several, titled, written } from "./dom.js";
-import { SYMBOLS, frozenOf, gravest } from "./model.js";
+import { SYMBOLS, gravest } from "./model.js";
 import { isBroken, place, rounded, share, ticks } from "./scale.js";
 import { addressOf } from "./state.js";
 
@@ -108,13 +108,13 @@ export function makeGrid(handlers) {
 
 function nameOf(row, i, width, handlers) {
   const severity = gravest(row.verdicts);
-  const frozen = row.isBlock || !row.layer ? "" : frozenOf(row.layer);
-  const kind = [frozen, row.layer?.type].filter(Boolean).join(" ");
-  const type = row.isBlock ? (row.isOpen ? "" : several(row.rows.length, "row")) : kind;
+  const kind = [row.frozen, row.layer?.type].filter(Boolean).join(" ");
+  const inside = [row.frozen, several(row.rows.length, "row")].filter(Boolean).join(", ");
+  const type = row.isBlock ? (row.isOpen ? "" : inside) : kind;
   const isNarrow = width < 240; // too narrow for types
   const room = width - row.depth * 12 - (severity ? 60 : 38) - (isNarrow || !type ? 0 : Math.min(type.length * 6 + 10, 100));
   const rules = row.verdicts.map(({ severity: how, rule }) => `${how}: ${rule}`).join(", ");
-  const count = row.isBlock ? several(row.rows.length, "row") : "";
+  const count = row.isBlock ? inside : "";
   const name = named(row.name);
   const act = () => (row.isBlock ? handlers.toggle(row) : handlers.choose(row));
   return element(
@@ -122,8 +122,8 @@ function nameOf(row, i, width, handlers) {
     {
       class: `name ${severity} ${row.isBlock ? "block" : "leaf"}`, id: `hookboard-row-${i}`, role: "row",
       "aria-expanded": row.isBlock ? String(row.isOpen) : null, "aria-level": row.depth + 1,
-      "aria-label": [name, kind, count, rules].filter(Boolean).join(", "),
-      title: [name, kind, count, rules].filter(Boolean).join("\n"),
+      "aria-label": [name, row.isBlock ? row.layer?.type : kind, count, rules].filter(Boolean).join(", "),
+      title: [name, row.isBlock ? row.layer?.type : kind, count, rules].filter(Boolean).join("\n"),
       style: { "--depth": row.depth }, on: { click: act },
     }, // prettier-ignore
     [

@@ -306,6 +306,7 @@ export function rowsSeen(numbers, verdicts, state, filter, sort) {
     const said = verdicts.filter(({ module }) => module !== "" && isAbout(module));
     return {
       name: node.name, label: node.label, depth, isBlock, isOpen, row: node.row, rows: node.rows, layer, verdicts: said,
+      frozen: frozenOf(node.rows.map((row) => numbers.owners[row])),
       at: isFolded ? standIn(node.rows, numbers.far, numbers.same) : () => node.row,
     }; // prettier-ignore
   };
@@ -346,10 +347,12 @@ function compare([a, b], [c, d]) {
   return a - c || (b === d ? 0 : b - d);
 }
 
-/** Return "frozen" if no parameter of a layer's own is trained, "partly frozen" if some are not, otherwise "". */
-export function frozenOf({ frozen = [], parameters = {} }) {
-  if (!frozen.length) return "";
-  return frozen.length < Object.keys(parameters).length ? "partly frozen" : "frozen";
+/** Return "frozen" if no parameter of these layers' own is trained, "partly frozen" if some are not, otherwise "". */
+export function frozenOf(layers) {
+  const count = (things) => new Set(layers.flatMap((layer) => things(layer))).size;
+  const frozen = count(({ frozen = [] }) => frozen);
+  if (!frozen) return "";
+  return frozen < count(({ parameters = {} }) => Object.keys(parameters)) ? "partly frozen" : "frozen";
 }
 
 export const SYMBOLS = { alarm: "▲", note: "●" };
