@@ -54,6 +54,7 @@ from hookboard.loops import Loop, Selection, StageState, is_due_now
 from hookboard.messages import inform, warn_switched_off
 from hookboard.nested import tensors_in
 from hookboard.parameters import Weight
+from hookboard.prompts import LiveCell
 from hookboard.recording import Recorder
 from hookboard.sites import Role, Site, Stage
 
@@ -147,6 +148,8 @@ class HealthMonitor(SiteLogger[HealthState]):
         self._verdicts: tuple[Verdict, ...] = ()
         self._run: Run | None = None
         """What was looked at in the last fit, for notebooks; None before, and in a copy."""
+        self._cell: LiveCell | None = None
+        """The cell of a notebook that shows this monitor."""
         self._known: dict[Stage, dict[str, Layer]] = {}
         self._has_lazy = False
         names = [rule.name for rule in self._rules()]
@@ -173,8 +176,22 @@ class HealthMonitor(SiteLogger[HealthState]):
             return f"<pre>{html.escape(repr(self))}</pre>"
         return cell(self._run, self._verdicts)
 
+    def _ipython_display_(self) -> None:
+        """Show it in a notebook's cell, which is drawn again during a fit."""
+        self._cell = LiveCell(lambda: repr(self), self._repr_html_)
+
+    def _draw_cell(self, *, is_last: bool = False) -> None:
+        """Draw the cell that shows this monitor again, if there is one; an error warns and ends that."""
+        if self._cell is None:
+            return
+        try:
+            self._cell.draw(is_last=is_last)
+        except Exception as error:
+            self._cell = None
+            warn_switched_off("the cell that shows HealthMonitor", error)
+
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_run": None}
+        return super().__getstate__() | {"_run": None, "_cell": None}
 
     # What it watches.
 
@@ -392,6 +409,7 @@ class HealthMonitor(SiteLogger[HealthState]):
         return state.looks > WINDOWS_ALWAYS_ASKED * self.window  # the look that is being sent is counted
 
     def _log(self, loop: Loop, state: HealthState) -> None:
+        self._draw_cell()  # with the looks before this one, which the worker has read
         training, step, losses, ranks = self._live.get("train"), loop.logged_step, state.losses.take(), self._ranks
         state.note_gaps()
         if state.stage == "train":
@@ -439,6 +457,8 @@ class HealthMonitor(SiteLogger[HealthState]):
 
     def _leave(self, state: HealthState) -> None:
         state.close()  # after an exception too, what has been seen is told
+        if state.stage == "train":
+            self._draw_cell(is_last=True)
         if state.report is not None and self._run is not None:
             state.report.write(self._run.now.step if self._run.seen else None)
 
