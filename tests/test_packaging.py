@@ -27,7 +27,7 @@ NAMES = {"PIL": "pillow", "google_crc32c": "google-crc32c"}
 
 KERNEL = "hookboard/measure/_native"
 
-WHERE_THERE = {"pandas", "transformers", "triton", "wandb"}
+WHERE_THERE = {"IPython", "pandas", "transformers", "triton", "wandb"}
 """What is imported only where it is there, or after the user has imported it."""
 
 NOT_IMPORTED = {"torchvision"}
