@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from lightning.pytorch import Callback
 from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger, WandbLogger
+from lightning.pytorch.loggers.logger import DummyLogger
 from toys import Toy, batches, fit, mlp
 
 from hookboard import HealthMonitor, HookboardWarning
@@ -66,6 +67,21 @@ def test_mlflow_gets_it_as_an_artifact(tmp_path, monkeypatch):
     watched(logger, report=True)
     (path,) = tmp_path.glob(f"*/{logger.run_id}/artifacts/report.html")
     assert is_page(path)
+
+
+class Numbers(DummyLogger):
+    """Takes numbers and nothing else, in a folder."""
+
+    log_dir = "somewhere"
+
+    def log_metrics(self, metrics, step=None):
+        pass
+
+
+@pytest.mark.filterwarnings("ignore:.*Numbers takes no")
+def test_a_logger_that_cannot_take_it_is_not_said_to_have_it(capsys):
+    watched(Numbers(), report=True)
+    assert "is written" not in capsys.readouterr().err
 
 
 def test_a_fit_that_fails_has_it_up_to_there(tmp_path, spare):

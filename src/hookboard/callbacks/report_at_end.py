@@ -31,7 +31,8 @@ class ReportAtEnd:
             self._files.close()
             if step is not None and page:
                 self._loggers.write(Entry(step, pages={REPORT: page}))
-                inform(f"HealthMonitor: {REPORT}.html is written. Look at: {'; '.join(self._loggers.places)}")
+                if places := self._loggers.places_of_pages:
+                    inform(f"HealthMonitor: {REPORT}.html is written. Look at: {'; '.join(places)}")
         except Exception as error:
             warn_switched_off("the report of HealthMonitor", error)
         finally:

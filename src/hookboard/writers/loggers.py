@@ -12,7 +12,7 @@ from torch.utils.tensorboard import SummaryWriter
 from hookboard.clock import Clock, timed
 from hookboard.messages import hand_over, warn, warn_switched_off
 from hookboard.writers.entry import Entry, joined
-from hookboard.writers.registry import place_of, write
+from hookboard.writers.registry import known_type, place_of, write
 
 _REFUSED = "_hookboard_refused"
 """The attribute of a logger with the parts of entries that it could not take: one warning for each, however many
@@ -39,6 +39,11 @@ class Loggers:
     def places(self) -> list[str]:
         """Where a person finds what was written, see `place_of`: one line for each logger that has a place."""
         return [place for logger in self.loggers if (place := place_of(logger))]
+
+    @property
+    def places_of_pages(self) -> list[str]:
+        """Those of `places` whose logger takes pages: all for which a writer is registered."""
+        return [place for logger in self.loggers if known_type(logger) is not None and (place := place_of(logger))]
 
     def prepare(self) -> None:
         """Create the loggers' experiments, such as event files, in this thread; further calls do nothing.

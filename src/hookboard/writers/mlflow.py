@@ -1,12 +1,11 @@
 """Writing to MLflow, by its client."""
 
 import re
-from collections import defaultdict
 
 from lightning.pytorch.loggers import MLFlowLogger
 
-from hookboard.images import Picture, histogram_picture, sheet
 from hookboard.writers.entry import Entry
+from hookboard.writers.histogram_sheets import histogram_sheets
 from hookboard.writers.registry import place_of, write
 
 MAX_NAME_CHARS = 250
@@ -29,13 +28,8 @@ def write_to_mlflow(logger: MLFlowLogger, entry: Entry) -> list[str]:
     client, run = logger.experiment, logger.run_id
     for tag, picture in entry.pictures.items():
         client.log_image(run, picture.image().convert("RGB"), key=_allowed(tag), step=entry.step)
-    drawn: dict[str, list[Picture]] = defaultdict(list)
-    for tag, reading in entry.histograms.items():
-        if reading.histogram is not None and len(reading.histogram.counts):
-            kind, _, name = tag.partition("/")
-            drawn[kind].append(histogram_picture(name, reading.histogram.counts, reading.histogram.edges))
-    for kind, pictures in drawn.items():  # one sheet: each image is a request to the server
-        client.log_image(run, sheet(pictures), key=_allowed(kind), step=entry.step)
+    for kind, sheet in histogram_sheets(entry).items():
+        client.log_image(run, sheet, key=_allowed(kind), step=entry.step)
     texts = entry.texts | {tag: table.text for tag, table in entry.tables.items()}
     for tag, text in texts.items():
         client.log_text(run, text, f"{_allowed(tag)}.md")

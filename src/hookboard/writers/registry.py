@@ -15,12 +15,18 @@ def write(logger: Logger, entry: Entry) -> list[str]:
     Returns:
         The names of the parts of the entry that the logger cannot take, such as "histograms"; empty if it took all.
     """
+    known = known_type(logger)
+    return _write_by_methods(logger, entry) if known is None else write.dispatch(known)(logger, entry)
+
+
+def known_type(logger: Logger) -> type | None:
+    """Return the type for which a function is registered that writes to this logger; None if there is none."""
     # pytorch_lightning has loggers of the same names that are no subclasses.
     named = {cls.__name__: cls for cls in write.registry if cls not in (object, TensorBoardLogger)}
     twin = next((named[cls.__name__] for cls in type(logger).__mro__ if cls.__name__ in named), None)
     if twin is None and isinstance(getattr(logger, "experiment", None), SummaryWriter):
         twin = TensorBoardLogger
-    return _write_by_methods(logger, entry) if twin is None else write.dispatch(twin)(logger, entry)
+    return twin
 
 
 @functools.singledispatch

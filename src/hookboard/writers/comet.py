@@ -1,0 +1,35 @@
+"""Writing to Comet, by the experiment of Lightning's CometLogger."""
+
+from lightning.pytorch.loggers import CometLogger
+
+from hookboard.writers.entry import Entry
+from hookboard.writers.histogram_sheets import histogram_sheets
+from hookboard.writers.registry import place_of, write
+
+
+@write.register
+def write_to_comet(logger: CometLogger, entry: Entry) -> list[str]:
+    """Write scalars as metrics, pictures and histograms (one for each kind) as images, the rest as files.
+
+    Comet's own histograms have other bins than ours, so that counts would be changed. A file, among the assets, holds
+    the latest text of its tag.
+    """
+    if entry.scalars:
+        logger.log_metrics(dict(entry.scalars), entry.step)
+    experiment = logger.experiment
+    images = {tag: picture.image().convert("RGB") for tag, picture in entry.pictures.items()}
+    for tag, image in (images | histogram_sheets(entry)).items():
+        experiment.log_image(image, name=tag, step=entry.step)
+    files = {f"{tag}.md": text for tag, text in entry.texts.items()}
+    files |= {f"{tag}.md": table.text for tag, table in entry.tables.items()}
+    files |= {f"{tag}.html": page for tag, page in entry.pages.items()}
+    for name, text in files.items():
+        experiment.log_asset_data(text, name=name, overwrite=True, step=entry.step)
+    return []
+
+
+@place_of.register
+def _place(logger: CometLogger) -> str:
+    experiment = logger.experiment
+    place = getattr(experiment, "url", None) or getattr(experiment, "offline_directory", None) or ""
+    return f"{place} (health/verdict.md among the assets)"

@@ -1,0 +1,68 @@
+"""What CometLogger gets, read back from the archive of the real package, offline."""
+
+import json
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.spawns
+
+pytest.importorskip("comet_ml")
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory):
+    """What was printed, the messages by kind, and the contents of files."""
+    folder = tmp_path_factory.mktemp("comet")
+    command = [sys.executable, str(Path(__file__).parent / "comet_fit.py"), str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    [path] = folder.glob("*.zip")
+    with zipfile.ZipFile(path) as found:
+        said = [json.loads(line) for line in found.read("messages.json").splitlines()]
+        files = {name: found.read(name) for name in found.namelist()}
+    kinds = {message["type"] for message in said}
+    return done, {kind: [one["payload"] for one in said if one["type"] == kind] for kind in kinds}, files
+
+
+def test_each_number_is_a_metric_of_its_step(archive):
+    done, messages, _ = archive
+    metrics = [
+        one["metric"] for one in messages["metric_msg"] if one["metric"]["metricName"] == "activation_mean/net.0"
+    ]
+    assert [one["step"] for one in metrics] == list(range(8))
+    assert metrics[-1]["metricValue"] == float(done.stdout.split()[-1])
+
+
+def uploads(archive, kind, name):
+    """The content of each file of this kind and name, with its step, in the order of writing."""
+    _, messages, files = archive
+    sent = [one | one["additional_params"] for one in messages["file_upload"] if one["upload_type"] == kind]
+    return [(one["step"], files[one["file_path"]]) for one in sent if name in (one.get("fileName"), one.get("figName"))]
+
+
+@pytest.mark.parametrize("kind", ["activations", "gradients"])
+def test_histograms_are_one_image_of_each_kind_and_step(archive, kind):
+    found = uploads(archive, "visualization", kind)
+    assert [step for step, _ in found] == list(range(8))
+    assert all(content.startswith(b"\x89PNG") for _, content in found)
+
+
+def test_the_verdicts_are_a_file_whose_last_version_has_all_looks(archive):
+    step, content = uploads(archive, "asset", "health/verdict.md")[-1]
+    assert step == 7
+    assert b"at 8 looks" in content
+
+
+def test_the_page_is_a_file(archive):
+    [(_, content)] = uploads(archive, "asset", "report.html")
+    assert content.startswith(b"<!doctype html>")
+
+
+def test_nothing_is_refused(archive):
+    done, *_ = archive
+    assert "takes no" not in done.stderr
+    assert "switched off" not in done.stderr
