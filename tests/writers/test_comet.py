@@ -1,6 +1,7 @@
 """What CometLogger gets, read back from the archive of the real package, offline."""
 
 import json
+import os
 import subprocess
 import sys
 import zipfile
@@ -18,7 +19,8 @@ def archive(tmp_path_factory):
     """What was printed, the messages by kind, and the contents of files."""
     folder = tmp_path_factory.mktemp("comet")
     command = [sys.executable, str(Path(__file__).parent / "comet_fit.py"), str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
     [path] = folder.glob("*.zip")
     with zipfile.ZipFile(path) as found:
