@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "hookboard"
 HEALTH = SOURCE / "health"
 
-SEEN = ("losses", "comparison", "run", "run_table", "judge")
+SEEN = ("losses", "stage_comparison", "run", "run_table", "judge")
 """What is made of a run before any rule judges it."""
 
 THRESHOLD_FILES = [*sorted((HEALTH / "rules").glob("*.py")), *(HEALTH / f"{name}.py" for name in SEEN)]

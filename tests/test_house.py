@@ -26,6 +26,7 @@ ROOMS = [
     "board",  # the tab in TensorBoard
     "attribution",  # class-activation maps
     "capturing",  # tensors at a prompt
+    "comparing",  # two models, module by module
     "replay",  # a call or a step once more, without a trace
     "recording",  # rows -> readings
     "editing",  # tensors on their way through modules, changed
@@ -43,11 +44,12 @@ WITHOUT_LIGHTNING = [
     "board",
     "attribution",
     "capturing",
+    "comparing",
     "recording",
     "editing",
 ]
 WITHOUT_LIGHTNING += ["hooks", "measure", "images"]
-WITHOUT_LIGHTNING += ["record", "sites", "selection", "layers", "nested", "parameters", "prompts", "state"]
+WITHOUT_LIGHTNING += ["records", "sites", "selection", "layers", "nested", "parameters", "prompts", "state"]
 """What serves a run without a Trainer too."""
 
 GROUND = [
@@ -64,7 +66,7 @@ GROUND = [
     "packing",
     "prompts",
     "ranks",
-    "record",
+    "records",
 ]
 GROUND += ["selection", "sites", "state", "torch_private", "user_code"]
 """The flat files below all rooms; they import each other only."""

@@ -5,7 +5,7 @@ import math
 import numpy as np
 from board.logs import record, scalars, write
 
-from hookboard.record import HEALTH, LAYERS, HealthRecord, LayerFacts, LayersRecord
+from hookboard.records import HEALTH, LAYERS, HealthRecord, LayerFacts, LayersRecord
 
 PARTS = {
     "self_attn": ("MultiheadAttention", 0.1),

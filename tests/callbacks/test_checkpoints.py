@@ -340,7 +340,7 @@ def test_a_stretched_cadence_goes_on(tmp_path, said):
     assert list(scalars(tmp_path / "second")["activation_std/net.0"]) == [9]
 
 
-LAYOUT = "720b14ad5a797031"
+LAYOUT = "4246d4e7520138c4"
 
 
 def names_in(tree):

@@ -10,7 +10,6 @@ from health.looks import reading, row
 from health.trainings import LAYERS, places, seen, training
 
 from hookboard.health import RULES, Judge
-from hookboard.health.comparison import Comparison, Gap, Running
 from hookboard.health.rules.learning import (
     BATCH_ALIKE_CHANCE_FACTOR,
     BATCH_ALIKE_SHARE,
@@ -20,6 +19,7 @@ from hookboard.health.rules.learning import (
     OTHER_DATA_GAP,
     STRANGE_STATISTICS_DISTANCE,
 )
+from hookboard.health.stage_comparison import Gap, Running, StageComparison
 from hookboard.layers import Layer
 from hookboard.measure import FIELDS
 
@@ -178,7 +178,7 @@ def compared(*norms, sizes=(0.0, 0.0, 2.0, 2.0, 2.0)):
     gaps = [Gap(layer, size, 0.0, 1.0, 1.0) for layer, size in zip(LAYERS.values(), sizes, strict=True)]
     for step, before in zip((39, 59), norms, strict=True):
         known = [Running(replace(NORM, name=name), 2 * far, far) for name, far in before.items()]
-        run.comparisons.append(Comparison(step, gaps, known))
+        run.comparisons.append(StageComparison(step, gaps, known))
     return list(GAP_RULE.judge(run))
 
 

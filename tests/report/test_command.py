@@ -20,7 +20,7 @@ from hookboard.health.folding import cards_of
 from hookboard.health.report import closing
 from hookboard.health.run import Run
 from hookboard.layers import Layer
-from hookboard.record import HEALTH, HealthRecord
+from hookboard.records import HEALTH, HealthRecord
 from hookboard.report import main
 from hookboard.report.command import parser
 

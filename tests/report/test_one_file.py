@@ -11,7 +11,7 @@ import pytest
 from board.logs import histogram, picture, record, scalars, write
 from board.runs import picture_bytes
 
-from hookboard.record import HEALTH, LAYERS, HealthRecord, LayerFacts, LayersRecord
+from hookboard.records import HEALTH, LAYERS, HealthRecord, LayerFacts, LayersRecord
 from hookboard.report import main, one_file
 from hookboard.report.folders import open_folders
 from hookboard.report.one_file import EXPORT, IMPORT, joined, modules, page_of

@@ -11,7 +11,7 @@ from board.logs import record, scalars, write
 from board.sick_logs import SICK, STEPS, VERDICTS, layers_of, sick_values
 
 from hookboard import Verdict, read
-from hookboard.record import HEALTH
+from hookboard.records import HEALTH
 
 NAMES = [name for name, _, _ in layers_of()]
 

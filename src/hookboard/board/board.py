@@ -38,7 +38,7 @@ from hookboard.board.source import (
     json_numbers,
     no_such,
 )
-from hookboard.record import LayerFacts
+from hookboard.records import LayerFacts
 from hookboard.sites import read_histogram_tag
 
 Value = TypeVar("Value")

@@ -10,7 +10,7 @@ import numpy as np
 
 from hookboard.board.source import LastPoint, Source
 from hookboard.messages import listed
-from hookboard.record import (
+from hookboard.records import (
     HEALTH,
     LAYERS,
     PLUGIN,

@@ -17,7 +17,7 @@ from werkzeug import Request, Response
 from hookboard.board.board import Answer, Board, packed_json
 from hookboard.board.logged_run import is_of_hookboard
 from hookboard.board.source import RefusalError, Source
-from hookboard.record import PLUGIN
+from hookboard.records import PLUGIN
 
 STATIC = Path(__file__).parent / "static"
 

@@ -12,7 +12,7 @@ from hookboard import patterns
 from hookboard.board.source import RefusalError
 from hookboard.messages import closest, listed
 from hookboard.patterns import REGEX_PREFIX, matched
-from hookboard.record import LayerFacts
+from hookboard.records import LayerFacts
 
 MAX_PROCESSES = 4
 """Maximum number of processes that match regular expressions at a time; further requests wait."""

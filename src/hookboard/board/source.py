@@ -10,7 +10,7 @@ from tensorboard.data.provider import RunTagFilter
 from tensorboard.errors import PublicError
 
 from hookboard.messages import listed, unknown
-from hookboard.record import MAX_NAME_CHARS, PLUGIN
+from hookboard.records import MAX_NAME_CHARS, PLUGIN
 
 
 class RefusalError(ValueError):

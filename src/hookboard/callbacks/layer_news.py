@@ -11,8 +11,8 @@ from hookboard.layouts import shape_of
 from hookboard.loops import Selection
 from hookboard.messages import warn_switched_off
 from hookboard.parameters import weights_of
-from hookboard.record import LAYERS, LayerFacts, LayersRecord
 from hookboard.recording import Places, Recorder
+from hookboard.records import LAYERS, LayerFacts, LayersRecord
 from hookboard.selection import named_submodules
 from hookboard.sites import Role
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-from hookboard.health.comparison import Comparison, Gap, Running
 from hookboard.health.judge import Case, Judge
 from hookboard.health.look import Look, Loss, Stepped
 from hookboard.health.losses import LossCurve, Spike
@@ -14,6 +13,7 @@ from hookboard.health.rule import Symptom
 from hookboard.health.rules.numerics import Nonfinite
 from hookboard.health.run import RateJump, Run
 from hookboard.health.run_table import RunTable, Silence
+from hookboard.health.stage_comparison import Gap, Running, StageComparison
 from hookboard.layers import Layer
 from hookboard.packing import Codec, Codecs, dataclass_codec, object_codec
 from hookboard.recording import FORMS as OF_READINGS
@@ -112,7 +112,7 @@ _REMADE += ("_ordered_by",)
 _OF_RUN = object_codec(lambda: Run({}, 1), derived=_REMADE)
 _OF_LOOK = dataclass_codec(Look)
 _OF_SILENCE = object_codec(lambda: Silence(0))
-_PLAIN = (Case, Comparison, Gap, Layer, Loss, Nonfinite, RateJump, Running, Spike, Stepped, Symptom)
+_PLAIN = (Case, StageComparison, Gap, Layer, Loss, Nonfinite, RateJump, Running, Spike, Stepped, Symptom)
 
 FORMS: Codecs = {
     **OF_READINGS,

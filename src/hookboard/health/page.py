@@ -15,7 +15,7 @@ from hookboard.health.run import Run
 from hookboard.health.run_table import QUANTITIES
 from hookboard.images import ColourScale, Mark, Picture, heat_map
 from hookboard.messages import warn_switched_off
-from hookboard.record import HEALTH, HealthRecord
+from hookboard.records import HEALTH, HealthRecord
 from hookboard.writers import Entry, Layout, Table, escaped, markdown
 
 VERDICT = "health/verdict"

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from hookboard.health.comparison import Comparison, compared
 from hookboard.health.look import HeldBack, Look
 from hookboard.health.losses import LossCurve
 from hookboard.health.robust import median, median_of
@@ -21,6 +20,7 @@ from hookboard.health.run_table import (
     quantities_of,
     silent_in,
 )
+from hookboard.health.stage_comparison import StageComparison, compared
 from hookboard.layers import Flow, Layer, order_with_late
 from hookboard.measure import FIELDS
 from hookboard.messages import unknown
@@ -55,7 +55,7 @@ class Run:
         """The first look."""
         self.evaluation: Look | None = None
         """The latest evaluation loop, outputs only. None before the first."""
-        self.comparisons: deque[Comparison] = deque(maxlen=8)
+        self.comparisons: deque[StageComparison] = deque(maxlen=8)
         """The latest evaluation loops, compared with training."""
         self.rate_jumps: deque[RateJump] = deque(maxlen=4)
         """The latest jumps of the learning rate far above its earlier values."""

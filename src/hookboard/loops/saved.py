@@ -14,7 +14,7 @@ import numpy as np
 from hookboard.health import FORMS as OF_HEALTH
 from hookboard.loops.stage_state import StageState
 from hookboard.packing import Codecs, dataclass_codec, packed, unpacked
-from hookboard.record import LayerFacts
+from hookboard.records import LayerFacts
 
 KEY = "hookboard"
 

@@ -11,7 +11,7 @@ from tensorboard.context import RequestContext
 
 from hookboard.board import Board, Source
 from hookboard.messages import unknown
-from hookboard.record import PLUGIN
+from hookboard.records import PLUGIN
 
 KEPT = {"scalars": 0, "histograms": 0, "images": 0, PLUGIN: 10}
 """How many points of each tag are kept; 0 is all. The last health record holds everything."""

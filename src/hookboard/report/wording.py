@@ -7,7 +7,7 @@ from typing import Any
 
 from hookboard.board import Board, LoggedRun, Source, loss_tag, natural_key
 from hookboard.patterns import folded
-from hookboard.record import HEALTH
+from hookboard.records import HEALTH
 
 WIDTH = 100
 """Width of the output, in characters, as in the terminal while a run trains."""

@@ -26,7 +26,7 @@ class Entry:
         pages: tag to a page in HTML that needs nothing else.
         layout: charts of several scalars, for TensorBoard's custom scalars. A run has one layout: it is written only
             if the run has none yet, such as the user's own.
-        records: tag to the strings of a record, see `hookboard.record`. They are for the tab in TensorBoard alone:
+        records: tag to the strings of a record, see `hookboard.records`. They are for the tab in TensorBoard alone:
             other loggers leave them out without a warning.
     """
 

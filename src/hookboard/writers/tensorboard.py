@@ -13,8 +13,8 @@ from tensorboard.compat.proto.summary_pb2 import DATA_CLASS_TENSOR, HistogramPro
 from tensorboard.plugins.custom_scalar.metadata import CONFIG_SUMMARY_TAG
 
 from hookboard.images import Picture
-from hookboard.record import PLUGIN
 from hookboard.recording import Reading
+from hookboard.records import PLUGIN
 from hookboard.writers.entry import Entry
 from hookboard.writers.registry import place_of, write
 from hookboard.writers.tensorboard_private import quick_writer_of

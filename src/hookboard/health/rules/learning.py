@@ -7,7 +7,6 @@ from typing import Literal
 
 import numpy as np
 
-from hookboard.health.comparison import Comparison, Gap
 from hookboard.health.look import Loss
 from hookboard.health.losses import (
     BLOCK_STEPS,
@@ -25,6 +24,7 @@ from hookboard.health.rule import Rule, Severity, Symptom
 from hookboard.health.rules.scale import DROPOUT_KINDS, dropped_share, uses_batch_statistics
 from hookboard.health.rules.shared import UPDATE_RATIO_SMALL, agreement_of, harm_of
 from hookboard.health.run import Run
+from hookboard.health.stage_comparison import Gap, StageComparison
 from hookboard.layers import Kind
 from hookboard.measure import FIELDS
 
@@ -377,7 +377,7 @@ def train_eval_gap(run: Run) -> Iterator[Symptom]:
     yield Symptom(first.layer.name, evidence, advice, severity, largest.size)
 
 
-def _strange(comparisons: Sequence[Comparison]) -> str | Literal[False] | None:
+def _strange(comparisons: Sequence[StageComparison]) -> str | Literal[False] | None:
     """Find a batch norm whose running statistics match no training batch, at all of some evaluations.
 
     Returns:
@@ -394,7 +394,7 @@ def _strange(comparisons: Sequence[Comparison]) -> str | Literal[False] | None:
     return names[0] if names else False
 
 
-def begin_of(comparison: Comparison) -> Gap | None:
+def begin_of(comparison: StageComparison) -> Gap | None:
     """Return the gap of the layer where the first clear gap begins; None if no gap is clear.
 
     That is the first clear gap, or the earliest one in an unbroken series of gaps above GAP_BEGIN that leads to it.

@@ -1,4 +1,4 @@
-"""`Comparison`: an evaluation against training, and running statistics of batch norms against those of batches."""
+"""`StageComparison`: an evaluation against training, and running statistics of batch norms against those of batches."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -56,7 +56,7 @@ class Running:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class StageComparison:
     """An evaluation, compared with the last look in training before it.
 
     Args:
@@ -70,7 +70,7 @@ class Comparison:
     norms: Sequence[Running] = ()
 
 
-def compared(evaluation: Look, training: Sequence[Look], layers: Iterable[Layer]) -> Comparison:
+def compared(evaluation: Look, training: Sequence[Look], layers: Iterable[Layer]) -> StageComparison:
     """Compare an evaluation with the last look in training; the looks before it tell which gaps are usual.
 
     Args:
@@ -91,7 +91,7 @@ def compared(evaluation: Look, training: Sequence[Look], layers: Iterable[Layer]
         known = [size for look in others if not math.isnan(size := size_of(last, look, layer))]
         usual = float(np.median(known)) if known and are_near else math.nan
         gaps.append(Gap(layer, size_of(last, evaluation, layer), usual, one.moments.rms, other.moments.rms))
-    return Comparison(evaluation.step, gaps, list(running_of(evaluation, training, layers)))
+    return StageComparison(evaluation.step, gaps, list(running_of(evaluation, training, layers)))
 
 
 def size_of(one: Look, other: Look, layer: Layer) -> float:
