@@ -13,6 +13,7 @@ from hookboard.callbacks import (
     ParameterLogger,
 )
 from hookboard.capturing import Captured, CapturedModule, capture
+from hookboard.comparing import Comparison, Difference, compare, record
 from hookboard.editing import Clamp, ClipNorm, Edit, Noise, Replace, Scale, Zero
 from hookboard.experiments import CheckupReport, checkup
 from hookboard.health import Rule, Run, Symptom, Verdict
@@ -32,6 +33,8 @@ __all__ = [
     "CheckupReport",
     "Clamp",
     "ClipNorm",
+    "Comparison",
+    "Difference",
     "Edit",
     "FeatureMapLogger",
     "GradientLogger",
@@ -58,7 +61,9 @@ __all__ = [
     "audit",
     "capture",
     "checkup",
+    "compare",
     "for_transformers",
     "read",
+    "record",
     "watch",
 ]

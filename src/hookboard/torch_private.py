@@ -118,6 +118,20 @@ def is_compiled(module: nn.Module) -> bool:
     return isinstance(module, OptimizedModule) or not (call is None or isinstance(call, Detour))
 
 
+def is_compiled_in_place(module: nn.Module) -> bool:
+    """Return True if the module's own forward is compiled, and with it its hooks; False for a compiled wrapper."""
+    return is_compiled(module) and not isinstance(module, OptimizedModule)
+
+
+def without_wrappers(name: str) -> str:
+    """Return a dotted name without what `torch.compile` adds to it.
+
+    >>> without_wrappers("net._orig_mod.0.weight")
+    'net.0.weight'
+    """
+    return f"{name}.".replace("_orig_mod.", "").rstrip(".")
+
+
 def runs_compiled(module: nn.Module) -> bool:
     """Return True if torch.compile runs the module's forward, or another function of the module or its class."""
     classes = (each for each in type(module).__mro__ if not issubclass(nn.Module, each))

@@ -1,4 +1,4 @@
-"""The command `hookboard`: verdicts and runs in the terminal, and a page in one file."""
+"""The command `hookboard`: verdicts, runs and differences in the terminal, and a page in one file."""
 
 import argparse
 import json
@@ -11,8 +11,8 @@ from hookboard.report.folders import open_folders
 from hookboard.report.one_file import page_of
 from hookboard.report.wording import run_lines, verdict_lines
 
-ALARM, BAD_INPUT = 1, 2
-"""Exit statuses; 0 means that there is no alarm."""
+ALARM, DIFFERENT, BAD_INPUT = 1, 1, 2
+"""Exit statuses; 0 means that there is no alarm, or no difference."""
 
 MAX_RUNS = 8
 """Maximum number of runs of a report, which holds the comparison of every two of them."""
@@ -25,7 +25,7 @@ def main(given: Sequence[str] | None = None) -> int:
         given: its arguments; None for those of the process.
 
     Returns:
-        The exit status: 0, 1 if `verdicts` found an alarm, 2 for bad input.
+        The exit status: 0, 1 if `verdicts` found an alarm or `compare` a difference, 2 for bad input.
     """
     arguments = parser().parse_args(given)
     try:
@@ -50,6 +50,11 @@ def parser() -> argparse.ArgumentParser:
     runs = commands.add_parser("runs", help="all runs, sick ones first")
     runs.add_argument("folder", nargs="+", help="a folder with runs")
     runs.set_defaults(command=_runs)
+    compare = commands.add_parser("compare", help="where two recordings of models differ; exit status 1 if they do")
+    compare.add_argument("left", help="a file that hookboard.record has written")
+    compare.add_argument("right", help="another one")
+    compare.add_argument("--table", action="store_true", help="print a line for each tensor too")
+    compare.set_defaults(command=_compare)
     return made
 
 
@@ -88,6 +93,14 @@ def _runs(arguments: argparse.Namespace) -> int:
     source, names = open_folders(arguments.folder)
     _print(run_lines(Board(), source, names))
     return 0
+
+
+def _compare(arguments: argparse.Namespace) -> int:
+    from hookboard.comparing import compare  # it imports torch, which the other commands do not need
+
+    found = compare(arguments.left, arguments.right)
+    _print([str(found), *([found.table()] if arguments.table else [])])
+    return DIFFERENT if found.differences else 0
 
 
 def _print(lines: Iterable[str], file: object = None) -> None:

@@ -1,0 +1,11 @@
+"""`compare`: the first layer in which two models differ by more than rounding, and why."""
+
+from hookboard.comparing.compare import Comparison, compare, record
+from hookboard.comparing.faults import Difference
+
+__all__ = [
+    "Comparison",
+    "Difference",
+    "compare",
+    "record",
+]

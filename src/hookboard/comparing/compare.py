@@ -1,0 +1,258 @@
+"""`compare`: in which modules two models differ by more than rounding, and why."""
+
+import html
+import math
+import os
+import tempfile
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from hookboard.comparing.distance import Distance, distance
+from hookboard.comparing.faults import Difference, Faults, sides_of
+from hookboard.comparing.forced import Found, beside, renamed, rounding_of
+from hookboard.comparing.matching import first_outputs, is_first_output, matched
+from hookboard.comparing.recorded import Recorded, add_index, write
+from hookboard.comparing.running import Loss, Spot, run, watched_modules
+from hookboard.messages import quoted
+from hookboard.prompts import table_html
+
+
+@dataclass(frozen=True)
+class Row:
+    """One tensor in the table.
+
+    Args:
+        spot: the tensor.
+        as_is: its relative difference as the two models run, which holds those of all modules before; NaN if unknown.
+        alone: that of its own module, given what the left one was given; NaN if unknown.
+        expected: the relative difference that rounding may give.
+    """
+
+    spot: Spot
+    as_is: float
+    alone: float
+    expected: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What `compare` has found.
+
+    Args:
+        differences: what differs by more than rounding, in the order of execution, backward after forward.
+        rows: every tensor that was compared, in the order of execution.
+        names: name in the right model -> name in the left one, for each module that was compared.
+        notes: what was not compared, and what differs without an effect.
+    """
+
+    differences: tuple[Difference, ...]
+    rows: tuple[Row, ...]
+    names: Mapping[str, str]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def first(self) -> Difference | None:
+        """The first difference; None if the two are equal up to rounding."""
+        return self.differences[0] if self.differences else None
+
+    def __str__(self) -> str:
+        modules = len({row.spot.module for row in self.rows})
+        said = f"{len(self.rows)} tensors of {modules} modules were compared"
+        if self.first is None:
+            lines = [f"Equal up to rounding: {said}."]
+        else:
+            count = len(self.differences)
+            lines = [f"{count} difference{'' if count == 1 else 's'}: {said}.", *map(str, self.differences)]
+        return "\n".join([*lines, *(f"Note: {note}." for note in self.notes)])
+
+    def table(self) -> str:
+        """Return a line for each tensor: its relative difference as it is, alone, and what rounding may give."""
+        width = max((len(str(row.spot)) for row in self.rows), default=0)
+        lines = [f"{'':{width}}  as it is     alone  rounding"]
+        lines += [
+            f"{row.spot!s:{width}}  {row.as_is:8.1e}  {row.alone:8.1e}  {row.expected:8.1e}{self._mark(row)}"
+            for row in self.rows
+        ]
+        return "\n".join(lines)
+
+    def _mark(self, row: Row) -> str:
+        return "  <-" if any(one.spot == row.spot for one in self.differences) else ""
+
+    def _repr_html_(self) -> str:
+        head = "".join(f"<p>{html.escape(line)}</p>" for line in str(self).splitlines())
+        rows = [
+            [
+                str(row.spot),
+                *(f"{number:.1e}" for number in (row.as_is, row.alone, row.expected)),
+                self._mark(row).strip(),
+            ]
+            for row in self.rows
+        ]
+        return f"{head}{table_html(['tensor', 'as it is', 'alone', 'rounding', ''], rows)}"
+
+
+Side = nn.Module | str | os.PathLike[str]
+"""A model, or the path of a recording of one."""
+
+
+def record(model: nn.Module, inputs: Any, path: str | os.PathLike[str], *, loss: Loss | None = None) -> None:
+    """Write what a model gives for a batch to a file, with which another process or machine can compare.
+
+    The file holds weights, buffers, and the tensors of each call of a module, as bytes: reading it runs no code. The
+    model runs seven times: once, and six times with rounding noise. Nothing is left behind.
+
+    Args:
+        model: the model.
+        inputs: its argument; a tuple holds several, a dict those with names.
+        path: the file.
+        loss: computes a scalar from what the model returns; then gradients are recorded too.
+
+    Example:
+        >>> import tempfile, torch
+        >>> net = nn.Sequential(nn.Linear(4, 2), nn.ReLU())
+        >>> path = f"{tempfile.mkdtemp()}/net.zip"
+        >>> record(net, torch.ones(3, 4), path)
+        >>> print(compare(path, net, torch.ones(3, 4)))
+        Equal up to rounding: 6 tensors of 3 modules were compared.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module; got a {type(model).__name__}")
+    _check_loss(loss)
+    index = write(model, inputs, path, loss)
+    with Recorded(path, index) as recorded:
+        index.step = step_of(recorded.dtypes)
+        names = {name: name for name in watched_modules(model)}
+        index.rounding = rounding_of(model, inputs, loss, recorded, names, index.step)
+        index.added_up = rounding_of(model, inputs, loss, recorded, names, index.step, is_forced=False)
+    add_index(path, index)
+
+
+def compare(
+    left: Side,
+    right: Side,
+    inputs: Any = None,
+    *,
+    loss: Loss | None = None,
+    names: Mapping[str, str] | None = None,
+) -> Comparison:
+    """Find the modules in which two models differ by more than rounding, and why.
+
+    Every module of the right model is given what the left one was given, so that one difference does not hide another.
+    What rounding may give is measured: the left model runs with noise of one rounding step of the coarser precision.
+    Both models are left as they were: modes, buffers, gradients, random state.
+
+    Args:
+        left: a model, or the path of a recording by `record`.
+        right: a model, or the path of a recording if `left` is one too.
+        inputs: the argument of both models; a tuple holds several, a dict those with names. They are copied, moved to
+            each model's device, and floating ones converted to the type of its parameters. Two recordings need
+            none.
+        loss: computes a scalar from what a model returns; then gradients are compared too.
+        names: pattern of names of the left model -> pattern of the right one, such as {"encoder.layer.*": "blocks.*"}.
+            Left out: by equal names, or, if fewer than half are equal, by order and shape.
+
+    Raises:
+        TypeError: a side is neither a model nor a path, or `loss` is not a function.
+        ValueError: a recording is damaged, or a pattern matches nothing.
+
+    Example:
+        >>> import copy, torch
+        >>> net = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 2))
+        >>> other = copy.deepcopy(net)
+        >>> other[1].eps = 1e-2
+        >>> found = compare(net, other, torch.ones(3, 4))
+        >>> found.first.module, found.first.cause
+        ('1', 'same inputs and weights; eps 1e-05 against 0.01')
+    """
+    for name, side in (("left", left), ("right", right)):
+        if not isinstance(side, nn.Module | str | os.PathLike):
+            raise TypeError(f"{name} must be a model or the path of a recording; got a {type(side).__name__}")
+    if isinstance(left, nn.Module) and not isinstance(right, nn.Module):
+        raise TypeError("compare(model, path): give the recording first")
+    _check_loss(loss)
+    if names is not None and not isinstance(names, Mapping):
+        raise TypeError(f"names must be a dict of patterns, such as {{'encoder.*': 'blocks.*'}}; got {quoted(names)}")
+    with ExitStack() as until_end:
+        if isinstance(left, nn.Module):
+            path = Path(until_end.enter_context(tempfile.TemporaryDirectory())) / "left.zip"
+            recorded = until_end.enter_context(Recorded(path, write(left, inputs, path, loss)))
+        else:
+            recorded = until_end.enter_context(Recorded(left))
+        if isinstance(right, nn.Module):
+            return _beside(left, recorded, right, inputs, loss, names)
+        return _of_recordings(recorded, until_end.enter_context(Recorded(right)), names)
+
+
+def _check_loss(loss: object) -> None:
+    if loss is not None and not callable(loss):
+        raise TypeError(f"loss must be a function from what the model returns to a scalar; got {quoted(loss)}")
+
+
+def step_of(dtypes: set[torch.dtype]) -> float:
+    """Return the rounding step of the coarsest of these types."""
+    return max((torch.finfo(dtype).eps for dtype in dtypes), default=torch.finfo(torch.float32).eps)
+
+
+def _beside(
+    left: Side, recorded: Recorded, right: nn.Module, inputs: Any, loss: Loss | None, names: Mapping[str, str] | None
+) -> Comparison:
+    ran: list[tuple[str, tuple[int, ...]]] = []
+    dtypes = {one.dtype for one in right.parameters() if one.is_floating_point()}
+    inner = {name.rpartition(".")[0] for name in watched_modules(right) if name}
+
+    def see(spot: Spot, tensor: torch.Tensor) -> None:
+        if tensor.is_floating_point():
+            dtypes.add(tensor.dtype)
+        if is_first_output(spot) and spot.module not in inner:
+            ran.append((spot.module, tuple(tensor.shape)))
+
+    run(right, inputs, None, see)
+    twins = matched(recorded.index, watched_modules(right), ran, names)
+    as_is = beside(right, inputs, loss, recorded, twins, is_forced=False)
+    step = step_of(recorded.dtypes | dtypes)
+    if isinstance(left, nn.Module):
+        rounding = rounding_of(left, inputs, loss, recorded, {name: name for name in watched_modules(left)}, step)
+    else:
+        times = max(1.0, step / recorded.index.step) if recorded.index.step else 1.0
+        rounding = {key: times * value for key, value in recorded.index.rounding.items()}
+    faults = Faults(recorded.index, sides_of(recorded, right, twins, step), rounding, step)
+    alone = beside(right, inputs, loss, recorded, twins, is_fault=faults.is_fault)
+    spots = [spot for spot in recorded.index.spots if spot in alone.spots]
+    nothing = Distance(math.nan, math.nan, (), math.nan, math.nan)
+    rows = [Row(s, as_is.spots.get(s, nothing).relative, alone.spots[s].relative, faults.expected(s)) for s in spots]
+    differences = faults.differences(alone)
+    return Comparison(tuple(differences), tuple(rows), twins, tuple(faults.notes(alone)))
+
+
+def _of_recordings(left: Recorded, right: Recorded, names: Mapping[str, str] | None) -> Comparison:
+    """Compare two recordings. Which later differences come from the first one cannot be told without the models."""
+    there = right.index
+    twins = matched(left.index, list(there.modules), first_outputs(there), names)
+    step = step_of(left.dtypes | right.dtypes)
+    times = max(1.0, step / left.index.step) if left.index.step else 1.0
+    rounding = {key: times * value for key, value in left.index.added_up.items()}
+    faults = Faults(left.index, sides_of(left, right, twins, step), rounding, step)
+    found = Found()
+    for spot, entry in there.spots.items():
+        at = replace(spot, module=twins.get(spot.module, ""))
+        if spot.module in twins and (own := left.index.spots.get(at)) is not None:
+            found.add(at, left.tensor(own), right.tensor(entry))
+    for part, ours, theirs in (
+        (found.gradients, left.index.gradients, there.gradients),
+        (found.buffers, left.index.after, there.after),
+    ):
+        for name, entry in theirs.items():
+            if (own := ours.get(twin := renamed(name, twins))) is not None and own.shape == entry.shape:
+                part[twin] = distance(left.tensor(own), right.tensor(entry))
+    spots = [spot for spot in left.index.spots if spot in found.spots]
+    rows = [Row(spot, found.spots[spot].relative, math.nan, faults.expected(spot)) for spot in spots]
+    notes, further = faults.notes(found)[:1], sum(faults.is_fault(spot, found.spots[spot]) for spot in spots) - 1
+    if further > 0:
+        notes.append(f"{further} tensors after the first differ too: compare the models to see which by themselves")
+    return Comparison(tuple(faults.first(found)), tuple(rows), twins, tuple(notes))

@@ -1,0 +1,83 @@
+"""How far two tensors are apart, in numbers."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+CHUNK = 1 << 22
+"""Elements that are compared at a time, in float64."""
+
+
+@dataclass(frozen=True)
+class Distance:
+    """How far a tensor is from a reference.
+
+    Args:
+        relative: norm of the difference over the norm of the reference; for whole numbers the share of elements that
+            differ. Infinite where one is finite and the other not, and where only the reference is 0.
+        cosine: cosine of the angle between them; NaN where one is 0.
+        index: where the largest difference is.
+        left: the value of the reference there.
+        right: the other value there.
+    """
+
+    relative: float
+    cosine: float
+    index: tuple[int, ...]
+    left: float
+    right: float
+
+
+def distance(left: Tensor, right: Tensor) -> Distance:
+    """Measure how far `right` is from `left`, of the same shape.
+
+    >>> distance(torch.tensor([3.0, 4.0]), torch.tensor([3.0, 4.5])).relative
+    0.1
+    """
+    right = right.detach().to(left.device)
+    if not left.numel() or (left.dtype == right.dtype and torch.equal(left, right)):
+        return Distance(0.0, 1.0, (), math.nan, math.nan)
+    floor = max(_smallest(left.dtype), _smallest(right.dtype))
+    one, other = left.detach().reshape(-1), right.reshape(-1)
+    sums, unequal, worst, place = [0.0] * 4, 0, -1.0, 0
+    for start in range(0, len(one), CHUNK):
+        a, b = (_wide(tensor[start : start + CHUNK]) for tensor in (one, other))
+        apart = (a - b).abs()
+        apart[apart <= floor] = 0
+        if not bool(apart.sum().isfinite()):
+            same = (a == b) | (a.isnan() & b.isnan())
+            apart = torch.where(same, 0.0, apart).nan_to_num(nan=math.inf)
+            a, b = (torch.where(a.isfinite() & b.isfinite(), x, 0.0) for x in (a, b))
+        unequal += int(apart.count_nonzero())
+        found = int(apart.argmax())
+        if float(apart[found]) > worst:
+            worst, place = float(apart[found]), start + found
+        products = (apart, apart), (a, a), (b, b), (a, b)
+        sums = [total + float(torch.vdot(x, y).real) for total, (x, y) in zip(sums, products, strict=True)]
+    of_difference, of_left, of_right, product = sums
+    if not left.is_floating_point() and not left.is_complex():
+        relative = unequal / len(one)
+    elif math.isinf(worst) or (of_difference and not of_left):
+        relative = math.inf
+    else:
+        relative = math.sqrt(of_difference / of_left) if of_difference else 0.0
+    cosine = product / math.sqrt(of_left * of_right) if of_left and of_right else math.nan
+    index = tuple(map(int, torch.unravel_index(torch.tensor(place), left.shape))) if left.dim() else ()
+    return Distance(relative, cosine, index, *(_number(tensor[place]) for tensor in (one, other)))
+
+
+def _smallest(dtype: torch.dtype) -> float:
+    """Return the size below which numbers of a type are lost, or may be: differences below it do not count."""
+    if not (dtype.is_floating_point or dtype.is_complex):
+        return 0.0
+    return 2.0**-23 if dtype == torch.float16 else torch.finfo(dtype).tiny
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
+
+
+def _number(tensor: Tensor) -> float:
+    return float(tensor.abs() if tensor.is_complex() else tensor)

@@ -1,0 +1,314 @@
+"""Which differences are more than rounding, and what each comes from."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from hookboard.comparing.distance import Distance, distance
+from hookboard.comparing.forced import Found, renamed
+from hookboard.comparing.recorded import Index, ModuleFacts, Recorded, buffers_in, facts_of, parameters_in, tied_in
+from hookboard.comparing.running import Part, Spot
+from hookboard.messages import listed
+
+BEYOND_ROUNDING = 3.0
+"""A difference counts from this many times what rounding may give (a choice)."""
+
+ADDED_UP, ADDED_UP_SHARE = 3.0, 0.125
+"""What adding numbers in another order may change, in rounding steps of the type they are added in (float32, also for
+coarser ones): the first, or where a module has weights this share of the root of their number for each output, if that
+is more (choices)."""
+
+
+BROKEN = Distance(math.inf, math.nan, (), math.nan, math.nan)
+"""How far what is missing is from what is there."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A tensor that differs by more than rounding, although all that it is made of is equal.
+
+    Args:
+        spot: the tensor: its module, call, part and path.
+        found: how far the two are apart.
+        expected: the relative difference that rounding may give.
+        cause: what differs, or where to look.
+    """
+
+    spot: Spot
+    found: Distance
+    expected: float
+    cause: str
+
+    @property
+    def module(self) -> str:
+        """The module's name in the left model."""
+        return self.spot.module
+
+    def __str__(self) -> str:
+        said = f"relative {self.found.relative:.2g}, expected from rounding below {self.expected:.1g}"
+        return f"{self.spot}, {said}: {self.cause}"
+
+
+@dataclass
+class Sides:
+    """What is known of both models besides the tensors of their calls; names are those of the left one.
+
+    Args:
+        facts: name of each module to (left facts, right facts).
+        weights: name of each parameter and buffer that differs by more than rounding to how far.
+        shapes: name of each one with another shape to (left shape, right shape).
+        tied: name of a left parameter that is the same as another one, and is not in the right model, to that one.
+        here: the names of all left modules.
+    """
+
+    facts: dict[str, tuple[ModuleFacts, ModuleFacts]]
+    weights: dict[str, Distance]
+    shapes: dict[str, tuple[tuple[int, ...], tuple[int, ...]]]
+    tied: dict[str, str]
+    here: list[str]
+
+
+def sides_of(recorded: Recorded, right: nn.Module | Recorded, names: Mapping[str, str], step: float) -> Sides:
+    """Compare what the models are.
+
+    Args:
+        recorded: the left model's call.
+        right: the right model, or its call.
+        names: its name of each module to the left one.
+        step: the rounding step of the coarser precision.
+    """
+    index, weights = recorded.index, dict[str, Callable[[], Tensor]]()
+    if isinstance(right, Recorded):
+        there, tied = right.index.modules, right.index.tied
+        weights |= {name: partial(right.tensor, entry) for name, entry in right.index.weights.items()}
+    else:
+        there, tied = facts_of(right), tied_in(right)
+        held = (parameters_in(right) | buffers_in(right)).items()
+        weights |= {name: partial(torch.Tensor.detach, tensor) for name, tensor in held if tensor is not None}
+    sides = Sides({}, {}, {}, {}, list(index.modules))
+    for own, name in names.items():
+        if own in there and name in index.modules:
+            sides.facts[name] = index.modules[name], there[own]
+    known = {renamed(own, names): read for own, read in weights.items()}
+    for name, read in known.items():
+        if (entry := index.weights.get(name)) is None:
+            continue
+        tensor = read()
+        if entry.shape != tuple(tensor.shape):
+            sides.shapes[name] = entry.shape, tuple(tensor.shape)
+        elif (found := distance(recorded.tensor(entry), tensor)).relative > step:
+            sides.weights[name] = found
+    copied = {renamed(own, names) for own in tied}
+    sides.tied = {name: first for name, first in index.tied.items() if name in known and name not in copied}
+    return sides
+
+
+class Faults:
+    """Judges what a forced run has given.
+
+    Args:
+        index: the left model's call.
+        sides: what both models are.
+        rounding: what rounding may change, by spot, or name of a gradient or buffer.
+        step: the rounding step of the coarser precision.
+    """
+
+    def __init__(self, index: Index, sides: Sides, rounding: Mapping[Spot | str, float], step: float) -> None:
+        self._index, self._sides, self._rounding, self._step = index, sides, rounding, step
+        self._sums: dict[str, int] = {}
+        for name, weight in index.weights.items():
+            if len(weight.shape) > 1:
+                module = name.rpartition(".")[0]
+                self._sums[module] = max(self._sums.get(module, 1), math.prod(weight.shape[1:]), weight.shape[0])
+        self._guilty: set[str] = set()  # modules whose own code, weights or mode differ
+
+    def expected(self, key: Spot | str) -> float:
+        """Return the relative difference that rounding may give."""
+        entry = self._index.spots.get(key) if isinstance(key, Spot) else None
+        is_whole = entry is not None and not entry.dtype.startswith(("float", "bfloat", "complex"))
+        added_in = min(self._step, torch.finfo(torch.float32).eps)
+        added = max(ADDED_UP, ADDED_UP_SHARE * math.sqrt(self._largest_sum(key)))
+        measured = self._rounding.get(key, 0.0) * (1 + added * added_in / self._step)
+        return max(measured, 0.0 if is_whole else max(self._step, added * added_in))
+
+    def _largest_sum(self, key: Spot | str) -> int:
+        """Return how many products the module adds up for one number of its output, at most; 1 if it has no weights."""
+        module = key.module if isinstance(key, Spot) else key.rpartition(".")[0]
+        return self._sums.get(module, 1)
+
+    def is_fault(self, spot: Spot, found: Distance) -> bool:
+        """Return True if a difference is more than rounding."""
+        return found.relative > BEYOND_ROUNDING * self.expected(spot)
+
+    def differences(self, found: Found) -> list[Difference]:
+        """Return what differs by more than rounding, in the order of execution."""
+        forward = [s for s in self._index.spots if s.part != "gradient"]
+        told = [self._forward(spot, found) for spot in forward if self._counts(spot, found)]
+        for spot in self._index.spots:
+            if spot.part == "gradient" and self._is_innocent(replace(spot, part="output"), found):
+                told += self._backward(spot, found)
+        return [*told, *self._of_weights(found)]
+
+    def first(self, found: Found) -> list[Difference]:
+        """Return the first difference where the run was not forced, in a list; later ones may come from it."""
+        forward = [s for s in self._index.spots if s.part != "gradient" and self._counts(s, found)]
+        if forward:
+            return [self._forward(forward[0], found)]
+        backward = (self._backward(spot, found) for spot in self._index.spots if spot.part == "gradient")
+        return next(filter(None, backward), None) or list(self._of_weights(found))
+
+    def _counts(self, spot: Spot, found: Found) -> bool:
+        return spot in found.spots and self.is_fault(spot, found.spots[spot])
+
+    def _forward(self, spot: Spot, found: Found) -> Difference:
+        if spot.part == "input":
+            cause, guilty = self._before(spot, found)
+        else:
+            cause, guilty = self._inside(spot, found), spot.module
+        self._guilty.add(guilty)
+        if spot in found.shapes:
+            cause = "shape {} against {}; {}".format(*found.shapes[spot], cause)
+        return Difference(spot, found.spots[spot], self.expected(spot), cause)
+
+    def _before(self, spot: Spot, found: Found) -> tuple[str, str]:
+        """Return the cause of another input, and the module whose code gives it."""
+        if not spot.module:
+            return "the inputs of the models differ", ""
+        parent = self._parent(spot.module)
+        known = self._own(parent)
+        skipped = self._skipped(parent, found)
+        after = self._ran_before(spot, parent)
+        where = f"between {after} and {spot.module}" if after else f"before {spot.module}"
+        code = f"look at the code of {parent or 'the whole model'} {where}"
+        return "; ".join([*skipped, *known, code]), parent
+
+    def _inside(self, spot: Spot, found: Found) -> str:
+        known = self._own(spot.module)
+        inner = [name for name in self._sides.here if self._parent(name) == spot.module and name != spot.module]
+        skipped = self._skipped(spot.module, found) if inner else []
+        weights = [one for one in known if one.startswith("its ")]
+        same = "same inputs" if weights else "same inputs and weights"
+        if known or skipped:
+            return "; ".join([*([] if weights else [same]), *skipped, *known])
+        after = f" after {last}" if (last := self._ran_last(spot.module)) else ""
+        return f"{same}: look at the code of its forward{after}"
+
+    def _own(self, module: str) -> list[str]:
+        """Return what differs in a module itself, in clauses."""
+        said = []
+        for name, found in self._sides.weights.items():
+            if name.rpartition(".")[0] == module:
+                said.append(f"its {name.rpartition('.')[2]} differs (relative {found.relative:.2g})")
+        for name, shapes in self._sides.shapes.items():
+            if name.rpartition(".")[0] == module:
+                said.append(f"its {name.rpartition('.')[2]} has shape {shapes[0]} against {shapes[1]}")
+        if module in self._sides.facts:
+            left, right = self._sides.facts[module]
+            if left.training != right.training:
+                mode = {True: "training", False: "evaluation"}
+                said.append(f"in {mode[left.training]} mode against {mode[right.training]} mode")
+            if left.type != right.type:
+                said.append(f"a {left.type} against a {right.type}")
+            both = [key for key in left.attributes if key in right.attributes]
+            said += [
+                f"{key} {left.attributes[key]} against {right.attributes[key]}"
+                for key in both
+                if left.attributes[key] != right.attributes[key]
+            ]
+        return said
+
+    def _skipped(self, parent: str, found: Found) -> list[str]:
+        """Return a clause on the modules inside `parent` that ran in the left model alone."""
+        ran = {spot.module for spot in self._index.spots}
+        seen = {spot.module for spot in found.spots}
+        missing = [name for name in ran - seen if self._parent(name) == parent and name != parent]
+        return [f"{listed(sorted(missing), 3)} did not run in the right model"] if missing else []
+
+    def _parent(self, module: str) -> str:
+        parts = module.split(".")
+        above = (".".join(parts[:depth]) for depth in range(len(parts) - 1, 0, -1))
+        return next((name for name in above if name in self._sides.here), "")
+
+    def _ran_before(self, spot: Spot, parent: str) -> str:
+        """Return the module inside `parent` that returned last before this spot; "" if none did."""
+        last = ""
+        for other in self._index.spots:
+            if other == spot:
+                break
+            if other.part == "output" and other.module != parent and self._parent(other.module) == parent:
+                last = other.module
+        return last
+
+    def _ran_last(self, parent: str) -> str:
+        inside = [s.module for s in self._index.spots if s.part == "output" and s.module != parent]
+        return next((name for name in reversed(inside) if self._parent(name) == parent), "")
+
+    # Backward.
+
+    def _is_innocent(self, key: Spot | str, found: Found) -> bool:
+        """Return True if no module that passes this gradient back differs forward, or gets no gradient itself."""
+        passing = found.reaches.get(key, set())
+        cut = {spot.module for spot in self._cut(found)}
+        return not (self._guilty | cut) & passing and not self._guilty & {self._parent(m) for m in passing if m}
+
+    def _cut(self, found: Found) -> list[Spot]:
+        """Return the gradients of outputs that came in the left model alone, although the module ran in both."""
+        return [
+            spot
+            for spot in self._index.spots
+            if spot.part == "gradient" and spot not in found.spots and replace(spot, part="output") in found.spots
+        ]
+
+    def _backward(self, spot: Spot, found: Found) -> list[Difference]:
+        """Return the difference of a gradient of an output, if it has one, in a list."""
+        if self._counts(spot, found):
+            passing = sorted(found.reaches.get(replace(spot, part="output"), ()))
+            whose = listed([name or "the code after the last module" for name in passing], 3) or "the loss"
+            cause = f"what {whose} passes back differs, and forward it does not: look for a backward of its own"
+            return [Difference(spot, found.spots[spot], self.expected(spot), cause)]
+        if spot in self._cut(found):
+            where = f"in {self._parent(spot.module)}" if self._parent(spot.module) else "in the model"
+            cause = f"no gradient comes back to it: look for detach() or no_grad() {where}"
+            return [Difference(spot, BROKEN, self.expected(spot), cause)]
+        return []
+
+    def _of_weights(self, found: Found) -> Iterator[Difference]:
+        ran = {spot.module for spot in found.spots} - {spot.module for spot in self._cut(found)}
+        tied = {*self._sides.tied, *self._sides.tied.values()}
+        for name, first in self._sides.tied.items():
+            cause = f"in the left model it is {first} itself, in the right one a copy"
+            yield self._of_weight(name, "weight", BROKEN, cause)
+        for name, seen in found.gradients.items():
+            if self._is_large(name, seen) and name not in tied and self._is_innocent(name, found):
+                yield self._of_weight(name, "gradient", seen, "its gradient differs, and forward nothing does")
+        for name in found.missing:
+            if name.rpartition(".")[0] in ran:
+                yield self._of_weight(name, "gradient", BROKEN, "no gradient in the right model: frozen, or cut off")
+        for name, seen in found.buffers.items():
+            module = name.rpartition(".")[0]
+            if self._is_large(name, seen) and name not in self._sides.weights and module not in self._guilty:
+                cause = "; ".join(["after the call it differs", *self._own(module)])
+                yield self._of_weight(name, "weight", seen, cause)
+
+    def _is_large(self, name: str, seen: Distance) -> bool:
+        return seen.relative > BEYOND_ROUNDING * self.expected(name)
+
+    def _of_weight(self, name: str, part: Part, seen: Distance, cause: str) -> Difference:
+        module, _, own = name.rpartition(".")
+        return Difference(Spot(module, 0, part, own), seen, self.expected(name), cause)
+
+    def notes(self, found: Found) -> list[str]:
+        """Return what was not compared, and what differs without an effect."""
+        said = []
+        called = dict.fromkeys(spot.module for spot in self._index.spots)
+        seen = {spot.module for spot in found.spots}
+        if missing := [name for name in called if name not in seen]:
+            said.append(f"not compared, as they have no twin that ran: {listed(missing, 3)}")
+        idle = [n for n in (*self._sides.weights, *self._sides.shapes) if n.rpartition(".")[0] not in self._guilty]
+        if idle:
+            said.append(f"differ without an effect: {listed(idle, 3)}")
+        return said

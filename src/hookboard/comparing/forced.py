@@ -1,0 +1,228 @@
+"""Runs a model with another one's tensors in place of its own, so that each module is judged by itself.
+
+Whatever a module returns is measured, and then replaced by what the recorded call has there. So the next module gets
+what it got in the recording, however wrong the modules before it are.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
+from torch.autograd.graph import Node
+
+from hookboard.comparing.distance import Distance, distance
+from hookboard.comparing.recorded import Recorded, buffers_in, gradients_in, parameters_in
+from hookboard.comparing.running import Loss, Spot, run
+
+NOISE_RUNS = 3
+"""How often a model runs with rounding noise, to see how much rounding may change (a choice)."""
+
+
+@dataclass
+class Found:
+    """What a run gave, beside the recording.
+
+    Args:
+        spots: how far each tensor is from the recorded one, in the order in which they were seen.
+        shapes: (recorded shape, shape) where these differ.
+        reaches: output, or name of a parameter, to the modules whose own code passes its gradient back.
+        buffers: how far each buffer is from the recorded one after the call, by its recorded name.
+        gradients: the same for the gradient of each parameter.
+        missing: names of recorded gradients that the run did not give.
+    """
+
+    spots: dict[Spot, Distance] = field(default_factory=dict)
+    shapes: dict[Spot, tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)
+    reaches: dict[Spot | str, set[str]] = field(default_factory=dict)
+    buffers: dict[str, Distance] = field(default_factory=dict)
+    gradients: dict[str, Distance] = field(default_factory=dict)
+    missing: list[str] = field(default_factory=list)
+
+    def add(self, spot: Spot, left: Tensor, right: Tensor) -> Distance | None:
+        """Measure a tensor beside the recorded one; None if their shapes differ."""
+        if left.shape != right.shape:
+            self.shapes[spot] = tuple(left.shape), tuple(right.shape)
+            self.spots[spot] = Distance(math.inf, math.nan, (), math.nan, math.nan)
+            return None
+        self.spots[spot] = distance(left, right)
+        return self.spots[spot]
+
+
+class _Taken(torch.autograd.Function):
+    """Gives the values of another tensor, and passes the gradient on to the first."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, own: Tensor, other: Tensor) -> Tensor:
+        return other.clone()
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None
+
+
+def beside(
+    model: nn.Module,
+    inputs: Any,
+    loss: Loss | None,
+    recorded: Recorded,
+    names: Mapping[str, str],
+    *,
+    is_forced: bool = True,
+    is_fault: Callable[[Spot, Distance], bool] = lambda spot, found: False,
+    noise: Callable[[Tensor], Tensor] | None = None,
+) -> Found:
+    """Run a model beside a recorded call, and measure how far each tensor is from the recorded one.
+
+    Args:
+        model: the model.
+        inputs: see `run`.
+        loss: see `run`.
+        recorded: the recorded call.
+        names: name of each module to compare to its name in the recording.
+        is_forced: whether recorded tensors take the place of outputs, of their gradients, and of inputs that are at
+            fault, so that a fault does not spread.
+        is_fault: tells whether what was measured is more than rounding.
+        noise: changes the recorded tensors, and the model's inputs.
+    """
+    found = Found()
+    taken_at: dict[Node, Spot] = {}
+    own_names = {id(one): renamed(name, names) for name, one in parameters_in(model).items()}
+
+    def see(spot: Spot, tensor: Tensor) -> Tensor | None:
+        if spot.module not in names:
+            return None
+        at = replace(spot, module=names[spot.module])
+        entry = recorded.index.spots.get(at)
+        if entry is None or at in found.spots:
+            return None
+        wanted = recorded.tensor(entry).to(tensor.device)
+        if (seen := found.add(at, wanted, tensor)) is None:
+            return None
+        is_given = spot.part == "input"
+        if noise is not None and (not is_given or not spot.module):
+            wanted = noise(wanted if is_forced else tensor.detach())
+        elif not is_forced or (is_given and not is_fault(at, seen)):
+            return None
+        wanted = wanted.to(tensor.dtype)
+        if is_given and noise is None and _can_be_filled(tensor):
+            # The code around the module has this very tensor too, as the sum of a residual connection.
+            tensor.data.copy_(wanted)
+            return None
+        taken: Tensor = _Taken.apply(tensor, wanted) if tensor.requires_grad else wanted
+        if spot.part == "output" and tensor.grad_fn is not None and taken.grad_fn is not None:
+            for source in _sources(tensor.grad_fn, taken_at, own_names):
+                found.reaches.setdefault(source, set()).add(at.module)
+            taken_at[taken.grad_fn] = at
+        return taken
+
+    def at_end() -> None:
+        for part, there, own in (
+            (found.buffers, recorded.index.after, buffers_in(model)),
+            (found.gradients, recorded.index.gradients, gradients_in(model)),
+        ):
+            for name, tensor in own.items():
+                twin = renamed(name, names)
+                if twin in there and tensor is not None and there[twin].shape == tuple(tensor.shape):
+                    part[twin] = distance(recorded.tensor(there[twin]), tensor)
+        given = {renamed(name, names): tensor is not None for name, tensor in gradients_in(model).items()}
+        found.missing = [name for name in recorded.index.gradients if not given.get(name, True)]
+
+    run(model, inputs, loss, see, at_end)
+    return found
+
+
+def _sources(node: Node, taken_at: Mapping[Node, Spot], names: Mapping[int, str]) -> Iterator[Spot | str]:
+    """Yield what a tensor is made of: replaced outputs, and names of parameters.
+
+    Args:
+        node: the tensor's node in autograd's graph.
+        taken_at: the node of each replaced output, where the search ends.
+        names: `id` of each parameter to its name.
+    """
+    waiting, seen = [node], {node}
+    while waiting:
+        at = waiting.pop()
+        if at in taken_at:
+            yield taken_at[at]
+        elif id(variable := getattr(at, "variable", None)) in names:
+            yield names[id(variable)]
+        else:
+            new = {after for after, _ in at.next_functions if after is not None} - seen
+            seen |= new
+            waiting.extend(new)
+
+
+def _can_be_filled(tensor: Tensor) -> bool:
+    """Return True if each element has memory of its own."""
+    return all(size == 1 or stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def renamed(name: str, names: Mapping[str, str]) -> str:
+    """Return the recorded name of a parameter or buffer, by the name of the module that has it.
+
+    >>> renamed("body.0.weight", {"body.0": "net.first"})
+    'net.first.weight'
+    """
+    module, _, own = name.rpartition(".")
+    twin = names.get(module)
+    return name if twin is None else f"{twin}.{own}".lstrip(".")
+
+
+def rounding_of(
+    model: nn.Module,
+    inputs: Any,
+    loss: Loss | None,
+    recorded: Recorded,
+    names: Mapping[str, str],
+    step: float,
+    *,
+    is_forced: bool = True,
+) -> dict[Spot | str, float]:
+    """Return how much rounding may change each tensor, relative to its norm: by spot, or name of a gradient or buffer.
+
+    The recorded model runs a few times with noise of one rounding step on its inputs and on what each module returns.
+    The largest change counts.
+
+    Args:
+        model: the recorded model.
+        inputs: the recorded ones.
+        loss: the recorded one.
+        recorded: its call.
+        names: each module's name, to itself.
+        step: the rounding step: the distance of 1 to the next number.
+        is_forced: False to let the changes of all modules add up.
+    """
+    largest: dict[Spot | str, float] = {}
+    for seed in range(NOISE_RUNS):
+        noise = RoundingNoise(step, seed)
+        found = beside(model, inputs, loss, recorded, names, is_forced=is_forced, noise=noise)
+        for part in (found.spots, found.gradients, found.buffers):
+            for key, seen in part.items():
+                if not math.isinf(seen.relative):
+                    largest[key] = max(largest.get(key, 0.0), seen.relative)
+    return largest
+
+
+class RoundingNoise:
+    """Changes floating numbers by a rounding step, up or down at random.
+
+    Args:
+        step: the rounding step of a number of size 1.
+        seed: of the random numbers.
+    """
+
+    def __init__(self, step: float, seed: int) -> None:
+        self._step = step
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        """Return the tensor with noise; one of whole numbers as it is."""
+        if not tensor.is_floating_point():
+            return tensor
+        up = torch.rand(tensor.shape, generator=self._generator, dtype=torch.float32) < 0.5
+        factor = 1 + self._step * (2 * up.to(tensor.device, torch.float64) - 1)
+        return (tensor.to(torch.float64) * factor).to(tensor.dtype)

@@ -1,0 +1,105 @@
+"""Which module of one model is which of the other."""
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from difflib import SequenceMatcher
+
+from hookboard.comparing.recorded import Index
+from hookboard.comparing.running import Spot
+from hookboard.messages import unknown
+
+SAME_NAMES_MIN = 0.5
+"""Share of the modules that must have the same name in both models to be matched by name (a choice)."""
+
+
+def matched(
+    recorded: Index,
+    others: Collection[str],
+    ran: Sequence[tuple[str, tuple[int, ...]]],
+    names: Mapping[str, str] | None,
+) -> dict[str, str]:
+    """Return the name of each module that is compared -> its name in the recording.
+
+    Args:
+        recorded: the recording.
+        others: the names of the other model's modules.
+        ran: (name, shape of the first output) of the other model's modules without modules inside, as they ran.
+        names: pattern of a recorded name -> pattern of the other; None: by equal names, or by order and shape.
+
+    Raises:
+        ValueError: a pattern matches nothing.
+    """
+    here = list(dict.fromkeys([*recorded.modules, *(spot.module for spot in recorded.spots)]))
+    if names is not None:
+        return {"": ""} | _by_patterns(here, others, names)
+    same = {name: name for name in here if name in others}
+    if len(same) >= SAME_NAMES_MIN * min(len(here), len(others)):
+        return {"": ""} | same
+    return {"": ""} | _by_order(first_outputs(recorded), ran)
+
+
+def _by_patterns(here: Iterable[str], others: Collection[str], names: Mapping[str, str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    used = set()
+    for name in here:
+        for pattern, other in names.items():
+            if (match := re.fullmatch(f"{_expression(pattern)}(\\..*)?", name)) is None:
+                continue
+            used.add(pattern)
+            *parts, rest = match.groups(default="")
+            twin = _filled(other, parts) + rest
+            if twin in others:
+                found.setdefault(twin, name)
+            break
+        else:
+            if name in others:
+                found.setdefault(name, name)
+    for pattern, other in names.items():
+        if pattern not in used:
+            raise unknown("name in names", pattern, here)
+        if not any(re.fullmatch(f"{_expression(other)}(\\..*)?", name) for name in others):
+            raise unknown("name in names", other, others)
+    return found
+
+
+def _filled(pattern: str, parts: Iterable[str]) -> str:
+    """Return a pattern with each star replaced by a part.
+
+    >>> _filled("blocks.*.attn", ["3"])
+    'blocks.3.attn'
+    """
+    texts = iter(parts)
+    return re.sub(r"\*+", lambda star: next(texts, star[0]), pattern)
+
+
+def _expression(pattern: str) -> str:
+    r"""Return the regular expression of a pattern, with a group for each star.
+
+    >>> _expression("encoder.layer.*")
+    'encoder\\.layer\\.([^.]+)'
+    """
+    parts = re.split(r"(\*\*|\*)", pattern)
+    return "".join({"**": "(.+)", "*": "([^.]+)"}.get(part, re.escape(part)) for part in parts)
+
+
+def first_outputs(recorded: Index) -> list[tuple[str, tuple[int, ...]]]:
+    """Return (name, shape of its first output) of the recorded modules without modules inside, as they ran."""
+    inner = {name.rpartition(".")[0] for name in recorded.modules if name}
+    return [
+        (spot.module, entry.shape)
+        for spot, entry in recorded.spots.items()
+        if is_first_output(spot) and spot.module not in inner
+    ]
+
+
+def is_first_output(spot: Spot) -> bool:
+    """Return True for the first tensor that the first call of a module returned."""
+    return spot.part == "output" and not spot.call and spot.path in ("", "0")
+
+
+def _by_order(
+    here: Sequence[tuple[str, tuple[int, ...]]], there: Sequence[tuple[str, tuple[int, ...]]]
+) -> dict[str, str]:
+    shapes = [shape for _, shape in here], [shape for _, shape in there]
+    blocks = SequenceMatcher(None, *shapes, autojunk=False).get_matching_blocks()
+    return {there[b + i][0]: here[a + i][0] for a, b, size in blocks for i in range(size)}

@@ -1,0 +1,269 @@
+"""What a model gave for a batch, in a file: the tensors of every call of a module, its weights, and what it is."""
+
+import itertools
+import json
+import os
+import zipfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hookboard.comparing.running import Loss, Spot, plain_name, run
+from hookboard.ranks import whole
+
+VERSION = 1
+"""The version of the format. A file of another one is refused."""
+
+INDEX = "index.json"
+"""The name of the entry that tells what is in the others."""
+
+PLAIN = (bool, int, float, str, type(None), torch.dtype)
+"""Types of attributes that are kept, and tuples of these."""
+
+
+@dataclass(frozen=True)
+class ModuleFacts:
+    """What a module is.
+
+    Args:
+        type: the name of its class.
+        training: whether it is in training mode.
+        attributes: its attributes that are numbers, texts, or tuples of these, as text.
+    """
+
+    type: str
+    training: bool
+    attributes: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor in the file: the number of its entry, the name of its type, its shape."""
+
+    number: int
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass
+class Index:
+    """What is known of a recorded call without reading its tensors.
+
+    Args:
+        modules: name to facts of each module, in the order of the model.
+        spots: the tensors of calls, in the order in which they were seen.
+        weights: parameters and buffers before the call, by name.
+        after: buffers after it, by name.
+        gradients: gradients of parameters, by name.
+        tied: name of a parameter to the name of the same one that comes first.
+        rounding: what rounding alone may change, see `rounding_of`: by spot or name of a gradient.
+        added_up: the same, where what all modules before it change counts too.
+        step: the rounding step that these are for.
+    """
+
+    modules: dict[str, ModuleFacts] = field(default_factory=dict)
+    spots: dict[Spot, StoredTensor] = field(default_factory=dict)
+    weights: dict[str, StoredTensor] = field(default_factory=dict)
+    after: dict[str, StoredTensor] = field(default_factory=dict)
+    gradients: dict[str, StoredTensor] = field(default_factory=dict)
+    tied: dict[str, str] = field(default_factory=dict)
+    rounding: dict[Spot | str, float] = field(default_factory=dict)
+    added_up: dict[Spot | str, float] = field(default_factory=dict)
+    step: float = 0.0
+
+
+class Recorded:
+    """A recorded call, whose tensors are read one at a time. It is a context that closes its file.
+
+    Args:
+        path: the file.
+        index: what is in it; None: it is read from the file.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is damaged, no recording, or of another version.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], index: Index | None = None) -> None:
+        try:
+            self._file = zipfile.ZipFile(path)
+            self.index = _index_of(json.loads(self._file.read(INDEX))) if index is None else index
+        except (zipfile.BadZipFile, KeyError, LookupError, TypeError, ValueError, AttributeError) as error:
+            raise ValueError(f"{os.fspath(path)} is no recording of hookboard, or is damaged: {error!r}") from error
+
+    def __enter__(self) -> "Recorded":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._file.close()
+
+    def tensor(self, entry: StoredTensor) -> Tensor:
+        """Read a tensor.
+
+        Raises:
+            ValueError: the file is damaged.
+        """
+        try:
+            content = bytearray(self._file.read(str(entry.number)))
+            dtype = getattr(torch, entry.dtype)
+            flat = torch.frombuffer(content, dtype=dtype) if content else torch.empty(0, dtype=dtype)
+            return flat.reshape(entry.shape)
+        except (zipfile.BadZipFile, KeyError, RuntimeError, ValueError, TypeError, AttributeError) as error:
+            raise ValueError(f"a tensor of the recording is damaged: {error}") from error
+
+    @property
+    def dtypes(self) -> set[torch.dtype]:
+        """The floating types of its tensors."""
+        entries = itertools.chain(self.index.spots.values(), self.index.weights.values())
+        return {dtype for entry in entries if (dtype := getattr(torch, entry.dtype)).is_floating_point}
+
+
+def write(model: nn.Module, inputs: Any, path: str | os.PathLike[str], loss: Loss | None) -> Index:
+    """Run a model once and write its tensors to a file, without the index, which is returned.
+
+    Args:
+        model: the model.
+        inputs: see `run`.
+        path: the file.
+        loss: see `run`.
+    """
+    index, numbers = Index(modules=facts_of(model), tied=tied_in(model)), itertools.count()
+    with zipfile.ZipFile(path, "w") as file:
+
+        def put(tensor: Tensor) -> StoredTensor | None:
+            tensor = whole(tensor.detach())
+            if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized or tensor.is_meta:
+                return None
+            entry = StoredTensor(next(numbers), str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+            flat = tensor.cpu().contiguous().reshape(-1)
+            with file.open(zipfile.ZipInfo(str(entry.number)), "w", force_zip64=True) as content:
+                content.write(flat.view(torch.uint8).numpy().data)
+            return entry
+
+        def put_all(into: dict[str, StoredTensor], tensors: Mapping[str, Tensor | None]) -> None:
+            for name, tensor in tensors.items():
+                if tensor is not None and (entry := put(tensor)) is not None:
+                    into[name] = entry
+
+        def see(spot: Spot, tensor: Tensor) -> None:
+            if (entry := put(tensor)) is not None:
+                index.spots[spot] = entry
+
+        def at_end() -> None:
+            put_all(index.after, buffers_in(model))
+            put_all(index.gradients, gradients_in(model))
+
+        put_all(index.weights, parameters_in(model) | buffers_in(model))
+        run(model, inputs, loss, see, at_end)
+    return index
+
+
+def add_index(path: str | os.PathLike[str], index: Index) -> None:
+    """Write the index of a file that `write` has written."""
+    spots = [[asdict(spot), asdict(entry)] for spot, entry in index.spots.items()]
+    by_name = {
+        part: {n: asdict(e) for n, e in getattr(index, part).items()} for part in ("weights", "after", "gradients")
+    }
+
+    def numbers(part: Mapping[Spot | str, float]) -> list[Any]:
+        return [[asdict(key) if isinstance(key, Spot) else key, value] for key, value in part.items()]
+
+    text = json.dumps(
+        {
+            "version": VERSION,
+            "modules": {name: asdict(facts) for name, facts in index.modules.items()},
+            "spots": spots,
+            **by_name,
+            "tied": index.tied,
+            "rounding": numbers(index.rounding),
+            "added_up": numbers(index.added_up),
+            "step": index.step,
+        }
+    )
+    with zipfile.ZipFile(path, "a") as file:
+        file.writestr(INDEX, text)
+
+
+def _index_of(given: dict[str, Any]) -> Index:
+    if given["version"] != VERSION:
+        raise ValueError(f"it has version {given['version']!r}, and this hookboard reads {VERSION}")
+
+    def entry(fields: dict[str, Any]) -> StoredTensor:
+        dtype = str(fields["dtype"])
+        if not isinstance(getattr(torch, dtype, None), torch.dtype):
+            raise ValueError(f"unknown type {dtype!r}")
+        return StoredTensor(int(fields["number"]), dtype, tuple(map(int, fields["shape"])))
+
+    def entries(part: str) -> dict[str, StoredTensor]:
+        return {str(name): entry(fields) for name, fields in given[part].items()}
+
+    modules = {
+        str(name): ModuleFacts(
+            str(one["type"]), bool(one["training"]), {str(k): str(v) for k, v in one["attributes"].items()}
+        )
+        for name, one in given["modules"].items()
+    }
+
+    def numbers(part: str) -> dict[Spot | str, float]:
+        return {Spot(**key) if isinstance(key, dict) else str(key): float(value) for key, value in given[part]}
+
+    return Index(
+        modules,
+        {Spot(**spot): entry(fields) for spot, fields in given["spots"]},
+        entries("weights"),
+        entries("after"),
+        entries("gradients"),
+        {str(name): str(first) for name, first in given["tied"].items()},
+        numbers("rounding"),
+        numbers("added_up"),
+        float(given["step"]),
+    )
+
+
+def facts_of(model: nn.Module) -> dict[str, ModuleFacts]:
+    """Return the facts of the model and of each module in it, by name."""
+    found = {}
+    for name, module in model.named_modules():
+        kept = {
+            key: str(value)
+            for key, value in vars(module).items()
+            if not key.startswith("_") and key != "training" and _is_plain(value)
+        }
+        found[plain_name(model, name)] = ModuleFacts(type(module).__name__, module.training, kept)
+    return found
+
+
+def _is_plain(value: object) -> bool:
+    return isinstance(value, PLAIN) or (
+        isinstance(value, tuple | list) and all(isinstance(one, PLAIN) for one in value)
+    )
+
+
+def tied_in(model: nn.Module) -> dict[str, str]:
+    """Return the name of each parameter that comes again, with the name under which it comes first."""
+    first: dict[int, str] = {}
+    found = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        plain = plain_name(model, name)
+        if first.setdefault(id(parameter), plain) != plain:
+            found[plain] = first[id(parameter)]
+    return found
+
+
+def parameters_in(model: nn.Module) -> dict[str, Tensor | None]:
+    """Return the parameters by name; a tied one has all its names."""
+    return {plain_name(model, name): one for name, one in model.named_parameters(remove_duplicate=False)}
+
+
+def buffers_in(model: nn.Module) -> dict[str, Tensor | None]:
+    """Return the buffers by name."""
+    return {plain_name(model, name): one for name, one in model.named_buffers(remove_duplicate=False)}
+
+
+def gradients_in(model: nn.Module) -> dict[str, Tensor | None]:
+    """Return the gradient of each parameter by name; None where it has none."""
+    return {name: one.grad for name, one in parameters_in(model).items() if one is not None}

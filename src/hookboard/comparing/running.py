@@ -1,0 +1,189 @@
+"""Runs a model once, shows every tensor that its modules take and give, and leaves no trace."""
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.utils.hooks import RemovableHandle
+
+from hookboard.hooks import own_call
+from hookboard.nested import map_tensors, named_inputs, tensors_in
+from hookboard.state import State, same_random_state
+from hookboard.torch_private import in_backward, is_compiled, is_compiled_in_place, without_wrappers
+
+Part = Literal["input", "output", "gradient", "weight"]
+"""Which tensors of a call: what the module was given, what it returned, the gradient of that; or a weight or buffer."""
+
+Loss = Callable[[Any], Tensor]
+"""Computes a scalar from what the model returned."""
+
+
+@dataclass(frozen=True)
+class Spot:
+    """One tensor of one call of a module.
+
+    Args:
+        module: the module's dotted name; "" is the whole model.
+        call: the number of the call, from 0.
+        part: which tensors of the call.
+        path: where the tensor stands in them, as in `tensors_in`.
+    """
+
+    module: str
+    call: int
+    part: Part
+    path: str
+
+    def __str__(self) -> str:
+        where = " ".join(filter(None, [self.part, self.path]))
+        again = f", call {self.call + 1}" if self.call else ""
+        return f"{self.module or 'the whole model'} ({where}{again})"
+
+
+See = Callable[[Spot, Tensor], Tensor | None]
+"""Called with each tensor; what it returns takes the tensor's place."""
+
+
+def watched_modules(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the model and its modules whose calls can be seen, by name: none of a part that is compiled.
+
+    >>> list(watched_modules(nn.Sequential(nn.Linear(2, 2), nn.ReLU())))
+    ['', '0', '1']
+    """
+    found = {"": model}
+    hidden = tuple(f"{name}." for name, module in model.named_modules() if name and is_opaque(module))
+    if not is_opaque(model):
+        for name, module in model.named_modules():
+            # What is compiled in place runs its hooks inside the graph.
+            if not f"{name}.".startswith(hidden) or (f"{name}." in hidden and not is_compiled_in_place(module)):
+                found.setdefault(plain_name(model, name), module)
+    return found
+
+
+def is_opaque(module: nn.Module) -> bool:
+    """Return True for a module whose inner calls cannot be seen: it is compiled or scripted."""
+    return is_compiled(module) or isinstance(module, torch.jit.ScriptModule)
+
+
+def plain_name(model: nn.Module, name: str) -> str:
+    """Return the name of a module or parameter without those of the wrappers around it and around the model.
+
+    >>> plain_name(torch.nn.DataParallel(nn.Linear(2, 2)), "module.weight")
+    'weight'
+    """
+    name = without_wrappers(name)
+    if isinstance(model, DistributedDataParallel | DataParallel):
+        name = f"{name}.".removeprefix("module.").rstrip(".")
+    return name
+
+
+def run(model: nn.Module, inputs: Any, loss: Loss | None, see: See, at_end: Callable[[], None] = lambda: None) -> None:
+    """Run the model once, and its backward pass if there is a loss. Everything is restored afterwards.
+
+    Each run draws the same random numbers. Buffers, attributes, random state and gradients are as before when it ends.
+
+    Args:
+        model: the model.
+        inputs: its argument; a tuple holds several, a dict those with names. They are copied, moved to its device, and
+            floating ones are converted to the type of its parameters.
+        loss: from what it returns to a scalar; None: no backward pass.
+        see: called with each tensor.
+        at_end: called before anything is restored.
+    """
+    parameters = list(model.parameters())
+    gradients = [parameter.grad for parameter in parameters]
+    with ExitStack() as until_end:
+        for context in (torch.inference_mode(False), torch.set_grad_enabled(loss is not None), own_call()):
+            until_end.enter_context(context)
+        until_end.enter_context(same_random_state())
+        until_end.callback(State(model).restore)
+        until_end.callback(_set_gradients, parameters, gradients)
+        _set_gradients(parameters, [None] * len(parameters))
+        args, kwargs = _arguments(model, inputs)
+        before, after = until_end.enter_context(_shown(model, see))
+        args, kwargs = before("", (args, kwargs))
+        returned = after("", model(*args, **kwargs))
+        if loss is not None:
+            loss(returned).backward()
+        at_end()
+
+
+def _set_gradients(parameters: list[nn.Parameter], gradients: list[Tensor | None]) -> None:
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient
+
+
+def _arguments(model: nn.Module, inputs: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    """Return the inputs for a call of this model, as positional arguments and those with names."""
+    like = next((one for one in model.parameters() if one.is_floating_point()), None)
+
+    def moved(tensor: Tensor) -> Tensor:
+        twin = tensor.detach().clone()
+        if like is not None:
+            twin = twin.to(like.device, like.dtype if twin.is_floating_point() else None)
+        return twin.requires_grad_(tensor.requires_grad)
+
+    given = map_tensors(moved, inputs)
+    if isinstance(given, tuple):
+        return given, {}
+    return ((), given) if isinstance(given, Mapping) else ((given,), {})
+
+
+Step = Callable[[str, Any], Any]
+"""Shows the tensors of a module, by its name, and returns its arguments or what it returned, with those replaced."""
+
+
+@contextmanager
+def _shown(model: nn.Module, see: See) -> Iterator[tuple[Step, Step]]:
+    """Show each tensor of each call of a module to `see`, and the gradient of each output.
+
+    Yields:
+        What is to be called before and after the model itself: its own hooks may be inside a compiled graph.
+    """
+    calls: Counter[str] = Counter()
+    handles: list[RemovableHandle] = []
+
+    def replaced(spots: list[tuple[Spot, Tensor]], value: Any) -> Any:
+        seen = [see(spot, tensor) for spot, tensor in spots]
+        if all(one is None for one in seen):
+            return value
+        new = iter([tensor if one is None else one for one, (_, tensor) in zip(seen, spots, strict=True)])
+        return map_tensors(lambda tensor: next(new), value)
+
+    def before(name: str, given: Any) -> Any:
+        spots = [(Spot(name, calls[name], "input", path), tensor) for path, tensor in tensors_in(named_inputs(*given))]
+        return replaced(spots, given)
+
+    def after(name: str, output: Any) -> Any:
+        spots = [(Spot(name, calls[name], "output", path), tensor) for path, tensor in tensors_in(output)]
+        # A tensor that several modules hand on has a gradient in each of them.
+        new = map_tensors(lambda tensor: tensor.clone() if tensor.requires_grad else tensor, replaced(spots, output))
+        for path, tensor in tensors_in(new):
+            if tensor.requires_grad:
+                spot = Spot(name, calls[name], "gradient", path)
+                handles.append(tensor.register_hook(functools.partial(see, spot)))
+        calls[name] += 1
+        return new
+
+    def hook_before(name: str, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        # A forward pass inside a backward pass is a recomputation, which was seen the first time.
+        return None if in_backward() else before(name, (args, kwargs))
+
+    def hook_after(name: str, module: nn.Module, args: Any, output: Any) -> Any:
+        return None if in_backward() else after(name, output)
+
+    for name, module in watched_modules(model).items():
+        if name:
+            handles.append(module.register_forward_pre_hook(functools.partial(hook_before, name), with_kwargs=True))
+            handles.append(module.register_forward_hook(functools.partial(hook_after, name)))
+    try:
+        yield before, after
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,227 @@
+"""Two models that are the same up to rounding have no difference, and both are left as they were."""
+
+import copy
+
+import pytest
+import torch
+from comparing.nets import INPUTS, ConvNet, Recurrent, Transformer, loss, model, planted
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
+from torchvision.models import get_model
+
+from hookboard import compare
+
+KINDS = [ConvNet, Recurrent, Transformer]
+
+
+def is_equal(found):
+    assert found.differences == ()
+    return True
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_in_another_precision_are_equal_up_to_rounding(kind, dtype):
+    net = model(kind)
+    assert is_equal(compare(net, copy.deepcopy(net).to(dtype), INPUTS[kind], loss=lambda output: loss(output.float())))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_a_mistake_is_found_in_another_precision_too(dtype):
+    net = model(Transformer)
+    other = planted(net, lambda n: setattr(n.blocks[1], "act", nn.ReLU())).to(dtype)
+    [found] = compare(net, other, INPUTS[Transformer]).differences
+    assert str(found.spot) == "blocks.1.act (output)"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_dropout_and_norms_in_training_draw_and_see_the_same(kind):
+    net = model(kind, training=True)
+    assert is_equal(compare(net, copy.deepcopy(net), INPUTS[kind], loss=loss))
+
+
+def test_another_memory_format_is_equal_up_to_rounding():
+    net = model(ConvNet)
+    other = copy.deepcopy(net).to(memory_format=torch.channels_last)
+    assert is_equal(compare(net, other, INPUTS[ConvNet], loss=loss))
+
+
+class Attends(nn.Module):
+    def __init__(self, backend):
+        super().__init__()
+        self.project, self.out, self.backend = nn.Linear(16, 48), nn.Linear(16, 16), backend
+
+    def forward(self, x):
+        q, k, v = (part.unflatten(-1, (2, 8)).transpose(1, 2) for part in self.project(x).chunk(3, -1))
+        with sdpa_kernel(self.backend):
+            mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+
+def test_another_kernel_of_attention_is_equal_up_to_rounding():
+    net = Attends(SDPBackend.MATH)
+    other = planted(net, lambda n: setattr(n, "backend", SDPBackend.FLASH_ATTENTION))
+    assert is_equal(compare(net, other, torch.randn(3, 9, 16), loss=loss))
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def forward(self, tokens):
+        return checkpoint(self.net, tokens, use_reentrant=False)
+
+
+def test_what_is_computed_again_in_the_backward_pass_is_equal():
+    net = model(Transformer)
+    found = compare(
+        net, Checkpointed(copy.deepcopy(net)), INPUTS[Transformer], loss=loss, names={"blocks": "net.blocks"}
+    )
+    assert is_equal(found)
+
+
+@pytest.mark.compiles
+def test_a_compiled_model_is_compared_as_a_whole():
+    net = model(Transformer)
+    found = compare(net, torch.compile(copy.deepcopy(net)), INPUTS[Transformer], loss=loss)
+    assert is_equal(found)
+    assert {row.spot.module for row in found.rows} == {""}
+    wrong = torch.compile(planted(net, lambda n: setattr(n.blocks[1], "residual", 0.9)))
+    assert compare(net, wrong, INPUTS[Transformer]).first.module == ""
+
+
+@pytest.mark.parametrize(
+    "name", ["resnet18", "mobilenet_v3_small", "shufflenet_v2_x0_5", "squeezenet1_1", "efficientnet_b0"]
+)
+def test_a_classifier_of_torchvision_is_equal_in_half_and_double(name):
+    torch.manual_seed(0)
+    net = get_model(name).eval()
+    images = torch.randn(2, 3, 64, 64)
+    for dtype in (torch.bfloat16, torch.float64):
+        assert is_equal(compare(net, copy.deepcopy(net).to(dtype), images))
+
+
+@pytest.mark.parametrize(
+    "make", ["LlamaForCausalLM", "BertForMaskedLM", "GPT2LMHeadModel", "T5ForConditionalGeneration"]
+)
+def test_a_model_of_transformers_is_equal_in_half_and_in_double(make):
+    transformers = pytest.importorskip("transformers")
+    kind = getattr(transformers, make)
+    sizes = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 64,
+        "vocab_size": 50,
+    }
+    sizes |= {
+        "n_embd": 32,
+        "n_layer": 2,
+        "n_head": 4,
+        "d_model": 32,
+        "d_kv": 8,
+        "d_ff": 64,
+        "num_layers": 2,
+        "num_heads": 4,
+    }
+    torch.manual_seed(0)
+    net = kind(kind.config_class(**sizes)).eval()
+    tokens = torch.randint(3, 50, (2, 7))
+    inputs = {"input_ids": tokens} | ({"decoder_input_ids": tokens} if "T5" in make else {})
+    for dtype in (torch.bfloat16, torch.float64):
+        found = compare(
+            net, copy.deepcopy(net).to(dtype), inputs, loss=lambda output: output.logits.float().square().mean()
+        )
+        assert is_equal(found)
+
+
+def state_of(net):
+    tensors = [tensor.detach().clone() for tensor in (*net.parameters(), *net.buffers())]
+    gradients = [None if one.grad is None else one.grad.clone() for one in net.parameters()]
+    modes = [module.training for module in net.modules()]
+    hooks = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in net.modules())
+    return tensors, gradients, modes, hooks, torch.get_rng_state()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_is_left_behind_in_either_model(kind):
+    net = model(kind, training=True)
+    other = planted(net, lambda n: None)
+    loss(net(INPUTS[kind])).backward()
+    before = [state_of(net), state_of(other)]
+    compare(net, other, INPUTS[kind], loss=loss)
+    torch.testing.assert_close([state_of(net), state_of(other)], before, rtol=0, atol=0)
+
+
+def test_after_an_error_in_a_model_nothing_is_left_behind_either():
+    net = model(ConvNet, training=True)
+    other = planted(net, lambda n: setattr(n, "over", 7))
+    before = [state_of(net), state_of(other)]
+    with pytest.raises(IndexError):
+        compare(net, other, INPUTS[ConvNet])
+    torch.testing.assert_close([state_of(net), state_of(other)], before, rtol=0, atol=0)
+
+
+class Ported(nn.Module):
+    """The convolutional net with other names and in another order of definition."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.classifier = copy.deepcopy(net.head)
+        self.stem = nn.Sequential(copy.deepcopy(net.conv1), copy.deepcopy(net.norm1), nn.ReLU())
+        self.branch = nn.Sequential(copy.deepcopy(net.conv2), copy.deepcopy(net.norm2))
+        self.reduce = nn.MaxPool2d(2)
+
+    def forward(self, images):
+        x = self.stem(images)
+        return self.classifier(self.reduce((x + self.branch(x)).relu()).mean((2, 3)))
+
+
+def test_modules_with_other_names_are_matched_by_order_and_shape():
+    net = model(ConvNet)
+    other = Ported(net)
+    found = compare(net, other, INPUTS[ConvNet])
+    assert is_equal(found)
+    wanted = {"stem.0": "conv1", "stem.1": "norm1", "branch.0": "conv2", "branch.1": "norm2", "classifier": "head"}
+    assert wanted.items() <= found.names.items()
+    other.branch[1].eps = 1e-2
+    assert compare(net, other, INPUTS[ConvNet]).first.module == "norm2"
+
+
+def test_names_can_be_given_by_patterns():
+    net = model(Transformer)
+
+    class Renamed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = copy.deepcopy(net)
+            self.net.layer = self.net.blocks
+            del self.net.blocks
+
+        def forward(self, tokens):
+            inner = self.net
+            x = inner.words(tokens) + inner.places(torch.arange(tokens.shape[1]))
+            return inner.head(inner.norm(inner.layer(x)))
+
+    other = Renamed()
+    other.net.layer[2].act = nn.ReLU()
+    names = {"blocks.*": "net.layer.*", "blocks": "net.layer", "*": "net.*"}
+    [found] = compare(net, other, INPUTS[Transformer], names=names).differences
+    assert str(found.spot) == "blocks.2.act (output)"
+
+
+def test_a_pattern_that_matches_nothing_is_told_with_the_closest_name():
+    net = model(Transformer)
+    with pytest.raises(ValueError, match=r"block.*did you mean 'blocks"):
+        compare(net, copy.deepcopy(net), INPUTS[Transformer], names={"block.0": "blocks.0"})
+
+
+@pytest.mark.parametrize(
+    ("given", "said"), [({"loss": 3}, "loss must be a function.*got 3"), ({"names": "a"}, "names")]
+)
+def test_an_argument_of_another_kind_is_told_by_its_name(given, said):
+    net = model(ConvNet)
+    with pytest.raises(TypeError, match=said):
+        compare(net, copy.deepcopy(net), INPUTS[ConvNet], **given)

@@ -1,0 +1,134 @@
+"""Recordings: what one process writes, another compares with; a damaged or foreign file is an error that says so."""
+
+import copy
+import json
+import subprocess
+import sys
+import zipfile
+
+import pytest
+import torch
+from comparing.nets import INPUTS, ConvNet, Transformer, loss, model, planted
+from torch import nn
+
+from hookboard import compare, record
+from hookboard.report import main
+
+GELU = ("blocks.1.act (output)", lambda net: setattr(net.blocks[1], "act", nn.GELU("tanh")))
+
+
+@pytest.fixture
+def recorded(tmp_path):
+    """The path of a recording of the transformer."""
+    path = tmp_path / "left.zip"
+    record(model(Transformer), INPUTS[Transformer], path, loss=loss)
+    return path
+
+
+def test_a_recording_stands_for_the_left_model(recorded):
+    net, tokens = model(Transformer), INPUTS[Transformer]
+    assert compare(recorded, net, tokens, loss=loss).differences == ()
+    where, change = GELU
+    [found] = compare(recorded, planted(net, change), tokens, loss=loss).differences
+    assert str(found.spot) == where
+    assert "approximate none against tanh" in found.cause
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_a_recording_in_another_precision_is_equal_up_to_rounding(recorded, dtype):
+    other = model(Transformer).to(dtype)
+    assert compare(recorded, other, INPUTS[Transformer], loss=lambda output: loss(output.float())).differences == ()
+
+
+def test_of_two_recordings_the_first_difference_is_told(recorded, tmp_path):
+    where, change = GELU
+    record(planted(model(Transformer), change), INPUTS[Transformer], tmp_path / "right.zip", loss=loss)
+    found = compare(recorded, tmp_path / "right.zip")
+    assert str(found.first.spot) == where
+    assert "approximate none against tanh" in found.first.cause
+    assert "tensors after the first differ too" in str(found)
+    record(model(Transformer), INPUTS[Transformer], tmp_path / "again.zip", loss=loss)
+    assert compare(recorded, tmp_path / "again.zip").differences == ()
+
+
+def test_recordings_in_two_precisions_are_equal_up_to_rounding(recorded, tmp_path):
+    record(model(Transformer).bfloat16(), INPUTS[Transformer], tmp_path / "right.zip", loss=lambda y: loss(y.float()))
+    assert compare(recorded, tmp_path / "right.zip").differences == ()
+
+
+@pytest.mark.spawns
+def test_another_process_writes_what_this_one_compares_with(recorded, tmp_path):
+    code = (
+        "from comparing.nets import INPUTS, Transformer, loss, model\n"
+        "from hookboard import record\n"
+        f"record(model(Transformer), INPUTS[Transformer], {str(tmp_path / 'right.zip')!r}, loss=loss)\n"
+    )
+    environment = {"PYTHONPATH": ":".join(sys.path), "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment, capture_output=True)
+    assert compare(recorded, tmp_path / "right.zip").differences == ()
+
+
+def test_recording_leaves_nothing_behind(tmp_path):
+    net = model(ConvNet, training=True)
+    before = copy.deepcopy(net.state_dict())
+    state = torch.get_rng_state()
+    record(net, INPUTS[ConvNet], tmp_path / "left.zip", loss=loss)
+    torch.testing.assert_close(net.state_dict(), before, rtol=0, atol=0)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(one.grad is None for one in net.parameters())
+
+
+def rewritten(path, change):
+    """Write the file again, with another index."""
+    with zipfile.ZipFile(path) as file:
+        parts = {name: file.read(name) for name in file.namelist()}
+    index = json.loads(parts["index.json"])
+    change(index)
+    parts["index.json"] = json.dumps(index).encode()
+    with zipfile.ZipFile(path, "w") as file:
+        for name, content in parts.items():
+            file.writestr(name, content)
+
+
+DAMAGE = {
+    "no archive": lambda path: path.write_bytes(b"not a zip"),
+    "half of it": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+    "another archive": lambda path: zipfile.ZipFile(path, "w").close(),
+    "a newer version": lambda path: rewritten(path, lambda index: index.update(version=99)),
+    "an unknown type": lambda path: rewritten(path, lambda index: index["spots"][0][1].update(dtype="device")),
+    "no modules": lambda path: rewritten(path, lambda index: index.pop("modules")),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_file_that_is_no_recording_is_an_error_with_its_path(recorded, name):
+    DAMAGE[name](recorded)
+    with pytest.raises(ValueError, match=r"left\.zip is no recording of hookboard, or is damaged"):
+        compare(recorded, model(Transformer), INPUTS[Transformer])
+
+
+def test_a_tensor_of_another_size_than_its_shape_is_an_error(recorded):
+    rewritten(recorded, lambda index: index["spots"][0][1].update(shape=[10**6]))
+    with pytest.raises(ValueError, match="a tensor of the recording is damaged"):
+        compare(recorded, model(Transformer), INPUTS[Transformer])
+
+
+def test_a_file_that_is_not_there_is_an_error(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"nothing\.zip"):
+        compare(tmp_path / "nothing.zip", model(Transformer), INPUTS[Transformer])
+
+
+def test_what_is_neither_a_model_nor_a_path_is_told():
+    with pytest.raises(TypeError, match="right must be a model or the path of a recording; got a int"):
+        compare(model(ConvNet), 3, INPUTS[ConvNet])
+
+
+def test_the_command_prints_the_first_difference_and_exits_with_1(recorded, tmp_path, capsys):
+    where, change = GELU
+    record(planted(model(Transformer), change), INPUTS[Transformer], tmp_path / "right.zip", loss=loss)
+    assert main(["compare", str(recorded), str(tmp_path / "right.zip")]) == 1
+    assert where in capsys.readouterr().out
+    assert main(["compare", str(recorded), str(recorded)]) == 0
+    assert "Equal up to rounding" in capsys.readouterr().out
+    assert main(["compare", str(recorded), str(tmp_path / "nothing.zip")]) == 2
+    assert "nothing.zip" in capsys.readouterr().err
