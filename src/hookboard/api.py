@@ -11,6 +11,7 @@ from hookboard.callbacks import (
     Intervention,
     KernelLogger,
     ParameterLogger,
+    StepRecorder,
 )
 from hookboard.capturing import Captured, CapturedModule, capture
 from hookboard.comparing import Comparison, Difference, compare, record
@@ -55,6 +56,7 @@ __all__ = [
     "Scale",
     "Site",
     "Statistic",
+    "StepRecorder",
     "Symptom",
     "Verdict",
     "Zero",

@@ -1,11 +1,15 @@
 """`compare`: the first layer in which two models differ by more than rounding, and why."""
 
-from hookboard.comparing.compare import Comparison, compare, record
+from hookboard.comparing.compare import Comparison, compare, record, record_run
 from hookboard.comparing.faults import Difference
+from hookboard.comparing.running import Runner, shown
 
 __all__ = [
     "Comparison",
     "Difference",
+    "Runner",
     "compare",
     "record",
+    "record_run",
+    "shown",
 ]

@@ -12,14 +12,15 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from hookboard.comparing.distance import Distance, distance
 from hookboard.comparing.faults import Difference, Faults, sides_of
 from hookboard.comparing.forced import Found, beside, renamed, rounding_of
 from hookboard.comparing.matching import first_outputs, is_first_output, matched
 from hookboard.comparing.recorded import Recorded, add_index, write
-from hookboard.comparing.running import Loss, Spot, run, watched_modules
-from hookboard.messages import quoted
+from hookboard.comparing.running import Loss, Runner, Spot, runner_of, watched_modules
+from hookboard.messages import listed, quoted
 from hookboard.prompts import table_html
 
 
@@ -124,12 +125,23 @@ def record(model: nn.Module, inputs: Any, path: str | os.PathLike[str], *, loss:
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module; got a {type(model).__name__}")
     _check_loss(loss)
-    index = write(model, inputs, path, loss)
+    record_run(model, runner_of(model, inputs, loss), path)
+
+
+def record_run(model: nn.Module, runner: Runner, path: str | os.PathLike[str]) -> None:
+    """Run a model once and with rounding noise, and write the recording.
+
+    Args:
+        model: the model.
+        runner: runs it.
+        path: the file.
+    """
+    index = write(model, runner, path)
     with Recorded(path, index) as recorded:
         index.step = step_of(recorded.dtypes)
         names = {name: name for name in watched_modules(model)}
-        index.rounding = rounding_of(model, inputs, loss, recorded, names, index.step)
-        index.added_up = rounding_of(model, inputs, loss, recorded, names, index.step, is_forced=False)
+        index.rounding = rounding_of(model, runner, recorded, names, index.step)
+        index.added_up = rounding_of(model, runner, recorded, names, index.step, is_forced=False)
     add_index(path, index)
 
 
@@ -149,7 +161,8 @@ def compare(
 
     Args:
         left: a model, or the path of a recording by `record`.
-        right: a model, or the path of a recording if `left` is one too.
+        right: a model, or the path of a recording if `left` is one too. Two folders by `StepRecorder` are compared step
+            by step, up to the first that differs.
         inputs: the argument of both models; a tuple holds several, a dict those with names. They are copied, moved to
             each model's device, and floating ones converted to the type of its parameters. Two recordings need
             none.
@@ -178,10 +191,15 @@ def compare(
     _check_loss(loss)
     if names is not None and not isinstance(names, Mapping):
         raise TypeError(f"names must be a dict of patterns, such as {{'encoder.*': 'blocks.*'}}; got {quoted(names)}")
+    for model in (left, right):
+        if isinstance(model, nn.Module) and any(map(is_lazy, model.parameters())):
+            raise ValueError("a model has lazy layers, which have no weights yet: call it with a batch first")
+    if not isinstance(left, nn.Module) and not isinstance(right, nn.Module) and Path(left).is_dir():
+        return _of_folders(Path(left), Path(right), names)
     with ExitStack() as until_end:
         if isinstance(left, nn.Module):
             path = Path(until_end.enter_context(tempfile.TemporaryDirectory())) / "left.zip"
-            recorded = until_end.enter_context(Recorded(path, write(left, inputs, path, loss)))
+            recorded = until_end.enter_context(Recorded(path, write(left, runner_of(left, inputs, loss), path)))
         else:
             recorded = until_end.enter_context(Recorded(left))
         if isinstance(right, nn.Module):
@@ -212,17 +230,19 @@ def _beside(
         if is_first_output(spot) and spot.module not in inner:
             ran.append((spot.module, tuple(tensor.shape)))
 
-    run(right, inputs, None, see)
+    runner = runner_of(right, inputs, loss)
+    runner_of(right, inputs, None)(see, lambda: None)
     twins = matched(recorded.index, watched_modules(right), ran, names)
-    as_is = beside(right, inputs, loss, recorded, twins, is_forced=False)
+    as_is = beside(right, runner, recorded, twins, is_forced=False)
     step = step_of(recorded.dtypes | dtypes)
     if isinstance(left, nn.Module):
-        rounding = rounding_of(left, inputs, loss, recorded, {name: name for name in watched_modules(left)}, step)
+        same = {name: name for name in watched_modules(left)}
+        rounding = rounding_of(left, runner_of(left, inputs, loss), recorded, same, step)
     else:
         times = max(1.0, step / recorded.index.step) if recorded.index.step else 1.0
         rounding = {key: times * value for key, value in recorded.index.rounding.items()}
     faults = Faults(recorded.index, sides_of(recorded, right, twins, step), rounding, step)
-    alone = beside(right, inputs, loss, recorded, twins, is_fault=faults.is_fault)
+    alone = beside(right, runner, recorded, twins, is_fault=faults.is_fault)
     spots = [spot for spot in recorded.index.spots if spot in alone.spots]
     nothing = Distance(math.nan, math.nan, (), math.nan, math.nan)
     rows = [Row(s, as_is.spots.get(s, nothing).relative, alone.spots[s].relative, faults.expected(s)) for s in spots]
@@ -256,3 +276,21 @@ def _of_recordings(left: Recorded, right: Recorded, names: Mapping[str, str] | N
     if further > 0:
         notes.append(f"{further} tensors after the first differ too: compare the models to see which by themselves")
     return Comparison(tuple(faults.first(found)), tuple(rows), twins, tuple(notes))
+
+
+def _of_folders(left: Path, right: Path, names: Mapping[str, str] | None) -> Comparison:
+    """Compare the steps that two folders have in common, up to the first that differs."""
+    here, there = ({path.name: path for path in sorted(folder.glob("step_*.zip"))} for folder in (left, right))
+    common = [name for name in here if name in there]
+    if not common:
+        raise ValueError(f"{left} and {right} have no recorded step in common")
+    equal: list[str] = []
+    for name in common:
+        found = compare(here[name], there[name], names=names)
+        step = str(int(name.removeprefix("step_").removesuffix(".zip")))
+        if found.differences:
+            break
+        equal.append(step)
+    where = [f"at step {step}"] if found.differences else []
+    before = [f"equal at step {listed(equal, 5)}"] if equal else []
+    return replace(found, notes=(*where, *before, *found.notes))

@@ -7,7 +7,6 @@ what it got in the recording, however wrong the modules before it are.
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +15,7 @@ from torch.autograd.graph import Node
 
 from hookboard.comparing.distance import Distance, distance
 from hookboard.comparing.recorded import Recorded, buffers_in, gradients_in, parameters_in
-from hookboard.comparing.running import Loss, Spot, run
+from hookboard.comparing.running import Runner, Spot
 
 NOISE_RUNS = 3
 """How often a model runs with rounding noise, to see how much rounding may change (a choice)."""
@@ -66,8 +65,7 @@ class _Taken(torch.autograd.Function):
 
 def beside(
     model: nn.Module,
-    inputs: Any,
-    loss: Loss | None,
+    runner: Runner,
     recorded: Recorded,
     names: Mapping[str, str],
     *,
@@ -79,8 +77,7 @@ def beside(
 
     Args:
         model: the model.
-        inputs: see `run`.
-        loss: see `run`.
+        runner: runs it.
         recorded: the recorded call.
         names: name of each module to compare to its name in the recording.
         is_forced: whether recorded tensors take the place of outputs, of their gradients, and of inputs that are at
@@ -131,7 +128,7 @@ def beside(
         given = {renamed(name, names): tensor is not None for name, tensor in gradients_in(model).items()}
         found.missing = [name for name in recorded.index.gradients if not given.get(name, True)]
 
-    run(model, inputs, loss, see, at_end)
+    runner(see, at_end)
     return found
 
 
@@ -174,8 +171,7 @@ def renamed(name: str, names: Mapping[str, str]) -> str:
 
 def rounding_of(
     model: nn.Module,
-    inputs: Any,
-    loss: Loss | None,
+    runner: Runner,
     recorded: Recorded,
     names: Mapping[str, str],
     step: float,
@@ -189,8 +185,7 @@ def rounding_of(
 
     Args:
         model: the recorded model.
-        inputs: the recorded ones.
-        loss: the recorded one.
+        runner: runs it.
         recorded: its call.
         names: each module's name, to itself.
         step: the rounding step: the distance of 1 to the next number.
@@ -199,7 +194,7 @@ def rounding_of(
     largest: dict[Spot | str, float] = {}
     for seed in range(NOISE_RUNS):
         noise = RoundingNoise(step, seed)
-        found = beside(model, inputs, loss, recorded, names, is_forced=is_forced, noise=noise)
+        found = beside(model, runner, recorded, names, is_forced=is_forced, noise=noise)
         for part in (found.spots, found.gradients, found.buffers):
             for key, seen in part.items():
                 if not math.isinf(seen.relative):

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookboard.comparing.running import Loss, Spot, plain_name, run
+from hookboard.comparing.running import Runner, Spot, plain_name
 from hookboard.ranks import whole
 
 VERSION = 1
@@ -122,14 +122,13 @@ class Recorded:
         return {dtype for entry in entries if (dtype := getattr(torch, entry.dtype)).is_floating_point}
 
 
-def write(model: nn.Module, inputs: Any, path: str | os.PathLike[str], loss: Loss | None) -> Index:
+def write(model: nn.Module, runner: Runner, path: str | os.PathLike[str]) -> Index:
     """Run a model once and write its tensors to a file, without the index, which is returned.
 
     Args:
         model: the model.
-        inputs: see `run`.
+        runner: runs it.
         path: the file.
-        loss: see `run`.
     """
     index, numbers = Index(modules=facts_of(model), tied=tied_in(model)), itertools.count()
     with zipfile.ZipFile(path, "w") as file:
@@ -158,7 +157,7 @@ def write(model: nn.Module, inputs: Any, path: str | os.PathLike[str], loss: Los
             put_all(index.gradients, gradients_in(model))
 
         put_all(index.weights, parameters_in(model) | buffers_in(model))
-        run(model, inputs, loss, see, at_end)
+        runner(see, at_end)
     return index
 
 

@@ -49,6 +49,9 @@ class Spot:
 See = Callable[[Spot, Tensor], Tensor | None]
 """Called with each tensor; what it returns takes the tensor's place."""
 
+Runner = Callable[[See, Callable[[], None]], None]
+"""Runs a model once without a trace: shows each tensor to the first, and calls the second before all is restored."""
+
 
 def watched_modules(model: nn.Module) -> dict[str, nn.Module]:
     """Return the model and its modules whose calls can be seen, by name: none of a part that is compiled.
@@ -61,9 +64,15 @@ def watched_modules(model: nn.Module) -> dict[str, nn.Module]:
     if not is_opaque(model):
         for name, module in model.named_modules():
             # What is compiled in place runs its hooks inside the graph.
-            if not f"{name}.".startswith(hidden) or (f"{name}." in hidden and not is_compiled_in_place(module)):
+            has_hooks = not (is_compiled_in_place(module) or isinstance(module, torch.jit.ScriptModule))
+            if not f"{name}.".startswith(hidden) or (f"{name}." in hidden and has_hooks):
                 found.setdefault(plain_name(model, name), module)
     return found
+
+
+def runner_of(model: nn.Module, inputs: Any, loss: Loss | None) -> Runner:
+    """Return what runs a model on these inputs, see `run`."""
+    return functools.partial(run, model, inputs, loss)
 
 
 def is_opaque(module: nn.Module) -> bool:
@@ -83,7 +92,7 @@ def plain_name(model: nn.Module, name: str) -> str:
     return name
 
 
-def run(model: nn.Module, inputs: Any, loss: Loss | None, see: See, at_end: Callable[[], None] = lambda: None) -> None:
+def run(model: nn.Module, inputs: Any, loss: Loss | None, see: See, at_end: Callable[[], None]) -> None:
     """Run the model once, and its backward pass if there is a loss. Everything is restored afterwards.
 
     Each run draws the same random numbers. Buffers, attributes, random state and gradients are as before when it ends.
@@ -106,7 +115,7 @@ def run(model: nn.Module, inputs: Any, loss: Loss | None, see: See, at_end: Call
         until_end.callback(_set_gradients, parameters, gradients)
         _set_gradients(parameters, [None] * len(parameters))
         args, kwargs = _arguments(model, inputs)
-        before, after = until_end.enter_context(_shown(model, see))
+        before, after = until_end.enter_context(shown(model, see))
         args, kwargs = before("", (args, kwargs))
         returned = after("", model(*args, **kwargs))
         if loss is not None:
@@ -140,7 +149,7 @@ Step = Callable[[str, Any], Any]
 
 
 @contextmanager
-def _shown(model: nn.Module, see: See) -> Iterator[tuple[Step, Step]]:
+def shown(model: nn.Module, see: See) -> Iterator[tuple[Step, Step]]:
     """Show each tensor of each call of a module to `see`, and the gradient of each output.
 
     Yields:

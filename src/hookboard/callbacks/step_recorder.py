@@ -1,0 +1,95 @@
+"""`StepRecorder`: writes what a training step computes to a file, to find where two runs part."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from hookboard.checks import wrong
+from hookboard.comparing import record_run, shown
+from hookboard.loops import HookboardCallback, Loop, Selection, StageState
+from hookboard.messages import inform
+from hookboard.replay import CannotRunAgainError, run_step, undisturbed
+from hookboard.sites import Stage
+
+
+class StepRecorder(HookboardCallback[StageState]):
+    """Records training steps: weights, what each module is given and gives, and the gradients.
+
+    Before a step that is asked for, it runs apart, seven times, and everything is put back: the training stays the same
+    bit for bit. `hookboard.compare("run_a", "run_b")` tells the first step and module in which two runs differ by more
+    than rounding. A step that cannot be run again, and one of several ranks, is not recorded, and one line says why.
+
+    Args:
+        folder: Where the files are written, one for each step: `step_00000010.zip`.
+        steps: The optimizer steps to record, counted from 0.
+
+    Raises:
+        ValueError: `steps` is empty, or one of them is not a whole number of at least 0.
+
+    Example:
+        >>> StepRecorder("run_a", [0, 100]).steps
+        [0, 100]
+    """
+
+    verb = "records"
+    state_class = StageState
+    needs_logger = False
+
+    def __init__(self, folder: str, steps: Sequence[int] = (0, 1, 10)) -> None:
+        super().__init__()
+        if not isinstance(folder, str | Path) or not str(folder):
+            raise wrong("folder", folder, "a path")
+        is_list = isinstance(steps, list | tuple) and bool(steps)
+        if not is_list or any(isinstance(step, bool) or not isinstance(step, int) or step < 0 for step in steps):
+            raise wrong("steps", steps, "a list of whole numbers of at least 0")
+        self.folder, self.steps = folder, steps
+        self._done: set[int] = set()
+        self._batch_idx = 0
+
+    def _reset(self) -> None:
+        self._done = set()
+
+    def _stages(self, loop: Loop) -> Sequence[Stage]:
+        return ["train"]
+
+    def _select(self, model: nn.Module) -> Selection:
+        return Selection()
+
+    def _why_not(self, loop: Loop) -> str | None:
+        if loop.world_size > 1:
+            return f"there are {loop.world_size} ranks"
+        if loop.trainer is None:
+            return "there is no Trainer"
+        return super()._why_not(loop)
+
+    def _wants(self, loop: Loop, state: StageState, batch_idx: int, dataloader_idx: int) -> bool:
+        self._batch_idx = batch_idx
+        return loop.logged_step in self.steps and loop.logged_step not in self._done
+
+    def _begin_batch(self, loop: Loop, state: StageState, batch: Any) -> None:
+        step = loop.logged_step
+        self._done.add(step)
+        path = Path(self.folder) / f"step_{step:08}.zip"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            record_run(loop.model, partial(_run, loop, batch, self._batch_idx), path)
+        except CannotRunAgainError as why:
+            path.unlink(missing_ok=True)
+            inform(f"StepRecorder did not record step {step}: {why}.")
+
+
+def _run(
+    loop: Loop,
+    batch: Any,
+    batch_idx: int,
+    see: Callable[..., Tensor | None],
+    at_end: Callable[[], None],
+) -> None:
+    """Run a training step and its backward passes apart, and show each tensor to `see`."""
+    module: Any = loop.model
+    with undisturbed(module, batch, trainer=loop.trainer, is_whole_step=True, is_strict=True), shown(module, see):
+        run_step(loop.trainer, module, batch, batch_idx, at_backward=lambda loss: loss.backward())
+        at_end()
