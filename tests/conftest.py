@@ -113,6 +113,27 @@ def no_warning_of_ours_is_missed():
 
 
 @pytest.fixture(autouse=True)
+def the_modes_of_torch_are_as_before():
+    before = modes_of_torch()
+    yield
+    changed = sorted(modes_of_torch() - before)
+    torch.set_grad_enabled(True)
+    if changed:
+        pytest.fail(f"The test left these modes: {changed}", pytrace=False)
+
+
+def modes_of_torch():
+    return {
+        ("grad", torch.is_grad_enabled()),
+        ("inference", torch.is_inference_mode_enabled()),
+        ("anomaly", torch.is_anomaly_enabled()),
+        ("autocast", torch.is_autocast_enabled("cpu")),
+        ("deterministic", torch.are_deterministic_algorithms_enabled()),
+        ("default type", str(torch.get_default_dtype())),
+    }
+
+
+@pytest.fixture(autouse=True)
 def lightning_goes_on_talking():
     """The benchmarks silence it for the whole process."""
     logger = logging.getLogger("lightning.pytorch")

@@ -145,6 +145,16 @@ def state_of(net):
     return tensors, gradients, modes, hooks, torch.get_rng_state()
 
 
+@pytest.mark.parametrize("with_loss", [False, True])
+@pytest.mark.parametrize("grad_mode", [torch.no_grad, torch.enable_grad, torch.inference_mode])
+def test_the_grad_mode_is_as_before(grad_mode, with_loss):
+    net = nn.Linear(2, 2)
+    with grad_mode():
+        before = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+        compare(net, net, torch.ones(1, 2), loss=loss if with_loss else None)
+        assert (torch.is_grad_enabled(), torch.is_inference_mode_enabled()) == before
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_is_left_behind_in_either_model(kind):
     net = model(kind, training=True)

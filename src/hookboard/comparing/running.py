@@ -108,8 +108,10 @@ def run(model: nn.Module, inputs: Any, loss: Loss | None, see: See, at_end: Call
     parameters = list(model.parameters())
     gradients = [parameter.grad for parameter in parameters]
     with ExitStack() as until_end:
-        for context in (torch.inference_mode(False), torch.set_grad_enabled(loss is not None), own_call()):
-            until_end.enter_context(context)
+        until_end.enter_context(torch.inference_mode(False))
+        # It takes effect when it is made, not when it is entered: the line above must have saved the mode before.
+        until_end.enter_context(torch.set_grad_enabled(loss is not None))
+        until_end.enter_context(own_call())
         until_end.enter_context(same_random_state())
         until_end.callback(State(model).restore)
         until_end.callback(_set_gradients, parameters, gradients)
