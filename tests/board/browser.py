@@ -97,9 +97,14 @@ class Tab:
 
     def show(self, **state):
         """Show a state, as a link does."""
-        self.page.evaluate("hash => { location.hash = hash }", hash_of(state))
-        # The page hears of it in a later turn, and is busy from then on.
-        self.page.wait_for_timeout(60)
+        # The page is busy from the moment it hears of it, which on a slow machine is much later.
+        heard = """hash => new Promise((done) => {
+            const before = location.href;
+            addEventListener("hashchange", done, { once: true });
+            location.hash = hash;
+            if (location.href === before) done();
+        })"""
+        self.page.evaluate(heard, hash_of(state))
         self.wait()
 
     def find(self, selector, **options):

@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import re
 
 import pytest
 import torch
@@ -168,9 +169,8 @@ def test_an_alarm_whose_cause_is_not_found_says_what_was_tried(soon):
     monitor = HealthMonitor(experiments=60, rules=[Rule("update_too_large", judge, at_once=True), "learning_rate"])
     fitted(Plain(lr=0.01), monitor)
     [alarm] = [one for one in monitor.verdicts if one.severity == "alarm"]
-    assert (
-        "(tried on a copy at step 4: the loss on 2 batches in 30 steps: at a rate of 0.001 it falls" in alarm.evidence
-    )
+    said = r"\(tried on a copy at step 4: the loss on 2 batches in \d+ steps: at a rate of 0\.001 it falls"
+    assert re.search(said, alarm.evidence)
 
 
 def test_targets_that_are_all_the_same_class_are_named_though_the_loss_falls():
