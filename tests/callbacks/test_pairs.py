@@ -19,6 +19,7 @@ from hookboard import (
     KernelLogger,
     Noise,
     ParameterLogger,
+    StepRecorder,
     callbacks,
 )
 from hookboard.loops.budget import OVERHEAD
@@ -36,7 +37,7 @@ MAKE = {
     "Intervention": lambda: Intervention(Noise(0.5), "conv", stages=BOTH),
 }
 # What Checkup writes differs from run to run: it says how long it took.
-NAMES = [*MAKE, *sorted({*callbacks.__all__} - {*MAKE, "Checkup"})]
+NAMES = [*MAKE, "StepRecorder", *sorted({*callbacks.__all__} - {*MAKE, "Checkup", "StepRecorder"})]
 PAIRS = list(permutations(NAMES, 2))
 LOOKING = [pair for pair in PAIRS if "Intervention" not in pair]
 
@@ -76,8 +77,10 @@ class Classifier(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
 
 
-def made(name):
+def made(name, folder):
     """A callback, of which `MAKE` need say nothing if `every_n_steps` is all it is to be given."""
+    if name == "StepRecorder":
+        return StepRecorder(folder / "steps", [0, 1, 2])  # it writes files, and nothing to the logger
     return MAKE[name]() if name in MAKE else getattr(callbacks, name)(every_n_steps=1)
 
 
@@ -95,7 +98,7 @@ def run(folder, *names):
     labelled = [(torch.rand(4, 3, 8, 8), torch.arange(4)) for _ in range(3)]
     data = torch.utils.data.DataLoader(labelled, batch_size=None)
     loops = {"limit_val_batches": 1, "val_check_interval": 1, "num_sanity_val_steps": 0}
-    trainer(folder, *(made(name) for name in names), **loops).fit(model, data, data)
+    trainer(folder, *(made(name, folder) for name in names), **loops).fit(model, data, data)
     state = {**model.state_dict(), "losses": torch.stack(model.losses), "random state": torch.get_rng_state()}
     written = {}
     for event in records(folder):
