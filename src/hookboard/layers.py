@@ -281,7 +281,7 @@ class ChannelDims:
         self._known: dict[tuple[str, int], tuple[Layer | None, bool]] = {}
 
     def __call__(self, site: Site, tensor: Tensor) -> int | None:
-        """Return the dimension that holds the channels of a site's tensor; None if it has none or none are used."""
+        """Return the channel dimension of a site's tensor, or None; remember it for later layers without weights."""
         if site.role == "input" and not site.name:
             return _of_batch(tensor)
         if site.role in ("parameter", "parameter_grad"):

@@ -158,9 +158,9 @@ _REDUCING |= {"mul", "rmul", "div", "truediv", "rtruediv"}
 
 
 def _only_reduced(loss: Value) -> Iterator[Op]:
-    """Yield the calls whose results reach the loss through nothing but the functions in `_REDUCING`.
+    """Yield the calls from which functions in `_REDUCING` alone lead to the loss, and the calls of these functions.
 
-    A call with several inputs, such as loss times mask, is followed further back only if its result is one number.
+    It stops at a call with several inputs, such as loss times mask, unless its result is one number.
     """
     waiting, seen = [loss], set[int]()
     while waiting:

@@ -350,7 +350,7 @@ def is_of_hookboard(scalars: Iterable[str], records: Iterable[str]) -> bool:
 def _records(
     source: Source, run: str, tags: Iterable[str]
 ) -> tuple[list[LayersRecord], HealthRecord | None, list[str]]:
-    """Read all records of a run, and return a warning for each that cannot be read."""
+    """Read at most MAX_RECORDS records of a run, and return warnings about those that were not read."""
     wanted = sorted(tag for tag in tags if _is_record(tag))
     found = _tensors(source, run, wanted[:MAX_RECORDS])
     layers: list[LayersRecord] = []

@@ -439,7 +439,7 @@ class HealthMonitor(SiteLogger[HealthState]):
             state.end_if_asked(loop, self.stop_on, self._verdicts, self._merges(loop))
 
     def written_tags(self) -> Iterator[str]:
-        """Yield the verdict tag, so that two monitors in one Trainer are reported as writing the same tag."""
+        """Yield the verdict tag if training is measured, so that two monitors are reported as writing the same tag."""
         return iter([VERDICT] if "train" in self._live else [])
 
     def _end_training(self, loop: Loop, state: HealthState) -> None:

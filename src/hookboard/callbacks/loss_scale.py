@@ -50,7 +50,7 @@ class LossScale:
         return None if scale is None else scale.detach().clone()
 
     def before_step(self, optimizer: Optimizer) -> Tensor | None:
-        """Note whether the optimizer overflows.
+        """Note whether a gradient of the optimizer is NaN or infinite.
 
         Returns:
             The scale that its gradients still carry, shape (); None if they are unscaled. Optimizers that unscale

@@ -47,7 +47,7 @@ class LabelTrial(NamedTuple):
 def tried_labels(recipe: Recipe, batches: Sequence[Any], factor: float, count: int) -> LabelTrial | None:
     """Train on the first half of the batches, and evaluate the other half with right and with permuted targets.
 
-    Training ends early once the right targets fit best.
+    Training ends early once the right targets fit best, or the first half is memorized. The model is restored.
 
     Args:
         recipe: how the model is trained.

@@ -103,7 +103,7 @@ def checkup(
 
 
 def _first_of(data: Iterable[Any]) -> list[Any]:
-    """Return the first BATCHES batches, if possible without a trace, as `read_apart` does; else by iterating."""
+    """Return the first BATCHES batches: by `read_apart`, which restores the loader, if it can; else by iterating."""
     try:
         return read_apart(data, BATCHES)
     except CannotRunAgainError:

@@ -162,7 +162,7 @@ class Judge:
         return self.verdicts
 
     def hear(self, findings: Sequence[tuple[str, Symptom]], trial: str) -> None:
-        """Add what was found between looks, in the training step or by experiments, and ask the rules it belongs to.
+        """Replace the findings of the training step and of experiments, and ask the rules they belong to.
 
         Args:
             findings: see `Run.findings`.

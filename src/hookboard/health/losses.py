@@ -380,7 +380,7 @@ class LossCurve(LossHistory):
 
     @property
     def is_falling(self) -> bool:
-        """True if the loss still falls: the last quarter of the last steps lies clearly below the first quarter."""
+        """True if the loss still falls: of the last half of the run, the last quarter is clearly below the first."""
         fall, noise = self._fall()
         return fall > max(FALLING_SHARE * abs(self.start), CLEAR_NOISE_DEVIATIONS * noise)
 

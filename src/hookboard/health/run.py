@@ -129,10 +129,10 @@ class Run:
             self.comparisons.append(compared(look, list(self.looks), self.layers))
 
     def follow(self, layers: Mapping[str, Layer]) -> None:
-        """Replace the layers, after modules of the model were replaced, added or removed.
+        """Watch other layers from now on; those of the same name, type and shapes keep their history.
 
         Args:
-            layers: every layer that is watched from now on, by name.
+            layers: every layer to watch, by name.
         """
         known = {layer.name: (row, layer) for row, layer in enumerate(self.layers)}
         names = [*(name for name in known if name in layers), *(name for name in layers if name not in known)]

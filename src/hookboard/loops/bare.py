@@ -125,9 +125,9 @@ class BareLoop(Loop):
             self._members.call_each("end_training", self)
 
     def _listen(self, until_end: ExitStack) -> None:
-        """Call the members at each backward pass and optimizer step of this thread, until the stack is closed.
+        """Call the members around this thread's backward passes and before the optimizers' steps, until the stack closes.
 
-        `torch.autograd.backward` and the scaler's `step` are replaced; optimizers get hooks.
+        It replaces `torch.autograd.backward` and the scaler's `step`, and hooks the optimizers of the loop.
         """
         scaler, is_told = self.scaler, False
 

@@ -193,7 +193,7 @@ def _extents(tensor: Tensor, dim: int) -> tuple[int, int, int]:
 
 
 def can_merge(rows: Tensor, owner: Tensor) -> bool:
-    """Return True if `merged` can merge these rows: there is a kernel, they are on the CPU and contiguous."""
+    """Return True if `merged` can be used: a kernel is there, `rows` is contiguous on the CPU, `owner` is int64."""
     return _native is not None and rows.is_cpu and rows.is_contiguous() and owner.dtype is torch.long
 
 

@@ -226,11 +226,12 @@ class Readings(Mapping[Site, Reading]):
         return {site.histogram_tag(self.stage): self.at(row) for row, site in sites if self.histograms[row] is not None}
 
     def blanked(self, rows: np.ndarray, *, overflowed: bool = False) -> "Readings":
-        """Return the same readings, in some rows with NaN for all statistics except counts, and without a histogram.
+        """Return a copy in which some rows have NaN for all statistics except counts, and no histogram.
 
         Args:
-            rows: where, shape (sites,), bool.
-            overflowed: whether to mark them as overflowed; then they have a `nonfinite_count` too.
+            rows: which, shape (sites,), bool.
+            overflowed: whether to mark these rows as overflowed and add `nonfinite_count`, how many values are NaN or
+                infinite.
         """
         columns = self.statistics
         if overflowed:

@@ -68,7 +68,7 @@ def page_of(source: Source, names: Sequence[str]) -> str:
 
 
 def page_in(folder: Path) -> str:
-    """Return the HTML of a report on the run in a folder with event files."""
+    """Return the HTML of a report on the first run in a folder with event files."""
     source, names = open_folders([folder])
     return page_of(source, names[:1])
 

@@ -111,7 +111,7 @@ def _nonfinite(run: Run, site: Site, reading: Reading) -> Said | None:
 
 
 def _is_replaced_inside(run: Run) -> bool:
-    """Return True if the model replaces non-finite inputs: all its outputs and the loss are finite."""
+    """Return True if all layers' outputs and the loss are finite: then the model replaces bad inputs."""
     outputs = [run.now.table.get(site) for site in run.now.table.places.of_role("output")]
     return bool(outputs) and run.losses.is_finite and not any(out and out.moments.nonfinite for out in outputs)
 

@@ -172,9 +172,10 @@ def _cut(run: Run, look: Look, chain: list[Layer], others: list[Layer]) -> Sympt
 
 
 def _last_without_gradient(run: Run, look: Look, layer: Layer) -> str:
-    """Return the name of the last layer, from this one on, whose output gets no gradient; at least this one's name.
+    """Return the name of the last of the layers in a row, from this one on, whose outputs get no gradient.
 
-    Only layers without weights are passed, and those that did not run.
+    The row ends before a layer with weights. Layers that did not run are skipped. If this layer's output gets a
+    gradient, the name is its own.
     """
     if reaches(look.of(layer.name, "grad_output")):
         return layer.name

@@ -101,7 +101,7 @@ def has_no_weights(run: Run, layer: Layer, width: int, every: int) -> np.ndarray
 
 
 def has_its_own_activation(run: Run, layer: Layer) -> bool:
-    """Return True if the next layer is an activation module whose own output shows which of these units are dead."""
+    """Return True if the next layer is an activation whose output shows which units of this layer are dead."""
     following = next(iter(run.layers[run.place(layer.name) + 1 :]), None)
     if following is None or following.kind not in ("rectifier", "bounded"):
         return False
