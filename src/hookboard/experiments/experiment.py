@@ -279,7 +279,7 @@ def _tried_longer(
 def _tried_on_others(
     recipe: Recipe, batches: Sequence[Any], trials: Sequence[RateTrial], pairs: Sequence[RatePair]
 ) -> RatePair | None:
-    """Compare the user's rate with higher ones on held-out batches if the loss falls only at those, else return None."""
+    """If the loss falls only at higher rates, compare them with the user's on held-out batches; else return None."""
     higher = higher_ones(trials, pairs)
     return tried_on_others(recipe, batches, higher, LONGER * STEPS) if higher and len(batches) > 1 else None
 
