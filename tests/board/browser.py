@@ -110,6 +110,19 @@ class Tab:
     def find(self, selector, **options):
         return self.frame.locator(selector, **options)
 
+    def box(self, selector):
+        """Where the first element is that a selector finds; waits while the page is being drawn again."""
+        self.until(lambda: self.find(selector).first.bounding_box() is not None)
+        return self.find(selector).first.bounding_box()
+
+    def until(self, holds):
+        """Wait until a condition holds: the page is drawn again a moment after it has changed."""
+        for _ in range(PATIENCE // 200):
+            if holds():
+                return
+            self.page.wait_for_timeout(200)
+        assert holds()
+
     @property
     def rows(self):
         """The full names of the rows, from top to bottom."""

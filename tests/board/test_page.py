@@ -199,8 +199,8 @@ def test_the_faults_of_both_fields_are_told(tab):
 
 
 def test_the_mouse_finds_layer_type_step_value_and_verdict(tab, values):
-    box = tab.find(".field").bounding_box()
-    height = tab.find(".name").first.bounding_box()["height"]
+    box = tab.box(".field")
+    height = tab.box(".name")["height"]
     column = 40
     x = box["x"] + box["width"] * (column + 0.5) / len(STEPS)
     tab.page.mouse.move(x, box["y"] + height * (tab.rows.index(SICK) + 0.5))
@@ -210,7 +210,7 @@ def test_the_mouse_finds_layer_type_step_value_and_verdict(tab, values):
 
 
 def test_a_part_of_the_steps_is_pulled_open(tab):
-    box = tab.find(".field").bounding_box()
+    box = tab.box(".field")
     tab.page.mouse.move(box["x"] + box["width"] * 10.5 / len(STEPS), box["y"] + 20)
     tab.page.mouse.down()
     tab.page.mouse.move(box["x"] + box["width"] * 20.5 / len(STEPS), box["y"] + 30, steps=3)

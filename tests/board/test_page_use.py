@@ -184,7 +184,7 @@ def test_a_verdict_without_a_row_marks_its_step_in_all_rows_and_selects_none(tab
     expect(tab.find(".said")).to_have_text("")
     expect(tab.find(".name.here")).to_have_count(0)
     assert tab.find(".grid[aria-activedescendant]").count() == 0
-    mark, field = tab.find(".cursor").bounding_box(), tab.find(".field").bounding_box()
+    mark, field = tab.box(".cursor"), tab.box(".field")
     assert mark["height"] == pytest.approx(field["height"], abs=1)
     middle = (mark["x"] + mark["width"] / 2 - field["x"]) / field["width"]
     assert middle == pytest.approx(1.5 / 4, abs=0.01)  # the second of four steps
@@ -225,12 +225,14 @@ def test_a_narrow_window_has_one_column_with_the_worst_verdict_first(tab):
 def test_the_ticks_of_the_depth_view_do_not_overlap_in_a_narrow_window(tab):
     tab.page.set_viewport_size({"width": 390, "height": 844})
     expect(tab.find(".view")).to_have_css("width", "374px")
-    tab.page.wait_for_timeout(200)  # the page is drawn again a moment after its size has changed
     tab.show(run="sick", view="depth")
     ends = "all => all.map((one) => one.getBoundingClientRect()).map(({ left, right }) => [left, right])"
-    ticks = tab.find(".axis .tick").evaluate_all(ends)
-    assert len(ticks) >= 4
-    assert all(end < start for (_, end), (start, _) in itertools.pairwise(ticks))
+
+    def are_apart():
+        ticks = tab.find(".axis .tick").evaluate_all(ends)
+        return len(ticks) >= 4 and all(end < start for (_, end), (start, _) in itertools.pairwise(ticks))
+
+    tab.until(are_apart)
 
 
 def test_a_verdict_leads_to_the_page_of_its_layer(tab):

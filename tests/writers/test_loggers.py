@@ -91,6 +91,7 @@ def test_a_layout_of_the_users_own_is_left_alone(tensorboard, tmp_path):
 
 def test_a_run_that_is_continued_gets_no_second_layout(tensorboard, tmp_path):
     write(tensorboard, entry(1, layout=LAYOUT))
+    tensorboard.experiment.flush()
     again = TensorBoardLogger(tmp_path, name=None, version="")
     write(again, entry(2, layout=LAYOUT))
     again.finalize("success")
