@@ -4,9 +4,15 @@ from collections.abc import Iterator
 
 import torch
 
-from hookboard.auditing.program import CUTS, Op
+from hookboard.auditing.program import CUTS, Op, Value
 from hookboard.auditing.rules import FLAT, Finding, TracedStep
 from hookboard.messages import listed
+
+_CREATING = frozenset(
+    {"zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like", "randint_like"}
+    | {"new_zeros", "new_ones", "new_full", "new_empty", "new_tensor", "shape", "size"}
+)
+"""Functions that take nothing but shape, dtype and device from a tensor."""
 
 
 def cut(done: TracedStep) -> Iterator[Finding]:
@@ -22,9 +28,8 @@ def cut(done: TracedStep) -> Iterator[Finding]:
         op = value.op
         if op is None or op.name == "requires_grad":  # which freezes a parameter on purpose
             continue
-        if not value.requires_grad and any(given.requires_grad for given in op.inputs):
-            names = {v.parameter for given in op.inputs for v in given.ancestors() if v.parameter is not None}
-            lost = names.intersection(done.without)
+        if not value.requires_grad and any(given.requires_grad for given in op.inputs) and op.name not in _CREATING:
+            lost = {name for given in op.inputs for name in _trained_by(given)}.intersection(done.without)
             if lost:
                 reached[id(op)] = op, lost
     if reached:
@@ -40,6 +45,20 @@ def cut(done: TracedStep) -> Iterator[Finding]:
         )
     else:
         yield from _by_flat_function(done)
+
+
+def _trained_by(value: Value) -> Iterator[str]:
+    """Yield the names of the parameters that a gradient of this value reaches."""
+    seen, waiting = set[int](), [value]
+    while waiting:
+        one = waiting.pop()
+        if id(one) in seen or not one.requires_grad:
+            continue
+        seen.add(id(one))
+        if one.parameter is not None:
+            yield one.parameter
+        if one.op is not None:
+            waiting.extend(one.op.inputs)
 
 
 def _of_all(done: TracedStep) -> Iterator[Finding]:

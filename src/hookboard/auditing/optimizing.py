@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import nn
 from torch.nn.parameter import is_lazy
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, ReduceLROnPlateau
 
 from hookboard.auditing.rules import Finding
 from hookboard.messages import listed
@@ -32,6 +32,14 @@ ZERO_RATE = 1e-6
 
 ZERO_RATE_SHARE_ALARM = 0.5
 """A schedule is an alarm if the rate is 0 in a larger share of its steps (a choice)."""
+
+PEAK_SHARE_NOTE, PEAK_SHARE_ALARM = 0.5, 0.1
+"""A schedule that is stepped once an epoch is a note, or an alarm, if its rate reaches at most this share of what it
+would reach if stepped in each batch (choices)."""
+
+MIN_CYCLES = 2
+"""A cosine that goes up and down at least this often in a fit is a note (a choice): it is meant to end at the bottom.
+"""
 
 
 def findings_of_optimizers(
@@ -138,7 +146,10 @@ def _paths_to(name: str) -> Iterator[str]:
 
 
 def _schedule(trainer: Trainer, pl_module: LightningModule) -> Iterator[Finding]:
-    """Yield an alarm for each schedule whose rate is 0 in most of its steps."""
+    """Yield a finding for each schedule that is stepped too often or too seldom.
+
+    Then its rate is 0 in most of its steps, stays far below its peak, or goes up and down like no cosine is meant to.
+    """
     for config in trainer.lr_scheduler_configs:
         count = _steps_of(trainer, config)
         if count is None or isinstance(config.scheduler, ReduceLROnPlateau):
@@ -158,6 +169,51 @@ def _schedule(trainer: Trainer, pl_module: LightningModule) -> Iterator[Finding]
                 _for_epochs(trainer, pl_module, config)
                 + f"give the schedule the {count:,} {unit} that it is stepped; its interval is {config.interval!r}",
             )
+        else:
+            yield from _never_at_its_peak(trainer, pl_module, config, peak)
+            yield from _cycles(trainer, config, count)
+
+
+def _never_at_its_peak(trainer: Trainer, pl_module: LightningModule, config: Any, peak: float) -> Iterator[Finding]:
+    """Yield a finding for a schedule that is stepped in each epoch, and would reach a far higher rate in each batch."""
+    batches = trainer.estimated_stepping_batches
+    if config.interval != "epoch" or not 1 < batches <= MAX_SCHEDULED_STEPS:
+        return
+    rates = list(scheduled_rates(config.scheduler, int(batches), keep=[pl_module, trainer]))
+    highest = max(rates)
+    if peak <= PEAK_SHARE_NOTE * highest and math.isfinite(highest):
+        every = max(1, int(batches) // MAX_RATES)
+        yield Finding(
+            "schedule",
+            "alarm" if peak <= PEAK_SHARE_ALARM * highest else "note",
+            "",
+            f"{type(config.scheduler).__name__} is stepped once in each of {trainer.max_epochs} epochs, and its rate "
+            f"is at most {peak:.3g} in this fit; stepped in each of {int(batches):,} batches it reaches {highest:.3g} "
+            f"after {rates.index(highest) * every:,}",
+            "if it counts batches, return {'scheduler': ..., 'interval': 'step'} from configure_optimizers; otherwise "
+            f"shorten its warm-up, which takes more than the {trainer.max_epochs} epochs",
+        )
+
+
+def _cycles(trainer: Trainer, config: Any, count: int) -> Iterator[Finding]:
+    """Yield a note for a CosineAnnealingLR that is stepped several times its `T_max`."""
+    scheduler = config.scheduler
+    if not isinstance(scheduler, CosineAnnealingLR) or count < 2 * MIN_CYCLES * scheduler.T_max:
+        return
+    unit = "steps" if config.interval == "step" else "epochs"
+    yield Finding(
+        "schedule",
+        "note",
+        "",
+        f"CosineAnnealingLR takes the rate down in T_max={scheduler.T_max:,} {unit} and up again in as many; this fit "
+        f"has {count:,} {unit}",
+        f"set T_max={count:,}"
+        + (
+            f", or interval='epoch' if T_max counts the {trainer.max_epochs} epochs"
+            if config.interval == "step"
+            else ""
+        ),
+    )
 
 
 def _share_of_zeros(rates: Sequence[float]) -> float:

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from hookboard.auditing import Finding
-from hookboard.experiments import BATCHES, Experiments, Setting, Start, experiment, look_at_targets, read_apart, why_not
+from hookboard.experiments import BATCHES, Experiments, Setting, Start, experiment, read_apart, why_not
 from hookboard.health import STEPS_BEFORE_STUCK, TELLABLE, WINDOWS_ALWAYS_ASKED, Judge, Symptom
 from hookboard.loops import Loop
 from hookboard.replay import CannotRunAgainError, undisturbed
@@ -27,14 +27,13 @@ class Question(NamedTuple):
     Args:
         since: the optimizer step at which the trouble began.
         is_stuck: True if the loss has not fallen so far.
-        is_lost: True if the present weights are useless, because they are not finite or the loss has diverged.
-        is_brief: True if there is no alarm: then only the targets are examined.
+        is_from_start: True if the experiments start from the first weights: the present ones are useless, because they
+            are not finite or the loss has diverged; or have learned already what the experiments ask.
     """
 
     since: int
     is_stuck: bool
-    is_lost: bool = False
-    is_brief: bool = False
+    is_from_start: bool = False
 
 
 def setting_of(loop: Loop, *, is_stuck: bool = False, start: Start | None = None) -> Setting:
@@ -71,15 +70,13 @@ def run_experiments(
         start: the first values of the parameters; None if they were not kept.
     """
     began = perf_counter()
-    setting = setting_of(loop, is_stuck=question.is_stuck, start=start if question.is_lost else None)
+    setting = setting_of(loop, is_stuck=question.is_stuck, start=start if question.is_from_start else None)
     reason = "there is no Trainer" if loop.trainer is None else why_not(setting, [None])
     if reason:
         return Experiments([], [f"Nothing was tried: {reason}."])
     batches, why = batches_of(loop, first, began + READING_SHARE * seconds)
     if not batches:
         return Experiments([], [f"Nothing was tried: {why or 'there is no batch'}."])
-    if question.is_brief:
-        return look_at_targets(setting, batches, began + seconds - perf_counter())
     # Half of it for the present weights. If they cannot learn, the first ones may: the rate may have been too large.
     found = experiment(setting, batches, (began + seconds - perf_counter()) / (1 if setting.start or not start else 2))
     if start is None or setting.start is not None or all(one.rule != "cannot_learn" for one in found.findings):
@@ -91,8 +88,8 @@ def run_experiments(
 def question_of(judge: Judge, *, is_over: bool) -> Question | None:
     """Return what experiments should find the cause of; None if there is no reason for experiments now.
 
-    With alarms, that is an alarm of a rule in TELLABLE. Without one it is a loss that has not fallen, or in brief the
-    targets, once enough steps were measured or the training has ended.
+    With alarms, that is an alarm of a rule in TELLABLE. Without one it is whether the model can learn at all, at which
+    rate and from these targets, once enough steps were measured or the training has ended.
 
     Args:
         judge: the judge of the run.
@@ -109,7 +106,7 @@ def question_of(judge: Judge, *, is_over: bool) -> Question | None:
         begin = run.first.step if is_lost and not run.rate_jumps else min(since, default=0)
         return Question(begin, is_stuck, is_lost) if since else None
     is_time = is_over or (run.seen >= WINDOWS_ALWAYS_ASKED * run.window and losses.steps >= STEPS_BEFORE_STUCK)
-    return Question(run.first.step, is_stuck, is_brief=not is_stuck) if is_time else None
+    return Question(run.first.step, is_stuck, is_from_start=not is_stuck) if is_time else None
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 from hookboard.experiments.attempt import Start
 from hookboard.experiments.batches import read_apart
-from hookboard.experiments.experiment import Experiments, Setting, experiment, look_at_targets, why_not
+from hookboard.experiments.experiment import Experiments, Setting, experiment, why_not
 from hookboard.experiments.one_page import BATCHES, SECONDS, CheckupReport, check_up, checkup
 
 __all__ = [
@@ -15,7 +15,6 @@ __all__ = [
     "check_up",
     "checkup",
     "experiment",
-    "look_at_targets",
     "read_apart",
     "why_not",
 ]

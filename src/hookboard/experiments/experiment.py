@@ -12,10 +12,18 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from hookboard.auditing import Finding
+from hookboard.auditing import Finding, Targets
 from hookboard.either_lightning import is_lightning
-from hookboard.experiments.attempt import OutOfTimeError, Recipe, Start, current_rates, losses_of, restoring
-from hookboard.experiments.labels import judge_equal, judge_labels, said_of_labels, tried_labels
+from hookboard.experiments.attempt import (
+    OutOfTimeError,
+    Recipe,
+    Start,
+    current_rates,
+    gradients_of,
+    losses_of,
+    restoring,
+)
+from hookboard.experiments.labels import MIN_SAMPLES, judge_equal, judge_labels, said_of_labels, tried_labels
 from hookboard.experiments.rates import (
     FACTORS,
     STUCK_SHARE,
@@ -23,6 +31,7 @@ from hookboard.experiments.rates import (
     RateTrial,
     advised,
     happened,
+    has_no_bound,
     higher_ones,
     is_too_large,
     judge_gradients,
@@ -32,7 +41,7 @@ from hookboard.experiments.rates import (
     tried_on_others,
     tried_rates,
 )
-from hookboard.experiments.targets import are_classes, are_targets, pairs_in
+from hookboard.experiments.targets import find_targets, of_batches, samples_in
 from hookboard.replay import CannotRunAgainError, loss_of_step
 
 STEPS, MIN_STEPS = 30, 10
@@ -107,29 +116,14 @@ def experiment(setting: Setting, batches: Sequence[Any], seconds: float) -> Expe
 
     Args:
         setting: the model, and how it is trained.
-        batches: on the model's device; with targets, pairs `(x, y)`. Rates are tried on the first ones, targets on all.
+        batches: on the model's device. Rates are tried on the first ones, targets on all.
         seconds: the budget: after that no further step begins.
     """
-    return _run(setting, batches, seconds, lambda recipe: _experiments(recipe, setting, batches))
-
-
-def look_at_targets(setting: Setting, batches: Sequence[Any], seconds: float) -> Experiments:
-    """Check only whether all targets are the same class, without training. The arguments are those of `experiment`."""
-
-    def look(recipe: Recipe) -> Experiments:
-        found = judge_equal(batches) if are_classes(recipe, batches) else []
-        return Experiments(found, ["The loss falls: only the targets were looked at."])
-
-    return _run(setting, batches, seconds, look)
-
-
-def _run(setting: Setting, batches: Sequence[Any], seconds: float, do: Callable[[Recipe], Experiments]) -> Experiments:
-    """Make a recipe from the setting and return `do(recipe)`; if nothing can be tried, return results that say why."""
     reason = why_not(setting, batches)
     if reason:
         return Experiments([], [f"Nothing was tried: {reason}."])
     try:
-        return do(_recipe(setting, perf_counter() + seconds))
+        return _experiments(_recipe(setting, perf_counter() + seconds), setting, batches)
     except CannotRunAgainError as error:
         return Experiments([], [f"Nothing was tried: {error}."])
 
@@ -185,36 +179,34 @@ def _experiments(recipe: Recipe, setting: Setting, batches: Sequence[Any]) -> Ex
     findings, tried, in_short = [], [], ""
     began = perf_counter()
     try:
-        together = _first_batches(batches)
-        with restoring(recipe, together[:1]):
-            [loss] = losses_of(recipe, together[:1])
+        with restoring(recipe, batches[:1]):
+            [loss] = losses_of(recipe, batches[:1])
         if not math.isfinite(loss):
             return Experiments([], [f"Nothing was tried: the loss is {loss}."])
-        has_targets = are_targets(recipe, together)
-        if are_classes(recipe, batches):
-            findings += judge_equal(batches)
-        took = perf_counter()
+        targets = find_targets(recipe, batches)
+        together = _first_batches(batches, targets)
+        findings += judge_equal(batches, targets)
         unlearnable = judge_gradients(recipe, together[0])
         findings += unlearnable
-        took = perf_counter() - took
         if not unlearnable:
-            trials = _tried_rates(recipe, together, took, has_targets)
+            trials = _tried_rates(recipe, together, targets)
             tried += said_of_rates(trials, f"{_weights(recipe)}, {_what(len(together))}")
             in_short = in_short_of(trials, len(together))
             [optimizer] = setting.optimizers
-            pairs = _tried_longer(recipe, together, batches, trials, has_targets)
+            has_targets = bool(targets.paths)
+            pairs = _tried_longer(recipe, together, batches, trials, targets)
             findings += judge_rates(
                 trials,
                 pairs,
                 _tried_on_others(recipe, batches, trials, pairs) if setting.is_stuck else None,
                 has_targets=has_targets,
-                is_dense=any(pair.targets[0].numel() > DENSE_TARGETS for pair in pairs_in(together)),
+                is_dense=any(of_batches(together, path)[0][0].numel() > DENSE_TARGETS for path in targets.paths),
                 groups=len(optimizer.param_groups),
                 is_scheduled=any("initial_lr" in group for group in optimizer.param_groups),
                 total=setting.total_steps,
             )
-            said, found = _labels(recipe, batches, trials, has_targets and not findings, setting.is_stuck)
-            tried += said
+            said, found = _labels(recipe, batches, targets, trials, is_stuck=setting.is_stuck, is_clear=not findings)
+            tried.append(said)
             findings += found
     except OutOfTimeError:
         tried.append("The budget of seconds was used up before anything could be tried.")
@@ -234,28 +226,30 @@ def _with_weights_named(finding: Finding, recipe: Recipe) -> Finding:
     return finding._replace(evidence=finding.evidence.replace("on a copy", "on a copy with the first weights", 1))
 
 
-def _first_batches(batches: Sequence[Any]) -> Sequence[Any]:
+def _first_batches(batches: Sequence[Any], targets: Targets) -> Sequence[Any]:
     """Return the first batches, as many as have MIN_SAMPLES_TOGETHER samples together, at most MAX_BATCHES.
 
-    Only the first one if the batches are not pairs.
+    Only the first one if no targets are known.
     """
-    sizes = [len(pair.inputs) for pair in pairs_in(batches)]
+    sizes = samples_in(batches, targets)
     count = 1
-    while sizes and count < min(len(sizes), MAX_BATCHES) and sum(sizes[:count]) < MIN_SAMPLES_TOGETHER:
+    while targets.paths and count < min(len(sizes), MAX_BATCHES) and sum(sizes[:count]) < MIN_SAMPLES_TOGETHER:
         count += 1
     return batches[:count]
 
 
-def _tried_rates(recipe: Recipe, batches: Sequence[Any], took: float, has_targets: bool) -> list[RateTrial]:
-    """Try all rates, with as many steps at each as there is time for; `took` is the time of one step in seconds."""
-    left = recipe.until - perf_counter()
-    affordable = RATES_SHARE * left / max(took, 1e-6) / len(FACTORS)
+def _tried_rates(recipe: Recipe, batches: Sequence[Any], targets: Targets) -> list[RateTrial]:
+    """Try all rates, with as many steps at each as there is time for."""
+    began = perf_counter()
+    gradients_of(recipe, batches[0])  # not the first time: that is slow
+    now = perf_counter()
+    affordable = RATES_SHARE * (recipe.until - now) / max(now - began, 1e-6) / len(FACTORS)
     count = int(min(max(STEPS, 2 * len(batches)), max(MIN_STEPS, affordable)))
-    return tried_rates(recipe, batches, count, has_targets=has_targets)
+    return tried_rates(recipe, batches, count, targets)
 
 
 def _tried_longer(
-    recipe: Recipe, few: Sequence[Any], batches: Sequence[Any], trials: Sequence[RateTrial], has_targets: bool
+    recipe: Recipe, few: Sequence[Any], batches: Sequence[Any], trials: Sequence[RateTrial], targets: Targets
 ) -> list[RatePair]:
     """Try rates for LONGER times the steps, where the trials leave something open.
 
@@ -265,13 +259,13 @@ def _tried_longer(
     best = lower_one(trials)
     most = max(trials, key=lambda trial: trial.fall, default=None)
     if most is not None and most.fall < STUCK_SHARE and math.isfinite(trials[0].after):
-        return tried_longer(recipe, few, most, LONGER * most.steps, has_targets=has_targets)
+        return tried_longer(recipe, few, most, LONGER * most.steps, targets)
     if best is None or not all(math.isfinite(trial.after) for trial in trials if trial.factor == 1):
         return []
     pairs: list[RatePair] = []
     for some in (few, batches) if len(batches) > len(few) else (few,):
-        pairs += tried_longer(recipe, some, best, LONGER * best.steps, has_targets=has_targets)
-        if any(is_too_large(pair, has_targets=has_targets) for pair in pairs):
+        pairs += tried_longer(recipe, some, best, LONGER * best.steps, targets)
+        if any(is_too_large(pair, has_targets=bool(targets.paths)) for pair in pairs):
             break
     return pairs
 
@@ -312,23 +306,51 @@ def said_of_rates(trials: Sequence[RateTrial], of_what: str) -> list[str]:
     if not trials:
         return ["The budget of seconds was used up before a rate could be tried."]
     of_all = f"{len(trials)} of {max(len(FACTORS), len(trials))} rates"
-    lines = [f"From {of_what} learned at {of_all}, each from the start:"]
+    lines = [f"From {of_what} learned at {of_all}, each from the start and constant:"]
     for trial in trials:
         mark = " (yours)" if trial.factor == 1 else ""
         lines.append(
             f"  lr {trial.rate:.2g}{mark}: {happened(trial)} within {trial.steps} step{'s' * (trial.steps > 1)}"
         )
+    if has_no_bound(trials):
+        lines.append("The loss can be negative, so these lines do not tell which rate is better.")
     return lines
 
 
 def _labels(
-    recipe: Recipe, batches: Sequence[Any], trials: Sequence[RateTrial], is_asked: bool, is_stuck: bool
-) -> tuple[list[str], list[Finding]]:
-    """Try the targets at the advised rate, if `is_asked`. Returns what was tried or why not, and the findings."""
-    best = advised(trials)
-    if not is_asked or best is None:
-        return ["The targets were not tried: the loss must fall, and the batch be a pair of inputs and targets."], []
-    trial = tried_labels(recipe, batches, best.factor, LONGER * best.steps)
-    if trial is None:
-        return ["The targets were not tried: it takes more time, or more batches."], []
-    return [f"At lr {best.rate:.2g}: {said_of_labels(trial)}."], judge_labels(trial, is_stuck=is_stuck)
+    recipe: Recipe,
+    batches: Sequence[Any],
+    targets: Targets,
+    trials: Sequence[RateTrial],
+    *,
+    is_stuck: bool,
+    is_clear: bool,
+) -> tuple[str, list[Finding]]:
+    """Try the targets at the advised rate.
+
+    Args:
+        recipe: how the model is trained.
+        batches: all batches.
+        targets: their targets.
+        trials: of the rates.
+        is_stuck: whether the loss of the training has not fallen so far.
+        is_clear: whether nothing was found so far; otherwise the targets are not tried.
+
+    Returns:
+        What was tried, or why not; and the findings.
+    """
+    best, samples = advised(trials), sum(samples_in(batches, targets))
+    reason = ""
+    if not targets.paths:
+        reason = "no tensor of the batch is known to go into the loss alone"
+    elif not is_clear:
+        reason = "what was found comes first"
+    elif best is None:
+        reason = "the loss fell at no rate"
+    elif len(batches) < 2 or samples < MIN_SAMPLES:
+        reason = f"that takes 2 batches and {MIN_SAMPLES} samples, and there are {len(batches)} and {samples}"
+    elif (trial := tried_labels(recipe, batches, targets, best.factor, LONGER * best.steps)) is None:
+        reason = "there was no time left"
+    else:
+        return f"At lr {best.rate:.2g}: {said_of_labels(trial)}.", judge_labels(trial, is_stuck=is_stuck)
+    return f"The targets were not tried: {reason}.", []

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from hookboard.auditing import Finding
+from hookboard.auditing import Finding, Targets
 from hookboard.experiments.attempt import OutOfTimeError, Recipe, copy_of_optimizer, losses_of, restoring, train
-from hookboard.experiments.targets import all_equal, exchanged, pairs_in
+from hookboard.experiments.targets import all_equal, exchanged, of_batches, samples_in
 
 MIN_SAMPLES = 64
 """With fewer samples nothing is said of the targets (a choice)."""
@@ -44,24 +44,25 @@ class LabelTrial(NamedTuple):
         return self.right < min(self.exchanged)
 
 
-def tried_labels(recipe: Recipe, batches: Sequence[Any], factor: float, count: int) -> LabelTrial | None:
+def tried_labels(
+    recipe: Recipe, batches: Sequence[Any], targets: Targets, factor: float, count: int
+) -> LabelTrial | None:
     """Train on the first half of the batches, and evaluate the other half with right and with permuted targets.
 
     Training ends early once the right targets fit best, or the first half is memorized. The model is restored.
 
     Args:
         recipe: how the model is trained.
-        batches: pairs of inputs and targets; no sample is in two of them.
+        batches: at least two; no sample is in two of them.
+        targets: their targets.
         factor: what the learning rates are multiplied by.
         count: how many optimizer steps at most.
 
     Returns:
-        The last evaluation; None if there are too few samples, or the time is used up.
+        The last evaluation; None if the time is used up.
     """
-    if len(batches) < 2 or sum(len(pair.inputs) for pair in pairs_in(batches)) < MIN_SAMPLES:
-        return None
     mine, others = batches[: len(batches) // 2], batches[len(batches) // 2 :]
-    others_exchanged = [exchanged(others, seed) for seed in range(EXCHANGES)]
+    others_exchanged = [exchanged(others, targets, seed) for seed in range(EXCHANGES)]
     trial = None
     try:
         with restoring(recipe, batches):
@@ -114,21 +115,20 @@ def said_of_labels(trial: LabelTrial) -> str:
     )
 
 
-def judge_equal(batches: Sequence[Any]) -> list[Finding]:
+def judge_equal(batches: Sequence[Any], targets: Targets) -> list[Finding]:
     """Return an alarm if all targets of at least MIN_SAMPLES samples are the same class number, otherwise nothing."""
-    pairs = pairs_in(batches)
-    count = sum(len(pair.targets) for pair in pairs)
-    if not pairs or pairs[0].targets.is_floating_point() or pairs[0].targets.ndim > 1 or not all_equal(pairs):
-        return []
-    if count < MIN_SAMPLES:
-        return []
-    return [
-        Finding(
-            "labels",
-            "alarm",
-            "",
-            f"all {count} targets of {len(batches)} batches are {pairs[0].targets[0]}: a model learns from them to "
-            "give that always",
-            "look at how the labels are made, and whether the data set is shuffled",
-        )
-    ]
+    count = sum(samples_in(batches, targets))
+    for path in targets.classes if count >= MIN_SAMPLES else ():
+        labels = of_batches(batches, path)
+        if not labels[0].is_floating_point() and labels[0].ndim == 1 and all_equal(labels):
+            return [
+                Finding(
+                    "labels",
+                    "alarm",
+                    "",
+                    f"all {count} targets of {len(batches)} batches are {labels[0][0]}: a model learns from them to "
+                    "give that always",
+                    "look at how the labels are made, and whether the data set is shuffled",
+                )
+            ]
+    return []

@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
-from typing import Any
+from typing import Any, cast
 
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hookboard.auditing import Finding, audit
+from hookboard.auditing import Finding, audit, findings_of_optimizers
 from hookboard.either_lightning import is_lightning
 from hookboard.experiments.batches import read_apart
 from hookboard.experiments.experiment import Setting, experiment, trainer_of
@@ -122,7 +122,10 @@ def check_up(setting: Setting, batches: Sequence[Any], seconds: float) -> Checku
 
 
 def _audited(setting: Setting, batch: Any, tried: list[str]) -> Sequence[Finding]:
-    """Return what `audit` finds; if the step cannot be read, append the reason to `tried` and return nothing."""
+    """Return what is found in the step, and in the optimizers of a Trainer.
+
+    If the step cannot be read, the reason is appended to `tried`, and nothing is returned.
+    """
     module, step, trainer = setting.module, setting.step, setting.trainer
     if step is None and is_lightning(module, LightningModule):
         if not module.automatic_optimization:
@@ -131,7 +134,12 @@ def _audited(setting: Setting, batch: Any, tried: list[str]) -> Sequence[Finding
         step = partial(loss_of_step, trainer, module)
     try:
         with undisturbed(module, batch, trainer=trainer, is_whole_step=True, is_strict=True):
-            return audit(module, batch, step)
+            found = audit(module, batch, step)
+        return (
+            found
+            if trainer is None
+            else (*found, *findings_of_optimizers(trainer, cast(LightningModule, module), None))
+        )
     except CannotRunAgainError as why:
         tried.append(f"The step was not read: {why}.")
         return ()

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from hookboard.auditing import Finding
+from hookboard.auditing import Finding, Targets
 from hookboard.experiments.attempt import (
     OutOfTimeError,
     Recipe,
@@ -86,14 +86,14 @@ class RateTrial:
         return abs(self.exchanged - self.right) <= SAME_LOSS * abs(self.right)
 
 
-def tried_rates(recipe: Recipe, batches: Sequence[Any], count: int, *, has_targets: bool) -> list[RateTrial]:
+def tried_rates(recipe: Recipe, batches: Sequence[Any], count: int, targets: Targets) -> list[RateTrial]:
     """Train `count` steps at each rate of FACTORS, and at further ones where these show too little.
 
     Args:
         recipe: how the model is trained.
         batches: trained on in turn.
         count: how many optimizer steps at each rate.
-        has_targets: whether the batches are pairs of inputs and targets.
+        targets: the targets of the batches.
 
     Returns:
         The trials in ascending order of their rate; only those that were finished before the deadline.
@@ -102,9 +102,9 @@ def tried_rates(recipe: Recipe, batches: Sequence[Any], count: int, *, has_targe
     try:
         rest = losses_without_updates(recipe, batches, count + 1)
         for factor in FACTORS:
-            trials += [_tried(recipe, batches, factor, rest, has_targets=has_targets)]
+            trials += [_tried(recipe, batches, factor, rest, targets)]
         for factor in _further(sorted(trials, key=lambda trial: trial.factor)):
-            trials += [_tried(recipe, batches, factor, rest, has_targets=has_targets)]
+            trials += [_tried(recipe, batches, factor, rest, targets)]
             if trials[-1].fall >= FALLEN_SHARE or math.isfinite(trials[-1].after) != (factor > 1):
                 break
     except OutOfTimeError:
@@ -140,7 +140,7 @@ class RatePair(NamedTuple):
 
 
 def tried_longer(
-    recipe: Recipe, batches: Sequence[Any], best: RateTrial, count: int, *, has_targets: bool
+    recipe: Recipe, batches: Sequence[Any], best: RateTrial, count: int, targets: Targets
 ) -> list[RatePair]:
     """Train for more steps at the user's rate and at that of `best`.
 
@@ -149,14 +149,14 @@ def tried_longer(
         batches: the batches, over and over again.
         best: the trial whose rate is compared with the user's.
         count: how many optimizer steps at each of the two rates.
-        has_targets: whether the loss compares outputs with targets.
+        targets: the targets of the batches.
 
     Returns:
         One pair; an empty list if the time was used up before both were done.
     """
     try:
         rest = losses_without_updates(recipe, batches, count + 1)
-        return [RatePair(*(_tried(recipe, batches, f, rest, has_targets=has_targets) for f in (1.0, best.factor)))]
+        return [RatePair(*(_tried(recipe, batches, f, rest, targets) for f in (1.0, best.factor)))]
     except OutOfTimeError:
         return []
 
@@ -205,9 +205,7 @@ def higher_ones(trials: Sequence[RateTrial], pairs: Sequence[RatePair]) -> list[
     return [*yours, *higher] if yours and higher and not has_no_bound(trials) else []
 
 
-def _tried(
-    recipe: Recipe, batches: Sequence[Any], factor: float, rest: Sequence[float], *, has_targets: bool
-) -> RateTrial:
+def _tried(recipe: Recipe, batches: Sequence[Any], factor: float, rest: Sequence[float], targets: Targets) -> RateTrial:
     """Train at one rate.
 
     Args:
@@ -215,7 +213,7 @@ def _tried(
         batches: trained on in turn.
         factor: what the user's rate is multiplied by.
         rest: the losses without updates: that before each step, and that after the last.
-        has_targets: whether the batches are pairs of inputs and targets.
+        targets: the targets of the batches.
     """
     last = min(AVERAGED_STEPS, len(rest) // 3)
     right = other = after = math.nan
@@ -223,8 +221,8 @@ def _tried(
         losses = train(recipe, batches, copy_of_optimizer(recipe, factor), len(rest) - 1, gives_up=factor != 1)
         if len(losses) == len(rest) and math.isfinite(losses[-1]):
             after = sum(losses[-last:]) / last
-            if has_targets:
-                right, other = sum(losses_of(recipe, batches)), sum(losses_of(recipe, exchanged(batches, 0)))
+            if targets.paths:
+                right, other = (sum(losses_of(recipe, some)) for some in (batches, exchanged(batches, targets, 0)))
     rate = float(current_rates(recipe.optimizer)[0]) * factor
     return RateTrial(factor, rate, len(losses) - 1, sum(rest[-last:]) / last, after, right, other)
 
@@ -390,6 +388,8 @@ def happened(trial: RateTrial) -> str:
     """Return what the loss does in a trial as the end of a sentence, such as "it falls by 32%"."""
     if not math.isfinite(trial.after):
         return "it diverges"
+    if has_no_bound([trial]):
+        return f"it goes from {trial.before:.3g} to {trial.after:.3g}"
     if trial.gives_constant and trial.fall >= STUCK_SHARE:
         return f"it falls by {trial.fall:.0%}, and the outputs are the same for every sample"
     if abs(trial.fall) < 0.005:

@@ -76,7 +76,13 @@ STEP_RULES = (
         "trainable parameters that get a gradient and are in no optimizer; an alarm if that is all of them",
     ),
     _rule("frozen", "note", "how many weights are trained, and which modules are frozen"),
-    _rule("schedule", "alarm", "the learning rate is 0 in more than half of the steps of the fit"),
+    _rule(
+        "schedule",
+        "alarm or note",
+        "the learning rate is 0 in more than half of the steps of the fit; or a schedule that counts batches is "
+        "stepped once an epoch, so that its rate stays below half of its peak, a note above a tenth; as a note, a "
+        "cosine that goes up again",
+    ),
 )
 
 STEP = frozenset(rule.name for rule in STEP_RULES)
