@@ -249,6 +249,17 @@ def test_a_detach_that_leaves_parameters_without_gradient_is_named():
     assert "2 of 4 trainable parameters: 0.bias, 0.weight" in found.evidence
 
 
+def test_where_the_output_after_a_detach_makes_the_targets_too_the_detach_is_named():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+
+    def step(batch):
+        judged = model[1](model[0](batch).detach())
+        return binary_cross_entropy_with_logits(judged, torch.ones_like(judged))
+
+    (found,) = audit(model, X, step)
+    assert (found.rule, found.evidence.partition("()")[0]) == ("cut", "detach")
+
+
 def test_no_grad_that_leaves_parameters_without_gradient_is_named():
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
 

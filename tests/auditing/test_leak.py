@@ -95,6 +95,14 @@ def test_nothing_is_said_of_a_model_that_sees_earlier_tokens_only(way, make):
     assert audit(model, *way(model)) == ()
 
 
+@pytest.mark.parametrize("make", [lambda: Attends(float("-inf")), lambda: Recurs(False)], ids=["attends", "lstm"])
+def test_targets_that_are_the_tokens_at_their_own_positions_are_an_alarm_where_the_model_reads_from_left_to_right(make):
+    model = make()
+    (found,) = audit(model, TOKENS, lambda batch: cross_entropy(model(batch).flatten(0, 1), batch.flatten()))
+    assert (found.rule, found.severity) == ("future_leak", "alarm")
+    assert "at the same positions: it only has to copy them" in found.evidence
+
+
 def test_nothing_is_said_of_a_tagger_or_a_masked_model_that_sees_everything():
     model = Attends(None)
     tags = torch.randint(0, 20, (3, 9))

@@ -8,6 +8,7 @@ from time import perf_counter
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule
+from recorded import numbers
 from torch import nn
 from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader
@@ -123,6 +124,38 @@ def test_a_rate_that_is_0_for_most_of_the_fit_is_an_alarm_with_the_share():
     zero = sum(1 - min(step, 3) / 3 == 0 for step in range(20)) / 20
     assert f"makes the learning rate 0 in {zero:.0%} of the 20 steps" in found.evidence
     assert "largest with 0.01, and 0 after 3 steps" in found.evidence
+
+
+def warm_up(steps):
+    return lambda model, optimizer: lr_scheduler.LambdaLR(optimizer, lambda step: min(step, steps) / steps)
+
+
+@pytest.mark.parametrize(("steps", "severity"), [(30, "alarm"), (8, "note"), (3, None)])
+def test_a_warm_up_that_counts_batches_and_is_stepped_once_an_epoch_is_found(steps, severity):
+    found = [
+        v for v in said(Model(scheduled=warm_up(steps), interval="epoch"), 10, max_epochs=4) if v.rule == "schedule"
+    ]
+    assert [verdict.severity for verdict in found] == ([] if severity is None else [severity])
+    if severity is not None:
+        assert "LambdaLR is stepped once in each of 4 epochs" in found[0].evidence
+        told = numbers(
+            "its rate is at most # in this fit; stepped in each of # batches it reaches # after #", found[0].evidence
+        )
+        assert told == pytest.approx((0.01 * 3 / steps, 40, 0.01, steps), rel=1e-2)
+        assert "'interval': 'step'" in found[0].advice
+
+
+@pytest.mark.parametrize(("period", "count"), [(2, 1), (20, 0)])
+def test_a_cosine_that_goes_up_again_many_times_is_a_note(period, count):
+    model = Model(scheduled=lambda model, optimizer: lr_scheduler.CosineAnnealingLR(optimizer, period))
+    found = [verdict for verdict in said(model, 10, max_epochs=2) if verdict.rule == "schedule"]
+    assert [verdict.severity for verdict in found] == ["note"] * count
+    if count:
+        assert numbers("down in T_max=# steps and up again in as many; this fit has # steps", found[0].evidence) == [
+            2,
+            20,
+        ]
+        assert found[0].advice.startswith("set T_max=20, or interval='epoch' if T_max counts the 2 epochs")
 
 
 @pytest.mark.parametrize(("gamma", "is_for_epochs"), [(0.5, True), (0.001, False)])

@@ -518,3 +518,59 @@ def test_a_loss_that_diverges_at_every_rate_is_a_matter_of_the_rate():
     found = tried(line, batches, SGD(line.parameters(), lr=1))
     assert [*found] == ["learning_rate"]
     assert "at every rate down to 1e-06 the loss diverges" in found["learning_rate"].evidence
+
+
+def test_of_a_loss_that_can_be_negative_the_lines_say_from_where_to_where_it_goes_and_judge_no_rate():
+    model = net()
+    [(x, _)] = regression()
+    other, losses = copy.deepcopy(model), []
+    sgd = SGD(other.parameters(), lr=0.01)
+    for _ in range(31):
+        sgd.zero_grad()
+        loss = other(x).mean()
+        losses.append(loss.item())
+        loss.backward()
+        sgd.step()
+    setting = Setting(model, [SGD(model.parameters(), lr=0.01)], lambda batch: model(batch).mean())
+    found = experiment(setting, [x], 60)
+    assert (
+        f"lr 0.01 (yours): it goes from {losses[0]:.3g} to {sum(losses[-5:]) / 5:.3g} within 30 steps" in found.tried[4]
+    )
+    assert "The loss can be negative, so these lines do not tell which rate is better." in found.tried
+    assert found.findings == []
+
+
+def as_dict(batches):
+    return [{"picture": x, "about": {"kind": y, "box": y.float().unsqueeze(1)}} for x, y in batches]
+
+
+def dict_step(model):
+    def step(batch):
+        kinds, boxes = model(batch["picture"] / 2).split([3, 1], 1)
+        return cross_entropy(kinds, batch["about"]["kind"]) + mse_loss(boxes, batch["about"]["box"])
+
+    return step
+
+
+def test_the_targets_are_found_in_a_batch_of_any_structure_and_exchanged_together():
+    model = net(4)
+    found = experiment(Setting(model, [Adam(model.parameters(), lr=0.01)], dict_step(model)), as_dict(classes()), 60)
+    assert found.findings == []
+    assert any("the loss on others is" in line for line in found.tried)
+
+
+def test_targets_of_any_structure_that_belong_to_other_inputs_are_told():
+    model, batches = net(4), classes()
+    for i, (x, y) in enumerate(batches):
+        batches[i] = x, y[torch.randperm(len(y), generator=torch.Generator().manual_seed(i))]
+    setting = Setting(model, [Adam(model.parameters(), lr=0.05)], dict_step(model))
+    found = experiment(setting, as_dict(batches), 60).findings
+    assert [one.rule for one in found] == ["labels"]
+
+
+def test_what_a_layer_takes_is_no_target_and_the_page_says_why_none_was_tried():
+    embed, head = nn.Embedding(3, 6), nn.Linear(6, 1)
+    model = nn.ModuleList([embed, head])
+    step = lambda batch: mse_loss(head(batch[0] + embed(batch[1])), torch.zeros(32, 1))  # noqa: E731
+    found = experiment(Setting(model, [Adam(model.parameters(), lr=0.01)], step), classes(), 60)
+    assert "The targets were not tried: no tensor of the batch is known to go into the loss alone." in found.tried

@@ -90,7 +90,7 @@ def test_of_a_loss_at_chance_with_gradients_that_agree_on_nothing_the_data_is_su
     found = symptoms(NOT_LEARNING, training(STEPS_BEFORE_STUCK, losses=stuck(STEPS_BEFORE_STUCK)))
     assert places(found) == [("", "alarm")]
     assert found[0].since == 0
-    assert found[0].advice == "check whether inputs and labels belong together, and the loss function"
+    assert found[0].advice.endswith("then check whether inputs and labels belong together, and the loss function")
 
 
 def test_a_loss_that_came_down_to_how_frequent_the_classes_are_may_be_on_a_plateau():
@@ -276,3 +276,42 @@ def test_the_loss_need_only_end_above_its_first_if_the_first_steps_raised_it_for
     course = [1.0, *[peak] * 8, *[best] * 95, *[1.08] * 96]
     found = ended([a + b for a, b in zip(course, wave, strict=True)], change=lambda step: {})
     assert [severity for severity, _ in found] == ["alarm"] * is_said
+
+
+def validated(values, losses=None):
+    """What is said after validations with these losses, at every 10th step of a training whose loss falls."""
+    judge = Judge([RULES["overfitting"]], LAYERS, WINDOW)
+    for look in training(10 * len(values), losses=losses or falling(10 * len(values))):
+        judge.see(look)
+        if look.step % 10 == 9:
+            loss = Loss(look.step, 0, values[look.step // 10])
+            judge.see_evaluation(replace(look, losses=[loss]))
+    return judge.verdicts
+
+
+@pytest.mark.parametrize(
+    ("values", "since", "said"),
+    [
+        ([2.2, 2.5, 2.8, 3.1, 3.4], 9, "rose from 2.2 in the first validation, at step 9, to 3.4"),
+        ([2.0, 1.5, 1.0, 1.1, 1.4, 1.6], 29, "rose from 1 in its lowest, at step 29, to 1.6"),
+    ],
+)
+def test_a_validation_loss_that_rises_while_that_in_training_falls_is_a_note_since_it_was_lowest(values, since, said):
+    (verdict,) = validated(values)
+    assert (verdict.severity, verdict.since) == ("note", since)
+    assert said in verdict.evidence
+    assert ("targets belong to their inputs" in verdict.advice) == (values[0] == min(values))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [[2.2, 2.0, 1.8, 1.6, 1.5], [2.2, 1.0, 1.2, 0.9, 1.3, 1.0], [1.0, 0.001, 0.002, 0.004, 0.004], [2.0, 3.0, 4.0]],
+    ids=["falls", "is noisy", "near 0", "too few"],
+)
+def test_nothing_is_said_of_a_validation_loss_that_falls_or_hardly_rises(values):
+    assert validated(values) == ()
+
+
+def test_a_validation_loss_that_rises_with_that_in_training_is_no_overfitting():
+    rising = [1.0 + 0.1 * step for step in range(50)]
+    assert validated([2.2, 2.5, 2.8, 3.1, 3.4], rising) == ()

@@ -120,10 +120,18 @@ def test_of_units_that_died_one_after_the_other_the_evidence_names_the_steps_at_
 
 @pytest.mark.parametrize(
     ("begins", "advice"),
-    [((0, 0, 2, 4, 6), "how this layer is initialized"), ((0, 4, 4, 6), "this layer's updates just before step 40.")],
+    [((0, 0, 2, 4, 6), "how this layer is initialized"), ((0, 4, 4, 6), "what this layer was given by step 40;")],
 )
 def test_the_advice_goes_by_the_step_at_which_most_units_died(begins, advice):
     assert advice in dying_in_turn(*begins).advice
+
+
+def test_the_rate_is_to_blame_for_dead_units_where_a_step_until_then_was_large():
+    steps = [reading("fc1.weight", "parameter_before", [row(UNITS, 0.0, 0.1)] * UNITS)]
+    steps += [reading("fc1.weight", "parameter_update", [row(UNITS, 0.0, 0.005)] * UNITS)]
+    run = run_of(CHAIN, lambda n: [*chain(partly_dead(1) if n < 4 else nothing(UNITS)), *steps], count=8)
+    (symptom,) = symptoms(DEAD_UNITS, run)
+    assert symptom.advice == "Lower the learning rate or warm it up: by step 40 a step moved these weights by 5%."
 
 
 def test_a_dropout_is_no_other_layer_of_the_kind_of_a_rectifier():
@@ -350,7 +358,7 @@ def test_a_layer_that_starts_with_half_of_its_units_dead_and_loses_the_others_di
     run = run_of(CHAIN, lambda n: chain(partly_dead(4) if n < 4 else nothing(UNITS)), count=8)
     (symptom,) = symptoms(DEAD_UNITS, run)
     assert (symptom.severity, symptom.since) == ("alarm", 40)
-    assert symptom.advice.startswith("Lower the learning rate")
+    assert symptom.advice.startswith("Check what this layer was given by step 40;")
 
 
 @pytest.mark.parametrize(("bias", "advice"), [(-5.0, "Initialize the biases"), (0.01, "Put a batch norm")])

@@ -45,7 +45,11 @@ def note_embedding(op: Op, given: Mapping[str, Tensor], results: Sequence[Tensor
 
 
 def future_leak(done: TracedStep) -> Iterator[Finding]:
-    """Yield an alarm if the targets are the next tokens, and an output depends on tokens after its own position."""
+    """Yield an alarm if an output depends on the very token that it is to predict.
+
+    That is so if the targets are the next tokens, and an output depends on tokens after its own position; or if they
+    are the tokens at their own position, and outputs depend on these and on no later ones.
+    """
     if any(isinstance(module, _NORMS) and module.training for module in done.step.model.modules()):
         return  # its statistics make all positions depend on each other, yet reveal next to nothing of the tokens
     calls = [call for call in losses_of(done) if call.op.name in ("cross_entropy", "nll_loss")]
@@ -54,6 +58,7 @@ def future_leak(done: TracedStep) -> Iterator[Finding]:
         for tokens in embedded:
             place = _position_to_test(call, tokens.tokens)
             if place is None:
+                yield from _copied(call, tokens)
                 continue
             sample, position = place
             seen = _later_positions_seen(call, tokens, sample, position)
@@ -68,6 +73,33 @@ def future_leak(done: TracedStep) -> Iterator[Finding]:
                     "mask later positions in attention (is_causal=True), and use nothing that reads them backwards",
                 )
                 return
+
+
+def _copied(call: LossCall, embedded: Embedded) -> Iterator[Finding]:
+    """Yield an alarm if the targets are the tokens at their own position, and the model reads from left to right.
+
+    A model that reads later tokens too may be meant to give its input back, as an autoencoder.
+    """
+    samples, positions = embedded.tokens.shape
+    wanted = call.wanted
+    if wanted.is_floating_point() or wanted.numel() != samples * positions or call.live is None:
+        return
+    counts = wanted.reshape(samples, positions) != call.op.arguments.get("ignore_index", -100)
+    is_same = wanted.reshape(samples, positions) == embedded.tokens
+    if positions < MIN_POSITIONS or counts.sum() < MIN_POSITIONS or not bool(is_same[counts].all()):
+        return
+    places = counts.nonzero().tolist()
+    sample, position = min(places, key=lambda place: abs(place[1] - positions // 2))
+    own, later = _seen_positions(call, embedded, sample, position)
+    if own and not later:
+        yield Finding(
+            "future_leak",
+            "alarm",
+            "",
+            f"the targets of {call.op.name} at {call.op.place} are the tokens that the model is given at the same "
+            "positions: it only has to copy them",
+            "shift them: give the model tokens[:, :-1], and compare its outputs with tokens[:, 1:]",
+        )
 
 
 def _position_to_test(call: LossCall, tokens: Tensor) -> tuple[int, int] | None:
@@ -92,7 +124,12 @@ def _position_to_test(call: LossCall, tokens: Tensor) -> tuple[int, int] | None:
 
 
 def _later_positions_seen(call: LossCall, embedded: Embedded, sample: int, position: int) -> int:
-    """Return how many later positions the output at this position depends on, by its gradient."""
+    """Return how many later positions the output at this position depends on."""
+    return _seen_positions(call, embedded, sample, position)[1]
+
+
+def _seen_positions(call: LossCall, embedded: Embedded, sample: int, position: int) -> tuple[bool, int]:
+    """Return whether the output at a position depends on the token there, and on how many later ones: by gradients."""
     assert call.live is not None
     samples, each = len(embedded.tokens), call.wanted.numel() // len(embedded.tokens)
     classes_last = call.live if call.live.dim() == 2 else call.live.movedim(1, -1)
@@ -103,8 +140,9 @@ def _later_positions_seen(call: LossCall, embedded: Embedded, sample: int, posit
             (output * weights).sum(), embedded.vectors, retain_graph=True, allow_unused=True
         )
     except RuntimeError:  # the graph was freed, or a tensor in it was changed in place
-        return 0
+        return False, 0
     if gradient is None:
-        return 0
+        return False, 0
     sizes = gradient[sample].detach().abs().amax(-1)
-    return int((sizes[position + 1 :] > MIN_GRADIENT_SHARE * sizes.max()).sum())
+    depends = sizes > MIN_GRADIENT_SHARE * sizes.max()
+    return bool(depends[position]), int(depends[position + 1 :].sum())

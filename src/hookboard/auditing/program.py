@@ -156,8 +156,12 @@ class StepTrace(TorchFunctionMode):
         self._observers = observers
         self._values: dict[int, tuple[weakref.ref[Tensor], Value]] = {}
         self._modules = {id(module): name for name, module in model.named_modules()}
+        self.float_paths: set[str] = set()
+        """The paths of the tensors of the batch that hold floating point numbers."""
         for path, tensor in tensors_in(batch):
             self._note(tensor, None, path=path)
+            if tensor.is_floating_point():
+                self.float_paths.add(path)
         for name, parameter in model.named_parameters():
             self._note(parameter, None, parameter=name)
 

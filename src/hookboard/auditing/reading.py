@@ -11,6 +11,7 @@ from hookboard.auditing import handwritten, mixing
 from hookboard.auditing.constant import constant_loss
 from hookboard.auditing.cuts import cut
 from hookboard.auditing.influence import no_influence
+from hookboard.auditing.inputs import WEIGHING, input_scale, note_input, target_leak
 from hookboard.auditing.leak import future_leak, note_embedding
 from hookboard.auditing.program import StepTrace, Value
 from hookboard.auditing.rules import FLAT, OBSERVERS, RULES, Finding, TracedStep, findings_of
@@ -29,6 +30,8 @@ ALL_RULES = (
     unbounded_loss,
     loss_scale,
     future_leak,
+    input_scale,
+    target_leak,
 )
 """The rules that judge the code of a step."""
 
@@ -46,7 +49,12 @@ class Reader:
         self._step = StepTrace(
             model,
             batch,
-            {**OBSERVERS, **handwritten.OBSERVERS, "embedding": note_embedding},
+            {
+                **OBSERVERS,
+                **handwritten.OBSERVERS,
+                "embedding": note_embedding,
+                **dict.fromkeys(WEIGHING, note_input),
+            },
             at_backward or self.take_loss,
         )
         self._parameters = dict(model.named_parameters())

@@ -11,6 +11,7 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from hookboard.auditing import Finding as Found
 from hookboard.auditing import FirstStep, StaleGradients
+from hookboard.callbacks.checkup import Checkup
 from hookboard.callbacks.health_state import (
     EVALUATED,
     MEASURED,
@@ -224,6 +225,7 @@ class HealthMonitor(SiteLogger[HealthState]):
                 state.trial.is_wanted = bool(self.experiments) and any(rule.name in TRIED for rule in self._rules())
                 state.begin_judging(judge := Judge(self._rules(), self._known["train"], int(self.window)))
                 self._run = judge.run
+                judge.run.is_tried = state.trial.is_wanted or any(isinstance(one, Checkup) for one in loop.callbacks)
                 state.report = ReportAtEnd(state.loggers) if self.report else None
             if any(rule.name == "nonfinite" for rule in self._rules()):
                 is_exact = self.nonfinite == "exact" or (self.nonfinite == "auto" and loop.device.type == "cpu")
@@ -417,7 +419,7 @@ class HealthMonitor(SiteLogger[HealthState]):
             facts = state.news.collect(loop.model, state.selection) if facts is None else facts
             judging: Judging | None = state.look(step, facts, losses, ranks)
         else:
-            judging = None if training is None else training.evaluation(step)
+            judging = None if training is None else training.evaluation(step, loop.evaluation_loss)
         sent = self._send(loop, state, losses.waiting)
         scalars = self._overhead(loop, state) if state.stage == "train" else {}
 

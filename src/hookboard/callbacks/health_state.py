@@ -492,9 +492,10 @@ class HealthState(MeasurementState):
 
         return take
 
-    def evaluation(self, step: int) -> Judging:
+    def evaluation(self, step: int, loss: float | None) -> Judging:
         """Return a function that takes the readings of an evaluation loop and has them judged; see `look`."""
-        return lambda readings, _: self._judged(lambda judge, _: judge.see_evaluation(Look(step, 0, readings)))
+        losses = [] if loss is None else [Loss(step, 0, loss)]
+        return lambda readings, _: self._judged(lambda judge, _: judge.see_evaluation(Look(step, 0, readings, losses)))
 
     def end_judging(self, losses: Sequence[Loss]) -> tuple[Verdict, ...]:
         """Judge the whole training at its end; takes the losses since the last look, returns all verdicts."""

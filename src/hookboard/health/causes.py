@@ -155,6 +155,9 @@ CAUSES: tuple[Cause, ...] = (
 )
 """From what explains most to what explains least."""
 
+OF_THE_WHOLE = frozenset({"not_learning", "overfitting"})
+"""Rules that say that a training fails as a whole. Their notes come before other notes."""
+
 ORDER = tuple(dict.fromkeys(cause.rule for cause in CAUSES[1:]))
 """The order in which alarms that do not explain each other are reported; rules that are not listed come last."""
 

@@ -79,7 +79,7 @@ def _parts_of_run(run: Run) -> dict[str, Any]:
 
 def _made_run(parts: dict[str, Any]) -> Run:
     recent, timeline, recent_steps = (parts.pop(name) for name in ("_recent", "timeline", "steps"))
-    run: Run = _OF_RUN.make(parts)
+    run: Run = _OF_RUN.make({"evaluation_losses": [], **parts})  # earlier checkpoints have none
     names = ("steps", "values", "spoiled", "every", "since")
     table = {name: timeline[old] for name, old in zip(names, _OF_TIMELINE, strict=True)}
     run.table = RunTable.of_parts(run.layers, table | {"recent_steps": recent_steps, "recent": recent["_blocks"]})
@@ -94,7 +94,7 @@ def _parts_of_look(look: Look) -> dict[str, Any]:
 _OF_TIMELINE = ("steps", "_values", "_spoiled", "_every", "_since")
 _ORDER = ["window", "layers", "looks", "first", "evaluation", "comparisons", "rate_jumps", "losses", "timeline"]
 _ORDER += ["silence", "seen", "peak_rate", "first_move", "first_nonfinite", "_is_masked", "steps", "_recent"]
-_ORDER += ["_ran", "_defined", "_answers"]
+_ORDER += ["_ran", "_defined", "_answers", "evaluation_losses"]
 _REMADE: tuple[str, ...] = (
     "why_silent",
     "held_back",
@@ -102,6 +102,7 @@ _REMADE: tuple[str, ...] = (
     "flow",
     "constant_loss",
     "trial",
+    "is_tried",
     "table",
     "arrays",
     "now",

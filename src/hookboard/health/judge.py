@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hookboard.health.causes import ORDER, explained
+from hookboard.health.causes import OF_THE_WHOLE, ORDER, explained
 from hookboard.health.look import Look, Loss
 from hookboard.health.rule import Rule, Symptom, Verdict, passed_on
 from hookboard.health.rules.experiments import TELLABLE
@@ -224,6 +224,7 @@ class Judge:
             return (
                 verdict.severity == "note" or verdict in causes,
                 verdict in causes,
+                verdict.severity == "note" and verdict.rule not in OF_THE_WHOLE,
                 case.missed > 0 and not case.at_once,
                 self._place(verdict.rule),
                 -case.size,

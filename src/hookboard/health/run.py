@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from hookboard.health.look import HeldBack, Look
+from hookboard.health.look import HeldBack, Look, Loss
 from hookboard.health.losses import LossCurve
 from hookboard.health.robust import median, median_of
 from hookboard.health.run_table import (
@@ -57,6 +57,8 @@ class Run:
         """The latest evaluation loop, outputs only. None before the first."""
         self.comparisons: deque[StageComparison] = deque(maxlen=8)
         """The latest evaluation loops, compared with training."""
+        self.evaluation_losses: list[Loss] = []
+        """The loss of each validation so far, where it is logged."""
         self.rate_jumps: deque[RateJump] = deque(maxlen=4)
         """The latest jumps of the learning rate far above its earlier values."""
         self.losses = LossCurve()
@@ -72,6 +74,8 @@ class Run:
         """(name of the rule, `Symptom`) for all that was found in the code of the training step or by experiments."""
         self.trial = ""
         """The outcome of experiments that found no fault, as a clause; "" without experiments."""
+        self.is_tried = False
+        """True if experiments are made in this run, or a `Checkup` is."""
         self.flow = Flow()
         """Which layer's output flows into which in the training step; empty if it was not read."""
         self.constant_loss = math.nan
@@ -125,6 +129,7 @@ class Run:
     def see_evaluation(self, look: Look) -> None:
         """Store the look of an evaluation loop as `evaluation`, and compare it with training in `comparisons`."""
         self.evaluation = look
+        self.evaluation_losses += look.losses
         if self.looks:
             self.comparisons.append(compared(look, list(self.looks), self.layers))
 

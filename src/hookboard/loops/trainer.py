@@ -8,6 +8,7 @@ No other file uses private names of Lightning.
 """
 
 import math
+import re
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -35,6 +36,16 @@ ask_for_rank(lambda: getattr(rank_zero_only, "rank", 0) == 0)
 def _asked(of: str | Callable[[Any], object]) -> Any:
     """Make a read-only property: the value at a dotted path of attributes, or what a function of `self` returns."""
     return property(attrgetter(of) if isinstance(of, str) else of)
+
+
+def is_name_of_evaluation_loss(name: str) -> bool:
+    """Return True if a metric of this name seems to be the loss of a validation.
+
+    >>> [is_name_of_evaluation_loss(name) for name in ("val_loss", "Loss/valid", "loss", "val_acc")]
+    [True, True, False, False]
+    """
+    words = re.split(r"[^a-z]+", name.lower())
+    return "loss" in words and not {"val", "valid", "validation", "dev", "eval"}.isdisjoint(words)
 
 
 @dataclass
@@ -69,6 +80,13 @@ class TrainerLoop(Loop):
         stage = self.trainer.state.stage
         assert stage is not None, "no loop runs"
         return stage.value
+
+    @_asked
+    def evaluation_loss(self) -> float | None:
+        logged = self.trainer.callback_metrics
+        names = [name for name in logged if is_name_of_evaluation_loss(name)]
+        # `val_loss` rather than one of its terms, such as `val_loss_boxes`.
+        return float(logged[min(names, key=len)]) if names else None
 
     @_asked
     def batch_to_repeat(self) -> tuple[int, int] | None:

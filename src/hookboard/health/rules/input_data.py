@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -69,6 +70,9 @@ COLUMN_SPREAD_FLOOR_DECADES = 0.1
 
 
 def _input_scale(run: Run) -> Iterator[Symptom]:
+    for rule, symptom in run.findings:  # of data that the model itself holds
+        if rule == "input_scale":
+            yield replace(symptom, severity=severity_of(run), evidence=f"{symptom.evidence}{harm_of(run)}")
     for site in run.now.table.places.of_role("input"):
         reading = run.now.table.get(site)
         if reading is None or not (reading.moments.count or reading.moments.nonfinite):

@@ -150,7 +150,7 @@ def not_learning(run: Run) -> Iterator[Symptom]:
         return
     chance = "" if losses.chance is None else f" (chance: {losses.chance:.3g})"
     evidence = f"{losses.harm}{chance}, while a step moves the weights by {moved:.1g} of their size{_cosine(agreement)}"
-    advice = "check whether inputs and labels belong together, and the loss function"
+    advice = "try other learning rates; then check whether inputs and labels belong together, and the loss function"
     # Without chance nobody can tell it from a model that was trained before, and is trained on. And what has learnt how
     # frequent the classes are may be on a plateau, where masked language models stay for thousands of steps.
     is_certain = losses.chance is not None and not losses.has_come_down
@@ -244,7 +244,7 @@ def _no_better(run: Run, level: float, error: float) -> Symptom | None:
     if losses.steps < STEPS_BEFORE_STUCK or losses.is_falling or agreement > AGREEING_GRADIENT_COSINE:
         advice = "raise the learning rate, or train longer"
     else:
-        advice = "check whether inputs and labels belong together, the loss function, and the learning rate"
+        advice = "try other learning rates; then check whether inputs and labels belong together, and the loss function"
     return Symptom("", evidence, advice, _severity_at_end(run))
 
 
@@ -268,6 +268,57 @@ def _rate_rises(run: Run) -> bool:
     return any(name in first and stepped.rate > first[name].rate for name, stepped in now.items())
 
 
+EVALUATIONS_MIN = 4
+"""Number of validations before which nothing is said of their losses (a choice)."""
+
+EVALUATION_RISE_SHARE = 0.25
+"""The loss in validation has risen if it is this share above its lowest (a choice)."""
+
+EVALUATION_RISE_OF_START = 0.05
+"""And by this share of the first training losses: where next to nothing is left, a rise does no harm (a choice)."""
+
+EVALUATION_RISE_FACTOR = 2.0
+"""And by this many times the median second difference, which is 1.7 standard deviations of their noise (a choice)."""
+
+
+def overfitting(run: Run) -> Iterator[Symptom]:
+    """Report a loss in validation that rises while that in training falls."""
+    known = [loss for loss in run.evaluation_losses if math.isfinite(loss.value)]
+    if len(known) < EVALUATIONS_MIN or not run.losses.is_learning:
+        return
+    values = [loss.value for loss in known]
+    lowest = values.index(min(values))
+    low, now = values[lowest], min(values[-2:])
+    usual = median(np.abs(np.diff(values, 2)))
+    enough = max(
+        EVALUATION_RISE_SHARE * abs(low),
+        EVALUATION_RISE_OF_START * abs(run.losses.start),
+        EVALUATION_RISE_FACTOR * usual,
+    )
+    if now - low < enough:
+        return
+    when = f"its lowest, at step {known[lowest].step},"
+    advice = "stop at the lowest (EarlyStopping, the best checkpoint), or use more data, augmentation or weight decay"
+    if lowest == 0:
+        when = f"the first validation, at step {known[0].step},"
+        advice = (
+            "check whether the training targets belong to their inputs, also after augmentation, and whether both data "
+            "sets are prepared alike; otherwise use more data, a smaller model, or weight decay"
+        )
+    evidence = (
+        f"the loss in validation rose from {low:.3g} in {when} to {values[-1]:.3g}, while that in training fell from "
+        f"{run.losses.start:.3g} to {run.losses.level():.3g}"
+    )
+    yield Symptom("", evidence, advice, "note", size=(now - low) / max(abs(low), 1e-12), since=known[lowest].step)
+
+
+OVERFITTING = Rule(
+    "overfitting",
+    overfitting,
+    at_once=True,
+    of_evaluations=True,
+    about="the loss in validation, where it is logged (`val_loss`), rises while that in training falls",
+)
 SPIKE = Rule(
     "spike",
     spike,

@@ -63,7 +63,9 @@ def no_gradient(run: Run) -> Iterator[Symptom]:
             yield from _never_ran(run, layer, weights, bool(chains))
         elif without:
             evidence = f"no gradient reached {', '.join(without)}, while other weights of the layer got one"
-            yield Symptom(layer.name, evidence, "check whether forward uses it, and whether its input is all zeros")
+            has_zeros = all(look.of(name, "parameter_grad") is not None for name in without)
+            advice = "check why its input is all zeros" if has_zeros else "check whether forward uses it"
+            yield Symptom(layer.name, evidence, advice)
 
 
 def _never_ran(run: Run, layer: Layer, weights: list[str], is_cut: bool) -> Iterator[Symptom]:
@@ -160,6 +162,9 @@ def _cut(run: Run, look: Look, chain: list[Layer], others: list[Layer]) -> Sympt
     # Without a graph there is no gradient at all; zeros are the derivative of something.
     why = "something that multiplies by 0, such as a dead or saturated activation or a softmax over one value"
     advice = f"look after {last} for {why if zeros else 'detach() or no_grad(), and for an output that is not used'}"
+    call = next((symptom.evidence.partition(" cuts ")[0] for rule, symptom in run.findings if rule == "cut"), "")
+    if call and not zeros:
+        advice = f"remove the {call}, or use it only for the loss of another optimizer"
     return Symptom(
         last,
         f"{what} the weights of {where}; {elsewhere}",

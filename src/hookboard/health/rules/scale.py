@@ -219,6 +219,15 @@ FADING_DECADES_PER_LAYER = -0.6
 SWELLING_DECADES_PER_LAYER = 0.3
 """Powers of ten by which each layer must also scale it up, on average: He's initialization gains 0.15."""
 
+FEW_LAYERS_MIN = 2
+"""A model of fewer layers that weigh a signal is not judged by all of them (a choice)."""
+
+FEW_DECADES = 0.4
+"""Powers of ten by which each of few layers must scale a signal up: He's initialization gives 0.15 (a choice)."""
+
+FEW_OUTPUT_RMS = 10.0
+"""RMS of the last one's output at the first look from which that counts: about 1 is usual (a choice)."""
+
 RECURRENT_NORM_MAX = 3.0
 """L2 norm of a unit's recurrent weights from which the feedback of a recurrent layer grows without bounds: PyTorch
 starts with 0.58, trained layers of the benchmark's tuning half reach 1.4."""
@@ -243,7 +252,7 @@ def _activation_scale(run: Run) -> Iterator[Symptom]:
     scales = scales_of(run)
     single = list(_out_of_line(run, scales, scales_of(run, at_start=True)))
     # One layer that is out of line moves all later ones.
-    chain = [] if single else [*_along_weights(run, scales), *_along_depth(run, scales)][:1]
+    chain = [] if single else [*_along_weights(run, scales), *_of_few(run, scales), *_along_depth(run, scales)][:1]
     said: set[str] = set()
     for symptom in (*single, *chain, *_recurrent(run), *normalization(run), *_drifted(run)):
         if symptom.module not in said:
@@ -345,6 +354,26 @@ def _along_weights(run: Run, scales: Scales) -> Iterator[Symptom]:
         f"each, {factor(whole)} in all, and nothing normalizes it{_harm(run)}."
     )
     yield Symptom("", evidence, _initialize(run), "alarm" if whole < 0 else _severity(run), size=abs(whole))
+
+
+def _of_few(run: Run, scales: Scales) -> Iterator[Symptom]:
+    """Report a model of few layers whose weights all scale a signal up from the start, and that nothing normalizes."""
+    layers = scales.layers
+    if not FEW_LAYERS_MIN <= len(layers) <= PEER_LAYERS_MIN or run.arrays.of_kind(NORM_KINDS).any():
+        return
+    first = run.first or run.now
+    gains = [
+        median_of([weight_gain(first, layer, name, "parameter_before") for name in layer.weights]) for layer in layers
+    ]
+    output = first.of(layers[-1].name, "output")
+    if first.step > 0 or output is None or not output.moments.rms >= FEW_OUTPUT_RMS or not min(gains) >= FEW_DECADES:
+        return
+    evidence = (
+        f"from the start its weights, like those of the other layers, scale a signal by a factor of "
+        f"{factor(gains[0])}, and the outputs of {layers[-1].name} had an RMS of {output.moments.rms:.3g} at the first "
+        f"look{_harm(run)}."
+    )
+    yield Symptom(layers[0].name, evidence, _initialize(run), _severity(run), size=sum(gains))
 
 
 def _recurrent(run: Run) -> Iterator[Symptom]:

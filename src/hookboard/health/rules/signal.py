@@ -21,7 +21,7 @@ from hookboard.health.rules.shared import (
     source_of,
 )
 from hookboard.health.run import SOFTMAX_GRADIENT_MEAN_MAX, Run
-from hookboard.layers import RANGES, SATURATED_SHARE, Layer
+from hookboard.layers import RANGES, SATURATED_SHARE, Kind, Layer
 from hookboard.measure import FIELDS
 from hookboard.recording import Reading
 
@@ -46,6 +46,9 @@ choice; it begins at about 0.1)."""
 
 SHUT_GATE_RATIO_ALARM = 1e-3
 """The same where nothing gets through: an alarm whatever the loss does (a choice)."""
+
+ACTIVATION_KINDS: frozenset[Kind] = frozenset({"rectifier", "bounded", "smooth"})
+"""Kinds of layers that make a model more than a linear map."""
 
 GATE_BIAS_SHUT = -4.0
 """A bias of a gate below this keeps it shut: a sigmoid gives 0.02 there."""
@@ -316,6 +319,28 @@ def _are_comparable(run: Run) -> np.ndarray:
     channels[units.places] = units.widths
     return (channels >= 2) & (run.latest.rows["output"].count >= VALUES_PER_UNIT_MIN * channels)
 
+
+def not_called(run: Run) -> Iterator[Symptom]:
+    """Report activations that never ran, beside layers of the same module that did: `forward` leaves them out."""
+    if run.seen < run.window:
+        return
+    ran = {_parent(layer) for layer in run.layers if run.has_run(layer) and _parent(layer)}
+    for layer in run.unseen:
+        if layer.kind in ACTIVATION_KINDS and _parent(layer) in ran:
+            why = run.why_silent.get(layer.name, "it did not run")
+            advice = "Call it in forward, between the layers around it, or remove it."
+            yield Symptom(layer.name, f"this {layer.type} gave no output at any look: {why}", advice, "note")
+
+
+def _parent(layer: Layer) -> str:
+    return layer.name.rpartition(".")[0]
+
+
+NOT_CALLED = Rule(
+    "not_called",
+    not_called,
+    about="activations that forward never calls, though it calls other layers of the same module",
+)
 
 COLLAPSED = Rule(
     "collapsed",

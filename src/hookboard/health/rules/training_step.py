@@ -64,7 +64,13 @@ STEP_RULES = (
     _rule("eval_mode", "note", "batch norms or dropouts in evaluation mode while the model trains"),
     _rule("unbounded_loss", "alarm", "the loss is minus an error, or a plain difference to the targets"),
     _rule("loss_scale", "alarm or note", "a loss that is multiplied by 1e-6 or less; a note if it is exactly 0"),
-    _rule("future_leak", "alarm", "the targets are the next tokens, and outputs depend on tokens after their own"),
+    _rule(
+        "future_leak",
+        "alarm",
+        "outputs depend on the tokens they are to predict: the targets are the next tokens and later ones are seen, or "
+        "the targets are not shifted",
+    ),
+    _rule("target_leak", "note", "a column of the input is the target, up to scale and offset"),
     _rule(
         "stale_gradients",
         "alarm",
@@ -79,9 +85,8 @@ STEP_RULES = (
     _rule(
         "schedule",
         "alarm or note",
-        "the learning rate is 0 in more than half of the steps of the fit; or a schedule that counts batches is "
-        "stepped once an epoch, so that its rate stays below half of its peak, a note above a tenth; as a note, a "
-        "cosine that goes up again",
+        "the rate is 0 in more than half of the steps; or reaches less than half of its peak, as the schedule counts "
+        "batches and is stepped once an epoch; as a note, a cosine goes up again",
     ),
 )
 

@@ -231,6 +231,10 @@ def _severity(run: Run, dead: Dead) -> Severity | None:
     return "alarm" if is_harm and not is_frozen else "note"
 
 
+LARGE_STEP_RATIO = 0.01
+"""Update ratio from which a step may have killed a unit (a choice: 0.001 is usual)."""
+
+
 def _is_gone(run: Run, dead: Dead) -> bool:
     """Return True if all units of the layer are dead, or at least 90 % while the loss does not fall."""
     is_idle = run.losses.is_known and not run.losses.is_learning
@@ -259,11 +263,21 @@ def _dead_symptom(run: Run, dead: Dead, severity: Severity) -> Symptom:
     elif onset <= first:
         advice = _advice_at_start(run, dead)
     else:
-        advice = f"Lower the learning rate or warm it up, and check this layer's updates just before step {onset}."
+        advice = _advice_on_steps(run, dead, onset)
     is_hard = _is_gone(run, dead)
     return Symptom(
         dead.source.name, f"{what}{others}.", advice, severity, size=dead.share, since=since, is_hard=is_hard
     )
+
+
+def _advice_on_steps(run: Run, dead: Dead, onset: int) -> str:
+    """Return advice for units that died at step `onset`: about the learning rate if a step until then was large."""
+    until = np.array(run.course_steps) <= onset
+    ratios = run.course("update_ratio")[run.place(dead.source.name)][until]
+    largest = float(np.nanmax(ratios)) if np.isfinite(ratios).any() else math.nan
+    if largest >= LARGE_STEP_RATIO:
+        return f"Lower the learning rate or warm it up: by step {onset} a step moved these weights by {largest:.0%}."
+    return f"Check what this layer was given by step {onset}; LeakyReLU or GELU keep such units alive."
 
 
 def _advice_at_start(run: Run, dead: Dead) -> str:

@@ -1,0 +1,141 @@
+"""Finds faults in the data that enter the model, by whichever way: from the batch, or held by the model."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hookboard.auditing.program import Op, Value
+from hookboard.auditing.rules import Finding, LossCall, TracedStep, in_numbers, losses_of
+
+WEIGHING = ("linear", "conv1d", "conv2d", "conv3d", "lstm", "gru", "rnn_tanh", "rnn_relu")
+"""Functions whose first argument is weighed by parameters."""
+
+RMS_LARGE, RMS_SMALL = 20.0, 1e-2
+"""Data whose RMS is beyond these are not normalized: pixels of 0 to 255 have 100, standardized data 1 (choices)."""
+
+MAX_COLUMNS = 4096
+"""Wider data are not searched for the targets (a choice)."""
+
+EXACT_CORRELATION = 1 - 1e-6
+"""Correlation from which a column of the data is a target, scaled."""
+
+ENOUGH_BITS = 64
+"""The targets must carry this much, in bits, for that to be no chance (a choice)."""
+
+
+class DataInput(NamedTuple):
+    """The first argument of a function with parameters, if it comes from data alone.
+
+    Args:
+        op: the call.
+        value: the value of the argument.
+        tensor: the argument, detached.
+    """
+
+    op: Op
+    value: Value
+    tensor: Tensor
+
+
+def note_input(op: Op, given: Mapping[str, Tensor], results: Sequence[Tensor]) -> DataInput | None:
+    """Return the input of the call if no parameter had a part in it; otherwise None."""
+    name = next(iter(given), "")
+    value = op.arguments.get(name)
+    if not isinstance(value, Value) or value.of_parameters or not given[name].is_floating_point():
+        return None
+    return DataInput(op, value, given[name].detach())
+
+
+def _inputs_of(done: TracedStep) -> Iterator[DataInput]:
+    """Yield what enters the model, in the order of the calls that take it, each tensor once."""
+    seen = set[int]()
+    for op in done.step.ops:
+        if isinstance(op.seen, DataInput) and id(op.seen.value.origin) not in seen:
+            seen.add(id(op.seen.value.origin))
+            yield op.seen
+
+
+def input_scale(done: TracedStep) -> Iterator[Finding]:
+    """Yield a note for the first data that enter the model far from an RMS of 1, if they are not in the batch.
+
+    Those of the batch are measured at each look.
+    """
+    for data in _inputs_of(done):
+        rms = float(data.tensor.double().square().mean().sqrt()) if data.tensor.numel() else 0.0
+        if RMS_SMALL < rms < RMS_LARGE or rms == 0 or not math.isfinite(rms):
+            continue
+        if any(value.path in done.step.float_paths for value in data.value.ancestors()):
+            continue
+        advice = "divide it by less: it seems to be scaled down twice"
+        if rms >= RMS_LARGE:
+            advice = "scale it: subtract the mean of each column and divide by its standard deviation"
+        yield Finding(
+            "input_scale",
+            "note",
+            data.op.place.module,
+            f"the data that enter the model in {data.op.name} at {data.op.place} are {in_numbers(data.tensor)}, with "
+            f"an RMS of {rms:.3g}; about 1 is usual",
+            advice,
+        )
+        return
+
+
+def target_leak(done: TracedStep) -> Iterator[Finding]:
+    """Yield a note if one column of the data that enter the model is the target, up to scale and offset.
+
+    A model that is to give back its input is left out, and data of a single column, as a line may be exact.
+    """
+    for call in losses_of(done):
+        if call.target.origin.path is None or call.wanted.dim() == 0 or call.wanted.is_complex():
+            continue
+        for data in _inputs_of(done):
+            found = _column_of(call, data.tensor)
+            if found is None:
+                continue
+            column, width, correlation = found
+            yield Finding(
+                "target_leak",
+                "note",
+                data.op.place.module,
+                f"column {column} of the {width} that enter the model in {data.op.name} at {data.op.place} is the "
+                f"target of {call.op.name} at {call.op.place}: over {len(call.wanted)} samples their correlation is "
+                f"{correlation:.6f}",
+                "take this column out of the inputs, unless it is known when the model is used",
+            )
+            return
+
+
+def _column_of(call: LossCall, given: Tensor) -> tuple[int, int, float] | None:
+    """Return which column of `given` is the target: its index, the number of columns, and the correlation.
+
+    None if none is, if most targets are columns, or if there are too few samples to tell.
+    """
+    wanted = call.wanted.detach().double().reshape(len(call.wanted), -1)
+    if len(given) != len(wanted) or given.dim() < 2 or not wanted.shape[1] < MAX_COLUMNS:
+        return None
+    columns = given.double().reshape(len(given), -1)
+    if not 1 < columns.shape[1] <= MAX_COLUMNS or not bool(columns.isfinite().all()):
+        return None
+    # Of several targets per sample, such as those of a window, the first.
+    found = [_match(wanted[:, k], columns) for k in range(min(wanted.shape[1], 8))]
+    exact = [match for match in found if match is not None]
+    if not exact or (len(found) > 1 and 2 * len(exact) > len(found)):
+        return None
+    column, correlation = exact[0]
+    return column, columns.shape[1], correlation
+
+
+def _match(target: Tensor, columns: Tensor) -> tuple[int, float] | None:
+    """Return index and correlation of the column that is the target up to scale and offset; None if none is."""
+    _, counts = target.unique(return_counts=True)
+    shares = counts.double() / len(target)
+    if float(-(shares * shares.log2()).sum()) * len(target) < ENOUGH_BITS:
+        return None
+    target, columns = target - target.mean(), columns - columns.mean(0)
+    sizes = target.norm() * columns.norm(dim=0)
+    cosines = torch.where(sizes > 0, target @ columns / sizes.clamp(min=1e-300), 0.0)
+    best = int(cosines.abs().argmax())
+    return (best, float(cosines[best])) if float(cosines[best].abs()) >= EXACT_CORRELATION else None
