@@ -114,6 +114,29 @@ def test_what_is_frozen_as_a_whole_has_one_name():
     assert found.evidence.endswith("frozen are all of body")
 
 
+@pytest.mark.parametrize(
+    ("make", "said_of_it"),
+    [
+        (lambda parameters: torch.optim.Adam(parameters, eps=0.1), "Adam: its eps is 0.1, where 1e-8 is usual"),
+        (lambda parameters: torch.optim.AdamW(parameters, betas=(0.999, 0.9)), "the first above the second"),
+        (
+            lambda parameters: torch.optim.SGD(parameters, 0.1, 0.999),
+            "its momentum is 0.999: it averages over 1000 steps",
+        ),
+        (lambda parameters: torch.optim.SGD(parameters, 0.1, 0.9), None),
+    ],
+    ids=["eps", "betas", "momentum", "usual"],
+)
+def test_settings_of_an_optimizer_that_nobody_uses_are_a_note(make, said_of_it):
+    model = Model()
+    model.configure_optimizers = lambda: make(model.parameters())
+    monitor = HealthMonitor(every_n_steps=1)
+    fit(None, model, batches(8, 8), monitor)
+    found = [verdict.evidence for verdict in monitor.verdicts if verdict.rule == "optimizer_settings"]
+    assert len(found) == (said_of_it is not None)
+    assert said_of_it is None or said_of_it in found[0]
+
+
 def linear(steps):
     return lambda model, optimizer: lr_scheduler.LinearLR(optimizer, 1.0, 0.0, steps)
 

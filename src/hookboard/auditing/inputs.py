@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hookboard.auditing.leak import Embedded
 from hookboard.auditing.program import Op, Value
 from hookboard.auditing.rules import Finding, LossCall, TracedStep, in_numbers, losses_of
 
@@ -81,6 +82,34 @@ def input_scale(done: TracedStep) -> Iterator[Finding]:
             advice,
         )
         return
+
+
+SAME_TOKEN_SHARE, MIN_TOKENS = 0.95, 64
+"""Tokens hold next to nothing if this share of at least so many are the same (choices)."""
+
+
+def few_tokens(done: TracedStep) -> Iterator[Finding]:
+    """Yield a note for an embedding whose tokens, apart from the ends of the rows, are nearly all the same."""
+    for op in done.step.ops:
+        if not isinstance(op.seen, Embedded) or op.seen.tokens.numel() < MIN_TOKENS:
+            continue
+        tokens = op.seen.tokens
+        is_end = (tokens == tokens[:, -1:]).flip(1).cumprod(1).flip(1).bool()
+        inside = tokens[~is_end] if bool((~is_end).any()) else tokens.flatten()
+        if len(inside) < MIN_TOKENS:
+            continue
+        token = int(inside.mode().values)
+        share = float((inside == token).double().mean())
+        if share >= SAME_TOKEN_SHARE:
+            yield Finding(
+                "few_tokens",
+                "note",
+                op.place.module,
+                f"{share:.0%} of the {len(inside)} tokens that embedding at {op.place} takes are {token}, the ends of "
+                "the rows left out",
+                "look at the tokens of some samples: the vocabulary may not fit the data",
+            )
+            return
 
 
 def target_leak(done: TracedStep) -> Iterator[Finding]:

@@ -60,6 +60,7 @@ def findings_of_optimizers(
     if reached is not None:
         yield from _not_in_optimizer(trainer, parameters, reached)
     yield from _frozen(parameters)
+    yield from _settings(trainer)
     if trainer.lr_scheduler_configs and not trainer.global_step:  # in a resumed fit the earlier rates are unknown
         with undisturbed(
             pl_module, trainer=trainer, is_whole_step=True, is_strict=True
@@ -121,6 +122,31 @@ def _frozen(parameters: Mapping[str, nn.Parameter]) -> Iterator[Finding]:
             f"{listed(_whole(parameters, frozen), 3)}",
             "nothing, if that is meant, as below an adapter; otherwise set requires_grad=True on the rest",
         )
+
+
+LARGE_EPSILON = 1e-3
+"""An epsilon of Adam above this is of the size of its denominator or above: the steps shrink (a choice)."""
+
+LARGE_MOMENTUM = 0.995
+"""A momentum from this on averages over 200 steps or more (a choice)."""
+
+
+def _settings(trainer: Trainer) -> Iterator[Finding]:
+    """Yield a note for settings of an optimizer that are far from any usual one."""
+    for optimizer in trainer.optimizers:
+        kind = type(optimizer).__name__
+        said: dict[str, str] = {}
+        for group in optimizer.param_groups:
+            betas, epsilon, momentum = (group.get(name) for name in ("betas", "eps", "momentum"))
+            if "Adam" in kind and isinstance(epsilon, float) and epsilon > LARGE_EPSILON:
+                said[f"its eps is {epsilon:.3g}, where 1e-8 is usual: it outweighs small gradients"] = "set eps=1e-8"
+            if isinstance(betas, tuple | list) and len(betas) == 2 and betas[0] > betas[1]:
+                said[f"its betas are {tuple(betas)}, the first above the second"] = "set betas=(0.9, 0.999)"
+            if isinstance(momentum, float) and momentum >= LARGE_MOMENTUM:
+                steps = math.inf if momentum >= 1 else 1 / (1 - momentum)
+                said[f"its momentum is {momentum:.4g}: it averages over {steps:.0f} steps"] = "set momentum=0.9"
+        for evidence, advice in said.items():
+            yield Finding("optimizer_settings", "note", "", f"{kind}: {evidence}", advice)
 
 
 def _whole(parameters: Collection[str], frozen: Collection[str]) -> list[str]:

@@ -11,11 +11,12 @@ from hookboard.auditing import handwritten, mixing
 from hookboard.auditing.constant import constant_loss
 from hookboard.auditing.cuts import cut
 from hookboard.auditing.influence import no_influence
-from hookboard.auditing.inputs import WEIGHING, input_scale, note_input, target_leak
+from hookboard.auditing.inputs import WEIGHING, few_tokens, input_scale, note_input, target_leak
 from hookboard.auditing.leak import future_leak, note_embedding
 from hookboard.auditing.program import StepTrace, Value
 from hookboard.auditing.rules import FLAT, OBSERVERS, RULES, Finding, TracedStep, findings_of
 from hookboard.auditing.scaling import loss_scale, unbounded_loss
+from hookboard.auditing.weighing import class_weights, padding
 from hookboard.layers import Flow
 
 ALL_RULES = (
@@ -31,7 +32,10 @@ ALL_RULES = (
     loss_scale,
     future_leak,
     input_scale,
+    few_tokens,
     target_leak,
+    padding,
+    class_weights,
 )
 """The rules that judge the code of a step."""
 

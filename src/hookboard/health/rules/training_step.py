@@ -70,6 +70,10 @@ STEP_RULES = (
         "outputs depend on the tokens they are to predict: the targets are the next tokens and later ones are seen, or "
         "the targets are not shifted",
     ),
+    _rule("few_tokens", "note", "nearly all tokens of the batch are the same"),
+    _rule("padding", "note", "the loss counts what pads the rows of a batch"),
+    _rule("class_weights", "note", "a frequent class has a larger weight in the loss than a rare one"),
+    _rule("optimizer_settings", "note", "an epsilon, momentum or beta of an optimizer far from any usual one"),
     _rule("target_leak", "note", "a column of the input is the target, up to scale and offset"),
     _rule(
         "stale_gradients",
