@@ -93,10 +93,10 @@ class HealthMonitor(SiteLogger[HealthState]):
         audit: Whether the first training step is run once more before its turn, in a run that leaves no trace, to read
             the code of the step: the loss, what it is given, and where gradients are cut. It takes about as long as
             one step.
-        experiments: Whether to try on a copy what may be the cause, once in a fit: when an alarm comes that a rate,
-            the targets or a model that cannot learn may have caused, or when the loss has not fallen though nothing
-            stands out. Some steps are trained from the weights at that time, at rates from a thousandth to a thousand
-            times yours, and everything is put back. True for 30 seconds at most, or the number of seconds.
+        experiments: Whether to try on a copy, once in a fit, at which rates the model learns, and whether from its
+            targets: when an alarm comes that these may have caused, otherwise once there are enough looks, or at the
+            end. Some steps are trained at rates from a thousandth to a thousand times yours, and everything is put
+            back. True for 30 seconds at most, or the number of seconds.
         report: Whether to write the tab's page at the end of the fit, in one file: `report.html` in the folder of
             TensorBoard and CSV runs, HTML in W&B, an artifact in MLflow.
         sync_dist: Whether all ranks measure and merge what they measured, as if one process had seen all their data.

@@ -98,7 +98,7 @@ def question_of(judge: Judge, *, is_over: bool) -> Question | None:
     run, losses = judge.run, judge.run.losses
     if run.first is None:
         return None
-    is_stuck = losses.is_known and not losses.is_learning
+    is_stuck = losses.is_known and (losses.is_stuck or not losses.is_learning)
     alarms = [verdict for verdict in judge.verdicts if verdict.severity == "alarm"]
     if alarms:
         is_lost = losses.has_diverged or not losses.is_finite or any(one.rule == "nonfinite" for one in alarms)
@@ -106,7 +106,7 @@ def question_of(judge: Judge, *, is_over: bool) -> Question | None:
         begin = run.first.step if is_lost and not run.rate_jumps else min(since, default=0)
         return Question(begin, is_stuck, is_lost) if since else None
     is_time = is_over or (run.seen >= WINDOWS_ALWAYS_ASKED * run.window and losses.steps >= STEPS_BEFORE_STUCK)
-    return Question(run.first.step, is_stuck, is_from_start=not is_stuck) if is_time else None
+    return Question(run.first.step, is_stuck, is_from_start=True) if is_time else None
 
 
 @dataclass

@@ -194,7 +194,7 @@ def _experiments(recipe: Recipe, setting: Setting, batches: Sequence[Any]) -> Ex
             in_short = in_short_of(trials, len(together))
             [optimizer] = setting.optimizers
             has_targets = bool(targets.paths)
-            pairs = _tried_longer(recipe, together, batches, trials, targets)
+            pairs = _tried_longer(recipe, together, batches, trials, targets, is_stuck=setting.is_stuck)
             findings += judge_rates(
                 trials,
                 pairs,
@@ -249,14 +249,21 @@ def _tried_rates(recipe: Recipe, batches: Sequence[Any], targets: Targets) -> li
 
 
 def _tried_longer(
-    recipe: Recipe, few: Sequence[Any], batches: Sequence[Any], trials: Sequence[RateTrial], targets: Targets
+    recipe: Recipe,
+    few: Sequence[Any],
+    batches: Sequence[Any],
+    trials: Sequence[RateTrial],
+    targets: Targets,
+    *,
+    is_stuck: bool,
 ) -> list[RatePair]:
     """Try rates for LONGER times the steps, where the trials leave something open.
 
-    If the loss fell at no rate, that is the best rate on the few batches. If the user's rate seems too large, it is a
-    lower one on the few batches, and then on all of them if the user's rate learns from the few.
+    If the loss fell at no rate, that is the best rate on the few batches. If the user's rate seems too large, or the
+    training `is_stuck` and the loss falls at a lower rate, it is that one on the few batches, and then on all of them
+    if the user's rate learns from the few.
     """
-    best = lower_one(trials)
+    best = lower_one(trials) or (lower_one(trials, by=0.0) if is_stuck else None)
     most = max(trials, key=lambda trial: trial.fall, default=None)
     if most is not None and most.fall < STUCK_SHARE and math.isfinite(trials[0].after):
         return tried_longer(recipe, few, most, LONGER * most.steps, targets)

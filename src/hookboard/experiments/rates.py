@@ -308,16 +308,16 @@ def has_no_bound(trials: Sequence[RateTrial]) -> bool:
     return any(trial.before <= 0 or trial.after < 0 for trial in trials)
 
 
-def lower_one(trials: Sequence[RateTrial]) -> RateTrial | None:
-    """Return the trial at the best lower rate, if the loss falls there to well below that at the user's; else None.
+def lower_one(trials: Sequence[RateTrial], by: float = FALLEN_SHARE) -> RateTrial | None:
+    """Return the trial at the best lower rate, if the loss falls there to below that at the user's, `by` a share of it.
 
-    This alone does not prove the user's rate too large: its loss can rise at first and fall later.
+    None if it does not. This alone does not prove the user's rate too large: its loss can rise at first and fall later.
     """
     yours = next((trial for trial in trials if trial.factor == 1), None)
     best = advised([trial for trial in trials if trial.factor < 1])
     if yours is None or best is None or has_no_bound(trials) or best.fall < FALLEN_SHARE:
         return None
-    return None if best.after >= (1 - FALLEN_SHARE) * yours.after else best
+    return None if best.after >= (1 - by) * yours.after else best
 
 
 def advised(trials: Sequence[RateTrial]) -> RateTrial | None:

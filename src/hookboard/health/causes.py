@@ -185,13 +185,19 @@ def explained(
         if cause.rule not in by_rule or not cause.only_if(run):
             continue
         for one in by_rule[cause.rule]:
-            if one in found or (cause.is_hard and one not in hard):
+            if cause.is_hard and one not in hard:
                 continue
+            root = found.get(one, one)  # what follows from an effect follows from its cause
             for other in (verdict for effect in cause.effects for verdict in by_rule.get(effect, ())):
-                if other in found or other in roots or (cause.is_soft and (other in hard or other.severity == "note")):
+                if (
+                    other in found
+                    or other in roots
+                    or other == root
+                    or (cause.is_soft and (other in hard or other.severity == "note"))
+                ):
                     continue
                 if _follows(run, cause, one, other):
-                    found[other] = one
+                    found[other] = root
     return found
 
 

@@ -10,7 +10,7 @@ from hookboard.health.run import Run
 from hookboard.measure import MAX_CHANNEL_ROWS
 from hookboard.patterns import folded
 
-CLOSING_VERDICTS_MAX = 3
+CLOSING_VERDICTS_MAX = 5
 """Maximum number of verdicts printed to the terminal at the end of a fit."""
 
 TERMINAL_WIDTH = 100
