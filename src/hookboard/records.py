@@ -1,4 +1,4 @@
-"""Records: what the TensorBoard tab needs besides scalars, histograms and pictures, and how event files store it.
+"""Records: what the TensorBoard tab needs besides scalars, histograms and pictures, and how they are stored.
 
 A record is a tensor of strings under the plugin name `hookboard`; docs/record.md describes it for other programs that
 read it. Its first string is JSON and has the version; the others are packed columns of numbers.
@@ -25,6 +25,10 @@ LAYERS = "hookboard/layers"
 
 HEALTH = "hookboard/health"
 """The tag of a `HealthRecord`."""
+
+CSV_INDEX = "hookboard.csv"
+"""The file in the folder of a CSVLogger that lists its records and pictures: a line of tag, step and name of the file
+for each that was written. The last line of a tag counts."""
 
 MAX_DIMENSIONS = 64
 """Maximum number of dimensions that a tensor of torch has."""

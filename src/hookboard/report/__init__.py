@@ -1,5 +1,6 @@
-"""What event files hold, without TensorBoard: the command `hookboard`, a page in one file, and arrays in Python.
+"""A run without TensorBoard: the command `hookboard`, a page in one file, and arrays in Python.
 
+It is read from event files, or from the files of a CSVLogger.
 Nothing here imports torch, except for the verdicts of `read`.
 """
 

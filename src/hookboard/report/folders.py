@@ -1,4 +1,4 @@
-"""Opens folders with event files."""
+"""Opens folders with event files, and those of CSVLogger."""
 
 import os
 from collections.abc import Sequence
@@ -12,13 +12,16 @@ from tensorboard.context import RequestContext
 from hookboard.board import Board, Source
 from hookboard.messages import unknown
 from hookboard.records import PLUGIN
+from hookboard.report.csv_runs import METRICS, CsvRuns
 
 KEPT = {"scalars": 0, "histograms": 0, "images": 0, PLUGIN: 10}
 """How many points of each tag are kept; 0 is all. The last health record holds everything."""
 
 
 def open_folders(folders: Sequence[str | os.PathLike[str]]) -> tuple[Source, list[str]]:
-    """Read the event files in some folders and below.
+    """Read the event files, and the tables of CSVLogger, in some folders and below.
+
+    Where a folder has both, only its event files are read.
 
     A run is named by its path from the parent of the folder, or from what the parents of several folders share.
 
@@ -34,16 +37,24 @@ def open_folders(folders: Sequence[str | os.PathLike[str]]) -> tuple[Source, lis
     paths = [_existing(Path(folder)).resolve() for folder in folders]
     base = os.path.commonpath([path.parent for path in paths])
     multiplexer = EventMultiplexer(tensor_size_guidance=KEPT)
+    tables: dict[str, Path] = {}
     for path in paths:
+        tables |= {_name(table.parent, base): table.parent for table in path.rglob(METRICS)}
         for place in GetLogdirSubdirectories(str(path)):
-            multiplexer.AddRun(place, Path(os.path.relpath(place, base)).as_posix())
+            multiplexer.AddRun(place, _name(place, base))
+            tables.pop(_name(place, base), None)
     multiplexer.Reload()
-    source = Source(MultiplexerDataProvider(multiplexer, base), RequestContext(), "")
+    provider = CsvRuns(MultiplexerDataProvider(multiplexer, base), tables)
+    source = Source(provider, RequestContext(), "")
     names = [run["name"] for run in Board().runs(source)["runs"]]
     if not names:
         given = " and ".join(repr(os.fspath(folder)) for folder in folders)
-        raise ValueError(f"no event file in {given} has data of hookboard.")
+        raise ValueError(f"no event file and no {METRICS} in {given} has data of hookboard.")
     return source, names
+
+
+def _name(place: str | Path, base: str) -> str:
+    return Path(os.path.relpath(place, base)).as_posix()
 
 
 def _existing(path: Path) -> Path:

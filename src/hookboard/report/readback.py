@@ -1,4 +1,4 @@
-"""`read`: a run in Python, from its event files."""
+"""`read`: a run in Python, from its event files or the table of a CSVLogger."""
 
 import os
 from collections.abc import Mapping
@@ -44,7 +44,7 @@ class Measured:
 
 @dataclass(frozen=True, repr=False)
 class ReadRun:
-    """What event files hold of a run.
+    """What the files of a run hold.
 
     Args:
         name: the name of its folder.
@@ -91,10 +91,11 @@ class ReadRun:
 
 
 def read(folder: str | os.PathLike[str]) -> ReadRun:
-    """Read a run from its event files.
+    """Read a run from its event files, or from the files of a CSVLogger.
 
     Args:
-        folder: the folder that `TensorBoardLogger` or `SummaryWriter` wrote, such as "lightning_logs/version_0".
+        folder: the folder that `TensorBoardLogger`, `SummaryWriter` or `CSVLogger` wrote, such as
+            "lightning_logs/version_0".
 
     Raises:
         ValueError: the folder does not exist, or holds no data of hookboard, or several runs.

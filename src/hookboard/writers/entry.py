@@ -26,8 +26,8 @@ class Entry:
         pages: tag to a page in HTML that needs nothing else.
         layout: charts of several scalars, for TensorBoard's custom scalars. A run has one layout: it is written only
             if the run has none yet, such as the user's own.
-        records: tag to the strings of a record, see `hookboard.records`. They are for the tab in TensorBoard alone:
-            other loggers leave them out without a warning.
+        records: tag to the strings of a record, see `hookboard.records`. They are for the tab and the page:
+            loggers that neither reads leave them out without a warning.
     """
 
     step: int
