@@ -187,7 +187,7 @@ def test_the_layers_of_an_adapter_are_named_as_in_its_model(tmp_path):
     assert len(logger.readings) == 2
 
 
-def test_an_evaluation_between_steps_changes_nothing_that_is_logged(tmp_path):
+def test_an_evaluation_between_steps_changes_nothing_of_training_that_is_logged(tmp_path):
     data = batches(*[4] * 4)
     run = trainer(
         tmp_path / "with", Model(mlp()), data, for_transformers(everything()), eval_strategy="steps", eval_steps=1
@@ -196,6 +196,83 @@ def test_an_evaluation_between_steps_changes_nothing_that_is_logged(tmp_path):
     assert_equal(
         logged(tmp_path / "with" / "hookboard"), in_transformers(tmp_path / "bare", mlp(), data, *everything())
     )
+
+
+def both_stages():
+    return [ActivationLogger(stages=["train", "validate"], every_n_steps=1), HealthMonitor(every_n_steps=1)]
+
+
+EVALUATES = {"per_device_eval_batch_size": 4, "num_train_epochs": 2}
+
+
+@pytest.mark.parametrize("given", [{"eval_strategy": "epoch"}, {"eval_strategy": "steps", "eval_steps": 6}], ids=str)
+def test_an_evaluation_is_logged_as_a_validation_of_a_trainer(tmp_path, given):
+    data = batches(*[4] * 6)
+    options = {"limit_val_batches": 1.0, "num_sanity_val_steps": 0, "max_epochs": 2}
+    theirs = in_a_trainer(tmp_path / "lightning", mlp(), data, *both_stages(), **options)
+    mine = in_transformers(tmp_path / "transformers", mlp(), data, *both_stages(), **EVALUATES, **given)
+    assert [key for key in mine if key[1].startswith("validate_")]
+    assert_equal(mine, theirs)
+
+
+def test_a_layer_that_does_something_else_in_an_evaluation_is_found(tmp_path):
+    class Larger(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) * (1 if self.training else 9)
+
+    net = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), Larger(16, 2))
+    monitor = HealthMonitor(every_n_steps=1, rules="train_eval_gap")
+    in_transformers(tmp_path, net, batches(4) * 20, monitor, eval_strategy="epoch", **EVALUATES)
+    assert [verdict.module for verdict in monitor.verdicts] == ["net.2"]
+
+
+def test_an_evaluation_that_was_called_off_is_not_logged(tmp_path):
+    class Never(transformers.TrainerCallback):
+        def on_step_end(self, args, state, control, **others):
+            control.should_evaluate = False
+
+    data = batches(*[4] * 4)
+    watching = for_transformers(both_stages())
+    options = {"eval_strategy": "steps", "eval_steps": 1}
+    trainer(tmp_path / "called_off", Model(mlp()), data, watching, Never(), **options).train()
+    assert_equal(
+        logged(tmp_path / "called_off" / "hookboard"), in_transformers(tmp_path / "none", mlp(), data, *both_stages())
+    )
+
+
+def test_an_evaluation_by_hand_is_not_logged(tmp_path):
+    watching, data = for_transformers(both_stages()), batches(*[4] * 4)
+    run = trainer(tmp_path / "by_hand", Model(mlp()), data, watching, eval_on_start=True)
+    run.add_callback(At("on_step_end", lambda control: run.evaluate()))
+    run.train()
+    run.evaluate()
+    assert_equal(
+        logged(tmp_path / "by_hand" / "hookboard"), in_transformers(tmp_path / "none", mlp(), data, *both_stages())
+    )
+
+
+def test_of_several_sets_to_evaluate_on_the_first_is_logged(tmp_path):
+    data, options = batches(*[4] * 4), {"eval_strategy": "epoch", **EVALUATES}
+    run = trainer(tmp_path / "two", Model(mlp()), data, for_transformers(both_stages()), **options)
+    run.eval_dataset = {"first": run.eval_dataset, "second": run.eval_dataset[:4]}
+    run.train()
+    expected = in_transformers(tmp_path / "one", mlp(), data, *both_stages(), **options)
+    assert_equal(logged(tmp_path / "two" / "hookboard"), expected)
+
+
+def test_an_evaluation_that_fails_leaves_no_hooks(tmp_path):
+    class Fails(Model):
+        def forward(self, x):
+            if not self.training:
+                raise KeyError("the batch")
+            return super().forward(x)
+
+    model, watching = Fails(mlp()), for_transformers(both_stages())
+    before = hooks_of(model)
+    with pytest.raises(KeyError):
+        trainer(tmp_path, model, batches(4), watching, eval_strategy="epoch").train()
+    watching.close()
+    assert hooks_of(model) == before
 
 
 def test_clipping_and_checkpointing_leave_the_gradients_of_a_trainer(tmp_path):

@@ -1,7 +1,8 @@
 """Trains on two ranks in several loops and saves the verdicts of each rank: python looped.py FOLDER LOOP ...
 
 LOOP is `trainer` or `trainer_fsdp` (a Lightning Trainer), `ddp` or `fsdp` (a bare loop with DDP or FSDP2), `fabric`,
-`fabric_fp16` and `trainer_fp16`, or `transformers`. Only rank 0 has NaN as input, and only in the last batch.
+`fabric_fp16` and `trainer_fp16`, or `transformers`; `trainer_evaluates` and `transformers_evaluates` evaluate at the
+end. Only rank 0 has NaN as input, and only in the last batch; where it is evaluated, there is none.
 """
 
 import os
@@ -23,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from same_logs import everything
 from toys import Toy, batches, fit, mlp
 
-from hookboard import for_transformers, watch
+from hookboard import ActivationLogger, for_transformers, watch
 
 RANK = int(os.environ.get("LOCAL_RANK", 0))
 STEPS = 6
@@ -55,9 +56,9 @@ def shard(net):
         fully_shard(layer)
 
 
-def data_of(rank):
+def data_of(rank, has_nan=True):
     data = batches(*[4] * 2 * STEPS)[rank::2]
-    if rank == 0:
+    if rank == 0 and has_nan:
         data[-1] = torch.full_like(data[-1], torch.nan)
     return data
 
@@ -67,13 +68,15 @@ def scaler():
 
 
 def in_a_trainer(folder, loop, callbacks):
-    options = {"strategy": "ddp", "devices": 2}
+    options, evaluates = {"strategy": "ddp", "devices": 2}, loop.endswith("evaluates")
+    if evaluates:
+        options |= {"limit_val_batches": 1.0, "num_sanity_val_steps": 0}
     if loop == "trainer_fsdp":
         options["strategy"] = ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1)
     if loop == "trainer_fp16":
         options["plugins"] = MixedPrecision("16-mixed", "cpu", scaler())
     model = Sharded(mlp()) if loop == "trainer_fsdp" else Toy(mlp())
-    fit(folder, model, data_of(RANK), *callbacks, use_distributed_sampler=False, **options)
+    fit(folder, model, data_of(RANK, not evaluates), *callbacks, use_distributed_sampler=False, **options)
 
 
 def in_a_bare_loop(folder, loop, callbacks):
@@ -108,6 +111,7 @@ def in_fabric(folder, loop, callbacks):
 def in_transformers(folder, loop, callbacks):
     import transformers
 
+    evaluates = loop.endswith("evaluates")
     arguments = transformers.TrainingArguments(
         output_dir=str(folder),
         optim="sgd",
@@ -115,6 +119,8 @@ def in_transformers(folder, loop, callbacks):
         lr_scheduler_type="constant",
         max_grad_norm=0.0,
         per_device_train_batch_size=4,
+        per_device_eval_batch_size=4,
+        eval_strategy="epoch" if evaluates else "no",
         num_train_epochs=1,
         train_sampling_strategy="sequential",
         logging_steps=1,
@@ -124,9 +130,10 @@ def in_transformers(folder, loop, callbacks):
         use_cpu=True,
         ddp_backend="gloo",
     )
-    pairs = zip(data_of(0), data_of(1), strict=True)
+    pairs = zip(data_of(0, not evaluates), data_of(1), strict=True)
     rows = [{"x": row} for pair in pairs for batch in pair for row in batch]
-    transformers.Trainer(Output(), arguments, train_dataset=rows, callbacks=[for_transformers(callbacks)]).train()
+    data = {"train_dataset": rows, "eval_dataset": rows if evaluates else None}
+    transformers.Trainer(Output(), arguments, **data, callbacks=[for_transformers(callbacks)]).train()
 
 
 def main(folder, *loops):
@@ -136,6 +143,8 @@ def main(folder, *loops):
     run = {"trainer": in_a_trainer, "fabric": in_fabric, "transformers": in_transformers}
     for loop in loops:
         callbacks, backward = everything(), torch.autograd.backward
+        if loop.endswith("evaluates"):
+            callbacks.insert(0, ActivationLogger(stages="validate", every_n_steps=1))
         run.get(loop.split("_")[0], in_a_bare_loop)(Path(folder) / loop / str(RANK), loop, callbacks)
         assert torch.autograd.backward is backward
         said = [(v.severity, v.rule, v.module, v.since) for v in callbacks[-1].verdicts]

@@ -72,3 +72,15 @@ def test_transformers_logs_and_says_what_a_lightning_trainer_does(ran):
     mine = logged_but_of_the_alarm(folder / "transformers" / "0" / "hookboard")
     assert_equal(mine, logged_but_of_the_alarm(folder / "trainer" / "0"))
     assert said(folder, "transformers") == said(folder, "trainer")
+
+
+def test_an_evaluation_in_transformers_is_logged_as_a_validation_of_a_lightning_trainer(ran):
+    pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    folder = ran("transformers_evaluates", "trainer_evaluates")
+    mine, theirs = (
+        logged(folder / "transformers_evaluates" / "0" / "hookboard"),
+        logged(folder / "trainer_evaluates" / "0"),
+    )
+    assert any(tag.startswith("validate_activation_mean/") for _, tag in mine)
+    assert_equal(mine, theirs)

@@ -16,9 +16,9 @@ def for_transformers(
 ) -> Any:
     """Make a callback for Hugging Face's Trainer: callbacks log there what they would log in a Lightning Trainer.
 
-    The cadence of callbacks that have none of their own is `logging_steps`. Evaluations are not watched. What needs
-    the `training_step` of a LightningModule is left out, see `watch`. If the training fails, call `close()` of what
-    is returned: Hugging Face's Trainer does not tell callbacks.
+    The cadence of callbacks that have none of their own is `logging_steps`. The evaluations of `eval_strategy` are
+    what validations are in a Lightning Trainer. What needs the `training_step` of a LightningModule is left out, see
+    `watch`. If the training fails, call `close()` of what is returned: Hugging Face's Trainer does not tell callbacks.
 
     Args:
         callbacks: A callback of hookboard, or several.

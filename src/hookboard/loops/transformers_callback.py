@@ -24,7 +24,7 @@ class TransformersCallback(TrainerCallback):
     def __init__(self, callbacks: Sequence[HookboardCallback[Any]], loggers: Sequence[Any] | None) -> None:
         self._callbacks, self._loggers = callbacks, loggers
         self._loop: BareLoop | None = None
-        self._until_end, self._until_batch_end = ExitStack(), ExitStack()
+        self._until_end, self._until_batch_end, self._until_evaluation_end = ExitStack(), ExitStack(), ExitStack()
 
     def on_train_begin(
         self,
@@ -65,7 +65,7 @@ class TransformersCallback(TrainerCallback):
 
     def on_step_begin(self, args: Any, state: TrainerState, control: TrainerControl, **others: Any) -> None:
         """Begin the first batch of an optimizer step; attach the hooks if the callback was added in mid-training."""
-        self._drop_batch()  # one that did not reach its end
+        self._drop_evaluation()  # one that was called off, or a batch that did not reach its end
         if self._loop is None:
             self.on_train_begin(args, state, control, **others)
         assert self._loop is not None
@@ -86,10 +86,27 @@ class TransformersCallback(TrainerCallback):
         self._until_batch_end.close()
         if self._loop.should_stop:
             control.should_training_stop = True
+        self._begin_evaluation(control)
+
+    def on_epoch_end(self, args: Any, state: TrainerState, control: TrainerControl, **others: Any) -> None:
+        """Begin the evaluation that follows an epoch."""
+        self._begin_evaluation(control)
+
+    def on_prediction_step(self, args: Any, state: TrainerState, control: TrainerControl, **others: Any) -> None:
+        """End a batch of an evaluation, and begin the next one."""
+        if self._loop is not None and self._loop.stage == "validate":
+            self._until_batch_end.close()
+            self._begin_batch(accumulates=False)
+
+    def on_evaluate(self, args: Any, state: TrainerState, control: TrainerControl, **others: Any) -> None:
+        """End an evaluation."""
+        if self._loop is not None and self._loop.stage == "validate":
+            self._drop_batch()  # begun after the last one
+            self._until_evaluation_end.close()
 
     def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **others: Any) -> None:
         """End the training and the run of the callbacks, which detaches the hooks and logs the last results."""
-        self._drop_batch()  # begun when another callback had ended the training between two batches of a step
+        self._drop_evaluation()  # or a batch, if another callback has ended the training between two of a step
         self._until_end.close()
         self._loop = None
 
@@ -98,7 +115,7 @@ class TransformersCallback(TrainerCallback):
 
         Otherwise the next training detaches them when it begins.
         """
-        self._drop_batch()
+        self._drop_evaluation()
         _fail(self._until_end)
         self._loop = None
 
@@ -110,10 +127,22 @@ class TransformersCallback(TrainerCallback):
         """Detach the hooks of a batch that did not reach its end; no effect if no batch has begun."""
         _fail(self._until_batch_end)
 
-    def _begin_batch(self) -> None:
+    def _begin_batch(self, *, accumulates: bool = True) -> None:
         # Which batch is the last of its step is known when that has ended.
         assert self._loop is not None
-        self._until_batch_end.enter_context(self._loop.step(accumulates=True))
+        self._until_batch_end.enter_context(self._loop.step(accumulates=accumulates))
+
+    def _begin_evaluation(self, control: TrainerControl) -> None:
+        """Begin an evaluation and its first batch if one comes next: Hugging Face's Trainer tells only its end."""
+        if self._loop is not None and control.should_evaluate:
+            self._drop_evaluation()  # one that was called off
+            self._until_evaluation_end.enter_context(self._loop.evaluate())
+            self._begin_batch(accumulates=False)
+
+    def _drop_evaluation(self) -> None:
+        """End an evaluation that did not reach its end, and its batch; no effect if none has begun."""
+        self._drop_batch()
+        _fail(self._until_evaluation_end)
 
 
 def _fail(until: ExitStack) -> None:
