@@ -1,5 +1,7 @@
 """What each kind of logger is given of one entry, with the real loggers, offline."""
 
+import json
+
 import numpy as np
 import pytest
 from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger, WandbLogger
@@ -164,6 +166,40 @@ def test_mlflow_gets_metrics_images_and_files(tmp_path, monkeypatch):
     (image,) = folder.glob("images/*.png")
     assert image.name.startswith("health~rms+step+3+")
     assert logger.run_id in places[0]
+
+
+def tables_of_mlflow(folder, logger):
+    """The tables of MLflow in a run, by the names of their files."""
+    (artifacts,) = folder.glob(f"*/{logger.run_id}/artifacts")
+    return {path.name: json.loads(path.read_text()) for path in artifacts.rglob("*.json") if "images" not in str(path)}
+
+
+@pytest.mark.filterwarnings("default")  # of what MLflow runs on
+def test_mlflow_gets_a_table_with_the_rows_of_all_steps(tmp_path, monkeypatch):
+    pytest.importorskip("mlflow")
+    pytest.importorskip("pandas")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    logger = MLFlowLogger(tracking_uri=f"file:{tmp_path}")
+    empty = Table(TABLE.columns, (), "none")
+    write(logger, entry(3), Entry(4, tables={"health/verdict": empty}), Entry(5, tables={"health/verdict": TABLE}))
+    assert tables_of_mlflow(tmp_path, logger) == {
+        "verdict.json": {
+            "columns": ["step", "layer", "why"],
+            "data": [[3, "a|b", "x"], [3, "c", "y"], [5, "a|b", "x"], [5, "c", "y"]],
+        }
+    }
+    run = logger.experiment.get_run(logger.run_id)
+    assert json.loads(run.data.tags["mlflow.loggedArtifacts"]) == [{"path": "health/verdict.json", "type": "table"}]
+
+
+@pytest.mark.filterwarnings("default")  # of what MLflow runs on
+def test_mlflow_gets_no_table_where_there_is_no_pandas(tmp_path, monkeypatch):
+    pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setattr("hookboard.writers.mlflow.find_spec", lambda name: None)
+    logger = MLFlowLogger(tracking_uri=f"file:{tmp_path}")
+    write(logger, entry(3))
+    assert tables_of_mlflow(tmp_path, logger) == {}
 
 
 @pytest.mark.spawns

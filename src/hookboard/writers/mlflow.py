@@ -1,12 +1,15 @@
 """Writing to MLflow, by its client."""
 
 import re
+from importlib.util import find_spec
+from typing import Any
 
 from lightning.pytorch.loggers import MLFlowLogger
 
 from hookboard.writers.entry import Entry
 from hookboard.writers.histogram_sheets import histogram_sheets
 from hookboard.writers.registry import place_of, write
+from hookboard.writers.table import Table
 
 MAX_NAME_CHARS = 250
 """Maximum number of characters in the name of a metric; MLflow refuses a whole call for a longer one."""
@@ -16,7 +19,8 @@ MAX_NAME_CHARS = 250
 def write_to_mlflow(logger: MLFlowLogger, entry: Entry) -> list[str]:
     """Write scalars as metrics, pictures as images, histograms as one image of each kind, texts and pages as files.
 
-    A file, among the artifacts, holds the latest text of its tag.
+    A file, among the artifacts, holds the latest text of its tag. The rows of a table are also added, with their step,
+    to one of MLflow's own, which needs pandas.
 
     Returns:
         What the logger cannot take, in words.
@@ -33,6 +37,10 @@ def write_to_mlflow(logger: MLFlowLogger, entry: Entry) -> list[str]:
     texts = entry.texts | {tag: table.text for tag, table in entry.tables.items()}
     for tag, text in texts.items():
         client.log_text(run, text, f"{_allowed(tag)}.md")
+    if find_spec("pandas") is not None:
+        for tag, table in entry.tables.items():
+            if table.rows:
+                client.log_table(run, _frame(entry.step, table), f"{_allowed(tag)}.json")
     for tag, page in entry.pages.items():
         client.log_text(run, page, f"{_allowed(tag)}.html")
     return [f"metrics with names of more than {MAX_NAME_CHARS} characters"] if len(taken) < len(metrics) else []
@@ -41,6 +49,15 @@ def write_to_mlflow(logger: MLFlowLogger, entry: Entry) -> list[str]:
 @place_of.register
 def _place(logger: MLFlowLogger) -> str:
     return f"MLflow run {logger.run_id} (health/verdict.md among the artifacts)"
+
+
+def _frame(step: int, table: Table) -> Any:
+    """Return a table as a frame of pandas, after a column with the step."""
+    import pandas
+
+    # As objects: MLflow reads columns of text in a way that pandas 3 warns of.
+    rows = [(step, *row) for row in table.rows]
+    return pandas.DataFrame(rows, columns=["step", *table.columns], dtype=object)
 
 
 def _allowed(tag: str) -> str:
