@@ -38,7 +38,7 @@ def test_tensorboard_has_it_beside_the_event_files(tmp_path):
 def test_a_csv_run_has_it_too_and_nothing_else_is_left_or_named(tmp_path, spare, caplog):
     with caplog.at_level("INFO", "lightning.pytorch"):
         watched(CSVLogger(tmp_path, name="run", version=""), report=True)
-    assert "report.html is written" in caplog.text
+    assert f"the page of this run is written: {tmp_path / 'run' / 'report.html'}" in caplog.text
     assert str(spare) not in caplog.text
     assert is_page(tmp_path / "run" / "report.html")
     assert list(spare.iterdir()) == []

@@ -4,8 +4,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from torch.utils.tensorboard import SummaryWriter
 
+from hookboard.loops.bare import loggers_in
+from hookboard.report.command import parser
 from hookboard.writers.registry import place_of
 
 pytestmark = pytest.mark.unit
@@ -25,3 +28,16 @@ def test_the_command_for_the_tab_is_short_where_it_is_on_the_path(tmp_path, monk
     (tmp_path / "tensorboard").touch(mode=0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert place_of(TensorBoardLogger("logs")).startswith("tensorboard --logdir logs")
+
+
+def test_a_writer_of_a_loop_is_looked_at_by_the_same_command(tmp_path):
+    with SummaryWriter(tmp_path) as writer:
+        (logger,) = loggers_in(writer)
+        assert place_of(logger).endswith(f"tensorboard --logdir {tmp_path} (tab Hookboard)")
+
+
+def test_a_table_is_looked_at_by_a_command_that_is_understood(tmp_path):
+    place = place_of(CSVLogger(tmp_path, name=None, version=""))
+    command, _, files = place.partition(" (")
+    assert parser().parse_args(command.split()[1:]).folder == [f"{tmp_path}/"]
+    assert files == "or health_verdict.md and health_*.png there)"

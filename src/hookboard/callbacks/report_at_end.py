@@ -31,8 +31,8 @@ class ReportAtEnd:
             self._files.close()
             if step is not None and page:
                 self._loggers.write(Entry(step, pages={REPORT: page}))
-                if places := self._loggers.places_of_pages:
-                    inform(f"HealthMonitor: {REPORT}.html is written. Look at: {'; '.join(places)}")
+                if places := self._loggers.places_of_page(REPORT):
+                    inform(f"HealthMonitor: the page of this run is written: {'; '.join(places)}")
         except Exception as error:
             warn_switched_off("the report of HealthMonitor", error)
         finally:

@@ -5,6 +5,7 @@ import math
 import operator
 import threading
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from torch.utils.tensorboard import SummaryWriter
@@ -12,7 +13,7 @@ from torch.utils.tensorboard import SummaryWriter
 from hookboard.clock import Clock, timed
 from hookboard.messages import hand_over, warn, warn_switched_off
 from hookboard.writers.entry import Entry, joined
-from hookboard.writers.registry import known_type, place_of, write
+from hookboard.writers.registry import folder_of, known_type, place_of, write
 
 _REFUSED = "_hookboard_refused"
 """The attribute of a logger with the parts of entries that it could not take: one warning for each, however many
@@ -40,10 +41,15 @@ class Loggers:
         """Where a person finds what was written, see `place_of`: one line for each logger that has a place."""
         return [place for logger in self.loggers if (place := place_of(logger))]
 
-    @property
-    def places_of_pages(self) -> list[str]:
-        """Those of `places` whose logger takes pages: all for which a writer is registered."""
-        return [place for logger in self.loggers if known_type(logger) is not None and (place := place_of(logger))]
+    def places_of_page(self, tag: str) -> list[str]:
+        """Return where the page of a tag is: its file, or the place of a logger that keeps files elsewhere.
+
+        Loggers take pages if a writer is registered for them.
+        """
+        taking = [logger for logger in self.loggers if known_type(logger) is not None and place_of(logger)]
+        return [
+            str(Path(folder, f"{tag}.html")) if (folder := folder_of(logger)) else place_of(logger) for logger in taking
+        ]
 
     def prepare(self) -> None:
         """Create the loggers' experiments, such as event files, in this thread; further calls do nothing.

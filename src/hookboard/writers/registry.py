@@ -1,6 +1,12 @@
-"""The two functions that each file of this folder registers for its kind of logger: `write` and `place_of`."""
+"""The two functions that each file of this folder registers for its kind of logger: `write` and `place_of`.
+
+Below them is what several of these files use.
+"""
 
 import functools
+import shutil
+import sys
+from pathlib import Path
 
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from torch.utils.tensorboard import SummaryWriter
@@ -31,8 +37,23 @@ def known_type(logger: Logger) -> type | None:
 
 @functools.singledispatch
 def place_of(logger: Logger) -> str:
-    """Return where a person finds what was written to a logger, such as a folder or an address; "" if unknown."""
+    """Return where a person finds what was written to a logger: a command, a folder or an address; "" if unknown."""
+    known = known_type(logger)
+    of_known = None if known is None else place_of.dispatch(known)
+    return folder_of(logger) if of_known in (None, place_of.dispatch(object)) else of_known(logger)
+
+
+def folder_of(logger: Logger) -> str:
+    """Return the folder that a logger writes to; "" if it has none."""
     return str(getattr(logger, "log_dir", None) or "")
+
+
+def command(name: str) -> str:
+    """Return what starts a program: its path if it is not on PATH, as in a virtual environment used by its path."""
+    beside = Path(sys.executable).with_name(name)
+    if shutil.which(name) or not beside.exists():
+        return name
+    return str(beside.relative_to(Path.cwd()) if beside.is_relative_to(Path.cwd()) else beside)
 
 
 def _write_by_methods(logger: Logger, entry: Entry) -> list[str]:

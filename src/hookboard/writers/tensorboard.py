@@ -1,8 +1,6 @@
 """Writing to TensorBoard."""
 
 import mmap
-import shutil
-import sys
 import time
 from pathlib import Path
 
@@ -16,7 +14,7 @@ from hookboard.images import Picture
 from hookboard.recording import Reading
 from hookboard.records import PLUGIN
 from hookboard.writers.entry import Entry
-from hookboard.writers.registry import place_of, write
+from hookboard.writers.registry import command, place_of, write
 from hookboard.writers.tensorboard_private import quick_writer_of
 
 _RECORD = SummaryMetadata(
@@ -51,15 +49,7 @@ def write_to_tensorboard(logger: TensorBoardLogger, entry: Entry) -> list[str]:
 
 @place_of.register
 def _place(logger: TensorBoardLogger) -> str:
-    return f"{_command()} --logdir {logger.log_dir} (tab Hookboard)"
-
-
-def _command() -> str:
-    """Return what starts TensorBoard: its path if it is not on PATH, as in a virtual environment used by its path."""
-    beside = Path(sys.executable).with_name("tensorboard")
-    if shutil.which("tensorboard") or not beside.exists():
-        return "tensorboard"
-    return str(beside.relative_to(Path.cwd()) if beside.is_relative_to(Path.cwd()) else beside)
+    return f"{command('tensorboard')} --logdir {logger.log_dir} (tab Hookboard)"
 
 
 def _fill(summary: Summary, entry: Entry) -> None:
