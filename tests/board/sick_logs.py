@@ -139,11 +139,12 @@ def write_quiet(folder):
     write(folder, [*events, record(STEPS[-1], HEALTH, health.strings())])
 
 
-def write_deep(folder, count):
-    """A healthy run of a transformer of so many layers."""
+def write_deep(folder, count, verdicts=()):
+    """A run of a transformer of so many layers, healthy but for the verdicts."""
     names = tuple(name for name, _, _ in layers_of(count))
     rows = np.ones((len(names), 2))
-    health = HealthRecord(2, "Nothing.", (), names, STEPS[:2], {"activation_rms": rows, "gradient_rms": rows})
+    values = {"activation_rms": rows, "gradient_rms": rows}
+    health = HealthRecord(2, "Nothing.", tuple(verdicts), names, STEPS[:2], values)
     write(folder, [record(2, HEALTH, health.strings())])
 
 

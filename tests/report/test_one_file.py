@@ -11,6 +11,7 @@ import pytest
 from board.logs import histogram, picture, record, scalars, write
 from board.runs import picture_bytes
 
+from hookboard.board import Source
 from hookboard.records import HEALTH, LAYERS, HealthRecord, LayerFacts, LayersRecord
 from hookboard.report import main, one_file
 from hookboard.report.folders import open_folders
@@ -99,6 +100,26 @@ def test_histograms_are_thinned_and_those_without_room_left_out(report, monkeypa
     assert ("histogram", "run", "activations/b") not in answers
     assert answers["layer", "run", "b"]["histograms"] == []
     assert "1 histogram" in answers["run", "run"]["warnings"][0]
+
+
+def test_histograms_of_layers_with_a_verdict_come_first(report, monkeypatch):
+    monkeypatch.setattr("hookboard.report.answers.MAX_HISTOGRAM_NUMBERS", 3)
+    verdict = {"severity": "note", "rule": "odd", "module": "b", "since": 0}
+    health = HealthRecord(1, "1 note.", (verdict,), ("a", "b", "c"), (0,), {"activation_rms": np.ones((3, 1))})
+    given = [histogram(0, f"activations/{n}", [0.0, 1.0], [1]) for n in "abc"]
+    answers = report(record(0, HEALTH, health.strings()), *given)
+    assert [len(answers["layer", "run", name]["histograms"]) for name in "abc"] == [0, 1, 0]
+
+
+def test_the_tags_of_a_run_are_not_read_again_for_each_histogram(tmp_path, monkeypatch):
+    names = [f"net.{i}" for i in range(40)]
+    numbers = scalars(0, {f"activation_std/{name}": 1.0 for name in names})
+    write(tmp_path / "run", [numbers, *(histogram(0, f"activations/{name}", [0.0, 1.0], [1]) for name in names)])
+    source, runs = open_folders([tmp_path / "run"])
+    real, asked = Source.last_scalars, []
+    monkeypatch.setattr(Source, "last_scalars", lambda *given: (asked.append(given), real(*given))[1])
+    page_of(source, runs)
+    assert len(asked) < len(names)
 
 
 def test_more_runs_than_a_report_holds_are_refused(tmp_path, capsys):

@@ -7,7 +7,7 @@ import re
 import pytest
 from board import test_page, test_page_use
 from board.runs import NASTY
-from board.sick_logs import SICK, write_foreign
+from board.sick_logs import SICK, VERDICTS, write_deep, write_foreign
 from report.pages import ReportTab
 
 from hookboard.board import Board, RefusalError
@@ -150,6 +150,18 @@ def test_on_paper_it_is_a_summary(chromium, page_file):
     assert box["width"] <= 700
     assert field["x"] + field["width"] <= 700
     expect(tab.find(".card").first).to_have_css("background-color", "rgb(255, 255, 255)")
+    tab.close()
+
+
+@pytest.mark.parametrize("width", [1440, 390])
+def test_the_sick_layer_of_a_deep_model_is_seen_when_the_run_is_opened(chromium, tmp_path, width):
+    sick = "encoder.layers.70.linear1"
+    write_deep(tmp_path / "deep", 100, [{**VERDICTS[0], "module": sick}])
+    (tmp_path / "report.html").write_text(page_of(*open_folders([tmp_path / "deep"])), encoding="utf-8")
+    tab = ReportTab(chromium, tmp_path / "report.html", size=(width, 900))
+    grid, row = tab.find(".grid").bounding_box(), tab.find(".name.alarm").bounding_box()
+    assert grid["y"] < row["y"] < grid["y"] + grid["height"] - 34  # the axis
+    assert tab.page.evaluate("scrollY") == 0
     tab.close()
 
 

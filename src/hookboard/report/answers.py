@@ -4,7 +4,7 @@ import base64
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from hookboard.board import Answer, Board, LoggedRun, Source, picture_type
+from hookboard.board import Answer, Board, LoggedRun, Source, histogram_over_steps, picture_type
 
 Request = list[str]
 """A route and its parameters, in the order in which the page gives them, without `columns` and `band`."""
@@ -37,8 +37,9 @@ def answers_of(board: Board, source: Source, names: Sequence[str], columns: int)
     found: list[tuple[Request, Answer]] = [(["runs"], {"runs": listed, "hint": ""})]
     for run in runs:
         found += _maps(board, source, run, runs, columns)
-        for answer in board.layers(source, run.name, columns):
-            answer["histograms"] = [one for one in answer["histograms"] if room.take_histogram(board, source, run, one)]
+        # Those with a verdict first: histograms and pictures of others may be left out.
+        for answer in sorted(board.layers(source, run.name, columns), key=lambda answer: not answer["verdicts"]):
+            answer["histograms"] = [one for one in answer["histograms"] if room.take_histogram(source, run, one)]
             answer["pictures"] = list(room.pictures(source, answer["pictures"]))
             found.append((["layer", run.name, answer["layer"]["name"]], answer))
         answer = board.run(source, run.name)
@@ -71,9 +72,9 @@ class _Room:
         self.histograms: list[tuple[Request, Answer]] = []
         self.left_out = {"histogram": 0, "picture": 0}
 
-    def take_histogram(self, board: Board, source: Source, run: LoggedRun, one: dict[str, str]) -> bool:
+    def take_histogram(self, source: Source, run: LoggedRun, one: dict[str, str]) -> bool:
         """Add a histogram to `histograms`, thinned to some of its steps; return False if it does not fit."""
-        answer = board.histogram(source, run.name, one["tag"])
+        answer = histogram_over_steps(source, run.name, one["tag"])
         last = len(answer["steps"]) - 1
         kept = sorted({round(last * i / (MAX_HISTOGRAM_STEPS - 1)) for i in range(MAX_HISTOGRAM_STEPS)})
         for field in ("steps", "left", "right", "counts"):

@@ -103,7 +103,15 @@ export function makeGrid(handlers) {
     names.children[at]?.scrollIntoView({ block: "nearest" });
   }
 
-  return { root, names, plot, over, field, axis, loss, draw, point, reveal };
+  /** Scroll the grid, but not the page, until a row is seen between the loss and the axis. */
+  function bring(at) {
+    if (!names.children[at]) return;
+    const [own, row] = [root.getBoundingClientRect(), names.children[at].getBoundingClientRect()];
+    const [top, bottom] = [own.top + loss.offsetHeight, own.bottom - axis.offsetHeight];
+    if (row.top < top || row.bottom > bottom) root.scrollTop += (row.top + row.bottom - top - bottom) / 2;
+  }
+
+  return { root, names, plot, over, field, axis, loss, draw, point, reveal, bring };
 }
 
 function nameOf(row, i, width, handlers) {

@@ -145,6 +145,7 @@ export function startPage(root) {
   let colours = coloursOf(false);
   let shown = null; // from the last answers
   let turn = 0;
+  let opened = ""; // the run whose rows were scrolled
   const handlers = { update, go, toggle };
   const toolbar = makeToolbar(update);
   const tip = makeTip();
@@ -226,6 +227,15 @@ export function startPage(root) {
     view.draw(shown, state, colours);
     side.draw(shown, state, colours);
     point();
+    if (opened !== shown.run.run) bringFirst();
+  }
+
+  /** When a run is opened, scroll to the row of the cursor, or else to that of the worst verdict. */
+  function bringFirst() {
+    opened = shown.run.run;
+    const worst = shown.run.verdicts[0];
+    const isWanted = state.row ? (row) => addressOf(row.name) === state.row : (row) => row.verdicts.includes(worst);
+    view.bring(shown.rows.findIndex(isWanted));
   }
 
   function point() {

@@ -274,7 +274,7 @@ export function makeView(handlers, tip) {
     else savePng(`${name}.png`, mapFigure(picture, colours, heading));
   }
 
-  return { root, draw, point, reveal: grid.reveal, focus: () => grid.root.focus() };
+  return { root, draw, point, reveal: grid.reveal, bring: grid.bring, focus: () => grid.root.focus() };
 }
 
 /** Return the first and last column that are shown. */
