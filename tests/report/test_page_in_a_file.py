@@ -6,6 +6,7 @@ import re
 
 import pytest
 from board import test_page, test_page_use
+from board.logs import histogram, scalars, write
 from board.runs import NASTY
 from board.sick_logs import SICK, VERDICTS, write_deep, write_foreign
 from report.pages import ReportTab
@@ -162,6 +163,18 @@ def test_the_sick_layer_of_a_deep_model_is_seen_when_the_run_is_opened(chromium,
     grid, row = tab.find(".grid").bounding_box(), tab.find(".name.alarm").bounding_box()
     assert grid["y"] < row["y"] < grid["y"] + grid["height"] - 34  # the axis
     assert tab.page.evaluate("scrollY") == 0
+    tab.close()
+
+
+def test_numbers_that_are_alike_have_labels_that_differ(chromium, tmp_path):
+    numbers = [scalars(step, {"activation_mean/a": 149.1 + step / 1000, "activation_min/a": -0.5}) for step in range(3)]
+    write(tmp_path / "run", [*numbers, histogram(0, "activations/a", [-50.02, -50.01, -50.0], [1, 2])])
+    (tmp_path / "report.html").write_text(page_of(*open_folders([tmp_path / "run"])), encoding="utf-8")
+    tab = ReportTab(chromium, tmp_path / "report.html", state={"layer": "a"})
+    expect(tab.find(".side .js-plotly-plot")).to_have_count(3)
+    read = "all => all.map((gd) => gd.layout.yaxis.ticktext)"
+    for texts in tab.find(".side .js-plotly-plot").evaluate_all(read):
+        assert len({*texts}) == len(texts) > 1
     tab.close()
 
 

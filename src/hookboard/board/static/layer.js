@@ -3,7 +3,7 @@
 import { ask, decoded, pictureUrl } from "./data.js";
 import { counted, element, titled, written } from "./dom.js";
 import { frozenOf, partnerOf } from "./model.js";
-import { rounded } from "./scale.js";
+import { rounded, textsOf } from "./scale.js";
 import { cardOf } from "./verdicts.js";
 
 const BINS = 48;
@@ -32,7 +32,7 @@ function drawHistogram(place, given, width, margin, context) {
     width, height: HISTOGRAM_HIGH, margin, font: { color: colours.faint, size: 11 },
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     xaxis: { ...axis, range: [first, last === first ? first + 1 : last], nticks: 6 },
-    yaxis: { ...axis, range, tickvals: marks, ticktext: marks.map((value) => written(value, 2)) },
+    yaxis: { ...axis, range, tickvals: marks, ticktext: textsOf(marks, 2) },
   }; // prettier-ignore
   const trace = {
     type: "heatmap", name: given.tag === undefined ? "" : "share of the values", x: given.steps, y: centres, z, showscale: false,
@@ -237,7 +237,7 @@ export function seriesAxes(one, [first, last], colours) {
   const marks = tickMarks(low, high, isLog);
   return {
     x: { ...axis, range: [first, last === first ? first + 1 : last], nticks: 6 },
-    y: { ...axis, type: isLog ? "log" : "linear", range: [low, high], tickvals: marks, ticktext: marks.map((value) => written(value, 2)) },
+    y: { ...axis, type: isLog ? "log" : "linear", range: [low, high], tickvals: marks, ticktext: textsOf(marks, 2) },
   }; // prettier-ignore
 }
 

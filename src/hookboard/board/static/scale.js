@@ -91,7 +91,8 @@ export function share(at, scale) {
 export function ticks(scale, most = 6) {
   if (!scale.isLog) {
     const sign = (value) => (scale.isAround && value > 0 ? "+" : "");
-    return rounded(scale.low, scale.high, most).map((at) => ({ at, text: sign(at) + written(at) }));
+    const marks = rounded(scale.low, scale.high, most);
+    return textsOf(marks, 3).map((text, i) => ({ at: marks[i], text: sign(marks[i]) + text }));
   }
   const spread = scale.high - scale.low;
   const step = Math.max(1, Math.ceil(spread / most));
@@ -103,6 +104,12 @@ export function ticks(scale, most = 6) {
   }
   const text = (e) => written(10 ** e, 1) + (scale.isAround ? "×" : "");
   return exponents.filter((e) => e >= scale.low && e <= scale.high).map((at) => ({ at, text: text(at) }));
+}
+
+/** Write the numbers on an axis with this many significant digits, or with as many more as they need to differ. */
+export function textsOf(marks, digits) {
+  const texts = marks.map((value) => written(value, digits));
+  return digits > 15 || new Set(texts).size === marks.length ? texts : textsOf(marks, digits + 1);
 }
 
 /** Return round numbers between two values. */
