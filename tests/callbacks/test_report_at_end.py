@@ -1,5 +1,6 @@
 """`HealthMonitor(report=True)`: the page of the run, written at the end of the fit."""
 
+import csv
 import tempfile
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 from lightning.pytorch import Callback
 from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.loggers.logger import DummyLogger
+from report.test_one_file import answers_in
 from toys import Toy, batches, fit, mlp
 
 from hookboard import HealthMonitor, HookboardWarning
@@ -42,6 +44,16 @@ def test_a_csv_run_has_it_too_and_nothing_else_is_left_or_named(tmp_path, spare,
     assert str(spare) not in caplog.text
     assert is_page(tmp_path / "run" / "report.html")
     assert list(spare.iterdir()) == []
+
+
+def test_the_loss_of_all_steps_is_on_the_page_without_tensorboard_too(tmp_path):
+    monitor, logger = HealthMonitor(every_n_steps=4, report=True), CSVLogger(tmp_path, name="run", version="")
+    fit(None, Toy(mlp()), batches(*[4] * 6), monitor, logger=logger)
+    loss = answers_in((tmp_path / "run" / "report.html").read_text())["run", "run"]["loss"]
+    assert loss["steps"] == [*range(6)]
+    with (tmp_path / "run" / "metrics.csv").open() as file:
+        logged = [float(row["loss"]) for row in csv.DictReader(file) if row["loss"]]
+    assert loss["values"] == pytest.approx(logged, rel=1e-3)
 
 
 def test_nothing_is_written_unless_it_is_asked_for(tmp_path):

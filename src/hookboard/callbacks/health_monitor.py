@@ -20,13 +20,12 @@ from hookboard.callbacks.health_state import (
     Judging,
     firsts_over_ranks,
     layers_in,
-    say_split,
     some_units,
 )
 from hookboard.callbacks.numbers import AT_END, WHEN_WRITTEN, SiteLogger
 from hookboard.callbacks.report_at_end import ReportAtEnd
 from hookboard.callbacks.trials import run_experiments
-from hookboard.callbacks.weights import Part
+from hookboard.callbacks.weights import Part, say_split
 from hookboard.checks import check_name, check_number, check_switches, check_whole, is_finite
 from hookboard.experiments import SECONDS
 from hookboard.first_nan import BlackBox

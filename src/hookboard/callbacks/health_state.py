@@ -42,8 +42,7 @@ from hookboard.health import (
 from hookboard.layers import Flow, Layer
 from hookboard.loops import Loop, Selection
 from hookboard.measure import needs_host
-from hookboard.messages import alert, inform, listed, warn, warn_switched_off
-from hookboard.parameters import Weight
+from hookboard.messages import alert, inform, warn_switched_off
 from hookboard.ranks import Ranks
 from hookboard.recording import Readings
 from hookboard.selection import NothingToSelectError, select
@@ -298,18 +297,6 @@ def some_units(weight: Tensor) -> Tensor:
     return weight.index_select(0, units).to_dense()
 
 
-def say_split(weights: Mapping[str, Weight]) -> None:
-    """Warn that some rules cannot judge weights that are split over processes."""
-    split = [name for name, weight in weights.items() if any(isinstance(part, DTensor) for part in weight.parameters)]
-    if split:
-        warn(
-            f"HealthMonitor: {len(split)} weights are split over processes ({listed(split, 3)}): their units cannot be "
-            "told apart. symmetric_units does not judge them, and dead_units goes by the outputs of activation modules "
-            "alone. Where outputs are split too (tensor parallelism), a unit counts as dead only if the same unit of "
-            "each part is dead."
-        )
-
-
 MEASURED = ("rms", "zero_fraction")
 """The statistics that make the recorder fill the columns that rules read."""
 
@@ -479,6 +466,8 @@ class HealthState(MeasurementState):
                 judge.run.held_back = held_back
                 judge.run.flow, judge.run.constant_loss = self.flow, self.constant_loss
                 verdicts = judge.see(look)
+                if self.report is not None:
+                    self.report.see(seen)
                 layers = judge.run.layers
                 records = self.news.in_order(
                     layers, lambda: [layer.name for layer in layers], facts, self.recorder, self.every_n_steps
@@ -499,6 +488,8 @@ class HealthState(MeasurementState):
 
     def end_judging(self, losses: Sequence[Loss]) -> tuple[Verdict, ...]:
         """Judge the whole training at its end; takes the losses since the last look, returns all verdicts."""
+        if self.report is not None:
+            self.report.see(losses)
         verdicts = self._judged(lambda judge, _: judge.end(losses))
         return () if verdicts is None else verdicts
 

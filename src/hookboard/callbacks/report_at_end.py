@@ -1,9 +1,12 @@
 """Writes the page of a run, as `hookboard report` makes it, at the end of a fit."""
 
+from collections.abc import Iterable
+
+from hookboard.health import Loss
 from hookboard.messages import inform, warn_switched_off
 from hookboard.writers import Entry, EventFiles, Loggers
 
-REPORT = "report"
+REPORT, LOSS = "report", "loss"
 
 
 class ReportAtEnd:
@@ -16,6 +19,10 @@ class ReportAtEnd:
     def __init__(self, loggers: Loggers) -> None:
         self._loggers = loggers
         self._files = EventFiles(loggers)
+
+    def see(self, losses: Iterable[Loss]) -> None:
+        """Keep losses for the page, unless it is made from files that have what the user logs."""
+        self._files.add(LOSS, {loss.step: loss.value for loss in losses})
 
     def write(self, step: int | None) -> None:
         """Write the page to all loggers; an error is one warning.

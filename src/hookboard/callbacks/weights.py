@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from hookboard.measure import FORMULAS, Moments, StatisticTable, blocks_of, measuring_device, single_at_least
+from hookboard.messages import listed, warn
 from hookboard.parameters import Weight, stepped_by
 from hookboard.recording import Readings, Recorder
 from hookboard.sites import Role, Site
@@ -398,3 +399,15 @@ def _held(optimizer: Optimizer, weights: Mapping[str, Weight]) -> Iterator[tuple
     for name, weight in weights.items():
         if not weight.is_computed and id(weight.parameters[0]) in groups:
             yield name, weight.parameters[0], groups[id(weight.parameters[0])]
+
+
+def say_split(weights: Mapping[str, Weight]) -> None:
+    """Warn that some rules cannot judge weights that are split over processes."""
+    split = [name for name, weight in weights.items() if any(isinstance(part, DTensor) for part in weight.parameters)]
+    if split:
+        warn(
+            f"HealthMonitor: {len(split)} weights are split over processes ({listed(split, 3)}): their units cannot be "
+            "told apart. symmetric_units does not judge them, and dead_units goes by the outputs of activation modules "
+            "alone. Where outputs are split too (tensor parallelism), a unit counts as dead only if the same unit of "
+            "each part is dead."
+        )

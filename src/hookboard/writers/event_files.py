@@ -2,6 +2,7 @@
 
 import shutil
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,12 @@ class EventFiles:
             return None
         written[-1].experiment.flush()
         return Path(written[-1].experiment.log_dir)
+
+    def add(self, tag: str, values: Mapping[int, float]) -> None:
+        """Write a number, step to value, if these are not the user's files; any thread may call it."""
+        if self._own is not None:
+            for step, value in values.items():
+                self._own.experiment.add_scalar(tag, value, step)
 
     def close(self) -> None:
         """Remove the logger that was added, and its folder; a second call does nothing."""
