@@ -50,7 +50,10 @@ def record(step, tag, strings):
 
 def histogram(step, tag, edges, counts):
     event = Event(step=step)
-    proto = HistogramProto(min=edges[0], max=edges[-1], num=sum(counts), bucket_limit=edges[1:], bucket=counts)
+    seen = [i for i, count in enumerate(counts) if count] or [0]
+    # A loader of TensorBoard's drops empty bins at the ends, and takes these two for the ends of the others.
+    low, high = edges[seen[0]], edges[seen[-1] + 1]
+    proto = HistogramProto(min=low, max=high, num=sum(counts), bucket_limit=edges[1:], bucket=counts)
     event.summary.value.add(tag=tag, histo=proto)
     return event
 

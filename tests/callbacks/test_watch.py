@@ -22,6 +22,7 @@ from hookboard import (
     FeatureMapLogger,
     GradientLogger,
     HealthMonitor,
+    HookboardWarning,
     Intervention,
     KernelLogger,
     Scale,
@@ -202,6 +203,27 @@ def test_nothing_is_left_behind_however_it_ends(tmp_path, error):
     assert not optimizer._optimizer_step_pre_hooks
     assert {name: {*vars(module)} for name, module in model.named_modules()} == attributes
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_a_csv_logger_has_its_table_when_the_block_ends(tmp_path):
+    model, logger = Plain(mlp()), CSVLogger(tmp_path, name=None, version="")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with watch(model, optimizer, ActivationLogger("net.0", every_n_steps=1), logger) as run:
+        for batch in batches(4, 4):
+            with run.step(batch):
+                model(batch).square().mean().backward()
+                optimizer.step()
+    assert len((tmp_path / "metrics.csv").read_text().splitlines()) == 3
+
+
+def test_a_logger_that_cannot_save_costs_a_warning(tmp_path, monkeypatch):
+    model, logger = Plain(mlp()), CSVLogger(tmp_path)
+    monkeypatch.setattr(logger, "save", lambda: 1 / 0)
+    with (
+        pytest.warns(HookboardWarning, match="saving what CSVLogger has logged.*ZeroDivisionError"),
+        watch(model, torch.optim.SGD(model.parameters(), lr=0.01), ActivationLogger("net.0"), logger),
+    ):
+        pass
 
 
 def test_after_a_step_that_failed_and_was_skipped_the_next_is_logged(tmp_path):

@@ -92,6 +92,13 @@ def test_read_gives_the_numbers_that_were_measured(logs):
         np.testing.assert_array_equal(one.values.astype(np.float32), stored.readings[name].values)
 
 
+def test_a_run_whose_table_is_not_written_yet_is_found(table, capsys):
+    (table / "metrics.csv").unlink()
+    assert main(["verdicts", str(table)]) == 1
+    assert "alarm: always in net.0" in capsys.readouterr().out
+    assert "train/activation/std" not in read(table).readings
+
+
 def test_runs_of_both_kinds_are_found_in_one_folder(logs):
     _, names = open_folders([logs])
     assert sorted(names) == [f"{logs.name}/events/run", f"{logs.name}/table/run"]

@@ -5,7 +5,7 @@ import json
 import re
 
 import pytest
-from board import test_page, test_page_use
+from board import test_page, test_page_drawn, test_page_use
 from board.logs import histogram, scalars, write
 from board.runs import NASTY
 from board.sick_logs import SICK, VERDICTS, write_deep, write_foreign
@@ -21,10 +21,13 @@ expect = pytest.importorskip("playwright.sync_api", reason="playwright is not in
 
 pytestmark = pytest.mark.browser
 
-RUNS = ["sick", "twin", "old", "logged", "young", "zoo", "whole", "long", "unlike", "tall", "without_rows", "drawn"]
+RUNS = ["sick", "twin", "old", "logged", "young", "zoo", "whole", "long", "unlike", "tall", "without_rows"]
+RUNS += ["drawn", "drawn_too"]
 
 NEED_A_SERVER = {
     "test_a_pattern_without_a_match_is_told_with_the_closest_names",  # Python looks for these
+    "test_the_picture_is_the_last_one_before_the_step",  # a report has only the last one
+    "test_the_slow_loader_shows_the_sick_layer_too",
     "test_a_link_shows_a_fresh_browser_the_same",  # it looks for the frame in TensorBoard's page
     "test_dark_mode_is_that_of_tensorboard",
     "test_a_run_that_grows_is_followed_and_what_is_seen_stays",
@@ -35,7 +38,7 @@ NEED_A_SERVER = {
 globals().update(
     {
         name: test
-        for module in (test_page, test_page_use)
+        for module in (test_page, test_page_drawn, test_page_use)
         for name, test in vars(module).items()
         if name.startswith("test_") and name not in NEED_A_SERVER
     }

@@ -24,6 +24,7 @@ from hookboard.either_lightning import is_wrapped
 from hookboard.loops.callback import HookboardCallback
 from hookboard.loops.loop import Loop
 from hookboard.loops.trainer import Members, scaler_of_fabric
+from hookboard.messages import warn_switched_off
 from hookboard.ranks import has_process_group
 from hookboard.writers import write_rows
 
@@ -112,6 +113,8 @@ class BareLoop(Loop):
         self.is_running = True
         with ExitStack() as until_end:
             until_end.callback(setattr, self, "is_running", False)
+            for logger in self.loggers:
+                until_end.callback(_save, logger)
             until_end.callback(write_rows)
             for callback in self._given:
                 until_end.callback(callback.end_run, self)
@@ -252,6 +255,9 @@ class _WriterLogger:
     def log_dir(self) -> str:
         return str(self.experiment.log_dir)
 
+    def save(self) -> None:
+        self.experiment.flush()
+
 
 def watch(
     model: nn.Module,
@@ -313,6 +319,14 @@ def watch(
         validates,
         log_every_n_steps,
     ).running()
+
+
+def _save(logger: Any) -> None:
+    """Have a logger write what it holds back, as a Trainer does: a CSVLogger writes every 100 steps by itself."""
+    try:
+        logger.save()
+    except Exception as error:
+        warn_switched_off(f"saving what {type(logger).__name__} has logged", error)
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

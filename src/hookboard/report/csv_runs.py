@@ -23,7 +23,7 @@ from hookboard.board import HISTOGRAMS
 from hookboard.records import CSV_INDEX, PLUGIN
 
 METRICS = "metrics.csv"
-"""The table of CSVLogger, by which its folders are known."""
+"""The table of CSVLogger."""
 
 Points = list[tuple[int, Any]]
 """(step, value) pairs, in the order in which they were written."""
@@ -38,7 +38,7 @@ class CsvRun:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.wall_time = (folder / METRICS).stat().st_mtime
+        self.wall_time = max(path.stat().st_mtime for name in (METRICS, CSV_INDEX) if (path := folder / name).exists())
 
     @cached_property
     def scalars(self) -> dict[str, Points]:
@@ -48,7 +48,7 @@ class CsvRun:
             ValueError: the table is damaged.
         """
         found: dict[str, Points] = {}
-        header, *rows = _rows(self.folder / METRICS) or [[]]
+        header, *rows = _rows(self.folder / METRICS) or [[]]  # it may not be there yet: CSVLogger waits for 100 steps
         if "step" not in header:
             return {}
         for row in rows:
@@ -62,8 +62,7 @@ class CsvRun:
     @cached_property
     def files(self) -> dict[str, tuple[int, Path]]:
         """Step and path of the latest file of each record and picture, by its tag."""
-        index = self.folder / CSV_INDEX
-        rows = [row for row in _rows(index) if len(row) == 3 and row[1].isdecimal()] if index.exists() else []
+        rows = [row for row in _rows(self.folder / CSV_INDEX) if len(row) == 3 and row[1].isdecimal()]
         # A name that leads to another folder is none of ours.
         found = {tag: (int(step), self.folder / name) for tag, step, name in rows if Path(name).name == name}
         return {tag: (step, path) for tag, (step, path) in found.items() if path.is_file()}
@@ -193,6 +192,11 @@ class CsvRuns:
         return ((name, run) for name, run in self._runs.items() if runs is None or name in runs)
 
 
+def csv_folders(folder: Path) -> set[Path]:
+    """Return all folders, this one and those below, that a CSVLogger has written to."""
+    return {path.parent for name in (METRICS, CSV_INDEX) for path in folder.rglob(name)}
+
+
 def _tagged(found: Mapping[str, Any], wanted: RunTagFilter | None) -> Iterator[tuple[str, Any]]:
     """Yield the tags that are asked for, and what they have."""
     tags = None if wanted is None else wanted.tags
@@ -207,11 +211,13 @@ def _some(points: Sequence[Any], most: int) -> list[Any]:
 
 
 def _rows(path: Path) -> list[list[str]]:
-    """Return the rows of a table.
+    """Return the rows of a table; none if there is no such file.
 
     Raises:
         ValueError: it is damaged.
     """
+    if not path.exists():
+        return []
     with path.open(encoding="utf-8", errors="replace", newline="") as file:
         try:
             return list(csv.reader(file))

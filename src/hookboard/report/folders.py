@@ -12,7 +12,7 @@ from tensorboard.context import RequestContext
 from hookboard.board import Board, Source
 from hookboard.messages import unknown
 from hookboard.records import PLUGIN
-from hookboard.report.csv_runs import METRICS, CsvRuns
+from hookboard.report.csv_runs import METRICS, CsvRuns, csv_folders
 
 KEPT = {"scalars": 0, "histograms": 0, "images": 0, PLUGIN: 10}
 """How many points of each tag are kept; 0 is all. The last health record holds everything."""
@@ -39,7 +39,7 @@ def open_folders(folders: Sequence[str | os.PathLike[str]]) -> tuple[Source, lis
     multiplexer = EventMultiplexer(tensor_size_guidance=KEPT)
     tables: dict[str, Path] = {}
     for path in paths:
-        tables |= {_name(table.parent, base): table.parent for table in path.rglob(METRICS)}
+        tables |= {_name(place, base): place for place in csv_folders(path)}
         for place in GetLogdirSubdirectories(str(path)):
             multiplexer.AddRun(place, _name(place, base))
             tables.pop(_name(place, base), None)
