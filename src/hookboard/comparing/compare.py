@@ -4,7 +4,7 @@ import html
 import math
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,10 +16,10 @@ from torch.nn.parameter import is_lazy
 
 from hookboard.comparing.distance import Distance, distance
 from hookboard.comparing.faults import Difference, Faults, sides_of
-from hookboard.comparing.forced import Found, beside, renamed, rounding_of
+from hookboard.comparing.forced import Found, beside, other_dtypes, renamed, rounding_in, rounding_of
 from hookboard.comparing.matching import first_outputs, is_first_output, matched
 from hookboard.comparing.recorded import Recorded, add_index, write
-from hookboard.comparing.running import Loss, Runner, Spot, runner_of, watched_modules
+from hookboard.comparing.running import Loss, Runner, Spot, runner_of, same_gradients, watched_modules
 from hookboard.messages import listed, quoted
 from hookboard.prompts import table_html
 
@@ -65,7 +65,9 @@ class Comparison:
     def __str__(self) -> str:
         modules = len({row.spot.module for row in self.rows})
         said = f"{len(self.rows)} tensors of {modules} modules were compared"
-        if self.first is None:
+        if not self.rows and self.first is None:
+            lines = ["Nothing was compared: no tensor of the one model has a twin in the other."]
+        elif self.first is None:
             lines = [f"Equal up to rounding: {said}."]
         else:
             count = len(self.differences)
@@ -124,6 +126,8 @@ def record(model: nn.Module, inputs: Any, path: str | os.PathLike[str], *, loss:
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module; got a {type(model).__name__}")
+    _check_model("model", model)
+    _check_inputs(inputs)
     _check_loss(loss)
     record_run(model, runner_of(model, inputs, loss), path)
 
@@ -191,12 +195,14 @@ def compare(
     _check_loss(loss)
     if names is not None and not isinstance(names, Mapping):
         raise TypeError(f"names must be a dict of patterns, such as {{'encoder.*': 'blocks.*'}}; got {quoted(names)}")
-    for model in (left, right):
-        if isinstance(model, nn.Module) and any(map(is_lazy, model.parameters())):
-            raise ValueError("a model has lazy layers, which have no weights yet: call it with a batch first")
+    for name, side in (("left", left), ("right", right)):
+        if isinstance(side, nn.Module):
+            _check_model(name, side)
+    _check_inputs(inputs)
     if not isinstance(left, nn.Module) and not isinstance(right, nn.Module) and Path(left).is_dir():
         return _of_folders(Path(left), Path(right), names)
     with ExitStack() as until_end:
+        until_end.enter_context(same_gradients(left, right))
         if isinstance(left, nn.Module):
             path = Path(until_end.enter_context(tempfile.TemporaryDirectory())) / "left.zip"
             recorded = until_end.enter_context(Recorded(path, write(left, runner_of(left, inputs, loss), path)))
@@ -205,6 +211,19 @@ def compare(
         if isinstance(right, nn.Module):
             return _beside(left, recorded, right, inputs, loss, names)
         return _of_recordings(recorded, until_end.enter_context(Recorded(right)), names)
+
+
+def _check_model(name: str, model: nn.Module) -> None:
+    if any(map(is_lazy, model.parameters())):
+        raise ValueError(f"{name} has lazy layers, which have no weights yet: call it with a batch first")
+    if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
+        raise ValueError(f"{name} has weights on the meta device, which have no values: load them first")
+
+
+def _check_inputs(inputs: Any) -> None:
+    for one in inputs if isinstance(inputs, tuple | list) else [inputs]:
+        if isinstance(one, Iterator):
+            raise TypeError(f"inputs must be what a model can be given several times; got a {type(one).__name__}")
 
 
 def _check_loss(loss: object) -> None:
@@ -238,6 +257,9 @@ def _beside(
     if isinstance(left, nn.Module):
         same = {name: name for name in watched_modules(left)}
         rounding = rounding_of(left, runner_of(left, inputs, loss), recorded, same, step)
+        if dtypes_there := other_dtypes(left, right, twins):
+            in_these = rounding_in(left, runner_of(left, inputs, loss, dtypes_there), recorded, same)
+            rounding = {key: max(rounding.get(key, 0.0), in_these.get(key, 0.0)) for key in {**rounding, **in_these}}
     else:
         times = max(1.0, step / recorded.index.step) if recorded.index.step else 1.0
         rounding = {key: times * value for key, value in recorded.index.rounding.items()}

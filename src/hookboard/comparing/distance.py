@@ -68,6 +68,24 @@ def distance(left: Tensor, right: Tensor) -> Distance:
     return Distance(relative, cosine, index, *(_number(tensor[place]) for tensor in (one, other)))
 
 
+def is_extreme(tensor: Tensor) -> Tensor:
+    """Return where a floating tensor is infinite or has the largest number of its type, with which masks are filled.
+
+    >>> is_extreme(torch.tensor([1.0, torch.finfo(torch.float32).min, torch.inf]))
+    tensor([False,  True,  True])
+    """
+    return tensor.to(torch.float64).abs() >= torch.finfo(tensor.dtype).max
+
+
+def converted(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the tensor in another type; the largest number of its type becomes the largest of the other."""
+    if tensor.dtype == dtype or not (tensor.is_floating_point() and dtype.is_floating_point):
+        return tensor.to(dtype)
+    most = torch.finfo(dtype).max
+    filled = is_extreme(tensor) & tensor.isfinite()
+    return torch.where(filled, most * tensor.sign().to(dtype), tensor.to(dtype))
+
+
 def _smallest(dtype: torch.dtype) -> float:
     """Return the size below which numbers of a type are lost, or may be: differences below it do not count."""
     if not (dtype.is_floating_point or dtype.is_complex):
@@ -76,7 +94,11 @@ def _smallest(dtype: torch.dtype) -> float:
 
 
 def _wide(tensor: Tensor) -> Tensor:
-    return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
+    if tensor.is_complex():
+        return tensor.to(torch.complex128)
+    wide = tensor.to(torch.float64)
+    # A mask of the largest number of its type says the same in another type as an infinite one.
+    return torch.where(is_extreme(tensor), math.inf * wide.sign(), wide) if tensor.is_floating_point() else wide
 
 
 def _number(tensor: Tensor) -> float:

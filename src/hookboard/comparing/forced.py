@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 from torch.autograd.graph import Node
 
-from hookboard.comparing.distance import Distance, distance
+from hookboard.comparing.distance import Distance, converted, distance, is_extreme
 from hookboard.comparing.recorded import Recorded, buffers_in, gradients_in, parameters_in
 from hookboard.comparing.running import Runner, Spot
 
@@ -104,7 +104,7 @@ def beside(
             wanted = noise(wanted if is_forced else tensor.detach())
         elif not is_forced or (is_given and not is_fault(at, seen)):
             return None
-        wanted = wanted.to(tensor.dtype)
+        wanted = converted(wanted, tensor.dtype)
         if is_given and noise is None and _can_be_filled(tensor):
             # The code around the module has this very tensor too, as the sum of a residual connection.
             tensor.data.copy_(wanted)
@@ -195,11 +195,49 @@ def rounding_of(
     for seed in range(NOISE_RUNS):
         noise = RoundingNoise(step, seed)
         found = beside(model, runner, recorded, names, is_forced=is_forced, noise=noise)
-        for part in (found.spots, found.gradients, found.buffers):
-            for key, seen in part.items():
-                if not math.isinf(seen.relative):
-                    largest[key] = max(largest.get(key, 0.0), seen.relative)
+        for key, relative in _finite(found).items():
+            largest[key] = max(largest.get(key, 0.0), relative)
     return largest
+
+
+def other_dtypes(left: nn.Module, right: nn.Module, names: Mapping[str, str]) -> dict[str, torch.dtype]:
+    """Return the types that parameters and buffers have in the right model, where the left one has others.
+
+    Args:
+        left: the left model.
+        right: the right model.
+        names: its name of each module to the left one.
+
+    Returns:
+        The types by left name.
+    """
+    held = (parameters_in(right) | buffers_in(right)).items()
+    there = {renamed(own, names): tensor.dtype for own, tensor in held if tensor is not None}
+    here = {name: one.dtype for name, one in (parameters_in(left) | buffers_in(left)).items() if one is not None}
+    return {
+        name: there[name]
+        for name, dtype in here.items()
+        if there.get(name, dtype) != dtype and dtype.is_floating_point and there[name].is_floating_point
+    }
+
+
+def rounding_in(
+    model: nn.Module, runner: Runner, recorded: Recorded, names: Mapping[str, str]
+) -> dict[Spot | str, float]:
+    """Return how far each tensor of the recorded model is from the recorded one, in the types that `runner` gives it.
+
+    That holds what noise between modules does not: what a kernel rounds within. Empty if the model cannot run so.
+    """
+    try:
+        found = beside(model, runner, recorded, names)
+    except Exception:  # its code may know one type only; the noise is measured in any case
+        return {}
+    return _finite(found)
+
+
+def _finite(found: Found) -> dict[Spot | str, float]:
+    parts: tuple[Mapping[Spot | str, Distance], ...] = (found.spots, found.gradients, found.buffers)  # type: ignore[assignment]
+    return {key: seen.relative for part in parts for key, seen in part.items() if not math.isinf(seen.relative)}
 
 
 class RoundingNoise:
@@ -220,4 +258,5 @@ class RoundingNoise:
             return tensor
         up = torch.rand(tensor.shape, generator=self._generator, dtype=torch.float32) < 0.5
         factor = 1 + self._step * (2 * up.to(tensor.device, torch.float64) - 1)
-        return (tensor.to(torch.float64) * factor).to(tensor.dtype)
+        noisy = (tensor.to(torch.float64) * factor).to(tensor.dtype)
+        return torch.where(is_extreme(tensor), tensor, noisy)

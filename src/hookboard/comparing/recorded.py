@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookboard.comparing.running import Runner, Spot, plain_name
+from hookboard.comparing.running import Runner, Spot, gradient_of, plain_name
 from hookboard.ranks import whole
 
 VERSION = 1
@@ -265,4 +265,4 @@ def buffers_in(model: nn.Module) -> dict[str, Tensor | None]:
 
 def gradients_in(model: nn.Module) -> dict[str, Tensor | None]:
     """Return the gradient of each parameter by name; None where it has none."""
-    return {name: one.grad for name, one in parameters_in(model).items() if one is not None}
+    return {name: gradient_of(one) for name, one in parameters_in(model).items() if one is not None}

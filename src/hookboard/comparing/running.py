@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
@@ -15,7 +16,14 @@ from torch.utils.hooks import RemovableHandle
 from hookboard.hooks import own_call
 from hookboard.nested import map_tensors, named_inputs, tensors_in
 from hookboard.state import State, same_random_state
-from hookboard.torch_private import in_backward, is_compiled, is_compiled_in_place, without_wrappers
+from hookboard.torch_private import (
+    buffers_of,
+    in_backward,
+    in_transform,
+    is_compiled,
+    is_compiled_in_place,
+    without_wrappers,
+)
 
 Part = Literal["input", "output", "gradient", "weight"]
 """Which tensors of a call: what the module was given, what it returned, the gradient of that; or a weight or buffer."""
@@ -70,9 +78,11 @@ def watched_modules(model: nn.Module) -> dict[str, nn.Module]:
     return found
 
 
-def runner_of(model: nn.Module, inputs: Any, loss: Loss | None) -> Runner:
+def runner_of(
+    model: nn.Module, inputs: Any, loss: Loss | None, dtypes: Mapping[str, torch.dtype] | None = None
+) -> Runner:
     """Return what runs a model on these inputs, see `run`."""
-    return functools.partial(run, model, inputs, loss)
+    return functools.partial(run, model, inputs, loss, dtypes=dtypes or {})
 
 
 def is_opaque(module: nn.Module) -> bool:
@@ -92,7 +102,15 @@ def plain_name(model: nn.Module, name: str) -> str:
     return name
 
 
-def run(model: nn.Module, inputs: Any, loss: Loss | None, see: See, at_end: Callable[[], None]) -> None:
+def run(
+    model: nn.Module,
+    inputs: Any,
+    loss: Loss | None,
+    see: See,
+    at_end: Callable[[], None],
+    *,
+    dtypes: Mapping[str, torch.dtype] = MappingProxyType({}),
+) -> None:
     """Run the model once, and its backward pass if there is a loss. Everything is restored afterwards.
 
     Each run draws the same random numbers. Buffers, attributes, random state and gradients are as before when it ends.
@@ -104,9 +122,10 @@ def run(model: nn.Module, inputs: Any, loss: Loss | None, see: See, at_end: Call
         loss: from what it returns to a scalar; None: no backward pass.
         see: called with each tensor.
         at_end: called before anything is restored.
+        dtypes: the type that a parameter or buffer has in this run, by name; the others keep their own.
     """
     parameters = list(model.parameters())
-    gradients = [parameter.grad for parameter in parameters]
+    gradients = list(map(gradient_of, parameters))
     with ExitStack() as until_end:
         until_end.enter_context(torch.inference_mode(False))
         # It takes effect when it is made, not when it is entered: the line above must have saved the mode before.
@@ -116,6 +135,7 @@ def run(model: nn.Module, inputs: Any, loss: Loss | None, see: See, at_end: Call
         until_end.callback(State(model).restore)
         until_end.callback(_set_gradients, parameters, gradients)
         _set_gradients(parameters, [None] * len(parameters))
+        until_end.enter_context(_converted(model, dtypes))
         args, kwargs = _arguments(model, inputs)
         before, after = until_end.enter_context(shown(model, see))
         args, kwargs = before("", (args, kwargs))
@@ -125,9 +145,50 @@ def run(model: nn.Module, inputs: Any, loss: Loss | None, see: See, at_end: Call
         at_end()
 
 
+def gradient_of(parameter: Tensor) -> Tensor | None:
+    """Return the gradient of a parameter; None for a copy of a scripted one, which is no leaf of a graph."""
+    return parameter.grad if parameter.is_leaf else None
+
+
+@contextmanager
+def same_gradients(*models: object) -> Iterator[None]:
+    """Put the gradients of models back in the end; a backward pass through one may reach weights of another.
+
+    A copy of a scripted module is not made of leaves: its gradients go to the original.
+    """
+    parameters = [one for model in models if isinstance(model, nn.Module) for one in model.parameters()]
+    gradients = list(map(gradient_of, parameters))
+    try:
+        yield
+    finally:
+        _set_gradients(parameters, gradients)
+
+
 def _set_gradients(parameters: list[nn.Parameter], gradients: list[Tensor | None]) -> None:
     for parameter, gradient in zip(parameters, gradients, strict=True):
-        parameter.grad = gradient
+        if parameter.is_leaf:
+            parameter.grad = gradient
+
+
+@contextmanager
+def _converted(model: nn.Module, dtypes: Mapping[str, torch.dtype]) -> Iterator[None]:
+    """Give parameters and buffers other types in this context; a buffer's own tensor is put back by `State`."""
+    kept = []
+    try:
+        for name, parameter in model.named_parameters():
+            dtype = dtypes.get(plain_name(model, name), parameter.dtype)
+            if dtype != parameter.dtype:
+                kept.append((parameter, parameter.data))
+                parameter.data = parameter.data.to(dtype)
+        for above, module in model.named_modules():
+            for name, buffer in buffers_of(module).items():
+                wanted = dtypes.get(plain_name(model, f"{above}.{name}".lstrip(".")))
+                if buffer is not None and wanted is not None:
+                    setattr(module, name, buffer.to(wanted))
+        yield
+    finally:
+        for parameter, data in kept:
+            parameter.grad, parameter.data = None, data
 
 
 def _arguments(model: nn.Module, inputs: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
@@ -183,11 +244,15 @@ def shown(model: nn.Module, see: See) -> Iterator[tuple[Step, Step]]:
         return new
 
     def hook_before(name: str, module: nn.Module, args: Any, kwargs: Any) -> Any:
-        # A forward pass inside a backward pass is a recomputation, which was seen the first time.
-        return None if in_backward() else before(name, (args, kwargs))
+        return None if is_hidden() else before(name, (args, kwargs))
 
     def hook_after(name: str, module: nn.Module, args: Any, output: Any) -> Any:
-        return None if in_backward() else after(name, output)
+        return None if is_hidden() else after(name, output)
+
+    def is_hidden() -> bool:
+        # A forward pass inside a backward pass is a recomputation, which was seen the first time; inside vmap and the
+        # like tensors have no values.
+        return in_backward() or in_transform()
 
     for name, module in watched_modules(model).items():
         if name:

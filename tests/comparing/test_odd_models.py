@@ -1,0 +1,135 @@
+"""Models with something unusual about them are compared, or refused with a plain message."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+from comparing.nets import loss
+from torch import nn
+
+from hookboard import compare, record
+from hookboard.comparing.distance import converted, distance
+
+X = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
+
+
+class Masked(nn.Module):
+    def forward(self, x):
+        return x.masked_fill(x > 1, torch.finfo(x.dtype).min)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_a_mask_of_the_smallest_number_of_a_type_is_equal_to_that_of_another_type(dtype):
+    net = nn.Sequential(nn.Linear(8, 8), Masked(), nn.Softmax(-1))
+    assert compare(net, copy.deepcopy(net).to(dtype), X * 3).differences == ()
+
+
+def test_beside_the_smallest_numbers_of_a_mask_other_differences_are_seen():
+    left = torch.tensor([1.0, torch.finfo(torch.float32).min])
+    assert distance(left, torch.tensor([1.5, torch.finfo(torch.float32).min])).relative == 0.5
+
+
+def test_the_largest_number_of_a_type_becomes_the_largest_of_another():
+    given = torch.tensor([torch.finfo(torch.float32).min, 1.0, -torch.inf])
+    assert converted(given, torch.float16).tolist() == [-65504.0, 1.0, -torch.inf]
+
+
+class Uniform(nn.Module):
+    """Attention that is nearly uniform: the gradient of its scores is what rounding leaves of a difference."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(32, 32) for _ in range(3))
+        for one in (self.q, self.k, self.v):
+            nn.init.normal_(one.weight, std=0.002)
+
+    def forward(self, x):
+        q, k, v = (one(x).unflatten(-1, (4, 8)).transpose(1, 2) for one in (self.q, self.k, self.v))
+        return nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+
+
+def test_what_a_kernel_rounds_within_itself_is_no_difference():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 32), nn.LayerNorm(32), Uniform())
+    x = torch.randn(2, 9, 8)
+    assert compare(net, copy.deepcopy(net).bfloat16(), x, loss=lambda y: y.float().square().mean()).differences == ()
+
+
+def test_the_gradients_of_a_norm_that_are_added_up_in_half_precision_are_no_difference():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 4))
+    x = torch.randn(64, 32, 8)
+    assert compare(net, copy.deepcopy(net).bfloat16(), x, loss=lambda y: y.float().square().mean()).differences == ()
+
+
+def test_the_model_that_ran_in_the_other_precision_too_has_its_own_weights_again():
+    net = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)).train()
+    before = [(one, one.data_ptr(), one.dtype) for one in (*net.parameters(), *net.buffers())]
+    compare(net, copy.deepcopy(net).double(), X, loss=loss)
+    after = [(one, one.data_ptr(), one.dtype) for one in (*net.parameters(), *net.buffers())]
+    assert all(a[0] is b[0] and a[1:] == b[1:] for a, b in zip(after, before, strict=True))
+
+
+class KnowsOneType(nn.Module):
+    def forward(self, x):
+        return x @ torch.eye(8, dtype=torch.float32)
+
+
+def test_a_model_that_cannot_run_in_the_other_precision_is_compared_by_noise_alone():
+    net = nn.Sequential(nn.Linear(8, 8), KnowsOneType())
+    other = copy.deepcopy(net).double()
+    other[1] = nn.Identity()
+    assert compare(net, other, X).differences == ()
+
+
+class Mapped(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return torch.func.vmap(self.inner)(x)
+
+
+def test_a_module_inside_vmap_is_part_of_the_one_around_it():
+    net = Mapped()
+    other = copy.deepcopy(net)
+    other.inner.bias.data += 1
+    assert compare(net, copy.deepcopy(net), X, loss=loss).differences == ()
+    assert compare(net, other, X).first.module == ""
+
+
+def test_a_copy_of_a_scripted_module_leaves_the_gradients_of_the_original():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        net = nn.Sequential(torch.jit.script(nn.Linear(8, 8)), nn.Linear(8, 4))
+    other = copy.deepcopy(net)  # its weights are no leaves: gradients go on to those of the original
+    assert compare(net, other, X, loss=loss).differences == ()
+    assert all(one.grad is None for one in net.parameters())
+
+
+def test_weights_on_the_meta_device_are_refused():
+    net = nn.Linear(8, 8)
+    with pytest.raises(ValueError, match="right has weights on the meta device"):
+        compare(net, copy.deepcopy(net).to("meta"), X)
+
+
+def test_inputs_that_can_be_taken_only_once_are_refused(tmp_path):
+    net = nn.Linear(8, 8)
+    with pytest.raises(TypeError, match="several times; got a generator"):
+        compare(net, net, (one for one in X))
+    with pytest.raises(TypeError, match="several times; got a list_iterator"):
+        record(net, iter([X]), tmp_path / "left.zip")
+
+
+class Hides(nn.Module):
+    """Takes and returns what holds no tensor that can be found."""
+
+    def forward(self, x):
+        return {"values": x["values"] + 1}
+
+
+def test_where_no_tensor_could_be_compared_it_says_so():
+    net = Hides()
+    assert str(compare(net, net, ({"values": 3},))).startswith("Nothing was compared")
