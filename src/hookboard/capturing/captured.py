@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from io import BytesIO
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args
 
 import torch
 from PIL import Image
@@ -335,10 +335,17 @@ class CapturedCall(_OfRoles):
 
 @dataclass
 class KeptTensor:
-    """A captured tensor, and its version number when it was captured; None if it is a copy."""
+    """A captured tensor.
+
+    Args:
+        tensor: the tensor.
+        version: its version number when it was captured; None if it is a copy.
+        number: how many tensors were captured before it.
+    """
 
     tensor: Tensor
     version: int | None
+    number: int = 0
 
     def value(self, what: str) -> Tensor:
         """Return the tensor.
@@ -386,6 +393,7 @@ class Captured(Mapping[str, CapturedModule]):
     ) -> None:
         self._keeper = keeper
         self._most = calls
+        self._count = 0
         self._switch = Switch()
         self._hooks = ExitStack()
         self._taps = Taps(modules, roles, self._open, each_call=True)
@@ -509,6 +517,25 @@ class Captured(Mapping[str, CapturedModule]):
         ]
         return pandas_for("to_pandas").DataFrame(rows, columns=columns)
 
+    def in_order(self) -> Iterator[tuple[Site, int, Tensor]]:
+        """Yield site, index of the call and tensor, in the order in which the tensors were captured.
+
+        Raises:
+            RuntimeError: a tensor has been changed in place since.
+        """
+        kept = [
+            (one.number, Site(module.name, role, path), k, one)
+            for module in self._found.values()
+            for k, call in enumerate(module.calls)
+            for role, slots in call.kept.items()
+            for path, one in slots.items()
+        ]
+        for _, site, k, one in sorted(kept, key=lambda each: each[0]):
+            yield site, k, one.value(str(site))
+
+    def __sub__(self, other: object) -> NoReturn:
+        raise TypeError("captures cannot be subtracted: hookboard.compare(left, right) finds where they differ")
+
     def __repr__(self) -> str:
         return "\n".join(["Captured:", *(f"  {captured!r}" for captured in self._found.values())])
 
@@ -541,7 +568,9 @@ class Captured(Mapping[str, CapturedModule]):
             if earlier is not None and site.role.startswith("grad"):
                 # Of several backward passes the gradients add up, as they do in `.grad`.
                 tensor = earlier.value(str(site)) + tensor.to(earlier.tensor.device)
-            slots[site.index] = self._keeper.keep(tensor)
+            slots[site.index] = kept = self._keeper.keep(tensor)
+            kept.number = self._count if earlier is None else earlier.number
+            self._count += 1
 
 
 def _shapes(kept: Mapping[str, KeptTensor]) -> str:

@@ -1,6 +1,7 @@
 """`compare`: the first layer in which two models differ by more than rounding, and why."""
 
-from hookboard.comparing.compare import Comparison, compare, record, record_run
+from hookboard.comparing.compare import compare, record, record_run
+from hookboard.comparing.comparison import Comparison
 from hookboard.comparing.faults import Difference
 from hookboard.comparing.running import Runner, shown
 

@@ -1,12 +1,11 @@
 """`compare`: in which modules two models differ by more than rounding, and why."""
 
-import html
 import math
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,94 +13,19 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from hookboard.comparing.distance import Distance, distance
-from hookboard.comparing.faults import Difference, Faults, sides_of
+from hookboard.capturing import Captured
+from hookboard.comparing.captures import of_captures
+from hookboard.comparing.comparison import Comparison, Row
+from hookboard.comparing.distance import Distance, distance, step_of
+from hookboard.comparing.faults import Faults, sides_of
 from hookboard.comparing.forced import Found, beside, other_dtypes, renamed, rounding_in, rounding_of
 from hookboard.comparing.matching import first_outputs, is_first_output, matched
 from hookboard.comparing.recorded import Recorded, add_index, write
 from hookboard.comparing.running import Loss, Runner, Spot, runner_of, same_gradients, watched_modules
 from hookboard.messages import listed, quoted
-from hookboard.prompts import table_html
 
-
-@dataclass(frozen=True)
-class Row:
-    """One tensor in the table.
-
-    Args:
-        spot: the tensor.
-        as_is: its relative difference as the two models run, which holds those of all modules before; NaN if unknown.
-        alone: that of its own module, given what the left one was given; NaN if unknown.
-        expected: the relative difference that rounding may give.
-    """
-
-    spot: Spot
-    as_is: float
-    alone: float
-    expected: float
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """What `compare` has found.
-
-    Args:
-        differences: what differs by more than rounding, in the order of execution, backward after forward.
-        rows: every tensor that was compared, in the order of execution.
-        names: name in the right model -> name in the left one, for each module that was compared.
-        notes: what was not compared, and what differs without an effect.
-    """
-
-    differences: tuple[Difference, ...]
-    rows: tuple[Row, ...]
-    names: Mapping[str, str]
-    notes: tuple[str, ...] = ()
-
-    @property
-    def first(self) -> Difference | None:
-        """The first difference; None if the two are equal up to rounding."""
-        return self.differences[0] if self.differences else None
-
-    def __str__(self) -> str:
-        modules = len({row.spot.module for row in self.rows})
-        said = f"{len(self.rows)} tensors of {modules} modules were compared"
-        if not self.rows and self.first is None:
-            lines = ["Nothing was compared: no tensor of the one model has a twin in the other."]
-        elif self.first is None:
-            lines = [f"Equal up to rounding: {said}."]
-        else:
-            count = len(self.differences)
-            lines = [f"{count} difference{'' if count == 1 else 's'}: {said}.", *map(str, self.differences)]
-        return "\n".join([*lines, *(f"Note: {note}." for note in self.notes)])
-
-    def table(self) -> str:
-        """Return a line for each tensor: its relative difference as it is, alone, and what rounding may give."""
-        width = max((len(str(row.spot)) for row in self.rows), default=0)
-        lines = [f"{'':{width}}  as it is     alone  rounding"]
-        lines += [
-            f"{row.spot!s:{width}}  {row.as_is:8.1e}  {row.alone:8.1e}  {row.expected:8.1e}{self._mark(row)}"
-            for row in self.rows
-        ]
-        return "\n".join(lines)
-
-    def _mark(self, row: Row) -> str:
-        return "  <-" if any(one.spot == row.spot for one in self.differences) else ""
-
-    def _repr_html_(self) -> str:
-        head = "".join(f"<p>{html.escape(line)}</p>" for line in str(self).splitlines())
-        rows = [
-            [
-                str(row.spot),
-                *(f"{number:.1e}" for number in (row.as_is, row.alone, row.expected)),
-                self._mark(row).strip(),
-            ]
-            for row in self.rows
-        ]
-        return f"{head}{table_html(['tensor', 'as it is', 'alone', 'rounding', ''], rows)}"
-
-
-Side = nn.Module | str | os.PathLike[str]
-"""A model, or the path of a recording of one."""
+Side = nn.Module | str | os.PathLike[str] | Captured
+"""A model, the path of a recording of one, or what `capture` has kept of one."""
 
 
 def record(model: nn.Module, inputs: Any, path: str | os.PathLike[str], *, loss: Loss | None = None) -> None:
@@ -166,16 +90,17 @@ def compare(
     Args:
         left: a model, or the path of a recording by `record`.
         right: a model, or the path of a recording if `left` is one too. Two folders by `StepRecorder` are compared step
-            by step, up to the first that differs.
+            by step, up to the first that differs. Both may also be what `capture` has kept: then the first tensor that
+            differs is found, and what rounding may give is judged by the tensors before it.
         inputs: the argument of both models; a tuple holds several, a dict those with names. They are copied, moved to
-            each model's device, and floating ones converted to the type of its parameters. Two recordings need
-            none.
+            each model's device, and floating ones converted to the type of its parameters. Two recordings, or two
+            captures, need none.
         loss: computes a scalar from what a model returns; then gradients are compared too.
         names: pattern of names of the left model -> pattern of the right one, such as {"encoder.layer.*": "blocks.*"}.
             Left out: by equal names, or, if fewer than half are equal, by order and shape.
 
     Raises:
-        TypeError: a side is neither a model nor a path, or `loss` is not a function.
+        TypeError: a side is none of these, or only one is a capture, or `loss` is not a function.
         ValueError: a recording is damaged, or a pattern matches nothing.
 
     Example:
@@ -188,13 +113,17 @@ def compare(
         ('1', 'same inputs and weights; eps 1e-05 against 0.01')
     """
     for name, side in (("left", left), ("right", right)):
-        if not isinstance(side, nn.Module | str | os.PathLike):
+        if not isinstance(side, nn.Module | str | os.PathLike | Captured):
             raise TypeError(f"{name} must be a model or the path of a recording; got a {type(side).__name__}")
+    if isinstance(left, Captured) or isinstance(right, Captured):
+        if not (isinstance(left, Captured) and isinstance(right, Captured)):
+            raise TypeError("a capture can be compared with another capture only: give both models, or capture both")
+        _check_names(names)
+        return of_captures(left, right, names)
     if isinstance(left, nn.Module) and not isinstance(right, nn.Module):
         raise TypeError("compare(model, path): give the recording first")
     _check_loss(loss)
-    if names is not None and not isinstance(names, Mapping):
-        raise TypeError(f"names must be a dict of patterns, such as {{'encoder.*': 'blocks.*'}}; got {quoted(names)}")
+    _check_names(names)
     for name, side in (("left", left), ("right", right)):
         if isinstance(side, nn.Module):
             _check_model(name, side)
@@ -213,6 +142,11 @@ def compare(
         return _of_recordings(recorded, until_end.enter_context(Recorded(right)), names)
 
 
+def _check_names(names: object) -> None:
+    if names is not None and not isinstance(names, Mapping):
+        raise TypeError(f"names must be a dict of patterns, such as {{'encoder.*': 'blocks.*'}}; got {quoted(names)}")
+
+
 def _check_model(name: str, model: nn.Module) -> None:
     if any(map(is_lazy, model.parameters())):
         raise ValueError(f"{name} has lazy layers, which have no weights yet: call it with a batch first")
@@ -229,11 +163,6 @@ def _check_inputs(inputs: Any) -> None:
 def _check_loss(loss: object) -> None:
     if loss is not None and not callable(loss):
         raise TypeError(f"loss must be a function from what the model returns to a scalar; got {quoted(loss)}")
-
-
-def step_of(dtypes: set[torch.dtype]) -> float:
-    """Return the rounding step of the coarsest of these types."""
-    return max((torch.finfo(dtype).eps for dtype in dtypes), default=torch.finfo(torch.float32).eps)
 
 
 def _beside(

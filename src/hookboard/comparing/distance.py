@@ -68,6 +68,11 @@ def distance(left: Tensor, right: Tensor) -> Distance:
     return Distance(relative, cosine, index, *(_number(tensor[place]) for tensor in (one, other)))
 
 
+def step_of(dtypes: set[torch.dtype]) -> float:
+    """Return the rounding step of the coarsest of these types."""
+    return max((torch.finfo(dtype).eps for dtype in dtypes), default=torch.finfo(torch.float32).eps)
+
+
 def is_extreme(tensor: Tensor) -> Tensor:
     """Return where a floating tensor is infinite or has the largest number of its type, with which masks are filled.
 

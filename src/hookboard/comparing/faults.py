@@ -166,7 +166,7 @@ class Faults:
 
     def _forward(self, spot: Spot, found: Found) -> Difference:
         if spot.part == "input":
-            cause, guilty = self._before(spot, found)
+            cause, guilty = self.before(spot, found)
         else:
             cause, guilty = self._inside(spot, found), spot.module
         self._guilty.add(guilty)
@@ -174,12 +174,12 @@ class Faults:
             cause = "shape {} against {}; {}".format(*found.shapes[spot], cause)
         return Difference(spot, found.spots[spot], self.expected(spot), cause)
 
-    def _before(self, spot: Spot, found: Found) -> tuple[str, str]:
+    def before(self, spot: Spot, found: Found) -> tuple[str, str]:
         """Return the cause of another input, and the module whose code gives it."""
         if not spot.module:
             return "the inputs of the models differ", ""
         parent = self._parent(spot.module)
-        known = self._own(parent)
+        known = self.own(parent)
         skipped = self._skipped(parent, found)
         after = self._ran_before(spot, parent)
         where = f"between {after} and {spot.module}" if after else f"before {spot.module}"
@@ -187,7 +187,7 @@ class Faults:
         return "; ".join([*skipped, *known, code]), parent
 
     def _inside(self, spot: Spot, found: Found) -> str:
-        known = self._own(spot.module)
+        known = self.own(spot.module)
         inner = [name for name in self._sides.here if self._parent(name) == spot.module and name != spot.module]
         skipped = self._skipped(spot.module, found) if inner else []
         weights = [one for one in known if one.startswith("its ")]
@@ -197,7 +197,7 @@ class Faults:
         after = f" after {last}" if (last := self._ran_last(spot.module)) else ""
         return f"{same}: look at the code of its forward{after}"
 
-    def _own(self, module: str) -> list[str]:
+    def own(self, module: str) -> list[str]:
         """Return what differs in a module itself, in clauses."""
         said = []
         for name, found in self._sides.weights.items():
@@ -291,7 +291,7 @@ class Faults:
         for name, seen in found.buffers.items():
             module = name.rpartition(".")[0]
             if self._is_large(name, seen) and name not in self._sides.weights and module not in self._guilty:
-                cause = "; ".join(["after the call it differs", *self._own(module)])
+                cause = "; ".join(["after the call it differs", *self.own(module)])
                 yield self._of_weight(name, "weight", seen, cause)
 
     def _is_large(self, name: str, seen: Distance) -> bool:
@@ -301,13 +301,18 @@ class Faults:
         module, _, own = name.rpartition(".")
         return Difference(Spot(module, 0, part, own), seen, self.expected(name), cause)
 
+    @staticmethod
+    def not_compared(modules: list[str]) -> str:
+        """Return the note on modules that ran in the left model alone."""
+        return f"not compared, as they have no twin that ran: {listed(modules, 3)}"
+
     def notes(self, found: Found) -> list[str]:
         """Return what was not compared, and what differs without an effect."""
         said = []
         called = dict.fromkeys(spot.module for spot in self._index.spots)
         seen = {spot.module for spot in found.spots}
         if missing := [name for name in called if name not in seen]:
-            said.append(f"not compared, as they have no twin that ran: {listed(missing, 3)}")
+            said.append(self.not_compared(missing))
         idle = [n for n in (*self._sides.weights, *self._sides.shapes) if n.rpartition(".")[0] not in self._guilty]
         if idle:
             said.append(f"differ without an effect: {listed(idle, 3)}")

@@ -225,15 +225,17 @@ def _index_of(given: dict[str, Any]) -> Index:
 
 def facts_of(model: nn.Module) -> dict[str, ModuleFacts]:
     """Return the facts of the model and of each module in it, by name."""
-    found = {}
-    for name, module in model.named_modules():
-        kept = {
-            key: str(value)
-            for key, value in vars(module).items()
-            if not key.startswith("_") and key != "training" and _is_plain(value)
-        }
-        found[plain_name(model, name)] = ModuleFacts(type(module).__name__, module.training, kept)
-    return found
+    return {plain_name(model, name): facts_of_module(module) for name, module in model.named_modules()}
+
+
+def facts_of_module(module: nn.Module) -> ModuleFacts:
+    """Return the facts of one module."""
+    kept = {
+        key: str(value)
+        for key, value in vars(module).items()
+        if not key.startswith("_") and key != "training" and _is_plain(value)
+    }
+    return ModuleFacts(type(module).__name__, module.training, kept)
 
 
 def _is_plain(value: object) -> bool:

@@ -25,8 +25,9 @@ from hookboard.torch_private import (
     without_wrappers,
 )
 
-Part = Literal["input", "output", "gradient", "weight"]
-"""Which tensors of a call: what the module was given, what it returned, the gradient of that; or a weight or buffer."""
+Part = Literal["input", "output", "gradient", "input gradient", "weight"]
+"""Which tensors of a call: what the module was given, what it returned, the gradient of that, or, in a capture, of what
+it was given; or a weight or buffer."""
 
 Loss = Callable[[Any], Tensor]
 """Computes a scalar from what the model returned."""

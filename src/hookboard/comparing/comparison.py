@@ -1,0 +1,133 @@
+"""What `compare` returns: the differences, a table of all tensors, and how both are shown."""
+
+import html
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from hookboard.comparing.faults import Difference
+from hookboard.comparing.running import Spot
+from hookboard.prompts import MAX_ROWS, Markup, table_html
+
+SCALE = 1e-8, 1.0
+"""The differences at the left and right end of a bar (a choice)."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One tensor in the table.
+
+    Args:
+        spot: the tensor.
+        as_is: its relative difference as the two models run, which holds those of all modules before; NaN if unknown.
+        alone: that of its own module, given what the left one was given; NaN if unknown.
+        expected: the relative difference that rounding may give.
+    """
+
+    spot: Spot
+    as_is: float
+    alone: float
+    expected: float
+
+    @property
+    def distance(self) -> float:
+        """The difference that is judged: of its module alone, or, where that is unknown, as the models run."""
+        known = self.as_is if math.isnan(self.alone) else self.alone
+        return 0.0 if math.isnan(known) else known
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What `compare` has found.
+
+    Args:
+        differences: what differs by more than rounding, in the order of execution, backward after forward.
+        rows: every tensor that was compared, in the order of execution.
+        names: name in the right model -> name in the left one, for each module that was compared.
+        notes: what was not compared, and what differs without an effect.
+    """
+
+    differences: tuple[Difference, ...]
+    rows: tuple[Row, ...]
+    names: Mapping[str, str]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def first(self) -> Difference | None:
+        """The first difference; None if the two are equal up to rounding."""
+        return self.differences[0] if self.differences else None
+
+    def __str__(self) -> str:
+        modules = len({row.spot.module for row in self.rows})
+        said = f"{len(self.rows)} tensors of {modules} modules were compared"
+        if not self.rows and self.first is None:
+            lines = ["Nothing was compared: no tensor of the one model has a twin in the other."]
+        elif self.first is None:
+            lines = [f"Equal up to rounding: {said}."]
+        else:
+            count = len(self.differences)
+            lines = [f"{count} difference{'' if count == 1 else 's'}: {said}.", *map(str, self.differences)]
+        return "\n".join([*lines, *(f"Note: {note}." for note in self.notes)])
+
+    def table(self) -> str:
+        """Return a line for each tensor: its relative difference as it is, alone, and what rounding may give."""
+        width = max((len(str(row.spot)) for row in self.rows), default=0)
+        lines = [f"{'':{width}}  as it is     alone  rounding"]
+        lines += [
+            f"{row.spot!s:{width}}  {row.as_is:8.1e}  {row.alone:8.1e}  {row.expected:8.1e}{self._mark(row)}"
+            for row in self.rows
+        ]
+        return "\n".join(lines)
+
+    def _mark(self, row: Row) -> str:
+        return "  <-" if any(one.spot == row.spot for one in self.differences) else ""
+
+    def _repr_html_(self) -> str:
+        head = "".join(f"<p>{html.escape(line)}</p>" for line in str(self).splitlines())
+        header = ["module", "tensor", "as it is", "alone", "rounding", "1e-8 to 1; line: rounding", ""]
+        return f"{head}{table_html(header, [self._cells(row) for row in self._worst()])}"
+
+    def _worst(self) -> list[Row]:
+        """Return the row of each module that is farthest beyond rounding; if there are too many, those that differ."""
+        worst: dict[str, Row] = {}
+        for row in self.rows:
+            before = worst.setdefault(row.spot.module, row)
+            if self._rank(row) > self._rank(before):
+                worst[row.spot.module] = row
+        if len(worst) > MAX_ROWS:  # a table shows no more, and equal modules must not hide the others
+            kept = {row.spot.module for row in sorted(worst.values(), key=self._rank, reverse=True)[:MAX_ROWS]}
+            worst = {name: row for name, row in worst.items() if name in kept}
+        return list(worst.values())
+
+    def _rank(self, row: Row) -> tuple[bool, float]:
+        return bool(self._mark(row)), row.distance / max(row.expected, SCALE[0])
+
+    def _cells(self, row: Row) -> list[str]:
+        numbers = [f"{number:.1e}" for number in (row.as_is, row.alone, row.expected)]
+        spot = replace(row.spot, module="")
+        bar = _bar(row.distance, row.expected, is_difference=bool(self._mark(row)))
+        tensor = str(spot).partition("(")[2].removesuffix(")")
+        return [row.spot.module or "the whole model", tensor, *numbers, bar, self._mark(row).strip()]
+
+
+def _bar(relative: float, expected: float, *, is_difference: bool) -> Markup:
+    """Return a bar as long as the logarithm of a difference, with a line at what rounding may give."""
+    colour = "#d62728" if is_difference else "#7f9fbf"
+    title = html.escape(f"relative {relative:.2g}, expected from rounding below {expected:.1g}")
+    return Markup(
+        f'<div title="{title}" style="position:relative;width:200px;height:10px;background:rgba(128,128,128,.15)">'
+        f'<div style="width:{_percent(relative)}%;height:100%;background:{colour}"></div>'
+        f'<div style="position:absolute;left:{_percent(expected)}%;top:-2px;width:2px;height:14px;'
+        'background:currentColor;opacity:.6"></div></div>'
+    )
+
+
+def _percent(relative: float) -> int:
+    """Return where a difference stands on the scale of bars.
+
+    >>> [_percent(relative) for relative in (0.0, 1e-8, 1e-4, 1.0, float("inf"))]
+    [0, 0, 50, 100, 100]
+    """
+    low, high = map(math.log10, SCALE)
+    at = math.log10(min(max(relative, SCALE[0]), SCALE[1]))
+    return round(100 * (at - low) / (high - low))
