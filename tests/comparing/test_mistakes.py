@@ -50,7 +50,7 @@ MISTAKES = {
     "running statistics": (ConvNet, False, lambda n: n.norm2.running_var.mul_(1.1), "norm2 (output)", "its running_var differs"),
     "momentum": (ConvNet, True, lambda n: setattr(n.norm1, "momentum", 0.01), "norm1 (weight running_mean)", "momentum 0.1 against 0.01"),
     "a norm in evaluation mode": (ConvNet, True, lambda n: n.norm1.eval(), "norm1 (output)", "in training mode against evaluation mode"),
-    "average in place of maximum": (ConvNet, False, lambda n: setattr(n, "pool", nn.AvgPool2d(2)), "pool (output)", "a MaxPool2d against a AvgPool2d"),
+    "average in place of maximum": (ConvNet, False, lambda n: setattr(n, "pool", nn.AvgPool2d(2)), "pool (output)", "a MaxPool2d against an AvgPool2d"),
     "channels in another order": (ConvNet, False, lambda n: changed(n.conv1.weight, n.conv1.weight.flip(1)), "conv1 (output)", "its weight differs"),
     "a branch detached": (ConvNet, False, lambda n: setattr(n, "detaches", True), "norm2 (gradient)", "look for detach()"),
     "a frozen weight": (ConvNet, False, lambda n: n.conv2.weight.requires_grad_(False), "conv2 (gradient weight)", "no gradient in the right model"),

@@ -107,6 +107,16 @@ def sides_of(recorded: Recorded, right: nn.Module | Recorded, names: Mapping[str
     return sides
 
 
+def _with_article(name: str) -> str:
+    """Return the name of a class behind its article.
+
+    >>> _with_article("AvgPool2d"), _with_article("ReLU"), _with_article("LSTM")
+    ('an AvgPool2d', 'a ReLU', 'an LSTM')
+    """
+    is_spelled = name[1:2].isupper()  # its first letter is read by its own name
+    return f"{'an' if name[:1] in ('AEFHILMNORSX' if is_spelled else 'AEIO') else 'a'} {name}"
+
+
 class Faults:
     """Judges what a forced run has given.
 
@@ -212,7 +222,7 @@ class Faults:
                 mode = {True: "training", False: "evaluation"}
                 said.append(f"in {mode[left.training]} mode against {mode[right.training]} mode")
             if left.type != right.type:
-                said.append(f"a {left.type} against a {right.type}")
+                said.append(f"{_with_article(left.type)} against {_with_article(right.type)}")
             both = [key for key in left.attributes if key in right.attributes]
             said += [
                 f"{key} {left.attributes[key]} against {right.attributes[key]}"
