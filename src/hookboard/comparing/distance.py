@@ -3,8 +3,11 @@
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from hookboard.ranks import whole
 
 CHUNK = 1 << 22
 """Elements that are compared at a time, in float64."""
@@ -31,12 +34,12 @@ class Distance:
 
 
 def distance(left: Tensor, right: Tensor) -> Distance:
-    """Measure how far `right` is from `left`, of the same shape.
+    """Measure how far `right` is from `left`, of the same shape; a DTensor only if all ranks do.
 
     >>> distance(torch.tensor([3.0, 4.0]), torch.tensor([3.0, 4.5])).relative
     0.1
     """
-    right = right.detach().to(left.device)
+    right = whole(right.detach()).to(left.device)
     if not left.numel() or (left.dtype == right.dtype and torch.equal(left, right)):
         return Distance(0.0, 1.0, (), math.nan, math.nan)
     floor = max(_smallest(left.dtype), _smallest(right.dtype))
@@ -64,7 +67,7 @@ def distance(left: Tensor, right: Tensor) -> Distance:
     else:
         relative = math.sqrt(of_difference / of_left) if of_difference else 0.0
     cosine = product / math.sqrt(of_left * of_right) if of_left and of_right else math.nan
-    index = tuple(map(int, torch.unravel_index(torch.tensor(place), left.shape))) if left.dim() else ()
+    index = tuple(map(int, np.unravel_index(place, left.shape))) if left.dim() else ()
     return Distance(relative, cosine, index, *(_number(tensor[place]) for tensor in (one, other)))
 
 
@@ -102,8 +105,10 @@ def _wide(tensor: Tensor) -> Tensor:
     if tensor.is_complex():
         return tensor.to(torch.complex128)
     wide = tensor.to(torch.float64)
+    if not tensor.is_floating_point() or bool(torch.linalg.vector_norm(wide, math.inf) < torch.finfo(tensor.dtype).max):
+        return wide
     # A mask of the largest number of its type says the same in another type as an infinite one.
-    return torch.where(is_extreme(tensor), math.inf * wide.sign(), wide) if tensor.is_floating_point() else wide
+    return torch.where(is_extreme(tensor), math.inf * wide.sign(), wide)
 
 
 def _number(tensor: Tensor) -> float:
