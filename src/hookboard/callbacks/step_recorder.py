@@ -20,10 +20,12 @@ class StepRecorder(HookboardCallback[StageState]):
 
     Before a step that is asked for, it runs apart, seven times, and everything is put back: the training stays the same
     bit for bit. `hookboard.compare("run_a", "run_b")` tells the first step and module in which two runs differ by more
-    than rounding. A step that cannot be run again, and one of several ranks, is not recorded, and one line says why.
+    than rounding. A step that cannot be run again is not recorded, and one line says why. Of several ranks each records
+    what it computes from its own part of the batch, before gradients are averaged, into a folder of its own: compare
+    runs with as many ranks. Where all ranks must call a module together, as with FSDP, nothing is recorded.
 
     Args:
-        folder: Where the files are written, one for each step: `step_00000010.zip`.
+        folder: Where the files are written, one for each step: `step_00000010.zip`, or `rank_1/step_00000010.zip`.
         steps: The optimizer steps to record, counted from 0.
 
     Raises:
@@ -59,11 +61,14 @@ class StepRecorder(HookboardCallback[StageState]):
         return Selection()
 
     def _why_not(self, loop: Loop) -> str | None:
-        if loop.world_size > 1:
-            return f"there are {loop.world_size} ranks"
+        if loop.is_model_parallel or loop.weights_kept_by:
+            return "the weights are split over ranks, which must call a module together"
         if loop.trainer is None:
             return "there is no Trainer"
         return super()._why_not(loop)
+
+    def _takes_part(self, loop: Loop) -> bool:
+        return True
 
     def _wants(self, loop: Loop, state: StageState, batch_idx: int, dataloader_idx: int) -> bool:
         self._batch_idx = batch_idx
@@ -72,7 +77,10 @@ class StepRecorder(HookboardCallback[StageState]):
     def _begin_batch(self, loop: Loop, state: StageState, batch: Any) -> None:
         step = loop.logged_step
         self._done.add(step)
-        path = Path(self.folder) / f"step_{step:08}.zip"
+        folder = Path(self.folder)
+        if loop.world_size > 1 and loop.trainer is not None:
+            folder /= f"rank_{loop.trainer.global_rank}"
+        path = folder / f"step_{step:08}.zip"
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             record_run(loop.model, partial(_run, loop, batch, self._batch_idx), path)

@@ -230,18 +230,33 @@ def _of_recordings(left: Recorded, right: Recorded, names: Mapping[str, str] | N
 
 
 def _of_folders(left: Path, right: Path, names: Mapping[str, str] | None) -> Comparison:
-    """Compare the steps that two folders have in common, up to the first that differs."""
-    here, there = ({path.name: path for path in sorted(folder.glob("step_*.zip"))} for folder in (left, right))
-    common = [name for name in here if name in there]
+    """Compare the steps that two folders have in common, of each rank, up to the first that differs."""
+    here, there = _steps_in(left), _steps_in(right)
+    ranks, ranks_there = ({path.parent for path in steps} for steps in (here, there))
+    common = [step for step in here if step in there]
+    if ranks and ranks_there and ranks != ranks_there:
+        raise ValueError(
+            f"{left} has recordings of {len(ranks)} ranks and {right} of {len(ranks_there)}: each rank sees its own "
+            "part of the batch, so only runs with as many ranks can be compared"
+        )
     if not common:
         raise ValueError(f"{left} and {right} have no recorded step in common")
     equal: list[str] = []
-    for name in common:
-        found = compare(here[name], there[name], names=names)
-        step = str(int(name.removeprefix("step_").removesuffix(".zip")))
+    for step in sorted(common, key=lambda each: (each.name, each.parent)):
+        found = compare(left / step, right / step, names=names)
+        rank = step.parent.name.replace("_", " ")
+        number = str(int(step.stem.removeprefix("step_")))
         if found.differences:
             break
-        equal.append(step)
-    where = [f"at step {step}"] if found.differences else []
+        if number not in equal:
+            equal.append(number)
+    where = [f"at step {number}{f', {rank}' if rank else ''}"] if found.differences else []
+    if found.differences and number in equal:  # another rank of this step
+        equal.remove(number)
     before = [f"equal at step {listed(equal, 5)}"] if equal else []
     return replace(found, notes=(*where, *before, *found.notes))
+
+
+def _steps_in(folder: Path) -> list[Path]:
+    """Return the paths of recorded steps, relative to the folder; each of several ranks has a folder of its own."""
+    return [path.relative_to(folder) for path in (*folder.glob("step_*.zip"), *folder.glob("rank_*/step_*.zip"))]

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
@@ -135,6 +136,7 @@ def run(
         until_end.enter_context(same_random_state())
         until_end.callback(State(model).restore)
         until_end.callback(_set_gradients, parameters, gradients)
+        until_end.callback(_split_again, model)
         _set_gradients(parameters, [None] * len(parameters))
         until_end.enter_context(_converted(model, dtypes))
         args, kwargs = _arguments(model, inputs)
@@ -169,6 +171,13 @@ def _set_gradients(parameters: list[nn.Parameter], gradients: list[Tensor | None
     for parameter, gradient in zip(parameters, gradients, strict=True):
         if parameter.is_leaf:
             parameter.grad = gradient
+
+
+def _split_again(model: nn.Module) -> None:
+    """Let FSDP2 put its parts of the weights back; after a forward pass alone the outermost module still has all."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 @contextmanager
