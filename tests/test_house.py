@@ -25,8 +25,8 @@ ROOMS = [
     "writers",  # readings and pictures -> a logger
     "board",  # the tab in TensorBoard
     "attribution",  # class-activation maps
-    "capturing",  # tensors at a prompt
     "comparing",  # two models, module by module
+    "capturing",  # tensors at a prompt
     "replay",  # a call or a step once more, without a trace
     "recording",  # rows -> readings
     "editing",  # tensors on their way through modules, changed

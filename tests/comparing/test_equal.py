@@ -92,6 +92,16 @@ def test_a_compiled_model_is_compared_as_a_whole():
     assert compare(net, wrong, INPUTS[Transformer]).first.module == ""
 
 
+@pytest.mark.compiles
+def test_a_difference_after_a_block_that_is_compiled_in_place_says_that_it_cannot_be_seen():
+    net = model(Transformer)
+    other = planted(net, lambda n: setattr(n.blocks[1], "residual", 0.9))
+    other.blocks[1].compile(backend="aot_eager")
+    first = compare(net, other, INPUTS[Transformer]).first
+    assert str(first.spot) == "blocks.2 (input)"
+    assert "blocks.1 cannot be seen in the right model, where it is compiled or scripted" in first.cause
+
+
 @pytest.mark.parametrize(
     "name", ["resnet18", "mobilenet_v3_small", "shufflenet_v2_x0_5", "squeezenet1_1", "efficientnet_b0"]
 )

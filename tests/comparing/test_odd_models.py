@@ -56,6 +56,54 @@ def test_what_a_kernel_rounds_within_itself_is_no_difference():
     assert compare(net, copy.deepcopy(net).bfloat16(), x, loss=lambda y: y.float().square().mean()).differences == ()
 
 
+class Autocast(nn.Module):
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def forward(self, x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.net(x)
+
+
+def test_what_a_kernel_rounds_under_autocast_is_no_difference():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 32), nn.LayerNorm(32), Uniform())
+    other, x = Autocast(copy.deepcopy(net)), torch.randn(2, 9, 8)
+    names = {"0": "net.0", "1": "net.1", "2": "net.2"}
+    assert compare(net, other, x, loss=lambda y: y.float().square().mean(), names=names).differences == ()
+
+
+def test_nor_is_it_between_two_recordings(tmp_path):
+    torch.manual_seed(0)
+    net, x = nn.Sequential(nn.Linear(8, 32), Uniform()), torch.randn(2, 9, 8)
+    for name, one in (("left", net), ("right", copy.deepcopy(net).bfloat16())):
+        record(one, x, tmp_path / name, loss=lambda y: y.float().square().mean())
+    assert compare(tmp_path / "left", tmp_path / "right").differences == ()
+
+
+class Forces(nn.Module):
+    """Returns a gradient, so that its own gradient is one of second order."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 1)
+
+    def forward(self, x):
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            energy = self.last(self.first(x).tanh()).sum()
+            return torch.autograd.grad(energy, x, create_graph=True)[0]
+
+
+def test_gradients_of_gradients_are_compared():
+    net = Forces()
+    assert compare(net, copy.deepcopy(net).double(), X, loss=lambda y: y.float().square().mean()).differences == ()
+    other = copy.deepcopy(net)
+    other.last.weight.data *= 1.1
+    assert compare(net, other, X, loss=lambda y: y.square().mean()).first.module == "last"
+
+
 def test_the_gradients_of_a_norm_that_are_added_up_in_half_precision_are_no_difference():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 4))

@@ -78,8 +78,8 @@ class StepRecorder(HookboardCallback[StageState]):
         step = loop.logged_step
         self._done.add(step)
         folder = Path(self.folder)
-        if loop.world_size > 1 and loop.trainer is not None:
-            folder /= f"rank_{loop.trainer.global_rank}"
+        if loop.world_size > 1:
+            folder /= f"rank_{loop.rank}"
         path = folder / f"step_{step:08}.zip"
         path.parent.mkdir(parents=True, exist_ok=True)
         try:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from hookboard.comparing.distance import Distance, distance
 from hookboard.comparing.forced import Found, renamed
 from hookboard.comparing.recorded import Index, ModuleFacts, Recorded, buffers_in, facts_of, parameters_in, tied_in
-from hookboard.comparing.running import Part, Spot
+from hookboard.comparing.running import Part, Spot, watched_modules
 from hookboard.messages import listed
 
 BEYOND_ROUNDING = 3.0
@@ -63,6 +63,7 @@ class Sides:
         shapes: name of each one with another shape to (left shape, right shape).
         tied: name of a left parameter that is the same as another one, and is not in the right model, to that one.
         here: the names of all left modules.
+        hidden: the names of right modules whose calls cannot be seen, as they are compiled or scripted.
     """
 
     facts: dict[str, tuple[ModuleFacts, ModuleFacts]]
@@ -70,6 +71,7 @@ class Sides:
     shapes: dict[str, tuple[tuple[int, ...], tuple[int, ...]]]
     tied: dict[str, str]
     here: list[str]
+    hidden: set[str] = field(default_factory=set)
 
 
 def sides_of(recorded: Recorded, right: nn.Module | Recorded, names: Mapping[str, str], step: float) -> Sides:
@@ -90,6 +92,8 @@ def sides_of(recorded: Recorded, right: nn.Module | Recorded, names: Mapping[str
         held = (parameters_in(right) | buffers_in(right)).items()
         weights |= {name: partial(torch.Tensor.detach, tensor) for name, tensor in held if tensor is not None}
     sides = Sides({}, {}, {}, {}, list(index.modules))
+    if isinstance(right, nn.Module):
+        sides.hidden = there.keys() - watched_modules(right).keys()
     for own, name in names.items():
         if own in there and name in index.modules:
             sides.facts[name] = index.modules[name], there[own]
@@ -235,8 +239,13 @@ class Faults:
         """Return a clause on the modules inside `parent` that ran in the left model alone."""
         ran = {spot.module for spot in self._index.spots}
         seen = {spot.module for spot in found.spots}
-        missing = [name for name in ran - seen if self._parent(name) == parent and name != parent]
-        return [f"{listed(sorted(missing), 3)} did not run in the right model"] if missing else []
+        missing = {name for name in ran - seen if self._parent(name) == parent and name != parent}
+        said = []
+        if idle := sorted(missing - self._sides.hidden):
+            said.append(f"{listed(idle, 3)} did not run in the right model")
+        if hidden := sorted(missing & self._sides.hidden):
+            said.append(f"{listed(hidden, 3)} cannot be seen in the right model, where it is compiled or scripted")
+        return said
 
     def _parent(self, module: str) -> str:
         parts = module.split(".")

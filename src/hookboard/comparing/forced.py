@@ -6,6 +6,7 @@ what it got in the recording, however wrong the modules before it are.
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -16,6 +17,7 @@ from torch.autograd.graph import Node
 from hookboard.comparing.distance import Distance, converted, distance, is_extreme
 from hookboard.comparing.recorded import Recorded, buffers_in, gradients_in, parameters_in
 from hookboard.comparing.running import Runner, Spot
+from hookboard.ranks import local
 
 NOISE_RUNS = 3
 """How often a model runs with rounding noise, to see how much rounding may change (a choice)."""
@@ -128,8 +130,25 @@ def beside(
         given = {renamed(name, names): tensor is not None for name, tensor in gradients_in(model).items()}
         found.missing = [name for name in recorded.index.gradients if not given.get(name, True)]
 
-    runner(see, at_end)
+    with nullcontext() if noise is None else _noise_in_saved(model, noise):
+        runner(see, at_end)
     return found
+
+
+def _noise_in_saved(model: nn.Module, noise: Callable[[Tensor], Tensor]) -> AbstractContextManager[object]:
+    """Return a context in which what operations save for the backward pass has noise, other than weights.
+
+    A gradient may be a small difference of large numbers that one operation saves, such as those of attention.
+    """
+    weights = {weight.untyped_storage().data_ptr() for weight in map(local, model.parameters())}
+
+    def pack(tensor: Tensor) -> Tensor:
+        is_plain = tensor.layout is torch.strided and type(tensor) in (Tensor, nn.Parameter)
+        if not is_plain or tensor.untyped_storage().data_ptr() in weights:
+            return tensor
+        return noise(tensor.detach())
+
+    return torch.autograd.graph.saved_tensors_hooks(pack, lambda packed: packed)
 
 
 def _sources(node: Node, taken_at: Mapping[Node, Spot], names: Mapping[int, str]) -> Iterator[Spot | str]:

@@ -59,7 +59,8 @@ class BareLoop(Loop):
         self.logged_step = self._batch_idx = 0
         self._has_stepped = False
         if has_process_group():
-            self.world_size, self.is_rank_zero = dist.get_world_size(), dist.get_rank() == 0
+            self.world_size, self.rank = dist.get_world_size(), dist.get_rank()
+            self.is_rank_zero = self.rank == 0
         self.is_model_parallel = any(isinstance(parameter, DTensor) for parameter in self.model.parameters())
         if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
             self.weights_kept_by = FullyShardedDataParallel.__name__

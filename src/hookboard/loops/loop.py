@@ -74,6 +74,8 @@ class Loop:
     """True in the process that writes to the loggers."""
     world_size: int = 1
     """The number of processes."""
+    rank: int = 0
+    """The number of this process."""
     weights_kept_by: str | None = None
     """The name of the strategy that keeps parts of the weights on other ranks, such as `FSDPStrategy`; None if this
     rank can read all of them."""

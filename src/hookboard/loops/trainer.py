@@ -67,6 +67,7 @@ class TrainerLoop(Loop):
     has_validation = _asked("trainer.enable_validation")
     is_rank_zero = _asked("trainer.is_global_zero")
     world_size = _asked("trainer.world_size")
+    rank = _asked("trainer.global_rank")
     scaler = _asked(lambda loop: getattr(loop.trainer.precision_plugin, "scaler", None))
     largest_norm = _asked(lambda loop: _largest_norm(loop.trainer))
     is_accumulating = _asked(lambda loop: loop.trainer.fit_loop.epoch_loop._should_accumulate())
