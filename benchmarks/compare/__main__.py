@@ -1,6 +1,6 @@
 """Runs the benchmark of `compare`: `python -m benchmarks.compare`.
 
-python -m benchmarks.compare                all models, and the table; half an hour on one core
+python -m benchmarks.compare                all models, and the table; the large ones of torchvision and timm take long
 python -m benchmarks.compare --only bert    models whose name contains this, and what is said of each
 python -m benchmarks.compare --family timm  one family
 
@@ -85,7 +85,8 @@ def _call_with(inputs: Any) -> Call:
         like = next(one for one in model.parameters() if one.is_floating_point())
         given = map_tensors(lambda one: one.to(like.dtype) if one.is_floating_point() else one, inputs)
         torch.manual_seed(0)
-        return model(**given) if isinstance(given, dict) else model(given)
+        with torch.no_grad():  # LeViT keeps a tensor of its first call, which would hold the graph of that call
+            return model(**given) if isinstance(given, dict) else model(given)
 
     return call
 
