@@ -110,6 +110,16 @@ def factor(decades: float) -> str:
     return f"{value:.3f}" if abs(value - 1) < 0.05 else f"{value:.2g}"  # over hundreds of layers 1.01 is much
 
 
+def percent_range(shares: Iterable[float]) -> str:
+    """Format the smallest and the largest of some shares in percent.
+
+    >>> percent_range([0.4, 0.05]), percent_range([0.0, 0.001])
+    ('5 to 40 %', '0 %')
+    """
+    percent = [f"{100 * share:.0f}" for share in sorted(shares)]
+    return " to ".join(dict.fromkeys([percent[0], percent[-1]])) + " %"
+
+
 def severity_of(run: Run) -> Severity:
     """Return "alarm" if the loss shows harm, otherwise "note"."""
     return "alarm" if run.losses.is_harmed else "note"

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,6 +13,7 @@ from hookboard.health.rules.shared import (
     counted,
     gets_zeros,
     harm_of,
+    percent_range,
     severity_of,
     source_of,
     unit_rows,
@@ -256,7 +257,7 @@ def _dead_symptom(run: Run, dead: Dead, severity: Severity) -> Symptom:
     else:
         what = f"{whole} gave nothing above 0 at any look {when}, and no gradient reaches them: the activation after "
         what += "them passes nothing on"
-    others = f"; in other layers of this kind {_range(usual)} are dead" if usual else ""
+    others = f"; in other layers of this kind {percent_range(usual)} are dead" if usual else ""
     first = run.first.step if run.first is not None else 0
     if dead.at.kind == "dropout":
         advice = "Lower the rate of this dropout."
@@ -293,16 +294,6 @@ def _advice_at_start(run: Run, dead: Dead) -> str:
         "Put a batch norm between this layer and its activation, so that each unit is active for about half of the "
         "samples, or use LeakyReLU or GELU; then check how this layer is initialized."
     )
-
-
-def _range(shares: Iterable[float]) -> str:
-    """Format the smallest and the largest of some shares in percent.
-
-    >>> _range([0.4, 0.05]), _range([0.0, 0.001])
-    ('5 to 40 %', '0 %')
-    """
-    percent = [f"{100 * share:.0f}" for share in sorted(shares)]
-    return " to ".join(dict.fromkeys([percent[0], percent[-1]])) + " %"
 
 
 def _dead_after(run: Run, layer: Layer) -> Dead | None:
