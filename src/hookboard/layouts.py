@@ -40,3 +40,17 @@ def stored(gradient: Tensor) -> Tensor:
     if gradient.is_nested:
         return torch.cat([part.flatten() for part in gradient.unbind()])
     return gradient if gradient.layout is torch.strided else explicit_values(gradient)
+
+
+def bytes_of(tensor: Tensor) -> int:
+    """Return about how many bytes a tensor holds, also a sparse one; 0 for a nested one.
+
+    >>> import torch
+    >>> bytes_of(torch.zeros(4)), bytes_of(torch.eye(4).to_sparse())
+    (16, 80)
+    """
+    if tensor.is_nested:
+        return 0
+    if tensor.layout is torch.strided:
+        return tensor.nbytes
+    return explicit_values(tensor).numel() * (tensor.element_size() + 16)  # with two indices for each value

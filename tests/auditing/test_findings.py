@@ -260,6 +260,47 @@ def test_where_the_output_after_a_detach_makes_the_targets_too_the_detach_is_nam
     assert (found.rule, found.evidence.partition("()")[0]) == ("cut", "detach")
 
 
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_derivatives_in_a_term_of_the_loss_need_a_graph(create_graph):
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+
+    def step(batch):
+        x = batch.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=create_graph, retain_graph=True)
+        return slope.square().mean() + 2 * model(batch).square().mean()
+
+    found = audit(model, X, step)
+    assert [(one.rule, one.severity) for one in found] == ([] if create_graph else [("cut", "alarm")])
+    if found:
+        line = step.__code__.co_firstlineno + 2
+        assert found[0].evidence.startswith(f"a term of the loss comes from grad() at test_findings.py:{line}")
+        assert found[0].advice == "call torch.autograd.grad with create_graph=True"
+
+
+def test_a_term_that_is_detached_may_be_meant():
+    model = nn.Linear(4, 3)
+    step = lambda x: model(x).square().mean() + model(x).mean().detach()  # noqa: E731
+    assert audit(model, X, step) == ()
+
+
+@pytest.mark.parametrize(
+    ("p", "training", "count"), [(0.95, True, 1), (0.95, False, 0), (0.5, True, 0), (1.0, True, 0)]
+)
+def test_a_dropout_that_leaves_next_to_nothing_is_an_alarm_as_module_and_as_function(p, training, count):
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3))
+    step = lambda batch: cross_entropy(  # noqa: E731
+        model[1](nn.functional.dropout(model[0](batch[0]), p, training)), batch[1]
+    )
+    found = [one for one in audit(model, (X, CLASSES), step) if one.rule == "dropout"]
+    assert len(found) == count
+    module = nn.Sequential(nn.Linear(4, 8), nn.Dropout(p), nn.Linear(8, 3)).train(training)
+    found += [one for one in found_in(module, cross_entropy, CLASSES, None) if one.rule == "dropout"]
+    assert len(found) == 2 * count
+    for one in found:
+        assert f"drops {p:.0%} of the values, and scales the rest by {1 / (1 - p):.3g}" in one.evidence
+        assert one.advice == f"set p={1 - p:.2g}, or at most 0.5"
+
+
 def test_no_grad_that_leaves_parameters_without_gradient_is_named():
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
 

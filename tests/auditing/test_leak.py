@@ -110,3 +110,35 @@ def test_nothing_is_said_of_a_tagger_or_a_masked_model_that_sees_everything():
     for targets in (tags, masked, TOKENS):
         step = lambda batch: cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten())  # noqa: E731
         assert audit(model, (TOKENS, targets), step) == ()
+
+
+class TimeFirst(Recurs):
+    """Takes and gives (positions, samples)."""
+
+    def __init__(self):
+        super().__init__(False)
+        self.net = nn.LSTM(8, 8)
+
+
+@pytest.mark.parametrize(("is_transposed", "count"), [(False, 1), (True, 0)])
+def test_outputs_and_targets_that_are_flattened_in_different_orders_are_an_alarm(is_transposed, count):
+    model = TimeFirst()
+    tags = torch.randint(0, 20, (3, 9))
+
+    def step(batch):
+        tokens, wanted = batch
+        return cross_entropy(model(tokens.t()).flatten(0, 1), (wanted.t() if is_transposed else wanted).flatten())
+
+    found = [one for one in audit(model, (TOKENS, tags), step) if one.rule == "loss_shape"]
+    assert len(found) == count
+    if count:
+        row = 9 + 1
+        sample = row % 3  # of (positions, samples)
+        said = f"compares the output of sample {sample} with the target of sample 1 (row {row} of 27)"
+        assert said in found[0].evidence
+
+
+def test_rows_in_the_same_order_are_none():
+    model = Recurs(False)
+    step = lambda batch: cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten())  # noqa: E731
+    assert audit(model, (TOKENS, torch.randint(0, 20, (3, 9))), step) == ()

@@ -109,6 +109,27 @@ def test_what_is_frozen_is_a_note_with_the_numbers_of_weights():
     assert found.evidence == f"{trained} of {count} weights are trained; frozen are all of body.0, body.1, head"
 
 
+def test_frozen_weights_that_look_as_torch_initializes_them_are_named():
+    class Wide(Model):
+        def __init__(self, is_trained):
+            super().__init__()
+            self.body = nn.Sequential(nn.Linear(16, 32), nn.Linear(32, 4))
+            self.head = nn.Linear(4, 1)
+            if is_trained:
+                nn.init.normal_(self.body[0].weight, std=0.3)
+            self.body[0].requires_grad_(False)
+
+        def training_step(self, batch):
+            return self.head(self.body(batch.repeat(1, 4))).square().mean()
+
+    (found,) = said(Wide(is_trained=False))
+    assert found.evidence.endswith(
+        "; those of body.0.weight look as torch initializes them, so nobody has trained them"
+    )
+    (found,) = said(Wide(is_trained=True))
+    assert found.evidence.endswith("frozen are all of body.0")
+
+
 def test_what_is_frozen_as_a_whole_has_one_name():
     (found,) = said(Model(frozen=["body"]))
     assert found.evidence.endswith("frozen are all of body")

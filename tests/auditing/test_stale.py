@@ -155,3 +155,47 @@ class ClearsTheData(Manual):
 
 def test_gradients_that_are_cleared_through_their_data_are_well():
     assert alarms(ClearsTheData(clears="never")) == []
+
+
+class Adversarial(LightningModule):
+    """A generator and a critic, with an optimizer each."""
+
+    def __init__(self, is_swapped):
+        super().__init__()
+        self.automatic_optimization = False
+        self.is_swapped = is_swapped
+        torch.manual_seed(0)
+        self.generator, self.critic = nn.Linear(4, 4), nn.Linear(4, 1)
+
+    def training_step(self, batch, batch_idx):
+        ours, theirs = self.optimizers()[::-1] if self.is_swapped else self.optimizers()
+        made = self.generator(batch)
+        theirs.zero_grad()
+        self.manual_backward(self.critic(made.detach()).mean() - self.critic(batch).mean())
+        theirs.step()
+        ours.zero_grad()
+        self.manual_backward(-self.critic(made).mean())
+        ours.step()
+
+    def validation_step(self, batch, batch_idx):
+        pass
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.generator.parameters(), 0.01), torch.optim.Adam(self.critic.parameters(), 0.01)
+
+
+def wrong(model):
+    monitor = HealthMonitor(every_n_steps=1)
+    fit(None, model, batches(*[8] * 5), monitor)
+    return [verdict for verdict in monitor.verdicts if verdict.rule == "wrong_optimizer"]
+
+
+def test_optimizers_that_are_taken_in_the_wrong_order_are_an_alarm_with_the_line_of_the_step():
+    (verdict,) = wrong(Adversarial(is_swapped=True))
+    line = Adversarial.training_step.__code__.co_firstlineno + 5
+    assert verdict.severity == "alarm"
+    assert f"SGD steps at test_stale.py:{line} while no parameter of it has a gradient" in verdict.evidence
+
+
+def test_optimizers_in_their_own_order_are_fine():
+    assert wrong(Adversarial(is_swapped=False)) == []

@@ -140,6 +140,20 @@ def test_the_best_constant_answer_and_the_loss_that_ends_above_it(tmp_path):
     assert agreed(evidence) == [round(agreement(model, looks_of(200)[-8:]), 2)]
 
 
+def test_the_first_losses_and_the_constant_that_they_are_far_above(tmp_path):
+    made = torch.Generator().manual_seed(1)
+    data = [(x, torch.randn(32, 2, generator=made)) for x, _ in classes(40)]
+    net = sized(linear(8, 2))
+    net[0].weight.data *= 30
+    model = Course(net, nn.functional.mse_loss, rate=1e-4)
+    monitor = HealthMonitor(every_n_steps=EVERY, rules=["initial_loss", "unbounded_loss"])
+    fit(tmp_path, model, data, monitor)
+    told = numbers("losses were #, where the best constant answer gives #:", monitor.verdicts[0].evidence)
+    wanted = data[0][1].double()
+    constant = float(((wanted - wanted.mean(0)) ** 2).mean())
+    assert told == [shortened(np.median(model.losses[:4]), 3), shortened(constant, 3)]
+
+
 def learned(data, steps=200):
     net = sized(linear(8, 16), nn.Tanh, linear(16, 3))
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)

@@ -574,3 +574,24 @@ def test_what_a_layer_takes_is_no_target_and_the_page_says_why_none_was_tried():
     step = lambda batch: mse_loss(head(batch[0] + embed(batch[1])), torch.zeros(32, 1))  # noqa: E731
     found = experiment(Setting(model, [Adam(model.parameters(), lr=0.01)], step), classes(), 60)
     assert "The targets were not tried: no tensor of the batch is known to go into the loss alone." in found.tried
+
+
+def test_a_step_that_computes_derivatives_is_tried_too():
+    model = net()
+
+    def step(batch):
+        x = batch[0].clone().requires_grad_()
+        (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        return mse_loss(slope.sum(1, keepdim=True), batch[1])
+
+    found = experiment(Setting(model, [Adam(model.parameters(), lr=0.01)], step), regression(), 60)
+    assert found.findings == []
+    assert "at a rate of 0.01 (yours) it falls by" in found.in_short
+
+
+def test_a_model_that_holds_a_sparse_tensor_is_tried():
+    model = net()
+    model.register_buffer("links", torch.eye(32).to_sparse())
+    step = lambda batch: mse_loss(model.links @ model(batch[0]), batch[1])  # noqa: E731
+    found = experiment(Setting(model, [Adam(model.parameters(), lr=0.01)], step), regression(), 60)
+    assert "at a rate of 0.01 (yours) it falls by" in found.in_short

@@ -315,3 +315,27 @@ def test_nothing_is_said_of_a_validation_loss_that_falls_or_hardly_rises(values)
 def test_a_validation_loss_that_rises_with_that_in_training_is_no_overfitting():
     rising = [1.0 + 0.1 * step for step in range(50)]
     assert validated([2.2, 2.5, 2.8, 3.1, 3.4], rising) == ()
+
+
+def begun(start, constant, embedding=0.02):
+    """What is said of first losses in a model whose best constant answer has this loss."""
+    layers = {"table": Layer("table", "Embedding", "embedding", ("table.weight",), {"table.weight": (9, 4)}), **LAYERS}
+    values = {
+        ("table.weight", "parameter_before"): reading("table.weight", "parameter_before", [row(4, 0.0, embedding)])
+    }
+    made = training(40, lambda step: values, losses=[start] * 40, layers=layers)
+    run = seen(made, layers)
+    run.constant_loss = constant
+    return list(RULES["initial_loss"].judge(run))
+
+
+def test_first_losses_far_above_that_of_a_constant_are_reported_with_the_embeddings_that_are_wide():
+    (symptom,) = begun(30.0, 1.0, embedding=1.0)
+    assert "the first losses were 30, where the best constant answer gives 1:" in symptom.evidence
+    assert symptom.advice.startswith("initialize table smaller")
+    assert begun(30.0, 1.0, embedding=0.02)[0].advice.startswith("initialize the last layer smaller")
+
+
+@pytest.mark.parametrize(("start", "constant"), [(4.0, 1.0), (30.0, math.nan)])
+def test_nothing_is_said_of_usual_first_losses_or_where_no_constant_is_known(start, constant):
+    assert begun(start, constant) == []

@@ -1,5 +1,6 @@
 """Finds where gradients are cut between the trainable parameters and the loss."""
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -45,6 +46,51 @@ def cut(done: TracedStep) -> Iterator[Finding]:
         )
     else:
         yield from _by_flat_function(done)
+        yield from _term_without_gradient(done)
+
+
+_JOINING = frozenset({"add", "radd", "iadd", "sub", "rsub", "isub", "mean", "sum", "neg"})
+_WEIGHING = frozenset({"mul", "rmul", "imul", "div", "truediv", "itruediv"})
+
+
+def _term_without_gradient(done: TracedStep) -> Iterator[Finding]:
+    """Yield a finding for a term of the loss that comes from the parameters and passes them no gradient.
+
+    It is an alarm if the term holds derivatives computed without `create_graph`. A term that is detached may be meant.
+    """
+    for term in _terms_of(done.loss):
+        if term.requires_grad or not term.of_parameters:
+            continue
+        before = (value.op for value in term.ancestors() if value.op is not None and not value.requires_grad)
+        op = next((op for op in before if any(given.requires_grad for given in op.inputs)), None)
+        if op is None or op.name in ("detach", "data", *_CREATING):
+            continue
+        is_derivative = op.name == "grad" and "outputs" in op.arguments
+        yield Finding(
+            "cut",
+            "alarm" if is_derivative else "note",
+            op.place.module,
+            f"a term of the loss comes from {_named(op)} at {op.place}, which passes no gradient on: the parameters do "
+            "not learn from this term",
+            "call torch.autograd.grad with create_graph=True" if is_derivative else f"compute it without {_named(op)}",
+        )
+        return
+
+
+def _terms_of(loss: Value) -> Iterator[Value]:
+    """Yield the numbers that the loss is a sum of, those inside of sums too."""
+    waiting, seen = [loss], set[int]()
+    while waiting:
+        value = waiting.pop()
+        if id(value) in seen or math.prod(value.shape) != 1:
+            continue
+        seen.add(id(value))
+        yield value
+        op = value.op
+        if op is not None and op.name in _JOINING:
+            waiting.extend(op.inputs)
+        elif op is not None and op.name in _WEIGHING:
+            waiting.extend(given for given in op.inputs if given.requires_grad)
 
 
 def _trained_by(value: Value) -> Iterator[str]:

@@ -1,12 +1,13 @@
 """Finds language models whose outputs depend on the tokens that they are to predict."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from hookboard.auditing.program import Op
+from hookboard.auditing.program import Op, Value
 from hookboard.auditing.rules import Finding, LossCall, TracedStep, losses_of
 
 NEXT_SHARE = 0.9
@@ -73,6 +74,52 @@ def future_leak(done: TracedStep) -> Iterator[Finding]:
                     "mask later positions in attention (is_causal=True), and use nothing that reads them backwards",
                 )
                 return
+
+
+def loss_shape(done: TracedStep) -> Iterator[Finding]:
+    """Yield an alarm if outputs and targets of sequences are flattened in different orders.
+
+    Then the output of one sample is compared with the target of another, as where the model takes (positions, samples)
+    and the targets are (samples, positions).
+    """
+    for call in losses_of(done):
+        shape, live = call.target.origin.shape, call.live
+        if live is None or live.dim() != 2 or len(shape) != 2 or call.wanted.shape != (math.prod(shape),):
+            continue
+        for embedded in (op.seen for op in done.step.ops if isinstance(op.seen, Embedded)):
+            ids = embedded.op.arguments.get("input")
+            if not isinstance(ids, Value) or ids.origin.shape != shape or shape[0] == shape[1] or min(shape) < 2:
+                continue
+            if embedded.tokens.shape not in (shape, shape[::-1]) or len(live) != call.wanted.numel():
+                continue
+            axis = 0 if embedded.tokens.shape == shape else 1
+            row = shape[1] + 1  # the second position of the second sample, if rows are (samples, positions)
+            seen = _samples_seen(live[row], embedded.vectors, axis)
+            if seen is not None and seen != 1:
+                yield Finding(
+                    "loss_shape",
+                    "alarm",
+                    call.op.place.module,
+                    f"{call.op.name} at {call.op.place} compares the output of sample {seen} with the target of "
+                    f"sample 1 (row {row} of {len(live)}): they are flattened in different orders",
+                    "transpose the outputs or the targets before they are flattened, so that both are (samples, "
+                    "positions)",
+                )
+                return
+
+
+def _samples_seen(output: Tensor, vectors: Tensor, axis: int) -> int | None:
+    """Return the only sample on which an output depends, by its gradient; None if it depends on none or several."""
+    weighted = output.float() * torch.linspace(-1, 1, len(output), device=output.device)
+    try:
+        (gradient,) = torch.autograd.grad(weighted.sum(), vectors, retain_graph=True, allow_unused=True)
+    except RuntimeError:  # the graph was freed, or a tensor in it was changed in place
+        return None
+    if gradient is None:
+        return None
+    sizes = gradient.detach().abs().amax(tuple(dim for dim in range(gradient.dim()) if dim != axis))
+    depends = (sizes > MIN_GRADIENT_SHARE * sizes.max()).nonzero().flatten().tolist()
+    return depends[0] if len(depends) == 1 else None
 
 
 def _copied(call: LossCall, embedded: Embedded) -> Iterator[Finding]:

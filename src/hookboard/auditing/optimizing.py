@@ -119,8 +119,8 @@ def _frozen(parameters: Mapping[str, nn.Parameter]) -> Iterator[Finding]:
             "note",
             "",
             f"{count - sum(frozen.values()):,} of {count:,} weights are trained; frozen are all of "
-            f"{listed(_whole(parameters, frozen), 3)}",
-            "nothing, if that is meant, as below an adapter; otherwise set requires_grad=True on the rest",
+            f"{listed(_whole(parameters, frozen), 8)}{_untrained(parameters, frozen)}",
+            "set requires_grad=True on what shall learn; nothing, if that is meant, as below an adapter",
         )
 
 
@@ -147,6 +147,30 @@ def _settings(trainer: Trainer) -> Iterator[Finding]:
                 said[f"its momentum is {momentum:.4g}: it averages over {steps:.0f} steps"] = "set momentum=0.9"
         for evidence, advice in said.items():
             yield Finding("optimizer_settings", "note", "", f"{kind}: {evidence}", advice)
+
+
+FRESH_DEVIATION = 0.1
+"""Weights look as torch initializes them if their standard deviation is within this share of it (a choice)."""
+
+FRESH_COUNT = 64
+"""Smaller weights are not judged (a choice)."""
+
+
+def _untrained(parameters: Mapping[str, nn.Parameter], frozen: Collection[str]) -> str:
+    """Return a clause that names frozen matrices which look as torch initializes them; "" if none does."""
+    names = [name for name in frozen if _is_fresh(parameters[name].detach())]
+    if not names:
+        return ""
+    return f"; those of {listed(names, 4)} look as torch initializes them, so nobody has trained them"
+
+
+def _is_fresh(weight: torch.Tensor) -> bool:
+    """Return True if a weight is spread as torch initializes linear layers: evenly within 1 / root of the inputs."""
+    if weight.dim() < 2 or weight.numel() < FRESH_COUNT or not weight.is_floating_point():
+        return False
+    bound = 1 / math.sqrt(math.prod(weight.shape[1:]))
+    deviation, largest = float(weight.double().std()), float(weight.abs().max())
+    return abs(deviation * math.sqrt(3) / bound - 1) <= FRESH_DEVIATION and largest <= bound * 1.001
 
 
 def _whole(parameters: Collection[str], frozen: Collection[str]) -> list[str]:

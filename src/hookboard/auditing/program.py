@@ -22,7 +22,8 @@ _CALLERS = (inspect.getfile(call_training_step), str(Path(__file__).with_name("a
 """The files that call the step: the search for the user's line in the stack ends there."""
 
 _RESHAPES = """
-view view_as reshape reshape_as squeeze unsqueeze flatten unflatten ravel transpose permute movedim contiguous clone
+view view_as reshape reshape_as squeeze unsqueeze flatten unflatten ravel transpose t permute movedim moveaxis swapaxes
+swapdims contiguous clone
 expand expand_as getitem select narrow index_select masked_select gather T mT float double half bfloat16 to type type_as
 cpu cuda requires_grad
 """

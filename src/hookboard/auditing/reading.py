@@ -7,9 +7,10 @@ from contextlib import contextmanager
 from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 
-from hookboard.auditing import handwritten, mixing
+from hookboard.auditing import handwritten, leak, mixing
 from hookboard.auditing.constant import constant_loss
 from hookboard.auditing.cuts import cut
+from hookboard.auditing.dropping import dropout
 from hookboard.auditing.influence import no_influence
 from hookboard.auditing.inputs import WEIGHING, few_tokens, input_scale, note_input, target_leak
 from hookboard.auditing.leak import future_leak, note_embedding
@@ -31,10 +32,12 @@ ALL_RULES = (
     unbounded_loss,
     loss_scale,
     future_leak,
+    leak.loss_shape,
     input_scale,
     few_tokens,
     target_leak,
     padding,
+    dropout,
     class_weights,
 )
 """The rules that judge the code of a step."""

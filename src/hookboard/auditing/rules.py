@@ -367,7 +367,7 @@ def _all_the_same(call: LossCall) -> Iterator[Finding]:
         place.module,
         f"all {wanted.numel()} targets of the batch at {place} are {float(wanted.flatten()[0]):g}"
         + (f", of {classes} classes" if classes else ""),
-        "look at the labels that the data set gives, and at whether it is shuffled",
+        "look at the labels that the data set gives, at whether it is shuffled, and at the weights of a sampler",
     )
 
 

@@ -1,4 +1,4 @@
-"""`StaleGradients`: detects an optimizer that steps although the gradients of its previous step were not cleared."""
+"""`StaleGradients`: detects an optimizer that steps with gradients of its previous step, or without any."""
 
 import inspect
 from collections.abc import Sequence
@@ -33,6 +33,7 @@ class _Watched:
         steps: how often the optimizer has stepped.
         backwards: how many backward passes began since its last step.
         left: sampled parameters whose gradient was not cleared since its last step.
+        empty: how many of its steps had no gradient while another optimizer's parameters had one.
         is_decided: whether the optimizer is no longer watched.
     """
 
@@ -40,6 +41,7 @@ class _Watched:
     steps: int = 0
     backwards: int = 0
     left: "list[_Left]" = field(default_factory=list)
+    empty: int = 0
     is_decided: bool = False
 
 
@@ -73,8 +75,12 @@ class _Stale(NamedTuple):
     gradients: int
 
 
+EMPTY_STEPS = 2
+"""An optimizer whose first steps have no gradient, this many, is an alarm (a choice)."""
+
+
 class StaleGradients:
-    """Detects that nothing clears the gradients between two steps of an optimizer.
+    """Detects that nothing clears the gradients between two steps of an optimizer, or that it never has any.
 
     Its methods are to be called at each training batch. It samples a few gradients in the first WATCHED_STEPS steps.
 
@@ -88,11 +94,13 @@ class StaleGradients:
         self._watched = {id(optimizer): _Watched(optimizer) for optimizer in optimizers}
         self._stale: list[_Stale] = []
         """Those of the current batch."""
+        self._empty: list[Finding] = []
+        """Those of the current batch: optimizers without a gradient."""
 
     @property
     def is_over(self) -> bool:
         """Whether no optimizer is watched any more, and all that was found has been reported."""
-        return not self._stale and all(watched.is_decided for watched in self._watched.values())
+        return not self._stale and not self._empty and all(watched.is_decided for watched in self._watched.values())
 
     def before_backward(self) -> None:
         """Note that a backward pass begins: sample what the last step left, or drop what was cleared since."""
@@ -122,6 +130,11 @@ class StaleGradients:
         if watched is None or watched.is_decided:
             return
         is_stale = watched.backwards > 0 and any(bool(left.is_any) for left in watched.left)
+        others = [other.optimizer for other in self._watched.values() if other is not watched]
+        if watched.backwards and watched.empty == watched.steps and not _has_gradient(optimizer):
+            watched.empty += any(map(_has_gradient, others))
+        if watched.empty == EMPTY_STEPS == watched.steps + 1:
+            self._empty.append(_without_gradient(optimizer, _place_of_step(self._model)))
         watched.steps, watched.backwards, watched.left = watched.steps + 1, 0, []
         watched.is_decided = is_stale or watched.steps > WATCHED_STEPS
         if is_stale:
@@ -129,10 +142,11 @@ class StaleGradients:
             self._stale.append(_Stale(type(optimizer).__name__, _place_of_step(self._model), count))
 
     def end_batch(self) -> Finding | None:
-        """Return an alarm that names all optimizers that were found stale in the batch that ends; None without any."""
+        """Return an alarm on the optimizers that were found in the batch that ends; None without any."""
         stale, self._stale = self._stale, []
+        empty, self._empty = self._empty, []
         if not stale:
-            return None
+            return empty[0] if empty else None
         steps = " and ".join(f"{kind} steps at {place}" for kind, place, _ in stale)
         count = " and ".join(f"{count}" for *_, count in stale)
         whose, clear = ("its step", "zero_grad()") if len(stale) == 1 else ("the step", "zero_grad() of each")
@@ -144,6 +158,23 @@ class StaleGradients:
             f"({count} parameters)",
             f"call {clear} before the backward pass",
         )
+
+
+def _without_gradient(optimizer: Optimizer, place: Place) -> Finding:
+    return Finding(
+        "wrong_optimizer",
+        "alarm",
+        "",
+        f"{type(optimizer).__name__} steps at {place} while no parameter of it has a gradient: the backward pass "
+        "before reached only those of another optimizer",
+        "check that each loss is followed by the step of its own optimizer: self.optimizers() gives them in the order "
+        "of configure_optimizers, and zero_grad() of one must not clear what another one needs",
+    )
+
+
+def _has_gradient(optimizer: Optimizer) -> bool:
+    """Return True if a sampled parameter of the optimizer has a gradient that is not all 0."""
+    return any(bool(left.is_any) for left in _sampled(optimizer))
 
 
 def _sampled(optimizer: Optimizer) -> list[_Left]:

@@ -11,6 +11,7 @@ from torch.nn.parameter import is_lazy
 from hookboard.auditing import Finding
 from hookboard.experiments import BATCHES, Experiments, Setting, Start, experiment, read_apart, why_not
 from hookboard.health import STEPS_BEFORE_STUCK, TELLABLE, WINDOWS_ALWAYS_ASKED, Judge, Symptom
+from hookboard.layouts import bytes_of
 from hookboard.loops import Loop
 from hookboard.replay import CannotRunAgainError, undisturbed
 
@@ -140,7 +141,7 @@ class ExperimentState:
     def keep(self, model: nn.Module) -> None:
         """Copy the present values of the parameters into `start`, unless they are larger than MAX_KEPT_BYTES."""
         parameters = list(model.parameters())
-        if not any(map(is_lazy, parameters)) and sum(p.nbytes for p in parameters) <= MAX_KEPT_BYTES:
+        if not any(map(is_lazy, parameters)) and sum(map(bytes_of, parameters)) <= MAX_KEPT_BYTES:
             self.start = [(p, p.detach().cpu().clone()) for p in parameters]
 
     def update_question(self, judge: Judge, *, is_over: bool = False) -> None:

@@ -115,25 +115,27 @@ def losses_without_updates(recipe: Recipe, batches: Sequence[Any], count: int) -
 
     The loss of a batch still differs from step to step if the step draws random numbers, such as for dropout.
     """
-    with restoring(recipe, batches), torch.no_grad():
+    with restoring(recipe, batches):
         random, losses = RandomState(), [_value(recipe, batch) for batch in batches]
         again = _value(recipe, batches[0])
         if again == losses[0] and not random.moved():
             return [losses[number % len(batches)] for number in range(count)]
-    with restoring(recipe, batches), torch.no_grad():
+    with restoring(recipe, batches):
         return [_value(recipe, batches[number % len(batches)]) for number in range(count)]
 
 
 def losses_of(recipe: Recipe, batches: Sequence[Any]) -> list[float]:
     """Return the loss of each batch without any update; to be called inside `restoring`. Restores the random state."""
-    with torch.no_grad():
-        random, losses = RandomState(), [_value(recipe, batch) for batch in batches]
-        random.restore()
-        return losses
+    random, losses = RandomState(), [_value(recipe, batch) for batch in batches]
+    random.restore()
+    return losses
 
 
 def _value(recipe: Recipe, batch: Any) -> float:
-    """Return the loss of a batch as a number, and undo what the step changed in the batch."""
+    """Return the loss of a batch as a number, and undo what the step changed in the batch.
+
+    Gradients are enabled, as in training: the step may compute some, as for a differential equation.
+    """
     recipe.check_time()
     state = State(batch)
     loss = float(recipe.step(batch).detach())
@@ -165,8 +167,7 @@ def train(
         losses.append(_step(recipe, optimizer, batches[number % len(batches)]))
         if not math.isfinite(losses[-1]) or (gives_up and abs(losses[-1]) > GIVE_UP_RATIO * abs(losses[0])):
             return losses
-    with torch.no_grad():
-        return [*losses, _value(recipe, batches[count % len(batches)])]
+    return [*losses, _value(recipe, batches[count % len(batches)])]
 
 
 def _step(recipe: Recipe, optimizer: Optimizer, batch: Any) -> float:

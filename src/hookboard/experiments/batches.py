@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import DataLoader, IterableDataset
 
+from hookboard.layouts import bytes_of
 from hookboard.nested import tensors_in
 from hookboard.replay import CannotRunAgainError
 from hookboard.state import State, same_random_state
@@ -92,4 +93,4 @@ def _bytes_in(values: Iterable[Any]) -> int:
     """Return the bytes of all NumPy arrays among the values, and of all tensors in them, nested ones too."""
     values = list(values)
     arrays = sum(value.nbytes for value in values if isinstance(value, np.ndarray))
-    return arrays + sum(tensor.nbytes for _, tensor in tensors_in(values))
+    return arrays + sum(bytes_of(tensor) for _, tensor in tensors_in(values))

@@ -95,9 +95,9 @@ def compared(evaluation: Look, training: Sequence[Look], layers: Iterable[Layer]
 
 
 def size_of(one: Look, other: Look, layer: Layer) -> float:
-    """Return how far a layer's outputs differ between two looks, see `Gap`; NaN if unknown, and for dropout."""
+    """Return how far a layer's outputs differ between two looks, see `Gap`; NaN if unknown, for dropout and losses."""
     before, after = one.of(layer.name, "output"), other.of(layer.name, "output")
-    if before is None or after is None or layer.kind == "dropout":
+    if before is None or after is None or layer.kind == "dropout" or layer.type.endswith("Loss"):
         return math.nan
     if not (before.moments.rms > 0 and after.moments.rms > 0):
         return math.nan

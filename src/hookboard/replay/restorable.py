@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from hookboard.either_lightning import PACKAGES, is_lightning
+from hookboard.layouts import bytes_of
 
 MAX_SAVED_BYTES = 1 << 29
 """Maximum bytes of tensors and arrays that are saved, besides parameters; copying more would take too long (a choice).
@@ -65,7 +66,7 @@ class RestorableCheck:
         if isinstance(value, nn.Parameter):
             self._add_weight(value)
         elif isinstance(value, Tensor | np.ndarray) and not isinstance(value, np.memmap):
-            self._bytes += value.nbytes if isinstance(value, np.ndarray) or not value.is_nested else 0
+            self._bytes += value.nbytes if isinstance(value, np.ndarray) else bytes_of(value)
         if self._objects > MAX_VISITED_OBJECTS or self._bytes > MAX_SAVED_BYTES:
             raise CannotRunAgainError("the model holds too much in its attributes to put it back")
         what = None if isinstance(value, Tensor | nn.Module | np.ndarray) else self._why_not(value)
@@ -76,7 +77,7 @@ class RestorableCheck:
         if is_lazy(weight) or weight.is_meta:
             return
         device = weight.device
-        self._weights[device] = self._weights.get(device, 0) + weight.nbytes
+        self._weights[device] = self._weights.get(device, 0) + bytes_of(weight)
         if self._weights[device] > MAX_SAVED_BYTES and self._weights[device] > _free_bytes(device):
             raise CannotRunAgainError(f"its weights are too large to copy on {device}")
 

@@ -18,15 +18,19 @@ from hookboard.health.losses import (
     STUCK_SHARE,
     Spike,
     is_new_level,
+    starts_high,
 )
 from hookboard.health.robust import median, median_of
 from hookboard.health.rule import Rule, Severity, Symptom
 from hookboard.health.rules.scale import DROPOUT_KINDS, dropped_share, uses_batch_statistics
-from hookboard.health.rules.shared import UPDATE_RATIO_SMALL, agreement_of, harm_of
+from hookboard.health.rules.shared import UPDATE_RATIO_SMALL, agreement_of, harm_of, severity_of
+from hookboard.health.rules.training_step import are_targets_unscaled
 from hookboard.health.run import Run
 from hookboard.health.stage_comparison import Gap, StageComparison
 from hookboard.layers import Kind
 from hookboard.measure import FIELDS
+from hookboard.messages import listed
+from hookboard.recording import Reading
 
 GRADIENT_SPIKE_FACTOR = 10.0
 """A gradient is a spike if it is this many times the usual one, and its logarithm as many robust standard deviations
@@ -268,6 +272,46 @@ def _rate_rises(run: Run) -> bool:
     return any(name in first and stepped.rate > first[name].rate for name, stepped in now.items())
 
 
+EMBEDDING_RMS_LARGE = 0.5
+"""RMS of an embedding at the start from which it may make outputs too wide: torch initializes with 1 (a choice)."""
+
+
+def initial_loss(run: Run) -> Iterator[Symptom]:
+    """Report first losses far above that of a model that gives all samples the same: its outputs are too wide."""
+    losses = run.losses
+    if not losses.is_known or losses.first[0].step > 0 or are_targets_unscaled(run):
+        return
+    reference, what = run.constant_loss, "the best constant answer gives"
+    if losses.is_of_classifier and losses.chance is not None:
+        reference, what = losses.chance, "chance gives"
+    if not (reference > 0 and starts_high(reference, losses.start)):
+        return
+    first = run.first or run.now
+    wide = [
+        layer.name
+        for layer in run.layers
+        if layer.kind == "embedding" and any(_is_wide(first.of(name, "parameter_before")) for name in layer.weights)
+    ]
+    advice = "initialize the last layer smaller, and check the scale of its input"
+    if wide:
+        advice = f"initialize {listed(wide, 3)} smaller, such as nn.init.normal_(weight, std=0.1): torch begins with 1"
+    evidence = (
+        f"the first losses were {losses.start:.3g}, where {what} {reference:.3g}: the outputs of the model are too "
+        f"wide at the start{harm_of(run)}"
+    )
+    yield Symptom("", evidence, advice, severity_of(run), size=losses.start / reference)
+
+
+def _is_wide(weight: Reading | None) -> bool:
+    return weight is not None and weight.moments.rms >= EMBEDDING_RMS_LARGE
+
+
+INITIAL_LOSS = Rule(
+    "initial_loss",
+    initial_loss,
+    about="first losses far above those of a constant answer or of chance",
+)
+
 EVALUATIONS_MIN = 4
 """Number of validations before which nothing is said of their losses (a choice)."""
 
@@ -284,7 +328,7 @@ EVALUATION_RISE_FACTOR = 2.0
 def overfitting(run: Run) -> Iterator[Symptom]:
     """Report a loss in validation that rises while that in training falls."""
     known = [loss for loss in run.evaluation_losses if math.isfinite(loss.value)]
-    if len(known) < EVALUATIONS_MIN or not run.losses.is_learning:
+    if len(known) < EVALUATIONS_MIN or not run.losses.is_learning or _has_other_data(run):
         return
     values = [loss.value for loss in known]
     lowest = values.index(min(values))
@@ -310,6 +354,12 @@ def overfitting(run: Run) -> Iterator[Symptom]:
         f"{run.losses.start:.3g} to {run.losses.level():.3g}"
     )
     yield Symptom("", evidence, advice, "note", size=(now - low) / max(abs(low), 1e-12), since=known[lowest].step)
+
+
+def _has_other_data(run: Run) -> bool:
+    """Return True if in the latest validation the very first layer's outputs differ from training: see that first."""
+    begin = begin_of(run.comparisons[-1]) if run.comparisons else None
+    return begin is not None and begin.layer.name == run.comparisons[-1].gaps[0].layer.name
 
 
 OVERFITTING = Rule(
@@ -412,7 +462,10 @@ def train_eval_gap(run: Run) -> Iterator[Symptom]:
         # Where the data differ, norms may hide it from later layers.
         is_harm = min(gap.size for gap in found) > OTHER_DATA_GAP
         evidence += "; it begins at the input: validation data differ from training data"
-        advice = "check how validation data is prepared: its normalization first, then its class balance"
+        advice = (
+            "check how both are prepared, in training_step too: the normalization first, whether it is applied once in "
+            "each, then the class balance"
+        )
     else:
         is_harm = gaps[-1].size > GAP_NOTE / 2 and strange is not False and may_differ(run, first)
         if not may_differ(run, first):

@@ -57,8 +57,8 @@ STEP_RULES = (
     _rule(
         "cut",
         "alarm or note",
-        "`detach`, `no_grad` or the like leaves trainable parameters without a gradient, which may be intended; an "
-        "alarm if none has one, or if all are 0 after `round` or `sign`",
+        "`detach`, `no_grad` or the like leaves parameters or a term of the loss without a gradient; an alarm if no "
+        "parameter has one, or the term holds derivatives without `create_graph`",
     ),
     _rule("masked_row", "alarm", "rows of attention that are fully masked, and make the loss NaN"),
     _rule("eval_mode", "note", "batch norms or dropouts in evaluation mode while the model trains"),
@@ -71,6 +71,7 @@ STEP_RULES = (
         "the targets are not shifted",
     ),
     _rule("few_tokens", "note", "nearly all tokens of the batch are the same"),
+    _rule("dropout", "alarm", "a dropout that drops 90 % of the values or more"),
     _rule("padding", "note", "the loss counts what pads the rows of a batch"),
     _rule("class_weights", "note", "a frequent class has a larger weight in the loss than a rare one"),
     _rule("optimizer_settings", "note", "an epsilon, momentum or beta of an optimizer far from any usual one"),
@@ -80,6 +81,7 @@ STEP_RULES = (
         "alarm",
         "an optimizer steps with gradients that were not cleared since its step before",
     ),
+    _rule("wrong_optimizer", "alarm", "an optimizer steps without gradients, after a backward pass for another one"),
     _rule(
         "not_in_optimizer",
         "alarm or note",
