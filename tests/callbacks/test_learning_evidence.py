@@ -142,7 +142,7 @@ def test_the_best_constant_answer_and_the_loss_that_ends_above_it(tmp_path):
 
 def test_the_first_losses_and_the_constant_that_they_are_far_above(tmp_path):
     made = torch.Generator().manual_seed(1)
-    data = [(x, torch.randn(32, 2, generator=made)) for x, _ in classes(40)]
+    data = [(x, torch.randn(32, 2, generator=made)) for x, _ in classes(80)]
     net = sized(linear(8, 2))
     net[0].weight.data *= 30
     model = Course(net, nn.functional.mse_loss, rate=1e-4)

@@ -93,19 +93,31 @@ def loss_shape(done: TracedStep) -> Iterator[Finding]:
             if embedded.tokens.shape not in (shape, shape[::-1]) or len(live) != call.wanted.numel():
                 continue
             axis = 0 if embedded.tokens.shape == shape else 1
-            row = shape[1] + 1  # the second position of the second sample, if rows are (samples, positions)
-            seen = _samples_seen(live[row], embedded.vectors, axis)
-            if seen is not None and seen != 1:
+            # Row 1 is of the first sample if rows are (samples, positions), and of the second one otherwise.
+            seen, wanted = _samples_seen(live[1], embedded.vectors, axis), int(_is_transposed(call.target))
+            if seen is not None and seen != wanted:
                 yield Finding(
                     "loss_shape",
                     "alarm",
                     call.op.place.module,
                     f"{call.op.name} at {call.op.place} compares the output of sample {seen} with the target of "
-                    f"sample 1 (row {row} of {len(live)}): they are flattened in different orders",
+                    f"sample {wanted} (row 1 of {len(live)}): they are flattened in different orders",
                     "transpose the outputs or the targets before they are flattened, so that both are (samples, "
                     "positions)",
                 )
                 return
+
+
+_TRANSPOSING = frozenset({"t", "T", "mT", "transpose", "permute", "movedim", "moveaxis", "swapaxes", "swapdims"})
+
+
+def _is_transposed(value: Value) -> bool:
+    """Return True if an odd number of transpositions lies between a value and its origin."""
+    count = 0
+    while value.op is not None and value is not value.origin:
+        count += value.op.name in _TRANSPOSING
+        value = value.op.inputs[0]
+    return count % 2 == 1
 
 
 def _samples_seen(output: Tensor, vectors: Tensor, axis: int) -> int | None:
