@@ -68,6 +68,11 @@ def test_a_step_of_a_window_that_is_the_target_is_found():
     assert "column 13 of the 14" in leaks(windows, windows[:, 6, 1:])[0].evidence
 
 
+def test_pictures_with_a_border_that_are_to_be_given_back_are_no_leak():
+    pictures = nn.functional.pad(torch.randn(32, 1, 4, 4), (2, 2, 2, 2))
+    assert leaks(pictures, pictures.flatten(1), outputs=64) == []
+
+
 @pytest.mark.parametrize(
     ("x", "y"),
     [

@@ -26,6 +26,9 @@ EXACT_CORRELATION = 1 - 1e-6
 ENOUGH_BITS = 64
 """The targets must carry this much, in bits, for that to be no chance (a choice)."""
 
+MAX_TARGETS = 64
+"""Of samples with more targets, such as pictures, the first are looked at (a choice)."""
+
 
 class DataInput(NamedTuple):
     """The first argument of a function with parameters, if it comes from data alone.
@@ -148,21 +151,23 @@ def _column_of(call: LossCall, given: Tensor) -> tuple[int, int, float] | None:
     columns = given.double().reshape(len(given), -1)
     if not 1 < columns.shape[1] <= MAX_COLUMNS or not bool(columns.isfinite().all()):
         return None
-    # Of several targets per sample, such as those of a window, the first.
-    found = [_match(wanted[:, k], columns) for k in range(min(wanted.shape[1], 8))]
-    exact = [match for match in found if match is not None]
-    if not exact or (len(found) > 1 and 2 * len(exact) > len(found)):
+    telling = [column for column in wanted[:, :MAX_TARGETS].T if _bits_in(column) >= ENOUGH_BITS]
+    exact = [match for column in telling if (match := _match(column, columns)) is not None]
+    if not exact or (len(telling) > 1 and 2 * len(exact) > len(telling)):
         return None
     column, correlation = exact[0]
     return column, columns.shape[1], correlation
 
 
+def _bits_in(column: Tensor) -> float:
+    """Return how much the elements of a column carry together, in bits."""
+    _, counts = column.unique(return_counts=True)
+    shares = counts.double() / len(column)
+    return float(-(shares * shares.log2()).sum()) * len(column)
+
+
 def _match(target: Tensor, columns: Tensor) -> tuple[int, float] | None:
     """Return index and correlation of the column that is the target up to scale and offset; None if none is."""
-    _, counts = target.unique(return_counts=True)
-    shares = counts.double() / len(target)
-    if float(-(shares * shares.log2()).sum()) * len(target) < ENOUGH_BITS:
-        return None
     target, columns = target - target.mean(), columns - columns.mean(0)
     sizes = target.norm() * columns.norm(dim=0)
     cosines = torch.where(sizes > 0, target @ columns / sizes.clamp(min=1e-300), 0.0)

@@ -190,7 +190,7 @@ def _experiments(recipe: Recipe, setting: Setting, batches: Sequence[Any]) -> Ex
         findings += unlearnable
         if not unlearnable:
             trials = _tried_rates(recipe, together, targets)
-            tried += said_of_rates(trials, f"{_weights(recipe)}, {_what(len(together))}")
+            tried += said_of_rates(trials, f"{_weights(recipe)} on {_what(len(together))}")
             in_short = in_short_of(trials, len(together))
             [optimizer] = setting.optimizers
             has_targets = bool(targets.paths)
@@ -313,7 +313,7 @@ def said_of_rates(trials: Sequence[RateTrial], of_what: str) -> list[str]:
     if not trials:
         return ["The budget of seconds was used up before a rate could be tried."]
     of_all = f"{len(trials)} of {max(len(FACTORS), len(trials))} rates"
-    lines = [f"From {of_what} learned at {of_all}, each from the start and constant:"]
+    lines = [f"Trained from {of_what} at {of_all}, each time from there and at a constant rate:"]
     for trial in trials:
         mark = " (yours)" if trial.factor == 1 else ""
         lines.append(
