@@ -14,6 +14,7 @@ from hookboard.auditing.dropping import dropout
 from hookboard.auditing.influence import no_influence
 from hookboard.auditing.inputs import WEIGHING, few_tokens, input_scale, note_input, target_leak
 from hookboard.auditing.leak import future_leak, note_embedding
+from hookboard.auditing.padding_masks import note_mask, padding_mask
 from hookboard.auditing.program import StepTrace, Value
 from hookboard.auditing.rules import FLAT, OBSERVERS, RULES, Finding, TracedStep, findings_of
 from hookboard.auditing.scaling import loss_scale, unbounded_loss
@@ -37,6 +38,7 @@ ALL_RULES = (
     few_tokens,
     target_leak,
     padding,
+    padding_mask,
     dropout,
     class_weights,
 )
@@ -61,6 +63,7 @@ class Reader:
                 **handwritten.OBSERVERS,
                 "embedding": note_embedding,
                 **dict.fromkeys(WEIGHING, note_input),
+                "multi_head_attention_forward": note_mask,
             },
             at_backward or self.take_loss,
         )

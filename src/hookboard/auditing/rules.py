@@ -390,7 +390,8 @@ def loss_shape(done: TracedStep) -> Iterator[Finding]:
 
 def masked_row(done: TracedStep) -> Iterator[Finding]:
     """Yield an alarm if the loss is not finite and attention has rows that are fully masked, which give NaN."""
-    found = [(op, *op.seen) for op in done.step.ops if op.seen and op.name in ATTENTION]
+    rows = [(op, getattr(op.seen, "rows", op.seen)) for op in done.step.ops if op.name in ATTENTION]
+    found = [(op, *masked) for op, masked in rows if masked]
     if found and not done.is_finite:
         op, masked, rows = found[0]
         others = f", and so are some in {len(found) - 1} calls after it" if len(found) > 1 else ""

@@ -31,10 +31,10 @@ def padding(done: TracedStep) -> Iterator[Finding]:
         rows = call.wanted.reshape(call.target.origin.shape) if _has_rows(call) else None
         if rows is None:
             continue
-        pad = _padding_of(rows)
+        pad = padding_of(rows)
         if pad is None or pad == call.op.arguments.get("ignore_index", -100):
             continue
-        share = float((_runs(rows, pad)).double().mean())
+        share = float((runs_of(rows, pad)).double().mean())
         yield Finding(
             "padding",
             "note",
@@ -50,15 +50,15 @@ def _has_rows(call: LossCall) -> bool:
     return len(shape) == 2 and shape[0] * shape[1] == call.wanted.numel() and not call.wanted.is_floating_point()
 
 
-def _runs(rows: Tensor, pad: int) -> Tensor:
+def runs_of(rows: Tensor, pad: int) -> Tensor:
     """Return which elements belong to a run of `pad` that lasts to the end of their row; shape of `rows`, bool."""
     return (rows == pad).flip(1).cumprod(1).flip(1).bool()
 
 
-def _padding_of(rows: Tensor) -> int | None:
+def padding_of(rows: Tensor) -> int | None:
     """Return the number that pads the rows; None if they are not padded."""
     pad = int(rows[:, -1].mode().values)
-    lengths = _runs(rows, pad).sum(1)
+    lengths = runs_of(rows, pad).sum(1)
     has_ends = (lengths >= MIN_RUN).double().mean() >= MIN_PADDED_ROWS and lengths.unique().numel() > 1
     return pad if has_ends and lengths.sum() >= MIN_PADDED_SHARE * rows.numel() else None
 

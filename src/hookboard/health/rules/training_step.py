@@ -72,6 +72,7 @@ STEP_RULES = (
     ),
     _rule("few_tokens", "note", "nearly all tokens of the batch are the same"),
     _rule("dropout", "alarm", "a dropout that drops 90 % of the values or more"),
+    _rule("padding_mask", "alarm", "a key_padding_mask that hides the tokens and shows the padding"),
     _rule("padding", "note", "the loss counts what pads the rows of a batch"),
     _rule("class_weights", "note", "a frequent class has a larger weight in the loss than a rare one"),
     _rule("optimizer_settings", "note", "an epsilon, momentum or beta of an optimizer far from any usual one"),
