@@ -4,6 +4,7 @@ import math
 from itertools import pairwise
 
 import numpy as np
+import pytest
 import torch
 from recorded import CROSS_ENTROPY, EVERY, STEPS, Recorded, classes, linear, numbers, rms, said, sized, verdict_of
 from torch import nn
@@ -349,3 +350,28 @@ def test_large_steps_of_lbfgs_that_learns_are_well(tmp_path):
     fit(tmp_path, model, data, monitor)
     assert model.losses[-1] < 0.01 * model.losses[0]
     assert [verdict.rule for verdict in monitor.verdicts if verdict.severity == "alarm"] == []
+
+
+class Validated(Course):
+    """Logs a loss in validation that rises while that in training falls."""
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", 1.0 + 0.02 * len(self.losses))
+
+
+def test_the_logged_losses_of_validations_and_those_of_training(tmp_path):
+    made = torch.Generator().manual_seed(1)
+    data = [(x, x[:, :2] + 0.01 * torch.randn(32, 2, generator=made)) for x, _ in classes(20)]
+    model = Validated(sized(linear(8, 2)), nn.functional.mse_loss, rate=0.05)
+    monitor = HealthMonitor(every_n_steps=EVERY, rules=["overfitting"])
+    fit(tmp_path, model, data, monitor, max_epochs=6, limit_val_batches=1, num_sanity_val_steps=0)
+    (verdict,) = monitor.verdicts
+    first, since, last, start, level = numbers(
+        "rose from # in the first validation, at step #, to #, while that in training fell from # to #",
+        verdict.evidence,
+    )
+    seen = [1.0 + 0.02 * count for count in range(20, 121, 20)]
+    assert (first, last) == (shortened(seen[0], 3), shortened(seen[-1], 3))
+    assert since == verdict.since == 19
+    assert start == shortened(np.median(model.losses[:4]), 3)
+    assert level == pytest.approx(np.median(model.losses[-16:]), rel=0.01)

@@ -481,10 +481,14 @@ class HealthState(MeasurementState):
 
         return take
 
-    def evaluation(self, step: int, loss: float | None) -> Judging:
+    def evaluation(self, step: int, loss: Tensor | None) -> Judging:
         """Return a function that takes the readings of an evaluation loop and has them judged; see `look`."""
-        losses = [] if loss is None else [Loss(step, 0, loss)]
-        return lambda readings, _: self._judged(lambda judge, _: judge.see_evaluation(Look(step, 0, readings, losses)))
+
+        def judged(readings: Readings, scalars: Mapping[str, float]) -> tuple[Verdict, ...] | None:
+            losses = [] if loss is None else [Loss(step, 0, float(loss))]  # which may wait for the device
+            return self._judged(lambda judge, _: judge.see_evaluation(Look(step, 0, readings, losses)))
+
+        return judged
 
     def end_judging(self, losses: Sequence[Loss]) -> tuple[Verdict, ...]:
         """Judge the whole training at its end; takes the losses since the last look, returns all verdicts."""

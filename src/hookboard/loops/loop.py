@@ -65,8 +65,8 @@ class Loop:
     for no logging."""
     has_validation: bool = False
     """True if the training run has validations."""
-    evaluation_loss: float | None = None
-    """The loss of the latest validation; None if it is not known."""
+    evaluation_loss: Tensor | None = None
+    """The loss of the latest validation, shape (); None if it is not known."""
     why_not: str | None = None
     """Why callbacks cannot measure anything in this run, as a clause; None if they can."""
 

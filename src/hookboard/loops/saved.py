@@ -18,10 +18,10 @@ from hookboard.records import LayerFacts
 
 KEY = "hookboard"
 
-VERSION = 4
+VERSION = 5
 """The format of an entry. Increase it whenever what is saved, or its meaning, changes."""
 
-READABLE_VERSIONS = frozenset({1, 2, 3, VERSION})
+READABLE_VERSIONS = frozenset({1, 2, 3, 4, VERSION})
 """The formats that can be restored. 1 has a row for every channel and no width, 2 has no experiments, 3
 no frozen parameters."""
 

@@ -83,11 +83,11 @@ class TrainerLoop(Loop):
         return stage.value
 
     @_asked
-    def evaluation_loss(self) -> float | None:
+    def evaluation_loss(self) -> Tensor | None:
         logged = self.trainer.callback_metrics
         names = [name for name in logged if is_name_of_evaluation_loss(name)]
         # `val_loss` rather than one of its terms, such as `val_loss_boxes`.
-        return float(logged[min(names, key=len)]) if names else None
+        return logged[min(names, key=len)] if names else None
 
     @_asked
     def batch_to_repeat(self) -> tuple[int, int] | None:
