@@ -379,6 +379,16 @@ def test_layers_in_evaluation_mode_are_a_note():
     assert found.evidence.startswith("1 of 2 layers")
 
 
+def test_a_frozen_part_in_training_mode_is_a_note():
+    teacher = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Dropout()).requires_grad_(False)
+    model = nn.ModuleDict({"teacher": teacher, "net": net()})
+    step = lambda batch: mse_loss(model["net"](batch), model["teacher"](batch))  # noqa: E731
+    (found,) = [one for one in audit(model, X, step) if one.rule == "eval_mode"]
+    assert found.evidence.startswith(
+        "2 norms and dropouts of frozen modules are in training mode: teacher.1, teacher.2"
+    )
+
+
 def test_a_frozen_part_in_evaluation_mode_is_meant():
     teacher = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Dropout()).eval().requires_grad_(False)
     model = nn.ModuleDict({"teacher": teacher, "student": nn.Linear(4, 3)})

@@ -445,14 +445,16 @@ def _has_a_mode(module: nn.Module) -> bool:
 
 
 def eval_mode(done: TracedStep) -> Iterator[Finding]:
-    """Yield a note if norms or dropouts outside of frozen modules are in evaluation mode."""
+    """Yield a note if norms or dropouts are in evaluation mode, or those of frozen modules in training mode."""
     modules: dict[str, nn.Module] = {}
     frozen: list[str] = []
+    restless: list[str] = []
     for name, module in done.step.model.named_modules():
-        if any(f"{name}.".startswith(part) for part in frozen):
-            continue
         parameters = list(module.parameters())
-        if parameters and not any(parameter.requires_grad for parameter in parameters):
+        if any(f"{name}.".startswith(part) for part in frozen):
+            if isinstance(module, _WITH_MODES) and _has_a_mode(module) and module.training:
+                restless.append(name)
+        elif parameters and not any(parameter.requires_grad for parameter in parameters):
             frozen.append(f"{name}." if name else "")
         elif isinstance(module, _WITH_MODES) and _has_a_mode(module):
             modules[name] = module
@@ -466,6 +468,14 @@ def eval_mode(done: TracedStep) -> Iterator[Finding]:
             f"{len(idle)} of {len(modules)} layers that behave differently in training ({', '.join(kinds)}) are in "
             f"evaluation mode: {listed(idle, 3)}",
             "call train() on them, unless they are to stay as they are",
+        )
+    if restless:
+        yield Finding(
+            "eval_mode",
+            "note",
+            "",
+            f"{len(restless)} norms and dropouts of frozen modules are in training mode: {listed(restless, 3)}",
+            "call eval() on the frozen module before the fit, and again wherever train() is called, unless that is meant",
         )
 
 

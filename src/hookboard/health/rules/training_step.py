@@ -61,7 +61,11 @@ STEP_RULES = (
         "parameter has one, or the term holds derivatives without `create_graph`",
     ),
     _rule("masked_row", "alarm", "rows of attention that are fully masked, and make the loss NaN"),
-    _rule("eval_mode", "note", "batch norms or dropouts in evaluation mode while the model trains"),
+    _rule(
+        "eval_mode",
+        "note",
+        "norms or dropouts in evaluation mode while the model trains, or in training mode in a frozen module",
+    ),
     _rule("unbounded_loss", "alarm", "the loss is minus an error, or a plain difference to the targets"),
     _rule("loss_scale", "alarm or note", "a loss that is multiplied by 1e-6 or less; a note if it is exactly 0"),
     _rule(
