@@ -475,7 +475,7 @@ def eval_mode(done: TracedStep) -> Iterator[Finding]:
             "note",
             "",
             f"{len(restless)} norms and dropouts of frozen modules are in training mode: {listed(restless, 3)}",
-            "call eval() on the frozen module before the fit, and again wherever train() is called, unless that is meant",
+            "unless that is meant, call eval() on the module before the fit, and again wherever train() is called",
         )
 
 
