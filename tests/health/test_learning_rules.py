@@ -323,7 +323,7 @@ def begun(start, constant, embedding=0.02):
     values = {
         ("table.weight", "parameter_before"): reading("table.weight", "parameter_before", [row(4, 0.0, embedding)])
     }
-    made = training(40, lambda step: values, losses=[start] * 40, layers=layers)
+    made = training(40, lambda step: values, losses=[start] * 40 if isinstance(start, float) else start, layers=layers)
     run = seen(made, layers)
     run.constant_loss = constant
     return list(RULES["initial_loss"].judge(run))
@@ -331,11 +331,13 @@ def begun(start, constant, embedding=0.02):
 
 def test_first_losses_far_above_that_of_a_constant_are_reported_with_the_embeddings_that_are_wide():
     (symptom,) = begun(30.0, 1.0, embedding=1.0)
-    assert "the first losses were 30, where the best constant answer gives 1:" in symptom.evidence
+    assert "the first loss was 30, where the best constant answer gives 1:" in symptom.evidence
     assert symptom.advice.startswith("initialize table smaller")
     assert begun(30.0, 1.0, embedding=0.02)[0].advice.startswith("initialize the last layer smaller")
 
 
-@pytest.mark.parametrize(("start", "constant"), [(4.0, 1.0), (30.0, math.nan)])
+@pytest.mark.parametrize(
+    ("start", "constant"), [(4.0, 1.0), (30.0, math.nan), ([1.2, *[30.0] * 39], 1.0)], ids=["usual", "unknown", "later"]
+)
 def test_nothing_is_said_of_usual_first_losses_or_where_no_constant_is_known(start, constant):
     assert begun(start, constant) == []

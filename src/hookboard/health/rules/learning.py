@@ -277,14 +277,15 @@ EMBEDDING_RMS_LARGE = 0.5
 
 
 def initial_loss(run: Run) -> Iterator[Symptom]:
-    """Report first losses far above that of a model that gives all samples the same: its outputs are too wide."""
+    """Report a first loss far above that of a model that gives all samples the same: its outputs are too wide."""
     losses = run.losses
     if not losses.is_known or losses.first[0].step > 0 or are_targets_unscaled(run):
         return
     reference, what = run.constant_loss, "the best constant answer gives"
     if losses.is_of_classifier and losses.chance is not None:
         reference, what = losses.chance, "chance gives"
-    if not (reference > 0 and starts_high(reference, losses.start)):
+    loss = losses.first[0].value  # those after it show what the first steps did
+    if not (reference > 0 and starts_high(reference, loss)):
         return
     first = run.first or run.now
     wide = [
@@ -296,10 +297,10 @@ def initial_loss(run: Run) -> Iterator[Symptom]:
     if wide:
         advice = f"initialize {listed(wide, 3)} smaller, such as nn.init.normal_(weight, std=0.1): torch begins with 1"
     evidence = (
-        f"the first losses were {losses.start:.3g}, where {what} {reference:.3g}: the outputs of the model are too "
-        f"wide at the start{harm_of(run)}"
+        f"the first loss was {loss:.3g}, where {what} {reference:.3g}: the outputs of the model are too wide at the "
+        f"start{harm_of(run)}"
     )
-    yield Symptom("", evidence, advice, severity_of(run), size=losses.start / reference)
+    yield Symptom("", evidence, advice, severity_of(run), size=loss / reference)
 
 
 def _is_wide(weight: Reading | None) -> bool:
@@ -309,7 +310,7 @@ def _is_wide(weight: Reading | None) -> bool:
 INITIAL_LOSS = Rule(
     "initial_loss",
     initial_loss,
-    about="first losses far above those of a constant answer or of chance",
+    about="a first loss far above that of a constant answer or of chance",
 )
 
 EVALUATIONS_MIN = 4
