@@ -385,14 +385,16 @@ def test_the_negative_numbers_that_a_logarithm_takes_are_counted():
     net = Net()
     negative = int((picked(net(X).double()) < 0).sum())
     (found,) = found_in(*FAULTS["log of logits"][1:])
-    assert f"{negative} of 16 give NaN" in found.evidence
+    assert found.rule == "loss_input"
+    assert f": {negative} of 16 give NaN" in found.evidence
 
 
 def test_the_range_of_the_logits_whose_overlap_is_taken():
     torch.manual_seed(1)
     outputs = Net().double().conv(IMAGES.double())
     (found,) = found_in(*FAULTS["Dice of logits"][1:])
-    assert f"its outputs are {outputs.min():.3g} to {outputs.max():.3g}" in found.evidence
+    assert found.rule == "loss_input"
+    assert f"masks, and its outputs are {outputs.min():.3g} to {outputs.max():.3g}" in found.evidence
 
 
 def test_a_padding_mask_that_hides_a_whole_sample_is_found():

@@ -34,6 +34,19 @@ def evidence_of(rule, model, loss, target):
     return found.evidence
 
 
+class Probabilities(nn.Module):
+    """Gives probabilities that no softmax made."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, x):
+        size = self.linear.to(x.dtype)(x).abs()
+        return size / size.sum(1, keepdim=True)
+
+
 def outputs_of(model):
     return model.double()(X.double()).detach()
 
@@ -57,7 +70,7 @@ def test_the_range_of_what_kl_div_takes_for_log_probabilities():
 
 def test_the_range_of_targets_that_a_sigmoid_cannot_reach():
     evidence = evidence_of("output_range", net(nn.Sigmoid(), outputs=1), mse_loss, REAL)
-    low, high, outside, count = numbers("are # to #: # of # cannot", evidence)
+    low, high, outside, count = numbers("are # to #: # of # cannot be reached", evidence)
     exact = REAL.double()
     assert [low, high] == ends(exact)
     assert (outside, count) == (((exact < 0) | (exact > 1)).sum(), 16)
@@ -74,7 +87,37 @@ def test_the_targets_that_a_relu_cannot_reach():
 def test_the_range_of_targets_of_a_binary_loss():
     wanted = 3 * REAL + 0.5
     evidence = evidence_of("targets", net(outputs=1), binary_cross_entropy_with_logits, wanted)
-    assert numbers("they are # to #: ", evidence) == ends(wanted.double(), 6)
+    assert numbers("they are # to #: its loss has no lower bound", evidence) == ends(wanted.double(), 6)
+
+
+def test_the_rows_of_probabilities_that_are_given_to_cross_entropy_and_their_range():
+    model = Probabilities()
+    evidence = evidence_of("loss_input", model, cross_entropy, CLASSES)
+    rows, low, high = numbers("each of the # rows of its input sums to 1, with numbers of # to #", evidence)
+    exact = model(X.double())
+    assert (rows, [low, high]) == (16, ends(exact))
+
+
+def test_how_low_the_loss_of_a_softmax_can_get():
+    evidence = evidence_of("loss_input", net(nn.Softmax(1)), cross_entropy, CLASSES)
+    told = numbers("with # logits of # to # the loss of a sample cannot fall below #", evidence)
+    least = cross_entropy(torch.eye(3, dtype=torch.float64), torch.arange(3))  # the best that a softmax can give
+    assert told == [3, 0, 1, float(f"{least:.3g}")]
+
+
+def test_the_sums_of_targets_that_a_softmax_cannot_reach():
+    wanted = torch.rand(16, 3, generator=torch.Generator().manual_seed(0)) * 0.5 + 0.5
+    wanted[:4] = torch.eye(3)[CLASSES[:4]]
+    evidence = evidence_of("output_range", net(nn.Softmax(1)), mse_loss, wanted)
+    low, high, outside, count = numbers("to # to #: those of # of # samples cannot be reached", evidence)
+    assert ([low, high], outside, count) == (ends(wanted.double().sum(1)), 12, 16)
+
+
+def test_the_targets_above_the_most_that_a_logarithm_gives():
+    evidence = evidence_of("output_range", net(nn.LogSigmoid(), outputs=1), mse_loss, REAL)
+    (most,) = numbers("gives at most #, and the targets", evidence)
+    outside, count = numbers(": # of # cannot be reached", evidence)
+    assert (most, outside, count) == (0, (REAL > 0).sum(), 16)
 
 
 def test_the_range_of_targets_that_are_far_from_scaled():
@@ -106,7 +149,9 @@ def tried(rule, model, batch, rate):
 def test_the_loss_whose_gradients_are_all_0():
     model = net(nn.Softmax(1), outputs=1)
     evidence = tried("cannot_learn", model, (X, REAL), 0.1)
-    told = numbers("of all # trained parameters are exactly 0 on one batch, at a loss of #: no rate", evidence)
+    told = numbers(
+        "of all # trained parameters are exactly 0 on one batch, at a loss of #: no rate can change that", evidence
+    )
     assert told == [2, float(f"{mse_loss(outputs_of(model), REAL.double()):.3g}")]
 
 
@@ -137,6 +182,52 @@ def test_the_loss_that_falls_at_no_rate_and_how_far_it_falls_at_most():
     assert most == round(100 * max(*falls, 0), 1)
     # The best rate is tried once more, for four times as many steps.
     assert numbers(", and at # not in #", evidence) == [1e-4 * 10 ** np.argmax(falls), 120]
+
+
+def losses_of_descent(make, batch, rate, steps):
+    """The losses of a gradient descent in float64: before each step, and after the last."""
+    exact, losses = make().double(), []
+    x, y = (part.double() for part in batch)
+    for _ in range(steps + 1):
+        loss = mse_loss(exact(x), y)
+        losses.append(loss.item())
+        exact.zero_grad()
+        loss.backward()
+        with torch.no_grad():
+            for p in exact.parameters():
+                p -= rate * p.grad
+    return losses
+
+
+def fall(losses):
+    """The share of the loss that is gone, by the mean of the last five."""
+    return 1 - sum(losses[-5:]) / 5 / losses[0]
+
+
+def test_how_far_the_loss_falls_in_more_steps_where_it_falls_at_no_rate():
+    batch = 20 * (X - X.mean(0)), REAL + 10  # the bias alone can learn the 10, and the weights forbid a higher rate
+
+    def make():
+        model = net(outputs=1)
+        for parameter in model.parameters():
+            nn.init.zeros_(parameter)
+        return model
+
+    evidence = tried("cannot_learn", make(), batch, 2e-4)
+    rate, share, steps = numbers("; at # by #% in #", evidence)
+    assert share == round(100 * fall(losses_of_descent(make, batch, rate, int(steps))))
+
+
+def test_how_far_the_loss_falls_at_a_higher_rate_and_at_yours():
+    make = lambda: net(outputs=1)  # noqa: E731
+    batch = X, REAL
+    evidence = tried("learning_rate", make(), batch, 1e-4)
+    better, falls, steps, rate, yours = numbers(
+        "at a rate of # the loss falls by #% in # steps; at yours (#) it falls by #%", evidence
+    )
+    assert rate == 1e-4
+    assert falls == round(100 * fall(losses_of_descent(make, batch, better, int(steps))))
+    assert yours == round(100 * fall(losses_of_descent(make, batch, rate, int(steps))))
 
 
 def test_every_rate_diverges_from_the_loss_of_the_batch():

@@ -70,8 +70,8 @@ def test_a_loss_that_is_multiplied_by_next_to_nothing_is_an_alarm_with_the_facto
     (found,) = audit(model, (X, REAL), lambda batch: loss(model(batch[0]), batch[1]))
     assert (found.rule, found.severity) == ("loss_scale", "alarm")
     number = factor * ((model(X).double() - REAL.double()) ** 2).mean().item()
-    assert f"multiplied by {factor:.3g}" in found.evidence
-    assert found.evidence.endswith(f"and is {number:.3g}")
+    assert f"the loss is multiplied by {factor:.3g} at" in found.evidence
+    assert found.evidence.endswith(f", and is {number:.3g}")
 
 
 def test_a_sum_over_many_that_is_divided_by_their_number_is_fine():

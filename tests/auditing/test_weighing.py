@@ -77,5 +77,5 @@ def test_a_positive_weight_that_makes_the_rare_class_count_less_is_a_note(factor
         exact = 100 * float(wanted.double().mean())
         told = numbers("is #, and #% of the targets are positive", found[0].evidence)
         assert told == pytest.approx([factor, exact], abs=0.05)
-        (advised,) = numbers("here about #", found[0].advice)
+        (advised,) = numbers("to negatives / positives, here about #", found[0].advice)
         assert advised == pytest.approx((100 - exact) / exact, rel=0.05)

@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from recorded import CROSS_ENTROPY, EVERY, Recorded, classes, linear, numbers, rms, said, sized
+from recorded import CROSS_ENTROPY, EVERY, Recorded, classes, linear, numbers, rms, said, sized, verdict_of
 from torch import nn
 from toys import fit
 
@@ -21,8 +21,32 @@ def test_as_many_units_are_said_to_be_dead_as_gave_only_0(tmp_path):
     net = sized(linear(8, 16), nn.ReLU, linear(16, 3))
     net[0].bias.data[:13] = -50.0
     model = Recorded(net, CROSS_ENTROPY)
-    dead, units = numbers("# of # units of net.1 (ReLU) gave 0", said(tmp_path, model, classes(), "dead_units"))
+    bias = net[0].bias.detach().double().mean().item()
+    verdict = verdict_of(tmp_path, model, classes(), "dead_units")
+    dead, units = numbers("# of # units of net.1 (ReLU) gave 0", verdict.evidence)
     assert (dead, units) == ((model.outputs["net.1"] == 0).all(0).sum(), 16)
+    assert numbers("biases of this layer with 0: they are # in the mean", verdict.advice) == [float(f"{bias:.3g}")]
+
+
+def test_how_far_the_step_moved_the_weights_of_units_that_died_of_it(tmp_path):
+    net = sized(linear(8, 16), nn.ReLU, linear(16, 3))
+    model = Recorded(net, rate=1e-2)
+    moved = {}
+
+    def loss(out, y):
+        return CROSS_ENTROPY(out, y) + (1000 * net[0].bias.sum() if len(model.losses) == 29 else 0)
+
+    def keep(*args):
+        Recorded.on_train_batch_end(model)
+        before, after = (
+            np.concatenate([part[f"net.0.{name}"].ravel() for name in ("weight", "bias")])
+            for part in (model.before, model.after)
+        )
+        moved[len(model.losses) - 1] = rms(after - before) / rms(before)
+
+    model.loss, model.on_train_batch_end = loss, keep
+    (share,) = numbers("a step moved these weights by #%.", verdict_of(tmp_path, model, classes(), "dead_units").advice)
+    assert share == round(100 * moved[29])
 
 
 @pytest.mark.parametrize(("kind", "gain"), [(nn.Tanh, 12), (nn.Sigmoid, 40), (nn.Sigmoid, 300)])
@@ -69,6 +93,7 @@ def test_how_far_a_step_moves_the_weights_that_moves_them_too_little(tmp_path):
     model = Recorded(net, CROSS_ENTROPY, rate=1e-7, optimizer=torch.optim.Adam)
     evidence = said(tmp_path, model, classes(), "update_too_small")
     (moved,) = numbers("moves the weights by # of their size", evidence)
+    assert numbers("usual, at a learning rate of # in Adam", evidence) == [1e-7]
     ratios = []
     for i in (0, 2, 4):
         before, after = (
@@ -112,9 +137,12 @@ def test_by_how_much_answers_differ_that_are_all_alike(tmp_path):
     net[2].bias.data.fill_(1.0)
     model = Recorded(net, CROSS_ENTROPY, rate=1e-5)
     evidence = said(tmp_path, model, classes(), "collapsed")
-    least, most = numbers("by # of their RMS, those of net.1 by #", evidence)
+    least, most, left = numbers(
+        "by # of their RMS, those of net.1 by #; the difference is lost in this layer, after which it is #", evidence
+    )
     assert least == float(f"{spread(model.outputs['net.4']):.1g}")
     assert most == float(f"{spread(model.outputs['net.1']):.2g}")
+    assert left == float(f"{spread(model.outputs['net.2']):.1g}")
 
 
 def random_labels():

@@ -149,7 +149,10 @@ def test_the_first_losses_and_the_constant_that_they_are_far_above(tmp_path):
     model = Course(net, nn.functional.mse_loss, rate=1e-4)
     monitor = HealthMonitor(every_n_steps=EVERY, rules=["initial_loss", "unbounded_loss"])
     fit(tmp_path, model, data, monitor)
-    told = numbers("the first loss was #, where the best constant answer gives #:", monitor.verdicts[0].evidence)
+    told = numbers(
+        "the first loss was #, where the best constant answer gives #: the outputs of the model",
+        monitor.verdicts[0].evidence,
+    )
     wanted = data[0][1].double()
     constant = float(((wanted - wanted.mean(0)) ** 2).mean())
     assert told == [shortened(model.losses[0], 3), shortened(constant, 3)]
@@ -236,7 +239,10 @@ def moved(model, step):
 def test_how_far_steps_moved_the_weights_and_the_rate_at_which_they_move_less(tmp_path):
     model = Course(deep(), CROSS_ENTROPY, rate=2.0, optimizer=torch.optim.Adam)
     verdict = verdict_of(tmp_path, model, classes(), "update_too_large")
-    rate, advised = (*numbers("is now #", verdict.evidence), *numbers("to about #, at which", verdict.advice))
+    rate, advised = (
+        *numbers("at a learning rate that is now #", verdict.evidence),
+        *numbers("to about #, at which", verdict.advice),
+    )
     course = [moved(model, step) for step in LOOKS]
     large = [value for value in course if value > 0.1]
     many = "up to " if len(large) > 1 else ""
@@ -250,6 +256,53 @@ def test_how_far_steps_moved_the_weights_and_the_rate_at_which_they_move_less(tm
         assert (now, step) == (shortened(course[-1]), 99)
     assert rate == 2.0
     assert advised == shortened(2.0 * 0.01 / course[0], 1)
+
+
+class Scheduled(Course):
+    """Sets the learning rate of a step by a function of its number."""
+
+    def __init__(self, *args, rate_at, **options):
+        super().__init__(*args, rate=rate_at(0), **options)
+        self.rate_at = rate_at
+
+    def on_train_batch_start(self, batch, at):
+        for group in self.optimizers().param_groups:
+            group["lr"] = self.rate_at(at)
+
+
+def test_between_which_steps_a_learning_rate_jumped_and_where_it_is_now(tmp_path):
+    model = Scheduled(deep(), rate_at=lambda at: 1e-3 if at < 40 else 0.02, optimizer=torch.optim.Adam)
+    model.loss = lambda out, y: CROSS_ENTROPY(out, y) + 3 * (len(model.losses) >= 40)
+    told = numbers(
+        "the learning rate rose from # to # between steps # and #, and is # now",
+        said(tmp_path, model, classes(), "update_too_large"),
+    )
+    assert told == [1e-3, 0.02, 40, 49, 0.02]
+
+
+def test_how_far_a_loss_rose_in_the_first_steps_and_where_it_is(tmp_path):
+    model = Scheduled(deep(), CROSS_ENTROPY, rate_at=lambda at: 0.05 if at else 20.0, optimizer=torch.optim.SGD)
+    evidence = said(tmp_path, model, classes(), "update_too_large")
+    told = numbers("; the loss rose from # to # in the first steps, and is # now", evidence)
+    first, highest = model.losses[0], max(model.losses[:32])
+    assert told == [shortened(value, 3) for value in (first, highest, np.median(model.losses[-16:]))]
+
+
+def test_how_far_a_layer_moves_that_moves_farther_than_all_others(tmp_path):
+    class Grouped(Course):
+        def configure_optimizers(self):
+            rest = [p for name, p in self.named_parameters() if not name.startswith("net.2.")]
+            groups = [{"params": rest}, {"params": self.net[2].parameters()}]
+            return torch.optim.Adam(groups, lr=1e-4)
+
+        def on_train_batch_start(self, batch, at):
+            self.optimizers().param_groups[1]["lr"] = 0.1 * 1.3**at
+
+    model = Grouped(deep())
+    model.loss = lambda out, y: CROSS_ENTROPY(out, y) + 0.05 * len(model.losses)  # the rule wants harm
+    evidence = said(tmp_path, model, classes(), "update_too_large")
+    moves, usual = numbers("a step moves its weights by # of their size; usual here: #", evidence)
+    assert (moves, usual) == (shortened(ratio(model, 99, 2)), shortened(moved(model, 99), 1))
 
 
 def test_how_far_steps_moved_the_weights_before_they_were_too_large(tmp_path):
@@ -350,6 +403,36 @@ def test_large_steps_of_lbfgs_that_learns_are_well(tmp_path):
     fit(tmp_path, model, data, monitor)
     assert model.losses[-1] < 0.01 * model.losses[0]
     assert [verdict.rule for verdict in monitor.verdicts if verdict.severity == "alarm"] == []
+
+
+# What a verdict adds on the loss
+
+
+def loss_of(tmp_path, pattern, loss, data=None, net=None):
+    """The numbers of a pattern in what `clipping` says of a training with this loss, and that training."""
+    model = Course(net or sized(linear(8, 3)), loss, rate=1e-3)
+    evidence = said(tmp_path, model, data or classes(200), "clipping", gradient_clip_val=1e-4)
+    return numbers(pattern, evidence), model
+
+
+def test_where_a_loss_is_that_stays_far_above_chance(tmp_path):
+    net = sized(linear(8, 3))
+    net[0].weight.data *= 300
+    (now, chance), model = loss_of(tmp_path, "the loss is #, where chance gives #", CROSS_ENTROPY, net=net)
+    assert now == shortened(np.median(model.losses[-16:]), 3)
+    assert chance == shortened(math.log(3), 3)
+
+
+def test_from_where_to_where_a_loss_rose(tmp_path):
+    seen = []
+
+    def loss(out, y):
+        seen.append(None)
+        return CROSS_ENTROPY(out, y) * (1 - len(seen) / 200 if len(seen) < 100 else len(seen) / 200)
+
+    (best, now), model = loss_of(tmp_path, "; the loss rose from # to #", loss)
+    assert now == shortened(np.median(model.losses[-16:]), 3)
+    assert best == pytest.approx(min(np.median(model.losses[i : i + 16]) for i in range(184)), rel=0.05)
 
 
 class Validated(Course):

@@ -14,6 +14,19 @@ def shortened(number, digits=2):
     return float(f"{number:.{digits}g}")
 
 
+class Course(Recorded):
+    """Keeps the outputs of each step, and a norm's weights after it."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.course, self.norms = [], []
+
+    def on_train_batch_end(self, *args):
+        super().on_train_batch_end(*args)
+        self.course.append(dict(self.outputs))
+        self.norms.append({name: p.detach().double().numpy().copy() for name, p in self.net[1].named_parameters()})
+
+
 # The batch
 
 
@@ -109,10 +122,39 @@ def test_the_share_that_a_dropout_drops_and_the_factor_of_the_rest(tmp_path):
 def test_the_gradient_of_a_softmax_before_a_softmax(tmp_path):
     net = sized(linear(8, 3), lambda: nn.Softmax(1))
     model = Recorded(net, CROSS_ENTROPY, rate=1e-9)
-    mean, size = numbers("(its mean is #, its RMS #)", said(tmp_path, model, classes(), "saturated"))
+    mean, size = numbers(
+        "(its mean is #, its RMS #): the loss applies a softmax", said(tmp_path, model, classes(), "saturated")
+    )
     gradient = model.gradients["net.1"]
     assert mean == pytest.approx(0, abs=1e-8)
     assert size == shortened(rms(gradient), 1)
+
+
+def test_how_large_the_outputs_of_few_layers_were_at_the_first_look(tmp_path):
+    net = sized(linear(8, 16), linear(16, 3))
+    for layer in net:
+        layer.weight.data *= 12
+    model = Course(net, CROSS_ENTROPY, rate=1e-9)
+    evidence = said(tmp_path, model, classes(), "activation_scale")
+    (size,) = numbers("the outputs of net.1 had an RMS of # at the first look", evidence)
+    assert size == shortened(rms(model.course[0]["net.1"]), 3)
+
+
+def test_the_first_loss_of_outputs_that_are_too_large_and_that_of_chance(tmp_path):
+    net = sized(linear(8, 16), linear(16, 3))
+    for layer in net:
+        layer.weight.data *= 12
+    model = Course(net, CROSS_ENTROPY, rate=2e-2)
+    evidence = said(tmp_path, model, classes(), "activation_scale")
+    told = numbers("; the first loss was #, where chance gives #", evidence)
+    assert told == [shortened(np.median(model.losses[:4]), 3), shortened(np.log(3), 3)]
+
+
+def test_how_large_the_outputs_of_a_layer_were_that_has_grown_out_of_line(tmp_path):
+    model = drifting(*[linear(16, 16)] * 6, linear(16, 3), times=(3, 1.05))
+    evidence = said(tmp_path, model, classes(width=16), "activation_scale")
+    (size,) = numbers("times, after # at the first look", evidence)
+    assert size == shortened(rms(model.course[0]["net.3"]))
 
 
 class Last(nn.Module):
@@ -153,7 +195,7 @@ def test_the_norm_of_recurrent_weights(tmp_path):
     net[0].weight_hh_l0.data *= 20
     model = OfRecurrent(net, CROSS_ENTROPY, rate=1e-9)
     evidence = said(tmp_path, model, series(), "activation_scale")
-    (norm,) = numbers("weights of a unit have an L2 norm of #: ", evidence)
+    (norm,) = numbers("of a unit have an L2 norm of #: its feedback grows", evidence)
     assert norm == shortened(np.sqrt((model.after["net.0.weight_hh_l0"] ** 2).sum(1).mean()))
 
 
@@ -198,19 +240,6 @@ def test_by_how_much_the_output_of_one_layer_differs(tmp_path):
     assert verdict.module == "net.2"
     assert (differs, before) == (shortened(spread(2), 1), shortened(spread(1)))
     assert usual == shortened(np.median([spread(i) for i in range(6)]))
-
-
-class Course(Recorded):
-    """Keeps the outputs of each step, and a norm's weights after it."""
-
-    def __init__(self, *args, **options):
-        super().__init__(*args, **options)
-        self.course, self.norms = [], []
-
-    def on_train_batch_end(self, *args):
-        super().on_train_batch_end(*args)
-        self.course.append(dict(self.outputs))
-        self.norms.append({name: p.detach().double().numpy().copy() for name, p in self.net[1].named_parameters()})
 
 
 LOOKS = [0, *range(EVERY - 1, STEPS, EVERY)]
@@ -291,6 +320,46 @@ def test_the_share_of_gradients_below_the_normal_range_of_float16(tmp_path):
     gradient = model.gradients[verdict.module]
     # A bin of the histogram holds values of both sides of the border.
     assert share == pytest.approx(100 * np.mean(np.abs(gradient[gradient != 0]) < 2**-14), abs=8)
+
+
+def test_the_share_of_updates_that_most_layers_lose_in_rounding(tmp_path):
+    net = sized(*[linear(8, 8), nn.Tanh] * 3, linear(8, 3)).to(torch.bfloat16)
+    model = Recorded(net, lambda out, y: CROSS_ENTROPY(out.float(), y), rate=5e-4)
+    data = [(x.to(torch.bfloat16), y) for x, y in classes()]
+    share, layers = numbers(
+        "#% of the updates of # layers in bfloat16 are lost in rounding", said(tmp_path, model, data, "precision")
+    )
+
+    def lost(name):
+        return np.mean((model.after[name] == model.before[name])[model.grads[name] != 0])
+
+    shares = [max(lost(f"net.{i}.{name}") for name in ("weight", "bias")) for i in (0, 2, 4, 6)]
+    sick = [lost for lost in shares if lost > 0.9]
+    assert (share, layers) == (round(100 * np.median(sick)), len(sick))
+
+
+class Finite(nn.Module):
+    def forward(self, x):
+        return x.nan_to_num(neginf=0.0)
+
+
+def test_the_share_of_the_input_that_is_not_finite(tmp_path):
+    holes = torch.arange(256).reshape(32, 8) % 37 == 5
+    data = [(x.masked_fill(holes, torch.nan), y) for x, y in classes()]
+    model = Recorded(sized(Finite, linear(8, 3)), CROSS_ENTROPY, rate=1e-3)
+    (share,) = numbers("# % of its values are NaN or infinite", said(tmp_path, model, data, "input_scale"))
+    assert share == shortened(100 * (~np.isfinite(model.batch)).mean())
+
+
+class Masked(nn.Module):
+    def forward(self, x):
+        return x.masked_fill(x < 0, -torch.inf)
+
+
+def test_the_loss_where_a_layer_gives_inf_that_a_later_one_takes_away(tmp_path):
+    model = Recorded(sized(linear(8, 8), Masked, Finite, linear(8, 3)), CROSS_ENTROPY, rate=1e-3)
+    step, loss = numbers("at step #, batch 0; the loss is #", said(tmp_path, model, classes(1), "nonfinite"))
+    assert (step, loss) == (0, shortened(model.losses[0], 3))
 
 
 # The loss

@@ -103,15 +103,16 @@ def test_by_how_much_gradients_outgrow_those_of_before(tmp_path):
 
 def test_the_norms_that_are_clipped_and_what_is_left_of_them(tmp_path):
     model = Course(sized(linear(8, 16), nn.ReLU, linear(16, 3)), CROSS_ENTROPY)
-    evidence = said(tmp_path, model, classes(), "clipping", gradient_clip_val=1e-3)
+    verdict = verdict_of(tmp_path, model, classes(), "clipping", gradient_clip_val=1e-3)
     limit, looks, least, most, left = numbers(
-        "clipped to a norm of # at each of the last # looks, where it is # to #: # of them is left", evidence
+        "clipped to a norm of # at each of the last # looks, where it is # to #: # of them is left", verdict.evidence
     )
     norms = [math.sqrt(sum((g**2).sum() for g in grads.values())) for grads in model.steps]
     at_looks = np.array(norms)[looks_of(STEPS)][-int(looks) :]
     assert limit == 1e-3
     assert (least, most) == (float(f"{at_looks.min():.2g}"), float(f"{at_looks.max():.2g}"))
     assert left == float(f"{1e-3 / np.median(at_looks):.1g}")
+    assert numbers("set gradient_clip_val to about #", verdict.advice) == [float(f"{np.median(at_looks):.1g}")]
 
 
 def test_the_share_of_the_weights_that_decay_takes_and_what_a_step_moves(tmp_path):
@@ -132,10 +133,13 @@ def test_the_share_of_the_weights_that_decay_takes_and_what_a_step_moves(tmp_pat
 def test_what_decay_adds_to_gradients(tmp_path):
     net = sized(linear(8, 16), nn.ReLU, linear(16, 16), nn.ReLU, linear(16, 3))
     model = Recorded(net, CROSS_ENTROPY, rate=1e-3, optimizer=lambda p, lr: SGD(p, lr, weight_decay=2.0))
-    added, gradients = numbers("decay adds # to gradients of # (RMS", said(tmp_path, model, classes(), "weight_decay"))
+    verdict = verdict_of(tmp_path, model, classes(), "weight_decay")
+    added, gradients = numbers("weight decay adds # to gradients of # (RMS", verdict.evidence)
+    (most,) = numbers("lower weight_decay to at most #, a tenth of the gradient", verdict.advice)
     names = [f"net.{i}.weight" for i in (0, 2, 4)]
-    assert added == float(f"{np.median([2 * rms(model.before[name]) for name in names]):.2g}")
-    assert gradients == float(f"{np.median([rms(model.grads[name]) for name in names]):.2g}")
+    sizes, grads = ([rms(part[name]) for name in names] for part in (model.before, model.grads))
+    assert (added, gradients) == (float(f"{2 * np.median(sizes):.2g}"), float(f"{np.median(grads):.2g}"))
+    assert most == float(f"{np.median(grads) / np.median(sizes) / 10:.1g}")
 
 
 # Weights that do not move

@@ -80,7 +80,9 @@ def constant_at_first(value, losses, units=8, takes=8, kind="linear", deviation=
 def test_a_layer_that_began_with_one_value_is_an_alarm_whatever_the_loss_does(kind, losses):
     (symptom,) = constant_at_first(0.03, losses, kind=kind)
     assert symptom.severity == "alarm"
-    assert symptom.evidence.startswith("all elements of fc0.weight were 0.03 at the start")
+    assert symptom.evidence.startswith(
+        "all elements of fc0.weight were 0.03 at the start: its units start out identical"
+    )
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from hookboard.health import SCALE_TARGETS, Severity, Symptom
 from hookboard.messages import listed, warn_switched_off
 
 PROBABILITIES = frozenset({"softmax", "sigmoid", "hardsigmoid"})
-LOG_PROBABILITIES = frozenset({"log_softmax", "logsigmoid"})
+LOG_PROBABILITIES = frozenset({"log_softmax", "log_sigmoid"})
 
 RANGES: dict[str, tuple[float, float]] = {
     "sigmoid": (0, 1),
@@ -25,7 +25,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "relu6": (0, 6),
     "softplus": (0, math.inf),
     "log_softmax": (-math.inf, 0),
-    "logsigmoid": (-math.inf, 0),
+    "log_sigmoid": (-math.inf, 0),
 }
 """The range of each function's outputs."""
 
