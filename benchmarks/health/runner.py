@@ -13,8 +13,8 @@ from benchmarks.health.cases import Case, build
 from benchmarks.health.collector import Extras, RecordingMonitor
 from benchmarks.health.judge import WINDOW
 from benchmarks.health.trace import FOLDER, Head, Trace
-from benchmarks.health.training import Task
-from lightning.pytorch import Trainer
+from benchmarks.health.training import Setup, Task
+from lightning.pytorch import Callback, Trainer
 
 from hookboard import HookboardWarning
 
@@ -35,7 +35,7 @@ SOURCES = (
 )
 """What decides what is in a trace."""
 
-READERS = ("table.py", "judge.py", "harm.py", "alarms.py", "__main__.py")
+READERS = ("table.py", "judge.py", "harm.py", "alarms.py", "monitors.py", "__main__.py")
 """Of these, files that only read traces: a change in them leaves traces as they are."""
 
 
@@ -56,6 +56,17 @@ def train(case: Case) -> Trace:
     setup, truth = build(case)
     task = (setup.task or Task)(setup, case.seed)
     trace = Trace(truth, EVERY, source())
+    started = time.perf_counter()
+    trace.failure, trace.warnings = fit(setup, task, [Extras(trace, EVERY), RecordingMonitor(trace, WINDOW)])
+    trace.seconds = time.perf_counter() - started
+    batches = setup.trainer.get("accumulate_grad_batches", 1)
+    trace.losses, trace.entropies = _by_step(task.losses, batches), _by_step(task.entropies, batches)
+    trace.accuracies, trace.held_out = _by_step(task.accuracies, batches), task.held_out
+    return trace
+
+
+def fit(setup: Setup, task: Task, callbacks: list[Callback]) -> tuple[str, list[str]]:
+    """Train a setup beside these callbacks; returns the error that ended it, or "", and hookboard's warnings."""
     trainer = Trainer(
         accelerator="cpu",
         max_steps=setup.steps,
@@ -68,23 +79,18 @@ def train(case: Case) -> Trace:
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        callbacks=[Extras(trace, EVERY), RecordingMonitor(trace, WINDOW)],
+        callbacks=callbacks,
         **setup.trainer,
     )
-    started = time.perf_counter()
+    failure = ""
     with warnings.catch_warnings(record=True) as given:
         warnings.simplefilter("ignore")
         warnings.simplefilter("always", HookboardWarning)
         try:
             trainer.fit(task)
         except Exception as error:
-            trace.failure = f"{type(error).__name__}: {error}"
-    trace.warnings = list(dict.fromkeys(str(one.message) for one in given))
-    trace.seconds = time.perf_counter() - started
-    batches = setup.trainer.get("accumulate_grad_batches", 1)
-    trace.losses, trace.entropies = _by_step(task.losses, batches), _by_step(task.entropies, batches)
-    trace.accuracies, trace.held_out = _by_step(task.accuracies, batches), task.held_out
-    return trace
+            failure = f"{type(error).__name__}: {error}"
+    return failure, list(dict.fromkeys(str(one.message) for one in given))
 
 
 def _by_step(values: list[float], batches: int) -> list[float]:

@@ -1,7 +1,7 @@
 """The table: how much of the planted is found, located, dated and named, and how often the healthy are alarmed of."""
 
 import multiprocessing
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from benchmarks.health.alarms import Alarm, Score, score
@@ -58,26 +58,34 @@ class Result:
         return f"| {name} | {shares} | {len(self.false)} of {self.healthy} |"
 
 
-def said_of(case: Case) -> Said:
-    """Ask all judges of the trace of a case."""
+Others = Mapping[str, Mapping[Case, list[Alarm]]]
+"""The alarms of monitors that have watched the trainings themselves, by name and case."""
+
+
+def said_of(case: Case, others: Mapping[str, list[Alarm]]) -> Said:
+    """Ask all judges of the trace of a case, and add what others said of it."""
     trace = Trace.load(path_of(case))
     order, slack = order_of(trace), 2 * WINDOW * trace.every
-    alarms = {name: judging(trace) for name, judging in JUDGES.items()}
+    alarms = {name: judging(trace) for name, judging in JUDGES.items()} | dict(others)
     first = {name: given[0] if given else None for name, given in alarms.items()}
     return Said(case, trace.truth, first, {n: score(a, trace.truth, order, slack) for n, a in alarms.items()})
 
 
-def lines(cases: Sequence[Case], half: Half, processes: int) -> Iterable[str]:
+def lines(cases: Sequence[Case], half: Half, processes: int, others: Others | None = None) -> Iterable[str]:
     """The table as Markdown, what hookboard misses, and what was moved to the controls.
 
     Args:
         cases: all of which there are traces; those of the other half only tell of harm.
         half: the half to judge.
         processes: how many judge at once.
+        others: monitors that get a row too.
     """
+    others = others or {}
     controls = harmless({case: Head.of(path_of(case)) for case in cases})
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
-        said = pool.map(said_of, [case for case in cases if case.half == half], chunksize=8)
+        of_half = [case for case in cases if case.half == half]
+        jobs = [(case, {name: alarms.get(case, []) for name, alarms in others.items()}) for case in of_half]
+        said = pool.starmap(said_of, jobs, chunksize=8)
     planted = [one for one in said if one.case.kind == "plant" and (one.case.name, one.case.base) not in controls]
     healthy = [one for one in said if one not in planted]
     faults, bases = {one.case.name for one in planted}, {one.case.base for one in planted}
@@ -87,7 +95,7 @@ def lines(cases: Sequence[Case], half: Half, processes: int) -> Iterable[str]:
     yield ""
     yield f"| rules | {' | '.join(PARTS)} | false alarms |"
     yield "|---|---|---|---|---|---|"
-    for name in JUDGES:
+    for name in [*JUDGES, *others]:
         scores = [one.scores[name] for one in planted]
         yield Result(scores, [one.case for one in healthy if one.first[name]], len(healthy)).row(name)
     yield ""
