@@ -1,12 +1,18 @@
 """What is true: float64 library functions over the raw numbers of a step, all in one array."""
 
 import math
+import re
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from hookboard.measure import DERIVED
+
+QUANTILES = [name for name in DERIVED if re.fullmatch(r"p\d\d", name)]
+"""`p01` is the quantile at 0.01."""
 
 
 def truth(tensors: Iterable[Tensor]) -> dict[str, float]:
@@ -87,9 +93,7 @@ def derived(tensors: Iterable[Tensor], dim: int = 1, ends: tuple[float, float] |
     is_flat = not x.size or x.min() == x.max()
     numbers = {
         "kurtosis": math.nan if is_flat else np.mean(away**4) / np.mean(away**2) ** 2,
-        "p01": np.quantile(x, 0.01) if x.size else math.nan,
-        "p50": np.quantile(x, 0.50) if x.size else math.nan,
-        "p99": np.quantile(x, 0.99) if x.size else math.nan,
+        **{name: np.quantile(x, int(name[1:]) / 100) if x.size else math.nan for name in QUANTILES},
         "fp16_underflow_fraction": np.mean(size < 2.0**-14) if size.size else math.nan,
     }
     if tensors[0].dim() > 1:
@@ -131,9 +135,9 @@ def assert_derived(measured: dict[str, float], tensors: Iterable[Tensor], dim: i
     for name, true in expected.items():
         value = measured[name]
         near = 2.0**-131
-        if name in ("p01", "p50", "p99") and not math.isnan(true):
+        if name in QUANTILES and not math.isnan(true):
             near += max(abs(other) for other in _between(tensors, int(name[1:]) / 100)) / 32
-        rel = 0.0 if name.startswith("p") else 1e-6
+        rel = 0.0 if name in QUANTILES else 1e-6
         close = math.isclose(value, true, rel_tol=rel, abs_tol=near)
         assert close or (math.isnan(value) and math.isnan(true)), f"{name}: measured {value!r}, true {true!r}"
 

@@ -3,13 +3,18 @@
 import inspect
 import re
 from collections import defaultdict
+from pathlib import Path
 
 import pytest
 
 import hookboard
 from hookboard import callbacks
 from hookboard.callbacks.parameter import FURTHER
+from hookboard.callbacks.pictures import PictureLogger
 from hookboard.measure import DERIVED, FORMULAS
+from hookboard.sites import ROLES
+
+DOCS = Path(__file__).parents[2] / "docs"
 
 CALLBACKS = callbacks.__all__
 
@@ -50,3 +55,18 @@ def test_every_statistic_is_in_the_docstrings(name):
     words = {*re.findall(r"\w+", documented(name)["statistics"])}
     own = FURTHER if name == "ParameterLogger" else ()
     assert {*FORMULAS, *DERIVED, *own} - words == set()
+
+
+OF_PICTURES = [each for name in CALLBACKS if issubclass(each := getattr(callbacks, name), PictureLogger)]
+
+
+def test_every_kind_of_tag_is_on_the_page_of_tags():
+    kinds = {f"{end.format(traits.kind)}" for traits in ROLES.values() for end in ("{}_", "{}s/")}
+    kinds |= {f"{each.kind}/" for each in OF_PICTURES if each.kind}
+    page = (DOCS / "tags.md").read_text()
+    assert [kind for kind in sorted(kinds) if f"`{kind}" not in page] == []
+
+
+def test_every_callback_of_pictures_is_in_the_example_that_opens_their_page():
+    _, example, _ = (DOCS / "pictures.md").read_text().split("```", 2)
+    assert [each.__name__ for each in OF_PICTURES if f"{each.__name__}()" not in example] == []

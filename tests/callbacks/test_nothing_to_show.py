@@ -14,15 +14,20 @@ from hookboard import (
     CAMLogger,
     FeatureMapLogger,
     GradientLogger,
+    HealthMonitor,
     HookboardWarning,
     Intervention,
     KernelLogger,
     ParameterLogger,
     Zero,
+    callbacks,
 )
+from hookboard.callbacks.numbers import SiteLogger
+from hookboard.callbacks.pictures import PictureLogger
 
 VALIDATED = {"limit_val_batches": 1.0, "num_sanity_val_steps": 0}
-LOGGERS = [ActivationLogger, GradientLogger, ParameterLogger, FeatureMapLogger, KernelLogger, CAMLogger]
+CALLBACKS = [getattr(callbacks, name) for name in callbacks.__all__]
+LOGGERS = [each for each in CALLBACKS if issubclass(each, SiteLogger | PictureLogger) and each is not HealthMonitor]
 
 
 class Bare(LightningModule):

@@ -39,8 +39,8 @@ class ActivationLogger(SiteLogger[MeasurementState]):
             (what it takes).
         every_n_steps: Log once in this many optimizer steps, 1 or more. Left out: the Trainer's `log_every_n_steps`.
         statistics: Names, and your own: a `hookboard.Statistic` or the dotted path of one. Those from `kurtosis` on
-            cost more, and only where they are asked for. `p01 p50 p99` (quantiles) are off by at most half the width of
-            a bin, 1/32 of the value.
+            cost more, and only where they are asked for. Quantiles (`p01` and so on) are off by at most half the width
+            of a bin, 1/32 of the value.
             The names are `mean std var min max abs_max abs_mean rms l1 l2 zero_fraction nonfinite_count nan_count
             inf_count kurtosis p01 p50 p99 dead_fraction saturated_fraction underflow_fraction fp16_underflow_fraction
             headroom effective_rank`.
