@@ -21,22 +21,6 @@ from health.trainings import (
 )
 
 from hookboard.health import RULES
-from hookboard.health.rules.shared import UPDATE_RATIO_SMALL
-from hookboard.health.rules.updates import (
-    FIRST_UPDATE_RATIO_LARGE,
-    FIRST_UPDATE_RATIO_OVERWRITES,
-    LAYER_UPDATE_FACTOR_LARGE,
-    LAYER_UPDATE_SHARE_SMALL,
-    LEAP_LOSS_SHARE_LEFT,
-    LOSS_LEAP_FACTOR,
-    SUMMED_GRADIENT_COSINE,
-    SUMMED_GRADIENT_COSINE_UNHARMED,
-    SUMMED_GRADIENT_GROWTH,
-    SUMMED_GRADIENT_GROWTH_UNHARMED,
-    UPDATE_RATIO_LARGE,
-    USUAL_WEIGHT_NORM_MIN,
-    WEIGHT_GROWTH_ALARM,
-)
 from hookboard.sites import Site
 
 TOO_SMALL, TOO_LARGE = RULES["update_too_small"], RULES["update_too_large"]
@@ -55,14 +39,14 @@ def exactly(name: str, role: str, rms: float):
 
 
 def test_tiny_steps_of_a_model_that_does_not_learn_are_an_alarm():
-    made = training(100, lambda step: moved(0.9 * UPDATE_RATIO_SMALL), losses=stuck(100))
+    made = training(100, lambda step: moved(9e-5), losses=stuck(100))
     found = symptoms(TOO_SMALL, made)
     assert places(found) == [("", "alarm")]
     assert "AdamW" in found[0].evidence
 
 
 def test_steps_above_the_border_are_well_even_if_the_model_does_not_learn():
-    assert symptoms(TOO_SMALL, training(100, lambda step: moved(1.1 * UPDATE_RATIO_SMALL), losses=stuck(100))) == []
+    assert symptoms(TOO_SMALL, training(100, lambda step: moved(1.1e-4), losses=stuck(100))) == []
 
 
 def test_tiny_steps_of_a_model_that_learns_are_well():
@@ -86,7 +70,7 @@ def test_tiny_steps_at_the_end_of_a_schedule_are_well():
 
 
 def test_a_layer_far_below_the_others_is_named():
-    ratio = 0.9 * LAYER_UPDATE_SHARE_SMALL * 1e-3
+    ratio = 9e-7
     made = training(change=lambda step: moved(1e-3) | moved(ratio, "fc1"))
     assert places(symptoms(TOO_SMALL, made)) == [("fc1", "note")]
     made = training(100, lambda step: moved(1e-3) | moved(ratio, "fc1"), losses=stuck(100))
@@ -100,17 +84,17 @@ def test_rates_that_fall_from_layer_to_layer_are_well():
 
 @pytest.mark.usefixtures("at_every_look")
 def test_large_steps_before_harm_are_an_alarm_since_they_began():
-    made = training(60, lambda step: moved(1.1 * UPDATE_RATIO_LARGE if step >= 20 else 1e-2), losses=risen(60))
+    made = training(60, lambda step: moved(0.11 if step >= 20 else 1e-2), losses=risen(60))
     verdicts = judged([TOO_LARGE], made).verdicts
     assert [(v.severity, v.module, v.since) for v in verdicts] == [("alarm", "", 20)]
 
 
 def test_large_steps_without_harm_are_well():
-    assert symptoms(TOO_LARGE, training(60, lambda step: moved(2 * UPDATE_RATIO_LARGE))) == []
+    assert symptoms(TOO_LARGE, training(60, lambda step: moved(0.2))) == []
 
 
 def test_harm_with_steps_below_the_border_is_not_blamed_on_them():
-    assert symptoms(TOO_LARGE, training(60, lambda step: moved(0.9 * UPDATE_RATIO_LARGE), losses=risen(60))) == []
+    assert symptoms(TOO_LARGE, training(60, lambda step: moved(0.09), losses=risen(60))) == []
 
 
 def test_a_rate_that_jumps_is_an_alarm_since_the_jump():
@@ -125,11 +109,9 @@ def test_one_large_step_is_no_rate_that_is_too_large():
 
 
 def test_a_layer_far_above_the_others_is_named():
-    made = training(
-        60, lambda step: moved(0.01) | moved(1.1 * LAYER_UPDATE_FACTOR_LARGE * 0.01, "fc1"), losses=risen(60)
-    )
+    made = training(60, lambda step: moved(0.01) | moved(0.33, "fc1"), losses=risen(60))
     assert places(symptoms(TOO_LARGE, made)) == [("fc1", "alarm")]
-    made = training(60, lambda step: moved(0.01) | moved(0.9 * UPDATE_RATIO_LARGE, "fc1"), losses=risen(60))
+    made = training(60, lambda step: moved(0.01) | moved(0.09, "fc1"), losses=risen(60))
     assert symptoms(TOO_LARGE, made) == []
 
 
@@ -149,14 +131,13 @@ def test_steps_from_weights_that_are_all_zero_are_not_counted():
 def test_layers_that_never_ran_and_empty_looks_are_no_fault():
     layers = {**LAYERS, "expert": linear("expert")}
     bare = training(40, losses=stuck(40), edit=lambda look: replace(look, readings={}))
-    for rule in RULES.values():
-        assert symptoms(rule, bare, layers) == [], rule.name
+    run = seen(bare, layers)
+    assert [rule.name for rule in RULES.values() if list(rule.judge(run))] == []
 
 
 def test_a_healthy_training_gives_no_symptom_of_any_rule():
-    made = training(120, losses=falling(120))
-    for rule in RULES.values():
-        assert symptoms(rule, made) == [], rule.name
+    run = seen(training(120, losses=falling(120)))
+    assert [rule.name for rule in RULES.values() if list(rule.judge(run))] == []
 
 
 def test_a_schedule_that_is_one_cycle_is_well():
@@ -176,8 +157,8 @@ def test_gains_and_biases_alone_are_not_judged():
 def test_what_is_left_beside_nan_is_no_small_step():
     def spoiled(step):
         part = {}
-        for (name, role), one in moved(0.1 * UPDATE_RATIO_SMALL).items():
-            size = 0.1 * UPDATE_RATIO_SMALL * 0.1 if role == "parameter_update" else one.moments.rms
+        for (name, role), one in moved(1e-5).items():
+            size = 1e-6 if role == "parameter_update" else one.moments.rms
             part[name, role] = looks.reading(name, role, [looks.row(90, 0.0, size, nonfinite=10)])
         return part
 
@@ -188,11 +169,11 @@ def test_steps_that_became_tiny_are_too_small_since_then_though_the_loss_shows_i
     def change(step):
         # At step 39 nothing was measured.
         nothing = {(w, "parameter_update"): None for w in WEIGHTS} if step == 39 else {}
-        return moved(0.9 * UPDATE_RATIO_SMALL if step >= 40 else 1e-3) | nothing
+        return moved(9e-5 if step >= 40 else 1e-3) | nothing
 
     found = symptoms(TOO_SMALL, training(100, change, losses=stuck(100)))
     assert [(s.module, s.since) for s in found] == [("", 40)]
-    found = symptoms(TOO_SMALL, training(100, lambda step: moved(0.9 * UPDATE_RATIO_SMALL), losses=stuck(100)))
+    found = symptoms(TOO_SMALL, training(100, lambda step: moved(9e-5), losses=stuck(100)))
     assert [(s.module, s.since) for s in found] == [("", 0)]
 
 
@@ -206,9 +187,9 @@ def sized(*sizes: float, begin: float = 0.1):
     return change
 
 
-@pytest.mark.parametrize(("times", "fires"), [(0.97, False), (1.03, True)])
+@pytest.mark.parametrize(("times", "fires"), [(29, False), (31, True)])
 def test_weights_that_have_grown_out_of_proportion_are_an_alarm_where_the_loss_does_not_fall(times, fires):
-    found = symptoms(TOO_LARGE, training(60, sized(1, 2, 10, times * WEIGHT_GROWTH_ALARM), losses=stuck(60)))
+    found = symptoms(TOO_LARGE, training(60, sized(1, 2, 10, times), losses=stuck(60)))
     assert places(found) == ([("", "alarm")] if fires else [])
     assert [s.since for s in found] == ([20] if fires else [])
 
@@ -217,7 +198,7 @@ def test_weights_may_grow_while_the_loss_falls_or_nobody_can_tell_whether_it_doe
     def several(look):
         return replace(look, losses=[replace(loss, backwards=2) for loss in look.losses])
 
-    grown = sized(1, 2, 10, 2 * WEIGHT_GROWTH_ALARM)
+    grown = sized(1, 2, 10, 60)
     assert symptoms(TOO_LARGE, training(60, grown)) == []
     assert symptoms(TOO_LARGE, training(60, grown, losses=stuck(60), edit=several)) == []
 
@@ -229,10 +210,10 @@ def test_the_weights_of_an_adapter_have_grown_though_all_others_are_frozen():
     assert places(symptoms(TOO_LARGE, made)) == [("", "alarm")]
 
 
-@pytest.mark.parametrize(("times", "fires"), [(0.97, False), (1.03, True)])
-def test_weights_that_began_near_0_may_grow(times, fires):
+@pytest.mark.parametrize(("norm", "fires"), [(0.097, False), (0.103, True)])
+def test_weights_that_began_near_0_may_grow(norm, fires):
     # The L2 norm of the eight weights of a unit.
-    grown = sized(1, 2 * WEIGHT_GROWTH_ALARM, begin=times * USUAL_WEIGHT_NORM_MIN / 8**0.5)
+    grown = sized(1, 60, begin=norm / 8**0.5)
     made = training(60, grown, losses=stuck(60))
     assert bool(symptoms(TOO_LARGE, made)) is fires
 
@@ -255,11 +236,11 @@ def test_weights_that_have_grown_between_two_columns_of_the_run_have_grown_now()
 
 
 def test_a_first_step_that_overwrites_the_weights_is_well_while_the_loss_falls():
-    made = training(60, lambda step: moved(2 * FIRST_UPDATE_RATIO_OVERWRITES if step == 0 else 1e-3))
+    made = training(60, lambda step: moved(1.0 if step == 0 else 1e-3))
     assert symptoms(TOO_LARGE, made) == []
 
 
-@pytest.mark.parametrize("ratio", [2 * FIRST_UPDATE_RATIO_LARGE, 9.0])
+@pytest.mark.parametrize("ratio", [0.6, 9.0])
 def test_one_large_step_at_the_start_is_not_why_a_loss_has_never_left_its_place(ratio):
     made = training(100, lambda step: moved(ratio if step == 0 else 1e-3), losses=stuck(100))
     assert symptoms(TOO_LARGE, made) == []
@@ -276,27 +257,26 @@ def of_a_regression(ratio, losses, layers=LAYERS):
     return symptoms(TOO_LARGE, training(len(losses), change, losses, layers=layers, edit=edit), layers)
 
 
-@pytest.mark.parametrize(("ratio", "leap", "fires"), [(1.05, 1.05, True), (0.95, 1.05, False), (1.05, 0.95, False)])
-def test_a_regression_whose_loss_leaps_after_a_step_that_overwrites_the_weights_is_an_alarm(ratio, leap, fires):
-    leaping = [3.0, leap * LOSS_LEAP_FACTOR * 3.0, *falling(58)]
-    found = of_a_regression(ratio * FIRST_UPDATE_RATIO_OVERWRITES, leaping)
+@pytest.mark.parametrize(("ratio", "loss", "fires"), [(0.53, 6.3, True), (0.47, 6.3, False), (0.53, 5.7, False)])
+def test_a_regression_whose_loss_leaps_after_a_step_that_overwrites_the_weights_is_an_alarm(ratio, loss, fires):
+    found = of_a_regression(ratio, [3.0, loss, *falling(58)])
     assert [s.severity for s in found] == (["alarm"] if fires else [])
     assert all("rose from 3 to 6.3 in the first steps" in s.evidence for s in found)
 
 
-@pytest.mark.parametrize(("times", "severity"), [(0.95, "note"), (1.05, "alarm")])
-def test_a_loss_that_leapt_and_has_come_down_far_below_its_first_value_is_worth_a_note(times, severity):
-    losses = [3.0, 9.0, *np.linspace(3.0, times * LEAP_LOSS_SHARE_LEFT * 3.0, 30), *[times * 0.25 * 3.0] * 28]
-    found = of_a_regression(2 * FIRST_UPDATE_RATIO_OVERWRITES, losses)
+@pytest.mark.parametrize(("last", "severity"), [(0.71, "note"), (0.79, "alarm")])
+def test_a_loss_that_leapt_and_has_come_down_far_below_its_first_value_is_worth_a_note(last, severity):
+    losses = [3.0, 9.0, *np.linspace(3.0, last, 30), *[last] * 28]
+    found = of_a_regression(1.0, losses)
     assert [s.severity for s in found] == [severity]
 
 
-def leapt(ratio=1.05, leap=1.05, edit=lambda look: look):
+def leapt(ratio=0.11, loss=6.3, edit=lambda look: look):
     """What is said of a loss that begins at 3, above chance, and leaps behind a first step of this size."""
-    losses = [3.0, leap * LOSS_LEAP_FACTOR * 3.0, *falling(58)]
+    losses = [3.0, loss, *falling(58)]
     return symptoms(
         TOO_LARGE,
-        training(60, lambda step: moved(ratio * UPDATE_RATIO_LARGE if step == 0 else 1e-3), losses, edit=edit),
+        training(60, lambda step: moved(ratio if step == 0 else 1e-3), losses, edit=edit),
     )
 
 
@@ -305,8 +285,8 @@ def test_a_loss_that_leaps_behind_a_large_first_step_is_an_alarm_though_it_comes
 
 
 def test_a_loss_that_leaps_less_or_behind_a_smaller_step_is_well():
-    assert leapt(leap=0.95) == []
-    assert leapt(ratio=0.95) == []
+    assert leapt(loss=5.7) == []
+    assert leapt(ratio=0.095) == []
 
 
 def test_a_loss_that_leaps_and_stays_below_twice_chance_is_well():
@@ -338,26 +318,26 @@ def summed(times, cosine, losses, first=0.01, edit=lambda look: look):
 
 
 def test_gradients_that_add_up_are_an_alarm_where_the_loss_does_not_fall():
-    (symptom,) = summed(1.05 * SUMMED_GRADIENT_GROWTH_UNHARMED, SUMMED_GRADIENT_COSINE_UNHARMED + 0.01, stuck(60))
+    (symptom,) = summed(5.25, 0.96, stuck(60))
     assert (symptom.module, symptom.severity) == ("", "alarm")
     # They exceed three times the first ones then.
     assert symptom.since == 28
 
 
 def test_gradients_that_grow_less_or_agree_less_are_well():
-    assert summed(0.95 * SUMMED_GRADIENT_GROWTH_UNHARMED, SUMMED_GRADIENT_COSINE_UNHARMED + 0.01, stuck(60)) == []
-    assert summed(1.05 * SUMMED_GRADIENT_GROWTH_UNHARMED, SUMMED_GRADIENT_COSINE_UNHARMED - 0.01, stuck(60)) == []
+    assert summed(4.75, 0.96, stuck(60)) == []
+    assert summed(5.25, 0.94, stuck(60)) == []
 
 
 def test_gradients_that_add_up_are_well_while_the_loss_falls():
-    assert summed(2 * SUMMED_GRADIENT_GROWTH_UNHARMED, 1.0, falling(60)) == []
+    assert summed(10, 1.0, falling(60)) == []
 
 
 def test_gradients_of_several_losses_are_not_taken_for_a_sum():
     def edit(look):
         return replace(look, losses=[replace(loss, backwards=2) for loss in look.losses])
 
-    assert summed(2 * SUMMED_GRADIENT_GROWTH_UNHARMED, 1.0, stuck(60), edit=edit) == []
+    assert summed(10, 1.0, stuck(60), edit=edit) == []
 
 
 def test_the_gradients_of_a_regression_have_the_offset_of_its_targets_in_common():
@@ -366,7 +346,7 @@ def test_the_gradients_of_a_regression_have_the_offset_of_its_targets_in_common(
     def edit(look):
         return replace(look, readings={**look.readings, site: of("head", "grad_output", 0.01, mean=0.01)})
 
-    assert summed(2 * SUMMED_GRADIENT_GROWTH_UNHARMED, 1.0, stuck(60), edit=edit) == []
+    assert summed(10, 1.0, stuck(60), edit=edit) == []
 
 
 def test_a_regression_that_stays_on_a_plateau_has_that_offset_too():
@@ -376,16 +356,16 @@ def test_a_regression_that_stays_on_a_plateau_has_that_offset_too():
     def edit(look):
         return replace(look, readings={**look.readings, site: of("head", "grad_output", 0.01, mean=0.01)})
 
-    assert summed(100 * SUMMED_GRADIENT_GROWTH, 1.0, stuck(120), edit=edit) == []
+    assert summed(300, 1.0, stuck(120), edit=edit) == []
 
 
 def test_gradients_that_began_at_0_tell_nothing():
-    assert summed(2 * SUMMED_GRADIENT_GROWTH_UNHARMED, 1.0, stuck(60), first=0.0) == []
+    assert summed(10, 1.0, stuck(60), first=0.0) == []
 
 
-@pytest.mark.parametrize(("grew", "same", "fires"), [(1.05, 0.01, True), (0.95, 0.01, False), (1.05, -0.01, False)])
+@pytest.mark.parametrize(("grew", "same", "fires"), [(3.15, 0.91, True), (2.85, 0.91, False), (3.15, 0.89, False)])
 def test_where_the_loss_shows_harm_less_is_enough_for_a_sum(grew, same, fires):
-    found = summed(grew * SUMMED_GRADIENT_GROWTH, SUMMED_GRADIENT_COSINE + same, risen(60))
+    found = summed(grew, same, risen(60))
     assert ["they add up" in s.evidence for s in found] == ([True] if fires else [])
 
 
@@ -425,7 +405,7 @@ def test_a_single_layer_may_leave_its_initialization_in_one_step(names, fires):
 @pytest.mark.parametrize(("well", "severity"), [(40, "note"), (0, "alarm")])
 def test_large_steps_that_were_over_when_the_loss_was_at_its_best_have_not_made_it_rise(well, severity):
     losses = [*np.linspace(2.3, 2.2, 10), *np.linspace(2.2, 0.5, well), *[2.9] * (80 - well)]
-    made = training(90, lambda step: moved(2 * UPDATE_RATIO_LARGE if step < 8 else 1e-3), losses=losses)
+    made = training(90, lambda step: moved(0.2 if step < 8 else 1e-3), losses=losses)
     (found,) = symptoms(TOO_LARGE, made)
     assert found.severity == severity
 
@@ -434,6 +414,6 @@ def test_large_steps_that_were_over_when_the_loss_was_at_its_best_have_not_made_
     ("rate", "said"), [(lambda step: 0.1, "to about 0.005,"), (lambda step: 0.1 / (1 + step), ", or")]
 )
 def test_the_rate_that_is_advised_would_have_made_the_first_step_a_hundredth_of_the_weights(rate, said):
-    made = training(90, lambda step: moved(2 * UPDATE_RATIO_LARGE), losses=risen(90), rate=rate)
+    made = training(90, lambda step: moved(0.2), losses=risen(90), rate=rate)
     (found,) = symptoms(TOO_LARGE, made)
     assert f"lower the learning rate {said}".replace(" ,", ",") in found.advice
