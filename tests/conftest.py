@@ -77,10 +77,15 @@ def work_is_noted():
         patch.setattr(subprocess.Popen, "__init__", note_python(subprocess.Popen.__init__))
         start = multiprocessing.process.BaseProcess.start
         patch.setattr(multiprocessing.process.BaseProcess, "start", noting("spawns", start))
-        gc.collect()
-        gc.freeze()  # imported modules are no test's garbage: `gc.collect()` in a test takes 10 ms, not 300
         yield
         gc.unfreeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def what_others_left_is_no_garbage():
+    """What is there before a file of tests is not looked at again: a `gc.collect()` takes 10 ms, not up to 500."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

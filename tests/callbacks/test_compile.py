@@ -1,3 +1,5 @@
+"""Compiled models are measured. Slow: each style is compiled with hooks at work and at rest, forward and backward."""
+
 from dataclasses import dataclass
 
 import pytest
@@ -17,15 +19,15 @@ pytestmark = [
 BACKEND = {"backend": "aot_eager"}
 
 
-@pytest.fixture(autouse=True)
-def fresh():
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
+class Quiet(Toy):
+    """Logs nothing: to compile what Lightning does then takes longer than all else."""
+
+    def training_step(self, batch):
+        return self.loss(self.net(batch))
 
 
 def plain():
-    return Toy(mlp())
+    return Quiet(mlp())
 
 
 def compiled_attribute():
@@ -52,7 +54,7 @@ def compiled_module():
 
 
 def compiled_training_step():
-    model = plain()
+    model = Toy(mlp())  # which logs its loss
     model.training_step = torch.compile(model.training_step, **BACKEND)
     return model
 
@@ -68,11 +70,14 @@ def watched(folder, model, **options):
     return [{reading.site: reading.statistics for reading in readings} for one in kept for readings in one.readings]
 
 
-@pytest.fixture(scope="module", params=STYLES)
-def fitted_twice(request, tmp_path_factory):
-    """The values of two fits of one model."""
+TWICE = [compiled_attribute, compiled_in_place, compiled_module]
+
+
+@pytest.fixture(scope="module")
+def fitted(request, tmp_path_factory):
+    """The values of a fit, and of a second one of the same model, between which nothing compiled is forgotten."""
     model, folder = request.param(), tmp_path_factory.mktemp("compiled")
-    return [watched(folder / name, model) for name in ("first", "second")]
+    return [watched(folder / str(number), model) for number in range(1 + (request.param in TWICE))]
 
 
 @pytest.fixture(scope="module")
@@ -81,8 +86,9 @@ def eager(tmp_path_factory):
 
 
 @pytest.mark.filterwarnings("error:.*nothing to measure")
-def test_every_site_is_logged_on_every_due_step(fitted_twice, eager):
-    found, _ = fitted_twice
+@pytest.mark.parametrize("fitted", STYLES, indirect=True, scope="module")
+def test_every_site_is_logged_on_every_due_step(fitted, eager):
+    found = fitted[0]
     assert len(found) == len(eager) == 8
     for mine, theirs in zip(found, eager, strict=True):
         assert mine.keys() == theirs.keys()
@@ -90,18 +96,18 @@ def test_every_site_is_logged_on_every_due_step(fitted_twice, eager):
             assert mine[site] == pytest.approx(theirs[site], rel=1e-5, abs=1e-7)
 
 
-def test_a_second_fit_of_a_compiled_model_is_logged_too(fitted_twice):
-    _, again = fitted_twice
+@pytest.mark.parametrize("fitted", TWICE, indirect=True, scope="module")
+def test_a_second_fit_of_a_compiled_model_is_logged_too(fitted):
+    _, again = fitted
     assert len(again) == 8
     assert all(len(values) == 3 for values in again)
 
 
-@pytest.mark.parametrize("make", STYLES)
+@pytest.mark.parametrize("make", [compiled_attribute, compiled_in_place, compiled_one_by_one])
 def test_a_model_that_was_compiled_and_run_before_the_fit_is_measured_all_the_same(tmp_path, make):
     model = make()
-    inner = getattr(model, "_orig_mod", model)
     for data in batches(4, 4):
-        inner.net(data).sum().backward()
+        model.net(data).sum().backward()
     found = watched(tmp_path, model)
     assert len(found) == 8
     assert all(len(values) == 3 for values in found)
@@ -150,7 +156,7 @@ def test_a_function_compiled_and_run_before_the_fit_is_compiled_again(tmp_path):
 
 
 def test_a_compiled_model_that_was_fitted_without_callbacks_is_measured_in_the_next_fit(tmp_path):
-    model = torch.compile(Toy(mlp()), **BACKEND)
+    model = compiled_module()
     fit(None, model, batches(4, 4))
     assert [len(values) for values in watched(tmp_path, model)] == [3] * 8
 

@@ -31,7 +31,6 @@ FAMILIES = {
     "swin_v2_t": ("features.7.1.attn", 64),
     "vgg11": ("features.19", 64),
     "vit_b_32": ("encoder.layers.encoder_layer_11.self_attention", 224),
-    "wide_resnet50_2": ("layer4", 64),
 }
 """For each family one of its models: the layer that its maps are of, and the size of a picture."""
 

@@ -107,6 +107,7 @@ def trained(*, compiled, watched=True):
     "ignore:Skipping serialization of",
 )
 def test_what_inductor_compiles_has_the_looks_and_verdicts_of_the_plain_model_and_its_own_weights():
+    """Slow where nothing is cached: inductor has C++ compiled, which users' models are, and other tests do without."""
     *mine, said, weights = trained(compiled=True)
     *theirs, expected, _ = trained(compiled=False)
     assert_alike(mine, theirs, 1e-5)

@@ -100,8 +100,10 @@ def run(folder, callback, how):
     return {name: weakref.ref(value) for name, value in held.items()} | batches
 
 
-@pytest.mark.parametrize("has_thread", [False, True], ids=["on the CPU", "with a thread"])
-@pytest.mark.parametrize("how", ["a fit", "a fit that fails", "a validation"])
+HOW = [("a fit", False), ("a fit", True), ("a fit that fails", True), ("a validation", False)]
+
+
+@pytest.mark.parametrize(("how", "has_thread"), HOW, ids=lambda each: {True: "with a thread", False: "alone"}.get(each))
 @pytest.mark.parametrize("name", MAKE)
 def test_a_callback_that_is_held_after_a_run_keeps_nothing_of_it(name, how, has_thread, tmp_path, monkeypatch):
     monkeypatch.setattr("hookboard.loops.callback.has_own_thread", lambda device: has_thread)

@@ -17,7 +17,7 @@ from hookboard.sites import Site
 
 STEPS = 1000
 WARM = 200
-"""Steps after which all that is bounded is full."""
+"""Steps after which all that is bounded is full. Slow on purpose: caches fill for a while, a leak never stops."""
 
 
 class Held(Callback):

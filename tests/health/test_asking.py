@@ -71,10 +71,10 @@ def test_a_symptom_seen_once_is_not_said(severity):
     assert said(range(EARLY + 40), LATER[:1], severity=severity) == []
 
 
-@pytest.mark.parametrize("period", range(2, 13))
+@pytest.mark.parametrize("period", [2, 3, 4, 5, 6, 8, 12])  # what comes in step with the looks, or nearly so
 def test_what_comes_once_in_some_steps_does_not_seem_to_last(period):
     for phase in range(period):
-        assert said(range(200), range(phase, 200, period)) == []
+        assert said(range(EARLY + 60), range(phase, 200, period)) == []
 
 
 def test_a_verdict_ends_with_the_last_look_that_showed_its_symptom():

@@ -353,7 +353,7 @@ def test_memory_does_not_grow_with_symptoms_that_flicker():
             if run.now.step // (i + 1) % 5 < 4:
                 yield Symptom(name, "odd", "look")
 
-    judge = judged(Rule("odd", judge), steps=5_000, layers={"fc0": linear("fc0")})
+    judge = judged(Rule("odd", judge), steps=1_500, layers={"fc0": linear("fc0")})
     assert len(judge._open) + len(judge._closed) <= len(LAYERS)
     assert len(judge.verdicts) <= len(LAYERS)
     assert len(judge.run.looks) <= 8

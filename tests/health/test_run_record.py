@@ -166,11 +166,11 @@ def test_a_fault_is_said_once_and_the_page_is_written(monkeypatch):
 def test_layers_that_fall_ill_one_after_the_other_do_not_fill_the_disk():
     judge, page = judge_of(), Page(1)
     verdicts, written_at = (), []
-    for step in range(500):
+    for step in range(250):
         see(judge, step)
         verdicts += (Verdict("note", "dead_units", f"net.{step}", step, None, "it is dead", "wait", 0),)
         if records(page.entry(judge.run, verdicts)):
             written_at.append(step + 1)
-    assert len(written_at) < 60
+    assert len(written_at) < 50
     assert all(later <= 1.2 * earlier + 5 for earlier, later in pairwise(written_at))
     assert written_at[20] < 120
