@@ -107,6 +107,12 @@ Sources = dict[str, str]
 parsed = cache(ast.parse)
 
 
+@cache
+def nodes_of(text: str) -> list[ast.AST]:
+    """Everything in a source, which several rules go through."""
+    return list(ast.walk(parsed(text)))
+
+
 def in_the_house() -> Sources:
     return {path.relative_to(SOURCE).as_posix(): path.read_text() for path in sorted(SOURCE.rglob("*.py"))}
 
@@ -127,7 +133,7 @@ def floor_of(room: str) -> int:
 def imports(path: str, sources: Sources) -> Iterator[tuple[str, str, int]]:
     """Of each import from the package: the file that it reads, the name that it takes ("" for a module), the line."""
     package = ["hookboard", *path.split("/")[:-1]]
-    for node in ast.walk(parsed(sources[path])):
+    for node in nodes_of(sources[path]):
         if isinstance(node, ast.Import):
             wanted = [(alias.name, "") for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -210,7 +216,7 @@ def imports_of_lightning(sources: Sources) -> list[str]:
     return [
         f"{path}:{node.lineno} imports lightning, of which {room_of(path)} knows nothing"
         for path, text in sources.items()
-        for node in ast.walk(parsed(text))
+        for node in nodes_of(text)
         if isinstance(node, (ast.Import, ast.ImportFrom)) and room_of(path) in WITHOUT_LIGHTNING
         if any(module.split(".")[0] == "lightning" for module in modules_of(node))
     ]
@@ -240,7 +246,7 @@ def circle_in(graph: dict[str, set[str]]) -> list[str]:
 def long_functions(sources: Sources) -> list[str]:
     faults = []
     for path, text in sources.items():
-        for node in ast.walk(parsed(text)):
+        for node in nodes_of(text):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 lines = node.end_lineno - node.lineno + 1
                 if ast.get_docstring(node) is not None:
@@ -306,7 +312,7 @@ def questions_to_a_trainer(sources: Sources) -> list[str]:
         f"{path}:{node.lineno} asks a Trainer for {node.attr}; ask the Loop"
         for path, text in sources.items()
         if not path.startswith(("loops/", *ASKS_A_TRAINER))
-        for node in ast.walk(parsed(text))
+        for node in nodes_of(text)
         if isinstance(node, ast.Attribute)
         and "trainer" in (getattr(node.value, "id", ""), getattr(node.value, "attr", ""))
     ]
@@ -318,7 +324,7 @@ def equal_names(sources: Sources) -> list[str]:
     for path, text in sources.items():
         if (name := path.rpartition("/")[2]) != "__init__.py":
             places.setdefault(name, []).append(path)
-        for node in ast.walk(parsed(text)):
+        for node in nodes_of(text):
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name, []).append(f"{path}:{node.lineno}")
     return [f"{name} is in {' and '.join(several)}" for name, several in places.items() if len(several) > 1]
