@@ -41,7 +41,7 @@ def main(given: Sequence[str] | None = None) -> None:
     if not options.replay:
         _train(cases, options.processes, options.again)
     kept = [case for case in cases if path_of(case).exists()]
-    others = {}
+    others: dict[str, dict[Case, list[Alarm]]] = {}
     if options.monitor:
         of_half = [case for case in kept if case.half == options.half]
         others[options.monitor] = dict(watched_all(options.monitor, of_half, options.processes))

@@ -395,7 +395,7 @@ def test_nothing_is_tried_on_a_copy(caplog):
 def test_a_compiled_model_is_logged_as_a_trainer_logs_it(tmp_path):
     def compiled():
         net = mlp()
-        net.compile()
+        net.compile(backend="aot_eager")
         return net
 
     data = batches(*[4] * 4)
@@ -408,7 +408,10 @@ def test_a_compiled_model_is_logged_as_a_trainer_logs_it(tmp_path):
 def test_a_compiled_model_is_seen(tmp_path):
     model, x = Plain(mlp()), batches(4)[0]
     expected = model.net[0](x).double().mean().item()
-    logger, compiled = ActivationLogger("net.0", every_n_steps=1, statistics="mean"), torch.compile(model)
+    logger, compiled = (
+        ActivationLogger("net.0", every_n_steps=1, statistics="mean"),
+        torch.compile(model, backend="aot_eager"),
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     with SummaryWriter(tmp_path) as writer, watch(model, optimizer, [logger], writer) as run:
         step_of(run, compiled, optimizer, x)
