@@ -11,14 +11,11 @@ from PIL import Image
 import hookboard
 from hookboard.images.heat_map import (
     AXIS_HEIGHT,
-    COLOURS,
     LABEL_HEIGHT,
     MAP_WIDTH,
     MARK_WIDTH,
     MARKS,
     MISSING,
-    NOT_FINITE,
-    NOT_FINITE_COLOUR,
     PALETTE,
     SHADES,
     ColourScale,
@@ -26,7 +23,7 @@ from hookboard.images.heat_map import (
     labels_of,
     log_scale,
 )
-from hookboard.images.picture import FONT_SIZE, PAPER
+from hookboard.images.picture import COLOURS, FONT_SIZE, HEAT, LEVELS, NOT_FINITE, NOT_FINITE_COLOUR, PAPER
 
 NAMES = ["embed", *(f"layers.{block}.{part}" for block in range(33) for part in "abcdef"), "head"]
 TIME_SERIES = 215
@@ -125,7 +122,8 @@ def test_the_colours_are_those_of_the_tab():
     values = re.search(r"^const VALUES = (.*?);", tab, re.DOTALL | re.MULTILINE)[1]
     assert {float(at): code for at, code in re.findall(r'\[([\d.]+), "#(\w+)"\]', values)} == COLOURS
     assert f'broken: "#{NOT_FINITE_COLOUR}"' in tab
-    assert PALETTE[[0, SHADES - 1, NOT_FINITE]].tobytes().hex() == f"472c7afde725{NOT_FINITE_COLOUR}"
+    for palette, last in ((PALETTE, SHADES - 1), (HEAT, LEVELS - 1)):
+        assert palette[[0, last, NOT_FINITE]].tobytes().hex() == f"472c7afde725{NOT_FINITE_COLOUR}"
 
 
 def test_a_single_value_that_is_not_finite_is_seen_among_more_columns_than_pixels():

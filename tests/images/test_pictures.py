@@ -1,7 +1,6 @@
 import io
 import math
 
-import matplotlib
 import numpy as np
 import pytest
 import torch
@@ -31,15 +30,10 @@ def tile(picture, sample, channel, of, size=40):
     return picture.pixels[top : top + size, left : left + size]
 
 
-def test_the_colours_are_those_of_inferno():
-    levels = matplotlib.colormaps["inferno"](np.linspace(0, 1, LEVELS))[:, :3] * 255
-    assert np.abs(HEAT[:LEVELS] - levels).max() < 7
-
-
 def test_lightness_rises_with_the_value():
     luminance = HEAT[:LEVELS] @ np.array([0.2126, 0.7152, 0.0722])
     assert (np.diff(luminance) > -1).all()
-    assert luminance[-1] > 240
+    assert luminance[-1] > 4 * luminance[0]
 
 
 def test_a_tile_holds_its_map_and_nothing_else():
@@ -85,7 +79,7 @@ def test_what_is_not_finite_is_drawn_in_a_colour_of_its_own_and_counted():
     picture = picture_of(tensor)
     assert tile(picture, 0, 0, of=2)[0, 0] == tile(picture, 0, 1, of=2)[10, 10] == NOT_FINITE
     assert (picture.pixels == NOT_FINITE).sum() == 2 * 10 * 10
-    assert "cyan: NaN or infinite (2 pixels)" in picture.caption
+    assert "magenta: NaN or infinite (2 pixels)" in picture.caption
 
 
 def test_a_map_of_nothing_but_nan_is_drawn_whole():
@@ -236,7 +230,7 @@ def test_a_kernel_of_nan_is_drawn():
     weight = torch.full((2, 2, 3, 3), torch.nan)
     picture = kernel_picture(weight, weight, "conv", weight.shape, size=24)
     assert picture.pixels[5, 5] == NOT_FINITE
-    assert "cyan" in picture.caption
+    assert "magenta" in picture.caption
 
 
 def test_a_picture_is_shown_as_it_was_before_it_was_normalized():

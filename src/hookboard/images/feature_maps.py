@@ -215,5 +215,5 @@ def feature_maps(shown: SelectedMaps, name: str, *, normalize: Normalize, size: 
     caption = f"{name}: {how_many}, {channels}, {shown.words}; dark to light: {range_in_words}"
     missing = int((~torch.isfinite(shown.values)).sum())
     if missing:
-        caption += f"; cyan: NaN or infinite ({missing} pixels)"
+        caption += f"; magenta: NaN or infinite ({missing} pixels)"
     return Picture(pixels, caption)

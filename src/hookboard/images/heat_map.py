@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from PIL import Image, ImageDraw
 
-from hookboard.images.picture import HEAT, INK, NOT_FINITE, PAPER, Picture, Pixels, font
+from hookboard.images.picture import COLOURS, HEAT, INK, NOT_FINITE, PAPER, Picture, Pixels, font, interpolated
 
 Mark = Literal["alarm", "note"]
 
@@ -24,30 +24,12 @@ MARKS: dict[Mark, int] = {"alarm": SHADES, "note": SHADES + 8}
 MISSING = SHADES + 16
 """The palette index of cells without a value."""
 
-COLOURS = {
-    0.0: "472c7a",
-    0.125: "3b518b",
-    0.25: "2c718e",
-    0.375: "21908d",
-    0.5: "27ad81",
-    0.65: "5cc863",
-    0.8: "aadc32",
-    1.0: "fde725",
-}
-"""Position on the scale to colour, as in the tab (`board/static/map.js`): viridis without its darkest end."""
-
-NOT_FINITE_COLOUR = "ff00b8"
-"""Magenta, as in the tab."""
-
 _RED, _AMBER, _PALE = (205, 20, 30), (190, 110, 0), (222, 226, 232)
 
 
 def _palette() -> Pixels:
     palette: Pixels = HEAT.copy()
-    channels = np.array([list(bytes.fromhex(code)) for code in COLOURS.values()]).T
-    shares = np.linspace(0, 1, SHADES)
-    palette[:SHADES] = np.rint([np.interp(shares, list(COLOURS), channel) for channel in channels]).T
-    palette[NOT_FINITE] = list(bytes.fromhex(NOT_FINITE_COLOUR))
+    palette[:SHADES] = interpolated(COLOURS, SHADES)
     paler = np.linspace(0, 1, 8, endpoint=False)[:, None]
     for first, colour in ((MARKS["alarm"], _RED), (MARKS["note"], _AMBER)):
         palette[first : first + 8] = np.rint(np.array(colour) * (1 - paler) + 255 * paler)

@@ -60,7 +60,7 @@ def kernel_picture(now: Tensor, before: Tensor, name: str, shape: torch.Size, *,
     )
     missing = int(np.sum(~np.isfinite(weights)))
     if missing:
-        caption += f"; {missing} of them NaN or infinite{'' if is_colour else ': cyan'}"
+        caption += f"; {missing} of them NaN or infinite{'' if is_colour else ': magenta'}"
     return Picture(pixels, caption, GREY)
 
 

@@ -3,6 +3,7 @@
 import functools
 import io
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -14,14 +15,23 @@ from torch import Tensor
 
 Pixels = npt.NDArray[np.uint8]
 
-# Inferno, by Nathaniel Smith and Stefan van der Walt (matplotlib, CC0): equal steps of value look equally large, and
-# lightness alone carries it, so that it survives print and colour blindness. Every 16th of its 256 colours.
-_INFERNO = (
-    "000004 0b0724 210c4a 3d0965 57106e 71196e 8a226a a32c61 bc3754 "
-    "d04545 e35933 f1711f f98c0a fcaa0f f9c932 f2e865 fcffa4"
-)
-_NOT_FINITE_COLOUR = (0, 200, 220)
-"""Cyan, which neither palette contains."""
+COLOURS = {
+    0.0: "472c7a",
+    0.125: "3b518b",
+    0.25: "2c718e",
+    0.375: "21908d",
+    0.5: "27ad81",
+    0.65: "5cc863",
+    0.8: "aadc32",
+    1.0: "fde725",
+}
+"""Position on the scale to colour, as in the tab (`board/static/map.js`): viridis without its darkest end.
+
+Viridis (Nathaniel Smith, Stefan van der Walt; CC0) stays legible in print and to the colour-blind: its lightness rises.
+"""
+
+NOT_FINITE_COLOUR = "ff00b8"
+"""Magenta, which no scale contains; as in the tab."""
 
 LEVELS = 238
 NOT_FINITE = LEVELS
@@ -30,18 +40,24 @@ PAPER = 255
 """Indices of the palette: values from 0 to LEVELS - 1, then NaN and infinities, then greys from ink to paper."""
 
 
-def _palette(values: npt.ArrayLike) -> Pixels:
-    """Return RGB colours, shape (256, 3): LEVELS interpolated between `values`, cyan, then greys from ink to paper."""
-    anchors = np.asarray(values, dtype=float)
-    at = np.linspace(0, len(anchors) - 1, LEVELS)
-    colours = np.stack([np.interp(at, np.arange(len(anchors)), channel) for channel in anchors.T], axis=1)
+def interpolated(colours: Mapping[float, str], number: int) -> Pixels:
+    """Interpolate between colours by their positions on the scale; return RGB, shape (number, 3)."""
+    channels = np.array([list(bytes.fromhex(code)) for code in colours.values()]).T
+    at = np.linspace(0, 1, number)
+    rounded: Pixels = np.rint([np.interp(at, list(colours), channel) for channel in channels]).T.astype(np.uint8)
+    return rounded
+
+
+def _palette(colours: Mapping[float, str]) -> Pixels:
+    """Return RGB colours, shape (256, 3): LEVELS of the scale, the colour of NaN, then greys from ink to paper."""
     greys = np.repeat(np.linspace(30, 255, PAPER - INK + 1)[:, None], 3, axis=1)
-    palette: Pixels = np.rint(np.concatenate([colours, [_NOT_FINITE_COLOUR], greys])).astype(np.uint8)
+    broken = [list(bytes.fromhex(NOT_FINITE_COLOUR))]
+    palette: Pixels = np.rint(np.concatenate([interpolated(colours, LEVELS), broken, greys])).astype(np.uint8)
     return palette
 
 
-HEAT = _palette([[int(code[i : i + 2], 16) for i in (0, 2, 4)] for code in _INFERNO.split()])
-GREY = _palette([[0, 0, 0], [255, 255, 255]])
+HEAT = _palette(COLOURS)
+GREY = _palette({0.0: "000000", 1.0: "ffffff"})
 
 
 def indices(values: np.ndarray) -> Pixels:
@@ -87,10 +103,11 @@ def enlarge(pixels: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:
 
 
 def scaled(maps: np.ndarray, normalize: Normalize) -> tuple[np.ndarray, str]:
-    """Scale maps of shape (n, channels, height, width) to [0, 1]; return them and their range in words.
+    """Scale maps of shape (n, channels, height, width) so that a range becomes [0, 1]; return them, and it in words.
 
-    Non-finite values become NaN and are ignored in the range. A map whose values are all equal becomes 0 if they are 0
-    (a dead channel), otherwise 0.5.
+    The range is that of each map, of all maps, or a fixed one, outside of which nothing is cut off here. Non-finite
+    values become NaN and are ignored. Where a range is a single value, all become 0 if it is 0 (a dead channel),
+    otherwise 0.5.
     """
     finite = np.where(np.isfinite(maps), maps, np.nan)
     if normalize == "map":

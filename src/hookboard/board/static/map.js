@@ -5,7 +5,7 @@ import { SYMBOLS, gravest } from "./model.js";
 import { isBroken, place, rounded, share, ticks } from "./scale.js";
 import { addressOf } from "./state.js";
 
-/** Viridis without its darkest end, because 0 is black. `images/heat_map.py` has the same colours. */
+/** Viridis without its darkest end, because 0 is black. `images/picture.py` has the same colours. */
 const VALUES = [
   [0, "#472c7a"], [0.125, "#3b518b"], [0.25, "#2c718e"], [0.375, "#21908d"], [0.5, "#27ad81"],
   [0.65, "#5cc863"], [0.8, "#aadc32"], [1, "#fde725"],
