@@ -210,7 +210,7 @@ def saturation_limits(module: nn.Module) -> tuple[float, float] | None:
 
 
 def order_with_late(order: Iterable[str], late: Iterable[str], defined: Sequence[str]) -> list[str]:
-    """Add layers that ran later to an order of execution, at their place in the model's definition.
+    """Add layers that ran later to an order of execution, each after all layers that the model defines before it.
 
     Args:
         order: the names of the layers that ran at first, in that order.
@@ -219,6 +219,8 @@ def order_with_late(order: Iterable[str], late: Iterable[str], defined: Sequence
 
     >>> order_with_late(["c", "a"], ["b"], ["a", "b", "c"])
     ['c', 'a', 'b']
+    >>> order_with_late(["b", "a"], ["c"], ["a", "b", "c"])
+    ['b', 'a', 'c']
     """
     order = list(order)
     there = set(order)

@@ -243,7 +243,7 @@ def _narrow(block: np.ndarray) -> tuple[np.ndarray, ...]:
 
 
 def _wide(first: np.ndarray, is_constant: np.ndarray, is_short: np.ndarray, *parts: np.ndarray) -> np.ndarray:
-    """Restore the block from what `_narrow` returned."""
+    """Restore the float64 block from the parts that `_narrow` returned; the flags are for each column."""
     block = np.empty((len(parts[0]), len(first)))
     block[:, is_constant], block[:, is_short], block[:, ~(is_constant | is_short)] = first[is_constant], *parts
     return block

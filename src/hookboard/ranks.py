@@ -204,7 +204,7 @@ class Ranks:
         return self._levels
 
     def leave(self) -> None:
-        """Take no further part. A thread waits for the others' next `at`, which then raises a `RanksLostError` there.
+        """Take no further part. The next `at` of the other ranks raises a `RanksLostError`; a thread waits for it.
 
         Closing connections is not enough: they stay open while a process that this one has forked, such as a
         DataLoader's worker, is alive.

@@ -138,7 +138,7 @@ def _split(given: Sequence[T]) -> tuple[list[T], list[T]]:
 
 
 def _matcher(given: list[T], names_of: Callable[[T], set[str]]) -> set[str] | None:
-    """Return the names that any of `given` matches; None if nothing is given."""
+    """Return the union of `names_of(one)` over all `given`; None, for no restriction, if nothing is given."""
     return set().union(*map(names_of, given)) if given else None
 
 

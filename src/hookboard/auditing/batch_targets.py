@@ -16,7 +16,7 @@ class Targets(NamedTuple):
 
     Args:
         paths: all of them; empty if none are known.
-        classes: those that a function in `OF_CLASSES` takes.
+        classes: those that are given to a loss function of classes, see `OF_CLASSES`.
     """
 
     paths: tuple[str, ...] = ()

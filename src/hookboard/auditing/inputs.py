@@ -160,7 +160,7 @@ def _column_of(call: LossCall, given: Tensor) -> tuple[int, int, float] | None:
 
 
 def _bits_in(column: Tensor) -> float:
-    """Return how much the elements of a column carry together, in bits."""
+    """Return the entropy of the values in a column, in bits, times the number of elements: 0 if all are equal."""
     _, counts = column.unique(return_counts=True)
     shares = counts.double() / len(column)
     return float(-(shares * shares.log2()).sum()) * len(column)

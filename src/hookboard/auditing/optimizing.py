@@ -45,12 +45,15 @@ MIN_CYCLES = 2
 def findings_of_optimizers(
     trainer: Trainer, pl_module: LightningModule, reached: Collection[str] | None
 ) -> Iterator[Finding]:
-    """Yield findings on parameters that no optimizer has, on frozen ones, and on rates that are 0 most of the time.
+    """Yield findings on the optimizers, their settings and schedules.
+
+    They are: trainable parameters that get a gradient and are in no optimizer; how many weights are frozen, if some
+    are; unusual settings; and, unless the fit is resumed, learning rates that are 0 most of the time.
 
     Args:
         trainer: the Trainer.
         pl_module: its LightningModule.
-        reached: the names of the parameters that a gradient reaches; None if that is not known.
+        reached: the names of the parameters that a gradient reaches; None if that is not known: the first is left out.
 
     Raises:
         CannotRunAgainError: stepping a schedule calls functions of the user, and what they may change cannot be

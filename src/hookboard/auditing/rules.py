@@ -520,7 +520,10 @@ def _limits_of(value: Value) -> tuple[float, float] | None:
 
 
 def _origin(value: Value) -> str:
-    """Return the function that computed the value, and where, as in `softmax at model.py:7 (in net.2)`."""
+    """Return the function that computed a value's numbers, and where, as in `softmax at model.py:7 (in net.2)`.
+
+    Views and casts are skipped. A call of the step must have computed it; `_from` takes values without one too.
+    """
     op = value.origin.op
     assert op is not None
     return f"{op.name} at {op.place}"

@@ -511,7 +511,7 @@ def _pieces(answer: Answer) -> Iterator[str]:
 
 
 def layer_answer(layer: LayerFacts) -> Answer:
-    """Return name, types, output shape, parameter shapes, frozen parameters and their count of a layer, for JSON."""
+    """Return what the page shows of a layer, for JSON; `count` is the number of values in all its parameters."""
     return {
         "name": layer.name,
         "type": layer.types[0].rpartition(".")[2] if layer.types else "",
@@ -548,7 +548,10 @@ def _missed(
 
 
 def _curves_among(run: LoggedRun, scalars: Mapping[str, Curve], one: Series) -> Mapping[str, Curve]:
-    """Return the curve of each row, from the curves of tags or from the run's health record."""
+    """Return the curve of each row of a series: from `scalars` by its tags; if it has none, from the health record.
+
+    A row whose tag has no scalar is left out.
+    """
     if one.tags:
         return {row: scalars[tag] for row, tag in one.tags.items() if tag in scalars}
     assert run.health is not None

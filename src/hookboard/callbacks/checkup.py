@@ -22,8 +22,8 @@ class Checkup(HookboardCallback[StageState]):
     at rates from a thousandth to a thousand times yours, to see whether the model learns at all, at which rate, and
     whether more from the right targets than from exchanged ones. Weights, optimizer, random state, buffers, metrics and
     loggers are put back, so that the training is the same bit for bit. The page is logged as information, and written
-    as text under `checkup`. Nothing is tried on several ranks, under manual optimization or with several optimizers:
-    one line says so.
+    as text under `checkup`. On several ranks, under manual optimization, with several
+    optimizers or without a Trainer it does nothing, not even the audit, and one line says so.
 
     Args:
         seconds: The budget of the experiments: after this time no further step begins.

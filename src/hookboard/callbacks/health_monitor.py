@@ -304,12 +304,13 @@ class HealthMonitor(SiteLogger[HealthState]):
     # What it tries on a copy.
 
     def _try(self, loop: Loop, state: HealthState, first: Sequence[Any]) -> None:
-        """Run the experiments that are asked for, once in a fit; an error in them is one warning.
+        """Run the experiments if there is a question for them, once in a fit; an error in them is one warning.
 
         Args:
             loop: runs the fit.
             state: of the training.
-            first: the batch that is about to be trained on; empty at the end.
+            first: the batch that is about to be trained on, in a list; empty at the end. Further batches are read from
+                the training data.
         """
         if (question := state.trial.question) is None:
             return

@@ -124,7 +124,10 @@ class LossMeter:
         self._parts = deque(((*place, loss) for place, loss in zip(places, losses, strict=True)), maxlen=MOST_LOSSES)
 
     def take(self) -> Losses:
-        """Return the losses since the last call and forget them; of MOST_LOSSES or more, without the first step's."""
+        """Return the losses since the last call and forget them: at most the last MOST_LOSSES.
+
+        Where there were as many, those of the oldest step are left out, as some of them may be lost.
+        """
         parts, self._parts = list(self._parts), deque(maxlen=MOST_LOSSES)
         if len(parts) == MOST_LOSSES:  # of the first step some may be lost: a part of its loss is not its loss
             parts = [part for part in parts if part[0] != parts[0][0]]

@@ -109,7 +109,7 @@ class KernelLogger(PictureLogger):
         return draw if shapes else None
 
     def _part(self, weight: Tensor) -> Tensor:
-        """Return the first kernels and channels of a weight, of a sharded one gathered from all ranks."""
+        """Return the first kernels and channels of a weight. A sharded one is gathered: every rank must call this."""
         return selected_kernels(whole(weight), kernels=self.kernels, channels=self.channels)
 
 

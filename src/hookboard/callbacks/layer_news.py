@@ -102,11 +102,11 @@ class LayerNews:
         recorder: Recorder,
         every_n_steps: int,
     ) -> dict[str, list[bytes]]:
-        """Return the record as `record` does, with the modules in a given order.
+        """Return the record as `record` does, with the modules in a given order; {} if it is as it was.
 
         Args:
             sign: an object that is replaced when the order changes. If it and `facts` are the same objects as in the
-                last call, nothing has changed, and `order` is not called.
+                last call, {} is returned, and `order` is not called.
             order: returns the names of the modules in order.
             facts: what `collect` returned before the step.
             recorder: measured the step.

@@ -152,8 +152,8 @@ class Holders:
     def of_site(self, site: Site) -> set[int]:
         """Return the numbers of the optimizers that hold the parameter of a site, or a parameter of its module.
 
-        A module without parameters belongs to the optimizers of the module around it; if no module around it has any
-        parameter, to all optimizers.
+        If no optimizer holds any of the module's, the answer is that of the nearest module around it of which one does;
+        all optimizers if there is no such module. For a parameter that no optimizer holds it is empty.
         """
         name = site.name
         if name in self.parameters:

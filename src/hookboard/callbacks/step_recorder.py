@@ -18,14 +18,15 @@ from hookboard.sites import Stage
 class StepRecorder(HookboardCallback[StageState]):
     """Records training steps: weights, what each module is given and gives, and the gradients.
 
-    Before a step that is asked for, it runs apart, seven times, and everything is put back: the training stays the same
-    bit for bit. `hookboard.compare("run_a", "run_b")` tells the first step and module in which two runs differ by more
-    than rounding. A step that cannot be run again is not recorded, and one line says why. Of several ranks each records
-    what it computes from its own part of the batch, before gradients are averaged, into a folder of its own: compare
-    runs with as many ranks. Where all ranks must call a module together, as with FSDP, nothing is recorded.
+    Each of the given steps is first run seven times on the side, and everything is put back: the training stays the
+    same bit for bit. `hookboard.compare("run_a", "run_b")` tells the first step and module in which two runs differ by
+    more than rounding. A step that cannot be run again is not recorded, and one line says why. Of several ranks each
+    records what it computes from its own part of the batch, before gradients are averaged, into a folder of its own:
+    compare runs with as many ranks. Where all ranks must call a module together, as with FSDP, nothing is recorded.
 
     Args:
-        folder: Where the files are written, one for each step: `step_00000010.zip`, or `rank_1/step_00000010.zip`.
+        folder: Where the files are written, one for each step: `step_00000010.zip`; with several ranks
+            `rank_0/step_00000010.zip` and so on.
         steps: The optimizer steps to record, counted from 0.
 
     Raises:

@@ -133,7 +133,10 @@ class ExperimentState:
         return {"is_wanted": self.is_wanted, "found": list(self.found), "said": self.said}
 
     def load_state_dict(self, parts: Mapping[str, Any] | None) -> None:
-        """Restore what `state_dict` returned; no effect for None, from a checkpoint without it."""
+        """Restore `found` and `said`; experiments that had run before the checkpoint are not run again.
+
+        No effect for None, from a checkpoint without this state.
+        """
         if parts is not None:
             self.is_wanted = self.is_wanted and parts["is_wanted"]
             self.found, self.said = parts["found"], parts["said"]

@@ -111,7 +111,7 @@ class WeightsBefore:
             self.turns.forget()
 
     def clear(self) -> None:
-        """End the step: drop the copies, and end the turns of the weights that were copied."""
+        """End the step: drop the copies. If weights take turns, those copied now go to the end of the queue."""
         if self.turns is not None:
             self.turns.end(self.copies)
         # On the CPU fresh memory costs as much as the copy; other devices have an allocator for that. With turns, the
@@ -220,7 +220,7 @@ class Turns:
         )
 
     def state_dict(self) -> str | None:
-        """Return the name of the weight that has waited longest, for a checkpoint; None before the first step."""
+        """Return, for a checkpoint, the name of the weight that is copied next; None before the first step."""
         return next(iter(self._missed), None)
 
     def load_state_dict(self, parts: str | None) -> None:

@@ -140,7 +140,7 @@ def _select(model: nn.Module, modules: Patterns | None, types: Types | None) -> 
 
 
 class _OfRoles:
-    """Base class with a property for the tensors of each role."""
+    """Base class with a property for the tensors of each role: a dict if there are several, see `CapturedModule`."""
 
     @property
     def input(self) -> Tensors:

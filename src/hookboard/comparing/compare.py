@@ -57,7 +57,7 @@ def record(model: nn.Module, inputs: Any, path: str | os.PathLike[str], *, loss:
 
 
 def record_run(model: nn.Module, runner: Runner, path: str | os.PathLike[str]) -> None:
-    """Run a model once and with rounding noise, and write the recording.
+    """Run a model once to record it, and six times with rounding noise to learn what rounding may change.
 
     Args:
         model: the model.

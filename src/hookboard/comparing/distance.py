@@ -95,7 +95,7 @@ def converted(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _smallest(dtype: torch.dtype) -> float:
-    """Return the size below which numbers of a type are lost, or may be: differences below it do not count."""
+    """Return the size below which differences do not count, as numbers so small may be flushed to 0; 0 for integers."""
     if not (dtype.is_floating_point or dtype.is_complex):
         return 0.0
     return 2.0**-23 if dtype == torch.float16 else torch.finfo(dtype).tiny

@@ -309,9 +309,10 @@ def has_no_bound(trials: Sequence[RateTrial]) -> bool:
 
 
 def lower_one(trials: Sequence[RateTrial], by: float = FALLEN_SHARE) -> RateTrial | None:
-    """Return the trial at the best lower rate, if the loss falls there to below that at the user's, `by` a share of it.
+    """Return the trial at the best lower rate, if its loss ends below `1 - by` times that at the user's rate.
 
-    None if it does not. This alone does not prove the user's rate too large: its loss can rise at first and fall later.
+    None if it does not, if it hardly falls there, or if a loss is negative. This alone does not prove the user's rate
+    too large: its loss can rise at first and fall later.
     """
     yours = next((trial for trial in trials if trial.factor == 1), None)
     best = advised([trial for trial in trials if trial.factor < 1])

@@ -235,7 +235,12 @@ class Search:
         self._running.append(call)
 
     def _trace_back(self, call: CallNode) -> None:
-        """Set this call as the first user of the active suspects; if there are none, add the code before it as one."""
+        """Note a call that is given bad values.
+
+        It is the first user of a bad batch that has none yet, or takes over from the container that passed the values
+        on to it. If no suspect is active, the code before this call becomes one. A healed suspect whose values are
+        among the inputs is active again.
+        """
         for suspect in self._suspects:
             if suspect.bad & call.bad_inputs:
                 suspect.is_healed = False
@@ -369,7 +374,7 @@ class Search:
 
 
 def _first_own_bad_gradient(call: CallNode) -> int | None:
-    """Return `first_bad_gradient` of a call that received only finite gradients at its outputs; otherwise None."""
+    """Return `first_bad_gradient` of a call whose outputs received gradients, all of them finite; otherwise None."""
     if not call.output_grads or not all(values.is_finite for _, values in call.output_grads):
         return None
     return call.first_bad_gradient

@@ -370,7 +370,7 @@ class LossCurve(LossHistory):
 
     @property
     def is_known(self) -> bool:
-        """True if there were at least `STEPS_BEFORE_JUDGING` steps, each with one loss."""
+        """True if there were at least `STEPS_BEFORE_JUDGING` steps, and their losses are one curve, see `is_mixed`."""
         return self.steps >= STEPS_BEFORE_JUDGING and not self.is_mixed
 
     @property

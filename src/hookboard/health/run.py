@@ -153,7 +153,7 @@ class Run:
         self._reorder(place)
 
     def _reorder(self, place: Sequence[int]) -> None:
-        """Reorder the layers of the table, see `RunTable.reorder`."""
+        """Bring the table into the order of `layers`, see `RunTable.reorder`, and rebuild the arrays."""
         self.table.reorder(self.layers, place)
         self._ordered_by = None
         self.make_arrays()

@@ -354,8 +354,8 @@ class Rows:
 class Units:
     """The statistics of each channel of several tensors: one matrix with a row per channel, tensor after tensor.
 
-    For values of shape (channels of all tensors,), `np.add.reduceat(values, units.starts)` gives the sum of each
-    tensor.
+    Tensors that were not measured, or have no channels, have no rows; `places` tells which have. For values of shape
+    (channels of all tensors,), `np.add.reduceat(values, units.starts)` gives a sum for each tensor in `places`.
 
     Args:
         table: the readings of the tensors.

@@ -47,7 +47,7 @@ class Running:
         now: how far they are from those of the last look in training. The larger of two medians over the channels: the
             difference of the means in standard deviations, and the absolute value of the natural logarithm of the ratio
             of the standard deviations.
-        before: the same for the nearest of the looks before, or of averages over looks; inf if there is none.
+        before: the smallest such distance to an earlier look, or to an average over looks; inf if there is none.
     """
 
     layer: Layer

@@ -146,7 +146,7 @@ class ModuleTap:
         self._leaf_hooks: list[RemovableHandle] = []
 
     def receive(self, role: Role, path: str, tensor: Tensor | None, cause: str) -> None:
-        """Show a tensor that a running compiled graph sends; see `graphs.Receiver.receive`."""
+        """Show a tensor of a running compiled graph, or note why there is none; see `graphs.Receiver.receive`."""
         if self._switch.on:
             self._shielded(self._show_from_graph, role, path, tensor, cause)
 
@@ -191,7 +191,11 @@ class ModuleTap:
             self.causes["grad_input"] = _why_no_gradient_of("input", [tensor for _, tensor in inputs])
 
     def show_outputs(self, args: tuple[Any, ...], output: object) -> None:
-        """Show the output tensors to their observers after the call, and hook the gradients that are watched."""
+        """Show the output tensors to their observers after the call, and hook the watched gradients.
+
+        These are the gradients of outputs and of inputs. A call that began before the taps were active is skipped if
+        calls are counted.
+        """
         if self._calls is not None and not self._calls.are_running:
             return
         self.called = True

@@ -129,7 +129,7 @@ class BareLoop(Loop):
             self._members.call_each("end_training", self)
 
     def _listen(self, until_end: ExitStack) -> None:
-        """Call the members around this thread's backward passes and before optimizers' steps, until the stack closes.
+        """Call the members around this thread's backward passes and before optimizers' steps, until `until_end` closes.
 
         It replaces `torch.autograd.backward` and the scaler's `step`, and hooks the optimizers of the loop.
         """

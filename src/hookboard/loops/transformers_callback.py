@@ -89,7 +89,7 @@ class TransformersCallback(TrainerCallback):
         self._begin_evaluation(control)
 
     def on_epoch_end(self, args: Any, state: TrainerState, control: TrainerControl, **others: Any) -> None:
-        """Begin the evaluation that follows an epoch."""
+        """Begin the evaluation, if one follows this epoch."""
         self._begin_evaluation(control)
 
     def on_prediction_step(self, args: Any, state: TrainerState, control: TrainerControl, **others: Any) -> None:

@@ -248,7 +248,7 @@ def _place(path: Path) -> tuple[int, int]:
 
 
 def _strings(path: Path) -> Iterable[bytes]:
-    """Return the strings of a record in its file; none if it is damaged."""
+    """Return the bytes of each array in a record's `.npz` file, in order; none if the file is damaged."""
     return [array.tobytes() for _, array in _arrays(path)]
 
 

@@ -244,7 +244,7 @@ class Scales:
     weights: np.ndarray
 
     def heaviness(self, layer: Layer) -> float:
-        """Return the layer's entry in `weights` minus the median of the others' entries; NaN if unknown."""
+        """Return by how many powers of ten the layer's `weights` exceed the median of the others; NaN if unknown."""
         place = next((i for i, other in enumerate(self.layers) if other.name == layer.name), None)
         if place is None:
             return math.nan

@@ -257,11 +257,11 @@ def _collapsed(run: Run) -> Iterator[Symptom]:
     # The answers are those of the last layer with weights: what softmax makes of them is near 1 / classes anyway.
     last = max((i for i, place in enumerate(seen) if run.layers[place].weights), default=len(seen) - 1)
     seen = seen[: last + 1]
-    course = spread[seen]
+    spreads = spread[seen]
     if len(seen) < 2:
         return
-    if course[-1] < SPREAD_NOTE and course[:-1].max() >= SPREAD_CLEAR:
-        yield _at_the_end(run, [run.layers[place] for place in seen], course)
+    if spreads[-1] < SPREAD_NOTE and spreads[:-1].max() >= SPREAD_CLEAR:
+        yield _at_the_end(run, [run.layers[place] for place in seen], spreads)
         return
     at_first = run.course("sample_spread", 1)[:, 0]
     for before, place in pairwise(seen):
@@ -275,7 +275,7 @@ def _collapsed(run: Run) -> Iterator[Symptom]:
         ):
             evidence = (
                 f"its output differs between samples by {spread[place]:.1g} of its RMS; the layer before differs by "
-                f"{spread[before]:.2g}, usual here: {float(np.median(course)):.2g}{harm_of(run)}."
+                f"{spread[before]:.2g}, usual here: {float(np.median(spreads)):.2g}{harm_of(run)}."
             )
             yield Symptom(run.layers[place].name, evidence, COLLAPSED_ADVICE, "note", size=float(spread[before]))
 
@@ -283,26 +283,32 @@ def _collapsed(run: Run) -> Iterator[Symptom]:
 COLLAPSED_ADVICE = "Check the input of this layer, its weights and its bias: its output hardly depends on its input."
 
 
-def _at_the_end(run: Run, layers: list[Layer], course: np.ndarray) -> Symptom:
-    """Return the symptom of a model that gives nearly the same output for all samples."""
-    log = np.log10(np.maximum(course, np.finfo(np.float32).tiny))
-    top = int(np.flatnonzero(course >= SPREAD_CLEAR)[-1])
+def _at_the_end(run: Run, layers: list[Layer], spreads: np.ndarray) -> Symptom:
+    """Describe a model that gives nearly the same output for all samples, and the layer that loses the difference.
+
+    Args:
+        run: the run.
+        layers: the layers, in order.
+        spreads: the sample spread at the output of each, shape (layers,).
+    """
+    log = np.log10(np.maximum(spreads, np.finfo(np.float32).tiny))
+    top = int(np.flatnonzero(spreads >= SPREAD_CLEAR)[-1])
     # The level that is not exceeded any more after each layer.
     level = np.maximum.accumulate(log[top:][::-1])[::-1]
     steps = -np.diff(level)
     worst = int(np.argmax(steps))
     is_sudden = steps[worst] >= COLLAPSE_CAUSE_SHARE * steps.sum()
     evidence = (
-        f"the model's outputs differ between samples by {course[-1]:.1g} of their RMS, "
-        f"those of {layers[top].name} by {course[top]:.2g}"
+        f"the model's outputs differ between samples by {spreads[-1]:.1g} of their RMS, "
+        f"those of {layers[top].name} by {spreads[top]:.2g}"
     )
     if is_sudden:
-        evidence += f"; the difference is lost in this layer, after which it is {course[top + worst + 1]:.1g}"
+        evidence += f"; the difference is lost in this layer, after which it is {spreads[top + worst + 1]:.1g}"
     else:
         evidence += f"; the difference fades over {len(steps)} layers"
     # Numbers to be hit may differ by a thousandth of their size.
     is_classifier = run.losses.chance is not None
-    is_hard = course[-1] < SPREAD_NONE or (course[-1] < SPREAD_ALARM and run.losses.is_known and is_classifier)
+    is_hard = spreads[-1] < SPREAD_NONE or (spreads[-1] < SPREAD_ALARM and run.losses.is_known and is_classifier)
     severity: Severity = "alarm" if is_hard else severity_of(run)
     name = layers[top + worst + 1].name if is_sudden else ""
     advice = (

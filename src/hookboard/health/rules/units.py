@@ -526,9 +526,9 @@ def _parted(look: Look, name: str) -> float:
 
 
 def _outputs_of(run: Run, layer: Layer, name: str, weight: Reading) -> np.ndarray | None:
-    """Return the statistics of the layer's latest outputs for each measured unit of a weight of this name.
+    """Return the statistics of the layer's latest outputs for each unit that was measured of a weight.
 
-    Shape (measured units, columns of `hookboard.measure.FIELDS`); None if they do not match or are not finite.
+    Shape (measured units, columns of `hookboard.measure.FIELDS`); None if the layer has another number of outputs.
     """
     output = run.now.of(layer.name, "output")
     if output is None or output.channels is None or output.width != weight.width:
