@@ -230,7 +230,8 @@ def _narrow(block: np.ndarray) -> tuple[np.ndarray, ...]:
         block: shape (rows, columns), float64, with at least one row.
 
     Returns:
-        The first row; whether each column is constant; whether it fits float32; the columns of float32; all others.
+        The first row; whether each column is constant; whether each other one fits float32; the columns that do, as
+        float32; the remaining columns.
     """
     block = np.ascontiguousarray(block)
     bits = block.view(np.int64)  # -0.0 is not 0.0, and one NaN is as good as another

@@ -155,6 +155,17 @@ def test_updates_that_bf16_swallows_are_a_note_and_with_harm_an_alarm():
     assert "91%" in found[0].evidence
 
 
+def test_where_bf16_swallows_next_to_all_updates_it_is_an_alarm_whatever_the_loss_does():
+    change = half(torch.bfloat16, 0.995)
+    assert places(symptoms(PRECISION, training(change=lambda step: change))) == [("", "alarm")]
+
+
+def test_at_the_end_of_a_schedule_swallowed_updates_are_no_alarm():
+    change = half(torch.bfloat16, 0.995)
+    falling = training(change=lambda step: change, rate=lambda step: 0.1 * 0.5**step)
+    assert places(symptoms(PRECISION, falling)) == [("", "note")]
+
+
 @pytest.mark.parametrize(
     "change",
     [half(torch.bfloat16, SWALLOWED_SHARE_NOTE - 0.01), half(torch.float32, 0.99)],

@@ -215,15 +215,17 @@ def _first_shape(value: object) -> Shape:
 
 
 def scores_in(output: object, count: int) -> Tensor | None:
-    """Return the class scores in a model's output: a tensor called "logits" or "scores", or else the first that fits.
+    """Return the class scores in a model's output: a floating tensor of shape (count, classes).
+
+    It is one called "logits" or "scores", or else the first of this shape.
 
     Args:
         output: what the model returned.
         count: number of samples.
 
     Returns:
-        Shape (count, classes), or None if there is no such tensor. One score per sample counts as two classes: class 1
-        has the score, class 0 its negative.
+        Shape (count, classes), or None if there is no such tensor. Shape (count, 1) becomes two classes: class 1 has
+        the score, class 0 its negative.
 
     >>> scores_in({"loss": torch.tensor(0.5), "logits": torch.tensor([[2.0], [-1.0]])}, count=2)
     tensor([[-2.,  2.],

@@ -416,7 +416,11 @@ def _of_attention(op: Op, given: Mapping[str, Tensor], results: Sequence[Tensor]
 
 
 def _masked_rows(op: Op, given: Mapping[str, Tensor]) -> Tensor | None:
-    """Return which rows of an attention are fully masked, a bool tensor; None without a mask."""
+    """Return which rows of an attention are fully masked, a bool tensor; None if that cannot be told.
+
+    Of `softmax` these are the rows whose scores are all -inf; None if its `dim` is not an int. Of other functions they
+    are those of `attn_mask`, or else the samples of `key_padding_mask`; None without a mask.
+    """
     if op.name == "softmax":
         dim, scores = op.arguments.get("dim", op.arguments.get("1")), next(iter(given.values()))
         return (scores.detach() == -math.inf).all(dim) if isinstance(dim, int) else None
@@ -520,9 +524,9 @@ def _limits_of(value: Value) -> tuple[float, float] | None:
 
 
 def _origin(value: Value) -> str:
-    """Return the function that computed a value's numbers, and where, as in `softmax at model.py:7 (in net.2)`.
+    """Return in words which function computed a value's numbers, and where: `softmax at model.py:7 (in net.2)`.
 
-    Views and casts are skipped. A call of the step must have computed it; `_from` takes values without one too.
+    Views and casts are skipped. Only for a value that a call of the step computed; `_from` is for any value.
     """
     op = value.origin.op
     assert op is not None

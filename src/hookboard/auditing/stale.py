@@ -46,13 +46,14 @@ class _Watched:
 
 
 class _Left(NamedTuple):
-    """The gradient of a parameter as it was after an optimizer's step.
+    """What an optimizer's step left as the gradient of a parameter, seen when the next backward pass begins.
 
     Args:
         parameter: the parameter.
         identity: the `id` of the gradient. The tensor is not referenced, which would keep its memory after `zero_grad`.
-        version: its version counter, which grows with each change in place.
-        is_any: shape (), bool: whether it has an element other than 0. It stays on the device, to avoid waiting.
+        version: its version counter after the latest backward pass. It grows with each change in place.
+        is_any: shape (), bool: whether it had an element other than 0 before each backward pass so far. It stays on
+            the device, to avoid waiting.
     """
 
     parameter: Tensor

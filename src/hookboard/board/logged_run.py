@@ -258,7 +258,7 @@ class LoggedRun:
 
     @cached_property
     def rows(self) -> dict[str, list[str]]:
-        """The rows of each series, by id, in the order in which the layers ran."""
+        """The names of the heat map's rows (layers, parameters or tensors), by id of the series, in execution order."""
         places = {name: i for i, name in enumerate(self.layers)}
         parameters = {name: i for layer in self.layers.values() for i, name in enumerate(layer.parameters)}
 

@@ -60,8 +60,9 @@ class Losses:
     """The losses since the previous look.
 
     Args:
-        parts: optimizer step, batch index and loss of each backward pass, in order.
-        waiting: the losses in `parts` that are still on a device, in their order, shape (k,); None if none are.
+        parts: optimizer step, batch index and loss of each backward pass, in order; a loss that is still on a device
+            is a tensor.
+        waiting: these tensors stacked, shape (k,); None if there are none.
     """
 
     parts: Sequence[Part]

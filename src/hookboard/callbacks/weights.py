@@ -228,7 +228,7 @@ class Turns:
         self._first = parts
 
     def forget(self) -> None:
-        """Restart because the weights have changed, with the one that has waited longest if it is still there."""
+        """Restart because other weights are watched now, with the one that has waited longest if it is among them."""
         self._first = self.state_dict() or self._first
         self._missed, self._bytes, self._chosen, self._left = {}, {}, set(), MOST_COPIED_BYTES
 
@@ -361,7 +361,7 @@ def after_next_step(optimizer: Optimizer, do: Callable[[], None]) -> Callable[[]
 def with_states(readings: Readings) -> StatisticTable:
     """Return the statistics of the readings, with the RMS of each `parameter_state` added to those of its parameter.
 
-    Such a statistic has the name that is the site's `index`.
+    The site's `index`, such as `exp_avg_rms`, is the name of the statistic that is added.
     """
     columns, places = readings.statistics, readings.places
     columns = StatisticTable(columns.names, columns.values.copy(), columns.is_there.copy())

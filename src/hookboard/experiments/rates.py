@@ -328,9 +328,10 @@ def advised(trials: Sequence[RateTrial]) -> RateTrial | None:
 
 
 def is_too_large(pair: RatePair, *, has_targets: bool) -> bool:
-    """Return True if the loss falls at the lower rate of the pair, and not at the user's.
+    """Return True if the loss falls at the lower rate of the pair, and not at the user's; False if one is negative.
 
-    It does not count as falling at the user's rate if the model gives a constant there. Without targets, it must rise.
+    A fall at the user's rate does not count if the model gives a constant there. Without targets, the loss must rise at
+    the user's rate.
     """
     yours, best = pair
     if has_no_bound(pair) or best.fall < FALLEN_SHARE:

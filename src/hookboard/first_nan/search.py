@@ -235,11 +235,11 @@ class Search:
         self._running.append(call)
 
     def _trace_back(self, call: CallNode) -> None:
-        """Note a call that is given bad values.
+        """Update the suspects when a call is given bad values.
 
-        It is the first user of a bad batch that has none yet, or takes over from the container that passed the values
-        on to it. If no suspect is active, the code before this call becomes one. A healed suspect whose values are
-        among the inputs is active again.
+        A healed suspect is active again if its values are among the inputs. If no suspect is active then, the code
+        before this call becomes one. Otherwise the call becomes the first user of a bad batch that has none yet, and of
+        each suspect whose first user is the module that makes this call: that one only passed the values on.
         """
         for suspect in self._suspects:
             if suspect.bad & call.bad_inputs:

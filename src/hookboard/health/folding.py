@@ -27,6 +27,8 @@ class Card:
 def cards_of(verdicts: Sequence[Verdict]) -> list[Card]:
     """Return the cards of some verdicts, in the order of their first ones; each verdict is on one card.
 
+    Verdicts that are alike share a card if they are of FOLDED_LAYERS_MIN layers or more.
+
     Args:
         verdicts: worst first.
 

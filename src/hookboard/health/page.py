@@ -331,7 +331,10 @@ def _row(verdict: Verdict, tag: str) -> tuple[str, ...]:
 
 
 def _worst_layers(run: Run, verdicts: Sequence[Verdict]) -> str:
-    """Return a sentence, after a space, that names the worst layer of each chart at the latest look; "" if none."""
+    """Return a sentence, after a space, that names the worst layer of each chart at the latest look, see `worst`.
+
+    "" if there is none. Without dead units, the chart of dead units is left out.
+    """
     found = {quantity: worst(quantity, run, verdicts) for quantity in CHARTED} if run.seen else {}
     named: dict[str, list[str]] = {}
     for quantity, layer in found.items():

@@ -258,7 +258,7 @@ def _of_view(memory: Memory, passed: _PassedBack) -> Callable[[Tensor], None]:
 
 
 def _views_by_node(outputs: Iterable[Tensor]) -> dict[Node, list[Tensor]]:
-    """Group the outputs that are views by the autograd node that made them from their base."""
+    """Group the outputs that are views by autograd node; a view of a view stands under each node up to its base."""
     found: dict[Node, list[Tensor]] = {}
     for tensor in outputs:
         base = base_of(tensor)

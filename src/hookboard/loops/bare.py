@@ -89,7 +89,7 @@ class BareLoop(Loop):
         self._has_stepped |= self.stage == "train" and not self.is_accumulating
 
     def _count(self) -> None:
-        """Increase `logged_step` if an optimizer step was made since the last call.
+        """Increase `logged_step` if an optimizer step was made since the last call; not inside `evaluate`.
 
         As in a Trainer, a validation that follows an optimizer step has the number of that step.
         """

@@ -30,7 +30,7 @@ class Selection:
     owners: dict[str, nn.Module] = field(default_factory=dict)
 
     def what_is_left(self, model: nn.Module) -> "Selection":
-        """Return the selection without those modules that are no longer in the model under their name."""
+        """Return the selection of those modules that the model still has: the same object under the same name."""
         there = {"": model, **dict(named_submodules(model))}
         modules, owners = (
             {name: module for name, module in given.items() if there.get(name) is module}
@@ -105,7 +105,7 @@ class StageState:
 
 
 def is_same(one: Mapping[str, nn.Module], other: Mapping[str, nn.Module]) -> bool:
-    """Return True if both have the same names and, compared by `is`, the same modules."""
+    """Return True if both have the same names in the same order and, compared by `is`, the same modules."""
     return one.keys() == other.keys() and all(map(operator.is_, one.values(), other.values()))
 
 
@@ -141,11 +141,11 @@ def said_of_changes(found: dict[str, str], among: Iterable[str]) -> str:
 
 
 def listed_gaps(gaps: Iterable[tuple[str, Role, str]], among: Iterable[str] = ()) -> str:
-    r"""List sites without a reading, one line for each role and cause.
+    r"""List sites without a reading, one line for each role and cause, names folded into patterns.
 
     Args:
         gaps: the name, role and cause of each site.
-        among: all names of the model, see `names_in`.
+        among: all names of the model, see `names_in`: a pattern must match no other of them.
 
     >>> listed_gaps([("head", "output", "was not called")])
     '\n  - head: output: was not called'

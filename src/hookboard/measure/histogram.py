@@ -150,7 +150,10 @@ def quantile(counts: np.ndarray, low: float, high: float, share: float) -> float
 
 
 def _middle(place: int, low: float, high: float) -> float:
-    """Return the middle of a bin, clipped to `low` and `high`; `place` is its number in ascending order of values."""
+    """Return the middle of a bin, or 0 for the two bins next to 0, clipped to `low` and `high`.
+
+    `place` is the bin's number in ascending order of values; one past the last counts as 0.
+    """
     is_next_to_zero = place in (len(_ORDER) // 2 - 1, len(_ORDER) // 2)
     middle = 0.0 if is_next_to_zero or place == len(_ORDER) else (_EDGES[place] + _EDGES[place + 1]).item() / 2
     return min(max(middle, low), high)

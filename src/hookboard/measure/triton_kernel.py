@@ -280,14 +280,14 @@ def rows_of(
 
 @triton.jit(do_not_specialize=["count", "channels"])
 def merge(parts, rows, count: tl.int32, channels: tl.int64, PARTS: tl.constexpr):
-    """Merge the rows of programs; grid (channels,).
+    """Merge the rows that the programs of `rows_of_channels` wrote; grid (channels,).
 
     Args:
         parts: float64, (count, channels, WIDTH).
         rows: float64, (channels, WIDTH): is written.
         count: how many programs there were, at most PARTS.
         channels: how many channels there are.
-        PARTS: a power of two.
+        PARTS: a power of two, at least `count`.
     """
     channel = tl.program_id(0).to(tl.int64)
     part = tl.arange(0, PARTS)

@@ -144,7 +144,7 @@ def run_step(
 
     Raises:
         CannotRunAgainError: the step takes an iterator in place of a batch, its optimization is manual on several
-            ranks, or it returned no loss.
+            ranks, or it is automatic and the step returned no loss.
     """
     _check(trainer, pl_module, batch)
     with ExitStack() as until_end:

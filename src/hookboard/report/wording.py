@@ -17,7 +17,10 @@ Verdict = Mapping[str, Any]
 
 
 def verdict_lines(run: LoggedRun) -> list[str]:
-    """Return the headline and one paragraph for each card, in the words of the summary at the end of a fit."""
+    """Return the run's headline and a paragraph for each card, as lines of at most WIDTH characters.
+
+    The words are those of the summary at the end of a fit. One line says so if HealthMonitor did not watch the run.
+    """
     if run.health is None:
         return [f"{run.name}: HealthMonitor did not watch this run."]
     lines = _wrapped(f"{run.name}: {run.health.headline}", "")

@@ -81,8 +81,10 @@ def _of_loss(found: Spike, harm: str, severity: str) -> Symptom:
         f"the loss was {loss.value:.3g} at step {loss.step}, batch {loss.batch_idx}; the median before was "
         f"{found.usual:.3g}, {found.score:.0f} robust deviations lower{harm}"
     )
-    advice = f"check the samples of batch {loss.batch_idx}, and clip gradients"
     is_alarm = severity == "alarm"
+    advice = f"check the samples of batch {loss.batch_idx}, and clip gradients"
+    if not is_alarm:
+        advice = f"nothing, unless it comes back; then {advice}"
     return Symptom(
         "", evidence, advice, "alarm" if is_alarm else "note", found.score, since=loss.step, batch_idx=loss.batch_idx
     )
@@ -129,7 +131,7 @@ def _of_gradient(run: Run) -> Iterator[Symptom]:
             f"gradients of the weights were {math.exp(now - usual):.0f} times as large as usual at step {look.step}, "
             f"batch {look.batch_idx}"
         )
-        advice = f"check the samples of batch {look.batch_idx}, and clip gradients"
+        advice = f"nothing, unless it comes back; then check the samples of batch {look.batch_idx}, and clip gradients"
         yield Symptom("", evidence, advice, size=now - usual, since=look.step, batch_idx=look.batch_idx)
 
 

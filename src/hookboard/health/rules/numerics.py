@@ -10,7 +10,7 @@ import torch
 from hookboard.health.look import Look
 from hookboard.health.robust import median_of
 from hookboard.health.rule import Rule, Severity, Symptom
-from hookboard.health.rules.shared import WHOLE_MODEL_SHARE, harm_of, severity_of
+from hookboard.health.rules.shared import WHOLE_MODEL_SHARE, harm_of, is_rate_low_by_schedule, severity_of
 from hookboard.health.run import Run
 from hookboard.layers import Layer
 from hookboard.recording import Reading
@@ -92,6 +92,9 @@ def before_nonfinite(look: Look) -> str:
 SWALLOWED_SHARE_NOTE = 0.9
 """Share of the weights with a gradient that an update did not change, above which updates are lost in rounding (a
 choice)."""
+
+SWALLOWED_SHARE_ALARM = 0.99
+"""The same share, as the median over the layers, from which it is an alarm whatever the loss does (a choice)."""
 
 UNDERFLOW_SHARE_NOTE = 0.5
 """Share of the gradients below the normal range of their type, above which they underflow (a choice)."""
@@ -300,7 +303,11 @@ def _swallowed(run: Run, look: Look) -> Iterator[Symptom]:
     if len(sick) > max(2, WHOLE_MODEL_SHARE * len(shares)):
         usual = median_of(sick.values())
         evidence = f"{usual:.0%} of the updates of {len(sick)} layers in {kinds[next(iter(sick))]} are lost in rounding"
-        yield Symptom("", evidence + harm_of(run), advice, severity_of(run), usual)
+        # Where next to nothing moves, no loss need show it.
+        stands = usual >= SWALLOWED_SHARE_ALARM and not any(
+            is_rate_low_by_schedule(run, layer) for layer in run.layers if layer.name in sick
+        )
+        yield Symptom("", evidence + harm_of(run), advice, "alarm" if stands else severity_of(run), usual)
         return
     usual = median_of(share for name, share in shares.items() if name not in sick)
     for name, share in sick.items():

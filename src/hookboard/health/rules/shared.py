@@ -150,6 +150,19 @@ def is_at_end_of_schedule(run: Run, weight: str) -> bool:
     return stepped is not None and stepped.rate < SCHEDULE_END_SHARE * run.peak_rate.get(weight, 0.0)
 
 
+def is_rate_low_by_schedule(run: Run, layer: Layer) -> bool:
+    """Return True if the layer's learning rate is 0, has risen lately, or is at the end of its schedule.
+
+    True too if no optimizer has stepped the layer.
+    """
+    name = next((name for name in layer.weights if name in run.now.stepped), None)
+    if name is None:
+        return True
+    rate = run.now.stepped[name].rate
+    before = next((look.stepped[name].rate for look in run.looks if name in look.stepped), rate)
+    return not rate or is_at_end_of_schedule(run, name) or before < rate
+
+
 DONE_GRADIENT_SHARE = 1e-4
 """Share of its first gradient below which a layer that has moved has nothing more to learn (a choice)."""
 

@@ -356,7 +356,7 @@ def _looks(run: Run) -> int:
 
 
 def _lasting(run: Run, silence: Silence) -> np.ndarray:
-    """Return which units count as dead, shape (units,), bool; if all of a layer are silent, fewer values are enough."""
+    """Return which units count as dead, shape (units,), bool: silent at enough looks and values, fewer if all are."""
     looks = _looks(run)
     dead = silence.lasting(looks, SILENT_VALUES_MIN)
     all_of_them = silence.lasting(looks, SILENT_VALUES_MIN_WHOLE_LAYER)

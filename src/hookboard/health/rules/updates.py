@@ -8,7 +8,13 @@ import numpy as np
 from hookboard.health.look import Look
 from hookboard.health.robust import median_of, medians_of
 from hookboard.health.rule import Rule, Severity, Symptom
-from hookboard.health.rules.shared import UPDATE_RATIO_SMALL, agreement_of, harm_of, is_at_end_of_schedule, weight_gain
+from hookboard.health.rules.shared import (
+    UPDATE_RATIO_SMALL,
+    agreement_of,
+    harm_of,
+    is_rate_low_by_schedule,
+    weight_gain,
+)
 from hookboard.health.run import RateJump, Run
 from hookboard.layers import Layer
 
@@ -369,7 +375,7 @@ def update_too_small(run: Run) -> Iterator[Symptom]:
     moving = {
         layer.name: ratio
         for layer, ratio in zip((run.layers[place] for place in places), moved.tolist(), strict=True)
-        if not _is_between(run, layer) and not _is_spoiled(look, layer)
+        if not is_rate_low_by_schedule(run, layer) and not _is_spoiled(look, layer)
     }
     if not moving:
         return
@@ -411,16 +417,6 @@ def _small_since(run: Run) -> int:
             break
         since = step if level < UPDATE_RATIO_SMALL else since  # NaN tells nothing
     return since
-
-
-def _is_between(run: Run, layer: Layer) -> bool:
-    """Return True if the layer's learning rate is 0, still rises, or is at the end of its schedule."""
-    name = next((name for name in layer.weights if name in run.now.stepped), None)
-    if name is None:
-        return True
-    rate = run.now.stepped[name].rate
-    before = next((look.stepped[name].rate for look in run.looks if name in look.stepped), rate)
-    return not rate or is_at_end_of_schedule(run, name) or before < rate
 
 
 def _is_spoiled(look: Look, layer: Layer) -> bool:
