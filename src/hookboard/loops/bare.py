@@ -110,7 +110,7 @@ class BareLoop(Loop):
 
     @contextmanager
     def running(self) -> Iterator["BareLoop"]:
-        """Call the callbacks at the start and the end of the training; at the end of the run also after an error."""
+        """Begin the run of the callbacks and yield this loop; end the run afterwards, also after an error."""
         self.is_running = True
         with ExitStack() as until_end:
             until_end.callback(setattr, self, "is_running", False)
@@ -331,7 +331,7 @@ def _save(logger: Any) -> None:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """Return the model inside the wrappers of Fabric, DistributedDataParallel and `torch.compile`."""
+    """Return the model inside any wrappers of Fabric, `torch.compile` and DataParallel, also the distributed one."""
     while True:
         if is_wrapped(model) or isinstance(model, DistributedDataParallel | DataParallel):
             model = getattr(model, "module")  # noqa: B009  # typed as a tensor or a module
@@ -342,7 +342,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def unwrapped_optimizer(optimizer: Any) -> Optimizer:
-    """Return the optimizer that steps inside the wrapper of Fabric or accelerate."""
+    """Return the optimizer inside the wrapper of Fabric or accelerate; without such a wrapper, the optimizer itself."""
     inner = getattr(optimizer, "optimizer", None)
     return inner if isinstance(inner, Optimizer) else optimizer
 
@@ -367,7 +367,13 @@ def loggers_in(given: Any) -> list[Any]:
 
 
 def _all_of(option: str, given: Any, kind: Any, valid: str) -> list[Any]:
-    """Return what was given, one or several, as a list.
+    """Return what was given, one object or a list or tuple of several, as a list.
+
+    Args:
+        option: the name of the argument, for the error.
+        given: its value.
+        kind: the class of each object.
+        valid: what one object may be, for the error.
 
     Raises:
         ValueError: it is, or has, something of another kind.

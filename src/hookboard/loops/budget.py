@@ -50,7 +50,7 @@ class OverheadShare:
         self._last = perf_counter(), sum(clock.spent for clock in clocks)
 
     def take(self, step: int, clocks: Iterable[Clock]) -> float | None:
-        """Return the share of the time since the last call that the clocks have counted, between 0 and 1, or None.
+        """Return the share of the time since the last value that the clocks have counted, between 0 and 1, or None.
 
         The first call returns None, because work that is done only once would dominate; the second covers all the time
         since `begin`. Another call at the same step returns None and changes nothing.
@@ -143,7 +143,8 @@ class Budget:
     def wanted(self, every_n_steps: int, now: int) -> int:
         """Return the factor by which `every_n_steps` must be multiplied to stay within the share, 1 or more.
 
-        Each call also halves the weight of all times measured so far, so call it once per due step.
+        Unless nothing is known yet, each call also halves the weight of the times of earlier steps, so call it once per
+        due step.
 
         Args:
             every_n_steps: number of steps between two due steps at factor 1.

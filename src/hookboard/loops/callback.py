@@ -164,7 +164,7 @@ class HookboardCallback(CallbackMethods[W]):
 
     @timed
     def begin_evaluation_run(self, loop: Loop) -> None:
-        """Join an evaluation outside of a fit: select the modules, attach the hooks, and begin the evaluation."""
+        """Join an evaluation outside of a fit: select modules, attach hooks, and begin it; no effect within a fit."""
         if not loop.is_fitting and self._adopt(loop):
             loop.join(self)
             stage = loop.stage
@@ -291,7 +291,10 @@ class HookboardCallback(CallbackMethods[W]):
                 self._do(state, "in the middle of a batch", state.observe, on)
 
     def end_batch(self, loop: Loop, stage: str) -> None:
-        """Call `_see_batch_end` if the callback sees every step; remove the hooks of a due batch, call `_end_batch`."""
+        """Call `_see_batch_end` if every step is seen; after a due batch, remove its hooks and call `_end_batch`.
+
+        Hooks that change tensors stay until `leave_batch`.
+        """
         state = self._live.get(stage)
         if state is None:
             return
@@ -311,8 +314,7 @@ class HookboardCallback(CallbackMethods[W]):
     def leave_batch(self) -> None:
         """Run the tasks that the worker has handed over, then remove the hooks that are left of the previous batch.
 
-        These are hooks that change tensors, and all hooks of a batch that did not reach its end; `_end_batch` is not
-        called for it.
+        These are hooks that change tensors, and all hooks of a batch that did not end; it gets no `_end_batch`.
         """
         if self._worker.tasks:
             self._catch_up()
@@ -328,7 +330,7 @@ class HookboardCallback(CallbackMethods[W]):
 
     @timed
     def end_epoch(self, loop: Loop) -> None:
-        """Remove the hooks of a batch that did not reach its end, then call `_see_batch_end` if every step is seen."""
+        """Call `leave_batch`, then `_see_batch_end` if training is measured and every step is seen."""
         self.leave_batch()
         state = self._live.get("train")
         if state is not None and self.sees_every_step:
@@ -359,7 +361,7 @@ class HookboardCallback(CallbackMethods[W]):
 
     @timed
     def end_evaluation(self, loop: Loop) -> None:
-        """Remove the hooks that are left of a batch, then call `_end_evaluation` if the stage is measured."""
+        """Call `leave_batch`, then `_end_evaluation` if it is measured; wait for the worker, unless ranks merge."""
         self.leave_batch()
         state = self._live.get(loop.stage)
         if state is not None:
@@ -425,7 +427,7 @@ class HookboardCallback(CallbackMethods[W]):
         return selection, decision
 
     def _follow(self, loop: Loop, state: W) -> None:
-        """If modules of the model were replaced since the last call, attach the hooks to the new ones, and warn."""
+        """If the model's modules have changed since the last call, select again; if that differs, attach and warn."""
         layout = dict(loop.model.named_modules())
         if is_same(layout, state.layout):
             return
@@ -453,13 +455,13 @@ class HookboardCallback(CallbackMethods[W]):
 
     @property
     def is_in_training(self) -> bool:
-        """True while it takes part in a training run."""
+        """True during a fit in which it measures the stage `train`, until an error ends that stage."""
         return "train" in self._live
 
     def _overhead(self, loop: Loop, state: W) -> dict[str, float]:
-        """Return `{OVERHEAD: share}`, the share of time that all callbacks took since the last call; {} if not known.
+        """Return `{OVERHEAD: share}`, the share of time that all callbacks took since the last value; {} if not known.
 
-        Of several callbacks with `tells_overhead`, only the first returns it.
+        At each step only the callback that asks first gets it; outside of training it is always {}.
         """
         if state.stage != "train":
             return {}
@@ -471,7 +473,7 @@ class HookboardCallback(CallbackMethods[W]):
         return {}
 
     def _together(self, loop: Loop) -> "list[HookboardCallback[Any]]":
-        """Return all callbacks of hookboard in this run."""
+        """Return all callbacks of hookboard in this run; this one alone if the run does not list it itself."""
         every = [callback for callback in loop.callbacks if isinstance(callback, HookboardCallback)]
         return every if self in every else [self]  # a callback of the user may contain this one and call it
 
@@ -498,8 +500,6 @@ class HookboardCallback(CallbackMethods[W]):
     def _do(self, state: W, when: str, method: Callable[P, object], /, *args: P.args, **kwargs: P.kwargs) -> None:
         """Call a method and time it; an error ends the stage with a warning, or is raised if it may stop the run.
 
-        It is a function, because a context manager would take four calls, in each step several times.
-
         Args:
             state: the stage that an error ends.
             when: the point of the run, used in the warning, such as "at the end of a batch".
@@ -507,7 +507,7 @@ class HookboardCallback(CallbackMethods[W]):
             args: positional arguments.
             kwargs: keyword arguments.
         """
-        clock = self.clock
+        clock = self.clock  # not in a context manager: it would take four calls, in each step several times
         is_first = clock.began is None
         if is_first:
             clock.began = perf_counter()

@@ -49,7 +49,7 @@ class CallbackMethods(Callback, ABC, Generic[W]):
     """The largest share of the training time that it may take; None for no limit."""
 
     tells_overhead = False
-    """True if it logs the share of time that all callbacks take; of several such callbacks only the first does."""
+    """True if it logs the share of time that all callbacks take; of several such callbacks one does at each step."""
 
     sees_every_step = False
     """True if the methods that begin with `_see_` are called at each training batch, due or not."""
@@ -139,7 +139,7 @@ class CallbackMethods(Callback, ABC, Generic[W]):
         """
 
     def _begin_training(self, loop: Loop, state: W) -> None:
-        """Called before the first batch of a fit: the weights are those of a loaded checkpoint, `state` is not yet."""
+        """Called before the first batch of a fit. A checkpoint's weights are loaded by now, its `state` is not yet."""
 
     def _begin_evaluation(self, loop: Loop, state: W) -> None:
         """Called before the first batch of an evaluation."""

@@ -35,7 +35,7 @@ class Loop:
     loggers: Sequence[Logger]
     """The loggers to write to; empty if there is none."""
     callbacks: Sequence[Callback]
-    """All callbacks of the run, also those of others, in the order in which they are called."""
+    """All callbacks of the run, also those not of hookboard, in the order in which they are called."""
     scaler: GradScaler | None = None
     """The GradScaler that scales the loss; None if the loss is not scaled."""
     largest_norm: float = math.inf
@@ -99,7 +99,8 @@ class Loop:
             batch: the batch, as the step got it.
             batch_idx: its index.
             state: the random state before the step.
-            backward: under manual optimization, the number of the backward pass at which it ends, counted from 1.
+            backward: under manual optimization, the number of the backward pass at which it ends, counted from 1;
+                ignored under automatic optimization.
 
         Returns:
             A context that gives a function. The function runs the step and returns the loss, without a backward pass.
@@ -110,9 +111,10 @@ class Loop:
         raise CannotRunAgainError("there is no training_step to call again")
 
     def read_first_step(self, batch: Any, batch_idx: int) -> FirstStep:
-        """Run the coming training step once and return what is known of it.
+        """Run the coming training step once, without a trace, and return what was found in it.
 
-        That is nothing if the step cannot be run in advance. See `hookboard.auditing.read_first_step`.
+        If the step cannot be run in advance, as in this base class, the `FirstStep` is empty. See
+        `hookboard.auditing.read_first_step`.
         """
         return FirstStep([], Flow())
 

@@ -81,10 +81,11 @@ def restore(
         name: the name of the callback's class.
         arguments: the callback's arguments, see `arguments_of`.
         states: its state of each stage, which is changed.
-        must_be_there: whether to raise if the checkpoint has no entry for this class.
+        must_be_there: whether to raise if the checkpoint has no entry for this class, rather than restore nothing.
 
     Raises:
-        ValueError: the entries for this class have other arguments or an unknown version, or are damaged.
+        ValueError: the entries for this class have other arguments or an unknown version, or are damaged; or there is
+            none although it must be there.
     """
     parts = taken_from(loaded, name, arguments)
     if parts is None and must_be_there:
@@ -127,7 +128,11 @@ def taken_from(entries: Any, name: str, arguments: Mapping[str, str]) -> dict[st
 
 
 def _text_of(value: Any) -> str:
-    """Return an argument as text that is equal in every process: for most objects the name of their class."""
+    """Return an argument as text that is equal in every process.
+
+    That is the `repr` of a number, a string or None, the texts of a sequence's items in brackets, the name of a class,
+    a function or an object with a `name`, and for any other object the name of its class.
+    """
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, Sequence) and not isinstance(value, str):
@@ -138,7 +143,7 @@ def _text_of(value: Any) -> str:
 
 
 def _difference(before: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """Return the differences as a clause, such as "window was 3 and is 5"."""
+    """Return the arguments of `now` that were different before, as a clause, such as "window was 3 and is 5"."""
     return ", ".join(
         f"{name} was {before.get(name)} and is {now[name]}" for name in now if before.get(name) != now[name]
     )

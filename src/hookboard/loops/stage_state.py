@@ -45,7 +45,7 @@ class StageState:
 
     Args:
         stage: the stage.
-        every_n_steps: the number of optimizer steps from one due step to the next.
+        every_n_steps: the number of optimizer steps from one due step to the next; 0 if no step is due.
         loggers: the loggers to write to.
         selection: the modules that are measured.
         layout: all modules of the model, by name, at the time of the selection.
@@ -90,7 +90,7 @@ class StageState:
             rank_zero_warn(f"not all hooks of a callback could be removed: {type(error).__name__}: {error}")
 
     def observe(self, on: bool) -> None:
-        """Switch the hooks on or off: off while other callbacks run in the middle of a measured batch."""
+        """Switch the hooks on or off: off while other callbacks run in the middle of a batch. Here it does nothing."""
 
     def state_dict(self, again: tuple[int, int] | None) -> dict[str, Any]:
         """Return what a checkpoint saves of this stage, packed by `hookboard.packing`; by default {}: nothing.
@@ -105,7 +105,7 @@ class StageState:
 
 
 def is_same(one: Mapping[str, nn.Module], other: Mapping[str, nn.Module]) -> bool:
-    """Return True if both have the same names in the same order and, compared by `is`, the same modules."""
+    """Return True if both have the same names and, in the same order, the same modules, compared by `is`."""
     return one.keys() == other.keys() and all(map(operator.is_, one.values(), other.values()))
 
 
@@ -126,7 +126,7 @@ def names_in(model: nn.Module) -> list[str]:
 
 
 def said_of_changes(found: dict[str, str], among: Iterable[str]) -> str:
-    """Describe changes in one line, equal names folded into patterns.
+    """Describe changes of modules or parameters in one line, names folded into patterns.
 
     Args:
         found: name of a module or parameter to `new`, `replaced` or `gone`.
@@ -141,7 +141,7 @@ def said_of_changes(found: dict[str, str], among: Iterable[str]) -> str:
 
 
 def listed_gaps(gaps: Iterable[tuple[str, Role, str]], among: Iterable[str] = ()) -> str:
-    r"""List sites without a reading, one line for each role and cause, names folded into patterns.
+    r"""Return a text with one line for each role and cause of sites without a reading, names folded into patterns.
 
     Args:
         gaps: the name, role and cause of each site.
@@ -162,7 +162,7 @@ class Decision:
 
     Args:
         reason: why it cannot measure anything, as a clause; None if it can.
-        every_n_steps: the number of optimizer steps from one due step to the next.
+        every_n_steps: the number of optimizer steps from one due step to the next; 0 if no step is due.
         stages: the stages in which it measures.
         failure: the message of the error by which it could not start; None if it could.
     """
@@ -179,7 +179,7 @@ def agreed(mine: Decision) -> Decision:
     If each rank followed its own, some would wait for others for ever: often only rank 0 has a logger.
 
     Raises:
-        ValueError: the callback could not start on another rank.
+        ValueError: the callback could start on this rank, but not on another one.
     """
     everyones = gathered(mine)
     failures = [f"on rank {rank}, {each.failure}" for rank, each in enumerate(everyones) if each.failure]

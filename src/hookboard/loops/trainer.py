@@ -156,17 +156,23 @@ class Members(list[Any]):
     """The `HookboardCallback`s that take part in a run; untyped, because `callback.py` imports this file."""
 
     heard: frozenset[str] = frozenset()
-    """Those of `IN_THE_MIDDLE` that other callbacks implement; empty while no member measures the batch."""
+    """The hooks in `IN_THE_MIDDLE` that callbacks of others implement; empty while no member measures the batch."""
 
     def begin_batch(self, loop: Loop, stage: str, *batch: Any) -> None:
-        """Call `begin_batch` of each member; first of those that change tensors, so that others measure the change."""
+        """Call `begin_batch` of each member; first of those that change tensors, so that others measure the change.
+
+        Args:
+            loop: the loop.
+            stage: the stage that the batch belongs to.
+            batch: three arguments: the batch, its index, and the index of its data loader.
+        """
         for changes_tensors in (True, False):
             for member in self:
                 if member.changes_tensors is changes_tensors:
                     member.begin_batch(loop, stage, *batch)
 
     def leave_batch(self, loop: Loop) -> None:
-        """Call `leave_batch` of each member; before a training batch, also log the rows of steps that are over.
+        """Call `leave_batch` of each member; before a training batch, also `write_rows` for the steps that are over.
 
         A step is over when its validation is, and when no worker still has a job of it or of an earlier one.
         """
@@ -177,7 +183,7 @@ class Members(list[Any]):
             write_rows(min([loop.logged_step, *unfinished]))
 
     def call_each(self, method: str, loop: Loop, *args: Any) -> None:
-        """Call this method of each member; at the end of the training and of the run, also log all rows that wait."""
+        """Call this method of each member; at the end of the training and of the run, also call `write_rows`."""
         try:
             for member in list(self):
                 getattr(member, method)(loop, *args)
@@ -186,7 +192,7 @@ class Members(list[Any]):
                 write_rows()
 
     def listen(self, loop: Loop) -> None:
-        """Set `heard` to the hooks in IN_THE_MIDDLE that other callbacks implement; empty while no member measures."""
+        """Set `heard` to the hooks in IN_THE_MIDDLE that other people's callbacks have; empty if no member measures."""
         self.heard = frozenset()
         for member in self:
             if member.is_observing:

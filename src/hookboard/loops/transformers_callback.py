@@ -35,7 +35,7 @@ class TransformersCallback(TrainerCallback):
         optimizer: Any = None,
         **others: Any,
     ) -> None:
-        """Attach the hooks.
+        """Begin the run of the callbacks, which attaches their hooks; end the last run first if it has not ended.
 
         Raises:
             ValueError: the configuration of a callback does not fit the model.

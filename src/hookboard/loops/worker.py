@@ -76,10 +76,10 @@ class Worker:
         return Worker, ()
 
     def do(self, job: Job, on_fault: OnFault, step: float = math.inf) -> None:
-        """Give a job to the thread and wait while more than MAX_UNFINISHED_JOBS are unfinished, or run it without one.
+        """Give a job to the thread and wait while more than MAX_UNFINISHED_JOBS are unfinished; or run it at once.
 
         Args:
-            job: a function without arguments.
+            job: a function without arguments. Without a thread it runs here, and its error is raised.
             on_fault: called in the training thread with the error that the job has raised in the worker's thread.
             step: the optimizer step of what the job logs; infinite if it logs nothing.
         """
