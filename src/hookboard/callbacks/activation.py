@@ -19,16 +19,17 @@ ActivationRole = Literal["output", "input"]
 class ActivationLogger(SiteLogger[MeasurementState]):
     """Logs statistics, and optionally histograms, of the outputs and inputs of the selected modules.
 
-    All tensors that a module returns during one optimizer step count as one set of numbers: all elements, calls and
-    micro-batches. They are read in the forward hook, before an in-place operation can change them. Tags are
+    All that a module returns during one optimizer step counts as one set of numbers: all elements, calls and
+    micro-batches. It is read in the forward hook, before an in-place operation can change it. Tags are
     `activation_<statistic>/<module>` for outputs and `input_<statistic>/<module>` for inputs, `activations/<module>`
-    and `inputs/<module>` for histograms. If a module takes or returns several tensors, `/<index or key>` follows its
-    name. Tags of stages other than training begin with the stage: `validate_activation_std/<module>`. If a module is
-    replaced during the fit, the new one is watched from the next logged step on, and a warning says so.
+    and `inputs/<module>` for histograms. If a module takes or returns several tensors, each has its own numbers, and
+    `/<index or key>` follows the module's name. Tags of stages other than training begin with the stage:
+    `validate_activation_std/<module>`. If a module is replaced during the fit, the new one is watched from the next
+    logged step on, and a warning says so.
 
-    `saturated_fraction` is there for outputs of Tanh, Sigmoid, Hardtanh, Hardsigmoid and Softsign; `dead_fraction` and
-    `effective_rank` for tensors with channels: of more than 4096 channels `dead_fraction` is the share of every k-th,
-    and `effective_rank` is always that of 64 channels at most. One line names what has no curve.
+    `saturated_fraction` exists only for outputs of Tanh, Sigmoid, Hardtanh, Hardsigmoid and Softsign; `dead_fraction`
+    and `effective_rank` only for tensors with channels: of more than 4096 channels `dead_fraction` looks at every k-th,
+    and `effective_rank` is always that of 64 channels at most. One line names the modules that lack a statistic.
 
     Args:
         modules: Pattern or patterns over dotted module names, relative to the LightningModule. `*` stays within one

@@ -116,7 +116,7 @@ class CAMLogger(PictureLogger):
         return Selection()
 
     def written_tags(self) -> list[str]:
-        """Return the tags that it writes; `<layer>` stands for a layer that is chosen when the model runs."""
+        """Return the tags that it writes in a run; `<layer>` stands for a layer that is chosen when the model runs."""
         names = ["<layer>"] if self.modules is None else [n for w in self._live.values() for n in w.selection.modules]
         return [f"cam/{name}/{self.method}" for name in names] if self._live else []
 
@@ -189,7 +189,7 @@ class CAMLogger(PictureLogger):
         return choose
 
     def _check_labels(self, labels: Tensor | None, scores: Tensor) -> None:
-        """Raise a NothingToShowError if the maps are those of the labels, and a label is no class of the model."""
+        """Raise a NothingToShowError if `target` is "label" and a label is not the index of one of the scores."""
         last = scores.shape[1] - 1
         if self.target == "label" and labels is not None and not torch.equal(labels, labels.clamp(0, last)):
             raise _no_such_class(self.target, labels.tolist(), last)
@@ -263,7 +263,10 @@ def _no_such_class(target: str | int, wanted: list[int], last: int) -> NothingTo
 
 
 def _labels_in(batch: Any, call: Classification) -> Tensor | None:
-    """Return the labels of the shown samples: the first integer tensor of shape (n,) in the batch; None if none."""
+    """Return the labels of the shown samples, shape (call.count,), int64; None if the batch has none.
+
+    The labels of the batch are its first tensor of integers or booleans of shape (call.of,).
+    """
     for _, tensor in tensors_in(batch):
         if tensor.shape == (call.of,) and not (tensor.is_floating_point() or tensor.is_complex()):
             return tensor[: call.count].long()
@@ -271,7 +274,11 @@ def _labels_in(batch: Any, call: Classification) -> Tensor | None:
 
 
 def _as_maps(tensor: Tensor, layer: TargetLayer, aspect: float | None) -> Tensor:
-    """Return a layer's tensor as maps in float32, shape (n, channels, height, width)."""
+    """Return a layer's tensor as maps in float32, shape (n, channels, height, width).
+
+    Raises:
+        NothingToShowError: it holds tokens that form no grid.
+    """
     maps = maps_in(samples_first(tensor.float(), layer.module), layer.module, aspect=aspect)
     if tensor.ndim == 3 and maps.values.shape[1] == 1:
         raise NothingToShowError(
@@ -286,7 +293,10 @@ def _is_close(one: Tensor, other: Tensor) -> bool:
 
 
 def _without_other_ranks(loop: Loop) -> AbstractContextManager[Any]:
-    """Return a context in which collectives raise, because rank 0 alone calls the model and would wait for ever."""
+    """Return a context in which collectives raise, because rank 0 alone calls the model and would wait for ever.
+
+    With one rank, or if all ranks call the model together, the context does nothing.
+    """
     if loop.world_size == 1 or loop.is_model_parallel:
         return nullcontext()
     return NoCollectives(

@@ -45,7 +45,7 @@ class Checkup(HookboardCallback[StageState]):
         check_number("seconds", seconds, "a number above 0", lambda given: is_finite(given) and given > 0)
         self.seconds = seconds
         self.report: CheckupReport | None = None
-        """What was found; None before the first batch, and in a run where nothing can be tried."""
+        """What was found (nothing after an error); None before the first batch, and in a run where nothing is tried."""
 
     def _reset(self) -> None:
         self.report = None

@@ -47,8 +47,8 @@ class FeatureMapLogger(PictureLogger):
     Args:
         modules: Pattern or patterns over dotted module names, relative to the LightningModule. `*` stays within one
             name, `**` crosses dots, a leading `!` excludes, a leading `re:` is a regular expression. Left out: with
-            `types`, every module of those types; without `types`, convolutions and transformer blocks, at most 16,
-            evenly from first to last.
+            `types`, every module of those types; without `types`, convolutions and transformer blocks (leaf modules if
+            there are none), at most 16, evenly from first to last.
         types: Class names (`Conv2d`, `torch.nn.Linear`) or classes; subclasses count, a leading `!` excludes.
         stage: The stage that is shown. Here `train`, `validate`, `test` or `predict`. Left out: validation, or
             training if the fit has no validation.
@@ -115,10 +115,10 @@ class FeatureMapLogger(PictureLogger):
         return Selection(self._modules(model))
 
     def _modules(self, model: nn.Module) -> dict[str, nn.Module]:
-        """Return the modules that the user has named, by dotted name.
+        """Return the modules to show, by dotted name: those that the arguments `modules` and `types` select.
 
-        Without names and types: at most MAX_DEFAULT_MODULES convolutions and transformer blocks; any module if the
-        model has none of these.
+        If both are None: convolutions and transformer blocks, or leaf modules if the model has none of these; of more
+        than MAX_DEFAULT_MODULES so many, spread evenly.
         """
         if self.modules is not None or self.types is not None:
             return select(model, self.modules, self.types)
@@ -154,7 +154,7 @@ class FeatureMapLogger(PictureLogger):
         return taken
 
     def _keep(self, taken: "_ShownTensors", site: Site, tensor: Tensor, module: nn.Module) -> None:
-        """Copy the maps of an output that are shown to `taken.shown`, or why it cannot be drawn to `taken.refused`."""
+        """Copy the maps to show of an output into `taken.shown`, or note in `taken.refused` why it cannot be drawn."""
         try:
             tensor = samples_first(dense(whole(tensor.detach())), module, site.index)
             maps = maps_in(tensor[: self.samples], module, aspect=taken.aspect, index=site.index)
@@ -220,7 +220,7 @@ class _ShownTensors:
 
 
 def _is_worth_showing(module: nn.Module) -> bool:
-    """Return True for a convolution and for a transformer block: a module, not an attention, with one as a child."""
+    """Return True for a convolution or a transformer block: no attention itself, but an attention is its child."""
     if isinstance(module, CONVOLUTIONS):
         return True
     return not _is_attention(module) and any(map(_is_attention, module.children()))

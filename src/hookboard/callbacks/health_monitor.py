@@ -147,7 +147,7 @@ class HealthMonitor(SiteLogger[HealthState]):
         self.report = report
         self._verdicts: tuple[Verdict, ...] = ()
         self._run: Run | None = None
-        """What was looked at in the last fit, for notebooks; None before, and in a copy."""
+        """What was looked at in the last fit, for notebooks; None before, in a copy, and on ranks that do not judge."""
         self._cell: LiveCell | None = None
         """The cell of a notebook that shows this monitor."""
         self._known: dict[Stage, dict[str, Layer]] = {}
@@ -170,7 +170,7 @@ class HealthMonitor(SiteLogger[HealthState]):
         return Verdicts(self._verdicts)
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows of it: headline, verdicts and the map of the activations so far."""
+        """Return what a notebook shows, as HTML: headline, verdicts, map of activations; before any look its repr."""
         self._worker.wait()
         if self._run is None or not self._run.seen:
             return f"<pre>{html.escape(repr(self))}</pre>"
@@ -181,7 +181,11 @@ class HealthMonitor(SiteLogger[HealthState]):
         self._cell = LiveCell(lambda: repr(self), self._repr_html_)
 
     def _draw_cell(self, *, is_last: bool = False) -> None:
-        """Draw the cell that shows this monitor again, if there is one; an error warns and ends that."""
+        """Draw the cell that shows this monitor again, if there is one; after an error, warn and never draw it again.
+
+        Args:
+            is_last: True to draw it even if it was drawn a moment ago.
+        """
         if self._cell is None:
             return
         try:
@@ -307,8 +311,8 @@ class HealthMonitor(SiteLogger[HealthState]):
         """Run the experiments if there is a question for them, once in a fit; an error in them is one warning.
 
         Args:
-            loop: runs the fit.
-            state: of the training.
+            loop: the loop of the fit.
+            state: the state of the training stage.
             first: the batch that is about to be trained on, in a list; empty at the end. Further batches are read from
                 the training data.
         """
@@ -331,7 +335,7 @@ class HealthMonitor(SiteLogger[HealthState]):
         state.trial.question = None
 
     def _judge_at_end(self, loop: Loop, state: HealthState) -> None:
-        """Judge the whole training, and run experiments if its end leaves a question for them."""
+        """Judge the whole training unless `stop_on` ended it; run experiments if there is still a question for them."""
         if state.judge is None:
             return
         if not state.is_ending:
@@ -349,7 +353,7 @@ class HealthMonitor(SiteLogger[HealthState]):
         return SECONDS if isinstance(self.experiments, bool | np.bool_) else float(self.experiments)
 
     def _leave_out(self, seconds: float) -> None:
-        """Exclude this time from the overhead and from the training time: experiments have a separate budget."""
+        """Exclude these seconds from the overhead and the training time: experiments have a separate budget."""
         if self.clock.began is not None:
             self.clock.began += seconds
         if self._budget is not None:
@@ -387,7 +391,7 @@ class HealthMonitor(SiteLogger[HealthState]):
             state.black_box.end_batch()
 
     def _tell_events(self, loop: Loop, state: HealthState) -> None:
-        """Report what the black box has found; with several ranks all of them do so at the next look."""
+        """Report what the black box has found; nothing if ranks merge: then all report it together at the next look."""
         if self._ranks is None:
             self._worker.settle()  # it may be judging
             self._tell(state, state.new_events())

@@ -69,7 +69,7 @@ class Losses:
     waiting: Tensor | None
 
     def read(self, arrived: Sequence[float]) -> list[Loss]:
-        """Return the summed losses of each optimizer step, in order; `arrived` has the numbers of `waiting`."""
+        """Return the summed loss of each optimizer step, in order; `arrived` has the numbers that `waiting` holds."""
         on_host, losses = iter(arrived), dict[int, Loss]()
         for step, batch_idx, loss in self.parts:
             value = next(on_host) if isinstance(loss, Tensor) else loss
@@ -136,7 +136,7 @@ class LossMeter:
 
 
 def _stacked(parts: Sequence[Part]) -> Tensor | None:
-    """Stack the losses that are tensors on the first one's device, shape (k,), float64 if it has that; None if none."""
+    """Stack the losses that are tensors, shape (k,), in float64 if the first one's device has it; None if none are."""
     there = [loss for _, _, loss in parts if isinstance(loss, Tensor)]
     if not there:
         return None
@@ -145,13 +145,13 @@ def _stacked(parts: Sequence[Part]) -> Tensor | None:
 
 
 def mean_over_ranks(ranks: Ranks, losses: Sequence[Loss]) -> list[Loss]:
-    """Return the loss of each step, averaged over the ranks: the loss whose gradient all of them follow.
+    """Return the loss of each step, averaged over the ranks that have it: its gradient is what all follow.
 
-    Every rank must call this.
+    Every rank must call this. Of more than MOST_LOSSES steps only the last ones are returned.
 
     Args:
         ranks: the processes.
-        losses: those of this rank since the last call.
+        losses: the losses of this rank since the last call.
     """
     first = min((loss.step for loss in losses), default=math.inf)
     last = max((loss.step for loss in losses), default=-math.inf)
@@ -207,7 +207,7 @@ class Reporter:
     def after_look(
         self, verdicts: tuple[Verdict, ...], records: Mapping[str, Sequence[bytes]], scalars: Mapping[str, float]
     ) -> None:
-        """Warn of each new alarm, and write to the loggers what the health page shows after a look.
+        """Warn of each new alarm that is not held, and write to the loggers what the health page shows after a look.
 
         Args:
             verdicts: worst first.
@@ -220,7 +220,7 @@ class Reporter:
         self._loggers.write(replace(entry, scalars={**entry.scalars, **scalars}))
 
     def at_event(self, verdicts: tuple[Verdict, ...], step: int, before: Look | None) -> None:
-        """After a NaN or Inf, warn of each new alarm, and log the readings of the last look before it as a text.
+        """After a NaN or Inf, warn of new alarms that are not held, and log the last look before it, as a text.
 
         Args:
             verdicts: worst first.
@@ -232,7 +232,7 @@ class Reporter:
             self._loggers.write(Entry(step, texts={BEFORE: before_nonfinite(before)}))
 
     def close(self, verdicts: tuple[Verdict, ...]) -> None:
-        """Write the page for the last time and log the worst verdicts; a second call does nothing."""
+        """Write the page for the last time and log the worst verdicts; nothing before a look or in a second call."""
         run = self._judge.run
         if self._is_closed or not run.seen:
             return
@@ -264,7 +264,7 @@ def layers_in(
     """Select the layers that `HealthMonitor` watches.
 
     Raises:
-        ValueError: the patterns or types match no module.
+        ValueError: the patterns or types match no module, or the model has none.
     """
     try:
         owners = select(model, modules, types, owning="parameters")
@@ -286,7 +286,7 @@ def _rule_among(modules: object) -> str:
 
 
 def some_units(weight: Tensor) -> Tensor:
-    """Return every k-th unit of a large weight or of its gradient, see `every_unit`.
+    """Return every k-th unit of a large weight or its gradient, see `every_unit`; a DTensor or a vector as it is.
 
     >>> some_units(torch.zeros(1000, 200)).shape
     torch.Size([250, 200])
@@ -326,23 +326,23 @@ class HealthState(MeasurementState):
 
     Args:
         losses: the loss of every step since the last look.
-        stepped: during a due step, what the optimizers do with each weight, by its name.
-        held_back: weight decay and gradient clipping of each weight, by its name.
+        stepped: during a due step, weight name to how an optimizer steps it.
+        held_back: weight name to its weight decay and gradient clipping.
         batch_idx: the index of the running batch.
         first_step: the optimizer step at which the fit began; None before.
         looks: number of training steps that have been measured.
         judge: judges the run; None in evaluations, on ranks that do not judge, and after a fault.
         reporter: writes the verdicts of the judge.
         report: writes the page at the end; None if there is to be none.
-        black_box: finds the first NaN or Inf; None outside of training.
+        black_box: finds the first NaN or Inf; None outside of training, and without the rule `nonfinite`.
         findings: rule name and symptom of what was found in the training step; None before it was read.
         flow: which layer's output flows into which in that step.
-        constant_loss: the least loss of a model that gives every sample of that step the same; NaN if not known.
+        constant_loss: the least loss in that step with an equal output for every sample; NaN if not known.
         trial: the experiments, if they are wanted.
         stale: watches for gradients that are not cleared; None where nothing is watched, and when that is over.
         told: number of events of the black box that have been reported.
         is_ending: True once the monitor has ended the fit.
-        why_silent: why layers gave no output at the first look, by their names; None before.
+        why_silent: layer name to why it gave no output at the first look, if it gave none; None before.
         is_asked_to_end: True if any rank asked at the last look to end the fit; only used with several ranks.
         earlier: rule and module of the alarms of a fit that this one continues; they do not end it.
     """
@@ -431,7 +431,7 @@ class HealthState(MeasurementState):
             self.stale = None
 
     def note_gaps(self) -> None:
-        """Set `why_silent`, at the first look: layer name to the likeliest reason if the layer gave no output."""
+        """Set `gaps_are_named`, and at the first look `why_silent`."""
         self.gaps_are_named = True
         if self.why_silent is None:
             names = [name for name, role in self.taps.expected() if role == "output"]
@@ -445,7 +445,7 @@ class HealthState(MeasurementState):
         Args:
             step: the optimizer step.
             facts: what `LayerNews.collect` returned.
-            losses: those since the last look.
+            losses: the losses since the last look.
             ranks: the processes that share their losses and events; None if there are no others.
         """
         self.looks += 1
@@ -486,7 +486,7 @@ class HealthState(MeasurementState):
         return take
 
     def evaluation(self, step: int, loss: Tensor | None) -> Judging:
-        """Return a function that takes the readings of an evaluation loop and has them judged; see `look`."""
+        """Return a function that takes the readings of an evaluation loop and has them and `loss` judged, as `look`."""
 
         def judged(readings: Readings, scalars: Mapping[str, float]) -> tuple[Verdict, ...] | None:
             losses = [] if loss is None else [Loss(step, 0, float(loss))]  # which may wait for the device
@@ -495,7 +495,7 @@ class HealthState(MeasurementState):
         return judged
 
     def end_judging(self, losses: Sequence[Loss]) -> tuple[Verdict, ...]:
-        """Judge the whole training at its end; takes the losses since the last look, returns all verdicts."""
+        """Judge the whole training, with the losses since the last look; return all verdicts, () without a judge."""
         if self.report is not None:
             self.report.see(losses)
         verdicts = self._judged(lambda judge, _: judge.end(losses))
@@ -544,7 +544,7 @@ class HealthState(MeasurementState):
         return verdicts
 
     def guilty(self, stop_on: str | Sequence[str], verdicts: Sequence[Verdict]) -> Verdict | None:
-        """Return this fit's first alarm from a rule in `stop_on` ("alarm" stands for any rule), or None."""
+        """Return the first of `verdicts` that is a new alarm of a rule in `stop_on` ("alarm": of any rule), or None."""
         asked = {stop_on} if isinstance(stop_on, str) else {*stop_on}
         alarms = (v for v in verdicts if v.severity == "alarm" and (v.rule, v.module) not in self.earlier)
         return next((v for v in alarms if {"alarm", v.rule} & asked), None)
@@ -552,7 +552,7 @@ class HealthState(MeasurementState):
     def end_if_asked(
         self, loop: Loop, stop_on: str | Sequence[str], verdicts: Sequence[Verdict], with_others: bool
     ) -> None:
-        """End the fit with this batch if a rule of `stop_on` gives an alarm, on any rank if there are several.
+        """End the fit with this batch if a rule of `stop_on` gives an alarm, on any rank if there are others.
 
         Args:
             loop: runs the fit.

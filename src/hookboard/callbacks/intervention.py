@@ -23,7 +23,7 @@ class _EditState(StageState):
     Args:
         tag: the tag of the text that describes the change.
         edits: the hooks of the last changed batch.
-        is_checked: True once a changed batch has ended and each selected module was found changed.
+        is_checked: True once a changed batch has ended; then each selected module is checked for a change, once.
     """
 
     tag: str = field(default="", kw_only=True)
@@ -156,7 +156,7 @@ class Intervention(HookboardCallback[_EditState]):
             rank_zero_warn(f"Intervention has changed nothing in this fit: {self._description(state)}.")
 
     def written_tags(self) -> list[str]:
-        """Return the tag of the text that describes the change."""
+        """Return the tag of the text that describes the change, as a list of one; [] outside of a run."""
         return [state.tag for state in self._live.values()][:1]
 
     def _tag(self, loop: Loop) -> str:

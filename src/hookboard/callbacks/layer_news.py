@@ -55,7 +55,7 @@ class LayerNews:
         self._earlier, self._met, self._ran, self._shapes = (parts[name] for name in ("facts", "met", "ran", "shapes"))
 
     def collect(self, model: nn.Module, selection: Selection) -> "Facts":
-        """Read from the model what the other methods need, and keep it in `facts`.
+        """Read from the model what the other methods need, keep it in `facts`, and return it; empty after an error.
 
         It must be called in the training thread; the other methods may be called in any thread.
 
@@ -96,27 +96,27 @@ class LayerNews:
 
     def in_order(
         self,
-        sign: object,
+        order_key: object,
         order: Callable[[], Iterable[str]],
         facts: "Facts",
         recorder: Recorder,
         every_n_steps: int,
     ) -> dict[str, list[bytes]]:
-        """Return the record as `record` does, with the modules in a given order; {} if it is as it was.
+        """Return the record as `record` does, with the modules in a given order; {} if it has not changed.
 
         Args:
-            sign: an object that is replaced when the order changes. If it and `facts` are the same objects as in the
-                last call, {} is returned, and `order` is not called.
+            order_key: an object that the caller replaces when the order changes. If it and `facts` are the same objects
+                as in the last call, {} is returned, and `order` is not called.
             order: returns the names of the modules in order.
             facts: what `collect` returned before the step.
-            recorder: measured the step.
-            every_n_steps: how many optimizer steps lie between two due steps.
+            recorder: the recorder that measured the step.
+            every_n_steps: number of optimizer steps between two due steps.
         """
-        if self._is_off or (sign is self._of[0] and facts is self._of[1]):
+        if self._is_off or (order_key is self._of[0] and facts is self._of[1]):
             return {}
         if facts is not self._of[1]:
             self._shapes = self._shapes if self._of[1] is None and facts == self._earlier else {}
-        self._of = (sign, facts)
+        self._of = (order_key, facts)
         try:
             # The gradient of an output has the shape of the output.
             self._shapes = {**recorder.slots.shapes("grad_output"), **recorder.slots.shapes("output"), **self._shapes}

@@ -40,7 +40,7 @@ class LossScale:
         self._lacks_backward = False
 
     def before_backward(self) -> Tensor | None:
-        """Note that Lightning's backward pass begins; returns the scale of its loss, shape ()."""
+        """Note that Lightning's backward pass begins, and return the scale of its loss, see `in_force`."""
         self._has_backward = True
         return self.in_force()
 
@@ -53,8 +53,8 @@ class LossScale:
         """Note whether a gradient of the optimizer is NaN or infinite.
 
         Returns:
-            The scale that its gradients still carry, shape (); None if they are unscaled. Optimizers that unscale
-            inside their own step, as fused ones do, have scaled gradients until then.
+            The scale that its gradients still carry, shape (); None if they are unscaled, or the scaler has no scale
+            yet. Optimizers that unscale inside their own step, as fused ones do, have scaled gradients until then.
         """
         self._lacks_backward |= not self._has_backward
         held = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
@@ -84,7 +84,8 @@ class LossScale:
             along: see `Recorder.send`.
 
         Returns:
-            What `Recorder.send` returns, but gradients that overflowed keep only their counts.
+            What `Recorder.send` returns, but gradients that overflowed keep only their counts; so do gradients of
+            outputs and inputs if it is not known whether they carry the scale.
         """
         holders = Holders.of(loop.model, loop.optimizers, weights)
         own = self._flags(loop.optimizers, loop.device)

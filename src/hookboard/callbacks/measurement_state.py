@@ -48,12 +48,12 @@ class MeasurementState(StageState):
     news: LayerNews = field(init=False)
 
     def state_dict(self, again: tuple[int, int] | None) -> dict[str, Any]:
-        """Return the cadence in force, what is known of the layers, and which weight is copied next."""
+        """Return the cadence, whether gaps were named, what is known of the layers, and the state of `Turns` if any."""
         turns = {} if self.before.turns is None else {"turns": self.before.turns.state_dict()}
         return {**{name: getattr(self, name) for name in _KEPT}, "news": self.news.state_dict(), **turns}
 
     def load_state_dict(self, parts: Mapping[str, Any]) -> None:
-        """Restore the cadence, the order of the layers and the turns."""
+        """Restore what `state_dict` returned."""
         if self.before.turns is not None:
             self.before.turns.load_state_dict(parts.get("turns"))
         vars(self).update({name: parts[name] for name in _KEPT})
@@ -64,7 +64,7 @@ class MeasurementState(StageState):
         self.taps.active = on
 
     def follow_weights(self, weights: dict[str, Weight]) -> dict[str, str]:
-        """Replace the watched weights; returns `new`, `replaced` or `gone` for each that differs, by name."""
+        """Replace the watched weights; return the name of each that differs, mapped to `new`, `replaced` or `gone`."""
         kinds = {name: "replaced" if name in self.weights else "new" for name in weights}
         kinds |= dict.fromkeys(self.weights.keys() - weights.keys(), "gone")
         before, self.weights = self.weights, weights

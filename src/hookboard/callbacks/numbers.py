@@ -30,7 +30,7 @@ AT_END = "at the end of the training"
 """When a job was done, for the warning about an error in it."""
 
 WHEN_WRITTEN = dict.fromkeys(get_args(Stage), "at the end of an evaluation") | {"train": "at the end of a batch"}
-"""The same for writing the readings, by stage."""
+"""When the readings were written, by stage, for the warning about an error in it."""
 
 
 _NO_READINGS = ReadingList()
@@ -84,7 +84,7 @@ class SiteLogger(HookboardCallback[V]):
 
     @property
     def readings(self) -> ReadingList:
-        """The merged readings of the last due step or evaluation loop, whichever was later."""
+        """The merged readings of the last due step or evaluation loop, without empty tensors; empty before."""
         self._worker.wait()
         if not isinstance(self._readings, ReadingList):  # they are made at the first request
             self._readings = ReadingList(self._readings)
@@ -110,7 +110,7 @@ class SiteLogger(HookboardCallback[V]):
         return [*resolved.names, *(statistic.name for statistic in resolved.own)]
 
     def _why_not_there(self, statistic: str) -> str:
-        """Return why some sites may not have a statistic; "" if all sites have it."""
+        """Return why some sites may not have a statistic; "" for a statistic that all sites have."""
         return DERIVED[statistic].why_not if statistic in DERIVED else ""
 
     def _weights(self, owners: Mapping[str, nn.Module]) -> dict[str, Weight]:
@@ -240,7 +240,7 @@ class SiteLogger(HookboardCallback[V]):
         self._say_changed(state, changed, model)
 
     def _send(self, loop: Loop, state: V, along: Tensor | None = None) -> Callable[[], Readings]:
-        """Prepare the loggers, and send what was measured in the step or loop; see `Recorder.send`."""
+        """Send what was measured in the step or loop, see `Recorder.send`; prepare the loggers; adapt the cadence."""
         if loop.is_rank_zero:
             state.loggers.prepare()
         wanted = shared = None

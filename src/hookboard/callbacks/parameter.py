@@ -42,12 +42,13 @@ class ParameterLogger(SiteLogger[MeasurementState]):
 
     Statistics are taken of the parameter after the optimizer step. `update_norm` is the L2 norm of its change in that
     step, `||after - before||`, including the effects of learning rate, clipping and weight decay. `update_ratio` is
-    `update_norm / ||before||`. A common rule of thumb is about 1e-3 in a healthy run. It is infinite for a parameter
-    that was all zero. `unchanged_fraction` is the share of its elements that are the same after the step as before. All
-    three need a copy of the parameter during the logged step. Where copies of all watched parameters would take more
-    than 512 MiB on one rank, the parameters take turns: in each logged step these three are measured of those that have
-    waited longest, as many as fit in 512 MiB, but at least one; all other statistics of every parameter. A parameter is
-    always measured whole. One line says in about how many logged steps each has its turn.
+    `update_norm / ||before||`; a common rule of thumb is about 1e-3 in a healthy run. For a parameter that was all zero
+    it is infinite, or NaN if the parameter has not moved. `unchanged_fraction` is the share of elements that are the
+    same after the step as before. All three need a copy of the parameter during the logged step. Where copies of all
+    watched parameters would take more than 512 MiB on one rank, the parameters take turns: in each logged step these
+    three are measured of those that have waited longest, as many as fit in 512 MiB, but at least one; all other
+    statistics are measured of every parameter. A parameter is always measured whole. One line says in about how many
+    logged steps each has its turn.
 
     `exp_avg_rms`, `exp_avg_sq_rms` (Adam's first and second moment) and `momentum_buffer_rms` (SGD's momentum) are the
     RMS of what the optimizer keeps after the step. `rms_t` is `sqrt(mean(g² / max(v, eps²)))` of each parameter, with

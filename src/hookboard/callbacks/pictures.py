@@ -95,11 +95,11 @@ class PictureLogger(HookboardCallback[PictureState]):
     # The methods that a subclass overrides.
 
     def _take(self, model: nn.Module, batch: Any, state: PictureState) -> Any:
-        """Attach hooks for one batch and return the object that they fill; `state.until_batch_end` removes them."""
+        """Attach hooks that `state.until_batch_end` removes, and return the object that they fill; by default None."""
 
     @abstractmethod
     def _pictures(self, loop: Loop, state: PictureState) -> Draw | None:
-        """Start the copies to the host and return the function that draws the pictures; None if there are none."""
+        """Start the copies to the host and return the function that draws the pictures; None if there is no picture."""
 
     def _tag(self, name: str) -> str:
         return f"{self.kind}/{name}"

@@ -21,14 +21,14 @@ class ReportAtEnd:
         self._files = EventFiles(loggers)
 
     def see(self, losses: Iterable[Loss]) -> None:
-        """Keep losses for the page, unless it is made from files that have what the user logs."""
+        """Keep losses for the page, unless it is made from the event files of the user's own logger."""
         self._files.add(LOSS, {loss.step: loss.value for loss in losses})
 
     def write(self, step: int | None) -> None:
         """Write the page to all loggers; an error is one warning.
 
         Args:
-            step: the step to write it at; None if nothing was looked at, and there is no page.
+            step: the step to write it at; None to write no page, because nothing was looked at.
         """
         from hookboard.report import page_in  # it imports TensorBoard's readers
 

@@ -19,10 +19,11 @@ class StepRecorder(HookboardCallback[StageState]):
     """Records training steps: weights, what each module is given and gives, and the gradients.
 
     Each of the given steps is first run seven times on the side, and everything is put back: the training stays the
-    same bit for bit. `hookboard.compare("run_a", "run_b")` tells the first step and module in which two runs differ by
-    more than rounding. A step that cannot be run again is not recorded, and one line says why. Of several ranks each
-    records what it computes from its own part of the batch, before gradients are averaged, into a folder of its own:
-    compare runs with as many ranks. Where all ranks must call a module together, as with FSDP, nothing is recorded.
+    same bit for bit. Under gradient accumulation only the first batch of a step is recorded.
+    `hookboard.compare("run_a", "run_b")` tells the first step and module in which two runs differ by more than
+    rounding. A step that cannot be run again is not recorded, and one line says why. Of several ranks each records what
+    it computes from its own part of the batch, before gradients are averaged, into a folder of its own: compare runs
+    with as many ranks. Where all ranks must call a module together, as with FSDP, nothing is recorded.
 
     Args:
         folder: Where the files are written, one for each step: `step_00000010.zip`; with several ranks
@@ -97,7 +98,7 @@ def _run(
     see: Callable[..., Tensor | None],
     at_end: Callable[[], None],
 ) -> None:
-    """Run a training step and its backward passes apart, and show each tensor to `see`."""
+    """Run a training step and its backward passes without a trace, show each tensor to `see`, then call `at_end`."""
     module: Any = loop.model
     with undisturbed(module, batch, trainer=loop.trainer, is_whole_step=True, is_strict=True), shown(module, see):
         run_step(loop.trainer, module, batch, batch_idx, at_backward=lambda loss: loss.backward())

@@ -43,7 +43,9 @@ def setting_of(loop: Loop, *, is_stuck: bool = False, start: Start | None = None
 
 
 def batches_of(loop: Loop, first: Sequence[Any], until: float) -> tuple[list[Any], str]:
-    """Return up to BATCHES training batches on the model's device, and why only the first could be read ("" if not so).
+    """Return up to BATCHES training batches on the model's device, those in `first` included; and "".
+
+    After an error, return `first` alone, and why no further batch could be read, as a clause.
 
     Args:
         loop: the loop of the fit.
@@ -67,7 +69,7 @@ def run_experiments(
         loop: the loop of the fit.
         first: the batch that is about to be trained on, in a list; empty if there is none.
         seconds: the budget.
-        question: what to find the cause of.
+        question: the trouble to find the cause of.
         start: the first values of the parameters; None if they were not kept.
     """
     began = perf_counter()
@@ -116,8 +118,8 @@ class ExperimentState:
 
     Args:
         is_wanted: True if the user wants experiments, and they have not been run.
-        start: each parameter with a copy of its first value on the CPU; None if too large, and after the experiments.
-        question: what they should find the cause of; None while there is no reason for them.
+        start: each parameter with a CPU copy of its first value; None if `keep` made none, and after the experiments.
+        question: the trouble they should find the cause of; None while there is no reason for experiments.
         found: rule name and symptom of each finding.
         said: the outcome as a clause, if no finding is an alarm; otherwise "".
     """
@@ -142,13 +144,13 @@ class ExperimentState:
             self.found, self.said = parts["found"], parts["said"]
 
     def keep(self, model: nn.Module) -> None:
-        """Copy the present values of the parameters into `start`, unless they are larger than MAX_KEPT_BYTES."""
+        """Copy the present values of the parameters into `start`, if none is lazy and MAX_KEPT_BYTES are enough."""
         parameters = list(model.parameters())
         if not any(map(is_lazy, parameters)) and sum(map(bytes_of, parameters)) <= MAX_KEPT_BYTES:
             self.start = [(p, p.detach().cpu().clone()) for p in parameters]
 
     def update_question(self, judge: Judge, *, is_over: bool = False) -> None:
-        """Set `question` from the present state of the run, see `question_of`."""
+        """Set `question` from the present state of the run, see `question_of`; to None unless `is_wanted`."""
         self.question = question_of(judge, is_over=is_over) if self.is_wanted else None
 
     def take(self, findings: Sequence[Finding], in_short: str, step: int) -> None:

@@ -159,14 +159,14 @@ def measure_weights(
 ) -> None:
     """Measure the weights after the steps of all optimizers, and their updates.
 
-    A weight that was copied is measured under `parameter_before` and `parameter_update` too.
+    With the role `parameter_update`, a weight that was copied is measured under `parameter_before` too.
 
     Args:
         recorder: measures the tensors.
         weights: the watched weights by name.
         before: copies of the weights from before the steps, by name.
         roles: `parameter`, and `parameter_update` for the updates.
-        part: returns the part of each weight that is measured, the same as in `before`; None for all of it.
+        part: the part of each weight to measure, the same as in `before`; None for all of it.
     """
     has_values, has_updates = "parameter" in roles, "parameter_update" in roles
     if not (has_values or has_updates):
@@ -289,7 +289,7 @@ class Turns:
 
 
 def bytes_of(tensor: Tensor) -> int:
-    """Return the size of a copy in bytes; for a sharded `DTensor` an equal share, the same on every rank."""
+    """Return the size of a copy in bytes, 0 if lazy; for a sharded `DTensor` an equal share, the same on every rank."""
     if is_lazy(tensor):
         return 0
     split = 1
@@ -341,7 +341,7 @@ def measure_rms_t(recorder: Recorder, optimizer: Optimizer, weights: Mapping[str
 
 
 def after_next_step(optimizer: Optimizer, do: Callable[[], None]) -> Callable[[], None]:
-    """Call `do` once, right after the optimizer's next step; returns the function that cancels it.
+    """Have `do` called once, right after the optimizer's next step; return the function that cancels that.
 
     It does nothing for an optimizer without hooks, which is not one of torch: Lightning allows such optimizers.
     """
@@ -386,7 +386,7 @@ def _has_second_moment(state: Mapping[str, Any], group: Mapping[str, Any]) -> bo
 
 
 def _without_bias(kept: Tensor, step: Any, beta: float) -> Tensor:
-    """Return a copy of the second moment without its bias towards 0."""
+    """Return the second moment without its bias towards 0, `kept / (1 - beta**step)`, in float32 or wider."""
     steps = torch.as_tensor(step, device=measuring_device(kept.device)).double()
     wide = single_at_least(kept.dtype)
     moment: Tensor = kept.to(wide) / (1 - beta**steps).to(wide)
@@ -402,7 +402,7 @@ def _held(optimizer: Optimizer, weights: Mapping[str, Weight]) -> Iterator[tuple
 
 
 def say_split(weights: Mapping[str, Weight]) -> None:
-    """Warn that some rules cannot judge weights that are split over processes."""
+    """If weights are split over processes, warn that some rules cannot judge them."""
     split = [name for name, weight in weights.items() if any(isinstance(part, DTensor) for part in weight.parameters)]
     if split:
         warn(

@@ -89,7 +89,7 @@ class BlackBox:
         self.events: list[Nonfinite] = []
         """The events so far, at most MAX_EVENTS."""
         self.count = 0
-        """Number of batches whose loss or gradients were not finite."""
+        """Number of batches whose loss or gradients were not finite; if not `exact`, only the first one counts."""
         self.is_off = False
         """True after an error in one of its methods; it then does nothing."""
         self._model = model
@@ -212,9 +212,10 @@ class BlackBox:
                 self._add_event(lambda: self._search_backward(spoiled))
 
     def _add_event(self, search: Callable[[], Nonfinite | None]) -> None:
-        """Count a bad batch; if the batch before it was not bad, call `search` and keep the event that it returns.
+        """Count a bad batch once; if it is the first in a row, call `search` and keep the event that it returns.
 
-        If `search` returns None, the batch has no fault and does not count.
+        If `search` returns None, the batch has no fault and does not count. Once there are MAX_EVENTS events or were
+        MAX_SEARCHES searches, `search` is not called.
         """
         if self._is_bad:
             return
@@ -260,7 +261,7 @@ class BlackBox:
         return event if fault.kind == "batch" else with_operation(event, self._operation())
 
     def _operation(self) -> Operation | None:
-        """Run the batch a third time and return the function call that made the NaN or Inf; None if it is not found.
+        """Run the batch a third time; return the function call that made the NaN or Inf, None if it is not found.
 
         `Search` and `OperationSearch` cannot share a run: some layers run other code under a torch function mode.
         """
@@ -342,7 +343,7 @@ def _value_of(loss: Tensor) -> float:
 
 
 def _versions_in(batch: Any) -> list[int]:
-    """Return torch's version number of each tensor in a batch, which every in-place change increases."""
+    """Return the version number of each tensor in a batch, which in-place changes increase; 0 for inference tensors."""
     given = batch if type(batch) in (tuple, list) else [batch]
     # This runs in every step, and nearly every batch is a few plain tensors.
     tensors = given if all(type(part) is Tensor for part in given) else [tensor for _, tensor in tensors_in(batch)]

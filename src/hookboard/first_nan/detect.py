@@ -81,7 +81,10 @@ class LateFlag:
         return {"first": self._first, "is_said": self._is_said, "notes": np.array(notes, np.int64).reshape(-1, 4)}
 
     def load_state_dict(self, parts: Mapping[str, Any]) -> CheckedValue | None:
-        """Restore what `state_dict` returned; return the first bad value unless `read` has reported it."""
+        """Return the first bad value of a saved state, unless it was reported before: then, and without one, None.
+
+        From then on it counts as reported, and `read` returns None.
+        """
         found = [note for note in parts["notes"].tolist() if note[0] == parts["first"] and not parts["is_said"]]
         self._is_said = parts["is_said"] or bool(found)
         return CheckedValue(found[0][1], found[0][2], bool(found[0][3])) if found else None
@@ -106,7 +109,7 @@ MAX_WHOLE_ELEMENTS = 4096
 """Maximum number of elements of a parameter whose gradient is read completely."""
 
 MAX_FIRST_MODULE_ELEMENTS = 65_536
-"""The same for parameters of the first module, and for sparse gradients."""
+"""Maximum number of elements of a parameter of the first module, or of a sparse gradient, that is read completely."""
 
 MAX_SENTINELS = 64
 """Maximum number of small gradients that are read; likewise of large ones of which one column is read."""

@@ -95,7 +95,7 @@ def _operation(name: str, given: Sequence[Tensor], args: Sequence[Any], kwargs: 
 
 
 def _cause(name: str, given: Sequence[Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, str]:
-    """Return what is wrong with the inputs of a call, as a clause, and what to change; two "" if it is not known."""
+    """Return what is wrong with the inputs of a call, as a clause, and what to change; each "" if it is not known."""
     first = given[0].detach() if given else torch.empty(0)
     if name in _SOFTMAXES | _ATTENTIONS:
         return _cause_of_masked_rows(_masked_rows(name, first, args, kwargs))

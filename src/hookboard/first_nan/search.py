@@ -24,7 +24,7 @@ _PLAN = plan("nan_count")
 
 @dataclass(frozen=True, slots=True)
 class ValueSummary:
-    """How many values of a tensor are NaN or infinite, and its largest finite one.
+    """How many values of a tensor are NaN or infinite, and the largest absolute value among the finite ones.
 
     Args:
         count: number of elements.
@@ -190,7 +190,7 @@ class Search:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Record the calls of all modules inside the context."""
+        """Record the calls of all modules inside the context, except TorchScript modules."""
         with ExitStack() as hooks:
             hooks.callback(self._end)
             self._switch.on = True
@@ -331,10 +331,11 @@ class Search:
         return Fault(first.kind, call.name, near, call is self.step, before, first.values)
 
     def _fault_in_parameter(self, within: str) -> Fault | None:
-        """Return the first parameter with a NaN or Inf, or None.
+        """Return the fault of the first parameter with a NaN or Inf; None if there is none.
 
         Args:
-            within: the module whose parameters come first; of other modules, only parameters with a gradient count.
+            within: the name of the module whose parameters, also those of modules inside it, come first; "" for the
+                whole model. Of other modules, only parameters with a gradient count.
         """
         found: list[Fault] = []
         for name, module in self._modules.items():

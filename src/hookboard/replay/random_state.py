@@ -38,7 +38,7 @@ GENERATORS = {
     "NumPy": Generator(lambda: np.random.get_state(legacy=False), np.random.set_state, pickle.dumps),
     "Python": Generator(random.getstate, random.setstate, pickle.dumps),
 }
-"""The global random generators by name."""
+"""The global random generators by name; `CUDA` is that of the current device."""
 
 
 class RandomState:

@@ -40,12 +40,12 @@ def undisturbed(
     Args:
         module: the module.
         given: other objects that the code may change, such as its arguments.
-        trainer: the Trainer of a LightningModule whose step is to run. Its loggers get nothing, and a collective
-            raises.
+        trainer: the Trainer of a LightningModule whose step is to run. Its loggers get nothing, and with several ranks
+            a collective raises.
         is_whole_step: restore also what a training step may change: parameters (their gradients are None inside),
             variables of the user's code, environment variables, the Trainer's attributes, and the options of optimizers
             and schedulers. What this thread prints is discarded.
-        is_strict: raise for what cannot be restored.
+        is_strict: raise for what cannot be restored, and stop the code before it acts outside of this process.
 
     Raises:
         CannotRunAgainError: only if `is_strict`. On entering: an object that the code may change cannot be restored. On
@@ -219,7 +219,7 @@ def call_training_step(pl_module: LightningModule, batch: Any, batch_idx: int) -
 
 
 def loss_in(returned: Any) -> Any:
-    """Return the entry "loss" of a dict that `training_step` returned; anything else, such as a tensor, as it is."""
+    """Return the entry "loss" of a dict that `training_step` returned, None without one; anything else as it is."""
     return returned.get("loss") if isinstance(returned, Mapping) else returned
 
 

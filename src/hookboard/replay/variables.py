@@ -100,9 +100,10 @@ class Variables:
         return any(not {*names}.isdisjoint(_names_in(function.__code__)) for function in self._functions.values())
 
     def held(self) -> list[object]:
-        """Return the objects in the variables that code may change in place.
+        """Return the objects that code may change in place: those in its variables, and those that hooks belong to.
 
-        These are containers, arrays, tensors, random generators, modules, files, and objects of the user's classes.
+        Of variables and default arguments, these are containers, arrays, tensors, random generators, modules, files,
+        and objects of the user's classes.
         """
         found = list(self._owners)
         values = [value for cls in self._classes for value in vars(cls).values()]
