@@ -22,7 +22,7 @@ class _EditState(StageState):
 
     Args:
         tag: the tag of the text that describes the change.
-        edits: the hooks of the last changed batch.
+        edits: the hooks of the last changed batch; None before.
         is_checked: True once a changed batch has ended; then each selected module is checked for a change, once.
     """
 

@@ -71,7 +71,7 @@ class LayerNews:
         return self.facts
 
     def record(self, places: Places, facts: "Facts", recorder: Recorder, every_n_steps: int) -> dict[str, list[bytes]]:
-        """Return the record, tag to strings, if it has changed; otherwise an empty dict.
+        """Return the record, as a tag mapped to byte strings, if it has changed since the last call; otherwise {}.
 
         Modules are in the order in which they first ran. Those that have not run yet, or whose parameters alone are
         watched, are put at their place in the model's definition.

@@ -84,7 +84,7 @@ class SiteLogger(HookboardCallback[V]):
 
     @property
     def readings(self) -> ReadingList:
-        """The merged readings of the last due step or evaluation loop, without empty tensors; empty before."""
+        """The merged readings of the last due step or evaluation loop, but none of sites with only empty tensors."""
         self._worker.wait()
         if not isinstance(self._readings, ReadingList):  # they are made at the first request
             self._readings = ReadingList(self._readings)

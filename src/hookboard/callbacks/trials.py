@@ -63,7 +63,7 @@ def batches_of(loop: Loop, first: Sequence[Any], until: float) -> tuple[list[Any
 def run_experiments(
     loop: Loop, first: Sequence[Any], seconds: float, question: Question, start: Start | None = None
 ) -> Experiments:
-    """Train some steps on batches of a fit, restore everything, and return what was found.
+    """Train some steps on batches of a fit, restore everything, and return what was found, or why nothing was tried.
 
     Args:
         loop: the loop of the fit.

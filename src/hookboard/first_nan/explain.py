@@ -183,7 +183,7 @@ def _quoted(name: str) -> str:
 
 
 def _code_of(fault: Fault) -> str:
-    """Return the function that has the faulty code: "training_step" or "the forward of 'net.1'"."""
+    """Return the name of the function that has the faulty code: "training_step" or "the forward of 'net.1'"."""
     return "training_step" if fault.is_in_step else f"the forward of {_quoted(fault.name)}"
 
 

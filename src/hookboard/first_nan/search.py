@@ -124,7 +124,7 @@ class Fault:
         kind: `module`: the module produces them. `between`: code in the module's forward does, outside the modules that
             it calls. `batch`: they are in the batch, and this module is the first that gets them. `parameter`: a
             parameter of the module holds them.
-        name: the module's dotted name.
+        name: the module's dotted name; "" for the model itself.
         near: for `between`: the module that gets them first (MODEL: the model itself), or, in the backward pass, the
             one whose gradient is bad first. For `parameter`: the parameter's dotted name.
         is_in_step: True if the code is in `training_step`, outside all modules.
@@ -235,7 +235,7 @@ class Search:
         self._running.append(call)
 
     def _trace_back(self, call: CallNode) -> None:
-        """Update the suspects when a call is given bad values.
+        """Update `_suspects` when a call is given a NaN or Inf.
 
         A healed suspect is active again if its values are among the inputs. If no suspect is active then, the code
         before this call becomes one. Otherwise the call becomes the first user of a bad batch that has none yet, and of

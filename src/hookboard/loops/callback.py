@@ -2,7 +2,7 @@
 
     on_fit_start, or on_<loop>_start of a loop by itself   _select, _why_not; _prepare and _attach for each stage
         on_train_start, on_<loop>_start                    _begin_training, load_state_dict; _begin_evaluation
-            on_<stage>_batch_start                         _wants; if it does, _begin_batch
+            on_<stage>_batch_start                         _wants; if that is True, _begin_batch
                 on_before_backward, on_after_backward      _before_backward, _after_backward
                 on_before_optimizer_step                   _before_optimizer_step
             on_<stage>_batch_end                           until_batch_end is closed; _end_batch
@@ -478,7 +478,7 @@ class HookboardCallback(CallbackMethods[W]):
         return every if self in every else [self]  # a callback of the user may contain this one and call it
 
     def _adopt_stretch(self, state: W) -> None:
-        """Stretch the cadence as all ranks have agreed after the last due step, so that they measure the same steps."""
+        """If ranks merge, stretch the cadence as they agreed after the last due step: all measure the same steps."""
         if self._ranks is not None:
             self._worker.settle()
             if state.wanted is not None:
@@ -549,7 +549,7 @@ class HookboardCallback(CallbackMethods[W]):
             self._ranks = self.patience = None
 
     def _at(self, point: str, exchange: Callable[[], T]) -> Callable[[], T]:
-        """Return `exchange` itself, or with several ranks a function that runs it by `Ranks.at`, for any thread."""
+        """Return `exchange`, or, if ranks merge, a function for any thread that calls it through `Ranks.at`."""
         return exchange if self._ranks is None else functools.partial(self._ranks.at, point, exchange)
 
     def _leave_to_worker(self, state: W, job: Callable[[], None], step: int, when: str) -> None:

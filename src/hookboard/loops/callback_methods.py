@@ -150,7 +150,7 @@ class CallbackMethods(Callback, ABC, Generic[W]):
 
     @abstractmethod
     def _begin_batch(self, loop: Loop, state: W, batch: Any) -> None:
-        """Called before a batch that is measured; hooks attached here are removed by `state.until_batch_end`."""
+        """Called before a batch that is measured; it registers the removal of its hooks in `state.until_batch_end`."""
 
     def _before_backward(self, state: W) -> None:
         """Called before each backward pass of a measured training batch, if the stage has `sees_backward`."""

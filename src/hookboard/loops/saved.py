@@ -23,7 +23,7 @@ VERSION = 5
 
 READABLE_VERSIONS = frozenset({1, 2, 3, 4, VERSION})
 """The formats that can be restored. 1 has a row for every channel and no width, 2 has no experiments, 3
-no frozen parameters."""
+no frozen parameters, 4 no losses of validations."""
 
 FORMS: Codecs = {**OF_HEALTH, LayerFacts: dataclass_codec(LayerFacts)}
 

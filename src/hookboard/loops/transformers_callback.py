@@ -79,7 +79,7 @@ class TransformersCallback(TrainerCallback):
             self._begin_batch()
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **others: Any) -> None:
-        """End the last batch of an optimizer step, and the training if a callback asks for that."""
+        """End the last batch of an optimizer step, and the training if asked to; begin an evaluation if it follows."""
         if self._loop is None:
             return
         self._loop.is_accumulating = False
