@@ -20,10 +20,10 @@ class Checkup(HookboardCallback[StageState]):
 
     At the first batch it reports what `audit` finds in the step. Then it trains a few steps from the present weights,
     at rates from a thousandth to a thousand times yours, to see whether the model learns at all, at which rate, and
-    whether more from the right targets than from exchanged ones. Weights, optimizer, random state, buffers, metrics and
-    loggers are put back, so that the training is the same bit for bit. The page is logged as information, and written
-    as text under `checkup`. On several ranks, under manual optimization, with several
-    optimizers or without a Trainer it does nothing, not even the audit, and one line says so.
+    whether it learns more from the right targets than from exchanged ones. Weights, optimizer, random state, buffers,
+    metrics and loggers are put back, so that the training is the same bit for bit. The report is logged as information,
+    and written as text under `checkup`. On several ranks, under manual optimization, with several optimizers or without
+    a Trainer it does nothing, not even the audit, and one line says so.
 
     Args:
         seconds: The budget of the experiments: after this time no further step begins.

@@ -89,9 +89,9 @@ class HealthMonitor(SiteLogger[HealthState]):
         stop_on: End the fit when one of these rules gives an alarm: names of rules, or `alarm` for any. The step in
             which that is seen is still made; on a GPU, and with several ranks, each logged step then waits until it
             is judged. An alarm from before a checkpoint does not end the fit that goes on from it. Left out: never.
-        audit: Whether the first training step is run once more before its turn, in a run that leaves no trace, to read
-            the code of the step: the loss, what it is given, and where gradients are cut. It takes about as long as
-            one step.
+        audit: Whether the first training step is run once in advance, without leaving a trace, to find faults in its
+            code (the loss, what the loss is given, where gradients are cut) and in the optimizers. It takes about as
+            long as one step.
         experiments: Whether to try on a copy, once in a fit, at which rates the model learns, and whether from its
             targets: when an alarm comes that these may have caused, otherwise once there are enough looks, or at the
             end. Some steps are trained at rates from a thousandth to a thousand times yours, and everything is put

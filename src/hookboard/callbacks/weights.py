@@ -194,7 +194,8 @@ def measure_weights(
 class Turns:
     """Chooses which weights are copied in a step: those that have waited longest, up to `MOST_COPIED_BYTES` in total.
 
-    If all weights fit, all are copied in every step. Every rank chooses the same weights.
+    At least one is copied, however large. If all weights fit, all are copied in every step. Every rank chooses the same
+    weights.
     """
 
     def __init__(self) -> None:

@@ -361,7 +361,7 @@ class HookboardCallback(CallbackMethods[W]):
 
     @timed
     def end_evaluation(self, loop: Loop) -> None:
-        """Call `leave_batch`, then `_end_evaluation` if it is measured; wait for the worker, unless ranks merge."""
+        """Call `leave_batch`, then `_end_evaluation` if the stage is live; wait for the worker unless ranks merge."""
         self.leave_batch()
         state = self._live.get(loop.stage)
         if state is not None:

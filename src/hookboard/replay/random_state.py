@@ -45,7 +45,8 @@ class RandomState:
     """The states of global random generators at the time when this object was made.
 
     Args:
-        names: which generators, keys of `GENERATORS`. Reading a state takes 50 us or more.
+        names: which generators, keys of `GENERATORS`; CUDA's is left out before its first use. Reading a state takes
+            50 us or more.
 
     Example:
         >>> state = RandomState(["torch"])
