@@ -23,13 +23,14 @@ class Cause:
         rule: the rule that names the cause.
         effects: the rules whose symptoms it explains.
         where: the layers whose symptoms it explains, relative to the layer of the cause: the `same` one; with `before`
-            also all that run before it; or `anywhere`. A cause in the whole model explains all layers.
+            also all that run before it; or `anywhere`. Where the cause or the symptom is of the whole model, any of
+            the three holds.
         when: when the cause must have begun. `by then`: at most one window of looks later than the effect. `not later`:
-            at the same step or earlier. `earlier`: at an earlier step. `at the start`: `by then`, and before the first
-            step changed a weight. `by steps`: `by then`, and the effect began after that step.
-        is_hard: True if only a hard alarm of the cause explains, see `Symptom.is_hard`.
+            at the same step or earlier. `earlier`: at an earlier step. `at the start`: `by then`, and no later than
+            the first look. `by steps`: `by then`, and the effect began after the first look.
+        is_hard: True if only a hard alarm of the cause explains anything, see `Case.is_hard` in `judge.py`.
         is_soft: True if it explains only alarms that are not hard, and no notes.
-        only_if: returns True for runs in which it holds.
+        only_if: returns True for runs in which this entry counts.
     """
 
     rule: str
@@ -42,7 +43,7 @@ class Cause:
 
 
 def _is_adaptive(run: Run) -> bool:
-    """Return True if an optimizer's steps do not depend on the size of the gradient, as Adam's."""
+    """Return True if any optimizer seen at the kept looks is adaptive, such as Adam, see `Stepped.is_adaptive`."""
     return any(stepped.is_adaptive for look in run.looks for stepped in look.stepped.values())
 
 
@@ -169,15 +170,16 @@ ORDER = tuple(dict.fromkeys(cause.rule for cause in CAUSES[1:]))
 def explained(
     verdicts: Sequence[Verdict], run: Run, hard: Collection[Verdict] = (), roots: Collection[Verdict] = ()
 ) -> dict[Verdict, Verdict]:
-    """Map each verdict that follows from another one to that other verdict.
+    """Map each verdict that follows from another one to the verdict that explains it; the others have no entry.
 
-    An alarm is explained by an alarm only. A note explains only notes on the same layer.
+    What follows from an effect that is already explained is mapped to the cause of that effect. An alarm is explained
+    by an alarm only. A note explains only notes on the same layer.
 
     Args:
         verdicts: all verdicts on the run.
         run: the run.
-        hard: those whose alarm did not depend on the loss, see `Case.is_hard`.
-        roots: those that follow from no other verdict.
+        hard: the verdicts whose alarm did not depend on the loss, see `Case.is_hard` in `judge.py`.
+        roots: the verdicts that must not be explained, see `Symptom.is_root`.
     """
     found: dict[Verdict, Verdict] = {}
     if not (verdicts and run.looks):
@@ -239,6 +241,6 @@ def _start(run: Run) -> int:
 
 
 def _slack(run: Run) -> int:
-    """Return the number of optimizer steps that the latest window of looks spans."""
+    """Return the number of optimizer steps that the latest window of looks spans; 0 before the second look."""
     steps = list(run.table.recent_steps)[-run.window - 1 :]
     return steps[-1] - steps[0] if steps else 0

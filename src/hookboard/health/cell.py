@@ -27,10 +27,12 @@ class Verdicts(tuple[Verdict, ...]):
 
 
 def cell(run: Run, verdicts: Sequence[Verdict]) -> str:
-    """Return the verdicts and the heat map of activations as HTML for a notebook, without scripts, texts escaped.
+    """Return HTML for a notebook: the headline, the verdicts, and the heat map of activations if any was measured.
+
+    It has no scripts, and all texts are escaped. Verdicts that are alike are shown as one, see `folded_verdicts`.
 
     Args:
-        run: what was looked at.
+        run: the run.
         verdicts: worst first.
     """
     shown = folded_verdicts(verdicts, [layer.name for layer in run.layers])

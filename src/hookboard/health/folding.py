@@ -1,4 +1,4 @@
-"""`cards_of`: which verdicts are shown as one. What is alike in several layers folds, and so does what follows."""
+"""`cards_of`: which verdicts are shown as one: alike ones in several layers, with the verdicts that follow."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +17,7 @@ class Card:
 
     Args:
         alike: verdicts of one rule with the same advice, worst first; the first stands for all of them.
-        effects: what follows from any of these, the verdicts of each rule together.
+        effects: the verdicts that follow from any of these: one tuple for each rule.
     """
 
     alike: tuple[int, ...]
@@ -27,7 +27,8 @@ class Card:
 def cards_of(verdicts: Sequence[Verdict]) -> list[Card]:
     """Return the cards of some verdicts, in the order of their first ones; each verdict is on one card.
 
-    Verdicts that are alike share a card if they are of FOLDED_LAYERS_MIN layers or more.
+    Verdicts that are alike (`_alike`) share a card if they are of FOLDED_LAYERS_MIN layers or more. A verdict that
+    follows from another one is on the card of the verdict that it follows from in the end.
 
     Args:
         verdicts: worst first.
@@ -57,7 +58,7 @@ def cards_of(verdicts: Sequence[Verdict]) -> list[Card]:
 
 
 def folded_verdicts(verdicts: Sequence[Verdict], layers: Iterable[str]) -> list[Verdict]:
-    """Return one verdict for each card: the first of it, whose evidence names the others and what follows.
+    """Return one verdict for each card: its first one, with the layers of the others and the effects in its evidence.
 
     Args:
         verdicts: worst first.
@@ -91,9 +92,10 @@ def _root(place: int, verdicts: Sequence[Verdict], places: Mapping[tuple[str, st
 
 
 def _alike(verdict: Verdict, place: int) -> object:
-    """Return a key; verdicts with equal keys are shown as one. It ignores evidence, and numbers and names in advice.
+    """Return a key that is equal for alike verdicts: same severity, rule, batch and advice, and all last or none does.
 
-    A verdict on the whole model is shown alone: its key is `place`, its index among the verdicts.
+    Numbers and the verdict's own layer in the advice do not count. A verdict on the whole model is like no other: its
+    key is `place`, its index among the verdicts.
     """
     if not verdict.module:
         return place
@@ -119,7 +121,7 @@ def _in_layers(group: Sequence[Verdict], among: Sequence[str]) -> str:
 
 
 def _layers(group: Sequence[Verdict], among: Sequence[str]) -> list[str]:
-    """Return the layers of some verdicts, those of `among` first and in its order."""
+    """Return the names of the layers of some verdicts, each once: those in `among` first, in its order."""
     names = dict.fromkeys(one.module for one in group if one.module)
     known = [name for name in among if name in names]
     return list(dict.fromkeys([*known, *names]))

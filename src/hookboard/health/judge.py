@@ -16,9 +16,9 @@ Key = tuple[str, str]
 """The name of a rule, and of a module."""
 
 STEPS_BETWEEN_ASKING = (3, 4, 5)
-"""Where every step is measured, all rules are asked again after this many steps, in turn: whatever lasts is seen as
-well, at a quarter of the cost (a choice). The number varies, or something periodic would seem to last. Rules that judge
-single steps are asked at each look."""
+"""After the first looks (`WINDOWS_ALWAYS_ASKED`), all rules are asked again once 3, 4, 5, 3, 4 ... steps have passed:
+where every step is measured, whatever lasts is seen as well, at a quarter of the cost (a choice). The number varies, or
+something periodic would seem to last. Rules that judge single steps are asked at each look."""
 
 WINDOWS_ALWAYS_ASKED = 4
 """Number of windows at the beginning of a run in which all rules are asked at every look: most faults show up there,
@@ -241,7 +241,8 @@ class Judge:
     def _with_its_past(self, verdict: Verdict) -> Verdict:
         """Return the verdict with a clause added to its evidence, where there is something to add.
 
-        A note that was an alarm earlier says so. An alarm says what experiments have shown, see `Run.trial`.
+        A note that was an alarm earlier says so. An alarm of a rule in `TELLABLE` says what experiments have shown, see
+        `Run.trial`.
         """
         key = verdict.rule, verdict.module
         if verdict.severity == "alarm":
@@ -319,9 +320,9 @@ class Judge:
             self._miss(key)
 
     def _of_event(self, rule: str, symptom: Symptom, step: int) -> Key | None:
-        """Return the key of the event that a symptom belongs to, see `add`; None if there is none.
+        """Return the key of the open case that `add` made for this rule, to which a symptom belongs; None if none.
 
-        An event whose layer was not known gets that of the symptom.
+        If the module of that case was not known, set it to that of the symptom, unless `is_searched` forbids that.
         """
         key = next((key for key, case in self._open.items() if key[0] == rule and case.is_exact), None)
         if key is None or self._open[key].is_located:

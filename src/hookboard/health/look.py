@@ -16,14 +16,15 @@ from hookboard.sites import ROLES, Role, Site
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """The loss of one optimizer step.
+    """The loss of one optimizer step, or of a validation.
 
     Args:
         step: the optimizer step.
-        batch_idx: the index of the batch.
-        value: the loss that `backward` was called on, times the number of accumulated batches.
-        backwards: number of backward passes of one batch whose losses are added up in `value`; more than 1 if there
-            are several losses.
+        batch_idx: the index of the batch, with gradient accumulation of the last one; 0 for a validation.
+        value: the sum of the losses that `backward` was called on in this step, without the scale of a GradScaler.
+            With gradient accumulation a Trainer divides each by the number of batches, so that it is their mean. It is
+            averaged over the ranks. Of a validation: the loss that is logged.
+        backwards: 1 if each batch had one backward pass; more if there are several losses for one batch.
     """
 
     step: int
@@ -53,9 +54,10 @@ class HeldBack:
 
     Args:
         decay: the weight decay of its optimizer; 0 where it is not known.
-        is_decoupled: whether that is taken from the weight at the learning rate, as in AdamW; otherwise it is added to
-            the gradient.
-        largest_norm: the norm to which the Trainer clips the gradients of all weights; infinite without clipping.
+        is_decoupled: True if (learning rate * decay * weight) is subtracted from the weight in each step, as in AdamW;
+            False if (decay * weight) is added to the gradient.
+        largest_norm: the norm to which the Trainer clips the gradients of all weights; infinite if it does not clip by
+            norm.
     """
 
     decay: float
@@ -65,16 +67,17 @@ class HeldBack:
 
 @dataclass(frozen=True)
 class Look:
-    """One measured step.
+    """One measured step, or an evaluation loop.
 
     Args:
         step: the optimizer step, on the axis of the loggers.
-        batch_idx: the index of its batch.
+        batch_idx: the index of its batch; 0 for an evaluation.
         readings: site to reading, in the order of execution. In training: outputs with their channels, gradients of
-            outputs, parameters (after the step), their gradients, `parameter_before` and `parameter_update`, the last
-            only of weights that an optimizer holds; and `input` of the layers that take the batch. Their `abs_mean` is
-            not measured: NaN.
-        losses: of every step since the look before, this one included, in their order.
+            outputs, parameters (after the step), and `input` of the layers that take the batch; of weights that an
+            optimizer steps also `parameter_grad`, `parameter_before` and `parameter_update`. In an evaluation: outputs
+            alone. `abs_mean` is not measured: NaN.
+        losses: the losses of all steps since the look before, this step included, in order; of an evaluation its
+            loss, if it is logged.
         stepped: what the optimizers do with each weight, by its name; a weight that no optimizer holds, or that is
             frozen now, is not there.
         overflowed: whether the GradScaler skipped the step.
@@ -114,9 +117,8 @@ cost does not grow with its size."""
 def every_unit(shape: Sequence[int]) -> int:
     """Return k such that units 0, k, 2 * k ... of a weight hold at most about `MEASURED_VALUES_MAX` values.
 
-    It is 1 for small weights, and for any shape of fewer than two dimensions.
-    It is a multiple of the k of outputs with as many units, so that each unit whose weights are measured is one whose
-    outputs are: rules compare the two.
+    It is 1 for small weights, and for any shape of fewer than two dimensions. It is a multiple of `channel_stride` of
+    as many units: of each unit whose weights are measured, the outputs are measured too, and rules compare the two.
 
     >>> every_unit((1000, 200)), every_unit((14_336, 4096)), every_unit((11_008, 4096))
     (4, 896, 690)

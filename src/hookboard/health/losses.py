@@ -16,13 +16,13 @@ SPIKE_DEVIATIONS = 10.0
 """A spike lies this many robust standard deviations above the median of the losses before it."""
 
 SPIKE_FACTOR_ABOVE_LARGEST = 2.0
-"""And it lies this many times as far above that median as the largest of them."""
+"""A spike also lies this many times as far above the median of the losses before it as the largest of them does."""
 
 SPIKE_HISTORY_STEPS = 64
 """Number of earlier losses that a spike is compared with. A quarter of them must exist."""
 
 SPIKE_DEVIATION_FLOOR = 1e-3
-"""Floor of the deviation, as a share of the median."""
+"""Floor of the standard deviation that a spike is measured in, as a share of the median of the losses before it."""
 
 STEPS_AFTER_SPIKE = 4
 """Number of steps after a spike that tell whether it stands alone (a choice)."""
@@ -43,7 +43,7 @@ class Spike:
     Args:
         loss: the loss.
         usual: the median of the losses before it.
-        score: how many robust deviations it lies above that.
+        score: how many robust standard deviations it lies above `usual`.
     """
 
     loss: Loss
@@ -52,11 +52,11 @@ class Spike:
 
 
 def first_spike(losses: Sequence[Loss], before: np.ndarray) -> Spike | None:
-    """Return the first of several losses that is finite and lies far above those before them; None if there is none.
+    """Return the first of several new losses that is finite and far above the losses before all of them, or None.
 
     Args:
         losses: new losses, in their order.
-        before: the values of the losses before `losses`, shape (n,).
+        before: the values of the losses before `losses`, shape (n,); with fewer than 16 finite ones the result is None.
     """
     before = before[np.isfinite(before)]
     if len(before) < SPIKE_HISTORY_STEPS // 4:
@@ -73,11 +73,11 @@ def first_spike(losses: Sequence[Loss], before: np.ndarray) -> Spike | None:
 
 
 def is_new_level(spike: Spike, after: np.ndarray) -> bool:
-    """Return True if the losses after a spike are about as high: then data or targets have changed.
+    """Return True if the losses after a spike are about as high: then data or targets have changed. False if unknown.
 
     Args:
         spike: the spike.
-        after: the losses after it, shape (n,).
+        after: the values of the losses after it, shape (n,); the first `STEPS_AFTER_SPIKE` count.
 
     >>> spike = Spike(Loss(80, 5, 10.0), usual=1.0, score=40.0)
     >>> is_new_level(spike, np.array([9.0, 7.0, 8.0, 6.0])), is_new_level(spike, np.array([1.2, 1.0, 3.0, 3.5]))
@@ -111,7 +111,7 @@ start this way, it comes down within 32 steps (seen on the benchmark's tuning ha
 
 
 def starts_high(chance: float | None, start: float) -> bool:
-    """Return True if the first losses are far above that of a model that knows nothing; False if unknown.
+    """Return True if `start`, a first loss or the median of several, is far above `chance`; False if that is None.
 
     >>> starts_high(2.3, 20.0), starts_high(2.3, 4.0), starts_high(None, 20.0)
     (True, False, False)
@@ -120,10 +120,10 @@ def starts_high(chance: float | None, start: float) -> bool:
 
 
 def is_another(chance: float, reach: float | None, first: float) -> bool:
-    """Return True if the first loss is too large for a mean cross entropy: it must be another loss.
+    """Return True if the first loss is NaN, or too large for a mean cross entropy: then it is another kind of loss.
 
     The bound is the loss at `chance`, with a tolerance, plus the `reach` of the outputs at the first look (largest less
-    smallest); False if that is None.
+    smallest). False if `reach` is None.
 
     >>> is_another(chance=2.3, reach=1.0, first=20.0), is_another(chance=2.3, reach=0.0, first=2.303)
     (True, False)
@@ -132,7 +132,7 @@ def is_another(chance: float, reach: float | None, first: float) -> bool:
 
 
 def is_far_above(chance: float, reach: float, first: float, start: float, low: float) -> bool:
-    """Return True if a loss stays far above that of chance.
+    """Return True if a loss stays far above that of chance: it has hardly come down from `start`, or is enormous.
 
     The mean cross entropy of a classifier cannot exceed that of chance by more than its answers differ. Where the first
     loss does, it is another loss, such as a sum or a square, and chance tells nothing.
@@ -141,8 +141,8 @@ def is_far_above(chance: float, reach: float, first: float, start: float, low: f
         chance: the loss of a classifier that knows nothing.
         reach: the largest output of the model at the first look, less the smallest.
         first: the first loss.
-        start: the median of the first losses.
-        low: the lowest loss of the last steps.
+        start: the median of the first losses; 0 if it does not matter how far the loss has come down.
+        low: the lowest median of `BLOCK_STEPS` losses among the last `HARM_STEPS`.
 
     >>> is_far_above(chance=2.3, reach=1000.0, first=400.0, start=400.0, low=300.0)
     True
@@ -212,16 +212,16 @@ class LossHistory:
         self.spreads: deque[float] = deque(maxlen=SPREAD_LOOKS)
         """Standard deviation between samples of the last layer's outputs at the latest looks (RMS over channels)."""
         self.first_spread = math.nan
-        """The same at the first look; NaN if unknown."""
+        """The value of `spreads` at the first look; NaN if there was none then."""
         self.reach: float | None = None
         """The largest output of the model at the first look less its smallest. None if unknown."""
         self.first_nonfinite: Loss | None = None
-        """The first loss that was NaN or infinite."""
+        """The first loss that was NaN or infinite; None if all were finite."""
         self.is_mixed = False
-        """True if there are several losses: for one batch, or of optimizers that take turns. Also if the one often
+        """True if there are several losses: for one batch, or of optimizers that take turns. Also if a single one often
         changes its sign from the start, as that of a policy gradient, which measures no error."""
         self.spikes: deque[Spike] = deque(maxlen=SPIKES_KEPT)
-        """The last spikes; of consecutive steps only the first."""
+        """The latest spikes; of the losses that one call of `extend` adds, only the first spike."""
         self.reached_chance: int | None = None
         """Number of steps after which the last `BLOCK_STEPS` losses lay at or below chance; None if not yet, or
         unknown."""
@@ -275,7 +275,7 @@ class LossHistory:
         return -1
 
     def level(self, count: int = 16) -> float:
-        """Return the median of the last `count` losses; NaN if there are none."""
+        """Return the median of the last `count` losses; NaN if there are none, or one is NaN."""
         return median(self.last(count))
 
     def _note_pairs(self, loss: Loss) -> None:
@@ -311,8 +311,8 @@ RISE_SHARE_OF_GAIN = 0.25
 """The loss has risen if it has lost this share of what it had gained, from its start to its best."""
 
 RISE_NOISE_DEVIATIONS = 2.5
-"""And it lies this many standard deviations of its noise above its best: by chance the lowest of `HARM_STEPS` steps,
-smoothed, lies 0.7 above the lowest of all, and 2 in one case of a thousand."""
+"""A loss that has risen also lies this many standard deviations of its noise above its best: by chance the lowest of
+`HARM_STEPS` steps, smoothed, lies 0.7 above the lowest of all, and 2 in one case of a thousand."""
 
 DIVERGED_FACTOR = 1.5
 """A loss above its start by this factor has diverged (or by `CLEAR_NOISE_DEVIATIONS` standard deviations of its noise,
@@ -322,8 +322,8 @@ BOUNDLESS_FACTOR = 100.0
 """A loss that has fallen below 0 by more than this many times the size of its start may have no lower bound."""
 
 BOUNDLESS_PACE_SHARE = 0.5
-"""It has none if in the second half of the last steps it falls by at least this share of what it falls in the first
-half (a choice): a bounded loss comes to rest."""
+"""A loss has no lower bound if in the second half of the last steps it falls by at least this share of what it falls in
+the first half (a choice): a bounded loss comes to rest."""
 
 CLEAR_NOISE_DEVIATIONS = 4.0
 """Number of standard deviations of its noise by which the loss must change for the change to be clear."""
@@ -402,7 +402,7 @@ class LossCurve(LossHistory):
 
     @property
     def is_learning(self) -> bool:
-        """True if the loss lies clearly below its start, and does not rise."""
+        """True if the loss lies clearly below its start, and has not risen, see `has_risen`; False if unknown."""
         if not self.is_known or not self.is_finite or self.has_risen or self.has_forgotten:
             return False
         return self.start - self.level() > max(STUCK_SHARE * abs(self.start), 2 * self.noise)
@@ -429,7 +429,7 @@ class LossCurve(LossHistory):
 
     @property
     def has_diverged(self) -> bool:
-        """True if the loss was well above its start for `HARM_STEPS` steps, or has no lower bound."""
+        """True if the loss was well above its start for the last `HARM_STEPS` steps, or has no lower bound."""
         if not self.is_known:
             return False
         if self.is_boundless:
@@ -445,7 +445,7 @@ class LossCurve(LossHistory):
 
     @property
     def is_far_above_chance(self) -> bool:
-        """True if the loss began far above that of chance and did not come down for `HARM_STEPS` steps."""
+        """True if the last `HARM_STEPS` losses were far above chance (and in the first 128 steps hardly came down)."""
         if not self.is_known or self.chance is None or self.reach is None:
             return False
         start = 0.0 if self.steps >= STEPS_BEFORE_WORSE_THAN_CHANCE else self.start
@@ -453,12 +453,12 @@ class LossCurve(LossHistory):
 
     @property
     def starts_high(self) -> bool:
-        """True if the first losses were far above that of chance, and took long to come down to it."""
+        """True if the first losses were far above chance, and the loss took long to come down to it or has not yet."""
         return starts_high(self.chance, self.start) and (self.reached_chance or self.steps) > STEPS_BEFORE_JUDGING
 
     @property
     def is_boundless(self) -> bool:
-        """True if the loss fell far below 0 and falls no slower than before: it seems to have no lower bound.
+        """True if the loss fell far below 0 and has hardly slowed down: it seems to have no lower bound.
 
         A likelihood may lie far below 0 too, but comes to rest there.
         """
@@ -515,7 +515,7 @@ class LossCurve(LossHistory):
         return np.array([loss.value for loss in self.recent if loss.step > step])
 
     def is_worse_since(self, step: int) -> bool:
-        """Return True if the loss was near its best just before a step, and well above that ever since; else False."""
+        """Return True if the loss shows harm, was near its best just before a step, and well above that ever since."""
         if not self.is_harmed:
             return False
         before = [loss.value for loss in self.recent if loss.step < step][-BLOCK_STEPS:]
@@ -531,7 +531,8 @@ class LossCurve(LossHistory):
     def has_recovered(self) -> bool:
         """True if the loss shows no harm and lies clearly below its start, that of a classifier below chance too.
 
-        What has stayed at its start or at chance and crosses the border of harm by chance has not recovered.
+        A loss that has stayed at its start or at chance, and crosses the border of harm by chance, has not recovered.
+        Without `is_known` it is True if there is no harm.
         """
         if self.is_harmed:
             return False
@@ -543,7 +544,7 @@ class LossCurve(LossHistory):
 
     @property
     def is_harmed(self) -> bool:
-        """True if the loss shows harm: not finite, risen, diverged, far above chance or stuck."""
+        """True if the loss shows harm: it is not finite, stuck or far above chance, or has risen, forgotten or diverged."""
         return bool(self.harm)
 
     @property
@@ -591,7 +592,7 @@ class LossCurve(LossHistory):
 
     @property
     def _low(self) -> float:
-        """The lowest median of a block among the last `HARM_STEPS` steps; NaN if one is not finite."""
+        """The lowest median of `BLOCK_STEPS` losses among the last `HARM_STEPS`; NaN if one of these is NaN."""
         last = self.last(HARM_STEPS)
         blocks = last[len(last) % BLOCK_STEPS :].reshape(-1, BLOCK_STEPS)
         levels = [median(block) for block in blocks]

@@ -47,7 +47,8 @@ class Page:
     """Makes the `Entry` to write after each look. It uses 22 tags whatever the number of layers.
 
     Scalars are written at every look. Table, pictures and record are written when the number of looks has grown by a
-    factor (1.5, 1.2 for the record), when a verdict begins or ends, and at the end.
+    factor (1.5, 1.2 for the record), when a verdict begins or ends, and at the end. Because of verdicts, pictures and
+    record are written at most once per window of looks.
 
     Args:
         every_n_steps: number of steps between two looks; the table names it. None if unknown.
@@ -102,9 +103,9 @@ class Page:
 
 
 def scalars(run: Run, verdicts: Sequence[Verdict]) -> dict[str, float]:
-    """Return for each charted quantity its 10th percentile, median, 90th percentile and worst layer, by tag.
+    """Return for each charted quantity its 10th percentile, median, 90th percentile and worst value, by tag.
 
-    They are taken over the layers, at the latest look. A quantity that no layer has is left out.
+    They are taken over the layers, at the latest look; see `worst`. A quantity that no layer has is left out.
     """
     found: dict[str, float] = {}
     for quantity in CHARTED:
@@ -133,10 +134,10 @@ def layout() -> Layout:
 
 
 def worst(quantity: str, run: Run, verdicts: Sequence[Verdict]) -> tuple[str, float] | None:
-    """Return name and value of the worst layer in a quantity, at the latest look.
+    """Return name and value of the worst layer in a quantity, at the latest look; None if no layer has a finite value.
 
-    It is the layer of the first lasting verdict that has a value; without one, the layer farthest from the median, in
-    logarithms. For `dead_fraction` it is the layer with the greatest share. None if no layer has a finite value.
+    For `dead_fraction` it is the layer with the greatest share. For the others it is the layer of the first lasting
+    verdict, of any rule, that has a value; without one, the layer farthest from the median, in logarithms.
     """
     values = run.recent(quantity)[:, -1]
     places = np.flatnonzero(np.isfinite(values))
@@ -256,6 +257,8 @@ def table_of(
 ) -> Table:
     """Return the table of verdicts, at most 50 rows, with headline, caveats and coverage as text around it.
 
+    Without verdicts its only row is the headline.
+
     Args:
         run: the run.
         verdicts: worst first.
@@ -306,7 +309,7 @@ def _broken(text: str) -> str:
 
 
 def _name_in_lines(name: str) -> list[str]:
-    """Split a dotted name into lines of at most 28 characters, at the dots."""
+    """Split a dotted name after dots into lines of at most 28 characters; a longer part stays in one line."""
     lines = [""]
     for word in re.findall(r"[^.]*\.?", name):
         if lines[-1] and len(lines[-1]) + len(word) > NAME_WIDTH:
@@ -403,7 +406,7 @@ def values_of(run: Run, quantity: str) -> np.ndarray:
     """Return a quantity over the run as heat maps show it, shape (layers, len(`run.course_steps`)), float64.
 
     NaN where nothing was measured, or where a ratio is infinite because the weights were 0; infinity where the tensor
-    was not finite.
+    had NaN or +Inf, or nothing finite, see `RunTable.is_spoiled`.
     """
     values = run.course(quantity)
     return np.where(run.table.is_spoiled(quantity), np.inf, np.where(np.isinf(values), np.nan, values))

@@ -18,7 +18,10 @@ TERMINAL_WIDTH = 100
 
 
 def headline(run: Run, verdicts: Sequence[Verdict]) -> str:
-    """Return the number of verdicts in one sentence; it says so if there were too few looks to judge."""
+    """Return one sentence with the numbers of alarms and notes, layers and looks.
+
+    It says so if there were fewer looks than the window, too few for most verdicts.
+    """
     alarms = sum(verdict.severity == "alarm" for verdict in verdicts)
     counts = [(alarms, "alarm"), (len(verdicts) - alarms, "note")]
     found = " and ".join(_many(count, noun) for count, noun in counts if count) or "Nothing stands out"
@@ -32,9 +35,10 @@ def headline(run: Run, verdicts: Sequence[Verdict]) -> str:
 
 
 def caveat(run: Run, verdicts: Sequence[Verdict]) -> str:
-    """Return what to keep in mind: with alarms, which verdicts come first; without, what rules cannot see.
+    """Return what to keep in mind: with alarms, to fix these before the notes; without, what rules cannot see.
 
-    It is "" for a run that is not judged yet, and for alarms without notes that stand alone.
+    It is "" with alarms if there are no notes but those that follow from another verdict; and without alarms while
+    there were fewer looks than the window.
     """
     if any(verdict.severity == "alarm" for verdict in verdicts):
         has_notes = any(verdict.severity == "note" and verdict.follows_from is None for verdict in verdicts)
@@ -54,10 +58,12 @@ def caveat(run: Run, verdicts: Sequence[Verdict]) -> str:
 
 
 def closing(run: Run, verdicts: Sequence[Verdict], places: Sequence[str] = ()) -> list[str]:
-    """Return the lines printed at the end of a fit, in plain text, at most 100 characters each.
+    """Return the lines printed at the end of a fit, in plain text, at most 100 characters each (paths may be longer).
+
+    They are the headline, the caveat, the first 5 verdicts, what was left out, and the places.
 
     Args:
-        run: what was looked at.
+        run: the run.
         verdicts: worst first.
         places: where the page is to be found, a line for each logger.
     """
@@ -110,7 +116,7 @@ def coverage(run: Run, every_n_steps: int | None) -> str:
     """Return a sentence with the number of layers and of looks, and the first and the last step.
 
     Args:
-        run: what was looked at.
+        run: the run.
         every_n_steps: number of steps between two looks; None if unknown.
     """
     rhythm = f", every {_ordinal(every_n_steps)} step" if every_n_steps and every_n_steps > 1 else ""

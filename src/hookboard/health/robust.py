@@ -41,7 +41,11 @@ def medians_of(values: np.ndarray) -> np.ndarray:
 
 
 def percentiles(ordered: Sequence[float], percents: Iterable[float]) -> list[float]:
-    """Return percentiles of finite numbers in ascending order, equal to NumPy's but much faster for a few numbers.
+    """Return a value for each of `percents`, equal to `np.percentile` but much faster for a few numbers.
+
+    Args:
+        ordered: finite numbers in ascending order, at least one.
+        percents: from 0 to 100.
 
     >>> percentiles([1.0, 2.0, 4.0], (50, 75))
     [2.0, 3.0]
@@ -57,12 +61,12 @@ def percentiles(ordered: Sequence[float], percents: Iterable[float]) -> list[flo
 
 
 def robust_z(value: float, others: np.ndarray, floor: float) -> float:
-    """Return how many robust standard deviations a value lies above the median of others.
+    """Return how many robust standard deviations a value lies above the median of others; 0 if none of them is finite.
 
     Args:
         value: the value.
         others: shape (n,); those that are not finite do not count.
-        floor: the least deviation that is assumed.
+        floor: the least standard deviation that is assumed, in the units of the values.
     """
     finite = others[np.isfinite(others)]
     if not len(finite):
@@ -72,7 +76,10 @@ def robust_z(value: float, others: np.ndarray, floor: float) -> float:
 
 
 def slope(values: np.ndarray) -> float:
-    """Return the Theil-Sen slope: the median slope per index over all pairs of values, or over pairs of 64 of them."""
+    """Return the Theil-Sen slope: the median slope per index over all pairs of values; NaN for fewer than two values.
+
+    Of more than 64 values only 64 evenly spaced ones are paired.
+    """
     places = np.unique(np.linspace(0, len(values) - 1, min(len(values), 64)).astype(int))
     one, other = np.triu_indices(len(places), 1)
     return float(np.median((values[places[other]] - values[places[one]]) / (places[other] - places[one])))

@@ -32,7 +32,7 @@ class Verdict:
         severity: `alarm` if someone who knew would stop the run or fix the code; `note` if it is worth knowing.
         rule: the name of the rule.
         module: the dotted name of the layer where the fault lies; "" for the whole model. Of a chain of sick layers
-            it is the one where it starts.
+            it is the one where the chain starts.
         since: the optimizer step of the first symptom.
         until: the optimizer step of the last symptom; None while it lasts.
         evidence: one sentence with the numbers, and what is usual for this model.
@@ -160,7 +160,7 @@ class Rule:
         gives: Whether its verdicts are alarms, notes or either, for the same page.
 
     Raises:
-        ValueError: The name has other characters, or `judge` is no function.
+        ValueError: An argument is invalid, such as a name with other characters, or a `judge` that is no function.
 
     Example:
         >>> def judge(run):

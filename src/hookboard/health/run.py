@@ -75,7 +75,7 @@ class Run:
         self.trial = ""
         """The outcome of experiments that found no fault, as a clause; "" without experiments."""
         self.is_tried = False
-        """True if experiments are made in this run, or a `Checkup` is."""
+        """True if the monitor makes experiments in this run, or the run has the callback `Checkup`."""
         self.flow = Flow()
         """Which layer's output flows into which in the training step; empty if it was not read."""
         self.constant_loss = math.nan
@@ -85,11 +85,12 @@ class Run:
         self.peak_rate: dict[str, float] = {}
         """Weight name -> its largest learning rate so far; only weights that an optimizer has stepped."""
         self.first_move = math.nan
-        """By how much the first step changed the weights, relative to their size: the median over the layers."""
+        """The `update_ratio` at the first look, the median over the layers with a matrix; NaN if unknown."""
         self.first_nonfinite: Look | None = None
-        """The look at which the present NaN or Inf appeared; None if everything is finite now. A look with -Inf alone,
-        which may be a mask, is replaced by the first with anything else."""
-        self._is_masked = False  # whether it shows -Inf alone, as masks do
+        """The look at which the present NaN or Inf appeared; None if all tensors are finite now. A look with -Inf
+        alone, which may be a mask, is replaced by the first look that has NaN, +Inf or a loss that is not finite. Looks
+        whose step the GradScaler skipped do not count."""
+        self._is_masked = False  # whether `first_nonfinite` shows -Inf alone, as masks do
         self.table = RunTable(self.layers)
         """The numbers of all layers over the run."""
         self.arrays: LayerArrays = self.table.layers
@@ -330,8 +331,8 @@ class RateJump:
     Args:
         step: the first step at which it may have been in force: the one after the previous look.
         seen: the step of the look that showed it.
-        before: the largest learning rate until then.
-        after: the learning rate at that look.
+        before: the largest learning rate until then, the median over the weights.
+        after: the learning rate at the look `seen`, the median over the weights.
         until: the step of the last look at which it was still as high; None while it is.
     """
 
@@ -362,7 +363,14 @@ the loss takes the logarithm of a softmax's outputs the share is 1 / sqrt(classe
 
 
 def may_follow_softmax(look: Look, name: str) -> bool:
-    """Return True if the loss may apply a softmax to these outputs: their gradients then add up to 0."""
+    """Return True if the loss may apply a softmax to a layer's outputs: then their gradients add up to 0.
+
+    True too if the gradients were not measured.
+
+    Args:
+        look: the look.
+        name: the layer.
+    """
     gradient = look.of(name, "grad_output")
     if gradient is None or not gradient.moments.count:
         return True

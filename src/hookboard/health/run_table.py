@@ -346,7 +346,7 @@ class Rows:
 
     @property
     def reaches(self) -> np.ndarray:
-        """True where a value other than 0 was measured, same shape. For gradients: the weight or layer gets one."""
+        """True where a value other than 0 was measured (NaN and Inf too), same shape. Of gradients: one arrives."""
         # Of finite values with any other than 0 the mean or the deviation is not 0; both are 0 where there are none.
         return np.asarray((self.deviation > 0) | (np.abs(self.mean) > 0) | (self.nonfinite > 0))
 
@@ -522,8 +522,8 @@ def silent_in(look: LookArrays) -> list[tuple[str, int, np.ndarray, np.ndarray |
 
     Returns:
         For each layer whose units can be silent: its name; its number of units; the number of values of each measured
-        unit, shape (units,); and which of these are silent, shape (units,), bool, or None if none is. Layers whose
-        output has NaN or Inf are left out.
+        unit, shape (units,); and which of these are silent, shape (units,), bool; None in place of an array without
+        True where that was plain at once. Layers whose output has NaN or Inf are left out.
     """
     layers, units = look.layers, look.outputs
     count, highest, is_zero = units.columns["count"], units.columns["max"], units.is_zero

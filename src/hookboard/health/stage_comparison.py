@@ -26,7 +26,8 @@ class Gap:
         size: the larger of two: the difference between the means of a channel, in standard deviations, as the median
             over the channels; and the absolute value of the natural logarithm of the ratio of the RMS.
         usual: the same between the last look in training and each of the looks before it, as their median; NaN if there
-            were none, or if the evaluation is farther from the last look than the first of the others is.
+            were none, or if more steps lie between the last look and the evaluation than between the oldest of these
+            looks and the last one.
         training: the RMS in training.
         evaluation: the RMS in the evaluation.
     """
@@ -44,10 +45,11 @@ class Running:
 
     Args:
         layer: the norm.
-        now: how far they are from those of the last look in training. The larger of two medians over the channels: the
-            difference of the means in standard deviations, and the absolute value of the natural logarithm of the ratio
-            of the standard deviations.
-        before: the smallest such distance to an earlier look, or to an average over looks; inf if there is none.
+        now: how far the running statistics are from the batch statistics of the last look in training. The larger of
+            two medians over the channels: the difference of the means in standard deviations, and the absolute value of
+            the natural logarithm of the ratio of the standard deviations.
+        before: the smallest such distance to the batch statistics of an earlier look, or to their average over the last
+            two or more looks; inf if there was no earlier look.
     """
 
     layer: Layer
@@ -61,7 +63,7 @@ class StageComparison:
 
     Args:
         step: the optimizer step of the evaluation.
-        gaps: of each layer that gave outputs in both, in the order of execution.
+        gaps: the gap of each layer that gave outputs in both, in the order of execution; not of dropouts and losses.
         norms: the running statistics of the batch norms for which they can be inferred.
     """
 

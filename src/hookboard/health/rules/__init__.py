@@ -20,7 +20,7 @@ def _rules_in(family: ModuleType) -> Iterator[Rule]:
 FAMILIES: dict[str, tuple[Rule, ...]] = {
     file.name: tuple(_rules_in(import_module(f"{__name__}.{file.name}"))) for file in iter_modules(__path__)
 }
-"""The rules of each file of this folder, by its name."""
+"""Name of each file of this folder, without ".py" -> its rules."""
 
 RULES: dict[str, Rule] = {rule.name: rule for rules in FAMILIES.values() for rule in rules}
 """Every built-in rule by name."""

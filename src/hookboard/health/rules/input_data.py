@@ -48,8 +48,8 @@ WILD_COLUMN_DEVIATIONS = 5.0
 """A wild column must also lie this many robust standard deviations away, in log RMS (a choice)."""
 
 WILD_COLUMN_GAP_DECADES = 0.7
-"""And it must lie this many powers of ten beyond all columns that are not wild: word counts have a long tail, but no
-gap in it (a choice)."""
+"""A wild column must also lie this many powers of ten beyond all columns that are not wild: word counts have a long
+tail, but no gap in it (a choice)."""
 
 TARGET_NAMES = frozenset({"y", "label", "labels", "target", "targets"})
 """Names of tensors of a batch that do not go into the model."""
@@ -59,8 +59,8 @@ EQUAL_VALUES_MIN = 64
 a constant by design)."""
 
 ONE_SAMPLE_LOOKS_MIN = 8
-"""Number of looks at which they must be equal where a batch is one sample: where half of the samples are 0 throughout
-and half are 1, they all are 0 in 1 of 256 cases (a choice)."""
+"""Number of looks at which all values must be equal where a batch is one sample: where half of the samples are 0
+throughout and half are 1, all looks show 0 in 1 of 256 cases (a choice)."""
 
 INPUT_COLUMNS_MIN = 4
 """An input needs at least this many columns for one of them to be out of line (a choice)."""
@@ -232,7 +232,7 @@ def _wild(run: Run, site: Site, reading: Reading) -> Said | None:
 
 
 def _constant(run: Run, site: Site, reading: Reading) -> Said | None:
-    """Report columns of the input that had one value over the latest `window` looks; None if there are none.
+    """Report columns of the input that had one value over the latest `window` looks; None if none is known.
 
     Columns of 0, such as the border of digits, or of 1, such as a bias, are not reported.
     """

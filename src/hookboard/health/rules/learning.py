@@ -34,7 +34,7 @@ from hookboard.recording import Reading
 
 GRADIENT_SPIKE_FACTOR = 10.0
 """A gradient is a spike if it is this many times the usual one, and its logarithm as many robust standard deviations
-above. ZClip clips from 2.5 deviations; a spike that is reported should be beyond doubt."""
+above the usual logarithm. ZClip clips from 2.5 deviations; a spike that is reported should be beyond doubt."""
 
 GRADIENT_HISTORY_LOOKS = 16
 """Number of looks that must precede a spike of the gradient."""
@@ -47,13 +47,14 @@ ANSWER_SPREAD_MIN = 0.1
 inside the model (chosen on the tuning half of the benchmark)."""
 
 ANSWER_SPREAD_SHARE_MIN = 0.15
-"""Or by this share of their RMS (chosen on the tuning half of the benchmark)."""
+"""Or if outputs differ between samples by this share of their RMS (chosen on the tuning half of the benchmark)."""
 
 
 def spike(run: Run) -> Iterator[Symptom]:
-    """Report a step whose loss or gradient is far above its history.
+    """Report a step whose loss or gradient is far above its history; never where there are several losses.
 
-    It is an alarm if the loss was well before that step and never came back down; otherwise a note.
+    It is an alarm if the loss was well before that step and never came back down, or if validation has differed from
+    training since then; otherwise a note.
     """
     losses = run.losses
     if losses.is_mixed:
@@ -136,7 +137,7 @@ def _of_gradient(run: Run) -> Iterator[Symptom]:
 
 
 def not_learning(run: Run) -> Iterator[Symptom]:
-    """Report a loss that stays at chance although the weights move, or one that falls without a lower bound."""
+    """Report a loss that stays at its start or at chance although the weights move, or falls without a lower bound."""
     losses = run.losses
     first = losses.first[0].step if losses.first else run.now.step
     if losses.is_boundless:
@@ -175,12 +176,13 @@ def judge_end(run: Run) -> Symptom | None:
     """Judge the loss at the end of a training.
 
     It is reported if it is no better than that of always giving the same answer: chance for a classifier, otherwise
-    `Run.constant_loss`, if that is known. It is also reported if a classifier that began well below chance ends clearly
-    above its first loss; or above it at all, if the first steps raised it and it never came back.
+    `Run.constant_loss`, if that is known; if the loss has left its start, only from twice that constant on. It is also
+    reported if a classifier that began well below chance ends clearly above its first loss; or above it at all, if the
+    first steps raised it and it never came back.
 
     Returns:
         An alarm, or a note if there were few steps, the learning rate still rises, or a dropout drops most values; None
-        if nothing is to report.
+        if nothing is to report, for a resumed training, and if the last loss is not finite.
     """
     losses = run.losses
     if not losses.is_known or not losses.is_finite or losses.first[0].step > 0:
@@ -222,7 +224,7 @@ def _severity_at_end(run: Run) -> Severity:
 
 
 def _no_better(run: Run, level: float, error: float) -> Symptom | None:
-    """Return the symptom of a loss that is no better than that of always giving the same answer; None if it is better.
+    """Return the symptom of a loss that is no better than a constant answer's, see `judge_end`; None if it is better.
 
     Args:
         run: the run.
@@ -322,10 +324,12 @@ EVALUATION_RISE_SHARE = 0.25
 """The loss in validation has risen if it is this share above its lowest (a choice)."""
 
 EVALUATION_RISE_OF_START = 0.05
-"""And by this share of the first training losses: where next to nothing is left, a rise does no harm (a choice)."""
+"""The loss in validation must also have risen by this share of the first training losses: where next to nothing is
+left, a rise does no harm (a choice)."""
 
 EVALUATION_RISE_FACTOR = 2.0
-"""And by this many times the median second difference, which is 1.7 standard deviations of their noise (a choice)."""
+"""The loss in validation must also have risen by this many times the median second difference between validations,
+which is 1.7 standard deviations of their noise (a choice)."""
 
 
 def overfitting(run: Run) -> Iterator[Symptom]:
@@ -399,7 +403,7 @@ GAP_BEGIN = 0.25
 choice)."""
 
 GAP_FACTOR_OVER_TRAINING = 4.0
-"""The difference must also be this many times that between two looks in training."""
+"""A gap must also be this many times that between two looks in training."""
 
 OTHER_DATA_GAP = 4.0
 """The data itself is of another kind if the gap is this large at the input. Augmentation gives 0.3; the mean of a share
@@ -425,8 +429,8 @@ within one, for the samples of a batch to count as alike. Healthy runs with batc
 reach 0.31 after their first `LOOKS_BEFORE_BATCH_ALIKE` looks."""
 
 BATCH_ALIKE_CHANCE_FACTOR = 3.0
-"""They must also move this many times as far as those of independent samples (a choice): with two in a batch, those
-move by 1."""
+"""For that the channel means must also move this many times as far as those of independent samples (a choice): with two
+samples in a batch, those move by 1."""
 
 LOOKS_BEFORE_BATCH_ALIKE = 16
 """Number of looks before which the outputs still move on their own."""
@@ -525,7 +529,7 @@ def may_differ(run: Run, gap: Gap) -> bool:
 
 
 def _batches_alike(run: Run) -> Iterator[Symptom]:
-    """Report batches of samples that are alike, such as sorted by class, in a model whose batch norms use them."""
+    """Report batches of samples that are alike, such as sorted by class, if batch norms use the batch's statistics."""
     if not run.arrays.batch_norms or run.seen < LOOKS_BEFORE_BATCH_ALIKE or run.losses.is_mixed:
         return
     norms = [run.layers[place] for place in run.arrays.batch_norms]

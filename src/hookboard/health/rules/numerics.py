@@ -62,7 +62,7 @@ class Nonfinite:
 
 
 def first_of(events: Iterable[Nonfinite]) -> Nonfinite | None:
-    """Return the earliest event; of one step preferably one with `is_located`. None if there are no events."""
+    """Return the earliest event; of one step the first with `is_located`, in the order of the passes. None without any."""
 
     def rank(event: Nonfinite) -> tuple[int, bool, int]:
         return event.step, not event.is_located, _ORDER.index(event.during)
@@ -94,7 +94,8 @@ SWALLOWED_SHARE_NOTE = 0.9
 choice)."""
 
 SWALLOWED_SHARE_ALARM = 0.99
-"""The same share, as the median over the layers, from which it is an alarm whatever the loss does (a choice)."""
+"""Share of the weights with a gradient that an update did not change, as the median over the layers, from which it is
+an alarm whatever the loss does (a choice)."""
 
 UNDERFLOW_SHARE_NOTE = 0.5
 """Share of the gradients below the normal range of their type, above which they underflow (a choice)."""
@@ -122,7 +123,7 @@ class Origin:
 
 
 def nonfinite(run: Run) -> Iterator[Symptom]:
-    """Report the first NaN or Inf: in the forward pass, the loss, the backward pass or the optimizer."""
+    """Report the first NaN or Inf: in weights before the step, outputs, the loss, gradients or weights after it."""
     first = run.first_nonfinite
     if first is None:
         return
@@ -238,7 +239,10 @@ def _finite_or_not(reading: Reading) -> str:
 
 
 def precision(run: Run) -> Iterator[Symptom]:
-    """Yield a symptom for each layer with values at the limits of float16, or with updates that rounding swallows."""
+    """Yield a symptom for each layer with values at the limits of float16, or updates that float16 or bfloat16 loses.
+
+    If most layers lose updates, or have gradients that underflow, one symptom is of the whole model.
+    """
     look = run.now
     if HALF_PRECISION_TYPES.isdisjoint(look.table.dtypes):
         return

@@ -69,7 +69,7 @@ def no_gradient(run: Run) -> Iterator[Symptom]:
 
 
 def _never_ran(run: Run, layer: Layer, weights: list[str], is_cut: bool) -> Iterator[Symptom]:
-    """Report a layer without gradient that had no output at any kept look.
+    """Report a layer without a gradient, unless it gave an output at any kept look.
 
     It is an alarm if the layer never ran, long after the start, and is not one of several alike, such as experts. It
     stays a note if `is_cut`: another module may use its weights, and the gradient be cut off elsewhere.
@@ -195,7 +195,10 @@ def _last_without_gradient(run: Run, look: Look, layer: Layer) -> str:
 
 
 def not_updated(run: Run) -> Iterator[Symptom]:
-    """Report weights that a gradient reaches and that do not change: in no optimizer, rate 0, or lost in rounding."""
+    """Report weights that a gradient reaches and that do not change: in no optimizer, rate 0, or lost in rounding.
+
+    Frozen layers between trained ones are reported too, and a learning rate that was 0 throughout for all weights.
+    """
     look = run.now
     if look.overflowed:
         return
@@ -262,7 +265,8 @@ def _without_any_rate(run: Run) -> Iterator[Symptom]:
 def _in_no_optimizer(run: Run, look: Look) -> Iterator[Symptom]:
     """Report layers that a gradient reaches, that no optimizer has ever stepped, and whose weights have not changed.
 
-    They are a note, not an alarm, if they are the first half of the layers or more: a frozen backbone.
+    Of several in a row the first is named. It is a note, not an alarm, if they are the first half of the layers or
+    more: a frozen backbone. If they are all layers, one alarm is of the whole model.
     """
     if run.peak_rate.keys() >= run.arrays.trainable:
         return
@@ -291,9 +295,10 @@ def _in_no_optimizer(run: Run, look: Look) -> Iterator[Symptom]:
 
 
 def _frozen_between(run: Run, look: Look) -> Iterator[Symptom]:
-    """Report frozen layers between trained ones of the same kind, up to a quarter of all.
+    """Report the first frozen layer if it is between trained ones of its kind and at most a quarter of all are frozen.
 
-    A frozen backbone has no trained layers before it; with adapters more than a quarter is frozen.
+    Only layers with a matrix count. A frozen backbone has no trained layers before it; with adapters more than a
+    quarter is frozen.
     """
     if not (look.frozen or run.arrays.has_untrainable):
         return

@@ -36,7 +36,8 @@ NORM_DEVIATION_MAX = 1.1
 way."""
 
 NORM_DEVIATION_FACTOR_ALARM = 2.5
-"""Beyond this factor, up or down, it is an alarm whatever the loss does."""
+"""Factor, up or down, between the standard deviation of a batch norm's channels and its gain, from which it is an alarm
+whatever the loss does."""
 
 CONSTANT_CHANNEL_SHARE = 1e-3
 """Channels that vary by less than this share of the one that varies most do not count: they have no input."""
@@ -46,7 +47,7 @@ GAIN_SHARE_LOST = 0.2
 the one that falls most."""
 
 GAIN_LOSS_PER_STEP = 0.01
-"""They must also fall by at least this share in each step: a weight decay of 5e-4 at a learning rate of 0.1 takes
+"""Gains must also fall by at least this share in each step: a weight decay of 5e-4 at a learning rate of 0.1 takes
 0.00005 (a choice)."""
 
 DROPPED_SHARE_NOTE = 0.9
@@ -54,7 +55,7 @@ DROPPED_SHARE_NOTE = 0.9
 
 
 def normalization(run: Run) -> Iterator[Symptom]:
-    """Report batch norms that do not normalize, and the first dropout that leaves hardly anything."""
+    """Report batch norms that lost their gains or do not normalize, and the first dropout that leaves little."""
     if run.arrays.batch_norms:
         yield from _gains_lost(run)
         yield from _unnormalized(run)
@@ -190,8 +191,8 @@ LAYER_GAIN_DECADES = 1.3
 benchmark's tuning half reach 0.9."""
 
 WEIGHT_GAIN_DECADES = 0.65
-"""Powers of ten by which the gain of its weights must differ too: otherwise the layer that ran before it is not its
-input."""
+"""Powers of ten by which the gain of that layer's weights must differ too: otherwise the layer that ran before it is
+not its input."""
 
 OUT_OF_LINE_Z = 5.0
 """Robust z-score from which a layer is out of line with its peers (a choice)."""
@@ -211,13 +212,16 @@ FADING_DECADES = -4.0
 whatever the loss does (a choice)."""
 
 SWELLING_DECADES = 3.0
-"""Powers of ten by which they must scale it up to be worth a note (a choice)."""
+"""Powers of ten by which the weights of all layers together must scale a signal up, without any norm, to be worth a
+note (a choice)."""
 
 FADING_DECADES_PER_LAYER = -0.6
-"""Powers of ten by which each layer must also scale it down, on average: PyTorch's own initialization loses 0.24."""
+"""Powers of ten by which each layer must also scale a signal down, on average, for `FADING_DECADES`: PyTorch's own
+initialization loses 0.24."""
 
 SWELLING_DECADES_PER_LAYER = 0.3
-"""Powers of ten by which each layer must also scale it up, on average: He's initialization gains 0.15."""
+"""Powers of ten by which each layer must also scale a signal up, on average, for `SWELLING_DECADES`: He's
+initialization gains 0.15."""
 
 FEW_LAYERS_MIN = 2
 """A model of fewer layers that weigh a signal is not judged by all of them (a choice)."""
@@ -226,7 +230,8 @@ FEW_DECADES = 0.4
 """Powers of ten by which each of few layers must scale a signal up: He's initialization gives 0.15 (a choice)."""
 
 FEW_OUTPUT_RMS = 10.0
-"""RMS of the last one's output at the first look from which that counts: about 1 is usual (a choice)."""
+"""RMS of the output of the last of few layers at the first look from which `FEW_DECADES` counts: about 1 is usual (a
+choice)."""
 
 RECURRENT_NORM_MAX = 3.0
 """L2 norm of a unit's recurrent weights from which the feedback of a recurrent layer grows without bounds: PyTorch

@@ -40,7 +40,7 @@ def initialization(run: Run) -> str:
 def source_of(run: Run, layer: Layer, units: int | None = None) -> Layer | None:
     """Return the nearest layer with weights that runs before this one, embeddings excepted; None if there is none.
 
-    If `units` is given, the output of that layer must have had as many channels at the latest look.
+    If `units` is given, only layers count whose output had as many channels at the latest look.
     """
     for other in reversed(run.layers[: run.place(layer.name)]):
         output = run.now.of(other.name, "output")
@@ -131,7 +131,10 @@ def harm_of(run: Run) -> str:
 
 
 def is_one_of_several(run: Run, layer: Layer) -> bool:
-    """Return True if a layer with the same name but for numbers has run, such as another expert of a `ModuleList`."""
+    """Return True if a layer with the same name but for numbers has run, such as another expert of a `ModuleList`.
+
+    True too if the layer itself has run.
+    """
     pattern = re.compile(re.sub(r"\d+", r"\\d+", re.escape(layer.name)))
     return any(run.has_run(other) and pattern.fullmatch(other.name) for other in run.layers)
 
@@ -168,7 +171,7 @@ DONE_GRADIENT_SHARE = 1e-4
 
 
 def has_moved(run: Run, weight: str, unknown: bool = True) -> bool:
-    """Return True if a weight has changed since an earlier look; `unknown` if it was not measured then."""
+    """Return True if a weight has changed between the kept looks; `unknown` if fewer than two of them measured it."""
     readings = [look.of(weight, "parameter") for look in run.looks]
     known = [(m.mean, m.deviation, m.min, m.max) for m in (r.moments for r in readings if r is not None)]
     return unknown if len(known) < 2 else any(numbers != known[-1] for numbers in known)
@@ -203,7 +206,7 @@ def _is_whole(look: Look, name: str, shape: Sequence[int]) -> bool:
 
 
 def main_weights(layer: Layer, names: Iterable[str]) -> list[str]:
-    """Return those of the given weights with two or more dimensions; all of them if there is none."""
+    """Return those of the given weights of a layer that have two or more dimensions; all given ones if none has."""
     names = list(names)
     return [name for name in names if len(layer.shapes.get(name, ())) > 1] or names
 
@@ -214,7 +217,7 @@ def has_gradient(look: Look, weight: str) -> bool:
 
 
 def gets_zeros(look: Look, layer: Layer) -> bool:
-    """Return True if a gradient has reached all trainable weights of a layer, and all of it is 0."""
+    """Return True if a gradient has reached all trainable weights of a layer, and all of it is 0; False without any."""
     gradients = [look.of(name, "parameter_grad") for name in layer.trainable]
     return bool(gradients) and not any(gradient is None or reaches(gradient) for gradient in gradients)
 
@@ -243,10 +246,11 @@ class Scales:
     """The output scale of linear and convolutional layers at one look.
 
     Args:
-        layers: those with an output that is not 0, in the order of execution.
+        layers: the linear and convolutional layers whose output is finite and not 0 and whose weights did not begin at
+            0, in the order of execution.
         log: log10 of the RMS of their outputs, shape (layers,).
-        gains: log10 of (RMS of the output / RMS of the output of the layer that ran just before), shape (layers,); NaN
-            without such a layer.
+        gains: log10 of (RMS of the output / RMS of the output of the layer of any kind that ran just before), shape
+            (layers,); NaN without such a layer, or if its output is 0.
         weights: log10 of (RMS of the weights * root of the number of inputs of a unit), shape (layers,); NaN if
             unknown.
     """
@@ -293,7 +297,7 @@ def _weight_gains(run: Run) -> np.ndarray:
 def weight_gain(look: Look, layer: Layer, name: str, role: Role = "parameter") -> float:
     """Return log10 of (RMS of a weight * root of the number of inputs of a unit); NaN if unknown or not a matrix.
 
-    This is the factor by which it scales the RMS of an input of independent values.
+    10 to the power of this is the factor by which the weight scales the RMS of an input of independent values.
     """
     reading, shape = look.of(name, role), layer.shapes[name]
     if len(shape) < 2 or reading is None or not reading.moments.count or not 0 < reading.moments.rms < math.inf:
@@ -305,9 +309,10 @@ _MEAN = FIELDS.index("mean")
 
 
 def agreement_of(run: Run) -> float:
-    """Return the median cosine similarity between a weight's gradients at consecutive looks, over all weights.
+    """Return the median cosine similarity between a weight's gradients at consecutive looks, over weights and looks.
 
-    The vectors that are compared hold the mean gradient of each channel. NaN if no gradient has channels.
+    The vectors that are compared hold the mean gradient of each channel. NaN if no gradient has channels at two
+    consecutive looks.
     """
     looks = list(run.looks)
     cosines = []

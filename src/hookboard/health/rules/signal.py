@@ -45,7 +45,8 @@ SHUT_GATE_RATIO_NOTE = 0.02
 choice; it begins at about 0.1)."""
 
 SHUT_GATE_RATIO_ALARM = 1e-3
-"""The same where nothing gets through: an alarm whatever the loss does (a choice)."""
+"""RMS of the output of an LSTM or GRU, as a share of that of its input (1 at most), below which nothing gets through:
+an alarm whatever the loss does (a choice)."""
 
 ACTIVATION_KINDS: frozenset[Kind] = frozenset({"rectifier", "bounded", "smooth"})
 """Kinds of layers that make a model more than a linear map."""
@@ -54,7 +55,8 @@ GATE_BIAS_SHUT = -4.0
 """A bias of a gate below this keeps it shut: a sigmoid gives 0.02 there."""
 
 GATE_BIAS_MEAN_NOTE = -0.5
-"""Mean of the biases of a recurrent layer below which one gate in four has such a bias (-4 / 4, with a margin)."""
+"""Mean of the biases of a recurrent layer below which one gate in four has a bias of `GATE_BIAS_SHUT` (-4 / 4, with a
+margin)."""
 
 
 def _saturated(run: Run) -> Iterator[Symptom]:
@@ -360,9 +362,9 @@ VANISHING_DECADES_NOTE = 3.0
 """Powers of ten by which the norm of the gradient must fall from the last layers to the first (AutoTrainer: 1e-3)."""
 
 GRADIENT_CHANGE_DECADES_ALARM = 3.5
-"""Powers of ten by which it must fall, or rise, for an alarm whatever the loss does, if that is still so after the
-first steps: next to nothing arrives. Healthy runs of the benchmark's tuning half fall by 2.5 in their first steps and
-by 0.6 later."""
+"""Powers of ten by which the norm of the gradient must fall, or rise, from the last layers to the first for an alarm
+whatever the loss does, if that is still so after the first steps: next to nothing arrives. Healthy runs of the
+benchmark's tuning half fall by 2.5 in their first steps and by 0.6 later."""
 
 EXPLODING_DECADES_NOTE = 1.85
 """Powers of ten by which the norm of the gradient must rise (AutoTrainer: a factor of 70). Healthy runs of the
@@ -378,7 +380,8 @@ GRADIENT_LAYERS_MIN = 4
 """A model needs at least this many layers for its gradients to have a trend (a choice)."""
 
 FRONT_LAYERS_DIVISOR = 8
-"""The gradient must be lost in all of the first layers: one layer in this many, and at least two (a choice)."""
+"""The gradient must be lost in all of the first layers: one layer in this many and one more, at least two (a
+choice)."""
 
 GRADIENT_CAUSE_SHARE = 0.5
 """One layer is the cause if it accounts for this share of the whole change (a choice)."""
@@ -476,7 +479,8 @@ def _cause(steps: np.ndarray) -> int | None:
     """Return the index of the layer that causes half of the whole change or more; None if there is none.
 
     Args:
-        steps: the change of log10 of the norm from each layer to the next, shape (layers - 1,).
+        steps: the change of log10 of the norm from each layer to the next, shape (layers - 1,); its sign is such that
+            the change that is looked for is above 0.
     """
     largest = int(np.argmax(steps))
     return largest + 1 if steps[largest] >= GRADIENT_CAUSE_SHARE * steps.sum() else None
@@ -516,7 +520,7 @@ def _exploding(run: Run) -> Iterator[Symptom]:
 
 
 def _growing(run: Run) -> Iterator[Symptom]:
-    """Report gradients that are far larger in most layers than they used to be."""
+    """Report gradients that are far larger in at least half of the layers than they used to be."""
     history = run.recent("gradient_rms")
     window = run.window
     if history.shape[1] < HISTORY_WINDOWS * window:

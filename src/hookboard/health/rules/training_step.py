@@ -8,7 +8,7 @@ SCALE_TARGETS = "subtract the mean of the training targets and divide by their s
 
 
 def are_targets_unscaled(run: Run) -> bool:
-    """Return True if the step compares outputs with targets that are not scaled."""
+    """Return True if it was found that the step compares outputs with targets that are not scaled."""
     return any(symptom.advice == SCALE_TARGETS for rule, symptom in run.findings if rule == "targets")
 
 

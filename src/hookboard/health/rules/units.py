@@ -150,7 +150,7 @@ SILENT_VALUES_MIN = 128
 activates is silent for this many in 8 of 100 cases (a choice)."""
 
 SILENT_VALUES_MIN_WHOLE_LAYER = 32
-"""The same where all units of a layer are silent: that does not happen by chance as easily (a choice)."""
+"""`SILENT_VALUES_MIN` where all units of a layer are silent: that does not happen by chance as easily (a choice)."""
 
 DEAD_UNITS_MIN = 2
 """A layer is reported if at least this many units are dead (a choice)."""
@@ -237,7 +237,7 @@ LARGE_STEP_RATIO = 0.01
 
 
 def _is_gone(run: Run, dead: Dead) -> bool:
-    """Return True if all units of the layer are dead, or at least 90 % while the loss does not fall."""
+    """Return True if all units of the layer are dead, or at least 90 % while the loss is not learning."""
     is_idle = run.losses.is_known and not run.losses.is_learning
     return dead.share == 1 or (dead.share >= DEAD_SHARE_ALARM and is_idle)
 
@@ -297,7 +297,7 @@ def _advice_at_start(run: Run, dead: Dead) -> str:
 
 
 def _dead_after(run: Run, layer: Layer) -> Dead | None:
-    """Return the dead units of a rectifier or dropout by its zeros; None if it was not measured or is not finite.
+    """Return the dead units of a rectifier or dropout by its zeros; None if not measured, not finite, or all pruned.
 
     For a dropout, units that were silent before it do not count as dead.
     """
@@ -320,7 +320,7 @@ def _dead_after(run: Run, layer: Layer) -> Dead | None:
 
 
 def _dead_before_a_function(run: Run, layer: Layer) -> Dead | None:
-    """Return the units whose outputs never exceed 0 and that no gradient reaches; None if there are too few.
+    """Return the units whose outputs never exceed 0 and that no gradient reaches; None if too few, or unknown.
 
     This is for activations that are called as functions, whose outputs are not seen.
     """
@@ -406,10 +406,10 @@ TWIN_WEIGHT_TOLERANCE = 1e-5
 roundings of float32."""
 
 TWIN_GRADIENT_TOLERANCE = 1e-3
-"""The same for gradients, where sums over a batch cancel."""
+"""`TWIN_WEIGHT_TOLERANCE` for gradients, where sums over a batch cancel."""
 
 TWIN_OUTPUT_TOLERANCE = 1e-3
-"""The same for outputs around their mean."""
+"""`TWIN_WEIGHT_TOLERANCE` for outputs around their mean."""
 
 
 def _symmetric_units(run: Run) -> Iterator[Symptom]:
@@ -483,7 +483,7 @@ def _in_layer(run: Run, layer: Layer) -> Symptom | None:
 
 
 def _constant_at_first(run: Run, name: str, units: int) -> float | None:
-    """Return the value that all elements of a weight had before the first step; None if they differed, or were 0."""
+    """Return the value of all elements of a weight before the first step; None if they differed, were 0, or unknown."""
     before = None if run.first is None else run.first.of(name, "parameter_before")
     if before is None or before.moments.count < 2 * units or not before.moments.mean:
         return None
@@ -528,7 +528,7 @@ def _parted(look: Look, name: str) -> float:
 def _outputs_of(run: Run, layer: Layer, name: str, weight: Reading) -> np.ndarray | None:
     """Return the statistics of the layer's latest outputs for each unit that was measured of a weight.
 
-    Shape (measured units, columns of `hookboard.measure.FIELDS`); None if the layer has another number of outputs.
+    Shape (measured units, columns of `hookboard.measure.FIELDS`); None if they are of other units, or not all known.
     """
     output = run.now.of(layer.name, "output")
     if output is None or output.channels is None or output.width != weight.width:

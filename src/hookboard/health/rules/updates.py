@@ -27,8 +27,8 @@ UPDATE_RATIO_ADVISED = 0.01
 first steps are the largest)."""
 
 FIRST_UPDATE_RATIO_LARGE = 0.3
-"""The same for the first step: Adam then reaches 0.1 in narrow layers (seen on the benchmark's tuning half), and
-weights that have grown by the next look hide it."""
+"""`UPDATE_RATIO_LARGE` for the first step: Adam then reaches 0.1 in narrow layers (seen on the benchmark's tuning
+half), and weights that have grown by the next look hide it."""
 
 FIRST_UPDATE_RATIO_OVERWRITES = 0.5
 """Update ratio of the first step that leaves little of the initialization. Healthy trainings of the benchmark's tuning
@@ -47,15 +47,15 @@ WEIGHT_GROWTH_ALARM = 30.0
 benchmark's tuning half no weight grows by more than 4.2."""
 
 USUAL_WEIGHT_NORM_MIN = 0.1
-"""L2 norm of a unit's weights at the start from which a weight counts for this: what starts near 0 is supposed to grow
-(PyTorch's own initialization gives 0.58)."""
+"""L2 norm of a unit's weights at the start from which a weight counts for `WEIGHT_GROWTH_ALARM`: what starts near 0 is
+supposed to grow (PyTorch's own initialization gives 0.58)."""
 
 SUMMED_GRADIENT_COSINE = 0.9
 """Cosine of gradients that are nearly identical, such as a sum and the next one. In healthy runs it is below 0.6 (seen
 on the benchmark's tuning half)."""
 
 SUMMED_GRADIENT_GROWTH = 3.0
-"""They must also be this many times as large as at the start: a sum grows."""
+"""Gradients that add up must also be this many times as large as at the start: a sum grows."""
 
 SUMMED_GRADIENT_GROWTH_UNHARMED = 5.0
 """`SUMMED_GRADIENT_GROWTH` where the loss shows no harm, and does not fall either."""
@@ -218,7 +218,7 @@ def _grown_model(run: Run, growth: float) -> Symptom:
 def _growth(run: Run) -> float:
     """Return the factor by which the weights' RMS has grown since the first look, the median over the layers.
 
-    NaN if no layer has grown by more than `WEIGHT_GROWTH_ALARM`.
+    Only layers that `_may_grow` count. NaN if no layer has grown by more than `WEIGHT_GROWTH_ALARM`.
     """
     first, now = run.course("weight_rms", 1)[:, 0], run.recent("weight_rms")[:, -1]
     growth = np.divide(now, first, out=np.full_like(now, np.nan), where=first > 0)
@@ -303,7 +303,8 @@ def _has_come_back(run: Run) -> bool:
 def _leap(run: Run) -> str:
     """Return how far the loss rose in the first steps and what it is now, as the end of a sentence.
 
-    "" if it did not leap; also if it is harmed or was NaN or infinite, because `harm_of` describes that.
+    "" if the loss did not leap, see `_leapt`. Also if it shows harm, which `harm_of` describes, or if a first loss was
+    infinite.
     """
     highest = max((loss.value for loss in run.losses.first), default=math.nan)
     if not _leapt(run) or run.losses.is_harmed or not math.isfinite(highest):
@@ -313,7 +314,7 @@ def _leap(run: Run) -> str:
 
 
 def _is_deep(run: Run) -> bool:
-    """Return True if more than one layer has a matrix.
+    """Return True if more than one layer that has run has a matrix.
 
     In a model with a single matrix, large updates overwrite no useful initialization.
     """
