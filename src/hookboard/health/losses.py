@@ -544,7 +544,7 @@ class LossCurve(LossHistory):
 
     @property
     def is_harmed(self) -> bool:
-        """True if the loss shows harm: it is not finite, stuck or far above chance, or has risen, forgotten or diverged."""
+        """True if the loss shows harm: not finite, stuck, far above chance, or it has risen, forgotten or diverged."""
         return bool(self.harm)
 
     @property

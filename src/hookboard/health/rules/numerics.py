@@ -62,7 +62,7 @@ class Nonfinite:
 
 
 def first_of(events: Iterable[Nonfinite]) -> Nonfinite | None:
-    """Return the earliest event; of one step the first with `is_located`, in the order of the passes. None without any."""
+    """Return the earliest event; of one step the first located one, in the order of the passes. None without any."""
 
     def rank(event: Nonfinite) -> tuple[int, bool, int]:
         return event.step, not event.is_located, _ORDER.index(event.during)
