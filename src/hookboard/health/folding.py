@@ -16,7 +16,7 @@ class Card:
     """Verdicts that are shown as one, as indices into the list of all verdicts.
 
     Args:
-        alike: verdicts of one rule with the same advice, worst first; the first stands for all of them.
+        alike: verdicts that are alike, see `_alike`, worst first; the first stands for all of them.
         effects: the verdicts that follow from any of these: one tuple for each rule.
     """
 
@@ -73,7 +73,10 @@ def folded_verdicts(verdicts: Sequence[Verdict], layers: Iterable[str]) -> list[
 
 
 def _roots(verdicts: Sequence[Verdict]) -> list[int]:
-    """Return for each verdict the index of the verdict it follows from in the end; its own index if from none."""
+    """Return for each verdict the index of the verdict it follows from in the end; its own index if from none.
+
+    Of a cycle the smallest index that was met counts.
+    """
     places: dict[tuple[str, str], int] = {}
     for place, verdict in enumerate(verdicts):
         places.setdefault((verdict.rule, verdict.module), place)

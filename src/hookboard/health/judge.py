@@ -140,7 +140,10 @@ class Judge:
         return self.verdicts
 
     def see_evaluation(self, look: Look) -> tuple[Verdict, ...]:
-        """Add an evaluation loop, ask the rules that judge evaluations, and return the verdicts, worst first."""
+        """Add an evaluation loop, ask the rules that judge evaluations, and return the verdicts, worst first.
+
+        Before the first measured step no rule is asked.
+        """
         self.run.see_evaluation(look)
         if self.run.looks:
             self._verdicts = None
@@ -148,7 +151,7 @@ class Judge:
         return self.verdicts
 
     def end(self, losses: Sequence[Loss]) -> tuple[Verdict, ...]:
-        """Judge the whole training at its end, and return the verdicts, worst first.
+        """Judge the loss at the end of the training, see `judge_end`, and return the verdicts, worst first.
 
         Args:
             losses: those of the steps since the last look.
@@ -176,7 +179,8 @@ class Judge:
     def add(self, rule: str, symptom: Symptom, step: int, is_located: bool = True, is_searched: bool = False) -> None:
         """Add a symptom that was found outside of the looks, such as the module that gave the first NaN.
 
-        While it lasts, symptoms of the same rule at later looks count as this event, whatever layer they name.
+        It replaces what looks have shown of the same rule so far, unless that has ended. While it lasts, symptoms of
+        the rule at later looks count as this event, whatever layer they name.
 
         Args:
             rule: the name of the rule.

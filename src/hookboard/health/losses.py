@@ -409,7 +409,7 @@ class LossCurve(LossHistory):
 
     @property
     def has_risen(self) -> bool:
-        """True if for `HARM_STEPS` steps the loss has lost `RISE_SHARE_OF_GAIN` of its fall from start to best."""
+        """True if for `HARM_STEPS` steps `RISE_SHARE_OF_GAIN` of the fall from start to best has clearly been lost."""
         if not self.is_known or not math.isfinite(self.best):
             return False
         gained = self.start - self.best

@@ -128,7 +128,7 @@ class Run:
         self.seen += 1
 
     def see_evaluation(self, look: Look) -> None:
-        """Store the look of an evaluation loop as `evaluation`, and compare it with training in `comparisons`."""
+        """Store the look of an evaluation loop as `evaluation`, and add to `evaluation_losses` and `comparisons`."""
         self.evaluation = look
         self.evaluation_losses += look.losses
         if self.looks:
@@ -333,7 +333,7 @@ class RateJump:
         seen: the step of the look that showed it.
         before: the largest learning rate until then, the median over the weights.
         after: the learning rate at the look `seen`, the median over the weights.
-        until: the step of the last look at which it was still as high; None while it is.
+        until: the step of the last look at which it was above `RATE_JUMP_FACTOR` times `before`; None while it is.
     """
 
     step: int

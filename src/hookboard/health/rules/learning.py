@@ -176,9 +176,9 @@ def judge_end(run: Run) -> Symptom | None:
     """Judge the loss at the end of a training.
 
     It is reported if it is no better than that of always giving the same answer: chance for a classifier, otherwise
-    `Run.constant_loss`, if that is known; if the loss has left its start, only from twice that constant on. It is also
-    reported if a classifier that began well below chance ends clearly above its first loss; or above it at all, if the
-    first steps raised it and it never came back.
+    `Run.constant_loss`, if that is known (twice as much, if the loss has come down from its start). It is also reported
+    if a classifier that began well below chance ends clearly above its first loss; or above it at all, if the first
+    steps raised it and it never came back.
 
     Returns:
         An alarm, or a note if there were few steps, the learning rate still rises, or a dropout drops most values; None
@@ -281,7 +281,7 @@ EMBEDDING_RMS_LARGE = 0.5
 
 
 def initial_loss(run: Run) -> Iterator[Symptom]:
-    """Report a first loss far above that of a model that gives all samples the same: its outputs are too wide."""
+    """Report a first loss far above that of the same answer to all samples: the model's outputs are too wide."""
     losses = run.losses
     if not losses.is_known or losses.first[0].step > 0 or are_targets_unscaled(run):
         return
@@ -364,7 +364,7 @@ def overfitting(run: Run) -> Iterator[Symptom]:
 
 
 def _has_other_data(run: Run) -> bool:
-    """Return True if in the latest validation the very first layer's outputs differ from training: see that first."""
+    """Return True if in the latest validation the gap begins at the very first layer: the data differ from training."""
     begin = begin_of(run.comparisons[-1]) if run.comparisons else None
     return begin is not None and begin.layer.name == run.comparisons[-1].gaps[0].layer.name
 

@@ -100,8 +100,9 @@ def _never_ran(run: Run, layer: Layer, weights: list[str], is_cut: bool) -> Iter
 def _chains_without_gradient(run: Run, look: Look) -> tuple[list[list[Layer]], list[Layer]]:
     """Return the layers that ran and get no gradient, in lists of consecutive ones, and the layers that get one.
 
-    Layers without weights that an optimizer steps are skipped: those before and after them count as consecutive. So do
-    layers that neither ran nor get a gradient.
+    The latter include layers that get one in other steps, see `_comes_back` and `_is_trained_between`. Layers without
+    weights that an optimizer steps are skipped: the layers before and after them count as consecutive. Layers that
+    neither ran nor get a gradient are skipped too.
     """
     chains: list[list[Layer]] = []
     others: list[Layer] = []

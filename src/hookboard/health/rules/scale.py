@@ -67,7 +67,7 @@ def normalization(run: Run) -> Iterator[Symptom]:
 
 
 def _gains_lost(run: Run) -> Iterator[Symptom]:
-    """Report batch norms whose gains fall towards 0 faster than any usual weight decay takes them."""
+    """Report once if the gains of batch norms fall towards 0 faster than any usual weight decay takes them."""
     gains = run.course("weight_rms")[run.arrays.batch_norms]
     is_known = gains[:, 0] > 0
     gains = gains[is_known]
@@ -135,7 +135,7 @@ def _normalized(run: Run) -> np.ndarray:
 
 
 def _unnormalized(run: Run) -> Iterator[Symptom]:
-    """Report batch norms whose outputs do not have the spread that batch statistics give, if at least half do not."""
+    """Report once if at least half of the batch norms do not give outputs of the spread that batch statistics give."""
     norms = run.arrays.batch_norms
     shares = _normalized(run)[norms]
     is_known = ~np.isnan(shares)
@@ -403,7 +403,7 @@ def _recurrent(run: Run) -> Iterator[Symptom]:
 
 
 def _blown_up(run: Run, layer: Layer) -> Iterator[Symptom]:
-    """Report an unbounded recurrent layer, such as one with ReLU, with large outputs from small weights."""
+    """Report a recurrent layer whose outputs are large although its weights are small: unbounded, as with ReLU."""
     output = run.now.of(layer.name, "output")
     before = run.layers[: run.place(layer.name)]
     given = next((reading for other in reversed(before) if (reading := run.now.of(other.name, "output"))), None)

@@ -286,12 +286,14 @@ COLLAPSED_ADVICE = "Check the input of this layer, its weights and its bias: its
 
 
 def _at_the_end(run: Run, layers: list[Layer], spreads: np.ndarray) -> Symptom:
-    """Describe a model that gives nearly the same output for all samples, and the layer that loses the difference.
+    """Return the symptom of a model that gives nearly the same output for all samples.
+
+    Its module is the layer that loses the difference; "" if the difference fades over several layers.
 
     Args:
         run: the run.
-        layers: the layers, in order.
-        spreads: the sample spread at the output of each, shape (layers,).
+        layers: the layers that are compared, in the order of execution.
+        spreads: the `sample_spread` of each, shape (layers,); the last below `SPREAD_NOTE`, another `SPREAD_CLEAR`.
     """
     log = np.log10(np.maximum(spreads, np.finfo(np.float32).tiny))
     top = int(np.flatnonzero(spreads >= SPREAD_CLEAR)[-1])

@@ -269,7 +269,7 @@ def _summed(run: Run, same: float, grew: float) -> Iterator[Symptom]:
 
 
 def _first_step(run: Run, is_so: np.ndarray) -> int:
-    """Return the optimizer step of the first column of the run's course that is True; if none is, the latest step."""
+    """Return the optimizer step of the first column of `Run.course` with True in `is_so`; if none, the latest step."""
     return run.course_steps[int(np.argmax(is_so))] if is_so.any() else run.now.step
 
 
