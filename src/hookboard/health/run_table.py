@@ -24,7 +24,7 @@ QUANTITIES: dict[str, str] = {
     "gradient_rms": "The RMS of the gradient of the layer's output.",
     "weight_rms": "The RMS of all weights that the layer owns.",
     "weight_gradient_rms": "The RMS of the gradients of all its weights.",
-    "update_ratio": "The L2 norm of the step's change of the weights, over that of the weights before (inf if that is 0).",
+    "update_ratio": "The L2 norm of the change of the weights in the step, over their norm before (inf if that was 0).",
     "dead_fraction": "The share of the output's channels (of more than 4096: of every k-th) that are 0 throughout.",
     "sample_spread": "How much the output differs from sample to sample (or place): deviation in a channel over RMS.",
 }
