@@ -137,6 +137,8 @@ class Run:
     def follow(self, layers: Mapping[str, Layer]) -> None:
         """Watch other layers from now on; those of the same name, type and shapes keep their history.
 
+        `silence` is kept only of layers that are equal in all else too, such as which weights are trainable.
+
         Args:
             layers: every layer to watch, by name.
         """
