@@ -142,7 +142,10 @@ Bands = dict[Hashable, dict[str, list[float | str | None]]]
 def curves_of_layer(
     run: LoggedRun, own: Mapping[str, Sequence[str]], columns: int, has_band: bool, curves_of: CurvesOf, bands: Bands
 ) -> Iterator[dict[str, Any]]:
-    """Yield the curve of each row of a layer, with the band of all rows of its kind.
+    """Yield for JSON the curve of each row of a layer that has points, with the band of all rows of its kind.
+
+    The band has only None without `has_band`, or where MAX_LAYER_BAND_CELLS leaves it out. A kind with too few rows has
+    the band of all rows of the series.
 
     Args:
         run: the run.
@@ -215,7 +218,7 @@ def pictures_of(source: Source, run: LoggedRun, layer: str) -> list[dict[str, An
 
 
 def verdicts_of(run: LoggedRun, layer: str) -> list[Mapping[str, Any]]:
-    """Return the verdicts on a layer and on the blocks that contain it, without those on the whole run."""
+    """Return the verdicts on a layer and on the blocks that contain it; on the whole run only if `layer` is ""."""
     verdicts = run.health.verdicts if run.health else ()
     return [
         one
@@ -225,7 +228,7 @@ def verdicts_of(run: LoggedRun, layer: str) -> list[Mapping[str, Any]]:
 
 
 def histogram_over_steps(source: Source, run: str, tag: str) -> dict[str, Any]:
-    """Return the edges and counts of a histogram at each step.
+    """Return the edges and counts of a histogram at its steps; of more than MAX_HISTOGRAMS, TensorBoard chooses some.
 
     Raises:
         RefusalError: the tag does not exist, or holds no histogram.
@@ -258,7 +261,7 @@ def _kind(run: LoggedRun, one: Series, row: str) -> tuple[str, str]:
 
 
 def _band(curves: Sequence[Curve], steps: np.ndarray) -> dict[str, list[float | str | None]]:
-    """Return quantiles of the rows' finite values at each step; None where there are none."""
+    """Return the quantiles of `BAND` of the rows' finite values at each step, by name; None where there are none."""
     values = np.full((len(curves) + 1, len(steps)), np.nan)  # one row more, so that there always is one
     for row, curve in zip(values, curves, strict=False):
         row[:] = cells_of(curve, steps).values
@@ -364,6 +367,9 @@ class Board:
             series: the id of the series.
             columns: maximum number of steps.
             against: run and id of the series to compare with.
+
+        Returns:
+            In `values`, and in `against_values`, an iterator over the rows, for `packed_json`.
         """
         run = self.logged_run(source, name)
         one = _series(run, series)
@@ -445,7 +451,7 @@ class Board:
         }
 
     def histogram(self, source: Source, name: str, tag: str) -> Answer:
-        """Return a histogram at each step."""
+        """Return a histogram at its steps, see `histogram_over_steps`."""
         return histogram_over_steps(source, self.logged_run(source, name).name, tag)
 
     def select(self, source: Source, name: str, modules: Sequence[str], types: Sequence[str]) -> Answer:
@@ -488,7 +494,8 @@ class Board:
 def packed_json(answer: Answer) -> bytes:
     """Return gzipped JSON, at TensorBoard's compression level; a higher one takes far longer.
 
-    An iterator becomes a list and is written item by item, because a whole map takes ten times its curves' memory.
+    An iterator among the values of `answer` becomes a list and is written item by item, because a whole map takes ten
+    times its curves' memory.
     """
     content = io.BytesIO()
     with gzip.GzipFile(fileobj=content, mode="wb", compresslevel=3, mtime=0) as file:

@@ -369,7 +369,7 @@ def _records(
 
 
 def _tensors(source: Source, run: str, tags: Sequence[str]) -> dict[str, list[tuple[int, np.ndarray]] | ValueError]:
-    """Return each tag's last tensor, or the error if it cannot be read."""
+    """Return each tag's last (step, tensor) in a list, [] if it has none, or the error if it cannot be read."""
     if not tags:
         return {}
     try:
@@ -421,7 +421,7 @@ def _strings(tensor: np.ndarray) -> Sequence[bytes]:
 def _joined(known: LayerFacts, more: LayerFacts) -> LayerFacts:
     """Merge two records of a layer: types and output of the first that has them, the parameters of both.
 
-    Whether those are frozen is that of the later one.
+    Where both have a parameter, the later record says whether it is frozen.
     """
     return replace(
         known,

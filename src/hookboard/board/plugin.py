@@ -61,7 +61,7 @@ class HookboardPlugin(base_plugin.TBPlugin):  # type: ignore[misc]  # TensorBoar
         return apps | {"/plotly.js": self._app(_plotly)}
 
     def is_active(self) -> bool:
-        """Return True if any run in the log directory has data of hookboard.
+        """Return True if any run in the log directory has a built-in statistic of hookboard among its scalars.
 
         TensorBoard asks this only if no run has a record, and without a request.
         """

@@ -181,7 +181,7 @@ MAX_POINTS = 1_000_000
 """More points than TensorBoard keeps of a tag, so that it drops none: it does not know which ones matter."""
 
 TAGS_AT_ONCE = 1000
-"""The fast loader takes no request above 4 MB, and tags may have hundreds of characters."""
+"""Maximum number of tags in a request for scalars: the fast loader takes none above 4 MB, and tags may be long."""
 
 
 class LastPoint(NamedTuple):

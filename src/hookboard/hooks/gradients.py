@@ -48,12 +48,13 @@ def _say_nothing(cause: str) -> None:
 def watch_output(
     tensor: Tensor, observe: Observer, switch: Switch, on_unclear: Explain = _say_nothing
 ) -> RemovableHandle | None:
-    """Call `observe` with the gradient of `tensor` in every backward pass that runs while `switch` is on.
+    """Hook `tensor`, so that each backward pass that runs while `switch` is on calls `observe` with its gradient.
 
     It is the gradient with respect to the value that the tensor has now, also if an in-place operation changes the
     tensor later. If the tensor is a view, such an operation sends the gradient to the view's base; then the view's part
     of the base's gradient is observed, which includes the gradient from other tensors in the same memory. If gradients
-    come both through the view and past it, nothing is observed, and `on_unclear` is called with the cause.
+    come both through the view and past it, nothing is observed, and `on_unclear` is called with the cause. For a view
+    whose memory `memory_of` does not know, `on_unclear` is called at once, with the cause if no gradient should arrive.
 
     Returns:
         A handle that the caller must remove if the tensor is a leaf, because leaves keep their hooks. Otherwise None:
@@ -257,7 +258,10 @@ def _is_sum(whole: Tensor, parts: list[Tensor]) -> bool:
 
 
 def views_between(view: Tensor, base: Tensor) -> list[Node]:
-    """Return the autograd nodes that made `view` from `base`, from the last to the first."""
+    """Return the autograd nodes that made `view` from `base`, from the last to the first.
+
+    The list ends early with a node that has several inputs, or none.
+    """
     nodes = []
     node = view.grad_fn
     while node is not None and node != base.grad_fn:

@@ -38,8 +38,8 @@ class Receiver(Protocol):
         Args:
             role: the role of the tensor.
             path: its index or key if there are several, as in `Site.index`.
-            tensor: the detached tensor, or None if the graph cannot send it.
-            cause: why not; "" with a tensor.
+            tensor: the detached tensor; None if there is none to send.
+            cause: why not; "" with a tensor, or if only the fact that the module was called is sent.
         """
 
 

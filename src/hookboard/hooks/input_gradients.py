@@ -31,7 +31,8 @@ class InputEdge(NamedTuple):
         edge: the edge to the input's own node.
         layout: the layout of its elements in memory; None for subclasses, sparse and nested tensors.
         base_edge: if the input is a view, the edge to its base's node. An in-place module passes the gradient there.
-        memory: the memory of such a view.
+            None if there is no `memory`.
+        memory: the memory of such a view; None where `memory_of` returns None.
     """
 
     edge: GradientEdge

@@ -29,7 +29,7 @@ class OpenCall(NamedTuple):
 
     Args:
         arguments: identifies the call: the `id` of the tuple of its positional arguments.
-        number: counts the calls of the module, from 0.
+        number: counts the calls of the module, from 0; a recomputed call may have UNKNOWN.
         edges: the autograd edges to its inputs, on which their gradients arrive.
         since: autograd's sequence number when the call began.
     """
@@ -80,7 +80,7 @@ class CallCounter:
 
     @property
     def number(self) -> int:
-        """The number of the innermost call of this thread."""
+        """The number of the innermost call of this thread; a recomputed call may have UNKNOWN."""
         return self._here.calls[-1].number
 
     def returned(self, arguments: int) -> OpenCall:
@@ -175,10 +175,13 @@ class ModuleTap:
 
     # Between two graphs torch.compile would compile this function, and all that it calls.
     shielded = torch.compiler.disable(_shielded)
-    """The same, for a caller that torch.compile may have compiled."""
+    """`_shielded`, for a caller that torch.compile may have compiled."""
 
     def show_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Show the input tensors to their observers before the call, because an in-place module will change them."""
+        """Note that a call begins, and show its inputs to their observers now: an in-place module will change them.
+
+        Inputs are shown only if `roles` has "input". The edges for their gradients are noted only for "grad_input".
+        """
         inputs = list(tensors_in(named_inputs(args, kwargs)))
         if self._calls is not None:
             self.is_unsettled = True
@@ -191,9 +194,9 @@ class ModuleTap:
             self.causes["grad_input"] = _why_no_gradient_of("input", [tensor for _, tensor in inputs])
 
     def show_outputs(self, args: tuple[Any, ...], output: object) -> None:
-        """Show the output tensors to their observers after the call, and hook the watched gradients.
+        """Show the output tensors to their observers after the call, and hook the gradients of outputs and inputs.
 
-        These are the gradients of outputs and of inputs. A call that began before the taps were active is skipped if
+        Each is done only for its role in `roles`. A call that began before the taps were active is skipped if
         calls are counted.
         """
         if self._calls is not None and not self._calls.are_running:

@@ -220,7 +220,10 @@ class Taps:
         self._find_fused()
 
     def attach(self) -> None:
-        """Hook every module, after the hooks that are already there; nothing is shown before `active` is set."""
+        """Hook the modules, after the hooks that are already there; nothing is shown before `active` is set.
+
+        TorchScript modules are never hooked, modules inside fused layers only while `active` is set.
+        """
         self._hook(name for name in self._modules if name not in self._fused)
 
     def _find_fused(self) -> None:

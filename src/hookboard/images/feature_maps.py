@@ -49,7 +49,7 @@ class Maps:
 
     Args:
         values: shape (samples, channels, height, width).
-        words: what they show, for the caption.
+        words: what they show, for the caption; "" for images.
     """
 
     values: Tensor
@@ -92,7 +92,10 @@ def maps_in(tensor: Tensor, module: nn.Module, *, aspect: float | None, index: s
 
 
 def aspect_of(tensors: Iterable[tuple[str, Tensor]]) -> float | None:
-    """Return height / width of the first images, shape (..., n, channels, height, width); None if there are none."""
+    """Return height / width of the first tensor of (name, tensor) pairs with 4 dimensions or more; None without any.
+
+    Its last two dimensions are height and width. Nested tensors and tensors without elements are skipped.
+    """
     return next((t.shape[-2] / t.shape[-1] for _, t in tensors if not t.is_nested and t.ndim >= 4 and t.numel()), None)
 
 

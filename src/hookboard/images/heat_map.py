@@ -88,7 +88,7 @@ class ColourScale:
 def log_scale(values: np.ndarray) -> ColourScale:
     """Return a logarithmic scale that fits the values; far outliers are cut off.
 
-    It spans at least one decade. A value of 0 gets a colour of its own.
+    It spans at least one decade. If there is a 0, the scale begins half a decade lower: 0 has the lowest colour alone.
     """
     positive = values[np.isfinite(values) & (values > 0)]
     has_zero = bool((values == 0).any())
@@ -194,7 +194,7 @@ class Label:
 
 
 def common_start(names: Sequence[str]) -> str:
-    """Return the parts that all dotted names begin with, with a dot at the end; "" if there are none.
+    """Return the parts that all dotted names begin with, last parts aside, with a dot at the end; "" if none.
 
     >>> common_start(["net.encoder.0", "net.encoder.1.norm"])
     'net.encoder.'

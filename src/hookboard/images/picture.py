@@ -61,7 +61,7 @@ GREY = _palette({0.0: "000000", 1.0: "ffffff"})
 
 
 def indices(values: np.ndarray) -> Pixels:
-    """Return the palette index of each value; values are clipped to [0, 1].
+    """Return the palette index of each value, clipped to [0, 1]; NOT_FINITE for NaN and infinities.
 
     >>> indices(np.array([0.0, 1.0, 7.0, np.nan])).tolist()
     [0, 237, 237, 238]
@@ -72,7 +72,7 @@ def indices(values: np.ndarray) -> Pixels:
 
 
 def rgb(values: np.ndarray) -> Pixels:
-    """Return the heat colour of each value, clipped to [0, 1], shape (..., 3), uint8."""
+    """Return the colour in `HEAT` of each value, clipped to [0, 1], shape (..., 3), uint8; NaN and Inf are magenta."""
     return HEAT[indices(values)]
 
 
@@ -103,7 +103,7 @@ def enlarge(pixels: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:
 
 
 def scaled(maps: np.ndarray, normalize: Normalize) -> tuple[np.ndarray, str]:
-    """Scale maps of shape (n, channels, height, width) so that a range becomes [0, 1]; return them, and it in words.
+    """Scale maps of shape (n, channels, height, width) so that a range becomes [0, 1]; return maps and range in words.
 
     The range is that of each map, of all maps, or a fixed one, outside of which nothing is cut off here. Non-finite
     values become NaN and are ignored. Where a range is a single value, all become 0 if it is 0 (a dead channel),

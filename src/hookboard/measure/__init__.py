@@ -2,7 +2,7 @@
 
 `measure` takes a tensor and returns its row; `measure_channels` returns a row for each channel too. `form_of` describes
 how the compiled kernel reads a tensor; `read` uses that description to measure further tensors of the same form, with
-less overhead. Nothing else in this folder is given tensors of a model.
+less overhead. Besides these, only `is_like`, `can_subtract` and `blocks_of` are given tensors of a model.
 """
 
 from hookboard.measure.accelerator import report_compile_time

@@ -28,8 +28,8 @@ MAX_PROGRAMS = 512
 """Maximum number of programs in a launch, and so of rows that it writes for each channel."""
 
 TILES = {"flat": (2048, 1), "spread": (2048, 1), "last": (64, 32)}
-"""Values and channels in a tile; half as many values for float64, and with bins. Larger tiles need so many registers
-that too few programs run at once."""
+"""By layout, values of each channel and channels in a tile; half as many values for float64 or with bins. Larger tiles
+need so many registers that too few programs run at once."""
 
 OPTIONS = {"num_warps": 4, "maxnreg": 168, "enable_fp_fusion": False}
 """How Triton compiles. Left to itself, it takes so few registers for some kernels that they spill. A fused multiply-add
@@ -193,7 +193,7 @@ def _readable(tensor: Tensor, dim: int | None) -> tuple[Tensor, tuple[int, int, 
 
 
 def dense_order(tensor: Tensor) -> list[int] | None:
-    """Return the dimensions in their order in memory, the last one without gaps; None if there are gaps.
+    """Return the dimensions in their order in memory, the one with stride 1 last; None if there are gaps.
 
     Example:
         >>> dense_order(torch.empty(2, 3, 4, 5, memory_format=torch.channels_last))

@@ -16,7 +16,7 @@ BLOCK_ON_CPU, BLOCK_ELSEWHERE = 1 << 16, 1 << 24
 """The number of values worked on at once, which bounds the memory of temporaries; on the CPU they fit the cache."""
 
 MAX_SAMPLED_ROWS = 256
-"""Maximum number of rows (positions of all samples) that are sampled from a tensor."""
+"""Maximum number of positions (vectors over the channels, of all samples) that are sampled from a tensor."""
 
 MAX_SAMPLED_CHANNELS = 64
 """Maximum number of channels that are sampled from a tensor."""
@@ -26,7 +26,8 @@ _GOLDEN = (math.sqrt(5) - 1) / 2
 _PAIRS = np.tril_indices(MAX_SAMPLED_CHANNELS)
 
 ROUNDING_VARIANCE_SHARE = 1e-28
-"""A variance up to this share of the mean square may come from rounding in float64 alone, and counts as 0."""
+"""A variance up to this share of the squared mean may come from rounding in float64 alone, and counts as 0; both are
+summed over the channels."""
 
 
 class Columns(ABC):
@@ -41,10 +42,10 @@ class Columns(ABC):
 
     @abstractmethod
     def measure(self, tensor: Tensor, values: Values, row: Tensor, dim: int | None) -> Tensor:
-        """Return the columns of one tensor that is not empty, shape (width,), float64; the host does not wait for them.
+        """Return the columns of one tensor that is not empty, shape (width,), float64, without waiting for its device.
 
         Args:
-            tensor: detached.
+            tensor: the tensor, detached.
             values: the real numbers in the tensor.
             row: its moments, shape (WIDTH,); of `REQUESTABLE`, those that a statistic needs.
             dim: the dimension of its channels; None if it has none.
@@ -126,7 +127,7 @@ def _roots(moments: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class SaturatedCount(Columns):
-    """Counts the values that are at or below a lower limit, or at or above an upper one; infinities count too.
+    """Counts the finite values that are at or below a lower limit, or at or above an upper one.
 
     Args:
         limits: the lower and the upper limit; None for a site whose values are not bounded, which gives NaN.
@@ -137,7 +138,7 @@ class SaturatedCount(Columns):
     width = 1
 
     def measure(self, tensor: Tensor, values: Values, row: Tensor, dim: int | None) -> Tensor:
-        """Return the count of one tensor."""
+        """Return the count of one tensor, shape (1,); NaN without limits."""
         if self.limits is None:
             return row.new_full((1,), torch.nan)
         low, high = self.limits
@@ -150,7 +151,7 @@ class SaturatedCount(Columns):
         return found
 
     def merge(self, numbers: Tensor, rows: Tensor, owner: Tensor, merged: Tensor) -> Tensor:
-        """Return the sum."""
+        """Return the sum of the counts, shape (owners, 1)."""
         return numbers.new_zeros(len(merged), 1).index_add_(0, owner, numbers.where(rows[:, :1] != 0, 0))
 
 
@@ -186,7 +187,10 @@ class Covariance(Columns):
         return numbers
 
     def merge(self, numbers: Tensor, rows: Tensor, owner: Tensor, merged: Tensor) -> Tensor:
-        """Merge by Chan's formula for each pair of channels; the first column is NaN if channel counts differ."""
+        """Merge by Chan's formula for each pair of channels.
+
+        The first column is NaN if the tensors differ in the number of sampled channels, or none has a finite value.
+        """
         owners, is_there = len(merged), rows[:, :1] != 0
         numbers = numbers.where(is_there, 0)
         scale = unit_of(rows[:, 8], rows[:, 9]) / unit_of(merged[:, 8], merged[:, 9])[owner]
@@ -249,7 +253,7 @@ def _sample(tensor: Tensor, dim: int) -> Tensor:
 
 
 def _spread(size: int, most: int) -> np.ndarray:
-    """Return `most` indices below `size` in ascending order, one from each of equal parts, irregularly spaced.
+    """Return `most` ascending indices below `size`, one from each of equal parts, irregularly spaced; all if fewer.
 
     >>> _spread(1000, 4).tolist()
     [0, 404, 559, 963]

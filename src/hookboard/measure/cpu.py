@@ -31,7 +31,7 @@ EXACT_AS_FLOAT32 = {
 
 
 def row_of(values: Values, wanted: frozenset[str]) -> list[float]:
-    """Measure the values: WIDTH floats. Of the columns in `REQUESTABLE`, those not in `wanted` may be left 0."""
+    """Return the row of the values, WIDTH floats; columns of `REQUESTABLE` that are not in `wanted` may be 0."""
     whole = _read(values.numbers, wanted)
     rows = [whole] if whole else [_row_of_block(block, wanted) for block in values.numbers.split(BLOCK)]
     if values.zeros:

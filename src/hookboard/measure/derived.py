@@ -76,7 +76,7 @@ def _quantile(share: float) -> Callable[[MergedSite], float | None]:
 
 
 def _dead_share(channels: np.ndarray) -> float:
-    """Return the share of channels that hold only zeros; NaN if no channel has a finite value.
+    """Return the share of channels with only zeros among those with a finite value; NaN if there are none of these.
 
     Args:
         channels: shape (channels, WIDTH): the row of each.
@@ -99,7 +99,9 @@ def _saturated_fraction(merged: MergedSite) -> float | None:
 
 
 def _underflow(dtype: torch.dtype | None) -> Callable[[MergedSite], float | None]:
-    """Return what computes the share of nonzero values below the smallest normal number of a dtype.
+    """Return a function that computes the share of nonzero values smaller than the smallest normal number of a dtype.
+
+    The function returns None for float64, for a dtype that is no float, and if the values were not counted into bins.
 
     Args:
         dtype: the dtype; None for that of the site's tensors.

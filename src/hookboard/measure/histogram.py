@@ -42,7 +42,7 @@ def as_single(values: Tensor) -> Tensor:
 
 
 def bins_of(single: Tensor) -> Tensor:
-    """Return the bin of each float32 value, shape (n,), int32."""
+    """Return the index of the bin of each value, flattened to shape (n,), int32; `single` has dtype float32."""
     return (single.contiguous().view(torch.int32).reshape(-1) >> SHIFT) & (BINS - 1)
 
 

@@ -30,7 +30,7 @@ def measure(
         counts: the bins of its values are added to this, shape (BINS,), int64, contiguous, on the tensor's device.
         moments_only: leave `counts` alone, and fill the columns after the moments with NaN. An empty tensor is always
             measured like this.
-        scale: the tensor is divided by this first, shape (), in float32 at least.
+        scale: the tensor is divided by this first, shape (), in float32 at least; None to measure it as it is.
         dim: the dimension of its channels, for the columns after the moments; None if it has none.
 
     Returns:
@@ -212,8 +212,8 @@ def _rows(tensor: Tensor, dim: int, wanted: frozenset[str]) -> tuple[Row, Channe
     """Return the row of a tensor, and the rows of its channels, shape (channels, WIDTH).
 
     Args:
-        tensor: of any dtype and order in memory.
-        dim: the dimension of the channels.
+        tensor: plain, dense and real, of any dtype and order in memory.
+        dim: the dimension of the channels, not negative.
         wanted: the columns to fill.
     """
     if tensor.is_cpu:

@@ -71,7 +71,8 @@ def form_of(tensor: Tensor, dim: int | None = None) -> Form | None:
     Args:
         tensor: the tensor.
         dim: the dimension of its channels; None, or one that the tensor does not have, for no channels. A tensor with
-            more channels than get a row each is not read, see `channel_stride`; with gaps only dimension 0 is.
+            more channels than get a row each is not read, see `channel_stride`; one with gaps is read only if the
+            channels are dimension 0.
     """
     if not is_readable(tensor):
         return None

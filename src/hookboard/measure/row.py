@@ -12,7 +12,7 @@ Rows = TypeVar("Rows", Tensor, np.ndarray)
 FIELDS = ("count", "mean", "deviation", "abs_mean", "zeros", "nan", "posinf", "neginf", "min", "max")
 """The columns of a row.
 
-count: how many values are finite. The other columns, except for the next three, describe only these.
+count: how many values are finite. All columns but nan, posinf and neginf describe only the finite values.
 nan, posinf, neginf: how many values are NaN, +Inf, -Inf.
 mean: the mean. abs_mean: the mean of the absolute values.
 deviation: the root of the mean squared difference from the mean (the standard deviation with divisor `count`).
@@ -24,7 +24,7 @@ A row has means instead of sums, so that no column exceeds the largest value and
 WIDTH = len(FIELDS)
 
 REQUESTABLE = frozenset({"mean", "deviation", "abs_mean", "zeros"})
-"""Columns that are filled only if a statistic needs them. The others are always filled."""
+"""Columns that may be left 0 where no statistic needs them. The others are always filled."""
 
 EMPTY = (0.0,) * 8 + (math.inf, -math.inf)
 """The row of a tensor without elements."""
@@ -65,7 +65,7 @@ class Moments(NamedTuple):
 
     @property
     def abs_sum(self) -> float:
-        """The sum of absolute values."""
+        """The sum of the absolute values of the finite values."""
         return self.abs_mean * self.count
 
     @property
@@ -77,7 +77,7 @@ class Moments(NamedTuple):
 
     @property
     def square_sum(self) -> float:
-        """The sum of squares; inf where float64 cannot hold it."""
+        """The sum of the squares of the finite values; inf where float64 cannot hold it."""
         return self.rms * self.rms * self.count
 
 
@@ -88,7 +88,7 @@ def elements_in(rows: Rows) -> Rows:
 
 
 def unit_of(low: Tensor, high: Tensor) -> Tensor:
-    """Return a power of two near the larger magnitude of two numbers; 1 where that magnitude is 0 or not finite.
+    """Return, elementwise, the largest power of two up to `max(|low|, |high|)`; 1 where that is 0 or not finite.
 
     Dividing by a power of two is exact, so values can be scaled by it before they are squared.
 

@@ -45,7 +45,15 @@ def _std(m: Moments) -> Any:
 def _formula(
     needs: str, value: Callable[[Moments], Any], about: str, scale: AxisScale = "linear", *, of_any: bool = True
 ) -> Formula:
-    """Make a `Formula`. `needs` separates columns by spaces; without finite values it is NaN if `of_any` is True."""
+    """Make a `Formula`.
+
+    Args:
+        needs: names of columns of `REQUESTABLE`, separated by spaces.
+        value: see `Formula`.
+        about: see `Formula`.
+        scale: see `Formula`.
+        of_any: whether the statistic is NaN where a site has no finite value; otherwise `value` decides.
+    """
 
     def guarded(m: Moments) -> np.ndarray:
         return np.where(m.count != 0, value(m), math.nan)
@@ -82,7 +90,7 @@ class StatisticTable(NamedTuple):
 
     Args:
         names: the names of the statistics.
-        values: shape (sites, statistics), float64.
+        values: shape (sites, statistics), float64; NaN where a site does not have the statistic.
         is_there: True where a site has a statistic, shape (sites, statistics), bool.
     """
 
@@ -92,7 +100,7 @@ class StatisticTable(NamedTuple):
 
     @staticmethod
     def of(sites: Sequence[Mapping[str, float]]) -> "StatisticTable":
-        """Make a table from one mapping per site, of names to values."""
+        """Make a table from one mapping for each site: names of its statistics to their values."""
         names = tuple(dict.fromkeys(name for statistics in sites for name in statistics))
         shape = len(sites), len(names)
         values = np.array([[given.get(name, np.nan) for name in names] for given in sites], np.float64)
@@ -182,7 +190,9 @@ class OwnColumns(Columns):
         return len(self.statistics)
 
     def measure(self, tensor: Tensor, values: Values, row: Tensor, dim: int | None) -> Tensor:
-        """Call each statistic's function with a copy of the tensor.
+        """Return what each statistic's function gives for a copy of the tensor, shape (width,).
+
+        Where `clone` of a subclass gives a plain tensor, the function gets the tensor itself.
 
         Raises:
             ValueError: a function returned more than one number, or none.
@@ -241,7 +251,10 @@ class Plan:
         return replace(self, wanted=self.wanted | {"mean", "deviation"})
 
     def with_limits(self, limits: tuple[float, float] | None) -> "Plan":
-        """Return a copy for a site whose outputs count as saturated at these limits; the same plan if None."""
+        """Return a copy for a site whose outputs count as saturated at these limits.
+
+        It is the same plan if `limits` is None, or if the plan has no `saturated_fraction`.
+        """
         if limits is None or SATURATED not in self.columns:
             return self
         columns = tuple(SaturatedCount(limits) if each is SATURATED else each for each in self.columns)
@@ -256,7 +269,15 @@ class Plan:
         channels: np.ndarray | None = None,
         dtype: torch.dtype | None = None,
     ) -> dict[str, float]:
-        """Return the statistics of one site by name, without those that it does not have; see `table`."""
+        """Return the statistics of one site by name, without those that it does not have.
+
+        Args:
+            moments: the moments of the site.
+            more: its columns after the moments, `width` - WIDTH numbers.
+            bins: as in `table`, for this site.
+            channels: as in `table`, for this site.
+            dtype: the dtype of its tensors; None if unknown.
+        """
         return self.table(np.array([[*moments, *more]], dtype=np.float64), [bins], [channels], [dtype]).at(0)
 
     def table(
@@ -311,11 +332,13 @@ def plan(statistics: str | Statistic | Sequence[str | Statistic], also_valid: Se
     """Make the `Plan` for the argument `statistics=`: built-in names, dotted paths and `Statistic` objects.
 
     Args:
-        statistics: one or several.
-        also_valid: further valid names, which the caller measures itself. Errors list them too.
+        statistics: one, several or, in an empty list, none.
+        also_valid: names of statistics that the caller has taken out of `statistics`, to measure them itself. Errors
+            list them as valid, and no `Statistic` may have such a name.
 
     Raises:
-        ValueError: a name is not that of a statistic, a path does not lead to a `Statistic`, or two have the same name.
+        ValueError: a name is not that of a statistic, a path does not lead to a `Statistic`, or two `Statistic`s
+            have the same name.
     """
     given = as_list(statistics)
     own = [s if isinstance(s, Statistic) else _at_path(s, also_valid) for s in given if not _is_built_in(s)]

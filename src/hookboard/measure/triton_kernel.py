@@ -77,7 +77,7 @@ def factor_for(size):
 
 @triton.jit
 def moments(scaled, is_finite, here, PAIRS: tl.constexpr):
-    """Return the sum, the mean and the sum of squares about the mean of a tile's finite values; all float64."""
+    """Return sum, mean and sum of squares about the mean of the `here` finite values of each channel; all float64."""
     wide: tl.constexpr = scaled.dtype
     one_by = 1.0 / tl.maximum(here, 1).to(wide)
     many = here.to(tl.float64)
@@ -94,7 +94,7 @@ def moments(scaled, is_finite, here, PAIRS: tl.constexpr):
 
 @triton.jit
 def joined(mean, squares, count, tile_mean, tile_squares, here, wide: tl.constexpr):
-    """Merge mean and squares of `count` values with those of a tile of `here` values, by Chan's formula."""
+    """Return mean and squares of `count` values merged with those of a tile of `here` values, by Chan's formula."""
     # The shares may be of the values' type: the error of a mean is that of its distance here.
     before = count.to(wide)
     share = here.to(wide) / tl.maximum(before + here.to(wide), 1.0)
@@ -132,7 +132,7 @@ def _count_into(counts, x, is_there):
 
 @triton.jit
 def _count_others(nan, posinf, neginf, x, is_there):
-    """Add a tile's numbers of NaN, +Inf and -Inf to the three counts, and return these."""
+    """Return the three counts of each channel, with a tile's numbers of NaN, +Inf and -Inf added to them."""
     nan += tl.sum(((x != x) & is_there).to(tl.int32), 0)
     posinf += tl.sum(((x == float("inf")) & is_there).to(tl.int32), 0)
     neginf += tl.sum(((x == float("-inf")) & is_there).to(tl.int32), 0)
@@ -171,7 +171,7 @@ def _load(at, is_there, scale, HAS_SCALE: tl.constexpr, wide: tl.constexpr):
 
 @triton.jit
 def _extremes(x, is_finite):
-    """Return the smallest and the largest finite value of a tile."""
+    """Return the smallest and the largest finite value of each channel of a tile; inf and -inf if it has none."""
     low = tl.min(tl.where(is_finite, x, float("inf")), 0)
     return low, tl.max(tl.where(is_finite, x, float("-inf")), 0)
 
@@ -280,7 +280,7 @@ def rows_of(
 
 @triton.jit(do_not_specialize=["count", "channels"])
 def merge(parts, rows, count: tl.int32, channels: tl.int64, PARTS: tl.constexpr):
-    """Merge the rows that the programs of `rows_of_channels` wrote; grid (channels,).
+    """Merge the rows that the programs of `rows_of` wrote; grid (channels,).
 
     Args:
         parts: float64, (count, channels, WIDTH).

@@ -17,7 +17,7 @@ _UNWRITTEN = 0x7FF8_5EED_5EED_5EED
 """The bits of a NaN that no computation gives."""
 
 MAX_BLOCK_VALUES = 1 << 22
-"""Maximum number of values in a block: 16 MB in float32, which few weights of a usual model exceed."""
+"""Maximum number of values in a block of `blocks_of`: 16 MB in float32, which few weights of a usual model exceed."""
 
 
 class Values(NamedTuple):
@@ -92,7 +92,7 @@ def values_of(tensor: Tensor, *, may_wait: bool | None = None) -> Values:
 
 
 def unscaled(gradient: Tensor, scale: Tensor) -> Tensor:
-    """Divide a gradient by the scale of a GradScaler, in float32 or better, because half precision could underflow.
+    """Return a gradient divided by the scale of a GradScaler, in float32 or wider: half precision could underflow.
 
     Raises:
         TypeError: the memory of the gradient has been freed.
@@ -102,10 +102,12 @@ def unscaled(gradient: Tensor, scale: Tensor) -> Tensor:
 
 
 def single_at_least(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype for computing with tensors of this dtype: float32, or a wider one if the dtype is wider.
+    """Return the dtype for computing with tensors of this dtype: the dtype itself if it is a wider float, else float32.
 
-    >>> single_at_least(torch.bfloat16), single_at_least(torch.float64)
-    (torch.float32, torch.float64)
+    Complex dtypes become complex64 at least.
+
+    >>> single_at_least(torch.bfloat16), single_at_least(torch.int64), single_at_least(torch.float64)
+    (torch.float32, torch.float32, torch.float64)
     """
     # The types of 8 bits and less promote to nothing.
     return (
@@ -169,7 +171,11 @@ def _copied(tensor: Tensor) -> Tensor:
 
 
 def _masked(tensor: MaskedTensor, may_wait: bool) -> Values:
-    """Return the values of a MaskedTensor where its mask is True."""
+    """Return the values of a MaskedTensor where its mask is True.
+
+    Raises:
+        TypeError: it is sparse, or its data cannot be read.
+    """
     data, mask = tensor.get_data(), tensor.get_mask()
     if data.layout is not torch.strided:
         raise TypeError("a sparse MaskedTensor cannot be measured")
@@ -223,8 +229,8 @@ def _flat(tensor: Tensor) -> Tensor:
 def blocks_of(one: Tensor, other: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield corresponding blocks of two tensors of equal shape, of at most `MAX_BLOCK_VALUES` values each.
 
-    Together the blocks hold every value once. Blocks of strided tensors are views. Subclasses, such as a `DTensor`, and
-    nested tensors are yielded whole: only their own operations know where their values are.
+    Together the blocks hold every value once. Blocks of strided tensors are views, those of COO tensors are copies. All
+    other layouts, nested tensors and subclasses, such as a `DTensor`, are yielded whole, however large.
 
     >>> [len(block) for block, _ in blocks_of(torch.zeros(5, 1 << 21), torch.zeros(5, 1 << 21))]
     [2, 1, 2]

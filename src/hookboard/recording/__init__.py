@@ -1,7 +1,7 @@
 """Measures the tensors of a step, and returns a reading for each site on the host.
 
-A tensor becomes a row (numbers that can be merged), all rows of a flush one packet, which is copied to the host and
-merged over the ranks, and a packet the readings, from which callbacks make the entry that loggers write.
+Each tensor becomes a row (numbers that can be merged). `Recorder.flush` collects all rows in one packet, copies it to
+the host, merges it over the ranks, and makes the readings. From these, callbacks make the entry that loggers write.
 """
 
 from hookboard.recording.packet import sent, sent_together

@@ -79,7 +79,7 @@ class Packet:
     along: Tensor
 
     def to_host(self) -> "Callable[[], Packet]":
-        """Start the one copy to the CPU; returns a function that waits for it and returns the packet there."""
+        """Start the one copy to the CPU, and return a function that waits for it and returns the packet there."""
         if self.rows.is_cpu:
             return lambda: self
         channels = [torch.as_tensor(each) for each in self.channels if each is not None]
@@ -201,7 +201,8 @@ def sent(tensor: Tensor) -> Callable[[], Tensor]:
     """Start the copy of a tensor to the host. On other devices than CUDA it is made at once.
 
     Returns:
-        A function that waits for the copy and returns it; any thread may call it.
+        A function that waits for the copy and returns it; of a tensor on the CPU it returns the tensor itself, not a
+        copy. Any thread may call it.
     """
     if tensor.is_cuda:
         return _sent_by_event(tensor)
@@ -210,7 +211,11 @@ def sent(tensor: Tensor) -> Callable[[], Tensor]:
 
 
 def sent_together(tensors: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
-    """Start the copy of several tensors of any real dtypes to the host, all in one transfer; see `sent`."""
+    """Start the copy of several tensors to the host in one transfer, and return a function that waits for all of them.
+
+    Their dtypes may differ but must be real, and integers at most 2**53: float64 carries them. The function returns the
+    copies in the order of `tensors`. See `sent`.
+    """
     # From a device without float64 they are copied one by one.
     there = [tensor for tensor in tensors if _is_elsewhere(tensor)]
     if not there:

@@ -67,12 +67,12 @@ class Reading:
 
     @property
     def sample_of(self) -> int | None:
-        """How many channels those with a row are a sample of; None if all have one."""
+        """The number of channels if only every k-th has a row; None if all have one, or no channels are measured."""
         return None if self.channels is None or len(self.channels) == self.width else self.width
 
 
 def _site_in_words(site: Site) -> list[str]:
-    """Return the module's name and which of its tensors it is."""
+    """Return the name of the module or parameter ("model" for the whole model), and the role with the index, if any."""
     return [site.name or "model", f"{site.role} {site.index}".strip()]
 
 
@@ -122,7 +122,7 @@ class Places:
         return self._rows.get(site)
 
     def first(self, role: Role) -> Mapping[str, int]:
-        """Return the row of each module or parameter by name, in order; of several tensors the first."""
+        """Return the row of each module or parameter in a role, by name, in order; of several tensors the first."""
         return self._first.get(role, {})
 
     def of_role(self, role: Role) -> list[Site]:
@@ -134,7 +134,10 @@ class Places:
         return np.array([site.role == role for site in self.sites], bool)
 
     def rows(self, role: Role, names: tuple[str, ...]) -> np.ndarray:
-        """Return the row of each named module or parameter, of several tensors the first; -1 where there is none."""
+        """Return the row of each named module or parameter in a role, -1 where there is none, shape (names,), int.
+
+        Of several tensors it is the row of the first.
+        """
         found = self._asked.get((role, names))
         if found is None:
             first = self.first(role)
@@ -178,7 +181,7 @@ class Readings(Mapping[Site, Reading]):
 
     @staticmethod
     def of(readings: Iterable[Reading]) -> "Readings":
-        """Make a table of readings, which have one stage."""
+        """Make a table of readings, which must have the same stage."""
         made = list(readings)
         table = Readings(
             Places([reading.site for reading in made]),
@@ -318,7 +321,11 @@ def _parts(readings: Readings) -> dict[str, Any]:
 
 
 def _made(parts: dict[str, Any]) -> Readings:
-    """Return the readings that `_parts` has taken apart."""
+    """Return the readings that `_parts` has taken apart, none marked as overflowed.
+
+    Raises:
+        ValueError: the parts do not have one entry for each site.
+    """
     places, drawn = parts["places"], parts["histograms"]
     columns = StatisticTable(parts["names"], parts["values"], parts["is_there"])
     channels = _split(parts["channel_rows"], parts["channels"])

@@ -45,7 +45,8 @@ class Streams:
     def note(self, tensor: Tensor) -> None:
         """Register the current stream of the tensor's device; call it before the tensor is measured.
 
-        The stream then waits for the last merge. Does nothing for a tensor that is not on CUDA.
+        The stream then waits for the last merge. Does nothing for a tensor that is not on CUDA, or while a CUDA graph
+        is captured.
         """
         if not tensor.is_cuda:
             return
@@ -87,7 +88,7 @@ class RowBuffer:
         self.streams = Streams()
         """The streams on which the rows are made."""
         self.kept: list[tuple[int, Row]] = []
-        """(index of a site, one of its rows), in the order in which they were appended."""
+        """(index of a site, one of its rows): those merged early, by index, then the others as they were appended."""
         self._more = more
         self._empty = empty_row(more)
         self._least = MOST_ROWS * WIDTH // (WIDTH + width_of(more))
@@ -102,7 +103,7 @@ class RowBuffer:
         return {index for index, _ in self.kept}
 
     def append(self, index: int, row: Row) -> None:
-        """Keep a row.
+        """Keep a row; if very many are kept, merge those of each site.
 
         Args:
             index: the index of the site.
@@ -169,7 +170,7 @@ class RowBuffer:
             return merge_rows(self._block([row for _, row in rows]), owner, sites, self._more)
 
     def _block(self, rows: Sequence[Row]) -> Tensor:
-        """Return the rows as one float64 matrix on the device; a row may be a tuple of numbers or a tensor."""
+        """Return the rows as one float64 matrix on the device; a 2D tensor gives as many rows as it has."""
         if Tensor in map(type, rows):
             each = [_on(self.device, torch.as_tensor(row, dtype=torch.float64)) for row in rows]
             return torch.cat([row if row.dim() == 2 else row[None] for row in each])

@@ -88,7 +88,7 @@ class _Room:
         return True
 
     def pictures(self, source: Source, listed: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        """Yield the last picture of each tag, with its data in place of its key, while there is room."""
+        """Yield the last picture of each tag, with its data in place of its key; leave out those without room."""
         for one in listed:
             data = source.picture(one["keys"][-1])
             mime = picture_type(data)
@@ -109,11 +109,11 @@ class _Room:
 
 
 def pooled(value: Any, lists: dict[tuple[Any, ...], int]) -> Any:
-    """Return an answer with a reference in place of each long list, which is stored once in `lists`.
+    """Return an answer with a reference in place of each long list of numbers or texts, stored once in `lists`.
 
     Args:
         value: an answer or a part of it; numbers are rounded to DIGITS significant digits.
-        lists: list to its number.
+        lists: list, as a tuple, to its number; new ones are added.
 
     >>> lists = {}
     >>> pooled({"steps": list(range(8)), "values": [[0.123456, None]]}, lists), lists

@@ -12,7 +12,7 @@ from hookboard.report.one_file import page_of
 from hookboard.report.wording import run_lines, verdict_lines
 
 ALARM, DIFFERENT, BAD_INPUT = 1, 1, 2
-"""Exit statuses; 0 means that there is no alarm, or no difference."""
+"""Exit statuses; 0 means that there is no alarm, or no difference, and nothing to warn of."""
 
 MAX_RUNS = 8
 """Maximum number of runs of a report, which holds the comparison of every two of them."""
@@ -25,7 +25,8 @@ def main(given: Sequence[str] | None = None) -> int:
         given: its arguments; None for those of the process.
 
     Returns:
-        The exit status: 0, 1 if `verdicts` found an alarm or `compare` a difference, 2 for bad input.
+        The exit status: 1 if `verdicts` found an alarm or `compare` a difference; 2 for bad input, or if `verdicts`
+            found no alarm but could not read everything, or no run was judged; otherwise 0.
     """
     arguments = parser().parse_args(given)
     try:
@@ -36,7 +37,7 @@ def main(given: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of all commands; `command` of what it parses is the function to call."""
+    """Return the parser of all commands; in what it returns, `command` is the function to call with all of it."""
     made = argparse.ArgumentParser(prog="hookboard", description="Shows what hookboard logged, without TensorBoard.")
     commands = made.add_subparsers(required=True, metavar="command")
     verdicts = commands.add_parser("verdicts", help="what HealthMonitor says; exit status 1 if there is an alarm")

@@ -69,13 +69,13 @@ class CsvRun:
 
     @cached_property
     def records(self) -> dict[str, Points]:
-        """The strings of each record; none if its file is damaged."""
+        """The latest strings of each record, in an array, as its only point; no strings if its file is damaged."""
         found = {tag: one for tag, one in self.files.items() if tag.startswith(f"{PLUGIN}/")}
         return {tag: [(step, np.array(_strings(path), dtype=object))] for tag, (step, path) in found.items()}
 
     @cached_property
     def histograms(self) -> dict[str, Points]:
-        """The histograms of each tag, shape (bins, 3): left edge, right edge and count."""
+        """The histogram of each tag at each step, shape (bins, 3): left edge, right edge and count."""
         found: dict[str, Points] = {}
         for path in sorted(self.folder.glob("histograms/*.npz"), key=_place):
             arrays = dict(_arrays(path))
@@ -154,7 +154,7 @@ class CsvRuns:
     def read_tensors(
         self, context: Any, *, plugin_name: str, downsample: int, run_tag_filter: Any = None, **options: Any
     ) -> dict[str, Any]:
-        """Return the tensors of tags of a plugin, the last `downsample` of each."""
+        """Return the tensors of tags of a plugin: at most `downsample` of each, evenly chosen, with the last."""
         more = {"plugin_name": plugin_name, "downsample": downsample, "run_tag_filter": run_tag_filter, **options}
         found = dict(self._others.read_tensors(context, **more))
         for name, run in self._among(run_tag_filter):
@@ -165,7 +165,7 @@ class CsvRuns:
         return found
 
     def list_blob_sequences(self, context: Any, *, run_tag_filter: Any = None, **options: Any) -> dict[str, Any]:
-        """Return the tags of pictures; what they are mapped to is not described."""
+        """Return the tags of pictures by run; callers use only the tags, not what they are mapped to."""
         found = dict(self._others.list_blob_sequences(context, run_tag_filter=run_tag_filter, **options))
         return found | {name: run.pictures for name, run in self._among(run_tag_filter)}
 

@@ -15,7 +15,7 @@ from hookboard.records import PLUGIN
 from hookboard.report.csv_runs import METRICS, CsvRuns, csv_folders
 
 KEPT = {"scalars": 0, "histograms": 0, "images": 0, PLUGIN: 10}
-"""How many points of each tag are kept; 0 is all. The last health record holds everything."""
+"""By plugin, how many points of each tag are kept; 0 is all. The last health record holds everything."""
 
 
 def open_folders(folders: Sequence[str | os.PathLike[str]]) -> tuple[Source, list[str]]:
@@ -58,7 +58,11 @@ def _name(place: str | Path, base: str) -> str:
 
 
 def _existing(path: Path) -> Path:
-    """Return the path if it is a folder, otherwise raise an error that names folders like it."""
+    """Return the path if it is a folder.
+
+    Raises:
+        ValueError: it is a file, or does not exist; then the error names folders like it, if there are any.
+    """
     if path.is_dir():
         return path
     if path.exists():

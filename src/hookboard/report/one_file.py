@@ -21,7 +21,7 @@ FIRST = "report.js"
 """The module that imports all others."""
 
 MAX_BYTES = 5_000_000
-"""Maximum size of a report, unless it has fewer than MIN_COLUMNS steps then."""
+"""Maximum size of a report, in characters; a report with MIN_COLUMNS steps may be larger."""
 
 MAX_COLUMNS, MIN_COLUMNS = 400, 20
 """Maximum and minimum number of steps of a series; the page itself asks for 400."""
@@ -68,7 +68,7 @@ def page_of(source: Source, names: Sequence[str]) -> str:
 
 
 def page_in(folder: Path) -> str:
-    """Return the HTML of a report on the first run in a folder with event files."""
+    """Return the HTML of a report on the first run, in natural order, that `open_folders` finds in a folder."""
     source, names = open_folders([folder])
     return page_of(source, names[:1])
 
@@ -91,7 +91,7 @@ def _page(answers: Sequence[tuple[list[str], Answer]], names: Sequence[str]) -> 
 
 
 def modules() -> dict[str, str]:
-    """Return the JavaScript of the tab and of the report, by name."""
+    """Return the JavaScript of the tab and of the report, by name of the file."""
     files = [*STATIC.glob("*.js"), *OWN_STATIC.glob("*.js")]
     return {path.name: path.read_text() for path in files}
 

@@ -26,7 +26,7 @@ class Measured:
     Args:
         layers: the names of the rows: layers, or parameters for a quantity of parameters.
         steps: increasing optimizer steps, shape (steps,).
-        values: shape (layers, steps), float64; NaN where nothing was measured.
+        values: shape (layers, steps), float64; NaN where nothing was measured, or where a statistic is NaN.
     """
 
     layers: tuple[str, ...]
@@ -71,7 +71,7 @@ class ReadRun:
         )
 
     def to_pandas(self) -> "pandas.DataFrame":
-        """Return the readings as a frame with the columns quantity, layer, step and value, a row for each value.
+        """Return the readings as a frame with the columns quantity, layer, step and value; NaN has no row.
 
         Raises:
             ImportError: pandas is not installed.

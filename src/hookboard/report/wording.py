@@ -17,9 +17,10 @@ Verdict = Mapping[str, Any]
 
 
 def verdict_lines(run: LoggedRun) -> list[str]:
-    """Return the run's headline and a paragraph for each card, as lines of at most WIDTH characters.
+    """Return a run's headline and a paragraph for each card of its health record, as lines of at most WIDTH characters.
 
-    The words are those of the summary at the end of a fit. One line says so if HealthMonitor did not watch the run.
+    A card is a group of verdicts, see `HealthRecord.cards`. The words are those of the summary at the end of a fit. One
+    line says so if HealthMonitor did not watch the run.
     """
     if run.health is None:
         return [f"{run.name}: HealthMonitor did not watch this run."]
@@ -76,7 +77,7 @@ def _wrapped(text: str, start: str) -> list[str]:
 
 
 def run_lines(board: Board, source: Source, names: Iterable[str]) -> Iterator[str]:
-    """Yield the lines of a table of runs, the sickest first; runs without a health record come last."""
+    """Yield the header and the lines of a table of runs, the sickest first; runs without a health record come last."""
     table = sorted((_line_of(board, source, name) for name in names), key=lambda line: line[0])
     yield f"{'alarms':>6} {'notes':>6} {'steps':>9}  {'last look':16}  {'loss':24}  run"
     yield from (text for _, text in table)

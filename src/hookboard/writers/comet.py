@@ -9,7 +9,7 @@ from hookboard.writers.registry import place_of, write
 
 @write.register
 def write_to_comet(logger: CometLogger, entry: Entry) -> list[str]:
-    """Write scalars as metrics, pictures and histograms (one for each kind) as images, the rest as files.
+    """Write scalars as metrics, pictures and histograms (one for each kind) as images; texts, tables, pages as files.
 
     Comet's own histograms have other bins than ours, so that counts would be changed. A file, among the assets, holds
     the latest text of its tag.

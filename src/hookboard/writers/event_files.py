@@ -23,7 +23,7 @@ def _place(logger: _TemporaryLogger) -> str:
 
 
 class EventFiles:
-    """What a callback writes, in event files.
+    """The event files that a callback writes: those of its TensorBoard logger, or else temporary ones.
 
     Args:
         loggers: the loggers of the callback. Without TensorBoard among them, one is added that writes to a folder for
@@ -38,7 +38,7 @@ class EventFiles:
             self._loggers.append(self._own)
 
     def folder(self) -> Path | None:
-        """Return the folder, with all that was written so far; None if writing to it has failed."""
+        """Flush what was written so far, and return the folder of the files; None if writing to it has failed."""
         written: list[Any] = [logger for logger in self._loggers if _is_tensorboard(logger)]
         if not written:
             return None
@@ -46,7 +46,7 @@ class EventFiles:
         return Path(written[-1].experiment.log_dir)
 
     def add(self, tag: str, values: Mapping[int, float]) -> None:
-        """Write a number, step to value, if these are not the user's files; any thread may call it."""
+        """Write a scalar, given as step to value, unless the files are the user's; any thread may call it."""
         if self._own is not None:
             for step, value in values.items():
                 self._own.experiment.add_scalar(tag, value, step)

@@ -52,8 +52,9 @@ class Loggers:
         ]
 
     def prepare(self) -> None:
-        """Create the loggers' experiments, such as event files, in this thread; further calls do nothing.
+        """Create the event files in this thread, and find the loggers that any thread may use; again it does nothing.
 
+        Experiments of loggers with a writer of their own, such as W&B, are created when they are written to.
         The training thread must call it before another thread may write: until then, `write` hands all entries over to
         the training thread.
         """

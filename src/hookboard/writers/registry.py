@@ -49,7 +49,7 @@ def folder_of(logger: Logger) -> str:
 
 
 def command(name: str) -> str:
-    """Return what starts a program: its path if it is not on PATH, as in a virtual environment used by its path."""
+    """Return what to type to start a program: its name, or its path if it is only beside this Python, not on PATH."""
     beside = Path(sys.executable).with_name(name)
     if shutil.which(name) or not beside.exists():
         return name
