@@ -118,8 +118,8 @@ MIN_BAND_ROWS = 3
 """Minimum number of rows of a kind for a band; with fewer, all rows of the series are taken."""
 
 MAX_BAND_CELLS, MAX_LAYER_BAND_CELLS = 2_000_000, 40_000_000
-"""Maximum number of values behind one band, which otherwise has fewer steps, and behind all bands of a layer, of which
-otherwise some are left out.
+"""Maximum number of values behind one band (with more, it gets fewer steps), and behind all bands of a layer (with
+more, some bands are left out).
 """
 
 MIN_BAND_COST = 200
@@ -142,7 +142,7 @@ Bands = dict[Hashable, dict[str, list[float | str | None]]]
 def curves_of_layer(
     run: LoggedRun, own: Mapping[str, Sequence[str]], columns: int, has_band: bool, curves_of: CurvesOf, bands: Bands
 ) -> Iterator[dict[str, Any]]:
-    """Yield for JSON the curve of each row of a layer that has points, with the band of all rows of its kind.
+    """Yield for JSON the curve of each row of a layer that has points, with the band of its kind (`_kind`).
 
     The band has only None without `has_band`, or where MAX_LAYER_BAND_CELLS leaves it out. A kind with too few rows has
     the band of all rows of the series.
@@ -297,6 +297,8 @@ Answer = dict[str, Any]
 
 class Board:
     """Answers the page's requests, with a method for each kind of request. Caches what is slow to read.
+
+    Each raises a `RefusalError` for a run, series, layer or tag that does not exist.
 
     Args:
         most_bytes: maximum size of the cache.
@@ -472,7 +474,7 @@ class Board:
         return self._read(source, name, scalars, records)
 
     def curves(self, source: Source, run: LoggedRun, one: Series) -> Mapping[str, Curve]:
-        """Return the curve of each row of a series."""
+        """Return the curve of each row of a series that has one."""
         if not one.tags:
             return _curves_among(run, {}, one)
         return self.cache.get(

@@ -253,7 +253,7 @@ class LoggedRun:
         return self.layer_at(row, one.of_parameters)
 
     def layer_at(self, path: str, is_parameter: bool) -> str:
-        """Return the layer that the path of a tag belongs to."""
+        """Return the layer that the path of a tag belongs to, by the records, else by the path alone."""
         return _layer_of(path, is_parameter, self.layers, self.owners)
 
     @cached_property

@@ -198,7 +198,7 @@ class LastPoint(NamedTuple):
 
 @dataclass(frozen=True)
 class Source:
-    """The data of one experiment, for one request.
+    """The data of one experiment, for one request. Tags of more than MAX_NAME_CHARS characters are left out.
 
     Args:
         provider: TensorBoard's data provider.

@@ -53,8 +53,8 @@ def watch_output(
     It is the gradient with respect to the value that the tensor has now, also if an in-place operation changes the
     tensor later. If the tensor is a view, such an operation sends the gradient to the view's base; then the view's part
     of the base's gradient is observed, which includes the gradient from other tensors in the same memory. If gradients
-    come both through the view and past it, nothing is observed, and `on_unclear` is called with the cause. For a view
-    whose memory `memory_of` does not know, `on_unclear` is called at once, with the cause if no gradient should arrive.
+    come both through the view and past it, nothing is observed, and `on_unclear` is called with the cause. If
+    `memory_of` returns None for a view, `on_unclear` is called at once, with what is the cause if no gradient arrives.
 
     Returns:
         A handle that the caller must remove if the tensor is a leaf, because leaves keep their hooks. Otherwise None:

@@ -106,7 +106,7 @@ class GraphEnd:
             self._backward_key = torch.tensor([number, 0], device="cpu")
 
     def before(self, roles: Collection[Role], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Forward pre-hook: sends the inputs to the tap, as far as `roles` has "input" and "grad_input".
+        """Forward pre-hook: sends the inputs to the tap if `roles` has "input".
 
         Returns:
             For "grad_input" the (args, kwargs) to call the module with, whose gradients go to the tap when they are
@@ -128,7 +128,7 @@ class GraphEnd:
         return self._with_gradients_shown("grad_input", (args, kwargs), tensors, [])
 
     def after(self, roles: Collection[Role], args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> Any:
-        """Forward hook: sends the output to the tap, as far as `roles` has "output" and "grad_output".
+        """Forward hook: tells the tap of the call, and sends the output if `roles` has "output".
 
         Returns:
             For "grad_output" the output to return instead, whose gradients go to the tap when they are computed; None

@@ -1,4 +1,4 @@
-"""Draws tensors as pictures: feature maps, kernels and overlays, each in a file of its own; `Picture` is the result."""
+"""Draws feature maps, kernels, overlays, heat maps and histograms, each in a file of its own, as a `Picture`."""
 
 from hookboard.images.bars import histogram_picture, sheet
 from hookboard.images.feature_maps import (

@@ -194,7 +194,9 @@ class Label:
 
 
 def common_start(names: Sequence[str]) -> str:
-    """Return the parts that all dotted names begin with, last parts aside, with a dot at the end; "" if none.
+    """Return the parts that all dotted names begin with, with a dot at the end; "" if there are none.
+
+    The last part of a name is never among them.
 
     >>> common_start(["net.encoder.0", "net.encoder.1.norm"])
     'net.encoder.'
@@ -262,7 +264,10 @@ def shortened(text: str, width: int, text_width: Callable[[str], float]) -> str:
 
 
 def _blocks(names: Sequence[str], edges: Sequence[int], first: int, end: int, depth: int) -> list[Label]:
-    """Return a label for each row before `end` that stands alone or has room, and one for each block of others."""
+    """Return a label for each row from `first` up to `end` that stands alone or has room, and one for each other block.
+
+    A block is consecutive rows whose names have the same first `depth + 1` parts.
+    """
     labels: list[Label] = []
 
     def word(row: int) -> tuple[str, ...]:

@@ -44,7 +44,7 @@ def kernel_picture(now: Tensor, before: Tensor, name: str, shape: torch.Size, *,
         before: the same at the start of the fit.
         name: the module's name, for the caption.
         shape: the shape of the whole weight.
-        size: the largest side of a drawn kernel, in pixels.
+        size: kernels are enlarged to at most this many pixels a side; larger ones are drawn as they are.
     """
     weights, change = now.cpu().numpy(), (now - before).cpu().numpy()
     is_colour = shape[1] == 3
@@ -74,7 +74,7 @@ def _drawn(values: np.ndarray, is_colour: bool, size: int) -> Pixels:
     Args:
         values: shape (kernels, channels, height, width); they are divided by their largest finite magnitude.
         is_colour: whether the three channels are red, green and blue.
-        size: the largest side of a drawn kernel, in pixels.
+        size: see `kernel_picture`.
     """
     scaled = 0.5 + 0.5 * values / (_most(values) or 1.0)
     if is_colour:

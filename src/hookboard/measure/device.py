@@ -80,7 +80,7 @@ def rows_of_block(block: Tensor, dim: int, wanted: frozenset[str]) -> Tensor:
 
     Args:
         block: real, of any shape, not empty.
-        dim: the dimension whose indices are the channels.
+        dim: the dimension whose indices are the channels, not negative.
         wanted: the columns to fill.
     """
     wide = torch.float64

@@ -51,7 +51,8 @@ class Histogram:
     """Counts between ascending edges, of the finite values of one site.
 
     Args:
-        edges: shape (n + 1,), float64; the first and last are the smallest and the largest value.
+        edges: shape (n + 1,), float64; the first and last are the smallest and the largest value. Without counts
+            it is [0].
         counts: shape (n,), float64.
     """
 

@@ -147,7 +147,7 @@ def measure_channels(
 
     Args:
         tensor: detached; of any shape, dtype, layout, subclass and device.
-        dim: the dimension whose indices are the channels.
+        dim: the dimension whose indices are the channels; may be negative.
         plan: what to measure. The rows of channels have moments only.
         counts: as in `measure`.
         moments_only: as in `measure`.
@@ -234,7 +234,7 @@ def rows_of_channels(tensor: Tensor, dim: int, wanted: frozenset[str]) -> Tensor
 
     Args:
         tensor: plain, dense and real.
-        dim: the dimension of the channels.
+        dim: the dimension of the channels, not negative.
         wanted: the columns to fill.
     """
     if not tensor.numel():

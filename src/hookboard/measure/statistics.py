@@ -379,7 +379,7 @@ def _copy(tensor: Tensor) -> Tensor:
 
 @contextmanager
 def _undisturbed(device: torch.device) -> Iterator[None]:
-    """Restore the random state of torch and the grad mode when the context ends."""
+    """Restore torch's random states of the CPU and of `device`, and the grad mode, when the context ends."""
     accelerators = [] if device.type == "cpu" else [device]
     kind = "cuda" if device.type == "cpu" else device.type
     with torch.random.fork_rng(accelerators, device_type=kind), torch.set_grad_enabled(torch.is_grad_enabled()):

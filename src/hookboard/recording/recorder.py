@@ -129,7 +129,10 @@ class Slots:
         slot.extent = self.extents[slot.site] = extent
 
     def shapes(self, role: Role) -> dict[str, tuple[int, ...]]:
-        """Return the shape of the first tensor in a role, by module or parameter name; of several sites, the first."""
+        """Return the shape of the first tensor of each module or parameter in a role, by name.
+
+        Of several sites it is that of the first one with a shape.
+        """
         shapes: dict[str, tuple[int, ...]] = {}
         for slot in list(self.by_site.values()):
             if slot.site.role == role and slot.shape is not None:
@@ -144,6 +147,8 @@ class Slots:
     def lend_bins(self, measured: Iterable[int]) -> dict[int, Tensor]:
         """Return the filled bins of some slots by index, int64, without a copy; the slots go on with empty bins.
 
+        Slots without a histogram are left out.
+
         Args:
             measured: the indices of the slots.
         """
@@ -156,7 +161,11 @@ class Slots:
         return lent
 
     def give_back(self, lent: Iterable[Tensor | np.ndarray | None]) -> None:
-        """Empty lent bins, given in the order of the slots, and keep them for the next step: fresh memory is slower."""
+        """Empty the bins of `lend_bins`, and keep them for the next step: fresh memory is slower.
+
+        Args:
+            lent: in the order of the slots, the bins of each; None if it lent none.
+        """
         for slot, counts in zip(self.in_order, lent, strict=False):  # others may have come since
             if isinstance(counts, Tensor):
                 slot.spare = counts.zero_()

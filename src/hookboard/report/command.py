@@ -26,7 +26,10 @@ def main(given: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit status: 1 if `verdicts` found an alarm or `compare` a difference; 2 for bad input, or if `verdicts`
-            found no alarm but could not read everything, or no run was judged; otherwise 0.
+        found no alarm but has a record that it could not read, or no run that HealthMonitor watched; otherwise 0.
+
+    Raises:
+        SystemExit: the arguments are wrong, or ask for help.
     """
     arguments = parser().parse_args(given)
     try:
@@ -37,7 +40,7 @@ def main(given: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of all commands; in what it returns, `command` is the function to call with all of it."""
+    """Return the parser of all commands; the parsed arguments have, as `command`, the function to call with them."""
     made = argparse.ArgumentParser(prog="hookboard", description="Shows what hookboard logged, without TensorBoard.")
     commands = made.add_subparsers(required=True, metavar="command")
     verdicts = commands.add_parser("verdicts", help="what HealthMonitor says; exit status 1 if there is an alarm")

@@ -100,6 +100,8 @@ class CsvRun:
 class CsvRuns:
     """A data provider for runs of CSVLogger and all that another provider has. `Source` asks it.
 
+    Its methods are those of TensorBoard's `DataProvider`. Most return {run: {tag: ...}}.
+
     Args:
         others: the data provider of the event files.
         folders: name to folder of each run of CSVLogger.
@@ -110,7 +112,7 @@ class CsvRuns:
         self._runs = {name: CsvRun(folder) for name, folder in folders.items()}
 
     def list_runs(self, context: Any, **options: Any) -> list[Run]:
-        """List all runs."""
+        """List the runs of the other provider, then those of CSVLogger."""
         mine = [Run(run_id=name, run_name=name, start_time=run.wall_time) for name, run in self._runs.items()]
         return [*self._others.list_runs(context, **options), *mine]
 

@@ -61,7 +61,7 @@ def _names(group: Iterable[Verdict]) -> list[str]:
 
 
 def _title(verdict: Verdict) -> str:
-    """Return for example "alarm: dead_units in net.1 from step 10 to 90"."""
+    """Return how a verdict begins, for example "alarm: dead_units in net.1 from step 10 to 90"."""
     since, until, batch = verdict["since"], verdict["until"], verdict["batch_idx"]
     where = f" in {verdict['module']}" if verdict["module"] else ""
     when = f"since step {since}" if until is None else f"at step {since}"

@@ -19,7 +19,7 @@ MAX_FILE_NAME_CHARS = 255
 
 @write.register
 def write_to_csv(logger: CSVLogger, entry: Entry) -> list[str]:
-    """Write the scalars to the logger, and everything else to files in its `log_dir`.
+    """Write the scalars to the logger, and everything else but the layout to files in its `log_dir`.
 
     A picture, table, text, page or record is in a file of its tag, which holds the latest; `CSV_INDEX` lists those of
     pictures and records. Histograms of a step are the arrays `<tag>.counts` and `<tag>.edges` of one file,

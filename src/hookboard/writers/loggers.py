@@ -52,7 +52,7 @@ class Loggers:
         ]
 
     def prepare(self) -> None:
-        """Create the event files in this thread, and find the loggers that any thread may use; again it does nothing.
+        """Create the event files in this thread, and note which loggers any thread may use; further calls do nothing.
 
         Experiments of loggers with a writer of their own, such as W&B, are created when they are written to.
         The training thread must call it before another thread may write: until then, `write` hands all entries over to
