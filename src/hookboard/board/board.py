@@ -327,7 +327,7 @@ class Board:
         return {"runs": found, "hint": hint}
 
     def run(self, source: Source, name: str) -> Answer:
-        """Return the layers, series and verdicts of a run, and what could not be read."""
+        """Return the layers, series, verdicts and loss of a run, and warnings about what could not be read."""
         run = self.logged_run(source, name)
         first = default_of(run.series, run.health)
         return {

@@ -50,7 +50,8 @@ def matched_by_expression(pattern: str, names: Sequence[str], until: float) -> l
         until: the deadline, by `time.monotonic()`.
 
     Raises:
-        RefusalError: it is not a regular expression, it takes too long, or no process was free before the deadline.
+        RefusalError: it is not a regular expression, takes too long or too much memory, or no process was free before
+            the deadline.
     """
     advice = "write it without repetitions of repetitions such as (a+)+, or as a pattern with * and **"
     too_slow = RefusalError(f"layers: {pattern!r} takes too long to match: {advice}.")

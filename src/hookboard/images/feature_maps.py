@@ -61,7 +61,8 @@ def maps_in(tensor: Tensor, module: nn.Module, *, aspect: float | None, index: s
 
     Images are taken as they are, volumes by their middle slice. Tokens become one map for each channel if the model
     reads images and the tokens, apart from a few at the start, form a grid with the images' aspect. Other sequences
-    become one map (positions by features), and vectors one line.
+    become one map (positions by features), and vectors one line. The attention weights of `nn.MultiheadAttention` are
+    one map for each head, or one in all. Of complex numbers the magnitude is taken.
 
     Args:
         tensor: shape (n, channels, height, width), (n, height, width, channels), (n, channels, depth, height, width),

@@ -17,7 +17,7 @@ MAX_NAME_CHARS = 250
 
 @write.register
 def write_to_mlflow(logger: MLFlowLogger, entry: Entry) -> list[str]:
-    """Write scalars as metrics, pictures as images, histograms as one image of each kind, texts and pages as files.
+    """Write scalars as metrics, pictures and histograms (one for each kind) as images; texts, tables, pages as files.
 
     A file, among the artifacts, holds the latest text of its tag. The rows of a table are also added, with their step,
     to one of MLflow's own, which needs pandas.
