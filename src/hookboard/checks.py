@@ -23,7 +23,7 @@ def wrong(option: str, given: object, valid: str, otherwise: str | None = None) 
         option: the name of the argument.
         given: its value.
         valid: what is valid, in words.
-        otherwise: why it may be left out, such as "for no limit", or ""; None if it must be given.
+        otherwise: ends the hint "leave it out ...", as in "for no limit"; may be "". None if it must be given.
 
     >>> wrong("samples", 0, "a whole number, 1 or more")
     ValueError('samples=0: give a whole number, 1 or more.')
@@ -64,7 +64,7 @@ def check_whole(option: str, given: Any, least: int | None = 1, of: str = "", ot
 
 
 def check_steps(every_n_steps: Any, otherwise: str) -> None:
-    """Check that `every_n_steps` is a whole number of at least 1, or None; `otherwise`: see `wrong`."""
+    """Check that `every_n_steps` is a whole number of at least 1, or None. For `otherwise` see `wrong`."""
     check_whole("every_n_steps", every_n_steps, of="optimizer steps", otherwise=otherwise)
 
 
@@ -180,7 +180,7 @@ def chosen(option: str, given: str | Sequence[str], valid: Sequence[Name]) -> li
 
 
 def check_differ(option: str, given: object, names: Sequence[str]) -> None:
-    """Check that no name occurs twice.
+    """Check that no name occurs twice in `names`; the error quotes `given`, the argument that has the names.
 
     Raises:
         ValueError: one does.
@@ -200,7 +200,7 @@ def check_list(
         given: its value.
         is_valid: returns True for a valid element.
         valid: what is valid, in words.
-        otherwise: see `wrong`.
+        otherwise: see `wrong`. None is no valid value of the argument in any case.
 
     Raises:
         ValueError: it is not a list, it is empty, or an element is invalid.
@@ -237,7 +237,7 @@ def several(option: str, given: Any, kinds: Any, valid: str, otherwise: str | No
         given: its value.
         kinds: the class of each value, or a tuple of classes, as for `isinstance`.
         valid: what is valid, in words.
-        otherwise: see `wrong`.
+        otherwise: see `wrong`. None is no valid value of the argument in any case.
 
     Returns:
         A list of the values.

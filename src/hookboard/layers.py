@@ -57,7 +57,7 @@ _KINDS: dict[Kind, tuple[type[nn.Module], ...]] = {
 
 NORM_NAME = re.compile(r"(?<!Weight)(?<!Spectral)(?<!Act)(?:[Nn]orm|NORM)(?:ali[sz](?:e|er|ation))?(?![a-z])")
 """Class names of normalization layers that are none of torch's, such as `LlamaRMSNorm`. Weight and spectral norms
-normalize weights, and a flow's `ActNorm` is an affine map."""
+normalize weights, and the `ActNorm` of a normalizing flow is an affine map."""
 
 LEAKY_NAME = re.compile(r"GELU|Gelu|S[Ii]L[Uu]|Swish|Mish|(?<![a-z])ELU|SELU|CELU|Leaky|[PR]Re[Ll][Uu]|Softplus")
 """Class names of smooth or leaky activations that are none of torch's, such as `QuickGELUActivation`."""
@@ -69,8 +69,8 @@ NORM_KINDS: frozenset[Kind] = frozenset({"norm", "activated_norm"})
 """Kinds of layers that normalize."""
 
 CHANNELS_SECOND_NAME = re.compile(r"Batch|Group|Instance|\dd")
-"""Class names of normalization layers whose channels are the second dimension; of others they are the last. The size of
-the gains decides where it fits one of the two alone.
+"""Class names of normalization layers whose channels are the second dimension; in others they are the last. If only one
+of these two dimensions has as many elements as the layer has gains, it is that one, whatever the name.
 """
 
 SATURATED_SHARE = 0.97
@@ -97,9 +97,10 @@ class Layer:
         type: the name of its class.
         kind: its kind; `other` if it is none of the known ones.
         weights: the dotted names of its own weights, without those of submodules.
-        trainable: those of them that require gradients.
-        shapes: the shape of each weight, by dotted name.
-        computed: those of the weights that a parametrization computes; they have no gradient of their own.
+        trainable: the weights of which a parameter requires gradients.
+        shapes: the shape of each weight, by dotted name; if a parametrization computes it, that of its first original
+            parameter. Nested weights are left out.
+        computed: the weights that a parametrization computes; they have no gradient of their own.
     """
 
     name: str
@@ -134,8 +135,9 @@ class Layer:
 def kind_of(module: nn.Module) -> Kind:
     """Return the kind of a module; `other` if it is none of the known ones.
 
-    What is none of torch's classes is known by its name, if its parts fit: a norm has no parameters but gains and
-    biases, an activation has none. A norm that applies an activation too is an `activated_norm`.
+    A class that does not derive from one of torch's is recognized by its name, if its parts fit: a norm has no
+    parameters but gains and biases, an activation has none. A norm that applies an activation too is an
+    `activated_norm`.
 
     >>> kind_of(nn.ReLU()), kind_of(nn.Sequential(nn.ReLU()))
     ('rectifier', 'other')
@@ -167,11 +169,11 @@ def _is_vector(shape: Sequence[int] | None) -> bool:
 
 
 def layers_of(modules: Mapping[str, nn.Module], weights: Mapping[str, Weight]) -> dict[str, Layer]:
-    """Make a layer of each module, by name.
+    """Return a `Layer` for each module, by name.
 
     Args:
         modules: name to module: all that are watched or own weights.
-        weights: the weights of these modules, by dotted name.
+        weights: the weights of these modules, by dotted name; lazy ones, which have no shape yet, left out.
 
     >>> layers_of({"head": nn.Linear(2, 1)}, {})["head"].kind
     'linear'
@@ -210,7 +212,7 @@ def saturation_limits(module: nn.Module) -> tuple[float, float] | None:
 
 
 def order_with_late(order: Iterable[str], late: Iterable[str], defined: Sequence[str]) -> list[str]:
-    """Add layers that ran later to an order of execution, each after all layers that the model defines before it.
+    """Return an order of execution with later layers put in, each after all layers that the model defines before it.
 
     Args:
         order: the names of the layers that ran at first, in that order.
@@ -250,7 +252,7 @@ class Flow:
         return {name: place for place, name in enumerate(self.above)}
 
     def are_apart(self, one: str, other: str) -> bool:
-        """Return True if both layers are known, and the output of neither flows into the other.
+        """Return True if these are two known layers, and the output of neither flows into the other.
 
         >>> flow = Flow({"stem": 0b000, "left": 0b001, "right": 0b001})
         >>> flow.are_apart("left", "right"), flow.are_apart("stem", "left"), flow.are_apart("left", "unknown")
@@ -283,7 +285,11 @@ class ChannelDims:
         self._known: dict[tuple[str, int], tuple[Layer | None, bool]] = {}
 
     def __call__(self, site: Site, tensor: Tensor) -> int | None:
-        """Return the channel dimension of a site's tensor, or None; remember it for later layers without weights."""
+        """Return the dimension of the site's tensor that holds the channels; remember it for layers without weights.
+
+        None if the tensor has fewer than two dimensions, or the role is none of `input`, `output`, `parameter` and
+        `parameter_grad`.
+        """
         if site.role == "input" and not site.name:
             return _of_batch(tensor)
         if site.role in ("parameter", "parameter_grad"):
@@ -340,7 +346,8 @@ class DefinedDims:
 def _stands_last(layer: Layer | None, before: bool) -> bool:
     """Return True if the last dimension of a layer's output holds its channels.
 
-    `before` is the answer for the layer before it. It also holds for None, and for kinds that keep their input's order.
+    `before` is the answer for the layer before it; it is returned if the layer is None, or of a kind that keeps the
+    order of its input's dimensions.
     """
     if layer is None:
         return before
@@ -376,7 +383,10 @@ def _dim(layer: Layer | None, tensor: Tensor, is_last: bool) -> int:
 
 
 def _of_batch(tensor: Tensor) -> int | None:
-    """Return the feature dimension of a batch: the second of images and tables, the last of sequences."""
+    """Return the feature dimension of a batch: 2 of three-dimensional tensors (sequences), 1 of all others.
+
+    None if the tensor has fewer than two dimensions or holds integers, such as tokens.
+    """
     if tensor.dim() < 2 or not tensor.dtype.is_floating_point:
         return None
     return 2 if tensor.dim() == 3 else 1

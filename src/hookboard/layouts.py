@@ -28,10 +28,11 @@ def shape_in_words(tensor: Tensor) -> str:
 
 
 def stored(gradient: Tensor) -> Tensor:
-    """Return the values that a gradient holds in memory, as a strided tensor: of a sparse one only those stored.
+    """Return the values that a gradient holds in memory, as a strided tensor.
 
-    Several values for one position are not added up, because that would make the host wait for the device; if one of
-    them is not finite, neither is their sum.
+    A strided gradient is returned itself. Of a sparse one these are only the stored values, and of a nested one all
+    values in one dimension. Several values that a sparse gradient stores for one position are not added up, because
+    that would make the host wait for the device; if one of them is not finite, neither is their sum.
 
     >>> import torch
     >>> stored(torch.tensor([[0.0, 2.0], [0.0, 0.0]]).to_sparse())

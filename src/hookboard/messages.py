@@ -78,7 +78,7 @@ def inform(text: str) -> None:
 
 
 def alert(text: str) -> None:
-    """Log a line as a warning, for anyone who has silenced Lightning's information."""
+    """Log a line as `inform` does, but as a warning: it reaches those who have silenced Lightning's information."""
     hand_over(functools.partial(_log, logging.WARNING, text))
 
 
@@ -111,7 +111,7 @@ def warn_switched_off(what: str, error: Exception) -> None:
 
 
 def closest(given: str, valid: Iterable[str], count: int = 3) -> list[str]:
-    """Return the names most like `given`, best first.
+    """Return up to `count` of the valid names that resemble `given`, best first; [] if none does.
 
     A dotted name is also compared by its last part, so that `layr1` finds `backbone.layer1`. Very long names are
     skipped, and so are names that cannot be compared within MAX_COMPARE_SECONDS seconds.
@@ -178,7 +178,7 @@ def listed(names: Iterable[str], most: int = MAX_LISTED) -> str:
 
 
 def _place_of(error: Exception) -> str:
-    """Return the innermost line of foreign code that raised an error, such as " (model.py, line 7)", or ""."""
+    """Return the innermost line outside of hookboard that an error passed, as " (model.py, line 7)"; "" if none."""
     ours = os.path.dirname(os.path.abspath(__file__))
     lines = traceback.extract_tb(error.__traceback__)
     others = [line for line in lines if not os.path.abspath(line.filename).startswith(ours + os.sep)]

@@ -66,11 +66,12 @@ def named_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
 
 
 def map_tensors(change: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """Replace every tensor by `change(tensor)`, in the order of `tensors_in`.
+    """Return `value` with `change(tensor)` in place of every tensor, called in the order of `tensors_in`.
 
-    Containers keep their class and their other content. A container in which nothing changed is returned itself, not a
-    copy. Containers are made without calling their constructor, which may change what it is given; only mappings that
-    cannot be filled are built from their items.
+    `value` itself stays as it is. Containers keep their class and their other content. A container in which nothing
+    changed is returned itself, not a copy, except while torch.compile traces. New containers are made without calling
+    their constructor, which may change what it is given; only mappings that cannot be filled, and results of torch such
+    as that of `torch.max`, are built from their items.
 
     While torch.compile traces, check `can_be_filled` first.
 
@@ -96,7 +97,9 @@ def map_tensors(change: Callable[[Tensor], Tensor], value: Any) -> Any:
 
 
 def can_be_filled(value: object) -> bool:
-    """Return True if `map_tensors` can rebuild a structure while torch.compile traces, without code of its classes.
+    """Return True if `map_tensors` can rebuild `value` while torch.compile traces, without running its classes' code.
+
+    A structure without tensors is not rebuilt: for it the answer is True.
 
     >>> can_be_filled(({"a": 1}, [2]))
     True

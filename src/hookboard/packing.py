@@ -78,7 +78,7 @@ class Packed(NamedTuple):
 
     Args:
         text: the JSON text, compressed, shape (n,), uint8.
-        arrays: the name of a type to all arrays of it, one after the other.
+        arrays: the name of a dtype to the elements of all arrays of that dtype, one array after the other.
         tensors: the tensors, on any device.
     """
 
@@ -98,8 +98,9 @@ def packed(value: Any, forms: Codecs) -> Packed:
     """Pack a value without waiting for a device.
 
     Args:
-        value: made of None, numbers, strings, lists, tuples, sets, mappings, deques, arrays, tensors (unpacked as
-            arrays), and objects of the classes in `forms`. An object that occurs twice is packed once.
+        value: made of None, numbers (those of NumPy are unpacked as Python's), strings, lists, tuples, sets, mappings
+            (unpacked as dicts), deques, arrays, tensors (unpacked as arrays), and objects of the classes in `forms`. An
+            object of these classes that occurs twice is packed once.
         forms: how to pack the objects of each class.
 
     Raises:
@@ -136,7 +137,7 @@ class _Packer:
 
     def __init__(self, forms: Codecs) -> None:
         self.arrays: dict[str, list[np.ndarray]] = {}
-        """The name of a type to all of its arrays, flattened."""
+        """The name of a dtype to all arrays of that dtype, flattened."""
         self.tensors: list[Tensor] = []
         self._sizes: dict[str, int] = {}
         self._forms = forms
@@ -169,7 +170,7 @@ class _Packer:
         raise TypeError(f"a {type(value).__name__} cannot be packed")
 
     def _array(self, array: np.ndarray) -> Any:
-        """Store an array, and return its type, its offset among all arrays of that type, and its shape."""
+        """Store an array, and return its dtype, its offset among all arrays of that dtype, and its shape."""
         name = str(array.dtype)
         at = self._sizes.get(name, 0)
         self._sizes[name] = at + array.size
@@ -224,14 +225,14 @@ class _Maker:
 
 
 def _narrow(block: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Store constant columns of a block once, and those that fit float32 in half the space.
+    """Take a block apart so that constant columns are stored once, and those that fit float32 in half the space.
 
     Args:
         block: shape (rows, columns), float64, with at least one row.
 
     Returns:
-        The first row; whether each column is constant; whether each other one fits float32; the columns that do, as
-        float32; the remaining columns.
+        The first row; whether each column is constant; whether it fits float32 (False for constant ones); the columns
+        that do, as float32; the remaining columns, which are neither.
     """
     block = np.ascontiguousarray(block)
     bits = block.view(np.int64)  # -0.0 is not 0.0, and one NaN is as good as another

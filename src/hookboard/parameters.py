@@ -40,7 +40,7 @@ class Weight:
 
     @functools.cached_property  # it is read for each weight at each due step
     def is_plain(self) -> bool:
-        """True if the weight is the parameter itself, and that of torch's own class."""
+        """True if the weight is the parameter itself, of exactly the class `torch.nn.Parameter`."""
         return not (self.is_computed or self.is_pruned) and type(self.parameters[0]) is Parameter
 
     @property
@@ -238,6 +238,6 @@ def why_silent(weight: Weight) -> str:
 
 
 def _is_pruned(module: nn.Module, attribute: str) -> bool:
-    """Return True if `torch.nn.utils.prune` has put a mask on it; the old spectral norm has none."""
+    """Return True if `torch.nn.utils.prune` masks the attribute; the old spectral norm has an original but no mask."""
     names = (f"{attribute}_orig", f"{attribute}_mask")
     return all(isinstance(getattr(module, name, None), Tensor) for name in names)

@@ -65,9 +65,10 @@ def _is_match(parts: Sequence[str], name: str) -> bool:
 
 
 def folded(names: Iterable[str], among: Iterable[str] = ()) -> str:
-    """Write dotted names in one line; names that differ only in numbers become one pattern with a star.
+    """Write dotted names in one line; names that differ only in parts that are numbers become one pattern with stars.
 
-    A pattern is used only if it matches no other name in `among`. The number of its names follows in parentheses.
+    A pattern is used only if it matches no other name in `among`. The number of its names follows in parentheses. After
+    the first 12 names and patterns only the number of the others is given.
 
     Args:
         names: the names to write.
@@ -101,7 +102,7 @@ def folded(names: Iterable[str], among: Iterable[str] = ()) -> str:
 
 
 def _with_stars(name: str) -> Iterator[str]:
-    """Yield the name with some or all of its numeric parts replaced by stars."""
+    """Yield the name with each choice of its parts that are numbers (the first MAX_STARS of them) replaced by stars."""
     numbers = [i for i, part in enumerate(name.split(".")) if part.isdigit()][:MAX_STARS]
     for count in range(1, len(numbers) + 1):
         for chosen_ones in itertools.combinations(numbers, count):
@@ -109,5 +110,5 @@ def _with_stars(name: str) -> Iterator[str]:
 
 
 def _starred(name: str, places: Sequence[int]) -> str:
-    """Replace the parts at these places by stars."""
+    """Return a dotted name with stars in place of the parts at these places, counted from 0."""
     return ".".join("*" if i in places else part for i, part in enumerate(name.split(".")))

@@ -50,7 +50,7 @@ def image_html(data: bytes, mime: str, alt: str, style: str = "") -> Markup:
 
 
 def table_html(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Markup:
-    """Return a table with at most 100 rows; a line below it tells how many were left out."""
+    """Return an HTML table with at most MAX_ROWS rows; if there are more, a line below it tells how many."""
     lines = [_row(header, "th"), *(_row(row, "td") for row in rows[:MAX_ROWS])]
     rest = f"<div>and {len(rows) - MAX_ROWS} more</div>" if len(rows) > MAX_ROWS else ""
     return Markup(f'<table style="border-collapse:collapse;margin:0">{"".join(lines)}</table>{rest}')
@@ -104,10 +104,10 @@ class ShownText(str):
 
 
 def pandas_for(what: str) -> Any:
-    """Import pandas.
+    """Import pandas and return the module.
 
     Args:
-        what: what needs it, for the error.
+        what: what needs pandas, for the error.
 
     Raises:
         ImportError: it is not installed.
@@ -135,7 +135,7 @@ class LiveCell:
         self._handle = display(self._forms(), raw=True, display_id=True)
 
     def draw(self, *, is_last: bool = False) -> None:
-        """Draw it again, unless that would take more than REDRAW_SHARE of the time; the last time in any case."""
+        """Draw the cell again, unless that would take more than REDRAW_SHARE of the time; if `is_last`, in any case."""
         if self._handle is None or (perf_counter() < self._not_before and not is_last):
             return
         began = perf_counter()

@@ -70,7 +70,7 @@ class Level(NamedTuple):
 
 
 class Ranks:
-    """Connects the processes of the default process group by groups of their own. Every rank must make one.
+    """Connects the processes of the default process group by process groups of our own. Every rank must make a `Ranks`.
 
     What they merge cannot mix with what the training sends in the default group, so one thread of each rank may merge
     while training goes on, all ranks in the same order. It happens on the host, whatever device trains, and takes no
@@ -228,7 +228,11 @@ class Ranks:
 
 
 def connected(most_peers: int = MAX_PEERS) -> tuple[Ranks | None, str]:
-    """Connect the ranks. Returns them, or None and the reason, the same on every rank. Every rank must call this."""
+    """Connect the ranks. Every rank must call this.
+
+    Returns:
+        The ranks and ""; if not every rank could be connected, None and the reason, the same on every rank.
+    """
     ranks, fault = None, ""
     try:
         ranks = Ranks(most_peers)
@@ -300,11 +304,11 @@ def own_part(tensor: Tensor, *, is_replicated: bool, rank: int) -> Tensor | None
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Return the whole tensor. For a DTensor this is a collective: every rank must call it."""
+    """Return the whole tensor. For a DTensor this is a collective: every rank of its mesh must call it."""
     full: Tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
     return waited(full)
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Return the part of a tensor that is on this rank."""
+    """Return the part of a DTensor that is on this rank, as a plain tensor; any other tensor itself."""
     return waited(tensor.to_local()) if isinstance(tensor, DTensor) else tensor

@@ -54,7 +54,7 @@ class LayerFacts:
         types: the full names of its class and of its base classes, up to but without `torch.nn.Module`.
         output: the shape of its first output at the first due step; None if it is not known.
         parameters: the shape of each parameter that it owns itself, by dotted name.
-        frozen: the names of those of them that are not trained.
+        frozen: the names of the parameters among these that are not trained.
     """
 
     name: str
@@ -97,7 +97,7 @@ class HealthRecord:
             where nothing was measured, infinity where what was measured was not finite.
         cards: which verdicts are shown as one, as indices into `verdicts`: each card has `alike`, of which the first is
             shown, and `effects`, the verdicts that follow from these, in one list per rule. Every verdict is on one
-            card.
+            card. () stands for a card for each verdict.
         shows: the quantity whose chart shows the first verdict best; "" if there is none.
     """
 
@@ -162,10 +162,10 @@ def health_record(strings: Sequence[bytes]) -> HealthRecord:
 
 
 def as_int64(given: Any) -> int:
-    """Convert a value to an integer, checking that it fits 64 bits, as steps in TensorBoard must.
+    """Convert a value by `int(given)`, checking that it fits 64 bits, as steps in TensorBoard must.
 
     Raises:
-        ValueError, TypeError, OverflowError: it is not a number, or does not fit.
+        ValueError, TypeError, OverflowError: `int` does not take it, or it does not fit.
     """
     return int(np.int64(int(given)))
 

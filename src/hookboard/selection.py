@@ -110,10 +110,10 @@ def check_selection(modules: object, types: object = None) -> tuple[list[str], l
     """Check what was given as `modules=` and `types=`, without a model.
 
     Returns:
-        The patterns and the types, as lists.
+        The patterns and the types, as lists; an empty list for None.
 
     Raises:
-        ValueError: one of them is of another type, an empty list, or a regular expression that is none.
+        ValueError: one of the arguments is of another type or an empty list, or a regular expression is invalid.
     """
     a_pattern = (
         "a pattern over names of modules, such as 'layers.*', or several in a list (a class belongs in types=, the "
@@ -131,7 +131,7 @@ def check_selection(modules: object, types: object = None) -> tuple[list[str], l
 
 
 def _split(given: Sequence[T]) -> tuple[list[T], list[T]]:
-    """Separate what is included from what a leading `!` excludes."""
+    """Return what is included, and what a leading `!` excludes, without the `!`."""
     excluded: list[Any] = [g[1:] for g in given if isinstance(g, str) and g.startswith("!")]
     included = [g for g in given if not (isinstance(g, str) and g.startswith("!"))]
     return included, excluded

@@ -48,7 +48,8 @@ def sequence_number_of(node: Node) -> int:
 
 
 version_of: Callable[[Tensor], int] = operator.attrgetter("_version")
-"""Returns how many in-place operations have changed the tensor's memory; inference tensors do not count them."""
+"""Returns how many in-place operations have changed the tensor's memory. RuntimeError for an inference tensor, which
+does not count them."""
 
 base_of: Callable[[Tensor], Tensor | None] = operator.attrgetter("_base")
 """Returns the tensor that this one is a view of; None if it is no view."""
@@ -60,18 +61,18 @@ def explicit_values(tensor: Tensor) -> Tensor:
 
 
 def forward_hooks_of(module: nn.Module) -> OrderedDict[int, Callable[..., Any]]:
-    """Return the module's own forward hooks, in the order in which they run."""
+    """Return the dict of the module's own forward hooks, in the order in which they run: changing it changes them."""
     return module._forward_hooks  # type: ignore[return-value]  # it is one, torch declares a dict
 
 
 def forward_pre_hooks_of(module: nn.Module) -> OrderedDict[int, Callable[..., Any]]:
-    """Return the module's own forward pre-hooks, in the order in which they run."""
+    """Return the dict of the module's own forward pre-hooks, in the order in which they run: changing it changes them."""
     return module._forward_pre_hooks  # type: ignore[return-value]  # it is one, torch declares a dict
 
 
 @contextmanager
 def without_hooks(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Disable the hooks of these modules inside the context, except torch's own, such as the mask of `prune`."""
+    """Disable forward hooks and pre-hooks of these modules inside the context, except torch's, such as a pruning mask."""
     with ExitStack() as until_end:
         for module in modules:
             for hooks in (module._forward_hooks, module._forward_pre_hooks):
@@ -152,7 +153,7 @@ class Detour:
     Args:
         module: the module; from now on until `end`, its calls run `enter` and `leave`.
         enter: takes module, arguments and keyword arguments, before a call. What it returns is ignored.
-        leave: takes the same and the output, after the call. What it returns is ignored.
+        leave: takes the same and the output, after a call that raised no error. What it returns is ignored.
     """
 
     def __init__(self, module: nn.Module, enter: Callable[..., object], leave: Callable[..., object]) -> None:
@@ -212,7 +213,7 @@ def is_fake(tensor: Tensor) -> bool:
 
 
 def as_plain(tensor: Tensor) -> Tensor:
-    """Return the memory of a subclass as a `torch.Tensor`, whatever the subclass makes of torch's functions."""
+    """Return a plain `torch.Tensor` that shares the memory of `tensor`, past its class's `__torch_function__`."""
     with torch._C.DisableTorchFunctionSubclass():
         return tensor.as_subclass(Tensor)
 

@@ -53,7 +53,8 @@ HEADER = ("name", "type", "tensor", "shape", "mean", "std", "zeros")
 """The columns of a summary."""
 
 THUMBNAIL_CHANNELS, THUMBNAIL_SIZE, THUMBNAIL_HEIGHT = 4, 32, 36
-"""How many channels of the first sample a summary shows in a notebook; pixels of a side, of all of them in height."""
+"""What a summary shows of the first sample in a notebook: at most this many channels, each at most this many pixels
+wide and high; and the height of the whole picture on the page, in pixels."""
 
 
 @contextmanager
@@ -340,7 +341,7 @@ class KeptTensor:
     Args:
         tensor: the tensor.
         version: its version number when it was captured; None if it is a copy.
-        number: how many tensors were captured before it.
+        number: larger for tensors that were captured later.
     """
 
     tensor: Tensor
@@ -366,7 +367,10 @@ class Keeper:
     device: str | torch.device | None
 
     def keep(self, tensor: Tensor) -> KeptTensor:
-        """Return the tensor, or a copy of it, on the device of these options."""
+        """Return what to keep of a tensor, on the device of these options.
+
+        It is a detached copy if `copy` is True or it is an inference tensor, otherwise the tensor itself.
+        """
         # An inference tensor has no version that would tell a change.
         if self.copy or tensor.is_inference():
             given = tensor.detach()
@@ -427,7 +431,7 @@ class Captured(Mapping[str, CapturedModule]):
         return len(self._found)
 
     def watch(self, tensor: Tensor, name: str, edit_grad: EditFunction | None = None) -> Tensor:
-        """Keep a tensor that no module returns as the `output` of `name`, and its gradient as `grad_output`.
+        """Keep any tensor under a name: the tensor as its `output`, and its gradient as its `grad_output`.
 
         Args:
             tensor: Any tensor inside the block.
@@ -466,7 +470,10 @@ class Captured(Mapping[str, CapturedModule]):
                 self._hooks.enter_context(handle)
 
     def _begin_call(self, tensor: Tensor, name: str) -> int:
-        """Return the index of the call that a tensor counts as; UNKNOWN if it could be a recomputation of several."""
+        """Add `name` if it is new, and return the index of the call that the tensor counts as.
+
+        UNKNOWN if a checkpoint recomputes it, and the name does not have exactly one call.
+        """
         if name not in self._found:
             self._found[name] = CapturedModule(name, "Tensor", ("output", "grad_output"), lambda *_: "")
         watched = self._found[name]
@@ -590,7 +597,7 @@ def _html_rows_of(one: CapturedModule) -> list[list[str]]:
 
 
 def _described(tensor: Tensor) -> list[float]:
-    """Return mean, standard deviation and share of zeros; [] of a tensor that has no values, as on the meta device."""
+    """Return mean, standard deviation and share of zeros; [] if the tensor has no values, as on the meta device."""
     try:
         moments = Moments(*measure(tensor.detach().cpu(), SUMMARY))
     except (TypeError, RuntimeError):
