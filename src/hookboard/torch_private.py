@@ -61,18 +61,18 @@ def explicit_values(tensor: Tensor) -> Tensor:
 
 
 def forward_hooks_of(module: nn.Module) -> OrderedDict[int, Callable[..., Any]]:
-    """Return the dict of the module's own forward hooks, in the order in which they run: changing it changes them."""
+    """Return the dict in which the module keeps its own forward hooks, in the order in which they run."""
     return module._forward_hooks  # type: ignore[return-value]  # it is one, torch declares a dict
 
 
 def forward_pre_hooks_of(module: nn.Module) -> OrderedDict[int, Callable[..., Any]]:
-    """Return the dict of the module's own forward pre-hooks, in the order in which they run: changing it changes them."""
+    """Return the dict in which the module keeps its own forward pre-hooks, in the order in which they run."""
     return module._forward_pre_hooks  # type: ignore[return-value]  # it is one, torch declares a dict
 
 
 @contextmanager
 def without_hooks(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Disable forward hooks and pre-hooks of these modules inside the context, except torch's, such as a pruning mask."""
+    """Disable forward hooks and pre-hooks of these modules in this context, except torch's own, such as `prune`'s."""
     with ExitStack() as until_end:
         for module in modules:
             for hooks in (module._forward_hooks, module._forward_pre_hooks):

@@ -34,8 +34,8 @@ class InnerCall:
     Args:
         name: the module's dotted name.
         module: the module.
-        given: the shape of the first tensor among its arguments; () if there is none.
-        returned: the shape of the first tensor that it returned; () if there is none.
+        given: the shape of the first tensor among its arguments; () if there is none, or if that is nested.
+        returned: the shape of the first tensor that it returned; () likewise.
     """
 
     name: str
@@ -75,9 +75,10 @@ class Classification:
 class ClassificationTap:
     """Hooks all modules of a model to find the outermost call that turns pictures into class scores.
 
-    Calls that hookboard makes itself are ignored. Arguments are kept as they were before any edit, because a repeated
-    call is edited again. An error in the hooks never reaches the model: it is stored in `error`, and the hooks then do
-    nothing. In a copy of the model, saved or not, the hooks do nothing.
+    That call is in `found`, which is None until there is one. Calls that hookboard makes itself are ignored. Arguments
+    are kept as they were before any edit, because a repeated call is edited again. An error in the hooks never reaches
+    the model: it is stored in `error`, and the hooks then do nothing. In a copy of the model, saved or not, the hooks
+    do nothing.
 
     Args:
         model: the model to watch.
@@ -293,14 +294,16 @@ def default_layer(calls: Sequence[InnerCall]) -> TargetLayer:
 
 
 def named_layer(calls: Sequence[InnerCall], name: str) -> TargetLayer:
-    """Return the output of the module `name` in the last of its calls that returned maps or tokens.
+    """Return the `TargetLayer` for a module: its output in the last of its calls that returned maps or tokens.
+
+    These are tensors with four or three dimensions.
 
     Args:
         calls: the calls inside the classifier, in the order in which they ended.
         name: a dotted module name.
 
     Raises:
-        ValueError: no call of this module returned any.
+        ValueError: no call of this module returned such a tensor.
     """
     for k, call in reversed(list(enumerate(calls))):
         if call.name == name and len(call.returned) in (3, 4):
@@ -315,17 +318,18 @@ def _number(calls: Sequence[InnerCall], k: int) -> int:
 
 @dataclass(frozen=True)
 class Attribution:
-    """A layer's output for some samples, and how the class scores depend on it.
+    """The output of a target layer for some samples (its first input with `TargetLayer.is_input`), and its gradient.
 
     Args:
-        activation: the layer's output, shape (n, channels, height, width) or (n, tokens, channels).
+        activation: that output or input, such as shape (n, channels, height, width) or (n, tokens, channels).
         gradient: the gradient of each sample's class score with respect to `activation`, same shape; None if not
             computed.
         scores: the class scores, shape (n, number of classes).
         classes: the explained class of each sample, shape (n,).
-        pooled: the input of the last linear layer, shape (n, features); None without a linear layer.
-        weight: that layer's weights for each sample's class, shape (n, features); None if the scores are not its
-            output.
+        pooled: the input of the last linear layer, shape (n, features) in most classifiers; None without a linear
+            layer.
+        weight: that layer's weights for each sample's class, shape (n, features); None if it has not one output for
+            each class.
     """
 
     activation: Tensor
@@ -339,7 +343,7 @@ class Attribution:
 def attribute(
     call: Classification, layer: TargetLayer, choose: Callable[[Tensor], Tensor], *, with_gradient: bool
 ) -> Attribution:
-    """Call the model once more on the kept samples; return a layer's output, its gradient if asked, and the scores.
+    """Call the model once more on the kept samples; return a layer's tensor, its gradient if asked, and the scores.
 
     Modules stay in training or evaluation mode, and attached edits apply. The call leaves no trace, see `undisturbed`.
 
@@ -350,7 +354,8 @@ def attribute(
         with_gradient: True to compute the gradient.
 
     Raises:
-        ValueError: the layer was not called, or the scores do not depend on it.
+        ValueError: the layer was not called, the model did not return class scores again, or with `with_gradient` they
+            do not depend on the layer.
     """
     linear = [c.module for c in call.calls if isinstance(c.module, nn.Linear)]
     held: dict[int, Tensor] = {}
@@ -384,9 +389,10 @@ def _gradient(scores: Tensor, classes: Tensor, held: Tensor, name: str) -> Tenso
 
 
 def _cut_graph(layer: TargetLayer, held: dict[int, Tensor]) -> RemovableHandle:
-    """Cut the autograd graph at the layer: the model continues with a copy that requires gradients.
+    """Add a hook that cuts the autograd graph at the layer, and return its handle.
 
-    The copy may be changed in place.
+    The hook puts the layer's tensor, as a leaf that requires gradients, into `held` under the number of the call. The
+    model continues with a copy of it, which may be changed in place.
     """
     calls = itertools.count()
 

@@ -104,7 +104,7 @@ class CAMMethod:
     Args:
         title: its name in captions.
         map: computes the map from the layer's output and, if needed, its gradient or the head's weights.
-        needs: the second argument of `map`.
+        needs: what `map` takes as its second argument; with "nothing" it has none.
         paper: authors, year and identifier of the paper.
     """
 

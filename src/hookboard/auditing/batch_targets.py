@@ -26,8 +26,8 @@ class Targets(NamedTuple):
 def targets_in(model: nn.Module, batch: Any, step: Callable[[Any], Tensor]) -> Targets:
     """Run a step and return the targets of its batch.
 
-    These are the tensors that reach the loss, but no function with a parameter, as a layer has. Nothing is a target if
-    all tensors of the batch are.
+    These are the tensors that reach the loss, but no function that takes a parameter of the model. If no tensor of the
+    batch reaches such a function, none counts as a target.
     """
     trace = StepTrace(model, batch, {}, at_backward=lambda loss: None)
     try:

@@ -19,7 +19,8 @@ _CREATING = frozenset(
 def cut(done: TracedStep) -> Iterator[Finding]:
     """Yield a finding for the call that cuts the gradient of the most trainable parameters.
 
-    It is an alarm if no parameter gets a gradient, and a note otherwise.
+    It is an alarm if no parameter gets a gradient, and a note otherwise. Without such a call, yield a finding for a
+    function whose gradient is 0 everywhere, and for a term of the loss that passes no gradient to the parameters.
     """
     if done.trained and len(done.without) == len(done.trained):
         yield from _of_all(done)

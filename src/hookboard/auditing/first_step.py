@@ -23,7 +23,7 @@ class FirstStep(NamedTuple):
     Args:
         findings: what is wrong in it.
         flow: which layer's output flows into which.
-        constant_loss: the least loss of a model that gives every sample the same; NaN if it is not known.
+        constant_loss: the least loss of a model that gives every sample the same output; NaN if it is not known.
     """
 
     findings: list[Finding]
@@ -65,7 +65,7 @@ def _traced(trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx:
     """Run the step, and return what is known of it, and the names of the parameters that a gradient reaches.
 
     Raises:
-        CannotRunAgainError: the step cannot be run by this process alone, or not without a trace.
+        CannotRunAgainError: the step cannot be run by this process alone, or what it changes cannot be restored.
     """
     strategy = trainer.strategy
     if is_lightning(strategy, DeepSpeedStrategy) or not is_lightning(strategy, SingleDeviceStrategy, DDPStrategy):

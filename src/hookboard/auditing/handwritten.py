@@ -53,7 +53,7 @@ class Product(NamedTuple):
 
 
 def _of_logarithm(op: Op, given: Mapping[str, Tensor], results: Sequence[Tensor]) -> LogarithmInput | None:
-    """Return the limits of a logarithm's input; None if the input needs no gradient."""
+    """Return the limits of a logarithm's input; None if it needs no gradient, or is empty, complex or not dense."""
     values = next(iter(given.values())).detach()
     if not op.inputs[0].requires_grad or not _has_limits(values):
         return None
@@ -81,7 +81,10 @@ OBSERVERS = {**dict.fromkeys(LOGARITHMS, _of_logarithm), **dict.fromkeys(("mul",
 
 
 def calls_from(value: Value, names: frozenset[str]) -> Iterator[Op]:
-    """Yield the calls that a value was computed by, from the last back through the functions in `names`, each once."""
+    """Yield the calls that a value was computed by, each once, from the last one back.
+
+    The inputs of a call are followed only if its function is in `names`; so the last calls yielded may be of others.
+    """
     waiting, seen = [value], set[int]()
     while waiting:
         op = waiting.pop().op
@@ -112,7 +115,7 @@ def loss_shape(done: TracedStep) -> Iterator[Finding]:
 
 
 def _is_column_and_row(one: Value, other: Value) -> bool:
-    """Return True if one has the shape (n, 1) and the other (n,), and the call before has not made it so on purpose."""
+    """Return True if one has shape (n, 1) and the other (n,), and no call has made it so to combine all pairs."""
     row, column = sorted((one, other), key=lambda value: len(value.shape))
     is_shape = len(row.shape) == 1 and row.shape[0] > 1 and column.shape == (*row.shape, 1)
     return is_shape and not any(value.op is not None and _makes_pairs(value.op) for value in (row, column))
@@ -188,7 +191,7 @@ def _binary_cross_entropies(done: TracedStep) -> Iterator[tuple[Op, Product]]:
 
 
 def _overlaps(done: TracedStep) -> Iterator[tuple[Op, Product]]:
-    """Yield the product in each `(output * target).sum() / (output.sum() + target.sum())`, as in Dice and IoU."""
+    """Yield call and product in each `(output * target).sum() / (output.sum() + target.sum())`, as in Dice and IoU."""
     for division in calls_from(done.loss, ARITHMETIC):
         if division.name not in ("div", "truediv") or len(division.inputs) != 2:
             continue

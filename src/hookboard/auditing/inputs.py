@@ -45,7 +45,7 @@ class DataInput(NamedTuple):
 
 
 def note_input(op: Op, given: Mapping[str, Tensor], results: Sequence[Tensor]) -> DataInput | None:
-    """Return the input of the call if no parameter had a part in it; otherwise None."""
+    """Return the first argument of the call if it is floating-point and no parameter had a part in it; else None."""
     name = next(iter(given), "")
     value = op.arguments.get(name)
     if not isinstance(value, Value) or value.of_parameters or not given[name].is_floating_point():
@@ -92,7 +92,7 @@ SAME_TOKEN_SHARE, MIN_TOKENS = 0.95, 64
 
 
 def few_tokens(done: TracedStep) -> Iterator[Finding]:
-    """Yield a note for an embedding whose tokens, apart from the ends of the rows, are nearly all the same."""
+    """Yield a note for the first embedding whose tokens, without the ends of the rows, are nearly all the same."""
     for op in done.step.ops:
         if not isinstance(op.seen, Embedded) or op.seen.tokens.numel() < MIN_TOKENS:
             continue
@@ -143,7 +143,7 @@ def target_leak(done: TracedStep) -> Iterator[Finding]:
 def _column_of(call: LossCall, given: Tensor) -> tuple[int, int, float] | None:
     """Return which column of `given` is the target: its index, the number of columns, and the correlation.
 
-    None if none is, if most targets are columns, or if there are too few samples to tell.
+    None if none is, if most of several targets are columns, or if there are too few samples to tell.
     """
     wanted = call.wanted.detach().double().reshape(len(call.wanted), -1)
     if len(given) != len(wanted) or given.dim() < 2 or not wanted.shape[1] < MAX_COLUMNS:

@@ -38,7 +38,10 @@ class Embedded(NamedTuple):
 
 
 def note_embedding(op: Op, given: Mapping[str, Tensor], results: Sequence[Tensor]) -> Embedded | None:
-    """Return the call if its tokens have the shape (samples, positions) and come from the batch; otherwise None."""
+    """Return the call if its tokens have two dimensions and come from the batch, and its result needs a gradient.
+
+    Otherwise None.
+    """
     tokens, ids = given.get("input"), op.arguments.get("input")
     if tokens is None or ids is None or tokens.dim() != 2 or ids.origin.path is None or not results[0].requires_grad:
         return None
@@ -121,7 +124,13 @@ def _is_transposed(value: Value) -> bool:
 
 
 def _samples_seen(output: Tensor, vectors: Tensor, axis: int) -> int | None:
-    """Return the only sample on which an output depends, by its gradient; None if it depends on none or several."""
+    """Return the only sample on which an output depends, by its gradient; None if it depends on none or several.
+
+    Args:
+        output: the output of one row, shape (classes,).
+        vectors: the result of the embedding.
+        axis: the dimension of `vectors` that holds the samples.
+    """
     weighted = output.float() * torch.linspace(-1, 1, len(output), device=output.device)
     try:
         (gradient,) = torch.autograd.grad(weighted.sum(), vectors, retain_graph=True, allow_unused=True)
@@ -162,7 +171,7 @@ def _copied(call: LossCall, embedded: Embedded) -> Iterator[Finding]:
 
 
 def _position_to_test(call: LossCall, tokens: Tensor) -> tuple[int, int] | None:
-    """Return the index of a sample and of a position to test; None if the targets are not the next tokens.
+    """Return the index of a sample and of a position to test; None unless the targets clearly are the next tokens.
 
     The target at that position is the next token, which differs from the token there; it is near the middle.
     """
@@ -188,7 +197,10 @@ def _later_positions_seen(call: LossCall, embedded: Embedded, sample: int, posit
 
 
 def _seen_positions(call: LossCall, embedded: Embedded, sample: int, position: int) -> tuple[bool, int]:
-    """Return whether the output at a position depends on the token there, and on how many later ones: by gradients."""
+    """Return whether the output at a position depends on the token there, and on how many later ones: by gradients.
+
+    (False, 0) if there is no gradient, or it can no longer be computed.
+    """
     assert call.live is not None
     samples, each = len(embedded.tokens), call.wanted.numel() // len(embedded.tokens)
     classes_last = call.live if call.live.dim() == 2 else call.live.movedim(1, -1)

@@ -127,7 +127,14 @@ def _samples_of(done: TracedStep) -> Samples | None:
 
 
 def _mixing(op: Op, first: Value, result: Value, *, is_of_loss: bool) -> Finding | None:
-    """Return a finding if a call mixes the rows of its first input, each of which is a sample; None for others."""
+    """Return a finding if a call mixes the rows of its first input, each of which is a sample; None for others.
+
+    Args:
+        op: the call.
+        first: its first input.
+        result: its result.
+        is_of_loss: whether only arithmetic lies between the call and the loss, so that no layer follows it.
+    """
     shape = list(first.shape)
     is_meant = False
     is_attention = op.name == "multi_head_attention_forward"

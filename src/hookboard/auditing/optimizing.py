@@ -53,7 +53,8 @@ def findings_of_optimizers(
     Args:
         trainer: the Trainer.
         pl_module: its LightningModule.
-        reached: the names of the parameters that a gradient reaches; None if that is not known: the first is left out.
+        reached: the names of the parameters that a gradient reaches; None if they are not known: then nothing is said
+            of parameters that are in no optimizer.
 
     Raises:
         CannotRunAgainError: stepping a schedule calls functions of the user, and what they may change cannot be
@@ -301,13 +302,13 @@ def _steps_of(trainer: Trainer, config: Any) -> int | None:
 
 
 def scheduled_rates(scheduler: LRScheduler, count: int, keep: list[object]) -> Iterator[float]:
-    """Yield the learning rates that a scheduler will give, found by stepping a copy of it.
+    """Yield the current learning rate and those that a scheduler will give next, found by stepping a copy of it.
 
     Of several parameter groups the largest rate is taken. If there are more than MAX_RATES, only every n-th is given.
 
     Args:
         scheduler: it and its optimizer are not changed.
-        count: how many steps.
+        count: how many rates, the current one included.
         keep: objects that the copy shares with the original, such as the model to which a lambda of it refers.
     """
     options = [

@@ -13,7 +13,7 @@ from hookboard.auditing.rules import OBSERVERS, Finding, TracedStep
 from hookboard.auditing.weighing import padding_of, runs_of
 
 AGREEING_SHARE = 0.99
-"""A mask is the wrong way round if this share of it hides what is no padding, or shows what is (a choice)."""
+"""A mask is the wrong way round if at least this share of it hides what is no padding, or shows what is (a choice)."""
 
 
 class Masked(NamedTuple):
@@ -21,7 +21,8 @@ class Masked(NamedTuple):
 
     Args:
         hidden: which positions it hides, shape (samples, positions), bool.
-        rows: how many rows are fully masked, and how many there are; None if the result has no NaN.
+        rows: how many rows of the mask are fully masked, and how many there are; None if none is, or if the result has
+            no NaN.
     """
 
     hidden: Tensor
@@ -29,7 +30,7 @@ class Masked(NamedTuple):
 
 
 def note_mask(op: Op, given: Mapping[str, Tensor], results: Sequence[Tensor]) -> object:
-    """Return what `masked_row` needs of the call, with what its `key_padding_mask` hides if it has one."""
+    """Return a `Masked` if the call has a `key_padding_mask` of two dimensions; otherwise what is its field `rows`."""
     rows = OBSERVERS[op.name](op, given, results)
     mask = given.get("key_padding_mask")
     if mask is None or mask.dim() != 2:

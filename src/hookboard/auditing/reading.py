@@ -70,7 +70,8 @@ class Reader:
         self._parameters = dict(model.named_parameters())
         self._trained = {name for name, parameter in self._parameters.items() if parameter.requires_grad}
         self.losses: list[tuple[Value, bool, float, Tensor | None]] = []
-        """For each loss: its `Value`, if it is finite, the loss as a float, and the tensor if its graph is needed."""
+        """For each loss: its `Value`; whether it is finite; the loss as a float, NaN unless it is one real number; and
+        the tensor if a rule needs its graph, otherwise None."""
         self.reached: set[str] = set()
         """The names of the parameters that a gradient reaches from any of the losses."""
 
@@ -100,9 +101,9 @@ class Reader:
         return self._step.flow()
 
     def constant_loss(self) -> float:
-        """Return the least loss of a model that gives every sample the same; NaN unless the step has just one loss.
+        """Return the least loss of a model that gives every sample the same output.
 
-        See `hookboard.auditing.constant.constant_loss`.
+        NaN unless the step has just one loss, of a known kind: see `hookboard.auditing.constant.constant_loss`.
         """
         return constant_loss(self._traced(*self.losses[0])) if len(self.losses) == 1 else math.nan
 

@@ -82,7 +82,7 @@ class TracedStep(NamedTuple):
         step: the recorded calls.
         loss: the value of the loss.
         trained: the names of the trainable parameters.
-        without: those of them that no gradient reaches from any loss of the step.
+        without: the names of the trainable parameters that no gradient reaches from any loss of the step.
         is_finite: whether the loss is finite.
         number: the loss as a number; NaN if it has several elements.
         live: the loss as a tensor with its autograd graph; None if the step calls no function in `FLAT`.
@@ -251,7 +251,7 @@ def _of_logits(call: LossCall) -> Finding:
 
 
 def last_softmaxes(done: TracedStep) -> Iterator[tuple[LossCall, Op, tuple[int, ...], int]]:
-    """Yield each (log-)softmax whose output a loss takes: the loss call, the softmax, its shape and dimension."""
+    """Yield each (log-)softmax whose output a loss takes: loss call, softmax call, its input's shape, its `dim`."""
     calls = {id(call.output.origin.op): call for call in losses_of(done) if call.output.origin.op is not None}
     for key, call in calls.items():
         op = call.output.origin.op
@@ -484,7 +484,7 @@ def eval_mode(done: TracedStep) -> Iterator[Finding]:
 
 
 StepRule = Callable[[TracedStep], Iterator[Finding]]
-"""Yields the faults of a step."""
+"""A function that yields the faults of a step."""
 
 RULES: tuple[StepRule, ...] = (
     loss_input,
@@ -510,7 +510,7 @@ def _asked(rule: StepRule, done: TracedStep) -> list[Finding]:
 
 
 def _limits_of(value: Value) -> tuple[float, float] | None:
-    """Return the range (low, high) of the function that computed the value; None if it is unbounded or unknown."""
+    """Return the range (low, high) of the function that computed the value, infinite where open; None if not known."""
     op = value.origin.op
     if op is None or op.name not in RANGES.keys() | {"clamp", "clip"}:
         return None
@@ -544,7 +544,7 @@ def _from(value: Value) -> str:
 
 
 def in_numbers(tensor: Tensor) -> str:
-    """Return the smallest and largest element, as in `-1.5 to 3`."""
+    """Return the smallest and largest element, as in `-1.5 to 3`; one number if they are equal."""
     low, high = float(tensor.detach().min()), float(tensor.detach().max())
     return f"{low:.3g}" if low == high else f"{low:.3g} to {high:.3g}"
 

@@ -30,7 +30,10 @@ class Scaled(NamedTuple):
 
 
 def unbounded_loss(done: TracedStep) -> Iterator[Finding]:
-    """Yield an alarm if the loss is an error times a negative number, so that training makes the error larger."""
+    """Yield an alarm if the loss is an error times a negative number, or something else without a lower bound.
+
+    Training then makes the error larger, or follows the difference or log-probability to minus infinity.
+    """
     scaled = mean_behind(done.loss)
     if scaled is None:
         return

@@ -33,7 +33,7 @@ class _Watched:
         steps: how often the optimizer has stepped.
         backwards: how many backward passes began since its last step.
         left: sampled parameters whose gradient was not cleared since its last step.
-        empty: how many of its steps had no gradient while another optimizer's parameters had one.
+        empty: how many of its first steps in a row had no gradient while another optimizer's parameters had one.
         is_decided: whether the optimizer is no longer watched.
     """
 
@@ -94,9 +94,9 @@ class StaleGradients:
         self._model = model
         self._watched = {id(optimizer): _Watched(optimizer) for optimizer in optimizers}
         self._stale: list[_Stale] = []
-        """Those of the current batch."""
+        """The optimizers of the current batch that stepped with stale gradients."""
         self._empty: list[Finding] = []
-        """Those of the current batch: optimizers without a gradient."""
+        """Alarms of the current batch on optimizers without a gradient."""
 
     @property
     def is_over(self) -> bool:
@@ -143,7 +143,10 @@ class StaleGradients:
             self._stale.append(_Stale(type(optimizer).__name__, _place_of_step(self._model), count))
 
     def end_batch(self) -> Finding | None:
-        """Return an alarm on the optimizers that were found in the batch that ends; None without any."""
+        """Return one alarm on what was found in the batch that ends, or None.
+
+        It names all optimizers with stale gradients; only if there are none, the first one without a gradient.
+        """
         stale, self._stale = self._stale, []
         empty, self._empty = self._empty, []
         if not stale:
@@ -191,7 +194,10 @@ def _is_plain(gradient: Tensor | None) -> TypeGuard[Tensor]:
 
 
 def _place_of_step(model: nn.Module) -> Place:
-    """Return the user's line that calls `step()`, or under automatic optimization their `optimizer_zero_grad`."""
+    """Return the user's line that calls `step()`; under automatic optimization where they define `optimizer_zero_grad`.
+
+    Its file is "" if that is no code of the user.
+    """
     if is_lightning(model, LightningModule) and model.automatic_optimization:
         function = type(model).optimizer_zero_grad
         path = inspect.getfile(function)

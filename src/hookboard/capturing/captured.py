@@ -53,8 +53,7 @@ HEADER = ("name", "type", "tensor", "shape", "mean", "std", "zeros")
 """The columns of a summary."""
 
 THUMBNAIL_CHANNELS, THUMBNAIL_SIZE, THUMBNAIL_HEIGHT = 4, 32, 36
-"""What a summary shows of the first sample in a notebook: at most this many channels, each at most this many pixels
-wide and high; and the height of the whole picture on the page, in pixels."""
+"""The first sample in a notebook's summary: number of channels, pixels of a side of each, height of all on the page."""
 
 
 @contextmanager
@@ -367,10 +366,7 @@ class Keeper:
     device: str | torch.device | None
 
     def keep(self, tensor: Tensor) -> KeptTensor:
-        """Return what to keep of a tensor, on the device of these options.
-
-        It is a detached copy if `copy` is True or it is an inference tensor, otherwise the tensor itself.
-        """
+        """Return the tensor, or a detached copy if `copy` is set or it is an inference tensor, on the device to use."""
         # An inference tensor has no version that would tell a change.
         if self.copy or tensor.is_inference():
             given = tensor.detach()
@@ -470,9 +466,9 @@ class Captured(Mapping[str, CapturedModule]):
                 self._hooks.enter_context(handle)
 
     def _begin_call(self, tensor: Tensor, name: str) -> int:
-        """Add `name` if it is new, and return the index of the call that the tensor counts as.
+        """Add `name` if it is new, and return the index of the call that a tensor counts as.
 
-        UNKNOWN if a checkpoint recomputes it, and the name does not have exactly one call.
+        UNKNOWN if a checkpoint computes it again, and `name` has not just one call.
         """
         if name not in self._found:
             self._found[name] = CapturedModule(name, "Tensor", ("output", "grad_output"), lambda *_: "")
@@ -500,8 +496,7 @@ class Captured(Mapping[str, CapturedModule]):
     def summary(self) -> ShownText:
         """Return a table as text, one line per tensor; in a notebook it has a small picture of each.
 
-        Its columns are name, type, which tensor (role and call), shape, mean, standard deviation and the share of
-        zeros.
+        Its columns are name, type, which tensor (role and call), shape, mean, standard deviation and share of zeros.
         """
         rows = [row for captured in self._found.values() for row in captured.rows()]
         return ShownText(text_table(HEADER, rows), lambda: _html_of(self._found.values()))

@@ -30,11 +30,7 @@ class EditRule(ABC):
 
     @abstractmethod
     def __call__(self, tensor: Tensor) -> Tensor:
-        """Change the tensor.
-
-        Returns:
-            A new tensor of the same shape, dtype and device.
-        """
+        """Return a new tensor of the same shape, dtype and device; the given one stays as it is."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +38,7 @@ class Scale(EditRule):
     """Multiply the tensor by a factor.
 
     Args:
-        factor: The factor. 0 sets everything to zero (but keeps NaN), -1 changes the sign.
+        factor: The factor. 0 sets everything to zero (but NaN and infinity to NaN), -1 changes the sign.
 
     Example:
         >>> Scale(2.0)(torch.tensor([1.0, -3.0]))
@@ -111,7 +107,7 @@ class ClipNorm(EditRule):
         check_number("max_norm", self.max_norm, "a number, 0 or more", lambda norm: norm >= 0)
 
     def __call__(self, tensor: Tensor) -> Tensor:
-        """Return `tensor * min(1, max_norm / norm)`, same shape and dtype."""
+        """Return `tensor * min(1, max_norm / (norm + 1e-6))`, same shape and dtype."""
         wide = tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
         share: Tensor = self.max_norm / (torch.linalg.vector_norm(wide) + 1e-6)
         return tensor * share.clamp(max=1.0)
@@ -347,10 +343,10 @@ class Edits:
         self._hooks.close()
 
     def check_made(self) -> None:
-        """Check that at least one tensor of every module was changed.
+        """Check that the rule was applied to at least one tensor of every module, whether or not it changed a number.
 
         Raises:
-            LookupError: nothing of some module was changed.
+            LookupError: it was applied to none of some module.
         """
         names = [repr(name) for name in self._modules if name not in self._made]
         if names:

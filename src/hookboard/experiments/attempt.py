@@ -106,7 +106,7 @@ def copy_of_optimizer(recipe: Recipe, factor: float) -> Optimizer:
 
 
 def current_rates(optimizer: Optimizer) -> list[Any]:
-    """Return the learning rate of each parameter group; where it is 0, as before a warmup, its initial rate."""
+    """Return the learning rate of each parameter group; where it is 0, as before a warmup, its initial rate, if any."""
     return [group["lr"] if float(group["lr"]) else group.get("initial_lr", 0.0) for group in optimizer.param_groups]
 
 

@@ -31,7 +31,8 @@ def read_apart(loader: Any, count: int, until: float = math.inf) -> list[Any]:
         until: the deadline, as a value of `perf_counter()`: after it no further batch is loaded.
 
     Raises:
-        CannotRunAgainError: `loader` is anything else, or its data set is too large to be restored.
+        CannotRunAgainError: `loader` is anything else, also of a subclass of DataLoader, or its data set is too large
+            to be restored.
     """
     if type(loader) is not DataLoader or isinstance(loader.dataset, IterableDataset):
         raise CannotRunAgainError("only a DataLoader over a data set with indices can be read twice")
@@ -90,7 +91,7 @@ def _is_of_torch(data: object) -> bool:
 
 
 def _bytes_in(values: Iterable[Any]) -> int:
-    """Return the bytes of all NumPy arrays among the values, and of all tensors in them, nested ones too."""
+    """Return the bytes of the NumPy arrays among the values, and of all tensors in the values at any depth."""
     values = list(values)
     arrays = sum(value.nbytes for value in values if isinstance(value, np.ndarray))
     return arrays + sum(bytes_of(tensor) for _, tensor in tensors_in(values))

@@ -118,6 +118,12 @@ def experiment(setting: Setting, batches: Sequence[Any], seconds: float) -> Expe
         setting: the model, and how it is trained.
         batches: on the model's device. Rates are tried on the first ones, targets on all.
         seconds: the budget: after that no further step begins.
+
+    Returns:
+        What was found and tried; no finding and the reason if nothing can be tried.
+
+    Raises:
+        TypeError: the setting has no `step`, and its model is not a LightningModule.
     """
     reason = why_not(setting, batches)
     if reason:
@@ -155,7 +161,11 @@ def why_not(setting: Setting, batches: Sequence[Any]) -> str:
 
 
 def _recipe(setting: Setting, until: float) -> Recipe:
-    """Return the recipe for a setting that can be tried, with the clipping and precision of its Trainer."""
+    """Return the recipe for a setting that can be tried, with the clipping and loss scaling of its Trainer.
+
+    Raises:
+        TypeError: the setting has no `step`, and its model is not a LightningModule.
+    """
     [optimizer] = setting.optimizers
     step, clip, scale, trainer = setting.step, None, 1.0, setting.trainer
     if step is None and is_lightning(setting.module, LightningModule):
@@ -239,7 +249,7 @@ def _first_batches(batches: Sequence[Any], targets: Targets) -> Sequence[Any]:
 
 
 def _tried_rates(recipe: Recipe, batches: Sequence[Any], targets: Targets) -> list[RateTrial]:
-    """Try all rates, with as many steps at each as there is time for."""
+    """Try all rates; if time is short, with fewer than STEPS steps at each, but with at least MIN_STEPS."""
     began = perf_counter()
     gradients_of(recipe, batches[0])  # not the first time: that is slow
     now = perf_counter()

@@ -85,7 +85,7 @@ def _mean(losses: list[float]) -> float:
 
 
 def judge_labels(trial: LabelTrial, *, is_stuck: bool) -> list[Finding]:
-    """Return a finding if the held-out targets fit no better than permuted ones, otherwise nothing.
+    """Return one finding if the model fits its half, but the held-out targets no better than permuted ones; else [].
 
     Args:
         trial: what `tried_labels` returned.
@@ -116,7 +116,7 @@ def said_of_labels(trial: LabelTrial) -> str:
 
 
 def judge_equal(batches: Sequence[Any], targets: Targets) -> list[Finding]:
-    """Return an alarm if all targets of at least MIN_SAMPLES samples are the same class number, otherwise nothing."""
+    """Return one alarm if all targets of at least MIN_SAMPLES samples are the same class number; otherwise []."""
     count = sum(samples_in(batches, targets))
     for path in targets.classes if count >= MIN_SAMPLES else ():
         labels = of_batches(batches, path)

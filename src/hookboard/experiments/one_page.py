@@ -112,7 +112,7 @@ def _first_of(data: Iterable[Any]) -> list[Any]:
 
 
 def check_up(setting: Setting, batches: Sequence[Any], seconds: float) -> CheckupReport:
-    """Audit the step of the first batch, experiment with all batches, and return the findings of both."""
+    """Audit the step of the first batch, experiment with all batches, and return a report on both."""
     tried: list[str] = []
     until = perf_counter() + seconds
     read = _audited(setting, batches[0], tried)
@@ -122,9 +122,9 @@ def check_up(setting: Setting, batches: Sequence[Any], seconds: float) -> Checku
 
 
 def _audited(setting: Setting, batch: Any, tried: list[str]) -> Sequence[Finding]:
-    """Return what is found in the step, and in the optimizers of a Trainer.
+    """Return what is found in the step and, with a Trainer, in its optimizers.
 
-    If the step cannot be read, the reason is appended to `tried`, and nothing is returned.
+    If one of them cannot be read, the reason is appended to `tried`, and () is returned.
     """
     module, step, trainer = setting.module, setting.step, setting.trainer
     if step is None and is_lightning(module, LightningModule):

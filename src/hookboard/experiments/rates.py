@@ -24,8 +24,8 @@ FACTORS = (1.0, 0.1, 10.0, 0.01, 100.0, 0.001, 1000.0)
 """Multiples of the user's learning rate that are tried, in this order."""
 
 HIGHER, LOWER = (1e4, 1e5, 1e6), (1e-4, 1e-5, 1e-6)
-"""Further factors. HIGHER: the loss falls by less than STUCK_SHARE at the highest rate, but by more than at the one
-below. LOWER: it diverges even at the lowest rate."""
+"""Further factors. HIGHER are tried if the loss falls by less than STUCK_SHARE at the highest rate, but by more than at
+the one below; LOWER if it diverges even at the lowest rate."""
 
 AVERAGED_STEPS = 5
 """The loss of a trial is the mean of its last steps, this many (a choice)."""
@@ -61,8 +61,8 @@ class RateTrial:
         steps: how many optimizer steps it took.
         before: the mean loss of the last steps had the weights not been updated.
         after: the mean loss of the last steps; NaN if a loss was not finite, or the trial was given up.
-        right: the loss after the last step; NaN as for `after`, and without targets.
-        exchanged: as `right`, with the targets permuted over the samples.
+        right: the sum of the losses of all batches after the last step; NaN if `after` is, or without targets.
+        exchanged: the same sum with the targets permuted over the samples; NaN if `right` is.
     """
 
     factor: float
@@ -171,8 +171,8 @@ def tried_on_others(recipe: Recipe, batches: Sequence[Any], trials: Sequence[Rat
         count: how many optimizer steps at each rate.
 
     Returns:
-        The trial at the user's rate and the best other one, both with losses on the held-out batches; None if there was
-        no time for two.
+        The trial at the user's rate and the best other one; their `before` and `after` are the sums of the losses on
+        the held-out batches. None if there was no time for two.
     """
     mine, others = batches[: len(batches) // 2], batches[len(batches) // 2 :]
     found: list[RateTrial] = []
@@ -228,7 +228,10 @@ def _tried(recipe: Recipe, batches: Sequence[Any], factor: float, rest: Sequence
 
 
 def judge_gradients(recipe: Recipe, batch: Any) -> list[Finding]:
-    """Return a finding if the gradients of all parameters in the optimizer are missing or exactly 0, else nothing."""
+    """Return one finding if the gradients of all parameters in the optimizer are missing or exactly 0; otherwise [].
+
+    Also [] if the loss is not finite.
+    """
     gradients = gradients_of(recipe, batch)
     with restoring(recipe, [batch]):
         [loss] = losses_of(recipe, [batch])
@@ -311,8 +314,13 @@ def has_no_bound(trials: Sequence[RateTrial]) -> bool:
 def lower_one(trials: Sequence[RateTrial], by: float = FALLEN_SHARE) -> RateTrial | None:
     """Return the trial at the best lower rate, if its loss ends below `1 - by` times that at the user's rate.
 
-    None if it does not, if it hardly falls there, or if a loss is negative. This alone does not prove the user's rate
-    too large: its loss can rise at first and fall later.
+    Also if the loss diverges at the user's rate. None if it does not end that low, if it falls by less than
+    FALLEN_SHARE there, or if a loss is negative. This alone does not prove the user's rate too large: the loss at that
+    rate can rise at first and fall later.
+
+    Args:
+        trials: at all rates, by ascending rate.
+        by: the share.
     """
     yours = next((trial for trial in trials if trial.factor == 1), None)
     best = advised([trial for trial in trials if trial.factor < 1])
@@ -322,13 +330,16 @@ def lower_one(trials: Sequence[RateTrial], by: float = FALLEN_SHARE) -> RateTria
 
 
 def advised(trials: Sequence[RateTrial]) -> RateTrial | None:
-    """Return the trial with the smallest rate whose fall is at least NEARLY_BEST of the largest; None if none falls."""
+    """Return the trial with the smallest rate whose fall is at least NEARLY_BEST of the largest; None if none falls.
+
+    The trials must be in ascending order of their rate.
+    """
     most = max((trial.fall for trial in trials), default=-math.inf)
     return next((trial for trial in trials if trial.fall >= NEARLY_BEST * most > 0), None)
 
 
 def is_too_large(pair: RatePair, *, has_targets: bool) -> bool:
-    """Return True if the loss falls at the lower rate of the pair, and not at the user's; False if one is negative.
+    """Return True if the loss falls at the other rate of the pair, and not at the user's; False if a loss is negative.
 
     A fall at the user's rate does not count if the model gives a constant there. Without targets, the loss must rise at
     the user's rate.

@@ -12,10 +12,10 @@ from hookboard.nested import map_tensors, tensors_in
 
 
 def find_targets(recipe: Recipe, batches: Sequence[Any]) -> Targets:
-    """Return the targets of the batches: those of the first one, if each batch has them for all of its samples.
+    """Return which tensors of the batches are targets: those that are in the first one, by `targets_in`.
 
-    They are not known if the batches differ in their dtype or in the shape of a sample, or if no other tensor of a
-    batch has as many samples.
+    Empty `Targets` if a batch lacks one of these tensors, if the batches differ in its dtype or in the shape of a
+    sample, or if no other tensor of a batch has as many samples.
     """
     with restoring(recipe, batches):
         found = targets_in(recipe.module, batches[0], recipe.step)
@@ -35,12 +35,12 @@ def find_targets(recipe: Recipe, batches: Sequence[Any]) -> Targets:
 
 
 def of_batches(batches: Sequence[Any], path: str) -> list[Tensor]:
-    """Return the tensor at a path of each batch."""
+    """Return from each batch the tensor at `path`, as `tensors_in` writes it."""
     return [dict(tensors_in(batch))[path] for batch in batches]
 
 
 def samples_in(batches: Sequence[Any], targets: Targets) -> list[int]:
-    """Return how many samples each batch has; 0 if no targets are known."""
+    """Return how many samples each batch has; for each 0 if no targets are known."""
     return [len(target) for target in of_batches(batches, targets.paths[0])] if targets.paths else [0] * len(batches)
 
 
