@@ -20,7 +20,8 @@ def tensors_in(value: object, path: str = "") -> Iterator[tuple[str, Tensor]]:
     """Yield every tensor in `value` with its path: the indices or keys that lead to it, joined by slashes.
 
     It looks inside tuples, lists, mappings and dataclasses; fields of named tuples and dataclasses count as keys. Other
-    objects are taken to hold no tensor. If two keys read the same, such as 1 and "1", the second path ends in "~2".
+    objects are taken to hold no tensor. If two keys read the same, such as 1 and "1", the second path ends in "~2". All
+    paths begin with `path`, that of `value` itself.
 
     >>> import torch
     >>> x = torch.zeros(1)

@@ -27,7 +27,8 @@ MAX_MERGE_BYTES = 1 << 24
 """Maximum size of the part of a block that is merged at a time: a rank holds a few times this besides the block."""
 
 CONNECT_TIMEOUT, ANSWER_TIMEOUT = timedelta(minutes=1), timedelta(minutes=30)
-"""How long a rank waits for the others: to connect, and in an exchange, before which one may be saving a checkpoint."""
+"""How long a rank waits for the others: while they connect, and in an exchange, for which a rank that saves a checkpoint
+is late."""
 
 MAX_WAIT_SECONDS = 60.0
 """How many seconds a rank's training thread waits for the others, at the end of a run or when they are several
@@ -56,7 +57,7 @@ def gathered(mine: T) -> list[T]:
 
 
 class Level(NamedTuple):
-    """A group of ranks that exchange with each other, this one among them.
+    """A group of ranks that exchange with each other, the present process among them.
 
     Args:
         group: the process group.
@@ -106,7 +107,7 @@ class Ranks:
                 set_timeout(group, ANSWER_TIMEOUT)
 
     def at(self, point: str, exchange: Callable[[], T]) -> T:
-        """Return what `exchange` returns, after checking that all ranks are at the same point.
+        """Return what `exchange` returns, after checking that all ranks have given the same name as `point`.
 
         Every rank must call it. If it fails, this rank takes no further part: what it would exchange next would not be
         what the others exchange, and gloo aborts a process that receives more than it expects.
@@ -175,7 +176,8 @@ class Ranks:
 
         Args:
             mine: the object of this rank.
-            combine: takes the objects of several ranks, in rank order, and returns one of the same kind.
+            combine: takes the objects of several ranks, in rank order, and returns one of the same kind. With many
+                ranks it is called again with such results.
 
         Raises:
             RanksLostError: a rank does not take part.
@@ -204,7 +206,7 @@ class Ranks:
         return self._levels
 
     def leave(self) -> None:
-        """Take no further part. The next `at` of the other ranks raises a `RanksLostError`; a thread waits for it.
+        """Take no further part; a thread tells the other ranks, whose next `at` raises a `RanksLostError`.
 
         Closing connections is not enough: they stay open while a process that this one has forked, such as a
         DataLoader's worker, is alive.

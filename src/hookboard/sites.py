@@ -27,7 +27,8 @@ class RoleTraits:
     Args:
         kind: its name in tags; histograms add an s.
         is_gradient: whether its tensors are gradients, which come in the backward pass.
-        of_parameter: whether its tensors are those of a parameter. Otherwise they come with each call of a module.
+        of_parameter: whether its tensors are parameters, their gradients, updates or optimizer state. Otherwise they
+            come with each call of a module.
         moments_only: whether only its moments are measured, without a histogram and the user's own statistics. So it is
             for weights before an update, for updates, and for what an optimizer keeps (`parameter_state`, where
             `Site.index` is the name of the statistic).

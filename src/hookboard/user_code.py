@@ -20,7 +20,7 @@ _LIBRARIES = (
 
 @functools.cache
 def is_of_library(path: str) -> bool:
-    """Return True if a file belongs to torch, Lightning or hookboard, or is generated code such as `<string>`."""
+    """Return True if a file belongs to torch, Lightning or hookboard, or is none, such as `<string>` or `<stdin>`."""
     return path.startswith(_LIBRARIES)
 
 

@@ -15,8 +15,8 @@ class Targets(NamedTuple):
     """The targets in a batch, by their paths, see `tensors_in`.
 
     Args:
-        paths: all of them; empty if none are known.
-        classes: those that are given to a loss function of classes, see `OF_CLASSES`.
+        paths: the paths of all targets; empty if none are known.
+        classes: the paths of those targets that a loss function of classes takes, see `OF_CLASSES`.
     """
 
     paths: tuple[str, ...] = ()

@@ -43,7 +43,7 @@ class Product(NamedTuple):
         output: the value of the output.
         target: the value of the target.
         output_limits: the smallest and largest number of the output, on its device.
-        target_limits: the same for the target.
+        target_limits: the smallest and largest number of the target, on its device.
     """
 
     output: Value
@@ -115,7 +115,7 @@ def loss_shape(done: TracedStep) -> Iterator[Finding]:
 
 
 def _is_column_and_row(one: Value, other: Value) -> bool:
-    """Return True if one has shape (n, 1) and the other (n,), and no call has made it so to combine all pairs."""
+    """Return True for the shapes (n, 1) and (n,) with n > 1, unless a call has made one so to combine all pairs."""
     row, column = sorted((one, other), key=lambda value: len(value.shape))
     is_shape = len(row.shape) == 1 and row.shape[0] > 1 and column.shape == (*row.shape, 1)
     return is_shape and not any(value.op is not None and _makes_pairs(value.op) for value in (row, column))

@@ -88,7 +88,8 @@ def input_scale(done: TracedStep) -> Iterator[Finding]:
 
 
 SAME_TOKEN_SHARE, MIN_TOKENS = 0.95, 64
-"""Tokens hold next to nothing if this share of at least so many are the same (choices)."""
+"""Tokens tell next to nothing if at least this share of them is the same; fewer than MIN_TOKENS are not judged
+(choices)."""
 
 
 def few_tokens(done: TracedStep) -> Iterator[Finding]:

@@ -8,7 +8,8 @@ from torch import Tensor
 from hookboard.auditing.rules import Finding, LossCall, TracedStep, losses_of
 
 MIN_PADDED_SHARE, MIN_PADDED_ROWS = 0.2, 0.5
-"""Targets count as padded if this share of them, in this share of the rows, is the same number to the end (choices)."""
+"""Targets count as padded if at least this share of the rows (the second number) ends in a run of the same number, and
+these runs are at least the first share of all targets (choices)."""
 
 MIN_RUN = 2
 """A row is padded if it ends with at least this many equal numbers (a choice)."""

@@ -20,10 +20,10 @@ MAX_BYTES = 1 << 28
 
 
 def read_apart(loader: Any, count: int, until: float = math.inf) -> list[Any]:
-    """Return the batches that a DataLoader would give next, loaded in this process without its workers.
+    """Return the first batches of a pass over a DataLoader, loaded in this process without its workers.
 
-    Afterwards the random state, the generators of the loader and its samplers, and the attributes of the data set are
-    restored.
+    If the loader shuffles, the next pass over it has another order. Afterwards the random state, the generators of the
+    loader and its samplers, and the attributes of the data set are restored.
 
     Args:
         loader: a DataLoader over a map-style data set.
