@@ -129,7 +129,7 @@ def check_identifier(option: str, given: object) -> None:
     """Check a name that becomes part of tags.
 
     Raises:
-        ValueError: it is not made of letters, digits and underscores.
+        ValueError: it is not made of letters, digits and underscores, or begins with a digit.
     """
     if not isinstance(given, str) or not given.isidentifier():
         raise wrong(option, given, "a name of letters, digits and underscores, as in 'near_zero'")
@@ -213,7 +213,7 @@ def check_normalization(mean: Sequence[float] | None, std: Sequence[float] | Non
     """Check the mean and standard deviation that pictures were normalized with, one number per channel.
 
     Raises:
-        ValueError: only one is given, or one is not a list of finite numbers, in `std` above 0.
+        ValueError: only one is given, they differ in length, or one is not a list of finite numbers, in `std` above 0.
     """
     if mean is not None:
         check_list("mean", mean, is_finite, "a list with a number for each channel", "with std")

@@ -27,8 +27,8 @@ MAX_MERGE_BYTES = 1 << 24
 """Maximum size of the part of a block that is merged at a time: a rank holds a few times this besides the block."""
 
 CONNECT_TIMEOUT, ANSWER_TIMEOUT = timedelta(minutes=1), timedelta(minutes=30)
-"""How long a rank waits for the others: while they connect, and in an exchange, for which a rank that saves a checkpoint
-is late."""
+"""How long a rank waits for the others: while they connect, and in an exchange, for which a rank that saves a
+checkpoint is late."""
 
 MAX_WAIT_SECONDS = 60.0
 """How many seconds a rank's training thread waits for the others, at the end of a run or when they are several
