@@ -185,6 +185,20 @@ def test_gradients_are_clipped_as_in_the_training():
     assert checkup.report.findings == ()
 
 
+def test_a_schedule_that_draws_its_rates_from_an_iterator_is_left_alone():
+    class Scheduled(Regression):
+        def configure_optimizers(self):
+            rates = (0.01 * step for step in range(100))
+            optimizer = torch.optim.SGD(self.parameters(), lr=1.0)
+            schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: next(rates))
+            return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+    checkup = Checkup(seconds=5)
+    run = trained(None, Scheduled(), pairs(), checkup, HealthMonitor())
+    assert run.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.01 * run.global_step)
+    assert any(line.startswith("The schedule was not read: ") for line in checkup.report.tried)
+
+
 def test_it_runs_in_bfloat16():
     checkup = Checkup(seconds=5)
     trained(None, made(lr=10.0), pairs(), checkup, precision="bf16-mixed")

@@ -124,7 +124,7 @@ def check_up(setting: Setting, batches: Sequence[Any], seconds: float) -> Checku
 def _audited(setting: Setting, batch: Any, tried: list[str]) -> Sequence[Finding]:
     """Return what is found in the step and, with a Trainer, in its optimizers.
 
-    If one of them cannot be read, the reason is appended to `tried`, and () is returned.
+    If one of them cannot be read, the reason is appended to `tried`, and the other is read all the same.
     """
     module, step, trainer = setting.module, setting.step, setting.trainer
     if step is None and is_lightning(module, LightningModule):
@@ -132,17 +132,18 @@ def _audited(setting: Setting, batch: Any, tried: list[str]) -> Sequence[Finding
             tried.append("The step was not read: the optimization is manual.")
             return ()
         step = partial(loss_of_step, trainer, module)
+    found: list[Finding] = []
     try:
         with undisturbed(module, batch, trainer=trainer, is_whole_step=True, is_strict=True):
-            found = audit(module, batch, step)
-        return (
-            found
-            if trainer is None
-            else (*found, *findings_of_optimizers(trainer, cast(LightningModule, module), None))
-        )
+            found.extend(audit(module, batch, step))
     except CannotRunAgainError as why:
         tried.append(f"The step was not read: {why}.")
-        return ()
+    if trainer is not None:
+        try:
+            found.extend(findings_of_optimizers(trainer, cast(LightningModule, module), None))
+        except CannotRunAgainError as why:
+            tried.append(f"The schedule was not read: {why}.")
+    return found
 
 
 def _optimizers_of(model: Any) -> list[Optimizer]:

@@ -103,7 +103,7 @@ class Variables:
         """Return the objects that code may change in place: those in its variables, and those that hooks belong to.
 
         Of variables and default arguments, these are containers, arrays, tensors, random generators, modules, files,
-        and objects of the user's classes.
+        iterators, and objects of the user's classes.
         """
         found = list(self._owners)
         values = [value for cls in self._classes for value in vars(cls).values()]
@@ -114,7 +114,7 @@ class Variables:
         for value in values:
             kind = type(value)
             is_file = kind.__module__.partition(".")[0] in FILE_LIBRARIES
-            if kind in _CONTAINERS or is_file or isinstance(value, _MUTABLE) or _is_own_class(kind):
+            if kind in _CONTAINERS or is_file or isinstance(value, (*_MUTABLE, Iterator)) or _is_own_class(kind):
                 found.append(value)
         return found
 
