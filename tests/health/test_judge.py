@@ -1,11 +1,15 @@
 """The judge's bookkeeping: what lasts, since when, until when, what comes back; and which verdict stands first."""
 
+import itertools
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from health import looks
 from health.trainings import LAYERS, WINDOW, linear
 
-from hookboard.health import Judge, Look, Rule, Run, Stepped, Symptom
+from hookboard.health import Judge, Look, Rule, Run, Stepped, Symptom, Verdict
+from hookboard.health.causes import explained
 from hookboard.layers import Flow, Layer
 from hookboard.messages import HookboardWarning
 
@@ -513,6 +517,26 @@ def test_a_layer_that_was_replaced_by_another_kind_has_no_history():
     run.follow(looks.layers(Layer("fc", "BatchNorm1d", "norm"), linear("head")))
     assert np.isnan(run.recent("activation_rms")[:, 0]).tolist() == [True, False]
     assert np.isnan(run.course("activation_rms")[:, 0]).tolist() == [True, False]
+
+
+def test_a_layer_that_is_unfrozen_keeps_the_silence_of_its_units():
+    run = Run(looks.layers(replace(linear("fc"), trainable=frozenset()), linear("head")), WINDOW)
+    run.see(looks.look(0, [looks.reading("fc", "output", [looks.row(100, 0.0, 0.0, zeros=100)] * 4)]))
+    before = run.silence["fc"]
+    run.follow(looks.layers(linear("fc"), linear("head")))
+    assert run.silence["fc"] is before
+
+
+def test_verdicts_do_not_explain_each_other_in_a_circle():
+    """`dead_units` follows from `activation_scale` or `exploding_gradient`, and both of these from `dead_units`."""
+    found = {"activation_scale": 20, "dead_units": 20, "exploding_gradient": 0}
+    verdicts = [Verdict("alarm", rule, f"fc{i}", since, None, "", "") for i, (rule, since) in enumerate(found.items())]
+    run = Run(looks.layers(*(linear(f"fc{i}") for i in range(3))), WINDOW)
+    run.see(looks.look(0, []))
+    for given in itertools.permutations(verdicts):
+        causes = explained(given, run)
+        assert set(verdicts) - causes.keys()
+        assert not causes.keys() & set(causes.values())
 
 
 def test_an_alarm_is_not_taken_back_because_a_loss_that_is_stuck_crosses_the_border_of_harm():

@@ -152,6 +152,14 @@ def test_one_of_several_experts_was_not_forgotten():
     assert places(symptoms(NO_GRADIENT, made, layers)) == [("experts.1", "note")]
 
 
+def test_a_layer_of_its_own_that_stopped_running_is_no_expert():
+    sites = [("head", "output"), ("head", "grad_output"), *((w, "parameter_grad") for w in LAYERS["head"].weights)]
+    made = training(80, lambda step: dict.fromkeys(sites) if step > 3 else {})
+    found = [symptom for symptom in symptoms(NO_GRADIENT, made) if symptom.module == "head"]
+    assert found
+    assert all("expert" not in symptom.advice for symptom in found)
+
+
 def test_a_layer_that_is_used_without_being_called_is_well():
     change = {("fc1", "output"): None, ("fc1", "grad_output"): None}
     assert symptoms(NO_GRADIENT, training(change=lambda step: change)) == []

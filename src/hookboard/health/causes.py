@@ -4,7 +4,7 @@ What explains most comes first: faults of the data or of a step cause symptoms i
 symptoms in all layers it feeds, and a loss that does not fall is the last thing to report.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -193,7 +193,7 @@ def explained(
         for one in by_rule[cause.rule]:
             if cause.is_hard and one not in hard:
                 continue
-            root = found.get(one, one)  # what follows from an effect follows from its cause
+            root = _root_of(one, found)  # what follows from an effect follows from its cause
             for other in (verdict for effect in cause.effects for verdict in by_rule.get(effect, ())):
                 if (
                     other in found
@@ -204,7 +204,13 @@ def explained(
                     continue
                 if _follows(run, cause, one, other):
                     found[other] = root
-    return found
+    return {effect: _root_of(effect, found) for effect in found}
+
+
+def _root_of(verdict: Verdict, found: Mapping[Verdict, Verdict]) -> Verdict:
+    while verdict in found:
+        verdict = found[verdict]
+    return verdict
 
 
 def _follows(run: Run, cause: Cause, one: Verdict, other: Verdict) -> bool:

@@ -35,20 +35,13 @@ def restore_judge(judge: Judge, parts: Mapping[str, Any], layers: Mapping[str, L
         layers: every layer that is watched from now on, by name. They may differ from those of the other judge.
     """
     run: Run = parts["run"]
-    before, silence = {layer.name: layer for layer in run.layers}, run.silence
-    if before != layers:
+    if {layer.name: layer for layer in run.layers} != layers:
         run.follow(layers)
-        # Whether a layer may be trained says nothing of what its units have given.
-        run.silence = {name: each for name, each in silence.items() if _gives_the_same(before[name], layers.get(name))}
     other = copy.copy(judge)
     _OF_JUDGE.make(parts["cases"])  # raises where there are others
     vars(other).update(parts["cases"], run=run, _verdicts=None)
     _ = other.verdicts  # raises here, not in the next step, where parts do not fit together
     vars(judge).update(vars(other))
-
-
-def _gives_the_same(before: Layer, now: Layer | None) -> bool:
-    return now is not None and (before.type, before.shapes) == (now.type, now.shapes)
 
 
 class Recent(SimpleNamespace):

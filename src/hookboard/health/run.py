@@ -137,8 +137,6 @@ class Run:
     def follow(self, layers: Mapping[str, Layer]) -> None:
         """Watch other layers from now on; those of the same name, type and shapes keep their history.
 
-        `silence` is kept only of layers that are equal in all else too, such as which weights are trainable.
-
         Args:
             layers: every layer to watch, by name.
         """
@@ -148,9 +146,7 @@ class Run:
         same = {name for name, (_, old) in known.items() if name in layers and _is_alike(old, layers[name])}
         place = [known[name][0] if name in same else len(known) for name in names]
         self._ran = {name: None for name in self._ran if name in layers}
-        self.silence = {
-            name: silence for name, silence in self.silence.items() if name in layers and layers[name] == known[name][1]
-        }
+        self.silence = {name: silence for name, silence in self.silence.items() if name in same}
         self.layers = [layers[name] for name in names]
         self._defined = list(layers)
         self._reorder(place)

@@ -131,12 +131,10 @@ def harm_of(run: Run) -> str:
 
 
 def is_one_of_several(run: Run, layer: Layer) -> bool:
-    """Return True if a layer with the same name but for numbers has run, such as another expert of a `ModuleList`.
-
-    True too if the layer itself has run.
-    """
+    """Return True if another layer of the same name but for numbers has run, such as another expert."""
     pattern = re.compile(re.sub(r"\d+", r"\\d+", re.escape(layer.name)))
-    return any(run.has_run(other) and pattern.fullmatch(other.name) for other in run.layers)
+    others = (other for other in run.layers if other.name != layer.name and pattern.fullmatch(other.name))
+    return any(map(run.has_run, others))
 
 
 UPDATE_RATIO_SMALL = 1e-4
