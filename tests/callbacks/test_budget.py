@@ -48,6 +48,19 @@ def test_what_is_done_in_the_steps_between_counts_too(monkeypatch):
     assert own[0] / (10 * factor * 0.01 + own[0]) <= 0.02 < own[1] / (10 * (factor - 1) * 0.01 + own[1])
 
 
+def test_what_is_left_out_is_no_time_of_the_training(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("hookboard.loops.budget.perf_counter", lambda: now[0])
+    budget = Budget(0.02, Clock())
+    for number in range(4):
+        budget.begin_batch(number)
+        now[0] += 1.0
+        if number == 1:
+            now[0] += 5.0
+            budget.leave_out(5.0)
+    assert budget.step == pytest.approx(1.0)
+
+
 def test_what_was_found_long_ago_counts_less_and_is_not_forgotten(monkeypatch):
     budget = budget_after(monkeypatch, 0.02, look=0.012, step=0.01, idle=0.0001)
     assert [budget.wanted(10, 12) for _ in range(20)] == [12] * 20

@@ -104,6 +104,13 @@ def test_a_value_that_was_replaced_is_not_what_spoiled_the_loss():
     assert f"div() at {last_line(divided)}" in event.evidence
 
 
+def test_a_division_by_a_tiny_number_is_not_called_one_by_0():
+    net = nn.Sequential(Calls(lambda x, bad: x / (1e-37 if bad else 1)), nn.Linear(4, 3))
+    event = only_event(Toy(net), marked_at(2))
+    assert "came from div() at test_first_operation.py" in event.evidence
+    assert "divisor" not in event.evidence + event.advice
+
+
 def test_an_operation_without_a_known_cause_leaves_the_advice_as_it_is():
     net = nn.Sequential(Calls(lambda x, bad: x * 1e38 if bad else x), nn.Linear(4, 3))
     event = only_event(Toy(net), marked_at(2))

@@ -68,6 +68,20 @@ def causes(message):
     return {name: cause for names, cause in lines for name in names.split(", ")}
 
 
+def test_a_module_of_which_one_output_is_empty_has_something_to_measure(tmp_path):
+    class Two(nn.Module):
+        def forward(self, x):
+            return x, x[:, :0]
+
+    class First(nn.Module):
+        def forward(self, two):
+            return two[0]
+
+    net = nn.Sequential(nn.Linear(4, 3), Two(), First())
+    said = said_in(lambda: fit(tmp_path, Toy(net), batches(4, 4), ActivationLogger("net.1", every_n_steps=1)))
+    assert not said
+
+
 @pytest.mark.filterwarnings("ignore:`torch.jit", "ignore:.*torch.jit:FutureWarning")
 def test_every_gap_is_named_once_with_its_cause(tmp_path):
     net = Odd()

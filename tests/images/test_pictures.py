@@ -241,6 +241,14 @@ def test_a_picture_is_shown_as_it_was_before_it_was_normalized():
     assert torch.allclose(shown_again / 255, original, atol=1 / 255)
 
 
+def test_a_pixel_that_is_nan_leaves_the_others_of_its_picture():
+    picture = torch.linspace(0, 1, 16).view(1, 1, 4, 4)
+    picture[0, 0, 0, 1] = torch.nan
+    shown = unnormalized(picture, None, None)[0, :, :, 0]
+    assert (shown[0, 0], shown[0, 1], shown[3, 3]) == (0, 0, 255)
+    assert shown[2, 2] == round(10 / 15 * 255)
+
+
 def test_an_overlay_has_the_picture_the_map_and_both_in_one_row():
     inputs = np.zeros((2, 16, 16, 3), np.uint8)
     inputs[0] = 200

@@ -203,6 +203,7 @@ def test_the_effective_rank_of_a_wide_layer_is_that_of_a_sample_within_bounds():
 
 def test_calls_with_other_numbers_of_channels_have_no_effective_rank():
     assert rank_of([normal(10, 4), normal(10, 5)]) == {}
+    assert rank_of([normal(10, 100), normal(10, 200)]) == {}, "of both 64 channels are sampled, not the same ones"
     assert rank_of([normal(10)]) == {}
 
 

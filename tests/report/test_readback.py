@@ -11,6 +11,7 @@ from board.logs import record, scalars, write
 from board.sick_logs import SICK, STEPS, VERDICTS, layers_of, sick_values
 
 from hookboard import Verdict, read
+from hookboard.report.readback import ReadRun
 from hookboard.records import HEALTH
 
 NAMES = [name for name, _, _ in layers_of()]
@@ -84,6 +85,12 @@ def test_a_frame_is_one_of_pandas(sick):
     assert isinstance(frame, pandas.DataFrame)
     assert list(frame.columns) == ["quantity", "layer", "step", "value"]
     assert len(frame) == 4 * 75 * 60
+
+
+def test_the_frame_of_a_run_without_readings_is_empty():
+    pytest.importorskip("pandas")
+    frame = ReadRun("bare", "", [], {}).to_pandas()
+    assert (list(frame.columns), len(frame)) == (["quantity", "layer", "step", "value"], 0)
 
 
 def test_several_runs_are_an_error_that_names_them(logs):

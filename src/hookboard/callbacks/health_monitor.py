@@ -357,7 +357,7 @@ class HealthMonitor(SiteLogger[HealthState]):
         if self.clock.began is not None:
             self.clock.began += seconds
         if self._budget is not None:
-            self._budget.pause()
+            self._budget.leave_out(seconds)
 
     def _see_loss(self, loop: Loop, state: HealthState, loss: Tensor) -> None:
         scale = None if state.loss_scale is None else state.loss_scale.in_force()

@@ -139,12 +139,14 @@ class MissingSites:
 
     def found(self, recorder: Recorder, readings: Iterable[Reading]) -> Iterator[tuple[str, Role, str]]:
         """Yield name, role and cause of each expected site without a reading, or whose tensors were all empty."""
-        measured = {(reading.site.name, reading.site.role): reading for reading in readings}
+        are_empty: dict[tuple[str, Role], bool] = {}
+        for reading in readings:
+            site = reading.site.name, reading.site.role
+            are_empty[site] = are_empty.get(site, True) and reading.is_empty
         for (name, role), cause in self.causes.items():
-            reading = measured.get((name, role))
-            if reading is None:
+            if (name, role) not in are_empty:
                 yield name, role, "switched off, as a warning above says" if recorder.is_off(name, role) else cause
-            elif reading.is_empty:
+            elif are_empty[name, role]:
                 yield name, role, "every tensor was empty"
 
 

@@ -100,9 +100,11 @@ def _cause(name: str, given: Sequence[Tensor], args: Sequence[Any], kwargs: Mapp
     if name in _SOFTMAXES | _ATTENTIONS:
         return _cause_of_masked_rows(_masked_rows(name, first, args, kwargs))
     if name in _DIVISIONS:
-        divisor = first if len(given) < 2 or name == "reciprocal" else given[1].detach()
-        zeros = 1 if len(given) < 2 and name != "reciprocal" else int((divisor == 0).sum())
-        return _counted(zeros, "of its divisors", "0"), "Add an epsilon to the divisor, or leave these values out."
+        number = kwargs.get("other", args[1] if len(args) > 1 else None)
+        divisor = given[1].detach() if len(given) > 1 else number if isinstance(number, int | float) else first
+        zeros = int(torch.as_tensor(divisor == 0).sum())
+        advice = "Add an epsilon to the divisor, or leave these values out." if zeros else ""
+        return _counted(zeros, "of its divisors", "0"), advice
     if name in _LOGARITHMS:
         least = -1 if name == "log1p" else 0
         low = _counted(int((first <= least).sum()), f"of its {first.numel()} inputs", f"{least} or less")

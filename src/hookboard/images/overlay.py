@@ -1,5 +1,6 @@
 """Draws class-activation maps over the input pictures, one row for each sample."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -26,7 +27,9 @@ def unnormalized(inputs: Tensor, mean: Sequence[float] | None, std: Sequence[flo
     if mean is not None and std is not None:
         pixels = pixels * torch.tensor(std).view(-1, 1, 1) + torch.tensor(mean).view(-1, 1, 1)
     else:
-        low, high = pixels.amin(dim=(1, 2, 3), keepdim=True), pixels.amax(dim=(1, 2, 3), keepdim=True)
+        is_finite = pixels.isfinite()
+        low = pixels.where(is_finite, math.inf).amin(dim=(1, 2, 3), keepdim=True)
+        high = pixels.where(is_finite, -math.inf).amax(dim=(1, 2, 3), keepdim=True)
         pixels = (pixels - low) / (high - low).clamp(min=1e-12)
     if channels != 3:
         pixels = pixels.mean(dim=1, keepdim=True).expand(-1, 3, -1, -1)

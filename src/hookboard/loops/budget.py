@@ -109,6 +109,12 @@ class Budget:
             self._close(self._began[2] + 1)
         self._began = None
 
+    def leave_out(self, seconds: float) -> None:
+        """Leave these seconds, which have just passed, out of the running step."""
+        if self._began is not None:
+            start, spent, begun = self._began
+            self._began = start + seconds, spent, begun
+
     def _close(self, step: int) -> None:
         """Add the time since the last `begin_batch`; `step` is the optimizer step of the next batch."""
         if self._began is None:

@@ -158,7 +158,7 @@ class SaturatedCount(Columns):
 class Covariance(Columns):
     """Measures the covariance of the channels, from a sample of at most 256 positions and 64 channels.
 
-    Columns: the number of sampled positions, that of sampled channels, the mean of each channel, and the lower triangle
+    Columns: the number of sampled positions, that of channels, the mean of each sampled channel, and the lower triangle
     of the covariance, row by row with the diagonal; 0 for channels beyond the sampled ones. A position is one vector
     over the channels; one with NaN or infinities is left out. Values are divided by `unit_of` the tensor's min and max
     first, so that no square overflows.
@@ -172,16 +172,16 @@ class Covariance(Columns):
         if dim is None:
             return numbers.fill_(math.nan)
         sample = _sample(tensor, dim).double() / unit_of(row[8], row[9])
-        channels = sample.shape[1]
+        sampled = sample.shape[1]
         is_whole = sample.isfinite().all(1, keepdim=True)
         sample = sample.where(is_whole, 0)
         count = is_whole.sum()
         means = sample.sum(0) / count.clamp(min=1)
         away = (sample - means).where(is_whole, 0)
         square = row.new_zeros(MAX_SAMPLED_CHANNELS, MAX_SAMPLED_CHANNELS)
-        square[:channels, :channels] = away.T @ away / count.clamp(min=1)
-        numbers[0], numbers[1] = count, channels
-        numbers[2 : 2 + channels] = means
+        square[:sampled, :sampled] = away.T @ away / count.clamp(min=1)
+        numbers[0], numbers[1] = count, tensor.shape[dim]
+        numbers[2 : 2 + sampled] = means
         first, second = _pairs(row.device)
         numbers[2 + MAX_SAMPLED_CHANNELS :] = square[first, second]
         return numbers
@@ -189,7 +189,7 @@ class Covariance(Columns):
     def merge(self, numbers: Tensor, rows: Tensor, owner: Tensor, merged: Tensor) -> Tensor:
         """Merge by Chan's formula for each pair of channels.
 
-        The first column is NaN if the tensors differ in the number of sampled channels, or none has a finite value.
+        The first column is NaN if the tensors differ in the number of channels, or none has a finite value.
         """
         owners, is_there = len(merged), rows[:, :1] != 0
         numbers = numbers.where(is_there, 0)
@@ -226,7 +226,7 @@ def effective_rank(numbers: list[float]) -> float:
     Returns:
         NaN if every sampled position had a value that is not finite.
     """
-    count, channels = numbers[0], int(numbers[1])
+    count, channels = numbers[0], min(int(numbers[1]), MAX_SAMPLED_CHANNELS)
     if not count:
         return math.nan
     square = np.zeros((MAX_SAMPLED_CHANNELS, MAX_SAMPLED_CHANNELS))

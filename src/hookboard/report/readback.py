@@ -84,7 +84,8 @@ class ReadRun:
             values = measured.values[rows, columns]
             frame = {"quantity": quantity, "layer": layers, "step": measured.steps[columns], "value": values}
             frames.append(pandas.DataFrame(frame))
-        return pandas.concat(frames, ignore_index=True)
+        empty = pandas.DataFrame(columns=["quantity", "layer", "step", "value"])
+        return pandas.concat(frames, ignore_index=True) if frames else empty
 
     def __repr__(self) -> str:
         return f"ReadRun({self.name!r}: {self.headline or 'no verdicts'} Readings: {listed(self.readings)})"
