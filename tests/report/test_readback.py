@@ -11,8 +11,8 @@ from board.logs import record, scalars, write
 from board.sick_logs import SICK, STEPS, VERDICTS, layers_of, sick_values
 
 from hookboard import Verdict, read
-from hookboard.report.readback import ReadRun
 from hookboard.records import HEALTH
+from hookboard.report.readback import ReadRun
 
 NAMES = [name for name, _, _ in layers_of()]
 
