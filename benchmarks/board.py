@@ -7,13 +7,18 @@
 It writes event files as hookboard does, one event for each step, starts TensorBoard on them, waits until all of them
 are loaded, and times what the page asks for, from request to numbers. TensorBoard keeps 1,000 points
 of each tag. Memory is that of TensorBoard's Python process; the fast loader keeps its data in another one.
+Where there is Chromium, it also opens the tab there, with an empty cache: "in all" is from opening TensorBoard to the
+drawn map, and "the tab" is the part that TensorBoard's own page has no share in.
 """
 
 import argparse
 import contextlib
 import gzip
+import importlib.util
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -29,6 +34,9 @@ from tensorboard.compat.proto.event_pb2 import Event
 
 from hookboard.board.logged_run import SCALES
 from hookboard.writers.tensorboard_private import QuickRecordWriter
+
+SENT = "() => performance.getEntriesByType('resource').reduce((sum, one) => sum + one.transferSize, 0)"
+"""JavaScript: how many bytes a frame has loaded."""
 
 ONE = b"\x15\x00\x00\x80\x3f"  # how an event stores the scalar 1.0
 
@@ -64,7 +72,7 @@ def tensorboard(logdir: str, loader: str) -> Iterator[tuple[str, int]]:
             assert process.stderr is not None
             for line in process.stderr:
                 if found := re.search(r"http://\S+", line):
-                    yield f"{found[0]}data/plugin/hookboard/", process.pid
+                    yield found[0], process.pid
                     break
         finally:
             process.kill()
@@ -116,6 +124,30 @@ def measure(base: str, process: int, names: list[str]) -> None:
     report("after all maps of all runs", "map", run=names[0], series=first)
 
 
+def draw(address: str, name: str) -> None:
+    """Open the tab in Chromium, each time with an empty cache."""
+    path = shutil.which(os.environ.get("CHROMIUM", "chromium"))
+    if path is None or importlib.util.find_spec("playwright") is None:
+        print("no Chromium, or no playwright: the tab is not drawn")
+        return
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
+        for attempt in ("first", "again", "again"):
+            page = browser.new_context(viewport={"width": 1440, "height": 900}).new_page()
+            start = time.perf_counter()
+            page.goto(f"{address}#hookboard&p.hookboard.run={name}")
+            rows = page.frame_locator("iframe").locator(".app:not([aria-busy]) .name")
+            rows.first.wait_for()
+            seconds = time.perf_counter() - start
+            tab = rows.first.evaluate("() => performance.now()") / 1000
+            size = rows.first.evaluate(SENT) / 1e6
+            what = f"drawn in Chromium, {attempt}"
+            print(f"{what:44} {tab:6.2f} s {size:7.2f} MB, in all {seconds:.2f} s", flush=True)
+            page.context.close()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in (("layers", 300), ("statistics", 12), ("steps", 2000), ("runs", 3)):
@@ -129,10 +161,12 @@ def main() -> None:
             write(Path(folder) / name, given.layers, given.statistics, given.steps, seed)
         size = sum(path.stat().st_size for path in Path(folder).rglob("events*"))
         print(f"{size / 1e6:.0f} MB written in {time.perf_counter() - start:.0f} s")
-        with tensorboard(folder, "false" if given.slow else "true") as (base, process):
+        with tensorboard(folder, "false" if given.slow else "true") as (address, process):
+            base = f"{address}data/plugin/hookboard/"
             start = time.perf_counter()
             wait(base, given.runs, given.steps - 1)
             print(f"loaded in {time.perf_counter() - start:.0f} s, memory {memory_of(process):.0f} MB")
+            draw(address, names[0])
             measure(base, process, names)
 
 
