@@ -5,11 +5,15 @@ INSTALLED := .venv/.installed
 OLDEST := .venv-oldest
 OLDEST_INSTALLED := $(OLDEST)/.installed
 SOURCES := pyproject.toml setup.py $(wildcard src/hookboard/*/*.[ch])
+# Which tests `make test` and `make test-oldest` run: all.
+TESTS ?=
+# The parts of `make release-check`, in this order.
+PARTS ?= agree lint test docs install-check
 # As many tests at once as this; those that share what is slow to make stay together.
 WORKERS ?= 2
 SIDE_BY_SIDE = -n $(WORKERS) --dist loadgroup
 
-.PHONY: demo demo-text demo-sick test test-fast test-oldest combinations browser lint bench bench-health package install-check clean
+.PHONY: demo demo-text demo-sick test test-fast test-oldest combinations browser lint bench bench-health package install-check agree release-check clean
 
 demo: $(RUNS)  ## train on handwritten digits, then look at it in TensorBoard
 	$(BIN)/python examples/digits.py fit --config configs/digits.yaml
@@ -21,13 +25,13 @@ demo-sick: $(RUNS)  ## the digits with a planted fault: what is said of a sick l
 	$(BIN)/python examples/sick.py digits
 
 test: $(INSTALLED)  ## the whole suite
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(TESTS)
 
 test-fast: $(INSTALLED)  ## without what compiles, starts processes or a browser, or is large
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m 'not (browser or compiles or spawns or large)'
 
 test-oldest: $(OLDEST_INSTALLED)  ## the whole suite on the oldest versions that pyproject.toml allows
-	$(OLDEST)/bin/python -m pytest $(SIDE_BY_SIDE)
+	$(OLDEST)/bin/python -m pytest $(SIDE_BY_SIDE) $(TESTS)
 
 combinations: $(INSTALLED)  ## every two circumstances of a training in one run; SEED=7 tries others, and triples
 	COMBINATIONS=all $(BIN)/python -m pytest -n $(WORKERS) tests/combinations
@@ -39,6 +43,8 @@ lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.citation-file-format CITATION.cff
 
 bench: $(INSTALLED)  ## what it costs, as ratios to the bare step
 	$(BIN)/python benchmarks/overhead.py
@@ -50,9 +56,18 @@ bench-health: $(INSTALLED)  ## what HealthMonitor finds, beside the rules of oth
 package: $(INSTALLED)  ## the wheel and the source distribution, into dist/
 	rm -rf dist
 	$(BIN)/python -m build --outdir dist .
+	$(BIN)/python -m twine check --strict dist/*
 
 install-check: package  ## install both into a bare environment, as a stranger does, and train the digits
 	PYTHON=$(PYTHON) .ci/install dist
+
+agree:  ## changelog, citation and tag name the version of the package
+	$(PYTHON) .ci/agree.py
+
+release-check:  ## all that a release needs, from a clean clone; it publishes nothing
+	@test -z "$$(git status --porcelain)" || { git status --short; echo 'Commit or remove this first.'; exit 1; }
+	@for part in $(PARTS); do echo "== make $$part"; $(MAKE) --no-print-directory $$part || exit 1; done
+	@echo 'Ready. To publish, push a tag: .github/workflows/release.yml does the rest.'
 
 # What the examples need and no more. pip is silent for minutes while it downloads and unpacks: the size grows instead.
 $(RUNS): $(SOURCES)
@@ -71,7 +86,7 @@ $(INSTALLED): $(RUNS)
 $(OLDEST_INSTALLED): $(SOURCES) requirements/oldest.txt
 	$(PYTHON) -m venv $(OLDEST)
 	$(OLDEST)/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
-	$(OLDEST)/bin/python -m pip install --quiet --editable '.[examples]' --group test --constraint requirements/oldest.txt
+	$(OLDEST)/bin/python -m pip install --quiet --editable '.[examples,notebook]' --group test --constraint requirements/oldest.txt
 	@touch $@
 
 clean:

@@ -1,8 +1,9 @@
-"""The compiled kernel, and the README; all else is in pyproject.toml.
+"""The compiled kernel, the README and the links; all else is in pyproject.toml.
 
 Without a C compiler the package installs all the same, and measures on the CPU with torch's own operations.
 """
 
+import os
 import re
 import sys
 import sysconfig
@@ -18,14 +19,31 @@ IS_LIMITED = not sysconfig.get_config_var("Py_GIL_DISABLED")
 """Whether to build for the limited API, which a free-threaded Python does not have: its wheel serves no other."""
 
 
+def repository() -> str:
+    """The public address that pyproject.toml names, or ""."""
+    found = re.search(r'^repository = "(.*?)/?"', Path("pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE)
+    return found[1] if found else ""
+
+
 def readme() -> str:
-    """README.md. Its links lead to the `Repository` of `[project.urls]`, if there is one: PyPI has only this one."""
+    """README.md. Where there is a public address its links lead there: PyPI has no other file."""
     text = Path("README.md").read_text(encoding="utf-8")
-    public = re.search(r'^Repository = "(.*?)/?"', Path("pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE)
-    if public is None:
+    if not (public := repository()):
         return text
     link = re.compile(r"(!?)(\[[^]]*\])\((?!\w+:|#)([^)\s]+)\)")
-    return link.sub(lambda m: f"{m[1]}{m[2]}({public[1]}/{'raw' if m[1] else 'blob'}/HEAD/{m[3]})", text)
+    return link.sub(lambda m: f"{m[1]}{m[2]}({public}/{'raw' if m[1] else 'blob'}/HEAD/{m[3]})", text)
+
+
+def urls() -> dict[str, str]:
+    """The links of the project's page on PyPI, none without a public address."""
+    public = repository()
+    pages = {
+        "Repository": "",
+        "Documentation": "/blob/HEAD/docs/README.md",
+        "Changelog": "/blob/HEAD/CHANGELOG.md",
+        "Issues": "/issues",
+    }
+    return {name: public + page for name, page in pages.items()} if public else {}
 
 
 HEADERS = [f"src/hookboard/measure/_native_{name}.h" for name in ("values",)]
@@ -57,12 +75,13 @@ kernel = Extension(
     depends=HEADERS,
     define_macros=[("Py_LIMITED_API", "0x{:02X}{:02X}0000".format(*OLDEST))] if IS_LIMITED else [],
     py_limited_api=IS_LIMITED,
-    optional=True,
+    optional="CIBUILDWHEEL" not in os.environ,  # a wheel for others has the kernel
 )
 setup(
     ext_modules=[kernel],
     long_description=readme(),
     long_description_content_type="text/markdown",
+    project_urls=urls(),
     cmdclass={"build_ext": BuildFor},
     options={"bdist_wheel": {"py_limited_api": "cp{}{}".format(*OLDEST)}} if IS_LIMITED else {},
 )

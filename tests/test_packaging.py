@@ -125,7 +125,8 @@ def test_one_wheel_serves_every_python_that_is_allowed(wheel):
 @pytest.mark.spawns
 def test_the_wheel_has_what_runs_and_no_source_in_c(wheel):
     package = ROOT / "src"
-    kept = [path for end in ("*.py", "*.pyi", "py.typed", "static/*") for path in package.rglob(end) if path.is_file()]
+    ends = ("*.py", "*.pyi", "py.typed", "static/*", "plotly/*.js")
+    kept = [path for end in ends for path in package.rglob(end) if path.is_file()]
     compiled = {path for path in sizes(wheel) if path.endswith((".so", ".pyd"))}
     assert [path.partition(".")[0] for path in compiled] == [KERNEL]
     assert sizes(wheel).keys() - compiled == {path.relative_to(package).as_posix() for path in kept}
@@ -175,6 +176,41 @@ def test_the_oldest_versions_that_are_tested_are_those_that_are_allowed():
 def requirement_in(line):
     text = line.partition("#")[0].strip()
     return Requirement(text) if text else None
+
+
+@pytest.fixture
+def release(tmp_path):
+    """A copy of what a release names its version in, and the faults that .ci/agree.py finds there."""
+    for path in ("src/hookboard/__init__.py", "CHANGELOG.md", "CITATION.cff"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / path, tmp_path / path)
+    find = runpy.run_path(str(ROOT / ".ci" / "agree.py"))["faults"]
+    return tmp_path, lambda *tags: find(tmp_path, list(tags))
+
+
+def test_changelog_and_citation_name_the_version_of_the_package(release):
+    assert release[1]() == []
+
+
+@pytest.mark.parametrize("path", ["src/hookboard/__init__.py", "CHANGELOG.md", "CITATION.cff"])
+def test_a_version_that_only_one_of_them_has_is_a_fault(release, path):
+    folder, faults = release
+    changed = re.sub(r'^(__version__ = "|## \[|version: )(\d+)', r"\g<1>9\2", (folder / path).read_text(), flags=re.M)
+    (folder / path).write_text(changed)
+    assert faults() != []
+
+
+def test_a_tag_of_another_version_is_a_fault(release):
+    (fault,) = [each for each in release[1]("v9.9.9") if "tag" in each]
+    assert fault.startswith("the tag v9.9.9 is of 9.9.9, the package is ")
+
+
+def test_a_release_leaves_nothing_under_unreleased(release):
+    folder, faults = release
+    text = (folder / "CHANGELOG.md").read_text()
+    (folder / "CHANGELOG.md").write_text(text.replace("## [Unreleased]\n", "## [Unreleased]\n\n### Fixed\n\n- This.\n"))
+    assert faults() == []
+    assert "CHANGELOG.md has lines under [Unreleased]" in faults("v9.9.9")
 
 
 def test_each_python_that_is_named_is_allowed():

@@ -6,7 +6,7 @@
 import importlib.util
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 
 def _load(name: str) -> Any:

@@ -13,24 +13,26 @@ PUBLIC = "https://example.org/somebody/hookboard"
 
 @pytest.fixture
 def given_to_pypi(tmp_path, monkeypatch):
-    """The README as setup.py gives it, with these lines at the end of pyproject.toml."""
+    """What setup.py gives to setuptools, with this address in pyproject.toml."""
 
-    def given(*lines):
+    def given(repository):
         passed = {}
         monkeypatch.setattr(setuptools, "setup", passed.update)
         for name in ("setup.py", "README.md", "pyproject.toml"):
             shutil.copy(ROOT / name, tmp_path)
         pyproject = tmp_path / "pyproject.toml"
-        pyproject.write_text("\n".join([pyproject.read_text(), *lines]))
+        text, replaced = re.subn("^repository = .*$", f'repository = "{repository}"', pyproject.read_text(), flags=re.M)
+        assert replaced == 1
+        pyproject.write_text(text)
         monkeypatch.chdir(tmp_path)
         runpy.run_path("setup.py")
-        return passed["long_description"]
+        return passed
 
     return given
 
 
 def test_links_lead_to_the_repository_once_it_is_public(given_to_pypi):
-    text = given_to_pypi("[project.urls]", f'Repository = "{PUBLIC}/"')
+    text = given_to_pypi(f"{PUBLIC}/")["long_description"]
     assert f"]({PUBLIC}/raw/HEAD/docs/images/tab.png)" in text
     assert f"]({PUBLIC}/blob/HEAD/docs/health.md#options)" in text
     assert re.findall(r"\]\((?!https://)[^)]*\)", FENCE.sub("", text)) == []
@@ -38,4 +40,14 @@ def test_links_lead_to_the_repository_once_it_is_public(given_to_pypi):
 
 
 def test_links_stay_as_they_are_before(given_to_pypi):
-    assert given_to_pypi() == PAGES["README.md"]
+    assert given_to_pypi("")["long_description"] == PAGES["README.md"]
+
+
+def test_the_page_of_the_project_links_to_the_repository_once_it_is_public(given_to_pypi):
+    links = given_to_pypi(PUBLIC)["project_urls"]
+    assert links["Repository"] == PUBLIC
+    assert all(link.startswith(f"{PUBLIC}/") for name, link in links.items() if name != "Repository")
+
+
+def test_the_page_of_the_project_has_no_link_before(given_to_pypi):
+    assert given_to_pypi("")["project_urls"] == {}
