@@ -11,7 +11,7 @@ import pytest
 from board.logs import histogram, picture, record, scalars, write
 from board.runs import picture_bytes
 
-from hookboard.board import Source
+from hookboard.board import Source, packed_plotly
 from hookboard.records import HEALTH, LAYERS, HealthRecord, LayerFacts, LayersRecord
 from hookboard.report import main, one_file
 from hookboard.report.folders import open_folders
@@ -62,10 +62,11 @@ def test_a_run_of_300_layers_has_all_its_steps_in_less_than_5_mb(tmp_path, monke
 
 def test_a_run_that_would_be_too_large_has_fewer_steps(tmp_path, monkeypatch):
     write_large(tmp_path / "run", layers=40)
-    monkeypatch.setattr(one_file, "MAX_BYTES", 2_250_000)
+    limit = 300_000 + len(packed_plotly()) * 4 // 3
+    monkeypatch.setattr(one_file, "MAX_BYTES", limit)
     page = page_of(*open_folders([tmp_path / "run"]))
     steps = answers_in(page)["map", "run", "health/activation_rms"]["steps"]
-    assert len(page) <= 2_250_000
+    assert len(page) <= limit
     assert 20 <= len(steps) < 256
     assert (steps[0], steps[-1]) == (0, 2550)
 
