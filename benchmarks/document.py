@@ -16,13 +16,13 @@ from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
 
+import yaml
 from lightning.pytorch.loggers import Logger
 
-from hookboard.auditing.reading import ALL_RULES
 from hookboard.callbacks.pictures import PictureLogger
 from hookboard.editing import EditRule
 from hookboard.health import Rule
-from hookboard.health.rules import FAMILIES
+from hookboard.health.rules import RULES
 from hookboard.loops import HookboardCallback
 from hookboard.measure import DERIVED, FORMULAS
 
@@ -34,9 +34,6 @@ SEEN = ("losses", "stage_comparison", "run", "run_table", "judge")
 """What is made of a run before any rule judges it."""
 
 THRESHOLD_FILES = [*sorted((HEALTH / "rules").glob("*.py")), *(HEALTH / f"{name}.py" for name in SEEN)]
-
-NOT_IN_LOOKS = ("training_step", "experiments")
-"""The families of rules that judge something else than the numbers of a look."""
 
 
 def thresholds() -> Iterator[str]:
@@ -70,24 +67,30 @@ def table(head: str, rows: Iterable[Iterable[str]]) -> Iterator[str]:
         yield "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"
 
 
-def rules_of_looks() -> Iterator[str]:
-    """Yield the table of the rules that judge the numbers of looks."""
-    rules = [rule for family, several in FAMILIES.items() if family not in NOT_IN_LOOKS for rule in several]
-    rows = ([f"`{rule.name}`", rule.about, f"`{rule.look_at}`", rule.gives] for rule in rules)
-    yield from table("rule | sees | look at | gives", rows)
+def with_symptoms(text: str) -> str:
+    """Return the page of the rules with what each rule sees, on the line after its heading."""
+    return SYMPTOM.sub(lambda found: found[1] + symptom(RULES[found[2]]), text)
 
 
-def rules_without_chart(rules: Iterable[Rule]) -> Iterator[str]:
-    """Yield a table of rules that no chart shows."""
-    yield from table("rule | sees | gives", ([f"`{rule.name}`", rule.about, rule.gives] for rule in rules))
+SYMPTOM = re.compile(r"^(### `(\w+)`\n\n)- \*\*Symptom:\*\*.*$", re.MULTILINE)
 
 
-def rules_of_step(*, needs_fit: bool) -> Iterator[str]:
-    """Yield the table of the rules that `audit` applies too, or of those that need a fit."""
-    of_audit = {rule.__name__ for rule in ALL_RULES}
-    yield from rules_without_chart(
-        rule for rule in FAMILIES["training_step"] if (rule.name not in of_audit) is needs_fit
-    )
+def symptom(rule: Rule) -> str:
+    """What a rule sees, as a line in Markdown."""
+    shown = f", shown by `{rule.look_at}`" if rule.look_at else ""
+    return f"- **Symptom:** {rule.about}. ({rule.gives.capitalize()}{shown}.)"
+
+
+def index() -> Iterator[str]:
+    """Yield the list of pages, by the sections of the site."""
+    for section in yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]:
+        for title, pages in section.items() if isinstance(section, dict) else ():
+            yield from ["", f"## {title}", ""]
+            for page in pages:
+                if (ROOT / "docs" / page).exists():  # the others stand elsewhere
+                    head = (ROOT / "docs" / page).read_text().partition("\n")[0]
+                    yield f"- [{head.removeprefix('# ')}]({page})"
+    yield ""
 
 
 def statistics() -> Iterator[str]:
@@ -141,10 +144,7 @@ def first_sentence(documented: object) -> str:
 
 WRITTEN: dict[tuple[str, str], Callable[[], Iterable[str]]] = {
     ("docs/thresholds.md", "thresholds"): thresholds,
-    ("docs/rules.md", "rules of looks"): rules_of_looks,
-    ("docs/rules.md", "rules of the step"): lambda: rules_of_step(needs_fit=False),
-    ("docs/rules.md", "rules of a fit"): lambda: rules_of_step(needs_fit=True),
-    ("docs/rules.md", "rules of experiments"): lambda: rules_without_chart(FAMILIES["experiments"]),
+    ("docs/README.md", "pages"): index,
     ("docs/statistics.md", "statistics"): statistics,
     ("docs/layers.md", "callbacks"): callbacks,
     ("docs/pictures.md", "callbacks of pictures"): lambda: callbacks(PictureLogger),
@@ -180,6 +180,7 @@ def written() -> dict[str, str]:
     texts = {path: (ROOT / path).read_text() for path in [*LISTING_STATISTICS, *(path for path, _ in WRITTEN)]}
     for path in LISTING_STATISTICS:
         texts[path] = with_names(texts[path])
+    texts["docs/rules.md"] = with_symptoms((ROOT / "docs/rules.md").read_text())
     for (path, name), lines in WRITTEN.items():
         texts[path] = with_part(texts[path], name, lines())
     return texts

@@ -272,7 +272,7 @@ class ChannelDims:
     Args:
         layers: all watched layers, by name.
 
-    Example:
+    Examples:
         >>> import torch
         >>> dims = ChannelDims({"conv": Layer("conv", "Conv2d", "conv"), "relu": Layer("relu", "ReLU", "rectifier")})
         >>> [dims(Site(name, "output"), torch.zeros(2, 3, 8, 8)) for name in ("conv", "relu")]
@@ -315,7 +315,7 @@ class DefinedDims:
     Args:
         layers: all layers of the model by name, in the order in which it defines them.
 
-    Example:
+    Examples:
         >>> import torch
         >>> layers = {"fc": Layer("fc", "Linear", "linear"), "gelu": Layer("gelu", "GELU", "smooth")}
         >>> DefinedDims(layers)(Site("gelu", "grad_output"), torch.zeros(2, 7, 16))

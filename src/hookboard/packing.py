@@ -106,7 +106,7 @@ def packed(value: Any, forms: Codecs) -> Packed:
     Raises:
         TypeError: the value contains something else.
 
-    Example:
+    Examples:
         >>> unpacked(packed({"a": (1, {2.5}), "b": np.zeros(2)}, {}).written(), {})
         {'a': (1, {2.5}), 'b': array([0., 0.])}
     """

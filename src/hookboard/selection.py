@@ -53,7 +53,7 @@ def select(
         ValueError: a pattern or a type matches nothing, or no module is selected.
         NothingToSelectError: neither patterns nor types are given, and there is nothing to select.
 
-    Example:
+    Examples:
         >>> net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Sequential(nn.Conv2d(2, 2, 3), nn.ReLU()))
         >>> list(select(net, "**", types="Conv2d"))
         ['0', '2.0']

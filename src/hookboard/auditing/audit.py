@@ -29,7 +29,7 @@ def audit(model: nn.Module, batch: Any, step: Callable[[Any], Tensor] | None = N
     Raises:
         TypeError: `step` is left out and the model is not a LightningModule, or the loss is not a tensor.
 
-    Example:
+    Examples:
         >>> import torch
         >>> _ = torch.manual_seed(0)
         >>> model = nn.Sequential(nn.Linear(4, 3), nn.Softmax(dim=1))

@@ -59,7 +59,7 @@ class ActivationLogger(SiteLogger[MeasurementState]):
         ValueError: At construction: an unknown statistic, role or stage, or an `every_n_steps` below 1. At fit start: a
             pattern or type that matches no module of the model.
 
-    Example:
+    Examples:
         >>> ActivationLogger("backbone.layer*.**", types="Conv2d", statistics=["std", "abs_max"]).modules
         'backbone.layer*.**'
     """

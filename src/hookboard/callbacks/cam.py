@@ -69,7 +69,7 @@ class CAMLogger(PictureLogger):
         ValueError: At construction: an unknown option, a number below 1, or `mean` without `std`. At fit start: a
             pattern that matches no module of the model.
 
-    Example:
+    Examples:
         >>> CAMLogger(method="layer_cam", target="label").method
         'layer_cam'
     """

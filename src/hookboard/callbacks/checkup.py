@@ -31,7 +31,7 @@ class Checkup(HookboardCallback[StageState]):
     Raises:
         ValueError: `seconds` is not a finite number above 0.
 
-    Example:
+    Examples:
         >>> Checkup(seconds=60).seconds
         60
     """

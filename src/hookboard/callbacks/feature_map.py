@@ -69,7 +69,7 @@ class FeatureMapLogger(PictureLogger):
         ValueError: At construction: an unknown option, or a number below 1. At fit start: a pattern or type that
             matches no module of the model.
 
-    Example:
+    Examples:
         >>> FeatureMapLogger("backbone.layer*", order="strongest").order
         'strongest'
     """

@@ -64,7 +64,7 @@ class GradientLogger(SiteLogger[MeasurementState]):
         ValueError: At construction: an unknown statistic or role, or an `every_n_steps` below 1. At fit start: a
             pattern or type that matches no module, or `parameter_grad` for modules that own no parameter.
 
-    Example:
+    Examples:
         >>> GradientLogger(types=["Conv2d", "Linear"], roles=["grad_output", "parameter_grad"]).roles
         ['grad_output', 'parameter_grad']
     """

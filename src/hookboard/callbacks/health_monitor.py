@@ -108,7 +108,7 @@ class HealthMonitor(SiteLogger[HealthState]):
         ValueError: At construction: an unknown rule, or a number below 1. At fit start: a pattern or type that matches
             no module.
 
-    Example:
+    Examples:
         >>> HealthMonitor(rules=["dead_units", "nonfinite"], stop_on="nonfinite").verdicts
         ()
     """

@@ -61,7 +61,7 @@ class Intervention(HookboardCallback[_EditState]):
         LookupError: After the first changed batch of a stage: a selected module was not changed, because it was not
             called or no gradient arrived.
 
-    Example:
+    Examples:
         >>> from hookboard import Zero
         >>> Intervention(Zero(channels=[3]), "backbone.layer1", stages=["train", "validate"]).rule
         Zero(channels=[3], dim=1)

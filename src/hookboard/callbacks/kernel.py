@@ -37,7 +37,7 @@ class KernelLogger(PictureLogger):
         ValueError: At construction: a number below 1. At fit start: a pattern or type that matches no module of the
             model, or modules of which none is a convolution.
 
-    Example:
+    Examples:
         >>> KernelLogger("backbone.conv1").modules
         'backbone.conv1'
     """

@@ -91,7 +91,7 @@ class ParameterLogger(SiteLogger[MeasurementState]):
         ValueError: At construction: an unknown statistic, or an `every_n_steps` below 1. At fit start: a pattern
             or type that matches no module, or none that owns a parameter.
 
-    Example:
+    Examples:
         >>> ParameterLogger("head", statistics=["l2", "update_ratio"]).statistics
         ['l2', 'update_ratio']
     """

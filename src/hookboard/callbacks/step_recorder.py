@@ -33,7 +33,7 @@ class StepRecorder(HookboardCallback[StageState]):
     Raises:
         ValueError: `steps` is empty, or one of them is not a whole number of at least 0.
 
-    Example:
+    Examples:
         >>> StepRecorder("run_a", [0, 100]).steps
         [0, 100]
     """

@@ -94,7 +94,7 @@ def capture(
         LookupError: At the end of the block: an edit has changed nothing, because its module was not called or no
             gradient came to it.
 
-    Example:
+    Examples:
         >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU())
         >>> with capture(net, "0", roles=["output", "grad_output"]) as seen:
         ...     net(torch.ones(4, 2)).sum().backward()
@@ -177,7 +177,7 @@ class _OfRoles:
             LookupError: nothing was captured, or there were several calls.
             ValueError: a tensor of this shape or kind cannot be drawn.
 
-        Example:
+        Examples:
             >>> net = nn.Sequential(nn.Conv2d(1, 4, 3))
             >>> with capture(net) as seen:
             ...     _ = net(torch.ones(1, 1, 8, 8))

@@ -40,7 +40,7 @@ def record(model: nn.Module, inputs: Any, path: str | os.PathLike[str], *, loss:
         path: the file.
         loss: computes a scalar from what the model returns; then gradients are recorded too.
 
-    Example:
+    Examples:
         >>> import tempfile, torch
         >>> net = nn.Sequential(nn.Linear(4, 2), nn.ReLU())
         >>> path = f"{tempfile.mkdtemp()}/net.zip"
@@ -103,7 +103,7 @@ def compare(
         TypeError: a side is none of these, or only one is a capture, or `loss` is not a function.
         ValueError: a recording is damaged, or a pattern matches nothing.
 
-    Example:
+    Examples:
         >>> import copy, torch
         >>> net = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 2))
         >>> other = copy.deepcopy(net)

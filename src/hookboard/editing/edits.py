@@ -40,7 +40,7 @@ class Scale(EditRule):
     Args:
         factor: The factor. 0 sets everything to zero (but NaN and infinity to NaN), -1 changes the sign.
 
-    Example:
+    Examples:
         >>> Scale(2.0)(torch.tensor([1.0, -3.0]))
         tensor([ 2., -6.])
     """
@@ -66,7 +66,7 @@ class Clamp(EditRule):
     Raises:
         ValueError: Neither limit is given, or `min` is above `max`.
 
-    Example:
+    Examples:
         >>> Clamp(min=0.0)(torch.tensor([1.0, -3.0]))
         tensor([1., 0.])
     """
@@ -96,7 +96,7 @@ class ClipNorm(EditRule):
     Args:
         max_norm: The limit. Tensors with a norm up to this stay as they are.
 
-    Example:
+    Examples:
         >>> ClipNorm(1.0)(torch.tensor([3.0, 4.0]))
         tensor([0.6000, 0.8000])
     """
@@ -124,7 +124,7 @@ class Zero(EditRule):
     Raises:
         ValueError: When it is applied: the tensor has no such channel.
 
-    Example:
+    Examples:
         >>> Zero(channels=[1])(torch.ones(1, 3))
         tensor([[1., 0., 1.]])
     """
@@ -158,7 +158,7 @@ class Noise(EditRule):
         std: The standard deviation of the noise.
         seed: The seed of the generators. A copied or unpickled rule starts from this seed again.
 
-    Example:
+    Examples:
         >>> before = torch.get_rng_state()
         >>> Noise(0.1)(torch.zeros(2)).ne(0).all(), torch.get_rng_state().equal(before)
         (tensor(True), True)
@@ -211,7 +211,7 @@ class Replace(EditRule):
     Args:
         value: A tensor of the same shape. It is moved to the device and dtype of the tensor that it replaces.
 
-    Example:
+    Examples:
         >>> Replace(torch.ones(2))(torch.zeros(2))
         tensor([1., 1.])
     """

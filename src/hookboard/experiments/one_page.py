@@ -79,7 +79,7 @@ def checkup(
         TypeError: `step` or `optimizer` is left out and the model is no LightningModule.
         ValueError: `data` has no batch.
 
-    Example:
+    Examples:
         >>> import torch
         >>> _ = torch.manual_seed(0)
         >>> model = nn.Linear(4, 1)

@@ -162,7 +162,7 @@ class Rule:
     Raises:
         ValueError: An argument is invalid, such as a name with other characters, or a `judge` that is no function.
 
-    Example:
+    Examples:
         >>> def judge(run):
         ...     for layer, rms in zip(run.layers, run.recent("activation_rms")[:, -1]):
         ...         if rms > 100:

@@ -292,7 +292,7 @@ def watch(
         ValueError: an argument is of another kind, or `log_every_n_steps` is below 1; when the context is entered: the
             configuration of a callback does not fit the model.
 
-    Example:
+    Examples:
         >>> from hookboard import HealthMonitor
         >>> model, monitor = nn.Sequential(nn.Linear(2, 1)), HealthMonitor(every_n_steps=1)
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

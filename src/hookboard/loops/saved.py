@@ -61,7 +61,7 @@ def arguments_of(callback: object, every_n_steps: int) -> dict[str, str]:
         callback: a callback that has each argument of its constructor as an attribute.
         every_n_steps: the cadence in use, which replaces the argument of that name.
 
-    Example:
+    Examples:
         >>> from hookboard import Checkup
         >>> arguments_of(Checkup(seconds=5), 50)
         {'seconds': '5', 'every_n_steps': '50'}

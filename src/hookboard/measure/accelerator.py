@@ -195,7 +195,7 @@ def _readable(tensor: Tensor, dim: int | None) -> tuple[Tensor, tuple[int, int, 
 def dense_order(tensor: Tensor) -> list[int] | None:
     """Return the dimensions in their order in memory, the one with stride 1 last; None if there are gaps.
 
-    Example:
+    Examples:
         >>> dense_order(torch.empty(2, 3, 4, 5, memory_format=torch.channels_last))
         [0, 2, 3, 1]
     """

@@ -43,7 +43,7 @@ def measure(
         TypeError: the tensor has no values, or does not let them be read; the message says why.
         Exception: any error of a user's statistic. Then `counts` is unchanged.
 
-    Example:
+    Examples:
         >>> from hookboard.measure import FIELDS, plan
         >>> row = measure(torch.tensor([1.0, 3.0, float("nan")]), plan(["mean", "nan_count"]))
         >>> row[FIELDS.index("mean")], row[FIELDS.index("nan")]
@@ -161,7 +161,7 @@ def measure_channels(
         TypeError: as in `measure`.
         Exception: any error of a user's statistic. Then `counts` is unchanged.
 
-    Example:
+    Examples:
         >>> from hookboard.measure import FIELDS, plan
         >>> row, channels = measure_channels(torch.tensor([[1.0, 5.0], [3.0, 5.0]]), 1, plan("mean"))
         >>> row[FIELDS.index("mean")], channels[:, FIELDS.index("mean")]

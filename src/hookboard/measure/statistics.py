@@ -155,7 +155,7 @@ class Statistic:
         ValueError: The name has other characters or is that of a built-in statistic, or the rule is not one of the
             four.
 
-    Example:
+    Examples:
         >>> import torch
         >>> near_zero = Statistic("near_zero", lambda x: (x.abs() < 0.05).float().mean(), merge="mean")
         >>> near_zero.measure(torch.tensor([0.01, 1.0]))

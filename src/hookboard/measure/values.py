@@ -52,7 +52,7 @@ def values_of(tensor: Tensor, *, may_wait: bool | None = None) -> Values:
     Raises:
         TypeError: the tensor has no values, or does not let them be read; the message says why.
 
-    Example:
+    Examples:
         >>> values_of(torch.tensor([[3 + 4j, 0]])).numbers
         tensor([5., 0.], dtype=torch.float64)
         >>> values_of(torch.tensor([[0.0, 2.0], [0.0, 0.0]]).to_sparse())

@@ -48,7 +48,7 @@ class RandomState:
         names: which generators, keys of `GENERATORS`; CUDA's is left out before its first use. Reading a state takes
             50 us or more.
 
-    Example:
+    Examples:
         >>> state = RandomState(["torch"])
         >>> first = torch.rand(())
         >>> state.moved()

@@ -375,6 +375,7 @@ OVERFITTING = Rule(
     at_once=True,
     of_evaluations=True,
     about="the loss in validation, where it is logged (`val_loss`), rises while that in training falls",
+    gives="note",
 )
 SPIKE = Rule(
     "spike",

@@ -350,6 +350,7 @@ NOT_CALLED = Rule(
     "not_called",
     not_called,
     about="activations that forward never calls, though it calls other layers of the same module",
+    gives="note",
 )
 
 COLLAPSED = Rule(
