@@ -13,7 +13,7 @@ PARTS ?= agree lint test docs install-check
 WORKERS ?= 2
 SIDE_BY_SIDE = -n $(WORKERS) --dist loadgroup
 
-.PHONY: demo demo-text demo-sick test test-fast test-oldest combinations browser lint bench bench-health package install-check agree release-check clean
+.PHONY: demo demo-text demo-sick test test-fast test-oldest combinations browser lint bench bench-health docs package install-check agree release-check clean
 
 demo: $(RUNS)  ## train on handwritten digits, then look at it in TensorBoard
 	$(BIN)/python examples/digits.py fit --config configs/digits.yaml
@@ -52,6 +52,9 @@ bench: $(INSTALLED)  ## what it costs, as ratios to the bare step
 
 bench-health: $(INSTALLED)  ## what HealthMonitor finds, beside the rules of other tools
 	$(BIN)/python -m benchmarks.health
+
+docs: $(INSTALLED)  ## the documents as a site, into build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 
 package: $(INSTALLED)  ## the wheel and the source distribution, into dist/
 	rm -rf dist

@@ -47,7 +47,7 @@ def test_equal_arguments_have_equal_words():
 def test_what_raises_and_an_example_are_documented(name):
     text = inspect.getdoc(getattr(hookboard, name))
     assert "Raises:\n" in text
-    assert "Example:\n    >>> " in text
+    assert "Examples:\n    >>> " in text
 
 
 @pytest.mark.parametrize("name", ["ActivationLogger", "GradientLogger", "ParameterLogger"])

@@ -5,6 +5,8 @@ import re
 import pytest
 from documents.pages import PAGES, ROOT, anchors, blocks, commands, languages, links, rows, words
 
+import hookboard
+
 MOST_WORDS = dict.fromkeys(PAGES, 1200) | {"README.md": 899}
 for name in ("record", "rules", "thresholds"):  # a format in full, and lists made by a script
     del MOST_WORDS[f"docs/{name}.md"]
@@ -48,6 +50,10 @@ def test_every_link_leads_to_a_file_and_a_heading(page):
 
 def test_every_page_is_in_the_index():
     assert {f"docs/{link}" for link in links("docs/README.md")} >= PAGES.keys() - {"README.md", "docs/README.md"}
+
+
+def test_every_public_name_is_on_the_page_of_the_api():
+    assert sorted(re.findall(r"^::: hookboard\.(\w+)$", PAGES["docs/api.md"], re.MULTILINE)) == hookboard.__all__
 
 
 def test_every_picture_is_shown():

@@ -6,6 +6,7 @@ import runpy
 import sysconfig
 from collections import OrderedDict
 from functools import partial
+from pathlib import Path
 
 import lightning.pytorch
 import pytest
@@ -109,6 +110,25 @@ def test_a_statistic_and_a_rule_of_ones_own_work_as_their_page_says(tmp_path, gi
     fit(tmp_path, Toy(net), data, logger, monitor)
     assert logger.readings[0].statistics["near_zero"] == pytest.approx((outputs.abs() < 0.05).double().mean().item())
     assert "huge_outputs" in {verdict.rule for verdict in monitor.verdicts}
+
+
+@pytest.mark.parametrize("page", ["docs/nan.md", "docs/start.md"])
+def test_a_page_shows_the_verdict_that_its_training_gets(page, given, capsys):
+    run(page, given)
+    *_, shown = blocks(page, "text")
+    assert without_numbers(shown) in without_numbers(capsys.readouterr().out.replace(Path(page).name, "train.py"))
+
+
+def test_what_float16_would_lose_is_measured_as_the_page_of_precision_says(given):
+    found = run("docs/precision.md", given)
+    assert found["room"] > 1
+    assert 0 <= found["small"]["backbone.stem.conv"] <= 1
+
+
+def test_the_ratios_of_updates_are_read_as_the_page_of_rates_says(given):
+    ratios = run("docs/rate.md", given)["ratios"]
+    assert ratios.keys() == {name for name, _ in given["trained"]["model"].named_parameters()}
+    assert all(ratio > 0 for ratio in ratios.values())
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of jsonargparse, as LightningCLI calls it
