@@ -84,7 +84,9 @@ def symptom(rule: Rule) -> str:
 def index() -> Iterator[str]:
     """Yield the list of pages, by the sections of the site."""
     for section in yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]:
-        for title, pages in section.items() if isinstance(section, dict) else ():
+        for title, pages in section.items():
+            if isinstance(pages, str):
+                continue
             yield from ["", f"## {title}", ""]
             for page in pages:
                 if (ROOT / "docs" / page).exists():  # the others stand elsewhere
