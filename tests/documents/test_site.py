@@ -37,4 +37,4 @@ def test_a_page_loads_nothing_from_another_host(site):
 
 def test_a_link_to_a_file_of_the_source_leads_to_a_page_that_shows_it(site):
     (link,) = {*re.findall(r'href="([^"]*test_truth.py[^"]*)"', (site / "setups" / "index.html").read_text())}
-    assert "tests/callbacks/test_truth.py</h1>" in (site / "setups" / link / "index.html").resolve().read_text()
+    assert ">tests/callbacks/test_truth.py<" in (site / "setups" / link / "index.html").resolve().read_text()
