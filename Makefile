@@ -54,7 +54,7 @@ bench-health: $(INSTALLED)  ## what HealthMonitor finds, beside the rules of oth
 	$(BIN)/python -m benchmarks.health
 
 docs: $(INSTALLED)  ## the documents as a site, into build/site
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
 package: $(INSTALLED)  ## the wheel and the source distribution, into dist/
 	rm -rf dist
