@@ -9,8 +9,11 @@ from torch import Tensor
 
 from hookboard.ranks import whole
 
-CHUNK = 1 << 22
-"""Elements that are compared at a time, in float64."""
+CHUNK = {"cpu": 1 << 16}
+"""Elements that are compared at a time, in float64, by type of device: few enough for the caches of a CPU."""
+
+CHUNK_ELSEWHERE = 1 << 22
+"""The same for other devices."""
 
 
 @dataclass(frozen=True)
@@ -45,22 +48,23 @@ def distance(left: Tensor, right: Tensor) -> Distance:
     floor = max(_smallest(left.dtype), _smallest(right.dtype))
     one, other = left.detach().reshape(-1), right.reshape(-1)
     sums, unequal, worst, place = [0.0] * 4, 0, -1.0, 0
-    for start in range(0, len(one), CHUNK):
-        a, b = (_wide(tensor[start : start + CHUNK]) for tensor in (one, other))
-        apart = (a - b).abs()
-        apart[apart <= floor] = 0
-        if not bool(apart.sum().isfinite()):
+    is_whole = not left.is_floating_point() and not left.is_complex()
+    size = CHUNK.get(left.device.type, CHUNK_ELSEWHERE)
+    for start in range(0, len(one), size):
+        a, b = (_wide(tensor[start : start + size]) for tensor in (one, other))
+        apart = torch.nn.functional.threshold((a - b).abs(), floor, 0.0)
+        if not bool(torch.vdot(apart, apart).isfinite()):
             same = (a == b) | (a.isnan() & b.isnan())
             apart = torch.where(same, 0.0, apart).nan_to_num(nan=math.inf)
             a, b = (torch.where(a.isfinite() & b.isfinite(), x, 0.0) for x in (a, b))
-        unequal += int(apart.count_nonzero())
-        found = int(apart.argmax())
-        if float(apart[found]) > worst:
-            worst, place = float(apart[found]), start + found
+        if is_whole:
+            unequal += int(apart.count_nonzero())
+        if (largest := float(apart.max())) > worst:
+            worst, place = largest, start + int(apart.argmax())
         products = (apart, apart), (a, a), (b, b), (a, b)
         sums = [total + float(torch.vdot(x, y).real) for total, (x, y) in zip(sums, products, strict=True)]
     of_difference, of_left, of_right, product = sums
-    if not left.is_floating_point() and not left.is_complex():
+    if is_whole:
         relative = unequal / len(one)
     elif math.isinf(worst) or (of_difference and not of_left):
         relative = math.inf
@@ -105,10 +109,16 @@ def _wide(tensor: Tensor) -> Tensor:
     if tensor.is_complex():
         return tensor.to(torch.complex128)
     wide = tensor.to(torch.float64)
-    if not tensor.is_floating_point() or bool(torch.linalg.vector_norm(wide, math.inf) < torch.finfo(tensor.dtype).max):
+    if not tensor.is_floating_point() or _largest(wide) < torch.finfo(tensor.dtype).max:
         return wide
     # A mask of the largest number of its type says the same in another type as an infinite one.
     return torch.where(is_extreme(tensor), math.inf * wide.sign(), wide)
+
+
+def _largest(tensor: Tensor) -> float:
+    """Return the largest size of its elements; NaN if one is NaN."""
+    low, high = torch.aminmax(tensor)
+    return float(torch.maximum(-low, high))
 
 
 def _number(tensor: Tensor) -> float:

@@ -184,7 +184,7 @@ def add_index(path: str | os.PathLike[str], index: Index) -> None:
         }
     )
     with zipfile.ZipFile(path, "a") as file:
-        file.writestr(INDEX, text)
+        file.writestr(INDEX, text, zipfile.ZIP_DEFLATED)
 
 
 def _index_of(given: dict[str, Any]) -> Index:
