@@ -328,7 +328,8 @@ def _rewrite_weight(
 ) -> None:
     if not weight.is_leaf:
         weight.detach_()  # as in `_rewrite`, also below
-    weight.requires_grad_(required_grad)
+    if weight.requires_grad != required_grad:  # of a weight made in inference mode it cannot even be set to what it is
+        weight.requires_grad_(required_grad)
     weight.grad = grad
     if values is None:
         return

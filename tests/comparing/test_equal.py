@@ -82,6 +82,27 @@ def test_what_is_computed_again_in_the_backward_pass_is_equal():
     assert is_equal(found)
 
 
+class Reordered(nn.Module):
+    """Runs a model on the samples in another order, and puts what it returns back."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def forward(self, tokens):
+        order = torch.arange(len(tokens)).flip(0)
+        return self.net(tokens[order])[order]
+
+
+@pytest.mark.parametrize("kind", [ConvNet, Recurrent, Transformer])
+def test_a_model_that_permutes_its_batch_and_back_is_equal_as_a_whole(kind):
+    net = model(kind)
+    other = Reordered(copy.deepcopy(net))
+    assert is_equal(compare(net, other, INPUTS[kind], loss=loss, names={}))
+    other.net.head.weight.data[0] *= 1.1
+    assert str(compare(net, other, INPUTS[kind], names={}).first.spot) == "the whole model (output)"
+
+
 @pytest.mark.compiles
 def test_a_compiled_model_is_compared_as_a_whole():
     net = model(Transformer)

@@ -181,3 +181,148 @@ class Hides(nn.Module):
 def test_where_no_tensor_could_be_compared_it_says_so():
     net = Hides()
     assert str(compare(net, net, ({"values": 3},))).startswith("Nothing was compared")
+
+
+class Thresholds(nn.Module):
+    """Masks numbers beyond a limit: rounding decides on those that are next to it."""
+
+    def forward(self, x):
+        return x.masked_fill(x > 1, -torch.inf)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_a_decision_that_rounding_may_turn_is_no_difference(dtype):
+    x = X.clone()
+    x[0] = 1 + 1e-8  # float32 has no number between
+    x[1] = 1 + 2**-9  # nor has bfloat16
+    net = nn.Sequential(nn.Identity(), Thresholds())
+    net.weight = nn.Parameter(torch.ones(1))
+    assert compare(net, copy.deepcopy(net).to(dtype), x.double()).differences == ()
+
+
+class Experts(nn.Module):
+    """A router that sends each row to two of eight experts."""
+
+    def __init__(self):
+        super().__init__()
+        self.router = nn.Linear(16, 8, bias=False)
+        self.experts = nn.ModuleList(nn.Linear(16, 16) for _ in range(8))
+
+    def forward(self, x):
+        weights, chosen = self.router(x).softmax(-1).topk(2)
+        mixed = torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            rows, place = (chosen == number).nonzero(as_tuple=True)
+            mixed = mixed.index_add(0, rows, expert(x[rows]) * weights[rows, place, None])
+        return x + mixed
+
+
+def experts():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), Experts(), nn.LayerNorm(16), Experts()), torch.randn(64, 8)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_rows_that_rounding_sends_to_other_experts_are_no_difference(dtype):
+    net, x = experts()
+    assert compare(net, copy.deepcopy(net).to(dtype), x, loss=lambda y: y.float().square().mean()).differences == ()
+
+
+def test_a_wrong_expert_is_found():
+    net, x = experts()
+    other = copy.deepcopy(net)
+    other[3].experts[2].weight.data *= 1.05
+    assert compare(net, other, x).first.module == "3.experts.2"
+
+
+class Momentum(nn.Module):
+    """Changes weights of its own in each call."""
+
+    def __init__(self):
+        super().__init__()
+        self.net, self.slow = nn.Linear(8, 4), nn.Linear(8, 4)
+
+    def forward(self, x):
+        with torch.no_grad():
+            for slow, weight in zip(self.slow.parameters(), self.net.parameters(), strict=True):
+                slow.data = 0.9 * slow.data + 0.1 * weight
+        return self.net(x) + self.slow(x)
+
+
+def test_weights_that_a_model_changes_itself_are_as_before_afterwards():
+    net = Momentum()
+    other = copy.deepcopy(net)
+    before = copy.deepcopy(net.state_dict())
+    assert compare(net, other, X, loss=lambda y: y.square().mean()).differences == ()
+    for one in (net, other):
+        torch.testing.assert_close(one.state_dict(), before, rtol=0, atol=0)
+
+
+def test_a_model_whose_weights_were_made_in_inference_mode_is_compared():
+    with torch.inference_mode():
+        net = nn.Linear(8, 4)
+        other = copy.deepcopy(net)
+        other.weight[0] *= 1.1
+    assert compare(net, other, X).first.cause.startswith("its weight differs")
+
+
+def test_weights_that_only_one_model_has_are_the_cause():
+    net, other = nn.Sequential(nn.Linear(8, 4)), nn.Sequential(nn.Linear(8, 4, bias=False))
+    other[0].weight = net[0].weight
+    assert compare(net, other, X).first.cause == "its bias is not in the right model"
+    assert compare(other, net, X).first.cause == "its bias is not in the left model"
+
+
+def test_weights_that_are_shared_in_the_right_model_alone_are_told():
+    net = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+    net[2].load_state_dict(net[0].state_dict())
+    other = copy.deepcopy(net)
+    other[2].weight = other[0].weight
+    [found] = compare(net, other, X, loss=lambda y: y.square().mean()).differences
+    assert found.cause == "in the right model it is 0.weight itself, in the left one a copy"
+
+
+def test_frozen_weights_are_the_cause_of_a_gradient_that_is_missing():
+    net = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    other = copy.deepcopy(net)
+    other[0].requires_grad_(False)
+    assert "in the right model 0.bias, 0.weight are frozen" in compare(net, other, X, loss=loss).first.cause
+    first = compare(other, net, X, loss=loss).first
+    assert first.cause == "no gradient in the left model: frozen, or cut off"
+
+
+class OtherDropout(nn.Dropout):
+    """Draws other random numbers, as another version of torch does."""
+
+    def forward(self, x):
+        return x * (torch.rand(x.shape, dtype=torch.float64) > self.p) / (1 - self.p)
+
+
+OtherDropout.__name__ = "Dropout"
+
+
+def test_dropout_that_draws_other_numbers_is_named_with_a_way_out():
+    net = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5))
+    other = nn.Sequential(net[0], OtherDropout(0.5))
+    first = compare(net, other, X).first
+    assert first.module == "1"
+    assert "draws random numbers" in first.cause
+
+
+def test_complex_weights_and_inputs_are_compared_in_two_precisions():
+    net = nn.Linear(8, 4, dtype=torch.complex64)
+    other = nn.Linear(8, 4, dtype=torch.complex128)
+    other.load_state_dict(net.state_dict())
+    assert compare(net, other, X.to(torch.complex64)).differences == ()
+    other.weight.data[0] *= 1.001
+    assert compare(net, other, X.to(torch.complex64)).first.cause.startswith("its weight differs")
+
+
+def test_inputs_on_the_meta_device_are_refused():
+    with pytest.raises(ValueError, match="inputs has tensors on the meta device"):
+        compare(nn.Linear(8, 8), nn.Linear(8, 8), X.to("meta"))
+
+
+def test_a_loss_that_returns_no_tensor_is_told():
+    with pytest.raises(TypeError, match="loss must return a tensor; got a float"):
+        compare(nn.Linear(8, 8), nn.Linear(8, 8), X, loss=lambda y: 1.0)

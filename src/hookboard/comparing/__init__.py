@@ -3,6 +3,7 @@
 from hookboard.comparing.compare import compare, record, record_run
 from hookboard.comparing.comparison import Comparison
 from hookboard.comparing.faults import Difference
+from hookboard.comparing.page import comparison_page
 from hookboard.comparing.running import Runner, shown
 
 __all__ = [
@@ -10,6 +11,7 @@ __all__ = [
     "Difference",
     "Runner",
     "compare",
+    "comparison_page",
     "record",
     "record_run",
     "shown",

@@ -21,8 +21,9 @@ from hookboard.comparing.faults import Faults, sides_of
 from hookboard.comparing.forced import Found, beside, other_dtypes, renamed, rounding_in, rounding_of
 from hookboard.comparing.matching import first_outputs, is_first_output, matched
 from hookboard.comparing.recorded import Recorded, add_index, write
-from hookboard.comparing.running import Loss, Runner, Spot, runner_of, same_gradients, watched_modules
+from hookboard.comparing.running import Loss, ModelRunner, Runner, Spot, same_gradients, watched_modules
 from hookboard.messages import listed, quoted
+from hookboard.nested import tensors_in
 
 Side = nn.Module | str | os.PathLike[str] | Captured
 """A model, the path of a recording of one, or what `capture` has kept of one."""
@@ -53,7 +54,7 @@ def record(model: nn.Module, inputs: Any, path: str | os.PathLike[str], *, loss:
     _check_model("model", model)
     _check_inputs(inputs)
     _check_loss(loss)
-    record_run(model, runner_of(model, inputs, loss), path)
+    record_run(model, ModelRunner(model, inputs, loss), path)
 
 
 def record_run(model: nn.Module, runner: Runner, path: str | os.PathLike[str]) -> None:
@@ -132,13 +133,15 @@ def compare(
         return _of_folders(Path(left), Path(right), names)
     with ExitStack() as until_end:
         until_end.enter_context(same_gradients(left, right))
+        runner = None
         if isinstance(left, nn.Module):
             path = Path(until_end.enter_context(tempfile.TemporaryDirectory())) / "left.zip"
-            recorded = until_end.enter_context(Recorded(path, write(left, runner_of(left, inputs, loss), path)))
+            runner = ModelRunner(left, inputs, loss)
+            recorded = until_end.enter_context(Recorded(path, write(left, runner, path)))
         else:
             recorded = until_end.enter_context(Recorded(left))
         if isinstance(right, nn.Module):
-            return _beside(left, recorded, right, inputs, loss, names)
+            return _beside(runner, recorded, right, inputs, loss, names)
         return _of_recordings(recorded, until_end.enter_context(Recorded(right)), names)
 
 
@@ -158,6 +161,8 @@ def _check_inputs(inputs: Any) -> None:
     for one in inputs if isinstance(inputs, tuple | list) else [inputs]:
         if isinstance(one, Iterator):
             raise TypeError(f"inputs must be what a model can be given several times; got a {type(one).__name__}")
+    if any(tensor.is_meta for _, tensor in tensors_in(inputs)):
+        raise ValueError("inputs has tensors on the meta device, which have no values")
 
 
 def _check_loss(loss: object) -> None:
@@ -166,8 +171,14 @@ def _check_loss(loss: object) -> None:
 
 
 def _beside(
-    left: Side, recorded: Recorded, right: nn.Module, inputs: Any, loss: Loss | None, names: Mapping[str, str] | None
+    left: ModelRunner | None,
+    recorded: Recorded,
+    right: nn.Module,
+    inputs: Any,
+    loss: Loss | None,
+    names: Mapping[str, str] | None,
 ) -> Comparison:
+    """Compare a model with a recorded call. `left` runs the recorded model; None if it is not here."""
     ran: list[tuple[str, tuple[int, ...]]] = []
     dtypes = {one.dtype for one in right.parameters() if one.is_floating_point()}
     inner = {name.rpartition(".")[0] for name in watched_modules(right) if name}
@@ -178,16 +189,17 @@ def _beside(
         if is_first_output(spot) and spot.module not in inner:
             ran.append((spot.module, tuple(tensor.shape)))
 
-    runner = runner_of(right, inputs, loss)
-    runner_of(right, inputs, None)(see, lambda: None)
+    runner = ModelRunner(right, inputs)
+    runner(see, lambda: None)
+    runner.loss = loss
     twins = matched(recorded.index, watched_modules(right), ran, names)
     as_is = beside(right, runner, recorded, twins, is_forced=False)
     step = step_of(recorded.dtypes | dtypes)
-    if isinstance(left, nn.Module):
-        same = {name: name for name in watched_modules(left)}
-        rounding = rounding_of(left, runner_of(left, inputs, loss), recorded, same, step)
-        if dtypes_there := other_dtypes(left, right, twins):
-            in_these = rounding_in(left, runner_of(left, inputs, loss, dtypes_there), recorded, same)
+    if left is not None:
+        same = {name: name for name in watched_modules(left.model)}
+        rounding = rounding_of(left.model, left, recorded, same, step)
+        if dtypes_there := other_dtypes(left.model, right, twins):
+            in_these = rounding_in(left.model, replace(left, dtypes=dtypes_there), recorded, same)
             rounding = {key: max(rounding.get(key, 0.0), in_these.get(key, 0.0)) for key in {**rounding, **in_these}}
     else:
         times = max(1.0, step / recorded.index.step) if recorded.index.step else 1.0

@@ -62,6 +62,10 @@ class Sides:
         weights: name of each parameter and buffer that differs by more than rounding to how far.
         shapes: name of each one with another shape to (left shape, right shape).
         tied: name of a left parameter that is the same as another one, and is not in the right model, to that one.
+        tied_there: the same of the right model, where they are two in the left one.
+        missing: names of parameters and buffers of compared modules that the right model does not have.
+        added: those that it has in addition.
+        frozen: names of parameters that get no gradient in the right model.
         here: the names of all left modules.
         hidden: the names of right modules whose calls cannot be seen, as they are compiled or scripted.
     """
@@ -72,6 +76,10 @@ class Sides:
     tied: dict[str, str]
     here: list[str]
     hidden: set[str] = field(default_factory=set)
+    tied_there: dict[str, str] = field(default_factory=dict)
+    missing: set[str] = field(default_factory=set)
+    added: set[str] = field(default_factory=set)
+    frozen: set[str] = field(default_factory=set)
 
 
 def sides_of(recorded: Recorded, right: nn.Module | Recorded, names: Mapping[str, str], step: float) -> Sides:
@@ -94,6 +102,8 @@ def sides_of(recorded: Recorded, right: nn.Module | Recorded, names: Mapping[str
     sides = Sides({}, {}, {}, {}, list(index.modules))
     if isinstance(right, nn.Module):
         sides.hidden = there.keys() - watched_modules(right).keys()
+        held_there = parameters_in(right).items()
+        sides.frozen = {renamed(own, names) for own, one in held_there if one is not None and not one.requires_grad}
     for own, name in names.items():
         if own in there and name in index.modules:
             sides.facts[name] = index.modules[name], there[own]
@@ -106,8 +116,14 @@ def sides_of(recorded: Recorded, right: nn.Module | Recorded, names: Mapping[str
             sides.shapes[name] = entry.shape, tuple(tensor.shape)
         elif (found := distance(recorded.tensor(entry), tensor)).relative > step:
             sides.weights[name] = found
-    copied = {renamed(own, names) for own in tied}
-    sides.tied = {name: first for name, first in index.tied.items() if name in known and name not in copied}
+    shared = {renamed(own, names): renamed(first, names) for own, first in tied.items()}
+    sides.tied = {name: first for name, first in index.tied.items() if name in known and name not in shared}
+    sides.tied_there = {n: first for n, first in shared.items() if n in index.weights and n not in index.tied}
+    compared = set(names.values()) & sides.facts.keys()
+    sides.missing, sides.added = (
+        {name for name in one if name not in other and name.rpartition(".")[0] in compared}
+        for one, other in ((index.weights, known), (known, index.weights))
+    )
     return sides
 
 
@@ -208,8 +224,19 @@ class Faults:
         same = "same inputs" if weights else "same inputs and weights"
         if known or skipped:
             return "; ".join([*([] if weights else [same]), *skipped, *known])
+        if self._draws(spot.module):
+            advice = "others in another version, precision or kind of device: compare in evaluation mode"
+            return f"{same}, but it draws random numbers, which are {advice}"
         after = f" after {last}" if (last := self._ran_last(spot.module)) else ""
         return f"{same}: look at the code of its forward{after}"
+
+    def _draws(self, module: str) -> bool:
+        """Return True if the module has dropout and is in training mode."""
+        left, _ = self._sides.facts.get(module, (None, None))
+        if left is None or not left.training:
+            return False
+        names = [key for key in left.attributes if "drop" in key or (key == "p" and "Drop" in left.type)]
+        return any(left.attributes[key] not in ("0", "0.0", "False", "None") for key in names)
 
     def own(self, module: str) -> list[str]:
         """Return what differs in a module itself, in clauses."""
@@ -220,6 +247,9 @@ class Faults:
         for name, shapes in self._sides.shapes.items():
             if name.rpartition(".")[0] == module:
                 said.append(f"its {name.rpartition('.')[2]} has shape {shapes[0]} against {shapes[1]}")
+        for names, where in ((self._sides.missing, "right"), (self._sides.added, "left")):
+            if own := sorted(name.rpartition(".")[2] for name in names if name.rpartition(".")[0] == module):
+                said.append(f"its {listed(own, 3)} {'is' if len(own) == 1 else 'are'} not in the {where} model")
         if module in self._sides.facts:
             left, right = self._sides.facts[module]
             if left.training != right.training:
@@ -291,16 +321,21 @@ class Faults:
             return [Difference(spot, found.spots[spot], self.expected(spot), cause)]
         if spot in self._cut(found):
             where = f"in {self._parent(spot.module)}" if self._parent(spot.module) else "in the model"
-            cause = f"no gradient comes back to it: look for detach() or no_grad() {where}"
+            look = f"look for detach() or no_grad() {where}"
+            if frozen := sorted(name for name in self._sides.frozen if name.rpartition(".")[0] == spot.module):
+                look = f"in the right model {listed(frozen, 3)} {'is' if len(frozen) == 1 else 'are'} frozen"
+            cause = f"no gradient comes back to it: {look}"
             return [Difference(spot, BROKEN, self.expected(spot), cause)]
         return []
 
     def _of_weights(self, found: Found) -> Iterator[Difference]:
         ran = {spot.module for spot in found.spots} - {spot.module for spot in self._cut(found)}
-        tied = {*self._sides.tied, *self._sides.tied.values()}
-        for name, first in self._sides.tied.items():
-            cause = f"in the left model it is {first} itself, in the right one a copy"
-            yield self._of_weight(name, "weight", BROKEN, cause)
+        pairs = self._sides.tied, self._sides.tied_there
+        tied = {name for found_tied in pairs for pair in found_tied.items() for name in pair}
+        for found_tied, (one, other) in zip(pairs, (("left", "right"), ("right", "left")), strict=True):
+            for name, first in found_tied.items():
+                cause = f"in the {one} model it is {first} itself, in the {other} one a copy"
+                yield self._of_weight(name, "weight", BROKEN, cause)
         for name, seen in found.gradients.items():
             # Under FSDP2 the graph holds other tensors than the model, and does not tell whose code a weight passes.
             is_innocent = self._is_innocent(name, found) and name.rpartition(".")[0] not in self._guilty
@@ -308,7 +343,11 @@ class Faults:
                 yield self._of_weight(name, "gradient", seen, "its gradient differs, and forward nothing does")
         for name in found.missing:
             if name.rpartition(".")[0] in ran:
-                yield self._of_weight(name, "gradient", BROKEN, "no gradient in the right model: frozen, or cut off")
+                why = "it is frozen" if name in self._sides.frozen else "it is cut off"
+                yield self._of_weight(name, "gradient", BROKEN, f"no gradient in the right model: {why}")
+        for name in found.added:
+            if name.rpartition(".")[0] in ran:
+                yield self._of_weight(name, "gradient", BROKEN, "no gradient in the left model: frozen, or cut off")
         for name, seen in found.buffers.items():
             module = name.rpartition(".")[0]
             if self._is_large(name, seen) and name not in self._sides.weights and module not in self._guilty:

@@ -34,6 +34,7 @@ class Found:
         buffers: how far each buffer is from the recorded one after the call, by its recorded name.
         gradients: the same for the gradient of each parameter.
         missing: names of recorded gradients that the run did not give.
+        added: names of weights of which only the run gave a gradient.
     """
 
     spots: dict[Spot, Distance] = field(default_factory=dict)
@@ -42,6 +43,7 @@ class Found:
     buffers: dict[str, Distance] = field(default_factory=dict)
     gradients: dict[str, Distance] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
+    added: list[str] = field(default_factory=list)
 
     def add(self, spot: Spot, left: Tensor, right: Tensor) -> Distance | None:
         """Measure a tensor beside the recorded one; None if their shapes differ."""
@@ -128,7 +130,10 @@ def beside(
                 if twin in there and tensor is not None and there[twin].shape == tuple(tensor.shape):
                     part[twin] = distance(recorded.tensor(there[twin]), tensor)
         given = {renamed(name, names): tensor is not None for name, tensor in gradients_in(model).items()}
-        found.missing = [name for name in recorded.index.gradients if not given.get(name, True)]
+        wanted = recorded.index.gradients
+        found.missing = [name for name in wanted if not given.get(name, True)]
+        known = recorded.index.weights
+        found.added = [name for name, has in given.items() if has and wanted and name in known and name not in wanted]
 
     with nullcontext() if noise is None else _noise_in_saved(model, noise):
         runner(see, at_end)
@@ -214,8 +219,8 @@ def rounding_of(
     for seed in range(NOISE_RUNS):
         noise = RoundingNoise(step, seed)
         found = beside(model, runner, recorded, names, is_forced=is_forced, noise=noise)
-        for key, relative in _finite(found).items():
-            largest[key] = max(largest.get(key, 0.0), relative)
+        for key, seen in _all_of(found):
+            largest[key] = max(largest.get(key, 0.0), seen.relative)
     return largest
 
 
@@ -245,18 +250,24 @@ def rounding_in(
 ) -> dict[Spot | str, float]:
     """Return how far each tensor of the recorded model is from the recorded one, in the types that `runner` gives it.
 
-    That holds what noise between modules does not: what a kernel rounds within. Empty if the model cannot run so.
+    That holds what noise between modules does not: what a kernel rounds within. Numbers too large for these types are
+    left out, as they are a difference. Empty if the model cannot run so.
     """
     try:
         found = beside(model, runner, recorded, names)
     except Exception:  # its code may know one type only; the noise is measured in any case
         return {}
-    return _finite(found)
+    return {
+        key: seen.relative
+        for key, seen in _all_of(found)
+        if key in found.shapes or math.isfinite(seen.relative) or math.isfinite(seen.right)
+    }
 
 
-def _finite(found: Found) -> dict[Spot | str, float]:
-    parts: tuple[Mapping[Spot | str, Distance], ...] = (found.spots, found.gradients, found.buffers)  # type: ignore[assignment]
-    return {key: seen.relative for part in parts for key, seen in part.items() if not math.isinf(seen.relative)}
+def _all_of(found: Found) -> Iterator[tuple[Spot | str, Distance]]:
+    yield from found.spots.items()
+    yield from found.gradients.items()
+    yield from found.buffers.items()
 
 
 class RoundingNoise:
@@ -273,6 +284,8 @@ class RoundingNoise:
 
     def __call__(self, tensor: Tensor) -> Tensor:
         """Return the tensor with noise; one of whole numbers as it is."""
+        if tensor.is_complex():
+            return torch.view_as_complex(self(torch.view_as_real(tensor.resolve_conj())))
         if not tensor.is_floating_point():
             return tensor
         up = torch.rand(tensor.shape, generator=self._generator, dtype=torch.float32) < 0.5

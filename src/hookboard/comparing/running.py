@@ -4,7 +4,7 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -16,6 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from hookboard.hooks import own_call
 from hookboard.nested import map_tensors, named_inputs, tensors_in
+from hookboard.ranks import local
 from hookboard.state import State, same_random_state
 from hookboard.torch_private import (
     buffers_of,
@@ -80,11 +81,43 @@ def watched_modules(model: nn.Module) -> dict[str, nn.Module]:
     return found
 
 
-def runner_of(
-    model: nn.Module, inputs: Any, loss: Loss | None, dtypes: Mapping[str, torch.dtype] | None = None
-) -> Runner:
-    """Return what runs a model on these inputs, see `run`."""
-    return functools.partial(run, model, inputs, loss, dtypes=dtypes or {})
+@dataclass
+class ModelRunner:
+    """Runs a model on these inputs, see `run`.
+
+    Some models change their own weights when they are called, such as a momentum encoder. The first run keeps a copy of
+    the weights, and tells whether later ones need it.
+
+    Args:
+        model: the model.
+        inputs: its argument.
+        loss: from what it returns to a scalar; None: no backward pass.
+        dtypes: the type that a parameter or buffer has, by name; the others keep their own.
+        keeps_weights: whether a run keeps a copy of the weights.
+    """
+
+    model: nn.Module
+    inputs: Any
+    loss: Loss | None = None
+    dtypes: Mapping[str, torch.dtype] = field(default_factory=dict)
+    keeps_weights: bool = True
+
+    def __call__(self, see: See, at_end: Callable[[], None]) -> None:
+        """Run the model once; it is a `Runner`."""
+
+        def at_end_too() -> None:
+            at_end()
+            self.keeps_weights = self.keeps_weights and _norms(self.model) != before
+
+        before = _norms(self.model) if self.keeps_weights else []
+        with ExitStack() as until_end:
+            if self.keeps_weights:
+                until_end.callback(State(self.model, with_weights=True).restore)
+            run(self.model, self.inputs, self.loss, see, at_end_too, dtypes=self.dtypes)
+
+
+def _norms(model: nn.Module) -> list[float]:
+    return [float(torch.linalg.vector_norm(one.detach().float())) for one in map(local, model.parameters())]
 
 
 def is_opaque(module: nn.Module) -> bool:
@@ -144,7 +177,10 @@ def run(
         args, kwargs = before("", (args, kwargs))
         returned = after("", model(*args, **kwargs))
         if loss is not None:
-            loss(returned).backward()
+            value = loss(returned)
+            if not isinstance(value, Tensor):
+                raise TypeError(f"loss must return a tensor; got a {type(value).__name__}")
+            value.backward()
         at_end()
 
 
@@ -203,12 +239,14 @@ def _converted(model: nn.Module, dtypes: Mapping[str, torch.dtype]) -> Iterator[
 
 def _arguments(model: nn.Module, inputs: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     """Return the inputs for a call of this model, as positional arguments and those with names."""
-    like = next((one for one in model.parameters() if one.is_floating_point()), None)
+    weights = [one for one in model.parameters() if one.is_floating_point() or one.is_complex()]
+    floating, complex_ = (next((one for one in weights if one.is_complex() is kind), None) for kind in (False, True))
 
     def moved(tensor: Tensor) -> Tensor:
         twin = tensor.detach().clone()
-        if like is not None:
-            twin = twin.to(like.device, like.dtype if twin.is_floating_point() else None)
+        like = floating if tensor.is_floating_point() else complex_ if tensor.is_complex() else None
+        if weights:
+            twin = twin.to(weights[0].device, None if like is None else like.dtype)
         return twin.requires_grad_(tensor.requires_grad)
 
     given = map_tensors(moved, inputs)
