@@ -117,7 +117,9 @@ class ModelRunner:
 
 
 def _norms(model: nn.Module) -> list[float]:
-    return [float(torch.linalg.vector_norm(one.detach().float())) for one in map(local, model.parameters())]
+    weights = (local(one).detach() for one in model.parameters())
+    real = (torch.view_as_real(one) if one.is_complex() else one for one in weights)
+    return [float(torch.linalg.vector_norm(one.float())) for one in real]
 
 
 def is_opaque(module: nn.Module) -> bool:
