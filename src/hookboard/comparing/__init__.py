@@ -2,8 +2,8 @@
 
 from hookboard.comparing.compare import compare, record, record_run
 from hookboard.comparing.comparison import Comparison
+from hookboard.comparing.comparison_page import comparison_page
 from hookboard.comparing.faults import Difference
-from hookboard.comparing.page import comparison_page
 from hookboard.comparing.running import Runner, shown
 
 __all__ = [
