@@ -1,6 +1,7 @@
 """Two models that are the same up to rounding have no difference, and both are left as they were."""
 
 import copy
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -118,9 +119,10 @@ def test_a_difference_after_a_block_that_is_compiled_in_place_says_that_it_canno
     net = model(Transformer)
     other = planted(net, lambda n: setattr(n.blocks[1], "residual", 0.9))
     other.blocks[1].compile(backend="aot_eager")
-    first = compare(net, other, INPUTS[Transformer]).first
-    assert str(first.spot) == "blocks.2 (input)"
-    assert "blocks.1 cannot be seen in the right model, where it is compiled or scripted" in first.cause
+    for right, names in ((other, None), (nn.Sequential(OrderedDict(net=other)), {"**": "net.**"})):
+        first = compare(net, right, INPUTS[Transformer], names=names).first
+        assert str(first.spot) == "blocks.2 (input)"
+        assert "blocks.1 cannot be seen in the right model, where it is compiled or scripted" in first.cause
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ class Comparison:
 
     @property
     def first(self) -> Difference | None:
-        """The first difference; None if the two are equal up to rounding."""
+        """The first difference; None if all that was compared is equal up to rounding, or nothing was (no `rows`)."""
         return self.differences[0] if self.differences else None
 
     def __str__(self) -> str:

@@ -61,13 +61,13 @@ class Sides:
         facts: name of each module to (left facts, right facts).
         weights: name of each parameter and buffer that differs by more than rounding to how far.
         shapes: name of each one with another shape to (left shape, right shape).
-        tied: name of a left parameter that is the same as another one, and is not in the right model, to that one.
+        tied: name of a left parameter that is another one itself, where the right model has two, to that other one.
         tied_there: the same of the right model, where they are two in the left one.
         missing: names of parameters and buffers of compared modules that the right model does not have.
         added: those that it has in addition.
         frozen: names of parameters that get no gradient in the right model.
         here: the names of all left modules.
-        hidden: the names of right modules whose calls cannot be seen, as they are compiled or scripted.
+        hidden: the names of modules whose calls cannot be seen in the right model, as they are compiled or scripted.
     """
 
     facts: dict[str, tuple[ModuleFacts, ModuleFacts]]
@@ -101,7 +101,7 @@ def sides_of(recorded: Recorded, right: nn.Module | Recorded, names: Mapping[str
         weights |= {name: partial(torch.Tensor.detach, tensor) for name, tensor in held if tensor is not None}
     sides = Sides({}, {}, {}, {}, list(index.modules))
     if isinstance(right, nn.Module):
-        sides.hidden = there.keys() - watched_modules(right).keys()
+        sides.hidden = {renamed(own, names) for own in there.keys() - watched_modules(right).keys()}
         held_there = parameters_in(right).items()
         sides.frozen = {renamed(own, names) for own, one in held_there if one is not None and not one.requires_grad}
     for own, name in names.items():
