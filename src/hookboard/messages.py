@@ -167,10 +167,10 @@ def quoted(given: object) -> str:
 
 
 def listed(names: Iterable[str], most: int = MAX_LISTED) -> str:
-    """Join names in one line: the first `most` of them, then only the number of the others.
+    """Join names with commas: the first `most` of them, then only the number of the others.
 
-    >>> listed(["a", "b", "c"], 2)
-    'a, b and 1 more'
+    >>> listed(["a", "b"], 2), listed(["a", "b", "c"], 2)
+    ('a, b', 'a, b and 1 more')
     """
     names = list(names)
     rest = len(names) - most

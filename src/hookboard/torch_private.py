@@ -114,7 +114,10 @@ modules_of: Callable[[nn.Module], dict[str, nn.Module | None]] = operator.attrge
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Return True if torch.compile runs the module's forward."""
+    """Return True if `torch.compile(module)` returned this module, or `module.compile()` was called.
+
+    False for modules inside it, and if only its `forward` was compiled, see `runs_compiled`.
+    """
     call = module._compiled_call_impl
     return isinstance(module, OptimizedModule) or not (call is None or isinstance(call, Detour))
 

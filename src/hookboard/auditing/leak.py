@@ -124,10 +124,12 @@ def _is_transposed(value: Value) -> bool:
 
 
 def _samples_seen(output: Tensor, vectors: Tensor, axis: int) -> int | None:
-    """Return the only sample on which an output depends, by its gradient; None if it depends on none or several.
+    """Return the only sample on which an output depends, by its gradient.
+
+    None if it depends on none or several, or if no gradient can be computed.
 
     Args:
-        output: the output of one row, shape (classes,).
+        output: the model's output for one target, shape (classes,).
         vectors: the result of the embedding.
         axis: the dimension of `vectors` that holds the samples.
     """

@@ -76,7 +76,7 @@ def findings_of_optimizers(
 def _not_in_optimizer(
     trainer: Trainer, parameters: Mapping[str, nn.Parameter], reached: Collection[str]
 ) -> Iterator[Finding]:
-    """Yield a finding if trainable parameters that a gradient reaches are in no optimizer."""
+    """Yield a finding if trainable parameters that a gradient reaches are in no optimizer; none without optimizers."""
     held = {id(p) for optimizer in trainer.optimizers for group in optimizer.param_groups for p in group["params"]}
     trained = {name: p for name, p in parameters.items() if p.requires_grad and name in reached}
     left_out = [name for name, p in trained.items() if id(p) not in held]
@@ -136,7 +136,7 @@ LARGE_MOMENTUM = 0.995
 
 
 def _settings(trainer: Trainer) -> Iterator[Finding]:
-    """Yield a note for settings of an optimizer that are far from any usual one."""
+    """Yield a note for an Adam with a large epsilon, betas of which the first is the larger, or a large momentum."""
     for optimizer in trainer.optimizers:
         kind = type(optimizer).__name__
         said: dict[str, str] = {}

@@ -59,8 +59,8 @@ class Op:
 
     Args:
         name: the name of the function without leading and trailing underscores, such as `softmax`.
-        arguments: the arguments, by parameter name if the function is written in Python, else by index ("0", "1", ...).
-            In place of a tensor stands its `Value`.
+        arguments: the arguments that were given, by parameter name; positional ones of a function that is not written
+            in Python by index ("0", "1", ...). In place of a tensor stands its `Value`.
         place: where it was called.
         with_grad: whether autograd was recording.
         seen: what the observer of this function returned; None if it has none.
@@ -272,7 +272,7 @@ def _name_of(func: Callable[..., Any]) -> str:
 
 
 def _bound(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments by name if the function is written in Python, otherwise by index ("0", "1", ...)."""
+    """Return the arguments by name; positional ones of a function that is not written in Python by index ("0", ...)."""
     signature = _signature_of(func)
     with suppress(TypeError):  # the call does not match the signature
         if signature is not None:

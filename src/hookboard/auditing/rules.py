@@ -143,9 +143,9 @@ def _of_difference(op: Op, given: Mapping[str, Tensor], results: Sequence[Tensor
 
 
 def losses_of(done: TracedStep) -> Iterator[LossCall]:
-    """Yield the calls of loss functions, and the subtractions from which only sums, powers and the like make the loss.
+    """Yield the calls of loss functions, and each output minus target that is summed up to the loss.
 
-    A call whose output needs no gradient is left out: it computes a metric.
+    Those on an output that needs no gradient are left out: they compute metrics.
     """
     reduced = {id(op) for op in _only_reduced(done.loss)}
     for op in done.step.ops:

@@ -391,7 +391,10 @@ class HealthMonitor(SiteLogger[HealthState]):
             state.black_box.end_batch()
 
     def _tell_events(self, loop: Loop, state: HealthState) -> None:
-        """Report what the black box has found; nothing if ranks merge: then all report it together at the next look."""
+        """Report what the black box has found, and end the fit if `stop_on` asks for it.
+
+        Do nothing if ranks merge: then all report it together at the next look.
+        """
         if self._ranks is None:
             self._worker.settle()  # it may be judging
             self._tell(state, state.new_events())

@@ -110,7 +110,7 @@ class ParameterLogger(SiteLogger[MeasurementState]):
         super().__init__(modules, types, every_n_steps, statistics, histogram, sync_dist, max_overhead=max_overhead)
 
     def _asked(self, among: Collection[str]) -> list[str]:
-        """Return which of these statistics the user has asked for."""
+        """Return those names of `among` that are in `statistics`, given or by default."""
         given = [self.statistics] if isinstance(self.statistics, str | Statistic) else self.statistics
         return [name for name in among if name in given]
 

@@ -86,7 +86,8 @@ def compare(
 
     Every module of the right model is given what the left one was given, so that one difference does not hide another.
     What rounding may give is measured: the left model runs with noise of one rounding step of the coarser precision.
-    Both models are left as they were: modes, buffers, gradients, random state.
+    Both models are left as they were: modes, buffers, gradients, random state. Two recordings cannot be run, so only
+    the first difference is returned: later ones may come from it.
 
     Args:
         left: a model, or the path of a recording by `record`.
@@ -102,7 +103,8 @@ def compare(
 
     Raises:
         TypeError: a side is none of these, or only one is a capture, or `loss` is not a function.
-        ValueError: a recording is damaged, or a pattern matches nothing.
+        ValueError: a recording is damaged, folders have no step in common, a pattern matches nothing, or a model or its
+            inputs have no values yet (lazy or meta tensors).
 
     Examples:
         >>> import copy, torch

@@ -21,12 +21,12 @@ class Distance:
     """How far a tensor is from a reference.
 
     Args:
-        relative: norm of the difference over the norm of the reference; for whole numbers the share of elements that
-            differ. Infinite where one is finite and the other not, and where only the reference is 0.
-        cosine: cosine of the angle between them; NaN where one is 0.
-        index: where the largest difference is.
-        left: the value of the reference there.
-        right: the other value there.
+        relative: norm of the difference over the norm of the reference; infinite if an element is finite in one of them
+            alone, or if only the reference is all 0. For whole numbers the share of elements that differ.
+        cosine: cosine of the angle between them; NaN if one is all 0; 1 if they are equal.
+        index: where the largest difference is; () if they are equal.
+        left: the value of the reference there; NaN if they are equal.
+        right: the other value there; NaN if they are equal.
     """
 
     relative: float

@@ -138,12 +138,12 @@ def _with_article(name: str) -> str:
 
 
 class Faults:
-    """Judges what a forced run has given.
+    """Tells which tensors, gradients and buffers of the right model differ by more than rounding, and why.
 
     Args:
-        index: the left model's call.
-        sides: what both models are.
-        rounding: what rounding may change, by spot, or name of a gradient or buffer.
+        index: the recorded call of the left model.
+        sides: what is known of both models besides.
+        rounding: the relative difference that rounding gave, by spot, or name of a gradient or buffer.
         step: the rounding step of the coarser precision.
     """
 

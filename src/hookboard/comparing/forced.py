@@ -25,12 +25,13 @@ NOISE_RUNS = 3
 
 @dataclass
 class Found:
-    """What a run gave, beside the recording.
+    """How what a run gave differs from the recorded call.
 
     Args:
         spots: how far each tensor is from the recorded one, in the order in which they were seen.
         shapes: (recorded shape, shape) where these differ.
-        reaches: output, or name of a parameter, to the modules whose own code passes its gradient back.
+        reaches: for each output, or name of a parameter, the modules whose own code uses it, and so passes its gradient
+            back.
         buffers: how far each buffer is from the recorded one after the call, by its recorded name.
         gradients: the same for the gradient of each parameter.
         missing: names of recorded gradients that the run did not give.

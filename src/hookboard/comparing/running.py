@@ -148,16 +148,17 @@ def run(
     *,
     dtypes: Mapping[str, torch.dtype] = MappingProxyType({}),
 ) -> None:
-    """Run the model once, and its backward pass if there is a loss. Everything is restored afterwards.
+    """Run the model once, and its backward pass if there is a loss.
 
-    Each run draws the same random numbers. Buffers, attributes, random state and gradients are as before when it ends.
+    Buffers, attributes, random state and gradients are as before when it ends, so the next run draws the same random
+    numbers. Weights that the forward pass itself changes are not put back, see `ModelRunner`.
 
     Args:
         model: the model.
         inputs: its argument; a tuple holds several, a dict those with names. They are copied, moved to its device, and
             floating ones are converted to the type of its parameters.
         loss: from what it returns to a scalar; None: no backward pass.
-        see: called with each tensor.
+        see: called with each tensor; what it returns, if not None, takes the tensor's place.
         at_end: called before anything is restored.
         dtypes: the type that a parameter or buffer has in this run, by name; the others keep their own.
     """

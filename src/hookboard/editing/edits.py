@@ -365,7 +365,10 @@ def _check(name: str, module: nn.Module, role: EditRole) -> None:
 
 
 class _EditHook:
-    """The hook of one module. It holds no module, because autograd graphs hold the hook. A copy does nothing."""
+    """The hooks of one module that apply a rule to its tensors of one role, and add its name to `made`.
+
+    They hold no module, because autograd graphs hold them. A copy does nothing.
+    """
 
     def __init__(
         self, name: str = "", role: EditRole | None = None, rule: EditFunction | None = None, made: Any = None

@@ -128,7 +128,9 @@ def backward_event(fault: Fault, step: int, batch_idx: int, spoiled: Sequence[st
 
 
 def parameter_event(fault: Fault, step: int, batch_idx: int, stepped: tuple[int, int, float] | None) -> Nonfinite:
-    """Describe weights that were not finite before the forward pass.
+    """Describe weights that were not finite before the forward pass, as an event of the last optimizer step.
+
+    Before the first one, the event is that of the step in which they were found.
 
     Args:
         fault: which parameter it is.

@@ -402,7 +402,7 @@ class LossCurve(LossHistory):
 
     @property
     def is_learning(self) -> bool:
-        """True if the loss lies clearly below its start, and has not risen, see `has_risen`; False if unknown."""
+        """True if the loss is clearly below its start and neither `has_risen` nor `has_forgotten`; False if unknown."""
         if not self.is_known or not self.is_finite or self.has_risen or self.has_forgotten:
             return False
         return self.start - self.level() > max(STUCK_SHARE * abs(self.start), 2 * self.noise)

@@ -35,10 +35,10 @@ def headline(run: Run, verdicts: Sequence[Verdict]) -> str:
 
 
 def caveat(run: Run, verdicts: Sequence[Verdict]) -> str:
-    """Return what to keep in mind: with alarms, to fix these before the notes; without, what rules cannot see.
+    """Return what to keep in mind when reading the verdicts.
 
-    It is "" with alarms if there are no notes but those that follow from another verdict; and without alarms while
-    there were fewer looks than the window.
+    With alarms: to fix these before the notes; "" if every note follows from another verdict. Without alarms: what
+    rules cannot see; "" while there were fewer looks than the window.
     """
     if any(verdict.severity == "alarm" for verdict in verdicts):
         has_notes = any(verdict.severity == "note" and verdict.follows_from is None for verdict in verdicts)

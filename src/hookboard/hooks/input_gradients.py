@@ -226,7 +226,7 @@ class _NodeHook:
 def _crossings(
     outputs: Iterable[Tensor], before: Collection[Node], since: int
 ) -> dict[tuple[Node, int], list[tuple[Node, int]]]:
-    """Find the edges that leave the module's part of the graph.
+    """Return the edges of the module's part of the graph, by where they lead: those that leave it are among them.
 
     Args:
         outputs: the tensors that the module returned.
@@ -234,7 +234,8 @@ def _crossings(
         since: autograd's sequence number when the call began: nodes of this thread with a smaller one existed too.
 
     Returns:
-        (node, its input number) that edges lead to -> the (node, slot) pairs of the module's part that they leave.
+        (node, number of its output) that edges lead to, as in `next_functions` -> the (node, slot in its
+        `next_functions`) pairs that they come from.
     """
     found: dict[tuple[Node, int], list[tuple[Node, int]]] = {}
     seen = {tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None}

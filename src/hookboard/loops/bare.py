@@ -357,10 +357,10 @@ def callbacks_in(given: Any) -> list[HookboardCallback[Any]]:
 
 
 def loggers_in(given: Any) -> list[Any]:
-    """Return the loggers that the argument `loggers` holds, one or several; each `SummaryWriter` as a logger.
+    """Return the loggers that the argument `loggers` holds, as a list; each `SummaryWriter` is wrapped as a logger.
 
     Raises:
-        ValueError: it is, or has, something else.
+        ValueError: it is no `SummaryWriter`, no logger of Lightning, and no list or tuple of these; None is none.
     """
     loggers = _all_of("loggers", given, SummaryWriter | Logger, "a SummaryWriter, a logger of Lightning")
     return [_WriterLogger(logger) if isinstance(logger, SummaryWriter) else logger for logger in loggers]

@@ -100,7 +100,7 @@ class Tails(Columns):
         return _roots(torch.stack([cubes, fourths]) / row[0].clamp(min=1)) * unit
 
     def merge(self, numbers: Tensor, rows: Tensor, owner: Tensor, merged: Tensor) -> Tensor:
-        """Merge by Pebay's formula, which extends Chan's for the variance to the third and fourth moment."""
+        """Merge what `measure` returned by the formula of Pebay, an extension of Chan's, see `Columns.merge`."""
         # Pebay, "Formulas for robust, one-pass parallel computation of covariances and arbitrary-order statistical
         # moments", 2008, for any number of parts.
         unit = unit_of(merged[:, 8], merged[:, 9])

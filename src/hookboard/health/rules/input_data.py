@@ -133,7 +133,10 @@ def _same(run: Run, site: Site, reading: Reading) -> Said | None:
 
 
 def _was_same(run: Run, site: Site, value: float) -> bool:
-    """Return True if all values equalled `value` at the first look and at all kept ones, at 8 looks or more."""
+    """Return True if all values of a site equalled `value` at the first look and at those in `run.looks`.
+
+    At least 8 of these must have measured the site; the others do not count.
+    """
     looks = list(run.looks) if run.first is run.looks[0] else [run.first, *run.looks]
     known = [past.moments for look in looks if look is not None and (past := look.table.get(site)) is not None]
     return len(known) >= ONE_SAMPLE_LOOKS_MIN and all((past.min, past.max) == (value, value) for past in known)

@@ -483,7 +483,7 @@ def _in_layer(run: Run, layer: Layer) -> Symptom | None:
 
 
 def _constant_at_first(run: Run, name: str, units: int) -> float | None:
-    """Return the value of all elements of a weight before the first step; None if they differed, were 0, or unknown."""
+    """Return the first value of all elements of a weight; None if they differ, are 0, unknown or < 2 for each unit."""
     before = None if run.first is None else run.first.of(name, "parameter_before")
     if before is None or before.moments.count < 2 * units or not before.moments.mean:
         return None
