@@ -51,7 +51,7 @@ def scaled(maps):
 def assert_same(ours, theirs):
     assert ours.shape == theirs.shape
     assert float(theirs.std()) > 0
-    assert torch.allclose(ours, theirs, atol=1e-4)
+    assert torch.allclose(ours, theirs, atol=3e-4)  # Grad-CAM++ of pytorch_grad_cam adds an epsilon to a divisor
 
 
 @pytest.mark.parametrize(

@@ -75,12 +75,13 @@ def test_the_csv_of_two_runs_has_the_values_of_both(tab):
 def test_the_slow_loader_shows_the_sick_layer_too(chromium, page_logs):
     with tensorboard(page_logs, "--load_fast=false") as address:
         tab = Tab(chromium, address, state={"run": "sick"})
-        for _ in range(60):  # it reads the files in the background, so that the page may come first
+        for attempt in range(1, 600):  # it reads the files in the background, so that the page may come first
             if SICK in tab.rows:
                 break
-            tab.page.wait_for_timeout(1000)
-            tab.page.reload()
-            tab.wait()
+            tab.page.wait_for_timeout(200)
+            if attempt % 25 == 0:
+                tab.page.reload()
+                tab.wait()
         assert SICK in tab.rows
         expect(tab.find(".card.alarm")).to_contain_text("dead_units")
         assert tab.faults == []
