@@ -539,6 +539,16 @@ def test_verdicts_do_not_explain_each_other_in_a_circle():
         assert not causes.keys() & set(causes.values())
 
 
+def test_a_first_loss_that_is_too_high_follows_from_the_layers_that_scale_the_signal():
+    scale, high, stuck = (
+        Verdict("alarm", rule, "", since, None, "", "")
+        for rule, since in {"activation_scale": 0, "initial_loss": 0, "not_learning": 30}.items()
+    )
+    run = Run(looks.layers(linear("fc")), WINDOW)
+    run.see(looks.look(0, []))
+    assert explained([stuck, high, scale], run) == {high: scale, stuck: scale}
+
+
 def test_an_alarm_is_not_taken_back_because_a_loss_that_is_stuck_crosses_the_border_of_harm():
     judge = Judge([soft("odd")], LAYERS, WINDOW)
     for step in range(270):

@@ -99,7 +99,10 @@ CAUSES: tuple[Cause, ...] = (
     Cause("targets", (*_OF_LOSS, "update_too_large")),
     Cause(
         "input_scale",
-        ("clipping", *_SIGNAL, "symmetric_units", "update_too_large", "update_too_small", "spike", *_LAST),
+        (
+            *("clipping", *_SIGNAL, "initial_loss", "symmetric_units"),
+            *("update_too_large", "update_too_small", "spike", *_LAST),
+        ),
     ),
     Cause("input_scale", ("nonfinite",), when="earlier"),
     Cause("initial_loss", ("update_too_large", "spike", *_LAST)),
@@ -117,7 +120,7 @@ CAUSES: tuple[Cause, ...] = (
     # With Adam a step is as large as the learning rate, whatever the gradient.
     Cause("update_too_large", (*_SIGNAL, *_STANDSTILL, "symmetric_units", *_LAST), is_soft=True, only_if=_is_adaptive),
     Cause("activation_scale", ("update_too_large",), when="at the start", only_if=lambda run: not _is_adaptive(run)),
-    Cause("activation_scale", ("exploding_gradient", "spike", *_LAST), when="at the start"),
+    Cause("activation_scale", ("exploding_gradient", "initial_loss", "spike", *_LAST), when="at the start"),
     Cause("activation_scale", ("saturated", "dead_units", "vanishing_gradient", "collapsed"), when="at the start"),
     Cause("dead_units", ("activation_scale", "collapsed", "vanishing_gradient", "symmetric_units"), "anywhere"),
     Cause(

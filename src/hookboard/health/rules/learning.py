@@ -304,7 +304,7 @@ def initial_loss(run: Run) -> Iterator[Symptom]:
         f"the first loss was {loss:.3g}, where {what} {reference:.3g}: the outputs of the model are too wide at the "
         f"start{harm_of(run)}"
     )
-    yield Symptom("", evidence, advice, severity_of(run), size=loss / reference)
+    yield Symptom("", evidence, advice, severity_of(run), size=loss / reference, since=losses.first[0].step)
 
 
 def _is_wide(weight: Reading | None) -> bool:
