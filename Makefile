@@ -73,13 +73,15 @@ release-check:  ## all that a release needs, from a clean clone; it publishes no
 	@echo 'Ready. To publish, push a tag: .github/workflows/release.yml does the rest.'
 
 # What the examples need and no more. pip is silent for minutes while it downloads and unpacks: the size grows instead.
+# It would also compile all of torch, for half a minute: what the examples import is compiled here instead.
 $(RUNS): $(SOURCES)
 	@test -d .venv || $(PYTHON) -m venv .venv
 	@echo 'Installing hookboard and what it needs into .venv: torch, torchvision, Lightning, TensorBoard, scikit-learn.'
 	@echo 'That is 6 GB, most of it CUDA; README.md says how to do without.'
 	@$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
 	@(while sleep 10; do du -sm .venv | sed 's/\s.*/ MB so far/'; done) & trap "kill $$!" EXIT; \
-		$(BIN)/python -m pip install --quiet --editable '.[examples]'
+		$(BIN)/python -m pip install --quiet --no-compile --editable '.[examples]' && \
+		$(BIN)/python -c 'import hookboard, lightning.pytorch.cli, sklearn.datasets, torchvision'
 	@touch $@
 
 $(INSTALLED): $(RUNS)

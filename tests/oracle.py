@@ -7,12 +7,33 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
 
 from hookboard.measure import DERIVED
 
 QUANTILES = [name for name in DERIVED if re.fullmatch(r"p\d\d", name)]
 """`p01` is the quantile at 0.01."""
+
+
+def losses_of_descent(model: nn.Module, batch: tuple[Tensor, Tensor], rate: float, steps: int) -> list[float]:
+    """The squared error of a gradient descent in float64: before each step, and after the last. Changes the model."""
+    model, losses = model.double(), []
+    x, y = (part.double() for part in batch)
+    for _ in range(steps + 1):
+        loss = mse_loss(model(x), y)
+        losses.append(loss.item())
+        model.zero_grad()
+        loss.backward()
+        with torch.no_grad():
+            for p in model.parameters():
+                p -= rate * p.grad
+    return losses
+
+
+def fall_of(losses: list[float]) -> float:
+    """The share of the loss that is gone, by the mean of the last five."""
+    return 1 - sum(losses[-5:]) / 5 / losses[0]
 
 
 def truth(tensors: Iterable[Tensor]) -> dict[str, float]:

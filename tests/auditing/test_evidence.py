@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pytest
 import torch
+from oracle import fall_of, losses_of_descent
 from recorded import numbers
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, kl_div, mse_loss, nll_loss
@@ -164,44 +165,12 @@ def test_the_loss_that_falls_at_no_rate_and_how_far_it_falls_at_most():
         evidence,
     )
     assert (rates, lowest, highest, steps) == (7, 1e-4, 100, 30)
-    x, y = (part.double() for part in batch)
-    falls = []
-    for factor in (1e-3, 1e-2, 1e-1, 1, 10, 100, 1000):
-        exact = net(nn.Sigmoid(), outputs=1).double()
-        losses = []
-        for _ in range(31):
-            loss = mse_loss(exact(x), y)
-            losses.append(loss.item())
-            exact.zero_grad()
-            loss.backward()
-            with torch.no_grad():
-                for p in exact.parameters():
-                    p -= 0.1 * factor * p.grad
-        falls.append(1 - sum(losses[-5:]) / 5 / losses[0])
+    exact = [losses_of_descent(net(nn.Sigmoid(), outputs=1), batch, 1e-4 * 10**power, 30) for power in range(7)]
+    losses, falls = exact[0], list(map(fall_of, exact))
     assert first == float(f"{losses[0]:.3g}")
     assert most == round(100 * max(*falls, 0), 1)
     # The best rate is tried once more, for four times as many steps.
     assert numbers(", and at # not in #", evidence) == [1e-4 * 10 ** np.argmax(falls), 120]
-
-
-def losses_of_descent(make, batch, rate, steps):
-    """The losses of a gradient descent in float64: before each step, and after the last."""
-    exact, losses = make().double(), []
-    x, y = (part.double() for part in batch)
-    for _ in range(steps + 1):
-        loss = mse_loss(exact(x), y)
-        losses.append(loss.item())
-        exact.zero_grad()
-        loss.backward()
-        with torch.no_grad():
-            for p in exact.parameters():
-                p -= rate * p.grad
-    return losses
-
-
-def fall(losses):
-    """The share of the loss that is gone, by the mean of the last five."""
-    return 1 - sum(losses[-5:]) / 5 / losses[0]
 
 
 def test_how_far_the_loss_falls_in_more_steps_where_it_falls_at_no_rate():
@@ -215,19 +184,18 @@ def test_how_far_the_loss_falls_in_more_steps_where_it_falls_at_no_rate():
 
     evidence = tried("cannot_learn", make(), batch, 2e-4)
     rate, share, steps = numbers("; at # by #% in #", evidence)
-    assert share == round(100 * fall(losses_of_descent(make, batch, rate, int(steps))))
+    assert share == round(100 * fall_of(losses_of_descent(make(), batch, rate, int(steps))))
 
 
 def test_how_far_the_loss_falls_at_a_higher_rate_and_at_yours():
-    make = lambda: net(outputs=1)  # noqa: E731
     batch = X, REAL
-    evidence = tried("learning_rate", make(), batch, 1e-4)
+    evidence = tried("learning_rate", net(outputs=1), batch, 1e-4)
     better, falls, steps, rate, yours = numbers(
         "at a rate of # the loss falls by #% in # steps; at yours (#) it falls by #%", evidence
     )
     assert rate == 1e-4
-    assert falls == round(100 * fall(losses_of_descent(make, batch, better, int(steps))))
-    assert yours == round(100 * fall(losses_of_descent(make, batch, rate, int(steps))))
+    assert falls == round(100 * fall_of(losses_of_descent(net(outputs=1), batch, better, int(steps))))
+    assert yours == round(100 * fall_of(losses_of_descent(net(outputs=1), batch, rate, int(steps))))
 
 
 def test_every_rate_diverges_from_the_loss_of_the_batch():

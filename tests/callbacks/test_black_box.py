@@ -142,6 +142,28 @@ def test_weights_spoiled_by_the_optimizer_belong_to_the_step_before():
     event = only_event(Jumps(mlp(), lambda y: 1e4 * y.square().mean()), batches(*[8] * 6))
     assert (event.module, event.during, event.step, event.batch_idx) == ("net.0", "optimizer", 3, 3)
     assert event.parameter == "net.0.weight"
+    assert "the loss of that step was finite" in event.evidence
+
+
+def test_nothing_is_said_of_a_loss_that_the_user_goes_back_from_himself():
+    class Jumps(Toy):
+        def __init__(self, net):
+            super().__init__(net)
+            self.automatic_optimization = False
+
+        def training_step(self, batch, batch_idx):
+            loss, optimizer = self.net(batch).square().mean(), self.optimizers()
+            optimizer.zero_grad()
+            if batch_idx == 3:
+                optimizer.param_groups[0]["lr"] = 3e38
+                (1e4 * loss).backward()
+            else:
+                self.manual_backward(loss)
+            optimizer.step()
+
+    event = only_event(Jumps(mlp()), batches(*[8] * 6))
+    assert (event.during, event.step) == ("optimizer", 3)
+    assert "loss of that step" not in event.evidence
 
 
 def test_weights_spoiled_before_the_first_step():

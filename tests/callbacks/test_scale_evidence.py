@@ -130,21 +130,22 @@ def test_the_gradient_of_a_softmax_before_a_softmax(tmp_path):
     assert size == shortened(rms(gradient), 1)
 
 
-def test_how_large_the_outputs_of_few_layers_were_at_the_first_look(tmp_path):
+def too_large(rate):
     net = sized(linear(8, 16), linear(16, 3))
     for layer in net:
         layer.weight.data *= 12
-    model = Course(net, CROSS_ENTROPY, rate=1e-9)
+    return Course(net, CROSS_ENTROPY, rate=rate)
+
+
+def test_how_large_the_outputs_of_few_layers_were_at_the_first_look(tmp_path):
+    model = too_large(rate=1e-9)
     evidence = said(tmp_path, model, classes(), "activation_scale")
     (size,) = numbers("the outputs of net.1 had an RMS of # at the first look", evidence)
     assert size == shortened(rms(model.course[0]["net.1"]), 3)
 
 
 def test_the_first_loss_of_outputs_that_are_too_large_and_that_of_chance(tmp_path):
-    net = sized(linear(8, 16), linear(16, 3))
-    for layer in net:
-        layer.weight.data *= 12
-    model = Course(net, CROSS_ENTROPY, rate=2e-2)
+    model = too_large(rate=2e-2)
     evidence = said(tmp_path, model, classes(), "activation_scale")
     told = numbers("; the first loss was #, where chance gives #", evidence)
     assert told == [shortened(np.median(model.losses[:4]), 3), shortened(np.log(3), 3)]

@@ -59,7 +59,7 @@ def page_file(tmp_path, monkeypatch):
 @pytest.mark.browser
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1440, 390])
-def test_the_page_shows_the_first_difference_and_links_to_its_row(chromium, page_file, scheme, width):  # noqa: F811
+def test_the_page_shows_the_first_difference_and_links_to_its_row(chromium, page_file, scheme, width):  # noqa: F811 - the fixture again
     page = chromium.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
     with closing(page):
         said = []

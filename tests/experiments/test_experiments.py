@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch import LightningModule
+from oracle import fall_of, losses_of_descent
 from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.optim import LBFGS, SGD, Adam
@@ -73,18 +74,7 @@ def test_a_rate_a_thousand_times_too_high_is_named_with_one_that_works():
 def test_the_fall_that_is_said_is_the_one_that_float64_gives():
     model = net()
     evidence = tried(model, regression(), SGD(model.parameters(), lr=100))["learning_rate"].evidence
-    [(x, y)] = [(x.double(), y.double()) for x, y in regression()]
-    exact, losses = net().double(), []
-    rate = 0.1
-    for _ in range(31):
-        loss = mse_loss(exact(x), y)
-        losses.append(loss.item())
-        exact.zero_grad()
-        loss.backward()
-        with torch.no_grad():
-            for p in exact.parameters():
-                p -= rate * p.grad
-    fall = 1 - sum(losses[-5:]) / 5 / losses[0]
+    fall = fall_of(losses_of_descent(net(), *regression(), 0.1, 30))
     assert f"at a rate of 0.1 the loss falls by {fall:.0%} in 30 steps" in evidence
 
 

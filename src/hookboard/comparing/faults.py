@@ -48,9 +48,13 @@ class Difference:
         """The module's name in the left model."""
         return self.spot.module
 
+    @property
+    def in_numbers(self) -> str:
+        """The difference beside what rounding may give: `relative 0.05, expected from rounding below 4e-07`."""
+        return f"relative {self.found.relative:.2g}, expected from rounding below {self.expected:.1g}"
+
     def __str__(self) -> str:
-        said = f"relative {self.found.relative:.2g}, expected from rounding below {self.expected:.1g}"
-        return f"{self.spot}, {said}: {self.cause}"
+        return f"{self.spot}, {self.in_numbers}: {self.cause}"
 
 
 @dataclass

@@ -131,7 +131,7 @@ class BlackBox:
             batch_idx: its index.
             step: the optimizer step that it belongs to, as loggers count steps.
         """
-        self._here, self._backwards = (step, batch_idx), 0
+        self._here, self._backwards, self._loss = (step, batch_idx), 0, math.nan
         self._was_bad, self._is_bad = self._is_bad, False
         self._is_checked = self._batches % CHECK_EVERY_N_BATCHES == 0
         if self._batches % CHECK_EVERY_N_BATCHES in (0, 1):  # lazy layers have their parameters from the first batch on

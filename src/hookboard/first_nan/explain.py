@@ -136,7 +136,8 @@ def parameter_event(fault: Fault, step: int, batch_idx: int, stepped: tuple[int,
         fault: which parameter it is.
         step: the step in which it was found.
         batch_idx: the index of its batch.
-        stepped: step, batch index and loss of the last optimizer step; None before the first.
+        stepped: step, batch index and loss of the last optimizer step, NaN for a loss that is not known; None before
+            the first.
     """
     values = _described(fault.after)
     if stepped is None:
@@ -144,10 +145,9 @@ def parameter_event(fault: Fault, step: int, batch_idx: int, stepped: tuple[int,
         advice = "Look at the initialization, and at the checkpoint that was loaded."
         return Nonfinite(fault.name, "start", step, batch_idx, "", evidence, advice, parameter=fault.near)
     at, its_batch, loss = stepped
-    evidence = (
-        f"The optimizer step of step {at}, batch {its_batch}, left {values} in the parameter {fault.near!r}; the loss "
-        f"of that step was finite ({loss:.3g})."
-    )
+    finite = f"; the loss of that step was finite ({loss:.3g})" if math.isfinite(loss) else ""
+    where = f"The optimizer step of step {at}, batch {its_batch}"
+    evidence = f"{where}, left {values} in the parameter {fault.near!r}{finite}."
     advice = (
         "Lower the learning rate, or clip gradients; look at the optimizer's eps and at the gradients of that step."
     )
