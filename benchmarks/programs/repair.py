@@ -202,10 +202,15 @@ def _initialized(program: Program, match: re.Match[str], module: str) -> Program
 
 
 def _hidden_relu(program: Program, match: re.Match[str], module: str) -> Program:
-    """Put ReLU in place of the hidden activations that are named, and initialize for it."""
+    """Put ReLU in place of the hidden activations that are named, and initialize for it.
+
+    Which these are: those of the type of the layer that the alarm names, if it has no weights; else what is bounded.
+    """
     layers = list(program.net)  # type: ignore[call-overload]  # a Sequential
     hidden = layers[:-1]
-    changed = [nn.ReLU() if isinstance(layer, BOUNDED) else layer for layer in hidden]
+    named = program.net.get_submodule(module.removeprefix("net.")) if module else program.net
+    kinds = BOUNDED if list(named.parameters()) else type(named)
+    changed = [nn.ReLU() if isinstance(layer, kinds) else layer for layer in hidden]
     return _initialized(replace(program, net=nn.Sequential(*changed, layers[-1])), match, module)
 
 

@@ -91,6 +91,14 @@ def test_hidden_sigmoids_become_normalized_relus_and_the_last_stays():
     assert [type(layer) for layer in changed.net] == [nn.Linear, nn.BatchNorm1d, nn.ReLU, nn.Linear, nn.Sigmoid]
 
 
+def test_an_activation_that_an_alarm_names_becomes_a_relu_and_so_do_others_of_its_kind():
+    advice = "Subtract the maximum first, or clamp its input; as an activation, use ReLU or GELU in place of it."
+    given = program(4, "exponential", 4, "sigmoid", 4, "exponential", 1, "sigmoid")
+    _, changed = followed(given, advice, "net.1")
+    kinds = [type(layer) for layer in changed.net if not isinstance(layer, nn.Linear)]
+    assert kinds == [nn.ReLU, nn.Sigmoid, nn.ReLU, nn.Sigmoid]
+
+
 def test_weights_before_a_relu_get_the_deviation_of_he():
     given = program(4000, "relu", 1)
     nn.init.zeros_(given.net[0].weight)

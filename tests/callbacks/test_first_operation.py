@@ -81,7 +81,7 @@ CASES = [
     (divided, "div", "2 of its divisors are 0", "Add an epsilon"),
     (logarithm, "log", "16 of its 32 inputs are 0 or less", "Clamp its input"),
     (root, "sqrt", "1 of its 32 inputs is 0 or less", "Clamp its input"),
-    (exponential, "exp", "its input goes up to 200", "Subtract the maximum"),
+    (exponential, "exp", "its input goes up to 200", "Subtract the maximum first"),
     (in_place, "div", "1 of its divisors is 0", "Add an epsilon"),
 ]
 

@@ -113,7 +113,8 @@ def _cause(name: str, given: Sequence[Tensor], args: Sequence[Any], kwargs: Mapp
         low = _counted(int((first <= 0).sum()), f"of its {first.numel()} inputs", "0 or less")
         return low, "Clamp its input above 0, or check the power."
     if name == "exp" and first.numel():
-        return f"its input goes up to {first.max().item():.3g}", "Subtract the maximum first, or clamp its input."
+        advice = "Subtract the maximum first, or clamp its input; as an activation, use ReLU or GELU in place of it."
+        return f"its input goes up to {first.max().item():.3g}", advice
     return "", ""
 
 
