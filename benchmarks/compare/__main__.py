@@ -3,6 +3,7 @@
 python -m benchmarks.compare                all models, and the table; the large ones of torchvision and timm take long
 python -m benchmarks.compare --only bert    models whose name contains this, and what is said of each
 python -m benchmarks.compare --family timm  one family
+python -m benchmarks.compare --classifiers  every classifier of torchvision, copies without a mistake alone
 
 It needs timm and transformers beside torchvision; a model that cannot be made here is listed with the reason.
 
@@ -24,7 +25,7 @@ from typing import Any
 
 import torch
 from benchmarks.compare.mistakes import Planted, planted_in
-from benchmarks.compare.models import Case, all_cases, loss
+from benchmarks.compare.models import Case, all_cases, classifiers, loss
 from benchmarks.compare.others import TOLERANCE, Call, Norms, first_apart, norms_of_modules, norms_of_operations
 from torch import nn
 
@@ -115,8 +116,8 @@ def _timed(counts: Counts, *args: Any, **options: Any) -> Comparison:
     return found
 
 
-def run(case: Case, counts: Counts, say: Callable[[str], None]) -> None:
-    """Compare a model with its copies, and with copies that have a mistake."""
+def run(case: Case, counts: Counts, say: Callable[[str], None], mistakes: int) -> None:
+    """Compare a model with its copies, and with as many copies that have a mistake."""
     net, call = case.model(), _call_with(case.inputs)
     counts.models += 1
     here = {way: measure(net, call) for way, (measure, _) in WAYS.items()}
@@ -142,7 +143,7 @@ def run(case: Case, counts: Counts, say: Callable[[str], None]) -> None:
             counts.backward += 1
             counts.wrong["backward"] += bool(found.differences)
             say(f"{case.name}, {kind}, with gradients: {len(found.differences)} differences {found.first or ''}")
-    for planted in planted_in(net, call, MISTAKES_EACH, case.name):
+    for planted in planted_in(net, call, mistakes, case.name) if mistakes else ():
         found = _timed(counts, net, planted.model, case.inputs)
         counts.mistakes += 1
         is_right = _named(found, planted)
@@ -185,16 +186,18 @@ def main(given: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="models whose name contains this, and what is said of each")
     parser.add_argument("--family", default="", help="families whose name begins so")
+    parser.add_argument("--classifiers", action="store_true", help="every classifier of torchvision, without mistakes")
     options = parser.parse_args(given)
+    cases, mistakes = (classifiers(), 0) if options.classifiers else (all_cases(), MISTAKES_EACH)
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     families: dict[str, Counts] = {}
-    for case in all_cases():
+    for case in cases:
         if options.only not in case.name or not case.family.startswith(options.family):
             continue
         counts = families.setdefault(case.family, Counts())
         try:
-            run(case, counts, print if options.only else lambda text: None)
+            run(case, counts, print if options.only else lambda text: None, mistakes)
         except (ImportError, RuntimeError) as why:
             counts.not_run.append(f"{case.name}: {str(why).splitlines()[0]}")
         done = f"{counts.models} models, {counts.copies} copies, {counts.mistakes} mistakes"

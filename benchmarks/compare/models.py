@@ -106,6 +106,10 @@ def _words_and_images(kind: str) -> dict[str, Tensor]:
     return given
 
 
+PIXELS = {"vit": 224, "maxvit_t": 224, "inception_v3": 96}
+"""The fewest pixels of a side that a classifier of torchvision takes, where they are more than 64: by its family."""
+
+
 def _of_torchvision(name: str) -> nn.Module:
     from torchvision.models import get_model
 
@@ -126,18 +130,22 @@ def _of_transformers(name: str) -> nn.Module:
     return made(made.config_class(use_cache=False, **copy.deepcopy(config)))
 
 
+def classifiers() -> list[Case]:
+    """Return a case for each classifier of torchvision, small or large."""
+    from torchvision import models
+
+    names = models.list_models(models)
+    return [_classifier(name, PIXELS.get(name, PIXELS.get(name.split("_")[0], 64))) for name in names]
+
+
+def _classifier(name: str, size: int) -> Case:
+    kind = "transformers" if name.startswith(("vit", "swin", "maxvit")) else "convolutions"
+    return Case(f"torchvision, {kind}", name, functools.partial(_of_torchvision, name), images(size))
+
+
 def all_cases() -> list[Case]:
     """Return the cases of all families."""
-    vision = ("vit", "swin", "maxvit")
-    cases = [
-        Case(
-            "torchvision, transformers" if name.startswith(vision) else "torchvision, convolutions",
-            name,
-            functools.partial(_of_torchvision, name),
-            images(size),
-        )
-        for name, size in TORCHVISION.items()
-    ]
+    cases = [_classifier(name, size) for name, size in TORCHVISION.items()]
     cases += [Case("timm", name, functools.partial(_of_timm, name), images(size)) for name, size in TIMM.items()]
     cases += [
         Case("transformers", name, functools.partial(_of_transformers, name), _words_and_images(kind))

@@ -66,7 +66,9 @@ def shown(row: dict[str, Any]) -> str:
         return ", ".join(f"{alarm['rule']} {alarm['module']}".strip() for alarm in alarms) or "-"
 
     cause = "yes" if row["cause"] else "no" if row["found"] else "-"
-    repaired = ("yes" if row["repaired"] else "no") + f": {row['followed']}" if row["followed"] else "-"
+    repaired = (
+        f"{len(row['repaired_seeds'])} of {len(row['harmed'])} seeds: {row['followed']}" if row["followed"] else "-"
+    )
     wrong, right = row["scores"]
     return (
         f"| {row['post']} | {row['fault']} | {'yes' if row['found'] else 'no'} | {said(row['alarms'])} | {cause}"

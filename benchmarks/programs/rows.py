@@ -12,7 +12,7 @@ from benchmarks.programs.trial import Post, Program, Trained, built, trained
 
 from hookboard import HealthMonitor
 
-HARM_SEEDS = (0, 1, 2)
+SEEDS = (0, 1, 2)
 
 HARM_MARGIN = 0.1
 """A fix must score so much better than its fault for the program to be in the table: on each seed, or, where the
@@ -34,18 +34,35 @@ def by_name(name: str) -> Post:
 def harm(name: str) -> str:
     """The scores of fault and fix on each seed, and whether the fix beats the fault on all of them."""
     post = by_name(name)
-    pairs = [[trained(built(post, fixed, seed), seed, None).score for fixed in (False, True)] for seed in HARM_SEEDS]
-    harmed = [seed for seed, (wrong, right) in zip(HARM_SEEDS, pairs, strict=True) if right - wrong >= HARM_MARGIN]
+    pairs = [[trained(built(post, fixed, seed), seed, None).score for fixed in (False, True)] for seed in SEEDS]
+    harmed = [seed for seed, pair in zip(SEEDS, pairs, strict=True) if is_harm(*pair)]
     verdict = "harm" if len(harmed) == len(pairs) else f"harm on {harmed}" if post.seed in harmed else "NO HARM"
     scores = "  ".join(f"{wrong:.3g} -> {right:.3g}" for wrong, right in pairs)
     return f"{name:33} {verdict:15} {scores}"
 
 
+def is_harm(wrong: float, right: float) -> bool:
+    return right - wrong >= HARM_MARGIN
+
+
 def judged(name: str, every: int, experiments: bool = False) -> dict[str, Any]:
-    """Train a program faulty and fixed with a monitor; returns its row of the table."""
+    """Train a program faulty and fixed on each seed, on one of them with a monitor; returns its row of the table.
+
+    A fix that is no better than its fault, as one that diverges with the rounding of this machine, is none: what is
+    said of it is no false alarm, and its seed does not count for the repair.
+    """
     post = by_name(name)
-    fault = trained(built(post, False, post.seed), post.seed, HealthMonitor(experiments=experiments), every)
-    fix = trained(built(post, True, post.seed), post.seed, HealthMonitor(experiments=experiments), every)
+
+    def run(fixed: bool, seed: int) -> Trained:
+        monitor = HealthMonitor(experiments=experiments) if seed == post.seed else None
+        return trained(built(post, fixed, seed), seed, monitor, every)
+
+    fault, fix = run(False, post.seed), run(True, post.seed)
+    scores = {
+        seed: (fault.score, fix.score) if seed == post.seed else (run(False, seed).score, run(True, seed).score)
+        for seed in SEEDS
+    }
+    harmed = {seed: pair for seed, pair in scores.items() if is_harm(*pair)}
     return {
         "post": post.name,
         "source": post.source,
@@ -53,8 +70,9 @@ def judged(name: str, every: int, experiments: bool = False) -> dict[str, Any]:
         "causes": post.causes,
         "found": bool(fault.alarms),
         "cause": bool(fault.alarms) and fault.alarms[0]["rule"] in post.causes,
-        "false_alarm": bool(fix.alarms),
-        **by_advice(post, fault, fix),
+        "false_alarm": bool(fix.alarms) and post.seed in harmed,
+        **by_advice(post, fault, harmed),
+        "harmed": list(harmed),
         "scores": [fault.score, fix.score],
         "seconds": [fault.seconds, fix.seconds],
         "alarms": fault.alarms,
@@ -62,24 +80,36 @@ def judged(name: str, every: int, experiments: bool = False) -> dict[str, Any]:
     }
 
 
-def by_advice(post: Post, fault: Trained, fix: Trained) -> dict[str, Any]:
-    """Follow the advice of the first alarm, and train for as many steps as the fix.
+def by_advice(post: Post, fault: Trained, harmed: dict[int, tuple[float, float]]) -> dict[str, Any]:
+    """Follow the advice of the first alarm, and train for as many steps as the fix, on each seed that shows the harm.
+
+    Args:
+        post: the program.
+        fault: its faulty training, as it was judged.
+        harmed: seed to the scores of fault and fix.
 
     Returns:
-        `followed`: the words of the advice that a script could follow, "" for none; `score_by_advice`; and `repaired`.
-        What as many steps alone repair does not count.
+        `followed`: the words of the advice that a script could follow, "" for none; `repaired_seeds`; and `repaired`:
+        most seeds are. What as many steps alone repair does not count.
     """
-    steps = built(post, True, post.seed).steps
-    program = built(post, False, post.seed)
-    done = followed(program, fault.alarms[0]["advice"], fault.alarms[0]["module"]) if fault.alarms else None
+    done = followed(built(post, False, post.seed), **_first(fault)) if fault.alarms else None
     if done is None:
-        return {"followed": "", "score_by_advice": None, "repaired": False}
-    words, changed = done
-    score = scored_after(changed, max(steps, program.steps), post.seed)
-    is_near = is_repaired(fault.score, fix.score, score)
-    if is_near and steps > program.steps:
-        is_near = not is_repaired(fault.score, fix.score, scored_after(built(post, False, post.seed), steps, post.seed))
-    return {"followed": words, "score_by_advice": score, "repaired": is_near}
+        return {"followed": "", "repaired_seeds": [], "repaired": False}
+    repaired = [seed for seed, pair in harmed.items() if _is_repaired(post, fault, seed, *pair)]
+    return {"followed": done[0], "repaired_seeds": repaired, "repaired": 2 * len(repaired) > len(harmed)}
+
+
+def _first(fault: Trained) -> dict[str, str]:
+    return {what: fault.alarms[0][what] for what in ("advice", "module")}
+
+
+def _is_repaired(post: Post, fault: Trained, seed: int, wrong: float, right: float) -> bool:
+    program, steps = built(post, False, seed), built(post, True, seed).steps
+    done = followed(built(post, False, seed), **_first(fault))
+    assert done is not None  # the same advice could be followed on another seed
+    if not is_repaired(wrong, right, scored_after(done[1], max(steps, program.steps), seed)):
+        return False
+    return steps <= program.steps or not is_repaired(wrong, right, scored_after(program, steps, seed))
 
 
 def scored_after(program: Program, steps: int, seed: int) -> float:

@@ -3,6 +3,7 @@
 import math
 import warnings
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,10 +13,11 @@ from torch.nn.functional import mse_loss
 pytest.importorskip("sklearn")
 
 from benchmarks.health.runner import quiet
+from benchmarks.programs import rows
 from benchmarks.programs.__main__ import sum_of
 from benchmarks.programs.catalogue import HELD_OUT, LEFT_OUT, POSTS
 from benchmarks.programs.parts import bit_accuracy, clipped_binary_cross_entropy, r2, sgd, stack, standardized
-from benchmarks.programs.trial import Program, batches, built, trained
+from benchmarks.programs.trial import Program, Trained, batches, built, trained
 
 pytestmark = pytest.mark.trains
 
@@ -119,3 +121,28 @@ def test_the_sums_count_what_was_found_named_and_cried_wolf():
         "2 programs: found 2, cause right 1, repaired by the first advice 1 (1 could be followed by a script),"
         " false alarms on fixes 1"
     )
+
+
+def judged_with_a_fix_that_scores(monkeypatch, scores):
+    """The row of a program whose fault scores 0 on each seed, and its fix these."""
+
+    def trained_as_told(program, seed, monitor, every=50):
+        alarms = [{"rule": "spike", "module": "", "advice": "think"}] if monitor else []
+        return Trained(scores[seed] if program.is_fixed else 0.0, 0.0, alarms)
+
+    monkeypatch.setattr(rows, "trained", trained_as_told)
+    monkeypatch.setattr(rows, "built", lambda post, fixed, seed: SimpleNamespace(is_fixed=fixed, steps=1))
+    monkeypatch.setattr(rows, "followed", lambda program, advice, module: None)
+    return rows.judged("31880720", every=50)
+
+
+def test_an_alarm_on_a_fix_that_works_is_false(monkeypatch):
+    row = judged_with_a_fix_that_scores(monkeypatch, {0: 0.9, 1: 0.9, 2: 0.0})
+    assert row["false_alarm"]
+    assert row["harmed"] == [0, 1]
+
+
+def test_an_alarm_on_a_fix_that_does_not_work_here_is_not_false(monkeypatch):
+    row = judged_with_a_fix_that_scores(monkeypatch, {0: 0.05, 1: 0.9, 2: 0.9})
+    assert not row["false_alarm"]
+    assert row["harmed"] == [1, 2]
