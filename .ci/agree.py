@@ -3,7 +3,8 @@
     python .ci/agree.py           a tag is looked at where the commit has one
     python .ci/agree.py v0.2.0    of this tag
 
-A release has nothing left under [Unreleased] either.
+A release has nothing left under [Unreleased] either, and its page on PyPI has links that lead somewhere and is true
+there.
 """
 
 import re
@@ -31,18 +32,36 @@ def faults(root: Path, tags: list[str]) -> list[str]:
     dates = found(r"^## \[\d.*?\] - (.+)", changelog), found(r"^date-released: (.+)", citation)
     if dates[0] != dates[1]:
         wrong.append(f"CHANGELOG.md has the date {dates[0]}, CITATION.cff {dates[1]}")
-    if tags and found(r"^## \[Unreleased\]\s+(?!## )(\S.*)", changelog) != "nothing":
-        wrong.append("CHANGELOG.md has lines under [Unreleased]")
-    return wrong
+    return wrong + (unready(root) if tags else [])
+
+
+def unready(root: Path) -> list[str]:
+    """What is still to do before a release, a sentence for each."""
+    left = []
+    if found(r"^## \[Unreleased\]\s+(?!## )(\S.*)", root / "CHANGELOG.md") != "nothing":
+        left.append("CHANGELOG.md has lines under [Unreleased]")
+    if found(r'^repository = "(.+)"', root / "pyproject.toml") == "nothing":
+        left.append("pyproject.toml names no repository: on PyPI the links of README.md would lead nowhere")
+    if found(r"(not on PyPI)", root / "README.md") != "nothing":
+        left.append("README.md, which is the page on PyPI, says that hookboard is not there")
+    return left
+
+
+def tags_here(root: Path) -> list[str]:
+    """The tags of the commit; none outside of a repository, such as in an unpacked source distribution."""
+    if not (root / ".git").exists():
+        return []
+    command = ["git", "-C", str(root), "tag", "--points-at", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
 
 
 def main() -> None:
-    given = sys.argv[1:]
-    command = ["git", "-C", str(ROOT), "tag", "--points-at", "HEAD"]
-    tags = given or subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    tags = sys.argv[1:] or tags_here(ROOT)
     if wrong := faults(ROOT, tags):
         sys.exit("\n".join(wrong))
     print(f"version, changelog and citation agree{f' with {tags[0]}' if tags else '; there is no tag'}")
+    for each in [] if tags else unready(ROOT):
+        print(f"before a tag: {each}")
 
 
 if __name__ == "__main__":

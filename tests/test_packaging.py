@@ -173,6 +173,39 @@ def test_the_oldest_versions_that_are_tested_are_those_that_are_allowed():
             assert str(tested[name]).startswith(str(specifier).replace(">=", "=="))
 
 
+PRETENDED = """#!/usr/bin/env bash
+case "${0##*/} $*" in
+    "python -m venv venv") mkdir -p venv/bin
+        for name in python hookboard tensorboard; do cp "$0" venv/bin/$name; done ;;
+    "python -m pip install "*.tar.gz) [[ ${CC:-} != false ]] || touch without ;;
+    *"digits.py fit "*) mkdir -p logs/digits/version_0 && touch logs/digits/version_0/events.1
+        [[ ! -e without ]] || echo "The compiled kernel is missing."
+        exit "$STATUS" ;;
+    "tensorboard "*) echo "TensorBoard at http://localhost:6006/" >&2; exec sleep 60 ;;
+esac
+"""
+"""A Python, and the programs that it installs, which do nothing but leave behind what .ci/install looks for."""
+
+
+@pytest.mark.spawns
+@pytest.mark.skipif(sys.platform == "win32", reason="it is for bash")
+@pytest.mark.parametrize("status", [0, 3])
+def test_the_check_of_an_installation_says_how_it_ended_and_leaves_nothing_behind(status, tmp_path):
+    for name in ("dist", "place"):
+        (tmp_path / name).mkdir()
+    for name in ("hookboard-1-any.whl", "hookboard-1.tar.gz"):
+        (tmp_path / "dist" / name).touch()
+    python = tmp_path / "python"
+    python.write_text(PRETENDED)
+    python.chmod(0o755)
+    environment = os.environ | {"PYTHON": str(python), "TMPDIR": str(tmp_path / "place"), "STATUS": str(status)}
+    command = ["bash", str(ROOT / ".ci" / "install"), str(tmp_path / "dist")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert (done.returncode == 0) == (status == 0), done.stderr
+    assert done.stdout.count("trained, and answered in TensorBoard") == (3 if status == 0 else 0)
+    assert list((tmp_path / "place").iterdir()) == []
+
+
 def requirement_in(line):
     text = line.partition("#")[0].strip()
     return Requirement(text) if text else None
@@ -181,7 +214,7 @@ def requirement_in(line):
 @pytest.fixture
 def release(tmp_path):
     """A copy of what a release names its version in, and the faults that .ci/agree.py finds there."""
-    for path in ("src/hookboard/__init__.py", "CHANGELOG.md", "CITATION.cff"):
+    for path in ("src/hookboard/__init__.py", "CHANGELOG.md", "CITATION.cff", "README.md", "pyproject.toml"):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / path, tmp_path / path)
     find = runpy.run_path(str(ROOT / ".ci" / "agree.py"))["faults"]
@@ -211,6 +244,27 @@ def test_a_release_leaves_nothing_under_unreleased(release):
     (folder / "CHANGELOG.md").write_text(text.replace("## [Unreleased]\n", "## [Unreleased]\n\n### Fixed\n\n- This.\n"))
     assert faults() == []
     assert "CHANGELOG.md has lines under [Unreleased]" in faults("v9.9.9")
+
+
+def test_a_release_has_a_page_on_pypi_whose_links_lead_somewhere_and_which_is_true_there(release):
+    folder, faults = release
+    (folder / "README.md").write_text("It is not on PyPI.\n")
+    (folder / "pyproject.toml").write_text('[tool.hookboard]\nrepository = ""\n')
+    assert len([each for each in faults("v9.9.9") if "PyPI" in each]) == 2
+    assert faults() == []
+    (folder / "README.md").write_text("```bash\npip install hookboard\n```\n")
+    (folder / "pyproject.toml").write_text('[tool.hookboard]\nrepository = "https://example.org/somebody/hookboard"\n')
+    assert [each for each in faults("v9.9.9") if "PyPI" in each] == []
+
+
+@pytest.mark.spawns
+def test_an_unpacked_source_distribution_agrees_too(release):
+    folder, _ = release
+    (folder / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci" / "agree.py", folder / ".ci")
+    done = subprocess.run([sys.executable, folder / ".ci" / "agree.py"], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("version, changelog and citation agree; there is no tag\n")
 
 
 def test_each_python_that_is_named_is_allowed():
