@@ -371,7 +371,7 @@ def test_it_can_be_copied_and_pickled_during_a_training(tmp_path):
 def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.delitem(sys.modules, "hookboard.loops.transformers_callback", raising=False)
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(ModuleNotFoundError, match="transformers"):
+    with pytest.raises(ModuleNotFoundError, match="for_transformers needs transformers, which is not installed: pip"):
         for_transformers(HealthMonitor())
 
 

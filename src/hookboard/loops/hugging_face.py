@@ -33,6 +33,11 @@ def for_transformers(
         ValueError: an argument is of another kind.
     """
     given = callbacks_in(callbacks), None if loggers is None else loggers_in(loggers)
-    from hookboard.loops.transformers_callback import TransformersCallback  # takes seconds to import
-
+    try:
+        from hookboard.loops.transformers_callback import TransformersCallback  # takes seconds to import
+    except ModuleNotFoundError as error:
+        if error.name != "transformers":
+            raise
+        message = "for_transformers needs transformers, which is not installed: pip install transformers"
+        raise ModuleNotFoundError(message, name=error.name) from error
     return TransformersCallback(*given)
