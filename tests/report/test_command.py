@@ -1,8 +1,10 @@
 """The command `hookboard`: what it prints, and its exit status."""
 
 import json
+import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from importlib import import_module
@@ -114,6 +116,20 @@ def test_bad_input_is_quoted_and_its_exit_status_is_2(command, given, said):
     assert status == 2
     assert errors[0].startswith("hookboard: ")
     assert said in errors[0]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the names of folders are any bytes there alone")
+def test_a_folder_whose_name_is_no_text_is_named_with_what_to_do(command, logs, tmp_path):
+    folder = os.path.join(os.fsencode(tmp_path), b"l\xe4ufe")
+    shutil.copytree(os.fsencode(logs / "sick"), folder)
+    for given in ("verdicts", "runs", "report"):
+        status, shown, (line,) = command(given, tmp_path)
+        assert (status, shown) == (2, [])
+        assert line.startswith("hookboard: the path ")
+        assert r"l\udce4ufe" in line
+        assert line.endswith(
+            "is no text in UTF-8, which TensorBoard needs: rename it, or set PYTHONUTF8=1 if its name is right."
+        )
 
 
 def test_an_unknown_command_has_exit_status_2(command):

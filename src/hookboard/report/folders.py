@@ -32,10 +32,26 @@ def open_folders(folders: Sequence[str | os.PathLike[str]]) -> tuple[Source, lis
         The data, and the names of the runs that have data of hookboard, in natural order.
 
     Raises:
-        ValueError: a folder does not exist, or none has data of hookboard.
+        ValueError: a folder does not exist, or has a name that TensorBoard cannot read, or none has data of hookboard.
     """
     paths = [_existing(Path(folder)).resolve() for folder in folders]
     base = os.path.commonpath([path.parent for path in paths])
+    try:
+        multiplexer, tables = _read(paths, base)
+    except UnicodeEncodeError as error:  # TensorBoard encodes paths, unlike Python, which takes any bytes
+        cure = "rename it, or set PYTHONUTF8=1 if its name is right"
+        raise ValueError(f"the path {error.object!r} is no text in UTF-8, which TensorBoard needs: {cure}.") from error
+    provider = CsvRuns(MultiplexerDataProvider(multiplexer, base), tables)
+    source = Source(provider, RequestContext(), "")
+    names = [run["name"] for run in Board().runs(source)["runs"]]
+    if not names:
+        given = " and ".join(repr(os.fspath(folder)) for folder in folders)
+        raise ValueError(f"no event file and no {METRICS} in {given} has data of hookboard.")
+    return source, names
+
+
+def _read(paths: Sequence[Path], base: str) -> tuple[EventMultiplexer, dict[str, Path]]:
+    """Return the event files in some folders, read, and by the name of the run the folders of other CSVLoggers."""
     multiplexer = EventMultiplexer(tensor_size_guidance=KEPT)
     tables: dict[str, Path] = {}
     for path in paths:
@@ -44,13 +60,7 @@ def open_folders(folders: Sequence[str | os.PathLike[str]]) -> tuple[Source, lis
             multiplexer.AddRun(place, _name(place, base))
             tables.pop(_name(place, base), None)
     multiplexer.Reload()
-    provider = CsvRuns(MultiplexerDataProvider(multiplexer, base), tables)
-    source = Source(provider, RequestContext(), "")
-    names = [run["name"] for run in Board().runs(source)["runs"]]
-    if not names:
-        given = " and ".join(repr(os.fspath(folder)) for folder in folders)
-        raise ValueError(f"no event file and no {METRICS} in {given} has data of hookboard.")
-    return source, names
+    return multiplexer, tables
 
 
 def _name(place: str | Path, base: str) -> str:
