@@ -436,9 +436,9 @@ def test_the_end_of_a_fit_is_told_in_a_few_lines_that_fit_a_terminal():
     assert closing(judge.run, [ALARM, *[long] * 5])[-1] == "  and 1 more in monitor.verdicts"
 
 
-def test_a_path_is_never_broken_in_two():
-    path = "/home/somebody/" + "a-long-name/" * 12
-    assert any(path in line for line in closing(trained(2).run, [], [f"tensorboard --logdir {path}"]))
+def test_a_command_is_never_broken_in_two():
+    command = f"tensorboard --logdir '/home/somebody/{'a long name/' * 12}'"
+    assert f"  Look at: {command}" in closing(trained(2).run, [], [command])
 
 
 def test_a_new_alarm_is_told_in_full_in_lines_that_fit_a_terminal():

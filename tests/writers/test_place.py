@@ -1,5 +1,6 @@
 """What is told of the place where the page is to be found."""
 
+import shlex
 import sys
 from pathlib import Path
 
@@ -34,6 +35,21 @@ def test_a_writer_of_a_loop_is_looked_at_by_the_same_command(tmp_path):
     with SummaryWriter(tmp_path) as writer:
         (logger,) = loggers_in(writer)
         assert place_of(logger).endswith(f"tensorboard --logdir {tmp_path} (tab Hookboard)")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a shell of Unix reads the command")
+@pytest.mark.parametrize("logger", [TensorBoardLogger, CSVLogger])
+def test_a_folder_with_a_space_in_its_name_is_one_word_for_the_shell(logger, tmp_path, monkeypatch):
+    scripts = tmp_path / "my env"
+    scripts.mkdir()
+    for name in ("tensorboard", "hookboard"):
+        (scripts / name).touch()
+    monkeypatch.setattr(sys, "executable", str(scripts / "python"))
+    monkeypatch.setenv("PATH", "")
+    folder = tmp_path / "it's my run"
+    program, option, place = shlex.split(place_of(logger(folder, name=None, version="")).partition(" (")[0])
+    assert (Path(program).parent, Path(place)) == (scripts, folder)
+    assert option in {"--logdir", "report"}
 
 
 def test_a_table_is_looked_at_by_a_command_that_is_understood(tmp_path):

@@ -58,7 +58,7 @@ def caveat(run: Run, verdicts: Sequence[Verdict]) -> str:
 
 
 def closing(run: Run, verdicts: Sequence[Verdict], places: Sequence[str] = ()) -> list[str]:
-    """Return the lines printed at the end of a fit, in plain text, at most 100 characters each (paths may be longer).
+    """Return the lines printed at the end of a fit, in plain text, at most 100 characters each (places may be longer).
 
     They are the headline, the caveat, the first 5 verdicts, what was left out, and the places.
 
@@ -77,7 +77,7 @@ def closing(run: Run, verdicts: Sequence[Verdict], places: Sequence[str] = ()) -
         lines.append(f"  and {len(shown) - CLOSING_VERDICTS_MAX} more in {table}monitor.verdicts")
     lines += _wrapped(left_out(run), "  ", 4)
     for place in places:
-        lines += _wrapped(f"Look at: {place}", "  ", 4, is_path=True)
+        lines.append(f"  Look at: {place}")  # in one line: a command that is broken in two cannot be copied
     return lines
 
 
@@ -92,14 +92,12 @@ def ended_by(verdict: Verdict, step: int) -> str:
     return f"ends the fit after step {step} because of {verdict.rule}{where}. {verdict.in_sentences().evidence}"
 
 
-def _wrapped(text: str, start: str, indent: int, is_path: bool = False) -> list[str]:
-    # A path that is broken in two cannot be copied.
+def _wrapped(text: str, start: str, indent: int) -> list[str]:
     return textwrap.wrap(
         _one_line(text),
         TERMINAL_WIDTH,
         initial_indent=start,
         subsequent_indent=" " * indent,
-        break_long_words=not is_path,
         break_on_hyphens=False,
     )
 

@@ -11,7 +11,7 @@ from lightning.pytorch.loggers import CSVLogger
 
 from hookboard.records import CSV_INDEX
 from hookboard.writers.entry import Entry
-from hookboard.writers.registry import command, place_of, write
+from hookboard.writers.registry import command, folder_of, place_of, write
 
 MAX_FILE_NAME_CHARS = 255
 """Maximum number of characters in the name of a file; few file systems take more."""
@@ -76,7 +76,7 @@ def _record(strings: Sequence[bytes]) -> bytes:
 
 @place_of.register
 def _place(logger: CSVLogger) -> str:
-    return f"{command('hookboard')} report {logger.log_dir} (or health_verdict.md and health_*.png there)"
+    return f"{command('hookboard', 'report', folder_of(logger))} (or health_verdict.md and health_*.png there)"
 
 
 def _file(tag: str, suffix: str) -> str:

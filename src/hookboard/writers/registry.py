@@ -4,7 +4,9 @@ Below them is what several of these files use.
 """
 
 import functools
+import shlex
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -48,12 +50,18 @@ def folder_of(logger: Logger) -> str:
     return str(getattr(logger, "log_dir", None) or "")
 
 
-def command(name: str) -> str:
-    """Return what to type to start a program: its name, or its path if it is only beside this Python, not on PATH."""
-    beside = Path(sys.executable).with_name(name)
-    if shutil.which(name) or not beside.exists():
-        return name
-    return str(beside.relative_to(Path.cwd()) if beside.is_relative_to(Path.cwd()) else beside)
+def command(name: str, *arguments: str) -> str:
+    """Return what to type to start a program, quoted for the shell where a path has a space.
+
+    The program is given by its name, or by its path if it is only beside this Python, not on PATH.
+    """
+    program = Path(sys.executable).with_name(name)
+    if shutil.which(name) or not program.exists():
+        program = Path(name)
+    elif program.is_relative_to(Path.cwd()):
+        program = program.relative_to(Path.cwd())
+    typed = [str(program), *arguments]
+    return subprocess.list2cmdline(typed) if sys.platform == "win32" else shlex.join(typed)
 
 
 def _write_by_methods(logger: Logger, entry: Entry) -> list[str]:

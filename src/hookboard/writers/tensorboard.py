@@ -14,7 +14,7 @@ from hookboard.images import Picture
 from hookboard.recording import Reading
 from hookboard.records import PLUGIN
 from hookboard.writers.entry import Entry
-from hookboard.writers.registry import command, place_of, write
+from hookboard.writers.registry import command, folder_of, place_of, write
 from hookboard.writers.tensorboard_private import quick_writer_of
 
 _RECORD = SummaryMetadata(
@@ -49,7 +49,7 @@ def write_to_tensorboard(logger: TensorBoardLogger, entry: Entry) -> list[str]:
 
 @place_of.register
 def _place(logger: TensorBoardLogger) -> str:
-    return f"{command('tensorboard')} --logdir {logger.log_dir} (tab Hookboard)"
+    return f"{command('tensorboard', '--logdir', folder_of(logger))} (tab Hookboard)"
 
 
 def _fill(summary: Summary, entry: Entry) -> None:
