@@ -47,6 +47,16 @@ def test_what_a_notebook_asks_of_everything_loads_no_torch():
     assert status_of(code) == 0
 
 
+@pytest.mark.spawns
+def test_nothing_public_loads_the_part_of_tensorboard_that_warns_when_it_is_imported():
+    """Where warnings are errors, hookboard could not be imported."""
+    code = (
+        "import sys, hookboard; [getattr(hookboard, n) for n in hookboard.__all__];"
+        "sys.exit('tensorboard.plugin_util' in sys.modules)"
+    )
+    assert status_of(code) == 0
+
+
 def test_a_type_checker_sees_no_function_that_answers_for_any_name():
     """It would take misspelled names, too."""
     tree = ast.parse(Path(hookboard.__file__).read_text())

@@ -7,7 +7,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tensorboard import plugin_util
 from tensorboard.backend import http_util
 from tensorboard.context import RequestContext
 from tensorboard.plugins import base_plugin
@@ -77,6 +76,9 @@ class HookboardPlugin(base_plugin.TBPlugin):  # type: ignore[misc]  # TensorBoar
 
     def _app(self, answer: Callable[[Source, Request], Response]) -> Any:
         def app(request: Request) -> Response:
+            # TensorBoard has imported it before. Without TensorBoard, it would warn of an old library in it.
+            from tensorboard import plugin_util
+
             if request.method not in ("GET", "HEAD"):
                 return _fault(request, f"method {request.method}: only GET is answered.", 405)
             context, experiment = plugin_util.context(request.environ), plugin_util.experiment_id(request.environ)
