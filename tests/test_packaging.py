@@ -158,6 +158,36 @@ def test_the_source_distribution_has_every_file_of_the_repository(sdist):
     assert [path for path in listed if (ROOT / path).is_file() and path not in there] == []
 
 
+@built
+@pytest.mark.spawns
+def test_the_source_distribution_has_nothing_of_what_runs_and_tools_leave_behind(sdist, unpacked, tmp_path):
+    source = tmp_path / "source"
+    shutil.copytree(unpacked, source, ignore=shutil.ignore_patterns(*LEAVINGS))
+    names = [
+        name for line in (ROOT / ".gitignore").read_text().splitlines() if not {*"*/"} & {*(name := line.strip("/"))}
+    ]
+    for place in ("examples", "docs", "src/hookboard/health"):
+        for name in names:
+            (source / place / name / "run").mkdir(parents=True)
+            (source / place / name / "run" / "events.out.tfevents.1").touch()
+    with tarfile.open(build("sdist", source, tmp_path / "out")) as after, tarfile.open(sdist) as before:
+        assert {"logs", "build", ".pytest_cache"} <= {*names}
+        assert after.getnames() == before.getnames()
+
+
+@built
+@pytest.mark.spawns
+def test_a_wheel_has_nothing_that_only_an_earlier_version_had(unpacked, tmp_path):
+    """Each file in the folder of rules is imported."""
+    source = tmp_path / "source"
+    shutil.copytree(unpacked, source, ignore=shutil.ignore_patterns(*LEAVINGS))
+    removed = source / "src" / "hookboard" / "health" / "rules" / "removed.py"
+    removed.touch()
+    assert "hookboard/health/rules/removed.py" in sizes(build("wheel", source, tmp_path / "before", CC="false"))
+    removed.unlink()
+    assert "hookboard/health/rules/removed.py" not in sizes(build("wheel", source, tmp_path / "after", CC="false"))
+
+
 def test_what_is_imported_is_asked_for_and_nothing_else():
     asked = {Requirement(each).name for each in DECLARED["dependencies"]}
     assert imported() - WHERE_THERE == asked - NOT_IMPORTED

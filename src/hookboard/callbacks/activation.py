@@ -45,6 +45,7 @@ class ActivationLogger(SiteLogger[MeasurementState]):
             The names are `mean std var min max abs_max abs_mean rms l1 l2 zero_fraction nonfinite_count nan_count
             inf_count kurtosis p01 p50 p99 dead_fraction saturated_fraction underflow_fraction fp16_underflow_fraction
             headroom effective_rank`.
+            Left out: `mean`, `std`, `abs_max`, `zero_fraction` and `nonfinite_count`.
         histogram: Whether to log histograms too, or, with `statistics=[]`, alone. They cost more than all statistics
             together.
         sync_dist: Whether all ranks measure and merge what they measured, as if one process had seen all their data.

@@ -26,7 +26,7 @@ class Checkup(HookboardCallback[StageState]):
     a Trainer it does nothing, not even the audit, and one line says so.
 
     Args:
-        seconds: The budget of the experiments: after this time no further step begins.
+        seconds: The budget of the experiments: after this time no further step begins. Left out: 30.
 
     Raises:
         ValueError: `seconds` is not a finite number above 0.

@@ -78,7 +78,7 @@ class ParameterLogger(SiteLogger[MeasurementState]):
             inf_count kurtosis p01 p50 p99 dead_fraction saturated_fraction underflow_fraction fp16_underflow_fraction
             headroom effective_rank`.
             Here also `update_norm`, `update_ratio`, `unchanged_fraction`, `exp_avg_rms`, `exp_avg_sq_rms`,
-            `momentum_buffer_rms` and `rms_t`.
+            `momentum_buffer_rms` and `rms_t`. Left out: `mean`, `std`, `abs_max`, `update_norm` and `update_ratio`.
         histogram: Whether to log histograms too, or, with `statistics=[]`, alone. They cost more than all statistics
             together.
         sync_dist: Whether all ranks measure and merge what they measured, as if one process had seen all their data.

@@ -70,7 +70,7 @@ def checkup(
         data: batches, such as a DataLoader; the first 8 are read. For one batch give `[batch]`.
         step: a function from a batch to the loss. Left out: the `training_step` of a LightningModule.
         optimizer: the optimizer. Left out: that of a LightningModule's `configure_optimizers`.
-        seconds: after so many seconds no further step of the experiments begins.
+        seconds: after so many seconds no further step of the experiments begins. Left out: 30.
 
     Returns:
         What is wrong, and what was tried.
