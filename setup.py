@@ -5,11 +5,13 @@ Without a C compiler the package installs all the same, and measures on the CPU 
 
 import os
 import re
+import shutil
 import sys
 import sysconfig
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.build import build
 from setuptools.command.build_ext import build_ext
 
 OLDEST = (3, 10)
@@ -20,9 +22,12 @@ IS_LIMITED = not sysconfig.get_config_var("Py_GIL_DISABLED")
 
 
 def repository() -> str:
-    """The public address that pyproject.toml names, or ""."""
-    found = re.search(r'^repository = "(.*?)/?"', Path("pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE)
-    return found[1] if found else ""
+    """The public address that pyproject.toml names, or "". That of a clone becomes that of its page."""
+    text = Path("pyproject.toml").read_text(encoding="utf-8")
+    found = re.search(r"""^repository\s*=\s*["'](.*?)(?:\.git)?/*["']""", text, re.MULTILINE)
+    if not found or (found[1] and not found[1].startswith("https://")):
+        raise ValueError("pyproject.toml: `repository`, of [tool.hookboard], is an address with https:// or empty.")
+    return found[1]
 
 
 def readme() -> str:
@@ -47,6 +52,19 @@ def urls() -> dict[str, str]:
 
 
 HEADERS = [f"src/hookboard/measure/_native_{name}.h" for name in ("values",)]
+
+
+class BuildAfresh(build):
+    """Builds into an empty folder.
+
+    setuptools would add to what an earlier build has left. The package takes every file in some of its folders, such as
+    those of rules, so that a file that a newer version has no more would take part.
+    """
+
+    def run(self) -> None:
+        """Empty the folder, then build."""
+        shutil.rmtree(self.build_lib, ignore_errors=True)
+        super().run()
 
 
 class BuildFor(build_ext):
@@ -82,6 +100,6 @@ setup(
     long_description=readme(),
     long_description_content_type="text/markdown",
     project_urls=urls(),
-    cmdclass={"build_ext": BuildFor},
+    cmdclass={"build": BuildAfresh, "build_ext": BuildFor},
     options={"bdist_wheel": {"py_limited_api": "cp{}{}".format(*OLDEST)}} if IS_LIMITED else {},
 )
