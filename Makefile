@@ -70,7 +70,8 @@ agree:  ## changelog, citation and tag name the version of the package
 release-check:  ## all that a release needs, from a clean clone; it publishes nothing
 	@test -z "$$(git status --porcelain)" || { git status --short; echo 'Commit or remove this first.'; exit 1; }
 	@for part in $(PARTS); do echo "== make $$part"; $(MAKE) --no-print-directory $$part || exit 1; done
-	@echo 'Ready. To publish, push a tag: .github/workflows/release.yml does the rest.'
+	@$(PYTHON) .ci/agree.py
+	@echo 'All parts passed. Do what is named "before a tag" above, if anything is, then push one: that publishes.'
 
 # What the examples need and no more. pip is silent for minutes while it downloads and unpacks: the size grows instead.
 # It would also compile all of torch, for half a minute: what the examples import is compiled here instead.

@@ -1,6 +1,8 @@
 """A small causal transformer that learns to write Python, one character after the other, from Python's own source.
 
 python examples/char_transformer.py fit --config configs/char_transformer.yaml
+
+From a clone, `pip install '.[examples]'` installs what it needs.
 """
 
 import inspect

@@ -1,6 +1,8 @@
 """A small residual network on scikit-learn's handwritten digits, which need no download.
 
 python examples/digits.py fit --config configs/digits.yaml
+
+From a clone, `pip install '.[examples]'` installs what it needs.
 """
 
 import warnings

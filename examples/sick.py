@@ -2,6 +2,8 @@
 
 python examples/sick.py digits         the residual network of digits.py, one of whose ReLUs is dead
 python examples/sick.py transformer    a transformer of twelve layers; the feed-forward part of layer 7 is dead
+
+From a clone, `pip install '.[examples]'` installs what they need.
 """
 
 import argparse
