@@ -330,6 +330,18 @@ def equal_names(sources: Sources) -> list[str]:
     return [f"{name} is in {' and '.join(several)}" for name, several in places.items() if len(several) > 1]
 
 
+def texts_without_encoding(sources: Sources) -> list[str]:
+    """Files that are read or written in the encoding of the system, which on Windows is another one."""
+    return [
+        f"{path}:{node.lineno} names no encoding"
+        for path, text in sources.items()
+        for node in nodes_of(text)
+        if isinstance(node, ast.Call)
+        if getattr(node.func, "attr", "") in {"read_text", "write_text"} or getattr(node.func, "id", "") == "open"
+        if "encoding" not in {keyword.arg for keyword in node.keywords}
+    ]
+
+
 RULES = [
     equal_names,
     questions_to_a_trainer,
@@ -343,6 +355,7 @@ RULES = [
     long_functions,
     long_files,
     private_names_of_others,
+    texts_without_encoding,
 ]
 
 
@@ -418,6 +431,7 @@ BUILT_WRONG = {
     "a long function": (long_functions, {"sites.py": "def f():\n" + "    print()\n" * FUNCTION_LINES}),
     "a long file": (long_files, {"sites.py": "\n" * (FILE_LINES + 1)}),
     "an attribute of torch's": (private_names_of_others, {"sites.py": "import torch\ntorch.Tensor()._base"}),
+    "a text in the encoding of the system": (texts_without_encoding, {"sites.py": "print(path.read_text())"}),
     "a module of torch's": (private_names_of_others, {"sites.py": "from torch._dynamo import reset"}),
     "an attribute by its name": (private_names_of_others, {"sites.py": "getattr(trainer, '_results')"}),
     "what a base class holds": (

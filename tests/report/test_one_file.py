@@ -3,7 +3,10 @@
 import base64
 import gzip
 import json
+import os
 import re
+import subprocess
+import sys
 from graphlib import CycleError
 
 import numpy as np
@@ -157,3 +160,17 @@ def test_modules_that_import_each_other_are_refused():
     sources = {"report.js": 'import { a } from "./a.js";', "a.js": 'import { b } from "./report.js";'}
     with pytest.raises(CycleError):
         joined(sources)
+
+
+@pytest.mark.spawns
+@pytest.mark.skipif(sys.platform != "linux", reason="the locale C has another encoding there alone")
+def test_a_report_is_the_same_where_the_system_has_another_encoding(logs, tmp_path):
+    code = "import sys; from hookboard.report import main; sys.exit(main(sys.argv[1:]))"
+    pages = []
+    for utf8 in "01":
+        environment = os.environ | {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": utf8}
+        given = [sys.executable, "-c", code, "report", str(logs / "sick"), "-o", str(tmp_path / utf8)]
+        done = subprocess.run(given, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        pages.append((tmp_path / utf8).read_bytes())
+    assert pages[0] == pages[1]

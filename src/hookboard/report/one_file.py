@@ -82,7 +82,8 @@ def _page(answers: Sequence[tuple[list[str], Answer]], names: Sequence[str]) -> 
         policy=policy(code),
         title=html.escape(", ".join(names)),
         style="".join(
-            (folder / name).read_text() for folder, name in ((STATIC, "style.css"), (OWN_STATIC, "report.css"))
+            (folder / name).read_text(encoding="utf-8")
+            for folder, name in ((STATIC, "style.css"), (OWN_STATIC, "report.css"))
         ),
         headlines=html.escape(" ".join(_headlines(answers))),
         data="\n".join(_element(name, content) for name, content in data.items()),
@@ -93,7 +94,7 @@ def _page(answers: Sequence[tuple[list[str], Answer]], names: Sequence[str]) -> 
 def modules() -> dict[str, str]:
     """Return the JavaScript of the tab and of the report, by name of the file."""
     files = [*STATIC.glob("*.js"), *OWN_STATIC.glob("*.js")]
-    return {path.name: path.read_text() for path in files}
+    return {path.name: path.read_text(encoding="utf-8") for path in files}
 
 
 def joined(sources: Mapping[str, str]) -> str:
