@@ -39,7 +39,7 @@ THRESHOLD_FILES = [*sorted((HEALTH / "rules").glob("*.py")), *(HEALTH / f"{name}
 def thresholds() -> Iterator[str]:
     """Yield a section for each file of the rules that has constants, with name, value and docstring of each."""
     for path in THRESHOLD_FILES:
-        tree = ast.parse(path.read_text())
+        tree = ast.parse(path.read_text(encoding="utf-8"))
         lines = [f"- **`{name}`** ({value}): {meaning}" for name, value, meaning in constants(tree)]
         if lines:
             about = (ast.get_docstring(tree) or "").splitlines()[0]
@@ -83,14 +83,14 @@ def symptom(rule: Rule) -> str:
 
 def index() -> Iterator[str]:
     """Yield the list of pages, by the sections of the site."""
-    for section in yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]:
+    for section in yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]:
         for title, pages in section.items():
             if isinstance(pages, str):
                 continue
             yield from ["", f"## {title}", ""]
             for page in pages:
                 if (ROOT / "docs" / page).exists():  # the others stand elsewhere
-                    head = (ROOT / "docs" / page).read_text().partition("\n")[0]
+                    head = (ROOT / "docs" / page).read_text(encoding="utf-8").partition("\n")[0]
                     yield f"- [{head.removeprefix('# ')}]({page})"
     yield ""
 
@@ -179,10 +179,13 @@ def with_names(text: str) -> str:
 
 def written() -> dict[str, str]:
     """Each file that has written parts, as it should be."""
-    texts = {path: (ROOT / path).read_text() for path in [*LISTING_STATISTICS, *(path for path, _ in WRITTEN)]}
+    texts = {
+        path: (ROOT / path).read_text(encoding="utf-8")
+        for path in [*LISTING_STATISTICS, *(path for path, _ in WRITTEN)]
+    }
     for path in LISTING_STATISTICS:
         texts[path] = with_names(texts[path])
-    texts["docs/rules.md"] = with_symptoms((ROOT / "docs/rules.md").read_text())
+    texts["docs/rules.md"] = with_symptoms((ROOT / "docs/rules.md").read_text(encoding="utf-8"))
     for (path, name), lines in WRITTEN.items():
         texts[path] = with_part(texts[path], name, lines())
     return texts
@@ -196,7 +199,7 @@ def missing_exports() -> dict[str, dict[str, str]]:
     faces = {"callbacks": of_callbacks, "editing": of_edits, "writers": of_loggers}
     wanted = {f"src/hookboard/{room}/__init__.py": names for room, names in faces.items()}
     wanted["src/hookboard/api.py"] = {name: f"hookboard.{room}" for room, names in faces.items() for name in names}
-    texts = {path: (ROOT / path).read_text() for path in wanted}
+    texts = {path: (ROOT / path).read_text(encoding="utf-8") for path in wanted}
     missing = {path: {n: m for n, m in names.items() if f'"{n}"' not in texts[path]} for path, names in wanted.items()}
     return {path: names for path, names in missing.items() if names}
 
@@ -204,17 +207,17 @@ def missing_exports() -> dict[str, dict[str, str]]:
 def export(path: str, names: dict[str, str]) -> None:
     """Add names to what a file imports and lists in `__all__`; ruff sorts both."""
     file = ROOT / path
-    text = file.read_text()
+    text = file.read_text(encoding="utf-8")
     imports = "".join(f"from {module} import {name}\n" for name, module in names.items())
     text = re.sub(r"^from ", f"{imports}from ", text, count=1, flags=re.MULTILINE)
     listed = "".join(f'    "{name}",\n' for name in names)
-    file.write_text(text.replace("__all__ = [\n", f"__all__ = [\n{listed}", 1))
+    file.write_text(text.replace("__all__ = [\n", f"__all__ = [\n{listed}", 1), encoding="utf-8")
     for command in (["check", "--fix", "--quiet", "--select", "I,RUF022"], ["format", "--quiet"]):
         subprocess.run([sys.executable, "-m", "ruff", *command, path], cwd=ROOT, check=True)
 
 
 if __name__ == "__main__":
     for path, text in written().items():
-        (ROOT / path).write_text(text)
+        (ROOT / path).write_text(text, encoding="utf-8")
     for path, names in missing_exports().items():
         export(path, names)
