@@ -1,6 +1,7 @@
 """Recorded training steps: the step and the module in which two runs part."""
 
 import copy
+import re
 
 import pytest
 import torch
@@ -105,6 +106,15 @@ def test_a_folder_that_cannot_be_written_is_one_warning_and_the_training_goes_on
     with pytest.warns(HookboardWarning, match="StepRecorder"):
         model = run(tmp_path, Trained(), StepRecorder(str(tmp_path / "a"), [0]))
     assert model.trainer.global_step == len(IMAGES)
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_folder_without_any_recorded_step_is_named(is_there, tmp_path):
+    run(tmp_path, Trained(), StepRecorder(str(tmp_path / "a"), [0]))
+    if is_there:
+        (tmp_path / "b").mkdir()
+    with pytest.raises(ValueError, match=re.escape(f"{tmp_path / 'b'} is no folder with steps that")):
+        compare(tmp_path / "a", tmp_path / "b")
 
 
 def test_folders_without_a_step_in_common_are_told(tmp_path):

@@ -248,7 +248,7 @@ def _of_folders(left: Path, right: Path, names: Mapping[str, str] | None) -> Com
     here, there = _steps_in(left), _steps_in(right)
     ranks, ranks_there = ({path.parent for path in steps} for steps in (here, there))
     common = [step for step in here if step in there]
-    if ranks and ranks_there and ranks != ranks_there:
+    if ranks != ranks_there:
         raise ValueError(
             f"{left} has recordings of {len(ranks)} ranks and {right} of {len(ranks_there)}: each rank sees its own "
             "part of the batch, so only runs with as many ranks can be compared"
@@ -272,5 +272,12 @@ def _of_folders(left: Path, right: Path, names: Mapping[str, str] | None) -> Com
 
 
 def _steps_in(folder: Path) -> list[Path]:
-    """Return the paths of recorded steps, relative to the folder; each of several ranks has a folder of its own."""
-    return [path.relative_to(folder) for path in (*folder.glob("step_*.zip"), *folder.glob("rank_*/step_*.zip"))]
+    """Return the paths of recorded steps, relative to the folder; each of several ranks has a folder of its own.
+
+    Raises:
+        ValueError: there is none, or no such folder.
+    """
+    found = [path.relative_to(folder) for path in (*folder.glob("step_*.zip"), *folder.glob("rank_*/step_*.zip"))]
+    if not found:
+        raise ValueError(f"{folder} is no folder with steps that StepRecorder has recorded")
+    return found
