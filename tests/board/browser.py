@@ -112,15 +112,17 @@ class Tab:
 
     def box(self, selector):
         """Where the first element is that a selector finds; waits while the page is being drawn again."""
-        self.until(lambda: self.find(selector).first.bounding_box() is not None)
-        return self.find(selector).first.bounding_box()
+        found = []
+        # It is asked once: the page may be drawn again right after, which it is a moment after a change of its size.
+        self.until(lambda: found.append(self.find(selector).first.bounding_box()) or found[-1] is not None)
+        return found[-1]
 
     def until(self, holds):
         """Wait until a condition holds: the page is drawn again a moment after it has changed."""
-        for _ in range(PATIENCE // 200):
+        for _ in range(PATIENCE // 50):
             if holds():
                 return
-            self.page.wait_for_timeout(200)
+            self.page.wait_for_timeout(50)
         assert holds()
 
     @property
