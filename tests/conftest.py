@@ -10,11 +10,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported; proce
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # its own processes take longer to start than our graphs
 
 import gc
-import json
 import logging
 import multiprocessing.process
+import shutil
+import socket
 import subprocess
 import sys
+import tempfile
+import time
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,10 +26,18 @@ import pytest
 import torch
 from lightning.pytorch import Trainer
 from torch._dynamo.utils import counters
+from warm import write_stand_in
 
 from hookboard import HookboardWarning
 
 torch.set_num_threads(1)
+
+for device in (torch.cuda, torch.mtia, torch.xpu):
+    # For each seed where there is no such device torch writes down the stack, which takes a millisecond below pytest.
+    device.traceback = SimpleNamespace(format_stack=list)
+
+if not torch.cuda.is_available():
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # otherwise each question for a GPU looks for the driver's library again
 
 collect_ignore = [] if os.environ.get("TRITON_INTERPRET") else ["measure/interpreted.py"]
 """What `measure/test_triton.py` runs in a process of its own."""
@@ -164,28 +175,69 @@ def forget_compiled():
     counters.clear()
 
 
+def without_rank():
+    """The environment, without what would say that this is a rank."""
+    return {key: value for key, value in os.environ.items() if key not in ("MASTER_PORT", "LOCAL_RANK")}
+
+
 @pytest.fixture(scope="session")
-def run_script(tmp_path_factory):
-    """What runs a script on some ranks and says how that ended, all in forks of one process: see warm.py."""
-    printed = tmp_path_factory.mktemp("printed")
-    warm = Path(__file__).with_name("warm.py")
-    environment = {key: value for key, value in os.environ.items() if key not in ("MASTER_PORT", "LOCAL_RANK")}
-    piped = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen([sys.executable, str(warm)], cwd=warm.parents[1], env=environment, **piped) as server:
-        runs = 0
+def python():
+    """The path of a Python that has imported what takes seconds to import: see warm.py."""
+    folder = Path(tempfile.mkdtemp())  # the path of a socket must be short
+    command = [sys.executable, Path(__file__).with_name("warm.py"), folder / "socket"]
+    with subprocess.Popen(command, env=without_rank(), stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout.readline() == "ready\n"
+        write_stand_in(folder / "python", folder / "socket")
+        yield str(folder / "python")
+        server.terminate()
+    shutil.rmtree(folder)
 
-        def run(script, *arguments, ranks=1):
-            nonlocal runs
-            runs += 1
-            stdout, stderr = printed / f"{runs}.stdout", printed / f"{runs}.stderr"
-            job = {"command": [str(script), *map(str, arguments)], "stdout": str(stdout), "stderr": str(stderr)}
-            server.stdin.write(json.dumps({**job, "ranks": ranks}) + "\n")
-            server.stdin.flush()
-            status = int(server.stdout.readline())
-            return SimpleNamespace(returncode=status, stdout=stdout.read_text(), stderr=stderr.read_text())
 
-        yield run
-        server.stdin.close()
+@pytest.fixture
+def python_is_warm(python, monkeypatch):
+    """What starts another Python starts the warm one."""
+    monkeypatch.setattr(sys, "executable", python)
+
+
+@pytest.fixture(scope="session")
+def run_script(python, tmp_path_factory):
+    """What runs a script on some ranks, in the environment from which Lightning knows them, and says how that ended."""
+    printed, root = tmp_path_factory.mktemp("printed"), Path(__file__).parents[1]
+
+    def run(script, *arguments, ranks=1):
+        command, environments = [python, str(script), *map(str, arguments)], [without_rank()]
+        if ranks > 1:
+            shared = {
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": free_port(),
+                "NODE_RANK": "0",
+                "WORLD_SIZE": str(ranks),
+            }
+            environments = [without_rank() | shared | {"LOCAL_RANK": str(rank)} for rank in range(ranks)]
+        with open(printed / "stdout", "w") as stdout, open(printed / "stderr", "w") as stderr:
+            streams = {"stdout": stdout, "stderr": stderr}
+            status = first_fault([subprocess.Popen(command, cwd=root, env=each, **streams) for each in environments])
+        texts = {stream: (printed / stream).read_text() for stream in streams}
+        return SimpleNamespace(returncode=status, **texts)
+
+    return run
+
+
+def first_fault(running):
+    """Wait for processes; the first exit status that is not 0. The others are ended: they may wait for that one."""
+    while any(process.poll() is None for process in running) and not any(process.poll() for process in running):
+        time.sleep(0.01)
+    fault = next((process.returncode for process in running if process.returncode), 0)
+    for process in running:
+        process.terminate()
+        process.wait()
+    return fault
+
+
+def free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return str(free.getsockname()[1])
 
 
 def pytest_itemcollected(item):

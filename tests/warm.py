@@ -1,11 +1,13 @@
-"""Runs scripts as `python SCRIPT ARGUMENTS...` does, after importing once what takes each of them seconds to import.
+"""A Python that has imported what takes seconds to import: `python warm.py SOCKET` serves, `conftest.py` says how.
 
-Reads a JSON object from each line of its standard input: `command`, the script and its arguments; `ranks`, how many
-processes run it; `stdout` and `stderr`, the files of what they print. Each rank is a fork of this process, with the
-environment from which Lightning knows that others have started its ranks. Answers with a line that holds the first exit
-status that is not 0, or 0. Where one rank fails, the others are killed, as they may wait for it.
+`serve` waits for the command lines of stand-ins (`write_stand_in`), small programs that take the arguments of `python`.
+Each gets a fork of this process that has the arguments, environment, folder and streams of its stand-in, and runs as
+Python does: a script, `-c CODE` or `-m MODULE`. The stand-in ends with its exit status; where it is terminated, so is
+the fork. What depends on how Python starts or ends needs a Python of its own: the order of imports, what is done at
+exit, and variables that a library reads when it is imported.
 """
 
+import importlib
 import json
 import os
 import runpy
@@ -13,23 +15,102 @@ import signal
 import socket
 import sys
 import traceback
+from contextlib import suppress
 
-# What is imported here, children need not import again.
-import lightning.pytorch.cli  # noqa: F401
-import sklearn.datasets  # noqa: F401
-import torch._dynamo
-import torch.distributed.fsdp
-import torch.distributed.tensor.parallel
-import torch.utils.tensorboard  # noqa: F401
+LONG = [
+    "hookboard.api",
+    "lightning.pytorch.cli",
+    "sklearn.datasets",
+    "torch._dynamo",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor.parallel",
+    "torch.utils.tensorboard",
+]
 
-import hookboard.api  # noqa: F401
+STAND_IN = """#!{python} -SE
+import json, os, signal, socket, sys
+
+with socket.socket(socket.AF_UNIX) as server:
+    server.connect({address!r})
+    socket.send_fds(server, [b" "], [0, 1, 2])
+    given = dict(arguments=sys.argv[1:], environment=dict(os.environ), folder=os.getcwd())
+    server.sendall(json.dumps(given).encode() + b"\\n")
+    said = server.makefile()
+    fork = int(said.readline())
+    signal.signal(signal.SIGTERM, lambda *_: os.kill(fork, signal.SIGKILL))
+    sys.exit(int(said.readline() or 1))
+"""
 
 
-def run(script, *arguments):
-    sys.argv = [script, *arguments]
+def write_stand_in(path, address):
+    """Write a program that runs what `python` would, in a fork of the server at this address."""
+    path.write_text(STAND_IN.format(python=sys.executable, address=str(address)))
+    path.chmod(0o755)
+
+
+def serve(address):
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address)
+        listener.listen()
+        print("ready", flush=True)
+        signal.signal(signal.SIGCHLD, reap)
+        while True:
+            client, _ = listener.accept()
+            with client:
+                if not os.fork():
+                    listener.close()
+                    run_for(client)
+
+
+def reap(*_):
+    """Have what ended forks took of the CPU count for this process."""
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def run_for(client):
+    """Run what a stand-in has asked for in another fork, tell how that ends, and never return."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    _, streams, _, _ = socket.recv_fds(client, 1, 3)
+    with client.makefile() as said:
+        given = json.loads(said.readline())
+    fork = os.fork()
+    if not fork:
+        client.close()
+        become(given, streams)
+    for stream in (0, 1, 2, *streams):
+        os.close(stream)
+    client.sendall(f"{fork}\n".encode())
+    _, status = os.waitpid(fork, 0)
+    client.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
+    os._exit(0)
+
+
+def become(given, streams):
+    """Be the Python that is asked for, until the end."""
+    signal.alarm(180)
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    os.environ.clear()
+    os.environ.update(given["environment"])
+    os.chdir(given["folder"])
+    status = status_of(given["arguments"])
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(status)
+
+
+def status_of(arguments):
+    """Run what Python is asked to run; its exit status."""
+    sys.path[1:1] = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path not in sys.path]
     try:
-        runpy.run_path(script, run_name="__main__")
+        run(*arguments)
     except SystemExit as stop:
+        if isinstance(stop.code, str):
+            print(stop.code, file=sys.stderr)
+            return 1
         return int(stop.code or 0)
     except BaseException:
         traceback.print_exc()
@@ -37,44 +118,25 @@ def run(script, *arguments):
     return 0
 
 
-def free_port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
+def run(what, *rest):
+    if what == "-c":
+        sys.argv = ["-c", *rest[1:]]
+        exec(compile(rest[0], "<string>", "exec"), {"__name__": "__main__"})
+    elif what == "-m":
+        sys.argv = [*rest]
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = [what, *rest]
+        sys.path.insert(0, os.path.dirname(os.path.abspath(what)))
+        runpy.run_path(what, run_name="__main__")
 
 
-def fork(command, environment, stdout, stderr):
-    child = os.fork()
-    if child:
-        return child
-    os.environ.update(environment)
-    for path, stream in ((stdout, 1), (stderr, 2)):
-        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
-    signal.alarm(180)
-    status = run(*command)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
-
-
-def run_on(ranks, command, stdout, stderr):
-    environments = [{}]
-    if ranks > 1:
-        shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "NODE_RANK": "0"}
-        shared["WORLD_SIZE"] = str(ranks)
-        environments = [{**shared, "LOCAL_RANK": str(rank)} for rank in range(ranks)]
-    running = {fork(command, environment, stdout, stderr) for environment in environments}
-    failed = 0
-    while running:
-        child, status = os.wait()
-        running.discard(child)
-        if status and not failed:
-            failed = os.waitstatus_to_exitcode(status)
-            for other in running:
-                os.kill(other, signal.SIGKILL)
-    return failed
+def import_what_takes_long():
+    """What is imported here, forks need not import again."""
+    for name in LONG:
+        importlib.import_module(name)
 
 
 if __name__ == "__main__":
-    for line in sys.stdin:
-        print(run_on(**json.loads(line)), flush=True)
+    import_what_takes_long()
+    serve(sys.argv[1])

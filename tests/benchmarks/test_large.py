@@ -11,7 +11,7 @@ FOLDER = str(Path(__file__).parents[2] / "benchmarks")
 
 
 @pytest.fixture
-def benchmark(monkeypatch):
+def benchmark(monkeypatch, python_is_warm):
     monkeypatch.syspath_prepend(FOLDER)
     yield __import__("large")
     for name in ("large", "overhead", "tools"):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.spawns
+pytestmark = [pytest.mark.spawns, pytest.mark.usefixtures("python_is_warm")]
 
 FOLDER = str(Path(__file__).parents[2] / "benchmarks")
 

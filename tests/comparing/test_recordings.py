@@ -57,14 +57,14 @@ def test_recordings_in_two_precisions_are_equal_up_to_rounding(recorded, tmp_pat
 
 
 @pytest.mark.spawns
-def test_another_process_writes_what_this_one_compares_with(recorded, tmp_path):
+def test_another_process_writes_what_this_one_compares_with(recorded, tmp_path, python):
     code = (
         "from comparing.nets import INPUTS, Transformer, loss, model\n"
         "from hookboard import record\n"
         f"record(model(Transformer), INPUTS[Transformer], {str(tmp_path / 'right.zip')!r}, loss=loss)\n"
     )
     environment = {"PYTHONPATH": ":".join(sys.path), "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, "-c", code], check=True, env=environment, capture_output=True)
+    subprocess.run([python, "-c", code], check=True, env=environment, capture_output=True)
     assert compare(recorded, tmp_path / "right.zip").differences == ()
 
 

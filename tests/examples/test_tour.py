@@ -1,6 +1,7 @@
 """examples/tour.ipynb runs in a real kernel, and shows what its text says."""
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,13 @@ pytest.importorskip("ipykernel")
 TOUR = Path(__file__).parents[2] / "examples" / "tour.ipynb"
 
 pytestmark = pytest.mark.spawns
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernels_are_warm(python):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "executable", python)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -15,10 +15,10 @@ pytest.importorskip("comet_ml")
 
 
 @pytest.fixture(scope="module")
-def archive(tmp_path_factory):
+def archive(tmp_path_factory, python):
     """What was printed, the messages by kind, and the contents of files."""
     folder = tmp_path_factory.mktemp("comet")
-    command = [sys.executable, str(Path(__file__).parent / "comet_fit.py"), str(folder)]
+    command = [python, str(Path(__file__).parent / "comet_fit.py"), str(folder)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
