@@ -350,7 +350,7 @@ def test_the_loss_stands_above_the_map_at_the_steps_of_its_columns(tab):
     (before, after) = curve_of(tab)
     np.testing.assert_allclose(before, [(i + 0.5) / count for i in range(5)], atol=1e-4)
     np.testing.assert_allclose(after, [(i + 0.5) / count for i in range(6, count)], atol=1e-4)
-    boxes = [tab.find(selector).bounding_box() for selector in (".loss svg", "#hookboard-plot")]
+    boxes = [tab.box(selector) for selector in (".loss svg", "#hookboard-plot")]
     assert boxes[0]["x"] == pytest.approx(boxes[1]["x"], abs=1)
     assert boxes[0]["width"] == pytest.approx(boxes[1]["width"], abs=1)
 

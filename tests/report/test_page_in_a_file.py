@@ -150,7 +150,7 @@ def test_on_paper_it_is_a_summary(chromium, page_file):
     tab.page.set_viewport_size({"width": 700, "height": 1000})
     for selector, is_shown in ((".toolbar", False), (".tools", False), (".paper", True), (".card", True)):
         assert tab.find(selector).first.is_visible() == is_shown, selector
-    box, field = tab.find(".view").bounding_box(), tab.find(".field").bounding_box()
+    box, field = tab.box(".view"), tab.box(".field")
     assert box["width"] <= 700
     assert field["x"] + field["width"] <= 700
     expect(tab.find(".card").first).to_have_css("background-color", "rgb(255, 255, 255)")
@@ -163,7 +163,7 @@ def test_the_sick_layer_of_a_deep_model_is_seen_when_the_run_is_opened(chromium,
     write_deep(tmp_path / "deep", 100, [{**VERDICTS[0], "module": sick}])
     (tmp_path / "report.html").write_text(page_of(*open_folders([tmp_path / "deep"])), encoding="utf-8")
     tab = ReportTab(chromium, tmp_path / "report.html", size=(width, 900))
-    grid, row = tab.find(".grid").bounding_box(), tab.find(".name.alarm").bounding_box()
+    grid, row = tab.box(".grid"), tab.box(".name.alarm")
     assert grid["y"] < row["y"] < grid["y"] + grid["height"] - 34  # the axis
     assert tab.page.evaluate("scrollY") == 0
     tab.close()
