@@ -133,10 +133,17 @@ def test_rows_of_channels_equal_the_truth(small_tiles, values, dim, dtype):
 
 
 @every_float
-@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
-def test_bins_are_exactly_those_of_torch(dtype, memory_format):
+@pytest.mark.parametrize(
+    ("shape", "memory_format"),
+    [
+        ((2, 10, 10, 5), torch.contiguous_format),  # one program for each channel
+        ((2, 50, 2, 5), torch.channels_last),  # one for as many as a tile has
+    ],
+    ids=str,
+)
+def test_bins_are_exactly_those_of_torch(dtype, shape, memory_format):
     values = torch.cat([normal(400).relu(), normal(400, std=1e-3), normal(160, std=1e30), -torch.zeros(40)]).to(dtype)
-    values = values.view(2, 50, 2, 5).to(memory_format=memory_format)
+    values = values.view(shape).to(memory_format=memory_format)
     for measured in (measure, functools.partial(measure_channels, dim=1)):
         found = counts()
         measured(values, plan=ALL, counts=found)
@@ -238,11 +245,11 @@ def test_statistics_of_the_whole_tensor_stand_behind_the_merged_row():
 
 
 def test_rows_of_parts_in_a_long_loop_take_bounded_memory(small_tiles, monkeypatch):
-    monkeypatch.setattr("hookboard.recording.rows.MOST_PARTS", 64)
-    buffer, values = RowBuffer([], torch.device("cpu")), normal(640)
+    monkeypatch.setattr("hookboard.recording.rows.MOST_PARTS", 16)
+    buffer, values = RowBuffer([], torch.device("cpu")), normal(160)
     for _ in range(12):
         buffer.append(0, measure(values, ALL))
-        assert sum(len(row) for _, row in buffer.kept if isinstance(row, torch.Tensor)) <= 64
+        assert sum(len(row) for _, row in buffer.kept if isinstance(row, torch.Tensor)) <= 16
     assert_true(statistics(buffer.merged(buffer.take(), 1)[0]), [values] * 12)
 
 
