@@ -22,9 +22,11 @@ import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
+import google_crc32c
 import pytest
 import torch
 from lightning.pytorch import Trainer
+from tensorboard.compat.tensorflow_stub import pywrap_tensorflow
 from torch._dynamo.utils import counters
 from warm import write_stand_in
 
@@ -90,6 +92,14 @@ def work_is_noted():
         patch.setattr(multiprocessing.process.BaseProcess, "start", noting("spawns", start))
         yield
         gc.unfreeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def checksums_are_quick():
+    """TensorBoard's reader of event files adds up each byte in Python."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pywrap_tensorflow, "crc32c", google_crc32c.value)
+        yield
 
 
 @pytest.fixture(scope="module", autouse=True)
