@@ -310,7 +310,8 @@ def test_a_run_that_grows_is_followed_and_what_is_seen_stays(tab, page_logs):
     tab.show(run="young", row="head", how="linear")
     expect(tab.find(".facts-line").first).to_contain_text(f"steps 0 to {STEPS[9]}")
     write_run(page_logs / "young", has_record=False, steps=STEPS[10:14])
-    tab.page.wait_for_timeout(2500)
+    asked = f"{tab.address}/data/plugin/hookboard/run?run=young"
+    tab.until(lambda: tab.page.request.get(asked).json()["last_step"] == STEPS[13])  # the server has read it
     tab.page.locator(".reload-button").click()
     expect(tab.find(".facts-line").first).to_contain_text(f"steps 0 to {STEPS[13]}", timeout=20_000)
     assert (tab.state["row"], tab.state["how"]) == ("head", "linear")
