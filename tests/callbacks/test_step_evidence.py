@@ -115,6 +115,17 @@ def test_the_norms_that_are_clipped_and_what_is_left_of_them(tmp_path):
     assert numbers("set gradient_clip_val to about #", verdict.advice) == [float(f"{np.median(at_looks):.1g}")]
 
 
+def test_the_rate_that_a_usual_decay_is_multiplied_by(tmp_path):
+    net = sized(linear(8, 16), nn.ReLU, linear(16, 3))
+    nn.init.constant_(net[0].bias, -100.0)  # no unit is active, so that the decay alone moves the weights
+    optimizer = lambda p, lr: AdamW(p, lr, weight_decay=5e-3)  # noqa: E731
+    verdict = verdict_of(
+        tmp_path, Recorded(net, CROSS_ENTROPY, rate=0.5, optimizer=optimizer), classes(), "weight_decay"
+    )
+    decay, rate = numbers("weight_decay=# is not high, but is multiplied by #", verdict.advice)
+    assert (decay, rate) == (5e-3, 0.5)
+
+
 def test_the_share_of_the_weights_that_decay_takes_and_what_a_step_moves(tmp_path):
     net = sized(linear(8, 16), nn.ReLU, linear(16, 16), nn.ReLU, linear(16, 3))
     model = Recorded(net, CROSS_ENTROPY, rate=1e-3, optimizer=lambda p, lr: AdamW(p, lr, weight_decay=50.0))

@@ -27,6 +27,11 @@ def row(
     return [count, mean, deviation, math.hypot(mean, deviation), zeros, nonfinite, 0.0, 0.0, low, high]
 
 
+def dropped(count: float, zeros: float, spread: float = 1.0) -> list[float]:
+    """A row of what a dropout leaves of numbers around 0: scaled, so that the deviation grows by the root."""
+    return row(count, 0.0, spread * math.sqrt(count / (count - zeros)), zeros=zeros)
+
+
 def reading(name: str, role: Role, rows: Sequence[Sequence[float]]) -> Reading:
     """A reading of a site: several rows are its channels, which should have equal counts; one row has no channels."""
     channels = np.array(rows, dtype=np.float64)

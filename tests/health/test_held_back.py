@@ -2,6 +2,7 @@
 
 import math
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -138,3 +139,22 @@ def test_the_parts_of_decay_and_gradient_that_are_named_are_those_of_the_raw_ten
 
     assert decay == pytest.approx(50 * rms(raw.weights[-1]), rel=0.05)
     assert gradient == pytest.approx(rms(raw.gradients[-1]), rel=0.05)
+
+
+def advised(decay, rate):
+    """The advice where the weights move as far as this decay at this rate takes them."""
+
+    def at_rate(look):
+        return replace(look, stepped={name: replace(one, rate=rate) for name, one in look.stepped.items()})
+
+    (symptom,) = symptoms("weight_decay", HeldBack(decay, True, math.inf), moved(0, decay * rate)[1], edit=at_rate)
+    return symptom.advice
+
+
+def test_a_usual_decay_that_takes_much_is_a_rate_that_is_too_high():
+    assert advised(decay=0.01, rate=4.0).startswith("lower the learning rate: weight_decay=0.01 is not high")
+    assert advised(decay=0.01, rate=4.0).endswith("multiplied by 4")
+
+
+def test_a_high_decay_that_takes_much_is_to_be_lowered():
+    assert advised(decay=10.0, rate=4e-3).startswith("lower weight_decay")

@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from health.looks import reading, row
+from health.looks import dropped, reading, row
 from health.runs import falling, harmed, linear, noise, nothing, outputs, run_of, symptoms, without_weights
 
 from hookboard.health.rules.scale import ACTIVATION_SCALE, GAIN_LOSS_PER_STEP, GAIN_SHARE_LOST
@@ -45,9 +45,17 @@ def test_channels_into_which_nothing_comes_do_not_count():
 @pytest.mark.parametrize(("zeros", "fires"), [(80, False), (95, True), (100, False)])
 def test_a_dropout_that_drops_nearly_all_is_worth_a_note(zeros, fires):
     layers = [linear("fc"), without_weights("drop", "dropout", "Dropout")]
-    dropped = [row(100, 0.0, 1.0, zeros=zeros) for _ in range(8)] if zeros < 100 else nothing(8)
-    found = symptoms(ACTIVATION_SCALE, run_of(layers, lambda n: [outputs("fc", noise(8)), outputs("drop", dropped)]))
+    left = [dropped(100, zeros) for _ in range(8)] if zeros < 100 else nothing(8)
+    found = symptoms(ACTIVATION_SCALE, run_of(layers, lambda n: [outputs("fc", noise(8)), outputs("drop", left)]))
     assert [(s.module, s.severity) for s in found] == ([("drop", "note")] if fires else [])
+
+
+def test_zeros_of_a_relu_that_is_no_module_are_not_taken_for_those_of_the_dropout_after_it():
+    layers = [linear("fc"), without_weights("drop", "dropout", "Dropout")]
+    rectified = [row(100, 0.1, 0.4, zeros=95, low=0.0) for _ in range(8)]
+    assert not symptoms(
+        ACTIVATION_SCALE, run_of(layers, lambda n: [outputs("fc", noise(8)), outputs("drop", rectified)])
+    )
 
 
 @pytest.mark.parametrize(("losses", "severity"), [(falling, "note"), (harmed, "alarm")])
@@ -56,7 +64,7 @@ def test_of_two_dropouts_that_drop_nearly_all_the_loss_need_not_show_harm(losses
 
     def found(second):
         zeros = {"drop0": 92, "drop1": second}
-        drops = [outputs(name, [row(1000, 0.0, 1.0, zeros=10 * z) for _ in range(8)]) for name, z in zeros.items()]
+        drops = [outputs(name, [dropped(1000, 10 * z) for _ in range(8)]) for name, z in zeros.items()]
         read = [outputs("fc", noise(8, count=1000)), *drops]
         return symptoms(ACTIVATION_SCALE, run_of(layers, lambda n: read, losses=losses))
 

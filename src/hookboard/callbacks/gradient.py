@@ -53,8 +53,8 @@ class GradientLogger(SiteLogger[MeasurementState]):
             inf_count kurtosis p01 p50 p99 dead_fraction saturated_fraction underflow_fraction fp16_underflow_fraction
             headroom effective_rank`.
             Left out: `mean`, `std`, `abs_max`, `zero_fraction` and `nonfinite_count`.
-        histogram: Whether to log histograms too, or, with `statistics=[]`, alone. They cost more than all statistics
-            together.
+        histogram: Whether to log histograms too, or, with `statistics=[]`, alone. They cost about as much as all
+            statistics together.
         sync_dist: Whether all ranks measure and merge what they measured, as if one process had seen all their data.
             Otherwise rank 0 logs its own.
         max_overhead: The largest share of the training time that this callback may take, such as 0.02. Where it takes

@@ -79,8 +79,8 @@ class ParameterLogger(SiteLogger[MeasurementState]):
             headroom effective_rank`.
             Here also `update_norm`, `update_ratio`, `unchanged_fraction`, `exp_avg_rms`, `exp_avg_sq_rms`,
             `momentum_buffer_rms` and `rms_t`. Left out: `mean`, `std`, `abs_max`, `update_norm` and `update_ratio`.
-        histogram: Whether to log histograms too, or, with `statistics=[]`, alone. They cost more than all statistics
-            together.
+        histogram: Whether to log histograms too, or, with `statistics=[]`, alone. They cost about as much as all
+            statistics together.
         sync_dist: Whether all ranks measure and merge what they measured, as if one process had seen all their data.
             Otherwise rank 0 logs its own.
         max_overhead: The largest share of the training time that this callback may take, such as 0.02. Where it takes

@@ -119,7 +119,8 @@ class Zero(EditRule):
 
     Args:
         channels: The indices along `dim` that are set to zero. Left out: everything.
-        dim: The dimension of `channels`. In a tensor of shape (n, channels, ...) it is 1.
+        dim: The dimension of `channels`. In a tensor of shape (n, channels, ...) it is 1, in one of shape
+            (n, tokens, features) it is -1.
 
     Raises:
         ValueError: When it is applied: the tensor has no such channel.

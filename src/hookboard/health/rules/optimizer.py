@@ -382,6 +382,9 @@ DECAY_SHARE_ALARM = 0.01
 """Weight decay that takes this share of a weight in each step, and outweighs the gradient, is an alarm whatever the
 loss does: in 100 steps it leaves a third of a weight (a choice)."""
 
+ADAMW_DECAY = 0.01
+"""AdamW's default `weight_decay`. Up to this, what is too high is the rate that it is multiplied by."""
+
 
 def clipping(run: Run) -> Iterator[Symptom]:
     """Report gradients that are clipped to a tenth of their norm or less, at all of the latest looks.
@@ -447,7 +450,12 @@ def _taken(run: Run, share: float, ratio: float) -> Iterator[Symptom]:
             f"weight decay takes {share:.1%} of the weights in each step, and with the gradient a step moves them by "
             f"{ratio:.1%} of their size (in the median over the layers){harm_of(run)}"
         )
+        decay = max(held.decay for held in run.held_back.values())
         advice = "lower weight_decay; 0.01 is the default of AdamW"
+        if decay <= ADAMW_DECAY:  # what it takes is the rate times the decay
+            advice = (
+                f"lower the learning rate: weight_decay={decay:g} is not high, but is multiplied by {share / decay:.2g}"
+            )
         is_hard = share >= DECAY_SHARE_ALARM
         severity: Severity = "alarm" if is_hard else severity_of(run)
         yield Symptom("", evidence, advice, severity, size=share, is_hard=is_hard)

@@ -53,6 +53,10 @@ GAIN_LOSS_PER_STEP = 0.01
 DROPPED_SHARE_NOTE = 0.9
 """Share of values that a dropout must drop to be worth a note: 0.5 is usual, 0.8 the largest in use."""
 
+DROPOUT_FACTOR = 1.5
+"""What is left of a dropout's input, scaled, has its squares within this factor (a choice: chance gives 1.1 for a
+hundred values that are left; a ReLU in between at least 2)."""
+
 
 def normalization(run: Run) -> Iterator[Symptom]:
     """Report batch norms that lost their gains or do not normalize, and the first dropout that leaves little."""
@@ -171,16 +175,22 @@ def _heavy_dropout(run: Run, place: int) -> Symptom | None:
 def dropped_share(run: Run, place: int) -> float:
     """Return which share of the nonzero values of its input a dropout sets to 0; NaN if unknown.
 
+    Its input is taken for the output of the layer before it, unless the squares contradict that: a dropout scales what
+    it leaves so that their sum grows by 1 / (1 - share). After a ReLU that is no module it does not.
+
     Args:
         run: the run.
-        place: the place of the dropout among the layers. Its input is the output of the layer before it.
+        place: the place of the dropout among the layers.
     """
     output = run.now.of(run.layers[place].name, "output")
     given = run.now.of(run.layers[place - 1].name, "output") if place else None
     if output is None or given is None or output.moments.count != given.moments.count:
         return math.nan
     left = given.moments.count - given.moments.zeros
-    return 1 - (output.moments.count - output.moments.zeros) / left if left else math.nan
+    kept = (output.moments.count - output.moments.zeros) / left if left else math.nan
+    squares = (output.moments.rms**2, given.moments.rms**2)
+    is_scaled = kept * squares[0] <= DROPOUT_FACTOR * squares[1] and squares[1] <= DROPOUT_FACTOR * kept * squares[0]
+    return 1 - kept if is_scaled or not kept else math.nan
 
 
 PEER_LAYERS_MIN = 4
