@@ -258,7 +258,8 @@ def test_few_steps_and_a_rate_that_still_rises_make_it_a_note(steps, rate, sever
 @pytest.mark.parametrize(("dropped", "severity"), [(60, "alarm"), (80, "note")])
 def test_a_dropout_that_drops_most_values_makes_it_a_note(dropped, severity):
     layers = looks.layers(*list(LAYERS.values())[:2], Layer("drop", "Dropout", "dropout"), *list(LAYERS.values())[2:])
-    drop = reading("drop", "output", [looks.dropped(100, dropped) for _ in range(8)])
+    spread = 1.16  # the RMS of the usual outputs
+    drop = reading("drop", "output", [looks.dropped(100, dropped, spread) for _ in range(8)])
     change = lambda step: unbalanced(step) | {("drop", "output"): drop}  # noqa: E731
     assert [said for said, _ in ended([10.0] * 200, constant=1.0, layers=layers, change=change)] == [severity]
 
