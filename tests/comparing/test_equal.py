@@ -116,6 +116,7 @@ class Few(nn.Module):
 
 
 @pytest.mark.compiles
+@pytest.mark.filterwarnings("ignore:Skipping serialization of skipfiles")  # of torch 2.6's inductor
 def test_a_compiled_model_is_compared_as_a_whole():
     net, x = model(Few), torch.randn(6, 4)
     found = compare(net, torch.compile(copy.deepcopy(net)), x, loss=loss)
