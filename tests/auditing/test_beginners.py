@@ -94,6 +94,10 @@ def softmax_by_hand(x):
     return x.exp() / x.exp().sum(1, keepdim=True)
 
 
+def viewed_as_time_first_of_channels(net, x):
+    return net.three(net.lstm(x.transpose(1, 2).contiguous().view(10, N, 4))[0][-1])
+
+
 def viewed_as_time_first(net, x):
     return net.three(net.lstm(x.view(x.size(1), x.size(0), -1))[0][-1])
 
@@ -142,6 +146,16 @@ FAULTS = {
     ),
     "transformer": ("batch_mixing", LONG, lambda n, x, y: f.cross_entropy(n.three(n.layer(n.hidden(x)).mean(1)), y)),
     "view for permute": ("batch_mixing", LONG, lambda n, x, y: f.cross_entropy(viewed_as_time_first(n, x), y)),
+    "view for a permute of all three": (
+        "batch_mixing",
+        LONG,
+        lambda n, x, y: f.cross_entropy(viewed_as_time_first_of_channels(n, x), y),
+    ),
+    "view for permute of as many channels as samples": (
+        "batch_mixing",
+        (torch.randn(4, 4, 10), CLASSES[:4]),
+        lambda n, x, y: f.cross_entropy(n.three(n.lstm(x.view(10, 4, 4))[0][-1]), y),
+    ),
     "view for transpose": ("loss_shape", (SEQUENCES, TAGS), lambda n, x, y: f.cross_entropy(n(x).view(N, 3, 10), y)),
     "view for permute in front of the loss": (
         "loss_shape",

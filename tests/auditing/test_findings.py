@@ -99,6 +99,24 @@ def test_a_fault_is_an_alarm_with_its_rule_and_layer(name):
     assert {(finding.rule, finding.module) for finding in alarms} == {(rule, module)}
 
 
+@pytest.mark.parametrize(
+    ("model", "loss", "advice"),
+    [
+        (net(), nll_loss, "put log_softmax(dim=1) before it, or give the raw logits to cross_entropy"),
+        (net(nn.Softmax(1)), nll_loss, "use log_softmax in place of the softmax: it gets probabilities"),
+        (net(nn.LogSoftmax(1)), lambda o, t: nll_loss(o.exp(), t), "remove the exp: it gets probabilities"),
+        (
+            net(nn.Softmax(1)),
+            lambda o, t: nll_loss(o.clamp(1e-9), t),
+            "take the logarithm of its input: it gets probabilities",
+        ),
+    ],
+    ids=["logits", "softmax", "exp", "clamp"],
+)
+def test_the_advice_for_nll_loss_names_the_one_call_to_change(model, loss, advice):
+    assert [finding.advice for finding in found_in(model, loss, CLASSES, None)] == [advice]
+
+
 HEALTHY = {
     "cross_entropy": (net(), cross_entropy, CLASSES, None),
     "nll_loss": (net(nn.LogSoftmax(1)), nll_loss, CLASSES, None),

@@ -158,6 +158,41 @@ def test_settings_of_an_optimizer_that_nobody_uses_are_a_note(make, said_of_it):
     assert said_of_it is None or said_of_it in found[0]
 
 
+def settings_of(model, dtype):
+    monitor = HealthMonitor(every_n_steps=1)
+    fit(None, model, [batch.to(dtype) for batch in batches(8, 8)], monitor)
+    return [verdict for verdict in monitor.verdicts if verdict.rule == "optimizer_settings"]
+
+
+def stepped(make):
+    """What a step makes of a weight in float16 whose gradient's square is 0 there: the oracle."""
+    weight = nn.Parameter(torch.ones(1, dtype=torch.float16))
+    weight.grad = torch.full((1,), 1e-4, dtype=torch.float16)
+    make([weight]).step()
+    return weight.detach()
+
+
+@pytest.mark.parametrize("eps", [1e-8, 1e-4])
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.RMSprop])
+def test_an_epsilon_that_is_0_in_float16_is_an_alarm_where_a_step_divides_by_it(kind, eps):
+    model = Model().half()
+    model.configure_optimizers = lambda: kind(model.parameters(), eps=eps)
+    found = settings_of(model, torch.float16)
+    is_lost = not stepped(lambda parameters: kind(parameters, eps=eps)).isfinite()
+    assert is_lost == (eps == 1e-8)
+    assert [v.severity for v in found] == ["alarm"] * is_lost
+    if is_lost:
+        count = len(list(model.parameters()))
+        assert f"its eps of 1e-08 is 0 in float16, the type of {count} of its parameters" in found[0].evidence
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_epsilon_of_1e_8_is_fine_in_other_types(dtype):
+    model = Model().to(dtype)
+    model.configure_optimizers = lambda: torch.optim.Adam(model.parameters())
+    assert not settings_of(model, dtype)
+
+
 def linear(steps):
     return lambda model, optimizer: lr_scheduler.LinearLR(optimizer, 1.0, 0.0, steps)
 

@@ -32,6 +32,8 @@ class Manual(LightningModule):
                 optimizer.zero_grad(self.to_none)
             self.manual_backward(self.net(batch).square().mean())
             self.gradients.append(self.net[0].weight.grad.clone())
+            if self.clears == "too early":
+                optimizer.zero_grad(self.to_none)
             if self.clears != "at last" and (batch_idx + 1) % self.every == 0:
                 optimizer.step()
                 if self.clears == "after":
@@ -44,16 +46,16 @@ class Manual(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
-def alarms(model, count=6, **options):
+def alarms(model, count=6, rule="stale_gradients", **options):
     monitor = HealthMonitor(every_n_steps=1)
     fit(None, model, batches(*[8] * count), monitor, **options)
-    return [verdict for verdict in monitor.verdicts if verdict.rule == "stale_gradients"]
+    return [verdict for verdict in monitor.verdicts if verdict.rule == rule]
 
 
 def test_gradients_that_are_never_cleared_are_an_alarm_with_the_line_of_the_step():
     model = Manual(clears="never")
     (verdict,) = alarms(model)
-    line = Manual.training_step.__code__.co_firstlineno + 11
+    line = Manual.training_step.__code__.co_firstlineno + 13
     assert (verdict.severity, verdict.since <= 1, verdict.until) == ("alarm", True, None)
     assert f"SGD steps at test_stale.py:{line} with gradients" in verdict.evidence
     assert "(4 parameters)" in verdict.evidence
@@ -67,6 +69,33 @@ def test_gradients_that_are_never_cleared_are_an_alarm_with_the_line_of_the_step
 @pytest.mark.parametrize("to_none", [True, False])
 def test_gradients_that_are_cleared_at_any_time_are_fine(clears, every, to_none, loops):
     assert alarms(Manual(clears, every, to_none, loops)) == []
+    assert alarms(Manual(clears, every, to_none, loops), rule="cleared_gradients") == []
+
+
+@pytest.mark.parametrize("to_none", [True, False])
+def test_gradients_that_are_cleared_before_the_step_are_an_alarm_that_explains_why_nothing_moves(to_none):
+    model = Manual("too early", to_none=to_none)
+    before = [parameter.clone() for parameter in model.parameters()]
+    (verdict,) = alarms(model, rule="cleared_gradients")
+    assert all(map(torch.equal, before, model.parameters()))  # the oracle
+    line = Manual.training_step.__code__.co_firstlineno + 13
+    assert (verdict.severity, verdict.since) == ("alarm", 1)
+    assert f"SGD steps at test_stale.py:{line} after its gradients were cleared" in verdict.evidence
+
+
+@pytest.mark.parametrize("to_none", [True, False])
+def test_nothing_else_is_an_alarm_where_gradients_are_cleared_before_the_step(to_none):
+    monitor = HealthMonitor(every_n_steps=1)
+    fit(None, Manual("too early", to_none=to_none), batches(*[8] * 20), monitor)
+    assert [verdict.rule for verdict in monitor.verdicts if not verdict.follows_from] == ["cleared_gradients"]
+
+
+def test_gradients_that_are_cleared_because_they_are_not_finite_are_no_alarm():
+    class Skipping(Manual):
+        def manual_backward(self, loss):
+            super().manual_backward(loss * float("inf"))
+
+    assert alarms(Skipping("too early"), rule="cleared_gradients") == []
 
 
 def test_a_second_step_in_a_batch_with_the_gradients_of_the_first_is_an_alarm():

@@ -83,7 +83,7 @@ def batch_mixing(done: TracedStep) -> Iterator[Finding]:
     """Yield a finding for calls that mix the samples of a batch with one target for each sample.
 
     These are recurrent layers, attention and softmax over the dimension of the samples, and a reshape that exchanges it
-    with the next dimension.
+    with another dimension.
     """
     found, samples = list(_last_softmax(done)), _samples_of(done)
     yield from found
@@ -93,10 +93,12 @@ def batch_mixing(done: TracedStep) -> Iterator[Finding]:
     ancestors = {id(value.op): value for value in done.loss.ancestors() if value.op is not None}
     for op in done.step.ops:
         first = op.inputs[0] if id(op) in ancestors and op.inputs else None
-        # Where the second dimension is as long as the first, the layout of the batch is open.
-        if first is None or len(first.shape) < 2 or first.shape[0] == first.shape[1]:
+        if first is None or len(first.shape) < 2:
             continue
-        finding = _mixing(op, first, ancestors[id(op)], is_of_loss=id(op) in of_loss)
+        finding = _swapped(op, first, ancestors[id(op)])
+        # Where the second dimension is as long as the first, the layout of the batch is open.
+        if finding is None and first.shape[0] != first.shape[1]:
+            finding = _mixing(op, first, is_of_loss=id(op) in of_loss)
         if finding is not None and samples.are_rows_of(first):
             yield finding
 
@@ -126,13 +128,12 @@ def _samples_of(done: TracedStep) -> Samples | None:
     return Samples(counts.pop()) if len(counts) == 1 and max(counts) > 1 else None
 
 
-def _mixing(op: Op, first: Value, result: Value, *, is_of_loss: bool) -> Finding | None:
-    """Return a finding if a call mixes the rows of its first input, each of which is a sample; None for others.
+def _mixing(op: Op, first: Value, *, is_of_loss: bool) -> Finding | None:
+    """Return a finding if a layer mixes the rows of its first input, each of which is a sample; None for others.
 
     Args:
         op: the call.
         first: its first input.
-        result: its result.
         is_of_loss: whether only arithmetic lies between the call and the loss, so that no layer follows it.
     """
     shape = list(first.shape)
@@ -148,23 +149,28 @@ def _mixing(op: Op, first: Value, result: Value, *, is_of_loss: bool) -> Finding
         is_meant = not is_of_loss if len(shape) == 2 else shape[-1] != shape[-2]
         advice = f"use dim={1 if len(shape) == 2 else -1}"
     else:
-        return _swapped(op, first, result)
+        return None
     over = f"{op.name} at {op.place} runs over dimension 0 of {shape}, with one target for each of its {shape[0]} rows"
     return Finding("batch_mixing", "note" if is_meant else "alarm", op.place.module, over, advice)
 
 
 def _swapped(op: Op, first: Value, result: Value) -> Finding | None:
-    """Return an alarm for a view or reshape that exchanges the sizes of the first two dimensions; None for others."""
-    if op.name in ("view", "reshape") and result.shape[:2] == (first.shape[1], first.shape[0]) and first.shape[1] > 1:
-        return Finding(
-            "batch_mixing",
-            "alarm",
-            op.place.module,
-            f"{op.name} at {op.place} makes {list(result.shape)} of {list(first.shape)} without moving an element: "
-            "each row then has numbers of several samples",
-            f"use transpose(0, 1) in place of the {op.name}",
-        )
-    return None
+    """Return an alarm for a view or reshape that moves the samples to another dimension; None for others."""
+    before, after = ([size for size in shape if size > 1] for shape in (first.shape, result.shape))
+    if op.name not in ("view", "reshape") or sorted(before) != sorted(after) or before[:1] == after[:1]:
+        return None
+    is_exchange = result.shape[:2] == (first.shape[1], first.shape[0])
+    is_clear = len(result.shape) == len(first.shape) == len(set(first.shape))
+    order = ", ".join(str(first.shape.index(size)) for size in result.shape) if is_clear else "..."
+    remedy = "transpose(0, 1)" if is_exchange else f"permute({order})"
+    return Finding(
+        "batch_mixing",
+        "alarm",
+        op.place.module,
+        f"{op.name} at {op.place} makes {list(result.shape)} of {list(first.shape)} without moving an element: "
+        "each row then has numbers of several samples",
+        f"use {remedy} in place of the {op.name}",
+    )
 
 
 def loss_shape(done: TracedStep) -> Iterator[Finding]:

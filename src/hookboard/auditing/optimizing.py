@@ -135,9 +135,36 @@ LARGE_MOMENTUM = 0.995
 """A momentum from this on averages over 200 steps or more (a choice)."""
 
 
+DIVIDE_IN_FLOAT16 = (torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.RMSprop)
+"""Optimizers that divide by the root of an average in the type of the parameter, unless they are fused."""
+
+
+def _lost_epsilon(optimizer: torch.optim.Optimizer) -> Iterator[Finding]:
+    """Yield an alarm if the epsilon is 0 in float16, in which the optimizer divides by it and the gradient's root."""
+    if type(optimizer) not in DIVIDE_IN_FLOAT16:
+        return
+    for group in optimizer.param_groups:
+        count = sum(p.dtype is torch.float16 for p in group["params"])
+        if count and not group.get("fused") and not torch.tensor(group["eps"], dtype=torch.float16):
+            yield Finding(
+                "optimizer_settings",
+                "alarm",
+                "",
+                f"{type(optimizer).__name__}: its eps of {group['eps']:.3g} is 0 in float16, the type of {count} of "
+                "its parameters: it divides by 0 where the square of a gradient is 0 too",
+                "set eps=1e-4, or keep the weights in float32 (precision='16-mixed') or bfloat16",
+            )
+            return
+
+
 def _settings(trainer: Trainer) -> Iterator[Finding]:
-    """Yield a note for an Adam with a large epsilon, betas of which the first is the larger, or a large momentum."""
+    """Yield a finding for each setting of an optimizer that is far from any usual one.
+
+    They are: an epsilon that is 0 in float16; as notes, an Adam with a large epsilon, betas of which the first is the
+    larger, and a large momentum.
+    """
     for optimizer in trainer.optimizers:
+        yield from _lost_epsilon(optimizer)
         kind = type(optimizer).__name__
         said: dict[str, str] = {}
         for group in optimizer.param_groups:

@@ -203,7 +203,7 @@ def loss_input(done: TracedStep) -> Iterator[Finding]:
                     call.op.place.module,
                     f"nll_loss at {call.op.place} takes log-probabilities, which sum to 1 after exp; its input sums to "
                     f"{in_numbers(sums)}{came}",
-                    "put log_softmax(dim=1) before it, or give the raw logits to cross_entropy",
+                    _for_nll_loss(call),
                 )
         if name == "kl_div" and bool((values > ROUNDING).any()):
             yield Finding(
@@ -214,6 +214,14 @@ def loss_input(done: TracedStep) -> Iterator[Finding]:
                 f"{in_numbers(values)}{_from(call.output)}",
                 "put log_softmax before it",
             )
+
+
+def _for_nll_loss(call: LossCall) -> str:
+    """Return the advice for an `nll_loss` that gets something other than log-probabilities."""
+    if not are_probabilities(call.values):
+        return "put log_softmax(dim=1) before it, or give the raw logits to cross_entropy"
+    remedies = {"exp": "remove the exp", "softmax": "use log_softmax in place of the softmax"}
+    return remedies.get(call.output.made_by, "take the logarithm of its input") + ": it gets probabilities"
 
 
 def are_probabilities(values: Tensor) -> bool:

@@ -34,6 +34,9 @@ class _Watched:
         backwards: how many backward passes began since its last step.
         left: sampled parameters whose gradient was not cleared since its last step.
         empty: how many of its first steps in a row had no gradient while another optimizer's parameters had one.
+        given: sampled parameters with a gradient after the latest backward pass; of these `is_any` is also whether it
+            was finite, as those that are not may be cleared on purpose.
+        cleared: how many of its first steps in a row came after its gradients were cleared.
         is_decided: whether the optimizer is no longer watched.
     """
 
@@ -42,6 +45,8 @@ class _Watched:
     backwards: int = 0
     left: "list[_Left]" = field(default_factory=list)
     empty: int = 0
+    given: "list[_Left]" = field(default_factory=list)
+    cleared: int = 0
     is_decided: bool = False
 
 
@@ -77,11 +82,13 @@ class _Stale(NamedTuple):
 
 
 EMPTY_STEPS = 2
-"""An optimizer whose first steps have no gradient, this many, is an alarm (a choice)."""
+"""An optimizer whose first steps have no gradient, or a cleared one, this many, is an alarm (a choice)."""
 
 
 class StaleGradients:
     """Detects that nothing clears the gradients between two steps of an optimizer, or that it never has any.
+
+    It never has any if they are cleared between the backward pass and the step, or are those of another optimizer.
 
     Its methods are to be called at each training batch. It samples a few gradients in the first WATCHED_STEPS steps.
 
@@ -124,6 +131,12 @@ class StaleGradients:
         for watched in self._watched.values():
             held = [(left, left.parameter.grad) for left in watched.left]
             watched.left = [left._replace(version=version_of(grad)) for left, grad in held if grad is not None]
+            if not watched.is_decided and watched.cleared == watched.steps:
+                watched.given = [
+                    one._replace(is_any=one.is_any & local(grad).isfinite().all())
+                    for one in _sampled(watched.optimizer)
+                    if (grad := one.parameter.grad) is not None
+                ]
 
     def before_step(self, optimizer: Optimizer) -> None:
         """Note that an optimizer is about to step, and whether its gradients are stale; `end_batch` reports it."""
@@ -134,8 +147,13 @@ class StaleGradients:
         others = [other.optimizer for other in self._watched.values() if other is not watched]
         if watched.backwards and watched.empty == watched.steps and not _has_gradient(optimizer):
             watched.empty += any(map(_has_gradient, others))
-        if watched.empty == EMPTY_STEPS == watched.steps + 1:
+        if watched.backwards and watched.cleared == watched.steps:
+            watched.cleared += _are_cleared(watched.given)
+        if watched.cleared == EMPTY_STEPS == watched.steps + 1:
+            self._empty.append(_with_cleared_gradients(optimizer, _place_of_step(self._model)))
+        elif watched.empty == EMPTY_STEPS == watched.steps + 1:
             self._empty.append(_without_gradient(optimizer, _place_of_step(self._model)))
+        watched.given = []
         watched.steps, watched.backwards, watched.left = watched.steps + 1, 0, []
         watched.is_decided = is_stale or watched.steps > WATCHED_STEPS
         if is_stale:
@@ -174,6 +192,25 @@ def _without_gradient(optimizer: Optimizer, place: Place) -> Finding:
         "check that each loss is followed by the step of its own optimizer: self.optimizers() gives them in the order "
         "of configure_optimizers, and zero_grad() of one must not clear what another one needs",
     )
+
+
+def _with_cleared_gradients(optimizer: Optimizer, place: Place) -> Finding:
+    return Finding(
+        "cleared_gradients",
+        "alarm",
+        "",
+        f"{type(optimizer).__name__} steps at {place} after its gradients were cleared: the backward pass before gave "
+        "them, and none is left",
+        "call zero_grad() before the backward pass or after step(), not between them",
+    )
+
+
+def _are_cleared(given: Sequence["_Left"]) -> bool:
+    """Return True if gradients were given, one of them finite and not 0, and all that is left of them is None or 0."""
+    if not given or any(one.is_untouched for one in given):
+        return False
+    left = [local(grad).any() for one in given if _is_plain(grad := one.parameter.grad)]
+    return any(bool(one.is_any) for one in given) and not any(map(bool, left))
 
 
 def _has_gradient(optimizer: Optimizer) -> bool:

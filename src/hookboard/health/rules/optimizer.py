@@ -173,7 +173,8 @@ def _cut(run: Run, look: Look, chain: list[Layer], others: list[Layer]) -> Sympt
         severity,
         float(len(chain)),
         _gone_since(run, chain[-1]),
-        is_root=not zeros,  # a later dead layer passes zeros: only a cut passes nothing
+        # A later dead layer passes zeros. Nothing is passed by a cut, or kept by a step that comes too late.
+        is_root=not zeros and not any(rule in ("cleared_gradients", "wrong_optimizer") for rule, _ in run.findings),
     )
 
 

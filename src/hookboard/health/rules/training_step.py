@@ -79,13 +79,18 @@ STEP_RULES = (
     _rule("padding_mask", "alarm", "a key_padding_mask that hides the tokens and shows the padding"),
     _rule("padding", "note", "the loss counts what pads the rows of a batch"),
     _rule("class_weights", "note", "a frequent class has a larger weight in the loss than a rare one"),
-    _rule("optimizer_settings", "note", "an epsilon, momentum or beta of an optimizer far from any usual one"),
+    _rule(
+        "optimizer_settings",
+        "alarm or note",
+        "an epsilon that is 0 in float16; as a note, an epsilon, momentum or beta far from any usual one",
+    ),
     _rule("target_leak", "note", "a column of the input is the target, up to scale and offset"),
     _rule(
         "stale_gradients",
         "alarm",
         "an optimizer steps with gradients that were not cleared since its step before",
     ),
+    _rule("cleared_gradients", "alarm", "`zero_grad()` is called between the backward pass and the step"),
     _rule("wrong_optimizer", "alarm", "an optimizer steps without gradients, after a backward pass for another one"),
     _rule(
         "not_in_optimizer",
