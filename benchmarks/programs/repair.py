@@ -94,6 +94,21 @@ def _clipped(program: Program, match: re.Match[str], module: str) -> Program | N
     return None if program.clip is not None else replace(program, clip=1.0)
 
 
+def _named_epsilon(program: Program, match: re.Match[str], module: str) -> Program:
+    def named(parameters: Iterable[nn.Parameter]) -> Optimizer:
+        optimizer = program.optimizer(parameters)
+        for group in optimizer.param_groups:
+            group["eps"] = float(match["eps"])
+        return optimizer
+
+    return replace(program, optimizer=named)
+
+
+def _usual_step(program: Program, match: re.Match[str], module: str) -> Program | None:
+    """Clear the gradients before the backward pass, as automatic optimization does."""
+    return None if program.step is None else replace(program, step=None)
+
+
 # Inputs and targets
 
 
@@ -232,6 +247,25 @@ def _hidden_relu_normalized(program: Program, match: re.Match[str], module: str)
     return _normalized(_hidden_relu(program, match, module), match, module)
 
 
+class _Permute(nn.Module):
+    def __init__(self, order: tuple[int, ...]) -> None:
+        super().__init__()
+        self.order = order
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs.permute(self.order)
+
+
+def _permuted(program: Program, match: re.Match[str], module: str) -> Program | None:
+    """Put a permutation in place of the layer that is named, if that has no weights."""
+    place = module.removeprefix("net.")
+    if not place.isdigit() or list(program.net[int(place)].parameters()):  # type: ignore[index]  # a Sequential
+        return None
+    order = tuple(int(axis) for axis in match["order"].split(","))
+    program.net[int(place)] = _Permute(order)  # type: ignore[index]  # a Sequential
+    return program
+
+
 def _less_dropout(program: Program, match: re.Match[str], module: str) -> Program | None:
     dropped = [layer for layer in program.net.modules() if isinstance(layer, nn.Dropout)]
     for layer in dropped:
@@ -250,6 +284,9 @@ REPAIRS: list[tuple[re.Pattern[str], Any]] = [
     (_words(r"lower the learning rate|a learning rate that is too high"), partial(_rate, 0.1)),
     (_words(r"raise the learning rate"), partial(_rate, 10.0)),
     (_words(r"clip gradients"), _clipped),
+    (_words(r"set eps=(?P<eps>[0-9.e+-]*[0-9])"), _named_epsilon),
+    (_words(r"call zero_grad\(\) before the backward pass"), _usual_step),
+    (_words(r"use permute\((?P<order>[0-9, ]+)\) in place of"), _permuted),
     (_words(r"scale the input and the targets"), _scaled_both),
     (_words(r"scale the input|scale each column|normalize the inputs"), _scaled_input),
     (_words(r"mean of the training targets|scale the targets"), _scaled_targets),

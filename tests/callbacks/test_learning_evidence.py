@@ -96,8 +96,8 @@ def test_a_loss_that_stays_while_weights_move_and_gradients_agree_on_nothing(tmp
     model.on_train_batch_end = hear
     fit(tmp_path, model, data, monitor)
     moved, agree = numbers(
-        "(chance: 1.1), while a step moves the weights by # of their size; gradients of consecutive looks, averaged "
-        "over each unit's weights, have a median cosine of #",
+        "(chance: 1.1), while a step moves the weights by # of their size; from look to look the gradients point in "
+        "unrelated directions (each unit's mean gradient has a median cosine of #)",
         heard[-1],
     )
     looks = looks_of(200)
@@ -109,9 +109,7 @@ def test_a_loss_that_stays_while_weights_move_and_gradients_agree_on_nothing(tmp
 
 
 def agreed(evidence):
-    return numbers(
-        "; gradients of consecutive looks, averaged over each unit's weights, have a median cosine of #", evidence
-    )
+    return numbers("directions (each unit's mean gradient has a median cosine of #)", evidence)
 
 
 def test_the_cosine_of_gradients_of_a_training_that_ends_at_chance(tmp_path):
@@ -139,6 +137,46 @@ def test_the_best_constant_answer_and_the_loss_that_ends_above_it(tmp_path):
     assert constant == shortened(float(((wanted - wanted.mean(0)) ** 2).mean()), 3)
     assert (end, start) == (shortened(np.median(model.losses[-50:]), 3), shortened(np.median(model.losses[:4]), 3))
     assert agreed(evidence) == [round(agreement(model, looks_of(200)[-8:]), 2)]
+
+
+def diverging(count, rate):
+    """A regression whose loss SGD multiplies in each step, at a rate that is this many times the highest stable one.
+
+    Returns:
+        The model, its batches, and the highest stable rate: 2 over the largest eigenvalue of the Hessian.
+    """
+    made = torch.Generator().manual_seed(1)
+    x = torch.randn(32, 4, generator=made)
+    data = [(x, x.sum(1, keepdim=True))] * count
+    rows = torch.cat([x, torch.ones(32, 1)], 1).double()
+    highest = 2 / float(torch.linalg.eigvalsh(2 * rows.T @ rows / 32).max())
+    return Course(sized(linear(4, 1)), nn.functional.mse_loss, rate=rate * highest), data, highest
+
+
+def told_rate(verdict):
+    return numbers("ower the learning rate to about # (the loss grew by a factor of # in each step)", verdict.advice)
+
+
+@pytest.mark.parametrize(("count", "rate", "rule"), [(60, 1.2, "not_learning"), (60, 40.0, "nonfinite")])
+def test_the_rate_that_is_advised_where_sgd_makes_the_loss_grow(tmp_path, count, rate, rule):
+    model, data, highest = diverging(count, rate)
+    # The best constant answer is known where the first step is read, as a rule on it asks for.
+    monitor = HealthMonitor(every_n_steps=EVERY, rules=[rule, "unbounded_loss"])
+    fit(tmp_path, model, data, monitor)
+    (verdict,) = [one for one in monitor.verdicts if one.rule == rule]
+    to, growth = told_rate(verdict)
+    losses = np.array([loss for loss in model.losses if np.isfinite(loss)])
+    begin = int(np.argmin(losses))
+    assert growth == pytest.approx(np.median(losses[begin + 1 :] / losses[begin:-1]), rel=0.1)
+    assert 0.4 * highest <= to <= 0.6 * highest  # of the quadratic: one half
+
+
+def test_no_rate_is_advised_where_adam_makes_the_loss_grow(tmp_path):
+    model, data, _ = diverging(60, 1e4)
+    model.optimizer = torch.optim.Adam
+    monitor = HealthMonitor(every_n_steps=EVERY, rules=["not_learning", "unbounded_loss"])
+    fit(tmp_path, model, data, monitor)
+    assert [one for one in monitor.verdicts if "to about" in one.advice] == []
 
 
 def test_the_first_losses_and_the_constant_that_they_are_far_above(tmp_path):

@@ -243,6 +243,20 @@ def test_a_classifier_that_ends_at_chance_is_an_alarm(share, is_said):
     assert [severity for severity, _ in found] == ["alarm"] * is_said
 
 
+@pytest.mark.parametrize(("share", "severity"), [(0.97, "note"), (1.01, "alarm")])
+def test_a_classifier_that_has_come_down_to_a_little_below_chance_may_be_on_a_plateau(share, severity):
+    """As a transformer that has learnt how frequent its tokens are, and nothing else yet."""
+    chance = math.log(8)
+    losses = [*np.linspace(1.2 * chance, share * chance, 20), *[share * chance] * 90]
+    still = {(w, "parameter_update"): of(w, "parameter_update", 1e-9) for w in WEIGHTS}  # nothing is said before
+    assert [said for said, _ in ended(losses, change=lambda step: still)] == [severity]
+
+
+def test_the_rate_is_too_high_where_a_loss_ends_far_above_its_start():
+    losses = [2.0, *np.linspace(1.9, 9.0, 199)]
+    assert [advice for _, advice in ended(losses, constant=1.0)] == ["lower the learning rate, or warm it up from 0"]
+
+
 @pytest.mark.parametrize(
     ("steps", "rate", "severity"),
     [

@@ -8,6 +8,8 @@ from hookboard.health.look import Look, Loss
 from hookboard.health.rule import Rule, Symptom, Verdict, passed_on
 from hookboard.health.rules.experiments import TELLABLE
 from hookboard.health.rules.learning import NOT_LEARNING, judge_end
+from hookboard.health.rules.numerics import NONFINITE
+from hookboard.health.rules.shared import to_stable_rate
 from hookboard.health.run import Run
 from hookboard.layers import Layer
 from hookboard.messages import quoted, warn_switched_off
@@ -246,11 +248,13 @@ class Judge:
         """Return the verdict with a clause added to its evidence, where there is something to add.
 
         A note that was an alarm earlier says so. An alarm of a rule in `TELLABLE` says what experiments have shown, see
-        `Run.trial`.
+        `Run.trial`. The advice of `nonfinite` names a learning rate, if the losses before tell one.
         """
         key = verdict.rule, verdict.module
         if verdict.severity == "alarm":
             self._alarmed.add(key)
+            if verdict.rule == NONFINITE.name:
+                verdict = _with_rate(verdict, to_stable_rate(self.run))
             if self.run.trial and verdict.rule in TELLABLE:
                 return _and_says(verdict, self.run.trial)
         elif key in self._alarmed:
@@ -375,6 +379,11 @@ def _as_effect(verdict: Verdict, cause: Verdict) -> Verdict:
 
 def _and_says(verdict: Verdict, more: str) -> Verdict:
     return replace(verdict, evidence=f"{verdict.evidence.rstrip('.')} ({more})")
+
+
+def _with_rate(verdict: Verdict, to_rate: str) -> Verdict:
+    """Return the verdict with the result of `to_stable_rate` added where it advises to lower the learning rate."""
+    return replace(verdict, advice=verdict.advice.replace("ower the learning rate", f"ower the learning rate{to_rate}"))
 
 
 def _in(verdict: Verdict) -> str:

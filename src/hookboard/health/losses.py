@@ -32,6 +32,9 @@ SPIKE_ALONE_SHARE = 0.25
 loss. After a poisoned batch of the benchmark's tuning half the share is 0.001, or a thousand; if data or targets
 change, 0.4 to 1."""
 
+GROWING_STEPS = 3
+"""A loss grows if it rises in each of this many steps (a choice): noise does that in one case of 24."""
+
 TINY_DEVIATION = 1e-12
 """Avoids division by zero."""
 
@@ -259,6 +262,20 @@ class LossHistory:
                 self.reached_chance = self.steps
             if self.steps % BLOCK_STEPS == 0:
                 self._close_block()
+
+    @property
+    def growth(self) -> float:
+        """By what the loss was multiplied in each of the last steps, up to the first that is not finite: the median.
+
+        NaN unless it rose in each of the last `GROWING_STEPS` of them.
+        """
+        values = self.last(RECENT_LOSSES)
+        values = values[: int(np.argmin(np.isfinite(values)))] if not np.isfinite(values).all() else values
+        if not (values > 0).all():
+            return math.nan
+        falls = np.flatnonzero(np.diff(values) <= 0)
+        rising = values[falls[-1] + 1 :] if len(falls) else values
+        return median(rising[1:] / rising[:-1]) if len(rising) > GROWING_STEPS else math.nan
 
     def last(self, count: int) -> np.ndarray:
         """Return the values of the last steps, at most `count`, float64."""

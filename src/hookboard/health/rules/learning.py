@@ -11,6 +11,7 @@ from hookboard.health.look import Loss
 from hookboard.health.losses import (
     BLOCK_STEPS,
     CLEAR_NOISE_DEVIATIONS,
+    DIVERGED_FACTOR,
     LEVEL_NOISE_DEVIATIONS,
     PRETRAINED_CHANCE_SHARE,
     RISE_NOISE_DEVIATIONS,
@@ -23,7 +24,7 @@ from hookboard.health.losses import (
 from hookboard.health.robust import median, median_of
 from hookboard.health.rule import Rule, Severity, Symptom
 from hookboard.health.rules.scale import DROPOUT_KINDS, dropped_share, uses_batch_statistics
-from hookboard.health.rules.shared import UPDATE_RATIO_SMALL, agreement_of, harm_of, severity_of
+from hookboard.health.rules.shared import UPDATE_RATIO_SMALL, agreement_of, harm_of, severity_of, to_stable_rate
 from hookboard.health.rules.training_step import are_targets_unscaled
 from hookboard.health.run import Run
 from hookboard.health.stage_comparison import Gap, StageComparison
@@ -209,8 +210,13 @@ def judge_end(run: Run) -> Symptom | None:
 
 def _cosine(agreement: float) -> str:
     """Return the result of `agreement_of` as the end of a sentence; "" if it is NaN."""
-    of_what = "gradients of consecutive looks, averaged over each unit's weights"
-    return "" if math.isnan(agreement) else f"; {of_what}, have a median cosine of {agreement:.2f}"
+    if math.isnan(agreement):
+        return ""
+    how = "unrelated" if abs(agreement) <= AGREEING_GRADIENT_COSINE else "similar" if agreement > 0 else "opposite"
+    return (
+        f"; from look to look the gradients point in {how} directions (each unit's mean gradient has a median cosine "
+        f"of {agreement:.2f})"
+    )
 
 
 NOISY_DROPPED_SHARE = 0.7
@@ -247,13 +253,18 @@ def _no_better(run: Run, level: float, error: float) -> Symptom | None:
         f"the training ended after {losses.steps:,} steps with a loss of {level:.3g}, after {losses.start:.3g} at the "
         f"start; {what} {reference:.3g}"
     )
+    if level - LEVEL_NOISE_DEVIATIONS * error > DIVERGED_FACTOR * max(losses.start, losses.first[0].value):
+        advice = f"lower the learning rate{to_stable_rate(run)}, or warm it up from 0"
+        return Symptom("", evidence, advice, _severity_at_end(run))
     agreement = agreement_of(run)
     evidence += _cosine(agreement)
     if losses.steps < STEPS_BEFORE_STUCK or losses.is_falling or agreement > AGREEING_GRADIENT_COSINE:
         advice = "raise the learning rate, or train longer"
     else:
         advice = "try other learning rates; then check whether inputs and labels belong together, and the loss function"
-    return Symptom("", evidence, advice, _severity_at_end(run))
+    # Slightly below chance it may be on a plateau that it leaves later, as transformers do.
+    is_on_plateau = losses.has_come_down and level + LEVEL_NOISE_DEVIATIONS * error < reference
+    return Symptom("", evidence, advice, "note" if is_on_plateau else _severity_at_end(run))
 
 
 def _tells_samples_apart(run: Run) -> bool:

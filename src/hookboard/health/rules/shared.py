@@ -130,6 +130,26 @@ def harm_of(run: Run) -> str:
     return f"; {run.losses.harm}" if run.losses.is_harmed else ""
 
 
+LOSS_GROWTH_NOTED = 1.2
+"""A loss that is multiplied by less than this in a step may rise for other reasons than the rate (a choice)."""
+
+
+def to_stable_rate(run: Run) -> str:
+    """Return the advised learning rate where SGD makes the loss grow in each step, as in " to about 0.004"; "" if none.
+
+    Gradient descent multiplies the distance to the minimum along an eigenvector of the Hessian by `1 - rate * its value`
+    in a step. If the loss grows by `growth`, that is `-sqrt(growth)`; at `rate / (1 + sqrt(growth))` it is 0. With
+    momentum a higher rate is stable too.
+    """
+    steps = run.now.stepped.values() if run.looks else ()
+    rates = {stepped.rate for stepped in steps if stepped.optimizer == "SGD"}
+    growth = run.losses.growth
+    if len(rates) != 1 or any(stepped.optimizer != "SGD" for stepped in steps) or not growth >= LOSS_GROWTH_NOTED:
+        return ""
+    (rate,) = rates
+    return f" to about {rate / (1 + math.sqrt(growth)):.1g} (the loss grew by a factor of {growth:.2g} in each step)"
+
+
 def is_one_of_several(run: Run, layer: Layer) -> bool:
     """Return True if another layer of the same name but for numbers has run, such as another expert."""
     pattern = re.compile(re.sub(r"\d+", r"\\d+", re.escape(layer.name)))
