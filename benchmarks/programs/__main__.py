@@ -6,6 +6,7 @@ python -m benchmarks.programs --every 5        with the Trainer's log_every_n_st
 python -m benchmarks.programs --experiments    with HealthMonitor(experiments=True)
 python -m benchmarks.programs --harm           the scores without a monitor, by which the fix must beat the fault
 python -m benchmarks.programs --set held_out   programs that no rule was written with, in place of those that were
+python -m benchmarks.programs --set newer      a second set of such programs
 python -m benchmarks.programs --only 31880720  programs whose name contains this
 python -m benchmarks.programs --peer           what torchtest2 says of the same (benchmarks/programs/requirements.txt)
 """
@@ -19,8 +20,10 @@ from typing import Any
 
 from benchmarks.health.runner import quiet
 from benchmarks.programs import peer
-from benchmarks.programs.catalogue import HELD_OUT, POSTS
+from benchmarks.programs.catalogue import HELD_OUT, NEWER, POSTS
 from benchmarks.programs.rows import each, harm, judged
+
+SETS = {"seen": POSTS, "held_out": HELD_OUT, "newer": NEWER}
 
 
 def main(given: Sequence[str] | None = None) -> None:
@@ -30,12 +33,11 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--experiments", action="store_true", help="let the monitor try on a copy")
     parser.add_argument("--harm", action="store_true", help="scores without a monitor on three seeds")
     parser.add_argument("--peer", action="store_true", help="let torchtest2 judge in place of hookboard")
-    parser.add_argument("--set", choices=["seen", "held_out"], default="seen", help="which programs")
+    parser.add_argument("--set", choices=list(SETS), default="seen", help="which programs")
     parser.add_argument("--only", default="", help="programs whose name contains this")
     parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args(given)
-    programs = HELD_OUT if options.set == "held_out" else POSTS
-    names = [post.name for post in programs if options.only in post.name]
+    names = [post.name for post in SETS[options.set] if options.only in post.name]
     if options.harm:
         for line in each(harm, names, options.processes):
             print(line, flush=True)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.health.runner import quiet
-from benchmarks.programs.catalogue import HELD_OUT, POSTS
+from benchmarks.programs.catalogue import HELD_OUT, NEWER, POSTS
 from benchmarks.programs.repair import followed, is_repaired
 from benchmarks.programs.trial import Post, Program, Trained, built, trained
 
@@ -28,7 +28,7 @@ def each(act: Callable[[str], Any], names: Sequence[str], processes: int) -> Ite
 
 
 def by_name(name: str) -> Post:
-    return next(post for post in POSTS + HELD_OUT if post.name == name)
+    return next(post for post in POSTS + HELD_OUT + NEWER if post.name == name)
 
 
 def harm(name: str) -> str:

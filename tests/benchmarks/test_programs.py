@@ -15,7 +15,7 @@ pytest.importorskip("sklearn")
 from benchmarks.health.runner import quiet
 from benchmarks.programs import rows
 from benchmarks.programs.__main__ import sum_of
-from benchmarks.programs.catalogue import HELD_OUT, LEFT_OUT, POSTS
+from benchmarks.programs.catalogue import HELD_OUT, LEFT_OUT, NEWER, POSTS
 from benchmarks.programs.parts import bit_accuracy, clipped_binary_cross_entropy, r2, sgd, stack, standardized
 from benchmarks.programs.trial import Program, Trained, batches, built, trained
 
@@ -31,6 +31,8 @@ SOURCES = (
     "OrderLab/TrainCheck-Evaluation-Workloads@2de9268:",
     "BerkeleyHCI/umlaut@68c2a02:",
     "https://discuss.pytorch.org/t/",
+    "https://github.com/",
+    "https://openillumi.com/",
 )
 
 
@@ -49,7 +51,7 @@ def tiny(steps=3, samples=5, batch_size=2):
 
 
 @pytest.mark.parametrize("fixed", [False, True], ids=["faulty", "fixed"])
-@pytest.mark.parametrize("post", POSTS + HELD_OUT, ids=lambda post: post.name)
+@pytest.mark.parametrize("post", POSTS + HELD_OUT + NEWER, ids=lambda post: post.name)
 def test_a_program_takes_two_steps(post, fixed):
     program = built(post, fixed, seed=0)
     losses = []
@@ -63,7 +65,7 @@ def test_a_program_takes_two_steps(post, fixed):
     assert all(math.isfinite(loss) for loss in losses) or (not fixed and "nonfinite" in post.causes)
 
 
-@pytest.mark.parametrize("post", POSTS + HELD_OUT, ids=lambda post: post.name)
+@pytest.mark.parametrize("post", POSTS + HELD_OUT + NEWER, ids=lambda post: post.name)
 def test_a_program_says_its_source_its_fault_its_fix_and_at_most_three_causes(post):
     assert post.source.startswith(SOURCES)
     assert post.fault.endswith(".")
@@ -72,9 +74,17 @@ def test_a_program_says_its_source_its_fault_its_fix_and_at_most_three_causes(po
 
 
 def test_no_program_is_there_twice_nor_left_out_as_well():
-    names = [post.name for post in POSTS + HELD_OUT]
+    names = [post.name for post in POSTS + HELD_OUT + NEWER]
     assert len(set(names)) == len(names)
     assert not set(names) & set(LEFT_OUT)
+
+
+def test_a_program_is_in_one_set():
+    assert POSTS
+    assert HELD_OUT
+    assert NEWER
+    assert {post.build.__module__ for post in NEWER} == {"benchmarks.programs.newer"}
+    assert not {post.name for post in NEWER} & {post.name for post in POSTS + HELD_OUT}
 
 
 def test_fault_and_fix_start_from_the_same_draw():
