@@ -138,8 +138,8 @@ def to_stable_rate(run: Run) -> str:
     """Return the advised learning rate where SGD makes the loss grow in each step, as in " to about 0.004"; "" if none.
 
     In a step, gradient descent multiplies the distance to the minimum along an eigenvector of the Hessian by
-    `1 - rate * eigenvalue`. If the loss grows by `growth`, that is `-sqrt(growth)`; at `rate / (1 + sqrt(growth))` it is 0. With
-    momentum a higher rate is stable too.
+    `1 - rate * eigenvalue`. If the loss grows by `growth`, that is `-sqrt(growth)`; at `rate / (1 + sqrt(growth))` it
+    is 0. With momentum a higher rate is stable too.
     """
     steps = run.now.stepped.values() if run.looks else ()
     rates = {stepped.rate for stepped in steps if stepped.optimizer == "SGD"}
