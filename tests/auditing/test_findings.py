@@ -397,6 +397,17 @@ def test_layers_in_evaluation_mode_are_a_note():
     assert found.evidence.startswith("1 of 2 layers")
 
 
+@pytest.mark.parametrize(("momentum", "mean", "is_said"), [(0.0, 0.0, True), (0.0, 0.5, False), (0.1, 0.0, False)])
+def test_running_statistics_that_never_move_from_0_and_1_are_an_alarm(momentum, mean, is_said):
+    norm = nn.BatchNorm1d(3, momentum=momentum)
+    norm.running_mean += mean
+    found = [one for one in found_in(net(norm), cross_entropy, CLASSES, None) if one.rule == "eval_mode"]
+    assert [(one.severity, one.module) for one in found] == [("alarm", "1")] * is_said
+    norm(torch.randn(8, 3) + 7)  # the oracle: a batch of another mean moves them, or not
+    assert (momentum == 0) == bool((norm.running_mean == mean).all())
+    assert not is_said or "momentum=0 in 1 of 1 batch norms: their running statistics stay" in found[0].evidence
+
+
 def test_a_frozen_part_in_training_mode_is_a_note():
     teacher = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Dropout()).requires_grad_(False)
     model = nn.ModuleDict({"teacher": teacher, "net": net()})

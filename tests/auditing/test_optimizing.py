@@ -130,6 +130,61 @@ def test_frozen_weights_that_look_as_torch_initializes_them_are_named():
     assert found.evidence.endswith("frozen are all of body.0")
 
 
+class Hidden(Model):
+    """Has a layer in a list, where `parameters()` does not find it."""
+
+    def __init__(self, optimized=None):
+        super().__init__(optimized)
+        self.hidden = [nn.Linear(4, 32), nn.Linear(32, 4)]
+
+    def training_step(self, batch):
+        return self.head(self.hidden[1](self.hidden[0](self.body(batch)).relu())).square().mean()
+
+
+def test_layers_in_a_list_are_an_alarm_with_their_parameters():
+    model = Hidden()
+    before = [layer.weight.clone() for layer in model.hidden]
+    (found,) = said(model)
+    assert all(torch.equal(layer.weight, old) for layer, old in zip(model.hidden, before, strict=True))  # the oracle
+    assert (found.severity, found.rule) == ("alarm", "not_in_optimizer")
+    assert found.evidence.startswith("4 parameters get a gradient that belong neither to the model nor to an optimizer")
+    assert found.evidence.endswith("; 2 of them look as torch initializes them, of shapes [4, 32], [32, 4]")
+
+
+def test_layers_in_a_list_are_fine_if_an_optimizer_has_them():
+    def all_of(model):
+        return [*model.parameters(), *(p for layer in model.hidden for p in layer.parameters())]
+
+    assert said(Hidden(all_of)) == []
+
+
+def test_a_trained_network_in_a_list_is_a_note():
+    """As one whose features a loss compares."""
+    model = Hidden()
+    for layer in model.hidden:
+        nn.init.normal_(layer.weight)
+    (found,) = said(model)
+    assert (found.severity, found.rule) == ("note", "not_in_optimizer")
+
+
+def test_a_copy_that_the_step_trains_by_itself_is_a_note():
+    class Meta(Model):
+        def __init__(self):
+            super().__init__()
+            self.automatic_optimization = False
+
+        def training_step(self, batch):
+            wide = [copy.deepcopy(nn.Linear(4, 32))]
+            inner = torch.optim.SGD(wide[0].parameters(), lr=0.1)
+            self.manual_backward(wide[0](self.body(batch)).square().mean())
+            inner.step()
+            self.optimizers().step()
+            self.optimizers().zero_grad()
+
+    (found,) = [one for one in said(Meta()) if "neither" in one.evidence]
+    assert (found.severity, found.rule) == ("note", "not_in_optimizer")
+
+
 def test_what_is_frozen_as_a_whole_has_one_name():
     (found,) = said(Model(frozen=["body"]))
     assert found.evidence.endswith("frozen are all of body")

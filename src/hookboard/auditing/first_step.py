@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, SingleDeviceStrategy
-from torch import Tensor
+from torch import Tensor, nn
 
 from hookboard.auditing.optimizing import findings_of_optimizers
 from hookboard.auditing.reading import Reader
@@ -46,14 +46,15 @@ def read_first_step(trainer: Trainer, pl_module: LightningModule, batch: Any, ba
         The findings, the flow and the constant loss; if the step was not traced, only findings of the optimizers.
     """
     first, reached = FirstStep([], Flow()), None
+    outside: list[nn.Parameter] = []
     try:
-        first, reached = _traced(trainer, pl_module, batch, batch_idx)
+        first, reached, outside = _traced(trainer, pl_module, batch, batch_idx)
     except (CannotRunAgainError, CollectiveError) as why:
         inform(f"the training step was not read: {why}.")
     except Exception as error:
         warn(f"the training step was not read: {type(error).__name__}: {error}")
     try:
-        first.findings.extend(findings_of_optimizers(trainer, pl_module, reached))
+        first.findings.extend(findings_of_optimizers(trainer, pl_module, reached, outside))
     except CannotRunAgainError as why:
         inform(f"the schedule was not read: {why}.")
     except Exception as error:
@@ -61,8 +62,12 @@ def read_first_step(trainer: Trainer, pl_module: LightningModule, batch: Any, ba
     return first
 
 
-def _traced(trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> tuple[FirstStep, set[str]]:
-    """Run the step, and return what is known of it, and the names of the parameters that a gradient reaches.
+def _traced(
+    trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+) -> tuple[FirstStep, set[str], list[nn.Parameter]]:
+    """Run the step, and return what is known of it, and the parameters that a gradient reaches.
+
+    These are the names of the model's, and those that the model does not have, see `Reader.outside`.
 
     Raises:
         CannotRunAgainError: the step cannot be run by this process alone, or what it changes cannot be restored.
@@ -81,7 +86,8 @@ def _traced(trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx:
                 # Under manual optimization code that uses gradients fails here, as there was no backward pass.
                 if not (is_manual and reader.losses):
                     raise
-            return FirstStep(reader.findings(), reader.flow(), reader.constant_loss()), reader.reached
+            first = FirstStep(reader.findings(), reader.flow(), reader.constant_loss())
+            return first, reader.reached, list(reader.outside)
         finally:
             reader.forget()
 

@@ -43,7 +43,10 @@ MIN_CYCLES = 2
 
 
 def findings_of_optimizers(
-    trainer: Trainer, pl_module: LightningModule, reached: Collection[str] | None
+    trainer: Trainer,
+    pl_module: LightningModule,
+    reached: Collection[str] | None,
+    outside: Sequence[nn.Parameter] = (),
 ) -> Iterator[Finding]:
     """Yield findings on the optimizers, their settings and schedules.
 
@@ -55,6 +58,7 @@ def findings_of_optimizers(
         pl_module: its LightningModule.
         reached: the names of the parameters that a gradient reaches; None if they are not known: then nothing is said
             of parameters that are in no optimizer.
+        outside: the parameters that a gradient reaches and that the model does not have.
 
     Raises:
         CannotRunAgainError: stepping a schedule calls functions of the user, and what they may change cannot be
@@ -63,6 +67,7 @@ def findings_of_optimizers(
     parameters = {name: p for name, p in pl_module.named_parameters() if not is_lazy(p)}
     if reached is not None:
         yield from _not_in_optimizer(trainer, parameters, reached)
+    yield from _not_in_model(trainer, outside, may_be_meant=not pl_module.automatic_optimization)
     yield from _frozen(parameters)
     yield from _settings(trainer)
     if trainer.lr_scheduler_configs and not trainer.global_step:  # in a resumed fit the earlier rates are unknown
@@ -110,6 +115,29 @@ def _not_in_optimizer(
         f"{len(left_out)} of {len(trained)} trainable parameters that get a gradient are in no optimizer, and stay as "
         f"they are: {listed(left_out, 3)}",
         "give them to the optimizer, or set requires_grad=False on what shall stay as it is",
+    )
+
+
+def _not_in_model(trainer: Trainer, outside: Sequence[nn.Parameter], *, may_be_meant: bool) -> Iterator[Finding]:
+    """Yield a finding if parameters that the model does not have get a gradient, and no optimizer holds them.
+
+    It is an alarm if a matrix among them looks as torch initializes it, so that nobody has trained it; but a note if
+    that `may_be_meant`, as of a copy of the model that `training_step` trains by itself.
+    """
+    held = {id(p) for optimizer in trainer.optimizers for group in optimizer.param_groups for p in group["params"]}
+    left = [parameter for parameter in outside if id(parameter) not in held]
+    if not left or not held:
+        return
+    fresh = [list(parameter.shape) for parameter in left if _is_fresh(parameter.detach())]
+    as_torch = f"; {len(fresh)} of them look as torch initializes them, of shapes {listed(map(str, fresh), 3)}"
+    yield Finding(
+        "not_in_optimizer",
+        "alarm" if fresh and not may_be_meant else "note",
+        "",
+        f"{len(left)} parameters get a gradient that belong neither to the model nor to an optimizer, and stay as they "
+        f"are{as_torch if fresh else ''}",
+        "keep layers in an nn.ModuleList, not in a list, so that the model has their parameters; nothing, if they are "
+        "not to be trained, as of a fixed network in the loss",
     )
 
 

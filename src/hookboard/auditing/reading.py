@@ -74,6 +74,8 @@ class Reader:
         the tensor if a rule needs its graph, otherwise None."""
         self.reached: set[str] = set()
         """The names of the parameters that a gradient reaches from any of the losses."""
+        self.outside: list[nn.Parameter] = []
+        """The parameters that a gradient reaches and that the model does not have, as those of layers in a list."""
 
     @contextmanager
     def reading(self) -> Iterator[None]:
@@ -89,12 +91,20 @@ class Reader:
         value.requires_grad = loss.requires_grad  # it may have been set since
         live = loss if loss.requires_grad and any(op.name in FLAT for op in self._step.ops) else None
         self.losses.append((value, is_finite, number, live))
-        self.reached |= reached_from(loss, self._parameters)
+        leaves = _leaves_of(loss)
+        if leaves is None:  # what the backward pass of a custom function does is unknown
+            self.reached |= self._parameters.keys()
+            return
+        names = {id(parameter): name for name, parameter in self._parameters.items()}
+        self.reached |= {names[id(leaf)] for leaf in leaves if id(leaf) in names}
+        known = names.keys() | {id(one) for one in self.outside}
+        self.outside += [leaf for leaf in leaves if isinstance(leaf, nn.Parameter) and id(leaf) not in known]
 
     def forget(self) -> None:
         """Clear the record, which frees the tensors of the step and their graphs."""
         self._step.forget()
         self.losses.clear()
+        self.outside.clear()
 
     def flow(self) -> Flow:
         """Return which layer's output flows into which other one."""
@@ -118,23 +128,18 @@ class Reader:
         return TracedStep(self._step, loss, self._trained, without, is_finite, number, live)
 
 
-def reached_from(loss: Tensor, parameters: dict[str, nn.Parameter]) -> set[str]:
-    """Return the names of the parameters in the autograd graph of the loss.
-
-    If a custom `autograd.Function` is in the graph, all names are returned, as what its backward pass does is unknown.
-    """
-    names = {id(parameter): name for name, parameter in parameters.items()}
-    reached = {names[id(loss)]} if id(loss) in names else set()
-    seen, waiting = set(), [loss.grad_fn]
+def _leaves_of(loss: Tensor) -> list[Tensor] | None:
+    """Return the tensors that a gradient of the loss reaches; None if a custom `autograd.Function` is in its graph."""
+    leaves, seen, waiting = [loss] if loss.is_leaf else [], set(), [loss.grad_fn]
     while waiting:
         node = waiting.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
         if isinstance(node, BackwardCFunction):
-            return set(parameters)
+            return None
         leaf = getattr(node, "variable", None)
-        if leaf is not None and id(leaf) in names:
-            reached.add(names[id(leaf)])
+        if leaf is not None:
+            leaves.append(leaf)
         waiting.extend(before for before, _ in node.next_functions)
-    return reached
+    return leaves

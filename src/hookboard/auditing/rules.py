@@ -457,7 +457,11 @@ def _has_a_mode(module: nn.Module) -> bool:
 
 
 def eval_mode(done: TracedStep) -> Iterator[Finding]:
-    """Yield a note if norms or dropouts are in evaluation mode, or those of frozen modules in training mode."""
+    """Yield a note if norms or dropouts are in evaluation mode, or those of frozen modules in training mode.
+
+    Batch norms whose running statistics never move from 0 and 1 are an alarm: evaluation then normalizes nothing.
+    """
+    yield from _still_statistics(done.step.model)
     modules: dict[str, nn.Module] = {}
     frozen: list[str] = []
     restless: list[str] = []
@@ -488,6 +492,33 @@ def eval_mode(done: TracedStep) -> Iterator[Finding]:
             "",
             f"{len(restless)} norms and dropouts of frozen modules are in training mode: {listed(restless, 3)}",
             "unless that is meant, call eval() on the module before the fit, and again wherever train() is called",
+        )
+
+
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
+
+def _still_statistics(model: nn.Module) -> Iterator[Finding]:
+    """Yield an alarm if batch norms have a momentum of 0, and running statistics as torch initializes them."""
+    norms = {name: norm for name, norm in model.named_modules() if isinstance(norm, _BATCH_NORMS)}
+    still = [
+        name
+        for name, norm in norms.items()
+        if norm.training
+        and norm.momentum == 0
+        and norm.running_mean is not None
+        and norm.running_var is not None
+        and not norm.running_mean.any()
+        and bool((norm.running_var == 1).all())
+    ]
+    if still:
+        yield Finding(
+            "eval_mode",
+            "alarm",
+            still[0],
+            f"momentum=0 in {len(still)} of {len(norms)} batch norms: their running statistics stay at a mean of 0 and "
+            f"a variance of 1, which evaluation uses: {listed(still, 3)}",
+            "set momentum=0.1: torch takes this share of each batch, other libraries the share that is kept",
         )
 
 

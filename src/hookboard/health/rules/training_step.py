@@ -63,8 +63,9 @@ STEP_RULES = (
     _rule("masked_row", "alarm", "rows of attention that are fully masked, and make the loss NaN"),
     _rule(
         "eval_mode",
-        "note",
-        "norms or dropouts in evaluation mode while the model trains, or in training mode in a frozen module",
+        "alarm or note",
+        "batch norms whose running statistics never move; as notes, norms or dropouts in evaluation mode while the "
+        "model trains, or in training mode in a frozen module",
     ),
     _rule("unbounded_loss", "alarm", "the loss is minus an error, or a plain difference to the targets"),
     _rule("loss_scale", "alarm or note", "a loss that is multiplied by 1e-6 or less; a note if it is exactly 0"),
@@ -95,7 +96,8 @@ STEP_RULES = (
     _rule(
         "not_in_optimizer",
         "alarm or note",
-        "trainable parameters that get a gradient and are in no optimizer; an alarm if that is all of them",
+        "parameters that get a gradient and are in no optimizer; an alarm if that is all of them, or if they belong to "
+        "layers that the model does not have, as in a list",
     ),
     _rule("frozen", "note", "how many weights are trained, and which modules are frozen"),
     _rule(
