@@ -95,6 +95,32 @@ def test_a_rate_that_is_too_small_is_a_note_as_long_as_the_number_of_steps_is_un
     assert found["learning_rate"].severity == "note"
 
 
+def fall_with_adam(rate, steps=30):
+    """The oracle: the share of the loss on one batch that Adam takes off, in float64."""
+    model, (x, y) = net(3).double(), classes(1)[0]
+    optimizer, losses = Adam(model.parameters(), lr=rate), []
+    for _ in range(steps + 1):
+        losses.append(cross_entropy(model(x.double()), y))
+        optimizer.zero_grad()
+        losses[-1].backward()
+        optimizer.step()
+    return fall_of([loss.item() for loss in losses])
+
+
+def test_a_rate_far_too_small_is_a_note_also_if_the_best_that_is_tried_falls_a_little():
+    model = net(3)
+    found = experiment(
+        Setting(model, [Adam(model.parameters(), lr=3e-7)], step_of(model, cross_entropy)), classes(1), 60
+    )
+    little = fall_with_adam(3e-4)
+    assert 0.05 < little < 0.3
+    assert fall_with_adam(3e-7) < 0.005
+    (rate,) = [one for one in found.findings if one.rule == "learning_rate"]
+    assert (rate.severity, "set lr=0.0003" in rate.advice) == ("note", True)
+    assert f"at a rate of 0.0003 the loss falls by {little:.0%} in 30 steps; at yours (3e-07) it stays" in rate.evidence
+    assert found.in_short.endswith(f"at a rate of 0.0003 it falls by {little:.0%}")
+
+
 def test_a_warmup_from_a_small_rate_is_no_finding():
     model = net()
     optimizer = SGD(model.parameters(), lr=0.1)

@@ -298,6 +298,8 @@ def _tried_on_others(
 def in_short_of(trials: Sequence[RateTrial], batches: int) -> str:
     """Return as a clause what the loss does at the user's rate, a tenth and ten times it; "" if that was not tried.
 
+    It ends with the advised rate, if the loss falls by at least STUCK_SHARE there and that is none of the three.
+
     Args:
         trials: at all rates that were tried.
         batches: how many batches were trained on.
@@ -305,6 +307,9 @@ def in_short_of(trials: Sequence[RateTrial], batches: int) -> str:
     near = [trial for trial in trials if 0.1 <= trial.factor <= 10]
     if all(trial.factor != 1 for trial in near):
         return ""
+    best = advised(trials)
+    if best is not None and best.fall >= STUCK_SHARE and best not in near and not has_no_bound(trials):
+        near.append(best)
     said = [f"at a rate of {trial.rate:.2g}{' (yours)' * (trial.factor == 1)} {happened(trial)}" for trial in near]
     return f"the loss on {_what(batches)} in {max(trial.steps for trial in near)} steps: {', '.join(said)}"
 

@@ -51,6 +51,11 @@ SLOW_SHARE, TOO_FEW_STEPS = 0.02, 10
 than would do as much as the rate at which the loss falls (choices)."""
 
 
+FAR_FACTOR = 100.0
+"""If the loss falls by at least STUCK_SHARE, but at no rate by FALLEN_SHARE, a rate is named that is at least this many
+times the user's (a choice)."""
+
+
 @dataclass(frozen=True)
 class RateTrial:
     """The loss before and after a training of some steps at one learning rate.
@@ -300,8 +305,11 @@ def judge_rates(
         return [] if pairs else [_of_rate(yours, best, groups, "note")]  # with momentum a loss can rise at first
     higher = [trial for trial in trials if trial.factor > 1]
     best, enough = advised(higher), next((trial for trial in higher if trial.fall >= FALLEN_SHARE), None)
-    if best is None or enough is None or not -SLOW_SHARE <= yours.fall < SLOW_SHARE or is_scheduled:
+    if best is None or not -SLOW_SHARE <= yours.fall < SLOW_SHARE or is_scheduled:
         return []
+    if enough is None:
+        is_far = best.factor >= FAR_FACTOR and best.fall >= STUCK_SHARE
+        return [_of_rate(yours, best, groups, "note")] if is_far else []
     is_alarm = has_targets and total * TOO_FEW_STEPS < enough.factor * enough.steps and enough.factor <= max(FACTORS)
     return [_of_rate(yours, best, groups, "alarm" if is_alarm else "note")]
 
@@ -406,5 +414,5 @@ def happened(trial: RateTrial) -> str:
     if trial.gives_constant and trial.fall >= STUCK_SHARE:
         return f"it falls by {trial.fall:.0%}, and the outputs are the same for every sample"
     if abs(trial.fall) < 0.005:
-        return "it does not"
+        return "it stays the same"
     return f"it {'falls' if trial.fall > 0 else 'rises'} by {abs(trial.fall):.0%}"
