@@ -81,6 +81,16 @@ def symptom(rule: Rule) -> str:
     return f"- **Symptom:** {rule.about}. ({rule.gives.capitalize()}{shown}.)"
 
 
+def index_of_rules() -> Iterator[str]:
+    """Yield a paragraph for each section of the page of the rules, with links to the section and to its rules."""
+    page = (ROOT / "docs/rules.md").read_text(encoding="utf-8")
+    for section, text in re.findall(r"^## ([^\n]*)\n(.*?)(?=^## |\Z)", page, re.DOTALL | re.MULTILINE):
+        rules = ", ".join(f"[`{name}`](#{name})" for name in re.findall(r"^### `(\w+)`$", text, re.MULTILINE))
+        heading = f"**[{section}](#{section.lower().replace(' ', '-')}):**"
+        yield from ["", textwrap.fill(f"{heading} {rules}", 120, break_long_words=False, break_on_hyphens=False)]
+    yield ""
+
+
 def index() -> Iterator[str]:
     """Yield the list of pages, by the sections of the site."""
     for section in yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]:
@@ -147,6 +157,7 @@ def first_sentence(documented: object) -> str:
 WRITTEN: dict[tuple[str, str], Callable[[], Iterable[str]]] = {
     ("docs/thresholds.md", "thresholds"): thresholds,
     ("docs/README.md", "pages"): index,
+    ("docs/rules.md", "index of rules"): index_of_rules,
     ("docs/statistics.md", "statistics"): statistics,
     ("docs/layers.md", "callbacks"): callbacks,
     ("docs/pictures.md", "callbacks of pictures"): lambda: callbacks(PictureLogger),

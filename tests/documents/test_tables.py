@@ -4,7 +4,7 @@ import inspect
 import re
 
 import pytest
-from documents.pages import named_first, prose
+from documents.pages import PAGES, named_first, prose
 
 import hookboard
 from hookboard import callbacks
@@ -25,6 +25,11 @@ def test_every_statistic_has_its_formula():
 def test_every_health_rule_is_explained():
     assert sorted(re.findall(r"^### `(\w+)`$", prose("docs/rules.md"), re.MULTILINE)) == sorted(RULES)
     assert [name for name, rule in RULES.items() if not rule.about] == []
+
+
+def test_every_rule_is_in_the_index_at_the_top_of_their_page():
+    top = PAGES["docs/rules.md"].partition("\n## ")[0]
+    assert sorted(re.findall(r"\[`(\w+)`\]\(#\1\)", top)) == sorted(RULES)
 
 
 def test_every_option_of_the_monitor_is_explained():
