@@ -140,8 +140,8 @@ def _near(given: str, names: Iterable[str], count: int, cutoff: float, until: fl
     return difflib.get_close_matches(given, close, count, cutoff)
 
 
-def unknown(kind: str, given: object, valid: Iterable[str]) -> ValueError:
-    """Return the error for a name that is not in `valid`; it lists up to 32 valid names.
+def unknown(kind: str, given: object, valid: Iterable[str], most: int | None = 32) -> ValueError:
+    """Return the error for a name that is not in `valid`; it lists up to `most` valid names, all for None.
 
     >>> unknown("statistic", "men", ["mean", "std"])
     ValueError("unknown statistic 'men'; did you mean 'mean'? Valid: mean, std.")
@@ -149,7 +149,8 @@ def unknown(kind: str, given: object, valid: Iterable[str]) -> ValueError:
     valid = list(valid)
     near = closest(given, valid) if isinstance(given, str) else []
     hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else "."
-    return ValueError(f"unknown {kind} {quoted(given)}{hint} Valid: {listed(valid, 32)}.")
+    said = listed(valid, len(valid) if most is None else most)
+    return ValueError(f"unknown {kind} {quoted(given)}{hint} Valid: {said}.")
 
 
 def quoted(given: object) -> str:

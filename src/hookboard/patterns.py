@@ -4,13 +4,42 @@ import itertools
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 from hookboard.messages import listed
+
+T = TypeVar("T")
+
+EXCLUDE_PREFIX = "!"
+"""The prefix of a pattern that excludes what it matches."""
 
 REGEX_PREFIX = "re:"
 """The prefix of a regular expression."""
 
 MAX_STARS = 4
+
+
+def parted(given: Iterable[T]) -> tuple[list[T], list[T]]:
+    """Split what a user has given into what is included, and what a leading `!` excludes, without the `!`.
+
+    What is not a string, such as a class, is included.
+
+    >>> parted(["layers.*", "!layers.0"])
+    (['layers.*'], ['layers.0'])
+    """
+    included: list[T] = []
+    excluded: list[Any] = []
+    for one in given:
+        if isinstance(one, str) and one.startswith(EXCLUDE_PREFIX):
+            excluded.append(one.removeprefix(EXCLUDE_PREFIX))
+        else:
+            included.append(one)
+    return included, excluded
+
+
+def is_pattern(name: str) -> bool:
+    """Return True if a name is meant to match others: it has a star or begins with `re:`."""
+    return "*" in name or name.startswith(REGEX_PREFIX)
 
 
 def matched(pattern: str, names: Iterable[str]) -> list[str]:

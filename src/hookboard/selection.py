@@ -3,7 +3,7 @@
 import pydoc
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
@@ -12,7 +12,7 @@ from torchmetrics import Metric
 from hookboard.checks import several
 from hookboard.messages import closest, listed
 from hookboard.parameters import parametrized
-from hookboard.patterns import REGEX_PREFIX, matched
+from hookboard.patterns import EXCLUDE_PREFIX, REGEX_PREFIX, matched, parted
 
 T = TypeVar("T", bound=str | type)
 Patterns = str | Sequence[str]
@@ -64,7 +64,7 @@ def select(
     if owning == "parameters":
         named = {"": root, **named}
     patterns, kinds = check_selection(modules, types)
-    (wanted, unwanted), (wanted_types, unwanted_types) = _split(patterns), _split(kinds)
+    (wanted, unwanted), (wanted_types, unwanted_types) = parted(patterns), parted(kinds)
 
     by_name = _matcher(wanted, lambda pattern: _names_matching(pattern, named))
     by_type = _matcher(wanted_types, lambda kind: _names_of_type(kind, named))
@@ -124,17 +124,10 @@ def check_selection(modules: object, types: object = None) -> tuple[list[str], l
     patterns = [] if modules is None else several("modules", modules, str, a_pattern, default)
     try:
         for pattern in patterns:
-            matched(pattern.removeprefix("!"), ())
+            matched(pattern.removeprefix(EXCLUDE_PREFIX), ())
     except ValueError as error:
         raise ValueError(f"modules: {error}") from error
     return patterns, [] if types is None else several("types", types, (str, type), a_type, default)
-
-
-def _split(given: Sequence[T]) -> tuple[list[T], list[T]]:
-    """Return what is included, and what a leading `!` excludes, without the `!`."""
-    excluded: list[Any] = [g[1:] for g in given if isinstance(g, str) and g.startswith("!")]
-    included = [g for g in given if not (isinstance(g, str) and g.startswith("!"))]
-    return included, excluded
 
 
 def _matcher(given: list[T], names_of: Callable[[T], set[str]]) -> set[str] | None:

@@ -11,6 +11,7 @@ from torch import nn
 from toys import ALWAYS, RecordsLoss, Toy, batches, fit, hooked, mlp
 
 from hookboard import HealthMonitor, HookboardWarning, Rule, Symptom
+from hookboard.health import RULES
 from hookboard.sites import Site
 
 
@@ -180,6 +181,26 @@ def test_a_rule_can_be_named_by_its_dotted_path():
 
 
 @pytest.mark.parametrize(
+    ("rules", "asked"),
+    [
+        ("!dead_units", set(RULES) - {"dead_units"}),
+        (["!dead_units", "!update_*"], set(RULES) - {"dead_units", "update_too_large", "update_too_small"}),
+        (["nonfinite", "dead_units", "!dead_units"], {"nonfinite"}),
+        (["nonfinite", "!dead_units"], {"nonfinite"}),
+        ("update_*", {"update_too_large", "update_too_small"}),
+        (["update_too_large", "update_*"], {"update_too_large", "update_too_small"}),
+        (["re:update_.*", "update_too_large"], {"update_too_large", "update_too_small"}),
+        (["*", "!dead_units", ALWAYS], {*RULES, "always"} - {"dead_units"}),
+        (["toys.ALWAYS", "nonfinite", "!always"], {"nonfinite"}),
+    ],
+)
+def test_rules_are_selected_and_excluded_by_names_and_patterns_as_modules_are(rules, asked):
+    names = [rule.name for rule in HealthMonitor(rules=rules)._rules()]
+    assert len(names) == len(asked)
+    assert set(names) == asked
+
+
+@pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"rules": "always"}, "unknown rule 'always'"),
@@ -188,7 +209,13 @@ def test_a_rule_can_be_named_by_its_dotted_path():
         ({"rules": [ALWAYS, ALWAYS]}, "'always' is the name of two rules"),
         ({"rules": ALWAYS, "stop_on": "alwais"}, "did you mean 'always'"),
         ({"rules": []}, r"rules=\[\]: give the name of a rule.*leave it out for all"),
-        ({"rules": "odd"}, "Valid: .*nonfinite, .* and [0-9]+ more"),
+        ({"rules": "odd"}, f"Valid: {', '.join(RULES)}\\.$"),
+        ({"rules": "!dead_unit"}, "unknown rule 'dead_unit'; did you mean 'dead_units'"),
+        ({"rules": ["nonfinite", "!no_such"]}, "unknown rule 'no_such'"),
+        ({"rules": "updates_*"}, r"unknown rule 'updates_\*'; did you mean .*'update_too_"),
+        ({"rules": ["nonfinite", "!nonfinite"]}, r"rules=\['nonfinite', '!nonfinite'\] leaves no rule"),
+        ({"rules": "!re:("}, r"rules: 're:\(' is not a regular expression"),
+        ({"rules": "!dead_units", "stop_on": "dead_units"}, r"not among rules=, which are .* and \d+ more; add it"),
         ({"rules": "nonfinite", "stop_on": ["dead_units"]}, "'dead_units' is not among rules=, which are nonfinite"),
         ({"window": 0}, "window=0: give a whole number of looks"),
         ({"nonfinite": "early"}, "unknown nonfinite 'early'"),

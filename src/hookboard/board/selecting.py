@@ -11,7 +11,7 @@ from threading import BoundedSemaphore
 from hookboard import patterns
 from hookboard.board.source import RefusalError
 from hookboard.messages import closest, listed
-from hookboard.patterns import REGEX_PREFIX, matched
+from hookboard.patterns import REGEX_PREFIX, matched, parted
 from hookboard.records import LayerFacts
 
 MAX_PROCESSES = 4
@@ -105,8 +105,7 @@ def selected(layers: Mapping[str, LayerFacts], modules: Sequence[str], types: Se
                 raise RefusalError(
                     f"{field}: {start!r} has {len(one)} characters; up to {MAX_PATTERN_CHARS} are matched."
                 )
-        wanted = [names_of(layers, one, until) for one in given if not one.startswith("!")]
-        dropped = [names_of(layers, one[1:], until) for one in given if one.startswith("!")]
+        wanted, dropped = ([names_of(layers, one, until) for one in part] for part in parted(given))
         chosen = (chosen.intersection(set().union(*wanted)) if wanted else chosen).difference(*dropped)
     return [name for name in layers if name in chosen]
 

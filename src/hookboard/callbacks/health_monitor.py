@@ -78,8 +78,9 @@ class HealthMonitor(SiteLogger[HealthState]):
             leaf module and every module that owns parameters, or, with `types`, every module of those types.
         types: Class names (`Conv2d`, `torch.nn.Linear`) or classes; subclasses count, a leading `!` excludes.
         every_n_steps: Log once in this many optimizer steps, 1 or more. Left out: the Trainer's `log_every_n_steps`.
-        rules: Which rules to ask: names, or a `hookboard.Rule` of your own or its dotted path. Left out: all that are
-            built in.
+        rules: Which rules to ask: names or patterns (`update_*`), or a `hookboard.Rule` of your own or its dotted path.
+            A leading `!` excludes: `!dead_units` asks all rules but this one, `["*", "!dead_units", mine]` also yours.
+            Left out: all that are built in.
         window: How many looks a symptom must last before it is reported. What happens in one step, such as a NaN, is
             reported at once.
         nonfinite: How the module that gave the first NaN or infinity is found. `exact` looks at the loss before each

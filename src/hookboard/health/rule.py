@@ -1,7 +1,7 @@
 """`Rule`: a named function that judges a run. `Symptom`: what it sees at a step. `Verdict`: what is said in the end."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
@@ -18,7 +18,8 @@ from hookboard.checks import (
     several,
 )
 from hookboard.health.run import Run
-from hookboard.messages import unknown
+from hookboard.messages import listed, quoted, unknown
+from hookboard.patterns import is_pattern, matched, parted
 
 Severity = Literal["alarm", "note"]
 Severities = Literal["alarm", "note", "alarm or note"]
@@ -188,23 +189,50 @@ class Rule:
 
 
 def rules_of(given: "str | Rule | Sequence[str | Rule] | None", built_in: Mapping[str, Rule]) -> list[Rule]:
-    """Resolve what was passed as `rules=`: names of built-in rules, dotted paths and `Rule` objects.
+    """Resolve what was passed as `rules=`: names of built-in rules or patterns over them, dotted paths, `Rule` objects.
+
+    What begins with `!` is excluded; if nothing else is given, from all built-in rules.
 
     Args:
         given: one or several; None for all built-in ones.
         built_in: the built-in rules by name.
 
     Raises:
-        ValueError: none is given, a name is not that of a rule, a path does not lead to a `Rule`, or two have the same
-            name.
+        ValueError: none is given or left, a name or pattern is not that of a rule, a path does not lead to a `Rule`, or
+            two have the same name.
+
+    >>> [rule.name for rule in rules_of("!a", {name: Rule(name, passed_on) for name in ("a", "b")})]
+    ['b']
     """
     if given is None:
         return list(built_in.values())
     valid = "the name of a rule, your function in a hookboard.Rule('my_name', function), or several in a list"
-    found = several("rules", given, (str, Rule), valid, "for all")
-    rules = [rule if isinstance(rule, Rule) else _named(rule, built_in) for rule in found]
+    included, excluded = parted(several("rules", given, (str, Rule), valid, "for all"))
+    patterns = [each for each in included if isinstance(each, str) and is_pattern(each)]
+    single = [each for each in included if each not in patterns]
+    rules = [rule if isinstance(rule, Rule) else _named(rule, built_in) for rule in single]
+    wanted = _matching(patterns, built_in) if included else set(built_in)
+    rules += [rule for name, rule in built_in.items() if name in wanted and rule not in rules]
     check_differ("rules", given, [rule.name for rule in rules])
+    unwanted = _matching(excluded, {*built_in, *(rule.name for rule in rules)})
+    rules = [rule for rule in rules if rule.name not in unwanted]
+    if not rules:
+        raise ValueError(f"rules={quoted(given)} leaves no rule.")
     return rules
+
+
+def _matching(patterns: Iterable[str], names: Collection[str]) -> set[str]:
+    """Return the names that any of the patterns matches; each must match one."""
+    found: set[str] = set()
+    for pattern in patterns:
+        try:
+            new = matched(pattern, names)
+        except ValueError as error:
+            raise ValueError(f"rules: {error}") from error
+        if not new:
+            raise unknown("rule", pattern, names, most=None)
+        found.update(new)
+    return found
 
 
 def passed_on(run: Run) -> tuple[()]:
@@ -225,7 +253,7 @@ def check_stop_on(given: str | Sequence[str], asked: Sequence[str], built_in: Ma
     """
     for name in several("stop_on", given, str, f"one or more of: alarm, {', '.join(asked)}", "never to stop"):
         if name in built_in and name not in asked:
-            raise ValueError(f"stop_on={given!r}: {name!r} is not among rules=, which are {', '.join(asked)}; add it.")
+            raise ValueError(f"stop_on={given!r}: {name!r} is not among rules=, which are {listed(asked)}; add it.")
         check_name("stop_on", name, ["alarm", *asked])
 
 
@@ -233,5 +261,5 @@ def _named(name: str, built_in: Mapping[str, Rule]) -> Rule:
     if name in built_in:
         return built_in[name]
     if "." not in name:
-        raise unknown("rule", name, built_in)
+        raise unknown("rule", name, built_in, most=None)
     return object_at(name, Rule, "rule")

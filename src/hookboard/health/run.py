@@ -174,7 +174,7 @@ class Run:
             ValueError: there is no such quantity.
         """
         if quantity not in QUANTITIES:
-            raise unknown("quantity", quantity, QUANTITIES)
+            raise unknown("quantity", quantity, QUANTITIES, most=None)
         return self.table.recent[quantity]
 
     def course(self, quantity: str, first: int | None = None) -> np.ndarray:

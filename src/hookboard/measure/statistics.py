@@ -367,7 +367,7 @@ def _is_built_in(statistic: str | Statistic) -> bool:
 
 def _at_path(path: str, also_valid: Sequence[str]) -> Statistic:
     if "." not in path:
-        raise unknown("statistic", path, [*FORMULAS, *DERIVED, *also_valid])
+        raise unknown("statistic", path, [*FORMULAS, *DERIVED, *also_valid], most=None)
     return object_at(path, Statistic, "statistic")
 
 
