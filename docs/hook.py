@@ -21,6 +21,18 @@ PAGES = {
 }
 """Path in the repository to page of the site."""
 
+FOUND_LATER = {
+    "api.md",
+    "benchmark.md",
+    "benchmark-others.md",
+    "changelog.md",
+    "compare-benchmark.md",
+    "contributing.md",
+    "questions.md",
+    "thresholds.md",
+}
+"""Pages that the search lists below others: they have every word, and are not what a user looks for."""
+
 LINK = re.compile(r"(?<=\]\()[^)\s#]+(?=[)#])")
 
 SHOWN = "---\nsearch: {{exclude: true}}\n---\n\n# {path}\n\n````{language}\n{text}````\n"
@@ -40,6 +52,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Let links lead to where files are on the site."""
     here = page.file.src_uri
+    if here in FOUND_LATER:
+        page.meta["search"] = {"boost": 0.3}
     path = next((path for path, uri in PAGES.items() if uri == here), f"docs/{here}")
     places = {link: relpath(place(to), dirname(here) or ".") for link, to in linked(path, markdown).items()}
     return LINK.sub(lambda found: places.get(found[0], found[0]), markdown)

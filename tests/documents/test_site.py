@@ -1,7 +1,9 @@
 """The site that `make docs` builds of the documents."""
 
+import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 
@@ -33,6 +35,33 @@ def test_a_page_loads_nothing_from_another_host(site):
     for path in site.rglob("*.html"):
         for tag in re.findall(r"<(?:script|link|img|iframe)\b[^>]*>", path.read_text()):
             assert not re.search(r"(?:src|href)=.?(?:https?:)?//", tag), (path, tag)
+
+
+@pytest.mark.parametrize(
+    ("word", "place"),
+    [
+        ("disable", "health/#turn-things-off"),
+        ("turn", "health/#turn-things-off"),
+        ("silence", "health/#turn-things-off"),
+        ("exclude", "health/#turn-things-off"),
+        ("freeze", "rules/#frozen"),
+        ("attention head", "edits/#the-rules"),
+        ("attention head", "pictures/#which-shapes"),
+        ("port", "compare/"),
+        ("overhead", "cost/"),
+    ],
+)
+def test_a_word_that_users_look_for_leads_the_search_to_its_place(site, word, place):
+    entries = json.loads((site / "search" / "search_index.json").read_text())["docs"]
+    said = {each["location"]: f"{each['title']} {each['text']}" for each in entries}
+    assert place in {location for location, text in said.items() if re.search(rf"\b{word}\b", text, re.IGNORECASE)}
+
+
+def test_the_search_lists_benchmarks_and_lists_below_the_pages_for_users(site):
+    entries = json.loads((site / "search" / "search_index.json").read_text())["docs"]
+    boosts = {each["location"].partition("/")[0]: each.get("boost", 1) for each in entries}
+    later = {page for page, boost in boosts.items() if boost < 1}
+    assert later == {page.removesuffix(".md") for page in runpy.run_path(str(ROOT / "docs" / "hook.py"))["FOUND_LATER"]}
 
 
 def test_a_link_to_a_file_of_the_source_leads_to_a_page_that_shows_it(site):

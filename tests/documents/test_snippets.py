@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader
 from toys import Toy, batches, fit, mlp
 
 from hookboard import ActivationLogger, HealthMonitor
+from hookboard.messages import alert, inform
 
 TRIED_ELSEWHERE = {"docs/record.md"}
 """tests/callbacks/test_records.py reads a log with the example of this page."""
@@ -60,6 +61,8 @@ def given(tmp_path, monkeypatch):
     quiet = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
     short = partial(Trainer, accelerator="cpu", max_steps=2, log_every_n_steps=1, **quiet)
     monkeypatch.chdir(tmp_path)
+    lines = logging.getLogger("lightning.pytorch")
+    monkeypatch.setattr(lines, "filters", [*lines.filters])
     monkeypatch.setattr(lightning.pytorch, "Trainer", partial(short, logger=TensorBoardLogger(tmp_path)))
     x = torch.randn(2, 1, 8, 8)
     return {
@@ -110,6 +113,15 @@ def test_a_statistic_and_a_rule_of_ones_own_work_as_their_page_says(tmp_path, gi
     fit(tmp_path, Toy(net), data, logger, monitor)
     assert logger.readings[0].statistics["near_zero"] == pytest.approx((outputs.abs() < 0.05).double().mean().item())
     assert "huge_outputs" in {verdict.rule for verdict in monitor.verdicts}
+
+
+def test_the_lines_in_the_terminal_are_turned_off_as_the_page_of_health_says(given, caplog):
+    run("docs/health.md", given)
+    caplog.clear()
+    inform("a line of information")
+    alert("an alarm")
+    logging.getLogger("lightning.pytorch").warning("of Lightning's own")
+    assert caplog.messages == ["of Lightning's own"]
 
 
 @pytest.mark.parametrize("page", ["docs/nan.md", "docs/start.md"])
