@@ -475,3 +475,12 @@ def test_a_step_that_raises_leaves_no_trace_either():
 
 def test_a_loss_of_infinities_is_read_without_an_error():
     assert audit(net(outputs=1), (X, REAL), lambda batch: (batch[1] * math.inf).sum()) == ()
+
+
+def test_findings_are_printed_as_sentences_in_a_line_each():
+    model = net(nn.Softmax(1))
+    found = audit(model, X, lambda batch: cross_entropy(model(batch), CLASSES))
+    assert isinstance(found, tuple)
+    assert str(found).startswith("alarm: loss_input in 1: ")
+    assert ". Try: " in str(found)
+    assert str(found) == repr(found) == "\n".join(map(str, found))

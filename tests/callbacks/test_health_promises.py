@@ -134,6 +134,16 @@ def test_after_a_fault_what_was_seen_before_is_still_told(monkeypatch):
     assert "1 alarm in 5 layers at 2 looks" in lines[-1]
 
 
+@pytest.mark.parametrize("has_logger", [True, False])
+def test_without_a_logger_the_last_line_says_where_the_verdicts_are(has_logger, tmp_path, monkeypatch):
+    lines = []
+    for name in ("inform", "alert"):
+        monkeypatch.setattr(f"hookboard.callbacks.health_state.{name}", lines.append)
+    fit(tmp_path if has_logger else None, Messy(), batches(*[8] * 3), HealthMonitor(rules=ALWAYS, window=1))
+    hint = "  There is no logger: the verdicts are in monitor.verdicts, and nothing is in TensorBoard."
+    assert (lines[-1].splitlines()[-1] == hint) == (not has_logger)
+
+
 class CutShort(Messy):
     def on_train_batch_start(self, batch, batch_idx):
         return -1 if batch_idx == 2 else None

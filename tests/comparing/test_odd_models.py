@@ -326,3 +326,37 @@ def test_inputs_on_the_meta_device_are_refused():
 def test_a_loss_that_returns_no_tensor_is_told():
     with pytest.raises(TypeError, match="loss must return a tensor; got a float"):
         compare(nn.Linear(8, 8), nn.Linear(8, 8), X, loss=lambda y: 1.0)
+
+
+def two_layers(inside, outside):
+    return nn.Sequential(nn.Linear(8, inside), nn.ReLU(), nn.Linear(inside, outside))
+
+
+def test_outputs_of_other_shapes_are_told_with_both_shapes_and_no_number():
+    *_, head, whole = map(str, compare(two_layers(6, 3), two_layers(6, 5), X).differences)
+    assert head.startswith("2 (output): shape (4, 3) against (4, 5); its weight has shape (3, 6) against (5, 6)")
+    assert whole == "the whole model (output): shape (4, 3) against (4, 5); what 2 returns has another shape too"
+
+
+def test_what_follows_from_another_shape_names_the_module_that_it_comes_from():
+    found = compare(two_layers(6, 3), two_layers(7, 3), X).differences
+    causes = {str(one).partition(":")[0]: one.cause for one in found}
+    assert causes["1 (input)"] == "shape (4, 6) against (4, 7); what 0 returns has another shape too"
+    assert causes["1 (output)"] == "shape (4, 6) against (4, 7); its input has another shape too"
+    assert causes["2 (input)"] == "shape (4, 6) against (4, 7); what 1 returns has another shape too"
+
+
+def test_a_model_that_fails_is_named_with_the_module_and_what_that_is_given():
+    with pytest.raises(RuntimeError, match=r"^the right model fails in 0, which is given \(4, 8\): mat1 and mat2"):
+        compare(two_layers(6, 3), nn.Sequential(nn.Linear(7, 3)), X)
+    with pytest.raises(RuntimeError, match=r"^the left model fails in 2, which is given \(4, 6\): mat1 and mat2"):
+        compare(nn.Sequential(*two_layers(6, 3)[:2], nn.Linear(7, 3)), two_layers(6, 3), X)
+
+
+def test_a_loss_that_fails_is_told_with_what_both_models_return():
+    target = torch.ones(4, 3)
+    said = (
+        r"^loss= fails on what the right model returns, \(4, 5\); the other model returns \(4, 3\): The size of tensor"
+    )
+    with pytest.raises(RuntimeError, match=said):
+        compare(two_layers(6, 3), two_layers(6, 5), X, loss=lambda output: (output - target).square().mean())

@@ -114,8 +114,10 @@ def test_a_tensor_of_another_size_than_its_shape_is_an_error(recorded):
 
 
 def test_a_file_that_is_not_there_is_an_error(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"nothing\.zip"):
+    with pytest.raises(FileNotFoundError, match=r"nothing\.zip is not there: give a file that hookboard.record has"):
         compare(tmp_path / "nothing.zip", model(Transformer), INPUTS[Transformer])
+    with pytest.raises(FileNotFoundError, match=r" is a folder: give a file that hookboard.record has written"):
+        compare(tmp_path, model(Transformer), INPUTS[Transformer])
 
 
 def test_what_is_neither_a_model_nor_a_path_is_told():

@@ -17,6 +17,7 @@ from board.logs import record, write
 from board.sick_logs import SICK, VERDICTS
 from documents.pages import commands
 
+import hookboard
 from hookboard import Verdict
 from hookboard.health.folding import cards_of
 from hookboard.health.report import closing
@@ -53,6 +54,24 @@ def test_the_console_script_is_the_command():
     text = (ROOT / "pyproject.toml").read_text()
     module, name = re.search(r'^hookboard = "(.+):(.+)"$', text.partition("[project.scripts]")[2], re.M).groups()
     assert getattr(import_module(module), name) is main
+
+
+def test_without_a_command_all_commands_are_listed_and_the_exit_status_is_2(command):
+    status, shown, errors = command()
+    assert (status, shown) == (2, [])
+    assert [line.split()[0] for line in errors if line.startswith("    ")] == ["verdicts", "report", "runs", "compare"]
+
+
+def test_the_version_is_that_of_the_package(command):
+    assert command("--version") == (0, [f"hookboard {hookboard.__version__}"], [])
+
+
+def test_a_recording_that_is_not_there_is_named_with_what_is_expected(command):
+    status, shown, (error,) = command("compare", "a.zip", "b.zip")
+    assert (status, shown) == (2, [])
+    assert error == (
+        "hookboard: a.zip is not there: give a file that hookboard.record has written, or two folders of StepRecorder"
+    )
 
 
 def test_verdicts_of_a_sick_run_are_printed_and_its_exit_status_is_1(command):

@@ -12,7 +12,14 @@ from hookboard.either_lightning import is_lightning
 from hookboard.replay import call_training_step, loss_in, undisturbed
 
 
-def audit(model: nn.Module, batch: Any, step: Callable[[Any], Tensor] | None = None) -> tuple[Finding, ...]:
+class Findings(tuple[Finding, ...]):
+    """Findings, alarms first. A prompt and `print` show a line for each."""
+
+    def __repr__(self) -> str:
+        return "\n".join(map(str, self)) or "No findings."
+
+
+def audit(model: nn.Module, batch: Any, step: Callable[[Any], Tensor] | None = None) -> Findings:
     """Find faults in the code of a training step: in its loss, its targets, its masks, and where gradients are cut.
 
     The step runs once, without its backward pass. Afterwards weights, gradients, buffers, attributes and the random
@@ -24,7 +31,7 @@ def audit(model: nn.Module, batch: Any, step: Callable[[Any], Tensor] | None = N
         step: computes the loss of a batch. Left out: the `training_step` of a LightningModule.
 
     Returns:
-        The findings, alarms first; empty if none.
+        The findings, alarms first, as a tuple; empty if none. `print` shows a line for each.
 
     Raises:
         TypeError: `step` is left out and the model is not a LightningModule, or the loss is not a tensor.
@@ -37,6 +44,8 @@ def audit(model: nn.Module, batch: Any, step: Callable[[Any], Tensor] | None = N
         >>> [found] = audit(model, (x, y), lambda batch: nn.functional.cross_entropy(model(batch[0]), batch[1]))
         >>> found.rule, found.module
         ('loss_input', '1')
+        >>> print(audit(model, x, lambda batch: model[0](batch).square().mean()))
+        No findings.
     """
     run = _step_of(model) if step is None else step
     with undisturbed(model, batch, is_whole_step=True):
@@ -47,7 +56,7 @@ def audit(model: nn.Module, batch: Any, step: Callable[[Any], Tensor] | None = N
                 if not isinstance(loss, Tensor):
                     raise TypeError(f"the step gave a loss of type {type(loss).__name__}; it must be a tensor")
                 reader.take_loss(loss)
-            return tuple(reader.findings())
+            return Findings(reader.findings())
         finally:
             reader.forget()
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from hookboard.auditing.program import Observer, Op, StepTrace, Value
-from hookboard.health import SCALE_TARGETS, Severity, Symptom
+from hookboard.health import SCALE_TARGETS, Severity, Symptom, sentence
 from hookboard.messages import listed, warn_switched_off
 
 PROBABILITIES = frozenset({"softmax", "sigmoid", "hardsigmoid"})
@@ -67,6 +67,16 @@ class Finding(NamedTuple):
     module: str
     evidence: str
     advice: str
+
+    def __str__(self) -> str:
+        """Return all of it in words.
+
+        >>> print(Finding("targets", "note", "head", "the targets reach 7", "scale them"))
+        note: targets in head: The targets reach 7. Try: Scale them.
+        """
+        where = f" in {self.module}" if self.module else ""
+        evidence, advice = sentence(self.evidence, self.module), sentence(self.advice, self.module)
+        return f"{self.severity}: {self.rule}{where}: {evidence} Try: {advice}"
 
     @property
     def symptom(self) -> Symptom:

@@ -240,7 +240,7 @@ class Reporter:
         self.release(verdicts)
         self._loggers.write(self._page.last(run, verdicts))
         say = alert if any(verdict.severity == "alarm" for verdict in verdicts) else inform
-        say("\n".join(closing(run, verdicts, self._loggers.places)))
+        say("\n".join(closing(run, verdicts, self._loggers.places if self._loggers.are_given else None)))
 
     def release(self, verdicts: tuple[Verdict, ...]) -> None:
         """Hold no more alarms back, and warn of each that was, in its present words, if it still is an alarm."""

@@ -138,7 +138,7 @@ def compare(
         runner = None
         if isinstance(left, nn.Module):
             path = Path(until_end.enter_context(tempfile.TemporaryDirectory())) / "left.zip"
-            runner = ModelRunner(left, inputs, loss)
+            runner = ModelRunner(left, inputs, loss, side="left")
             recorded = until_end.enter_context(Recorded(path, write(left, runner, path)))
         else:
             recorded = until_end.enter_context(Recorded(left))
@@ -191,9 +191,10 @@ def _beside(
         if is_first_output(spot) and spot.module not in inner:
             ran.append((spot.module, tuple(tensor.shape)))
 
-    runner = ModelRunner(right, inputs)
+    runner = ModelRunner(right, inputs, side="right")
     runner(see, lambda: None)
-    runner.loss = loss
+    returned = (entry for spot, entry in recorded.index.spots.items() if (spot.module, spot.part) == ("", "output"))
+    runner.loss, runner.other = loss, ", ".join(str(entry.shape) for entry in returned)
     twins = matched(recorded.index, watched_modules(right), ran, names)
     as_is = beside(right, runner, recorded, twins, is_forced=False)
     step = step_of(recorded.dtypes | dtypes)

@@ -66,7 +66,7 @@ def _card(content: str, kind: str = "") -> str:
 
 
 def _told(one: Difference, left: str, right: str) -> str:
-    lines = [one.in_numbers, one.cause]
+    lines = [*filter(None, [one.in_numbers]), one.cause]
     if not math.isnan(one.found.left):
         where = f" at {one.found.index}" if one.found.index else ""
         lines.append(f"largest{where}: {one.found.left:.6g} in {left}, {one.found.right:.6g} in {right}")

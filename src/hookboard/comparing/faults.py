@@ -50,11 +50,16 @@ class Difference:
 
     @property
     def in_numbers(self) -> str:
-        """The difference beside what rounding may give: `relative 0.05, expected from rounding below 4e-07`."""
+        """The difference beside what rounding may give: `relative 0.05, expected from rounding below 4e-07`.
+
+        "" where there is none, as between tensors of different shapes.
+        """
+        if self.found == BROKEN:
+            return ""
         return f"relative {self.found.relative:.2g}, expected from rounding below {self.expected:.1g}"
 
     def __str__(self) -> str:
-        return f"{self.spot}, {self.in_numbers}: {self.cause}"
+        return f"{', '.join(filter(None, [str(self.spot), self.in_numbers]))}: {self.cause}"
 
 
 @dataclass
@@ -205,6 +210,8 @@ class Faults:
             cause, guilty = self._inside(spot, found), spot.module
         self._guilty.add(guilty)
         if spot in found.shapes:
+            if source := self._source_of_shape(spot, found):
+                cause = "; ".join([source, *self.own(guilty)])
             cause = "shape {} against {}; {}".format(*found.shapes[spot], cause)
         return Difference(spot, found.spots[spot], self.expected(spot), cause)
 
@@ -219,6 +226,19 @@ class Faults:
         where = f"between {after} and {spot.module}" if after else f"before {spot.module}"
         code = f"look at the code of {parent or 'the whole model'} {where}"
         return "; ".join([*skipped, *known, code]), parent
+
+    def _source_of_shape(self, spot: Spot, found: Found) -> str:
+        """Return from which other tensor this one has another shape than in the left model, as a clause; "" if none.
+
+        A tensor of another shape cannot take the place of the recorded one, so that what follows differs too.
+        """
+        others = {(other.module, other.part) for other in found.shapes}
+        if spot.part == "output" and (spot.module, "input") in others:
+            return "its input has another shape too"
+        before = self._ran_last(spot.module)
+        if spot.part == "input":
+            before = self._ran_before(spot, self._parent(spot.module))
+        return f"what {before} returns has another shape too" if (before, "output") in others and before else ""
 
     def _inside(self, spot: Spot, found: Found) -> str:
         known = self.own(spot.module)

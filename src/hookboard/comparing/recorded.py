@@ -84,7 +84,7 @@ class Recorded:
         index: what is in it; None: it is read from the file.
 
     Raises:
-        FileNotFoundError: there is no such file.
+        FileNotFoundError: there is no such file, or it is a folder.
         ValueError: it is damaged, no recording, or of another version.
     """
 
@@ -92,6 +92,12 @@ class Recorded:
         try:
             self._file = zipfile.ZipFile(path)
             self.index = _index_of(json.loads(self._file.read(INDEX))) if index is None else index
+        except (FileNotFoundError, IsADirectoryError, PermissionError) as error:  # Windows refuses to open a folder
+            if isinstance(error, PermissionError) and not os.path.isdir(path):
+                raise
+            what = "is a folder" if os.path.isdir(path) else "is not there"
+            valid = "a file that hookboard.record has written, or two folders of StepRecorder"
+            raise FileNotFoundError(f"{os.fspath(path)} {what}: give {valid}") from error
         except (zipfile.BadZipFile, KeyError, LookupError, TypeError, ValueError, AttributeError) as error:
             raise ValueError(f"{os.fspath(path)} is no recording of hookboard, or is damaged: {error!r}") from error
 

@@ -94,6 +94,8 @@ class ModelRunner:
         loss: from what it returns to a scalar; None: no backward pass.
         dtypes: the type that a parameter or buffer has, by name; the others keep their own.
         keeps_weights: whether a run keeps a copy of the weights.
+        side: which of two models it is, `left` or `right`, used in errors.
+        other: what the other model returns, used in errors, such as "(8, 3)"; "" if unknown.
     """
 
     model: nn.Module
@@ -101,6 +103,8 @@ class ModelRunner:
     loss: Loss | None = None
     dtypes: Mapping[str, torch.dtype] = field(default_factory=dict)
     keeps_weights: bool = True
+    side: str = ""
+    other: str = ""
 
     def __call__(self, see: See, at_end: Callable[[], None]) -> None:
         """Run the model once; it is a `Runner`."""
@@ -113,7 +117,55 @@ class ModelRunner:
         with ExitStack() as until_end:
             if self.keeps_weights:
                 until_end.callback(State(self.model, with_weights=True).restore)
-            run(self.model, self.inputs, self.loss, see, at_end_too, dtypes=self.dtypes)
+            loss = None if self.loss is None else self._loss
+            where = "before its first module"
+
+            def see_too(spot: Spot, tensor: Tensor) -> Tensor | None:
+                nonlocal where
+                where = _where(spot, tensor)
+                return see(spot, tensor)
+
+            try:
+                run(self.model, self.inputs, loss, see_too, at_end_too, dtypes=self.dtypes)
+            except RuntimeError as error:
+                if type(error) is not RuntimeError or isinstance(error.__cause__, RuntimeError):
+                    raise
+                raise RuntimeError(f"the {self._name} fails {where}: {error}") from error
+
+    @property
+    def _name(self) -> str:
+        return f"{self.side} model".lstrip()
+
+    def _loss(self, returned: Any) -> Tensor:
+        """Call the loss; an error of torch names the model and the shapes that both return."""
+        assert self.loss is not None
+        try:
+            return self.loss(returned)
+        except (RuntimeError, ValueError) as error:
+            if type(error) not in (RuntimeError, ValueError):
+                raise
+            beside = f"; the other model returns {self.other}" if self.other else ""
+            raise type(error)(
+                f"loss= fails on what the {self._name} returns, {shapes_in(returned)}{beside}: {error}"
+            ) from error
+
+
+def _where(last: Spot, tensor: Tensor) -> str:
+    """Return where a run is that has shown this tensor last, as a phrase."""
+    if last.part == "gradient" or (last.part == "output" and not last.module):
+        return "in its backward pass"
+    if last.part == "output":
+        return f"after {last.module}, which returns {tuple(tensor.shape)}"
+    return f"in {last.module or 'its forward'}, which is given {tuple(tensor.shape)}"
+
+
+def shapes_in(value: Any) -> str:
+    """Return the shapes of the tensors in a value, as in "(8, 3)" or "(8, 3), (8,)".
+
+    >>> shapes_in((torch.ones(8, 3), torch.ones(8)))
+    '(8, 3), (8,)'
+    """
+    return ", ".join(str(tuple(tensor.shape)) for _, tensor in tensors_in(value))
 
 
 def _norms(model: nn.Module) -> list[float]:

@@ -13,7 +13,7 @@ from hookboard.health.look import MEASURED_VALUES_MAX, HeldBack, Look, Loss, Nee
 from hookboard.health.losses import STEPS_BEFORE_STUCK
 from hookboard.health.page import VERDICT, Page
 from hookboard.health.report import closing, ended_by, news
-from hookboard.health.rule import Rule, Severity, Symptom, Verdict, check_stop_on, rules_of
+from hookboard.health.rule import Rule, Severity, Symptom, Verdict, check_stop_on, rules_of, sentence
 from hookboard.health.rules import RULES
 from hookboard.health.rules.experiments import TELLABLE, TRIED
 from hookboard.health.rules.numerics import Nonfinite, Pass, before_nonfinite, first_of
@@ -57,4 +57,5 @@ __all__ = [
     "parts_of",
     "restore_judge",
     "rules_of",
+    "sentence",
 ]

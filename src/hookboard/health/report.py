@@ -57,7 +57,7 @@ def caveat(run: Run, verdicts: Sequence[Verdict]) -> str:
     )
 
 
-def closing(run: Run, verdicts: Sequence[Verdict], places: Sequence[str] = ()) -> list[str]:
+def closing(run: Run, verdicts: Sequence[Verdict], places: Sequence[str] | None = ()) -> list[str]:
     """Return the lines printed at the end of a fit, in plain text, at most 100 characters each (places may be longer).
 
     They are the headline, the caveat, the first 5 verdicts, what was left out, and the places.
@@ -65,7 +65,7 @@ def closing(run: Run, verdicts: Sequence[Verdict], places: Sequence[str] = ()) -
     Args:
         run: the run.
         verdicts: worst first.
-        places: where the page is to be found, a line for each logger.
+        places: where the page is to be found, a line for each logger; None if there is no logger.
     """
     lines = [f"HealthMonitor: {headline(run, verdicts)}"]
     lines += _wrapped(caveat(run, verdicts), "  ", 4)
@@ -76,7 +76,9 @@ def closing(run: Run, verdicts: Sequence[Verdict], places: Sequence[str] = ()) -
         table = "the table health/verdict of the loggers and in " if places else ""
         lines.append(f"  and {len(shown) - CLOSING_VERDICTS_MAX} more in {table}monitor.verdicts")
     lines += _wrapped(left_out(run), "  ", 4)
-    for place in places:
+    if places is None:
+        lines.append("  There is no logger: the verdicts are in monitor.verdicts, and nothing is in TensorBoard.")
+    for place in places or ():
         lines.append(f"  Look at: {place}")  # in one line: a command that is broken in two cannot be copied
     return lines
 

@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterable, Sequence
+from importlib import metadata
 from pathlib import Path
 
 from hookboard.board import Board
@@ -25,13 +26,18 @@ def main(given: Sequence[str] | None = None) -> int:
         given: its arguments; None for those of the process.
 
     Returns:
-        The exit status: 1 if `verdicts` found an alarm or `compare` a difference; 2 for bad input, or if `verdicts`
-        found no alarm but has a record that it could not read, or no run that HealthMonitor watched; otherwise 0.
+        The exit status: 1 if `verdicts` found an alarm or `compare` a difference; 2 for bad input, no command, or if
+        `verdicts` found no alarm but has a record that it could not read, or no run that HealthMonitor watched;
+        otherwise 0.
 
     Raises:
         SystemExit: the arguments are wrong, or ask for help.
     """
-    arguments = parser().parse_args(given)
+    made = parser()
+    arguments = made.parse_args(given)
+    if arguments.command is None:
+        made.print_help(sys.stderr)
+        return BAD_INPUT
     try:
         return int(arguments.command(arguments))
     except (ValueError, OSError) as error:
@@ -40,9 +46,14 @@ def main(given: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of all commands; the parsed arguments have, as `command`, the function to call with them."""
+    """Return the parser of all commands.
+
+    The parsed arguments have, as `command`, the function to call with them; None if no command was given.
+    """
     made = argparse.ArgumentParser(prog="hookboard", description="Shows what hookboard logged, without TensorBoard.")
-    commands = made.add_subparsers(required=True, metavar="command")
+    shown = "show the version and exit"
+    made.add_argument("--version", action="store_const", dest="command", const=_version, help=shown)
+    commands = made.add_subparsers(title="commands", metavar="command", description="See hookboard COMMAND --help.")
     verdicts = commands.add_parser("verdicts", help="what HealthMonitor says; exit status 1 if there is an alarm")
     verdicts.add_argument("folder", nargs="+", help="the folder of a run, or one with several runs")
     verdicts.add_argument("--json", action="store_true", help="print a list with an object for each run")
@@ -55,12 +66,17 @@ def parser() -> argparse.ArgumentParser:
     runs.add_argument("folder", nargs="+", help="a folder with runs")
     runs.set_defaults(command=_runs)
     compare = commands.add_parser("compare", help="where two recordings of models differ; exit status 1 if they do")
-    compare.add_argument("left", help="a file that hookboard.record has written")
+    compare.add_argument("left", help="a file that hookboard.record has written, or a folder of StepRecorder")
     compare.add_argument("right", help="another one")
     compare.add_argument("--table", action="store_true", help="print a line for each tensor too")
     compare.add_argument("--report", type=Path, metavar="FILE", help="write a page in one file too")
     compare.set_defaults(command=_compare)
     return made
+
+
+def _version(arguments: argparse.Namespace) -> int:
+    _print([f"hookboard {metadata.version('hookboard')}"])
+    return 0
 
 
 def _verdicts(arguments: argparse.Namespace) -> int:

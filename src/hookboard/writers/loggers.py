@@ -32,6 +32,8 @@ class Loggers:
 
     def __init__(self, loggers: Iterable[Logger], owner: str, clock: Clock) -> None:
         self.loggers = list(loggers)
+        self.are_given = bool(self.loggers)
+        """True also after all of them have failed, which takes them out of `loggers`."""
         self.owner = owner
         self.clock = clock
         self._in_any_thread: list[Logger] | None = None
