@@ -356,6 +356,30 @@ def test_the_loss_stands_above_the_map_at_the_steps_of_its_columns(tab):
     assert boxes[0]["width"] == pytest.approx(boxes[1]["width"], abs=1)
 
 
+@pytest.mark.parametrize(
+    ("values", "columns", "shown"),
+    [
+        ([1.38, 1.2, "nan", "nan"], [0, 2], "1.38 → NaN"),
+        ([1.38, 1.2, 1.1, "nan"], [0, 2], "1.38 → NaN"),  # after the last column of the map, where the fit ended
+        ([1.38, 1.2, 1.1, "nan"], [0, 1], "1.38 → 1.2"),
+        ([1.38, "inf", 1.1, 1.0], [0, 2], "1.38 → 1"),
+        (["nan", 1.2, 1.1, "inf"], [0, 2], "NaN → +Inf"),
+        ([1.38, 1.2, 1.1, None], [0, 2], "1.38 → 1.1"),
+    ],
+)
+def test_the_heading_of_the_loss_has_its_first_and_last_value_finite_or_not(tab, values, columns, shown):
+    draw = """async (body, [address, values, columns]) => {
+        const { drawLoss } = await import(address);
+        const root = document.createElement("div");
+        drawLoss(root, { tag: "train/loss", steps: [0, 10, 20, 25], values }, [0, 10, 20], columns);
+        return [root.querySelector(".loss-ends").textContent, root.querySelector("svg").getAttribute("aria-label")];
+    }"""
+    address = f"{tab.address}/data/plugin/hookboard/loss.js"
+    heading, label = tab.find("body").evaluate(draw, [address, values, columns])
+    assert heading == shown
+    assert label == f"train/loss from {shown.replace('→', 'to')}"
+
+
 def test_the_loss_shows_the_steps_that_are_shown(tab):
     tab.show(run="sick", **{"from": STEPS[10], "to": STEPS[19]})
     (part,) = curve_of(tab)

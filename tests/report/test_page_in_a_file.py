@@ -30,6 +30,7 @@ NEED_A_SERVER = {
     "test_the_slow_loader_shows_the_sick_layer_too",
     "test_a_link_shows_a_fresh_browser_the_same",  # it looks for the frame in TensorBoard's page
     "test_dark_mode_is_that_of_tensorboard",
+    "test_the_heading_of_the_loss_has_its_first_and_last_value_finite_or_not",  # it imports a module by its address
     "test_a_run_that_grows_is_followed_and_what_is_seen_stays",
     "test_an_empty_log_directory_says_what_to_do",
 }

@@ -17,13 +17,18 @@ export function drawLoss(root, loss, steps, columns) {
   const points = loss ? pointsOf(loss, steps, columns) : [];
   root.hidden = points.filter(({ value }) => Number.isFinite(value)).length < 2;
   if (root.hidden) return;
-  const finite = points.map(({ value }) => value).filter(Number.isFinite);
-  const [first, last] = [finite[0], finite[finite.length - 1]];
+  const [first, last] = endsOf(points, loss, steps, columns);
   const label = element("div", { class: "loss-label", title: loss.tag }, [
     element("span", { text: fitted(loss.tag, root.clientWidth < 600 ? 60 : 110) }),
     element("span", { class: "loss-ends", text: `${written(first)} → ${written(last)}` }),
   ]);
   root.replaceChildren(label, curve(points, `${loss.tag} from ${written(first)} to ${written(last)}`));
+}
+
+/** Return the first and last value that are shown, finite or not; with the last column, what came after it counts too. */
+export function endsOf(points, { values }, steps, columns) {
+  const after = columns[1] === steps.length - 1 ? decoded(values).filter((value) => value !== null) : [];
+  return [points[0].value, after.length ? after[after.length - 1] : points[points.length - 1].value];
 }
 
 /** Return the points within the columns: `share` from 0 at the left to 1, and `value`. */
