@@ -269,6 +269,10 @@ def deep():
     return sized(linear(8, 16), nn.Tanh, linear(16, 16), nn.Tanh, linear(16, 3))
 
 
+def unit(ratio):
+    return "times" if ratio >= 1 else "of"
+
+
 def moved(model, step):
     """How far a step moved the weights, in the median over the layers."""
     return np.median([ratio(model, step, i) for i in (0, 2, 4)])
@@ -285,10 +289,10 @@ def test_how_far_steps_moved_the_weights_and_the_rate_at_which_they_move_less(tm
     large = [value for value in course if value > 0.1]
     many = "up to " if len(large) > 1 else ""
     if course[-1] > 0.1:
-        told = numbers("a step moves the weights by # of their size", verdict.evidence)
+        told = numbers(f"a step moves the weights by # {unit(course[-1])} their size", verdict.evidence)
         assert told == [shortened(course[-1])]
     else:
-        told = numbers(f"a step moved the weights by {many}# of their size", verdict.evidence)
+        told = numbers(f"a step moved the weights by {many}# {unit(max(large))} their size", verdict.evidence)
         assert told == [shortened(max(large))]
         now, step = numbers("(1e-3 is usual), and by # at step #", verdict.evidence)
         assert (now, step) == (shortened(course[-1]), 99)

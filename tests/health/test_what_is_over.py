@@ -32,7 +32,7 @@ def said(rule, made, layers=None):
 def test_a_first_step_that_was_too_large_is_over_once_steps_are_usual():
     since, until, evidence = said(TOO_LARGE, training(40, lambda step: moved(2.1 if step == 0 else 0.006), LEAPT))
     assert (since, until) == (0, 0)
-    assert "moved the weights by 2.1 of their size" in evidence
+    assert "moved the weights by 2.1 times their size" in evidence
     assert "by 0.006 at step 39" in evidence
 
 
@@ -80,7 +80,7 @@ def test_large_steps_of_one_layer_that_last_have_the_size_of_the_latest():
     made = training(60, lambda step: moved(0.01) | moved(far * (1 + step), "fc1"), losses=risen(60))
     since, until, evidence = said(TOO_LARGE, made)
     assert (since, until) == (0, None)
-    assert f"by {60 * far:.2g} of their size" in evidence
+    assert f"by {60 * far:.2g} times their size" in evidence
 
 
 @pytest.mark.usefixtures("at_every_look")

@@ -24,7 +24,14 @@ from hookboard.health.losses import (
 from hookboard.health.robust import median, median_of
 from hookboard.health.rule import Rule, Severity, Symptom
 from hookboard.health.rules.scale import DROPOUT_KINDS, dropped_share, uses_batch_statistics
-from hookboard.health.rules.shared import UPDATE_RATIO_SMALL, agreement_of, harm_of, severity_of, to_stable_rate
+from hookboard.health.rules.shared import (
+    UPDATE_RATIO_SMALL,
+    agreement_of,
+    harm_of,
+    of_their_size,
+    severity_of,
+    to_stable_rate,
+)
 from hookboard.health.rules.training_step import are_targets_unscaled
 from hookboard.health.run import Run
 from hookboard.health.stage_comparison import Gap, StageComparison
@@ -157,7 +164,8 @@ def not_learning(run: Run) -> Iterator[Symptom]:
     if agreement > AGREEING_GRADIENT_COSINE or not _tells_samples_apart(run):
         return
     chance = "" if losses.chance is None else f" (chance: {losses.chance:.3g})"
-    evidence = f"{losses.harm}{chance}, while a step moves the weights by {moved:.1g} of their size{_cosine(agreement)}"
+    far = of_their_size(moved, digits=1)
+    evidence = f"{losses.harm}{chance}, while a step moves the weights by {far}{_cosine(agreement)}"
     advice = "try other learning rates; then check whether inputs and labels belong together, and the loss function"
     # Without chance nobody can tell it from a model that was trained before, and is trained on. And what has learnt how
     # frequent the classes are may be on a plateau, where masked language models stay for thousands of steps.

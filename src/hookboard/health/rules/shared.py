@@ -323,6 +323,15 @@ def weight_gain(look: Look, layer: Layer, name: str, role: Role = "parameter") -
     return math.log10(reading.moments.rms * math.sqrt(math.prod(shape[1:])))
 
 
+def of_their_size(ratio: float, digits: int = 2) -> str:
+    """Write how far weights are moved.
+
+    >>> of_their_size(0.25), of_their_size(13.2)
+    ('0.25 of their size', '13 times their size')
+    """
+    return f"{ratio:.{digits}g} {'times' if float(f'{ratio:.{digits}g}') >= 1 else 'of'} their size"
+
+
 _MEAN = FIELDS.index("mean")
 
 

@@ -13,6 +13,7 @@ from hookboard.health.rules.shared import (
     agreement_of,
     harm_of,
     is_rate_low_by_schedule,
+    of_their_size,
     weight_gain,
 )
 from hookboard.health.run import RateJump, Run
@@ -113,7 +114,7 @@ def update_too_large(run: Run) -> Iterator[Symptom]:
         is_large = np.nan_to_num(row) > np.maximum(UPDATE_RATIO_LARGE, LAYER_UPDATE_FACTOR_LARGE * whole)
         start = _first_of(is_large, run.window)
         if start is not None and not _was_zero(run, run.layers[place]):
-            moves, until = _moves("its weights", "of their size", steps, row, is_large)
+            moves, until = _moves("its weights", "", steps, row, is_large)
             evidence = f"{moves}; usual here: {whole[-1]:.1g}{harm_of(run)}"
             advice = "lower the learning rate of its parameter group"
             since, size = int(steps[start]), float(row[start])
@@ -136,12 +137,14 @@ def _course(run: Run, layers: list[int]) -> tuple[np.ndarray, np.ndarray]:
     return np.array(steps)[seen], ratios[:, seen]
 
 
-def _moves(whose: str, of: str, steps: np.ndarray, moved: np.ndarray, is_large: np.ndarray) -> tuple[str, int | None]:
+def _moves(
+    whose: str, among: str, steps: np.ndarray, moved: np.ndarray, is_large: np.ndarray
+) -> tuple[str, int | None]:
     """Describe how far steps move weights, in the present tense if the latest one is too large.
 
     Args:
         whose: the weights in words, such as "its weights".
-        of: what the numbers are relative to, such as "of their size".
+        among: what follows the first number, such as " in the median over the layers"; or "".
         steps: the optimizer steps of the looks, shape (looks,).
         moved: the update ratio at each, shape (looks,).
         is_large: True where it is too large, shape (looks,); at one look at least.
@@ -150,11 +153,11 @@ def _moves(whose: str, of: str, steps: np.ndarray, moved: np.ndarray, is_large: 
         The sentence without a full stop, and the last step that was too large; None if that is the latest step.
     """
     if is_large[-1]:
-        return f"a step moves {whose} by {moved[-1]:.2g} {of}", None
+        return f"a step moves {whose} by {of_their_size(moved[-1])}{among}", None
     large = np.flatnonzero(is_large)
-    most = f"{'up to ' if len(large) > 1 else ''}{moved[large].max():.2g}"
+    most = f"{'up to ' if len(large) > 1 else ''}{of_their_size(moved[large].max())}{among}"
     until = int(steps[large[-1]])
-    return f"a step moved {whose} by {most} {of}, and by {moved[-1]:.2g} at step {steps[-1]}", until
+    return f"a step moved {whose} by {most}, and by {moved[-1]:.2g} at step {steps[-1]}", until
 
 
 def _jumped(run: Run, jump: RateJump) -> Symptom:
@@ -176,7 +179,7 @@ def _large_model(run: Run, steps: np.ndarray, whole: np.ndarray, first: int) -> 
         first: the index of the first large one.
     """
     before = f"{np.median(whole[:first]):.1g} before" if first else "1e-3 is usual"
-    among = f"of their size in the median over the layers ({before})"
+    among = f" in the median over the layers ({before})"
     moves, until = _moves("the weights", among, steps, whole, whole > UPDATE_RATIO_LARGE)
     evidence = f"{moves}, at a learning rate that is now {_rate(run):.2g}{_leap(run) or harm_of(run)}"
     advice = f"lower the learning rate{_to(run, float(whole[first]))}, or clip gradients and warm it up from 0"
