@@ -33,6 +33,9 @@ FOUND_LATER = {
 }
 """Pages that the search lists below others: they have every word, and are not what a user looks for."""
 
+PICTURE = re.compile(r'<p>(<img\b[^>]*\bsrc="([^"]+)"[^>]*>)</p>')
+"""A paragraph with a picture alone."""
+
 LINK = re.compile(r"(?<=\]\()[^)\s#]+(?=[)#])")
 
 SHOWN = "---\nsearch: {{exclude: true}}\n---\n\n# {path}\n\n````{language}\n{text}````\n"
@@ -57,6 +60,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     path = next((path for path, uri in PAGES.items() if uri == here), f"docs/{here}")
     places = {link: relpath(place(to), dirname(here) or ".") for link, to in linked(path, markdown).items()}
     return LINK.sub(lambda found: places.get(found[0], found[0]), markdown)
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Let a picture lead to the file, which a phone can show in full size; GitHub does so by itself."""
+    return PICTURE.sub(r'<p><a href="\2" title="Open the picture in full size">\1</a></p>', html)
 
 
 def linked(path: str, text: str) -> dict[str, str]:

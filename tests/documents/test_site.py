@@ -64,6 +64,17 @@ def test_the_search_lists_benchmarks_and_lists_below_the_pages_for_users(site):
     assert later == {page.removesuffix(".md") for page in runpy.run_path(str(ROOT / "docs" / "hook.py"))["FOUND_LATER"]}
 
 
+def test_every_picture_leads_to_its_file_in_full_size(site):
+    pages = {path: path.read_text() for path in site.glob("**/index.html")}
+    shown = [
+        (path, link) for path, text in pages.items() for link in re.findall(r'<img alt="[^"]*" src="([^"]+)"', text)
+    ]
+    assert len({link.rpartition("/")[2] for _, link in shown}) == len([*(ROOT / "docs" / "images").iterdir()])
+    for path, link in shown:
+        assert re.search(rf'<a href="{re.escape(link)}"[^>]*><img ', pages[path]), (path, link)
+        assert (path.parent / link).is_file()
+
+
 def test_a_link_to_a_file_of_the_source_leads_to_a_page_that_shows_it(site):
     (link,) = {*re.findall(r'href="([^"]*test_truth.py[^"]*)"', (site / "setups" / "index.html").read_text())}
     assert ">tests/callbacks/test_truth.py<" in (site / "setups" / link / "index.html").resolve().read_text()
