@@ -20,8 +20,21 @@ MAX_COMPARED_CHARS, MAX_COMPARE_SECONDS = 200, 0.5
 """Maximum length of the names that `closest` compares, and maximum seconds that it takes for all of them."""
 
 
+PREFIX = "hookboard: "
+
+
 class HookboardWarning(UserWarning):
-    """The category of all warnings of hookboard, for `warnings.filterwarnings`."""
+    """The category of all warnings of hookboard, for `warnings.filterwarnings`.
+
+    Its text begins with "hookboard:", for filters of messages. Where Python shows it, after the name of this class, the
+    prefix is left out: Python formats the warning there.
+
+    >>> str(HookboardWarning("hookboard: no logger")), f"{HookboardWarning('hookboard: no logger')}"
+    ('hookboard: no logger', 'no logger')
+    """
+
+    def __format__(self, spec: str) -> str:
+        return format(str(self).removeprefix(PREFIX), spec)
 
 
 def warn(text: str) -> None:
@@ -29,14 +42,14 @@ def warn(text: str) -> None:
 
     It never raises: if a filter turns warnings into errors (`python -W error`), the warning is shown nevertheless.
     """
-    hand_over(functools.partial(_give, f"hookboard: {text}"))
+    hand_over(functools.partial(_give, f"{PREFIX}{text}"))
 
 
 def _give(text: str) -> None:
     # Where our code stands is of no use to the reader, nor is its text, which Python would print.
     place = "hookboard", 1
     try:
-        warnings.warn_explicit(text, HookboardWarning, *place)
+        warnings.warn_explicit(HookboardWarning(text), HookboardWarning, *place)
     except HookboardWarning as given:
         warnings.showwarning(given, HookboardWarning, *place)
 

@@ -2,7 +2,7 @@
 
 import pydoc
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal, TypeVar
 
 from torch import nn
@@ -40,7 +40,8 @@ def select(
             under the name `""`: by default, by its type, by the patterns `""` and `**`, or by a regular expression.
         modules: a pattern or several, over dotted names relative to `root`. `*` stays within one name, `**` crosses
             dots, a leading `!` excludes, a leading `re:` is a regular expression that must match the whole name. Left
-            out: every leaf module (except metrics of torchmetrics), or, with `types`, every module of those types.
+            out: every leaf module (except metrics of torchmetrics), or, with `types`, every module of those types; none
+            of those that `is_read_by_parent` tells of, unless there is no other.
         types: classes or class names (`Conv2d`, `torch.nn.Conv2d`); subclasses count, a leading `!` excludes. With
             `modules`, both must match.
         owning: what a module must have to be selected: a `forward` to hook, or `parameters` of its own. With
@@ -76,12 +77,32 @@ def select(
     if by_type is not None:
         chosen = chosen & by_type
     chosen = chosen - dropped
-    if by_name is None and by_type is None and owning == "forward":
-        chosen = {name for name in chosen if _is_leaf(name, named[name])}
+    if by_name is None and owning == "forward":
+        if by_type is None:
+            chosen = {name for name in chosen if _is_leaf(name, named[name])}
+        everything = {"": root, **named}
+        chosen = {name for name in chosen if not is_read_by_parent(name, everything)} or chosen
     kept = {name: module for name, module in named.items() if name in chosen and _owns(module, owning)}
     if not kept:
         raise _nothing_left(modules, types, owning, [n for n in named if n in chosen], named)
     return kept
+
+
+def is_read_by_parent(name: str, modules: Mapping[str, nn.Module]) -> bool:
+    """Return True for the `out_proj` of an `nn.MultiheadAttention`, which uses its weights and never calls it.
+
+    It has no output to measure, so it is selected by a pattern only.
+
+    Args:
+        name: the name of the module.
+        modules: name to module; "" is the model.
+
+    >>> is_read_by_parent("out_proj", {"": nn.MultiheadAttention(4, 2)})
+    True
+    """
+    above, _, own = name.rpartition(".")
+    parent = modules.get(above) if own == "out_proj" else None
+    return isinstance(parent, nn.MultiheadAttention) and type(parent).forward is nn.MultiheadAttention.forward
 
 
 def named_submodules(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:

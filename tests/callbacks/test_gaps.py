@@ -94,14 +94,12 @@ def test_every_gap_is_named_once_with_its_cause(tmp_path):
     assert in_forward.keys() == {
         "net.never_called",
         "net.called_directly",
-        "net.attention.out_proj",
         "net.describe",
         "net.scripted",
         "net.empty",
     }
     assert "was not called (or" in in_forward["net.never_called"]
     assert "its forward was called directly" in in_forward["net.called_directly"]
-    assert "as nn.MultiheadAttention does" in in_forward["net.attention.out_proj"]
     assert "returned str, in which there is no tensor" in in_forward["net.describe"]
     assert "TorchScript" in in_forward["net.scripted"]
     assert "every tensor was empty" in in_forward["net.empty"]
@@ -110,6 +108,21 @@ def test_every_gap_is_named_once_with_its_cause(tmp_path):
     assert "under torch.no_grad()" in in_backward["net.teacher"]
     assert "int64, which carries no gradient" in in_backward["net.argmax"]
     assert "net.used" not in in_backward
+
+
+@pytest.mark.parametrize(
+    ("selected", "is_said"), [({}, False), ({"types": "Linear"}, False), ({"modules": "**.out_proj"}, True)]
+)
+def test_weights_that_attention_uses_itself_are_a_gap_only_if_they_are_named(tmp_path, selected, is_said):
+    net = nn.Sequential(nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), nn.Linear(4, 2))
+    logger = ActivationLogger(**selected, every_n_steps=1)
+    data = [torch.randn(4, 3, 4) for _ in range(2)]
+    messages = said_in(lambda: fit(tmp_path, Toy(net), data, logger))
+    if is_said:
+        (message,) = messages
+        assert "as nn.MultiheadAttention does" in causes(message)["net.0.self_attn.out_proj"]
+    else:
+        assert messages == []
 
 
 def test_a_net_without_gaps_says_nothing(tmp_path):

@@ -77,8 +77,8 @@ def lines(monkeypatch):
     return said
 
 
-def judged(model, data):
-    fit(None, model, data, HealthMonitor(), log_every_n_steps=1, max_epochs=1)
+def judged(model, data, *modules):
+    fit(None, model, data, HealthMonitor(*modules), log_every_n_steps=1, max_epochs=1)
 
 
 def in_one_line(text):
@@ -97,8 +97,14 @@ def test_layers_that_torch_runs_as_one_operation_are_not_counted_as_looked_at_an
     assert "torch ran its nn.TransformerEncoderLayer as one operation, as it does in evaluation)." in said
 
 
-def test_a_layer_whose_weights_its_parent_uses_is_named_as_that(lines):
+def test_nothing_is_said_of_the_weights_that_attention_uses_itself_and_they_are_measured(lines):
     judged(Toy(Attends()), sequences(*[4] * 6))
+    assert "in 3 layers at 6 looks, from step 0 to 5." in lines[-1]
+    assert "o output" not in lines[-1]
+
+
+def test_a_layer_whose_weights_its_parent_uses_is_named_as_that_if_a_pattern_selects_it(lines):
+    judged(Toy(Attends()), sequences(*[4] * 6), ["net.attention", "net.attention.*", "net.head"])
     said = in_one_line(lines[-1])
     assert "in 2 layers at 6 looks, from step 0 to 5; 1 more gave no output." in said
     assert "No output at any look from net.attention.out_proj: the module was not called, yet its parameters" in said

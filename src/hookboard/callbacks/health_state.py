@@ -45,7 +45,7 @@ from hookboard.measure import needs_host
 from hookboard.messages import alert, inform, warn_switched_off
 from hookboard.ranks import Ranks
 from hookboard.recording import Readings
-from hookboard.selection import NothingToSelectError, select
+from hookboard.selection import NothingToSelectError, is_read_by_parent, select
 from hookboard.writers import Entry, Loggers
 
 MOST_LOSSES = 4096
@@ -274,7 +274,7 @@ def layers_in(
         raise ValueError(f"{error}{_rule_among(modules)}") from None
     selected = select(model, modules, types)
     if modules is None and types is None:
-        selected |= {name: module for name, module in owners.items() if name}
+        selected |= {name: module for name, module in owners.items() if name and not is_read_by_parent(name, owners)}
     return Selection(selected, owners)
 
 
@@ -453,7 +453,7 @@ class HealthState(MeasurementState):
         frozen = {name for name, w in self.weights.items() if not any(map(_is_trained, w.parameters))}
         is_scaled, batch_idx = self.loss_scale is not None, self.batch_idx
         stepped, self.stepped = self.stepped, {}
-        held_back = dict(self.held_back)
+        held_back, unhooked = dict(self.held_back), self.selection.owners.keys() - self.selection.modules.keys()
         why_silent, findings, said = self.why_silent or {}, [*(self.findings or ()), *self.trial.found], self.trial.said
 
         def take(readings: Readings, scalars: Mapping[str, float]) -> tuple[Verdict, ...] | None:
@@ -467,7 +467,7 @@ class HealthState(MeasurementState):
                 if told:
                     self.tell(told)
                 judge.run.why_silent, judge.run.findings, judge.run.trial = why_silent, findings, said
-                judge.run.held_back = held_back
+                judge.run.held_back, judge.run.unhooked = held_back, unhooked
                 judge.run.flow, judge.run.constant_loss = self.flow, self.constant_loss
                 verdicts = judge.see(look)
                 if self.report is not None:

@@ -90,6 +90,7 @@ _ORDER += ["silence", "seen", "peak_rate", "first_move", "first_nonfinite", "_is
 _ORDER += ["_ran", "_defined", "_answers", "evaluation_losses"]
 _REMADE: tuple[str, ...] = (
     "why_silent",
+    "unhooked",
     "held_back",
     "findings",
     "flow",

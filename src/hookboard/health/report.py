@@ -135,7 +135,7 @@ def left_out(run: Run) -> str:
     )
     causes: dict[str, list[str]] = {}
     for layer in run.unseen:
-        causes.setdefault(run.why_silent.get(layer.name, ""), []).append(layer.name)
+        causes.setdefault(run.why_unseen(layer), []).append(layer.name)
     among = [layer.name for layer in run.layers]
     parts = (f"{folded(_parents(names, among), among)}{cause and ': '}{cause}" for cause, names in causes.items())
     silent = f" No output at any look from {'; from '.join(parts)}."

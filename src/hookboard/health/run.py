@@ -2,7 +2,7 @@
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -66,8 +66,9 @@ class Run:
         self.silence: dict[str, Silence] = {}
         """Layer name -> how long each of its units has been silent; only layers whose units can be silent."""
         self.why_silent: Mapping[str, str] = {}
-        """Layer name -> the most likely reason why it gave no output at the first look. Only meaningful for layers that
-        gave none."""
+        """Layer name -> why it most likely gave no output at the first look; only meaningful if it gave none."""
+        self.unhooked: Set[str] = frozenset()
+        """Names of layers of which only the weights are measured, as their parent uses them itself."""
         self.held_back: Mapping[str, HeldBack] = {}
         """Weight name -> its weight decay and gradient clipping; only weights that an optimizer holds."""
         self.findings: Sequence[tuple[str, Any]] = ()
@@ -87,9 +88,8 @@ class Run:
         self.first_move = math.nan
         """The `update_ratio` at the first look, the median over the layers with a matrix; NaN if unknown."""
         self.first_nonfinite: Look | None = None
-        """The look at which the present NaN or Inf appeared; None if all tensors are finite now. A look with -Inf
-        alone, which may be a mask, is replaced by the first look that has NaN, +Inf or a loss that is not finite. Looks
-        whose step the GradScaler skipped do not count."""
+        """The look at which the present NaN or Inf appeared; None if all is finite now. One with -Inf alone, perhaps a
+        mask, is replaced by the first with NaN, +Inf or a loss that is not finite. Skipped steps do not count."""
         self._is_masked = False  # whether `first_nonfinite` shows -Inf alone, as masks do
         self.table = RunTable(self.layers)
         """The numbers of all layers over the run."""
@@ -198,7 +198,18 @@ class Run:
     @property
     def unseen(self) -> list[Layer]:
         """The layers that could give an output and gave none at any look so far; empty before the first look."""
-        return [layer for layer in self.layers if layer.is_called and not self.has_run(layer)] if self.seen else []
+        if not self.seen:
+            return []
+        shown_by = {layer.name: self._shown_by(layer) for layer in self.layers if layer.is_called}
+        return [layer for layer in self.layers if shown_by.get(layer.name) and shown_by[layer.name] not in self._ran]
+
+    def why_unseen(self, layer: Layer) -> str:
+        """Return why a layer gave no output at the first look, as a clause; "" if that is unknown."""
+        return self.why_silent.get(self._shown_by(layer), "")
+
+    def _shown_by(self, layer: Layer) -> str:
+        """Return the name of the module whose output shows that a layer ran: its own, or its parent's."""
+        return layer.name.rpartition(".")[0] if layer.name in self.unhooked else layer.name
 
     def peers(self, layer: Layer) -> list[Layer]:
         """Return the other layers of the same kind."""
