@@ -42,6 +42,13 @@ SHOWN = "---\nsearch: {{exclude: true}}\n---\n\n# {path}\n\n````{language}\n{tex
 """The page of a file of source."""
 
 
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Set the address of the site to `site` of [tool.hookboard] in pyproject.toml; empty while there is none."""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    (config.site_url,) = re.findall(r'^site = "(.*)"', text, re.MULTILINE)
+    return config
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages that are not in docs/, and the files that any page links to."""
     for path in [*PAGES, *(f"docs/{file.src_uri}" for file in files.documentation_pages())]:

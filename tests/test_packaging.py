@@ -219,19 +219,20 @@ esac
 
 @pytest.mark.spawns
 @pytest.mark.skipif(sys.platform == "win32", reason="it is for bash")
-@pytest.mark.parametrize("status", [0, 3])
-def test_the_check_of_an_installation_says_how_it_ended_and_leaves_nothing_behind(status, tmp_path):
+@pytest.mark.parametrize(("status", "python"), [(0, "{}/python"), (3, "{}/python"), (0, "./python"), (2, "bin/python")])
+def test_the_check_of_an_installation_says_how_it_ended_and_leaves_nothing_behind(status, python, tmp_path):
     for name in ("dist", "place"):
         (tmp_path / name).mkdir()
     for name in ("hookboard-1-any.whl", "hookboard-1.tar.gz"):
         (tmp_path / "dist" / name).touch()
-    python = tmp_path / "python"
-    python.write_text(PRETENDED)
-    python.chmod(0o755)
-    environment = os.environ | {"PYTHON": str(python), "TMPDIR": str(tmp_path / "place"), "STATUS": str(status)}
+    (tmp_path / "python").write_text(PRETENDED)
+    (tmp_path / "python").chmod(0o755)
+    given = python.format(tmp_path)
+    environment = os.environ | {"PYTHON": given, "TMPDIR": str(tmp_path / "place"), "STATUS": str(status)}
     command = ["bash", str(ROOT / ".ci" / "install"), str(tmp_path / "dist")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode == 0) == (status == 0), done.stderr
+    assert ("PYTHON=bin/python is not there: give a path or a name." in done.stderr) == (python == "bin/python")
     assert done.stdout.count("trained, and answered in TensorBoard") == (3 if status == 0 else 0)
     assert list((tmp_path / "place").iterdir()) == []
 
