@@ -204,9 +204,13 @@ def _is_of_type(module: nn.Module, kind: str | type) -> bool:
 
 
 def _is_leaf(name: str, module: nn.Module) -> bool:
-    """Return True for a module without submodules that is part of the model, so no metric and no parametrization."""
+    """Return True for a module without submodules that is part of the model, so no metric and no parametrization.
+
+    An `nn.MultiheadAttention` is one, as it never calls the module that it has.
+    """
     inside_parametrization = PARAMETRIZATIONS in name.split(".")
-    children = [child for child, _ in module.named_children() if child != PARAMETRIZATIONS]
+    names = [child for child, _ in module.named_children() if child != PARAMETRIZATIONS]
+    children = [child for child in names if not is_read_by_parent(child, {"": module})]
     return not children and not inside_parametrization and not isinstance(module, Metric)
 
 

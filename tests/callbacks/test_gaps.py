@@ -123,6 +123,8 @@ def test_weights_that_attention_uses_itself_are_a_gap_only_if_they_are_named(tmp
         assert "as nn.MultiheadAttention does" in causes(message)["net.0.self_attn.out_proj"]
     else:
         assert messages == []
+        measured = {reading.site.name for reading in logger.readings}
+        assert ("net.0.self_attn" in measured) == (not selected)
 
 
 def test_a_net_without_gaps_says_nothing(tmp_path):
