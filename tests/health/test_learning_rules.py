@@ -10,8 +10,9 @@ from health.looks import reading, row
 from health.trainings import LAYERS, WEIGHTS, WINDOW, falling, judged, of, places, seen, stuck, symptoms, training
 
 from hookboard.health import RULES, Judge, Look, Loss, Run
-from hookboard.health.losses import SPIKE_ALONE_SHARE, STEPS_BEFORE_STUCK
+from hookboard.health.losses import STEPS_BEFORE_STUCK
 from hookboard.health.rules.learning import ANSWER_SPREAD_MIN, ANSWER_SPREAD_SHARE_MIN, GRADIENT_SPIKE_FACTOR
+from hookboard.health.spikes import SPIKE_ALONE_SHARE
 from hookboard.layers import Layer
 
 SPIKE, NOT_LEARNING = RULES["spike"], RULES["not_learning"]

@@ -14,6 +14,7 @@ from hookboard.auditing.dropping import dropout
 from hookboard.auditing.influence import no_influence
 from hookboard.auditing.inputs import WEIGHING, few_tokens, input_scale, note_input, target_leak
 from hookboard.auditing.leak import future_leak, note_embedding
+from hookboard.auditing.modes import eval_mode
 from hookboard.auditing.padding_masks import note_mask, padding_mask
 from hookboard.auditing.program import StepTrace, Value
 from hookboard.auditing.rules import FLAT, OBSERVERS, RULES, Finding, TracedStep, findings_of
@@ -24,6 +25,7 @@ from hookboard.layers import Flow
 ALL_RULES = (
     no_influence,
     *RULES,
+    eval_mode,
     mixing.batch_mixing,
     mixing.loss_shape,
     handwritten.loss_shape,

@@ -5,11 +5,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hookboard.auditing.program import Observer, Op, StepTrace, Value
 from hookboard.health import SCALE_TARGETS, Severity, Symptom, sentence
-from hookboard.messages import listed, warn_switched_off
+from hookboard.messages import warn_switched_off
 
 PROBABILITIES = frozenset({"softmax", "sigmoid", "hardsigmoid"})
 LOG_PROBABILITIES = frozenset({"log_softmax", "log_sigmoid"})
@@ -457,81 +457,6 @@ OBSERVERS: Mapping[str, Observer] = {
 """Function name to what is called with its tensors; see `StepTrace`."""
 
 
-_WITH_MODES = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, nn.Dropout, nn.Dropout1d, nn.Dropout2d)
-
-
-def _has_a_mode(module: nn.Module) -> bool:
-    """Return True if a norm or dropout acts differently in training: it has running statistics, or p > 0."""
-    is_norm = getattr(module, "track_running_stats", False) and getattr(module, "running_mean", None) is not None
-    return is_norm or getattr(module, "p", 0) > 0
-
-
-def eval_mode(done: TracedStep) -> Iterator[Finding]:
-    """Yield a note if norms or dropouts are in evaluation mode, or those of frozen modules in training mode.
-
-    Batch norms whose running statistics never move from 0 and 1 are an alarm: evaluation then normalizes nothing.
-    """
-    yield from _still_statistics(done.step.model)
-    modules: dict[str, nn.Module] = {}
-    frozen: list[str] = []
-    restless: list[str] = []
-    for name, module in done.step.model.named_modules():
-        parameters = list(module.parameters())
-        if any(f"{name}.".startswith(part) for part in frozen):
-            if isinstance(module, _WITH_MODES) and _has_a_mode(module) and module.training:
-                restless.append(name)
-        elif parameters and not any(parameter.requires_grad for parameter in parameters):
-            frozen.append(f"{name}." if name else "")
-        elif isinstance(module, _WITH_MODES) and _has_a_mode(module):
-            modules[name] = module
-    idle = [name for name, module in modules.items() if not module.training]
-    if idle:
-        kinds = sorted({type(modules[name]).__name__ for name in idle})
-        yield Finding(
-            "eval_mode",
-            "note",
-            "",
-            f"{len(idle)} of {len(modules)} layers that behave differently in training ({', '.join(kinds)}) are in "
-            f"evaluation mode: {listed(idle, 3)}",
-            "call train() on them, unless they are to stay as they are",
-        )
-    if restless:
-        yield Finding(
-            "eval_mode",
-            "note",
-            "",
-            f"{len(restless)} norms and dropouts of frozen modules are in training mode: {listed(restless, 3)}",
-            "unless that is meant, call eval() on the module before the fit, and again wherever train() is called",
-        )
-
-
-_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-
-
-def _still_statistics(model: nn.Module) -> Iterator[Finding]:
-    """Yield an alarm if batch norms have a momentum of 0, and running statistics as torch initializes them."""
-    norms = {name: norm for name, norm in model.named_modules() if isinstance(norm, _BATCH_NORMS)}
-    still = [
-        name
-        for name, norm in norms.items()
-        if norm.training
-        and norm.momentum == 0
-        and norm.running_mean is not None
-        and norm.running_var is not None
-        and not norm.running_mean.any()
-        and bool((norm.running_var == 1).all())
-    ]
-    if still:
-        yield Finding(
-            "eval_mode",
-            "alarm",
-            still[0],
-            f"momentum=0 in {len(still)} of {len(norms)} batch norms: their running statistics stay at a mean of 0 and "
-            f"a variance of 1, which evaluation uses: {listed(still, 3)}",
-            "set momentum=0.1: torch takes this share of each batch, other libraries the share that is kept",
-        )
-
-
 StepRule = Callable[[TracedStep], Iterator[Finding]]
 """A function that yields the faults of a step."""
 
@@ -541,7 +466,6 @@ RULES: tuple[StepRule, ...] = (
     output_range,
     targets,
     masked_row,
-    eval_mode,
 )
 
 

@@ -8,11 +8,12 @@ from typing import Any
 
 from hookboard.health.judge import Case, Judge
 from hookboard.health.look import Look, Loss, Stepped
-from hookboard.health.losses import LossCurve, Spike
+from hookboard.health.losses import LossCurve
 from hookboard.health.rule import Symptom
 from hookboard.health.rules.numerics import Nonfinite
 from hookboard.health.run import RateJump, Run
 from hookboard.health.run_table import RunTable, Silence
+from hookboard.health.spikes import Spike
 from hookboard.health.stage_comparison import Gap, Running, StageComparison
 from hookboard.layers import Layer
 from hookboard.packing import Codec, Codecs, dataclass_codec, object_codec

@@ -17,8 +17,6 @@ from hookboard.health.losses import (
     RISE_NOISE_DEVIATIONS,
     STEPS_BEFORE_STUCK,
     STUCK_SHARE,
-    Spike,
-    is_new_level,
     starts_high,
 )
 from hookboard.health.robust import median, median_of
@@ -34,6 +32,7 @@ from hookboard.health.rules.shared import (
 )
 from hookboard.health.rules.training_step import are_targets_unscaled
 from hookboard.health.run import Run
+from hookboard.health.spikes import Spike, is_new_level
 from hookboard.health.stage_comparison import Gap, StageComparison
 from hookboard.layers import Kind
 from hookboard.measure import FIELDS
