@@ -296,7 +296,7 @@ REPAIRS: list[tuple[re.Pattern[str], Any]] = [
     (_words(r"use (?:a )?sigmoid for one output"), _sigmoid),
     (_words(r"for more classes use cross_entropy|an output for each class"), _classes),
     (_words(r"put log_softmax"), _log_softmax),
-    (_words(r"use relu or gelu in place of .*, add normalization"), _hidden_relu_normalized),
+    (_words(r"use relu or gelu in place of .*, (?:and )?add normalization"), _hidden_relu_normalized),
     (_words(r"use relu or gelu in place of"), _hidden_relu),
     (
         _words(r"initialize for the activation|weights of this layer are initialized|this layer is initialized"),

@@ -86,7 +86,7 @@ def test_more_classes_get_an_output_each():
 
 
 def test_hidden_sigmoids_become_normalized_relus_and_the_last_stays():
-    advice = "Use ReLU or GELU in place of Sigmoid, add normalization or shortcuts"
+    advice = "Use ReLU or GELU in place of Sigmoid with He initialization, and add normalization or shortcuts"
     _, changed = followed(program(4, "sigmoid", 1, "sigmoid"), advice, "")
     assert [type(layer) for layer in changed.net] == [nn.Linear, nn.BatchNorm1d, nn.ReLU, nn.Linear, nn.Sigmoid]
 

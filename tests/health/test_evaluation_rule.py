@@ -9,7 +9,7 @@ from health import runs
 from health.looks import reading, row
 from health.trainings import LAYERS, places, seen, training
 
-from hookboard.health import RULES, Judge
+from hookboard.health import RULES, Judge, Run
 from hookboard.health.rules.learning import (
     BATCH_ALIKE_CHANCE_FACTOR,
     BATCH_ALIKE_SHARE,
@@ -212,7 +212,13 @@ def test_where_nothing_is_known_of_norms_a_gap_is_not_explained():
 def test_a_gap_that_begins_where_the_data_come_in_is_that_of_the_data(times, severity):
     (symptom,) = compared({}, {}, sizes=(times * OTHER_DATA_GAP, *[3 * OTHER_DATA_GAP] * 4))
     assert (symptom.module, symptom.severity) == ("fc0", severity)
-    assert "validation data differ" in symptom.evidence
+    assert symptom.evidence.endswith("it begins at the input: validation data differ from training data")
+
+
+def test_where_a_model_blew_up_a_gap_at_the_first_weights_may_be_theirs(monkeypatch):
+    monkeypatch.setattr(Run, "has_blown_up", True)
+    (symptom,) = compared({}, {}, sizes=(3 * OTHER_DATA_GAP,) * 5)
+    assert symptom.evidence.endswith("validation data differ from training data, or its weights have changed since")
 
 
 def batches(course, looks=LOOKS_BEFORE_BATCH_ALIKE, norm=NORM, gives=0.8, last="linear", is_mixed=False, count=100):

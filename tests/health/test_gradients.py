@@ -131,8 +131,8 @@ def with_activations(*types):
         (["ReLU"] * 4, "Add normalization or shortcuts, and initialize for the activation in use (He for ReLU)."),
         (
             ["Sigmoid", "ReLU", "Tanh", "Tanh"],
-            "Use ReLU or GELU in place of Sigmoid and Tanh, add normalization or shortcuts, and initialize for the "
-            "activation in use (He for ReLU, Xavier for Sigmoid and Tanh).",
+            "Use ReLU or GELU in place of Sigmoid and Tanh with He initialization (nn.init.kaiming_uniform_), and add "
+            "normalization or shortcuts.",
         ),
         ([], "Add normalization or shortcuts, and initialize for the activation in use."),
     ],

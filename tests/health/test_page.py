@@ -3,6 +3,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from health import trainings
 from health.looks import layers, look, reading, row
 
 from hookboard.health import RULES, Judge, Page, Rule, Symptom, Verdict, closing, news
@@ -375,6 +376,12 @@ def test_too_few_looks_are_not_called_healthy(looks):
     assert said.startswith("Not judged yet, 5 layers: there w")
     assert f"only {looks} look" in said
     assert said.endswith("most verdicts need 3; in a short run, lower every_n_steps.")
+
+
+@pytest.mark.parametrize(("last", "end"), [(math.nan, "; the last loss is nan."), (math.inf, "is inf."), (2.3, "9.")])
+def test_a_loss_that_is_lost_is_said_first(last, end):
+    run = trainings.seen(trainings.training(10, losses=[2.3] * 9 + [last]))
+    assert headline(run, []).endswith(end)
 
 
 def test_what_is_over_is_not_said_to_last():

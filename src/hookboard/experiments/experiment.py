@@ -366,7 +366,7 @@ def _labels(
     if not targets.paths:
         reason = "no tensor of the batch is known to go into the loss alone"
     elif not is_clear:
-        reason = "what was found comes first"
+        reason = "fix what was found first"
     elif best is None:
         reason = "the loss fell at no rate"
     elif len(batches) < 2 or samples < MIN_SAMPLES:

@@ -20,7 +20,7 @@ TERMINAL_WIDTH = 100
 def headline(run: Run, verdicts: Sequence[Verdict]) -> str:
     """Return one sentence with the numbers of alarms and notes, layers and looks.
 
-    It says so if there were fewer looks than the window, too few for most verdicts.
+    It says so if there were fewer looks than the window, too few for most verdicts, and if the last loss is NaN or Inf.
     """
     alarms = sum(verdict.severity == "alarm" for verdict in verdicts)
     counts = [(alarms, "alarm"), (len(verdicts) - alarms, "note")]
@@ -31,7 +31,8 @@ def headline(run: Run, verdicts: Sequence[Verdict]) -> str:
         looks = f"there {'was' if run.seen == 1 else 'were'} only {_many(run.seen, 'look')}"
         where = f"{where}, but" if verdicts else f"Not judged yet, {_layers(run)}:"
         return f"{where} {looks}, and most verdicts need {run.window}; in a short run, lower every_n_steps{unseen}."
-    return f"{where} at {_many(run.seen, 'look')}, from step {_ends(run)}{unseen}."
+    lost = "" if run.losses.is_finite else f"; the last loss is {run.losses.recent[-1].value}"
+    return f"{where} at {_many(run.seen, 'look')}, from step {_ends(run)}{lost}{unseen}."
 
 
 def caveat(run: Run, verdicts: Sequence[Verdict]) -> str:

@@ -487,7 +487,10 @@ def train_eval_gap(run: Run) -> Iterator[Symptom]:
     if first.layer.name == gaps[0].layer.name:
         # Where the data differ, norms may hide it from later layers.
         is_harm = min(gap.size for gap in found) > OTHER_DATA_GAP
-        evidence += "; it begins at the input: validation data differ from training data"
+        why = "validation data differ from training data"
+        if first.layer.weights and run.has_blown_up:
+            why += ", or its weights have changed since"
+        evidence += f"; it begins at the input: {why}"
         advice = (
             "check how both are prepared, in training_step too: the normalization first, whether it is applied once in "
             "each, then the class balance"

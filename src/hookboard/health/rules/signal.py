@@ -318,7 +318,8 @@ def _at_the_end(run: Run, layers: list[Layer], spreads: np.ndarray) -> Symptom:
     advice = (
         COLLAPSED_ADVICE
         if is_sudden
-        else "Check for missing shortcuts, a learning rate that is too high, and the initialization."
+        else "Check the initialization, and for missing normalization or shortcuts; then for a learning rate that is "
+        "too high."
     )
     return Symptom(name, f"{evidence}{harm_of(run)}.", advice, severity, size=float(-log[-1]))
 
@@ -474,8 +475,11 @@ def _moves_nothing(run: Run, last: int) -> bool:
 
 def _advice(run: Run) -> str:
     bounded = activations_of(run, BOUNDED_KINDS)
-    instead = f"Use ReLU or GELU in place of {' and '.join(bounded)}, add" if bounded else "Add"
-    return f"{instead} normalization or shortcuts, and {initialization(run)}."
+    if bounded:
+        which = " and ".join(bounded)
+        he = "with He initialization (nn.init.kaiming_uniform_)"
+        return f"Use ReLU or GELU in place of {which} {he}, and add normalization or shortcuts."
+    return f"Add normalization or shortcuts, and {initialization(run)}."
 
 
 def _cause(steps: np.ndarray) -> int | None:
