@@ -398,9 +398,10 @@ class HealthState(MeasurementState):
         held = TELLABLE - {"nonfinite"} if self.trial.is_wanted else frozenset[str]()
         self.judge, self.reporter = judge, Reporter(judge, self.loggers, self.every_n_steps, held)
 
-    def add_findings(self, found: Sequence[Found]) -> None:
-        """Add what was found in the training step; the next look judges it."""
-        self.findings = [*(self.findings or ()), *((finding.rule, finding.symptom) for finding in found)]
+    def add_findings(self, found: Sequence[Found], since: int | None = None) -> None:
+        """Add what was found in the training step, perhaps since an earlier one; the next look judges it."""
+        new = ((finding.rule, replace(finding.symptom, since=since)) for finding in found)
+        self.findings = [*(self.findings or ()), *new]
 
     def take_trial(self, found: Sequence[Found], in_short: str, step: int) -> tuple[Verdict, ...]:
         """Judge findings of experiments (`in_short`: the outcome in a clause), warn of held alarms, return verdicts."""
@@ -412,13 +413,7 @@ class HealthState(MeasurementState):
         return self.judge.verdicts
 
     def watch_stale(self, stale: StaleGradients, watch: Callable[..., Found | None], *given: Any) -> None:
-        """Call a method of `stale`, and add the finding that it returns; an error warns and ends the search.
-
-        Args:
-            stale: the search for gradients that were not cleared.
-            watch: the method.
-            given: its arguments.
-        """
+        """Call `watch`, a method of `stale`, and add the finding that it returns; an error warns and ends the search."""
         try:
             found = watch(*given)
         except Exception as error:
@@ -426,7 +421,8 @@ class HealthState(MeasurementState):
             warn_switched_off("the search for gradients that are not cleared", error)
             return
         if found is not None:
-            self.add_findings([found])
+            first = self.judge.run.first if self.judge is not None and found.rule != "stale_gradients" else None
+            self.add_findings([found], None if first is None else first.step)  # all steps of the optimizer were so
         if stale.is_over:
             self.stale = None
 
