@@ -298,7 +298,7 @@ def simplest_lstm(fixed: bool) -> Program:
     fault="zero_grad() stands between backward() and step(); and outputs (N, 1) meet targets (N,).",
     fix="zero_grad() before backward(), and targets of the outputs' shape.",
     port="Scikit-learn's diabetes, standardized, with its targets divided by their deviation; 800 steps.",
-    causes=("cleared_gradients", "not_updated", "no_gradient", "loss_shape"),
+    causes=("cleared_gradients", "no_gradient", "loss_shape"),
 )
 def cleared_before_the_step(fixed: bool) -> Program:
     loaded = load_diabetes()

@@ -413,7 +413,7 @@ class HealthState(MeasurementState):
         return self.judge.verdicts
 
     def watch_stale(self, stale: StaleGradients, watch: Callable[..., Found | None], *given: Any) -> None:
-        """Call `watch`, a method of `stale`, and add the finding that it returns; an error warns and ends the search."""
+        """Call `watch`, a method of `stale`, and add the finding that it returns; an error warns and ends it."""
         try:
             found = watch(*given)
         except Exception as error:
