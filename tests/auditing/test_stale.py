@@ -98,6 +98,87 @@ def test_gradients_that_are_cleared_because_they_are_not_finite_are_no_alarm():
     assert alarms(Skipping("too early"), rule="cleared_gradients") == []
 
 
+class Deep(Manual):
+    """Takes the gradients of some of its parameters away in the first steps."""
+
+    def __init__(self, steps, is_taken):
+        super().__init__()
+        self.steps, self.is_taken = steps, is_taken
+        self.net = nn.Sequential(*(nn.Linear(4, 4) for _ in range(16)))
+
+    def manual_backward(self, loss):
+        super().manual_backward(loss)
+        if self.global_step < self.steps:
+            for name, parameter in self.named_parameters():
+                parameter.grad = None if self.is_taken(name) else parameter.grad
+
+    def training_step(self, batch, batch_idx):
+        self.optimizers().zero_grad()
+        self.manual_backward(self.net(batch).square().mean())
+        self.optimizers().step()
+
+
+@pytest.mark.parametrize(
+    ("steps", "is_taken"),
+    [
+        (9, lambda name: name.endswith("weight")),  # of 32 parameters every fourth is sampled, so no bias
+        (9, lambda name: name.startswith("net.15")),
+        (3, lambda name: True),
+    ],
+    ids=["biases alone are trained", "the last layer is left out", "the first batches are skipped"],
+)
+def test_gradients_that_are_taken_away_from_some_weights_or_in_a_few_steps_are_no_alarm(steps, is_taken):
+    assert alarms(Deep(steps, is_taken), rule="cleared_gradients") == []
+    assert len(alarms(Deep(9, lambda name: True), rule="cleared_gradients")) == 1
+
+
+def test_a_sparse_gradient_that_is_left_is_no_cleared_one():
+    class Sparse(Deep):
+        def __init__(self):
+            super().__init__(9, lambda name: "net" in name)
+            self.rows = nn.Embedding(8, 4, sparse=True)
+
+        def training_step(self, batch, batch_idx):
+            super().training_step(batch + self.rows(torch.arange(len(batch)) % 8), batch_idx)
+
+    assert alarms(Sparse(), rule="cleared_gradients") == []
+
+
+class Keeping(torch.optim.SGD):
+    """Takes the gradients over before it steps with them, as one that holds them in other memory does."""
+
+    def take(self):
+        self.kept = [parameter.grad for parameter in self.param_groups[0]["params"]]
+        self.zero_grad()
+
+    def step(self, closure=None):
+        loss = closure()
+        for parameter, gradient in zip(self.param_groups[0]["params"], self.kept, strict=True):
+            parameter.grad = gradient
+        super().step()
+        self.zero_grad()
+        return loss
+
+
+def test_an_optimizer_that_keeps_its_gradients_elsewhere_is_no_alarm():
+    class Taking(Manual):
+        def manual_backward(self, loss):
+            super().manual_backward(loss)
+            self.optimizers().optimizer.take()
+
+        def training_step(self, batch, batch_idx):
+            self.manual_backward(self.net(batch).square().mean())
+            self.optimizers().step()
+
+        def configure_optimizers(self):
+            return Keeping(self.parameters(), lr=0.01)
+
+    model = Taking()
+    before = model.net[0].weight.detach().clone()
+    assert alarms(model, rule="cleared_gradients") == []
+    assert not torch.equal(before, model.net[0].weight)  # the oracle
+
+
 def test_a_second_step_in_a_batch_with_the_gradients_of_the_first_is_an_alarm():
     model = Manual("before", every=2, loops=2)
     (verdict,) = alarms(model)
@@ -125,6 +206,20 @@ class TwoOptimizers(Manual):
 
 def test_gradients_that_another_loss_leaves_are_fine():
     assert alarms(TwoOptimizers()) == []
+
+
+def test_cleared_gradients_are_not_said_to_be_those_of_another_optimizer():
+    class Pair(TwoOptimizers):
+        def training_step(self, batch, batch_idx):
+            one, other = self.optimizers()
+            self.manual_backward(self.net(batch).square().mean())
+            one.zero_grad()
+            one.step()
+            other.step()
+            other.zero_grad()
+
+    assert alarms(Pair(), rule="wrong_optimizer") == []
+    assert len(alarms(Pair(), rule="cleared_gradients")) == 1
 
 
 class NeitherClears(TwoOptimizers):

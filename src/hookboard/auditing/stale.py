@@ -82,7 +82,11 @@ class _Stale(NamedTuple):
 
 
 EMPTY_STEPS = 2
-"""An optimizer whose first steps have no gradient, or a cleared one, this many, is an alarm (a choice)."""
+"""An optimizer whose first steps have no gradient, this many, is an alarm (a choice)."""
+
+CLEARED_STEPS = 4
+"""An optimizer whose first steps have cleared gradients, this many, is an alarm (a choice): the first batches may be
+skipped on purpose."""
 
 
 class StaleGradients:
@@ -145,11 +149,13 @@ class StaleGradients:
             return
         is_stale = watched.backwards > 0 and any(bool(left.is_any) for left in watched.left)
         others = [other.optimizer for other in self._watched.values() if other is not watched]
-        if watched.backwards and watched.empty == watched.steps and not _has_gradient(optimizer):
+        is_cleared = (
+            watched.backwards > 0 and watched.cleared == watched.steps and _are_cleared(optimizer, watched.given)
+        )
+        watched.cleared += is_cleared
+        if watched.backwards and watched.empty == watched.steps and not is_cleared and not _has_gradient(optimizer):
             watched.empty += any(map(_has_gradient, others))
-        if watched.backwards and watched.cleared == watched.steps:
-            watched.cleared += _are_cleared(watched.given)
-        if watched.cleared == EMPTY_STEPS == watched.steps + 1:
+        if watched.cleared == CLEARED_STEPS == watched.steps + 1:
             self._empty.append(_with_cleared_gradients(optimizer, _place_of_step(self._model)))
         elif watched.empty == EMPTY_STEPS == watched.steps + 1:
             self._empty.append(_without_gradient(optimizer, _place_of_step(self._model)))
@@ -200,17 +206,25 @@ def _with_cleared_gradients(optimizer: Optimizer, place: Place) -> Finding:
         "alarm",
         "",
         f"{type(optimizer).__name__} steps at {place} after its gradients were cleared: the backward pass before gave "
-        "them, and none is left",
-        "call zero_grad() before the backward pass or after step(), not between them",
+        f"them, and none is left, in {CLEARED_STEPS} steps in a row",
+        "call zero_grad() before the backward pass or after step(), not between them; nothing, if it is meant to leave "
+        "these weights as they are at first",
     )
 
 
-def _are_cleared(given: Sequence["_Left"]) -> bool:
-    """Return True if gradients were given, one of them finite and not 0, and all that is left of them is None or 0."""
-    if not given or any(one.is_untouched for one in given):
+def _are_cleared(optimizer: Optimizer, given: Sequence["_Left"]) -> bool:
+    """Return True if gradients were given, one of them finite and not 0, and all that is left of any is None or 0.
+
+    It is False for an optimizer with a `step` of its own, which may keep gradients elsewhere.
+    """
+    is_known = type(optimizer).step.__module__.startswith("torch.")
+    if not is_known or not given or any(one.is_untouched for one in given):
         return False
-    left = [local(grad).any() for one in given if _is_plain(grad := one.parameter.grad)]
-    return any(bool(one.is_any) for one in given) and not any(map(bool, left))
+    if not any(bool(one.is_any) for one in given):
+        return False
+    # Those that were not sampled, too: of some layers, or of the weights alone, they are cleared on purpose.
+    left = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    return all(map(_is_plain, left)) and not any(bool(local(grad).any()) for grad in left)
 
 
 def _has_gradient(optimizer: Optimizer) -> bool:
