@@ -156,6 +156,11 @@ FAULTS = {
         (torch.randn(4, 4, 10), CLASSES[:4]),
         lambda n, x, y: f.cross_entropy(n.three(n.lstm(x.view(10, 4, 4))[0][-1]), y),
     ),
+    "view for permute where the positions are a multiple of the samples": (
+        "batch_mixing",
+        (torch.randn(5, 10, 4), CLASSES[:5]),
+        lambda n, x, y: f.cross_entropy(n.three(n.lstm(x.view(10, 5, 4).mul(2))[0][-1]), y),
+    ),
     "view for transpose": ("loss_shape", (SEQUENCES, TAGS), lambda n, x, y: f.cross_entropy(n(x).view(N, 3, 10), y)),
     "view for permute in front of the loss": (
         "loss_shape",
@@ -251,6 +256,56 @@ def found_in(batch, step):
     torch.manual_seed(1)
     net = Net()
     return audit(net, batch, lambda batch: step(net, *batch))
+
+
+REGROUPED = {
+    "windows as long as the batch": ((4, 16, 8), (16, 4, 8)),
+    "groups of as many features as samples": ((4, 16), (16, 4)),
+    "positions merged, features split into heads": ((2, 4, 8), (8, 2, 4)),
+    "pairs of samples, features flattened": ((8, 2, 4), (4, 2, 8)),
+    "samples joined to groups": ((8, 2, 4), (2, 8, 4)),
+}
+
+
+@pytest.mark.parametrize("name", REGROUPED)
+def test_samples_that_are_cut_or_joined_are_not_said_to_move_to_another_dimension(name):
+    before, after = REGROUPED[name]
+    net, head = nn.Linear(before[-1], before[-1]), nn.Linear(before[-1], 3)
+
+    def step(batch):
+        x, y = batch
+        out = head(net(x).view(after).tanh().view(before))
+        return f.cross_entropy(out if len(before) == 2 else out.mean(1), y)
+
+    batch = torch.randn(before), CLASSES[: before[0]]
+    assert not audit(nn.ModuleList([net, head]), batch, step)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "remedy"),
+    [
+        ((5, 3, 7, 6), (3, 5, 7, 6), "transpose(0, 1)"),
+        ((5, 3, 7, 6), (3, 5, 6, 7), "permute(1, 0, 3, 2)"),
+        ((5, 7, 3), (7, 3, 5), "permute(1, 2, 0)"),
+    ],
+)
+def test_the_advice_for_a_view_gives_the_shape_that_was_wanted(before, after, remedy):
+    x = torch.arange(math.prod(before)).view(before) // math.prod(before[1:])  # its numbers are those of the samples
+    net = nn.Linear(math.prod(before) // 5, 3)
+
+    def step(batch):
+        at = after.index(5)
+        return f.cross_entropy(net(batch[0].view(after).movedim(at, 0).flatten(1)), batch[1])
+
+    (found,) = audit(net, (x.float(), CLASSES[:5]), step)
+    assert found.advice == f"use {remedy} in place of the view"
+    # The oracle: what lies at one index of the dimension that is named is of several samples, and of one by the advice.
+    at = after.index(5)
+    assert f"dimension {at} is then as long as the batch" in found.evidence
+    assert all(len(part.unique()) > 1 for part in x.view(after).unbind(at))
+    advised = eval(f"x.{remedy}")
+    assert advised.shape == after
+    assert all(len(part.unique()) == 1 for part in advised.unbind(at))
 
 
 @pytest.mark.filterwarnings("ignore:Using a target size")

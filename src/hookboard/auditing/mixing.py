@@ -95,7 +95,7 @@ def batch_mixing(done: TracedStep) -> Iterator[Finding]:
         first = op.inputs[0] if id(op) in ancestors and op.inputs else None
         if first is None or len(first.shape) < 2:
             continue
-        finding = _swapped(op, first, ancestors[id(op)])
+        finding = _swapped(op, first, ancestors[id(op)], done)
         # Where the second dimension is as long as the first, the layout of the batch is open.
         if finding is None and first.shape[0] != first.shape[1]:
             finding = _mixing(op, first, is_of_loss=id(op) in of_loss)
@@ -138,12 +138,9 @@ def _mixing(op: Op, first: Value, *, is_of_loss: bool) -> Finding | None:
     """
     shape = list(first.shape)
     is_meant = False
-    is_attention = op.name == "multi_head_attention_forward"
-    # With one column, dimension 0 is rather the positions of a single sequence.
-    is_sequence_first = is_attention or (op.name in RECURRENT and op.arguments.get("8") is False)
-    if is_sequence_first and len(shape) == 3 and shape[1] > 1:
+    if _is_sequence_first(op, first):
         advice = "set batch_first=True"
-    elif is_attention and len(shape) == 2:
+    elif op.name == _ATTENTION and len(shape) == 2:
         is_meant, advice = True, "if samples are not to attend to each other, add a dimension with unsqueeze(1)"
     elif op.name in ("softmax", "log_softmax") and shape[-1] > 1 and not _keeps_first_dimension(op, len(shape)):
         is_meant = not is_of_loss if len(shape) == 2 else shape[-1] != shape[-2]
@@ -154,23 +151,59 @@ def _mixing(op: Op, first: Value, *, is_of_loss: bool) -> Finding | None:
     return Finding("batch_mixing", "note" if is_meant else "alarm", op.place.module, over, advice)
 
 
-def _swapped(op: Op, first: Value, result: Value) -> Finding | None:
-    """Return an alarm for a view or reshape that moves the samples to another dimension; None for others."""
+_ATTENTION = "multi_head_attention_forward"
+
+
+def _is_sequence_first(op: Op, first: Value) -> bool:
+    """Return True if a layer takes dimension 0 of its first input as the positions, and dimension 1 as the samples."""
+    is_sequence_first = op.name == _ATTENTION or (op.name in RECURRENT and op.arguments.get("8") is False)
+    # With one column, dimension 0 is rather the positions of a single sequence.
+    return is_sequence_first and len(first.shape) == 3 and first.shape[1] > 1
+
+
+def _swapped(op: Op, first: Value, result: Value, done: TracedStep) -> Finding | None:
+    """Return an alarm for a view or reshape that moves the samples to another dimension; None for others.
+
+    If its rows are whole parts of a sample, or whole samples, it may be a regrouping, such as windows that are as long
+    as the batch: then it is an alarm only if a layer takes dimension 1 as the samples.
+    """
+    count = first.shape[0]
     before, after = ([size for size in shape if size > 1] for shape in (first.shape, result.shape))
     if op.name not in ("view", "reshape") or sorted(before) != sorted(after) or before[:1] == after[:1]:
         return None
-    is_exchange = result.shape[:2] == (first.shape[1], first.shape[0])
+    is_regrouping = after[0] % count == 0 or count % after[0] == 0
+    if is_regrouping and not (result.shape[1] == count and _is_taken_as_sequence_first(result, done)):
+        return None
+    at = result.shape.index(count)
     is_clear = len(result.shape) == len(first.shape) == len(set(first.shape))
     order = ", ".join(str(first.shape.index(size)) for size in result.shape) if is_clear else "..."
+    is_exchange = result.shape == (first.shape[1], count, *first.shape[2:])
     remedy = "transpose(0, 1)" if is_exchange else f"permute({order})"
     return Finding(
         "batch_mixing",
         "alarm",
         op.place.module,
         f"{op.name} at {op.place} makes {list(result.shape)} of {list(first.shape)} without moving an element: "
-        "each row then has numbers of several samples",
+        f"dimension {at} is then as long as the batch, but what lies at one index of it comes from several samples",
         f"use {remedy} in place of the {op.name}",
     )
+
+
+def _is_taken_as_sequence_first(result: Value, done: TracedStep) -> bool:
+    """Return True if a layer takes a value, or what was computed from each of its rows, with its positions first."""
+    taken = (op.inputs[0] for op in done.step.ops if op.inputs and _is_sequence_first(op, op.inputs[0]))
+    return any(_comes_from(value, result) for value in taken if value.shape[:2] == result.shape[:2])
+
+
+def _comes_from(value: Value, source: Value) -> bool:
+    """Return True if a value was computed from the source by calls that keep the first two dimensions."""
+    while value.op is not None and value.op is not source.op:
+        if value.op.name not in _KEEPING_ROWS | _CASTS or not value.op.inputs:
+            return False
+        value = value.op.inputs[0]
+        if value.shape[:2] != source.shape[:2]:
+            return False
+    return value.op is source.op
 
 
 def loss_shape(done: TracedStep) -> Iterator[Finding]:
