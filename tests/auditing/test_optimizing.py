@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from toys import batches, fit, trainer
 
 from hookboard import HealthMonitor
-from hookboard.auditing.optimizing import _frozen, scheduled_rates
+from hookboard.auditing.optimizing import _frozen, _lost_epsilon, scheduled_rates
 
 pytestmark = [
     pytest.mark.trains,
@@ -147,8 +147,10 @@ def test_layers_in_a_list_are_an_alarm_with_their_parameters():
     (found,) = said(model)
     assert all(torch.equal(layer.weight, old) for layer, old in zip(model.hidden, before, strict=True))  # the oracle
     assert (found.severity, found.rule) == ("alarm", "not_in_optimizer")
-    assert found.evidence.startswith("4 parameters get a gradient that belong neither to the model nor to an optimizer")
-    assert found.evidence.endswith("; 2 of them look as torch initializes them, of shapes [4, 32], [32, 4]")
+    assert found.evidence == (
+        "a gradient reaches parameters that belong neither to the model nor to an optimizer of the fit: 4; as torch "
+        "initializes them look 2 of them, of shapes [4, 32], [32, 4]"
+    )
 
 
 def test_layers_in_a_list_are_fine_if_an_optimizer_has_them():
@@ -183,6 +185,45 @@ def test_a_copy_that_the_step_trains_by_itself_is_a_note():
 
     (found,) = [one for one in said(Meta()) if "neither" in one.evidence]
     assert (found.severity, found.rule) == ("note", "not_in_optimizer")
+
+
+class Reaching(Model):
+    """Has a loss to which the function adds what it computes of the model, the batch and a copy in a list."""
+
+    def __init__(self, more):
+        super().__init__()
+        self.more, self.body, self.head = more, nn.Sequential(nn.Linear(4, 32)), nn.Linear(32, 1)
+        self.hidden = [copy.deepcopy(self.body)]
+
+    def training_step(self, batch):
+        return self.head(self.body(batch)).square().mean() + self.more(self, batch).square().mean()
+
+
+def after_steps(weight):
+    return nn.Parameter(weight.detach() + 0.1 * weight.detach().std() * torch.randn(weight.shape))
+
+
+def at_a_perturbation(model, batch):
+    return model.body(batch + nn.Parameter(torch.zeros(batch.shape)))
+
+
+HEALTHY_OUTSIDE = {
+    "a copy, as an average of the weights": lambda model, batch: model.hidden[0](batch),
+    "a copy after some steps": lambda model, batch: batch @ after_steps(model.body[0].weight).T,
+    "a perturbation that is learned in the step": at_a_perturbation,
+}
+
+
+@pytest.mark.parametrize("name", HEALTHY_OUTSIDE)
+def test_copies_of_the_models_weights_and_what_a_step_makes_for_itself_are_fine(name):
+    assert said(Reaching(HEALTHY_OUTSIDE[name])) == []
+
+
+def test_a_layer_that_the_step_makes_is_an_alarm_that_says_so():
+    (found,) = said(Reaching(lambda model, batch: nn.Linear(4, 32)(batch)))
+    assert (found.severity, found.rule) == ("alarm", "not_in_optimizer")
+    assert ": 2, of which the step makes 2 anew; as torch initializes them look 1 of them" in found.evidence
+    assert found.advice.startswith("make layers in __init__")
 
 
 def test_what_is_frozen_as_a_whole_has_one_name():
@@ -238,7 +279,33 @@ def test_an_epsilon_that_is_0_in_float16_is_an_alarm_where_a_step_divides_by_it(
     assert [v.severity for v in found] == ["alarm"] * is_lost
     if is_lost:
         count = len(list(model.parameters()))
-        assert f"its eps of 1e-08 is 0 in float16, the type of {count} of its parameters" in found[0].evidence
+        assert f"its eps of 1e-08 is 0 in float16, the type of {count} of its trained parameters" in found[0].evidence
+
+
+def test_an_epsilon_of_frozen_weights_in_float16_is_fine():
+    """As of a base that adapters are added to."""
+
+    class Adapted(Model):
+        def training_step(self, batch):
+            return self.head(self.body[0](batch.half())[:, :4].float()).square().mean()
+
+    model = Adapted()
+    model.body.half().requires_grad_(False)
+    model.configure_optimizers = lambda: torch.optim.AdamW(model.parameters())
+    assert not settings_of(model, torch.float32)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW])
+def test_an_epsilon_that_is_divided_by_the_rate_first_is_fine(kind):
+    optimizer = kind([torch.ones(1, dtype=torch.float16)], differentiable=True)
+    (weight,) = optimizer.param_groups[0]["params"]
+    weight.grad = torch.zeros(1, dtype=torch.float16)
+    optimizer.step()
+    assert weight == 1  # the oracle
+    weight.requires_grad_()
+    assert list(_lost_epsilon(optimizer)) == []
+    optimizer.param_groups[0]["differentiable"] = False
+    assert len(list(_lost_epsilon(optimizer))) == 1
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -1,11 +1,13 @@
 """Finds faults in the optimizers and schedulers of a fit before its first step."""
 
 import copy
+import gc
 import math
 import warnings
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
+from types import FrameType, GeneratorType
 from typing import Any
 
 import torch
@@ -67,7 +69,7 @@ def findings_of_optimizers(
     parameters = {name: p for name, p in pl_module.named_parameters() if not is_lazy(p)}
     if reached is not None:
         yield from _not_in_optimizer(trainer, parameters, reached)
-    yield from _not_in_model(trainer, outside, may_be_meant=not pl_module.automatic_optimization)
+    yield from _not_in_model(trainer, parameters, outside, may_be_meant=not pl_module.automatic_optimization)
     yield from _frozen(parameters)
     yield from _settings(trainer)
     if trainer.lr_scheduler_configs and not trainer.global_step:  # in a resumed fit the earlier rates are unknown
@@ -118,27 +120,67 @@ def _not_in_optimizer(
     )
 
 
-def _not_in_model(trainer: Trainer, outside: Sequence[nn.Parameter], *, may_be_meant: bool) -> Iterator[Finding]:
+def _not_in_model(
+    trainer: Trainer,
+    parameters: Mapping[str, nn.Parameter],
+    outside: Sequence[nn.Parameter],
+    *,
+    may_be_meant: bool,
+) -> Iterator[Finding]:
     """Yield a finding if parameters that the model does not have get a gradient, and no optimizer holds them.
 
     It is an alarm if a matrix among them looks as torch initializes it, so that nobody has trained it; but a note if
-    that `may_be_meant`, as of a copy of the model that `training_step` trains by itself.
+    that `may_be_meant`, as of a copy of the model that `training_step` trains by itself. Nothing is said if all such
+    matrices are copies of the model's, as averages of its weights are, and of what the step makes for itself, such as a
+    perturbation, unless it looks like a layer.
     """
+    made = _held_by_none_but(outside)  # before they are in other lists
     held = {id(p) for optimizer in trainer.optimizers for group in optimizer.param_groups for p in group["params"]}
     left = [parameter for parameter in outside if id(parameter) not in held]
     if not left or not held:
         return
-    fresh = [list(parameter.shape) for parameter in left if _is_fresh(parameter.detach())]
-    as_torch = f"; {len(fresh)} of them look as torch initializes them, of shapes {listed(map(str, fresh), 3)}"
+    fresh = [parameter for parameter in left if _is_fresh(parameter.detach())]
+    matrices = fresh or [parameter for parameter in left if parameter.dim() > 1]
+    if matrices and all(any(_is_copy(one, of) for of in parameters.values()) for one in matrices):
+        return
+    if not fresh and any(id(one) in made for one in left):
+        return
+    count = sum(id(one) in made for one in left)
+    made_anew = f", of which the step makes {count} anew" if count else ""
+    shapes = listed((str(list(one.shape)) for one in fresh), 3)
+    as_torch = f"; as torch initializes them look {len(fresh)} of them, of shapes {shapes}" if fresh else ""
     yield Finding(
         "not_in_optimizer",
         "alarm" if fresh and not may_be_meant else "note",
         "",
-        f"{len(left)} parameters get a gradient that belong neither to the model nor to an optimizer, and stay as they "
-        f"are{as_torch if fresh else ''}",
-        "keep layers in an nn.ModuleList, not in a list, so that the model has their parameters; nothing, if they are "
-        "not to be trained, as of a fixed network in the loss",
+        "a gradient reaches parameters that belong neither to the model nor to an optimizer of the fit: "
+        f"{len(left)}{made_anew}{as_torch}",
+        ("make layers in __init__" if count else "keep layers in an nn.ModuleList, not in a list")
+        + ", so that the model has their parameters; nothing, if they are not to be trained, as of a fixed network in "
+        "the loss",
     )
+
+
+def _held_by_none_but(outside: Sequence[nn.Parameter]) -> set[int]:
+    """Return the `id` of each parameter to which nothing but the given list refers: the step had made it for itself."""
+    made = set()
+    for one in outside:
+        others = (by for by in gc.get_referrers(one) if by is not outside)
+        if all(isinstance(by, FrameType | GeneratorType) for by in others):
+            made.add(id(one))
+    return made
+
+
+NEAR_COPY = 0.5
+"""A matrix is a copy of another if its difference from it is less than this share of it (a choice): that of two random
+ones is sqrt(2) times as large."""
+
+
+def _is_copy(one: nn.Parameter, of: nn.Parameter) -> bool:
+    """Return True if two parameters have one shape and type, and nearly equal numbers."""
+    if one.shape != of.shape or one.dtype != of.dtype or one.device != of.device:
+        return False
+    return bool((one.detach() - of.detach()).norm() <= NEAR_COPY * of.detach().norm())
 
 
 def _frozen(parameters: Mapping[str, nn.Parameter]) -> Iterator[Finding]:
@@ -172,14 +214,16 @@ def _lost_epsilon(optimizer: torch.optim.Optimizer) -> Iterator[Finding]:
     if type(optimizer) not in DIVIDE_IN_FLOAT16:
         return
     for group in optimizer.param_groups:
-        count = sum(p.dtype is torch.float16 for p in group["params"])
-        if count and not group.get("fused") and not torch.tensor(group["eps"], dtype=torch.float16):
+        count = sum(p.dtype is torch.float16 and p.requires_grad for p in group["params"])
+        # Both divide the epsilon by the learning rate first.
+        is_larger = group.get("capturable") or group.get("differentiable")
+        if count and not group.get("fused") and not is_larger and not torch.tensor(group["eps"], dtype=torch.float16):
             yield Finding(
                 "optimizer_settings",
                 "alarm",
                 "",
                 f"{type(optimizer).__name__}: its eps of {group['eps']:.3g} is 0 in float16, the type of {count} of "
-                "its parameters: it divides by 0 where the square of a gradient is 0 too",
+                "its trained parameters: it divides by 0 where the square of a gradient is 0 too",
                 "set eps=1e-4, or keep the weights in float32 (precision='16-mixed') or bfloat16",
             )
             return
