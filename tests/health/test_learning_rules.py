@@ -10,8 +10,9 @@ from health.looks import reading, row
 from health.trainings import LAYERS, WEIGHTS, WINDOW, falling, judged, of, places, seen, stuck, symptoms, training
 
 from hookboard.health import RULES, Judge, Look, Loss, Run
-from hookboard.health.losses import STEPS_BEFORE_STUCK
+from hookboard.health.losses import STEPS_BEFORE_STUCK, LossHistory
 from hookboard.health.rules.learning import ANSWER_SPREAD_MIN, ANSWER_SPREAD_SHARE_MIN, GRADIENT_SPIKE_FACTOR
+from hookboard.health.rules.shared import growth_of
 from hookboard.health.spikes import SPIKE_ALONE_SHARE
 from hookboard.layers import Layer
 
@@ -357,3 +358,23 @@ def test_first_losses_far_above_that_of_a_constant_are_reported_with_the_embeddi
 )
 def test_nothing_is_said_of_usual_first_losses_or_where_no_constant_is_known(start, constant):
     assert begun(start, constant) == []
+
+
+@pytest.mark.parametrize(
+    ("values", "steps"),
+    [
+        ([5.0, 1.0, 2.0, 4.0, 8.0], 3),
+        ([5.0, 1.0, 2.0, 4.0, 8.0, math.nan, math.inf], 3),
+        ([1.0, math.nan, 1.0, 2.0, 4.0, 8.0], 3),
+        ([1.0, 2.0, 4.0, 8.0, math.nan, 5.0, 4.0, 3.0], 0),  # it came back
+        ([9.0, 1.0, 2.0, 4.0, 8.0], 0),  # as noise may do: it was larger before
+        ([9.0, 1.0, 3.0, 9.5], 0),  # two steps
+        ([-1.0, 1.0, 2.0, 4.0, 8.0], 3),
+        ([math.nan, math.nan], 0),
+        ([], 0),
+    ],
+)
+def test_the_steps_in_which_a_loss_grew_to_its_largest(values, steps):
+    history = LossHistory()
+    history.extend([Loss(step, step, value) for step, value in enumerate(values)])
+    assert growth_of(history).tolist() == [2.0] * steps

@@ -253,7 +253,8 @@ class Judge:
         key = verdict.rule, verdict.module
         if verdict.severity == "alarm":
             self._alarmed.add(key)
-            if verdict.rule == NONFINITE.name:
+            # Of what is told between two looks, the losses are not yet known.
+            if verdict.rule == NONFINITE.name and self.run.looks and verdict.since <= self.run.now.step:
                 verdict = _with_rate(verdict, to_stable_rate(self.run))
             if self.run.trial and verdict.rule in TELLABLE:
                 return _and_says(verdict, self.run.trial)

@@ -12,9 +12,6 @@ from hookboard.health.look import Loss
 from hookboard.health.robust import median
 from hookboard.health.spikes import SPIKE_HISTORY_STEPS, Spike, first_spike
 
-GROWING_STEPS = 3
-"""A loss grows if it rises in each of this many steps (a choice): noise does that in one case of 24."""
-
 FAR_ABOVE_CHANCE_FACTOR = 10.0
 """A loss that is this many times chance level is far above it (a choice)."""
 
@@ -187,20 +184,6 @@ class LossHistory:
                 self.reached_chance = self.steps
             if self.steps % BLOCK_STEPS == 0:
                 self._close_block()
-
-    @property
-    def growth(self) -> float:
-        """By what the loss was multiplied in each of the last steps, up to the first that is not finite: the median.
-
-        NaN unless it rose in each of the last `GROWING_STEPS` of them.
-        """
-        values = self.last(RECENT_LOSSES)
-        values = values[: int(np.argmin(np.isfinite(values)))] if not np.isfinite(values).all() else values
-        if not (values > 0).all():
-            return math.nan
-        falls = np.flatnonzero(np.diff(values) <= 0)
-        rising = values[falls[-1] + 1 :] if len(falls) else values
-        return median(rising[1:] / rising[:-1]) if len(rising) > GROWING_STEPS else math.nan
 
     def last(self, count: int) -> np.ndarray:
         """Return the values of the last steps, at most `count`, float64."""

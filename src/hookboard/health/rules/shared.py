@@ -9,7 +9,8 @@ from itertools import pairwise
 import numpy as np
 
 from hookboard.health.look import Look, every_unit
-from hookboard.health.robust import median_of
+from hookboard.health.losses import LossHistory
+from hookboard.health.robust import median, median_of
 from hookboard.health.rule import Severity
 from hookboard.health.run import Run
 from hookboard.layers import Kind, Layer
@@ -130,8 +131,30 @@ def harm_of(run: Run) -> str:
     return f"; {run.losses.harm}" if run.losses.is_harmed else ""
 
 
-LOSS_GROWTH_NOTED = 1.2
-"""A loss that is multiplied by less than this in a step may rise for other reasons than the rate (a choice)."""
+GROWING_STEPS, LOSS_GROWTH_NOTED = 3, 1.2
+"""A loss grows if it rises in each of at least this many steps, and is multiplied by this or more in the median of them
+(choices)."""
+
+KEPT_RATE_SHARE = 0.8
+"""A learning rate is kept if its smallest value in a run is at least this share of its largest (a choice)."""
+
+
+def growth_of(losses: LossHistory) -> np.ndarray:
+    """Return by what the loss was multiplied in each of the last steps before it was not finite, or so far.
+
+    Empty unless it rose in each of at least GROWING_STEPS steps in a row, to its largest value in the run. Noise rises
+    that often in one case of 24, seldom to the largest value.
+    """
+    values = losses.last(len(losses.recent))
+    finite = np.flatnonzero(np.isfinite(values))
+    values = values[: finite[-1] + 1] if len(finite) else values[:0]
+    values = values[np.flatnonzero(~(values > 0))[-1] + 1 :] if not (values > 0).all() else values
+    falls = np.flatnonzero(np.diff(values) <= 0)
+    rising = values[falls[-1] + 1 :] if len(falls) else values
+    if len(rising) <= GROWING_STEPS or rising[-1] < losses.largest:
+        return np.empty(0)
+    factors: np.ndarray = rising[1:] / rising[:-1]
+    return factors
 
 
 def to_stable_rate(run: Run) -> str:
@@ -140,14 +163,24 @@ def to_stable_rate(run: Run) -> str:
     In a step, gradient descent multiplies the distance to the minimum along an eigenvector of the Hessian by
     `1 - rate * eigenvalue`. If the loss grows by `growth`, that is `-sqrt(growth)`; at `rate / (1 + sqrt(growth))` it
     is 0. With momentum a higher rate is stable too.
+
+    Nothing is said unless all looks have seen about the same rate: which one was in force while the loss grew is not
+    known otherwise.
     """
-    steps = run.now.stepped.values() if run.looks else ()
-    rates = {stepped.rate for stepped in steps if stepped.optimizer == "SGD"}
-    growth = run.losses.growth
-    if len(rates) != 1 or any(stepped.optimizer != "SGD" for stepped in steps) or not growth >= LOSS_GROWTH_NOTED:
+    looks = [look for look in (run.first, *run.looks) if look is not None]
+    steps = [stepped for look in looks for stepped in look.stepped.values()]
+    now = {stepped.rate for stepped in run.now.stepped.values()} if run.looks else set()
+    if len(now) != 1 or any(stepped.optimizer != "SGD" for stepped in steps):
         return ""
-    (rate,) = rates
-    return f" to about {rate / (1 + math.sqrt(growth)):.1g} (the loss grew by a factor of {growth:.2g} in each step)"
+    rates = [*run.peak_rate.values(), *(stepped.rate for stepped in steps)]
+    if run.seen < 2 or not min(rates) >= KEPT_RATE_SHARE * max(rates) > 0:
+        return ""
+    growth = growth_of(run.losses)
+    if not len(growth) or median(growth) < LOSS_GROWTH_NOTED:
+        return ""
+    to = f"{now.pop() / (1 + math.sqrt(median(growth))):.1g}"
+    in_each = f"the loss grew in {len(growth)} steps in a row, in the median by a factor of {median(growth):.2g}"
+    return f" to about {to} ({in_each})"
 
 
 def is_one_of_several(run: Run, layer: Layer) -> bool:
