@@ -117,6 +117,33 @@ def test_the_advice_for_nll_loss_names_the_one_call_to_change(model, loss, advic
     assert [finding.advice for finding in found_in(model, loss, CLASSES, None)] == [advice]
 
 
+def advice_of(loss, outputs, targets):
+    """The advice to alarms on the input of a loss, of a step that scales its outputs by a weight of 1."""
+    scale = nn.Linear(1, 1, bias=False)
+    nn.init.ones_(scale.weight)
+    found = audit(scale, (outputs, targets), lambda batch: loss(batch[0] * scale.weight[0, 0], batch[1]))
+    return [finding.advice for finding in found if finding.rule == "loss_input"]
+
+
+@pytest.mark.parametrize("shape", [(4, 3), (4, 3, 5), (16, 3, 2, 2)], ids=["a small batch", "sequences", "images"])
+def test_probabilities_are_not_advised_to_go_through_log_softmax(shape):
+    outputs, targets = torch.randn(shape), torch.zeros(shape[0], *shape[2:], dtype=torch.long)
+    assert advice_of(lambda o, t: nll_loss(o.softmax(1), t), outputs, targets) == [
+        "use log_softmax in place of the softmax: it gets probabilities"
+    ]
+    assert advice_of(lambda o, t: nll_loss(o.softmax(1).clamp(1e-9), t), outputs, targets) == [
+        "take the logarithm of its input: it gets probabilities"
+    ]
+    for made_by in (torch.softmax, torch.log_softmax):
+        assert advice_of(lambda o, t, made_by=made_by: nll_loss(made_by(o, 0), t), outputs, targets) == [
+            f"use log_softmax(dim=1) in place of the {made_by.__name__}, which runs over another dimension"
+        ]
+    wanted = torch.full(shape, 1 / 3)
+    assert advice_of(lambda o, t: nn.functional.kl_div(o.softmax(1), t), outputs, wanted) == [
+        "use log_softmax in place of the softmax"
+    ]
+
+
 HEALTHY = {
     "cross_entropy": (net(), cross_entropy, CLASSES, None),
     "nll_loss": (net(nn.LogSoftmax(1)), nll_loss, CLASSES, None),

@@ -222,16 +222,22 @@ def loss_input(done: TracedStep) -> Iterator[Finding]:
                 call.op.place.module,
                 f"kl_div at {call.op.place} takes log-probabilities, which are at most 0; its input is "
                 f"{in_numbers(values)}{_from(call.output)}",
-                "put log_softmax before it",
+                "use log_softmax in place of the softmax"
+                if made_by == "softmax"
+                else "give it the logarithm of probabilities, as of log_softmax",
             )
 
 
 def _for_nll_loss(call: LossCall) -> str:
     """Return the advice for an `nll_loss` that gets something other than log-probabilities."""
-    if not are_probabilities(call.values):
+    made_by = call.output.made_by
+    sums = call.values.double().sum(1)
+    if bool((call.values < 0).any()) or bool(((sums - 1).abs() > SUM_DEVIATION).any()):
+        if made_by in ("softmax", "log_softmax"):
+            return f"use log_softmax(dim=1) in place of the {made_by}, which runs over another dimension"
         return "put log_softmax(dim=1) before it, or give the raw logits to cross_entropy"
     remedies = {"exp": "remove the exp", "softmax": "use log_softmax in place of the softmax"}
-    return remedies.get(call.output.made_by, "take the logarithm of its input") + ": it gets probabilities"
+    return remedies.get(made_by, "take the logarithm of its input") + ": it gets probabilities"
 
 
 def are_probabilities(values: Tensor) -> bool:

@@ -414,5 +414,5 @@ def happened(trial: RateTrial) -> str:
     if trial.gives_constant and trial.fall >= STUCK_SHARE:
         return f"it falls by {trial.fall:.0%}, and the outputs are the same for every sample"
     if abs(trial.fall) < 0.005:
-        return "it stays the same"
+        return "it changes by less than 0.5%"
     return f"it {'falls' if trial.fall > 0 else 'rises'} by {abs(trial.fall):.0%}"
