@@ -140,7 +140,7 @@ def test_probabilities_are_not_advised_to_go_through_log_softmax(shape):
         ]
     wanted = torch.full(shape, 1 / 3)
     assert advice_of(lambda o, t: nn.functional.kl_div(o.softmax(1), t), outputs, wanted) == [
-        "use log_softmax in place of the softmax"
+        "use log_softmax in place of the softmax: it takes logarithms"
     ]
 
 

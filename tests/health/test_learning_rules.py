@@ -11,7 +11,12 @@ from health.trainings import LAYERS, WEIGHTS, WINDOW, falling, judged, of, place
 
 from hookboard.health import RULES, Judge, Look, Loss, Run
 from hookboard.health.losses import STEPS_BEFORE_STUCK, LossHistory
-from hookboard.health.rules.learning import ANSWER_SPREAD_MIN, ANSWER_SPREAD_SHARE_MIN, GRADIENT_SPIKE_FACTOR
+from hookboard.health.rules.learning import (
+    ANSWER_SPREAD_MIN,
+    ANSWER_SPREAD_SHARE_MIN,
+    GRADIENT_SPIKE_FACTOR,
+    _cosine,
+)
 from hookboard.health.rules.shared import growth_of
 from hookboard.health.spikes import SPIKE_ALONE_SHARE
 from hookboard.layers import Layer
@@ -256,7 +261,18 @@ def test_a_classifier_that_has_come_down_to_a_little_below_chance_may_be_on_a_pl
 
 def test_the_rate_is_too_high_where_a_loss_ends_far_above_its_start():
     losses = [2.0, *np.linspace(1.9, 9.0, 199)]
-    assert [advice for _, advice in ended(losses, constant=1.0)] == ["lower the learning rate, or warm it up from 0"]
+    (advice,) = [advice for _, advice in ended(losses, constant=1.0)]
+    assert advice.startswith("lower the learning rate, or warm it up from 0; ")
+    assert advice.endswith("nothing, if the targets of later batches are larger")  # it is the constant of the first one
+
+
+@pytest.mark.parametrize(
+    ("cosine", "how"),
+    [(0.95, "related"), (0.2, "hardly related"), (0.05, "unrelated"), (-0.2, "hardly related"), (-0.4, "opposed")],
+)
+def test_the_word_for_a_cosine_of_gradients_is_no_stronger_than_the_number(cosine, how):
+    assert _cosine(cosine).startswith(f"; from look to look the gradients point in {how} directions (")
+    assert _cosine(cosine).endswith(f"a median cosine of {cosine:.2f})")
 
 
 @pytest.mark.parametrize(

@@ -222,9 +222,7 @@ def loss_input(done: TracedStep) -> Iterator[Finding]:
                 call.op.place.module,
                 f"kl_div at {call.op.place} takes log-probabilities, which are at most 0; its input is "
                 f"{in_numbers(values)}{_from(call.output)}",
-                "use log_softmax in place of the softmax"
-                if made_by == "softmax"
-                else "give it the logarithm of probabilities, as of log_softmax",
+                f"use log_softmax{' in place of the softmax' * (made_by == 'softmax')}: it takes logarithms",
             )
 
 

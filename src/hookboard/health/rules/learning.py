@@ -49,6 +49,9 @@ GRADIENT_HISTORY_LOOKS = 16
 AGREEING_GRADIENT_COSINE = 0.3
 """Gradients whose median cosine from look to look is above this agree: the model only needs to train on."""
 
+UNRELATED_GRADIENT_COSINE = 0.1
+"""Gradients with a median cosine of at most this size are called unrelated (a choice)."""
+
 ANSWER_SPREAD_MIN = 0.1
 """The data is at fault only if outputs differ between samples by this much: where they hardly do, the signal is lost
 inside the model (chosen on the tuning half of the benchmark)."""
@@ -219,7 +222,9 @@ def _cosine(agreement: float) -> str:
     """Return the result of `agreement_of` as the end of a sentence; "" if it is NaN."""
     if math.isnan(agreement):
         return ""
-    how = "unrelated" if abs(agreement) <= AGREEING_GRADIENT_COSINE else "similar" if agreement > 0 else "opposite"
+    how = "related" if agreement > 0 else "opposed"
+    if abs(agreement) <= AGREEING_GRADIENT_COSINE:
+        how = "hardly related" if abs(agreement) > UNRELATED_GRADIENT_COSINE else "unrelated"
     return (
         f"; from look to look the gradients point in {how} directions (each unit's mean gradient has a median cosine "
         f"of {agreement:.2f})"
@@ -262,6 +267,8 @@ def _no_better(run: Run, level: float, error: float) -> Symptom | None:
     )
     if level - LEVEL_NOISE_DEVIATIONS * error > DIVERGED_FACTOR * max(losses.start, losses.first[0].value):
         advice = f"lower the learning rate{to_stable_rate(run)}, or warm it up from 0"
+        # A classifier's chance is the same for all data.
+        advice += "" if reference == losses.chance else "; nothing, if the targets of later batches are larger"
         return Symptom("", evidence, advice, _severity_at_end(run))
     agreement = agreement_of(run)
     evidence += _cosine(agreement)
