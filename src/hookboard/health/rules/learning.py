@@ -220,14 +220,16 @@ def judge_end(run: Run) -> Symptom | None:
 
 def _cosine(agreement: float) -> str:
     """Return the result of `agreement_of` as the end of a sentence; "" if it is NaN."""
-    if math.isnan(agreement):
-        return ""
-    how = "related" if agreement > 0 else "opposed"
-    if abs(agreement) <= AGREEING_GRADIENT_COSINE:
-        how = "hardly related" if abs(agreement) > UNRELATED_GRADIENT_COSINE else "unrelated"
+    how = "hardly related" if abs(agreement) > UNRELATED_GRADIENT_COSINE else "unrelated"
+    if abs(agreement) > AGREEING_GRADIENT_COSINE:
+        how = "related" if agreement > 0 else "opposed"
     return (
-        f"; from look to look the gradients point in {how} directions (each unit's mean gradient has a median cosine "
-        f"of {agreement:.2f})"
+        ""
+        if math.isnan(agreement)
+        else (
+            f"; from look to look the gradients point in {how} directions (each unit's mean gradient has a median cosine "
+            f"of {agreement:.2f})"
+        )
     )
 
 
@@ -494,10 +496,8 @@ def train_eval_gap(run: Run) -> Iterator[Symptom]:
     if first.layer.name == gaps[0].layer.name:
         # Where the data differ, norms may hide it from later layers.
         is_harm = min(gap.size for gap in found) > OTHER_DATA_GAP
-        why = "validation data differ from training data"
-        if first.layer.weights and run.has_blown_up:
-            why += ", or its weights have changed since"
-        evidence += f"; it begins at the input: {why}"
+        moved = ", or its weights have changed since" if first.layer.weights and run.has_blown_up else ""
+        evidence += f"; it begins at the input: validation data differ from training data{moved}"
         advice = (
             "check how both are prepared, in training_step too: the normalization first, whether it is applied once in "
             "each, then the class balance"
