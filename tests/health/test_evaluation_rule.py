@@ -10,7 +10,7 @@ from health.looks import reading, row
 from health.trainings import LAYERS, places, seen, training
 
 from hookboard.health import RULES, Judge, Run
-from hookboard.health.rules.learning import (
+from hookboard.health.rules.evaluation import (
     BATCH_ALIKE_CHANCE_FACTOR,
     BATCH_ALIKE_SHARE,
     GAP_BEGIN,

@@ -1,0 +1,260 @@
+"""Validation against training: `overfitting` and `train_eval_gap`."""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+import numpy as np
+
+from hookboard.health.robust import median
+from hookboard.health.rule import Rule, Severity, Symptom
+from hookboard.health.rules.scale import uses_batch_statistics
+from hookboard.health.rules.shared import harm_of
+from hookboard.health.run import Run
+from hookboard.health.stage_comparison import Gap, StageComparison
+from hookboard.layers import Kind
+from hookboard.measure import FIELDS
+
+EVALUATIONS_MIN = 4
+"""Number of validations before which nothing is said of their losses (a choice)."""
+
+EVALUATION_RISE_SHARE = 0.25
+"""The loss in validation has risen if it is this share above its lowest (a choice)."""
+
+EVALUATION_RISE_OF_START = 0.05
+"""The loss in validation must also have risen by this share of the first training losses: where next to nothing is
+left, a rise does no harm (a choice)."""
+
+EVALUATION_RISE_FACTOR = 2.0
+"""The loss in validation must also have risen by this many times the median second difference between validations,
+which is 1.7 standard deviations of their noise (a choice)."""
+
+
+def overfitting(run: Run) -> Iterator[Symptom]:
+    """Report a loss in validation that rises while that in training falls."""
+    known = [loss for loss in run.evaluation_losses if math.isfinite(loss.value)]
+    if len(known) < EVALUATIONS_MIN or not run.losses.is_learning or _has_other_data(run):
+        return
+    values = [loss.value for loss in known]
+    lowest = values.index(min(values))
+    low, now = values[lowest], min(values[-2:])
+    usual = median(np.abs(np.diff(values, 2)))
+    enough = max(
+        EVALUATION_RISE_SHARE * abs(low),
+        EVALUATION_RISE_OF_START * abs(run.losses.start),
+        EVALUATION_RISE_FACTOR * usual,
+    )
+    if now - low < enough:
+        return
+    when = f"its lowest, at step {known[lowest].step},"
+    advice = "stop at the lowest (EarlyStopping, the best checkpoint), or use more data, augmentation or weight decay"
+    if lowest == 0:
+        when = f"the first validation, at step {known[0].step},"
+        advice = (
+            "check whether the training targets belong to their inputs, also after augmentation, and whether both data "
+            "sets are prepared alike; otherwise use more data, a smaller model, or weight decay"
+        )
+    evidence = (
+        f"the loss in validation rose from {low:.3g} in {when} to {values[-1]:.3g}, while that in training fell from "
+        f"{run.losses.start:.3g} to {run.losses.level():.3g}"
+    )
+    yield Symptom("", evidence, advice, "note", size=(now - low) / max(abs(low), 1e-12), since=known[lowest].step)
+
+
+def _has_other_data(run: Run) -> bool:
+    """Return True if in the latest validation the gap begins at the very first layer: the data differ from training."""
+    begin = begin_of(run.comparisons[-1]) if run.comparisons else None
+    return begin is not None and begin.layer.name == run.comparisons[-1].gaps[0].layer.name
+
+
+OVERFITTING = Rule(
+    "overfitting",
+    overfitting,
+    at_once=True,
+    of_evaluations=True,
+    about="the loss in validation, where it is logged (`val_loss`), rises while that in training falls",
+    gives="note",
+)
+
+
+_COUNT, _MEAN, _DEVIATION = FIELDS.index("count"), FIELDS.index("mean"), FIELDS.index("deviation")
+
+GAP_NOTE = 1.0
+"""Training and validation differ if in some layer the mean of the median channel is this many standard deviations off,
+or if the RMS differs by a factor of e (a choice: a batch of 32 gives 0.2 by chance)."""
+
+GAP_BEGIN = 0.25
+"""The gap begins at the first layer, right before the one with a clear gap, where it is already this large (a
+choice)."""
+
+GAP_FACTOR_OVER_TRAINING = 4.0
+"""A gap must also be this many times that between two looks in training."""
+
+OTHER_DATA_GAP = 4.0
+"""The data itself is of another kind if the gap is this large at the input. Augmentation gives 0.3; the mean of a share
+p of the samples is at most sqrt((1 - p) / p) standard deviations from that of all: 1 for one of two equal classes, 3
+for one of ten."""
+
+STRANGE_STATISTICS_DISTANCE = 0.25
+"""Distance of running statistics from those of every look, and from averages over looks, above which they do not belong
+to the batches that were seen. Healthy runs of the benchmark's tuning half reach 0.21, where a momentum of 0.03 has not
+yet forgotten the initial 0 and 1."""
+
+UNCHANGED_IN_EVALUATION_KINDS: frozenset[Kind] = frozenset(
+    {"rectifier", "bounded", "smooth", "linear", "conv", "embedding"}
+)
+"""Kinds of layers that do in validation what they do in training."""
+
+UNCHANGED_IN_EVALUATION_NORMS = {"LayerNorm", "GroupNorm", "RMSNorm"}
+"""Types of norms that do in validation what they do in training."""
+
+BATCH_ALIKE_SHARE = 0.95
+"""How far the channel means of the last layer must move from batch to batch, as a share of the standard deviation
+within one, for the samples of a batch to count as alike. Healthy runs with batch norm in the benchmark's tuning half
+reach 0.31 after their first `LOOKS_BEFORE_BATCH_ALIKE` looks."""
+
+BATCH_ALIKE_CHANCE_FACTOR = 3.0
+"""For that the channel means must also move this many times as far as those of independent samples (a choice): with two
+samples in a batch, those move by 1."""
+
+LOOKS_BEFORE_BATCH_ALIKE = 16
+"""Number of looks before which the outputs still move on their own."""
+
+STEPS_BEFORE_SETTLED = 32
+"""Number of steps before which running statistics are still far from what they follow."""
+
+
+def train_eval_gap(run: Run) -> Iterator[Symptom]:
+    """Report the layer at which outputs in validation begin to differ from those in training.
+
+    It is an alarm if two evaluations in a row show it, the last layer differs too, some layer up to there may act
+    differently in validation, and running statistics that merely lag behind do not explain it. Where it begins at the
+    input, only a very large difference is an alarm. Batches whose samples are alike are reported too, if batch norms
+    use their statistics.
+    """
+    yield from _batches_alike(run)
+    found: list[Gap] = []
+    for comparison in run.comparisons:
+        begin = begin_of(comparison) if comparison.step >= STEPS_BEFORE_SETTLED else None
+        found = [] if begin is None else [*found, begin]
+    if not found:
+        return
+    # The layer that was named first stays the one; its numbers are those of the latest evaluation.
+    gaps, first = run.comparisons[-1].gaps, found[0]
+    now = next((gap for gap in gaps if gap.layer.name == first.layer.name), first)
+    largest = max(gaps, key=lambda gap: gap.size)
+    strange = _strange(list(run.comparisons)[-2:])
+    evidence = (
+        f"in validation its outputs have an RMS of {now.evaluation:.2g}, in training {now.training:.2g}, and its "
+        f"channels lie {now.size:.1f} standard deviations away ({now.usual:.2g} between two looks in training); "
+        f"the largest gap is {largest.size:.1f}, in {largest.layer.name}"
+    )
+    advice = "check running statistics of norms (momentum, eval mode), dropout, and how validation data is prepared"
+    if first.layer.name == gaps[0].layer.name:
+        # Where the data differ, norms may hide it from later layers.
+        is_harm = min(gap.size for gap in found) > OTHER_DATA_GAP
+        moved = ", or its weights have changed since" if first.layer.weights and run.has_blown_up else ""
+        evidence += f"; it begins at the input: validation data differ from training data{moved}"
+        advice = (
+            "check how both are prepared, in training_step too: the normalization first, whether it is applied once in "
+            "each, then the class balance"
+        )
+    else:
+        is_harm = gaps[-1].size > GAP_NOTE / 2 and strange is not False and may_differ(run, first)
+        if not may_differ(run, first):
+            evidence += (
+                "; no layer up to there behaves differently in validation: weights change fast, or the data differ"
+            )
+            advice = "check how validation data is prepared"
+        elif strange:
+            evidence += f"; the running statistics of {strange} match no batch seen lately"
+        elif strange is False:
+            evidence += "; running statistics match batches seen lately: they lag behind, or the data differ"
+    severity: Severity = "alarm" if len(found) > 1 and is_harm else "note"
+    yield Symptom(first.layer.name, evidence, advice, severity, largest.size)
+
+
+def _strange(comparisons: Sequence[StageComparison]) -> str | Literal[False] | None:
+    """Find a batch norm whose running statistics match no training batch, at all of some evaluations.
+
+    Returns:
+        The name of the first such norm; False if there is none; None if an evaluation has no known norm.
+    """
+    known = [{norm.layer.name: norm for norm in comparison.norms} for comparison in comparisons]
+    if not known or not all(known):
+        return None
+    names = [
+        name
+        for name in known[-1]
+        if all(name in one and one[name].before > STRANGE_STATISTICS_DISTANCE for one in known)
+    ]
+    return names[0] if names else False
+
+
+def begin_of(comparison: StageComparison) -> Gap | None:
+    """Return the gap of the layer where the first clear gap begins; None if no gap is clear.
+
+    That is the first clear gap, or the earliest one in an unbroken series of gaps above GAP_BEGIN that leads to it.
+    """
+    gaps = list(comparison.gaps)
+    clear = next((i for i, gap in enumerate(gaps) if _is_far(gap, GAP_NOTE)), None)
+    if clear is None:
+        return None
+    while clear and gaps[clear - 1].size > GAP_BEGIN:
+        clear -= 1
+    return gaps[clear]
+
+
+def may_differ(run: Run, gap: Gap) -> bool:
+    """Return True if the layer, or one before it, may behave differently in validation, as dropout does."""
+    return any(
+        layer.computed
+        or not (layer.kind in UNCHANGED_IN_EVALUATION_KINDS or layer.type in UNCHANGED_IN_EVALUATION_NORMS)
+        for layer in run.layers[: run.place(gap.layer.name) + 1]
+    )
+
+
+def _batches_alike(run: Run) -> Iterator[Symptom]:
+    """Report batches of samples that are alike, such as sorted by class, if batch norms use the batch's statistics."""
+    if not run.arrays.batch_norms or run.seen < LOOKS_BEFORE_BATCH_ALIKE or run.losses.is_mixed:
+        return
+    norms = [run.layers[place] for place in run.arrays.batch_norms]
+    norm = next((layer for layer in norms if layer.trainable), None)
+    if norm is None:
+        return
+    last = next((layer for layer in reversed(run.layers) if layer.weights and run.now.of(layer.name, "output")), norm)
+    rows = run.units(last.name, looks=len(run.looks))
+    if last.kind == "norm" or rows is None or len(rows) < 3:
+        return
+    # Second differences leave out what moves steadily, as answers do that are being learnt: 6 = 1 + 4 + 1.
+    moves = rows[2:, :, _MEAN] - 2 * rows[1:-1, :, _MEAN] + rows[:-2, :, _MEAN]
+    between, within = (np.sqrt(np.mean(part**2, axis=0)) for part in (moves / math.sqrt(6), rows[:, :, _DEVIATION]))
+    known = within > 0
+    share = float(np.median(between[known] / within[known])) if known.any() else 0.0
+    if not share > BATCH_ALIKE_SHARE:
+        return
+    # What independent samples give: the mean of n moves by 1 / sqrt(n), within a batch they deviate by less than 1.
+    chance = 1 / math.sqrt(max(float(np.median(rows[:, :, _COUNT])) - 1, 1.0))
+    if not share > BATCH_ALIKE_CHANCE_FACTOR * chance or not uses_batch_statistics(run, norm):
+        return
+    evidence = (
+        f"the channels of {last.name} move by {share:.2g} standard deviations from batch to batch, where {chance:.2g} "
+        f"is usual: samples of a batch are alike, and batch norms take their statistics from each batch{harm_of(run)}"
+    )
+    advice = "shuffle the data, or use norms that do not depend on the batch, such as GroupNorm"
+    yield Symptom(norm.name, evidence, advice, "alarm", share)
+
+
+def _is_far(gap: Gap, limit: float) -> bool:
+    return gap.size > limit and gap.size > GAP_FACTOR_OVER_TRAINING * gap.usual  # never, if nothing tells what is usual
+
+
+TRAIN_EVAL_GAP = Rule(
+    "train_eval_gap",
+    train_eval_gap,
+    at_once=True,
+    of_evaluations=True,
+    look_at="health/activation_rms",
+    about="a layer whose outputs in validation differ from those in training, unless different data, "
+    "fast-changing weights or lagging running statistics explain it",
+)
