@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from torchmetrics import MeanMetric
 
 from hookboard.experiments import Setting, checkup, experiment, read_apart
+from hookboard.experiments.rates import RateTrial, happened
 from hookboard.replay import CannotRunAgainError
 
 pytestmark = pytest.mark.unit
@@ -122,6 +123,11 @@ def test_a_rate_far_too_small_is_a_note_also_if_the_best_that_is_tried_falls_a_l
     )
     assert rate.evidence.endswith("it changes by less than 0.5%")
     assert found.in_short.endswith(f"at a rate of 0.0003 it falls by {little:.0%}")
+
+
+@pytest.mark.parametrize(("after", "said"), [(6.0, "it rises by 200%"), (6e9, "it rises to 3e+09 times its value")])
+def test_a_loss_that_blows_up_is_a_multiple_of_its_value(after, said):
+    assert happened(RateTrial(1.0, 0.1, 30, before=2.0, after=after, right=1.0, exchanged=2.0)) == said
 
 
 def test_a_warmup_from_a_small_rate_is_no_finding():

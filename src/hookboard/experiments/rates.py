@@ -51,6 +51,10 @@ SLOW_SHARE, TOO_FEW_STEPS = 0.02, 10
 than would do as much as the rate at which the loss falls (choices)."""
 
 
+RISEN_FACTOR = 10.0
+"""A loss that rises by more than this many times its value is said to rise to a multiple, not by a percentage (a
+choice)."""
+
 FAR_FACTOR = 100.0
 """If the loss falls by at least STUCK_SHARE, but at no rate by FALLEN_SHARE, a rate is named that is at least this many
 times the user's (a choice)."""
@@ -415,4 +419,6 @@ def happened(trial: RateTrial) -> str:
         return f"it falls by {trial.fall:.0%}, and the outputs are the same for every sample"
     if abs(trial.fall) < 0.005:
         return "it changes by less than 0.5%"
+    if trial.fall < -RISEN_FACTOR:
+        return f"it rises to {1 - trial.fall:.1g} times its value"
     return f"it {'falls' if trial.fall > 0 else 'rises'} by {abs(trial.fall):.0%}"

@@ -230,7 +230,7 @@ def _matching(patterns: Iterable[str], names: Collection[str]) -> set[str]:
         except ValueError as error:
             raise ValueError(f"rules: {error}") from error
         if not new:
-            raise unknown("rule", pattern, names, most=None)
+            raise unknown("rule", pattern, sorted(names), most=None)
         found.update(new)
     return found
 
