@@ -1,7 +1,7 @@
 """Programs that no rule was written with: from benchmarks and forums that nobody had used when the rules were done.
 
 The causes were committed before any monitor saw a program. Later, rules were written for what had been missed here, and
-`cleared_gradients` and `optimizer_settings` were added to the causes of two: the set is no longer blind, `newer.py` is.
+`cleared_gradients` and `optimizer_settings` were added to the causes of two: the set is no longer blind.
 """
 
 from collections.abc import Callable

@@ -61,24 +61,28 @@ def followed(program: Program, advice: str, module: str) -> tuple[str, Program] 
 # Rates
 
 
-def _scaled_rate(program: Program, factor: float) -> Program:
-    def scaled(parameters: Iterable[nn.Parameter]) -> Optimizer:
+def _with_group(program: Program, name: str, value: Callable[[Any], float]) -> Program:
+    """Set an option of the optimizer's groups to what the function makes of it."""
+
+    def changed(parameters: Iterable[nn.Parameter]) -> Optimizer:
         optimizer = program.optimizer(parameters)
         for group in optimizer.param_groups:
-            group["lr"] *= factor
+            group[name] = value(group[name])
         return optimizer
 
-    return replace(program, optimizer=scaled)
+    return replace(program, optimizer=changed)
+
+
+def _scaled_rate(program: Program, factor: float) -> Program:
+    return _with_group(program, "lr", lambda rate: rate * factor)
 
 
 def _named_rate(program: Program, match: re.Match[str], module: str) -> Program:
-    def named(parameters: Iterable[nn.Parameter]) -> Optimizer:
-        optimizer = program.optimizer(parameters)
-        for group in optimizer.param_groups:
-            group["lr"] = float(match["rate"])
-        return optimizer
+    return _with_group(program, "lr", lambda rate: float(match["rate"]))
 
-    return replace(program, optimizer=named)
+
+def _named_epsilon(program: Program, match: re.Match[str], module: str) -> Program:
+    return _with_group(program, "eps", lambda eps: float(match["eps"]))
 
 
 def _named_factor(program: Program, match: re.Match[str], module: str) -> Program:
@@ -92,16 +96,6 @@ def _rate(factor: float, program: Program, match: re.Match[str], module: str) ->
 
 def _clipped(program: Program, match: re.Match[str], module: str) -> Program | None:
     return None if program.clip is not None else replace(program, clip=1.0)
-
-
-def _named_epsilon(program: Program, match: re.Match[str], module: str) -> Program:
-    def named(parameters: Iterable[nn.Parameter]) -> Optimizer:
-        optimizer = program.optimizer(parameters)
-        for group in optimizer.param_groups:
-            group["eps"] = float(match["eps"])
-        return optimizer
-
-    return replace(program, optimizer=named)
 
 
 def _usual_step(program: Program, match: re.Match[str], module: str) -> Program | None:

@@ -148,8 +148,8 @@ def test_layers_in_a_list_are_an_alarm_with_their_parameters():
     assert all(torch.equal(layer.weight, old) for layer, old in zip(model.hidden, before, strict=True))  # the oracle
     assert (found.severity, found.rule) == ("alarm", "not_in_optimizer")
     assert found.evidence == (
-        "a gradient reaches parameters that belong neither to the model nor to an optimizer of the fit: 4; as torch "
-        "initializes them look 2 of them, of shapes [4, 32], [32, 4]"
+        "a gradient reaches parameters that neither the model nor an optimizer has: 4; 2 look as torch initializes "
+        "them, of shapes [4, 32], [32, 4]"
     )
 
 
@@ -222,7 +222,7 @@ def test_copies_of_the_models_weights_and_what_a_step_makes_for_itself_are_fine(
 def test_a_layer_that_the_step_makes_is_an_alarm_that_says_so():
     (found,) = said(Reaching(lambda model, batch: nn.Linear(4, 32)(batch)))
     assert (found.severity, found.rule) == ("alarm", "not_in_optimizer")
-    assert ": 2, of which the step makes 2 anew; as torch initializes them look 1 of them" in found.evidence
+    assert "nor an optimizer has: 2, 2 of them made by the step itself; 1 look as torch" in found.evidence
     assert found.advice.startswith("make layers in __init__")
 
 

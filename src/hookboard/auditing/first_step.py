@@ -5,9 +5,9 @@ from typing import Any, NamedTuple
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, SingleDeviceStrategy
-from torch import Tensor, nn
+from torch import Tensor
 
-from hookboard.auditing.optimizing import findings_of_optimizers
+from hookboard.auditing.optimizing import Outsider, findings_of_optimizers, outsiders
 from hookboard.auditing.reading import Reader
 from hookboard.auditing.rules import Finding
 from hookboard.either_lightning import is_lightning
@@ -46,7 +46,7 @@ def read_first_step(trainer: Trainer, pl_module: LightningModule, batch: Any, ba
         The findings, the flow and the constant loss; if the step was not traced, only findings of the optimizers.
     """
     first, reached = FirstStep([], Flow()), None
-    outside: list[nn.Parameter] = []
+    outside: list[Outsider] = []
     try:
         first, reached, outside = _traced(trainer, pl_module, batch, batch_idx)
     except (CannotRunAgainError, CollectiveError) as why:
@@ -64,7 +64,7 @@ def read_first_step(trainer: Trainer, pl_module: LightningModule, batch: Any, ba
 
 def _traced(
     trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
-) -> tuple[FirstStep, set[str], list[nn.Parameter]]:
+) -> tuple[FirstStep, set[str], list[Outsider]]:
     """Run the step, and return what is known of it, and the parameters that a gradient reaches.
 
     These are the names of the model's, and those that the model does not have, see `Reader.outside`.
@@ -87,7 +87,7 @@ def _traced(
                 if not (is_manual and reader.losses):
                     raise
             first = FirstStep(reader.findings(), reader.flow(), reader.constant_loss())
-            return first, reader.reached, list(reader.outside)
+            return first, reader.reached, outsiders(pl_module, reader.outside)
         finally:
             reader.forget()
 

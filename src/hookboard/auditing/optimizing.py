@@ -1,14 +1,13 @@
 """Finds faults in the optimizers and schedulers of a fit before its first step."""
 
 import copy
-import gc
 import math
 import warnings
+import weakref
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from types import FrameType, GeneratorType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -44,11 +43,27 @@ MIN_CYCLES = 2
 """
 
 
+class Outsider(NamedTuple):
+    """A parameter that the model does not have, and that a gradient reaches.
+
+    Args:
+        reference: leads to it; to None after the step if the step had made it for itself.
+        shape: its shape.
+        is_fresh: whether it looks as torch initializes linear layers.
+        is_copy: whether it is nearly a parameter of the model, as an average of its weights is.
+    """
+
+    reference: "weakref.ref[nn.Parameter]"
+    shape: tuple[int, ...]
+    is_fresh: bool
+    is_copy: bool
+
+
 def findings_of_optimizers(
     trainer: Trainer,
     pl_module: LightningModule,
     reached: Collection[str] | None,
-    outside: Sequence[nn.Parameter] = (),
+    outside: Sequence[Outsider] = (),
 ) -> Iterator[Finding]:
     """Yield findings on the optimizers, their settings and schedules.
 
@@ -69,7 +84,7 @@ def findings_of_optimizers(
     parameters = {name: p for name, p in pl_module.named_parameters() if not is_lazy(p)}
     if reached is not None:
         yield from _not_in_optimizer(trainer, parameters, reached)
-    yield from _not_in_model(trainer, parameters, outside, may_be_meant=not pl_module.automatic_optimization)
+    yield from _not_in_model(trainer, outside, may_be_meant=not pl_module.automatic_optimization)
     yield from _frozen(parameters)
     yield from _settings(trainer)
     if trainer.lr_scheduler_configs and not trainer.global_step:  # in a resumed fit the earlier rates are unknown
@@ -120,13 +135,16 @@ def _not_in_optimizer(
     )
 
 
-def _not_in_model(
-    trainer: Trainer,
-    parameters: Mapping[str, nn.Parameter],
-    outside: Sequence[nn.Parameter],
-    *,
-    may_be_meant: bool,
-) -> Iterator[Finding]:
+def outsiders(model: nn.Module, outside: Iterable[nn.Parameter]) -> list[Outsider]:
+    """Describe parameters that the model does not have, without keeping them."""
+    own = list(model.parameters())
+    return [
+        Outsider(weakref.ref(one), tuple(one.shape), _is_fresh(one.detach()), any(_is_copy(one, of) for of in own))
+        for one in outside
+    ]
+
+
+def _not_in_model(trainer: Trainer, outside: Sequence[Outsider], *, may_be_meant: bool) -> Iterator[Finding]:
     """Yield a finding if parameters that the model does not have get a gradient, and no optimizer holds them.
 
     It is an alarm if a matrix among them looks as torch initializes it, so that nobody has trained it; but a note if
@@ -134,41 +152,27 @@ def _not_in_model(
     matrices are copies of the model's, as averages of its weights are, and of what the step makes for itself, such as a
     perturbation, unless it looks like a layer.
     """
-    made = _held_by_none_but(outside)  # before they are in other lists
     held = {id(p) for optimizer in trainer.optimizers for group in optimizer.param_groups for p in group["params"]}
-    left = [parameter for parameter in outside if id(parameter) not in held]
+    left = [one for one in outside if id(one.reference()) not in held]
     if not left or not held:
         return
-    fresh = [parameter for parameter in left if _is_fresh(parameter.detach())]
-    matrices = fresh or [parameter for parameter in left if parameter.dim() > 1]
-    if matrices and all(any(_is_copy(one, of) for of in parameters.values()) for one in matrices):
+    fresh = [one for one in left if one.is_fresh]
+    matrices = fresh or [one for one in left if len(one.shape) > 1]
+    made = sum(one.reference() is None for one in left)
+    if (matrices and all(one.is_copy for one in matrices)) or (made and not fresh):
         return
-    if not fresh and any(id(one) in made for one in left):
-        return
-    count = sum(id(one) in made for one in left)
-    made_anew = f", of which the step makes {count} anew" if count else ""
+    anew = f", {made} of them made by the step itself" if made else ""
     shapes = listed((str(list(one.shape)) for one in fresh), 3)
-    as_torch = f"; as torch initializes them look {len(fresh)} of them, of shapes {shapes}" if fresh else ""
+    as_torch = f"; {len(fresh)} look as torch initializes them, of shapes {shapes}" if fresh else ""
     yield Finding(
         "not_in_optimizer",
         "alarm" if fresh and not may_be_meant else "note",
         "",
-        "a gradient reaches parameters that belong neither to the model nor to an optimizer of the fit: "
-        f"{len(left)}{made_anew}{as_torch}",
-        ("make layers in __init__" if count else "keep layers in an nn.ModuleList, not in a list")
+        f"a gradient reaches parameters that neither the model nor an optimizer has: {len(left)}{anew}{as_torch}",
+        ("make layers in __init__" if made else "keep layers in an nn.ModuleList, not in a list")
         + ", so that the model has their parameters; nothing, if they are not to be trained, as of a fixed network in "
         "the loss",
     )
-
-
-def _held_by_none_but(outside: Sequence[nn.Parameter]) -> set[int]:
-    """Return the `id` of each parameter to which nothing but the given list refers: the step had made it for itself."""
-    made = set()
-    for one in outside:
-        others = (by for by in gc.get_referrers(one) if by is not outside)
-        if all(isinstance(by, FrameType | GeneratorType) for by in others):
-            made.add(id(one))
-    return made
 
 
 NEAR_COPY = 0.5
