@@ -10,73 +10,92 @@ import os
 import resource
 import sys
 import tempfile
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from hookboard.measure import accelerator
 
-SIGNATURE = {
-    "values": "",
-    "scale": "*fp32",
-    "counts": "*i64",
-    "rows": "*fp64",
-    "elements": "i64",
-    "channels": "i64",
-    "inner": "i64",
+TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+FAST_FLOAT64 = {80, 90, 100}
+"""Compute capabilities whose cards add float64 at half the speed of float32, most of them."""
+
+LAYOUTS = {
+    accelerator.WHOLE: (torch.Size([1 << 24]), None),
+    accelerator.FIRST: (torch.Size([4096, 4096]), 0),
+    accelerator.RUNS: (torch.Size([64, 256, 56, 56]), 1),
+    accelerator.LAST: (torch.Size([8192, 4096]), 1),
 }
-
-TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
-
-DUE = [(True, False), (True, True), (False, False)]
-"""Of the kernels for whole tensors: whether magnitudes are summed, and whether bins are counted."""
+"""Of each layout a tensor that has it, and the dimension of its channels."""
 
 
-def row_kernel(capability, dtype, layout, has_scale, has_abs_mean, has_bins, is_aligned):
-    """The source of a variant of `rows_of`, as the launcher asks for it on such a card."""
-    from hookboard.measure import triton_kernel
+class Variant(NamedTuple):
+    """What decides for which kernel the launcher asks."""
 
-    values, width = accelerator.tile(("flat", "spread", "last", "last")[layout], TYPES[dtype], has_bins)
-    has_fast_float64 = (capability // 10, capability % 10) in accelerator.FAST_FLOAT64
-    constants = {
-        "LAYOUT": layout,
-        "ROWS": values,
-        "CHANNELS": width,
-        "PAIRS": dtype != "fp64" and not has_fast_float64,
-        "HAS_SCALE": has_scale,
-        "HAS_ABS_MEAN": has_abs_mean,
-        "HAS_BINS": has_bins,
-    }
-    aligned = range(4) if is_aligned else range(1, 4)
-    return source_of(triton_kernel.rows_of, {**SIGNATURE, "values": f"*{dtype}"}, constants, aligned)
+    dtype: str
+    layout: int
+    bins: bool = False
+    scale: bool = False
+    abs_mean: bool = True
+    aligned: bool = True
+    together: bool = False
 
-
-def merge_kernel():
-    from hookboard.measure import triton_kernel
-
-    signature = {"parts": "*fp64", "rows": "*fp64", "count": "i32", "channels": "i64"}
-    return source_of(triton_kernel.merge, signature, {"PARTS": accelerator.MAX_PROGRAMS}, range(2))
+    def job(self) -> accelerator.Job:
+        shape, dim = LAYOUTS[self.layout]
+        # Only its dtype and address are looked at: it is the memory of two numbers.
+        memory = torch.empty(64, dtype=TYPES[self.dtype])
+        of_shape = accelerator._shape_of(shape, torch.empty(shape, device="meta").stride(), dim)
+        return accelerator.Job(memory[0 if self.aligned else 1 :], None, *of_shape)
 
 
-def source_of(kernel, signature, constants, aligned):
+def source_of(capability: int, variant: Variant) -> tuple[Any, int]:
+    """The source of a kernel for such a card, and how many warps it has."""
     from triton.compiler import ASTSource
 
-    signature |= dict.fromkeys(constants, "constexpr")
+    from hookboard.measure import triton_kernel
+
+    job = variant.job()
+    if variant.together and job.layout == accelerator.WHOLE:
+        job = job._replace(layout=accelerator.FIRST)
+    tiles = accelerator._tiles(job, variant.bins)
+    constants = accelerator._constants(job, tiles, variant.scale, variant.abs_mean, variant.bins)
+    constants["PAIRS"] = capability not in FAST_FLOAT64
+    if variant.together:
+        pointers, numbers = {"like": f"*{variant.dtype}", "scale": "*fp32", "table": "*i64"}, {"jobs": "i32"}
+        kernel = triton_kernel.measure_many
+    else:
+        pointers = {"values": f"*{variant.dtype}", "scale": "*fp32", "counts": "*i64", "rows": "*fp64"}
+        pointers |= {"scratch": "*fp64", "counters": "*i32"}
+        numbers = dict.fromkeys(["outer", "channels", "inner", "apart", "every"], "i64") | {"is_fresh": "i32"}
+        kernel = triton_kernel.measure
+    signature = pointers | numbers | dict.fromkeys(constants, "constexpr")
     names = list(signature)
-    return ASTSource(
+    aligned = range(0 if variant.aligned else 1, len(pointers))
+    source = ASTSource(
         kernel,
         signature=signature,
         constexprs={(names.index(name),): value for name, value in constants.items()},
         attrs={(i,): [["tt.divisibility", 16]] for i in aligned},
     )
+    return source, tiles.warps
 
 
-def compiled(source: Any, capability: int) -> Any:
-    """What Triton makes of it for a card of this compute capability."""
+def compiled(capability: int, variant: Variant) -> Any:
+    """What Triton makes of a variant for a card of this compute capability."""
     import triton
     from triton.backends.compiler import GPUTarget
 
-    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=accelerator.OPTIONS)
+    source, warps = source_of(capability, variant)
+    options = accelerator.options(warps)
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+
+
+OF_A_FIRST_STEP = [
+    *(Variant("bf16", accelerator.WHOLE, bins=bins) for bins in (False, True)),
+    *(Variant("bf16", layout, bins=True, abs_mean=False) for layout in (accelerator.RUNS, accelerator.LAST)),
+    *(Variant("bf16", accelerator.FIRST, abs_mean=False, aligned=aligned, together=True) for aligned in (True, False)),
+]
 
 
 def main() -> None:
@@ -85,10 +104,8 @@ def main() -> None:
         os.environ["TRITON_CACHE_DIR"] = nothing  # before Triton is imported
         for capability in map(int, sys.argv[1:]):
             start = cpu_seconds()
-            flat = [row_kernel(capability, "bf16", 0, False, abs_mean, bins, True) for abs_mean, bins in DUE]
-            of_channels = [row_kernel(capability, "bf16", layout, False, False, False, True) for layout in (1, 2, 3)]
-            for source in (*flat, *of_channels, merge_kernel()):
-                compiled(source, capability)
+            for variant in OF_A_FIRST_STEP:
+                compiled(capability, variant)
             print(f"{capability}: {cpu_seconds() - start:.1f} s")
 
 

@@ -1,9 +1,10 @@
-"""A CUDA device that is none: tensors on it say that they are, lie on the CPU, and tell of each wait for them."""
+"""CUDA devices that are none: tensors on them say that they are, lie on the CPU, and tell of each wait for them."""
 
 import concurrent.futures
+import contextlib
+import functools
 import threading
 import traceback
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,12 +16,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import hookboard
+from hookboard.measure import BINS, FORMULAS, accelerator, measure, measure_channels, merge_rows, plan
 
 CUDA = torch.device("cuda", 0)
 PACKAGE = str(Path(hookboard.__file__).parent)
 GETTERS = {getattr(Tensor, name).__get__: name for name in ("device", "is_cuda", "is_cpu")}
 DATA_DEPENDENT = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
+
+PAGEABLE = 1 << 16
+"""The bytes up to which a copy from ordinary memory does not wait, as CUDA's documents say."""
 
 UPLOADS = ("tensor", "as_tensor", "asarray", "new_tensor")
 """They copy numbers of the host to the device, and wait until they are there."""
@@ -35,11 +40,13 @@ class Wait(NamedTuple):
 
 
 class Pretended:
-    """The device: which tensors are on it, and who has waited for it."""
+    """The devices: which tensors are on them, and who has waited for them."""
 
     def __init__(self):
         self.waits: list[Wait] = []
+        self.pinned_bytes = 0
         self._storages: dict[int, Any] = {}  # kept, so that no other tensor gets the address
+        self._devices: dict[int, int] = {}
         self._pinned: dict[int, Any] = {}
         self._under_way: list[tuple[Tensor, Tensor]] = []
         self._arriving = threading.Lock()
@@ -47,16 +54,21 @@ class Pretended:
     def __contains__(self, tensor: Tensor) -> bool:
         return tensor.layout is torch.strided and tensor.untyped_storage()._cdata in self._storages
 
-    def take(self, value: Any) -> Any:
-        """Put what an operation has returned on the device."""
+    def take(self, value: Any, index: int = 0) -> Any:
+        """Put what an operation has returned on a device."""
         for tensor in tree_leaves(value):
-            if isinstance(tensor, Tensor):
+            if isinstance(tensor, Tensor) and tensor not in self:
                 storage = tensor.untyped_storage()
-                self._storages[storage._cdata] = storage
+                self._storages[storage._cdata], self._devices[storage._cdata] = storage, index
         return value
+
+    def index_of(self, tensor: Tensor) -> int | None:
+        """The number of its device; None on the host."""
+        return self._devices[tensor.untyped_storage()._cdata] if tensor in self else None
 
     def pin(self, tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
+        self.pinned_bytes += storage.nbytes()
         self._pinned[storage._cdata] = storage
         return tensor
 
@@ -84,7 +96,7 @@ class Pretended:
                 in_another_thread(into.copy_, tensor)
             self._under_way.clear()
 
-    @contextmanager
+    @contextlib.contextmanager
     def modes(self):
         """In this thread, until the end, tensors say where they are."""
         with Functions(self), Operations(self):
@@ -112,7 +124,8 @@ class Functions(TorchFunctionMode):
         kwargs, mine = dict(kwargs or {}), self.pretended
         if function in GETTERS:
             has, getter = args[0] in mine, GETTERS[function]
-            return {"device": CUDA if has else function(*args), "is_cuda": has, "is_cpu": not has}[getter]
+            there = torch.device("cuda", mine.index_of(args[0])) if has else function(*args)
+            return {"device": there, "is_cuda": has, "is_cpu": not has}[getter]
         name = getattr(function, "__name__", "")
         if function in (Tensor.to, Tensor.cpu, Tensor.cuda):
             return self.moved(name, *args, **kwargs)
@@ -129,28 +142,33 @@ class Functions(TorchFunctionMode):
             is_there = isinstance(args[0], Tensor) and args[0] in mine
             if name in UPLOADS and made.numel() and not is_there:
                 mine.wait(f"an upload by {name}")
-            return mine.take(made)
+            return mine.take(made, torch.device(kwargs["device"]).index or 0)
         return function(*args, **kwargs)
 
     def moved(self, name, tensor, *args, copy=False, **kwargs):
         mine, there = self.pretended, tensor in self.pretended
         to, dtype, non_blocking, memory_format = there, None, kwargs.get("non_blocking", False), None
+        index = mine.index_of(tensor) or 0
         if name != "to":
             to = name == "cuda"
         else:
             device, dtype, non_blocking, memory_format = torch._C._nn._parse_to(*args, **kwargs)
             other = args[0] if args and isinstance(args[0], Tensor) else kwargs.get("other")
             if other is not None:
-                to = other in mine
+                to, index = other in mine, mine.index_of(other) or 0
             elif device is not None:
-                to = device.type == "cuda"
+                to, index = device.type == "cuda", device.index or 0
         options = {"dtype": dtype or tensor.dtype, "memory_format": memory_format or torch.preserve_format}
-        if to is there:
+        if to is there and (not there or index == mine.index_of(tensor)):
             return tensor.to(**options, copy=copy)
-        if tensor.numel() and not non_blocking:
+        if to and there:  # from device to device nobody waits
+            return mine.take(in_another_thread(functools.partial(tensor.to, **options, copy=True)), index)
+        # From memory that is not page-locked, a copy of more than 64 KB is made by the host.
+        is_slow = to and not mine.is_pinned(tensor) and tensor.numel() * tensor.element_size() > PAGEABLE
+        if tensor.numel() and (not non_blocking or is_slow):
             mine.wait(f"a copy {'to' if to else 'from'} the device")
         moved = tensor.to(**options, copy=True)
-        return mine.take(moved) if to else in_another_thread(moved.detach().clone)
+        return mine.take(moved, index) if to else in_another_thread(moved.detach().clone)
 
 
 class Operations(TorchDispatchMode):
@@ -169,13 +187,16 @@ class Operations(TorchDispatchMode):
             return self.copied(*args, **kwargs)
         if True not in places:
             return function(*args, **kwargs)
+        indices = {mine.index_of(tensor) for tensor in given if tensor in mine}
+        if len(indices) > 1 and name != "copy_":
+            raise RuntimeError(f"{function}: expected all tensors to be on the same device, but they are on {indices}")
         if len(places) == 2 and name.startswith("index"):
             mine.wait("a copy of indices to the device")
         elif len(places) == 2:
             raise RuntimeError(f"{function}: expected all tensors to be on the same device")
         if DATA_DEPENDENT & set(function.tags) and self.needs_values(name, given, kwargs):
             mine.wait(function)
-        return mine.take(function(*args, **kwargs))
+        return mine.take(function(*args, **kwargs), next(iter(indices)))
 
     def needs_values(self, name, given, kwargs):
         """Whether the host has to know values for the operation itself or the shape of what it gives."""
@@ -215,7 +236,8 @@ def pretended_cuda(device: Pretended):
             return True
 
     class Stream:
-        device = CUDA
+        def __init__(self, index: int) -> None:
+            self.device = torch.device("cuda", index)
 
         def wait_event(self, event: Event) -> None:
             pass
@@ -226,10 +248,11 @@ def pretended_cuda(device: Pretended):
         def record_event(self) -> Event:
             return Event()
 
-    stream = Stream()
+    streams = [Stream(index) for index in range(2)]
     return {
         "Event": Event,
-        "current_stream": lambda device=None: stream,
+        "device": lambda device: contextlib.nullcontext(),
+        "current_stream": lambda device=None: streams[0 if device is None else torch.device(device).index or 0],
         "current_device": lambda: 0,
         "is_current_stream_capturing": lambda: False,
         "get_device_capability": lambda device=None: (9, 0),
@@ -244,3 +267,61 @@ class PretendedAccelerator(CPUAccelerator):
 
     def setup_device(self, device: torch.device) -> None:
         pass
+
+
+def pretend_kernels(device: Pretended, monkeypatch: Any) -> None:
+    """The kernels of Triton are launched by code of ours, and what they would measure is measured on the CPU."""
+    measure, many, state = accelerator.measure, accelerator._launch_many, accelerator._State()
+    device.launches = launches = []
+
+    def launch(name: str, grid: Any, pointers: Any, numbers: Any, constants: Any) -> bool:
+        indices = {device.index_of(tensor) for tensor in pointers}
+        assert len(indices) == 1, f"the arguments of {name} lie on {indices}"
+        assert None not in indices, f"{name} was given memory of the host"
+        launches.append(name)
+        return True
+
+    def alone(target: Any, *, with_abs_mean: bool, scale: Tensor | None = None) -> bool:
+        measure(target, with_abs_mean=with_abs_mean, scale=scale)
+        in_another_thread(as_kernels_do, target, scale)
+        return True
+
+    def together(targets: Any, with_abs_mean: bool, scale: Tensor | None) -> bool:
+        many(targets, with_abs_mean, scale)
+        for target in targets:
+            in_another_thread(as_kernels_do, target, scale)
+        return True
+
+    monkeypatch.setattr(accelerator, "_state", state)
+    monkeypatch.setattr(accelerator, "_launch", launch)
+    monkeypatch.setattr(accelerator, "measure", alone)
+    monkeypatch.setattr("hookboard.recording.arena.measure_job", alone)
+    monkeypatch.setattr(accelerator, "_launch_many", together)
+
+
+def as_kernels_do(target: Any, scale: Tensor | None) -> None:
+    """What the kernels do with a tensor, on the CPU."""
+    job = target.job
+
+    def numbers(tensor: Tensor, apart: int) -> Tensor:
+        shape, stride = {
+            accelerator.WHOLE: ((job.inner,), (1,)),
+            accelerator.FIRST: ((job.channels, job.inner), (apart, 1)),
+            accelerator.RUNS: ((job.outer, job.channels, job.inner), (job.channels * apart, apart, 1)),
+            accelerator.LAST: ((job.outer, job.channels), (job.channels, 1)),
+        }[job.layout]
+        return tensor.detach().as_strided(shape, stride)
+
+    values, every = numbers(job.values, job.apart), plan(list(FORMULAS))
+    values = values if job.minus is None else values.float() - numbers(job.minus, job.inner).float()
+    found = torch.zeros(BINS, dtype=torch.long)
+    rows = torch.as_tensor(measure(values, every, counts=found, scale=scale), dtype=torch.float64)[None]
+    if job.every:
+        dim = 0 if job.layout == accelerator.FIRST else 1
+        rows = torch.cat([rows, torch.as_tensor(measure_channels(values, dim, every, scale=scale)[1])])
+    if not target.is_fresh:
+        owner = torch.arange(len(rows)).repeat(2)
+        rows = merge_rows(torch.cat([target.rows[: len(rows)], rows]), owner, len(rows), ())
+    target.rows[: len(rows)] = rows
+    if target.counts is not None:
+        target.counts.add_(found)

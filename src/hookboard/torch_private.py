@@ -260,6 +260,19 @@ class NoCollectives(TorchDispatchMode):
         return operator(*args, **(kwargs or {}))
 
 
+def copied_together(tensors: list[Tensor]) -> list[Tensor]:
+    """Return copies of tensors: those of one device and dtype are made in a few launches, not in one for each."""
+    copies = [torch.empty_like(tensor) for tensor in tensors]
+    by_device: dict[torch.device, tuple[list[Tensor], list[Tensor]]] = {}
+    for copy, tensor in zip(copies, tensors, strict=True):
+        into, of = by_device.setdefault(tensor.device, ([], []))
+        into.append(copy)
+        of.append(tensor)
+    for into, of in by_device.values():
+        torch._foreach_copy_(into, of)
+    return copies
+
+
 def waited(tensor: Tensor) -> Tensor:
     """Wait for the collective that computes this tensor, if there is one, and return the plain result."""
     return tensor.wait() if isinstance(tensor, AsyncCollectiveTensor) else tensor

@@ -6,7 +6,14 @@ import pytest
 import torch
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.strategies import SingleDeviceStrategy
-from pretended import CUDA, Functions, Pretended, PretendedAccelerator, in_another_thread, pretended_cuda
+from pretended import (
+    CUDA,
+    Functions,
+    Pretended,
+    PretendedAccelerator,
+    pretend_kernels,
+    pretended_cuda,
+)
 from torch import nn
 from toys import Toy, batches, fit, images, mlp, scalars
 
@@ -21,14 +28,13 @@ from hookboard import (
     Statistic,
 )
 from hookboard.loops.worker import Worker
-from hookboard.measure import EMPTY, FORMULAS, accelerator, measure, measure_channels, merge_rows, plan
+from hookboard.measure import accelerator
 
 STEPS = 5
 DATA = batches(*[8] * STEPS)
 NEVER = 10**9
 FIRST_LOOKS = [0]
 """The steps at which HealthMonitor looks where its cadence never comes."""
-ALL = plan(list(FORMULAS))
 
 
 @pytest.fixture(params=["the kernels", "torch's operations"])
@@ -48,27 +54,10 @@ def device(request, monkeypatch):
     for name, stand_in in pretended_cuda(device).items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
     if request.param == "the kernels":
-        monkeypatch.setattr(accelerator, "_launch", lambda *args: in_another_thread(launch, *args) is None)
+        pretend_kernels(device, monkeypatch)
     else:
         monkeypatch.setattr(accelerator, "DEVICES", set())
     return device
-
-
-def launch(name, grid, arguments, options):
-    """What the kernels do, on the CPU."""
-    if name == "merge":
-        parts, into, count, channels = arguments
-        into.copy_(merge_rows(parts, torch.arange(channels).repeat(count), channels, []))
-        return
-    values, scale, counts, rows, elements, channels, inner = arguments
-    shape = (elements // inner, channels, inner)
-    values = values.as_strided(shape, (channels * inner, inner, 1))
-    of = {"counts": counts if options["HAS_BINS"] else None, "scale": scale if options["HAS_SCALE"] else None}
-    rows.copy_(torch.tensor([EMPTY]).expand_as(rows))
-    if channels == 1:
-        rows[0] = torch.tensor(measure(values, ALL, **of))
-    else:
-        rows[:channels] = torch.as_tensor(measure_channels(values, 1, ALL, **of)[1])
 
 
 def train(folder, device, *callbacks, model=None, data=DATA, **options):

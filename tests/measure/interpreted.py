@@ -1,6 +1,5 @@
 """What the Triton kernels compute, on tensors of the CPU under Triton's interpreter: test_triton.py runs this file."""
 
-import functools
 import math
 import sys
 from pathlib import Path
@@ -9,21 +8,19 @@ import numpy as np
 import pytest
 import torch
 from oracle import assert_true, normal, row_of, rows_of_channels
-from torch.utils._python_dispatch import TorchDispatchMode
 from ways import statistics
 
-from hookboard.measure import BINS, FORMULAS, accelerator, measure, measure_channels, merge_rows, native, plan
+from hookboard.measure import BINS, FORMULAS, WIDTH, accelerator, native, plan
 from hookboard.measure.histogram import as_single, bins_of
 from hookboard.measure.values import unscaled
 from hookboard.recording import Recorder
-from hookboard.recording.rows import RowBuffer
 from hookboard.sites import Site
 
 sys.path.append(str(Path(__file__).parent))
 from test_truth import MANY_VALUES
 
 ALL = plan(list(FORMULAS))
-FLOATS = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
+FLOATS = list(accelerator.DTYPES)
 every_float = pytest.mark.parametrize("dtype", FLOATS, ids=str)
 
 
@@ -42,13 +39,31 @@ def _fail(what, error):
 
 @pytest.fixture
 def small_tiles(monkeypatch):
-    """Tiles of 64 values: under the interpreter a sum of pairs is a loop in Python."""
-    monkeypatch.setattr(accelerator, "TILES", {"flat": (64, 1), "spread": (64, 1), "last": (16, 16)})
+    """Tiles of 64 groups or 2 positions, so that few values make many programs with several tiles each."""
+    tiles = accelerator._tiles
+
+    def small(job, has_bins):
+        found = tiles(job, has_bins)
+        rows = 2 if job.layout == accelerator.LAST else 16
+        return found._replace(rows=rows, at_once=4 if has_bins else 1)
+
+    monkeypatch.setattr(accelerator, "_tiles", small)
+    monkeypatch.setattr(accelerator, "MIN_BINNED_VALUES", 300)
 
 
 @pytest.fixture
 def pairs(monkeypatch, small_tiles):
     monkeypatch.setattr(accelerator, "adds_float64_fast", lambda device: False)
+
+
+PAIRED = ["standard normal", "mean", "3e38", "subnormal", "NaN and infinities", "squares below float32", "bfloat16"]
+
+
+@pytest.mark.parametrize("name", PAIRED)
+def test_sums_of_pairs_are_as_true(pairs, name):
+    """Of few values: under the interpreter a sum of pairs is a loop in Python."""
+    values = normal(200, mean=1e4, std=0.1) if name == "mean" else MANY_VALUES[name][-200:]
+    assert_true(statistics(measured(values)[0]), [values])
 
 
 def launches(monkeypatch):
@@ -58,212 +73,307 @@ def launches(monkeypatch):
     return names
 
 
-def as_row(parts):
-    assert parts.dim() == 2
-    return merge_rows(parts, torch.zeros(len(parts), dtype=torch.long), 1, [])[0]
+def measured(values, dim=None, *, counts=None, scale=None, into=None):
+    """The rows that the kernel gives of a tensor: its own, then those of its channels."""
+    job = accelerator.job_of(values, dim)
+    rows = torch.full((job.rows, WIDTH), math.nan, dtype=torch.float64) if into is None else into
+    target = accelerator.Target(job, rows, into is None, counts)
+    assert accelerator.measure(target, with_abs_mean=True, scale=scale)
+    return rows
 
 
 def counts():
     return torch.zeros(BINS, dtype=torch.long)
 
 
+def finite_bins(values):
+    """The true bins, without those of NaN and infinities, which are in no histogram."""
+    found = torch.bincount(bins_of(as_single(values)), minlength=BINS)
+    found[torch.arange(BINS) % (BINS // 2) >= 255 << 4] = 0
+    return found
+
+
+def assert_rows(rows, tensors, dim, every=1):
+    np.testing.assert_allclose(rows, rows_of_channels(tensors, dim)[::every], rtol=1e-6, atol=1e-12)
+
+
 SHORT = {name: values for name, values in MANY_VALUES.items() if values.numel() <= 20_000}
+SHORT = {
+    name: values
+    for name, values in SHORT.items()
+    if values.dtype in accelerator.DTYPES and values.numel() and values.is_contiguous()  # others are in SHAPES
+}
 
 
 @pytest.mark.parametrize("values", SHORT.values(), ids=SHORT)
 def test_every_statistic_equals_the_truth(values):
-    assert_true(statistics(as_row(measure(values, ALL))), [values])
+    assert_true(statistics(measured(values)[0]), [values])
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-def test_a_small_deviation_about_a_large_mean_is_true(sign):
-    values = normal(10_000, mean=sign * 1e4, std=0.1)
-    assert_true(statistics(as_row(measure(values, ALL))), [values])
-
-
-PAIRED = ["standard normal", "mean", "3e38", "subnormal", "NaN and infinities", "squares below float32", "bfloat16"]
-
-
-@pytest.mark.parametrize("name", PAIRED)
-def test_sums_of_pairs_are_as_true(pairs, name):
-    values = normal(500, mean=1e4, std=0.1) if name == "mean" else MANY_VALUES[name][-500:]
-    assert_true(statistics(as_row(measure(values, ALL))), [values])
+@pytest.mark.parametrize(
+    "first", [[], [math.nan] * 8, [0.0] * 800, [1e30]], ids=["", "NaN first", "zeros first", "far"]
+)
+def test_a_small_deviation_about_a_large_mean_is_true(small_tiles, sign, first):
+    values = torch.cat([torch.tensor(first), normal(2000, mean=sign * 1e4, std=0.1)])
+    assert_true(statistics(measured(values)[0]), [values])
 
 
 @every_float
-@pytest.mark.parametrize("length", [0, 1, 63, 64, 65, 128, 1000])
+@pytest.mark.parametrize("length", [1, 7, 8, 63, 64, 65, 128, 1000])
 def test_sums_are_true_at_the_borders_of_tiles(small_tiles, dtype, length):
     values = normal(length, dtype=dtype)
-    row = as_row(measure(values, ALL))
-    np.testing.assert_allclose(row, np.array(row_of(values.double().numpy()), dtype=float), rtol=1e-6)
+    np.testing.assert_allclose(measured(values)[0], np.array(row_of(values.double().numpy()), dtype=float), rtol=1e-6)
+
+
+@every_float
+def test_a_tensor_that_begins_anywhere_is_true(small_tiles, dtype):
+    values = normal(1003, dtype=dtype)[3:]
+    np.testing.assert_allclose(measured(values)[0], np.array(row_of(values.double().numpy()), dtype=float), rtol=1e-6)
 
 
 def test_many_programs_with_several_tiles_each_are_true(small_tiles, monkeypatch):
     monkeypatch.setattr(accelerator, "MAX_PROGRAMS", 8)
     values = torch.cat([torch.zeros(100), normal(2000, mean=1e4, std=0.1), normal(900, std=1e30), normal(5)])
-    parts = measure(values, ALL)
-    assert len(parts) == 8
-    assert_true(statistics(as_row(parts)), [values])
+    assert_true(statistics(measured(values)[0]), [values])
 
 
 SHAPES = {
     "Linear": (normal(33, 48), 1),
     "Linear, few channels": (normal(100, 10), 1),
+    "Linear, many channels": (normal(5, 150), 1),
     "a transformer": (normal(2, 9, 70), -1),
     "Conv": (normal(4, 6, 5, 7), 1),
+    "Conv, aligned": (normal(4, 6, 4, 8), 1),
     "channels_last": (normal(4, 6, 5, 7).to(memory_format=torch.channels_last), 1),
     "a weight": (normal(7, 5, 3, 3), 0),
+    "a weight, aligned": (normal(7, 5, 4, 4), 0),
+    "each third unit of a weight": (normal(70, 40)[::3], 0),
     "permuted": (normal(4, 5, 6).permute(2, 0, 1), 1),
     "gaps": (normal(8, 6, 5)[:, ::2], 1),
     "one channel": (normal(50, 1), 1),
-    "no values": (torch.empty(0, 3), 1),
+    "one position": (normal(1, 50), 1),
 }
 
 
 @pytest.mark.parametrize("dtype", FLOATS[:2], ids=str)
 @pytest.mark.parametrize(("values", "dim"), SHAPES.values(), ids=SHAPES)
-def test_rows_of_channels_equal_the_truth(small_tiles, values, dim, dtype):
+def test_rows_of_channels_and_of_all_equal_the_truth(small_tiles, values, dim, dtype):
     values = values.to(dtype)
     if values.numel() > 20:
-        values = values.clone()
+        values = values.clone() if values.is_contiguous() or values.dim() == 4 else values
         values[(0,) * values.dim()] = math.nan
-    row, channels = measure_channels(values, dim, ALL)
-    np.testing.assert_allclose(channels, rows_of_channels([values], dim % values.dim()), rtol=1e-6, atol=1e-12)
-    assert as_row(row)[0] == values.isfinite().sum()
+        values[(-1,) * values.dim()] = math.inf
+        values[(0,) * (values.dim() - 1) + (-1,)] = 0
+    rows = measured(values, dim)
+    assert_rows(rows[1:], [values], dim % values.dim())
+    np.testing.assert_allclose(rows[0], np.array(row_of(values.double().numpy()), dtype=float), rtol=1e-6, atol=1e-12)
+
+
+@pytest.mark.parametrize(("values", "dim"), SHAPES.values(), ids=SHAPES)
+def test_calls_of_a_site_are_merged_into_its_rows(small_tiles, values, dim):
+    other = values * 3 + 100
+    rows = measured(other, dim, into=measured(values, dim))
+    assert_rows(rows[1:], [values, other], dim % values.dim())
+    assert_true(statistics(rows[0]), [values, other])
 
 
 @every_float
+@pytest.mark.parametrize("dim", [None, 1], ids=["whole", "channels"])
 @pytest.mark.parametrize(
     ("shape", "memory_format"),
-    [
-        ((2, 10, 10, 5), torch.contiguous_format),  # one program for each channel
-        ((2, 50, 2, 5), torch.channels_last),  # one for as many as a tile has
-    ],
+    [((2, 10, 10, 5), torch.contiguous_format), ((2, 50, 2, 5), torch.channels_last)],
     ids=str,
 )
-def test_bins_are_exactly_those_of_torch(dtype, shape, memory_format):
+def test_bins_are_exactly_those_of_torch(small_tiles, dtype, shape, memory_format, dim):
     values = torch.cat([normal(400).relu(), normal(400, std=1e-3), normal(160, std=1e30), -torch.zeros(40)]).to(dtype)
-    values = values.view(shape).to(memory_format=memory_format)
-    for measured in (measure, functools.partial(measure_channels, dim=1)):
-        found = counts()
-        measured(values, plan=ALL, counts=found)
-        assert torch.equal(found, torch.bincount(bins_of(as_single(values)), minlength=BINS))
+    values[:3] = torch.tensor([math.inf, -math.inf, math.nan])
+    values, found = values.view(shape).to(memory_format=memory_format), counts() + 7
+    measured(values, dim, counts=found)
+    assert torch.equal(found - 7, finite_bins(values))
 
 
-@pytest.mark.parametrize("dtype", FLOATS[:3], ids=str)
-def test_a_scale_is_divided_out_as_torch_does_it(dtype):
-    values, scale = normal(300, dtype=dtype), torch.tensor(3.0)
+@every_float
+@pytest.mark.parametrize("dim", [None, 1])
+def test_a_scale_is_divided_out_as_torch_does_it(small_tiles, dtype, dim):
+    values, scale = normal(30, 10, dtype=dtype), torch.tensor(3.0)
     found, true = counts(), unscaled(values, scale)
-    row = as_row(measure(values, ALL, counts=found, scale=scale))
-    assert_true(statistics(row), [true])
-    assert torch.equal(found, torch.bincount(bins_of(true), minlength=BINS))
-    _, channels = measure_channels(values.view(30, 10), 1, ALL, scale=scale)
-    np.testing.assert_allclose(channels, rows_of_channels([true.view(30, 10)], 1), rtol=1e-6, atol=1e-12)
+    rows = measured(values, dim, counts=found, scale=scale)
+    assert_true(statistics(rows[0]), [true])
+    assert torch.equal(found, finite_bins(true))
+    if dim is not None:
+        assert_rows(rows[1:], [true], dim)
 
 
-class Watched(TorchDispatchMode):
-    """Counts torch's operations that a device would run, and forbids those for which the host waits."""
-
-    WAITS = ("_local_scalar_dense", "nonzero", "bincount", "masked_select", "_to_copy", "item")
-    FREE = ("empty", "view", "detach", "slice", "select", "unsqueeze", "_unsafe_view", "permute", "alias", "t")
-
-    def __init__(self):
-        super().__init__()
-        self.names = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        name = function.overloadpacket.__name__
-        assert name not in self.WAITS, f"the host waits for {function}"
-        if name not in self.FREE:
-            self.names.append(name)
-        return function(*args, **(kwargs or {}))
-
-
-CASES = {
-    "plain": (normal(100, 20), None, {}, 1),
-    "channels_last": (normal(4, 6, 5, 7).to(memory_format=torch.channels_last), None, {}, 1),
-    "gaps": (normal(100, 20)[:, ::2], None, {}, 2),
-    "scaled": (normal(100, 20, dtype=torch.float16), None, {"scale": torch.tensor(2.0)}, 1),
-    "histogram": (normal(100, 20), None, {"counts": counts()}, 1),
-    "channels": (normal(100, 20), 1, {}, 2),
-    "channels, gaps, histogram, scale": (
-        *(normal(100, 20)[:, ::2], 1),
-        *({"counts": counts(), "scale": torch.tensor(2.0)}, 4),
-    ),
+DIFFERENT = {
+    "weights": (lambda dtype: normal(40, 30, dtype=dtype), None),
+    "a bias": (lambda dtype: normal(7, dtype=dtype), None),
+    "units of a weight": (lambda dtype: normal(70, 40, dtype=dtype)[::3], 0),
+    "no alignment": (lambda dtype: normal(41, dtype=dtype)[1:], None),
 }
 
 
-@pytest.mark.parametrize(("values", "dim", "options", "most"), CASES.values(), ids=CASES)
-def test_a_tensor_takes_few_launches_and_no_wait(small_tiles, monkeypatch, values, dim, options, most):
-    launched = []
-    monkeypatch.setattr(accelerator, "_launch", lambda name, *rest: launched.append(name) or True)
-    with Watched() as watched:
-        if dim is None:
-            measure(values, ALL, **options)
-        else:
-            measure_channels(values, dim, ALL, **options)
-    assert len(launched) + len(watched.names) <= most, launched + watched.names
+@every_float
+def test_many_tensors_and_differences_are_measured_together(small_tiles, monkeypatch, dtype):
+    names, targets, true = launches(monkeypatch), [], []
+    for make, dim in DIFFERENT.values():
+        tensor = make(dtype)
+        less = (tensor * 0.99).contiguous()
+        for minus in (None, less):
+            job = accelerator.job_of(tensor, None if minus is not None else dim, minus)
+            targets.append(accelerator.Target(job, torch.empty(job.rows, WIDTH, dtype=torch.float64), True, None))
+            true.append(tensor if minus is None else tensor.float() - minus.float())
+    assert not accelerator.measure_many(targets, with_abs_mean=True)
+    assert names == ["measure_many"] * 2, "those that are aligned, and those that are not"
+    for target, values in zip(targets, true, strict=True):
+        assert_true(statistics(target.rows[0]), [values])
+        if target.job.every:
+            assert_rows(target.rows[1:], [values], 0)
 
 
-def test_many_sites_of_a_recorder_are_merged_at_the_flush(small_tiles, monkeypatch):
-    mine = Recorder(ALL, torch.device("cpu"), histogram=True, channels=lambda site, tensor: 1)
+def test_tensors_that_are_measured_together_have_bins_of_their_own(small_tiles):
+    tensors, found = [normal(100), normal(3000, std=5.0)], [counts(), counts()]
+    rows = torch.empty(2, 1, WIDTH, dtype=torch.float64)
+    jobs = map(accelerator.job_of, tensors)
+    targets = [accelerator.Target(*each) for each in zip(jobs, rows, [True, True], found, strict=True)]
+    assert not accelerator.measure_many(targets, with_abs_mean=True)
+    for tensor, bins in zip(tensors, found, strict=True):
+        assert torch.equal(bins, finite_bins(tensor))
+
+
+def recorder(channels=None, **options):
+    mine = Recorder(ALL, torch.device("cpu"), histogram=True, channels=channels, **options)
+    assert mine._main.arena is not None
+    return mine
+
+
+def test_many_sites_of_a_recorder_take_one_launch_for_each_tensor(small_tiles, monkeypatch):
+    mine = recorder(lambda site, tensor: 1)
     tensors = {name: normal(50, 4 + len(name), mean=len(name)) for name in ("a", "bb", "ccc")}
     names = launches(monkeypatch)
-    with Watched():
+    for _ in range(2):  # in the second step there is memory already
+        names.clear()
         for name, tensor in tensors.items():
             observe = mine.open(Site(name, "output"))
             observe(tensor)
             observe(tensor[:20])
-    assert len(names) <= 2 * 6
-    readings = {reading.site.path: reading for reading in mine.flush().values()}
-    for name, tensor in tensors.items():
-        parts = [tensor, tensor[:20]]
-        assert_true(readings[name].statistics, parts)
-        np.testing.assert_allclose(readings[name].channels, rows_of_channels(parts, 1), rtol=1e-6)
-        assert readings[name].histogram.counts.sum() == 70 * tensor.shape[1]
+        assert names == ["measure"] * 6
+        readings = {reading.site.path: reading for reading in mine.flush().values()}
+        for name, tensor in tensors.items():
+            parts = [tensor, tensor[:20]]
+            assert_true(readings[name].statistics, parts)
+            assert_rows(readings[name].channels, parts, 1)
+            assert readings[name].histogram.counts.sum() == 70 * tensor.shape[1]
+
+
+def test_calls_with_other_channels_leave_the_row_of_the_site_until_the_next_step(small_tiles):
+    mine = recorder(lambda site, tensor: 1)
+    observe = mine.open(Site("a", "output"))
+    for parts, has_channels in (([normal(9, 4), normal(9, 5)], False), ([normal(9, 5), normal(3, 5)], True)):
+        for part in parts:
+            observe(part)
+        (reading,) = mine.flush().values()
+        assert_true(reading.statistics, parts)
+        assert (reading.channels is not None) is has_channels
+
+
+def test_calls_of_a_site_that_no_kernel_reads_are_merged_with_those_that_one_does(small_tiles):
+    mine, parts = recorder(), [normal(300), normal(50, dtype=torch.float64), normal(20).to_sparse()]
+    for part in parts:
+        mine.open(Site("a", "output"))(part)
+    (reading,) = mine.flush().values()
+    assert_true(reading.statistics, [part.to_dense() for part in parts])
+    assert reading.histogram.counts.sum() == 370
 
 
 def test_a_gradient_of_a_recorder_is_unscaled_by_the_kernel(monkeypatch):
-    mine = Recorder(ALL, torch.device("cpu"))
+    mine = recorder()
     mine.scale = torch.tensor(1024.0)
     gradient = normal(10, 20, dtype=torch.float16)
     names = launches(monkeypatch)
     mine.open(Site("a", "grad_output"))(gradient)
-    assert names == ["rows_of"]
+    assert names == ["measure"]
     (reading,) = mine.flush().values()
     assert_true(reading.statistics, [gradient.double() / 1024])
 
 
+def test_all_weights_and_their_updates_take_two_launches(small_tiles, monkeypatch):
+    mine, names, given, true = recorder(), launches(monkeypatch), [], {}
+    for number, shape in enumerate([(8, 16), (8,), (3, 3), (64, 4)]):
+        after, before = normal(*shape), normal(*shape, std=0.5)
+        name = f"layer.{number}"
+        given += [(Site(name, "parameter"), after, None), (Site(name, "parameter_before"), before, None)]
+        given.append((Site(name, "parameter_update"), after, before))
+        true |= {
+            (name, "parameter"): after,
+            (name, "parameter_before"): before,
+            (name, "parameter_update"): after - before,
+        }
+    mine.observe_all(given)
+    # With bins or without, and begun at 16 bytes or not: (3, 3) is too, as one run.
+    assert names == ["measure_many"] * 2
+    for reading in mine.flush().values():
+        assert_true(reading.statistics, [true[reading.site.name, reading.site.role]])
+
+
+def test_what_a_kernel_cannot_measure_of_several_weights_is_measured_by_torch(small_tiles, monkeypatch):
+    monkeypatch.setattr(accelerator, "_launch", lambda *args: False)
+    mine, weights = recorder(), {"a": normal(8, 4), "b": normal(3)}
+    mine.observe_all((Site(name, "parameter"), weight, None) for name, weight in weights.items())
+    for reading in mine.flush().values():
+        assert_true(reading.statistics, [weights[reading.site.name]])
+        assert reading.histogram.counts.sum() == weights[reading.site.name].numel()
+
+
 def test_statistics_of_the_whole_tensor_stand_behind_the_merged_row():
     with_tails = plan(["mean", "std", "kurtosis"])
-    values = normal(5000)
-    row = measure(values, with_tails, counts=counts())
-    assert row.shape == (with_tails.width,)
-    kurtosis = (row[-1] / row[2]) ** 4
+    mine, values = Recorder(with_tails, torch.device("cpu")), normal(5000)
+    mine.open(Site("a", "output"))(values)
+    (reading,) = mine.flush().values()
     away = values.double() - values.double().mean()
-    assert abs(kurtosis - away.pow(4).mean() / away.square().mean() ** 2) < 1e-5
+    assert abs(reading.statistics["kurtosis"] - away.pow(4).mean() / away.square().mean() ** 2) < 1e-5
 
 
-def test_rows_of_parts_in_a_long_loop_take_bounded_memory(small_tiles, monkeypatch):
-    monkeypatch.setattr("hookboard.recording.rows.MOST_PARTS", 16)
-    buffer, values = RowBuffer([], torch.device("cpu")), normal(160)
-    for _ in range(12):
-        buffer.append(0, measure(values, ALL))
-        assert sum(len(row) for _, row in buffer.kept if isinstance(row, torch.Tensor)) <= 16
-    assert_true(statistics(buffer.merged(buffer.take(), 1)[0]), [values] * 12)
+def fails_to_launch(monkeypatch, *messages):
+    """Each launch fails with the next of these messages, then all work; returns what is said of it."""
+    said, errors, compiled = [], list(messages), accelerator._compiled
+    monkeypatch.setattr(accelerator, "_state", accelerator._State())
+    monkeypatch.setattr(accelerator, "warn_switched_off", lambda what, error: said.append(str(error)))
+
+    def failing(*args):
+        if errors:
+            raise RuntimeError(errors.pop(0))
+        return compiled(*args)
+
+    monkeypatch.setattr(accelerator, "_compiled", failing)
+    return said
 
 
 def test_where_a_kernel_fails_torch_measures_and_one_warning_says_so(monkeypatch):
-    said = []
-    monkeypatch.setattr(accelerator, "_state", accelerator._State())
-    monkeypatch.setattr(accelerator, "warn_switched_off", lambda what, error: said.append(str(error)))
-    monkeypatch.setattr(accelerator, "_compile", lambda run: 1 / 0)
-    values, found, scale = normal(100), counts(), torch.tensor(2.0)
-    for _ in range(2):
-        row = measure(values, ALL, counts=found, scale=scale)
-        assert_true(statistics(torch.as_tensor(row)), [values / 2])
-    assert said == ["division by zero"]
-    assert found.sum() == 200
+    said = fails_to_launch(monkeypatch, "no such instruction")
+    mine, values = recorder(), normal(100)
+    mine.open(Site("a", "output"))(values)
+    mine.open(Site("a", "output"))(values)
+    (reading,) = mine.flush().values()
+    assert_true(reading.statistics, [values] * 2)
+    assert reading.histogram.counts.sum() == 200
+    assert said == ["no such instruction"]
+
+
+def test_a_variant_that_fails_leaves_the_others(monkeypatch):
+    fails_to_launch(monkeypatch, "no such instruction")
+    for dtype in (torch.float32, torch.bfloat16):
+        target = accelerator.Target(
+            accelerator.job_of(normal(9, dtype=dtype)), torch.empty(1, WIDTH).double(), True, None
+        )
+        assert accelerator.measure(target, with_abs_mean=True) is (dtype is torch.bfloat16)
+
+
+def test_a_lack_of_memory_is_not_the_end_of_a_kernel(monkeypatch):
+    said = fails_to_launch(monkeypatch, "Triton Error [CUDA]: out of memory")
+    target = accelerator.Target(accelerator.job_of(normal(9)), torch.empty(1, WIDTH).double(), True, None)
+    assert [accelerator.measure(target, with_abs_mean=True) for _ in range(2)] == [False, True]
+    assert not said
 
 
 def test_long_compiling_is_said_once_with_its_seconds(monkeypatch):
@@ -277,13 +387,13 @@ def test_long_compiling_is_said_once_with_its_seconds(monkeypatch):
     assert "took 3.7 s" in said[0]
 
 
-@pytest.mark.parametrize(("shape", "dim"), [((9, 50), 1), ((2, 3, 50), 2), ((2, 50, 3, 2), 1)], ids=str)
-@pytest.mark.parametrize("way", ["plain", "scaled", "scaled, without kernels for channels"])
-def test_every_kth_channel_of_a_wide_tensor_has_its_row(small_tiles, monkeypatch, shape, dim, way):
+@pytest.mark.parametrize(("shape", "dim"), [((9, 50), 1), ((2, 3, 50), 2), ((2, 50, 3, 2), 1), ((50, 4), 0)], ids=str)
+@pytest.mark.parametrize("scale", [None, torch.tensor(1024.0)], ids=["plain", "scaled"])
+def test_every_kth_channel_of_a_wide_tensor_has_its_row(small_tiles, monkeypatch, shape, dim, scale):
     monkeypatch.setattr("hookboard.measure.row.MAX_CHANNEL_ROWS", 16)
-    tensor, scale = normal(*shape), None if way == "plain" else torch.tensor(1024.0)
-    if way.endswith("channels"):
-        rows_of = accelerator.rows_of
-        monkeypatch.setattr(accelerator, "rows_of", lambda x, dim=None, **o: None if dim else rows_of(x, **o))
-    _, rows = measure_channels(tensor if scale is None else tensor * scale, dim, ALL, scale=scale)
-    np.testing.assert_allclose(np.asarray(rows), rows_of_channels([tensor], dim)[::4], rtol=1e-6, atol=1e-12)
+    accelerator._shape_of.cache_clear()
+    tensor = normal(*shape)
+    rows = measured(tensor if scale is None else tensor * scale, dim, scale=scale)
+    accelerator._shape_of.cache_clear()
+    assert_rows(rows[1:], [tensor], dim, every=4)
+    assert_true(statistics(rows[0]), [tensor])

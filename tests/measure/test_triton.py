@@ -7,12 +7,15 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import kernel_sources
 import pytest
-from kernel_sources import TYPES, compiled, merge_kernel, row_kernel
+from kernel_sources import LAYOUTS, OF_A_FIRST_STEP, TYPES, Variant, compiled
+
+from hookboard.measure import accelerator
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="there is no Triton here")
 
@@ -30,18 +33,19 @@ def test_under_the_interpreter_every_number_is_true():
 
 EVERY = bool(os.environ.get("EVERY_VARIANT"))
 """Whether all variants are compiled, which takes minutes: `EVERY_VARIANT=1 pytest tests/measure/test_triton.py`.
-Otherwise for each type and layout the one that does most, and one that does least."""
+Otherwise for each layout the one that does most, and some that do less."""
 
 
-def variants() -> Iterator[tuple[str, int, bool, bool, bool, bool]]:
-    """What the launcher can choose: type, layout, then whether there is a scale, abs_mean, bins, an aligned address."""
-    for dtype, layout in itertools.product(TYPES, range(4)):
+def variants() -> Iterator[Variant]:
+    """What the launcher can choose."""
+    for layout in LAYOUTS:
         if EVERY:
-            yield from ((dtype, layout, *flags) for flags in itertools.product((True, False), repeat=4))
+            for dtype, *flags in itertools.product(TYPES, *5 * [(True, False)]):
+                yield Variant(dtype, layout, *flags)
         else:
-            yield dtype, layout, True, True, True, True
-    if not EVERY:
-        yield "fp32", 0, False, False, False, True
+            yield Variant("bf16", layout, bins=True, scale=True)
+            yield Variant("fp32", layout)
+    yield Variant("bf16", accelerator.FIRST, bins=True, together=True)
 
 
 def compiles_by_constexprs() -> bool:
@@ -53,22 +57,59 @@ def compiles_by_constexprs() -> bool:
     return "constexprs" in inspect.signature(ASTSource).parameters
 
 
-@pytest.mark.large
-@pytest.mark.skipif(not compiles_by_constexprs(), reason="this Triton is asked to compile in another way")
-@pytest.mark.parametrize("capability", [80, 90, 120])
-def test_every_variant_compiles_without_a_spill(capability, tmp_path, monkeypatch):
+needs_today = pytest.mark.skipif(not compiles_by_constexprs(), reason="this Triton is asked to compile in another way")
+
+
+@pytest.fixture(autouse=True)
+def no_kernels_on_disk(tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    for variant in variants():
-        found = resources(row_kernel(capability, *variant), capability, tmp_path)
+
+
+@pytest.mark.large
+@needs_today
+@pytest.mark.parametrize("capability", [80, 90, 100, 120])
+def test_every_variant_compiles_without_a_spill(capability, tmp_path):
+    for variant in variants() if capability == 90 or EVERY else OF_A_FIRST_STEP[1:4:2]:
+        found = resources(compiled(capability, variant), tmp_path)
         assert (found["STACK"], found["LOCAL"]) == (0, 0), variant
-        assert found["REG"] <= 168, f"{variant}: fewer than three programs fit on a multiprocessor"
         assert found["SHARED"] <= 48 << 10, f"{variant}: more shared memory than any card gives without asking"
-    merging = resources(merge_kernel(), capability, tmp_path)
-    assert (merging["STACK"], merging["LOCAL"]) == (0, 0)
+
+
+@pytest.mark.large
+@needs_today
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("together", [False, True], ids=["alone", "together"])
+def test_values_are_loaded_16_bytes_at_once_in_a_loop_without_a_barrier(dtype, layout, together, tmp_path):
+    loop = loop_over_tiles(compiled(90, Variant(dtype, layout, together=together)), tmp_path)
+    loads = Counter(operation for operation in loop if operation.startswith("LDG"))
+    tiles = accelerator._tiles(Variant(dtype, layout).job(), has_bins=False)
+    at_once = tiles.rows * tiles.wide // (32 * tiles.warps) * TYPES[dtype].itemsize // 16
+    # With `together` there is what may be subtracted too. The last tile of a tensor has loads of its own, with a mask.
+    assert loads["LDG.E.128"] == at_once * (2 if together else 1), loads
+    crossing = [operation for operation in loop if operation.startswith(("BAR", "SHFL", "STS", "LDS", "RED", "ATOM"))]
+    assert not crossing, crossing
+
+
+@pytest.mark.large
+@needs_today
+def test_a_histogram_takes_at_most_one_atomic_addition_for_32_values(tmp_path):
+    variant = Variant("bf16", accelerator.WHOLE, bins=True)
+    kernel, job = compiled(90, variant), variant.job()
+    tiles = accelerator._tiles(job, has_bins=True)
+    programs, groups, _ = accelerator._grid(job, tiles)
+    operations, loops = disassembled(kernel, tmp_path)
+    # One that returns what was there, by one thread, counts programs.
+    adding = [place for place, operation in enumerate(operations) if operation.startswith("REDG")]
+    in_loops = [place for place in adding if any(first <= place <= last for first, last in loops)]
+    assert not in_loops, "values are counted in shared memory"
+    most = len(adding) * 32 * tiles.warps * programs * groups
+    assert adding
+    assert 32 * most <= job.inner, f"{most} of at most {job.inner // 32}"
 
 
 @pytest.mark.spawns
-@pytest.mark.skipif(not compiles_by_constexprs(), reason="this Triton is asked to compile in another way")
+@needs_today
 def test_the_kernels_of_a_first_due_step_take_few_seconds_to_compile():
     """CPU time: 3.0 to 4.5 s on two shared cores. Twice the 5 s that it may take is no mood of the machine."""
     command = [sys.executable, kernel_sources.__file__, "120"]  # which takes longest
@@ -77,13 +118,42 @@ def test_the_kernels_of_a_first_due_step_take_few_seconds_to_compile():
     assert float(said.split()[1]) < 10, said
 
 
-def resources(source, capability, folder):
-    """Registers, stack, local and shared memory of a kernel, as the driver would have them."""
+def tool(name, *arguments):
     import triton
 
-    kernel, cubin = compiled(source, capability), folder / "kernel.cubin"
+    command = [Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def cubin_of(kernel, folder):
+    cubin = folder / "kernel.cubin"
     cubin.write_bytes(kernel.asm["cubin"])
-    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-    told = subprocess.run([tool, "-res-usage", cubin], capture_output=True, text=True, check=True).stdout
+    return cubin
+
+
+def resources(kernel, folder):
+    """Registers, stack, local and shared memory of a kernel, as the driver would have them."""
+    told = tool("cuobjdump", "-res-usage", cubin_of(kernel, folder))
     found = {name: int(re.search(rf"{name}:(\d+)", told)[1]) for name in ("REG", "STACK", "LOCAL")}
     return {**found, "SHARED": kernel.metadata.shared}
+
+
+def disassembled(kernel, folder):
+    """The operations of a kernel in their order, and the first and last of each loop."""
+    operations, labels, loops = [], {}, []
+    for line in tool("nvdisasm", "-c", cubin_of(kernel, folder)).splitlines():
+        if label := re.match(r"(\.L_x_\d+):", line):
+            labels[label[1]] = len(operations)
+        elif found := re.match(r"\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)(.*)", line):
+            back = re.search(r"\((\.L_x_\d+)\)", found[2])
+            if found[1].startswith("BRA") and back and back[1] in labels:
+                loops.append((labels[back[1]], len(operations)))
+            operations.append(found[1])
+    return operations, loops
+
+
+def loop_over_tiles(kernel, folder):
+    """The operations of the innermost loop that loads 16 bytes at once."""
+    operations, loops = disassembled(kernel, folder)
+    bodies = [operations[first : last + 1] for first, last in loops]
+    return min((body for body in bodies if "LDG.E.128" in body), key=len)

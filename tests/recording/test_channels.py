@@ -44,7 +44,7 @@ def test_more_calls_than_are_kept_merge_on_the_way():
     mine, parts = recorder(), list(normal(5 * MOST_CALLS + 3, 3, 4, mean=5.0))
     for part in parts:
         mine.open(A)(part)
-        assert max(map(len, mine.channel_rows._calls.values())) < MOST_CALLS
+        assert max(map(len, mine._main._channels._calls.values())) < MOST_CALLS
     (reading,) = mine.flush().values()
     assert_channels(reading, parts)
 
@@ -194,5 +194,5 @@ def test_the_rows_of_a_million_channels_are_bounded_while_calls_wait():
     mine, tensor = recorder(), normal(1, 1_000_003)
     for _ in range(3):
         mine.open(A)(tensor)
-    assert max(rows.nbytes for calls in mine.channel_rows._calls.values() for rows in calls) <= MAX_CHANNEL_ROW_BYTES
+    assert max(rows.nbytes for calls in mine._main._channels._calls.values() for rows in calls) <= MAX_CHANNEL_ROW_BYTES
     assert mine.slots.extents[A].rows * 8 * WIDTH <= MAX_CHANNEL_ROW_BYTES

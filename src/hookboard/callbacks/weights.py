@@ -13,11 +13,12 @@ from torch.nn import Parameter
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from hookboard.measure import FORMULAS, Moments, StatisticTable, blocks_of, measuring_device, single_at_least
+from hookboard.measure import FORMULAS, Moments, StatisticTable, blocks_of, needs_host, single_at_least
 from hookboard.messages import listed, warn
 from hookboard.parameters import Weight, stepped_by
 from hookboard.recording import Readings, Recorder
 from hookboard.sites import Role, Site
+from hookboard.torch_private import copied_together
 
 
 class Part(NamedTuple):
@@ -92,7 +93,7 @@ class WeightsBefore:
 
     def keep(self, recorder: Recorder, optimizer: Optimizer, weights: Mapping[str, Weight], part: Part | None) -> None:
         """Add copies of the weights that this optimizer is about to update to `copies`; of a large one only `part`."""
-        stepped = stepped_by(optimizer, weights)
+        stepped, elsewhere = stepped_by(optimizer, weights), dict[str, Tensor]()
         for name, weight in (stepped if self.turns is None else self.turns.of(stepped)).items():
             if name in self.copies:  # if optimizers step several times in one batch, the first step counts
                 continue
@@ -101,9 +102,13 @@ class WeightsBefore:
                 continue
             if weight.is_plain and part is not None and now.numel() > part.above:
                 now = part.of(now)
-            self.copies[name] = _copied(now, self._spare.get(name))
+            if type(now) is Tensor and now.is_cuda and now.layout is torch.strided and not now.is_nested:
+                elsewhere[name] = now
+            else:
+                self.copies[name] = _copied(now, self._spare.get(name))
             if self.turns is not None and weight.is_computed:
                 self.turns.note(name, now)
+        self.copies.update(zip(elsewhere, copied_together([*elsewhere.values()]), strict=True))
 
     def forget(self) -> None:
         """Restart the turns, because the watched weights have changed; the copies stay until `clear`."""
@@ -311,13 +316,15 @@ def measure_states(
         weights: the watched weights by name.
         statistics: names from `STATES`.
     """
+    given: list[tuple[Site, Tensor, None]] = []
     for optimizer in optimizers:
         for name, parameter, _ in _held(optimizer, weights):
             state = optimizer.state.get(parameter, {})
             for statistic in statistics:
                 kept = state.get(STATES[statistic])
                 if isinstance(kept, Tensor):
-                    recorder.open(Site(name, "parameter_state", statistic))(kept)
+                    given.append((_site(name, "parameter_state", statistic), kept, None))
+    recorder.observe_all(given)
 
 
 def measure_rms_t(recorder: Recorder, optimizer: Optimizer, weights: Mapping[str, Weight]) -> None:
@@ -335,9 +342,10 @@ def measure_rms_t(recorder: Recorder, optimizer: Optimizer, weights: Mapping[str
         if parameter.grad is None or not _has_second_moment(state, group):
             continue
         observe = recorder.open(Site(name, "parameter_state", RMS_T))
+        share = _share_of_average(state["step"], group["betas"][1])
         for gradient, kept in blocks_of(parameter.grad.detach(), state["exp_avg_sq"]):
             gradient = gradient.to_dense() if gradient.is_sparse else gradient
-            expected = _without_bias(kept, state["step"], group["betas"][1])
+            expected = kept.to(single_at_least(kept.dtype)) / share
             observe(gradient.to(single_at_least(gradient.dtype)) / expected.clamp_(min=group["eps"] ** 2).sqrt_())
 
 
@@ -386,12 +394,15 @@ def _has_second_moment(state: Mapping[str, Any], group: Mapping[str, Any]) -> bo
     return is_kept and "betas" in group and "eps" in group
 
 
-def _without_bias(kept: Tensor, step: Any, beta: float) -> Tensor:
-    """Return the second moment without its bias towards 0, `kept / (1 - beta**step)`, in float32 or wider."""
-    steps = torch.as_tensor(step, device=measuring_device(kept.device)).double()
-    wide = single_at_least(kept.dtype)
-    moment: Tensor = kept.to(wide) / (1 - beta**steps).to(wide)
-    return moment
+def _share_of_average(step: Any, beta: float) -> float | Tensor:
+    """Return `1 - beta**step`, by which a second moment is divided to free it from its bias towards 0.
+
+    It is a number, unless the optimizer counts its steps on an accelerator: nothing is uploaded, and nobody waits.
+    """
+    if isinstance(step, Tensor) and not step.is_cpu:
+        share: Tensor = 1 - beta ** step.to(torch.float32 if needs_host(step.device) else torch.float64)
+        return share
+    return 1 - beta ** float(step)
 
 
 def _held(optimizer: Optimizer, weights: Mapping[str, Weight]) -> Iterator[tuple[str, Parameter, dict[str, Any]]]:

@@ -5,7 +5,19 @@ how the compiled kernel reads a tensor; `read` uses that description to measure 
 less overhead. Besides these, only `is_like`, `can_subtract` and `blocks_of` are given tensors of a model.
 """
 
-from hookboard.measure.accelerator import report_compile_time
+from hookboard.measure.accelerator import (
+    Job,
+    Target,
+    can_count_bins,
+    has_kernels,
+    job_of,
+    new_bins,
+    new_rows,
+    report_compile_time,
+    uploaded_from,
+)
+from hookboard.measure.accelerator import measure as measure_job
+from hookboard.measure.accelerator import measure_many as measure_jobs
 from hookboard.measure.columns import Columns, empty_row, width_of
 from hookboard.measure.derived import DERIVED
 from hookboard.measure.device import measuring_device, needs_host
@@ -59,30 +71,40 @@ __all__ = [
     "Columns",
     "Form",
     "Histogram",
+    "Job",
     "Moments",
     "Plan",
     "Row",
     "Statistic",
     "StatisticTable",
+    "Target",
     "as_list",
     "blocks_of",
+    "can_count_bins",
     "can_subtract",
     "channel_row_count",
     "channel_stride",
     "elements_in",
     "empty_row",
     "form_of",
+    "has_kernels",
     "histograms",
     "is_like",
+    "job_of",
     "measure",
     "measure_channels",
+    "measure_job",
+    "measure_jobs",
     "measuring_device",
     "merge_rows",
     "needs_host",
+    "new_bins",
+    "new_rows",
     "plan",
     "read",
     "report_compile_time",
     "report_missing_kernel",
     "single_at_least",
+    "uploaded_from",
     "width_of",
 ]

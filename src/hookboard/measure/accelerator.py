@@ -1,59 +1,136 @@
 """Launches the kernels of `triton_kernel`. Only this file passes tensors to them.
 
-Nothing here waits for the device. Where Triton is missing, or its first launch fails, tensors are measured by torch's
-own operations (`device.py`), which are right too, but are some forty launches for each tensor.
+Nothing here waits for the device. Where Triton is missing, or a kernel fails, tensors are measured by torch's own
+operations (`device.py`), which are right too, but are some forty launches for each tensor.
 """
 
 import contextlib
+import ctypes
 import functools
 import math
+import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from hookboard.measure.row import WIDTH
+from hookboard.measure.histogram import BINS
+from hookboard.measure.row import WIDTH, channel_row_count, channel_stride
+from hookboard.measure.values import with_memory
 from hookboard.messages import inform, warn_switched_off
 
 DEVICES = {"cuda"}
 """The types of devices that the kernels run on. Tests add the CPU, where Triton's interpreter runs them."""
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """The dtypes that the kernels read."""
 
-MAX_PROGRAMS = 512
-"""Maximum number of programs in a launch, and so of rows that it writes for each channel."""
+AS_SINGLE = (torch.bool, torch.uint8, torch.int8, torch.int16)
+"""Further dtypes of which tensors are copied to float32, which has all of their values; so are floats of 8 bits."""
 
-TILES = {"flat": (2048, 1), "spread": (2048, 1), "last": (64, 32)}
-"""By layout, values of each channel and channels in a tile; half as many values for float64 or with bins. Larger tiles
-need so many registers that too few programs run at once."""
+FIRST_WITH_BINS = (3, 9)
+"""The first version of Triton whose `histogram` is known to count thousands of bins in shared memory. Before, kernels
+count no bins; torch's operations do."""
 
-OPTIONS = {"num_warps": 4, "maxnreg": 168, "enable_fp_fusion": False}
-"""How Triton compiles. Left to itself, it takes so few registers for some kernels that they spill. A fused multiply-add
-would not round away what `two_sum` collects."""
+FIRST_CALLABLE = (3, 3)
+"""The first version of Triton in which a compiled kernel takes all arguments, constants too, as it is called here."""
 
-MAX_INNER = 1 << 30
-"""Maximum length of a run of values of one channel: positions within it must fit into 32 bits."""
+MAX_PROGRAMS = 1024
+"""Maximum number of programs that measure a tensor, unless each channel has one."""
 
-FAST_FLOAT64 = {(6, 0), (7, 0), (8, 0), (9, 0), (10, 0)}
-"""Compute capabilities that add float64 at half the speed of float32; the others have a 32nd or 64th of it."""
+MAX_TILES = 4096
+"""Maximum number of tiles of a program, beyond which there are more programs: counts of tiles have 16 bits."""
+
+LAST_CHANNELS = 64
+"""The number of channels in a tile if they lie side by side."""
+
+BINNED_VALUES = 1 << 13
+"""The number of values that are counted into bins at once."""
+
+MIN_BINNED_VALUES = 1 << 18
+"""A program adds its bins to those of the tensor at the end. It has at least this many values, if there are as many, so
+that it makes at most one atomic addition for 32 values."""
+
+FASTER_THAN = 4
+"""Up to this ratio of single to double speed, kernels sum in float64; beyond it, pairs of float32 are faster."""
+
+_SINGLE_TO_DOUBLE = 87
+"""CU_DEVICE_ATTRIBUTE_SINGLE_TO_DOUBLE_PRECISION_PERF_RATIO of CUDA's driver, which torch does not tell."""
 
 LONG_COMPILE_SECONDS = 1.0
 """If compiling takes longer than this, users are told."""
 
+WHOLE, FIRST, RUNS, LAST = range(4)
+"""How channels lie in memory, see `triton_kernel`."""
+
+
+class Job(NamedTuple):
+    """What is measured in a launch, and how it lies in memory, see `triton_kernel.measure`.
+
+    Args:
+        values: the tensor, of a dtype in `DTYPES`.
+        minus: a tensor that is subtracted from it, of the same dtype and without gaps; None for none.
+        layout: WHOLE, FIRST, RUNS or LAST.
+        outer: how many runs a channel has; for LAST, its values.
+        channels: how many there are; 1 without channels.
+        inner: the length of a run.
+        apart: the distance of the first values of two channels.
+        every: each `every`-th channel has a row; 0 if none has.
+    """
+
+    values: Tensor
+    minus: Tensor | None
+    layout: int
+    outer: int
+    channels: int
+    inner: int
+    apart: int
+    every: int
+
+    @property
+    def rows(self) -> int:
+        """The number of its rows: one for the tensor, then one for each channel that has one."""
+        return 1 + (channel_row_count(self.channels) if self.every else 0)
+
+    def without_channels(self) -> "Job":
+        """Return the same without rows of channels."""
+        return self._replace(every=0)
+
+
+class Target(NamedTuple):
+    """Where the results of a job go.
+
+    Args:
+        job: what is measured.
+        rows: its rows, shape (job.rows, WIDTH), float64, contiguous: they are merged with.
+        is_fresh: True if the rows hold nothing yet: they are overwritten.
+        counts: the bins of the values are added to it, shape (BINS,), int64, contiguous; None for no bins. Those of NaN
+            and infinities are not added.
+    """
+
+    job: Job
+    rows: Tensor
+    is_fresh: bool
+    counts: Tensor | None
+
 
 class _State:
-    """Whether the kernels work in this process, and how long compiling them took."""
+    """Which kernels have been compiled in this process, which have failed, and how long compiling took."""
 
     def __init__(self) -> None:
-        self.has_failed = False
-        self.compiled: set[tuple[object, ...]] = set()
-        """The variants that have been launched: the first launch of each compiles it."""
+        self.kernels: dict[tuple[object, ...], Callable[..., object]] = {}
+        """By variant, what launches it. Beside its constants a variant has the device, the dtype and the alignment of
+        each pointer, for which Triton compiles."""
+        self.failed: set[tuple[object, ...]] = set()
+        """The variants that cannot be compiled or launched."""
+        self.is_said = False
         self.seconds = 0.0
-        """How long these first launches took; infinite once users have been told."""
+        """How long compiling took; infinite once users have been told."""
+        self.counters: dict[torch.device, Tensor] = {}
+        """By device, the counters of `triton_kernel`, which are 0 between launches."""
 
 
 _state = _State()
@@ -69,94 +146,293 @@ def _kernels() -> ModuleType | None:
     return triton_kernel
 
 
-def can_read(tensor: Tensor) -> bool:
-    """Return True if the kernels run on the device of this tensor; `rows_of` copies what they cannot read directly."""
-    return tensor.device.type in DEVICES and not _state.has_failed and _kernels() is not None
+@functools.cache
+def _version() -> tuple[int, int]:
+    import triton
+
+    major, minor, *_ = triton.__version__.split(".")
+    return int(major), int(minor)
 
 
-def can_divide(tensor: Tensor, scale: Tensor) -> bool:
-    """Return True if `rows_of` can measure this tensor with this `scale`, which has shape ().
-
-    That takes `can_read`, a strided tensor with a dtype of `DTYPES`, and a scale in float32 on the same device.
-    """
-    return (
-        can_read(tensor)
-        and tensor.dtype in DTYPES
-        and tensor.layout is torch.strided
-        and scale.device == tensor.device
-        and scale.dtype is torch.float32
-    )
+def has_kernels(device: torch.device) -> bool:
+    """Return True if there may be kernels for a device."""
+    return device.type in DEVICES and _kernels() is not None
 
 
-def rows_of(
-    tensor: Tensor,
-    dim: int | None = None,
-    *,
-    with_abs_mean: bool,
-    counts: Tensor | None = None,
-    scale: Tensor | None = None,
-) -> Tensor | None:
-    """Measure a tensor by the Triton kernel: one launch; with channels there may be a second.
+def job_of(tensor: Tensor, dim: int | None = None, minus: Tensor | None = None) -> Job | None:
+    """Return how the kernels read a tensor; None if they cannot.
+
+    They read plain tensors with a dtype of `DTYPES` that have no gaps, or gaps only between the parts of their first
+    dimension, as `weight[::4]` has. Others are copied first, unless their dtype has values that float32 has not.
 
     Args:
-        tensor: plain, strided, real. If it has gaps, or a type that the kernels do not read, it is copied first.
-        dim: the dimension of the channels, not negative; None for no channels.
-        with_abs_mean: whether to measure `abs_mean`; otherwise that column is 0.
-        counts: the bins of the values are added to this, shape (BINS,), int64, contiguous, on the tensor's device.
-        scale: the values are divided by this first, in float32 at least; it must have passed `can_divide`.
-
-    Returns:
-        Shape (n, WIDTH), float64, on its device: with `dim` the row of each channel; without it rows of parts of the
-        tensor, which merge to its row. None if the kernels cannot be used.
+        tensor: detached; of any kind.
+        dim: the dimension of its channels, of which each has a row (of very many, each k-th, see `channel_stride`);
+            None, or one that the tensor does not have, for no channels.
+        minus: is to be subtracted from the tensor.
 
     Raises:
-        TypeError: a CUDA graph is being captured.
+        TypeError: the memory of the tensor has been freed.
     """
-    if not can_read(tensor):
+    kind = type(tensor)
+    if not (kind is Tensor or kind is nn.Parameter) or not has_kernels(tensor.device):
         return None
-    if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
-        raise TypeError("a CUDA graph is being captured: its tensors have no values yet")
-    tensor, (outer, channels, inner) = _readable(tensor, dim)
-    layout, elements = "flat" if channels == 1 else "last" if inner == 1 else "spread", outer * inner
-    values, width = tile(layout, tensor.dtype, counts is not None)
-    if inner >= MAX_INNER and layout == "spread":
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized or not tensor.numel():
         return None
-    groups = -(-channels // width)
-    programs = max(1, min(-(-elements // values), MAX_PROGRAMS // groups))
-    rows = _new_rows(programs * channels, tensor.device)
-    # What is not used is any address that is there.
-    arguments = [tensor, rows if scale is None else scale, rows if counts is None else counts, rows]
-    options = {
-        "LAYOUT": _code_of(layout, channels),
-        "ROWS": values,
-        "CHANNELS": width,
-        "PAIRS": tensor.dtype is not torch.float64 and not adds_float64_fast(tensor.device),
-        "HAS_SCALE": scale is not None,
-        "HAS_ABS_MEAN": with_abs_mean,
-        "HAS_BINS": counts is not None,
-    }
-    if not _launch("rows_of", (programs, groups), [*arguments, elements, channels, inner], options):
-        return None
-    return rows if dim is None or programs == 1 else merged(rows, channels)
+    if tensor.dtype not in DTYPES:
+        if not (tensor.dtype in AS_SINGLE or (tensor.dtype.is_floating_point and tensor.dtype.itemsize == 1)):
+            return None
+        tensor = tensor.float()
+    elif tensor.is_neg():
+        tensor = tensor.resolve_neg()
+    with_memory(tensor)
+    shape = _shape_of(tensor.shape, tensor.stride(), dim)
+    if shape is None:
+        tensor = tensor.contiguous()
+        shape = _shape_of(tensor.shape, tensor.stride(), dim)
+    job = None if shape is None else Job(tensor, minus, *shape)
+    return job if job is None or minus is None or _fits(minus, job) else None
 
 
-def merged(rows: Tensor, channels: int = 1) -> Tensor | None:
-    """Merge the rows of each channel in one launch: shape (channels, WIDTH); None if the kernels cannot be used.
+@functools.lru_cache(maxsize=1 << 14)
+def _shape_of(
+    shape: torch.Size, stride: tuple[int, ...], dim: int | None
+) -> tuple[int, int, int, int, int, int] | None:
+    """Return layout, outer, channels, inner, apart and every of a tensor, see `Job`; None if it has to be copied."""
+    if dim is not None and (not -len(shape) <= dim < len(shape) or not shape[dim]):
+        dim = None
+    values, order = math.prod(shape), dense_order(shape, stride)
+    if order is None:
+        parts, inner = shape[0], values // shape[0]
+        has_gaps_between_parts_alone = stride[0] >= inner and dense_order(shape[1:], stride[1:]) == [
+            *range(len(shape) - 1)
+        ]
+        if dim not in (None, 0, -len(shape)) or not has_gaps_between_parts_alone or parts > MAX_PROGRAMS:
+            return None
+        return FIRST, 1, parts, inner, stride[0], 0 if dim is None else channel_stride(parts)
+    if dim is None:
+        return WHOLE, 1, 1, values, values, 0
+    place, sizes = order.index(dim % len(shape)), [shape[each] for each in order]
+    outer, channels, inner = math.prod(sizes[:place]), sizes[place], math.prod(sizes[place + 1 :])
+    every = channel_stride(channels)
+    if inner == 1:
+        return LAST, outer, channels, 1, 1, every
+    return (FIRST if outer == 1 else RUNS), outer, channels, inner, inner, every
+
+
+def dense_order(shape: Sequence[int], stride: Sequence[int]) -> list[int] | None:
+    """Return the dimensions in their order in memory, the one with stride 1 last; None if there are gaps.
+
+    Examples:
+        >>> tensor = torch.empty(2, 3, 4, 5, memory_format=torch.channels_last)
+        >>> dense_order(tensor.shape, tensor.stride())
+        [0, 2, 3, 1]
+    """
+    order = sorted(range(len(shape)), key=lambda dim: (stride[dim], shape[dim]), reverse=True)
+    expected = 1
+    for dim in reversed(order):
+        if shape[dim] != 1:
+            if stride[dim] != expected:
+                return None
+            expected *= shape[dim]
+    return order
+
+
+def _fits(minus: Tensor, job: Job) -> bool:
+    """Return True if `minus` can be subtracted: it lies without gaps, in the order of the job's values."""
+    values = job.values
+    if minus.dtype is not values.dtype or minus.device != values.device or minus.shape != values.shape:
+        return False
+    if type(minus) is not Tensor or minus.layout is not torch.strided or minus.is_neg():
+        return False
+    if job.apart == job.inner or job.layout == WHOLE:
+        return minus.stride() == values.stride()
+    return minus.is_contiguous()
+
+
+def measure(target: Target, *, with_abs_mean: bool, scale: Tensor | None = None) -> bool:
+    """Measure a tensor in one launch, on the current stream of its device.
 
     Args:
-        rows: shape (n * channels, WIDTH), float64: the first row of every channel in turn, then the second of every
-            channel, and so on; n is at most `MAX_PROGRAMS`.
-        channels: how many there are.
+        target: what is measured, and where the results go. It has no `minus`.
+        with_abs_mean: whether to measure `abs_mean`; otherwise that column is 0.
+        scale: the values are divided by this first, in float32, shape (), float32, on the same device.
+
+    Returns:
+        Whether that worked; otherwise nothing has changed.
     """
-    into = _new_rows(channels, rows.device)
-    arguments = [rows, into, len(rows) // channels, channels]
-    return into if _launch("merge", (channels,), arguments, {"PARTS": MAX_PROGRAMS}) else None
+    job, rows, is_fresh, counts = target
+    tiles = _tiles(job, counts is not None)
+    programs, groups, scratch = _grid(job, tiles)
+    device = job.values.device
+    pointers = [job.values, rows if scale is None else scale, rows if counts is None else counts]
+    pointers += [rows, _empty(scratch, device), _counters(device, groups)]
+    numbers = [job.outer, job.channels, job.inner, job.apart, job.every, int(is_fresh)]
+    constants = _constants(job, tiles, scale is not None, with_abs_mean, counts is not None)
+    return _launch("measure", (programs, groups, 1), pointers, numbers, constants)
+
+
+def measure_many(targets: Iterable[Target], *, with_abs_mean: bool, scale: Tensor | None = None) -> list[Target]:
+    """Measure many tensors of one device, in as few launches as they have dtypes, layouts and alignments.
+
+    Args:
+        targets: what is measured, and where the results go; no two have the same rows.
+        with_abs_mean: as in `measure`.
+        scale: as in `measure`.
+
+    Returns:
+        The targets for which that did not work: nothing has changed there.
+    """
+    alike: dict[tuple[object, ...], list[Target]] = {}
+    for target in targets:
+        job = target.job
+        if job.layout == WHOLE:  # one channel, which has no row of its own
+            target = target._replace(job=job._replace(layout=FIRST))
+        kind = (job.values.dtype, target.job.layout, _is_aligned(job), target.counts is not None)
+        alike.setdefault(kind, []).append(target)
+    failed: list[Target] = []
+    for some in alike.values():
+        if not _launch_many(some, with_abs_mean, scale):
+            failed += some
+    return failed
+
+
+def _launch_many(targets: Sequence[Target], with_abs_mean: bool, scale: Tensor | None) -> bool:
+    device, has_bins = targets[0].job.values.device, targets[0].counts is not None
+    tiles = _tiles(targets[0].job, has_bins)
+    grids = [_grid(target.job, tiles) for target in targets]
+    scratch = _empty(sum(rows for _, _, rows in grids), device)
+    counters = _counters(device, sum(groups + 1 for _, groups, _ in grids))
+    first, place, counter, table = 0, scratch.data_ptr(), counters.data_ptr(), []
+    for (job, rows, is_fresh, counts), (programs, groups, parts) in zip(targets, grids, strict=True):
+        addresses = [0 if each is None else each.data_ptr() for each in (job.minus, counts)]
+        numbers = [job.outer, job.channels, job.inner, job.apart, job.every, int(is_fresh), programs]
+        table.append([first, job.values.data_ptr(), *addresses, rows.data_ptr(), place, counter, *numbers])
+        first, place, counter = first + programs * groups, place + 8 * WIDTH * parts, counter + 4 * (groups + 1)
+    like = targets[0].job.values
+    uploaded = uploaded_from(torch.tensor(table, dtype=torch.int64, device="cpu"), device)
+    pointers = [like, scratch if scale is None else scale, uploaded]
+    constants = _constants(targets[0].job, tiles, scale is not None, with_abs_mean, has_bins)
+    return _launch("measure_many", (first, 1, 1), pointers, [len(table)], constants)
+
+
+def uploaded_from(host: Tensor, device: torch.device) -> Tensor:
+    """Return a copy of a tensor of the host on a device, without a wait for it.
+
+    Only a copy from page-locked memory is known not to wait. Its memory is used again once the copy is made.
+    """
+    if device.type != "cuda":
+        return host.to(device)
+    pinned = torch.empty(host.shape, dtype=host.dtype, device="cpu", pin_memory=True)
+    pinned.copy_(host)
+    return pinned.to(device, non_blocking=True)
+
+
+class _Tiles(NamedTuple):
+    """The size of a tile: rows, and values in each; how many are counted into bins at once; warps of a program."""
+
+    rows: int
+    wide: int
+    at_once: int
+    warps: int
+
+
+def _tiles(job: Job, has_bins: bool) -> _Tiles:
+    vector, warps = 16 // job.values.dtype.itemsize, 8 if has_bins else 4
+    wide = LAST_CHANNELS if job.layout == LAST else vector
+    rows = 32 * warps * vector // wide * (1 if has_bins or job.layout == LAST else 2)
+    return _Tiles(rows, wide, BINNED_VALUES // (rows * wide) if has_bins else 1, warps)
+
+
+def _grid(job: Job, tiles: _Tiles) -> tuple[int, int, int]:
+    """Return how many programs each group of channels has, how many groups there are, and the rows of scratch."""
+    if job.layout == LAST:
+        groups, rows = -(-job.channels // LAST_CHANNELS), job.outer
+    else:
+        groups, rows = job.channels, job.outer * -(-job.inner // tiles.wide)
+    blocks = -(-rows // (tiles.rows * tiles.at_once))
+    most = MAX_PROGRAMS
+    if tiles.at_once > 1:
+        most = min(most, job.outer * job.channels * job.inner // MIN_BINNED_VALUES)
+    programs = max(1, min(blocks, most // groups), -(-blocks * tiles.at_once // MAX_TILES))
+    return programs, groups, programs * job.channels + groups
+
+
+def _is_aligned(job: Job) -> bool:
+    """Return True if each group of values that a thread loads begins at a multiple of 16 bytes."""
+    pointers = [job.values.data_ptr(), 0 if job.minus is None else job.minus.data_ptr()]
+    vector = 16 // job.values.dtype.itemsize
+    if any(pointer % 16 for pointer in pointers):
+        return False
+    if job.layout == LAST:
+        return job.channels % vector == 0
+    return job.channels * job.outer == 1 or (job.inner % vector == 0 and job.apart % vector == 0)
+
+
+def _constants(job: Job, tiles: _Tiles, has_scale: bool, with_abs_mean: bool, has_bins: bool) -> dict[str, Any]:
+    return {
+        "LAYOUT": job.layout,
+        "ROWS": tiles.rows,
+        "WIDE": tiles.wide,
+        "TILES": tiles.at_once,
+        "IS_ALIGNED": _is_aligned(job),
+        "PAIRS": not adds_float64_fast(job.values.device),
+        "HAS_SCALE": has_scale,
+        "HAS_ABS_MEAN": with_abs_mean,
+        "HAS_BINS": has_bins,
+        "PARTS": 256,
+    }
 
 
 @functools.cache
 def adds_float64_fast(device: torch.device) -> bool:
-    """Return True if a device adds float64 fast enough to sum in it; on others pairs of float32 are faster."""
-    return device.type != "cuda" or torch.cuda.get_device_capability(device) in FAST_FLOAT64
+    """Return True if a device adds float64 at a quarter of the speed of float32 or more; True if that is unknown.
+
+    It is not a matter of the generation: H100 has 1:2 and H20, of the same compute capability, 1:44.
+    """
+    if device.type != "cuda" or torch.version.hip:
+        return True
+    ratio, number = ctypes.c_int(), ctypes.c_int()
+    try:
+        driver = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
+        bus: Any = torch.cuda.get_device_properties(device)
+        name = f"{bus.pci_domain_id:04x}:{bus.pci_bus_id:02x}:{bus.pci_device_id:02x}.0".encode()
+        # torch's numbers of devices are those of the runtime, which the driver need not share.
+        is_found = driver.cuDeviceGetByPCIBusId(ctypes.byref(number), name) == 0
+        is_known = is_found and driver.cuDeviceGetAttribute(ctypes.byref(ratio), _SINGLE_TO_DOUBLE, number) == 0
+    except (OSError, AttributeError):
+        return True
+    return not is_known or ratio.value <= FASTER_THAN
+
+
+def can_count_bins(device: torch.device) -> bool:
+    """Return True if the kernels count bins on a device."""
+    return has_kernels(device) and _version() >= FIRST_WITH_BINS
+
+
+def new_rows(count: int, device: torch.device) -> Tensor:
+    """Return memory for rows, shape (count, WIDTH), float64."""
+    # A tensor made under inference_mode could not be changed in place outside of it.
+    with torch.inference_mode(False):
+        return torch.empty((count, WIDTH), dtype=torch.float64, device=device)
+
+
+def new_bins(count: int, device: torch.device) -> Tensor:
+    """Return empty bins of some sites, shape (count, BINS), int64."""
+    with torch.inference_mode(False):
+        return torch.zeros((count, BINS), dtype=torch.long, device=device)
+
+
+_empty = new_rows
+
+
+def _counters(device: torch.device, groups: int) -> Tensor:
+    counters = _state.counters.get(device)
+    if counters is None or len(counters) <= groups:
+        with torch.inference_mode(False):
+            counters = torch.zeros(max(4096, 2 * groups), dtype=torch.int32, device=device)
+        _state.counters[device] = counters
+    return counters
 
 
 def report_compile_time() -> None:
@@ -169,93 +445,56 @@ def report_compile_time() -> None:
         _state.seconds = math.inf
 
 
-def tile(layout: str, dtype: torch.dtype, has_bins: bool) -> tuple[int, int]:
-    """Return the size of a tile as (values per channel, channels)."""
-    values, channels = TILES[layout]
-    return (values // 2 if has_bins or dtype is torch.float64 else values), channels
-
-
-def _readable(tensor: Tensor, dim: int | None) -> tuple[Tensor, tuple[int, int, int]]:
-    """Return the tensor, copied if the kernels cannot read it, and its shape in memory, (outer, channels, inner)."""
-    if tensor.dtype not in DTYPES:
-        tensor = tensor.float() if tensor.dtype.is_floating_point or tensor.dtype is torch.bool else tensor.double()
-    elif tensor.is_neg():
-        tensor = tensor.resolve_neg()
-    if dim is None and tensor.is_contiguous():
-        return tensor, (1, 1, tensor.numel())
-    order = dense_order(tensor)
-    if order is None:
-        tensor, order = tensor.contiguous(), list(range(tensor.dim()))
-    if dim is None:
-        return tensor, (1, 1, tensor.numel())
-    place, sizes = order.index(dim), [tensor.shape[each] for each in order]
-    return tensor, (math.prod(sizes[:place]), sizes[place], math.prod(sizes[place + 1 :]))
-
-
-def dense_order(tensor: Tensor) -> list[int] | None:
-    """Return the dimensions in their order in memory, the one with stride 1 last; None if there are gaps.
-
-    Examples:
-        >>> dense_order(torch.empty(2, 3, 4, 5, memory_format=torch.channels_last))
-        [0, 2, 3, 1]
-    """
-    order = sorted(range(tensor.dim()), key=lambda dim: (tensor.stride(dim), tensor.shape[dim]), reverse=True)
-    expected = 1
-    for dim in reversed(order):
-        if tensor.shape[dim] != 1:
-            if tensor.stride(dim) != expected:
-                return None
-            expected *= tensor.shape[dim]
-    return order
-
-
-def _new_rows(count: int, device: torch.device) -> Tensor:
-    # A tensor made under inference_mode could not be merged in place outside of it.
-    with torch.inference_mode(False):
-        return torch.empty((count, WIDTH), dtype=torch.float64, device=device)
-
-
-def _code_of(layout: str, channels: int) -> int:
-    """Return the constant of `triton_kernel` for a layout: FLAT, SPREAD, LAST or LAST_ALIGNED."""
-    if layout == "last":
-        return 3 if channels % 16 == 0 else 2
-    return 1 if layout == "spread" else 0
-
-
-def _launch(name: str, grid: tuple[int, ...], arguments: Sequence[Any], options: dict[str, Any]) -> bool:
+def _launch(
+    name: str, grid: tuple[int, int, int], pointers: Sequence[Tensor], numbers: Sequence[int], constants: dict[str, Any]
+) -> bool:
     """Launch a kernel on the current stream of its tensors' device, and return whether that worked.
 
-    The first failure of any kernel gives a warning and holds for all: `can_read` is False from then on.
-
-    Raises:
-        torch.OutOfMemoryError: the launch ran out of memory; this does not count as a failure.
+    If a variant fails for another reason than a lack of memory, it is not tried again, and the first that fails gives a
+    warning.
     """
-    tensor: Tensor = arguments[0]
-    kernel = getattr(_kernels(), name)[grid]
-    # Triton compiles for these; and for tensors that are not aligned to 16 bytes, such as parts of others.
-    variant = (name, tensor.dtype, tensor.device, tensor.data_ptr() % 16 == 0, *options.values())
-    run = functools.partial(kernel, *arguments, **options, **OPTIONS)
+    device = pointers[0].device
+    alignment = tuple(tensor.data_ptr() % 16 == 0 for tensor in pointers)
+    variant = (name, device, pointers[0].dtype, alignment, *constants.values())
+    if variant in _state.failed:
+        return False
+    run = _state.kernels.get(variant)
     try:
         # Triton launches on the current device, which need not be the tensor's.
-        is_elsewhere = tensor.is_cuda and tensor.device.index != torch.cuda.current_device()
-        with torch.cuda.device(tensor.device) if is_elsewhere else contextlib.nullcontext():
-            if variant in _state.compiled:
-                run()
+        is_elsewhere = pointers[0].is_cuda and device.index != torch.cuda.current_device()
+        with torch.cuda.device(device) if is_elsewhere else contextlib.nullcontext():
+            if run is None:
+                _state.kernels[variant] = _compiled(name, grid, [*pointers, *numbers], constants)
             else:
-                _compile(run)
-                _state.compiled.add(variant)
-    except torch.OutOfMemoryError:
-        raise
+                run(grid, *pointers, *numbers)
     except Exception as error:
-        if not _state.has_failed:
-            _state.has_failed = True
-            warn_switched_off("the Triton kernel (torch's own operations measure instead, which are slower)", error)
+        # Triton raises a RuntimeError for it. The tensor is measured by torch, the next one by the kernel again.
+        if "out of memory" not in str(error).lower():
+            _state.failed.add(variant)
+            if not _state.is_said:
+                _state.is_said = True
+                warn_switched_off("a Triton kernel (torch's own operations measure instead, which are slower)", error)
         return False
     return True
 
 
-def _compile(run: Callable[[], Any]) -> None:
-    """Call `run`, whose launch compiles a kernel, and add the time to `_state.seconds`. Errors are raised."""
-    start = time.perf_counter()
-    run()
+def _compiled(
+    name: str, grid: tuple[int, int, int], arguments: Sequence[Any], constants: dict[str, Any]
+) -> Callable[..., object]:
+    """Launch a variant for the first time, which compiles it, and return a function that launches it from then on.
+
+    That one takes the grid, then the pointers and numbers.
+    """
+    start, kernel = time.perf_counter(), getattr(_kernels(), name)
+    fixed = options(8 if constants["HAS_BINS"] else 4)
+    compiled = kernel[grid](*arguments, **constants, **fixed)
     _state.seconds += time.perf_counter() - start
+    if compiled is None or _version() < FIRST_CALLABLE:  # the interpreter, or an older Triton
+        return lambda grid, *given: kernel[grid](*given, **constants, **fixed)
+    # Triton's own way to launch takes ten times as long: it looks at each argument to find the variant.
+    return lambda grid, *given: compiled[grid](*given, *constants.values())
+
+
+def options(warps: int) -> dict[str, Any]:
+    """Return how Triton compiles. `maxnreg` is not among it: Triton for AMD does not know it."""
+    return {"num_warps": warps, "enable_fp_fusion": True}

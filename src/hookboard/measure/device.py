@@ -1,4 +1,4 @@
-"""Measures values on any device: by the Triton kernel, or else by torch's operations. The host never waits for it."""
+"""Measures values on any device, by torch's operations where no kernel can. The host never waits for the device."""
 
 import math
 
@@ -14,50 +14,24 @@ from hookboard.measure.values import Values
 WITHOUT_FLOAT64 = frozenset({"mps"})
 """Types of devices without float64, which sums need; tensors there are copied to the CPU to be measured."""
 
-BLOCK = 1 << 26
-"""The number of elements measured at once, which bounds the memory of temporaries."""
-
-
-def parts_of(
-    values: Values, wanted: frozenset[str], counts: Tensor | None = None, scale: Tensor | None = None
-) -> Tensor | None:
-    """Measure the values by the Triton kernel.
-
-    Args:
-        values: the values.
-        wanted: the columns to fill.
-        counts: the bins of the values are added to this, shape (BINS,), int64.
-        scale: the values are divided by this first, shape ().
-
-    Returns:
-        Rows of parts of the values, shape (n, WIDTH), which merge into their row; None if the kernel cannot be used.
-    """
-    numbers = values.numbers
-    rows = accelerator.rows_of(numbers, with_abs_mean="abs_mean" in wanted, counts=counts, scale=scale)
-    if rows is None:
-        return None
-    if values.holes is not None:
-        rows[0, 5] -= values.holes
-    if values.zeros:
-        more = rows.new_zeros(1, WIDTH)
-        more[0, 0] = more[0, 4] = values.zeros
-        rows = torch.cat([rows, more])
-        if counts is not None:
-            counts[:1] += values.zeros
-    return rows
+BLOCK = 1 << 22
+"""The number of elements measured at once, which bounds the memory of temporaries to some 80 MB: this is where a tensor
+is measured if the device lacks memory for a kernel."""
 
 
 def row_of(values: Values, wanted: frozenset[str]) -> Tensor:
-    """Measure the values by torch's operations.
+    """Measure the values.
 
     Returns:
         Their row, shape (WIDTH,), float64, on their device. Columns of `REQUESTABLE` that are not in `wanted` are 0.
     """
     numbers = values.numbers
-    rows = [row_of_block(block, wanted) for block in numbers.split(BLOCK)]
+    found = rows_by_kernel(numbers, None, wanted)
+    rows = [row_of_block(block, wanted) for block in numbers.split(BLOCK)] if found is None else [found[0]]
     if values.zeros:
-        zeros = [values.zeros, 0.0, 0.0, 0.0, values.zeros, 0.0, 0.0, 0.0, 0.0, 0.0]
-        rows.append(torch.tensor(zeros, dtype=torch.float64, device=numbers.device))
+        zeros = torch.zeros(WIDTH, dtype=torch.float64, device=numbers.device)
+        zeros[0], zeros[4] = values.zeros, values.zeros
+        rows.append(zeros)
     owner = torch.zeros(len(rows), dtype=torch.long, device=numbers.device)
     row = rows[0] if len(rows) == 1 else merge(torch.stack(rows), owner, 1)[0]
     if values.holes is not None:
@@ -65,10 +39,33 @@ def row_of(values: Values, wanted: frozenset[str]) -> Tensor:
     return row
 
 
+def rows_by_kernel(tensor: Tensor, dim: int | None, wanted: frozenset[str]) -> Tensor | None:
+    """Return the row of a tensor, then those of its channels, see `accelerator.job_of`; None if no kernel can.
+
+    Args:
+        tensor: plain, on any device.
+        dim: the dimension of the channels; None for no channels.
+        wanted: the columns to fill.
+    """
+    job = accelerator.job_of(tensor, dim)
+    if job is None:
+        return None
+    rows = accelerator.new_rows(job.rows, tensor.device)
+    target = accelerator.Target(job, rows, is_fresh=True, counts=None)
+    return rows if accelerator.measure(target, with_abs_mean="abs_mean" in wanted) else None
+
+
+def empty_rows(count: int, device: torch.device) -> Tensor:
+    """Return rows of tensors without elements, shape (count, WIDTH), float64."""
+    rows = torch.zeros(count, WIDTH, dtype=torch.float64, device=device)
+    rows[:, 8], rows[:, 9] = EMPTY[8:]
+    return rows
+
+
 def row_of_block(block: Tensor, wanted: frozenset[str]) -> Tensor:
     """Return the row of a real tensor of any shape by torch's operations, shape (WIDTH,), float64."""
     if not block.numel():
-        return torch.tensor(EMPTY, dtype=torch.float64, device=block.device)
+        return empty_rows(1, block.device)[0]
     return rows_of_block(block.reshape(1, -1), 0, wanted)[0]
 
 
@@ -118,8 +115,6 @@ def rows_of_block(block: Tensor, dim: int, wanted: frozenset[str]) -> Tensor:
 
 def count_into(counts: Tensor, values: Values) -> None:
     """Add the bins of the values to `counts`, shape (BINS,), int64, on their device."""
-    if parts_of(values, frozenset(), counts) is not None:
-        return
     for block in values.numbers.split(BLOCK):
         bins = bins_of(as_single(block))
         # bincount would make the host wait. To add is atomic on a device, for as many streams as there are.

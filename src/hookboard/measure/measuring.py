@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hookboard.measure import accelerator, cpu, device, native
+from hookboard.measure import cpu, device, native
 from hookboard.measure.merge import merge
-from hookboard.measure.row import EMPTY, WIDTH, Row, channel_stride, has_channels, sample_of
+from hookboard.measure.row import WIDTH, Row, channel_stride, has_channels, sample_of
 from hookboard.measure.statistics import Plan
 from hookboard.measure.values import Values, unscaled, values_of
 
@@ -27,7 +27,8 @@ def measure(
     Args:
         tensor: detached; of any shape, dtype, layout, subclass and device.
         plan: what to measure.
-        counts: the bins of its values are added to this, shape (BINS,), int64, contiguous, on the tensor's device.
+        counts: the bins of its values are added to this, shape (BINS,), int64, contiguous, on the tensor's device. A
+            kernel of an accelerator leaves out those of NaN and infinities, which are in no histogram.
         moments_only: leave `counts` alone, and fill the columns after the moments with NaN. An empty tensor is always
             measured like this.
         scale: the tensor is divided by this first, shape (), in float32 at least; None to measure it as it is.
@@ -35,9 +36,8 @@ def measure(
 
     Returns:
         The columns of `FIELDS`, followed by those of `plan.more`. For a tensor on the CPU a list of `plan.width`
-        floats; otherwise a float64 tensor on its device, shape (plan.width,), or (n, plan.width): rows of n parts of
-        the tensor, which `merge_rows` merges into its row. The host waits for the device only for sparse tensors with
-        duplicates and for subclasses that wrap other tensors.
+        floats; otherwise a float64 tensor on its device, shape (plan.width,). The host waits for the device only for
+        sparse tensors with duplicates and for subclasses that wrap other tensors.
 
     Raises:
         TypeError: the tensor has no values, or does not let them be read; the message says why.
@@ -49,53 +49,30 @@ def measure(
         >>> row[FIELDS.index("mean")], row[FIELDS.index("nan")]
         (2.0, 1.0)
     """
-    if scale is not None and (plan.more or not accelerator.can_divide(tensor, scale)):
-        tensor, scale = unscaled(tensor, scale), None
+    tensor = tensor if scale is None else unscaled(tensor, scale)
+    # A user's statistic may raise, and then nothing may have been counted.
+    counts_now = None if moments_only or plan.more else counts
     row: Row | None = None
-    form = native.form_of(tensor) if scale is None else None
+    form = native.form_of(tensor)
     if form is not None:
-        counts_now = None if moments_only or plan.more else counts
         row, _ = native.read(tensor, form, with_abs_mean="abs_mean" in plan.wanted, counts=counts_now)
         counts = counts if counts_now is None else None
         if row is not None and not plan.more:
             return row
     values = values_of(tensor)
     moments_only = moments_only or not (values.numbers.numel() or values.zeros)
-    if row is None and values.numbers.is_cpu and not accelerator.can_read(values.numbers):
+    if row is None and values.numbers.is_cpu:
         row = cpu.row_of(values, plan.wanted)
     if row is None:
-        return row_on_device(tensor, values, plan, counts, moments_only, scale, dim)
+        return row_on_device(tensor, values, plan, counts, moments_only, dim)
     return _completed(row, tensor, values, plan, counts, moments_only, dim)
 
 
 def row_on_device(
-    tensor: Tensor,
-    values: Values,
-    plan: Plan,
-    counts: Tensor | None,
-    moments_only: bool,
-    scale: Tensor | None = None,
-    dim: int | None = None,
+    tensor: Tensor, values: Values, plan: Plan, counts: Tensor | None, moments_only: bool, dim: int | None = None
 ) -> Row:
     """Do what `measure` does, for a tensor on an accelerator; it works on the CPU too, but is slower there."""
-    # A user's statistic may raise, and then nothing may have been counted.
-    counts_now = None if moments_only or plan.more else counts
-    parts = device.parts_of(values, plan.wanted, counts_now, scale)
-    if parts is not None and not plan.more:
-        return parts
-    if scale is not None:
-        tensor, values = unscaled(tensor, scale), Values(unscaled(values.numbers, scale))
-    row = device.row_of(values, plan.wanted) if parts is None else one_row(parts)
-    return _completed(row, tensor, values, plan, counts, moments_only, dim)
-
-
-def one_row(parts: Tensor) -> Tensor:
-    """Merge rows of parts of one tensor, shape (n, WIDTH), into its row, shape (WIDTH,), on their device."""
-    if len(parts) <= accelerator.MAX_PROGRAMS:
-        row = accelerator.merged(parts)
-        if row is not None:
-            return row[0]
-    return merge(parts, torch.zeros(len(parts), dtype=torch.long, device=parts.device), 1)[0]
+    return _completed(device.row_of(values, plan.wanted), tensor, values, plan, counts, moments_only, dim)
 
 
 def _completed(
@@ -167,45 +144,27 @@ def measure_channels(
         >>> row[FIELDS.index("mean")], channels[:, FIELDS.index("mean")]
         (3.5, array([2., 5.]))
     """
-    if scale is not None and (plan.more or not accelerator.can_divide(tensor, scale)):
-        tensor, scale = unscaled(tensor, scale), None
+    tensor = tensor if scale is None else unscaled(tensor, scale)
     if not (_is_regular(tensor) and has_channels(tensor, dim)):
-        return measure(tensor, plan, counts=counts, moments_only=moments_only, scale=scale), None
+        return measure(tensor, plan, counts=counts, moments_only=moments_only), None
     dim %= tensor.dim()
     if channel_stride(tensor.shape[dim]) > 1:
-        whole = measure(tensor, plan, counts=counts, moments_only=moments_only, scale=scale, dim=dim)
-        return whole, _rows_of_sample(tensor, dim, plan.wanted, scale)
-    form = None if scale is not None else native.form_of(tensor, dim)
+        whole = measure(tensor, plan, counts=counts, moments_only=moments_only, dim=dim)
+        return whole, _rows(sample_of(tensor, dim).resolve_neg(), dim, plan.wanted)[1]
+    form = native.form_of(tensor, dim)
     moments_only = moments_only or not tensor.numel()
-    with_abs_mean = "abs_mean" in plan.wanted
-    at_once = None if moments_only or plan.more else counts
-    row: Row | None
-    channels: ChannelRows | None
+    row: Row | None = None
+    channels: ChannelRows | None = None
     if form is not None:
-        row, channels = native.read(tensor, form, with_abs_mean=with_abs_mean, counts=at_once)
+        at_once = None if moments_only or plan.more else counts
+        row, channels = native.read(tensor, form, with_abs_mean="abs_mean" in plan.wanted, counts=at_once)
         counts = counts if at_once is None else None
-    else:
-        values_of(tensor)  # raises if its memory has been freed
-        row = channels = accelerator.rows_of(tensor, dim, with_abs_mean=with_abs_mean, counts=at_once, scale=scale)
-    if row is not None and not plan.more:
-        return row, channels
+        if row is not None and not plan.more:
+            return row, channels
+    values = values_of(tensor)  # raises if its memory has been freed
     if row is None:
-        tensor = tensor if scale is None else unscaled(tensor, scale)
         row, channels = _rows(tensor.resolve_neg(), dim, plan.wanted)
-    elif isinstance(row, Tensor):
-        row = one_row(row)
-    values = values_of(tensor)
     return _completed(row, tensor, values, plan, counts, moments_only, dim), channels
-
-
-def _rows_of_sample(tensor: Tensor, dim: int, wanted: frozenset[str], scale: Tensor | None) -> ChannelRows:
-    """Return the rows of every k-th channel of a tensor, see `channel_stride`; `measure` must have read it before."""
-    sample = sample_of(tensor, dim)
-    rows = accelerator.rows_of(sample, dim, with_abs_mean="abs_mean" in wanted, scale=scale)
-    if rows is not None:
-        return rows
-    sample = sample if scale is None else unscaled(sample, scale)
-    return _rows(sample.resolve_neg(), dim, wanted)[1]
 
 
 def _rows(tensor: Tensor, dim: int, wanted: frozenset[str]) -> tuple[Row, ChannelRows]:
@@ -220,9 +179,12 @@ def _rows(tensor: Tensor, dim: int, wanted: frozenset[str]) -> tuple[Row, Channe
         copy = (tensor.float() if tensor.dtype in cpu.EXACT_AS_FLOAT32 else tensor.double()).contiguous()
         form = native.form_of(copy, dim)
         if form is not None:
-            row, rows = native.read(copy, form, with_abs_mean="abs_mean" in wanted)
-            if row is not None and rows is not None:
-                return row, rows
+            row, of_channels = native.read(copy, form, with_abs_mean="abs_mean" in wanted)
+            if row is not None and of_channels is not None:
+                return row, of_channels
+    rows = None if tensor.is_cpu else device.rows_by_kernel(tensor, dim, wanted)
+    if rows is not None:
+        return rows[0], rows[1:]
     channels = rows_of_channels(tensor, dim, wanted)
     owner = torch.zeros(len(channels), dtype=torch.long, device=channels.device)
     whole = merge(channels, owner, 1)[0]
@@ -238,7 +200,7 @@ def rows_of_channels(tensor: Tensor, dim: int, wanted: frozenset[str]) -> Tensor
         wanted: the columns to fill.
     """
     if not tensor.numel():
-        return torch.tensor(EMPTY, dtype=torch.float64, device=tensor.device).repeat(tensor.shape[dim], 1)
+        return device.empty_rows(tensor.shape[dim], tensor.device)
     if tensor.numel() > device.BLOCK and tensor.dim() > 1:
         along = max((d for d in range(tensor.dim()) if d != dim), key=tensor.size)
         if tensor.shape[along] > 1:

@@ -31,7 +31,7 @@ EMPTY = (0.0,) * 8 + (math.inf, -math.inf)
 
 Row = list[float] | Tensor
 """What measuring one tensor gives: a list of at least WIDTH floats for a tensor on the CPU; otherwise a float64 tensor
-on its device, shape (width,), or (n, width) with the rows of n parts of the tensor, for `merge_rows` to merge."""
+on its device, shape (width,)."""
 
 
 MAX_CHANNEL_ROW_BYTES = 320 << 10

@@ -1,47 +1,140 @@
-"""Triton kernels that measure a tensor on an accelerator: one read gives its rows and the bins of its histogram.
+"""Triton kernels that measure tensors on an accelerator: one launch and one read for all that is wanted of a tensor.
 
-`rows_of` runs as at most a few hundred programs. Program p takes tile p, p + P, p + 2P ... of the values (P programs)
-and keeps one row of `hookboard.measure.FIELDS` for each channel of its tiles; a tensor without channels counts as one
-channel. It writes these rows once, when it ends. `merge` turns them into one row for each channel; the rows of a tensor
-without channels are merged later, at the flush.
+`measure` measures one tensor, `measure_many` any number of them in one launch. Both merge what they find into rows of
+`hookboard.measure.FIELDS` that stand in memory already, and add to the bins of a histogram. So a module that is called
+many times in a step needs no memory for each call, and nothing is left to be done at the flush.
 
-float64 values are measured in float64 throughout. The results for the other types are exact to 1e-6:
+A tensor lies in memory in one of four layouts, and each program measures tiles of it:
 
-- **Range.** Values are multiplied by a power of two, which is exact, so that the largest magnitude the program has met
-  lies in [1, 2) (or a little above, at the very end of the range). So no square overflows or underflows.
-- **Sums** of a tile are float64 on cards that add float64 at half the speed of float32. Other cards add it at 1/32 or
-  1/64 of that speed: there a sum is a pair of float32, `high + low`, which together hold 48 bits. Pairs are added by
-  the exact sum of two numbers (Knuth, "The Art of Computer Programming" 2, 4.2.2; Dekker, "A floating-point technique
-  for extending the available precision", 1971): `low` collects what each addition rounds away.
-- **Variance.** The squares are of the differences from the tile's mean, computed while the tile is still in registers.
-  The mean is rounded to the type of the values, and the error this causes is subtracted again. So a standard deviation
-  of 0.1 about a mean of 1e4 is right.
-- **Merging** of tiles, and then of programs, uses the formula of Chan, Golub and LeVeque ("Updating formulae and a
-  pairwise algorithm for computing sample variances", 1979), in float64.
+| layout | the channels | a tile |
+|---|---|---|
+| WHOLE | none | `ROWS` groups of `WIDE` values, one after the other |
+| FIRST | each is one run of `inner` values, as in a weight (out, in) | the same, within one channel |
+| RUNS | each is `outer` runs of `inner` values, as in (N, C, H, W) | the same, within one channel |
+| LAST | side by side, as in (N, T, C) or channels_last | `ROWS` positions of `WIDE` channels |
+
+**Fast.** A group is what a thread loads at once, 16 bytes. The loop over tiles has no barrier and moves nothing between
+threads: each thread keeps sums of its own, which are reduced once, after the loop.
+
+**True.** The results are exact to 1e-6 whatever the values:
+
+- The squares of a group are of the differences from its own mean, in float32, and in units of a power of two that
+  brings its largest magnitude into [1, 2), so that none overflows or underflows. All that follows is float64, in which
+  no square of a float32 can overflow. So a standard deviation of 0.1 about a mean of 1e4 is right.
+- A mean may cancel, so sums are exact: in float64, or on cards where that is slow in pairs of float32, `high + low`,
+  which hold 48 bits. Pairs are added by the exact sum of two numbers (Knuth, "The Art of Computer Programming" 2,
+  4.2.2; Dekker, "A floating-point technique for extending the available precision", 1971).
+- Sums over groups are about a pivot, the mean of the program's first tile. For any values the square of its distance
+  from the mean of all N values is at most N/T times their variance, for a tile of T values: so what cancels in
+  `squares - total**2 / n` costs at most a factor N/T in precision, of the 1e16 that float64 has.
+- Rows are merged by the formula of Chan, Golub and LeVeque ("Updating formulae and a pairwise algorithm for computing
+  sample variances", 1979).
+
+**One launch.** Each program writes the rows of its channels into `scratch` and counts itself in `counters`. The last
+one of a group of channels merges their rows, and the last of all merges those of the tensor (as in "split K" matrix
+products). The counters are 0 again when the launch ends.
 
 Under TRITON_INTERPRET=1 the same source runs on the CPU.
 """
 
 # mypy: ignore-errors
-# ruff: noqa: N803
-# What runs in a kernel has no types, and its constants are written in capitals, as Triton's own are.
+# ruff: noqa: D417, N803, N806, RUF059, SIM102
+# What runs in a kernel has no types, and its constants are written in capitals, as Triton's own are. An `if` on one is
+# decided when the kernel is compiled, and so is not joined with one on a number.
 
 import triton
 import triton.language as tl
 
 WIDTH = tl.constexpr(10)
 
-FLAT = tl.constexpr(0)
-"""One channel: the values in the order in which they lie in memory."""
+BINS = tl.constexpr(8192)
 
-SPREAD = tl.constexpr(1)
-"""Each channel is a run of `inner` values, `channels * inner` values from its next run, as in (N, C, H, W)."""
+WHOLE = tl.constexpr(0)
+FIRST = tl.constexpr(1)
+RUNS = tl.constexpr(2)
+LAST = tl.constexpr(3)
 
-LAST = tl.constexpr(2)
-"""The channels of a position lie side by side, as in (N, C) or in channels_last."""
+JOB = tl.constexpr(14)
+"""The numbers of a tensor in the table of `measure_many`, in the order in which it reads them."""
 
-LAST_ALIGNED = tl.constexpr(3)
-"""As LAST, and the number of channels is a multiple of 16, so that several are loaded at once."""
+
+@triton.jit
+def _load(
+    values,
+    minus,
+    has_minus,
+    scale,
+    start,
+    rows,
+    inner,
+    channel,
+    channels,
+    LAYOUT: tl.constexpr,
+    ROWS: tl.constexpr,
+    WIDE: tl.constexpr,
+    IS_ALIGNED: tl.constexpr,
+    HAS_MINUS: tl.constexpr,
+    HAS_SCALE: tl.constexpr,
+):
+    """Load rows `start` to `start + ROWS` of a tensor, or of one of its channels.
+
+    Returns:
+        The values in float32, [ROWS, WIDE], NaN where the tensor has none; and the number of values in each row that it
+        has, [ROWS, 1] (for LAST, whether it has the row).
+    """
+    row = start + tl.arange(0, ROWS)
+    column = tl.arange(0, WIDE)
+    # A load is as wide as the compiler can prove: it must see that addresses are multiples of 16 bytes.
+    vector: tl.constexpr = 128 // values.dtype.element_ty.primitive_bitwidth
+    if LAYOUT == LAST:
+        width = channels // vector * vector if IS_ALIGNED else channels
+        offsets = (row * width)[:, None] + channel[None, :]
+        is_full = IS_ALIGNED and ((start + ROWS <= rows) & (tl.max(channel, 0) < channels))
+    elif LAYOUT == RUNS:
+        length = (inner + (WIDE - 1)) // WIDE
+        run = start // length  # the one division of 64 bits of a tile
+        within = (start - run * length).to(tl.int32) + tl.arange(0, ROWS)
+        runs = within // length.to(tl.int32)
+        place = (within - runs * length.to(tl.int32)) * WIDE
+        apart = inner // WIDE * WIDE if IS_ALIGNED else inner
+        offsets = ((run + runs) * (channels * apart) + place)[:, None] + column[None, :]
+        is_full = IS_ALIGNED and (start + ROWS <= rows)
+    else:
+        offsets = (row * WIDE)[:, None] + column[None, :]
+        is_full = (start + ROWS) * WIDE <= inner
+    # A mask, even one that is True everywhere, would make each value a load of its own.
+    if is_full:
+        x = tl.load(values + offsets).to(tl.float32)
+        there = tl.full([ROWS, 1], 1 if LAYOUT == LAST else WIDE, tl.int32)
+        if HAS_MINUS:
+            if has_minus:
+                x -= tl.load(minus + offsets).to(tl.float32)
+    else:
+        if LAYOUT == LAST:
+            is_there = (row < rows)[:, None] & (channel < channels)[None, :]
+            there = (row < rows).to(tl.int32)[:, None]
+        else:
+            is_there = ((place if LAYOUT == RUNS else row * WIDE)[:, None] + column[None, :] < inner) & (row < rows)[
+                :, None
+            ]
+            there = tl.sum(is_there.to(tl.int32), 1)[:, None]
+        x = tl.load(values + offsets, mask=is_there, other=float("nan")).to(tl.float32)
+        if HAS_MINUS:
+            if has_minus:
+                x -= tl.load(minus + offsets, mask=is_there, other=0.0).to(tl.float32)
+    if HAS_SCALE:
+        x = tl.div_rn(x, tl.load(scale))
+    return x, there
+
+
+@triton.jit
+def _mean(x, LAYOUT: tl.constexpr):
+    """Return the mean of the finite values of a tile, for LAST of each channel, float64; 0 if none is finite."""
+    is_finite = tl.abs(x) < float("inf")
+    clean, many = tl.where(is_finite, x, 0.0).to(tl.float64), is_finite.to(tl.int32)
+    if LAYOUT != LAST:
+        clean, many = tl.sum(clean, 1)[:, None], tl.sum(many, 1)[:, None]
+    return tl.sum(clean, 0) / tl.maximum(tl.sum(many, 0), 1).to(tl.float64)
 
 
 @triton.jit
@@ -54,264 +147,350 @@ def two_sum(a_high, a_low, b_high, b_low):
 
 
 @triton.jit
-def sum_of(x, PAIRS: tl.constexpr):
-    """Return the sum of `x` over its rows, float64; with PAIRS it is added up in pairs of float32."""
-    if PAIRS:
-        high, low = tl.reduce((x, tl.zeros_like(x)), 0, two_sum)
-        return high.to(tl.float64) + low.to(tl.float64)
-    return tl.sum(x.to(tl.float64), 0)
+def _sums(x, is_finite, LAYOUT: tl.constexpr, PAIRS: tl.constexpr):
+    """Return of the finite values of each group, [ROWS, 1]; for LAST each value is a group, [ROWS, WIDE].
 
-
-@triton.jit
-def factor_for(size):
-    """Return the power of two that scales a magnitude into [1, 2), as far as that factor is a normal number."""
-    size = tl.abs(size)  # the larger of 0 and -0 may be -0, whose sign is a bit beside the exponent
-    if size.dtype == tl.float64:
-        exponent = size.to(tl.int64, bitcast=True) >> 52
-        factor = (tl.maximum(2046 - exponent, 1) << 52).to(tl.float64, bitcast=True)
+    Their number; their sum; about where they lie, and the sum of squares of their differences from there; the sum of
+    their magnitudes; the smallest and the largest.
+    """
+    clean = tl.where(is_finite, x, 0.0)
+    low, high = tl.where(is_finite, x, float("inf")), tl.where(is_finite, x, float("-inf"))
+    if LAYOUT == LAST:
+        many, centre = is_finite.to(tl.int32), clean.to(tl.float64)
+        total, squares, magnitudes = centre, tl.zeros_like(centre), tl.abs(centre)
     else:
-        exponent = size.to(tl.int32, bitcast=True) >> 23
-        factor = (tl.maximum(254 - exponent, 1) << 23).to(tl.float32, bitcast=True)
-    return factor
+        # 2**(k - 127) brings the largest magnitude into [1, 2), as far as it is a normal number; `unit` is its inverse.
+        k = tl.maximum(254 - (tl.max(tl.abs(clean), 1).to(tl.int32, bitcast=True) >> 23), 1)[:, None]
+        unit = ((1150 - k).to(tl.int64) << 52).to(tl.float64, bitcast=True)
+        scaled = clean * (k << 23).to(tl.float32, bitcast=True)
+        many = tl.sum(is_finite.to(tl.int32), 1)[:, None]
+        mean = tl.sum(scaled, 1)[:, None] / tl.maximum(many, 1).to(tl.float32)
+        away = tl.where(is_finite, scaled - mean, 0.0)
+        centre = mean.to(tl.float64) * unit
+        if PAIRS:
+            exact, rounded_away = tl.reduce((scaled, tl.zeros_like(scaled)), 1, two_sum)
+            total = (exact.to(tl.float64) + rounded_away.to(tl.float64))[:, None] * unit
+        else:
+            total = tl.sum(scaled.to(tl.float64), 1)[:, None] * unit
+        squares = tl.sum(away * away, 1)[:, None].to(tl.float64) * unit * unit
+        magnitudes = tl.sum(tl.abs(scaled), 1)[:, None].to(tl.float64) * unit
+        low, high = tl.min(low, 1)[:, None], tl.max(high, 1)[:, None]
+    return many, total, centre, squares, magnitudes, low, high
 
 
 @triton.jit
-def moments(scaled, is_finite, here, PAIRS: tl.constexpr):
-    """Return sum, mean and sum of squares about the mean of the `here` finite values of each channel; all float64."""
-    wide: tl.constexpr = scaled.dtype
-    one_by = 1.0 / tl.maximum(here, 1).to(wide)
-    many = here.to(tl.float64)
-    total = sum_of(scaled, PAIRS)
-    # The mean in the type of the values, corrected once so that it is rounded well; `rest` is what it lacks.
-    mean = total.to(wide) * one_by
-    mean += (total - many * mean.to(tl.float64)).to(wide) * one_by
-    rest = total - many * mean.to(tl.float64)
-    away = tl.where(is_finite, scaled - mean[None, :], 0.0)
-    squares = sum_of(away * away, PAIRS) if PAIRS else tl.sum(away.to(tl.float64) * away.to(tl.float64), 0)
-    correction = rest * one_by.to(tl.float64)
-    return total, mean.to(tl.float64) + correction, tl.maximum(squares - rest * correction, 0.0)
-
-
-@triton.jit
-def joined(mean, squares, count, tile_mean, tile_squares, here, wide: tl.constexpr):
-    """Return mean and squares of `count` values merged with those of a tile of `here` values, by Chan's formula."""
-    # The shares may be of the values' type: the error of a mean is that of its distance here.
-    before = count.to(wide)
-    share = here.to(wide) / tl.maximum(before + here.to(wide), 1.0)
-    distance = tile_mean - mean
-    squares += tile_squares + distance * distance * (before * share).to(tl.float64)
-    return mean + distance * share.to(tl.float64), squares
-
-
-@triton.jit
-def _bins_of(x):
-    """Return the bin of each value, as `hookboard.measure.histogram` has it."""
-    if x.dtype == tl.float64:
-        kept: tl.constexpr = -1 << 48  # the bits that name a bin
-        largest: tl.constexpr = 3.4028234663852886e38
-        cut = (x.to(tl.int64, bitcast=True) & kept).to(tl.float64, bitcast=True)
-        cut = tl.minimum(tl.maximum(cut, -largest), largest)
-        single = tl.where(tl.abs(x) < float("inf"), cut, x).to(tl.float32)
-    else:
-        single = x
-    return (single.to(tl.int32, bitcast=True) >> 19) & 8191
-
-
-@triton.jit
-def _count_into(counts, x, is_there):
-    """Add a tile's bins to `counts`. Zeros, often many, are added at once: atomic additions to one bin take turns."""
-    is_zero = (x == 0) & is_there
-    bins = _bins_of(x)
-    positive = tl.sum(tl.sum((is_zero & (bins == 0)).to(tl.int32), 0), 0)
-    negative = tl.sum(tl.sum((is_zero & (bins != 0)).to(tl.int32), 0), 0)
-    tl.atomic_add(counts, positive.to(tl.int64), mask=positive > 0, sem="relaxed")
-    tl.atomic_add(counts + 4096, negative.to(tl.int64), mask=negative > 0, sem="relaxed")
-    one = tl.full(bins.shape, 1, tl.int64)
-    tl.atomic_add(counts + bins, one, mask=is_there & (x != 0), sem="relaxed")
-
-
-@triton.jit
-def _count_others(nan, posinf, neginf, x, is_there):
-    """Return the three counts of each channel, with a tile's numbers of NaN, +Inf and -Inf added to them."""
-    nan += tl.sum(((x != x) & is_there).to(tl.int32), 0)
-    posinf += tl.sum(((x == float("inf")) & is_there).to(tl.int32), 0)
-    neginf += tl.sum(((x == float("-inf")) & is_there).to(tl.int32), 0)
-    return nan, posinf, neginf
-
-
-@triton.jit
-def _offsets(start, elements, channel, channels, inner, LAYOUT: tl.constexpr, ROWS: tl.constexpr):
-    """Return the offsets of a tile's values in memory, int64, and which exist; both [ROWS, channels of the tile]."""
-    row = tl.arange(0, ROWS)
-    is_there = (start + row < elements)[:, None] & (channel < channels)[None, :]
-    if LAYOUT == FLAT:
-        offsets = (start + row)[:, None] + channel[None, :] * 0
-    elif LAYOUT == SPREAD:
-        # Only one division of 64 bits for each tile; those for each value have 32.
-        run = start // inner
-        within = (start - run * inner).to(tl.int32) + row
-        runs = within // inner.to(tl.int32)
-        place = (run + runs) * (channels * inner) + (within - runs * inner.to(tl.int32))
-        offsets = place[:, None] + (channel * inner)[None, :]
-    else:
-        width = tl.multiple_of(channels, 16) if LAYOUT == LAST_ALIGNED else channels
-        offsets = ((start + row) * width)[:, None] + channel[None, :]
-    return offsets, is_there
-
-
-@triton.jit
-def _load(at, is_there, scale, HAS_SCALE: tl.constexpr, wide: tl.constexpr):
-    """Return the values of a tile, divided by the scale if there is one."""
-    x = tl.load(at, mask=is_there, other=0.0).to(wide)
-    if HAS_SCALE:
-        divisor = tl.load(scale).to(wide)
-        x = tl.div_rn(x, divisor) if wide == tl.float32 else x / divisor
-    return x
-
-
-@triton.jit
-def _extremes(x, is_finite):
-    """Return the smallest and the largest finite value of each channel of a tile; inf and -inf if it has none."""
-    low = tl.min(tl.where(is_finite, x, float("inf")), 0)
-    return low, tl.max(tl.where(is_finite, x, float("-inf")), 0)
-
-
-@triton.jit
-def _store(at, is_there, factor, count, sums, others):
-    """Write rows.
+def _merge(parts, count, across, apart, to, is_there, is_fresh, PARTS: tl.constexpr, CHANNELS: tl.constexpr):
+    """Merge rows into others.
 
     Args:
-        at: pointers to the first number of each row.
-        is_there: False for channels beyond the last one, whose rows are not written.
-        factor: the values were multiplied by it before they were summed.
-        count: number of finite values.
-        sums: three sums: of the values, of the squares about their mean, of the absolute values.
-        others: the columns from the fifth on.
+        parts: pointer to the first row: row i of channel c is row `i // across * apart + i % across + c`.
+        count: the number of rows of each channel.
+        across: see `parts`.
+        apart: see `parts`.
+        to: [CHANNELS] pointers to the rows to merge into.
+        is_there: [CHANNELS], which of them exist.
+        is_fresh: whether they hold nothing yet.
+        PARTS: how many rows are read at once.
+        CHANNELS: how many rows are merged into.
     """
-    many, unit = tl.maximum(count, 1).to(tl.float64), 1.0 / factor.to(tl.float64)
-    tl.store(at, count.to(tl.float64), mask=is_there)
-    tl.store(at + 1, sums[0] / many * unit, mask=is_there)
-    tl.store(at + 2, tl.sqrt(sums[1] / many) * unit, mask=is_there)
-    tl.store(at + 3, sums[2] / many * unit, mask=is_there)
-    for column in tl.static_range(4, WIDTH):
-        tl.store(at + column, others[column - 4].to(tl.float64), mask=is_there)
+    channel = tl.arange(0, CHANNELS)
+    has_begun = is_there & (channel * 0 + is_fresh == 0)
+    many = tl.load(to, mask=has_begun, other=0.0)
+    total = many * tl.load(to + 1, mask=has_begun, other=0.0)
+    magnitudes = many * tl.load(to + 3, mask=has_begun, other=0.0)
+    zeros = tl.load(to + 4, mask=has_begun, other=0.0)
+    nan = tl.load(to + 5, mask=has_begun, other=0.0)
+    posinf = tl.load(to + 6, mask=has_begun, other=0.0)
+    neginf = tl.load(to + 7, mask=has_begun, other=0.0)
+    low = tl.load(to + 8, mask=has_begun, other=float("inf"))
+    high = tl.load(to + 9, mask=has_begun, other=float("-inf"))
+    # Other programs have written the parts: `.cg` passes by the cache of this multiprocessor.
+    for start in range(0, count, PARTS):
+        part = start + tl.arange(0, PARTS)
+        at = parts + ((part // across * apart + part % across)[:, None] + channel[None, :]) * WIDTH
+        mask = (part < count)[:, None] & is_there[None, :]
+        numbers = tl.load(at, mask=mask, other=0.0, cache_modifier=".cg")
+        many += tl.sum(numbers, 0)
+        total += tl.sum(numbers * tl.load(at + 1, mask=mask, other=0.0, cache_modifier=".cg"), 0)
+        magnitudes += tl.sum(numbers * tl.load(at + 3, mask=mask, other=0.0, cache_modifier=".cg"), 0)
+        zeros += tl.sum(tl.load(at + 4, mask=mask, other=0.0, cache_modifier=".cg"), 0)
+        nan += tl.sum(tl.load(at + 5, mask=mask, other=0.0, cache_modifier=".cg"), 0)
+        posinf += tl.sum(tl.load(at + 6, mask=mask, other=0.0, cache_modifier=".cg"), 0)
+        neginf += tl.sum(tl.load(at + 7, mask=mask, other=0.0, cache_modifier=".cg"), 0)
+        low = tl.minimum(low, tl.min(tl.load(at + 8, mask=mask, other=float("inf"), cache_modifier=".cg"), 0))
+        high = tl.maximum(high, tl.max(tl.load(at + 9, mask=mask, other=float("-inf"), cache_modifier=".cg"), 0))
+    one_by = 1.0 / tl.maximum(many, 1.0)
+    mean = total * one_by
+    distance = tl.load(to + 1, mask=has_begun, other=0.0) - mean
+    deviation = tl.load(to + 2, mask=has_begun, other=0.0)
+    squares = tl.load(to, mask=has_begun, other=0.0) * (deviation * deviation + distance * distance)
+    for start in range(0, count, PARTS):
+        part = start + tl.arange(0, PARTS)
+        at = parts + ((part // across * apart + part % across)[:, None] + channel[None, :]) * WIDTH
+        mask = (part < count)[:, None] & is_there[None, :]
+        numbers = tl.load(at, mask=mask, other=0.0, cache_modifier=".cg")
+        away = tl.load(at + 1, mask=mask, other=0.0, cache_modifier=".cg") - mean[None, :]
+        spread = tl.load(at + 2, mask=mask, other=0.0, cache_modifier=".cg")
+        squares += tl.sum(numbers * (spread * spread + away * away), 0)
+    tl.store(to, many, mask=is_there)
+    tl.store(to + 1, mean, mask=is_there)
+    tl.store(to + 2, tl.sqrt(squares * one_by), mask=is_there)
+    tl.store(to + 3, magnitudes * one_by, mask=is_there)
+    tl.store(to + 4, zeros, mask=is_there)
+    tl.store(to + 5, nan, mask=is_there)
+    tl.store(to + 6, posinf, mask=is_there)
+    tl.store(to + 7, neginf, mask=is_there)
+    tl.store(to + 8, low, mask=is_there)
+    tl.store(to + 9, high, mask=is_there)
 
 
-@triton.jit(do_not_specialize=["elements", "channels", "inner"])
-def rows_of(
+@triton.jit
+def _over_tiles(
+    values, minus, has_minus, scale, has_counts, rows, inner, channel, channels, program, programs,
+    LAYOUT: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr, TILES: tl.constexpr, IS_ALIGNED: tl.constexpr,
+    PAIRS: tl.constexpr, HAS_MINUS: tl.constexpr, HAS_SCALE: tl.constexpr, HAS_ABS_MEAN: tl.constexpr,
+    HAS_BINS: tl.constexpr
+):  # fmt: skip
+    """Return the sums of each thread over its tiles, [ROWS, CHANNELS], the pivot that they are about, and the bins."""
+    CHANNELS: tl.constexpr = WIDE if LAYOUT == LAST else 1
+    total = tl.zeros([ROWS, CHANNELS], tl.float64)
+    squares, magnitudes = total, total
+    low, high = (
+        tl.full([ROWS, CHANNELS], float("inf"), tl.float32),
+        tl.full([ROWS, CHANNELS], float("-inf"), tl.float32),
+    )
+    seen = tl.zeros([ROWS, CHANNELS], tl.int32)
+    zeros_posinf, neginf = seen, seen  # zeros in the lower 16 bits: no thread has as many tiles
+    elements = tl.zeros([ROWS, 1], tl.int32)
+    bins = tl.zeros([BINS if HAS_BINS else 1], tl.int32)
+    block = program.to(tl.int64) * (ROWS * TILES)
+    begin, there = _load(
+        *(values, minus, has_minus, scale, block, rows, inner, channel, channels),
+        *(LAYOUT, ROWS, WIDE, IS_ALIGNED, HAS_MINUS, HAS_SCALE),
+    )
+    pivot = _mean(begin, LAYOUT)
+    while block < rows:
+        for tile in range(TILES):
+            x, there = _load(
+                *(values, minus, has_minus, scale, block + tile * ROWS, rows, inner, channel, channels),
+                *(LAYOUT, ROWS, WIDE, IS_ALIGNED, HAS_MINUS, HAS_SCALE),
+            )
+            many, own, centre, about, sizes, smallest, largest = _sums(x, tl.abs(x) < float("inf"), LAYOUT, PAIRS)
+            number, distance = many.to(tl.float64), centre - pivot[None, :]
+            total += own - number * pivot[None, :]
+            squares += about + distance * (2.0 * (own - number * centre) + number * distance)
+            if HAS_ABS_MEAN:
+                magnitudes += sizes
+            low, high = tl.minimum(low, smallest), tl.maximum(high, largest)
+            seen += many
+            elements += there
+            both = (x == 0).to(tl.int32) + ((x == float("inf")).to(tl.int32) << 16)
+            below = (x == float("-inf")).to(tl.int32)
+            zeros_posinf += both if LAYOUT == LAST else tl.sum(both, 1)[:, None]
+            neginf += below if LAYOUT == LAST else tl.sum(below, 1)[:, None]
+        if HAS_BINS:
+            # Counted in shared memory, in which many additions to one bin cost little. The values are in the cache.
+            if has_counts:
+                again, there_too = _load(
+                    *(values, minus, has_minus, scale, block, rows, inner, channel, channels),
+                    *(LAYOUT, ROWS * TILES, WIDE, IS_ALIGNED, HAS_MINUS, HAS_SCALE),
+                )
+                of_value = (again.to(tl.int32, bitcast=True) >> 19) & 8191
+                bins += tl.histogram(tl.reshape(of_value, [ROWS * TILES * WIDE]), BINS)
+        block += programs.to(tl.int64) * (ROWS * TILES)
+    return pivot, total, squares, magnitudes, low, high, seen, zeros_posinf, neginf, elements, bins
+
+
+@triton.jit
+def _store(at, is_there, pivot, total, squares, magnitudes, low, high, seen, zeros_posinf, neginf, elements):
+    """Reduce what `_over_tiles` returns to the row of each channel, and write it."""
+    # Column by column: all at once would take too many registers.
+    finite = tl.sum(seen, 0)
+    one_by = 1.0 / tl.maximum(finite, 1).to(tl.float64)
+    tl.store(at, finite.to(tl.float64), mask=is_there)
+    shift = tl.sum(total, 0) * one_by
+    tl.store(at + 1, pivot + shift, mask=is_there)
+    tl.store(at + 2, tl.sqrt(tl.maximum(tl.sum(squares, 0) * one_by - shift * shift, 0.0)), mask=is_there)
+    tl.store(at + 3, tl.sum(magnitudes, 0) * one_by, mask=is_there)
+    tl.store(at + 4, tl.sum(zeros_posinf & 65535, 0).to(tl.float64), mask=is_there)
+    posinf, below = tl.sum(zeros_posinf >> 16, 0), tl.sum(neginf, 0)
+    tl.store(at + 5, (tl.sum(elements, 0) - finite - posinf - below).to(tl.float64), mask=is_there)
+    tl.store(at + 6, posinf.to(tl.float64), mask=is_there)
+    tl.store(at + 7, below.to(tl.float64), mask=is_there)
+    tl.store(at + 8, tl.min(low, 0).to(tl.float64), mask=is_there)
+    tl.store(at + 9, tl.max(high, 0).to(tl.float64), mask=is_there)
+
+
+@triton.jit
+def _merge_all(
+    rows, scratch, counters, channels, every, is_fresh, programs, group,
+    LAYOUT: tl.constexpr, WIDE: tl.constexpr, PARTS: tl.constexpr
+):  # fmt: skip
+    """Merge the rows of a group of channels once all programs have written them, and in the end those of the tensor."""
+    CHANNELS: tl.constexpr = WIDE if LAYOUT == LAST else 1
+    tl.debug_barrier()  # what all threads have stored, before one of them says so
+    one = tl.arange(0, 1)
+    if LAYOUT == WHOLE:
+        if tl.atomic_add(counters, 1, sem="acq_rel") == programs - 1:
+            tl.store(counters, 0)
+            _merge(scratch, programs, 1, 1, rows + one, one == 0, is_fresh, PARTS, 1)
+    elif tl.atomic_add(counters + 1 + group, 1, sem="acq_rel") == programs - 1:
+        tl.store(counters + 1 + group, 0)
+        channel = group.to(tl.int64) * CHANNELS + tl.arange(0, CHANNELS)
+        mine = scratch + group.to(tl.int64) * CHANNELS * WIDTH
+        each = tl.maximum(every, 1)
+        to = rows + (1 + channel // each) * WIDTH
+        is_kept = (channel < channels) & (channel % each + (each - every) == 0)  # none, if `every` is 0
+        _merge(mine, programs, 1, channels, to, is_kept, is_fresh, 1 if LAYOUT == LAST else PARTS, CHANNELS)
+        groups = (channels.to(tl.int32) + (CHANNELS - 1)) // CHANNELS
+        totals = scratch + programs.to(tl.int64) * channels * WIDTH
+        across = tl.minimum(channels.to(tl.int32) - group * CHANNELS, CHANNELS)
+        _merge(mine, programs * across, across, channels, totals + (group + one) * WIDTH, one == 0, 1, PARTS, 1)
+        tl.debug_barrier()
+        if tl.atomic_add(counters, 1, sem="acq_rel") == groups - 1:
+            tl.store(counters, 0)
+            _merge(totals, groups, 1, 1, rows + one, one == 0, is_fresh, PARTS, 1)
+
+
+@triton.jit
+def _measure(
+    values, minus, has_minus, scale, counts, has_counts, rows, scratch, counters,
+    outer, channels, inner, apart, every, is_fresh, program, programs, group,
+    LAYOUT: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr, TILES: tl.constexpr, IS_ALIGNED: tl.constexpr,
+    PAIRS: tl.constexpr, HAS_MINUS: tl.constexpr, HAS_SCALE: tl.constexpr, HAS_ABS_MEAN: tl.constexpr,
+    HAS_BINS: tl.constexpr, PARTS: tl.constexpr
+):  # fmt: skip
+    """What one program does, the `program`-th of `programs` of a group of channels; see `measure`."""
+    CHANNELS: tl.constexpr = WIDE if LAYOUT == LAST else 1
+    channel = group.to(tl.int64) * CHANNELS + tl.arange(0, CHANNELS)
+    if LAYOUT == LAST:
+        every_row = outer
+    else:
+        every_row = outer * ((inner + (WIDE - 1)) // WIDE)
+        first = group.to(tl.int64)
+        values += first * (apart // WIDE * WIDE if IS_ALIGNED else apart)
+        minus += first * (inner // WIDE * WIDE if IS_ALIGNED else inner)
+    pivot, total, squares, magnitudes, low, high, seen, zeros_posinf, neginf, elements, bins = _over_tiles(
+        *(values, minus, has_minus, scale, has_counts, every_row, inner, channel, channels, program, programs),
+        *(LAYOUT, ROWS, WIDE, TILES, IS_ALIGNED, PAIRS, HAS_MINUS, HAS_SCALE, HAS_ABS_MEAN, HAS_BINS),
+    )
+    at = scratch + (program.to(tl.int64) * channels + channel) * WIDTH
+    sums = (pivot, total, squares, magnitudes, low, high, seen, zeros_posinf, neginf, elements)
+    _store(at, channel < channels, *sums)
+    if HAS_BINS:
+        if has_counts:
+            bin = tl.arange(0, BINS)
+            is_finite = (bin & 4095) < 4080  # those of infinities and NaN are in no histogram
+            tl.atomic_add(counts + bin, bins.to(tl.int64), mask=is_finite & (bins > 0), sem="relaxed")
+    _merge_all(rows, scratch, counters, channels, every, is_fresh, programs, group, LAYOUT, WIDE, PARTS)
+
+
+@triton.jit(do_not_specialize=["outer", "channels", "inner", "apart", "every", "is_fresh"])
+def measure(
     values,
     scale,
     counts,
     rows,
-    elements: tl.int64,
+    scratch,
+    counters,
+    outer: tl.int64,
     channels: tl.int64,
     inner: tl.int64,
+    apart: tl.int64,
+    every: tl.int64,
+    is_fresh: tl.int32,
     LAYOUT: tl.constexpr,
     ROWS: tl.constexpr,
-    CHANNELS: tl.constexpr,
+    WIDE: tl.constexpr,
+    TILES: tl.constexpr,
+    IS_ALIGNED: tl.constexpr,
     PAIRS: tl.constexpr,
     HAS_SCALE: tl.constexpr,
     HAS_ABS_MEAN: tl.constexpr,
     HAS_BINS: tl.constexpr,
+    PARTS: tl.constexpr,
 ):
     """Measure a tensor; grid (programs, groups of channels).
 
     Args:
-        values: float16, bfloat16, float32 or float64, all in one run of memory.
+        values: float16, bfloat16 or float32, all in one run of memory.
         scale: float32, one number that the values are divided by; not read without HAS_SCALE.
         counts: int64, (BINS,): the bins are added to it; not touched without HAS_BINS.
-        rows: float64, (programs, channels, WIDTH): is written.
-        elements: the number of values in each channel.
-        channels: how many there are.
-        inner: the length of a channel's runs, below 2**30; for SPREAD.
+        rows: float64, (1 + channels with a row, WIDTH): the row of the tensor, then those of channels, to merge into.
+        scratch: float64, (programs * channels + groups, WIDTH).
+        counters: int32, (1 + groups,), all 0.
+        outer: how many runs a channel has; for LAST, its values; 1 for WHOLE and FIRST.
+        channels: how many there are, 1 for WHOLE.
+        inner: the length of a run, 1 for LAST.
+        apart: the distance of the first values of two channels, for FIRST and RUNS.
+        every: each `every`-th channel has a row; 0 if none has.
+        is_fresh: whether `rows` holds nothing yet, and is not merged with.
         LAYOUT: how the channels lie in memory.
-        ROWS: values of each channel in a tile.
-        CHANNELS: channels in a tile.
-        PAIRS: whether sums are pairs of float32.
+        ROWS: groups of values, or positions, in a tile.
+        WIDE: values in a group, or channels in a tile.
+        TILES: tiles that are counted into bins at once.
+        IS_ALIGNED: whether each group begins at a multiple of 16 bytes.
+        PAIRS: whether the values of a group are summed in pairs of float32, else in float64.
         HAS_SCALE: whether the values are divided.
         HAS_ABS_MEAN: whether that column is filled; else it is 0.
         HAS_BINS: whether bins are counted.
+        PARTS: how many rows are merged at once.
     """
-    program, programs = tl.program_id(0), tl.num_programs(0)
-    channel = tl.program_id(1).to(tl.int64) * CHANNELS + tl.arange(0, CHANNELS)
-    wide: tl.constexpr = tl.float64 if values.dtype.element_ty == tl.float64 else tl.float32
-
-    count = tl.zeros([CHANNELS], tl.int64)
-    zeros, nan, posinf, neginf = count, count, count, count
-    low, high = tl.full([CHANNELS], float("inf"), wide), tl.full([CHANNELS], float("-inf"), wide)
-    # In units of 1 / factor: the sum, the sum of magnitudes, the mean, the squares about it.
-    factor = factor_for(tl.zeros([CHANNELS], wide))
-    total = tl.zeros([CHANNELS], tl.float64)
-    magnitudes, mean, squares = total, total, total
-
-    start = program.to(tl.int64) * ROWS
-    while start < elements:
-        offsets, is_there = _offsets(start, elements, channel, channels, inner, LAYOUT, ROWS)
-        x = _load(values + offsets, is_there, scale, HAS_SCALE, wide)
-        is_finite = (tl.abs(x) < float("inf")) & is_there
-        if HAS_BINS:
-            _count_into(counts, x, is_there)
-
-        # Both counts in one sum: neither reaches 2**16.
-        both = tl.sum(is_finite.to(tl.int32) + (((x == 0) & is_there).to(tl.int32) << 16), 0)
-        here = both & 65535
-        zeros += both >> 16
-        if tl.max(tl.where(channel < channels, tl.minimum(elements - start, ROWS) - here, 0), 0) > 0:
-            nan, posinf, neginf = _count_others(nan, posinf, neginf, x, is_there)
-
-        tile_low, tile_high = _extremes(x, is_finite)
-        low, high = tl.minimum(low, tile_low), tl.maximum(high, tile_high)
-        smaller = tl.minimum(factor, factor_for(tl.maximum(tl.maximum(-low, high), 0.0)))
-        change = (smaller / factor).to(tl.float64)
-        factor = smaller
-        scaled = tl.where(is_finite, x, 0.0) * factor[None, :]
-        tile_total, tile_mean, about_mean = moments(scaled, is_finite, here, PAIRS)
-        mean, squares = joined(mean * change, squares * change * change, count, tile_mean, about_mean, here, wide)
-        total = total * change + tile_total
-        if HAS_ABS_MEAN:
-            magnitudes = magnitudes * change + sum_of(tl.abs(scaled), PAIRS)
-        count += here
-        start += programs.to(tl.int64) * ROWS
-
-    at = rows + (program.to(tl.int64) * channels + channel) * WIDTH
-    columns = (zeros, nan, posinf, neginf, low, high)
-    _store(at, channel < channels, factor, count, (total, squares, magnitudes), columns)
+    _measure(
+        *(values, values, 0, scale, counts, 1, rows, scratch, counters, outer, channels, inner, apart, every, is_fresh),
+        *(tl.program_id(0), tl.num_programs(0), tl.program_id(1)),
+        *(LAYOUT, ROWS, WIDE, TILES, IS_ALIGNED, PAIRS, False, HAS_SCALE, HAS_ABS_MEAN, HAS_BINS, PARTS),
+    )
 
 
-@triton.jit(do_not_specialize=["count", "channels"])
-def merge(parts, rows, count: tl.int32, channels: tl.int64, PARTS: tl.constexpr):
-    """Merge the rows that the programs of `rows_of` wrote; grid (channels,).
+@triton.jit(do_not_specialize=["jobs"])
+def measure_many(
+    like,
+    scale,
+    table,
+    jobs: tl.int32,
+    LAYOUT: tl.constexpr,
+    ROWS: tl.constexpr,
+    WIDE: tl.constexpr,
+    TILES: tl.constexpr,
+    IS_ALIGNED: tl.constexpr,
+    PAIRS: tl.constexpr,
+    HAS_SCALE: tl.constexpr,
+    HAS_ABS_MEAN: tl.constexpr,
+    HAS_BINS: tl.constexpr,
+    PARTS: tl.constexpr,
+):
+    """Measure many tensors of one dtype, or their differences from others; grid (programs of all together,).
 
     Args:
-        parts: float64, (count, channels, WIDTH).
-        rows: float64, (channels, WIDTH): is written.
-        count: how many programs there were, at most PARTS.
-        channels: how many channels there are.
-        PARTS: a power of two, at least `count`.
+        like: any of the tensors; it only tells the dtype.
+        scale: as in `measure`, of all.
+        table: int64, (jobs, JOB), in the order of the first column: the number of the first program; the addresses of
+            values, of what is subtracted from them (or 0), of counts (or 0), rows, scratch, counters; outer, channels,
+            inner, apart, every, is_fresh; the number of programs of each group of channels. What is subtracted lies
+            without gaps. No tensor may have the rows of another.
+        jobs: how many tensors there are.
+        LAYOUT: as in `measure`, and so are the others.
     """
-    channel = tl.program_id(0).to(tl.int64)
-    part = tl.arange(0, PARTS)
-    is_there = part < count
-    at = parts + (part * channels + channel) * WIDTH
-    to = rows + channel * WIDTH
-    many = tl.load(at, mask=is_there, other=0.0)
-    low = tl.min(tl.load(at + 8, mask=is_there, other=float("inf")), 0)
-    high = tl.max(tl.load(at + 9, mask=is_there, other=float("-inf")), 0)
-    total = tl.sum(many, 0)
-    at_least_one = tl.maximum(total, 1.0)
-    factor = factor_for(tl.maximum(tl.maximum(-low, high), 0.0))
-    unit = 1.0 / factor
-    means = tl.load(at + 1, mask=is_there, other=0.0) * factor
-    deviations = tl.load(at + 2, mask=is_there, other=0.0) * factor
-    magnitudes = tl.load(at + 3, mask=is_there, other=0.0) * factor
-    mean = tl.sum(many * means, 0) / at_least_one
-    away = means - mean
-    squares = tl.sum(many * (deviations * deviations + away * away), 0)
-    tl.store(to, total)
-    tl.store(to + 1, mean * unit)
-    tl.store(to + 2, tl.sqrt(squares / at_least_one) * unit)
-    tl.store(to + 3, tl.sum(many * magnitudes, 0) / at_least_one * unit)
-    for column in tl.static_range(4, 8):
-        tl.store(to + column, tl.sum(tl.load(at + column, mask=is_there, other=0.0), 0))
-    tl.store(to + 8, low)
-    tl.store(to + 9, high)
+    number = tl.program_id(0)
+    low, high = jobs * 0, jobs
+    while high - low > 1:  # the last job whose first program is not after this one
+        middle = (low + high) // 2
+        is_later = tl.load(table + middle * JOB) > number
+        low, high = tl.where(is_later, low, middle), tl.where(is_later, middle, high)
+    job = table + low * JOB
+    within = (number - tl.load(job)).to(tl.int32)
+    values = tl.load(job + 1).to(like.dtype)
+    less = tl.load(job + 2)
+    minus = less.to(like.dtype)
+    if IS_ALIGNED:
+        values, minus = tl.multiple_of(values, 16), tl.multiple_of(minus, 16)
+    bins = tl.load(job + 3)
+    rows, scratch = tl.load(job + 4).to(tl.pointer_type(tl.float64)), tl.load(job + 5).to(tl.pointer_type(tl.float64))
+    programs = tl.load(job + 13).to(tl.int32)
+    _measure(
+        *(values, minus, less != 0, scale, bins.to(tl.pointer_type(tl.int64)), bins != 0, rows, scratch),
+        *(tl.load(job + 6).to(tl.pointer_type(tl.int32)), tl.load(job + 7), tl.load(job + 8), tl.load(job + 9)),
+        *(tl.load(job + 10), tl.load(job + 11), tl.load(job + 12), within % programs, programs, within // programs),
+        *(LAYOUT, ROWS, WIDE, TILES, IS_ALIGNED, PAIRS, True, HAS_SCALE, HAS_ABS_MEAN, HAS_BINS, PARTS),
+    )

@@ -77,7 +77,7 @@ def values_of(tensor: Tensor, *, may_wait: bool | None = None) -> Values:
         return _masked(tensor, may_wait)
     if tensor.is_nested:
         return _nested(tensor, may_wait)
-    tensor = _plain(tensor) if is_subclass else _with_memory(tensor)
+    tensor = _plain(tensor) if is_subclass else with_memory(tensor)
     if tensor.is_quantized:
         tensor = tensor.dequantize()
     if tensor.layout is torch.strided:
@@ -88,7 +88,7 @@ def values_of(tensor: Tensor, *, may_wait: bool | None = None) -> Values:
         explicit = tensor.values()
     else:
         return values_of(tensor.to_dense(), may_wait=may_wait)
-    return Values(_flat(_real(_with_memory(explicit))), tensor.numel() - explicit.numel())
+    return Values(_flat(_real(with_memory(explicit))), tensor.numel() - explicit.numel())
 
 
 def unscaled(gradient: Tensor, scale: Tensor) -> Tensor:
@@ -97,7 +97,7 @@ def unscaled(gradient: Tensor, scale: Tensor) -> Tensor:
     Raises:
         TypeError: the memory of the gradient has been freed.
     """
-    gradient = _with_memory(gradient) if type(gradient) is Tensor else gradient
+    gradient = with_memory(gradient) if type(gradient) is Tensor else gradient
     return gradient.to(single_at_least(gradient.dtype)) / scale.to(gradient.device)
 
 
@@ -122,7 +122,7 @@ def _plain(tensor: Tensor) -> Tensor:
         TypeError: it is a DTensor over several processes, its memory has been freed, or it cannot be copied.
     """
     if type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__:
-        return _with_memory(tensor)
+        return with_memory(tensor)
     if isinstance(tensor, DTensor):
         if tensor.device_mesh.size() > 1:
             raise TypeError(f"a DTensor over {tensor.device_mesh.size()} processes: measure the local part of each")
@@ -131,7 +131,7 @@ def _plain(tensor: Tensor) -> Tensor:
     return _copied(tensor)
 
 
-def _with_memory(tensor: Tensor) -> Tensor:
+def with_memory(tensor: Tensor) -> Tensor:
     """Return the tensor itself, after checking that its memory exists: FSDP frees that of parameters it has sharded.
 
     Raises:

@@ -20,7 +20,6 @@ from hookboard.measure import (
     elements_in,
     empty_row,
     merge_rows,
-    needs_host,
 )
 from hookboard.ranks import Ranks
 from hookboard.sites import Site
@@ -59,7 +58,7 @@ Layout = dict[Site, Extent]
 
 @dataclass(frozen=True)
 class Packet:
-    """What one flush copies to the host. All parts are in the order of `layout`.
+    """What one flush has measured, on the host. All parts are in the order of `layout`.
 
     Args:
         layout: the sites, and what the packet holds of each.
@@ -78,24 +77,35 @@ class Packet:
     flags: Tensor
     along: Tensor
 
-    def to_host(self) -> "Callable[[], Packet]":
-        """Start the one copy to the CPU, and return a function that waits for it and returns the packet there."""
-        if self.rows.is_cpu:
-            return lambda: self
-        channels = [torch.as_tensor(each) for each in self.channels if each is not None]
-        bins = [torch.as_tensor(each) for each in self.bins if each is not None]
-        arrived, layout = sent_together([self.rows, self.flags, self.along, *channels, *bins]), self.layout
-        has_channels, has_bins = [each is not None for each in self.channels], [each is not None for each in self.bins]
 
-        def packet() -> Packet:
-            rows, flags, along, *rest = arrived()
-            parts = iter(rest)
-            # Copies: a reading that is kept must not keep the packet.
-            its_channels = [next(parts).numpy().copy() if is_there else None for is_there in has_channels]
-            its_bins = [next(parts) if is_there else None for is_there in has_bins]
-            return Packet(layout, rows, its_channels, its_bins, flags, along)
+class SiteNumbers(NamedTuple):
+    """What was measured of a site on one device since the last flush, on the host.
 
-        return packet
+    Args:
+        row: shape (width,), float64.
+        channels: shape (rows of channels, WIDTH), float64; None if its tensors had no channels in common.
+        bins: shape (BINS,); None without a histogram.
+    """
+
+    row: Tensor
+    channels: ChannelRows | None
+    bins: Tensor | None
+
+    def joined(self, other: "SiteNumbers", more: Sequence[Columns]) -> "SiteNumbers":
+        """Return the same of the tensors of both together.
+
+        Args:
+            other: what was measured of the site on another device, or in another way.
+            more: the columns that follow the moments in a row.
+        """
+        row = merge_rows(torch.stack([self.row, other.row]), torch.zeros(2, dtype=torch.long, device="cpu"), 1, more)[0]
+        channels: Tensor | None = None
+        if self.channels is not None and other.channels is not None and len(self.channels) == len(other.channels):
+            both = torch.cat([torch.as_tensor(self.channels), torch.as_tensor(other.channels)])
+            owner = torch.arange(len(self.channels), device="cpu").repeat(2)
+            channels = merge_rows(both, owner, len(self.channels), ())
+        counts = [each for each in (self.bins, other.bins) if each is not None]
+        return SiteNumbers(row, channels, torch.stack(counts).sum(0) if counts else None)
 
 
 class Exchange:
@@ -198,53 +208,35 @@ def _merged(parts: Tensor, more: Sequence[Columns]) -> Tensor:
 
 
 def sent(tensor: Tensor) -> Callable[[], Tensor]:
-    """Start the copy of a tensor to the host. On other devices than CUDA it is made at once.
-
-    Returns:
-        A function that waits for the copy and returns it; of a tensor on the CPU it returns the tensor itself, not a
-        copy. Any thread may call it.
-    """
-    if tensor.is_cuda:
-        return _sent_by_event(tensor)
-    host = tensor.cpu()  # itself, where it is there already
-    return lambda: host
+    """Start the copy of a tensor to the host, see `sent_together`."""
+    arrived = sent_together([tensor])
+    return lambda: arrived()[0]
 
 
 def sent_together(tensors: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
-    """Start the copy of several tensors to the host in one transfer, and return a function that waits for all of them.
+    """Start the copies of tensors to the host. On other devices than CUDA they are made at once.
 
-    Their dtypes may differ but must be real, and integers at most 2**53: float64 carries them. The function returns the
-    copies in the order of `tensors`. See `sent`.
+    Returns:
+        A function that waits for the copies, once for each device, and returns them in the order of `tensors`; of a
+        tensor on the CPU it returns the tensor itself, not a copy. Any thread may call it.
     """
-    # From a device without float64 they are copied one by one.
-    there = [tensor for tensor in tensors if _is_elsewhere(tensor)]
-    if not there:
-        hosts = [tensor.cpu() for tensor in tensors]
-        return lambda: hosts
-    # Float64 holds all of these values exactly.
-    copy = sent(torch.cat([tensor.flatten().to(there[0].device, torch.float64) for tensor in there]))
-    kinds = [(tensor.shape, tensor.dtype, None if _is_elsewhere(tensor) else tensor) for tensor in tensors]
+    hosts, events = list[Tensor](), dict[torch.device, torch.cuda.Event]()
+    for tensor in tensors:
+        if not tensor.is_cuda:
+            hosts.append(tensor.cpu())
+            continue
+        # Only copies to pinned memory are asynchronous.
+        hosts.append(torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True))
+        hosts[-1].copy_(tensor, non_blocking=True)
+        if tensor.device not in events:
+            # A thread that waits for it sleeps, and leaves the core to the training.
+            events[tensor.device] = torch.cuda.Event(blocking=True)
+    for device, event in events.items():
+        event.record(torch.cuda.current_stream(device))
 
     def arrived() -> list[Tensor]:
-        parts = iter(copy().split([shape.numel() for shape, _, here in kinds if here is None]))
-        return [next(parts).view(shape).to(dtype) if here is None else here for shape, dtype, here in kinds]
-
-    return arrived
-
-
-def _is_elsewhere(tensor: Tensor) -> bool:
-    return not (tensor.is_cpu or needs_host(tensor.device))
-
-
-def _sent_by_event(tensor: Tensor) -> Callable[[], Tensor]:
-    # Only copies to pinned memory are asynchronous.
-    host = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
-    host.copy_(tensor, non_blocking=True)
-    event = torch.cuda.Event(blocking=True)  # a thread that waits for it sleeps, and leaves the core to the training
-    event.record(torch.cuda.current_stream(tensor.device))
-
-    def arrived() -> Tensor:
-        event.synchronize()
-        return host
+        for event in events.values():
+            event.synchronize()
+        return hosts
 
     return arrived

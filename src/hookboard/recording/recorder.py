@@ -5,7 +5,7 @@ import math
 import threading
 from collections.abc import Callable, Container, Iterable, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,33 +13,36 @@ from torch import Tensor
 
 from hookboard.layouts import shape_of
 from hookboard.measure import (
-    BINS,
     FIELDS,
     REQUESTABLE,
     WIDTH,
     ChannelRows,
     Form,
     Histogram,
+    Job,
     Plan,
     Row,
     blocks_of,
     can_subtract,
     channel_row_count,
     elements_in,
+    empty_row,
     form_of,
     histograms,
     is_like,
+    job_of,
     measure,
     measure_channels,
     measuring_device,
+    needs_host,
     read,
     single_at_least,
 )
 from hookboard.messages import warn_switched_off
 from hookboard.ranks import Ranks, own_part
-from hookboard.recording.packet import Exchange, Extent, Layout, Packet
+from hookboard.recording.packet import Exchange, Extent, Layout, Packet, SiteNumbers
 from hookboard.recording.readings import Places, Readings
-from hookboard.recording.rows import ChannelBuffer, RowBuffer
+from hookboard.recording.store import Store, Taken
 from hookboard.sites import ROLES, Role, Site, Stage
 
 _NO_LOCK = nullcontext()
@@ -58,7 +61,7 @@ class Slot:
         plan: the statistics to measure.
     """
 
-    __slots__ = ("counts", "extent", "form", "index", "plan", "shape", "site", "spare", "traits")
+    __slots__ = ("extent", "form", "index", "plan", "shape", "site", "traits")
 
     def __init__(self, index: int, site: Site, plan: Plan) -> None:
         self.index = index
@@ -67,10 +70,6 @@ class Slot:
         self.traits = ROLES[site.role]
         self.extent = Extent()
         """The number of channels, whether it has bins, and the dtype."""
-        self.counts: Tensor | None = None
-        """The bins of the running step; None without a histogram."""
-        self.spare: Tensor | None = None
-        """Empty bins for the next step, see `Slots.lend_bins`; None if there are none."""
         self.form: Form | None = None
         """How the compiled kernel read the last tensor; None if the kernel did not read it."""
         self.shape: tuple[int, ...] | None = None
@@ -81,14 +80,12 @@ class Slots:
     """The slots of a recorder. Several threads may add slots and call `meet`.
 
     Args:
-        device: where bins are counted.
         plan_of: returns the statistics to measure at a site.
         wants_bins: returns whether a site has a histogram, given its first tensor.
     """
 
     def __init__(
         self,
-        device: torch.device,
         plan_of: Callable[[Site], Plan],
         wants_bins: Callable[[Site, Tensor], bool],
     ) -> None:
@@ -97,7 +94,6 @@ class Slots:
         """The slots by index."""
         self.extents: Layout = {}
         """The extent of each slot, by site."""
-        self._device = device
         self._plan_of = plan_of
         self._wants_bins = wants_bins
         self._changing = threading.Lock()
@@ -120,7 +116,6 @@ class Slots:
         with self._changing:
             if slot.extent.dtype is None:
                 has_bins = not slot.traits.moments_only and self._wants_bins(slot.site, tensor)
-                slot.counts = no_counts(self._device) if has_bins else None
                 self.resize(slot, slot.extent._replace(has_bins=has_bins))
             self.resize(slot, slot.extent._replace(dtype=tensor.dtype))
 
@@ -144,51 +139,21 @@ class Slots:
         for slot in list(self.by_site.values()):
             slot.shape = slot.form = None
 
-    def lend_bins(self, measured: Iterable[int]) -> dict[int, Tensor]:
-        """Return the filled bins of some slots by index, int64, without a copy; the slots go on with empty bins.
 
-        Slots without a histogram are left out.
+class Waiting(NamedTuple):
+    """A tensor that waits for a common launch.
 
-        Args:
-            measured: the indices of the slots.
-        """
-        lent: dict[int, Tensor] = {}
-        for number in measured:
-            slot = self.in_order[number]
-            if slot.counts is not None:
-                lent[slot.index] = slot.counts
-                slot.counts, slot.spare = no_counts(self._device) if slot.spare is None else slot.spare, None
-        return lent
+    Args:
+        slot: its site.
+        job: how the kernels read it.
+        scale: it is divided by this, shape (); None to measure it as it is.
+        again: the arguments of `_by_torch`, if the kernel cannot be launched.
+    """
 
-    def give_back(self, lent: Iterable[Tensor | np.ndarray | None]) -> None:
-        """Empty the bins of `lend_bins`, and keep them for the next step: fresh memory is slower.
-
-        Args:
-            lent: in the order of the slots, the bins of each; None if it lent none.
-        """
-        for slot, counts in zip(self.in_order, lent, strict=False):  # others may have come since
-            if isinstance(counts, Tensor):
-                slot.spare = counts.zero_()
-
-    def take_bins(self, measured: Iterable[int]) -> dict[int, Tensor]:
-        """Return copies of the bins of some slots by index, and empty the bins; slots without a histogram are left out.
-
-        Args:
-            measured: the indices of the slots.
-        """
-        taken: dict[int, Tensor] = {}
-        for number in measured:
-            slot = self.in_order[number]
-            if slot.counts is not None:
-                taken[slot.index] = slot.counts.clone()
-                slot.counts.zero_()
-        return taken
-
-
-def no_counts(device: torch.device) -> Tensor:
-    """Return empty bins, shape (BINS,), int64."""
-    with torch.inference_mode(False):
-        return torch.zeros(BINS, dtype=torch.long, device=device)
+    slot: Slot
+    job: Job
+    scale: Tensor | None
+    again: tuple[Slot, Tensor, bool, Tensor | None]
 
 
 class Recorder:
@@ -196,7 +161,8 @@ class Recorder:
 
     Args:
         plan: the statistics to measure.
-        device: where the tensors are. The rows are kept there too, or on the host if that device has no float64.
+        device: where most tensors are. What is measured of a tensor is kept on its own device, or on the host if that
+            device has no float64.
         stage: the stage that is noted in readings.
         histogram: whether to count histograms too; or a function that returns this for a site and its first tensor.
         channels: returns the dimension of a tensor that holds the channels, which are then measured one by one too;
@@ -222,9 +188,10 @@ class Recorder:
         ranks: Ranks | None = None,
     ) -> None:
         self.stage: Stage = stage
-        self.rows = RowBuffer(plan.more, measuring_device(device))
-        self.channel_rows = ChannelBuffer(self.rows.device, self.rows.streams)
-        self.slots = Slots(self.rows.device, self._plan_of, self._wants_bins)
+        self.slots = Slots(self._plan_of, self._wants_bins)
+        self._main = Store(plan.more, measuring_device(device))
+        self._stores = {self._main.device: self._main}
+        """By device: a model may span several, or have layers on the host."""
         self.scale: Tensor | None = None
         """The scale that gradients carry now, shape (); they are divided by it. None if they carry none."""
         self._off: set[Site] = set()
@@ -233,16 +200,15 @@ class Recorder:
         self._not_measured = [FIELDS.index(field) for field in REQUESTABLE - self._plan.wanted]
         self._has_bins = bool(histogram) or "bins" in plan.wanted
         """True if at least one site may count bins."""
+        self._with_abs_mean = "abs_mean" in self._plan.wanted
         self._lock = threading.RLock()
-        """Held while the row of a tensor is kept with its bins or channels, and while all are taken: no flush has one
-        without the other."""
-        self._is_copied = self.rows.device != device
+        """Held while the row of a tensor is kept with its bins or channels, while kernels are launched, and while all
+        is taken: no flush has one without the other."""
         self._histogram = histogram
         self._channels = channels
         self._ends = ends
         self._finish = finish
         self._rank = 0 if ranks is None else ranks.rank
-        self._is_alone = self.rows.device.type == "cpu" and ranks is None
         self._exchange = None if ranks is None else Exchange(ranks, plan.more)
         self._places = Places([])
 
@@ -254,7 +220,7 @@ class Recorder:
         return functools.partial(self._observe, self.slots.of(site))
 
     def observe_all(self, tensors: Iterable[tuple[Site, Tensor, Tensor | None]]) -> None:
-        """Measure many tensors, or differences of tensors.
+        """Measure many tensors, or differences of tensors: on an accelerator in a few launches.
 
         If measuring one of them fails, its site is left out from then on, with one warning.
 
@@ -262,10 +228,24 @@ class Recorder:
             tensors: the site, the tensor, and the tensor to subtract from it first, in float32 at least; None for none.
         """
         by_site = self.slots.by_site
+        together: dict[int, Waiting] = {}
         for site, tensor, minus in tensors:
-            if self._is_copied:
-                tensor, minus = tensor.detach().cpu(), None if minus is None else minus.cpu()
-            self._observe(by_site.get(site) or self.slots.of(site), tensor, minus)
+            self._observe(by_site.get(site) or self.slots.of(site), tensor, minus, together)
+        self._launch(together)
+
+    def _launch(self, together: dict[int, Waiting]) -> None:
+        """Measure what waits for a common launch, and forget it."""
+        alike: dict[tuple[torch.device, bool], list[Waiting]] = {}
+        for each in together.values():
+            alike.setdefault((each.job.values.device, each.scale is None), []).append(each)
+        together.clear()
+        for (device, _), some in alike.items():
+            store = self._store(device)
+            jobs = [(each.slot.index, each.job, each.slot.extent.has_bins) for each in some]
+            with self._lock:
+                missing = store.measure_together(jobs, with_abs_mean=self._with_abs_mean, scale=some[0].scale)
+            for number in missing:
+                self._shielded(some[number].slot, self._by_torch, *some[number].again)
 
     def switch_off(self, sites: Sequence[Site], error: Exception) -> None:
         """Leave these sites out from now on; one warning names the first of them and the error."""
@@ -281,103 +261,159 @@ class Recorder:
         return self.send()()
 
     def send(self, flags: Tensor | None = None, along: Tensor | None = None) -> Callable[[], Readings]:
-        """Take what was measured since the last flush, forget it, and start its one copy to the host.
+        """Take what was measured since the last flush, forget it, and start its copy to the host.
 
         Args:
-            flags: shape (k,), numbers of at least 0: `Readings.flags` then has the largest of each over all ranks.
-            along: shape (n,), numbers that go to the host with the same copy, to `Readings.along`.
+            flags: shape (k,), numbers of at least 0, on any device: `Readings.flags` then has the largest of each over
+                all ranks.
+            along: shape (n,), numbers on any device that go to the host with the same copy, to `Readings.along`.
 
         Returns:
             A function that waits for the device and for the other ranks, and returns the readings. It must be called
             once; another thread may do so while this one measures on. What was sent first must be fetched first. It
             raises a `RanksLostError` if a rank that merges no longer takes part.
         """
-        mine, measured = self._take(_NONE if flags is None else flags, _NONE if along is None else along)
-        on_host, lent = mine.to_host(), mine.bins if self._is_alone and self._has_bins else ()
+        given = [_NONE if flags is None else flags, _NONE if along is None else along]
+        # A tensor that another thread measures meanwhile is wholly in this flush or wholly in the next.
+        with self._lock:
+            stores = [store for store in self._stores.values() if store is self._main or not store.is_empty]
+            kept = [store.take() for store in stores]
+            layout = dict(self.slots.extents)  # after the rows were taken: each of their sites is among them
+            sendings = [
+                store.send(own, len(layout), given if store is self._main else ())
+                for store, own in zip(stores, kept, strict=True)
+            ]
 
         def arrived() -> Readings:
-            packet = on_host()
+            taken = [sending() for sending in sendings]
+            packet, measured = self._packet(layout, taken)
             if self._exchange is not None:
                 packet = self._exchange.merged(packet)
             readings = self._readings(packet, measured)
-            if lent:
-                self.slots.give_back(lent)
+            for store, each in zip(stores, taken, strict=True):
+                store.give_back(each.counts)
             return readings if self._finish is None else self._finish(readings)
 
         return arrived
 
-    def _take(self, flags: Tensor, along: Tensor) -> tuple[Packet, set[int]]:
-        """Take what was measured since the last call, and forget it.
-
-        A tensor that another thread measures meanwhile is wholly in this packet or wholly in the next.
-
-        Returns:
-            The packet, on the device; and the indices of the slots that have measured a tensor.
-        """
-        with self._lock:
-            rows, calls = self.rows.take(), self.channel_rows.take()
-            measured = set(dict(rows))
-            if not self._has_bins:
-                bins = {}
-            elif self._is_alone:  # a copy is spared
-                bins = self.slots.lend_bins(measured)
-            else:
-                with self.rows.streams.joined():
-                    bins = self.slots.take_bins(measured)
-        layout = dict(self.slots.extents)  # after the rows were taken: each of their sites is among them
-        merged, channels = self.rows.merged(rows, len(layout)), self.channel_rows.merged(calls)
+    def _packet(self, layout: Layout, taken: Sequence[Taken]) -> tuple[Packet, set[int]]:
+        """Return what all stores have measured, and the indices of the sites of which a tensor was measured here."""
+        main, *others = taken
+        rows = main.rows
+        if rows is None:
+            rows = torch.tensor(empty_row(self._plan.more), dtype=torch.float64, device="cpu").repeat(len(layout), 1)
+        measured, channels, bins = set(main.measured), dict(main.channels), dict[int, Tensor](main.counts)
+        for found in (main.found, *(part for each in others for part in (each.by_site(), each.found))):
+            for index, new in found.items():
+                if index in measured:
+                    before = SiteNumbers(rows[index], channels.get(index), bins.get(index))
+                    new = before.joined(new, self._plan.more)
+                measured.add(index)
+                rows[index] = new.row
+                # A copy: a reading that is kept must not keep all that came with it.
+                channels[index] = None if new.channels is None else torch.as_tensor(new.channels).numpy().copy()
+                if new.bins is not None:
+                    bins[index] = new.bins
         if self._off:
-            merged[[number for number, site in enumerate(layout) if site in self._off]] = math.nan
-        packet = Packet(
-            layout,
-            merged,
-            [*map(channels.get, range(len(layout)))],
-            [*map(bins.get, range(len(layout)))],
-            flags.to(merged.device).to(merged),
-            along.to(merged.device).to(merged),
-        )
+            rows[[number for number, site in enumerate(layout) if site in self._off]] = math.nan
+        by_index = range(len(layout))
+        packet = Packet(layout, rows, [*map(channels.get, by_index)], [*map(bins.get, by_index)], *main.along)
         return packet, measured
 
-    def _observe(self, slot: Slot, tensor: Tensor, minus: Tensor | None = None) -> None:
-        """Measure a tensor, or its difference from another."""
-        if self._off and slot.site in self._off:
-            return
+    def _observe(
+        self, slot: Slot, tensor: Tensor, minus: Tensor | None = None, together: dict[int, Waiting] | None = None
+    ) -> None:
+        """Measure a tensor, or its difference from another; with `together`, a kernel may measure it later."""
+        if not self._off or slot.site not in self._off:
+            self._shielded(slot, self._measure, slot, tensor, minus, together)
+
+    def _shielded(self, slot: Slot, measure: Callable[..., object], *args: Any) -> None:
+        """Call a function that measures a tensor of a site; if that fails, the site is switched off."""
         try:
-            form, part, is_whole = slot.form, tensor, True
-            # Nearly every tensor has the form of the one before it at its site: then nothing else is to be checked.
-            if form is None or form.dtype is not slot.extent.dtype or self.scale is not None or not is_like(part, form):
-                prepared = self._prepared(slot, tensor)
-                if prepared is None:
-                    return
-                part, is_whole = prepared
-                form = self._form(slot, part, is_whole)
-            if minus is not None and (form is None or not can_subtract(minus, form)):
-                self._observe_difference(slot, tensor, minus)
-                return
-            with _NO_LOCK if slot.counts is None else self._lock:
-                counts, found, rows = slot.counts, None, None
-                if form is not None:
-                    has_abs_mean = "abs_mean" in slot.plan.wanted
-                    found, rows = read(part, form, with_abs_mean=has_abs_mean, counts=counts, minus=minus)
-                if found is None:
-                    part = part if minus is None else part - minus
-                    self._measure(slot, part, is_whole, counts if form is None else None)  # `read` has counted the bins
-                elif self._channels is None:
-                    self.rows.append(slot.index, found)
-                else:
-                    self._keep(slot, part, found, rows)
+            measure(*args)
         except Exception as error:
             self.switch_off([slot.site], error)
 
-    def _observe_difference(self, slot: Slot, tensor: Tensor, minus: Tensor) -> None:
-        # A block holds only some of the channels.
-        blocks = blocks_of(tensor, minus) if self._channels is None else [(tensor, minus)]
-        for part, less in blocks:
-            wide = single_at_least(part.dtype)  # neighbouring weights differ by less than half precision resolves
-            self._observe(slot, part.to(wide) - less.to(wide))
+    def _measure(
+        self, slot: Slot, tensor: Tensor, minus: Tensor | None, together: dict[int, Waiting] | None = None
+    ) -> None:
+        form, part, is_whole = slot.form, tensor, True
+        # Nearly every tensor has the form of the one before it at its site: then nothing else is to be checked.
+        if form is None or form.dtype is not slot.extent.dtype or self.scale is not None or not is_like(part, form):
+            prepared = self._prepared(slot, tensor)
+            if prepared is None:
+                return
+            part, is_whole = prepared
+            if minus is not None and minus.device != part.device:
+                minus = minus.to(part.device)
+            if self._by_kernel(slot, part, is_whole, minus, together):
+                return
+            form = self._form(slot, part, is_whole)
+        if form is None or (minus is not None and not can_subtract(minus, form)):
+            self._by_torch(slot, part, is_whole, minus)
+            return
+        store, has_bins = self._store(part.device), slot.extent.has_bins
+        with self._lock if has_bins else _NO_LOCK:
+            found, rows = read(
+                *(part, form),
+                with_abs_mean=self._with_abs_mean,
+                counts=store.counts(slot.index) if has_bins else None,
+                minus=minus,
+            )
+            if found is None:  # but `read` has counted the bins
+                self._keep_measured(slot, part if minus is None else part - minus, is_whole, None)
+            elif self._channels is None:
+                store.append(slot.index, found)
+            else:
+                self._keep(slot, part, found, rows)
 
-    def _measure(self, slot: Slot, part: Tensor, is_whole: bool, counts: Tensor | None) -> None:
-        """Measure a tensor without the compiled kernel; its values are added to the bins `counts`, unless None."""
+    def _by_kernel(
+        self, slot: Slot, part: Tensor, is_whole: bool, minus: Tensor | None, together: dict[int, Waiting] | None
+    ) -> bool:
+        """Have a kernel of an accelerator measure a tensor, now or with others; return False if none can."""
+        store, scale = self._store(part.device), self.scale if slot.traits.is_gradient else None
+        store.follow()
+        has_bins = slot.extent.has_bins
+        if store.arena is None or slot.plan.more or (has_bins and not store.arena.can_count):
+            return False
+        if scale is not None:
+            if scale.dtype is not torch.float32:
+                return False
+            scale = scale.to(part.device, non_blocking=True)
+        job = job_of(part, self._dim(slot, part, is_whole), minus)
+        if job is None:
+            return False
+        if together is not None:
+            if slot.index in together:  # a launch merges one tensor into a row
+                self._launch(together)
+            together[slot.index] = Waiting(slot, job, scale, (slot, part, is_whole, minus))
+        elif minus is not None:
+            return False
+        else:
+            with self._lock:
+                if not store.arena.measure(
+                    slot.index, job, has_bins=has_bins, with_abs_mean=self._with_abs_mean, scale=scale
+                ):
+                    return False
+        if job.every and slot.extent.channels != job.channels:
+            self.slots.resize(slot, slot.extent._replace(channels=job.channels))
+        return True
+
+    def _by_torch(self, slot: Slot, part: Tensor, is_whole: bool, minus: Tensor | None) -> None:
+        """Measure a tensor, or its difference from another, where no kernel can read it as it is."""
+        if minus is None:
+            with self._lock if slot.extent.has_bins else _NO_LOCK:
+                counts = self._store(part.device).counts(slot.index) if slot.extent.has_bins else None
+                self._keep_measured(slot, part, is_whole, counts)
+            return
+        # A block holds only some of the channels.
+        blocks = blocks_of(part, minus) if self._channels is None else [(part, minus)]
+        for one, less in blocks:
+            wide = single_at_least(one.dtype)  # neighbouring weights differ by less than half precision resolves
+            self._measure(slot, one.to(wide) - less.to(wide), None)
+
+    def _keep_measured(self, slot: Slot, part: Tensor, is_whole: bool, counts: Tensor | None) -> None:
+        """Measure a tensor, whose values are added to the bins `counts` unless None, and keep its rows."""
         scale = self.scale if slot.traits.is_gradient else None
         of: dict[str, Any] = {"counts": counts, "moments_only": slot.traits.moments_only, "scale": scale}
         dim = self._dim(slot, part, is_whole)
@@ -387,25 +423,36 @@ class Recorder:
             row, channels = measure_channels(part, dim, slot.plan, **of)
             self._keep(slot, part, row, channels, None if channels is None else part.shape[dim])
 
+    def _store(self, device: torch.device) -> Store:
+        """Return the store of a device; adds it if it is not there yet."""
+        store = self._stores.get(device)
+        if store is None:
+            with self._lock:
+                store = self._stores.setdefault(device, Store(self._plan.more, device))
+        return store
+
     def _prepared(self, slot: Slot, tensor: Tensor) -> tuple[Tensor, bool] | None:
         """Return the part of a tensor that this rank measures, and whether that is the whole; None if no part is."""
         tensor = tensor.detach() if tensor.requires_grad else tensor
-        tensor = tensor.cpu() if self._is_copied else tensor
+        if needs_host(tensor.device):
+            tensor = tensor.cpu()
         part: Tensor | None = tensor
         if self._rank or type(tensor) is not Tensor:  # otherwise it is its own part
             of_parameter = slot.traits.of_parameter
             part = own_part(tensor, is_replicated=of_parameter, rank=self._rank)
         if part is None:
             return None
-        if part.is_cuda:
-            self.rows.streams.note(part)
         noted = slot.extent.dtype
         # Only a site that had a dtype before can have rows; to search them takes long.
-        if noted is not part.dtype and (noted is None or slot.index not in self.rows.indices):
+        if noted is not part.dtype and (noted is None or not self._has_measured(slot)):
             self.slots.meet(slot, part)
         if slot.shape is None:
             slot.shape = shape_of(tensor)
         return part, part is tensor
+
+    def _has_measured(self, slot: Slot) -> bool:
+        """Return True if a tensor of a site was measured since the last flush."""
+        return any(slot.index in store.indices for store in self._stores.values())
 
     def _form(self, slot: Slot, part: Tensor, is_whole: bool) -> Form | None:
         """Return how the compiled kernel reads the part; None if the kernel cannot do all that is wanted."""
@@ -427,12 +474,13 @@ class Recorder:
         Args:
             slot: the tensor's site.
             tensor: the tensor.
-            row: its row, or rows of its parts.
+            row: its row.
             channels: the rows of its channels; None if it has none.
             width: the number of channels; None if each has a row.
         """
+        store = self._store(tensor.device)
         if self._channels is None or not tensor.numel():
-            self.rows.append(slot.index, row)
+            store.append(slot.index, row)
             return
         if channels is not None:
             width, before = len(channels) if width is None else width, slot.extent.channels
@@ -441,8 +489,8 @@ class Recorder:
                 # With as many rows as before, but of other channels, they would be merged with those.
                 channels = None if len(channels) == channel_row_count(before) else channels
         with self._lock:
-            self.rows.append(slot.index, row)
-            self.channel_rows.append(slot.index, channels)
+            store.append(slot.index, row)
+            store.append_channels(slot.index, channels)
 
     def _plan_of(self, site: Site) -> Plan:
         return self._plan if self._ends is None else self._plan.with_limits(self._ends(site))
@@ -490,7 +538,7 @@ class Recorder:
                     part[:, column] = math.nan
         return Readings(
             self._places,
-            rows[:, :WIDTH],
+            rows[:, :WIDTH].copy(),  # a reading that is kept must not keep all that came with it
             channels,
             dtypes,
             widths,

@@ -1,8 +1,7 @@
 """`RowBuffer` and `ChannelBuffer`: keep the rows of tensors and of their channels until a flush merges them."""
 
-import contextlib
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -17,6 +16,7 @@ from hookboard.measure import (
     merge_rows,
     report_compile_time,
     report_missing_kernel,
+    uploaded_from,
     width_of,
 )
 
@@ -24,55 +24,8 @@ MOST_ROWS = 4096
 """Maximum number of rows that are kept before those of each site are merged, as in a long validation loop. Of wider
 rows it is as many as take the same memory."""
 
-MOST_PARTS = 1 << 18
-"""Maximum number of rows of parts of tensors, which an accelerator writes without merging them: 20 MB."""
-
 MOST_CALLS = 16
 """Maximum number of calls of a site whose rows of channels are kept before they are merged."""
-
-
-class Streams:
-    """The CUDA streams on which tensors were measured; makes them wait for each other, without blocking the host.
-
-    Without CUDA it does nothing. Several threads may use it.
-    """
-
-    def __init__(self) -> None:
-        self._used: set[torch.cuda.Stream] = set()
-        self._merged: torch.cuda.Event | None = None
-        """Recorded at the end of the last `joined`."""
-
-    def note(self, tensor: Tensor) -> None:
-        """Register the current stream of the tensor's device; call it before the tensor is measured.
-
-        The stream then waits for the last merge. Does nothing for a tensor that is not on CUDA, or while a CUDA graph
-        is captured.
-        """
-        if not tensor.is_cuda:
-            return
-        stream = torch.cuda.current_stream(tensor.device)
-        # To wait for something outside would break the capture of a CUDA graph.
-        if stream in self._used or torch.cuda.is_current_stream_capturing():
-            return
-        if self._merged is not None:
-            stream.wait_event(self._merged)
-        self._used.add(stream)
-
-    @contextlib.contextmanager
-    def joined(self) -> Iterator[None]:
-        """Make the current stream wait for all registered ones; after the block, make them wait for it."""
-        used = list(self._used)
-        if not used:
-            yield
-            return
-        current = torch.cuda.current_stream(used[0].device)
-        others = [stream for stream in used if stream != current]
-        for stream in others:
-            current.wait_stream(stream)
-        yield
-        self._merged = current.record_event()
-        for stream in others:
-            stream.wait_event(self._merged)
 
 
 class RowBuffer:
@@ -85,16 +38,12 @@ class RowBuffer:
 
     def __init__(self, more: Sequence[Columns], device: torch.device) -> None:
         self.device = device
-        self.streams = Streams()
-        """The streams on which the rows are made."""
         self.kept: list[tuple[int, Row]] = []
         """(index of a site, one of its rows): those merged early, by index, then the others as they were appended."""
         self._more = more
         self._empty = empty_row(more)
         self._least = MOST_ROWS * WIDTH // (WIDTH + width_of(more))
         self._most = self._least
-        self._parts = 0
-        """Number of rows of parts of tensors since the last merge."""
         self._merging = threading.Lock()
 
     @property
@@ -107,14 +56,11 @@ class RowBuffer:
 
         Args:
             index: the index of the site.
-            row: WIDTH + width_of(more) numbers; or rows of parts, shape (n, WIDTH + width_of(more)).
+            row: WIDTH + width_of(more) numbers.
         """
         # Needs no lock: it is one step for the interpreter.
         self.kept.append((index, row))
-        if isinstance(row, Tensor) and row.dim() == 2:
-            with self._merging:
-                self._parts += len(row)
-        if len(self.kept) >= self._most or self._parts >= MOST_PARTS:
+        if len(self.kept) >= self._most:
             self._merge_early()
 
     def take(self) -> list[tuple[int, Row]]:
@@ -122,7 +68,6 @@ class RowBuffer:
         with self._merging:
             rows = self.kept[:]
             del self.kept[: len(rows)]  # others may have come after them
-            self._parts = 0
             return rows
 
     def merged(self, rows: list[tuple[int, Row]], sites: int) -> Tensor:
@@ -146,10 +91,9 @@ class RowBuffer:
 
     def _merge_early(self) -> None:
         with self._merging:
-            if len(self.kept) < self._most and self._parts < MOST_PARTS:  # another thread has done it
+            if len(self.kept) < self._most:  # another thread has done it
                 return
             rows = self.kept[:]
-            self._parts = 0
             indices = sorted({index for index, _ in rows})
             merged = self._merged(rows, indices[-1] + 1)
             each = merged.tolist() if merged.is_cpu else merged.unbind()
@@ -157,24 +101,19 @@ class RowBuffer:
             self._most = max(self._least, 2 * len(indices))
 
     def _merged(self, rows: list[tuple[int, Row]], sites: int) -> Tensor:
-        with self.streams.joined():
-            row_of = dict(rows)
-            sizes = [len(row) if isinstance(row, Tensor) and row.dim() == 2 else 1 for _, row in rows]
-            total = sum(sizes)
-            if len(row_of) == total:  # there is nothing to merge
-                return self._block([row_of.get(index, self._empty) for index in range(sites)])
-            # Short enough that the host does not wait until they are copied.
-            owner, size = _on(self.device, torch.tensor([[index for index, _ in rows], sizes], device="cpu"))
-            if total != len(rows):
-                owner = owner.repeat_interleave(size, output_size=total)
-            return merge_rows(self._block([row for _, row in rows]), owner, sites, self._more)
+        row_of = dict(rows)
+        if len(row_of) == len(rows):  # there is nothing to merge
+            return self._block([row_of.get(index, self._empty) for index in range(sites)])
+        owner = uploaded_from(torch.tensor([index for index, _ in rows], device="cpu"), self.device)
+        return merge_rows(self._block([row for _, row in rows]), owner, sites, self._more)
 
     def _block(self, rows: Sequence[Row]) -> Tensor:
-        """Return the rows as one float64 matrix on the device; a 2D tensor gives as many rows as it has."""
-        if Tensor in map(type, rows):
-            each = [_on(self.device, torch.as_tensor(row, dtype=torch.float64)) for row in rows]
-            return torch.cat([row if row.dim() == 2 else row[None] for row in each])
-        return _on(self.device, np.array(rows, np.float64))
+        """Return the rows as one float64 matrix on the device."""
+        if Tensor not in map(type, rows):
+            return uploaded_from(torch.from_numpy(np.array(rows, np.float64)), self.device)
+        others = [row for row in rows if not isinstance(row, Tensor)]  # of sites without a row, which are all alike
+        empty = uploaded_from(torch.tensor(others[:1], dtype=torch.float64, device="cpu"), self.device).unbind()
+        return torch.stack([row if isinstance(row, Tensor) else empty[0] for row in rows])
 
 
 class ChannelBuffer:
@@ -182,12 +121,10 @@ class ChannelBuffer:
 
     Args:
         device: where the rows are merged.
-        streams: the streams on which the rows are made.
     """
 
-    def __init__(self, device: torch.device, streams: Streams) -> None:
+    def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._streams = streams
         self._calls: dict[int, list[ChannelRows] | None] = {}
 
     def append(self, index: int, rows: ChannelRows | None) -> None:
@@ -206,8 +143,7 @@ class ChannelBuffer:
             return
         calls.append(rows)
         if len(calls) >= MOST_CALLS:
-            with self._streams.joined():
-                calls[:] = self._merged([calls])
+            calls[:] = self._merged([calls])
 
     def take(self) -> dict[int, list[ChannelRows] | None]:
         """Empty the buffer, and return what it held, as `merged` takes it.
@@ -229,8 +165,7 @@ class ChannelBuffer:
         """
         if not calls:
             return {}
-        with self._streams.joined():
-            merged = iter(self._merged([each for each in calls.values() if each is not None]))
+        merged = iter(self._merged([each for each in calls.values() if each is not None]))
         return {index: None if each is None else next(merged) for index, each in calls.items()}
 
     def _merged(self, sites: Sequence[list[ChannelRows]]) -> list[ChannelRows]:
@@ -266,5 +201,4 @@ class ChannelBuffer:
 
 
 def _on(device: torch.device, rows: ChannelRows) -> Tensor:
-    tensor = rows if isinstance(rows, Tensor) else torch.from_numpy(rows)
-    return tensor.to(device, non_blocking=True)
+    return rows if isinstance(rows, Tensor) else uploaded_from(torch.from_numpy(rows), device)

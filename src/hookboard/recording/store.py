@@ -1,0 +1,211 @@
+"""`Store`: what a recorder keeps of the tensors of one device between two flushes."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hookboard.measure import BINS, ChannelRows, Columns, Job, Row, has_kernels, report_compile_time
+from hookboard.recording.arena import Arena
+from hookboard.recording.packet import SiteNumbers, sent_together
+from hookboard.recording.rows import ChannelBuffer, RowBuffer
+
+
+class KeptRows(NamedTuple):
+    """What a store has kept row by row since the last flush.
+
+    Args:
+        rows: (index of a site, one of its rows).
+        calls: by site, the rows of the channels of each call, see `ChannelBuffer.take`.
+        counts: by site, its bins on the CPU.
+        measured: the sites.
+    """
+
+    rows: list[tuple[int, Row]]
+    calls: dict[int, list[ChannelRows] | None]
+    counts: dict[int, Tensor]
+    measured: set[int]
+
+
+class Taken(NamedTuple):
+    """What a store has measured since the last flush, on the host.
+
+    Args:
+        rows: shape (sites, width), float64: the merged rows of what was kept row by row; None if nothing was.
+        measured: the sites that have such rows.
+        channels: of some of these sites, the merged rows of their channels; None if they have none in common.
+        counts: the bins of some of these sites, to be given back; others are in `found`.
+        found: what is in the arena, by site.
+        along: what was sent with it.
+    """
+
+    rows: Tensor | None
+    measured: set[int]
+    channels: dict[int, np.ndarray | None]
+    counts: dict[int, Tensor]
+    found: dict[int, SiteNumbers]
+    along: list[Tensor]
+
+    def by_site(self) -> dict[int, SiteNumbers]:
+        """Return what was kept row by row, by site."""
+        if self.rows is None:
+            return {}
+        return {
+            index: SiteNumbers(self.rows[index], self.channels.get(index), self.counts.get(index))
+            for index in self.measured
+        }
+
+
+class Store:
+    """What a recorder keeps of the tensors of one device: rows, rows of channels, and bins.
+
+    On an accelerator, kernels merge what they can read into an `Arena`, which has the bins of all. All else, and all on
+    the CPU, is a row for each tensor.
+
+    Args:
+        more: the columns that follow the moments in a row.
+        device: the device.
+    """
+
+    def __init__(self, more: Sequence[Columns], device: torch.device) -> None:
+        self.device = device
+        self.arena = Arena(device) if device.type != "cpu" or has_kernels(device) else None
+        self._more = more
+        self._rows = RowBuffer(more, device)
+        self._channels = ChannelBuffer(device)
+        self._counts: dict[int, Tensor] = {}
+        """The bins of the running step by site, where there is no arena."""
+        self._spare: dict[int, Tensor] = {}
+        """Empty bins for the next step: fresh memory is slower."""
+        self._streams: dict[torch.cuda.Stream, None] = {}
+        """The streams on which tensors were measured since the last flush; the last is the one in use."""
+
+    @property
+    def indices(self) -> set[int]:
+        """The indices of the sites that were measured since the last flush."""
+        return self._rows.indices if self.arena is None else self._rows.indices | self.arena.indices
+
+    @property
+    def is_empty(self) -> bool:
+        """True if nothing was measured since the last flush."""
+        return not (self._rows.kept or (self.arena is not None and self.arena.indices))
+
+    def follow(self) -> None:
+        """Have the current stream wait for the one before it, so that launches run in the order in which they are made.
+
+        Call it before a tensor is measured. It does nothing without CUDA.
+
+        Raises:
+            TypeError: a CUDA graph is being captured: what is launched would become a part of it.
+        """
+        if self.device.type != "cuda":
+            return
+        if torch.cuda.is_current_stream_capturing():
+            raise TypeError("a CUDA graph is being captured: its tensors have no values yet")
+        stream = torch.cuda.current_stream(self.device)
+        last = next(reversed(self._streams), None)
+        if stream != last:
+            if last is not None:
+                stream.wait_stream(last)
+                self._streams.pop(stream, None)
+            self._streams[stream] = None
+
+    def measure_together(
+        self, jobs: Sequence[tuple[int, Job, bool]], *, with_abs_mean: bool, scale: Tensor | None
+    ) -> Sequence[int]:
+        """Do what `Arena.measure_together` does; without an arena, no tensor can be measured."""
+        if self.arena is None:
+            return range(len(jobs))
+        return self.arena.measure_together(jobs, with_abs_mean=with_abs_mean, scale=scale)
+
+    def counts(self, index: int) -> Tensor:
+        """Return the bins of a site, shape (BINS,), int64."""
+        if self.arena is not None:
+            return self.arena.counts(index)
+        counts = self._counts.get(index)
+        if counts is None:
+            counts = self._spare.pop(index, None)
+            counts = new_counts(self.device) if counts is None else counts
+            self._counts[index] = counts
+        return counts
+
+    def append(self, index: int, row: Row) -> None:
+        """Keep the row of a tensor."""
+        self._rows.append(index, row)
+
+    def append_channels(self, index: int, rows: ChannelRows | None) -> None:
+        """Keep the rows of the channels of a tensor, see `ChannelBuffer.append`."""
+        self._channels.append(index, rows)
+
+    def take(self) -> "KeptRows":
+        """Take what was kept row by row, and forget it. What is in the arena is taken by `send`."""
+        rows, calls = self._rows.take(), self._channels.take()
+        measured = {index for index, _ in rows}
+        counts = {index: self._counts.pop(index) for index in [*self._counts] if index in measured}
+        return KeptRows(rows, calls, counts, measured)
+
+    def send(self, kept: "KeptRows", sites: int, along: Sequence[Tensor]) -> Callable[[], "Taken"]:
+        """Start the copy of what was measured to the host, and empty the arena. No thread may measure meanwhile.
+
+        Args:
+            kept: what `take` has returned.
+            sites: the number of sites.
+            along: further tensors of this device or of the CPU, which go with the same copy.
+
+        Returns:
+            A function that waits for the copy. Any thread may call it, once.
+        """
+        streams = self._join_streams()
+        parts: list[Tensor] = list(along)
+        has_rows = bool(kept.rows) or self.arena is None
+        if has_rows:
+            parts.append(self._rows.merged(kept.rows, sites))
+        channels = self._channels.merged(kept.calls)
+        parts += [rows for rows in channels.values() if isinstance(rows, Tensor)]
+        of_arena, contents = ([], None) if self.arena is None else self.arena.sent()
+        arrived = sent_together([*parts, *of_arena])
+        if self.arena is not None:
+            report_compile_time()
+            self.arena.clear()
+        for stream in streams:
+            stream.wait_stream(torch.cuda.current_stream(self.device))
+
+        def taken() -> Taken:
+            copies = iter(arrived())
+            of_others = [next(copies) for _ in along]
+            rows = next(copies) if has_rows else None
+            # A copy: a reading that is kept must not keep page-locked memory.
+            own = {i: next(copies).numpy().copy() if isinstance(each, Tensor) else each for i, each in channels.items()}
+            in_arena, found, counts = list(copies), dict[int, SiteNumbers](), kept.counts
+            if contents is not None:
+                found = contents.found(in_arena)
+                of_site = {index: contents.bins(index, in_arena) for index in kept.measured - found.keys()}
+                counts = {index: bins for index, bins in of_site.items() if bins is not None}
+            return Taken(rows, kept.measured, own, counts, found, of_others)
+
+        return taken
+
+    def _join_streams(self) -> list[torch.cuda.Stream]:
+        """Have the current stream wait for the others on which tensors were measured; return these."""
+        if not self._streams:
+            return []
+        current = torch.cuda.current_stream(self.device)
+        others, self._streams = [stream for stream in self._streams if stream != current], {current: None}
+        for stream in others:
+            current.wait_stream(stream)
+        return others
+
+    def give_back(self, counts: Mapping[int, Tensor]) -> None:
+        """Empty bins that were taken, and keep them for the next step. Those of an arena are copies."""
+        if self.arena is not None:
+            return
+        for index, each in counts.items():
+            self._spare[index] = each.zero_()
+
+
+def new_counts(device: torch.device) -> Tensor:
+    """Return empty bins, shape (BINS,), int64."""
+    with torch.inference_mode(False):
+        return torch.zeros(BINS, dtype=torch.long, device=device)

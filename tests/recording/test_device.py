@@ -1,0 +1,243 @@
+"""What a recorder asks of an accelerator, on a pretended one."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from oracle import assert_true, normal, rows_of_channels
+from pretended import CUDA, Operations, Pretended, in_another_thread, pretend_kernels, pretended_cuda
+
+from hookboard import Statistic
+from hookboard.measure import DERIVED, FORMULAS, accelerator, native, plan
+from hookboard.measure.row import FIELDS
+from hookboard.recording import Recorder
+from hookboard.sites import Site
+
+OTHER = torch.device("cuda", 1)
+HOST = torch.device("cpu")
+FREE = {"detach", "alias", "view", "_unsafe_view", "slice", "select", "unbind", "empty", "new_empty", "as_strided"}
+"""They launch nothing."""
+
+
+class Counted(Operations):
+    """Notes what is launched on a device, copies to the host among it."""
+
+    def __init__(self, device):
+        super().__init__(device)
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function.overloadpacket.__name__
+        given = torch.utils._pytree.tree_leaves((args, kwargs))
+        if name not in FREE and any(isinstance(each, torch.Tensor) and each in self.pretended for each in given):
+            self.names.append(name)
+        return super().__torch_dispatch__(function, types, args, kwargs)
+
+
+@pytest.fixture
+def device(monkeypatch):
+    device = Pretended()
+    for name, stand_in in pretended_cuda(device).items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    pretend_kernels(device, monkeypatch)
+    with device.modes():
+        yield device
+
+
+def there(device, tensor, index=0):
+    """A copy of a tensor on a device."""
+    return device.take(in_another_thread(tensor.clone), index)
+
+
+def recorder(*statistics, **options):
+    return Recorder(plan(statistics or tuple(FORMULAS)), CUDA, **options)
+
+
+def channels(site, tensor):
+    return tensor.dim() - 1 if tensor.dim() > 1 else None
+
+
+@pytest.mark.parametrize("has_channels", [False, True], ids=["rows", "channels"])
+@pytest.mark.parametrize("histogram", [False, True], ids=["", "histogram"])
+def test_a_tensor_takes_one_launch_and_a_flush_as_many_operations_as_with_few_sites(device, has_channels, histogram):
+    mine = recorder(histogram=histogram, channels=channels if has_channels else None)
+    for count in (3, 60, 60):
+        tensors = {Site(f"layer.{number}", "output"): there(device, normal(4, 40)) for number in range(count)}
+        device.launches.clear()
+        with Counted(device) as measuring:
+            for site, tensor in tensors.items():
+                mine.open(site)(tensor)
+        with Counted(device) as flushing:
+            readings = mine.send()
+        assert device.launches == ["measure"] * count
+        assert len(flushing.names) <= 20, flushing.names
+    assert not measuring.names, "nothing but the launches, once there is memory"
+    assert len(readings()) == 60
+    assert [wait.what for wait in device.waits] == ["an event"]
+
+
+def test_all_weights_and_updates_of_a_step_take_at_most_four_launches(device):
+    mine, given, true = recorder(channels=lambda site, tensor: 0 if tensor.dim() > 1 else None), [], {}
+    for number, shape in enumerate([(64, 32), (64,), (10, 27), (10,), (64, 16, 3, 3), (7,)]):
+        tensors = normal(*shape), normal(*shape, std=2.0)
+        after, before = (there(device, tensor) for tensor in tensors)
+        name = f"layer.{number}"
+        true |= {(name, "parameter"): tensors[0], (name, "parameter_update"): tensors[0] - tensors[1]}
+        given += [(Site(name, "parameter"), after, None), (Site(name, "parameter_before"), before, None)]
+        given += [(Site(name, "parameter_update"), after, before), (Site(name, "parameter_grad"), before, None)]
+    with Counted(device) as counted:
+        mine.observe_all(given)
+    assert set(device.launches) == {"measure_many"}
+    assert len(device.launches) <= 4
+    assert not counted.names
+    assert not device.waits
+    found = {(reading.site.name, reading.site.role): reading for reading in mine.flush().values()}
+    for site, values in true.items():
+        assert_true(found[site].statistics, [values])
+
+
+def own(x):
+    return x.double().sum()
+
+
+def test_no_statistic_waits_for_the_device_nor_a_site_that_is_off(device):
+    once = []
+
+    def bad(x):
+        once.append(x)
+        if len(once) == 2:
+            raise ValueError("once")
+        return x.double().sum()
+
+    every = (*FORMULAS, *DERIVED, Statistic("own", own, merge="sum"), Statistic("bad", bad, merge="sum"))
+    mine = recorder(*every, histogram=True, channels=channels, ends=lambda site: (-0.9, 0.9))
+    tensors = [there(device, normal(30, 20)) for _ in range(2)]
+    for _ in range(3):
+        for name, tensor in zip("ab", tensors * 2, strict=False):
+            if len(once) == 1:
+                with pytest.warns(UserWarning, match="switched off"):
+                    mine.open(Site(name, "output"))(tensor)
+            mine.open(Site(name, "output"))(tensor)
+        sent = mine.send(torch.tensor([1.0], device=HOST))
+        assert not [wait for wait in device.waits if wait.what != "an event"], device.waits
+        assert {reading.site.name for reading in sent().values()} == {"a"}
+
+
+def test_a_tensor_on_the_host_is_measured_there_though_its_site_has_bins_on_a_device(device, monkeypatch):
+    read, given = native.read, []
+
+    def checked(tensor, form, *, counts=None, **options):
+        given.append(counts in device)
+        return read(tensor, form, counts=counts, **options)
+
+    monkeypatch.setattr("hookboard.recording.recorder.read", checked)
+    mine, parts = recorder(histogram=True, channels=channels), [normal(50, 8), normal(30, 8), normal(20, 8)]
+    mine.open(Site("a", "output"))(there(device, parts[0]))
+    for part in parts[1:]:
+        mine.open(Site("a", "output"))(in_another_thread(part.clone))
+    (reading,) = mine.flush().values()
+    assert given == [False, False]
+    assert_true(reading.statistics, parts)
+    assert reading.histogram.counts.sum() == 800
+    np.testing.assert_allclose(reading.channels, rows_of_channels(parts, 1), rtol=1e-6)
+
+
+def test_tensors_of_several_devices_are_measured_each_on_its_own(device):
+    mine = recorder(histogram=True)
+    parts = {name: [normal(100), normal(70)] for name in "ab"}
+    for name, tensors in parts.items():
+        for index, tensor in enumerate(tensors):  # as the replicas of DataParallel, or layers here and there
+            mine.open(Site(name, "output"))(there(device, tensor, index))
+    readings = mine.flush()  # a launch whose arguments lie on two devices is an error of `pretend_kernels`
+    for reading in readings.values():
+        assert_true(reading.statistics, parts[reading.site.name])
+        assert reading.histogram.counts.sum() == 170
+
+
+def test_weights_of_several_devices_are_launched_on_each(device):
+    weights = {Site(f"{index}", "parameter"): there(device, normal(9, 4), index) for index in (0, 1, 0)}
+    mine = recorder()
+    mine.observe_all((site, weight, None) for site, weight in weights.items())
+    assert device.launches == ["measure_many"] * 2
+    assert len(mine.flush()) == 2
+
+
+def test_a_gradient_is_unscaled_on_its_own_device(device):
+    mine, gradient = recorder(), normal(10)
+    mine.scale = there(device, torch.tensor(4.0))
+    mine.open(Site("a", "grad_output"))(there(device, gradient * 4, 1))
+    (reading,) = mine.flush().values()
+    assert_true(reading.statistics, [gradient])
+
+
+@pytest.mark.parametrize("has_kernels", [True, False], ids=["Triton", "no Triton"])
+def test_nothing_is_launched_into_a_graph_that_is_captured(device, monkeypatch, has_kernels):
+    if not has_kernels:
+        monkeypatch.setattr(accelerator, "DEVICES", set())
+    mine, tensor = recorder(histogram=True), there(device, normal(100))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with Counted(device) as counted, pytest.warns(UserWarning, match="a CUDA graph is being captured"):
+        mine.open(Site("a", "output"))(tensor)
+    assert not counted.names + device.launches + device.waits
+
+
+def test_readings_that_are_kept_hold_no_page_locked_memory(device):
+    mine, kept = recorder(histogram=True, channels=channels), []
+    for _ in range(3):
+        for number in range(20):
+            mine.open(Site(f"layer.{number}", "output"))(there(device, normal(3, 4)))
+        kept.append(mine.flush())
+    for readings in kept:
+        arrays = [readings.rows, *(part for part in readings.channels if part is not None), readings.statistics.values]
+        for array in arrays:
+            while array.base is not None:
+                array = array.base
+            assert array.nbytes < 1e5
+
+
+def test_memory_on_the_device_grows_no_further_once_all_sites_are_known(device):
+    mine = recorder(histogram=True, channels=channels)
+    sizes = []
+    for step in range(6):
+        for number in range(30):
+            mine.open(Site(f"layer.{number}", "output"))(there(device, normal(3, 100 + step)))
+        mine.flush()
+        arena = mine._main.arena
+        sizes.append([sum(map(len, slabs.parts)) for slabs in (arena._rows, arena._bins)])
+    assert sizes == [[30 * (101 + step), 30] for step in range(6)]
+
+
+def test_a_lack_of_memory_is_met_by_small_temporaries():
+    from hookboard.measure import device as by_torch
+
+    assert by_torch.BLOCK * 20 <= 100e6, "the temporaries of a block are some 20 bytes for each value"
+    values = torch.cat([normal(by_torch.BLOCK), normal(3)])
+    row = by_torch.row_of(by_torch.Values(values), frozenset(FIELDS))
+    assert math.isclose(row[0], len(values))
+
+
+class Stream:
+    """Notes for which other it waits."""
+
+    def __init__(self, name, waits):
+        self.name, self.waits = name, waits
+
+    def wait_stream(self, other):
+        self.waits.append((self.name, other.name))
+
+
+def test_streams_wait_for_each_other_and_none_is_remembered(device, monkeypatch):
+    waits = []
+    streams = [Stream(name, waits) for name in "ab"]
+    current = streams[:1]
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: current[0])
+    mine, tensor = recorder(), there(device, normal(5))
+    for stream in (streams[0], streams[1], streams[0]):
+        current[0] = stream
+        mine.open(Site("a", "output"))(tensor)
+    assert waits == [("b", "a"), ("a", "b")], "launches run in the order in which they are made"
+    monkeypatch.setattr("hookboard.recording.store.sent_together", lambda tensors: lambda: [t.clone() for t in tensors])
+    mine.send()
+    assert waits[2:] == [("a", "b"), ("b", "a")]
+    assert len(mine._main._streams) == 1
