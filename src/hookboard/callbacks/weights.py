@@ -402,7 +402,7 @@ def _share_of_average(step: Any, beta: float) -> float | Tensor:
     if isinstance(step, Tensor) and not step.is_cpu:
         share: Tensor = 1 - beta ** step.to(torch.float32 if needs_host(step.device) else torch.float64)
         return share
-    return 1 - beta ** float(step)
+    return 1 - float(beta) ** float(step)
 
 
 def _held(optimizer: Optimizer, weights: Mapping[str, Weight]) -> Iterator[tuple[str, Parameter, dict[str, Any]]]:
