@@ -400,9 +400,10 @@ def _share_of_average(step: Any, beta: float) -> float | Tensor:
     It is a number, unless the optimizer counts its steps on an accelerator: nothing is uploaded, and nobody waits.
     """
     if isinstance(step, Tensor) and not step.is_cpu:
-        share: Tensor = 1 - beta ** step.to(torch.float32 if needs_host(step.device) else torch.float64)
-        return share
-    return 1 - float(beta) ** float(step)
+        of_device: Tensor = 1 - beta ** step.to(torch.float32 if needs_host(step.device) else torch.float64)
+        return of_device
+    share: float = 1 - beta ** float(step)
+    return share
 
 
 def _held(optimizer: Optimizer, weights: Mapping[str, Weight]) -> Iterator[tuple[str, Parameter, dict[str, Any]]]:
