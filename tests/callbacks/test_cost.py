@@ -6,7 +6,7 @@ from toys import Toy, batches, fit, mlp, records
 
 from hookboard import ActivationLogger, GradientLogger, ParameterLogger
 from hookboard.measure.statistics import plan
-from hookboard.recording.packet import Packet
+from hookboard.recording.packet import sent_together
 from hookboard.recording.recorder import Recorder
 from hookboard.sites import Site
 
@@ -30,18 +30,18 @@ def test_one_event_for_each_callback_and_due_step_holds_all_its_values(tmp_path,
 @pytest.mark.parametrize("histogram", [False, True])
 def test_one_transfer_for_each_callback_and_due_step(tmp_path, histogram, monkeypatch):
     transfers, others = [], []
-    to_host, to_cpu = Packet.to_host, torch.Tensor.cpu
+    to_cpu = torch.Tensor.cpu
 
-    def counted(self):
-        transfers.append(self)
-        return to_host(self)
+    def counted(tensors):
+        transfers.append(tensors)
+        return sent_together(tensors)
 
     def noticed(self, *args, **kwargs):
         if self.dtype is torch.float64:  # Lightning brings its loss, in float32
             others.append(self)
         return to_cpu(self, *args, **kwargs)
 
-    monkeypatch.setattr(Packet, "to_host", counted)
+    monkeypatch.setattr("hookboard.recording.store.sent_together", counted)
     monkeypatch.setattr(torch.Tensor, "cpu", noticed)
     fit(tmp_path, Toy(mlp()), batches(*[4] * 6), *everything(every_n_steps=2, histogram=histogram))
     assert others == []

@@ -242,14 +242,14 @@ def test_the_monitor_says_and_ends_what_it_does_without_a_worker(tmp_path, monke
 def test_only_the_worker_waits_for_the_device(tmp_path, monkeypatch):
     waits = []
 
-    def sent(self):
+    def sent(tensors):
         def arrived():
             waits.append(threading.current_thread().name)
-            return self
+            return tensors
 
         return arrived
 
-    monkeypatch.setattr("hookboard.recording.packet.Packet.to_host", sent)
+    monkeypatch.setattr("hookboard.recording.store.sent_together", sent)
     fit(tmp_path, Toy(mlp()), batches(4, 4), ActivationLogger(every_n_steps=1), HealthMonitor(every_n_steps=1))
     assert sorted(waits) == ["hookboard ActivationLogger"] * 2 + ["hookboard HealthMonitor"] * 2
 

@@ -223,7 +223,7 @@ def sent_together(tensors: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
     hosts, events = list[Tensor](), dict[torch.device, torch.cuda.Event]()
     for tensor in tensors:
         if not tensor.is_cuda:
-            hosts.append(tensor.cpu())
+            hosts.append(tensor if tensor.is_cpu else tensor.cpu())
             continue
         # Only copies to pinned memory are asynchronous.
         hosts.append(torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True))
