@@ -14,9 +14,10 @@ import torch
 
 from hookboard.measure import accelerator
 
-HERE = Path(__file__).parent
-sys.path.append(str(HERE))
+sys.path.append(str(Path(__file__).parent))
 from test_triton import needs_today
+
+HERE = Path(__file__).parent
 
 
 @pytest.mark.spawns
