@@ -1,19 +1,27 @@
 PYTHON ?= python3
-BIN := .venv/bin
-RUNS := .venv/.runs
-INSTALLED := .venv/.installed
-OLDEST := .venv-oldest
-OLDEST_INSTALLED := $(OLDEST)/.installed
-SOURCES := pyproject.toml setup.py $(wildcard src/hookboard/*/*.[ch])
-# Which tests `make test` and `make test-oldest` run: all.
+# Which versions are installed: `tested`, those that were tested last, into .venv; `newest`, into .venv-newest; or
+# `oldest`, the lower bounds of pyproject.toml, into .venv-oldest.
+VERSIONS ?= tested
+VENV := .venv$(filter-out -tested,-$(VERSIONS))
+BIN := $(VENV)/bin
+RUNS := $(VENV)/.runs
+INSTALLED := $(VENV)/.installed
+PINS := $(filter-out requirements/newest.txt,requirements/$(VERSIONS).txt)
+CONSTRAINED = $(addprefix --constraint ,$(PINS)) $(addprefix --build-constraint ,$(PINS))
+SOURCES := pyproject.toml setup.py $(wildcard src/hookboard/*/*.[ch]) $(PINS)
+# On the oldest versions the tests that need more groups than these are skipped.
+FOR_TESTS := $(if $(filter oldest,$(VERSIONS)),--group test --group frames,--group dev)
+# A warning is an error, but for what only the newest versions warn of.
+WARNINGS := $(if $(filter newest,$(VERSIONS)),-W default)
+# Which tests `make test` runs: all.
 TESTS ?=
 # The parts of `make release-check`, in this order.
 PARTS ?= agree lint test docs install-check
 # As many tests at once as this; those that share what is slow to make stay together.
 WORKERS ?= 2
-SIDE_BY_SIDE = -n $(WORKERS) --dist loadgroup
+SIDE_BY_SIDE = -n $(WORKERS) --dist loadgroup $(WARNINGS)
 
-.PHONY: demo demo-text demo-sick test test-fast test-oldest combinations browser lint bench bench-health docs package install-check agree release-check clean
+.PHONY: demo demo-text demo-sick test test-fast test-oldest combinations pins browser lint bench bench-health docs package install-check agree release-check clean
 
 demo: $(RUNS)  ## train on handwritten digits, then look at it in TensorBoard
 	$(BIN)/python examples/digits.py fit --config configs/digits.yaml
@@ -30,11 +38,14 @@ test: $(INSTALLED)  ## the whole suite
 test-fast: $(INSTALLED)  ## without what compiles, starts processes or a browser, or is large
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m 'not (browser or compiles or spawns or large)'
 
-test-oldest: $(OLDEST_INSTALLED)  ## the whole suite on the oldest versions that pyproject.toml allows
-	$(OLDEST)/bin/python -m pytest $(SIDE_BY_SIDE) $(TESTS)
+test-oldest:  ## the whole suite on the oldest versions that pyproject.toml allows
+	$(MAKE) --no-print-directory test VERSIONS=oldest
+
+pins: $(INSTALLED)  ## `make pins VERSIONS=newest`, once the tests pass there, makes those the versions that were tested last
+	$(BIN)/python .ci/pins.py >requirements/tested.txt
 
 combinations: $(INSTALLED)  ## every two circumstances of a training in one run; SEED=7 tries others, and triples
-	COMBINATIONS=all $(BIN)/python -m pytest -n $(WORKERS) tests/combinations
+	COMBINATIONS=all $(BIN)/python -m pytest -n $(WORKERS) $(WARNINGS) tests/combinations
 
 browser:  ## Chromium from Debian, for the tests that look at the tab; without it they are skipped
 	command -v chromium || (apt-get -qq update && apt-get -qq install --yes chromium)
@@ -76,24 +87,18 @@ release-check:  ## all that a release needs, from a clean clone; it publishes no
 # What the examples need and no more. pip is silent for minutes while it downloads and unpacks: the size grows instead.
 # It would also compile all of torch, for half a minute: what the examples import is compiled here instead.
 $(RUNS): $(SOURCES)
-	@test -d .venv || $(PYTHON) -m venv .venv
-	@echo 'Installing hookboard and what it needs into .venv: torch, torchvision, Lightning, TensorBoard, scikit-learn.'
+	@test -d $(VENV) || $(PYTHON) -m venv $(VENV)
+	@echo 'Installing hookboard and what it needs into $(VENV): torch, torchvision, Lightning, TensorBoard, scikit-learn.'
 	@echo 'That is 6 GB, most of it CUDA; README.md says how to do without.'
-	@$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
-	@(while sleep 10; do du -sm .venv | sed 's/\s.*/ MB so far/'; done) & trap "kill $$!" EXIT; \
-		$(BIN)/python -m pip install --quiet --no-compile --editable '.[examples]' && \
+	@$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.3' $(addprefix --constraint ,$(PINS))
+	@(while sleep 10; do du -sm $(VENV) | sed 's/\s.*/ MB so far/'; done) & trap "kill $$!" EXIT; \
+		$(BIN)/python -m pip install --quiet --no-compile --editable '.[examples]' $(CONSTRAINED) && \
 		$(BIN)/python -c 'import hookboard, lightning.pytorch.cli, sklearn.datasets, torchvision'
 	@touch $@
 
 $(INSTALLED): $(RUNS)
-	$(BIN)/python -m pip install --quiet --group dev
-	@touch $@
-
-$(OLDEST_INSTALLED): $(SOURCES) requirements/oldest.txt
-	$(PYTHON) -m venv $(OLDEST)
-	$(OLDEST)/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
-	$(OLDEST)/bin/python -m pip install --quiet --editable '.[examples,notebook]' --group test --constraint requirements/oldest.txt
+	$(BIN)/python -m pip install --quiet $(FOR_TESTS) $(CONSTRAINED)
 	@touch $@
 
 clean:
-	rm -rf .venv $(OLDEST) build dist logs .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-newest .venv-oldest build dist logs .mypy_cache .pytest_cache .ruff_cache

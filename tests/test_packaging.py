@@ -10,7 +10,9 @@ import sys
 import sysconfig
 import tarfile
 import zipfile
+from collections import defaultdict
 from pathlib import Path, PurePath
+from types import SimpleNamespace
 
 import pytest
 import setuptools
@@ -20,10 +22,14 @@ tomllib = pytest.importorskip("tomllib", reason="Python 3.10 does not read TOML"
 
 ROOT = Path(__file__).parents[1]
 
-DECLARED = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+CONFIGURED = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+DECLARED = CONFIGURED["project"]
 
 NAMES = {"PIL": "pillow", "google_crc32c": "google-crc32c"}
 """Of what is imported, where the distribution has another."""
+
+PINS = runpy.run_path(str(ROOT / ".ci" / "pins.py"))
 
 KERNEL = "hookboard/measure/_native"
 
@@ -196,11 +202,84 @@ def test_what_is_imported_is_asked_for_and_nothing_else():
 def test_the_oldest_versions_that_are_tested_are_those_that_are_allowed():
     extras = [each for extra in DECLARED["optional-dependencies"].values() for each in extra]
     allowed = {each.name: each.specifier for each in map(Requirement, [*DECLARED["dependencies"], *extras])}
-    lines = (ROOT / "requirements" / "oldest.txt").read_text().splitlines()
-    tested = {each.name: each.specifier for line in lines if (each := requirement_in(line))}
+    tested = {each.name: each.specifier for each in pinned("oldest.txt")}
     for name, specifier in allowed.items():
         if name != "hookboard":
             assert str(tested[name]).startswith(str(specifier).replace(">=", "=="))
+
+
+def test_what_make_installs_has_a_version_that_was_tested_last_and_that_is_allowed():
+    extras = [each for extra in DECLARED["optional-dependencies"].values() for each in extra]
+    asked = map(Requirement, [*DECLARED["dependencies"], *extras, *group("dev")])
+    tested = {each.name: str(each.specifier).removeprefix("==") for each in pinned("tested.txt")}
+    assert [each for each in asked if each.name != "hookboard" and tested[each.name] not in each.specifier] == []
+
+
+def test_the_versions_that_were_tested_last_are_exact_and_have_no_address():
+    heading, *lines = (ROOT / "requirements" / "tested.txt").read_text().splitlines()
+    assert heading == PINS["HEADING"]
+    assert lines == sorted(lines)
+    exact = re.compile(r'[a-z0-9-]+==[\w.]+( ; python_full_version >= "[\d.]+")?')
+    assert [line for line in lines if not exact.fullmatch(line)] == []
+
+
+@pytest.mark.parametrize(
+    ("needs", "line"),
+    [
+        (None, "some-name==1.0"),
+        (">=3.9", "some-name==1.0"),
+        ("!=3.14.1, >= 3.11.5", 'some-name==1.0 ; python_full_version >= "3.11.5"'),
+    ],
+)
+def test_what_only_a_newer_python_may_have_is_not_asked_of_the_oldest(needs, line):
+    assert PINS["pins"]([distribution("Some_Name", "1.0", needs)]) == [line]
+
+
+def test_neither_hookboard_nor_what_torch_needs_for_cuda_has_a_line():
+    left_out = ["hookboard", "nvidia-cublas", "cuda_bindings", "triton"]
+    found = PINS["pins"]([distribution(name, "1") for name in [*left_out, "numpy"]])
+    assert found == ["numpy==1"]
+
+
+def distribution(name, version, needs=None):
+    metadata = {"Name": name} | ({"Requires-Python": needs} if needs else {})
+    return SimpleNamespace(metadata=defaultdict(lambda: None, metadata), version=version)
+
+
+def group(name):
+    """What a dependency group asks for, and those that it includes."""
+    for each in CONFIGURED["dependency-groups"][name]:
+        if isinstance(each, str):
+            yield each
+        else:
+            yield from group(each["include-group"])
+
+
+MAKE = pytest.mark.skipif(shutil.which("make") is None or sys.platform == "win32", reason="there is no make")
+
+
+def commands_of_make(versions):
+    """What `make test` would run in a fresh clone."""
+    command = ["make", "--always-make", "--dry-run", "test", f"VERSIONS={versions}"]
+    options = {"cwd": ROOT, "env": {"PATH": os.environ["PATH"]}}  # make may run the tests, and tell this one of itself
+    return subprocess.run(command, **options, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+@MAKE
+@pytest.mark.parametrize(("versions", "folder"), [("tested", ".venv"), ("oldest", ".venv-oldest")])
+def test_all_that_make_installs_is_held_to_the_versions_that_are_asked_for(versions, folder):
+    installs = [line for line in commands_of_make(versions) if "pip install" in line]
+    assert installs
+    assert all(f"{folder}/bin/python" in line for line in installs)
+    assert all(f"--constraint requirements/{versions}.txt" in line for line in installs)
+
+
+@MAKE
+def test_the_newest_versions_are_in_a_folder_of_their_own_and_warn_without_a_failure():
+    *others, tests = commands_of_make("newest")
+    assert not any("--constraint" in line or ".venv/" in line for line in others)
+    assert tests.startswith(".venv-newest/bin/python -m pytest")
+    assert "-W default" in tests
 
 
 PRETENDED = """#!/usr/bin/env bash
@@ -237,9 +316,9 @@ def test_the_check_of_an_installation_says_how_it_ended_and_leaves_nothing_behin
     assert list((tmp_path / "place").iterdir()) == []
 
 
-def requirement_in(line):
-    text = line.partition("#")[0].strip()
-    return Requirement(text) if text else None
+def pinned(name):
+    lines = [line.partition("#")[0].strip() for line in (ROOT / "requirements" / name).read_text().splitlines()]
+    return [Requirement(line) for line in lines if line]
 
 
 @pytest.fixture
