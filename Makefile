@@ -13,6 +13,9 @@ SOURCES := pyproject.toml setup.py $(wildcard src/hookboard/*/*.[ch]) $(PINS)
 FOR_TESTS := $(if $(filter oldest,$(VERSIONS)),--group test --group frames,--group dev)
 # A warning is an error, but for what only the newest versions warn of.
 WARNINGS := $(if $(filter newest,$(VERSIONS)),-W default)
+# What Python compiles is kept, though the environment says otherwise: each process of the tests would compile all of
+# torch and Lightning that it imports, for ten seconds.
+export PYTHONDONTWRITEBYTECODE :=
 # Which tests `make test` runs: all.
 TESTS ?=
 # The parts of `make release-check`, in this order.
