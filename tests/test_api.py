@@ -1,6 +1,7 @@
 """What `import hookboard` gives, and what it does not load."""
 
 import ast
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -9,9 +10,34 @@ import pytest
 
 import hookboard
 
+IMPORTED_FIRST = {
+    "measure": "from hookboard.measure import native; sys.exit(native._native is None)",
+    "callbacks": "import hookboard.callbacks",
+    "all": (
+        "import hookboard; [getattr(hookboard, n) for n in hookboard.__all__];"
+        "sys.exit('tensorboard.plugin_util' in sys.modules)"
+    ),
+}
+"""What a Python that has imported nothing of hookboard is to run."""
 
-def status_of(code):
-    return subprocess.run([sys.executable, "-c", code]).returncode
+FORKS = """
+import json, os, sys, lightning.pytorch
+
+for code in json.loads(sys.argv[1]):
+    if not (fork := os.fork()):
+        exec(code)
+        sys.exit()
+    print(os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1]), flush=True)
+"""
+"""Importing Lightning takes seconds."""
+
+
+@pytest.fixture(scope="module")
+def statuses():
+    """The exit status of each process that imports a part of hookboard first."""
+    command = [sys.executable, "-c", FORKS, json.dumps([*IMPORTED_FIRST.values()])]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    return dict(zip(IMPORTED_FIRST, map(int, done.stdout.split()), strict=True))
 
 
 def test_everything_public_is_found_by_its_name():
@@ -29,32 +55,26 @@ def test_an_unknown_name_is_an_error_that_quotes_it():
 
 
 @pytest.mark.spawns
-def test_a_folder_that_is_imported_first_has_the_compiled_kernel():
+def test_a_folder_that_is_imported_first_has_the_compiled_kernel(statuses):
     pytest.importorskip("hookboard.measure._native", reason="there is no C compiler")
-    code = "from hookboard.measure import native; import sys; sys.exit(native._native is None)"
-    assert status_of(code) == 0
+    assert statuses["measure"] == 0
 
 
 @pytest.mark.spawns
-def test_the_callbacks_can_be_imported_first():
-    code = "import hookboard.callbacks"
-    assert status_of(code) == 0
+def test_the_callbacks_can_be_imported_first(statuses):
+    assert statuses["callbacks"] == 0
 
 
 @pytest.mark.spawns
 def test_what_a_notebook_asks_of_everything_loads_no_torch():
     code = "import sys, hookboard; hasattr(hookboard, '_repr_html_'); sys.exit('torch' in sys.modules)"
-    assert status_of(code) == 0
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 @pytest.mark.spawns
-def test_nothing_public_loads_the_part_of_tensorboard_that_warns_when_it_is_imported():
+def test_nothing_public_loads_the_part_of_tensorboard_that_warns_when_it_is_imported(statuses):
     """Where warnings are errors, hookboard could not be imported."""
-    code = (
-        "import sys, hookboard; [getattr(hookboard, n) for n in hookboard.__all__];"
-        "sys.exit('tensorboard.plugin_util' in sys.modules)"
-    )
-    assert status_of(code) == 0
+    assert statuses["all"] == 0
 
 
 def test_a_type_checker_sees_no_function_that_answers_for_any_name():

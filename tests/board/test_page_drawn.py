@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from board.browser import Tab, tensorboard
 from board.drawn_logs import COUNTS, EDGES, WIDTHS
-from board.sick_logs import SICK
+from board.sick_logs import SICK, write_run
 
 expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
 
@@ -72,8 +72,9 @@ def test_the_csv_of_two_runs_has_the_values_of_both(tab):
     assert [(line["drawn"], line["drawn_too"]) for line in lines] == [(f"{1 + s}", f"{1 + s}") for s in COUNTS]
 
 
-def test_the_slow_loader_shows_the_sick_layer_too(chromium, page_logs):
-    with tensorboard(page_logs, "--load_fast=false") as address:
+def test_the_slow_loader_shows_the_sick_layer_too(chromium, tmp_path):
+    write_run(tmp_path / "sick")
+    with tensorboard(tmp_path, "--load_fast=false") as address:
         tab = Tab(chromium, address, state={"run": "sick"})
         for attempt in range(1, 600):  # it reads the files in the background, so that the page may come first
             if SICK in tab.rows:

@@ -40,7 +40,7 @@ def test_a_rank_that_leaves_is_noticed_though_a_process_that_it_forked_lives_on(
     assert seconds < 30
 
 
-def test_a_process_ends_well_while_a_thread_of_it_waits_for_another_rank(tmp_path):
-    script = Path(__file__).with_name("exits.py")
-    both = [subprocess.Popen([sys.executable, script, tmp_path / "store", str(rank)]) for rank in range(2)]
+def test_a_process_ends_well_while_a_thread_of_it_waits_for_another_rank(python, tmp_path):
+    given = [Path(__file__).with_name("exits.py"), tmp_path / "store"]
+    both = [subprocess.Popen([each, *given, str(rank)]) for rank, each in enumerate([sys.executable, python])]
     assert [process.wait(timeout=120) for process in both] == [0, 0]
