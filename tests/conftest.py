@@ -29,6 +29,7 @@ from lightning.pytorch import Trainer
 from tensorboard.compat.tensorflow_stub import pywrap_tensorflow
 from torch._dynamo.utils import counters
 from warm import write_stand_in
+from xdist.scheduler import LoadGroupScheduling
 
 from hookboard import HookboardWarning
 
@@ -258,3 +259,16 @@ def pytest_itemcollected(item):
         item.add_marker(pytest.mark.xdist_group("spawns"))
     if item.get_closest_marker("browser"):
         item.add_marker(pytest.mark.xdist_group("browser"))
+
+
+class ByGroupOrFile(LoadGroupScheduling):
+    """One worker runs all tests of a group, or of a file, so that what they share is made once."""
+
+    def _split_scope(self, nodeid):
+        return super()._split_scope(nodeid).partition("::")[0]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    config.option.loadscopereorder = False  # files with few tests would come last, and some of those are long
+    return ByGroupOrFile(config, log) if config.getvalue("dist") == "loadgroup" else None

@@ -59,7 +59,9 @@ def compiled_training_step():
     return model
 
 
-STYLES = [compiled_attribute, compiled_in_place, compiled_one_by_one, compiled_module, compiled_training_step]
+TWICE = [compiled_attribute, compiled_in_place, compiled_module]
+STYLES = [*TWICE, compiled_one_by_one, compiled_training_step]
+"""In this order, as pytest makes a fixture once for the tests that ask for it by the same place in their lists."""
 
 
 def watched(folder, model, **options):
@@ -68,9 +70,6 @@ def watched(folder, model, **options):
     kept = [EachStep(callback) for callback in callbacks]
     fit(folder, model, batches(*[4] * 8), *callbacks, *kept, **options)
     return [{reading.site: reading.statistics for reading in readings} for one in kept for readings in one.readings]
-
-
-TWICE = [compiled_attribute, compiled_in_place, compiled_module]
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torchvision.models as zoo
+from classifiers import classifier
 from lightning.pytorch import LightningModule
 from toys import events, trainer
 
@@ -18,7 +19,7 @@ FAMILIES = {
     "efficientnet_v2_s": ("features", 64),
     "googlenet": ("inception5b", 64),
     "inception_v3": ("Mixed_7c", 128),
-    "maxvit_t": ("blocks.3", 224),
+    "maxvit_t": ("blocks.1", 64),
     "mnasnet0_5": ("layers", 64),
     "mobilenet_v2": ("features", 64),
     "mobilenet_v3_small": ("features", 64),
@@ -30,7 +31,7 @@ FAMILIES = {
     "swin_t": ("features.7.1.attn", 64),
     "swin_v2_t": ("features.7.1.attn", 64),
     "vgg11": ("features.19", 64),
-    "vit_b_32": ("encoder.layers.encoder_layer_11.self_attention", 224),
+    "vit_b_32": ("encoder.layers.encoder_layer_1.self_attention", 64),
 }
 """For each family one of its models: the layer that its maps are of, and the size of a picture."""
 
@@ -54,7 +55,7 @@ def shown(folder, net, data, *callbacks):
 def test_a_classifier_has_feature_maps_and_a_class_activation_map(tmp_path, family):
     layer, size = FAMILIES[family]
     torch.manual_seed(0)
-    net = getattr(zoo, family)()
+    net = classifier(family)
     tags = shown(
         tmp_path, net, [(torch.randn(2, 3, size, size), torch.tensor([1, 2]))], FeatureMapLogger(), CAMLogger()
     )
