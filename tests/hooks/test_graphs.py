@@ -8,6 +8,7 @@ import torch
 from oracle import assert_true
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
+from torch._inductor.utils import run_and_get_code
 from torch.utils.checkpoint import checkpoint
 
 from hookboard import HookboardWarning, Statistic
@@ -130,6 +131,23 @@ def test_a_compiled_graph_measures_what_eager_does(make, make_input):
     assert counters["stats"]["unique_graphs"] <= 2
     for mine, theirs in zip(compiled_weights, weights, strict=True):
         torch.testing.assert_close(mine, theirs)
+
+
+def test_a_graph_computes_nothing_that_only_hookboard_needs():
+    net = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))  # which needs no kernel of its own
+    recorder = Recorder(plan(NAMES), torch.device("cpu"))
+    taps = Taps(select(net), ("output", "grad_output"), recorder.open, in_graphs=True)
+    taps.attach()
+    taps.active = True
+
+    def run(x):
+        torch.compile(net, fullgraph=True)(x).backward(torch.ones(3, 4))
+
+    _, codes = run_and_get_code(run, rows_of_four(0).requires_grad_())
+    taps.detach()
+    assert len(recorder.flush()) == 4
+    assert sum(code.count("hookboard.show") for code in codes) >= 6
+    assert not any("cpp_fused" in code or "copy_" in code for code in codes)
 
 
 def test_sixteen_equal_blocks_share_their_graphs():
@@ -266,7 +284,13 @@ def assert_same_compiled(make, make_input=rows_of_four, *, fullgraph=True, **opt
 
 @pytest.mark.parametrize(
     ("ways", "histogram"),
-    [(("a", "bb"), True), (("tensor", "pair"), False), (("many",), True), (("twice",), False)],
+    [
+        (("a", "bb"), True),
+        (("tensor", "pair"), False),
+        (("tensor", "tensor"), False),  # which the compiler computes once
+        (("many",), True),
+        (("twice",), False),
+    ],
     ids=str,
 )
 def test_each_path_of_a_module_in_a_graph_has_a_row_of_its_own(ways, histogram):

@@ -47,31 +47,30 @@ _RECEIVERS: dict[int, weakref.ref[Receiver]] = {}
 """The number that stands for a receiver in graphs -> the receiver. Not a WeakValueDictionary: its callbacks may run in
 the garbage collector, where Python drops a KeyboardInterrupt."""
 _NUMBERS = itertools.count()
-_NEXT = torch.tensor([0, 1], device="cpu")
 
 FORGET_EVERY = 1024
 """Dead receivers are removed once per this many new ones."""
 
 _LIBRARY = torch.library.Library("hookboard", "DEF")
 # It runs Python, which a replayed CUDA graph would skip. Older versions of torch have no such tag.
+# It says that it changes the key, which it does not: so the compiler neither merges equal calls nor drops any.
 _LIBRARY.define(
-    "show(Tensor key, Tensor? tensor, str role, str path, str cause) -> Tensor",
+    "show(Tensor(a!) key, Tensor? tensor, str role, str path, str cause) -> ()",
     tags=[tag for name, tag in torch.Tag.__members__.items() if name == "cudagraph_unsafe"],
 )
 
 
 @torch.library.impl(_LIBRARY, "show", "CompositeExplicitAutograd")
-def _show(key: Tensor, tensor: Tensor | None, role: Role, path: str, cause: str) -> Tensor:
-    known = _RECEIVERS.get(key.tolist()[0])
+def _show(key: Tensor, tensor: Tensor | None, role: Role, path: str, cause: str) -> None:
+    known = _RECEIVERS.get(key.item())
     receiver = None if known is None else known()
     if receiver is not None:
         receiver.receive(role, path, tensor, cause)
-    return key + _NEXT
 
 
 @torch.library.register_fake("hookboard::show", lib=_LIBRARY)  # type: ignore[untyped-decorator]  # torch has no types for it
-def _(key: Tensor, tensor: Tensor | None, role: str, path: str, cause: str) -> Tensor:
-    return torch.empty_like(key)
+def _(key: Tensor, tensor: Tensor | None, role: str, path: str, cause: str) -> None:
+    pass
 
 
 KEEPS_ITS_OUTPUT = (nn.ReLU, nn.Hardtanh, nn.LeakyReLU, nn.ELU, nn.CELU, nn.SELU, nn.Threshold, nn.RReLU)
@@ -98,12 +97,11 @@ class GraphEnd:
         self._works_in_place = any(getattr(part, "inplace", False) for part in module.modules())
         self._returns_its_input = all(map(_does_nothing, module.modules()))
         self._keeps_its_output = isinstance(module, KEEPS_ITS_OUTPUT)
-        # The second element counts the calls of the operator. Each call takes the result of the one before: otherwise
-        # the compiler would merge equal calls, and drop those whose result is not used.
         with torch.inference_mode(False):
-            self._forward_key = torch.tensor([number, 0], device="cpu")
+            # Not shape (): the compiler may move such a tensor to the device, where reading it would be a wait.
+            self._forward_key = torch.tensor([number], device="cpu")
             # The graph of a backward pass must not change a tensor of the forward graph.
-            self._backward_key = torch.tensor([number, 0], device="cpu")
+            self._backward_key = torch.tensor([number], device="cpu")
 
     def before(self, roles: Collection[Role], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Forward pre-hook: sends the inputs to the tap if `roles` has "input".
@@ -152,14 +150,12 @@ class GraphEnd:
         return self._with_gradients_shown("grad_output", output, tensors, given)
 
     def _explain(self, role: Role, cause: str) -> None:
-        key = self._forward_key
-        key.copy_(torch.ops.hookboard.show(key, None, role, "", cause))
+        torch.ops.hookboard.show(self._forward_key, None, role, "", cause)
 
     def _show_all(self, role: Role, tensors: list[tuple[str, Tensor]]) -> None:
-        key = self._forward_key
         for path, tensor in tensors:
             if _is_plain(tensor):
-                key.copy_(torch.ops.hookboard.show(key, tensor.detach(), role, path, ""))
+                torch.ops.hookboard.show(self._forward_key, tensor.detach(), role, path, "")
             else:
                 self._explain(role, _not_plain(tensor))
 
@@ -249,7 +245,7 @@ class _ShownGradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        ctx.key.copy_(torch.ops.hookboard.show(ctx.key, grad.detach(), ctx.role, ctx.path, ""))
+        torch.ops.hookboard.show(ctx.key, grad.detach(), ctx.role, ctx.path, "")
         return grad, None, None, None
 
 
