@@ -1,9 +1,10 @@
 """Everything that needs private names of torch, but for those of its writer to TensorBoard. No other file uses them."""
 
 import operator
+import re
 import types
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._dynamo import OptimizedModule
+from torch._dynamo import OptimizedModule, convert_frame
 from torch._dynamo.utils import counters
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.amp import GradScaler
@@ -193,6 +194,27 @@ class Detour:
 def has_compiled_anything() -> bool:
     """Return True if torch.compile has made a graph in this process."""
     return bool(counters["stats"])
+
+
+def forget_graphs(model: nn.Module) -> None:
+    """Drop the graphs of torch.compile that may hold modules of `model`, so that new ones contain the hooks it has now.
+
+    These are the graphs whose guards name a module of the model or the class of one, and all of the same code. Any
+    function may be compiled that calls such a module, so all compiled code is looked through.
+    """
+    held = {str(id(each)) for module in model.modules() for each in (module, type(module))}
+    with convert_frame.compile_lock:
+        for reference in convert_frame.input_codes.seen + convert_frame.output_codes.seen:
+            code = reference()
+            if code is not None and _may_hold(code, held):
+                torch._dynamo.eval_frame.reset_code(code)
+
+
+def _may_hold(code: types.CodeType, held: Set[str]) -> bool:
+    """Return True if a graph of this code may hold a module, of which, or of whose class, `held` has the id."""
+    guards = [str(entry.guard_manager) for entry in torch._dynamo.eval_frame._debug_get_cache_entry_list(code)]
+    # Code without a graph calls no tensor operation, but with hooks it may.
+    return not guards or any(not held.isdisjoint(re.findall(r"\d+", text)) for text in guards)
 
 
 def is_in_force(stance: Any) -> bool:

@@ -14,7 +14,7 @@ from hookboard.callbacks.loss_scale import LossScale
 from hookboard.callbacks.measurement_state import MeasurementState, MissingSites, channels_and_ends
 from hookboard.callbacks.weights import Part, measure_gradients, measure_weights
 from hookboard.checks import check_share, check_steps, check_switches, chosen, wrong
-from hookboard.hooks import Taps, forget_graphs
+from hookboard.hooks import Taps
 from hookboard.loops import HookboardCallback, Loop, StageState, names_in
 from hookboard.measure import DERIVED, Plan, Statistic, as_list, needs_host, plan
 from hookboard.messages import inform
@@ -22,6 +22,7 @@ from hookboard.parameters import Weight, are_unchanged, weights_of
 from hookboard.recording import Reading, ReadingList, Readings, Recorder
 from hookboard.selection import check_selection
 from hookboard.sites import ROLES, Role, Site, Stage
+from hookboard.torch_private import forget_graphs
 from hookboard.writers import Entry
 
 V = TypeVar("V", bound=MeasurementState)

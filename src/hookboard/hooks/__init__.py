@@ -2,7 +2,6 @@
 
 from hookboard.hooks.fused import fused_layers, unhooked
 from hookboard.hooks.gradients import Observer, Switch, watch_output, why_no_gradient
-from hookboard.hooks.graphs import forget_graphs
 from hookboard.hooks.input_gradients import Edges, InputGradients, edges_of
 from hookboard.hooks.module_tap import UNKNOWN
 from hookboard.hooks.own_call import is_own_call, own_call, spare_of
@@ -20,7 +19,6 @@ __all__ = [
     "Switch",
     "Taps",
     "edges_of",
-    "forget_graphs",
     "fused_layers",
     "is_own_call",
     "own_call",

@@ -16,17 +16,7 @@ from torch import Tensor, nn
 from hookboard.hooks.gradients import why_no_gradient
 from hookboard.nested import can_be_filled, map_tensors, named_inputs, tensors_in
 from hookboard.sites import Role
-from hookboard.torch_private import has_compiled_anything, in_transform, is_compiled
-
-
-def forget_graphs(model: nn.Module) -> None:
-    """Reset torch.compile if anything is compiled, so that new graphs of `model` contain the hooks it has now.
-
-    All graphs are dropped, because it is unknown which hold modules of `model`: functions are compiled too, and
-    Lightning unwraps compiled modules.
-    """
-    if has_compiled_anything() or any(is_compiled(module) for module in model.modules()):
-        torch.compiler.reset()
+from hookboard.torch_private import in_transform
 
 
 class Receiver(Protocol):
@@ -62,7 +52,7 @@ _LIBRARY.define(
 
 @torch.library.impl(_LIBRARY, "show", "CompositeExplicitAutograd")
 def _show(key: Tensor, tensor: Tensor | None, role: Role, path: str, cause: str) -> None:
-    known = _RECEIVERS.get(key.item())
+    known = _RECEIVERS.get(int(key))
     receiver = None if known is None else known()
     if receiver is not None:
         receiver.receive(role, path, tensor, cause)
