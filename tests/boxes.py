@@ -12,8 +12,8 @@ from hookboard.loops.trainer import TrainerLoop
 
 
 class Box(Callback):
-    def __init__(self, exact=True, is_scaled=False):
-        self.options = {"exact": exact, "is_scaled": is_scaled}
+    def __init__(self, is_scaled=False):
+        self.options = {"is_scaled": is_scaled}
 
     def on_fit_start(self, trainer, pl_module):
         self.box = BlackBox(pl_module, TrainerLoop(trainer).step_again, world_size=trainer.world_size, **self.options)

@@ -17,8 +17,8 @@ from torch import nn
 from toys import ALWAYS, Toy, batches, events, fit, hooked, mlp, trainer
 
 from hookboard import HealthMonitor, HookboardWarning, Rule, health
-from hookboard.callbacks import health_state
-from hookboard.callbacks.health_state import LossMeter
+from hookboard.callbacks import loss_meter
+from hookboard.callbacks.loss_meter import LossMeter
 from hookboard.first_nan.black_box import BlackBox
 from hookboard.first_nan.detect import Sentinels
 from hookboard.health import Judge, Loss, Page
@@ -453,7 +453,7 @@ def test_after_ten_thousand_steps_the_last_verdict_is_complete(tmp_path):
 
 
 def test_of_more_losses_than_are_kept_no_part_of_one_is_taken_for_the_whole(monkeypatch):
-    monkeypatch.setattr(health_state, "MOST_LOSSES", 5)
+    monkeypatch.setattr(loss_meter, "MOST_LOSSES", 5)
     meter = LossMeter()
     for part in range(9):  # three backward passes in each step
         meter.add(part // 3, part // 3, torch.tensor(1.0))

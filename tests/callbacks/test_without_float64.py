@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from toys import Toy, batches, fit, mlp
 
 from hookboard import HealthMonitor, ParameterLogger
-from hookboard.callbacks.health_state import LossMeter
+from hookboard.callbacks.loss_meter import LossMeter
 from hookboard.callbacks.weights import measure_rms_t
 from hookboard.first_nan.detect import Sentinels
 from hookboard.measure import plan

@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader
 from toys import Toy
 
 from hookboard import ActivationLogger, HealthMonitor, HookboardWarning
-from hookboard.callbacks.health_state import Losses
+from hookboard.callbacks.loss_meter import Losses
 from hookboard.loops import callback as base
 
 STEPS, AT, SLOW = 8, 3, 2.0

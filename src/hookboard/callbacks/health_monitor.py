@@ -85,8 +85,9 @@ class HealthMonitor(SiteLogger[HealthState]):
             reported at once.
         nonfinite: How the module that gave the first NaN or infinity is found. `exact` looks at the loss before each
             backward pass and runs the batch again to find it; the host waits for the device at each step. `late` does
-            not wait, and names the step exactly and the module from the next look. `auto` is `exact` on the CPU and
-            `late` elsewhere.
+            not wait, and reads all losses at the next look: that names the step in which the loss was NaN, and the
+            module if its values still are. NaN in gradients alone is noticed if a look has it. `auto` is `exact` on the
+            CPU and `late` elsewhere.
         stop_on: End the fit when one of these rules gives an alarm: names of rules, or `alarm` for any. The step in
             which that is seen is still made; on a GPU, and with several ranks, each logged step then waits until it
             is judged. An alarm from before a checkpoint does not end the fit that goes on from it. Left out: never.
@@ -232,14 +233,12 @@ class HealthMonitor(SiteLogger[HealthState]):
                 judge.run.is_tried = state.trial.is_wanted or any(isinstance(one, Checkup) for one in loop.callbacks)
                 state.report = ReportAtEnd(state.loggers) if self.report else None
             if any(rule.name == "nonfinite" for rule in self._rules()):
-                is_exact = self.nonfinite == "exact" or (self.nonfinite == "auto" and loop.device.type == "cpu")
-                state.black_box = BlackBox(
-                    loop.model,
-                    loop.step_again,
-                    exact=is_exact,
-                    is_scaled=state.loss_scale is not None,
-                    world_size=loop.world_size,
-                )
+                if self.nonfinite == "exact" or (self.nonfinite == "auto" and loop.device.type == "cpu"):
+                    is_scaled = state.loss_scale is not None
+                    state.black_box = BlackBox(
+                        loop.model, loop.step_again, is_scaled=is_scaled, world_size=loop.world_size
+                    )
+                state.finds_late = state.black_box is None
 
     def _restore(self, loop: Loop) -> None:
         super()._restore(loop)
@@ -337,12 +336,18 @@ class HealthMonitor(SiteLogger[HealthState]):
 
     def _judge_at_end(self, loop: Loop, state: HealthState) -> None:
         """Judge the whole training unless `stop_on` ended it; run experiments if there is still a question for them."""
-        if state.judge is None:
+        losses = [] if state.is_ending else state.last_losses()
+        events = [*state.new_events(), *state.late_events(losses)]
+        if (ranks := self._ranks) is not None:  # which tell at looks only what has happened
+            firsts = self._at("end", lambda: firsts_over_ranks(ranks, events))
+            self._leave_to_worker(state, lambda: self._tell(state, firsts()), loop.logged_step, AT_END)
+            self._worker.settle()
+        else:
+            self._tell(state, events)
+        if state.judge is None or state.stage not in self._live:
             return
         if not state.is_ending:
-            losses = state.losses.take()
-            waiting = [] if losses.waiting is None else losses.waiting.tolist()
-            self._verdicts = state.end_judging(losses.read(waiting))
+            self._verdicts = state.end_judging(losses)
         if state.trial.is_wanted and state.judge is not None:
             state.trial.update_question(state.judge, is_over=True)
             if state.trial.question is None and loop.is_rank_zero:
@@ -361,11 +366,10 @@ class HealthMonitor(SiteLogger[HealthState]):
             self._budget.leave_out(seconds)
 
     def _see_loss(self, loop: Loop, state: HealthState, loss: Tensor) -> None:
-        scale = None if state.loss_scale is None else state.loss_scale.in_force()
-        unscaled = loss if scale is None else loss.detach() / scale
+        scale = None if state.loss_scale is None else state.loss_scale.current
         if (stale := state.stale) is not None:
             state.watch_stale(stale, stale.before_backward)
-        value = state.losses.add(loop.logged_step, state.batch_idx, unscaled)
+        value = state.losses.add(loop.logged_step, state.batch_idx, loss, scale)
         if state.black_box is not None:
             state.black_box.before_backward(loss, value if scale is None else None)
 
@@ -454,16 +458,10 @@ class HealthMonitor(SiteLogger[HealthState]):
 
     def _end_training(self, loop: Loop, state: HealthState) -> None:
         if state.stage == "train":
-            if (ranks := self._ranks) is not None:  # which tell at looks only what has happened
-                events = state.new_events()
-                firsts = self._at("end", lambda: firsts_over_ranks(ranks, events))
-                self._leave_to_worker(state, lambda: self._tell(state, firsts()), loop.logged_step, AT_END)
-                self._worker.settle()
-                if state.stage not in self._live:
-                    return
             self._judge_at_end(loop, state)
-            state.close()
-            super()._end_training(loop, state)
+            if state.stage in self._live:
+                state.close()
+                super()._end_training(loop, state)
 
     def _leave(self, state: HealthState) -> None:
         state.close()  # after an exception too, what has been seen is told

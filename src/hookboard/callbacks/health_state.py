@@ -2,7 +2,6 @@
 
 import math
 import operator
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -14,10 +13,11 @@ from torch.distributed.tensor import DTensor
 from hookboard.auditing import Finding as Found
 from hookboard.auditing import StaleGradients
 from hookboard.callbacks.layer_news import Facts
+from hookboard.callbacks.loss_meter import Losses, LossMeter, mean_over_ranks
 from hookboard.callbacks.measurement_state import MeasurementState
 from hookboard.callbacks.report_at_end import ReportAtEnd
 from hookboard.callbacks.trials import ExperimentState
-from hookboard.first_nan import BlackBox
+from hookboard.first_nan import BlackBox, late_event
 from hookboard.health import (
     RULES,
     TELLABLE,
@@ -41,145 +41,11 @@ from hookboard.health import (
 )
 from hookboard.layers import Flow, Layer
 from hookboard.loops import Loop, Selection
-from hookboard.measure import needs_host
 from hookboard.messages import alert, inform, warn_switched_off
 from hookboard.ranks import Ranks
 from hookboard.recording import Readings
 from hookboard.selection import NothingToSelectError, is_read_by_parent, select
 from hookboard.writers import Entry, Loggers
-
-MOST_LOSSES = 4096
-"""How many losses of backward passes are kept between two looks; of more, those of the last steps."""
-
-Part = tuple[int, int, float | Tensor]
-"""What one backward pass started from: its optimizer step, the index of its batch, the loss."""
-
-
-@dataclass(frozen=True)
-class Losses:
-    """The losses since the previous look.
-
-    Args:
-        parts: optimizer step, batch index and loss of each backward pass, in order; a loss that is still on a device
-            is a tensor.
-        waiting: these tensors stacked, shape (k,); None if there are none.
-    """
-
-    parts: Sequence[Part]
-    waiting: Tensor | None
-
-    def read(self, arrived: Sequence[float]) -> list[Loss]:
-        """Return the summed loss of each optimizer step, in order; `arrived` has the numbers that `waiting` holds."""
-        on_host, losses = iter(arrived), dict[int, Loss]()
-        for step, batch_idx, loss in self.parts:
-            value = next(on_host) if isinstance(loss, Tensor) else loss
-            before = losses.get(step)
-            if before is None:
-                losses[step] = Loss(step, batch_idx, value)
-            else:
-                backwards = before.backwards + (batch_idx == before.batch_idx)
-                losses[step] = Loss(step, batch_idx, before.value + value, backwards)
-        return list(losses.values())
-
-
-class LossMeter:
-    """Keeps the loss of each backward pass until the next look, without waiting for the device."""
-
-    def __init__(self) -> None:
-        self._parts: deque[Part] = deque(maxlen=MOST_LOSSES)
-
-    def add(self, step: int, batch_idx: int, loss: Tensor) -> float | None:
-        """Keep a loss and return its value; None if the host would have to wait for it, or if it is not kept.
-
-        Args:
-            step: the optimizer step it belongs to.
-            batch_idx: the index of its batch.
-            loss: unscaled; with accumulation divided by the number of batches, as Lightning does. A tensor with several
-                elements or a complex one, which manual optimization may start from, is not kept.
-        """
-        if loss.numel() != 1 or loss.is_complex():
-            return None
-        if loss.is_cpu:
-            value: float = loss.item()
-            self._parts.append((step, batch_idx, value))
-            return value
-        # A copy: the loss may be one number of a large tensor, or change later.
-        self._parts.append((step, batch_idx, loss.detach().reshape(()).clone()))
-        return None
-
-    def state_dict(self, again: tuple[int, int] | None) -> dict[str, Any]:
-        """Return the losses that are kept, for a checkpoint.
-
-        Args:
-            again: (step, batch index) of a batch whose losses are left out; None to keep all.
-        """
-        kept = [part for part in self._parts if part[:2] != again]
-        on_host = [None if isinstance(loss, Tensor) else loss for _, _, loss in kept]
-        return {"places": [part[:2] for part in kept], "on_host": on_host, "waiting": _stacked(kept)}
-
-    def load_state_dict(self, parts: Mapping[str, Any]) -> None:
-        """Restore the losses of a checkpoint."""
-        arrived = iter([] if parts["waiting"] is None else parts["waiting"].tolist())
-        losses = [next(arrived) if loss is None else loss for loss in parts["on_host"]]
-        places = parts["places"]
-        self._parts = deque(((*place, loss) for place, loss in zip(places, losses, strict=True)), maxlen=MOST_LOSSES)
-
-    def take(self) -> Losses:
-        """Return the losses since the last call and forget them: at most the last MOST_LOSSES.
-
-        Where there were as many, those of the oldest step are left out, as some of them may be lost.
-        """
-        parts, self._parts = list(self._parts), deque(maxlen=MOST_LOSSES)
-        if len(parts) == MOST_LOSSES:  # of the first step some may be lost: a part of its loss is not its loss
-            parts = [part for part in parts if part[0] != parts[0][0]]
-        return Losses(parts, _stacked(parts))
-
-
-def _stacked(parts: Sequence[Part]) -> Tensor | None:
-    """Stack the losses that are tensors, shape (k,), in float64 if the first one's device has it; None if none are."""
-    there = [loss for _, _, loss in parts if isinstance(loss, Tensor)]
-    if not there:
-        return None
-    wide = torch.float32 if needs_host(there[0].device) else torch.float64
-    return torch.stack([loss.to(there[0].device, wide) for loss in there])
-
-
-def mean_over_ranks(ranks: Ranks, losses: Sequence[Loss]) -> list[Loss]:
-    """Return the loss of each step, averaged over the ranks that have it: its gradient is what all follow.
-
-    Every rank must call this. Of more than MOST_LOSSES steps only the last ones are returned.
-
-    Args:
-        ranks: the processes.
-        losses: the losses of this rank since the last call.
-    """
-    first = min((loss.step for loss in losses), default=math.inf)
-    last = max((loss.step for loss in losses), default=-math.inf)
-    ends = torch.tensor([[-first], [last]], dtype=torch.float64, device="cpu")
-    first, last = (ranks.merge(ends, lambda parts: parts.amax(0))[:, 0] * torch.tensor([-1, 1], device="cpu")).tolist()
-    if first > last:  # no rank has any
-        return []
-    first, last = max(int(first), int(last) - MOST_LOSSES + 1), int(last)
-    table = torch.zeros(last - first + 1, 4, dtype=torch.float64, device="cpu")
-    for loss in losses:
-        if loss.step >= first:
-            table[loss.step - first] = table.new_tensor([loss.value, 1, loss.batch_idx, loss.backwards])
-    return [
-        Loss(first + place, int(batch_idx), total / count, int(backwards))
-        for place, (total, count, batch_idx, backwards) in enumerate(ranks.merge(table, _summed).tolist())
-        if count
-    ]
-
-
-def _summed(parts: Tensor) -> Tensor:
-    """Merge the tables of all ranks, shape (ranks, steps, 4), into one, shape (steps, 4).
-
-    The first two columns, loss and count, are summed; the others are those of the first rank with a count.
-    """
-    first = (parts[:, :, 1] > 0).long().argmax(0)
-    rest = parts[first, torch.arange(parts.shape[1], device=parts.device), 2:]
-    return torch.cat([parts[:, :, :2].sum(0), rest], dim=1)
-
 
 BEFORE = "health/before_nonfinite"
 """The tag of the readings before the first NaN or Inf."""
@@ -334,13 +200,14 @@ class HealthState(MeasurementState):
         judge: judges the run; None in evaluations, on ranks that do not judge, and after a fault.
         reporter: writes the verdicts of the judge.
         report: writes the page at the end; None if there is to be none.
-        black_box: finds the first NaN or Inf; None outside of training, and without the rule `nonfinite`.
+        black_box: finds the first NaN or Inf in its step; None outside of training, and where nobody asks for that.
+        finds_late: whether a loss that is not finite is reported when it is read.
         findings: rule name and symptom of what was found in the training step; None before it was read.
         flow: which layer's output flows into which in that step.
         constant_loss: the least loss in that step with an equal output for every sample; NaN if not known.
         trial: the experiments, if they are wanted.
         stale: watches for gradients that are not cleared; None where nothing is watched, and when that is over.
-        told: number of events of the black box that have been reported.
+        told: number of NaN or Inf that have been reported.
         is_ending: True once the monitor has ended the fit.
         why_silent: layer name to why it gave no output at the first look, if it gave none; None before.
         is_asked_to_end: True if any rank asked at the last look to end the fit; only used with several ranks.
@@ -357,6 +224,7 @@ class HealthState(MeasurementState):
     reporter: Reporter | None = field(default=None, kw_only=True)
     report: ReportAtEnd | None = field(default=None, kw_only=True)
     black_box: BlackBox | None = field(default=None, kw_only=True)
+    finds_late: bool = field(default=False, kw_only=True)
     findings: Sequence[tuple[str, Symptom]] | None = field(default=None, kw_only=True)
     flow: Flow = field(default_factory=Flow, kw_only=True)
     constant_loss: float = field(default=math.nan, kw_only=True)
@@ -453,7 +321,8 @@ class HealthState(MeasurementState):
         why_silent, findings, said = self.why_silent or {}, [*(self.findings or ()), *self.trial.found], self.trial.said
 
         def take(readings: Readings, scalars: Mapping[str, float]) -> tuple[Verdict, ...] | None:
-            seen, told = losses.read(readings.along), events
+            seen = losses.read(readings.along)
+            told = [*events, *self.late_events(seen)]
             if ranks is not None:
                 seen, told = mean_over_ranks(ranks, seen), firsts_over_ranks(ranks, told)
             overflowed = is_scaled and bool(readings.overflowed.any())
@@ -489,6 +358,11 @@ class HealthState(MeasurementState):
             return self._judged(lambda judge, _: judge.see_evaluation(Look(step, 0, readings, losses)))
 
         return judged
+
+    def last_losses(self) -> list[Loss]:
+        """Return the losses since the last look, for which it waits, and forget them."""
+        losses = self.losses.take()
+        return losses.read([] if losses.waiting is None else losses.waiting.tolist())
 
     def end_judging(self, losses: Sequence[Loss]) -> tuple[Verdict, ...]:
         """Judge the whole training, with the losses since the last look; return all verdicts, () without a judge."""
@@ -527,11 +401,19 @@ class HealthState(MeasurementState):
         self.told += len(events)
         return events
 
+    def late_events(self, losses: Sequence[Loss]) -> list[Nonfinite]:
+        """Return the event of the first loss that is not finite, once in a fit; [] where a black box looks for it."""
+        event = late_event(losses) if self.finds_late and not self.told else None
+        self.told += event is not None
+        return [] if event is None else [event]
+
     def tell(self, events: Sequence[Nonfinite]) -> tuple[Verdict, ...]:
         """Judge and report events of the black box, at least one, and return all verdicts, worst first."""
         assert self.judge is not None
         assert self.reporter is not None
-        is_searched = self.black_box is not None and self.black_box.is_exact
+        is_searched = self.black_box is not None
+        if not is_searched and any(v.rule == "nonfinite" and v.severity == "alarm" for v in self.judge.verdicts):
+            return self.judge.verdicts  # an earlier look has shown where it began: the loss is what follows from it
         for event in events:
             self.judge.add("nonfinite", event.symptom(), event.step, event.is_located, is_searched)
         looks, verdicts = self.judge.run.looks, self.judge.verdicts

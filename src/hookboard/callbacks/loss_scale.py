@@ -44,10 +44,14 @@ class LossScale:
         self._has_backward = True
         return self.in_force()
 
+    @property
+    def current(self) -> Tensor | None:
+        """The scaler's own scale, shape (), which changes in place after a step; None before it has one."""
+        return scale_of(self._scaler)
+
     def in_force(self) -> Tensor | None:
         """Return a copy of the current scale, shape (); None before the scaler has one."""
-        scale = scale_of(self._scaler)
-        return None if scale is None else scale.detach().clone()
+        return None if self.current is None else self.current.detach().clone()
 
     def before_step(self, optimizer: Optimizer) -> Tensor | None:
         """Note whether a gradient of the optimizer is NaN or infinite.

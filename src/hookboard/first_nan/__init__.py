@@ -5,7 +5,9 @@ the module (`search.py`) and the line of code (`operation.py`), and describes bo
 """
 
 from hookboard.first_nan.black_box import BlackBox
+from hookboard.first_nan.explain import late_event
 
 __all__ = [
     "BlackBox",
+    "late_event",
 ]

@@ -9,7 +9,7 @@ from typing import Any, Concatenate, ParamSpec
 import torch
 from torch import Tensor, nn
 
-from hookboard.first_nan.detect import CheckedValue, LateFlag, Sentinels, nonfinite_gradients
+from hookboard.first_nan.detect import Sentinels, nonfinite_gradients
 from hookboard.first_nan.explain import backward_event, forward_event, parameter_event, unlocated_event, with_operation
 from hookboard.first_nan.operation import Operation, OperationSearch
 from hookboard.first_nan.search import Search
@@ -74,29 +74,27 @@ class BlackBox:
     changes is restored, see `undisturbed`. Of several bad batches in a row only the first is run again, and there are
     at most MAX_EVENTS such events; other bad batches are counted.
 
+    The host waits for the device in each step. `late_event` is what can be known without.
+
     Args:
         model: the model.
         step_again: runs the training step once more, see `Loop.step_again`.
-        exact: True: the host checks every step, which makes it wait for the device, and finds the module. False: the
-            device checks, and the host learns the step later without waiting; the module stays unknown.
         is_scaled: True if there is a GradScaler. Gradients are then not checked, because they overflow now and then.
         world_size: the number of processes.
     """
 
     def __init__(
-        self, model: nn.Module, step_again: StepAgain, *, exact: bool, is_scaled: bool = False, world_size: int = 1
+        self, model: nn.Module, step_again: StepAgain, *, is_scaled: bool = False, world_size: int = 1
     ) -> None:
         self.events: list[Nonfinite] = []
         """The events so far, at most MAX_EVENTS."""
         self.count = 0
-        """Number of batches whose loss or gradients were not finite; if not `exact`, only the first one counts."""
+        """Number of batches whose loss or gradients were not finite."""
         self.is_off = False
         """True after an error in one of its methods; it then does nothing."""
         self._model = model
         self._step_again = step_again
         self._world_size = world_size
-        self.is_exact = exact
-        """True if the host checks every step and searches for the module at once."""
         self._is_scaled = is_scaled
         self._searches = 0
         self._batches = 0
@@ -111,16 +109,14 @@ class BlackBox:
         self._loss = math.nan
         self._stepped: tuple[int, int, float] | None = None
         self._sentinels = Sentinels(model)
-        self._flag = LateFlag()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the events and counts so far, and the state of the check on the device, for a checkpoint."""
-        return {**{name: getattr(self, name) for name in _SAVED}, "flag": self._flag.state_dict()}
+        """Return the events and counts so far, for a checkpoint."""
+        return {name: getattr(self, name) for name in _SAVED}
 
     def load_state_dict(self, parts: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned, so that an ongoing event does not count as a new one."""
         vars(self).update({name: parts[name] for name in _SAVED})
-        self._add_late_event(self._flag.load_state_dict(parts["flag"]))
 
     @_shielded
     def begin_batch(self, batch: Any, batch_idx: int, step: int) -> None:
@@ -137,9 +133,7 @@ class BlackBox:
         if self._batches % CHECK_EVERY_N_BATCHES in (0, 1):  # lazy layers have their parameters from the first batch on
             self._sentinels = Sentinels(self._model)
         self._batches += 1
-        if not self.is_exact:
-            self._add_late_event(self._flag.read())
-        elif self._may_search:
+        if self._may_search:
             self._batch, self._versions = batch, _versions_in(batch)
             self._random = RandomState(GENERATORS.keys() if self._is_checked else self._drawn)
 
@@ -147,29 +141,25 @@ class BlackBox:
     def before_backward(self, loss: Tensor, value: float | None = None) -> None:
         """Call before each backward pass. Notes the loss; `after_backward` checks it.
 
-        If not `exact`, the device checks it now. If `exact` and torch's anomaly detection is on, which would make the
-        backward pass raise, the batch of a bad loss is run again at once.
+        If torch's anomaly detection is on, which would make the backward pass raise, the batch of a bad loss is run
+        again at once.
 
         Args:
             loss: what the backward pass starts from.
             value: the loss as a number, if the host knows it already; it may be without the scale.
         """
         self._backwards += 1
-        if self.is_exact:
-            self._loss = _value_of(loss) if value is None else value
-            if torch.is_anomaly_enabled() and not math.isfinite(self._loss):  # then backward raises
-                self._add_event(self._search_forward)
-        elif not (self._is_scaled and loss.dtype is torch.float16):  # it overflows when it is scaled
-            self._flag.check(loss, CheckedValue(*self._here, is_backward=False))
+        self._loss = _value_of(loss) if value is None else value
+        if torch.is_anomaly_enabled() and not math.isfinite(self._loss):  # then backward raises
+            self._add_event(self._search_forward)
 
     @_shielded
     def after_backward(self) -> None:
         """Call after each backward pass. Checks loss and gradients.
 
-        If `exact` and one of them is not finite, the batch is run again to find the module. If not `exact`, the device
-        checks the gradients.
+        If one of them is not finite, the batch is run again to find the module.
         """
-        if self.is_exact and not math.isfinite(self._loss):
+        if not math.isfinite(self._loss):
             self._add_event(self._search_forward)
         else:
             self._check_gradients()
@@ -204,9 +194,7 @@ class BlackBox:
         values = self._sentinels.values()
         if values is None:
             return
-        if not self.is_exact:
-            self._flag.check(values, CheckedValue(*self._here, is_backward=True))
-        elif not math.isfinite(float(values.sum(dtype=torch.float32))):  # the sum of finite values rarely overflows
+        if not math.isfinite(float(values.sum(dtype=torch.float32))):  # the sum of finite values rarely overflows
             spoiled = nonfinite_gradients(self._model)
             if spoiled:
                 self._add_event(lambda: self._search_backward(spoiled))
@@ -328,12 +316,6 @@ class BlackBox:
                         raise CannotRunAgainError(f"it draws numbers from {names}, which it did not do before")
 
             yield again
-
-    def _add_late_event(self, bad: CheckedValue | None) -> None:
-        if bad is not None:
-            self.count += 1
-            why = "on this device it is checked a step later; nonfinite='exact' finds the module in the step itself"
-            self.events.append(unlocated_event(bad.is_backward, bad.step, bad.batch_idx, why))
 
 
 def _value_of(loss: Tensor) -> float:

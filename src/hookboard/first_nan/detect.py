@@ -1,13 +1,7 @@
-"""Notices a NaN or Inf: `Sentinels` reads a few gradients; `LateFlag` records on the device which value was first."""
+"""Notices gradients with a NaN or Inf: `Sentinels` reads a few of them, `nonfinite_gradients` all."""
 
-import itertools
-from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
@@ -16,94 +10,6 @@ from torch.nn.parameter import is_lazy
 from hookboard.layouts import stored
 from hookboard.ranks import local
 from hookboard.selection import named_submodules
-
-
-@dataclass(frozen=True)
-class CheckedValue:
-    """The batch that a checked value belongs to, and whether the value is the loss or gradients.
-
-    Args:
-        step: the optimizer step.
-        batch_idx: the index of the batch.
-        is_backward: True if the value comes from gradients, False if it is the loss.
-    """
-
-    step: int
-    batch_idx: int
-    is_backward: bool
-
-
-NEVER = 2**31
-"""The value of the flag while every value has been finite."""
-
-
-class LateFlag:
-    """Records on the device which of the checked values was the first with a NaN or Inf.
-
-    Values are numbered in the order of `check`. `read` never waits for the device: it starts a copy of the first bad
-    number to the host and returns it at a later call, when the copy has arrived.
-    """
-
-    def __init__(self) -> None:
-        self._first: Tensor | None = None
-        self._numbers = itertools.count()
-        self._checked: deque[tuple[int, CheckedValue]] = deque(maxlen=4096)
-        self._copy: Tensor | None = None
-        self._arrived: torch.cuda.Event | None = None
-        self._is_said = False
-
-    def check(self, value: Tensor, source: CheckedValue) -> None:
-        """Have the device check a tensor of any shape: it is bad if any element is NaN or infinite."""
-        number = next(self._numbers)
-        self._checked.append((number, source))
-        with torch.no_grad():
-            value = value.detach()
-            if self._first is None:
-                self._first = torch.full((), NEVER, dtype=torch.int64, device=value.device)
-            bad = torch.where(torch.isfinite(value).all(), NEVER, number).to(self._first.device)
-            self._first = torch.minimum(self._first, bad)
-
-    def read(self) -> CheckedValue | None:
-        """Return the first bad value, once, at the first call at which its number is on the host; otherwise None."""
-        if self._first is None or self._is_said:
-            return None
-        found = self._read_copy()
-        if self._copy is None:
-            self._send_copy(self._first)
-        if found is None or found == NEVER:
-            return None
-        self._is_said = True
-        return next((source for number, source in self._checked if number == found), None)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the number of the first bad value, whether `read` has returned it, and the checked values."""
-        notes = [(number, one.step, one.batch_idx, one.is_backward) for number, one in self._checked]
-        return {"first": self._first, "is_said": self._is_said, "notes": np.array(notes, np.int64).reshape(-1, 4)}
-
-    def load_state_dict(self, parts: Mapping[str, Any]) -> CheckedValue | None:
-        """Return the first bad value of a saved state, unless it was reported before: then, and without one, None.
-
-        From then on it counts as reported, and `read` returns None.
-        """
-        found = [note for note in parts["notes"].tolist() if note[0] == parts["first"] and not parts["is_said"]]
-        self._is_said = parts["is_said"] or bool(found)
-        return CheckedValue(found[0][1], found[0][2], bool(found[0][3])) if found else None
-
-    def _read_copy(self) -> int | None:
-        if self._copy is None or (self._arrived is not None and not self._arrived.query()):
-            return None
-        copy, self._copy = self._copy, None
-        return int(copy)
-
-    def _send_copy(self, first: Tensor) -> None:
-        if not first.is_cuda:
-            self._copy = first
-            return
-        self._copy = torch.empty((), dtype=torch.int64, pin_memory=True)
-        self._copy.copy_(first, non_blocking=True)
-        self._arrived = torch.cuda.Event()
-        self._arrived.record()
-
 
 MAX_WHOLE_ELEMENTS = 4096
 """Maximum number of elements of a parameter whose gradient is read completely."""
@@ -157,10 +63,7 @@ class Sentinels:
         return whole, columns
 
     def values(self) -> Tensor | None:
-        """Return all elements that are read in one real tensor of shape (n,); None if none of them has a gradient.
-
-        It does not wait for the device.
-        """
+        """Return all elements that are read in one real tensor of shape (n,); None if none of them has a gradient."""
         whole, columns = self._gradients()
         parts = [gradient if gradient.ndim == 1 else gradient.flatten() for gradient in whole]
         parts += [gradient.flatten(1).select(1, 0) for gradient in columns if gradient.numel()]

@@ -1,7 +1,7 @@
 """Describes a `Fault` as a `Nonfinite` event, in sentences for the user."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +9,7 @@ import torch
 
 from hookboard.first_nan.operation import Operation
 from hookboard.first_nan.search import MODEL, Fault, ValueSummary
-from hookboard.health import Nonfinite, Pass
+from hookboard.health import Loss, Nonfinite, Pass
 from hookboard.messages import listed
 from hookboard.nested import tensors_in
 
@@ -177,6 +177,15 @@ def unlocated_event(
     advice = "Train this batch once more with torch.autograd.set_detect_anomaly(True)."
     during: Pass = "backward" if is_backward else "forward"
     return Nonfinite(module, during, step, batch_idx, "", evidence, advice, is_located=False)
+
+
+def late_event(losses: Iterable[Loss]) -> Nonfinite | None:
+    """Describe the first loss that is not finite, which the host learns after the step; None if all are finite."""
+    bad = next((loss for loss in losses if not math.isfinite(loss.value)), None)
+    if bad is None:
+        return None
+    why = "losses are read at the next look; nonfinite='exact' finds it in the step itself"
+    return unlocated_event(False, bad.step, bad.batch_idx, why, loss=bad.value)
 
 
 def _quoted(name: str) -> str:

@@ -18,12 +18,12 @@ from hookboard.records import LayerFacts
 
 KEY = "hookboard"
 
-VERSION = 5
+VERSION = 6
 """The format of an entry. Increase it whenever what is saved, or its meaning, changes."""
 
-READABLE_VERSIONS = frozenset({1, 2, 3, 4, VERSION})
+READABLE_VERSIONS = frozenset({1, 2, 3, 4, 5, VERSION})
 """The formats that can be restored. 1 has a row for every channel and no width, 2 has no experiments, 3
-no frozen parameters, 4 no losses of validations."""
+no frozen parameters, 4 no losses of validations, 5 also a number that a device wrote at the first NaN."""
 
 FORMS: Codecs = {**OF_HEALTH, LayerFacts: dataclass_codec(LayerFacts)}
 

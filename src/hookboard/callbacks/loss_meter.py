@@ -1,0 +1,201 @@
+"""`LossMeter`: the losses of all steps, of which none is read before the next look."""
+
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hookboard.health import Loss
+from hookboard.measure import needs_host
+from hookboard.ranks import Ranks
+from hookboard.torch_private import version_of
+
+MOST_LOSSES = 4096
+"""How many losses of backward passes are kept between two looks; of more, those of the last steps."""
+
+LARGE_STORAGE = 4096
+"""Of a loss that lies in more bytes than this, a copy is kept: the loss itself would keep all of them."""
+
+
+class LossPart(NamedTuple):
+    """What one backward pass started from.
+
+    Args:
+        step: its optimizer step.
+        batch_idx: the index of its batch.
+        loss: the loss; a tensor if it is on a device; None if it is not known any more.
+        version: what the version counter of that tensor was.
+    """
+
+    step: int
+    batch_idx: int
+    loss: float | Tensor | None
+    version: int = 0
+
+
+@dataclass(frozen=True)
+class Losses:
+    """The losses since the previous look.
+
+    Args:
+        parts: each backward pass, in order.
+        waiting: the losses of `parts` that are tensors, stacked, shape (k,); None if there are none.
+        may_overflow: whether an infinite loss may be the work of a GradScaler; it is not known then.
+    """
+
+    parts: Sequence[LossPart]
+    waiting: Tensor | None
+    may_overflow: bool = False
+
+    def read(self, arrived: Sequence[float]) -> list[Loss]:
+        """Return the summed loss of each optimizer step in order, without steps of which a part is not known.
+
+        Args:
+            arrived: the numbers that `waiting` holds.
+        """
+        on_host, losses, unknown = iter(arrived), dict[int, Loss](), set[int]()
+        for step, batch_idx, loss, _ in self.parts:
+            value = next(on_host) if isinstance(loss, Tensor) else loss
+            if value is None or (self.may_overflow and math.isinf(value)):
+                unknown.add(step)
+                continue
+            before = losses.get(step)
+            if before is None:
+                losses[step] = Loss(step, batch_idx, value)
+            else:
+                backwards = before.backwards + (batch_idx == before.batch_idx)
+                losses[step] = Loss(step, batch_idx, before.value + value, backwards)
+        return [loss for step, loss in losses.items() if step not in unknown]
+
+
+class LossMeter:
+    """Keeps the loss of each backward pass until the next look; the device has nothing to do before."""
+
+    def __init__(self) -> None:
+        self._parts: deque[LossPart] = deque(maxlen=MOST_LOSSES)
+        self._may_overflow = False
+
+    def add(self, step: int, batch_idx: int, loss: Tensor, scale: Tensor | None = None) -> float | None:
+        """Keep a loss and return its value; None if the host would have to wait for it, or if it is not kept.
+
+        Args:
+            step: the optimizer step it belongs to.
+            batch_idx: the index of its batch.
+            loss: with accumulation divided by the number of batches, as Lightning does. A tensor with several
+                elements or a complex one, which manual optimization may start from, is not kept.
+            scale: of a GradScaler, to divide the loss by; shape ().
+        """
+        if loss.numel() != 1 or loss.is_complex():
+            return None
+        self._may_overflow |= scale is not None and loss.dtype is torch.float16
+        loss = loss.detach() if scale is None else loss.detach() / scale
+        if loss.is_cpu:
+            value: float = loss.item()
+            self._parts.append(LossPart(step, batch_idx, value))
+            return value
+        if type(loss) is not Tensor or loss.untyped_storage().nbytes() > LARGE_STORAGE:
+            loss = loss.clone()
+        self._parts.append(LossPart(step, batch_idx, loss.reshape(()), version_of(loss)))
+        return None
+
+    def state_dict(self, again: tuple[int, int] | None) -> dict[str, Any]:
+        """Return the losses that are kept, for a checkpoint.
+
+        Args:
+            again: (step, batch index) of a batch whose losses are left out; None to keep all.
+        """
+        kept = [part for part in _known(self._parts) if part[:2] != again and part.loss is not None]
+        on_host = [None if isinstance(part.loss, Tensor) else part.loss for part in kept]
+        return {"places": [part[:2] for part in kept], "on_host": on_host, "waiting": _stacked(kept)}
+
+    def load_state_dict(self, parts: Mapping[str, Any]) -> None:
+        """Restore the losses of a checkpoint."""
+        arrived = iter([] if parts["waiting"] is None else parts["waiting"].tolist())
+        losses = [next(arrived) if loss is None else loss for loss in parts["on_host"]]
+        places = parts["places"]
+        kept = [LossPart(step, batch_idx, loss) for (step, batch_idx), loss in zip(places, losses, strict=True)]
+        self._parts = deque(kept, maxlen=MOST_LOSSES)
+
+    def take(self) -> Losses:
+        """Return the losses since the last call and forget them: at most the last MOST_LOSSES.
+
+        Where there were as many, those of the oldest step are left out, as some of them may be lost.
+        """
+        parts, self._parts = _known(self._parts), deque(maxlen=MOST_LOSSES)
+        if len(parts) == MOST_LOSSES:  # of the first step some may be lost: a part of its loss is not its loss
+            parts = [part for part in parts if part.step != parts[0].step]
+        return Losses(parts, _stacked(parts), self._may_overflow)
+
+
+def _known(parts: Iterable[LossPart]) -> list[LossPart]:
+    """Return the parts, without the losses that were changed since, or overwritten by a replayed CUDA graph.
+
+    Such a graph writes the losses of all steps to one address, where only the last one is left.
+    """
+    addresses = [_address(part.loss) if isinstance(part.loss, Tensor) else None for part in parts]
+    last = {address: part[:2] for address, part in zip(addresses, parts, strict=True)}
+    return [
+        part
+        if not isinstance(part.loss, Tensor)
+        or (address is not None and last[address] == part[:2] and version_of(part.loss) == part.version)
+        else part._replace(loss=None)
+        for address, part in zip(addresses, parts, strict=True)
+    ]
+
+
+def _address(loss: Tensor) -> int | None:
+    """Return where a loss lies; None if a CUDA graph of torch.compile has taken its memory back."""
+    try:
+        return loss.data_ptr() or id(loss)  # 0 is that of a wrapper, such as a DTensor
+    except RuntimeError:
+        return None
+
+
+def _stacked(parts: Sequence[LossPart]) -> Tensor | None:
+    """Stack the losses that are tensors, shape (k,), in float64 if the first one's device has it; None if none are."""
+    there = [part.loss for part in parts if isinstance(part.loss, Tensor)]
+    if not there:
+        return None
+    wide = torch.float32 if needs_host(there[0].device) else torch.float64
+    return torch.stack([loss.to(there[0].device) for loss in there]).to(wide)
+
+
+def mean_over_ranks(ranks: Ranks, losses: Sequence[Loss]) -> list[Loss]:
+    """Return the loss of each step, averaged over the ranks that have it: its gradient is what all follow.
+
+    Every rank must call this. Of more than MOST_LOSSES steps only the last ones are returned.
+
+    Args:
+        ranks: the processes.
+        losses: the losses of this rank since the last call.
+    """
+    first = min((loss.step for loss in losses), default=math.inf)
+    last = max((loss.step for loss in losses), default=-math.inf)
+    ends = torch.tensor([[-first], [last]], dtype=torch.float64, device="cpu")
+    first, last = (ranks.merge(ends, lambda parts: parts.amax(0))[:, 0] * torch.tensor([-1, 1], device="cpu")).tolist()
+    if first > last:  # no rank has any
+        return []
+    first, last = max(int(first), int(last) - MOST_LOSSES + 1), int(last)
+    table = torch.zeros(last - first + 1, 4, dtype=torch.float64, device="cpu")
+    for loss in losses:
+        if loss.step >= first:
+            table[loss.step - first] = table.new_tensor([loss.value, 1, loss.batch_idx, loss.backwards])
+    return [
+        Loss(first + place, int(batch_idx), total / count, int(backwards))
+        for place, (total, count, batch_idx, backwards) in enumerate(ranks.merge(table, _summed).tolist())
+        if count
+    ]
+
+
+def _summed(parts: Tensor) -> Tensor:
+    """Merge the tables of all ranks, shape (ranks, steps, 4), into one, shape (steps, 4).
+
+    The first two columns, loss and count, are summed; the others are those of the first rank with a count.
+    """
+    first = (parts[:, :, 1] > 0).long().argmax(0)
+    rest = parts[first, torch.arange(parts.shape[1], device=parts.device), 2:]
+    return torch.cat([parts[:, :, :2].sum(0), rest], dim=1)

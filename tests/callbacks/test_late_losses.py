@@ -1,0 +1,164 @@
+"""Losses that are read at the next look: what is kept of them, and that a NaN among them is told."""
+
+import math
+
+import pytest
+import torch
+from pretended import CUDA, Operations, Pretended
+from torch import nn
+from toys import Toy, batches, fit, mlp
+
+from hookboard import HealthMonitor
+from hookboard.callbacks.loss_meter import LossMeter
+
+
+def spoiled_at(*steps, count=12):
+    data = batches(*[8] * count)
+    for step in steps:
+        data[step][0] = math.nan
+    return data
+
+
+class Skips(Toy):
+    """Makes no step where the loss is not finite, so that no weight is ever spoiled."""
+
+    def on_before_optimizer_step(self, optimizer):
+        if not self.seen.isfinite():
+            optimizer.zero_grad()
+
+    def training_step(self, batch):
+        loss = super().training_step(batch)
+        self.seen = loss.detach()
+        return loss
+
+
+def told(monitor):
+    return [(verdict.since, verdict.batch_idx, verdict.severity) for verdict in monitor.verdicts]
+
+
+@pytest.mark.parametrize("every", [5, 100], ids=["at the next look", "at the end"])
+@pytest.mark.parametrize("at", [3, 11])
+def test_the_step_in_which_a_loss_was_not_finite_is_told_though_no_look_saw_it(every, at):
+    monitor = HealthMonitor(nonfinite="late", rules="nonfinite", every_n_steps=every)
+    fit(None, Skips(mlp()), spoiled_at(at), monitor)
+    assert told(monitor) == [(at, at, "alarm")]
+    assert "The loss of step" in monitor.verdicts[0].evidence
+    assert "is nan" in monitor.verdicts[0].evidence
+
+
+def test_only_the_first_loss_that_is_not_finite_is_told():
+    monitor = HealthMonitor(nonfinite="late", rules="nonfinite", every_n_steps=2)
+    fit(None, Skips(mlp()), spoiled_at(3, 4, 9), monitor)
+    assert told(monitor) == [(3, 3, "alarm")]
+
+
+class Roots(nn.Module):
+    """Gives finite values whose gradient is not, in one call."""
+
+    def __init__(self, at):
+        super().__init__()
+        self.at, self.calls = at, 0
+
+    def forward(self, x):
+        self.calls += 1
+        return x + (0 * x).sqrt() if self.calls - 1 == self.at else x
+
+
+def test_gradients_that_are_not_finite_are_told_at_a_look():
+    monitor = HealthMonitor(nonfinite="late", rules="nonfinite", every_n_steps=1, audit=False)
+    fit(None, Toy(nn.Sequential(nn.Linear(4, 4), Roots(at=2), nn.Linear(4, 2))), batches(*[8] * 6), monitor)
+    assert [(since, batch_idx) for since, batch_idx, _ in told(monitor)] == [(2, 2)]
+    assert "backward" in monitor.verdicts[0].evidence
+
+
+def test_a_nan_that_the_host_reads_late_ends_the_fit_at_the_next_look():
+    model = Skips(mlp())
+    fit(None, model, spoiled_at(3), HealthMonitor(nonfinite="late", stop_on="nonfinite", every_n_steps=5))
+    assert model.global_step == 5
+
+
+@pytest.fixture
+def device():
+    """Tensors on it cannot be read without being asked for."""
+    device = Pretended()
+    with device.modes():
+        yield device
+
+
+def read(meter):
+    losses = meter.take()
+    return [(loss.step, loss.value) for loss in losses.read([] if losses.waiting is None else losses.waiting.tolist())]
+
+
+def test_a_loss_on_a_device_is_kept_as_it_is(device):
+    meter, loss = LossMeter(), torch.tensor(2.5, device=CUDA)
+    assert meter.add(0, 0, loss) is None
+    (part,) = meter._parts
+    assert part.loss.data_ptr() == loss.data_ptr()
+    assert read(meter) == [(0, 2.5)]
+
+
+def test_a_loss_that_is_one_number_of_a_large_tensor_does_not_keep_that_alive(device):
+    meter, large = LossMeter(), torch.ones(5000, device=CUDA)
+    meter.add(0, 0, large[7])
+    (part,) = meter._parts
+    assert part.loss.untyped_storage().nbytes() == 4
+    assert read(meter) == [(0, 1.0)]
+
+
+def test_a_loss_that_was_changed_in_place_is_not_known(device):
+    meter, loss = LossMeter(), torch.tensor(2.5, device=CUDA)
+    meter.add(0, 0, loss)
+    meter.add(1, 1, torch.tensor(1.5, device=CUDA))
+    loss.zero_()
+    assert read(meter) == [(1, 1.5)]
+
+
+def test_of_losses_at_one_address_only_the_last_is_known(device):
+    """As a replayed CUDA graph writes them, of which the version counter knows nothing."""
+    meter, loss = LossMeter(), torch.tensor(0.0, device=CUDA)
+    for step in range(3):
+        loss.data.fill_(step)
+        meter.add(step, step, loss)
+    assert read(meter) == [(2, 2.0)]
+
+
+def test_two_backward_passes_from_one_loss_count_twice(device):
+    meter, loss = LossMeter(), torch.tensor(2.5, device=CUDA)
+    meter.add(0, 0, loss)
+    meter.add(0, 0, loss)
+    assert read(meter) == [(0, 5.0)]
+
+
+def test_a_step_of_whose_loss_a_part_is_not_known_is_left_out(device):
+    meter, loss = LossMeter(), torch.tensor(2.5, device=CUDA)
+    meter.add(0, 0, loss)
+    meter.add(0, 1, torch.tensor(1.5, device=CUDA))
+    loss.zero_()
+    assert read(meter) == []
+
+
+@pytest.mark.parametrize(("dtype", "known"), [(torch.float16, []), (torch.float32, [(0, math.inf)])])
+def test_a_float16_loss_that_overflows_when_it_is_scaled_is_not_known(dtype, known):
+    meter = LossMeter()
+    meter.add(0, 0, torch.tensor(math.inf, dtype=dtype), scale=torch.tensor(65536.0))
+    assert read(meter) == known
+
+
+def test_all_losses_go_together_in_a_few_operations(device):
+    launched = []
+
+    class Counts(Operations):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            launched.append(function.overloadpacket.__name__)
+            return super().__torch_dispatch__(function, types, args, kwargs)
+
+    meter = LossMeter()
+    losses = [torch.tensor(float(step), device=CUDA) for step in range(50)]
+    with Counts(device):
+        for step, loss in enumerate(losses):
+            meter.add(step, step, loss)
+        assert set(launched) <= {"detach", "view", "alias"}
+        launched.clear()
+        meter.take()
+    assert len([name for name in launched if name not in ("detach", "view", "alias", "unsqueeze")]) <= 2
