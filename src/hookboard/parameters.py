@@ -149,7 +149,8 @@ def _computed(module: nn.Module, compute: Callable[[], Tensor]) -> Tensor:
         random.seed(0)
         np.random.seed(0)
         torch.default_generator.manual_seed(0)
-        torch.cuda.manual_seed_all(0)  # once CUDA is in use
+        if torch.cuda.is_initialized():  # otherwise the seed would replace the one that the user has set for its start
+            torch.cuda.manual_seed_all(0)
         weight = compute()
         if not isinstance(weight, Tensor):
             raise TypeError(f"a weight that is no tensor: {type(weight).__name__}")
