@@ -220,8 +220,8 @@ def _lost_epsilon(optimizer: torch.optim.Optimizer) -> Iterator[Finding]:
     for group in optimizer.param_groups:
         count = sum(p.dtype is torch.float16 and p.requires_grad for p in group["params"])
         # Both divide the epsilon by the learning rate first.
-        is_larger = group.get("capturable") or group.get("differentiable")
-        if count and not group.get("fused") and not is_larger and not torch.tensor(group["eps"], dtype=torch.float16):
+        is_larger = group.get("capturable") or group.get("differentiable") or group.get("fused")
+        if count and not is_larger and not torch.tensor(group["eps"], dtype=torch.float16, device="cpu"):
             yield Finding(
                 "optimizer_settings",
                 "alarm",
@@ -417,7 +417,7 @@ def scheduled_rates(scheduler: LRScheduler, count: int, keep: list[object]) -> I
     options = [
         {name: value for name, value in group.items() if name != "params"} for group in scheduler.optimizer.param_groups
     ]
-    stand_in = torch.optim.SGD([{"params": [torch.zeros(1)]} for _ in options], lr=0.0)
+    stand_in = torch.optim.SGD([{"params": [torch.zeros(1, device="cpu")]} for _ in options], lr=0.0)
     for group, given in zip(stand_in.param_groups, options, strict=True):
         group.update(copy.deepcopy(given))
     memo = {id(scheduler.optimizer): stand_in, **{id(value): value for value in keep}}

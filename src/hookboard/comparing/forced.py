@@ -281,7 +281,7 @@ class RoundingNoise:
 
     def __init__(self, step: float, seed: int) -> None:
         self._step = step
-        self._generator = torch.Generator().manual_seed(seed)
+        self._generator = torch.Generator("cpu").manual_seed(seed)
 
     def __call__(self, tensor: Tensor) -> Tensor:
         """Return the tensor with noise; one of whole numbers as it is."""
@@ -289,7 +289,7 @@ class RoundingNoise:
             return torch.view_as_complex(self(torch.view_as_real(tensor.resolve_conj())))
         if not tensor.is_floating_point():
             return tensor
-        up = torch.rand(tensor.shape, generator=self._generator, dtype=torch.float32) < 0.5
+        up = torch.rand(tensor.shape, generator=self._generator, dtype=torch.float32, device="cpu") < 0.5
         factor = 1 + self._step * (2 * up.to(tensor.device, torch.float64) - 1)
         noisy = (tensor.to(torch.float64) * factor).to(tensor.dtype)
         return torch.where(is_extreme(tensor), tensor, noisy)

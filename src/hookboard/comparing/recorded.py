@@ -116,7 +116,7 @@ class Recorded:
         try:
             content = bytearray(self._file.read(str(entry.number)))
             dtype = getattr(torch, entry.dtype)
-            flat = torch.frombuffer(content, dtype=dtype) if content else torch.empty(0, dtype=dtype)
+            flat = torch.frombuffer(content, dtype=dtype) if content else torch.empty(0, dtype=dtype, device="cpu")
             return flat.reshape(entry.shape)
         except (zipfile.BadZipFile, KeyError, RuntimeError, ValueError, TypeError, AttributeError) as error:
             raise ValueError(f"a tensor of the recording is damaged: {error}") from error

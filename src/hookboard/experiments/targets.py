@@ -47,7 +47,7 @@ def samples_in(batches: Sequence[Any], targets: Targets) -> list[int]:
 def exchanged(batches: Sequence[Any], targets: Targets, seed: int) -> list[Any]:
     """Return the batches with the targets permuted at random over the samples of all of them, all in the same order."""
     sizes = samples_in(batches, targets)
-    order = torch.randperm(sum(sizes), generator=torch.Generator().manual_seed(seed))
+    order = torch.randperm(sum(sizes), generator=torch.Generator("cpu").manual_seed(seed), device="cpu")
     news: list[dict[str, Tensor]] = [{} for _ in batches]
     for path in targets.paths:
         whole = torch.cat(of_batches(batches, path))

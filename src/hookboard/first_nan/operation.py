@@ -96,13 +96,13 @@ def _operation(name: str, given: Sequence[Tensor], args: Sequence[Any], kwargs: 
 
 def _cause(name: str, given: Sequence[Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, str]:
     """Return what is wrong with the inputs of a call, as a clause, and what to change; each "" if it is not known."""
-    first = given[0].detach() if given else torch.empty(0)
+    first = given[0].detach() if given else torch.empty(0, device="cpu")
     if name in _SOFTMAXES | _ATTENTIONS:
         return _cause_of_masked_rows(_masked_rows(name, first, args, kwargs))
     if name in _DIVISIONS:
         number = kwargs.get("other", args[1] if len(args) > 1 else None)
         divisor = given[1].detach() if len(given) > 1 else number if isinstance(number, int | float) else first
-        zeros = int(torch.as_tensor(divisor == 0).sum())
+        zeros = int(divisor == 0) if isinstance(divisor, int | float) else int((divisor == 0).sum())
         advice = "Add an epsilon to the divisor, or leave these values out." if zeros else ""
         return _counted(zeros, "of its divisors", "0"), advice
     if name in _LOGARITHMS:

@@ -188,7 +188,7 @@ def select_maps(maps: Maps, *, channels: int, order: Order, size: int) -> Select
         which = strength.topk(count).indices
         values = values.index_select(1, which)
     else:
-        which = torch.arange(count)
+        which = torch.arange(count, device="cpu")
         values = values[:, :count]
     small = shrink(values.float(), size if of > 1 else 4 * size)
     # A view would keep the whole tensor alive, and change with it.

@@ -25,7 +25,8 @@ def unnormalized(inputs: Tensor, mean: Sequence[float] | None, std: Sequence[flo
     pixels = inputs.detach().float().cpu()
     channels = pixels.shape[1]
     if mean is not None and std is not None:
-        pixels = pixels * torch.tensor(std).view(-1, 1, 1) + torch.tensor(mean).view(-1, 1, 1)
+        factor, shift = (torch.tensor(each, device="cpu").view(-1, 1, 1) for each in (std, mean))
+        pixels = pixels * factor + shift
     else:
         is_finite = pixels.isfinite()
         low = pixels.where(is_finite, math.inf).amin(dim=(1, 2, 3), keepdim=True)

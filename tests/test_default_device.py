@@ -1,0 +1,51 @@
+"""What hookboard computes on the host stays there, whatever `torch.set_default_device` says."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import StepLR
+
+from hookboard import compare, record
+from hookboard.auditing import Targets
+from hookboard.auditing.optimizing import _lost_epsilon, scheduled_rates
+from hookboard.comparing.forced import RoundingNoise
+from hookboard.experiments.targets import exchanged
+from hookboard.first_nan.operation import _cause
+from hookboard.images.feature_maps import maps_in, select_maps
+from hookboard.images.overlay import unnormalized
+
+HALF = nn.Parameter(torch.zeros(2, dtype=torch.float16))
+SGD = torch.optim.SGD([nn.Parameter(torch.zeros(2))], lr=1.0)
+X = torch.arange(12.0).reshape(3, 4)
+PICTURES = torch.rand(2, 3, 4, 4)
+
+
+def empty_tensor_of_a_recording(folder):
+    net = nn.Identity()
+    record(net, torch.ones(0, 4, device="cpu"), folder / "one")
+    return str(compare(folder / "one", folder / "one"))
+
+
+WAYS = {
+    "targets of other samples": lambda _: exchanged([(X, X)], Targets(("1",)), 0)[0][1].tolist(),
+    "noise of the size of rounding": lambda _: RoundingNoise(0.1, 0)(X).tolist(),
+    "channels of a picture": lambda _: select_maps(
+        maps_in(PICTURES, nn.Conv2d(3, 3, 1, device="cpu"), aspect=None), channels=2, order="channel", size=4
+    ).channels.tolist(),
+    "a photo": lambda _: unnormalized(PICTURES, [0.5] * 3, [0.2] * 3).tolist(),
+    "a divisor that is a number": lambda _: _cause("div", [X], [X, 0], {}),
+    "a function without a tensor": lambda _: _cause("log", [], [], {}),
+    "the epsilon of an optimizer": lambda _: len(list(_lost_epsilon(torch.optim.Adam([HALF], eps=1e-8)))),
+    "the rates of a scheduler": lambda _: list(scheduled_rates(StepLR(SGD, 1), 3, [])),
+    "an empty tensor of a recording": empty_tensor_of_a_recording,
+}
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_a_default_device_changes_nothing_on_the_host(way, tmp_path):
+    (tmp_path / "with").mkdir()
+    (tmp_path / "without").mkdir()
+    without = way(tmp_path / "without")
+    with torch.device("meta"):
+        assert np.array_equal(np.array(way(tmp_path / "with"), object), np.array(without, object))
