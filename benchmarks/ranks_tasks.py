@@ -283,7 +283,7 @@ def dtype_of(site: Site) -> torch.dtype:
 
 def merged(name: str, size: int) -> dict[str, Any]:
     pretend(size)
-    tally, (ranks, _) = Tally(), connected()
+    tally, (ranks, _) = Tally(), connected(torch.device("cpu"))
     model, monitor = Llama(SHAPES[name]), Monitor()
     recorder, shapes, looks = monitor.recorder(model, ranks), monitor.shapes(model), []
     for look in range(1 + 2 * LATER):

@@ -5,7 +5,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from datetime import timedelta
 from typing import Any, NamedTuple, TypeVar
 
@@ -49,10 +49,17 @@ def has_process_group() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
-def gathered(mine: T) -> list[T]:
-    """Return the objects of all ranks, in rank order, over the default process group. Every rank must call this."""
+def gathered(mine: T, device: torch.device) -> list[T]:
+    """Return the objects of all ranks, in rank order, over the default process group. Every rank must call this.
+
+    Args:
+        mine: the object of this rank.
+        device: the device that this rank trains on.
+    """
     everyones = [mine] * dist.get_world_size()
-    dist.all_gather_object(everyones, mine)
+    # NCCL sends them by way of the current device, which for a program that sets none is the first one on every rank.
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        dist.all_gather_object(everyones, mine)
     return everyones
 
 
@@ -229,8 +236,12 @@ class Ranks:
                 dist.destroy_process_group(level.group)
 
 
-def connected(most_peers: int = MAX_PEERS) -> tuple[Ranks | None, str]:
+def connected(device: torch.device, most_peers: int = MAX_PEERS) -> tuple[Ranks | None, str]:
     """Connect the ranks. Every rank must call this.
+
+    Args:
+        device: the device that this rank trains on.
+        most_peers: see `Ranks`.
 
     Returns:
         The ranks and ""; if not every rank could be connected, None and the reason, the same on every rank.
@@ -240,7 +251,10 @@ def connected(most_peers: int = MAX_PEERS) -> tuple[Ranks | None, str]:
         ranks = Ranks(most_peers)
     except Exception as error:
         fault = f"{type(error).__name__}: {error}"
-    faults = [f"rank {rank}: {fault}" for rank, fault in enumerate(gathered(fault)) if fault]
+    try:
+        faults = [f"rank {rank}: {fault}" for rank, fault in enumerate(gathered(fault, device)) if fault]
+    except Exception as error:
+        faults = [f"{type(error).__name__}: {error}"]
     if not faults:
         return ranks, ""
     if ranks is not None:

@@ -91,7 +91,7 @@ def main(folder, *faults):
         box = Box()
         bare, watched = train(fault), train(fault, box)
         is_same = all(value.equal(watched[0][name]) for name, value in bare[0].items()) and bare[1].equal(watched[1])
-        events = [event for part in gathered(box.box.events) for event in part]
+        events = [event for part in gathered(box.box.events, torch.device("cpu")) for event in part]
         torch.save((is_same, box.box.events, first_of(events)), Path(folder) / f"{fault}.{dist.get_rank()}")
 
 

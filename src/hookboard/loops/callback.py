@@ -397,7 +397,7 @@ class HookboardCallback(CallbackMethods[W]):
     def _connect_ranks(self, loop: Loop) -> bool:
         """Connect the ranks if they merge what they measure; warn and return False if they cannot be connected."""
         if self._merges(loop):
-            self._ranks, why_not = connected()
+            self._ranks, why_not = connected(loop.device)
             if why_not:
                 rank_zero_warn(f"{self._name} {self.verb} nothing: {why_not}.")
             return not why_not
@@ -421,7 +421,7 @@ class HookboardCallback(CallbackMethods[W]):
             if not must_agree:
                 raise failure from error
         mine = Decision(reason, int(self._cadence(loop)), self._stages(loop), said)
-        decision = agreed(mine) if must_agree else mine
+        decision = agreed(mine, loop.device) if must_agree else mine
         if failure:
             raise failure
         return selection, decision

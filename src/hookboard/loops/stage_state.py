@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import nn
 
 from hookboard.messages import rank_zero_warn
@@ -173,7 +174,7 @@ class Decision:
     failure: str | None = None
 
 
-def agreed(mine: Decision) -> Decision:
+def agreed(mine: Decision, device: torch.device) -> Decision:
     """Exchange the decisions and return that of rank 0. Every rank must call this, once for each callback.
 
     If each rank followed its own, some would wait for others for ever: often only rank 0 has a logger.
@@ -181,7 +182,7 @@ def agreed(mine: Decision) -> Decision:
     Raises:
         ValueError: the callback could start on this rank, but not on another one.
     """
-    everyones = gathered(mine)
+    everyones = gathered(mine, device)
     failures = [f"on rank {rank}, {each.failure}" for rank, each in enumerate(everyones) if each.failure]
     if failures and not mine.failure:
         raise ValueError(failures[0])
