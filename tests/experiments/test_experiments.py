@@ -19,7 +19,7 @@ from torchmetrics import MeanMetric
 
 from hookboard.experiments import Setting, checkup, experiment, read_apart
 from hookboard.experiments.rates import RatePair, RateTrial, judge_rates
-from hookboard.replay import CannotRunAgainError
+from hookboard.replay import CannotRunAgainError, restorable
 
 pytestmark = pytest.mark.unit
 
@@ -624,3 +624,24 @@ def test_a_model_that_holds_a_sparse_tensor_is_tried():
     step = lambda batch: mse_loss(model.links @ model(batch[0]), batch[1])  # noqa: E731
     found = experiment(Setting(model, [Adam(model.parameters(), lr=0.01)], step), regression(), 60)
     assert "at a rate of 0.01 (yours) it falls by" in found.in_short
+
+
+@pytest.mark.parametrize(("kind", "times"), [(SGD, 3), (Adam, 4)])
+@pytest.mark.parametrize("has_stepped", [False, True])
+def test_nothing_is_tried_if_gradients_and_the_optimizers_state_do_not_fit_beside_the_weights(
+    monkeypatch, kind, times, has_stepped
+):
+    model = net()
+    optimizer = kind(model.parameters(), lr=0.01, **({"momentum": 0.9} if kind is SGD else {}))
+    if has_stepped:
+        step_of(model)(regression()[0]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    size = times * sum(p.nbytes for p in model.parameters())
+    monkeypatch.setattr(restorable, "MAX_SAVED_BYTES", size // 2)
+    said = []
+    for free in (1.2 * size, 0.9 * size):
+        monkeypatch.setattr(restorable, "_free_bytes", lambda device, free=free: free)
+        found = experiment(Setting(model, [optimizer], step_of(model)), regression(), 1)
+        said.append("too large to copy" in found.tried[0])
+    assert said == [False, True]

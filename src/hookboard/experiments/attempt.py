@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from lightning.pytorch import Trainer
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 
+from hookboard.nested import tensors_in
 from hookboard.replay import RandomState, undisturbed
 from hookboard.state import State
 from hookboard.torch_private import STEP_HOOKS
@@ -65,6 +66,17 @@ class Recipe:
         """The parameters of the model, and tensors of the optimizer that are not among them; each once."""
         held = [p for group in self.optimizer.param_groups for p in group["params"]]
         return list({id(p): p for p in [*self.module.parameters(), *held]}.values())
+
+    @property
+    def copied(self) -> list[Tensor]:
+        """Tensors as large as all that a trial adds: copies of the parameters, gradients, the state of the optimizer.
+
+        A state that does not exist yet is taken for that of Adam, two numbers for each parameter, or of SGD's momentum.
+        """
+        trained = [p for p in self.parameters if p.requires_grad]
+        state = [] if self.start is not None else [t for _, t in tensors_in(list(self.optimizer.state.values()))]
+        state = state or [*trained] * (1 if isinstance(self.optimizer, SGD) else 2)
+        return [*self.parameters, *trained, *state]
 
 
 @contextmanager

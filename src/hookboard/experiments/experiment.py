@@ -42,7 +42,7 @@ from hookboard.experiments.rates import (
     tried_rates,
 )
 from hookboard.experiments.targets import find_targets, of_batches, samples_in
-from hookboard.replay import CannotRunAgainError, loss_of_step
+from hookboard.replay import CannotRunAgainError, RestorableCheck, loss_of_step
 
 STEPS, MIN_STEPS = 30, 10
 """Optimizer steps at each rate, and the fewest if time is short (choices)."""
@@ -129,7 +129,10 @@ def experiment(setting: Setting, batches: Sequence[Any], seconds: float) -> Expe
     if reason:
         return Experiments([], [f"Nothing was tried: {reason}."])
     try:
-        return _experiments(_recipe(setting, perf_counter() + seconds), setting, batches)
+        recipe, check = _recipe(setting, perf_counter() + seconds), RestorableCheck()
+        for tensor in recipe.copied:
+            check.add_copy(tensor)
+        return _experiments(recipe, setting, batches)
     except CannotRunAgainError as error:
         return Experiments([], [f"Nothing was tried: {error}."])
 

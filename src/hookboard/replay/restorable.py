@@ -22,7 +22,7 @@ MAX_CPU_WEIGHT_BYTES = 1 << 32
 """Maximum bytes of parameters that are saved in the host's memory (a choice)."""
 
 MAX_FREE_MEMORY_SHARE = 0.5
-"""Maximum share of a GPU's free memory that the copy of the parameters may take (a choice)."""
+"""Maximum share of a GPU's free memory that all copies may take (a choice)."""
 
 MAX_VISITED_OBJECTS = 200_000
 """Maximum number of objects that are visited; this many take about a second (a choice)."""
@@ -53,7 +53,7 @@ class RestorableCheck:
     def __init__(self, optimizers: Collection[Optimizer] = ()) -> None:
         self._optimizers = {id(optimizer) for optimizer in optimizers}
         self._bytes = self._objects = 0
-        self._weights: dict[torch.device, int] = {}
+        self._copies: dict[torch.device, int] = {}
 
     def __call__(self, value: object) -> None:
         """Check one object that the model, its code or the batch holds, and add its size to the totals.
@@ -64,7 +64,7 @@ class RestorableCheck:
         """
         self._objects += 1
         if isinstance(value, nn.Parameter):
-            self._add_weight(value)
+            self.add_copy(value)
         elif isinstance(value, Tensor | np.ndarray) and not isinstance(value, np.memmap):
             self._bytes += value.nbytes if isinstance(value, np.ndarray) else bytes_of(value)
         if self._objects > MAX_VISITED_OBJECTS or self._bytes > MAX_SAVED_BYTES:
@@ -73,12 +73,17 @@ class RestorableCheck:
         if what is not None:
             raise CannotRunAgainError(f"the model, its code or the batch holds {what}, which cannot be put back")
 
-    def _add_weight(self, weight: nn.Parameter) -> None:
-        if is_lazy(weight) or weight.is_meta:
+    def add_copy(self, tensor: Tensor) -> None:
+        """Add the size of a tensor of which there will be a copy.
+
+        Raises:
+            CannotRunAgainError: the copies would take too much memory.
+        """
+        if is_lazy(tensor) or tensor.is_meta:
             return
-        device = weight.device
-        self._weights[device] = self._weights.get(device, 0) + bytes_of(weight)
-        if self._weights[device] > MAX_SAVED_BYTES and self._weights[device] > _free_bytes(device):
+        device = tensor.device
+        self._copies[device] = self._copies.get(device, 0) + bytes_of(tensor)
+        if self._copies[device] > MAX_SAVED_BYTES and self._copies[device] > _free_bytes(device):
             raise CannotRunAgainError(f"its weights are too large to copy on {device}")
 
     def _why_not(self, value: object) -> str | None:
