@@ -84,7 +84,7 @@ class LossScale:
             recorder: has measured the gradients.
             loop: has the model and all optimizers.
             weights: the watched weights by name.
-            shared: shape (k,), further flags for `Recorder.send`, the last ones that it sends.
+            shared: shape (k,), on the host: further flags for `Recorder.send`, the last ones that it sends.
             along: see `Recorder.send`.
 
         Returns:
@@ -93,7 +93,9 @@ class LossScale:
         """
         holders = Holders.of(loop.model, loop.optimizers, weights)
         own = self._flags(loop.optimizers, loop.device)
-        sent = recorder.send(own if shared is None else torch.cat([own.double(), shared.to(own.device)]), along)
+        # The device fills them in itself: an upload would wait for it.
+        others = [] if shared is None else [own.new_full((1,), flag, dtype=torch.float32) for flag in shared.tolist()]
+        sent = recorder.send(torch.cat([own.float(), *others]), along)
 
         def arrived() -> Readings:
             readings = sent()
