@@ -76,8 +76,7 @@ def main(backend, architecture, warp):
     worked = [measured(tensor), measured(tensor), measured(tensor.view(-1)[1:])]
     job = job_of(tensor)
     targets = [Target(job, new_rows(1, tensor.device), True, None) for _ in range(3)]
-    for _ in range(2):
-        worked.append(not accelerator.measure_many(targets, with_abs_mean=False))
+    worked += [not accelerator.measure_many(targets, with_abs_mean=False) for _ in range(2)]
     print(
         json.dumps(
             {

@@ -1,4 +1,4 @@
-"""Kernels go through Triton's real launcher, over a driver that does nothing; and what is asked of the driver itself."""
+"""Kernels go through the real launcher of Triton, over a driver that does nothing; and what the driver is asked for."""
 
 import ctypes
 import importlib.util
