@@ -33,9 +33,12 @@ from lightning.pytorch import Callback
 from overhead import NEVER, Turns, interval, quartiles, ratio, take_turns
 
 from hookboard import ActivationLogger, GradientLogger, HealthMonitor
-from hookboard.measure import BINS, measure, measure_channels, plan
+from hookboard.measure import plan
+from hookboard.recording import Recorder
+from hookboard.sites import Site
 
 DEFAULT = plan(["mean", "std", "abs_max", "zero_fraction", "nonfinite_count"])
+SITE = Site("layer", "output")
 CHANNELS = 100
 LARGE = 10**7
 LARGEST_DEVIATION = 1e-4
@@ -123,13 +126,13 @@ def show_kernels(device: torch.device, sizes: Sequence[int]) -> None:
 def kernel_times(size: int, dtype: torch.dtype, device: torch.device) -> list[float]:
     """Seconds of one read, of the row, of the row with bins, of the row with that of each channel."""
     tensor = torch.randn(size // CHANNELS, CHANNELS, device=device, dtype=dtype)
-    counts = torch.zeros(BINS, dtype=torch.long, device=device)
-    ways: list[Callable[[], object]] = [
-        tensor.sum,
-        lambda: measure(tensor, DEFAULT),
-        lambda: measure(tensor, DEFAULT, counts=counts),
-        lambda: measure_channels(tensor, 1, DEFAULT),
+    recorders = [
+        Recorder(DEFAULT, device),
+        Recorder(DEFAULT, device, histogram=True),
+        Recorder(DEFAULT, device, channels=lambda site, given: 1),
     ]
+    ways: list[Callable[[], object]] = [tensor.sum]
+    ways += [functools.partial(recorder.open(SITE), tensor) for recorder in recorders]
     return [fastest(way, 20, device) for way in ways]
 
 

@@ -1,12 +1,17 @@
-"""What only a GPU can show. It has not run on one yet."""
+"""What only a GPU can show. It has not run on one yet: please tell what `pytest -m gpu` says on yours."""
 
 import sys
+import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from oracle import assert_true, normal
+from oracle import assert_true, normal, rows_of_channels
+from torch import nn
+from toys import Toy, batches, fit, mlp
 
+from hookboard import ActivationLogger, GradientLogger, HealthMonitor, ParameterLogger
 from hookboard.measure import FORMULAS, accelerator, plan
 from hookboard.recording import Recorder
 from hookboard.sites import Site
@@ -18,22 +23,61 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
+needs_two = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+CUDA = torch.device("cuda", 0)
 
 
-def measured(tensors):
-    mine = Recorder(plan(list(FORMULAS)), torch.device("cuda"), histogram=True)
+@pytest.fixture(autouse=True)
+def no_kernel_fails(monkeypatch):
+    monkeypatch.setattr(accelerator, "_state", accelerator._State())
+    yield
+    assert not accelerator._state.failed
+
+
+def recorder(**options):
+    return Recorder(plan(list(FORMULAS)), CUDA, histogram=True, **options)
+
+
+def measured(tensors, **options):
+    mine = recorder(**options)
     for tensor in tensors:
         mine.open(Site("a", "output"))(tensor)
     (reading,) = mine.flush().values()
-    return reading.statistics
+    return reading
 
 
 @pytest.mark.parametrize("values", MANY_VALUES.values(), ids=MANY_VALUES)
 @pytest.mark.parametrize("is_fast", [True, False])
 def test_every_statistic_equals_the_truth(monkeypatch, values, is_fast):
     monkeypatch.setattr(accelerator, "adds_float64_fast", lambda device: is_fast)
-    assert_true(measured([values.cuda()]), [values])
-    assert not accelerator._state.has_failed
+    assert_true(measured([values.cuda()]).statistics, [values])
+
+
+@pytest.mark.parametrize("dtype", accelerator.DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("shape", "dim"), [((300, 70), 1), ((8, 512, 768), 2), ((16, 33, 14, 14), 1), ((16, 32, 7, 7), 1), ((7, 5000), 1)]
+)
+def test_channels_and_histograms_equal_the_truth(dtype, shape, dim):
+    parts = [normal(*shape, mean=3.0, dtype=dtype), normal(*shape, std=0.1, dtype=dtype)]
+    reading = measured([part.cuda() for part in parts], channels=lambda site, tensor: dim)
+    every = -(-shape[dim] // 4096)
+    np.testing.assert_allclose(reading.channels, rows_of_channels(parts, dim)[::every], rtol=1e-6)
+    assert_true(reading.statistics, parts)
+    assert reading.histogram.counts.sum() == 2 * parts[0].numel()
+
+
+@pytest.mark.large
+@pytest.mark.parametrize("dtype", accelerator.DTYPES, ids=str)
+def test_a_tensor_of_many_programs_is_true_each_time(dtype):
+    """The programs of a launch end in another order each time."""
+    values = torch.randn(50_000_011, device="cuda").to(dtype)
+    wide = values.double()
+    for _ in range(20):
+        found = measured([values]).statistics
+        assert found["mean"] == pytest.approx(wide.mean().item(), rel=1e-6)
+        assert found["std"] == pytest.approx(wide.std().item(), rel=1e-6)
+        assert found["l1"] == pytest.approx(wide.abs().sum().item(), rel=1e-6)
+    assert not accelerator._state.counters[CUDA].any()
 
 
 def test_what_another_stream_makes_is_waited_for():
@@ -41,16 +85,27 @@ def test_what_another_stream_makes_is_waited_for():
     with torch.cuda.stream(stream):
         torch.cuda._sleep(100_000_000)
         parts = [torch.full((1000,), float(each), device="cuda") for each in range(5)]
-        mine = Recorder(plan(list(FORMULAS)), torch.device("cuda"), histogram=True)
+        mine = recorder()
         for part in parts:
             mine.open(Site("a", "output"))(part)
     (reading,) = mine.flush().values()
     assert_true(reading.statistics, [part.cpu() for part in parts])
 
 
+def test_calls_of_one_site_on_two_streams_are_merged():
+    mine, parts = recorder(), [normal(100_000, mean=float(each)) for each in range(20)]
+    streams, given = [torch.cuda.Stream() for _ in range(2)], [part.cuda() for part in parts]
+    torch.cuda.synchronize()
+    for number, part in enumerate(given):
+        with torch.cuda.stream(streams[number % 2]):
+            mine.open(Site("a", "output"))(part)
+    (reading,) = mine.flush().values()
+    assert_true(reading.statistics, parts)
+
+
 def test_the_capture_of_a_cuda_graph_is_not_disturbed():
     x = normal(1000).cuda()
-    observe = Recorder(plan("mean"), torch.device("cuda")).open(Site("a", "output"))
+    observe = Recorder(plan("mean"), CUDA).open(Site("a", "output"))
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         y = x + 1
@@ -58,3 +113,69 @@ def test_the_capture_of_a_cuda_graph_is_not_disturbed():
             observe(y)
     graph.replay()
     assert torch.equal(y, x + 1)
+
+
+def test_a_tensor_on_the_host_has_bins_of_its_own():
+    parts = [normal(100), normal(50)]
+    reading = measured([parts[0].cuda(), parts[1]])
+    assert_true(reading.statistics, parts)
+    assert reading.histogram.counts.sum() == 150
+
+
+@needs_two
+def test_each_device_measures_its_own_tensors():
+    parts = [normal(1000), normal(300, mean=9.0)]
+    reading = measured([part.to(f"cuda:{index}") for index, part in enumerate(parts)])
+    assert_true(reading.statistics, parts)
+    assert reading.histogram.counts.sum() == 1300
+
+
+@needs_two
+def test_replicas_of_data_parallel_are_measured_together():
+    net, x = nn.DataParallel(nn.Sequential(nn.Linear(4, 3)).cuda()), normal(64, 4).cuda()
+    mine = recorder()
+    net.module[0].register_forward_hook(lambda module, args, output: mine.open(Site("a", "output"))(output.detach()))
+    y = net(x)
+    (reading,) = mine.flush().values()
+    assert_true(reading.statistics, [y.detach().cpu()], rel=1e-5)
+
+
+def due(**options):
+    return [
+        ActivationLogger(every_n_steps=1, **options),
+        GradientLogger(every_n_steps=1, roles=["grad_output", "parameter_grad"], **options),
+        ParameterLogger(every_n_steps=1, **options),
+        HealthMonitor(every_n_steps=1),
+    ]
+
+
+WAYS = {
+    "bf16": {"precision": "bf16-true"},
+    "bf16-mixed": {"precision": "bf16-mixed"},
+    "16-mixed": {"precision": "16-mixed"},
+    "accumulation": {"accumulate_grad_batches": 2},
+    "DDP on NCCL": {"strategy": "ddp_notebook", "devices": 2},
+    "FSDP": {"strategy": "fsdp", "devices": 1},
+}
+
+
+@pytest.mark.spawns
+@pytest.mark.parametrize("way", WAYS)
+def test_a_fit_measures_everything_without_a_word(tmp_path, way):
+    if WAYS[way].get("devices") == 2 and torch.cuda.device_count() < 2:
+        pytest.skip("needs two CUDA devices")
+    callbacks = due(histogram=True)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", ".*is switched off from here on")
+        fit(tmp_path, Toy(mlp()), batches(*[8] * 6), *callbacks, accelerator="gpu", **{"devices": 1} | WAYS[way])
+    if WAYS[way].get("devices") == 1 or "devices" not in WAYS[way]:  # others have trained in other processes
+        assert all(len(callback.readings) for callback in callbacks[:3])
+
+
+def test_weights_and_losses_are_those_without_callbacks(tmp_path):
+    ends = []
+    for callbacks in ([], due()):
+        model = Toy(mlp())
+        fit(tmp_path / str(len(ends)), model, batches(*[8] * 6), *callbacks, accelerator="gpu", devices=1)
+        ends.append([parameter.detach().cpu() for parameter in model.parameters()])
+    assert all(torch.equal(one, other) for one, other in zip(*ends, strict=True))
