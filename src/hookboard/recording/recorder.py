@@ -243,6 +243,7 @@ class Recorder:
             store = self._store(device)
             jobs = [(each.slot.index, each.job, each.slot.extent.has_bins) for each in some]
             with self._lock:
+                store.follow()
                 missing = store.measure_together(jobs, with_abs_mean=self._with_abs_mean, scale=some[0].scale)
             for number in missing:
                 self._shielded(some[number].slot, self._by_torch, *some[number].again)
@@ -372,28 +373,26 @@ class Recorder:
     ) -> bool:
         """Have a kernel of an accelerator measure a tensor, now or with others; return False if none can."""
         store, scale = self._store(part.device), self.scale if slot.traits.is_gradient else None
-        store.follow()
-        has_bins = slot.extent.has_bins
-        if store.arena is None or slot.plan.more or (has_bins and not store.arena.can_count):
-            return False
-        if scale is not None:
-            if scale.dtype is not torch.float32:
+        with self._lock:  # the streams follow each other in the order of the launches
+            store.follow()
+            has_bins = slot.extent.has_bins
+            if store.arena is None or slot.plan.more or (has_bins and not store.arena.can_count):
                 return False
-            scale = scale.to(part.device, non_blocking=True)
-        job = job_of(part, self._dim(slot, part, is_whole), minus)
-        if job is None:
-            return False
-        if together is not None:
-            if slot.index in together:  # a launch merges one tensor into a row
-                self._launch(together)
-            together[slot.index] = Waiting(slot, job, scale, (slot, part, is_whole, minus))
-        elif minus is not None:
-            return False
-        else:
-            with self._lock:
-                if not store.arena.measure(
-                    slot.index, job, has_bins=has_bins, with_abs_mean=self._with_abs_mean, scale=scale
-                ):
+            if scale is not None and scale.dtype is not torch.float32:
+                return False
+            scale = None if scale is None else scale.to(part.device, non_blocking=True)
+            job = job_of(part, self._dim(slot, part, is_whole), minus)
+            if job is None:
+                return False
+            if together is not None:
+                if slot.index in together:  # a launch merges one tensor into a row
+                    self._launch(together)
+                together[slot.index] = Waiting(slot, job, scale, (slot, part, is_whole, minus))
+            elif minus is not None:
+                return False
+            else:
+                options: dict[str, Any] = {"has_bins": has_bins, "with_abs_mean": self._with_abs_mean, "scale": scale}
+                if not store.arena.measure(slot.index, job, **options):
                     return False
         if job.every and slot.extent.channels != job.channels:
             self.slots.resize(slot, slot.extent._replace(channels=job.channels))
