@@ -21,7 +21,6 @@ from torch.utils.data import DataLoader
 
 from hookboard import ActivationLogger, GradientLogger, HealthMonitor
 from hookboard.callbacks.health_state import layers_in
-from hookboard.clock import Clock
 from hookboard.loops.stage_state import StageState
 from hookboard.ranks import Ranks, connected
 from hookboard.recording import Recorder
@@ -256,7 +255,7 @@ class Monitor(HealthMonitor):
 
     def recorder(self, model: LightningModule, ranks: Ranks) -> Recorder:
         self._ranks = ranks
-        state = StageState("train", 1, Loggers([], "", Clock()), layers_in(model, None, None), {}, set())
+        state = StageState("train", 1, Loggers([], ""), layers_in(model, None, None), {}, set())
         return self._recorder(SimpleNamespace(model=model, device=torch.device("cpu")), state)
 
     def shapes(self, model: LightningModule) -> dict[Site, torch.Size]:

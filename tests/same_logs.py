@@ -3,10 +3,9 @@
 from toys import Toy, fit, records
 
 from hookboard import ActivationLogger, GradientLogger, HealthMonitor, ParameterLogger
-from hookboard.loops.budget import OVERHEAD
 
-OF_LIGHTNING = {"loss", "epoch", "hp_metric", OVERHEAD}
-"""Tags that a Trainer writes, and one whose value is a time."""
+OF_LIGHTNING = {"loss", "epoch", "hp_metric"}
+"""Tags that a Trainer writes."""
 
 
 def logged(folder):

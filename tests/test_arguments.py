@@ -76,7 +76,6 @@ MEANT = {
     "sync_dist": SWITCH,
     "audit": SWITCH,
     "experiments": SWITCH | COUNT | {"2.5", "float32"},
-    "max_overhead": {"None", "float32"},
     "samples": COUNT,
     "channels": COUNT,
     "kernels": COUNT,
@@ -291,7 +290,7 @@ def logged_by(folder, number, real):
     one = {"samples": number(1), "batch_idx": number(0), "size": number(16), "every_n_steps": number(2)}
     late = hookboard.Rule("late", lambda run: [hookboard.Symptom("net.0", "so", "go", since=number(1), size=real(0.5))])
     watching = [
-        hookboard.ActivationLogger(every_n_steps=number(2), max_overhead=real(1.0)),
+        hookboard.ActivationLogger(every_n_steps=number(2)),
         hookboard.KernelLogger(kernels=number(2), channels=number(3), size=number(8), every_n_steps=number(2)),
         hookboard.FeatureMapLogger(channels=number(2), normalize=[real(0.0), real(1.0)], **one),
         hookboard.CAMLogger(target=number(1), mean=[real(0.5)] * 3, std=[real(0.25)] * 3, **one),

@@ -68,12 +68,6 @@ def check_steps(every_n_steps: Any, otherwise: str) -> None:
     check_whole("every_n_steps", every_n_steps, of="optimizer steps", otherwise=otherwise)
 
 
-def check_share(max_overhead: Any) -> None:
-    """Check that `max_overhead` is a number above 0 and at most 1, or None."""
-    valid = "the largest share of the training time that the callback may take, above 0 and at most 1, such as 0.02"
-    check_number("max_overhead", max_overhead, valid, lambda share: 0 < share <= 1, "for no limit")
-
-
 def check_number(
     option: str,
     given: Any,

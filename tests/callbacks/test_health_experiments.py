@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from torchmetrics import MeanMetric
-from toys import events, scalars, trainer
+from toys import scalars, trainer
 
 from hookboard import HealthMonitor, HookboardWarning, Rule, Symptom
 from hookboard.callbacks import trials
@@ -137,7 +137,7 @@ def test_the_looks_are_the_same_with_and_without(tmp_path, soon):
     for experiments in (False, 1.0):
         folder = tmp_path / str(experiments)
         fitted(Regression(adam), HealthMonitor(experiments=experiments), folder)
-        seen[experiments] = {tag: value for tag, value in scalars(folder).items() if "overhead" not in tag}
+        seen[experiments] = scalars(folder)
     assert seen[False] == seen[1.0]
 
 
@@ -241,13 +241,12 @@ def test_several_ranks_try_nothing(monkeypatch):
     assert found.tried == ["Nothing was tried: there are 2 ranks."]
 
 
-def test_the_time_is_neither_overhead_nor_beyond_the_budget(tmp_path, soon):
+def test_the_time_is_not_beyond_the_budget(tmp_path, soon):
     import time
 
     began = time.perf_counter()
     fitted(Regression(), HealthMonitor(experiments=2), tmp_path)
     assert time.perf_counter() - began < 5
-    assert max(event.value for event in events(tmp_path).Scalars("hookboard/overhead")) < 0.9
 
 
 def test_a_resumed_fit_does_not_try_again(tmp_path, soon):

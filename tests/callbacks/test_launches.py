@@ -2,13 +2,11 @@
 
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
 import torch
-from pretended import CUDA, Operations
-from torch import nn
+from pretended import Operations
 
 sys.path.append(str(Path(__file__).parent))
 from test_waits import NEVER, PICTURES, VALIDATED, Adam, classifier, convolutional, device, scaled, train
@@ -24,7 +22,6 @@ from hookboard import (
     KernelLogger,
     ParameterLogger,
 )
-from hookboard.callbacks.loss_scale import LossScale
 
 __all__ = ["device"]
 
@@ -119,16 +116,3 @@ def test_what_is_launched_in_a_due_step_is_seen(tmp_path, device, launched):
     model = marked(Toy(mlp()), launched)
     train(tmp_path, device, ActivationLogger(every_n_steps=1), model=model)
     assert launched[model.marks[FIRST] : model.marks[FIRST + 1]]
-
-
-def test_flags_of_the_host_go_with_those_of_the_device_without_an_upload(device):
-    model, sent = nn.Linear(2, 2), []
-    loop = SimpleNamespace(model=model, optimizers=[torch.optim.SGD(model.parameters(), lr=0.1)], device=CUDA)
-    recorder = SimpleNamespace(send=lambda flags, along: sent.append(flags))
-    with device.modes():
-        shared = torch.tensor([5.0], dtype=torch.float64, device="cpu")
-        LossScale(torch.amp.GradScaler("cpu"), "A callback").send(recorder, loop, {}, shared)
-        (flags,) = sent
-        assert flags.is_cuda
-        assert device.waits == []
-        assert flags.tolist() == [0, 0, 5]

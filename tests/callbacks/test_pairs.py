@@ -26,7 +26,6 @@ from hookboard import (
     StepRecorder,
     callbacks,
 )
-from hookboard.loops.budget import OVERHEAD
 
 BOTH = ["train", "validate"]
 MAKE = {
@@ -108,7 +107,7 @@ def run(folder, *names):
     written = {}
     for event in records(folder):
         for value in event.summary.value:
-            if "/" in value.tag and value.tag != OVERHEAD:  # what Lightning itself writes has no slash
+            if "/" in value.tag:  # what Lightning itself writes has no slash
                 points = written.setdefault(value.tag, {})
                 assert event.step not in points, f"{value.tag} has two values at step {event.step}"
                 points[event.step] = value.SerializeToString()

@@ -20,7 +20,6 @@ from hookboard import (
     KernelLogger,
     ParameterLogger,
 )
-from hookboard.loops.budget import OVERHEAD
 
 STEPS, CUT = 32, 21
 """How many batches a fit has, and behind how many of them it is interrupted."""
@@ -148,7 +147,7 @@ def values_in(folder):
     for path in sorted(folder.rglob("events.*"), key=lambda path: path.stat().st_mtime_ns):
         for event in EventFileLoader(str(path)).Load():
             for value in event.summary.value:
-                if value.tag not in (OVERHEAD, "epoch", "hp_metric") and not value.tag.startswith("_hparams"):
+                if value.tag not in ("epoch", "hp_metric") and not value.tag.startswith("_hparams"):
                     found.setdefault(value.tag, {})[event.step] = value.tensor
     return found
 

@@ -110,7 +110,7 @@ def untrue(case: Case, watched: Outcome, observed: Outcome) -> list[str]:
     if observed.error is not None:
         steps = steps[:-1]  # a step that others end in its middle need not be measured
     for number, one in enumerate(watched.ours):
-        if hasattr(one, "readings") and one.every_n_steps == 1 and one.max_overhead is None:
+        if hasattr(one, "readings") and one.every_n_steps == 1:
             have = {key[1:] for key in watched.readings if key[0] == number}
             none = [
                 key

@@ -96,10 +96,10 @@ def test_tags_are_made_once_as_long_as_the_sites_stay_the_same():
 
 def test_the_scalars_of_an_entry_are_read_back_from_the_file(tensorboard, tmp_path):
     (first, _) = recorded({Site("a", "output"): torch.tensor([1.0, 3.0])}, "mean")
-    write_to_tensorboard(tensorboard, Entry(3, first.scalars() | {"hookboard/overhead": 0.5}))
+    write_to_tensorboard(tensorboard, Entry(3, first.scalars() | {"hookboard/own": 0.5}))
     events = written(tensorboard, tmp_path)
     found = {tag: events.Scalars(tag)[0].value for tag in events.Tags()["scalars"]}
-    assert found == {"activation_mean/a": 2.0, "hookboard/overhead": 0.5}
+    assert found == {"activation_mean/a": 2.0, "hookboard/own": 0.5}
 
 
 def test_a_statistic_that_only_some_sites_have_is_left_out_at_the_others():

@@ -10,7 +10,6 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.util import tensor_util
 
-from hookboard.clock import Clock
 from hookboard.images import Picture
 from hookboard.messages import HookboardWarning
 from hookboard.writers import Entry, Loggers, Table, write_rows
@@ -33,7 +32,7 @@ def entry(step=3, **more):
 
 
 def write(logger, *entries):
-    loggers = Loggers([logger], "HealthMonitor", Clock())
+    loggers = Loggers([logger], "HealthMonitor")
     for one in entries:
         loggers.write(one)
     write_rows()

@@ -10,7 +10,6 @@ from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, WandbLogger
 from toys import Toy, batches, fit, loader, mlp, trainer
 
 from hookboard import ActivationLogger, GradientLogger, HealthMonitor
-from hookboard.clock import Clock
 from hookboard.messages import HookboardWarning
 from hookboard.recording import Recorder
 from hookboard.writers import Entry, Loggers, write_rows
@@ -74,7 +73,7 @@ def test_histograms_of_a_csv_logger_are_arrays_in_a_file_of_their_step(tmp_path)
 def test_a_step_that_is_written_again_leaves_the_histograms_before_it(tmp_path):
     (logged, _) = numbers(tmp_path, CSVLogger(tmp_path / "fit", name=None, version=""))
     logger = CSVLogger(tmp_path / "again", name=None, version="")
-    loggers = Loggers([logger], "ActivationLogger", Clock())
+    loggers = Loggers([logger], "ActivationLogger")
     for _ in range(3):
         loggers.write(Entry(7, histograms={"activations/net.0": logged.readings[0]}))
         write_rows()

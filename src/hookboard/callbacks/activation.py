@@ -52,9 +52,6 @@ class ActivationLogger(SiteLogger[MeasurementState]):
             Otherwise rank 0 logs its own.
         stages: In which stages, one name or several of `train`, `validate`, `test`, `predict`. Here `validate` counts
             both within a fit and in `Trainer.validate`, and each evaluation gives one reading over all its batches.
-        max_overhead: The largest share of the training time that this callback may take, such as 0.02. Where it takes
-            more, it logs at a multiple of `every_n_steps`, which may change, and says so once. Evaluation loops are
-            not limited. Left out: no limit.
 
     Raises:
         ValueError: At construction: an unknown statistic, role or stage, or an `every_n_steps` below 1. At fit start: a
@@ -76,9 +73,8 @@ class ActivationLogger(SiteLogger[MeasurementState]):
         histogram: bool = False,
         sync_dist: bool = True,
         stages: Stage | Sequence[Stage] = "train",
-        max_overhead: float | None = None,
     ) -> None:
-        super().__init__(modules, types, every_n_steps, statistics, histogram, sync_dist, stages, max_overhead)
+        super().__init__(modules, types, every_n_steps, statistics, histogram, sync_dist, stages)
         self.roles = roles
         self._roles()
 

@@ -147,7 +147,7 @@ class FeatureMapLogger(PictureLogger):
 
             return keep_first
 
-        state.taps = Taps(modules, ["output"], open_site, model=model, clock=self.clock)
+        state.taps = Taps(modules, ["output"], open_site, model=model)
         state.until_batch_end.callback(state.taps.detach)
         state.taps.attach()
         state.taps.active = True

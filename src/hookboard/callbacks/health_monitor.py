@@ -35,7 +35,6 @@ from hookboard.health import (
     STEP,
     TRIED,
     VERDICT,
-    WINDOWS_ALWAYS_ASKED,
     HeldBack,
     Judge,
     NeedsHistogram,
@@ -50,7 +49,7 @@ from hookboard.health import (
     rules_of,
 )
 from hookboard.layers import ChannelDims, Flow, Layer, layers_of
-from hookboard.loops import Loop, Selection, StageState, is_due_now
+from hookboard.loops import Loop, Selection, StageState, is_due
 from hookboard.messages import inform, warn_switched_off
 from hookboard.nested import tensors_in
 from hookboard.parameters import Weight
@@ -102,9 +101,6 @@ class HealthMonitor(SiteLogger[HealthState]):
             TensorBoard and CSV runs, HTML in W&B, an artifact in MLflow.
         sync_dist: Whether all ranks measure and merge what they measured, as if one process had seen all their data.
             Otherwise rank 0 logs its own.
-        max_overhead: The largest share of the training time that this callback may take, such as 0.02. Where it takes
-            more, it logs at a multiple of `every_n_steps`, which may change, and says so once. Evaluation loops are
-            not limited. Left out: no limit. The first looks, four times `window`, are never left out.
 
     Raises:
         ValueError: At construction: an unknown rule, or a number below 1. At fit start: a pattern or type that matches
@@ -137,9 +133,8 @@ class HealthMonitor(SiteLogger[HealthState]):
         experiments: bool | float = False,
         report: bool = False,
         sync_dist: bool = True,
-        max_overhead: float | None = None,
     ) -> None:
-        super().__init__(modules, types, every_n_steps, MEASURED, False, sync_dist, max_overhead=max_overhead)
+        super().__init__(modules, types, every_n_steps, MEASURED, False, sync_dist)
         self.rules = rules
         self.window = window
         self.nonfinite = nonfinite
@@ -277,7 +272,7 @@ class HealthMonitor(SiteLogger[HealthState]):
             return batch_idx < EVALUATED
         step = loop.logged_step
         state.first_step = step if state.first_step is None else state.first_step
-        return state.every_n_steps > 0 and (step == state.first_step or is_due_now(state, step))
+        return state.every_n_steps > 0 and (step == state.first_step or is_due(step, state.every_n_steps))
 
     def _begin_batch(self, loop: Loop, state: HealthState, batch: Any) -> None:
         super()._begin_batch(loop, state, batch)
@@ -329,7 +324,6 @@ class HealthMonitor(SiteLogger[HealthState]):
             inform(f"HealthMonitor, on a copy, {perf_counter() - began:.1f} s of at most {seconds:g}: {said}")
         except Exception as error:
             warn_switched_off("what HealthMonitor tries on a copy", error)
-        self._leave_out(perf_counter() - began)
         if state.judge is not None:
             self._verdicts = state.take_trial(findings, in_short, loop.logged_step)
         state.trial.question = None
@@ -357,13 +351,6 @@ class HealthMonitor(SiteLogger[HealthState]):
     def _seconds(self) -> float:
         """Return the most time that experiments may take, in seconds."""
         return SECONDS if isinstance(self.experiments, bool | np.bool_) else float(self.experiments)
-
-    def _leave_out(self, seconds: float) -> None:
-        """Exclude these seconds from the overhead and the training time: experiments have a separate budget."""
-        if self.clock.began is not None:
-            self.clock.began += seconds
-        if self._budget is not None:
-            self._budget.leave_out(seconds)
 
     def _see_loss(self, loop: Loop, state: HealthState, loss: Tensor) -> None:
         scale = None if state.loss_scale is None else state.loss_scale.current
@@ -419,9 +406,6 @@ class HealthMonitor(SiteLogger[HealthState]):
             state.stepped |= stepped
             state.held_back |= held_back
 
-    def _may_stretch(self, state: HealthState) -> bool:
-        return state.looks > WINDOWS_ALWAYS_ASKED * self.window  # the look that is being sent is counted
-
     def _log(self, loop: Loop, state: HealthState) -> None:
         self._draw_cell()  # with the looks before this one, which the worker has read
         training, step, losses, ranks = self._live.get("train"), loop.logged_step, state.losses.take(), self._ranks
@@ -433,12 +417,11 @@ class HealthMonitor(SiteLogger[HealthState]):
         else:
             judging = None if training is None else training.evaluation(step, loop.evaluation_loss)
         sent = self._send(loop, state, losses.waiting)
-        scalars = self._overhead(loop, state) if state.stage == "train" else {}
 
         def take() -> None:
             readings = sent().filled()
             self._readings = readings.values()
-            verdicts = None if judging is None else judging(readings, scalars)
+            verdicts = None if judging is None else judging(readings)
             self._verdicts = self._verdicts if verdicts is None else verdicts
             if ranks is not None and state is training and self.stop_on is not None:
                 state.is_asked_to_end = ranks.is_any(state.guilty(self.stop_on, self._verdicts) is not None)

@@ -70,20 +70,17 @@ class Reporter:
         self.held = held
         self._is_closed = False
 
-    def after_look(
-        self, verdicts: tuple[Verdict, ...], records: Mapping[str, Sequence[bytes]], scalars: Mapping[str, float]
-    ) -> None:
+    def after_look(self, verdicts: tuple[Verdict, ...], records: Mapping[str, Sequence[bytes]]) -> None:
         """Warn of each new alarm that is not held, and write to the loggers what the health page shows after a look.
 
         Args:
             verdicts: worst first.
             records: further records to write, tag to strings.
-            scalars: further scalars to write, tag to value.
         """
         self._say_new(verdicts)
         entry = self._page.entry(self._judge.run, verdicts)
         entry.records.update(records)
-        self._loggers.write(replace(entry, scalars={**entry.scalars, **scalars}))
+        self._loggers.write(entry)
 
     def at_event(self, verdicts: tuple[Verdict, ...], step: int, before: Look | None) -> None:
         """After a NaN or Inf, warn of new alarms that are not held, and log the last look before it, as a text.
@@ -177,13 +174,13 @@ EVALUATED = 4
 """Number of batches of each validation loop that are measured."""
 
 
-Judging = Callable[[Readings, Mapping[str, float]], tuple[Verdict, ...] | None]
-"""Takes the readings of a step or evaluation loop that are not empty, and further scalars to write, tag to value.
-Returns the verdicts on the run, worst first; None where this rank does not judge."""
+Judging = Callable[[Readings], tuple[Verdict, ...] | None]
+"""Takes the readings of a step or evaluation loop that are not empty. Returns the verdicts on the run, worst first;
+None where this rank does not judge."""
 
 _is_trained = operator.attrgetter("requires_grad")
 
-_KEPT = ("first_step", "looks", "told")
+_KEPT = ("first_step", "told")
 
 
 @dataclass
@@ -196,7 +193,6 @@ class HealthState(MeasurementState):
         held_back: weight name to its weight decay and gradient clipping.
         batch_idx: the index of the running batch.
         first_step: the optimizer step at which the fit began; None before.
-        looks: number of training steps that have been measured.
         judge: judges the run; None in evaluations, on ranks that do not judge, and after a fault.
         reporter: writes the verdicts of the judge.
         report: writes the page at the end; None if there is to be none.
@@ -219,7 +215,6 @@ class HealthState(MeasurementState):
     held_back: dict[str, HeldBack] = field(default_factory=dict, kw_only=True)
     batch_idx: int = field(default=0, kw_only=True)
     first_step: int | None = field(default=None, kw_only=True)
-    looks: int = field(default=0, kw_only=True)
     judge: Judge | None = field(default=None, kw_only=True)
     reporter: Reporter | None = field(default=None, kw_only=True)
     report: ReportAtEnd | None = field(default=None, kw_only=True)
@@ -312,7 +307,6 @@ class HealthState(MeasurementState):
             losses: the losses since the last look.
             ranks: the processes that share their losses and events; None if there are no others.
         """
-        self.looks += 1
         events: list[Nonfinite] = [] if ranks is None else self.new_events()
         frozen = {name for name, w in self.weights.items() if not any(map(_is_trained, w.parameters))}
         is_scaled, batch_idx = self.loss_scale is not None, self.batch_idx
@@ -320,7 +314,7 @@ class HealthState(MeasurementState):
         held_back, unhooked = dict(self.held_back), self.selection.owners.keys() - self.selection.modules.keys()
         why_silent, findings, said = self.why_silent or {}, [*(self.findings or ()), *self.trial.found], self.trial.said
 
-        def take(readings: Readings, scalars: Mapping[str, float]) -> tuple[Verdict, ...] | None:
+        def take(readings: Readings) -> tuple[Verdict, ...] | None:
             seen = losses.read(readings.along)
             told = [*events, *self.late_events(seen)]
             if ranks is not None:
@@ -341,7 +335,7 @@ class HealthState(MeasurementState):
                 records = self.news.in_order(
                     layers, lambda: [layer.name for layer in layers], facts, self.recorder, self.every_n_steps
                 )
-                reporter.after_look(verdicts, records, scalars)
+                reporter.after_look(verdicts, records)
                 if self.trial.is_wanted:
                     self.trial.update_question(judge)
                 return verdicts
@@ -353,7 +347,7 @@ class HealthState(MeasurementState):
     def evaluation(self, step: int, loss: Tensor | None) -> Judging:
         """Return a function that takes the readings of an evaluation loop and has them and `loss` judged, as `look`."""
 
-        def judged(readings: Readings, scalars: Mapping[str, float]) -> tuple[Verdict, ...] | None:
+        def judged(readings: Readings) -> tuple[Verdict, ...] | None:
             losses = [] if loss is None else [Loss(step, 0, float(loss))]  # which may wait for the device
             return self._judged(lambda judge, _: judge.see_evaluation(Look(step, 0, readings, losses)))
 

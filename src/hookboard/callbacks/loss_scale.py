@@ -75,7 +75,6 @@ class LossScale:
         recorder: Recorder,
         loop: Loop,
         weights: Mapping[str, Weight],
-        shared: Tensor | None = None,
         along: Tensor | None = None,
     ) -> Callable[[], Readings]:
         """Call `Recorder.send`, and blank the gradients of the optimizers that overflowed.
@@ -84,7 +83,6 @@ class LossScale:
             recorder: has measured the gradients.
             loop: has the model and all optimizers.
             weights: the watched weights by name.
-            shared: shape (k,), on the host: further flags for `Recorder.send`, the last ones that it sends.
             along: see `Recorder.send`.
 
         Returns:
@@ -92,14 +90,11 @@ class LossScale:
             outputs and inputs if it is not known whether they carry the scale.
         """
         holders = Holders.of(loop.model, loop.optimizers, weights)
-        own = self._flags(loop.optimizers, loop.device)
-        # The device fills them in itself: an upload would wait for it.
-        others = [] if shared is None else [own.new_full((1,), flag, dtype=torch.float32) for flag in shared.tolist()]
-        sent = recorder.send(torch.cat([own.float(), *others]), along)
+        sent = recorder.send(self._flags(loop.optimizers, loop.device).float(), along)
 
         def arrived() -> Readings:
             readings = sent()
-            *overflows, is_unknown = readings.flags[: len(own)]
+            *overflows, is_unknown = readings.flags
             if is_unknown:
                 readings = self._without_unknown(readings)
             guilty = {number for number, flag in enumerate(overflows) if flag}

@@ -20,8 +20,6 @@ from hookboard.recording import Reading, Recorder
 from hookboard.selection import named_submodules
 from hookboard.sites import ROLES, Role, Site
 
-_KEPT = ("stretch", "is_stretch_said", "last_due", "gaps_are_named")
-
 
 @dataclass
 class MeasurementState(StageState):
@@ -48,15 +46,15 @@ class MeasurementState(StageState):
     news: LayerNews = field(init=False)
 
     def state_dict(self, again: tuple[int, int] | None) -> dict[str, Any]:
-        """Return the cadence, whether gaps were named, what is known of the layers, and the state of `Turns` if any."""
+        """Return whether gaps were named, what is known of the layers, and the state of `Turns` if any."""
         turns = {} if self.before.turns is None else {"turns": self.before.turns.state_dict()}
-        return {**{name: getattr(self, name) for name in _KEPT}, "news": self.news.state_dict(), **turns}
+        return {"gaps_are_named": self.gaps_are_named, "news": self.news.state_dict(), **turns}
 
     def load_state_dict(self, parts: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         if self.before.turns is not None:
             self.before.turns.load_state_dict(parts.get("turns"))
-        vars(self).update({name: parts[name] for name in _KEPT})
+        self.gaps_are_named = parts["gaps_are_named"]
         self.news.load_state_dict(parts["news"])
 
     def observe(self, on: bool) -> None:

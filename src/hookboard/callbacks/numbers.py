@@ -1,11 +1,9 @@
 """`SiteLogger`, the base of callbacks that log numbers: measures due steps, writes readings, names missing sites."""
 
-import functools
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, get_args
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -13,7 +11,7 @@ from hookboard.callbacks.layer_news import LayerNews
 from hookboard.callbacks.loss_scale import LossScale
 from hookboard.callbacks.measurement_state import MeasurementState, MissingSites, channels_and_ends
 from hookboard.callbacks.weights import Part, measure_gradients, measure_weights
-from hookboard.checks import check_share, check_steps, check_switches, chosen, wrong
+from hookboard.checks import check_steps, check_switches, chosen, wrong
 from hookboard.hooks import Taps
 from hookboard.loops import HookboardCallback, Loop, StageState, names_in
 from hookboard.measure import DERIVED, Plan, Statistic, as_list, needs_host, plan
@@ -45,7 +43,6 @@ class SiteLogger(HookboardCallback[V]):
 
     verb = "measures"
     state_class: type[V] = MeasurementState  # type: ignore[assignment]  # a subclass with another V sets it
-    tells_overhead = True
 
     _part: Part | None = None
     """Which part of a weight, and of its gradient, is measured; None for all of it."""
@@ -62,13 +59,11 @@ class SiteLogger(HookboardCallback[V]):
         histogram: bool,
         sync_dist: bool,
         stages: Stage | Sequence[Stage] = "train",
-        max_overhead: float | None = None,
     ) -> None:
         super().__init__()
         check_selection(modules, types)
         check_switches(histogram=histogram, sync_dist=sync_dist)
         check_steps(every_n_steps, "to follow the Trainer's log_every_n_steps")
-        check_share(max_overhead)
         chosen("stages", stages, get_args(Stage))
         if not as_list(statistics) and not histogram:
             raise wrong("statistics", statistics, "at least one, or histogram=True for histograms alone")
@@ -79,7 +74,6 @@ class SiteLogger(HookboardCallback[V]):
         self.histogram = histogram
         self.sync_dist = sync_dist
         self.stages = stages
-        self.max_overhead = max_overhead
         self._readings: Iterable[Reading] = _NO_READINGS
         self._plan()
 
@@ -168,7 +162,7 @@ class SiteLogger(HookboardCallback[V]):
         forget_graphs(loop.model)
         roles = [role for role in state.roles if not ROLES[role].of_parameter]
         modules, observer = state.selection.modules, state.recorder.open
-        state.taps = Taps(modules, roles, observer, in_graphs=True, model=loop.model, clock=self.clock)
+        state.taps = Taps(modules, roles, observer, in_graphs=True, model=loop.model)
         state.until_end.callback(state.taps.detach)
         state.taps.attach()
         state.weights = self._weights(state.selection.owners)
@@ -241,23 +235,12 @@ class SiteLogger(HookboardCallback[V]):
         self._say_changed(state, changed, model)
 
     def _send(self, loop: Loop, state: V, along: Tensor | None = None) -> Callable[[], Readings]:
-        """Send what was measured in the step or loop, see `Recorder.send`; prepare the loggers; adapt the cadence."""
+        """Send what was measured in the step or loop, see `Recorder.send`; prepare the loggers."""
         if loop.is_rank_zero:
             state.loggers.prepare()
-        wanted = shared = None
-        if self._budget is not None and state.stage == "train" and self._may_stretch(state):
-            wanted = self._budget.wanted(state.every_n_steps, state.stretch)
-            if self._ranks is not None:  # which must all measure the same steps
-                shared = torch.tensor([wanted], dtype=torch.float64, device="cpu")
         if state.loss_scale is None:
-            sent = state.recorder.send(shared, along)
-        else:
-            sent = state.loss_scale.send(state.recorder, loop, state.weights, shared, along)
-        if shared is not None:
-            return functools.partial(_note_wanted, sent, state)
-        if wanted is not None:
-            self._stretch(state, wanted)
-        return sent
+            return state.recorder.send(along=along)
+        return state.loss_scale.send(state.recorder, loop, state.weights, along)
 
     def _log(self, loop: Loop, state: V) -> None:
         """Send what was measured in the step or loop, and have the worker write it when it has arrived."""
@@ -268,14 +251,13 @@ class SiteLogger(HookboardCallback[V]):
             state.gaps_are_named = True
             gaps = MissingSites.of(self._name, state, self._expected(state), names_in(model))
         sent = self._at(f"{state.stage} {step}", self._send(loop, state))
-        overhead = self._overhead(loop, state)
 
         def write() -> None:
             readings = sent()
             filled = readings.filled()
             self._readings = filled.values()
             if writes:
-                entry = Entry(step, filled.scalars() | overhead, filled.with_histogram())
+                entry = Entry(step, filled.scalars(), filled.with_histogram())
                 if news.seen != (readings.places, facts):
                     entry.records.update(news.record(readings.places, facts, state.recorder, state.every_n_steps))
                 state.loggers.write(entry)
@@ -297,10 +279,3 @@ class SiteLogger(HookboardCallback[V]):
                 yield from (site.scalar_tag(statistic, state.stage) for statistic in self._names(role))
                 if self.histogram and not ROLES[role].moments_only:
                     yield site.histogram_tag(state.stage)
-
-
-def _note_wanted(sent: Callable[[], Readings], state: StageState) -> Readings:
-    """Return what `sent` returns; set `state.wanted` to its last flag, the largest stretch that any rank asks for."""
-    readings = sent()
-    state.wanted = int(readings.flags[-1])
-    return readings

@@ -83,9 +83,6 @@ class ParameterLogger(SiteLogger[MeasurementState]):
             statistics together.
         sync_dist: Whether all ranks measure and merge what they measured, as if one process had seen all their data.
             Otherwise rank 0 logs its own.
-        max_overhead: The largest share of the training time that this callback may take, such as 0.02. Where it takes
-            more, it logs at a multiple of `every_n_steps`, which may change, and says so once. Evaluation loops are
-            not limited. Left out: no limit.
 
     Raises:
         ValueError: At construction: an unknown statistic, or an `every_n_steps` below 1. At fit start: a pattern
@@ -105,9 +102,8 @@ class ParameterLogger(SiteLogger[MeasurementState]):
         statistics: str | Sequence[str | Statistic] = ("mean", "std", "abs_max", *USUAL),
         histogram: bool = False,
         sync_dist: bool = True,
-        max_overhead: float | None = None,
     ) -> None:
-        super().__init__(modules, types, every_n_steps, statistics, histogram, sync_dist, max_overhead=max_overhead)
+        super().__init__(modules, types, every_n_steps, statistics, histogram, sync_dist)
 
     def _asked(self, among: Collection[str]) -> list[str]:
         """Return those names of `among` that are in `statistics`, given or by default."""

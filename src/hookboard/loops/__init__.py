@@ -1,16 +1,15 @@
 """The base class of all callbacks, and the loops that call it: of a Lightning Trainer, and of a loop without one.
 
-It also keeps errors away from training (`callback.py`), writes in a thread (`worker.py`), limits the time that a
-callback takes (`budget.py`), and saves its state in checkpoints (`saved.py`).
+It also keeps errors away from training (`callback.py`), writes in a thread (`worker.py`), and saves the state of
+callbacks in checkpoints (`saved.py`).
 """
 
 from hookboard.loops.bare import watch
-from hookboard.loops.budget import is_due, is_due_now
 from hookboard.loops.callback import HookboardCallback
 from hookboard.loops.callback_methods import NothingToShowError
 from hookboard.loops.hugging_face import for_transformers
 from hookboard.loops.loop import Loop
-from hookboard.loops.stage_state import Selection, StageState, listed_gaps, names_in
+from hookboard.loops.stage_state import Selection, StageState, is_due, listed_gaps, names_in
 
 __all__ = [
     "HookboardCallback",
@@ -20,7 +19,6 @@ __all__ = [
     "StageState",
     "for_transformers",
     "is_due",
-    "is_due_now",
     "listed_gaps",
     "names_in",
     "watch",

@@ -21,15 +21,12 @@ has ended, one when the stage ends. An error in a callback ends its stage, not t
 import functools
 from collections.abc import Callable, Set
 from contextlib import suppress
-from time import perf_counter
 from typing import Any, ParamSpec, TypeVar
 
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hookboard.clock import Clock, timed
-from hookboard.loops.budget import OVERHEAD, Budget, OverheadShare, is_due
 from hookboard.loops.callback_methods import (
     CallbackMethods,
     NothingToShowError,
@@ -80,9 +77,6 @@ class HookboardCallback(CallbackMethods[W]):
         self._live: dict[str, W] = {}
         """The state of each stage that is measured in the present run, by name of the stage."""
         self._worker = Worker()
-        self.clock = Clock()
-        self.share = OverheadShare()
-        self._budget: Budget | None = None
         self._watched: Callable[[], Loop | None] | None = None
         """A weak reference to the loop that it has joined last; None before."""
         self._ranks: Ranks | None = None
@@ -98,8 +92,8 @@ class HookboardCallback(CallbackMethods[W]):
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes that are configuration; those of a run have their initial values in a copy."""
         self._worker.wait()
-        nothing = dict.fromkeys(["_budget", "_watched", "_ranks", "patience", "_kept", "_loaded"])
-        return without_trainer(self.__dict__) | nothing | {"_live": {}, "clock": Clock(), "share": OverheadShare()}
+        nothing = dict.fromkeys(["_watched", "_ranks", "patience", "_kept", "_loaded"])
+        return without_trainer(self.__dict__) | nothing | {"_live": {}}
 
     # The hooks that a Trainer calls. `FirstCallback` and `LastCallback` have the others.
 
@@ -118,7 +112,6 @@ class HookboardCallback(CallbackMethods[W]):
 
     on_test_start = on_predict_start = on_validation_start
 
-    @timed
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """End the run, see `end_run`: Lightning does not call `teardown` after a failure."""
         self.teardown(trainer, pl_module, "")
@@ -127,7 +120,6 @@ class HookboardCallback(CallbackMethods[W]):
         """End the run, see `end_run`."""
         self.end_run(TrainerLoop(trainer))
 
-    @timed
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Append this callback's entry to the checkpoint on rank 0.
 
@@ -149,7 +141,6 @@ class HookboardCallback(CallbackMethods[W]):
 
     # The methods that a loop calls.
 
-    @timed
     def begin_fit(self, loop: Loop) -> None:
         """Join a training run: select the modules, and attach the hooks of training and validation.
 
@@ -162,7 +153,6 @@ class HookboardCallback(CallbackMethods[W]):
             inform_of_many_tags(self)
             warn_of_equal_tags(self, loop)
 
-    @timed
     def begin_evaluation_run(self, loop: Loop) -> None:
         """Join an evaluation outside of a fit: select modules, attach hooks, and begin it; no effect within a fit."""
         if not loop.is_fitting and self._adopt(loop):
@@ -171,7 +161,7 @@ class HookboardCallback(CallbackMethods[W]):
             if stage in self._stages(loop):
                 self._start(loop, {stage})
             warn_of_equal_tags(self, loop)
-            self._start_evaluation(loop)
+            self.begin_evaluation(loop)
 
     def end_run(self, loop: Loop) -> None:
         """Remove all hooks and leave the loop; no effect if the callback takes part in the run of another loop."""
@@ -210,7 +200,6 @@ class HookboardCallback(CallbackMethods[W]):
         self._watched = loop.weakly()
         return True
 
-    @timed
     def begin_training(self, loop: Loop) -> None:
         """Call `_begin_training` if training is measured, then restore the state from a loaded checkpoint."""
         state = self._live.get("train")
@@ -234,15 +223,7 @@ class HookboardCallback(CallbackMethods[W]):
         state = self._live.get(stage)
         if state is None:
             return
-        has_budget = self._budget is not None and stage == "train"
-        if has_budget and is_due(loop.logged_step, state.every_n_steps):
-            self._do(state, "at the start of a batch", self._adopt_stretch, state)
-            if stage not in self._live:  # it has ended, because another rank was lost
-                return
         state.is_due = self._wants(loop, state, batch_idx, dataloader_idx)
-        if self._budget is not None and has_budget:
-            self._budget.begin_batch(loop.logged_step)
-            self._budget.is_due = state.is_due
         if state.is_due:
             state.is_open = True
             self._do(state, "at the start of a batch", self._open_batch, loop, state, batch)
@@ -317,18 +298,13 @@ class HookboardCallback(CallbackMethods[W]):
         These are hooks that change tensors, and all hooks of a batch that did not end; it gets no `_end_batch`.
         """
         if self._worker.tasks:
-            self._catch_up()
+            self._worker.catch_up()
         for state in list(self._live.values()):
             state.is_due = False
             if state.is_open:
                 state.is_open = False
                 self._do(state, "at the end of a batch", state.until_batch_end.close)
 
-    @timed
-    def _catch_up(self) -> None:
-        self._worker.catch_up()
-
-    @timed
     def end_epoch(self, loop: Loop) -> None:
         """Call `leave_batch`, then `_see_batch_end` if training is measured and every step is seen."""
         self.leave_batch()
@@ -336,21 +312,14 @@ class HookboardCallback(CallbackMethods[W]):
         if state is not None and self.sees_every_step:
             self._do(state, "at the end of a batch", self._see_batch_end, loop, state)
 
-    @timed
     def end_training(self, loop: Loop) -> None:
         """Wait for the worker, then call `_end_training` for each stage."""
         self._worker.settle()
         for state in list(self._live.values()):
             self._do(state, "at the end of the training", self._end_training, loop, state)
 
-    @timed
     def begin_evaluation(self, loop: Loop) -> None:
-        """Begin an evaluation within a fit: call `_begin_evaluation` if it is measured, and pause the budget."""
-        if self._budget is not None:
-            self._budget.pause()
-        self._start_evaluation(loop)
-
-    def _start_evaluation(self, loop: Loop) -> None:
+        """Begin an evaluation: call `_begin_evaluation` if it is measured."""
         state = self._live.get(loop.stage)
         if state is not None:
             self._do(state, "at the start of an evaluation", self._open_evaluation, loop, state)
@@ -359,7 +328,6 @@ class HookboardCallback(CallbackMethods[W]):
         self._follow(loop, state)
         self._begin_evaluation(loop, state)
 
-    @timed
     def end_evaluation(self, loop: Loop) -> None:
         """Call `leave_batch`, then `_end_evaluation` if the stage is live; wait for the worker unless ranks merge."""
         self.leave_batch()
@@ -379,16 +347,13 @@ class HookboardCallback(CallbackMethods[W]):
         elif self._takes_part(loop) and self._connect_ranks(loop):
             in_thread = has_own_thread(loop.device) or self._ranks is not None
             if self._ranks is not None:  # once one callback has waited in vain, the others wait less
-                others = (one.patience for one in self._together(loop) if one.patience is not None)
-                self.patience = next(others, Patience(MAX_WAIT_SECONDS))
+                others = (one.patience for one in loop.callbacks if isinstance(one, HookboardCallback))
+                self.patience = next(filter(None, others), Patience(MAX_WAIT_SECONDS))
             self._worker = Worker(f"hookboard {self._name}", in_thread, self.patience)
-            self.share = OverheadShare()
-            self.share.begin(one.clock for one in self._together(loop))
-            self._budget = None if self.max_overhead is None else Budget(self.max_overhead, self.clock)
             said: set[str] = set()
             for stage in decision.stages:
                 if stage in running:
-                    loggers, layout = Loggers(loop.loggers, self._name, self.clock), dict(loop.model.named_modules())
+                    loggers, layout = Loggers(loop.loggers, self._name), dict(loop.model.named_modules())
                     state = self.state_class(stage, decision.every_n_steps, loggers, selection, layout, said)
                     self._prepare(loop, state)
                     self._live[stage] = state
@@ -453,52 +418,8 @@ class HookboardCallback(CallbackMethods[W]):
                 f"{said_of_changes(fresh, names_in(model))}."
             )
 
-    @property
-    def is_in_training(self) -> bool:
-        """True during a fit in which it measures the stage `train`, until an error ends that stage."""
-        return "train" in self._live
-
-    def _overhead(self, loop: Loop, state: W) -> dict[str, float]:
-        """Return `{OVERHEAD: share}`, the share of time that all callbacks took since the last value; {} if not known.
-
-        At each step only the callback that asks first gets it; outside of training it is always {}.
-        """
-        if state.stage != "train":
-            return {}
-        every = self._together(loop)
-        for one in every:
-            if one.tells_overhead and one.is_in_training:
-                share = one.share.take(loop.logged_step, [each.clock for each in every])
-                return {} if share is None else {OVERHEAD: share}
-        return {}
-
-    def _together(self, loop: Loop) -> "list[HookboardCallback[Any]]":
-        """Return all callbacks of hookboard in this run; this one alone if the run does not list it itself."""
-        every = [callback for callback in loop.callbacks if isinstance(callback, HookboardCallback)]
-        return every if self in every else [self]  # a callback of the user may contain this one and call it
-
-    def _adopt_stretch(self, state: W) -> None:
-        """If ranks merge, stretch the cadence as they agreed after the last due step: all measure the same steps."""
-        if self._ranks is not None:
-            self._worker.settle()
-            if state.wanted is not None:
-                self._stretch(state, state.wanted)
-
-    def _stretch(self, state: W, factor: int) -> None:
-        """Measure every `factor * every_n_steps` steps from now on; the first time, log why."""
-        is_first, state.stretch = state.stretch == 1 and not state.is_stretch_said, factor
-        if is_first and factor > 1 and self._budget is not None:
-            state.is_stretch_said = True
-            idle = f"each step between two looks {1e3 * self._budget.idle:.2g} ms, " if self._budget.idle else ""
-            inform(
-                f"{self._name} measures every {factor * state.every_n_steps} steps instead of {state.every_n_steps}: "
-                f"a look takes {1e3 * (self._budget.look or 0):.3g} ms, {idle}a bare step "
-                f"{1e3 * self._budget.step:.3g} ms, and max_overhead is {self._budget.share}. "
-                "It may change with the time they take (this is said once)."
-            )
-
     def _do(self, state: W, when: str, method: Callable[P, object], /, *args: P.args, **kwargs: P.kwargs) -> None:
-        """Call a method and time it; an error ends the stage with a warning, or is raised if it may stop the run.
+        """Call a method; an error ends the stage with a warning, or is raised if it may stop the run.
 
         Args:
             state: the stage that an error ends.
@@ -507,19 +428,11 @@ class HookboardCallback(CallbackMethods[W]):
             args: positional arguments.
             kwargs: keyword arguments.
         """
-        clock = self.clock  # not in a context manager: it would take four calls, in each step several times
-        is_first = clock.began is None
-        if is_first:
-            clock.began = perf_counter()
         try:
             method(*args, **kwargs)
         except Exception as error:
             if not self._end_stage_after(state, when, error):
                 raise
-        finally:
-            if is_first and clock.began is not None:
-                clock.spent += perf_counter() - clock.began
-                clock.began = None
 
     def _end_stage_after(self, state: W, when: str, error: Exception) -> bool:
         """End the stage with one warning, and return True; return False if the error must stop the run instead."""

@@ -9,9 +9,8 @@ from lightning.pytorch import Callback
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hookboard.loops.budget import is_due_now
 from hookboard.loops.loop import Loop
-from hookboard.loops.stage_state import Selection, StageState
+from hookboard.loops.stage_state import Selection, StageState, is_due
 from hookboard.messages import inform, rank_zero_warn
 from hookboard.ranks import has_process_group
 from hookboard.sites import Stage
@@ -44,12 +43,6 @@ class CallbackMethods(Callback, ABC, Generic[W]):
 
     needs_logger = True
     """True if it does nothing in a run without a logger."""
-
-    max_overhead: float | None = None
-    """The largest share of the training time that it may take; None for no limit."""
-
-    tells_overhead = False
-    """True if it logs the share of time that all callbacks take; of several such callbacks one does at each step."""
 
     sees_every_step = False
     """True if the methods that begin with `_see_` are called at each training batch, due or not."""
@@ -119,10 +112,6 @@ class CallbackMethods(Callback, ABC, Generic[W]):
         """Return the number of optimizer steps from one due step to the next; 0 for no step."""
         return loop.log_every_n_steps
 
-    def _may_stretch(self, state: W) -> bool:
-        """Return True if `max_overhead` may stretch the cadence now; the result must be equal on all ranks."""
-        return True
-
     def written_tags(self) -> Iterable[str]:
         """Return the tags that this callback will write, as far as they are known before the first batch.
 
@@ -146,7 +135,7 @@ class CallbackMethods(Callback, ABC, Generic[W]):
 
     def _wants(self, loop: Loop, state: W, batch_idx: int, dataloader_idx: int) -> bool:
         """Return True if this batch is measured. By default: in training if its step is due, in evaluations always."""
-        return state.stage != "train" or is_due_now(state, loop.logged_step)
+        return state.stage != "train" or is_due(loop.logged_step, state.every_n_steps)
 
     @abstractmethod
     def _begin_batch(self, loop: Loop, state: W, batch: Any) -> None:

@@ -23,11 +23,12 @@ VERSION = 6
 
 READABLE_VERSIONS = frozenset({1, 2, 3, 4, 5, VERSION})
 """The formats that can be restored. 1 has a row for every channel and no width, 2 has no experiments, 3
-no frozen parameters, 4 no losses of validations, 5 also a number that a device wrote at the first NaN."""
+no frozen parameters, 4 no losses of validations, 5 also a number that a device wrote at the first NaN, and an interval
+that may be stretched."""
 
 FORMS: Codecs = {**OF_HEALTH, LayerFacts: dataclass_codec(LayerFacts)}
 
-VARIABLE = ("stop_on", "max_overhead", "nonfinite", "sync_dist", "report")
+VARIABLE = ("stop_on", "nonfinite", "sync_dist", "report")
 """The arguments that may differ in the resumed fit."""
 
 

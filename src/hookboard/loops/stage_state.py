@@ -53,10 +53,6 @@ class StageState:
         said: names of modules whose replacement has been reported; all stages of a callback share this set.
         is_due: True while a batch runs that is measured.
         is_open: True if `until_batch_end` may hold something.
-        stretch: the factor by which the cadence is stretched to keep to `max_overhead`.
-        is_stretch_said: True once a line has been logged about that.
-        last_due: the last step that was due; None before the first.
-        wanted: the stretch that all ranks adopt at the next due step; None before they have agreed.
         has_fault: True if an error has ended the stage.
         sees_backward: whether `_before_backward` and `_after_backward` are called in measured batches.
         sees_steps: whether `_before_optimizer_step` is called in measured batches.
@@ -72,10 +68,6 @@ class StageState:
     said: set[str]
     is_due: bool = False
     is_open: bool = False
-    stretch: int = 1
-    is_stretch_said: bool = False
-    last_due: int | None = None
-    wanted: int | None = None
     has_fault: bool = False
     sees_backward: bool = False
     sees_steps: bool = False
@@ -103,6 +95,18 @@ class StageState:
 
     def load_state_dict(self, parts: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned, before the first batch of a resumed fit."""
+
+
+def is_due(step: int, every_n_steps: int) -> bool:
+    """Return True if the optimizer step with this number, counted from 0, is measured and logged.
+
+    That is the last of every n steps, the one that Lightning logs too. If `every_n_steps` is 0 (Lightning's "no
+    logging"), no step is due.
+
+    >>> [step for step in range(10) if is_due(step, 4)]
+    [3, 7]
+    """
+    return every_n_steps > 0 and (step + 1) % every_n_steps == 0
 
 
 def is_same(one: Mapping[str, nn.Module], other: Mapping[str, nn.Module]) -> bool:

@@ -10,7 +10,6 @@ from pathlib import Path
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from torch.utils.tensorboard import SummaryWriter
 
-from hookboard.clock import Clock, timed
 from hookboard.messages import hand_over, warn, warn_switched_off
 from hookboard.writers.entry import Entry, joined
 from hookboard.writers.registry import folder_of, known_type, place_of, write
@@ -27,15 +26,13 @@ class Loggers:
     Args:
         loggers: the loggers of the Trainer.
         owner: the callback's name, used in warnings.
-        clock: counts the time that writing takes.
     """
 
-    def __init__(self, loggers: Iterable[Logger], owner: str, clock: Clock) -> None:
+    def __init__(self, loggers: Iterable[Logger], owner: str) -> None:
         self.loggers = list(loggers)
         self.are_given = bool(self.loggers)
         """True also after all of them have failed, which takes them out of `loggers`."""
         self.owner = owner
-        self.clock = clock
         self._in_any_thread: list[Logger] | None = None
 
     @property
@@ -103,8 +100,6 @@ class Loggers:
                 said.add(what)
                 warn(f"{names}: {name} takes no {what}; they are left out there.")
 
-    timed_write_row = timed(write_row)
-
 
 class _Waiting(threading.local):
     """What waits in a thread to be written, by the id of a logger and the step."""
@@ -125,7 +120,7 @@ def write_rows(before: float = math.inf) -> None:
     for key in sorted((key for key in waiting.rows if key[1] < before), key=operator.itemgetter(1)):
         row = waiting.rows.pop(key)
         logger, first, _ = row[0]
-        first.timed_write_row(logger, joined([entry for *_, entry in row]), [owner for _, owner, _ in row])
+        first.write_row(logger, joined([entry for *_, entry in row]), [owner for _, owner, _ in row])
 
 
 def _takes_in_any_thread(logger: Logger) -> bool:

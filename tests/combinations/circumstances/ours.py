@@ -80,11 +80,3 @@ def class_activation_maps(case: Case) -> None:
 def an_Intervention_that_changes_nothing(case: Case) -> None:
     case.ours.append(lambda: hb.Intervention(hb.Scale(1.0), "head", stages=BOTH))
     case.ours.append(lambda: hb.Intervention(hb.Scale(1.0), "head", role="grad_output"))
-
-
-@one_of("ours")
-def all_loggers_within_a_budget(case: Case) -> None:
-    case.ours.append(lambda: hb.ActivationLogger(max_overhead=0.5, **DUE))
-    case.ours.append(lambda: hb.GradientLogger(max_overhead=0.5, **DUE))
-    case.ours.append(lambda: hb.ParameterLogger(max_overhead=0.5, **DUE))
-    case.ours.append(lambda: hb.HealthMonitor(max_overhead=0.5, **DUE))
