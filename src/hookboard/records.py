@@ -26,10 +26,6 @@ LAYERS = "hookboard/layers"
 HEALTH = "hookboard/health"
 """The tag of a `HealthRecord`."""
 
-CSV_INDEX = "hookboard.csv"
-"""The file in the folder of a CSVLogger that lists its records and pictures: a line of tag, step and name of the file
-for each that was written. The last line of a tag counts."""
-
 MAX_DIMENSIONS = 64
 """Maximum number of dimensions that a tensor of torch has."""
 

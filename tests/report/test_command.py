@@ -125,7 +125,7 @@ def test_verdicts_as_json_have_the_fields_of_a_verdict(command):
         (["verdicts", "logs/sikc"], "unknown folder 'logs/sikc'; did you mean 'logs/sick'"),
         (["runs", "lgos/sick/deep"], "unknown folder 'lgos'; did you mean 'logs'?"),
         (["runs", "logs/empty/run"], "unknown folder 'logs/empty/run': 'logs/empty' has no folders."),
-        (["runs", "logs/theirs"], "no event file and no metrics.csv in 'logs/theirs' has data of hookboard."),
+        (["runs", "logs/theirs"], "no event file in 'logs/theirs' has data of hookboard (TensorBoardLogger writes"),
         (["verdicts", "logs/theirs/events.out.tfevents.1.test"], "is a file; give the folder of a run."),
         (["verdicts", "logs/a_loggers"], "HealthMonitor watched none of these runs."),
     ],

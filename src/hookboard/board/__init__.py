@@ -7,10 +7,9 @@ Nothing here imports torch or Lightning: TensorBoard loads the plugin at every s
 from hookboard.board.board import Answer, Board, histogram_over_steps
 from hookboard.board.logged_run import LoggedRun, loss_tag, natural_key
 from hookboard.board.plugin import STATIC, HookboardPlugin, packed_plotly, picture_type
-from hookboard.board.source import HISTOGRAMS, LastPoint, RefusalError, Source, cells_of, columns_for
+from hookboard.board.source import LastPoint, RefusalError, Source, cells_of, columns_for
 
 __all__ = [
-    "HISTOGRAMS",
     "STATIC",
     "Answer",
     "Board",

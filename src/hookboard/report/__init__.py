@@ -1,6 +1,6 @@
 """A run without TensorBoard: the command `hookboard`, a page in one file, and arrays in Python.
 
-It is read from event files, or from the files of a CSVLogger.
+It is read from event files.
 Nothing here imports torch, except for the verdicts of `read` and the command `hookboard compare`.
 """
 

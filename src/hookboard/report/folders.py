@@ -1,4 +1,4 @@
-"""Opens folders with event files, and those of CSVLogger."""
+"""Opens folders with event files."""
 
 import os
 from collections.abc import Sequence
@@ -12,16 +12,13 @@ from tensorboard.context import RequestContext
 from hookboard.board import Board, Source
 from hookboard.messages import unknown
 from hookboard.records import PLUGIN
-from hookboard.report.csv_runs import METRICS, CsvRuns, csv_folders
 
 KEPT = {"scalars": 0, "histograms": 0, "images": 0, PLUGIN: 10}
 """By plugin, how many points of each tag are kept; 0 is all. The last health record holds everything."""
 
 
 def open_folders(folders: Sequence[str | os.PathLike[str]]) -> tuple[Source, list[str]]:
-    """Read the event files, and the tables of CSVLogger, in some folders and below.
-
-    Where a folder has both, only its event files are read.
+    """Read the event files in some folders and below.
 
     A run is named by its path from the parent of the folder, or from what the parents of several folders share.
 
@@ -37,34 +34,26 @@ def open_folders(folders: Sequence[str | os.PathLike[str]]) -> tuple[Source, lis
     paths = [_existing(Path(folder)).resolve() for folder in folders]
     base = os.path.commonpath([path.parent for path in paths])
     try:
-        multiplexer, tables = _read(paths, base)
+        multiplexer = _read(paths, base)
     except UnicodeEncodeError as error:  # TensorBoard encodes paths, unlike Python, which takes any bytes
         cure = "rename it, or set PYTHONUTF8=1 if its name is right"
         raise ValueError(f"the path {error.object!r} is no text in UTF-8, which TensorBoard needs: {cure}.") from error
-    provider = CsvRuns(MultiplexerDataProvider(multiplexer, base), tables)
-    source = Source(provider, RequestContext(), "")
+    source = Source(MultiplexerDataProvider(multiplexer, base), RequestContext(), "")
     names = [run["name"] for run in Board().runs(source)["runs"]]
     if not names:
         given = " and ".join(repr(os.fspath(folder)) for folder in folders)
-        raise ValueError(f"no event file and no {METRICS} in {given} has data of hookboard.")
+        raise ValueError(f"no event file in {given} has data of hookboard (TensorBoardLogger writes event files).")
     return source, names
 
 
-def _read(paths: Sequence[Path], base: str) -> tuple[EventMultiplexer, dict[str, Path]]:
-    """Return the event files in some folders, read, and by the name of the run the folders of other CSVLoggers."""
+def _read(paths: Sequence[Path], base: str) -> EventMultiplexer:
+    """Return the event files in some folders, read."""
     multiplexer = EventMultiplexer(tensor_size_guidance=KEPT)
-    tables: dict[str, Path] = {}
     for path in paths:
-        tables |= {_name(place, base): place for place in csv_folders(path)}
         for place in GetLogdirSubdirectories(str(path)):
-            multiplexer.AddRun(place, _name(place, base))
-            tables.pop(_name(place, base), None)
+            multiplexer.AddRun(place, Path(os.path.relpath(place, base)).as_posix())
     multiplexer.Reload()
-    return multiplexer, tables
-
-
-def _name(place: str | Path, base: str) -> str:
-    return Path(os.path.relpath(place, base)).as_posix()
+    return multiplexer
 
 
 def _existing(path: Path) -> Path:

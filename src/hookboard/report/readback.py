@@ -1,4 +1,4 @@
-"""`read`: a run in Python, from its event files or the table of a CSVLogger."""
+"""`read`: a run in Python, from its event files."""
 
 import os
 from collections.abc import Mapping
@@ -92,11 +92,10 @@ class ReadRun:
 
 
 def read(folder: str | os.PathLike[str]) -> ReadRun:
-    """Read a run from its event files, or from the files of a CSVLogger.
+    """Read a run from its event files.
 
     Args:
-        folder: the folder that `TensorBoardLogger`, `SummaryWriter` or `CSVLogger` wrote, such as
-            "lightning_logs/version_0".
+        folder: the folder that `TensorBoardLogger` or `SummaryWriter` wrote, such as "lightning_logs/version_0".
 
     Raises:
         ValueError: the folder does not exist, or holds no data of hookboard, or several runs.

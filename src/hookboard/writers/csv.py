@@ -1,17 +1,13 @@
 """Writing to a CSVLogger: scalars to its table, everything else to files beside it."""
 
-import csv
-import io
 import re
-from collections.abc import Sequence
 
 import numpy as np
 from lightning.fabric.utilities.cloud_io import get_filesystem
 from lightning.pytorch.loggers import CSVLogger
 
-from hookboard.records import CSV_INDEX
 from hookboard.writers.entry import Entry
-from hookboard.writers.registry import command, folder_of, place_of, write
+from hookboard.writers.registry import folder_of, place_of, write
 
 MAX_FILE_NAME_CHARS = 255
 """Maximum number of characters in the name of a file; few file systems take more."""
@@ -19,25 +15,19 @@ MAX_FILE_NAME_CHARS = 255
 
 @write.register
 def write_to_csv(logger: CSVLogger, entry: Entry) -> list[str]:
-    """Write the scalars to the logger, and everything else but the layout to files in its `log_dir`.
+    """Write the scalars to the logger, and everything else but records and layout to files in its `log_dir`.
 
-    A picture, table, text, page or record is in a file of its tag, which holds the latest; `CSV_INDEX` lists those of
-    pictures and records. Histograms of a step are the arrays `<tag>.counts` and `<tag>.edges` of one file,
-    `histograms/<step>.npz`, or `<step>_2.npz` if there is one already. A record has an array for each string.
+    A picture, table, text or page is in a file of its tag, which holds the latest. Histograms of a step are the arrays
+    `<tag>.counts` and `<tag>.edges` of one file, `histograms/<step>.npz`, or `<step>_2.npz` if there is one already.
 
     Returns:
         What the logger cannot take, in words.
     """
     if entry.scalars:
         logger.log_metrics({**entry.scalars}, entry.step)
-    files: dict[str, bytes] = {}
-    listed: dict[str, str] = {}
-    for tag, picture in entry.pictures.items():
-        listed[tag] = _file(tag, "jpg" if picture.is_photo else "png")
-        files[listed[tag]] = picture.encode()[0]
-    for tag, strings in entry.records.items():
-        listed[tag] = _file(tag, "npz")
-        files[listed[tag]] = _record(strings)
+    files = {
+        _file(tag, "jpg" if picture.is_photo else "png"): picture.encode()[0] for tag, picture in entry.pictures.items()
+    }
     texts = entry.texts | {tag: table.text for tag, table in entry.tables.items()}
     files |= {_file(tag, "md"): text.encode() for tag, text in texts.items()}
     files |= {_file(tag, "html"): page.encode() for tag, page in entry.pages.items()}
@@ -48,9 +38,6 @@ def write_to_csv(logger: CSVLogger, entry: Entry) -> list[str]:
         for name, content in taken.items():
             with system.open(f"{folder}/{name}", "wb") as file:
                 file.write(content)
-        if lines := [(tag, entry.step, name) for tag, name in listed.items() if name in taken]:
-            with system.open(f"{folder}/{CSV_INDEX}", "a", encoding="utf-8", newline="") as file:
-                csv.writer(file).writerows(lines)
         if arrays := _arrays(entry):
             system.makedirs(f"{folder}/histograms", exist_ok=True)
             names = (f"{folder}/histograms/{entry.step:08}{more}.npz" for more in ("", *map("_{}".format, _FURTHER)))
@@ -68,15 +55,9 @@ def _arrays(entry: Entry) -> dict[str, np.ndarray]:
     return {f"{tag}.{name}": getattr(one, name) for tag, one in found.items() for name in ("counts", "edges")}
 
 
-def _record(strings: Sequence[bytes]) -> bytes:
-    file = io.BytesIO()
-    np.savez(file, *[np.frombuffer(string, np.uint8) for string in strings])  # packed already
-    return file.getvalue()
-
-
 @place_of.register
 def _place(logger: CSVLogger) -> str:
-    return f"{command('hookboard', 'report', folder_of(logger))} (or health_verdict.md and health_*.png there)"
+    return f"{folder_of(logger)} (health_verdict.md and health_*.png)"
 
 
 def _file(tag: str, suffix: str) -> str:
