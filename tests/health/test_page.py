@@ -12,7 +12,6 @@ from hookboard.health.page import (
     CHARTED,
     TABLE_COLUMNS,
     TABLE_ROWS_MAX,
-    layout,
     marks_of,
     pictures,
     table_of,
@@ -23,9 +22,6 @@ from hookboard.health.rules.experiments import TRIED
 from hookboard.health.rules.training_step import STEP
 from hookboard.images.heat_map import MARKS, MISSING, NOT_FINITE
 from hookboard.layers import Layer
-
-MOST_TAGS = 24 - 1
-"""Without `health/before_nonfinite`, which is written elsewhere."""
 
 ALARM = Verdict("alarm", "dead_units", "net.7", 20, None, "96 of 96 units gave 0.", "Lower the rate.")
 
@@ -55,36 +51,27 @@ def seen(known, step, sick, rng):
 
 
 def written(judge, page=None):
-    """All tags that the page of a judge writes, and the charts."""
+    """All tags that the page of a judge writes."""
     page = page or Page()
     entries = [page.entry(judge.run, judge.verdicts), page.last(judge.run, judge.verdicts)]
     tags = [tag for e in entries for kind in (e.scalars, e.pictures, e.tables, e.texts) for tag in kind]
-    return sorted({*tags}), entries[0].layout
+    return sorted({*tags})
 
 
 @pytest.mark.parametrize("count", [1, 12, 200])
 def test_the_tags_are_as_many_whatever_the_number_of_layers(count):
-    tags, charts = written(trained(count))
-    assert len(tags) + bool(charts) == 22 <= MOST_TAGS
-    assert tags == written(trained(2))[0]
+    tags = written(trained(count))
+    assert len(tags) == 21  # and `health/before_nonfinite`, which is written elsewhere
+    assert tags == written(trained(2))
 
 
-def test_every_tag_of_a_chart_is_a_scalar_that_is_written():
-    tags, charts = written(trained(5))
-    in_charts = {tag for category in charts.values() for _, several in category.values() for tag in several}
-    assert in_charts <= {*tags}
-    assert len(in_charts) == 16
-
-
-def test_each_quantity_has_a_margin_chart_of_the_median_between_the_percentiles():
+def test_of_each_quantity_the_median_and_percentiles_are_written():
     judge = trained(41)
     scalars = Page().entry(judge.run, judge.verdicts).scalars
     for quantity in CHARTED:
-        kinds = [chart for charts in layout().values() for chart in charts.values() if chart[1][0].endswith("median")]
-        (chart,) = [several for kind, several in kinds if kind == "Margin" and f"/{quantity}/" in several[0]]
         values = judge.run.recent(quantity)[:, -1]
         oracle = [np.median(values), np.sort(values)[4], np.sort(values)[36]]  # the tenth and ninetieth of 0 to 40
-        assert [scalars[tag] for tag in chart] == pytest.approx(oracle)
+        assert [scalars[f"health/{quantity}/{name}"] for name in ("median", "p10", "p90")] == pytest.approx(oracle)
 
 
 def test_the_worst_layer_is_the_one_with_the_worst_verdict_that_lasts():
@@ -99,12 +86,6 @@ def test_without_a_verdict_the_worst_layer_is_the_one_farthest_from_the_others()
     scalars = Page().entry(judge.run, []).scalars
     for quantity in CHARTED:
         assert scalars[f"health/{quantity}/worst"] == judge.run.recent(quantity)[3, -1]
-
-
-def test_the_layout_is_given_once():
-    judge, page = trained(3), Page()
-    assert page.entry(judge.run, []).layout == layout()
-    assert page.entry(judge.run, []).layout == {}
 
 
 def test_each_picture_holds_the_whole_run_and_marks_the_sick_layer():
@@ -253,7 +234,7 @@ def test_every_rule_that_judges_looks_points_at_a_chart():
 
 def test_what_each_rule_points_at_is_written_by_the_page():
     found = {rule.look_at for rule in RULES.values() if rule.look_at}
-    assert found <= {*written(trained(2))[0], "health/before_nonfinite"}
+    assert found <= {*written(trained(2)), "health/before_nonfinite"}
 
 
 def test_the_table_says_where_to_look_for_what_a_rule_of_the_users_own_sees():

@@ -4,10 +4,9 @@ import json
 
 import numpy as np
 import pytest
-from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger, WandbLogger
+from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, WandbLogger
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.util import tensor_util
 
 from hookboard.images import Picture
@@ -15,11 +14,9 @@ from hookboard.messages import HookboardWarning
 from hookboard.writers import Entry, Loggers, Table, write_rows
 
 TABLE = Table(("layer", "why"), (("a|b", "x"), ("c", "y")), "**two** rows")
-LAYOUT = {"health": {"spread": ["Margin", ["health/rms/median", "health/rms/p10", "health/rms/p90"]]}}
-OWN = {"mine": {"loss": ["Multiline", ["loss"]]}}
 
 
-def entry(step=3, **more):
+def entry(step=3):
     pixels = np.arange(40 * 344, dtype=np.uint8).reshape(40, 344) % 200
     return Entry(
         step,
@@ -27,7 +24,6 @@ def entry(step=3, **more):
         pictures={"health/rms": Picture(pixels, "RMS of all layers")},
         texts={"health/note": "**bold**"},
         tables={"health/verdict": TABLE},
-        **more,
     )
 
 
@@ -45,22 +41,13 @@ def read(folder):
     return events
 
 
-def layouts(folder):
-    found = []
-    for event in read(folder).Tensors("custom_scalars__config__"):
-        proto = layout_pb2.Layout()
-        proto.ParseFromString(event.tensor_proto.string_val[0])
-        found.append([category.title for category in proto.category])
-    return found
-
-
 def format_of(path):
     with Image.open(path) as image:
         return image.format
 
 
 def test_tensorboard_gets_everything(tensorboard, tmp_path):
-    write(tensorboard, entry(layout=LAYOUT))
+    write(tensorboard, entry())
     tensorboard.experiment.flush()
     events = read(tmp_path)
     assert sorted(events.Tags()["scalars"]) == ["health/rms/median", "health/rms/p10", "health/rms/p90"]
@@ -68,7 +55,6 @@ def test_tensorboard_gets_everything(tensorboard, tmp_path):
     (table,) = events.Tensors("health/verdict/text_summary")
     assert table.tensor_proto.string_val[0].decode() == TABLE.text
     assert events.Tensors("health/note/text_summary")[0].tensor_proto.string_val[0] == b"**bold**"
-    assert layouts(tmp_path) == [["health"]]
 
 
 def test_a_record_is_a_tensor_of_strings(tensorboard, tmp_path):
@@ -87,23 +73,6 @@ def test_other_loggers_leave_records_out_without_a_warning(tmp_path, monkeypatch
     for logger in (MLFlowLogger(tracking_uri=f"file:{tmp_path}"), CSVLogger(tmp_path / "csv", name=None, version="")):
         write(logger, Entry(3, records={"hookboard/health": [b"{}"]}))
     assert not [one for one in recwarn if one.category is HookboardWarning]
-
-
-def test_a_layout_of_the_users_own_is_left_alone(tensorboard, tmp_path):
-    tensorboard.experiment.add_custom_scalars(OWN)
-    write(tensorboard, entry(layout=LAYOUT))
-    tensorboard.experiment.flush()
-    assert layouts(tmp_path) == [["mine"]]
-
-
-def test_a_run_that_is_continued_gets_no_second_layout(tensorboard, tmp_path):
-    write(tensorboard, entry(1, layout=LAYOUT))
-    tensorboard.experiment.flush()
-    again = TensorBoardLogger(tmp_path, name=None, version="")
-    write(again, entry(2, layout=LAYOUT))
-    again.finalize("success")
-    tensorboard.experiment.flush()
-    assert layouts(tmp_path) == [["health"]]
 
 
 def test_a_csv_logger_gets_scalars_in_its_table_and_all_else_as_files(tmp_path):

@@ -1,4 +1,4 @@
-"""`Page`: what is written about a run: a table, four heat maps, 16 scalars with charts, and records for the tab."""
+"""`Page`: what is written about a run: a table, four heat maps, 16 scalars, and records for the tab."""
 
 import re
 import textwrap
@@ -16,7 +16,7 @@ from hookboard.health.run_table import QUANTITIES
 from hookboard.images import ColourScale, Mark, Picture, heat_map
 from hookboard.messages import warn_switched_off
 from hookboard.records import HEALTH, HealthRecord
-from hookboard.writers import Entry, Layout, Table, escaped, markdown
+from hookboard.writers import Entry, Table, escaped, markdown
 
 VERDICT = "health/verdict"
 """The tag of the table."""
@@ -44,7 +44,7 @@ PERCENTILES = {"p10": 10, "median": 50, "p90": 90}
 
 
 class Page:
-    """Makes the `Entry` to write after each look. It uses 22 tags whatever the number of layers.
+    """Makes the `Entry` to write after each look. It uses 21 tags whatever the number of layers.
 
     Scalars are written at every look. Table, pictures and record are written when the number of looks has grown by a
     factor (1.5, 1.2 for the record), when a verdict begins or ends, and at the end. Because of verdicts, pictures and
@@ -58,7 +58,6 @@ class Page:
     def __init__(self, every_n_steps: int | None = None, look_at: Mapping[str, str] | None = None) -> None:
         self.every_n_steps = every_n_steps
         self._look_at = look_at
-        self._has_layout = False
         self._drawn_at = 0
         self._told_at = 0
         self._told: object = None
@@ -73,8 +72,7 @@ class Page:
         """
         is_new = _keys(verdicts) != self._told
         is_due = run.seen >= max(2, PICTURE_GROWTH_FACTOR * self._drawn_at)
-        entry = Entry(run.now.step, scalars=scalars(run, verdicts), layout={} if self._has_layout else layout())
-        self._has_layout = True
+        entry = Entry(run.now.step, scalars=scalars(run, verdicts))
         if is_new or is_due:
             self._tell(entry, run, verdicts)
         # Many layers may fall ill one after the other; not each of them is worth pictures.
@@ -120,19 +118,6 @@ def scalars(run: Run, verdicts: Sequence[Verdict]) -> dict[str, float]:
     return found
 
 
-def layout() -> Layout:
-    """Return the charts for TensorBoard's custom scalars tab: two per quantity, percentiles and the worst layer."""
-    usual = {
-        f"{words}: median, 10 to 90 % of layers": ["Margin", _tags(quantity, "median", "p10", "p90")]
-        for quantity, words in CHARTED.items()
-    }
-    worst = {
-        f"{words}: worst layer and median": ["Multiline", _tags(quantity, "worst", "median")]
-        for quantity, words in CHARTED.items()
-    }
-    return {"health: all layers": usual, "health: the worst layer": worst}
-
-
 def worst(quantity: str, run: Run, verdicts: Sequence[Verdict]) -> tuple[str, float] | None:
     """Return name and value of the worst layer in a quantity, at the latest look; None if no layer has a finite value.
 
@@ -152,10 +137,6 @@ def worst(quantity: str, run: Run, verdicts: Sequence[Verdict]) -> tuple[str, fl
     logs = np.log10(np.maximum(values[places], np.finfo(np.float64).tiny))
     place = int(places[np.argmax(np.abs(logs - median(logs)))])
     return run.layers[place].name, float(values[place])
-
-
-def _tags(quantity: str, *names: str) -> list[str]:
-    return [f"health/{quantity}/{name}" for name in names]
 
 
 def pictures(run: Run, verdicts: Sequence[Verdict]) -> dict[str, Picture]:

@@ -231,5 +231,5 @@ def inform_of_many_tags(callback: CallbackMethods[Any]) -> None:
         inform(
             f"{type(callback).__name__} is going to write {count:,} tags, more than anybody looks at one by one. To "
             "narrow it, name layers (modules='encoder.*'), types (types=['Linear']) or fewer statistics. "
-            "HealthMonitor() shows all layers in 22 tags."
+            "HealthMonitor() shows all layers in 21 tags."
         )

@@ -7,7 +7,7 @@ function that takes the logger and an entry, and registers itself (`registry.py`
 from importlib import import_module
 from pkgutil import iter_modules
 
-from hookboard.writers.entry import Entry, Layout
+from hookboard.writers.entry import Entry
 from hookboard.writers.event_files import EventFiles
 from hookboard.writers.loggers import Loggers, waiting, write_rows
 from hookboard.writers.table import Table, escaped, markdown
@@ -15,7 +15,6 @@ from hookboard.writers.table import Table, escaped, markdown
 __all__ = [
     "Entry",
     "EventFiles",
-    "Layout",
     "Loggers",
     "Table",
     "escaped",

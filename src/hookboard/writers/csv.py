@@ -15,7 +15,7 @@ MAX_FILE_NAME_CHARS = 255
 
 @write.register
 def write_to_csv(logger: CSVLogger, entry: Entry) -> list[str]:
-    """Write the scalars to the logger, and everything else but records and layout to files in its `log_dir`.
+    """Write the scalars to the logger, and everything else but records to files in its `log_dir`.
 
     A picture, table, text or page is in a file of its tag, which holds the latest. Histograms of a step are the arrays
     `<tag>.counts` and `<tag>.edges` of one file, `histograms/<step>.npz`, or `<step>_2.npz` if there is one already.

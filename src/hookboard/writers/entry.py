@@ -2,14 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
 
 from hookboard.images import Picture
 from hookboard.recording import Reading
 from hookboard.writers.table import Table
-
-Layout = dict[str, dict[str, list[Any]]]
-"""Charts of TensorBoard's custom scalars: category to title to `[kind, tags]`; the kind is "Margin" or "Multiline"."""
 
 
 @dataclass(frozen=True)
@@ -24,8 +20,6 @@ class Entry:
         texts: tag to text in Markdown.
         tables: tag to table.
         pages: tag to a page in HTML that needs nothing else.
-        layout: charts of several scalars, for TensorBoard's custom scalars. A run has one layout: it is written only
-            if the run has none yet, such as the user's own.
         records: tag to the strings of a record, see `hookboard.records`. They are for the tab and the page:
             loggers that neither reads leave them out without a warning.
     """
@@ -37,7 +31,6 @@ class Entry:
     texts: dict[str, str] = field(default_factory=dict)
     tables: dict[str, Table] = field(default_factory=dict)
     pages: dict[str, str] = field(default_factory=dict)
-    layout: Layout = field(default_factory=dict)
     records: dict[str, Sequence[bytes]] = field(default_factory=dict)
 
 

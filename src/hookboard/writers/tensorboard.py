@@ -1,6 +1,5 @@
 """Writing to TensorBoard."""
 
-import mmap
 import time
 from pathlib import Path
 
@@ -8,7 +7,6 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.compat.proto import types_pb2
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import DATA_CLASS_TENSOR, HistogramProto, Summary, SummaryMetadata
-from tensorboard.plugins.custom_scalar.metadata import CONFIG_SUMMARY_TAG
 
 from hookboard.images import Picture
 from hookboard.recording import Reading
@@ -32,8 +30,6 @@ def write_to_tensorboard(logger: TensorBoardLogger, entry: Entry) -> list[str]:
     All values of a step are one event: an event for each costs some 20 times as much and fills the writer's queue,
     which then makes training wait.
     """
-    if entry.layout and not _has_layout(logger):
-        logger.experiment.add_custom_scalars(entry.layout)
     for tag, text in entry.texts.items():
         logger.experiment.add_text(tag, text, entry.step)
     for tag, table in entry.tables.items():
@@ -80,18 +76,6 @@ def _histogram(reading: Reading) -> HistogramProto:
         bucket_limit=histogram.edges[1:],
         bucket=histogram.counts,
     )
-
-
-def _has_layout(logger: TensorBoardLogger) -> bool:
-    """Return True if the run's event files have a layout of custom scalars, which a second one would replace."""
-    logger.experiment.flush()
-    for path in Path(logger.log_dir).glob("events.out.tfevents.*"):
-        if not path.stat().st_size:
-            continue
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            if content.find(CONFIG_SUMMARY_TAG.encode()) >= 0:
-                return True
-    return False
 
 
 def _image(tag: str, picture: Picture) -> Summary.Value:

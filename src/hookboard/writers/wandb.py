@@ -11,7 +11,7 @@ from hookboard.writers.registry import place_of, write
 
 @write.register
 def write_to_wandb(logger: WandbLogger, entry: Entry) -> list[str]:
-    """Write all but records and layout in one row, as W&B makes a row of each call; a text is a table of one cell."""
+    """Write all but records in one row, as W&B makes a row of each call; a text is a table of one cell."""
     import wandb  # it is there if its logger is
 
     row: dict[str, Any] = {**entry.scalars, **_histograms(entry)}
