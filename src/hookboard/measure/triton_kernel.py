@@ -60,22 +60,9 @@ JOB = tl.constexpr(14)
 
 @triton.jit
 def _load(
-    values,
-    minus,
-    has_minus,
-    scale,
-    start,
-    rows,
-    inner,
-    channel,
-    channels,
-    LAYOUT: tl.constexpr,
-    ROWS: tl.constexpr,
-    WIDE: tl.constexpr,
-    IS_ALIGNED: tl.constexpr,
-    HAS_MINUS: tl.constexpr,
-    HAS_SCALE: tl.constexpr,
-):
+    values, minus, has_minus, scale, start, rows, inner, channel, channels, LAYOUT: tl.constexpr, ROWS: tl.constexpr,
+    WIDE: tl.constexpr, IS_ALIGNED: tl.constexpr, HAS_MINUS: tl.constexpr, HAS_SCALE: tl.constexpr
+):  # fmt: skip
     """Load rows `start` to `start + ROWS` of a tensor, or of one of its channels.
 
     Returns:
@@ -387,29 +374,11 @@ def _measure(
 
 @triton.jit(do_not_specialize=["outer", "channels", "inner", "apart", "every", "is_fresh"])
 def measure(
-    values,
-    scale,
-    counts,
-    rows,
-    scratch,
-    counters,
-    outer: tl.int64,
-    channels: tl.int64,
-    inner: tl.int64,
-    apart: tl.int64,
-    every: tl.int64,
-    is_fresh: tl.int32,
-    LAYOUT: tl.constexpr,
-    ROWS: tl.constexpr,
-    WIDE: tl.constexpr,
-    TILES: tl.constexpr,
-    IS_ALIGNED: tl.constexpr,
-    PAIRS: tl.constexpr,
-    HAS_SCALE: tl.constexpr,
-    HAS_ABS_MEAN: tl.constexpr,
-    HAS_BINS: tl.constexpr,
-    PARTS: tl.constexpr,
-):
+    values, scale, counts, rows, scratch, counters, outer: tl.int64, channels: tl.int64, inner: tl.int64,
+    apart: tl.int64, every: tl.int64, is_fresh: tl.int32, LAYOUT: tl.constexpr, ROWS: tl.constexpr,
+    WIDE: tl.constexpr, TILES: tl.constexpr, IS_ALIGNED: tl.constexpr, PAIRS: tl.constexpr, HAS_SCALE: tl.constexpr,
+    HAS_ABS_MEAN: tl.constexpr, HAS_BINS: tl.constexpr, PARTS: tl.constexpr
+):  # fmt: skip
     """Measure a tensor; grid (programs, groups of channels).
 
     Args:
@@ -445,21 +414,10 @@ def measure(
 
 @triton.jit(do_not_specialize=["jobs"])
 def measure_many(
-    like,
-    scale,
-    table,
-    jobs: tl.int32,
-    LAYOUT: tl.constexpr,
-    ROWS: tl.constexpr,
-    WIDE: tl.constexpr,
-    TILES: tl.constexpr,
-    IS_ALIGNED: tl.constexpr,
-    PAIRS: tl.constexpr,
-    HAS_SCALE: tl.constexpr,
-    HAS_ABS_MEAN: tl.constexpr,
-    HAS_BINS: tl.constexpr,
-    PARTS: tl.constexpr,
-):
+    like, scale, table, jobs: tl.int32, LAYOUT: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr,
+    TILES: tl.constexpr, IS_ALIGNED: tl.constexpr, PAIRS: tl.constexpr, HAS_SCALE: tl.constexpr,
+    HAS_ABS_MEAN: tl.constexpr, HAS_BINS: tl.constexpr, PARTS: tl.constexpr
+):  # fmt: skip
     """Measure many tensors of one dtype, or their differences from others; grid (programs of all together,).
 
     Args:
