@@ -241,7 +241,7 @@ class SiteLogger(HookboardCallback[V]):
         if loop.is_rank_zero:
             state.loggers.prepare()
         if state.loss_scale is None:
-            return state.recorder.send(along=along)
+            return state.recorder.send(None, along)
         return state.loss_scale.send(state.recorder, loop, state.weights, along)
 
     def _log(self, loop: Loop, state: V) -> None:
