@@ -9,7 +9,9 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported; processes that tests start inherit it
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # its own processes take longer to start than our graphs
 
+import functools
 import gc
+import importlib.metadata
 import logging
 import multiprocessing.process
 import shutil
@@ -25,6 +27,7 @@ from types import SimpleNamespace
 import google_crc32c
 import pytest
 import torch
+from lightning.fabric.utilities import registry
 from lightning.pytorch import Trainer
 from tensorboard.compat.tensorflow_stub import pywrap_tensorflow
 from torch._dynamo.utils import counters
@@ -93,6 +96,14 @@ def work_is_noted():
         patch.setattr(multiprocessing.process.BaseProcess, "start", noting("spawns", start))
         yield
         gc.unfreeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def what_is_installed_is_looked_through_once():
+    """Each Trainer asks for callbacks of others in the metadata of all that is installed, for 20 ms."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registry, "entry_points", functools.cache(importlib.metadata.entry_points), raising=False)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -7,6 +7,7 @@ the fork. What depends on how Python starts or ends needs a Python of its own: t
 exit, and variables that a library reads when it is imported.
 """
 
+import gc
 import importlib
 import json
 import os
@@ -132,9 +133,11 @@ def run(what, *rest):
 
 
 def import_what_takes_long():
-    """What is imported here, forks need not import again."""
+    """What is imported here, forks need not import again, nor does their garbage collection touch and copy it."""
     for name in LONG:
         importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
 
 
 if __name__ == "__main__":
