@@ -252,16 +252,16 @@ def _over_tiles(
     bins = tl.zeros([BINS if HAS_BINS else 1], tl.int32)
     block = program.to(tl.int64) * (ROWS * TILES)
     begin, there = _load(
-        *(values, minus, has_minus, scale, block, rows, inner, channel, channels),
-        *(LAYOUT, ROWS, WIDE, IS_ALIGNED, HAS_MINUS, HAS_SCALE),
-    )
+        values, minus, has_minus, scale, block, rows, inner, channel, channels, LAYOUT, ROWS, WIDE, IS_ALIGNED,
+        HAS_MINUS, HAS_SCALE
+    )  # fmt: skip
     pivot = _mean(begin, LAYOUT)
     while block < rows:
         for tile in range(TILES):
             x, there = _load(
-                *(values, minus, has_minus, scale, block + tile * ROWS, rows, inner, channel, channels),
-                *(LAYOUT, ROWS, WIDE, IS_ALIGNED, HAS_MINUS, HAS_SCALE),
-            )
+                values, minus, has_minus, scale, block + tile * ROWS, rows, inner, channel, channels, LAYOUT, ROWS,
+                WIDE, IS_ALIGNED, HAS_MINUS, HAS_SCALE
+            )  # fmt: skip
             many, own, centre, about, sizes, smallest, largest = _sums(x, tl.abs(x) < float("inf"), LAYOUT, PAIRS)
             number, distance = many.to(tl.float64), centre - pivot[None, :]
             total += own - number * pivot[None, :]
@@ -279,9 +279,9 @@ def _over_tiles(
             # Counted in shared memory, in which many additions to one bin cost little. The values are in the cache.
             if has_counts:
                 again, there_too = _load(
-                    *(values, minus, has_minus, scale, block, rows, inner, channel, channels),
-                    *(LAYOUT, ROWS * TILES, WIDE, IS_ALIGNED, HAS_MINUS, HAS_SCALE),
-                )
+                    values, minus, has_minus, scale, block, rows, inner, channel, channels, LAYOUT, ROWS * TILES,
+                    WIDE, IS_ALIGNED, HAS_MINUS, HAS_SCALE
+                )  # fmt: skip
                 of_value = (again.to(tl.int32, bitcast=True) >> 19) & 8191
                 bins += tl.histogram(tl.reshape(of_value, [ROWS * TILES * WIDE]), BINS)
         block += programs.to(tl.int64) * (ROWS * TILES)
@@ -358,12 +358,12 @@ def _measure(
         values += first * (apart // WIDE * WIDE if IS_ALIGNED else apart)
         minus += first * (inner // WIDE * WIDE if IS_ALIGNED else inner)
     pivot, total, squares, magnitudes, low, high, seen, zeros_posinf, neginf, elements, bins = _over_tiles(
-        *(values, minus, has_minus, scale, has_counts, every_row, inner, channel, channels, program, programs),
-        *(LAYOUT, ROWS, WIDE, TILES, IS_ALIGNED, PAIRS, HAS_MINUS, HAS_SCALE, HAS_ABS_MEAN, HAS_BINS),
-    )
+        values, minus, has_minus, scale, has_counts, every_row, inner, channel, channels, program, programs, LAYOUT,
+        ROWS, WIDE, TILES, IS_ALIGNED, PAIRS, HAS_MINUS, HAS_SCALE, HAS_ABS_MEAN, HAS_BINS
+    )  # fmt: skip
     at = scratch + (program.to(tl.int64) * channels + channel) * WIDTH
-    sums = (pivot, total, squares, magnitudes, low, high, seen, zeros_posinf, neginf, elements)
-    _store(at, channel < channels, *sums)
+    is_there = channel < channels
+    _store(at, is_there, pivot, total, squares, magnitudes, low, high, seen, zeros_posinf, neginf, elements)
     if HAS_BINS:
         if has_counts:
             bin = tl.arange(0, BINS)
@@ -406,10 +406,10 @@ def measure(
         PARTS: how many rows are merged at once.
     """
     _measure(
-        *(values, values, 0, scale, counts, 1, rows, scratch, counters, outer, channels, inner, apart, every, is_fresh),
-        *(tl.program_id(0), tl.num_programs(0), tl.program_id(1)),
-        *(LAYOUT, ROWS, WIDE, TILES, IS_ALIGNED, PAIRS, False, HAS_SCALE, HAS_ABS_MEAN, HAS_BINS, PARTS),
-    )
+        values, values, 0, scale, counts, 1, rows, scratch, counters, outer, channels, inner, apart, every, is_fresh,
+        tl.program_id(0), tl.num_programs(0), tl.program_id(1), LAYOUT, ROWS, WIDE, TILES, IS_ALIGNED, PAIRS, False,
+        HAS_SCALE, HAS_ABS_MEAN, HAS_BINS, PARTS
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["jobs"])
@@ -447,8 +447,8 @@ def measure_many(
     rows, scratch = tl.load(job + 4).to(tl.pointer_type(tl.float64)), tl.load(job + 5).to(tl.pointer_type(tl.float64))
     programs = tl.load(job + 13).to(tl.int32)
     _measure(
-        *(values, minus, less != 0, scale, bins.to(tl.pointer_type(tl.int64)), bins != 0, rows, scratch),
-        *(tl.load(job + 6).to(tl.pointer_type(tl.int32)), tl.load(job + 7), tl.load(job + 8), tl.load(job + 9)),
-        *(tl.load(job + 10), tl.load(job + 11), tl.load(job + 12), within % programs, programs, within // programs),
-        *(LAYOUT, ROWS, WIDE, TILES, IS_ALIGNED, PAIRS, True, HAS_SCALE, HAS_ABS_MEAN, HAS_BINS, PARTS),
-    )
+        values, minus, less != 0, scale, bins.to(tl.pointer_type(tl.int64)), bins != 0, rows, scratch,
+        tl.load(job + 6).to(tl.pointer_type(tl.int32)), tl.load(job + 7), tl.load(job + 8), tl.load(job + 9),
+        tl.load(job + 10), tl.load(job + 11), tl.load(job + 12), within % programs, programs, within // programs,
+        LAYOUT, ROWS, WIDE, TILES, IS_ALIGNED, PAIRS, True, HAS_SCALE, HAS_ABS_MEAN, HAS_BINS, PARTS
+    )  # fmt: skip
