@@ -19,6 +19,8 @@ from hookboard.sites import Site
 sys.path.append(str(Path(__file__).parent))
 from test_truth import MANY_VALUES
 
+# Of older interpreters of Triton, on what they do themselves.
+pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0 to a scalar:DeprecationWarning")
 ALL = plan(list(FORMULAS))
 FLOATS = list(accelerator.DTYPES)
 every_float = pytest.mark.parametrize("dtype", FLOATS, ids=str)

@@ -8,8 +8,9 @@ import torch
 from oracle import assert_true, normal
 from torch import nn
 from torch.masked import MaskedTensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
-from ways import as_row, every_way, histogram_of, no_counts, statistics
+from ways import as_row, every_way, histogram_of, no_counts, on_device, statistics
 
 from hookboard import Statistic
 from hookboard.measure import FIELDS, plan
@@ -202,6 +203,14 @@ def freed_with_gaps():
     return tensor
 
 
+class Packed(nn.Parameter):
+    """Two numbers of 4 bits in each byte, as bitsandbytes holds them."""
+
+
+def packed():
+    return Packed(torch.arange(8, dtype=torch.uint8), requires_grad=False)
+
+
 def freed_sparse():
     tensor = normal(4).to_sparse()
     tensor.values().untyped_storage().resize_(0)
@@ -217,6 +226,7 @@ REFUSED = {
     "freed with gaps": (freed_with_gaps, "memory has been freed"),
     "freed sparse": (freed_sparse, "has been freed"),
     "a refusing wrapper": (lambda: Refusing(normal(5)), "a Refusing that cannot be copied"),
+    "packed": (packed, "the torch.uint8 in a Packed stands for numbers that only it can unpack"),
     "a lying wrapper": (lambda: Lying(normal(5)), "a Lying that does not give all its values"),
 }
 
@@ -228,6 +238,28 @@ def test_a_tensor_without_values_is_refused_in_a_sentence(measured, make, reason
     with pytest.raises(TypeError, match=reason):
         measured(make(), counts=counts)
     assert not counts.any()
+
+
+class Scalars(TorchDispatchMode):
+    """Counts how often a number of a tensor is read, for which the host would wait for a device."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += function is torch.ops.aten._local_scalar_dense.default
+        return function(*args, **(kwargs or {}))
+
+
+def test_a_subclass_is_waited_for_with_its_first_tensor_alone():
+    class Fresh(Wrapper):
+        pass
+
+    waits = []
+    for _ in range(3):
+        with Scalars() as scalars:
+            on_device(Fresh(normal(50)))
+        waits.append(scalars.count)
+    assert waits == [1, 0, 0]
 
 
 TRANSFORMS = {

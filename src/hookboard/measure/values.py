@@ -1,6 +1,7 @@
 """Reads the real numbers in any kind of tensor as one flat tensor, which statistics are computed from."""
 
 import math
+import weakref
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -15,6 +16,9 @@ _COMPRESSED = {torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.spars
 
 _UNWRITTEN = 0x7FF8_5EED_5EED_5EED
 """The bits of a NaN that no computation gives."""
+
+_WRITES_ALL: weakref.WeakSet[type] = weakref.WeakSet()
+"""The subclasses of which a tensor has written all its numbers into a copy."""
 
 MAX_BLOCK_VALUES = 1 << 22
 """Maximum number of values in a block of `blocks_of`: 16 MB in float32, which few weights of a usual model exceed."""
@@ -65,6 +69,9 @@ def values_of(tensor: Tensor, *, may_wait: bool | None = None) -> Values:
             raise TypeError("a lazy parameter has no values before the first forward pass")
         if is_fake(tensor):
             raise TypeError("a fake tensor has no values")
+        if issubclass(kind, nn.Parameter) and not (tensor.is_floating_point() or tensor.is_complex()):
+            # As those of bitsandbytes, which hold numbers of 4 and 8 bits.
+            raise TypeError(f"the {tensor.dtype} in a {kind.__name__} stands for numbers that only it can unpack")
         if kind.__torch_dispatch__ is Tensor.__torch_dispatch__:
             # It may give torch's functions a meaning of its own; its memory is that of any tensor.
             tensor = as_plain(tensor)
@@ -152,7 +159,7 @@ def with_memory(tensor: Tensor) -> Tensor:
 def _copied(tensor: Tensor) -> Tensor:
     """Copy a tensor of a subclass with `__torch_dispatch__` into a plain float64 or complex128 tensor.
 
-    The host waits for the device, to check that every number of the copy was written.
+    With the first tensor of a class the host waits for the device, to check that every number of the copy was written.
 
     Raises:
         TypeError: the subclass cannot be copied, or leaves some numbers unwritten.
@@ -165,8 +172,10 @@ def _copied(tensor: Tensor) -> Tensor:
         (torch.view_as_complex(copy) if tensor.is_complex() else copy).copy_(tensor)
     except Exception as error:
         raise TypeError(f"a {kind} that cannot be copied into a plain tensor: {error}") from error
-    if type(copy) is not Tensor or (bits == _UNWRITTEN).any().item():
+    is_known = type(tensor) in _WRITES_ALL
+    if type(copy) is not Tensor or (not is_known and (bits == _UNWRITTEN).any().item()):
         raise TypeError(f"a {kind} that does not give all its values when it is copied into a plain tensor")
+    _WRITES_ALL.add(type(tensor))
     return torch.view_as_complex(copy) if tensor.is_complex() else copy
 
 
