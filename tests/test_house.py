@@ -54,7 +54,6 @@ WITHOUT_LIGHTNING += ["records", "sites", "selection", "layers", "nested", "para
 
 GROUND = [
     "checks",
-    "clock",
     "eager",
     "either_lightning",
     "layers",

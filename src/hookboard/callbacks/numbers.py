@@ -12,7 +12,6 @@ from hookboard.callbacks.loss_scale import LossScale
 from hookboard.callbacks.measurement_state import MeasurementState, MissingSites, channels_and_ends
 from hookboard.callbacks.weights import Part, measure_gradients, measure_weights
 from hookboard.checks import check_steps, check_switches, chosen, wrong
-from hookboard.clock import Clock
 from hookboard.hooks import Taps
 from hookboard.loops import HookboardCallback, Loop, StageState, names_in
 from hookboard.measure import DERIVED, Plan, Statistic, as_list, needs_host, plan
@@ -163,8 +162,7 @@ class SiteLogger(HookboardCallback[V]):
         forget_graphs(loop.model)
         roles = [role for role in state.roles if not ROLES[role].of_parameter]
         modules, observer = state.selection.modules, state.recorder.open
-        # With a clock, gradients of hookboard's own calls are left out too.
-        state.taps = Taps(modules, roles, observer, in_graphs=True, model=loop.model, clock=Clock())
+        state.taps = Taps(modules, roles, observer, in_graphs=True, model=loop.model)
         state.until_end.callback(state.taps.detach)
         state.taps.attach()
         state.weights = self._weights(state.selection.owners)

@@ -3,14 +3,12 @@
 import functools
 import threading
 from collections.abc import Callable, Collection
-from time import perf_counter
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from hookboard.clock import Clock
 from hookboard.hooks.gradients import Observer, Switch, watch_output, why_no_gradient
 from hookboard.hooks.graphs import GraphEnd
 from hookboard.hooks.input_gradients import Edges, InputGradients, edges_of
@@ -113,7 +111,6 @@ class ModuleTap:
         open_site: see `Taps`.
         switch: gradients and the tensors of compiled graphs are shown only while it is on.
         each_call: see `Taps`.
-        clock: see `Taps`.
     """
 
     def __init__(
@@ -123,7 +120,6 @@ class ModuleTap:
         open_site: Callable[[Site], Callable[..., object]],
         switch: Switch,
         each_call: bool = False,
-        clock: Clock | None = None,
     ) -> None:
         self.name = name
         self.roles = frozenset(roles)
@@ -135,7 +131,6 @@ class ModuleTap:
         """Shows the tensors of compiled graphs; None if they are not shown."""
         self.is_unsettled = False
         """Whether `settle` has something to do."""
-        self._clock = clock
         self._is_off = False
         self._open_site = open_site
         self._switch = switch
@@ -151,27 +146,18 @@ class ModuleTap:
             self._shielded(self._show_from_graph, role, path, tensor, cause)
 
     def _shielded(self, show: Callable[..., object], *given: Any) -> None:
-        """Call `show(*given)` and count its time. An error gives a warning, and nothing is shown from then on.
+        """Call `show(*given)`. An error gives a warning, and nothing is shown from then on.
 
         Does nothing while hookboard itself calls the model.
         """
         if self._is_off or own_calls:
             return
-        clock = self._clock
-        if clock is not None and clock.began is not None:  # this time is already counted
-            clock = None
-        if clock is not None:
-            clock.began = perf_counter()
         try:
             show(*given)
         except Exception as error:
             self.causes.update(dict.fromkeys(self.roles, f"could not be read: {error}"))
             self._is_off = True
             warn_switched_off(f"module {self.name!r}", error)
-        finally:
-            if clock is not None and clock.began is not None:
-                clock.spent += perf_counter() - clock.began
-                clock.began = None
 
     # Between two graphs torch.compile would compile this function, and all that it calls.
     shielded = torch.compiler.disable(_shielded)
@@ -273,7 +259,7 @@ class ModuleTap:
         observer = self._observers.get((role, path))
         if observer is None:
             observer = self._open_site(Site(self.name, role, path))
-            if self._clock is not None and ROLES[role].is_gradient:  # autograd calls it, outside of the methods here
+            if not self._each_call and ROLES[role].is_gradient:  # autograd calls it, outside of the methods here
                 observer = functools.partial(self._shielded, observer)
             self._observers[role, path] = observer
         if not self._each_call or self._calls is None:

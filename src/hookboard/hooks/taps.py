@@ -8,7 +8,6 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from hookboard.clock import Clock
 from hookboard.hooks.fused import fused_layers, unhooked
 from hookboard.hooks.gradients import Switch
 from hookboard.hooks.graphs import GraphEnd
@@ -188,7 +187,6 @@ class Taps:
             tensor.
         model: contains the modules. Layers in it that torch runs as one fused operation stay fused: modules inside
             them that are not called show nothing. None: hooks make torch call each module.
-        clock: counts the time that the hooks take.
     """
 
     def __init__(
@@ -200,10 +198,9 @@ class Taps:
         in_graphs: bool = False,
         each_call: bool = False,
         model: nn.Module | None = None,
-        clock: Clock | None = None,
     ) -> None:
         self._switch = Switch()
-        self._taps = {name: ModuleTap(name, roles, open_site, self._switch, each_call, clock) for name in modules}
+        self._taps = {name: ModuleTap(name, roles, open_site, self._switch, each_call) for name in modules}
         if in_graphs:
             for name, module in modules.items():
                 self._taps[name].graph_end = GraphEnd(self._taps[name], module)
