@@ -2,9 +2,11 @@
 
 import copy
 import json
+import shutil
 import subprocess
 import sys
 import zipfile
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,12 +19,17 @@ from hookboard.report import main
 GELU = ("blocks.1.act (output)", lambda net: setattr(net.blocks[1], "act", nn.GELU("tanh")))
 
 
-@pytest.fixture
-def recorded(tmp_path):
-    """The path of a recording of the transformer."""
-    path = tmp_path / "left.zip"
+@pytest.fixture(scope="module")
+def transformer(tmp_path_factory):
+    path = tmp_path_factory.mktemp("recorded") / "left.zip"
     record(model(Transformer), INPUTS[Transformer], path, loss=loss)
     return path
+
+
+@pytest.fixture
+def recorded(transformer, tmp_path):
+    """The path of a recording of the transformer, which the test may damage."""
+    return Path(shutil.copy(transformer, tmp_path))
 
 
 def test_a_recording_stands_for_the_left_model(recorded):
