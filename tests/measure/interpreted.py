@@ -121,6 +121,19 @@ def test_a_small_deviation_about_a_large_mean_is_true(small_tiles, sign, first):
     assert_true(statistics(measured(values)[0]), [values])
 
 
+def test_a_first_tile_without_a_finite_value_takes_no_precision(small_tiles, monkeypatch):
+    monkeypatch.setattr(accelerator, "MAX_PROGRAMS", 1)
+    values = torch.cat([torch.full((200,), math.nan), normal(900, mean=12345.678, std=0.005)])
+    assert_true(statistics(measured(values)[0]), [values])
+
+
+@pytest.mark.parametrize("length", [49, 98, 103])
+def test_equal_values_have_themselves_as_their_mean_and_no_deviation(length):
+    for value in (1.0, 0.1, -1e30):
+        row = measured(torch.full((length,), value))[0]
+        assert row[1:3].tolist() == [torch.tensor(value).item(), 0.0]
+
+
 @every_float
 @pytest.mark.parametrize("length", [1, 7, 8, 63, 64, 65, 128, 1000])
 def test_sums_are_true_at_the_borders_of_tiles(small_tiles, dtype, length):

@@ -33,8 +33,9 @@ def test_a_variant_is_looked_up_once_and_then_launched_as_it_is(target, tmp_path
     assert all(said["worked"]), said
     assert not said["given up"]
     assert said["launched"] == 3 * ["measure"] + 2 * ["measure_many"]
-    # The second of each is not looked up; one that begins elsewhere is another variant.
-    assert said["looked up"] == 2 * ["measure"] + ["measure_many"]
+    # The second of each is not looked up; one that begins elsewhere is another variant. For AMD all are: Triton also
+    # compiles for the size of a tensor's memory.
+    assert said["looked up"] == (2 * ["measure"] + ["measure_many"] if target[0] == "cuda" else said["launched"])
     for first, second in (said["same numbers"], said["same of many"]):
         assert first == second != []
 

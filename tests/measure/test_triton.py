@@ -153,7 +153,7 @@ def disassembled(kernel, folder):
 
 
 def loop_over_tiles(kernel, folder):
-    """The operations of the innermost loop that loads 16 bytes at once."""
+    """The operations of the innermost loop that loads 16 bytes at once and squares them."""
     operations, loops = disassembled(kernel, folder)
     bodies = [operations[first : last + 1] for first, last in loops]
-    return min((body for body in bodies if "LDG.E.128" in body), key=len)
+    return min((body for body in bodies if {"LDG.E.128", "DFMA"} <= {*body}), key=len)

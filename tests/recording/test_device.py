@@ -217,6 +217,64 @@ def test_a_lack_of_memory_is_met_by_small_temporaries():
     assert math.isclose(row[0], len(values))
 
 
+def test_an_evaluation_under_inference_mode_is_read_outside_of_it(device):
+    mine, parts = recorder(), {"a": normal(4), "b": normal(4, dtype=torch.float64), "c": normal(9)}
+    with torch.inference_mode():
+        for name, tensor in parts.items():
+            mine.open(Site(name, "output"))(there(device, tensor))
+        mine.open(Site("c", "output"))(normal(5))
+        arrived = mine.send()
+    readings = {reading.site.name: reading for reading in arrived().values()}
+    assert_true(readings["b"].statistics, [parts["b"]])
+    assert_true(readings["c"].statistics, [parts["c"], normal(5)])
+
+
+def no_memory(*args):
+    raise torch.OutOfMemoryError("CUDA out of memory.")
+
+
+def test_where_memory_lacks_for_a_launch_torch_measures_and_nothing_is_left_behind(device, monkeypatch):
+    mine, weights = recorder(histogram=True), {name: normal(8, 4, std=size) for name, size in [("a", 1), ("b", 2)]}
+    tensors = {Site(name, "parameter"): there(device, weight) for name, weight in weights.items()}
+    monkeypatch.setattr(accelerator, "_empty", no_memory)
+    mine.observe_all((site, tensor, None) for site, tensor in tensors.items())
+    for site, tensor in tensors.items():
+        mine.open(site)(tensor)
+    readings = mine.flush()
+    assert len(readings) == 2
+    for reading in readings.values():
+        assert_true(reading.statistics, [weights[reading.site.name]] * 2)
+        assert reading.histogram.counts.sum() == 64
+
+
+def test_an_empty_call_leaves_the_channels_of_the_others(device):
+    mine, part = recorder(channels=channels), normal(3, 4)
+    observe = mine.open(Site("a", "output"))
+    for tensor in (part, torch.empty(0, 4)):  # as an expert without tokens
+        observe(there(device, tensor))
+    (reading,) = mine.flush().values()
+    np.testing.assert_allclose(reading.channels, rows_of_channels([part], 1), rtol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(10_000_000, 16), (1, 70_000, 7), (1, 1 << 23)], ids=str)
+@pytest.mark.parametrize("dim", [0, 1])
+def test_no_launch_has_more_groups_than_a_card_takes_nor_much_memory(shape, dim):
+    form = accelerator._shape_of(torch.Size(shape), torch.empty(shape, device="meta").stride(), dim)
+    if form is not None:  # otherwise torch takes each k-th channel out of it first
+        job = accelerator.Job(torch.empty(8), None, *form)
+        _, groups, rows = accelerator._grid(job, accelerator._tiles(job, has_bins=False))
+        assert groups <= 65535
+        assert rows * 80 < 10e6
+
+
+def test_memory_that_was_freed_is_not_read_as_another_dtype(monkeypatch):
+    tensor = torch.ones(1000, dtype=torch.int8)
+    tensor.untyped_storage().resize_(0)
+    monkeypatch.setattr(accelerator, "DEVICES", {"cpu"})
+    with pytest.raises(TypeError, match="memory has been freed"):
+        accelerator.job_of(tensor)
+
+
 class Stream:
     """Notes for which other it waits."""
 
@@ -237,6 +295,7 @@ def test_streams_wait_for_each_other_and_none_is_remembered(device, monkeypatch)
         current[0] = stream
         mine.open(Site("a", "output"))(tensor)
     assert waits == [("b", "a"), ("a", "b")], "launches run in the order in which they are made"
+    assert set(accelerator._state.counters) == set(streams), "of recorders that do not know of each other, too"
     monkeypatch.setattr("hookboard.recording.store.sent_together", lambda tensors: lambda: [t.clone() for t in tensors])
     mine.send()
     assert waits[2:] == [("a", "b"), ("b", "a")]

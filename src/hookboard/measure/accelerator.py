@@ -41,11 +41,14 @@ FIRST_CALLABLE = (3, 3)
 MAX_PROGRAMS = 1024
 """Maximum number of programs that measure a tensor, unless each channel has one."""
 
-MAX_TILES = 4096
+MAX_TILES = 4095
 """Maximum number of tiles of a program, beyond which there are more programs: counts of tiles have 16 bits."""
 
 LAST_CHANNELS = 64
 """The number of channels in a tile if they lie side by side."""
+
+MAX_CHANNELS = 65535
+"""Maximum number of channels. CUDA has no more groups of programs; and each takes a row, also if it keeps none."""
 
 BINNED_VALUES = 1 << 13
 """The number of values that are counted into bins at once."""
@@ -129,8 +132,8 @@ class _State:
         self.is_said = False
         self.seconds = 0.0
         """How long compiling took; infinite once users have been told."""
-        self.counters: dict[torch.device, Tensor] = {}
-        """By device, the counters of `triton_kernel`, which are 0 between launches."""
+        self.counters: dict[torch.device | torch.cuda.Stream, Tensor] = {}
+        """By stream, on which launches do not overlap, the counters of `triton_kernel`: they are 0 between launches."""
 
 
 _state = _State()
@@ -179,13 +182,13 @@ def job_of(tensor: Tensor, dim: int | None = None, minus: Tensor | None = None) 
         return None
     if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized or not tensor.numel():
         return None
+    with_memory(tensor)
     if tensor.dtype not in DTYPES:
         if not (tensor.dtype in AS_SINGLE or (tensor.dtype.is_floating_point and tensor.dtype.itemsize == 1)):
             return None
         tensor = tensor.float()
     elif tensor.is_neg():
         tensor = tensor.resolve_neg()
-    with_memory(tensor)
     shape = _shape_of(tensor.shape, tensor.stride(), dim)
     if shape is None:
         tensor = tensor.contiguous()
@@ -215,6 +218,8 @@ def _shape_of(
     place, sizes = order.index(dim % len(shape)), [shape[each] for each in order]
     outer, channels, inner = math.prod(sizes[:place]), sizes[place], math.prod(sizes[place + 1 :])
     every = channel_stride(channels)
+    if channels > MAX_CHANNELS:
+        return None
     if inner == 1:
         return LAST, outer, channels, 1, 1, every
     return (FIRST if outer == 1 else RUNS), outer, channels, inner, inner, every
@@ -265,8 +270,11 @@ def measure(target: Target, *, with_abs_mean: bool, scale: Tensor | None = None)
     tiles = _tiles(job, counts is not None)
     programs, groups, scratch = _grid(job, tiles)
     device = job.values.device
-    pointers = [job.values, rows if scale is None else scale, rows if counts is None else counts]
-    pointers += [rows, _empty(scratch, device), _counters(device, groups)]
+    try:
+        memory = [_empty(scratch, device), _counters(device, groups)]
+    except torch.OutOfMemoryError:
+        return False
+    pointers = [job.values, rows if scale is None else scale, rows if counts is None else counts, rows, *memory]
     numbers = [job.outer, job.channels, job.inner, job.apart, job.every, int(is_fresh)]
     constants = _constants(job, tiles, scale is not None, with_abs_mean, counts is not None)
     return _launch("measure", (programs, groups, 1), pointers, numbers, constants)
@@ -301,8 +309,11 @@ def _launch_many(targets: Sequence[Target], with_abs_mean: bool, scale: Tensor |
     device, has_bins = targets[0].job.values.device, targets[0].counts is not None
     tiles = _tiles(targets[0].job, has_bins)
     grids = [_grid(target.job, tiles) for target in targets]
-    scratch = _empty(sum(rows for _, _, rows in grids), device)
-    counters = _counters(device, sum(groups + 1 for _, groups, _ in grids))
+    try:
+        scratch = _empty(sum(rows for _, _, rows in grids), device)
+        counters = _counters(device, sum(groups + 1 for _, groups, _ in grids))
+    except torch.OutOfMemoryError:
+        return False
     first, place, counter, table = 0, scratch.data_ptr(), counters.data_ptr(), []
     for (job, rows, is_fresh, counts), (programs, groups, parts) in zip(targets, grids, strict=True):
         addresses = [0 if each is None else each.data_ptr() for each in (job.minus, counts)]
@@ -427,11 +438,12 @@ _empty = new_rows
 
 
 def _counters(device: torch.device, groups: int) -> Tensor:
-    counters = _state.counters.get(device)
+    stream = torch.cuda.current_stream(device) if device.type == "cuda" else device
+    counters = _state.counters.get(stream)
     if counters is None or len(counters) <= groups:
         with torch.inference_mode(False):
             counters = torch.zeros(max(4096, 2 * groups), dtype=torch.int32, device=device)
-        _state.counters[device] = counters
+        _state.counters[stream] = counters
     return counters
 
 
@@ -489,7 +501,8 @@ def _compiled(
     fixed = options(8 if constants["HAS_BINS"] else 4)
     compiled = kernel[grid](*arguments, **constants, **fixed)
     _state.seconds += time.perf_counter() - start
-    if compiled is None or _version() < FIRST_CALLABLE:  # the interpreter, or an older Triton
+    # The interpreter; or an older Triton; or one for AMD, which also compiles for the size of a tensor's memory.
+    if compiled is None or _version() < FIRST_CALLABLE or compiled.metadata.target.backend != "cuda":
         return lambda grid, *given: kernel[grid](*given, **constants, **fixed)
     # Triton's own way to launch takes ten times as long: it looks at each argument to find the variant.
     return lambda grid, *given: compiled[grid](*given, *constants.values())

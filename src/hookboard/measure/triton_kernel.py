@@ -24,7 +24,7 @@ threads: each thread keeps sums of its own, which are reduced once, after the lo
 - A mean may cancel, so sums are exact: in float64, or on cards where that is slow in pairs of float32, `high + low`,
   which hold 48 bits. Pairs are added by the exact sum of two numbers (Knuth, "The Art of Computer Programming" 2,
   4.2.2; Dekker, "A floating-point technique for extending the available precision", 1971).
-- Sums over groups are about a pivot, the mean of the program's first tile. For any values the square of its distance
+- Sums over groups are about a pivot, the mean of the first tile that has a finite value. The square of its distance
   from the mean of all N values is at most N/T times their variance, for a tile of T values: so what cancels in
   `squares - total**2 / n` costs at most a factor N/T in precision, of the 1e16 that float64 has.
 - Rows are merged by the formula of Chan, Golub and LeVeque ("Updating formulae and a pairwise algorithm for computing
@@ -116,12 +116,13 @@ def _load(
 
 @triton.jit
 def _mean(x, LAYOUT: tl.constexpr):
-    """Return the mean of the finite values of a tile, for LAST of each channel, float64; 0 if none is finite."""
+    """Return the mean of the finite values of a tile, for LAST of each channel, float64, 0 if none is; and how many."""
     is_finite = tl.abs(x) < float("inf")
     clean, many = tl.where(is_finite, x, 0.0).to(tl.float64), is_finite.to(tl.int32)
     if LAYOUT != LAST:
         clean, many = tl.sum(clean, 1)[:, None], tl.sum(many, 1)[:, None]
-    return tl.sum(clean, 0) / tl.maximum(tl.sum(many, 0), 1).to(tl.float64)
+    found = tl.sum(many, 0)
+    return tl.sum(clean, 0) / tl.maximum(found, 1).to(tl.float64), found
 
 
 @triton.jit
@@ -206,8 +207,8 @@ def _merge(parts, count, across, apart, to, is_there, is_fresh, PARTS: tl.conste
         neginf += tl.sum(tl.load(at + 7, mask=mask, other=0.0, cache_modifier=".cg"), 0)
         low = tl.minimum(low, tl.min(tl.load(at + 8, mask=mask, other=float("inf"), cache_modifier=".cg"), 0))
         high = tl.maximum(high, tl.max(tl.load(at + 9, mask=mask, other=float("-inf"), cache_modifier=".cg"), 0))
-    one_by = 1.0 / tl.maximum(many, 1.0)
-    mean = total * one_by
+    number = tl.maximum(many, 1.0)
+    mean = total / number  # not times its inverse: the mean of equal values is that value
     distance = tl.load(to + 1, mask=has_begun, other=0.0) - mean
     deviation = tl.load(to + 2, mask=has_begun, other=0.0)
     squares = tl.load(to, mask=has_begun, other=0.0) * (deviation * deviation + distance * distance)
@@ -221,8 +222,8 @@ def _merge(parts, count, across, apart, to, is_there, is_fresh, PARTS: tl.conste
         squares += tl.sum(numbers * (spread * spread + away * away), 0)
     tl.store(to, many, mask=is_there)
     tl.store(to + 1, mean, mask=is_there)
-    tl.store(to + 2, tl.sqrt(squares * one_by), mask=is_there)
-    tl.store(to + 3, magnitudes * one_by, mask=is_there)
+    tl.store(to + 2, tl.sqrt(squares / number), mask=is_there)
+    tl.store(to + 3, magnitudes / number, mask=is_there)
     tl.store(to + 4, zeros, mask=is_there)
     tl.store(to + 5, nan, mask=is_there)
     tl.store(to + 6, posinf, mask=is_there)
@@ -255,7 +256,15 @@ def _over_tiles(
         values, minus, has_minus, scale, block, rows, inner, channel, channels, LAYOUT, ROWS, WIDE, IS_ALIGNED,
         HAS_MINUS, HAS_SCALE
     )  # fmt: skip
-    pivot = _mean(begin, LAYOUT)
+    pivot, found = _mean(begin, LAYOUT)
+    ahead = block
+    while (tl.max(found, 0) == 0) & (ahead + programs.to(tl.int64) * ROWS < rows):  # a tile without a finite value
+        ahead += programs.to(tl.int64) * ROWS
+        begin, there = _load(
+            values, minus, has_minus, scale, ahead, rows, inner, channel, channels,
+            LAYOUT, ROWS, WIDE, IS_ALIGNED, HAS_MINUS, HAS_SCALE
+        )  # fmt: skip
+        pivot, found = _mean(begin, LAYOUT)
     while block < rows:
         for tile in range(TILES):
             x, there = _load(
@@ -293,12 +302,12 @@ def _store(at, is_there, pivot, total, squares, magnitudes, low, high, seen, zer
     """Reduce what `_over_tiles` returns to the row of each channel, and write it."""
     # Column by column: all at once would take too many registers.
     finite = tl.sum(seen, 0)
-    one_by = 1.0 / tl.maximum(finite, 1).to(tl.float64)
+    number = tl.maximum(finite, 1).to(tl.float64)
     tl.store(at, finite.to(tl.float64), mask=is_there)
-    shift = tl.sum(total, 0) * one_by
+    shift = tl.sum(total, 0) / number
     tl.store(at + 1, pivot + shift, mask=is_there)
-    tl.store(at + 2, tl.sqrt(tl.maximum(tl.sum(squares, 0) * one_by - shift * shift, 0.0)), mask=is_there)
-    tl.store(at + 3, tl.sum(magnitudes, 0) * one_by, mask=is_there)
+    tl.store(at + 2, tl.sqrt(tl.maximum(tl.sum(squares, 0) / number - shift * shift, 0.0)), mask=is_there)
+    tl.store(at + 3, tl.sum(magnitudes, 0) / number, mask=is_there)
     tl.store(at + 4, tl.sum(zeros_posinf & 65535, 0).to(tl.float64), mask=is_there)
     posinf, below = tl.sum(zeros_posinf >> 16, 0), tl.sum(neginf, 0)
     tl.store(at + 5, (tl.sum(elements, 0) - finite - posinf - below).to(tl.float64), mask=is_there)

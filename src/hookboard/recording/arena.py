@@ -129,10 +129,12 @@ class Arena:
             with_abs_mean: whether the column `abs_mean` is filled.
             scale: the tensor is divided by this first, shape (), float32, on the device.
         """
-        target = self._target(index, job, has_bins)
-        done = measure_job(target, with_abs_mean=with_abs_mean, scale=scale)
-        if not done and target.is_fresh:
-            self._has_common.pop(index)
+        target, done = self._target(index, job, has_bins), False
+        try:
+            done = measure_job(target, with_abs_mean=with_abs_mean, scale=scale)
+        finally:
+            if not done and target.is_fresh:
+                self._has_common.pop(index)
         return done
 
     def measure_together(
@@ -145,12 +147,17 @@ class Arena:
             with_abs_mean: as in `measure`.
             scale: as in `measure`.
         """
-        targets = [self._target(*each) for each in jobs]
-        failed = {target.rows.data_ptr() for target in measure_jobs(targets, with_abs_mean=with_abs_mean, scale=scale)}
-        missing = [number for number, target in enumerate(targets) if target.rows.data_ptr() in failed]
-        for number in missing:
-            if targets[number].is_fresh:
-                self._has_common.pop(jobs[number][0])
+        targets = list[Target]()
+        failed: set[int] | None = None
+        try:
+            targets += map(self._target, *zip(*jobs, strict=True))
+            found = measure_jobs(targets, with_abs_mean=with_abs_mean, scale=scale)
+            failed = {target.rows.data_ptr() for target in found}
+        finally:
+            missing = [n for n, target in enumerate(targets) if failed is None or target.rows.data_ptr() in failed]
+            for number in missing:
+                if targets[number].is_fresh:
+                    self._has_common.pop(jobs[number][0])
         return missing
 
     def counts(self, index: int) -> Tensor:

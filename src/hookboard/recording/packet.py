@@ -99,6 +99,9 @@ class SiteNumbers(NamedTuple):
             more: the columns that follow the moments in a row.
         """
         row = merge_rows(torch.stack([self.row, other.row]), torch.zeros(2, dtype=torch.long, device="cpu"), 1, more)[0]
+        if not elements_in(self.row) or not elements_in(other.row):  # an empty tensor leaves the channels of others
+            filled = other if elements_in(other.row) else self
+            return filled._replace(bins=self.bins if other.bins is None else other.bins)
         channels: Tensor | None = None
         if self.channels is not None and other.channels is not None and len(self.channels) == len(other.channels):
             both = torch.cat([torch.as_tensor(self.channels), torch.as_tensor(other.channels)])
@@ -225,8 +228,9 @@ def sent_together(tensors: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
         if not tensor.is_cuda:
             hosts.append(tensor if tensor.is_cpu else tensor.cpu())
             continue
-        # Only copies to pinned memory are asynchronous.
-        hosts.append(torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True))
+        # Only copies to pinned memory are asynchronous. What inference mode makes could not be changed outside of it.
+        with torch.inference_mode(False):
+            hosts.append(torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True))
         hosts[-1].copy_(tensor, non_blocking=True)
         if tensor.device not in events:
             # A thread that waits for it sleeps, and leaves the core to the training.

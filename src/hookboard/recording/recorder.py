@@ -4,7 +4,7 @@ import functools
 import math
 import threading
 from collections.abc import Callable, Container, Iterable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -242,7 +242,8 @@ class Recorder:
         for (device, _), some in alike.items():
             store = self._store(device)
             jobs = [(each.slot.index, each.job, each.slot.extent.has_bins) for each in some]
-            with self._lock:
+            missing: Sequence[int] = range(len(some))
+            with self._lock, suppress(torch.OutOfMemoryError):  # then torch measures one after the other
                 store.follow()
                 missing = store.measure_together(jobs, with_abs_mean=self._with_abs_mean, scale=some[0].scale)
             for number in missing:
@@ -303,6 +304,8 @@ class Recorder:
         rows = main.rows
         if rows is None:
             rows = torch.tensor(empty_row(self._plan.more), dtype=torch.float64, device="cpu").repeat(len(layout), 1)
+        elif rows.is_inference():  # as in `trainer.validate`: it could not be changed here
+            rows = rows.clone()
         measured, channels, bins = set(main.measured), dict(main.channels), dict[int, Tensor](main.counts)
         for found in (main.found, *(part for each in others for part in (each.by_site(), each.found))):
             for index, new in found.items():
@@ -350,8 +353,11 @@ class Recorder:
             if self._by_kernel(slot, part, is_whole, minus, together):
                 return
             form = self._form(slot, part, is_whole)
-        if form is None or (minus is not None and not can_subtract(minus, form)):
-            self._by_torch(slot, part, is_whole, minus)
+        if minus is not None and (form is None or not can_subtract(minus, form)):
+            self._by_torch(slot, tensor, is_whole, minus)  # the whole, if both are split over processes
+            return
+        if form is None:
+            self._by_torch(slot, part, is_whole, None)
             return
         store, has_bins = self._store(part.device), slot.extent.has_bins
         with self._lock if has_bins else _NO_LOCK:
@@ -392,7 +398,10 @@ class Recorder:
                 return False
             else:
                 options: dict[str, Any] = {"has_bins": has_bins, "with_abs_mean": self._with_abs_mean, "scale": scale}
-                if not store.arena.measure(slot.index, job, **options):
+                done = False
+                with suppress(torch.OutOfMemoryError):  # torch's operations need less at once
+                    done = store.arena.measure(slot.index, job, **options)
+                if not done:
                     return False
         if job.every and slot.extent.channels != job.channels:
             self.slots.resize(slot, slot.extent._replace(channels=job.channels))
