@@ -77,9 +77,10 @@ def test_every_variant_compiles_without_a_spill(capability, tmp_path):
 
 @pytest.mark.large
 @needs_today
-@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("together", [False, True], ids=["alone", "together"])
+@pytest.mark.parametrize(
+    ("dtype", "layout", "together"),
+    [(dtype, layout, dtype == "fp32") for dtype in ("bf16", "fp32") for layout in LAYOUTS] + [("bf16", 1, True)],
+)
 def test_values_are_loaded_16_bytes_at_once_in_a_loop_without_a_barrier(dtype, layout, together, tmp_path):
     loop = loop_over_tiles(compiled(90, Variant(dtype, layout, together=together)), tmp_path)
     loads = Counter(operation for operation in loop if operation.startswith("LDG"))
