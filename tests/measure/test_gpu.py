@@ -16,7 +16,7 @@ from hookboard.measure import FORMULAS, accelerator, plan
 from hookboard.recording import Recorder
 from hookboard.sites import Site
 
-sys.path.append(str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parent))  # there is another one in tests/callbacks
 from test_truth import MANY_VALUES
 
 pytestmark = [

@@ -112,11 +112,11 @@ def test_a_histogram_takes_at_most_one_atomic_addition_for_32_values(tmp_path):
 @pytest.mark.spawns
 @needs_today
 def test_the_kernels_of_a_first_due_step_take_few_seconds_to_compile():
-    """CPU time: 3.0 to 4.5 s on two shared cores. Twice the 5 s that it may take is no mood of the machine."""
+    """CPU time: 13 s on two cores. Twice as much is no mood of the machine."""
     command = [sys.executable, kernel_sources.__file__, "120"]  # which takes longest
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-    assert float(said.split()[1]) < 10, said
+    assert float(said.split()[1]) < 26, said
 
 
 def tool(name, *arguments):

@@ -391,7 +391,7 @@ def _constants(job: Job, tiles: _Tiles, has_scale: bool, with_abs_mean: bool, ha
         "HAS_SCALE": has_scale,
         "HAS_ABS_MEAN": with_abs_mean,
         "HAS_BINS": has_bins,
-        "PARTS": 256,
+        "PARTS": 128,
     }
 
 

@@ -278,8 +278,7 @@ def _over_tiles(
             if HAS_ABS_MEAN:
                 magnitudes += sizes
             low, high = tl.minimum(low, smallest), tl.maximum(high, largest)
-            seen += many
-            elements += there
+            seen, elements = seen + many, elements + there
             both = (x == 0).to(tl.int32) + ((x == float("inf")).to(tl.int32) << 16)
             below = (x == float("-inf")).to(tl.int32)
             zeros_posinf += both if LAYOUT == LAST else tl.sum(both, 1)[:, None]
