@@ -192,6 +192,7 @@ class Recorder:
         self._main = Store(plan.more, measuring_device(device))
         self._stores = {self._main.device: self._main}
         """By device: a model may span several, or have layers on the host."""
+        self._host = self._stores.setdefault(torch.device("cpu"), Store(plan.more, torch.device("cpu")))
         self.scale: Tensor | None = None
         """The scale that gradients carry now, shape (); they are divided by it. None if they carry none."""
         self._off: set[Site] = set()
@@ -328,8 +329,12 @@ class Recorder:
         self, slot: Slot, tensor: Tensor, minus: Tensor | None = None, together: dict[int, Waiting] | None = None
     ) -> None:
         """Measure a tensor, or its difference from another; with `together`, a kernel may measure it later."""
-        if not self._off or slot.site not in self._off:
-            self._shielded(slot, self._measure, slot, tensor, minus, together)
+        if self._off and slot.site in self._off:
+            return
+        try:  # not `_shielded`: this runs for each tensor, and a call costs as much as measuring a small one
+            self._measure(slot, tensor, minus, together)
+        except Exception as error:
+            self.switch_off([slot.site], error)
 
     def _shielded(self, slot: Slot, measure: Callable[..., object], *args: Any) -> None:
         """Call a function that measures a tensor of a site; if that fails, the site is switched off."""
@@ -359,14 +364,10 @@ class Recorder:
         if form is None:
             self._by_torch(slot, part, is_whole, None)
             return
-        store, has_bins = self._store(part.device), slot.extent.has_bins
+        store, has_bins = self._host, slot.extent.has_bins  # what has a form is on the CPU
         with self._lock if has_bins else _NO_LOCK:
-            found, rows = read(
-                *(part, form),
-                with_abs_mean=self._with_abs_mean,
-                counts=store.counts(slot.index) if has_bins else None,
-                minus=minus,
-            )
+            counts = store.counts(slot.index) if has_bins else None
+            found, rows = read(part, form, with_abs_mean=self._with_abs_mean, counts=counts, minus=minus)
             if found is None:  # but `read` has counted the bins
                 self._keep_measured(slot, part if minus is None else part - minus, is_whole, None)
             elif self._channels is None:
