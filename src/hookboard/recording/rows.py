@@ -14,7 +14,6 @@ from hookboard.measure import (
     Row,
     empty_row,
     merge_rows,
-    report_compile_time,
     report_missing_kernel,
     uploaded_from,
     width_of,
@@ -85,8 +84,6 @@ class RowBuffer:
             return torch.empty(0, WIDTH + width_of(self._more), dtype=torch.float64, device=self.device)
         if self.device.type == "cpu":
             report_missing_kernel()
-        else:
-            report_compile_time()
         return self._merged(rows, sites)
 
     def _merge_early(self) -> None:

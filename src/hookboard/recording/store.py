@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hookboard.measure import BINS, ChannelRows, Columns, Job, Row, has_kernels, report_compile_time
+from hookboard.measure import ChannelRows, Columns, Job, Row, has_kernels, new_bins, report_compile_time
 from hookboard.recording.arena import Arena
 from hookboard.recording.packet import SiteNumbers, sent_together
 from hookboard.recording.rows import ChannelBuffer, RowBuffer
@@ -127,7 +127,7 @@ class Store:
         counts = self._counts.get(index)
         if counts is None:
             counts = self._spare.pop(index, None)
-            counts = new_counts(self.device) if counts is None else counts
+            counts = new_bins(1, self.device)[0] if counts is None else counts
             self._counts[index] = counts
         return counts
 
@@ -203,9 +203,3 @@ class Store:
             return
         for index, each in counts.items():
             self._spare[index] = each.zero_()
-
-
-def new_counts(device: torch.device) -> Tensor:
-    """Return empty bins, shape (BINS,), int64."""
-    with torch.inference_mode(False):
-        return torch.zeros(BINS, dtype=torch.long, device=device)
