@@ -1,6 +1,7 @@
 """Tiny things to train, a Trainer that says nothing, and what can be read back of a run."""
 
 import io
+import os
 import struct
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -101,7 +102,7 @@ def sequences(*sizes: int) -> list[Tensor]:
 def trainer(folder: Path | None, *watching: Callback, **options: Any) -> Trainer:
     return Trainer(
         **{
-            "accelerator": "cpu",
+            "accelerator": os.environ.get("HOOKBOARD_ACCELERATOR", "cpu"),
             "max_epochs": 1,
             "log_every_n_steps": 1,
             "logger": TensorBoardLogger(folder, name=None, version="") if folder else False,

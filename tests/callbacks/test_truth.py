@@ -64,7 +64,7 @@ class Poisons(nn.Module):
         self.bad = bad
 
     def forward(self, x):
-        return x.index_fill(0, torch.tensor([3]), self.bad)
+        return x.index_fill(0, torch.tensor([3], device=x.device), self.bad)
 
 
 class Casts(nn.Module):

@@ -52,6 +52,13 @@ def test_a_view_that_is_modified_in_place_while_nobody_holds_its_base_has_its_gr
     assert [grad.tolist() for grad in seen] == [[0.0, 3.0]]
 
 
+def test_an_output_that_the_loss_does_not_depend_on_has_none_though_another_of_the_same_operation_has_one(on):
+    std, mean = torch.std_mean(torch.ones(3, requires_grad=True) * 2)  # as of an LSTM of cuDNN
+    seen, of_view = seen_by(mean, on), seen_by(mean.view(1), on)
+    std.backward()
+    assert seen == of_view == []
+
+
 def test_a_view_that_nothing_modified_is_seen_once(on):
     w = torch.ones(1, 2, requires_grad=True)
     y = (w * 1).view(-1)

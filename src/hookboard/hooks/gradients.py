@@ -73,9 +73,10 @@ def watch_output(
     return None
 
 
-def _show(observe: Observer, switch: Switch, grad: Tensor) -> None:
+def _show(observe: Observer, switch: Switch, grad: Tensor | None) -> None:
     """Tensor hook: observes the gradient while the switch is on. It holds no tensor, which would keep a graph alive."""
-    if switch.on:
+    # None: of several outputs of one operation, such as an LSTM of cuDNN, the loss does not depend on this one.
+    if switch.on and grad is not None:
         observe(grad)
 
 
@@ -225,19 +226,19 @@ class ViewGradient:
         self.arrived: list[Tensor] = []
         """The gradients that arrived at the view in the running backward pass, after its memory was modified."""
 
-    def at_view(self, grad: Tensor) -> None:
+    def at_view(self, grad: Tensor | None) -> None:
         """Tensor hook of the view: observes the gradient, or keeps it for `at_base` if the memory was modified."""
-        if not self.switch.on:
+        if grad is None or not self.switch.on:
             return
         if self.memory.is_modified:
             self.arrived.append(grad.detach())
         else:
             self.observe(grad)
 
-    def at_base(self, grad: Tensor) -> None:
+    def at_base(self, grad: Tensor | None) -> None:
         """Tensor hook of the base: if the memory was modified, observes the view's part of the gradient."""
         arrived, self.arrived = self.arrived, []
-        if not self.switch.on or not self.memory.is_modified:
+        if grad is None or not self.switch.on or not self.memory.is_modified:
             return
         whole = self.part(grad)
         if not arrived:

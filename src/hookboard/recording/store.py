@@ -106,7 +106,7 @@ class Store:
             raise TypeError("a CUDA graph is being captured: its tensors have no values yet")
         stream = torch.cuda.current_stream(self.device)
         last = next(reversed(self._streams), None)
-        if stream != last:
+        if last is None or stream != last:  # up to torch 2.11 at least, a stream is not unequal to None either
             if last is not None:
                 stream.wait_stream(last)
                 self._streams.pop(stream, None)
