@@ -46,7 +46,13 @@ class Variant(NamedTuple):
         # Only its dtype and address are looked at: it is the memory of two numbers.
         memory = torch.empty(64, dtype=TYPES[self.dtype])
         of_shape = accelerator._shape_of(shape, torch.empty(shape, device="meta").stride(), dim)
-        return accelerator.Job(memory[0 if self.aligned else 1 :], None, *of_shape)
+        return accelerator.Job(memory[0 if self.aligned else 1 :], None, of_shape)
+
+
+def way_of(variant: Variant, shape: accelerator.Shape | None = None) -> accelerator.Way:
+    """How the launcher measures it."""
+    flags = variant.aligned, variant.bins, variant.abs_mean, variant.scale
+    return accelerator._way(shape or variant.job().shape, TYPES[variant.dtype], torch.device("cpu"), *flags)
 
 
 def source_of(capability: int, variant: Variant) -> tuple[Any, int]:
@@ -55,12 +61,10 @@ def source_of(capability: int, variant: Variant) -> tuple[Any, int]:
 
     from hookboard.measure import triton_kernel
 
-    job = variant.job()
-    if variant.together and job.layout == accelerator.WHOLE:
-        job = job._replace(layout=accelerator.FIRST)
-    tiles = accelerator._tiles(job, variant.bins)
-    constants = accelerator._constants(job, tiles, variant.scale, variant.abs_mean, variant.bins)
-    constants["PAIRS"] = capability not in FAST_FLOAT64
+    shape, warps = variant.job().shape, 8 if variant.bins else 4
+    if variant.together and shape.layout == accelerator.WHOLE:
+        shape = shape._replace(layout=accelerator.FIRST)
+    constants = {**way_of(variant, shape).constants, "PAIRS": capability not in FAST_FLOAT64}
     if variant.together:
         pointers, numbers = {"like": f"*{variant.dtype}", "scale": "*fp32", "table": "*i64"}, {"jobs": "i32"}
         kernel = triton_kernel.measure_many
@@ -78,7 +82,7 @@ def source_of(capability: int, variant: Variant) -> tuple[Any, int]:
         constexprs={(names.index(name),): value for name, value in constants.items()},
         attrs={(i,): [["tt.divisibility", 16]] for i in aligned},
     )
-    return source, tiles.warps
+    return source, warps
 
 
 def compiled(capability: int, variant: Variant) -> Any:

@@ -6,6 +6,7 @@ import functools
 import threading
 import traceback
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -194,6 +195,8 @@ class Operations(TorchDispatchMode):
             mine.wait("a copy of indices to the device")
         elif len(places) == 2:
             raise RuntimeError(f"{function}: expected all tensors to be on the same device")
+        if name == "histc" and not args[0].is_floating_point():  # on CUDA it counts integers too
+            return mine.take(function(args[0].double(), *args[1:]).to(args[0].dtype), next(iter(indices)))
         if DATA_DEPENDENT & set(function.tags) and self.needs_values(name, given, kwargs):
             mine.wait(function)
         return mine.take(function(*args, **kwargs), next(iter(indices)))
@@ -214,8 +217,8 @@ class Operations(TorchDispatchMode):
         return into.copy_(tensor)
 
 
-def pretended_cuda(device: Pretended):
-    """What stands in for names of `torch.cuda`."""
+def pretend_cuda(device: Pretended, monkeypatch: Any) -> None:
+    """Something stands in for each name of `torch.cuda` that is asked for."""
 
     class Event:
         is_over = False
@@ -249,17 +252,26 @@ def pretended_cuda(device: Pretended):
             return Event()
 
     streams = [Stream(index) for index in range(2)]
-    return {
+    stand_ins = {
         "Event": Event,
         "device": lambda device: contextlib.nullcontext(),
         "current_stream": lambda device=None: streams[0 if device is None else torch.device(device).index or 0],
         "current_device": lambda: 0,
         "is_current_stream_capturing": lambda: False,
         "get_device_capability": lambda device=None: (9, 0),
+        "get_device_properties": lambda device=None: SimpleNamespace(multi_processor_count=132),
         "get_rng_state": lambda device=None: None,  # it lies on the host
         "set_rng_state": lambda state, device=None: None,
         "synchronize": lambda device_of=None: device.wait("synchronize"),
     }
+    for name, stand_in in stand_ins.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    monkeypatch.setattr("hookboard.recording.store.stream_number", number_of_stream)
+    monkeypatch.setattr(accelerator, "stream_number", number_of_stream)
+
+
+def number_of_stream(device: torch.device) -> int:
+    return id(torch.cuda.current_stream(device))
 
 
 class PretendedAccelerator(CPUAccelerator):
@@ -274,7 +286,7 @@ def pretend_kernels(device: Pretended, monkeypatch: Any) -> None:
     measure, many, state = accelerator.measure, accelerator._launch_many, accelerator._State()
     device.launches = launches = []
 
-    def launch(name: str, grid: Any, pointers: Any, numbers: Any, constants: Any) -> bool:
+    def launch(name: str, way: Any, grid: Any, pointers: Any, numbers: Any) -> bool:
         indices = {device.index_of(tensor) for tensor in pointers}
         assert len(indices) == 1, f"the arguments of {name} lie on {indices}"
         assert None not in indices, f"{name} was given memory of the host"
@@ -282,13 +294,15 @@ def pretend_kernels(device: Pretended, monkeypatch: Any) -> None:
         return True
 
     def alone(target: Any, *, with_abs_mean: bool, scale: Tensor | None = None) -> bool:
-        measure(target, with_abs_mean=with_abs_mean, scale=scale)
+        if not measure(target, with_abs_mean=with_abs_mean, scale=scale):
+            return False
         in_another_thread(as_kernels_do, target, scale)
         return True
 
-    def together(targets: Any, with_abs_mean: bool, scale: Tensor | None) -> bool:
-        many(targets, with_abs_mean, scale)
-        for target in targets:
+    def together(targets: Any, scale: Tensor | None) -> bool:
+        if not many(targets, scale):
+            return False
+        for target, _ in targets:
             in_another_thread(as_kernels_do, target, scale)
         return True
 
@@ -301,23 +315,23 @@ def pretend_kernels(device: Pretended, monkeypatch: Any) -> None:
 
 def as_kernels_do(target: Any, scale: Tensor | None) -> None:
     """What the kernels do with a tensor, on the CPU."""
-    job = target.job
+    job, form = target.job, target.job.shape
 
     def numbers(tensor: Tensor, apart: int) -> Tensor:
         shape, stride = {
-            accelerator.WHOLE: ((job.inner,), (1,)),
-            accelerator.FIRST: ((job.channels, job.inner), (apart, 1)),
-            accelerator.RUNS: ((job.outer, job.channels, job.inner), (job.channels * apart, apart, 1)),
-            accelerator.LAST: ((job.outer, job.channels), (job.channels, 1)),
-        }[job.layout]
+            accelerator.WHOLE: ((form.inner,), (1,)),
+            accelerator.FIRST: ((form.channels, form.inner), (apart, 1)),
+            accelerator.RUNS: ((form.outer, form.channels, form.inner), (form.channels * apart, apart, 1)),
+            accelerator.LAST: ((form.outer, form.channels), (form.channels, 1)),
+        }[form.layout]
         return tensor.detach().as_strided(shape, stride)
 
-    values, every = numbers(job.values, job.apart), plan(list(FORMULAS))
-    values = values if job.minus is None else values.float() - numbers(job.minus, job.inner).float()
+    values, every = numbers(job.values, form.apart), plan(list(FORMULAS))
+    values = values if job.minus is None else values.float() - numbers(job.minus, form.inner).float()
     found = torch.zeros(BINS, dtype=torch.long)
     rows = torch.as_tensor(measure(values, every, counts=found, scale=scale), dtype=torch.float64)[None]
-    if job.every:
-        dim = 0 if job.layout == accelerator.FIRST else 1
+    if form.every:
+        dim = 0 if form.layout == accelerator.FIRST else 1
         rows = torch.cat([rows, torch.as_tensor(measure_channels(values, dim, every, scale=scale)[1])])
     if not target.is_fresh:
         owner = torch.arange(len(rows)).repeat(2)

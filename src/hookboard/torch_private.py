@@ -298,3 +298,9 @@ def copied_together(tensors: list[Tensor]) -> list[Tensor]:
 def waited(tensor: Tensor) -> Tensor:
     """Wait for the collective that computes this tensor, if there is one, and return the plain result."""
     return tensor.wait() if isinstance(tensor, AsyncCollectiveTensor) else tensor
+
+
+def stream_number(device: torch.device) -> int:
+    """Return the number of the current stream of a CUDA device, as Triton asks for it: an object would take longer."""
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return int(torch._C._cuda_getCurrentRawStream(index))

@@ -11,8 +11,8 @@ from pretended import (
     Functions,
     Pretended,
     PretendedAccelerator,
+    pretend_cuda,
     pretend_kernels,
-    pretended_cuda,
 )
 from torch import nn
 from toys import Toy, batches, fit, images, mlp, scalars
@@ -51,8 +51,7 @@ def device(request, monkeypatch):
 
     monkeypatch.setattr(Worker, "_work", work_there)
     monkeypatch.setattr(torch.autograd, "_engine_run_backward", backward_there)
-    for name, stand_in in pretended_cuda(device).items():
-        monkeypatch.setattr(torch.cuda, name, stand_in)
+    pretend_cuda(device, monkeypatch)
     if request.param == "the kernels":
         pretend_kernels(device, monkeypatch)
     else:

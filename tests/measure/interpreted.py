@@ -44,13 +44,13 @@ def small_tiles(monkeypatch):
     """Tiles of 64 groups or 2 positions, so that few values make many programs with several tiles each."""
     tiles = accelerator._tiles
 
-    def small(job, has_bins):
-        found = tiles(job, has_bins)
-        rows = 8 if job.layout == accelerator.LAST else 16
-        return found._replace(rows=rows, at_once=4 if has_bins else 1)
+    def small(layout, dtype, has_bins):
+        rows = 8 if layout == accelerator.LAST else 16
+        return tiles(layout, dtype, has_bins)._replace(rows=rows, at_once=4 if has_bins else 1)
 
     monkeypatch.setattr(accelerator, "_tiles", small)
     monkeypatch.setattr(accelerator, "MIN_BINNED_VALUES", 300)
+    monkeypatch.setattr(accelerator, "_way", accelerator._way.__wrapped__)  # keeps nothing from one test to another
 
 
 @pytest.fixture
@@ -122,7 +122,8 @@ def test_a_small_deviation_about_a_large_mean_is_true(small_tiles, sign, first):
 
 
 def test_a_first_tile_without_a_finite_value_takes_no_precision(small_tiles, monkeypatch):
-    monkeypatch.setattr(accelerator, "MAX_PROGRAMS", 1)
+    monkeypatch.setattr(accelerator, "_processors", lambda device: 1)
+    monkeypatch.setattr(accelerator, "OF_A_PROCESSOR", 1)
     values = torch.cat([torch.full((200,), math.nan), normal(900, mean=12345.678, std=0.005)])
     assert_true(statistics(measured(values)[0]), [values])
 
@@ -148,7 +149,7 @@ def test_a_tensor_that_begins_anywhere_is_true(small_tiles, dtype):
 
 
 def test_many_programs_with_several_tiles_each_are_true(small_tiles, monkeypatch):
-    monkeypatch.setattr(accelerator, "MAX_PROGRAMS", 8)
+    monkeypatch.setattr(accelerator, "_processors", lambda device: 2)
     values = torch.cat([torch.zeros(100), normal(2000, mean=1e4, std=0.1), normal(900, std=1e30), normal(5)])
     assert_true(statistics(measured(values)[0]), [values])
 
@@ -241,7 +242,7 @@ def test_many_tensors_and_differences_are_measured_together(small_tiles, monkeyp
     assert names == ["measure_many"] * 2, "those that are aligned, and those that are not"
     for target, values in zip(targets, true, strict=True):
         assert_true(statistics(target.rows[0]), [values])
-        if target.job.every:
+        if target.job.channels:
             assert_rows(target.rows[1:], [values], 0)
 
 

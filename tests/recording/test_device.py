@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from oracle import assert_true, normal, rows_of_channels
-from pretended import CUDA, Operations, Pretended, in_another_thread, pretend_kernels, pretended_cuda
+from pretended import CUDA, Operations, Pretended, in_another_thread, pretend_cuda, pretend_kernels
 
 from hookboard import Statistic
 from hookboard.measure import DERIVED, FORMULAS, accelerator, native, plan
@@ -38,8 +38,7 @@ class Counted(Operations):
 @pytest.fixture
 def device(monkeypatch):
     device = Pretended()
-    for name, stand_in in pretended_cuda(device).items():
-        monkeypatch.setattr(torch.cuda, name, stand_in)
+    pretend_cuda(device, monkeypatch)
     pretend_kernels(device, monkeypatch)
     with device.modes():
         yield device
@@ -236,7 +235,7 @@ def no_memory(*args):
 def test_where_memory_lacks_for_a_launch_torch_measures_and_nothing_is_left_behind(device, monkeypatch):
     mine, weights = recorder(histogram=True), {name: normal(8, 4, std=size) for name, size in [("a", 1), ("b", 2)]}
     tensors = {Site(name, "parameter"): there(device, weight) for name, weight in weights.items()}
-    monkeypatch.setattr(accelerator, "_empty", no_memory)
+    monkeypatch.setattr(accelerator, "_workspace", no_memory)
     mine.observe_all((site, tensor, None) for site, tensor in tensors.items())
     for site, tensor in tensors.items():
         mine.open(site)(tensor)
@@ -261,10 +260,9 @@ def test_an_empty_call_leaves_the_channels_of_the_others(device):
 def test_no_launch_has_more_groups_than_a_card_takes_nor_much_memory(shape, dim):
     form = accelerator._shape_of(torch.Size(shape), torch.empty(shape, device="meta").stride(), dim)
     if form is not None:  # otherwise torch takes each k-th channel out of it first
-        job = accelerator.Job(torch.empty(8), None, *form)
-        _, groups, rows = accelerator._grid(job, accelerator._tiles(job, has_bins=False))
-        assert groups <= 65535
-        assert rows * 80 < 10e6
+        way = accelerator._way(form, torch.float32, torch.device("cpu"), True, False, True, False)
+        assert way.groups <= 65535
+        assert way.scratch * 80 < 10e6
 
 
 def test_memory_that_was_freed_is_not_read_as_another_dtype(monkeypatch):
@@ -303,7 +301,7 @@ def test_streams_wait_for_each_other_and_none_is_remembered(device, monkeypatch)
         current[0] = stream
         mine.open(Site("a", "output"))(tensor)
     assert waits == [("b", "a"), ("a", "b")], "launches run in the order in which they are made"
-    assert set(accelerator._state.counters) == set(streams), "of recorders that do not know of each other, too"
+    assert {number for _, number in accelerator._state.workspaces} == {*map(id, streams)}, "of each its own"
     monkeypatch.setattr("hookboard.recording.store.sent_together", lambda tensors: lambda: [t.clone() for t in tensors])
     mine.send()
     assert waits[2:] == [("a", "b"), ("b", "a")]

@@ -21,6 +21,7 @@ from hookboard.measure.histogram import BINS
 from hookboard.measure.row import WIDTH, channel_row_count, channel_stride
 from hookboard.measure.values import with_memory
 from hookboard.messages import inform, warn_switched_off
+from hookboard.torch_private import stream_number
 
 DEVICES = {"cuda"}
 """The types of devices that the kernels run on. Tests add the CPU, where Triton's interpreter runs them."""
@@ -38,8 +39,13 @@ count no bins; torch's operations do."""
 FIRST_CALLABLE = (3, 3)
 """The first version of Triton in which a compiled kernel takes all arguments, constants too, as it is called here."""
 
-MAX_PROGRAMS = 1024
-"""Maximum number of programs that measure a tensor, unless each channel has one."""
+OF_A_PROCESSOR = 4
+"""Maximum number of programs that measure a tensor, for each multiprocessor of the device, unless each channel has one.
+So many run at once; further ones would wait, and their results take long to merge. Of those with more to keep, with
+bins or channels side by side, half as many run."""
+
+MAX_PARTS = 1024
+"""Maximum number of parts with gaps between them that are read as they lie."""
 
 MAX_TILES = 4095
 """Maximum number of tiles of a program, beyond which there are more programs: counts of tiles have 16 bits."""
@@ -53,9 +59,9 @@ MAX_CHANNELS = 65535
 BINNED_VALUES = 1 << 13
 """The number of values that are counted into bins at once."""
 
-MIN_BINNED_VALUES = 1 << 18
-"""A program adds its bins to those of the tensor at the end. It has at least this many values, if there are as many, so
-that it makes at most one atomic addition for 32 values."""
+MIN_BINNED_VALUES = 1 << 14
+"""A program adds its bins to those of the tensor at the end, by an atomic addition for each bin that is not empty:
+usually a few hundred. It has at least this many values, if there are as many."""
 
 FASTER_THAN = 4
 """Up to this ratio of single to double speed, kernels sum in float64; beyond it, pairs of float32 are faster."""
@@ -70,12 +76,10 @@ WHOLE, FIRST, RUNS, LAST = range(4)
 """How channels lie in memory, see `triton_kernel`."""
 
 
-class Job(NamedTuple):
-    """What is measured in a launch, and how it lies in memory, see `triton_kernel.measure`.
+class Shape(NamedTuple):
+    """How a tensor lies in memory, see `triton_kernel.measure`.
 
     Args:
-        values: the tensor, of a dtype in `DTYPES`.
-        minus: a tensor that is subtracted from it, of the same dtype and without gaps; None for none.
         layout: WHOLE, FIRST, RUNS or LAST.
         outer: how many runs a channel has; for LAST, its values.
         channels: how many there are; 1 without channels.
@@ -84,8 +88,6 @@ class Job(NamedTuple):
         every: each `every`-th channel has a row; 0 if none has.
     """
 
-    values: Tensor
-    minus: Tensor | None
     layout: int
     outer: int
     channels: int
@@ -93,14 +95,33 @@ class Job(NamedTuple):
     apart: int
     every: int
 
+
+class Job(NamedTuple):
+    """What is measured in a launch.
+
+    Args:
+        values: the tensor, of a dtype in `DTYPES`.
+        minus: a tensor that is subtracted from it, of the same dtype and without gaps; None for none.
+        shape: how the tensor lies in memory.
+    """
+
+    values: Tensor
+    minus: Tensor | None
+    shape: Shape
+
+    @property
+    def channels(self) -> int:
+        """The number of channels; 0 if none has a row."""
+        return self.shape.channels if self.shape.every else 0
+
     @property
     def rows(self) -> int:
         """The number of its rows: one for the tensor, then one for each channel that has one."""
-        return 1 + (channel_row_count(self.channels) if self.every else 0)
+        return 1 + (channel_row_count(self.shape.channels) if self.shape.every else 0)
 
     def without_channels(self) -> "Job":
         """Return the same without rows of channels."""
-        return self._replace(every=0)
+        return self._replace(shape=self.shape._replace(every=0))
 
 
 class Target(NamedTuple):
@@ -132,8 +153,8 @@ class _State:
         self.is_said = False
         self.seconds = 0.0
         """How long compiling took; infinite once users have been told."""
-        self.counters: dict[torch.device | torch.cuda.Stream, Tensor] = {}
-        """By stream, on which launches do not overlap, the counters of `triton_kernel`: they are 0 between launches."""
+        self.workspaces: dict[tuple[torch.device, int], tuple[Tensor, Tensor]] = {}
+        """By stream, on which launches do not overlap, the scratch and counters of `triton_kernel`."""
 
 
 _state = _State()
@@ -193,15 +214,13 @@ def job_of(tensor: Tensor, dim: int | None = None, minus: Tensor | None = None) 
     if shape is None:
         tensor = tensor.contiguous()
         shape = _shape_of(tensor.shape, tensor.stride(), dim)
-    job = None if shape is None else Job(tensor, minus, *shape)
+    job = None if shape is None else Job(tensor, minus, shape)
     return job if job is None or minus is None or _fits(minus, job) else None
 
 
 @functools.lru_cache(maxsize=1 << 14)
-def _shape_of(
-    shape: torch.Size, stride: tuple[int, ...], dim: int | None
-) -> tuple[int, int, int, int, int, int] | None:
-    """Return layout, outer, channels, inner, apart and every of a tensor, see `Job`; None if it has to be copied."""
+def _shape_of(shape: torch.Size, stride: tuple[int, ...], dim: int | None) -> Shape | None:
+    """Return how a tensor lies in memory; None if it has to be copied."""
     if dim is not None and (not -len(shape) <= dim < len(shape) or not shape[dim]):
         dim = None
     values, order = math.prod(shape), dense_order(shape, stride)
@@ -210,19 +229,19 @@ def _shape_of(
         has_gaps_between_parts_alone = stride[0] >= inner and dense_order(shape[1:], stride[1:]) == [
             *range(len(shape) - 1)
         ]
-        if dim not in (None, 0, -len(shape)) or not has_gaps_between_parts_alone or parts > MAX_PROGRAMS:
+        if dim not in (None, 0, -len(shape)) or not has_gaps_between_parts_alone or parts > MAX_PARTS:
             return None
-        return FIRST, 1, parts, inner, stride[0], 0 if dim is None else channel_stride(parts)
+        return Shape(FIRST, 1, parts, inner, stride[0], 0 if dim is None else channel_stride(parts))
     if dim is None:
-        return WHOLE, 1, 1, values, values, 0
+        return Shape(WHOLE, 1, 1, values, values, 0)
     place, sizes = order.index(dim % len(shape)), [shape[each] for each in order]
     outer, channels, inner = math.prod(sizes[:place]), sizes[place], math.prod(sizes[place + 1 :])
     every = channel_stride(channels)
     if channels > MAX_CHANNELS:
         return None
     if inner == 1:
-        return LAST, outer, channels, 1, 1, every
-    return (FIRST if outer == 1 else RUNS), outer, channels, inner, inner, every
+        return Shape(LAST, outer, channels, 1, 1, every)
+    return Shape(FIRST if outer == 1 else RUNS, outer, channels, inner, inner, every)
 
 
 def dense_order(shape: Sequence[int], stride: Sequence[int]) -> list[int] | None:
@@ -250,7 +269,7 @@ def _fits(minus: Tensor, job: Job) -> bool:
         return False
     if type(minus) is not Tensor or minus.layout is not torch.strided or minus.is_neg():
         return False
-    if job.apart == job.inner or job.layout == WHOLE:
+    if job.shape.apart == job.shape.inner or job.shape.layout == WHOLE:
         return minus.stride() == values.stride()
     return minus.is_contiguous()
 
@@ -267,17 +286,14 @@ def measure(target: Target, *, with_abs_mean: bool, scale: Tensor | None = None)
         Whether that worked; otherwise nothing has changed.
     """
     job, rows, is_fresh, counts = target
-    tiles = _tiles(job, counts is not None)
-    programs, groups, scratch = _grid(job, tiles)
-    device = job.values.device
+    values, shape = job.values, job.shape
+    way = _way(shape, values.dtype, values.device, _is_at_16(job), counts is not None, with_abs_mean, scale is not None)
     try:
-        memory = [_empty(scratch, device), _counters(device, groups)]
+        scratch, counters = _workspace(values.device, way.scratch, way.groups)
     except torch.OutOfMemoryError:
         return False
-    pointers = [job.values, rows if scale is None else scale, rows if counts is None else counts, rows, *memory]
-    numbers = [job.outer, job.channels, job.inner, job.apart, job.every, int(is_fresh)]
-    constants = _constants(job, tiles, scale is not None, with_abs_mean, counts is not None)
-    return _launch("measure", (programs, groups, 1), pointers, numbers, constants)
+    pointers = [values, rows if scale is None else scale, rows if counts is None else counts, rows, scratch, counters]
+    return _launch("measure", way, (way.programs, way.groups, 1), pointers, (*shape[1:], int(is_fresh)))
 
 
 def measure_many(targets: Iterable[Target], *, with_abs_mean: bool, scale: Tensor | None = None) -> list[Target]:
@@ -291,40 +307,43 @@ def measure_many(targets: Iterable[Target], *, with_abs_mean: bool, scale: Tenso
     Returns:
         The targets for which that did not work: nothing has changed there.
     """
-    alike: dict[tuple[object, ...], list[Target]] = {}
+    alike: dict[tuple[object, ...], list[tuple[Target, Way]]] = {}
     for target in targets:
-        job = target.job
-        if job.layout == WHOLE:  # one channel, which has no row of its own
-            target = target._replace(job=job._replace(layout=FIRST))
-        kind = (job.values.dtype, target.job.layout, _is_aligned(job), target.counts is not None)
-        alike.setdefault(kind, []).append(target)
+        job, _, _, counts = target
+        values, has_bins, has_scale = job.values, counts is not None, scale is not None
+        shape = job.shape if job.shape.layout != WHOLE else _as_one_channel(job.shape)
+        way = _way(shape, values.dtype, values.device, _is_at_16(job), has_bins, with_abs_mean, has_scale)
+        alike.setdefault(way.variant, []).append((target, way))
     failed: list[Target] = []
     for some in alike.values():
-        if not _launch_many(some, with_abs_mean, scale):
-            failed += some
+        if not _launch_many(some, scale):
+            failed += [target for target, _ in some]
     return failed
 
 
-def _launch_many(targets: Sequence[Target], with_abs_mean: bool, scale: Tensor | None) -> bool:
-    device, has_bins = targets[0].job.values.device, targets[0].counts is not None
-    tiles = _tiles(targets[0].job, has_bins)
-    grids = [_grid(target.job, tiles) for target in targets]
+@functools.cache
+def _as_one_channel(shape: Shape) -> Shape:
+    """Return a WHOLE tensor as one channel, which has no row of its own."""
+    return shape._replace(layout=FIRST)
+
+
+def _launch_many(targets: Sequence[tuple[Target, "Way"]], scale: Tensor | None) -> bool:
+    like = targets[0][0].job.values
     try:
-        scratch = _empty(sum(rows for _, _, rows in grids), device)
-        counters = _counters(device, sum(groups + 1 for _, groups, _ in grids))
+        counted = sum(way.groups + 1 for _, way in targets)
+        scratch, counters = _workspace(like.device, sum(way.scratch for _, way in targets), counted)
     except torch.OutOfMemoryError:
         return False
     first, place, counter, table = 0, scratch.data_ptr(), counters.data_ptr(), []
-    for (job, rows, is_fresh, counts), (programs, groups, parts) in zip(targets, grids, strict=True):
+    for (job, rows, is_fresh, counts), way in targets:
         addresses = [0 if each is None else each.data_ptr() for each in (job.minus, counts)]
-        numbers = [job.outer, job.channels, job.inner, job.apart, job.every, int(is_fresh), programs]
+        numbers = [*job.shape[1:], int(is_fresh), way.programs]
         table.append([first, job.values.data_ptr(), *addresses, rows.data_ptr(), place, counter, *numbers])
-        first, place, counter = first + programs * groups, place + 8 * WIDTH * parts, counter + 4 * (groups + 1)
-    like = targets[0].job.values
-    uploaded = uploaded_from(torch.tensor(table, dtype=torch.int64, device="cpu"), device)
+        first += way.programs * way.groups
+        place, counter = place + 8 * WIDTH * way.scratch, counter + 4 * (way.groups + 1)
+    uploaded = uploaded_from(torch.tensor(table, dtype=torch.int64, device="cpu"), like.device)
     pointers = [like, scratch if scale is None else scale, uploaded]
-    constants = _constants(targets[0].job, tiles, scale is not None, with_abs_mean, has_bins)
-    return _launch("measure_many", (first, 1, 1), pointers, [len(table)], constants)
+    return _launch("measure_many", targets[0][1], (first, 1, 1), pointers, [len(table)])
 
 
 def uploaded_from(host: Tensor, device: torch.device) -> Tensor:
@@ -348,51 +367,101 @@ class _Tiles(NamedTuple):
     warps: int
 
 
-def _tiles(job: Job, has_bins: bool) -> _Tiles:
-    vector, warps = 16 // job.values.dtype.itemsize, 8 if has_bins else 4
-    wide = LAST_CHANNELS if job.layout == LAST else vector
-    rows = 32 * warps * vector // wide * (1 if has_bins or job.layout == LAST else 2)
-    return _Tiles(rows, wide, BINNED_VALUES // (rows * wide) if has_bins else 1, warps)
+class Way(NamedTuple):
+    """How tensors of one shape are measured: what is the same for all of them.
+
+    Args:
+        programs: how many measure each group of channels.
+        groups: how many groups of channels there are.
+        scratch: the rows of scratch that this takes.
+        constants: those of the kernel.
+        variant: the device, the dtype and the constants: which kernel is launched, but for the alignment of pointers.
+    """
+
+    programs: int
+    groups: int
+    scratch: int
+    constants: dict[str, Any]
+    variant: tuple[object, ...]
 
 
-def _grid(job: Job, tiles: _Tiles) -> tuple[int, int, int]:
-    """Return how many programs each group of channels has, how many groups there are, and the rows of scratch."""
-    if job.layout == LAST:
-        groups, rows = -(-job.channels // LAST_CHANNELS), job.outer
-    else:
-        groups, rows = job.channels, job.outer * -(-job.inner // tiles.wide)
-    blocks = -(-rows // (tiles.rows * tiles.at_once))
-    most = MAX_PROGRAMS
-    if tiles.at_once > 1:
-        most = min(most, job.outer * job.channels * job.inner // MIN_BINNED_VALUES)
-    programs = max(1, min(blocks, most // groups), -(-blocks * tiles.at_once // MAX_TILES))
-    return programs, groups, programs * job.channels + groups
+@functools.lru_cache(maxsize=1 << 14)
+def _way(
+    shape: Shape,
+    dtype: torch.dtype,
+    device: torch.device,
+    is_at_16: bool,
+    has_bins: bool,
+    with_abs_mean: bool,
+    has_scale: bool,
+) -> Way:
+    """Return how tensors of a shape are measured.
 
-
-def _is_aligned(job: Job) -> bool:
-    """Return True if each group of values that a thread loads begins at a multiple of 16 bytes."""
-    pointers = [job.values.data_ptr(), 0 if job.minus is None else job.minus.data_ptr()]
-    vector = 16 // job.values.dtype.itemsize
-    if any(pointer % 16 for pointer in pointers):
-        return False
-    if job.layout == LAST:
-        return job.channels % vector == 0
-    return job.channels * job.outer == 1 or (job.inner % vector == 0 and job.apart % vector == 0)
-
-
-def _constants(job: Job, tiles: _Tiles, has_scale: bool, with_abs_mean: bool, has_bins: bool) -> dict[str, Any]:
-    return {
-        "LAYOUT": job.layout,
+    Args:
+        shape: how they lie in memory.
+        dtype: their dtype.
+        device: their device.
+        is_at_16: whether they begin at multiples of 16 bytes, and so does what is subtracted from them.
+        has_bins: whether their bins are counted.
+        with_abs_mean: whether the column `abs_mean` is filled.
+        has_scale: whether they are divided.
+    """
+    tiles = _tiles(shape.layout, dtype, has_bins)
+    programs, groups = _grid(shape, tiles, device)
+    constants = {
+        "LAYOUT": shape.layout,
         "ROWS": tiles.rows,
         "WIDE": tiles.wide,
         "TILES": tiles.at_once,
-        "IS_ALIGNED": _is_aligned(job),
-        "PAIRS": not adds_float64_fast(job.values.device),
+        "IS_ALIGNED": is_at_16 and _has_aligned_groups(shape, 16 // dtype.itemsize),
+        "PAIRS": not adds_float64_fast(device),
         "HAS_SCALE": has_scale,
         "HAS_ABS_MEAN": with_abs_mean,
         "HAS_BINS": has_bins,
-        "PARTS": 128,
     }
+    return Way(programs, groups, programs * shape.channels + groups, constants, (device, dtype, *constants.values()))
+
+
+def _tiles(layout: int, dtype: torch.dtype, has_bins: bool) -> _Tiles:
+    vector, warps = 16 // dtype.itemsize, 8 if has_bins else 4
+    wide = LAST_CHANNELS if layout == LAST else vector
+    rows = 32 * warps * vector // wide * (1 if has_bins or layout == LAST else 2)
+    return _Tiles(rows, wide, BINNED_VALUES // (rows * wide) if has_bins else 1, warps)
+
+
+def _grid(shape: Shape, tiles: _Tiles, device: torch.device) -> tuple[int, int]:
+    """Return how many programs each group of channels has, and how many groups there are."""
+    if shape.layout == LAST:
+        groups, rows = -(-shape.channels // LAST_CHANNELS), shape.outer
+    else:
+        groups, rows = shape.channels, shape.outer * -(-shape.inner // tiles.wide)
+    blocks = -(-rows // (tiles.rows * tiles.at_once))
+    most = OF_A_PROCESSOR * _processors(device)
+    if tiles.at_once > 1:
+        most = min(most // 2, shape.outer * shape.channels * shape.inner // MIN_BINNED_VALUES)
+    elif shape.layout == LAST:
+        most //= 2
+    return max(1, min(blocks, most // groups), -(-blocks * tiles.at_once // MAX_TILES)), groups
+
+
+def _has_aligned_groups(shape: Shape, vector: int) -> bool:
+    """Return True if the groups of `vector` values that threads load begin at multiples of 16 bytes, if the first does.
+
+    Then so do all runs and channels.
+    """
+    if shape.layout == LAST:
+        return shape.channels % vector == 0
+    return shape.channels * shape.outer == 1 or (shape.inner % vector == 0 and shape.apart % vector == 0)
+
+
+def _is_at_16(job: Job) -> bool:
+    return job.values.data_ptr() % 16 == 0 and (job.minus is None or job.minus.data_ptr() % 16 == 0)
+
+
+@functools.cache
+def _processors(device: torch.device) -> int:
+    """Return the number of multiprocessors of a device."""
+    return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 128
 
 
 @functools.cache
@@ -434,17 +503,17 @@ def new_bins(count: int, device: torch.device) -> Tensor:
         return torch.zeros((count, BINS), dtype=torch.long, device=device)
 
 
-_empty = new_rows
-
-
-def _counters(device: torch.device, groups: int) -> Tensor:
-    stream = torch.cuda.current_stream(device) if device.type == "cuda" else device
-    counters = _state.counters.get(stream)
-    if counters is None or len(counters) <= groups:
-        with torch.inference_mode(False):
-            counters = torch.zeros(max(4096, 2 * groups), dtype=torch.int32, device=device)
-        _state.counters[stream] = counters
-    return counters
+def _workspace(device: torch.device, rows: int, groups: int) -> tuple[Tensor, Tensor]:
+    """Return scratch of at least `rows` rows, and more than `groups` counters that are 0, for the current stream."""
+    stream = (device, stream_number(device) if device.type == "cuda" else 0)
+    found = _state.workspaces.get(stream)
+    if found is not None and found[0].shape[0] >= rows and found[1].shape[0] > groups:
+        return found
+    scratch = new_rows(max(8192, 2 * rows), device)
+    with torch.inference_mode(False):
+        counters = torch.zeros(max(4096, 2 * groups), dtype=torch.int32, device=device)
+    _state.workspaces[stream] = scratch, counters
+    return scratch, counters
 
 
 def report_compile_time() -> None:
@@ -458,7 +527,7 @@ def report_compile_time() -> None:
 
 
 def _launch(
-    name: str, grid: tuple[int, int, int], pointers: Sequence[Tensor], numbers: Sequence[int], constants: dict[str, Any]
+    name: str, way: Way, grid: tuple[int, int, int], pointers: Sequence[Tensor], numbers: Sequence[int]
 ) -> bool:
     """Launch a kernel on the current stream of its tensors' device, and return whether that worked.
 
@@ -466,8 +535,7 @@ def _launch(
     warning.
     """
     device = pointers[0].device
-    alignment = tuple(tensor.data_ptr() % 16 == 0 for tensor in pointers)
-    variant = (name, device, pointers[0].dtype, alignment, *constants.values())
+    variant = (name, way.variant, tuple([tensor.data_ptr() % 16 == 0 for tensor in pointers]))
     if variant in _state.failed:
         return False
     run = _state.kernels.get(variant)
@@ -476,7 +544,7 @@ def _launch(
         is_elsewhere = pointers[0].is_cuda and device.index != torch.cuda.current_device()
         with torch.cuda.device(device) if is_elsewhere else contextlib.nullcontext():
             if run is None:
-                _state.kernels[variant] = _compiled(name, grid, [*pointers, *numbers], constants)
+                _state.kernels[variant] = _compiled(name, grid, [*pointers, *numbers], way.constants)
             else:
                 run(grid, *pointers, *numbers)
     except Exception as error:

@@ -167,69 +167,97 @@ def _sums(x, is_finite, LAYOUT: tl.constexpr, PAIRS: tl.constexpr):
 
 
 @triton.jit
-def _merge(parts, count, across, apart, to, is_there, is_fresh, PARTS: tl.constexpr, CHANNELS: tl.constexpr):
-    """Merge rows into others.
+def _merged(parts, count, apart, is_there, PARTS: tl.constexpr, CHANNELS: tl.constexpr):
+    """Merge the rows that programs have written.
 
     Args:
-        parts: pointer to the first row: row i of channel c is row `i // across * apart + i % across + c`.
+        parts: pointer to the first row: row i of channel c is row `i * apart + c`.
         count: the number of rows of each channel.
-        across: see `parts`.
         apart: see `parts`.
-        to: [CHANNELS] pointers to the rows to merge into.
-        is_there: [CHANNELS], which of them exist.
-        is_fresh: whether they hold nothing yet.
-        PARTS: how many rows are read at once.
-        CHANNELS: how many rows are merged into.
+        is_there: [CHANNELS], which channels exist.
+        PARTS: how many rows of each are read at once.
+        CHANNELS: how many channels are merged.
+
+    Returns:
+        As columns, [CHANNELS]: how many finite values there are; their sum, the squares of their differences from their
+        mean, and their magnitudes; zeros, NaN, infinities above and below; the smallest and the largest value.
     """
-    channel = tl.arange(0, CHANNELS)
-    has_begun = is_there & (channel * 0 + is_fresh == 0)
-    many = tl.load(to, mask=has_begun, other=0.0)
-    total = many * tl.load(to + 1, mask=has_begun, other=0.0)
-    magnitudes = many * tl.load(to + 3, mask=has_begun, other=0.0)
-    zeros = tl.load(to + 4, mask=has_begun, other=0.0)
-    nan = tl.load(to + 5, mask=has_begun, other=0.0)
-    posinf = tl.load(to + 6, mask=has_begun, other=0.0)
-    neginf = tl.load(to + 7, mask=has_begun, other=0.0)
-    low = tl.load(to + 8, mask=has_begun, other=float("inf"))
-    high = tl.load(to + 9, mask=has_begun, other=float("-inf"))
-    # Other programs have written the parts: `.cg` passes by the cache of this multiprocessor.
+    # Each thread adds up rows of its own; only what it has in the end goes to others. A loop that reduced each time
+    # would be many times slower, and no other program has anything to do meanwhile.
+    part = tl.arange(0, PARTS)
+    first = parts + (part[:, None].to(tl.int64) * apart + tl.arange(0, CHANNELS)[None, :]) * WIDTH
+    many = tl.zeros([PARTS, CHANNELS], tl.float64)
+    total, magnitudes, zeros, nan, posinf, neginf = many, many, many, many, many, many
+    low, high = many + float("inf"), many + float("-inf")
+    # Other programs have written them: `.cg` passes by the cache of this multiprocessor.
     for start in range(0, count, PARTS):
-        part = start + tl.arange(0, PARTS)
-        at = parts + ((part // across * apart + part % across)[:, None] + channel[None, :]) * WIDTH
-        mask = (part < count)[:, None] & is_there[None, :]
+        at, mask = first + start * apart * WIDTH, (start + part < count)[:, None] & is_there[None, :]
         numbers = tl.load(at, mask=mask, other=0.0, cache_modifier=".cg")
-        many += tl.sum(numbers, 0)
-        total += tl.sum(numbers * tl.load(at + 1, mask=mask, other=0.0, cache_modifier=".cg"), 0)
-        magnitudes += tl.sum(numbers * tl.load(at + 3, mask=mask, other=0.0, cache_modifier=".cg"), 0)
-        zeros += tl.sum(tl.load(at + 4, mask=mask, other=0.0, cache_modifier=".cg"), 0)
-        nan += tl.sum(tl.load(at + 5, mask=mask, other=0.0, cache_modifier=".cg"), 0)
-        posinf += tl.sum(tl.load(at + 6, mask=mask, other=0.0, cache_modifier=".cg"), 0)
-        neginf += tl.sum(tl.load(at + 7, mask=mask, other=0.0, cache_modifier=".cg"), 0)
-        low = tl.minimum(low, tl.min(tl.load(at + 8, mask=mask, other=float("inf"), cache_modifier=".cg"), 0))
-        high = tl.maximum(high, tl.max(tl.load(at + 9, mask=mask, other=float("-inf"), cache_modifier=".cg"), 0))
-    number = tl.maximum(many, 1.0)
-    mean = total / number  # not times its inverse: the mean of equal values is that value
-    distance = tl.load(to + 1, mask=has_begun, other=0.0) - mean
-    deviation = tl.load(to + 2, mask=has_begun, other=0.0)
-    squares = tl.load(to, mask=has_begun, other=0.0) * (deviation * deviation + distance * distance)
+        many += numbers
+        total += numbers * tl.load(at + 1, mask=mask, other=0.0, cache_modifier=".cg")
+        magnitudes += numbers * tl.load(at + 3, mask=mask, other=0.0, cache_modifier=".cg")
+        zeros += tl.load(at + 4, mask=mask, other=0.0, cache_modifier=".cg")
+        nan += tl.load(at + 5, mask=mask, other=0.0, cache_modifier=".cg")
+        posinf += tl.load(at + 6, mask=mask, other=0.0, cache_modifier=".cg")
+        neginf += tl.load(at + 7, mask=mask, other=0.0, cache_modifier=".cg")
+        low = tl.minimum(low, tl.load(at + 8, mask=mask, other=float("inf"), cache_modifier=".cg"))
+        high = tl.maximum(high, tl.load(at + 9, mask=mask, other=float("-inf"), cache_modifier=".cg"))
+    found, sum_of_all = tl.sum(many, 0), tl.sum(total, 0)
+    mean, squares = sum_of_all / tl.maximum(found, 1.0), tl.zeros([PARTS, CHANNELS], tl.float64)
     for start in range(0, count, PARTS):
-        part = start + tl.arange(0, PARTS)
-        at = parts + ((part // across * apart + part % across)[:, None] + channel[None, :]) * WIDTH
-        mask = (part < count)[:, None] & is_there[None, :]
+        at, mask = first + start * apart * WIDTH, (start + part < count)[:, None] & is_there[None, :]
         numbers = tl.load(at, mask=mask, other=0.0, cache_modifier=".cg")
         away = tl.load(at + 1, mask=mask, other=0.0, cache_modifier=".cg") - mean[None, :]
         spread = tl.load(at + 2, mask=mask, other=0.0, cache_modifier=".cg")
-        squares += tl.sum(numbers * (spread * spread + away * away), 0)
-    tl.store(to, many, mask=is_there)
+        squares += numbers * (spread * spread + away * away)
+    return (
+        found, sum_of_all, tl.sum(squares, 0), tl.sum(magnitudes, 0), tl.sum(zeros, 0), tl.sum(nan, 0),
+        tl.sum(posinf, 0), tl.sum(neginf, 0), tl.min(low, 0), tl.max(high, 0)
+    )  # fmt: skip
+
+
+@triton.jit
+def _of_all(many, total, squares, magnitudes, zeros, nan, posinf, neginf, low, high):
+    """Merge what `_merged` returns of some channels into the same of all of them, [1]."""
+    found, sum_of_all = tl.sum(many, 0), tl.sum(total, 0)
+    away = total / tl.maximum(many, 1.0) - sum_of_all / tl.maximum(found, 1.0)
+    one = tl.zeros([1], tl.float64)
+    return (
+        one + found, one + sum_of_all, one + tl.sum(squares + many * away * away, 0), one + tl.sum(magnitudes, 0),
+        one + tl.sum(zeros, 0), one + tl.sum(nan, 0), one + tl.sum(posinf, 0), one + tl.sum(neginf, 0),
+        one + tl.min(low, 0), one + tl.max(high, 0)
+    )  # fmt: skip
+
+
+@triton.jit
+def _write(
+    to, is_there, is_fresh, many, total, squares, magnitudes, zeros, nan, posinf, neginf, low, high
+):  # fmt: skip
+    """Merge what `_merged` returns into rows.
+
+    Args:
+        to: [CHANNELS] pointers to the rows.
+        is_there: [CHANNELS], which of them exist.
+        is_fresh: whether they hold nothing yet.
+        many: see `_merged`, and so are the others.
+    """
+    has_begun = is_there & (many.to(tl.int64) * 0 + is_fresh == 0)
+    before, own = tl.load(to, mask=has_begun, other=0.0), total / tl.maximum(many, 1.0)
+    centre, spread = tl.load(to + 1, mask=has_begun, other=0.0), tl.load(to + 2, mask=has_begun, other=0.0)
+    number = tl.maximum(before + many, 1.0)
+    mean = (before * centre + total) / number  # not times its inverse: the mean of equal values is that value
+    squares += many * (own - mean) * (own - mean) + before * (spread * spread + (centre - mean) * (centre - mean))
+    magnitudes += before * tl.load(to + 3, mask=has_begun, other=0.0)
+    tl.store(to, before + many, mask=is_there)
     tl.store(to + 1, mean, mask=is_there)
     tl.store(to + 2, tl.sqrt(squares / number), mask=is_there)
     tl.store(to + 3, magnitudes / number, mask=is_there)
-    tl.store(to + 4, zeros, mask=is_there)
-    tl.store(to + 5, nan, mask=is_there)
-    tl.store(to + 6, posinf, mask=is_there)
-    tl.store(to + 7, neginf, mask=is_there)
-    tl.store(to + 8, low, mask=is_there)
-    tl.store(to + 9, high, mask=is_there)
+    tl.store(to + 4, zeros + tl.load(to + 4, mask=has_begun, other=0.0), mask=is_there)
+    tl.store(to + 5, nan + tl.load(to + 5, mask=has_begun, other=0.0), mask=is_there)
+    tl.store(to + 6, posinf + tl.load(to + 6, mask=has_begun, other=0.0), mask=is_there)
+    tl.store(to + 7, neginf + tl.load(to + 7, mask=has_begun, other=0.0), mask=is_there)
+    tl.store(to + 8, tl.minimum(low, tl.load(to + 8, mask=has_begun, other=float("inf"))), mask=is_there)
+    tl.store(to + 9, tl.maximum(high, tl.load(to + 9, mask=has_begun, other=float("-inf"))), mask=is_there)
 
 
 @triton.jit
@@ -318,33 +346,56 @@ def _store(at, is_there, pivot, total, squares, magnitudes, low, high, seen, zer
 
 @triton.jit
 def _merge_all(
-    rows, scratch, counters, channels, every, is_fresh, programs, group,
-    LAYOUT: tl.constexpr, WIDE: tl.constexpr, PARTS: tl.constexpr
+    rows, scratch, counters, channels, every, is_fresh, programs, group, LAYOUT: tl.constexpr, WIDE: tl.constexpr
 ):  # fmt: skip
     """Merge the rows of a group of channels once all programs have written them, and in the end those of the tensor."""
     CHANNELS: tl.constexpr = WIDE if LAYOUT == LAST else 1
-    tl.debug_barrier()  # what all threads have stored, before one of them says so
+    ALONE: tl.constexpr = 256
     one = tl.arange(0, 1)
+    tl.debug_barrier()  # what all threads have stored, before one of them says so
     if LAYOUT == WHOLE:
         if tl.atomic_add(counters, 1, sem="acq_rel") == programs - 1:
             tl.store(counters, 0)
-            _merge(scratch, programs, 1, 1, rows + one, one == 0, is_fresh, PARTS, 1)
+            many, total, squares, magnitudes, zeros, nan, posinf, neginf, low, high = _merged(
+                scratch, programs, 1, one == 0, ALONE, 1
+            )  # fmt: skip
+            _write(
+                rows + one, one == 0, is_fresh,
+                many, total, squares, magnitudes, zeros, nan, posinf, neginf, low, high
+            )  # fmt: skip
     elif tl.atomic_add(counters + 1 + group, 1, sem="acq_rel") == programs - 1:
         tl.store(counters + 1 + group, 0)
         channel = group.to(tl.int64) * CHANNELS + tl.arange(0, CHANNELS)
-        mine = scratch + group.to(tl.int64) * CHANNELS * WIDTH
+        many, total, squares, magnitudes, zeros, nan, posinf, neginf, low, high = _merged(
+            scratch + group.to(tl.int64) * CHANNELS * WIDTH, programs, channels, channel < channels,
+            8 if LAYOUT == LAST else ALONE, CHANNELS
+        )  # fmt: skip
         each = tl.maximum(every, 1)
-        to = rows + (1 + channel // each) * WIDTH
         is_kept = (channel < channels) & (channel % each + (each - every) == 0)  # none, if `every` is 0
-        _merge(mine, programs, 1, channels, to, is_kept, is_fresh, 1 if LAYOUT == LAST else PARTS, CHANNELS)
+        _write(
+            rows + (1 + channel // each) * WIDTH, is_kept, is_fresh,
+            many, total, squares, magnitudes, zeros, nan, posinf, neginf, low, high
+        )  # fmt: skip
+        if LAYOUT == LAST:
+            many, total, squares, magnitudes, zeros, nan, posinf, neginf, low, high = _of_all(
+                many, total, squares, magnitudes, zeros, nan, posinf, neginf, low, high
+            )  # fmt: skip
         groups = (channels.to(tl.int32) + (CHANNELS - 1)) // CHANNELS
         totals = scratch + programs.to(tl.int64) * channels * WIDTH
-        across = tl.minimum(channels.to(tl.int32) - group * CHANNELS, CHANNELS)
-        _merge(mine, programs * across, across, channels, totals + (group + one) * WIDTH, one == 0, 1, PARTS, 1)
+        _write(
+            totals + (group + one) * WIDTH, one == 0, 1,
+            many, total, squares, magnitudes, zeros, nan, posinf, neginf, low, high
+        )  # fmt: skip
         tl.debug_barrier()
         if tl.atomic_add(counters, 1, sem="acq_rel") == groups - 1:
             tl.store(counters, 0)
-            _merge(totals, groups, 1, 1, rows + one, one == 0, is_fresh, PARTS, 1)
+            many, total, squares, magnitudes, zeros, nan, posinf, neginf, low, high = _merged(
+                totals, groups, 1, one == 0, ALONE, 1
+            )  # fmt: skip
+            _write(
+                rows + one, one == 0, is_fresh,
+                many, total, squares, magnitudes, zeros, nan, posinf, neginf, low, high
+            )  # fmt: skip
 
 
 @triton.jit
@@ -353,7 +404,7 @@ def _measure(
     outer, channels, inner, apart, every, is_fresh, program, programs, group,
     LAYOUT: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr, TILES: tl.constexpr, IS_ALIGNED: tl.constexpr,
     PAIRS: tl.constexpr, HAS_MINUS: tl.constexpr, HAS_SCALE: tl.constexpr, HAS_ABS_MEAN: tl.constexpr,
-    HAS_BINS: tl.constexpr, PARTS: tl.constexpr
+    HAS_BINS: tl.constexpr
 ):  # fmt: skip
     """What one program does, the `program`-th of `programs` of a group of channels; see `measure`."""
     CHANNELS: tl.constexpr = WIDE if LAYOUT == LAST else 1
@@ -377,7 +428,7 @@ def _measure(
             bin = tl.arange(0, BINS)
             is_finite = (bin & 4095) < 4080  # those of infinities and NaN are in no histogram
             tl.atomic_add(counts + bin, bins.to(tl.int64), mask=is_finite & (bins > 0), sem="relaxed")
-    _merge_all(rows, scratch, counters, channels, every, is_fresh, programs, group, LAYOUT, WIDE, PARTS)
+    _merge_all(rows, scratch, counters, channels, every, is_fresh, programs, group, LAYOUT, WIDE)
 
 
 @triton.jit(do_not_specialize=["outer", "channels", "inner", "apart", "every", "is_fresh"])
@@ -385,7 +436,7 @@ def measure(
     values, scale, counts, rows, scratch, counters, outer: tl.int64, channels: tl.int64, inner: tl.int64,
     apart: tl.int64, every: tl.int64, is_fresh: tl.int32, LAYOUT: tl.constexpr, ROWS: tl.constexpr,
     WIDE: tl.constexpr, TILES: tl.constexpr, IS_ALIGNED: tl.constexpr, PAIRS: tl.constexpr, HAS_SCALE: tl.constexpr,
-    HAS_ABS_MEAN: tl.constexpr, HAS_BINS: tl.constexpr, PARTS: tl.constexpr
+    HAS_ABS_MEAN: tl.constexpr, HAS_BINS: tl.constexpr
 ):  # fmt: skip
     """Measure a tensor; grid (programs, groups of channels).
 
@@ -411,12 +462,11 @@ def measure(
         HAS_SCALE: whether the values are divided.
         HAS_ABS_MEAN: whether that column is filled; else it is 0.
         HAS_BINS: whether bins are counted.
-        PARTS: how many rows are merged at once.
     """
     _measure(
         values, values, 0, scale, counts, 1, rows, scratch, counters, outer, channels, inner, apart, every, is_fresh,
         tl.program_id(0), tl.num_programs(0), tl.program_id(1), LAYOUT, ROWS, WIDE, TILES, IS_ALIGNED, PAIRS, False,
-        HAS_SCALE, HAS_ABS_MEAN, HAS_BINS, PARTS
+        HAS_SCALE, HAS_ABS_MEAN, HAS_BINS
     )  # fmt: skip
 
 
@@ -424,7 +474,7 @@ def measure(
 def measure_many(
     like, scale, table, jobs: tl.int32, LAYOUT: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr,
     TILES: tl.constexpr, IS_ALIGNED: tl.constexpr, PAIRS: tl.constexpr, HAS_SCALE: tl.constexpr,
-    HAS_ABS_MEAN: tl.constexpr, HAS_BINS: tl.constexpr, PARTS: tl.constexpr
+    HAS_ABS_MEAN: tl.constexpr, HAS_BINS: tl.constexpr
 ):  # fmt: skip
     """Measure many tensors of one dtype, or their differences from others; grid (programs of all together,).
 
@@ -458,5 +508,5 @@ def measure_many(
         values, minus, less != 0, scale, bins.to(tl.pointer_type(tl.int64)), bins != 0, rows, scratch,
         tl.load(job + 6).to(tl.pointer_type(tl.int32)), tl.load(job + 7), tl.load(job + 8), tl.load(job + 9),
         tl.load(job + 10), tl.load(job + 11), tl.load(job + 12), within % programs, programs, within // programs,
-        LAYOUT, ROWS, WIDE, TILES, IS_ALIGNED, PAIRS, True, HAS_SCALE, HAS_ABS_MEAN, HAS_BINS, PARTS
+        LAYOUT, ROWS, WIDE, TILES, IS_ALIGNED, PAIRS, True, HAS_SCALE, HAS_ABS_MEAN, HAS_BINS
     )  # fmt: skip

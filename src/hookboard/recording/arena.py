@@ -169,7 +169,7 @@ class Arena:
 
     def _target(self, index: int, job: Job, has_bins: bool) -> Target:
         place, has_begun = self._places.get(index), index in self._has_common
-        channels = job.channels if job.every else 0
+        channels = job.channels
         if place is None or (not has_begun and place.channels != channels):
             slab, start = self._rows.take(job.rows)
             place = RowsAt(slab, start, channels, self._rows.parts[slab][start : start + job.rows])

@@ -404,7 +404,7 @@ class Recorder:
                     done = store.arena.measure(slot.index, job, **options)
                 if not done:
                     return False
-        if job.every and slot.extent.channels != job.channels:
+        if job.channels and slot.extent.channels != job.channels:
             self.slots.resize(slot, slot.extent._replace(channels=job.channels))
         return True
 

@@ -11,6 +11,7 @@ from hookboard.measure import ChannelRows, Columns, Job, Row, has_kernels, new_b
 from hookboard.recording.arena import Arena
 from hookboard.recording.packet import SiteNumbers, sent_together
 from hookboard.recording.rows import ChannelBuffer, RowBuffer
+from hookboard.torch_private import stream_number
 
 
 class KeptRows(NamedTuple):
@@ -79,8 +80,10 @@ class Store:
         """The bins of the running step by site, where there is no arena."""
         self._spare: dict[int, Tensor] = {}
         """Empty bins for the next step: fresh memory is slower."""
-        self._streams: dict[torch.cuda.Stream, None] = {}
-        """The streams on which tensors were measured since the last flush; the last is the one in use."""
+        self._streams: dict[int, torch.cuda.Stream] = {}
+        """The streams on which tensors were measured since the last flush, by number."""
+        self._last: int | None = None
+        """The number of the one that was in use last."""
 
     @property
     def indices(self) -> set[int]:
@@ -104,13 +107,14 @@ class Store:
             return
         if torch.cuda.is_current_stream_capturing():
             raise TypeError("a CUDA graph is being captured: its tensors have no values yet")
-        stream = torch.cuda.current_stream(self.device)
-        last = next(reversed(self._streams), None)
-        if last is None or stream != last:  # up to torch 2.11 at least, a stream is not unequal to None either
-            if last is not None:
-                stream.wait_stream(last)
-                self._streams.pop(stream, None)
-            self._streams[stream] = None
+        number = stream_number(self.device)
+        if number != self._last:
+            # By their numbers: up to torch 2.11 at least, neither `==` nor `!=` is true of a stream and None.
+            stream = torch.cuda.current_stream(self.device)
+            if self._last is not None:
+                stream.wait_stream(self._streams[self._last])
+                self._streams.pop(number, None)
+            self._streams[number], self._last = stream, number
 
     def measure_together(
         self, jobs: Sequence[tuple[int, Job, bool]], *, with_abs_mean: bool, scale: Tensor | None
@@ -191,8 +195,9 @@ class Store:
         """Have the current stream wait for the others on which tensors were measured; return these."""
         if not self._streams:
             return []
-        current = torch.cuda.current_stream(self.device)
-        others, self._streams = [stream for stream in self._streams if stream != current], {current: None}
+        current, self._last = torch.cuda.current_stream(self.device), stream_number(self.device)
+        others = [stream for number, stream in self._streams.items() if number != self._last]
+        self._streams = {self._last: current}
         for stream in others:
             current.wait_stream(stream)
         return others
