@@ -1,5 +1,6 @@
 """What only a GPU can show. It has not run on one yet: please tell what `pytest -m gpu` says on yours."""
 
+import math
 import sys
 import warnings
 from pathlib import Path
@@ -78,6 +79,22 @@ def test_a_tensor_of_many_programs_is_true_each_time(dtype):
         assert found["std"] == pytest.approx(wide.std().item(), rel=1e-6)
         assert found["l1"] == pytest.approx(wide.abs().sum().item(), rel=1e-6)
     assert not any(counters.any() for _, counters in accelerator._state.workspaces.values())
+
+
+@pytest.mark.parametrize("is_deterministic", [False, True])
+def test_bins_that_torch_counts_are_those_of_the_cpu(monkeypatch, is_deterministic):
+    monkeypatch.setattr("hookboard.recording.arena.can_count_bins", lambda device: False)
+    part = torch.cat([normal(5_000_000), torch.tensor([math.nan, math.inf, 0.0, -0.0, 1e-40])])
+    on_cpu = Recorder(plan("mean"), torch.device("cpu"), histogram=True)
+    on_cpu.open(Site("a", "output"))(part)
+    torch.use_deterministic_algorithms(is_deterministic)
+    try:
+        found = measured([part.cuda()]).histogram
+    finally:
+        torch.use_deterministic_algorithms(False)
+    (expected,) = on_cpu.flush().values()
+    assert np.array_equal(found.counts, expected.histogram.counts)
+    assert np.array_equal(found.edges, expected.histogram.edges)
 
 
 def test_what_another_stream_makes_is_waited_for():
@@ -170,6 +187,23 @@ def test_a_fit_measures_everything_without_a_word(tmp_path, way):
         fit(tmp_path, Toy(mlp()), batches(*[8] * 6), *callbacks, accelerator="gpu", **{"devices": 1} | WAYS[way])
     if WAYS[way].get("devices") == 1 or "devices" not in WAYS[way]:  # others have trained in other processes
         assert all(len(callback.readings) for callback in callbacks[:3])
+
+
+class Recurrent(nn.Module):
+    """Of an LSTM, of which cuDNN makes three tensors in one operation, the loss depends on the first alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTM(4, 4)
+
+    def forward(self, x):
+        return self.lstm(x[None])[0]
+
+
+def test_what_an_lstm_returns_without_use_switches_no_site_off(tmp_path):
+    logger = GradientLogger(every_n_steps=1)
+    fit(tmp_path, Toy(Recurrent()), batches(*[8] * 3), logger, accelerator="gpu", devices=1)
+    assert {reading.site.index for reading in logger.readings} == {"0"}
 
 
 def test_weights_and_losses_are_those_without_callbacks(tmp_path):

@@ -87,7 +87,7 @@ class SiteNumbers(NamedTuple):
         bins: shape (BINS,); None without a histogram.
     """
 
-    row: Tensor
+    row: np.ndarray
     channels: ChannelRows | None
     bins: Tensor | None
 
@@ -98,7 +98,8 @@ class SiteNumbers(NamedTuple):
             other: what was measured of the site on another device, or in another way.
             more: the columns that follow the moments in a row.
         """
-        row = merge_rows(torch.stack([self.row, other.row]), torch.zeros(2, dtype=torch.long, device="cpu"), 1, more)[0]
+        both = torch.from_numpy(np.stack([self.row, other.row]))
+        row = merge_rows(both, torch.zeros(2, dtype=torch.long, device="cpu"), 1, more)[0].numpy()
         if not elements_in(self.row) or not elements_in(other.row):  # an empty tensor leaves the channels of others
             filled = other if elements_in(other.row) else self
             return filled._replace(bins=self.bins if other.bins is None else other.bins)

@@ -308,13 +308,14 @@ class Recorder:
         elif rows.is_inference():  # as in `trainer.validate`: it could not be changed here
             rows = rows.clone()
         measured, channels, bins = set(main.measured), dict(main.channels), dict[int, Tensor](main.counts)
+        table = rows.numpy()
         for found in (main.found, *(part for each in others for part in (each.by_site(), each.found))):
             for index, new in found.items():
                 if index in measured:
-                    before = SiteNumbers(rows[index], channels.get(index), bins.get(index))
+                    before = SiteNumbers(table[index], channels.get(index), bins.get(index))
                     new = before.joined(new, self._plan.more)
                 measured.add(index)
-                rows[index] = new.row
+                table[index] = new.row
                 # A copy: a reading that is kept must not keep all that came with it.
                 channels[index] = None if new.channels is None else torch.as_tensor(new.channels).numpy().copy()
                 if new.bins is not None:

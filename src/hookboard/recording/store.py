@@ -53,9 +53,9 @@ class Taken(NamedTuple):
         """Return what was kept row by row, by site."""
         if self.rows is None:
             return {}
+        rows = self.rows.numpy()
         return {
-            index: SiteNumbers(self.rows[index], self.channels.get(index), self.counts.get(index))
-            for index in self.measured
+            index: SiteNumbers(rows[index], self.channels.get(index), self.counts.get(index)) for index in self.measured
         }
 
 
