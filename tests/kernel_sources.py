@@ -66,11 +66,12 @@ def source_of(capability: int, variant: Variant) -> tuple[Any, int]:
         shape = shape._replace(layout=accelerator.FIRST)
     constants = {**way_of(variant, shape).constants, "PAIRS": capability not in FAST_FLOAT64}
     if variant.together:
-        pointers, numbers = {"like": f"*{variant.dtype}", "scale": "*fp32", "table": "*i64"}, {"jobs": "i32"}
+        pointers = {"like": f"*{variant.dtype}", "scale": "*fp32", "table": "*i64", "copies": "*i32"}
+        numbers = {"jobs": "i32"}
         kernel = triton_kernel.measure_many
     else:
         pointers = {"values": f"*{variant.dtype}", "scale": "*fp32", "counts": "*i64", "rows": "*fp64"}
-        pointers |= {"scratch": "*fp64", "counters": "*i32"}
+        pointers |= {"scratch": "*fp64", "counters": "*i32", "copies": "*i32"}
         numbers = dict.fromkeys(["outer", "channels", "inner", "apart", "every"], "i64") | {"is_fresh": "i32"}
         kernel = triton_kernel.measure
     signature = pointers | numbers | dict.fromkeys(constants, "constexpr")

@@ -83,8 +83,8 @@ def main(backend, architecture, warp):
                 "worked": worked,
                 "launched": [name for name, _ in launched],
                 "looked up": found,
-                "same numbers": [each[6:] for _, each in launched[:2]],
-                "same of many": [each[3:] for _, each in launched[-2:]],
+                "same numbers": [each[7:] for _, each in launched[:2]],
+                "same of many": [each[4:] for _, each in launched[-2:]],
                 "given up": len(accelerator._state.failed),
                 "triton": triton.__version__,
             }

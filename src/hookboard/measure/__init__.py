@@ -8,7 +8,6 @@ less overhead. Besides these, only `is_like`, `can_subtract` and `blocks_of` are
 from hookboard.measure.accelerator import (
     Job,
     Target,
-    can_count_bins,
     has_kernels,
     job_of,
     new_bins,
@@ -80,7 +79,6 @@ __all__ = [
     "Target",
     "as_list",
     "blocks_of",
-    "can_count_bins",
     "can_subtract",
     "channel_row_count",
     "channel_stride",

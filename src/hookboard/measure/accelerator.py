@@ -33,8 +33,11 @@ AS_SINGLE = (torch.bool, torch.uint8, torch.int8, torch.int16)
 """Further dtypes of which tensors are copied to float32, which has all of their values; so are floats of 8 bits."""
 
 FIRST_WITH_BINS = (3, 9)
-"""The first version of Triton whose `histogram` is known to count thousands of bins in shared memory. Before, kernels
-count no bins; torch's operations do."""
+"""The first version of Triton whose `histogram` is known to count thousands of bins in shared memory. Before, programs
+count them in copies of the bins in memory, which takes four times as long."""
+
+COPIES = 256
+"""The number of these copies. Further programs of a tensor share them."""
 
 FIRST_CALLABLE = (3, 3)
 """The first version of Triton in which a compiled kernel takes all arguments, constants too, as it is called here."""
@@ -153,8 +156,8 @@ class _State:
         self.is_said = False
         self.seconds = 0.0
         """How long compiling took; infinite once users have been told."""
-        self.workspaces: dict[tuple[torch.device, int], tuple[Tensor, Tensor]] = {}
-        """By stream, on which launches do not overlap, the scratch and counters of `triton_kernel`."""
+        self.workspaces: dict[tuple[torch.device, int], tuple[Tensor, Tensor, Tensor]] = {}
+        """By stream, on which launches do not overlap, what `_workspace` returns."""
 
 
 _state = _State()
@@ -289,10 +292,11 @@ def measure(target: Target, *, with_abs_mean: bool, scale: Tensor | None = None)
     values, shape = job.values, job.shape
     way = _way(shape, values.dtype, values.device, _is_at_16(job), counts is not None, with_abs_mean, scale is not None)
     try:
-        scratch, counters = _workspace(values.device, way.scratch, way.groups)
+        scratch, counters, copies = _workspace(values.device, way.scratch, way.groups)
     except torch.OutOfMemoryError:
         return False
     pointers = [values, rows if scale is None else scale, rows if counts is None else counts, rows, scratch, counters]
+    pointers.append(copies)
     return _launch("measure", way, (way.programs, way.groups, 1), pointers, (*shape[1:], int(is_fresh)))
 
 
@@ -315,10 +319,26 @@ def measure_many(targets: Iterable[Target], *, with_abs_mean: bool, scale: Tenso
         way = _way(shape, values.dtype, values.device, _is_at_16(job), has_bins, with_abs_mean, has_scale)
         alike.setdefault(way.variant, []).append((target, way))
     failed: list[Target] = []
-    for some in alike.values():
-        if not _launch_many(some, scale):
-            failed += [target for target, _ in some]
+    for several in alike.values():
+        for some in _launched_together(several):
+            if not _launch_many(some, scale):
+                failed += [target for target, _ in some]
     return failed
+
+
+def _launched_together(targets: "list[tuple[Target, Way]]") -> "list[list[tuple[Target, Way]]]":
+    """Split tensors into launches in which no two programs of different tensors have the same copy of the bins."""
+    if not targets[0][1].constants["COPIES"]:
+        return [targets]
+    launches: list[list[tuple[Target, Way]]] = []
+    taken = COPIES
+    for target, way in targets:
+        taken += way.programs * way.groups
+        if taken > COPIES:
+            launches.append([])
+            taken = way.programs * way.groups
+        launches[-1].append((target, way))
+    return launches
 
 
 @functools.cache
@@ -331,7 +351,7 @@ def _launch_many(targets: Sequence[tuple[Target, "Way"]], scale: Tensor | None) 
     like = targets[0][0].job.values
     try:
         counted = sum(way.groups + 1 for _, way in targets)
-        scratch, counters = _workspace(like.device, sum(way.scratch for _, way in targets), counted)
+        scratch, counters, copies = _workspace(like.device, sum(way.scratch for _, way in targets), counted)
     except torch.OutOfMemoryError:
         return False
     first, place, counter, table = 0, scratch.data_ptr(), counters.data_ptr(), []
@@ -342,7 +362,7 @@ def _launch_many(targets: Sequence[tuple[Target, "Way"]], scale: Tensor | None) 
         first += way.programs * way.groups
         place, counter = place + 8 * WIDTH * way.scratch, counter + 4 * (way.groups + 1)
     uploaded = uploaded_from(torch.tensor(table, dtype=torch.int64, device="cpu"), like.device)
-    pointers = [like, scratch if scale is None else scale, uploaded]
+    pointers = [like, scratch if scale is None else scale, uploaded, copies]
     return _launch("measure_many", targets[0][1], (first, 1, 1), pointers, [len(table)])
 
 
@@ -407,7 +427,7 @@ def _way(
         has_scale: whether they are divided.
     """
     tiles = _tiles(shape.layout, dtype, has_bins)
-    programs, groups = _grid(shape, tiles, device)
+    programs, groups = _grid(shape, tiles, device, has_bins)
     constants = {
         "LAYOUT": shape.layout,
         "ROWS": tiles.rows,
@@ -418,6 +438,7 @@ def _way(
         "HAS_SCALE": has_scale,
         "HAS_ABS_MEAN": with_abs_mean,
         "HAS_BINS": has_bins,
+        "COPIES": COPIES if has_bins and _version() < FIRST_WITH_BINS else 0,
     }
     return Way(programs, groups, programs * shape.channels + groups, constants, (device, dtype, *constants.values()))
 
@@ -426,10 +447,11 @@ def _tiles(layout: int, dtype: torch.dtype, has_bins: bool) -> _Tiles:
     vector, warps = 16 // dtype.itemsize, 8 if has_bins else 4
     wide = LAST_CHANNELS if layout == LAST else vector
     rows = 32 * warps * vector // wide * (1 if has_bins or layout == LAST else 2)
-    return _Tiles(rows, wide, BINNED_VALUES // (rows * wide) if has_bins else 1, warps)
+    is_in_shared_memory = has_bins and _version() >= FIRST_WITH_BINS
+    return _Tiles(rows, wide, BINNED_VALUES // (rows * wide) if is_in_shared_memory else 1, warps)
 
 
-def _grid(shape: Shape, tiles: _Tiles, device: torch.device) -> tuple[int, int]:
+def _grid(shape: Shape, tiles: _Tiles, device: torch.device, has_bins: bool) -> tuple[int, int]:
     """Return how many programs each group of channels has, and how many groups there are."""
     if shape.layout == LAST:
         groups, rows = -(-shape.channels // LAST_CHANNELS), shape.outer
@@ -437,7 +459,7 @@ def _grid(shape: Shape, tiles: _Tiles, device: torch.device) -> tuple[int, int]:
         groups, rows = shape.channels, shape.outer * -(-shape.inner // tiles.wide)
     blocks = -(-rows // (tiles.rows * tiles.at_once))
     most = OF_A_PROCESSOR * _processors(device)
-    if tiles.at_once > 1:
+    if has_bins:
         most = min(most // 2, shape.outer * shape.channels * shape.inner // MIN_BINNED_VALUES)
     elif shape.layout == LAST:
         most //= 2
@@ -485,11 +507,6 @@ def adds_float64_fast(device: torch.device) -> bool:
     return not is_known or ratio.value <= FASTER_THAN
 
 
-def can_count_bins(device: torch.device) -> bool:
-    """Return True if the kernels count bins on a device."""
-    return has_kernels(device) and _version() >= FIRST_WITH_BINS
-
-
 def new_rows(count: int, device: torch.device) -> Tensor:
     """Return memory for rows, shape (count, WIDTH), float64."""
     # A tensor made under inference_mode could not be changed in place outside of it.
@@ -503,8 +520,12 @@ def new_bins(count: int, device: torch.device) -> Tensor:
         return torch.zeros((count, BINS), dtype=torch.long, device=device)
 
 
-def _workspace(device: torch.device, rows: int, groups: int) -> tuple[Tensor, Tensor]:
-    """Return scratch of at least `rows` rows, and more than `groups` counters that are 0, for the current stream."""
+def _workspace(device: torch.device, rows: int, groups: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what the kernels need on the current stream.
+
+    Returns:
+        Scratch of at least `rows` rows; more than `groups` counters; copies of the bins. All but the first are 0.
+    """
     stream = (device, stream_number(device) if device.type == "cuda" else 0)
     found = _state.workspaces.get(stream)
     if found is not None and found[0].shape[0] >= rows and found[1].shape[0] > groups:
@@ -512,8 +533,11 @@ def _workspace(device: torch.device, rows: int, groups: int) -> tuple[Tensor, Te
     scratch = new_rows(max(8192, 2 * rows), device)
     with torch.inference_mode(False):
         counters = torch.zeros(max(4096, 2 * groups), dtype=torch.int32, device=device)
-    _state.workspaces[stream] = scratch, counters
-    return scratch, counters
+        copies = counters
+        if _version() < FIRST_WITH_BINS:
+            copies = torch.zeros(COPIES * BINS, dtype=torch.int32, device=device)
+    _state.workspaces[stream] = scratch, counters, copies
+    return scratch, counters, copies
 
 
 def report_compile_time() -> None:
@@ -535,7 +559,8 @@ def _launch(
     warning.
     """
     device = pointers[0].device
-    variant = (name, way.variant, tuple([tensor.data_ptr() % 16 == 0 for tensor in pointers]))
+    addresses = [tensor.data_ptr() for tensor in pointers]
+    variant = (name, way.variant, tuple([address % 16 == 0 for address in addresses]))
     if variant in _state.failed:
         return False
     run = _state.kernels.get(variant)
@@ -546,7 +571,7 @@ def _launch(
             if run is None:
                 _state.kernels[variant] = _compiled(name, grid, [*pointers, *numbers], way.constants)
             else:
-                run(grid, *pointers, *numbers)
+                run(grid, pointers, addresses, numbers)
     except Exception as error:
         # Triton raises a RuntimeError for it. The tensor is measured by torch, the next one by the kernel again.
         if "out of memory" not in str(error).lower():
@@ -563,7 +588,7 @@ def _compiled(
 ) -> Callable[..., object]:
     """Launch a variant for the first time, which compiles it, and return a function that launches it from then on.
 
-    That one takes the grid, then the pointers and numbers.
+    That one takes the grid, the tensors, their addresses, and the numbers.
     """
     start, kernel = time.perf_counter(), getattr(_kernels(), name)
     fixed = options(8 if constants["HAS_BINS"] else 4)
@@ -571,9 +596,11 @@ def _compiled(
     _state.seconds += time.perf_counter() - start
     # The interpreter; or an older Triton; or one for AMD, which also compiles for the size of a tensor's memory.
     if compiled is None or _version() < FIRST_CALLABLE or compiled.metadata.target.backend != "cuda":
-        return lambda grid, *given: kernel[grid](*given, **constants, **fixed)
-    # Triton's own way to launch takes ten times as long: it looks at each argument to find the variant.
-    return lambda grid, *given: compiled[grid](*given, *constants.values())
+        return lambda grid, tensors, addresses, numbers: kernel[grid](*tensors, *numbers, **constants, **fixed)
+    # Triton's own way to launch takes ten times as long: it looks at each argument to find the variant. Of a tensor it
+    # would ask the driver for the address.
+    values = constants.values()
+    return lambda grid, tensors, addresses, numbers: compiled[grid](*addresses, *numbers, *values)
 
 
 def options(warps: int) -> dict[str, Any]:

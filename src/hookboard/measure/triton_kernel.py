@@ -262,10 +262,10 @@ def _write(
 
 @triton.jit
 def _over_tiles(
-    values, minus, has_minus, scale, has_counts, rows, inner, channel, channels, program, programs,
+    values, minus, has_minus, scale, has_counts, rows, inner, channel, channels, program, programs, own_bins,
     LAYOUT: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr, TILES: tl.constexpr, IS_ALIGNED: tl.constexpr,
     PAIRS: tl.constexpr, HAS_MINUS: tl.constexpr, HAS_SCALE: tl.constexpr, HAS_ABS_MEAN: tl.constexpr,
-    HAS_BINS: tl.constexpr
+    HAS_BINS: tl.constexpr, COPIES: tl.constexpr
 ):  # fmt: skip
     """Return the sums of each thread over its tiles, [ROWS, CHANNELS], the pivot that they are about, and the bins."""
     CHANNELS: tl.constexpr = WIDE if LAYOUT == LAST else 1
@@ -312,14 +312,18 @@ def _over_tiles(
             zeros_posinf += both if LAYOUT == LAST else tl.sum(both, 1)[:, None]
             neginf += below if LAYOUT == LAST else tl.sum(below, 1)[:, None]
         if HAS_BINS:
-            # Counted in shared memory, in which many additions to one bin cost little. The values are in the cache.
+            # The values are in the cache. Many additions to one bin cost little in shared memory, more in a copy of the
+            # bins that few programs have.
             if has_counts:
                 again, there_too = _load(
                     values, minus, has_minus, scale, block, rows, inner, channel, channels, LAYOUT, ROWS * TILES,
                     WIDE, IS_ALIGNED, HAS_MINUS, HAS_SCALE
                 )  # fmt: skip
                 of_value = (again.to(tl.int32, bitcast=True) >> 19) & 8191
-                bins += tl.histogram(tl.reshape(of_value, [ROWS * TILES * WIDE]), BINS)
+                if COPIES:
+                    tl.atomic_add(own_bins + of_value, 1, sem="relaxed")
+                else:
+                    bins += tl.histogram(tl.reshape(of_value, [ROWS * TILES * WIDE]), BINS)
         block += programs.to(tl.int64) * (ROWS * TILES)
     return pivot, total, squares, magnitudes, low, high, seen, zeros_posinf, neginf, elements, bins
 
@@ -400,11 +404,11 @@ def _merge_all(
 
 @triton.jit
 def _measure(
-    values, minus, has_minus, scale, counts, has_counts, rows, scratch, counters,
-    outer, channels, inner, apart, every, is_fresh, program, programs, group,
+    values, minus, has_minus, scale, counts, has_counts, rows, scratch, counters, copies,
+    outer, channels, inner, apart, every, is_fresh, program, programs, group, number,
     LAYOUT: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr, TILES: tl.constexpr, IS_ALIGNED: tl.constexpr,
     PAIRS: tl.constexpr, HAS_MINUS: tl.constexpr, HAS_SCALE: tl.constexpr, HAS_ABS_MEAN: tl.constexpr,
-    HAS_BINS: tl.constexpr
+    HAS_BINS: tl.constexpr, COPIES: tl.constexpr
 ):  # fmt: skip
     """What one program does, the `program`-th of `programs` of a group of channels; see `measure`."""
     CHANNELS: tl.constexpr = WIDE if LAYOUT == LAST else 1
@@ -416,9 +420,10 @@ def _measure(
         first = group.to(tl.int64)
         values += first * (apart // WIDE * WIDE if IS_ALIGNED else apart)
         minus += first * (inner // WIDE * WIDE if IS_ALIGNED else inner)
+    own_bins = copies + (number % COPIES if COPIES else 0) * BINS
     pivot, total, squares, magnitudes, low, high, seen, zeros_posinf, neginf, elements, bins = _over_tiles(
-        values, minus, has_minus, scale, has_counts, every_row, inner, channel, channels, program, programs, LAYOUT,
-        ROWS, WIDE, TILES, IS_ALIGNED, PAIRS, HAS_MINUS, HAS_SCALE, HAS_ABS_MEAN, HAS_BINS
+        values, minus, has_minus, scale, has_counts, every_row, inner, channel, channels, program, programs, own_bins,
+        LAYOUT, ROWS, WIDE, TILES, IS_ALIGNED, PAIRS, HAS_MINUS, HAS_SCALE, HAS_ABS_MEAN, HAS_BINS, COPIES
     )  # fmt: skip
     at = scratch + (program.to(tl.int64) * channels + channel) * WIDTH
     is_there = channel < channels
@@ -426,6 +431,11 @@ def _measure(
     if HAS_BINS:
         if has_counts:
             bin = tl.arange(0, BINS)
+            if COPIES:
+                # What is taken out here may be that of another program, which then finds nothing.
+                tl.debug_barrier()
+                is_filled = tl.load(own_bins + bin, cache_modifier=".cg") > 0
+                bins = tl.where(is_filled, tl.atomic_xchg(own_bins + bin, 0, mask=is_filled, sem="relaxed"), 0)
             is_finite = (bin & 4095) < 4080  # those of infinities and NaN are in no histogram
             tl.atomic_add(counts + bin, bins.to(tl.int64), mask=is_finite & (bins > 0), sem="relaxed")
     _merge_all(rows, scratch, counters, channels, every, is_fresh, programs, group, LAYOUT, WIDE)
@@ -433,10 +443,10 @@ def _measure(
 
 @triton.jit(do_not_specialize=["outer", "channels", "inner", "apart", "every", "is_fresh"])
 def measure(
-    values, scale, counts, rows, scratch, counters, outer: tl.int64, channels: tl.int64, inner: tl.int64,
+    values, scale, counts, rows, scratch, counters, copies, outer: tl.int64, channels: tl.int64, inner: tl.int64,
     apart: tl.int64, every: tl.int64, is_fresh: tl.int32, LAYOUT: tl.constexpr, ROWS: tl.constexpr,
     WIDE: tl.constexpr, TILES: tl.constexpr, IS_ALIGNED: tl.constexpr, PAIRS: tl.constexpr, HAS_SCALE: tl.constexpr,
-    HAS_ABS_MEAN: tl.constexpr, HAS_BINS: tl.constexpr
+    HAS_ABS_MEAN: tl.constexpr, HAS_BINS: tl.constexpr, COPIES: tl.constexpr
 ):  # fmt: skip
     """Measure a tensor; grid (programs, groups of channels).
 
@@ -447,6 +457,7 @@ def measure(
         rows: float64, (1 + channels with a row, WIDTH): the row of the tensor, then those of channels, to merge into.
         scratch: float64, (programs * channels + groups, WIDTH).
         counters: int32, (1 + groups,), all 0.
+        copies: int32, (COPIES, BINS), all 0; not touched without COPIES.
         outer: how many runs a channel has; for LAST, its values; 1 for WHOLE and FIRST.
         channels: how many there are, 1 for WHOLE.
         inner: the length of a run, 1 for LAST.
@@ -462,19 +473,21 @@ def measure(
         HAS_SCALE: whether the values are divided.
         HAS_ABS_MEAN: whether that column is filled; else it is 0.
         HAS_BINS: whether bins are counted.
+        COPIES: how many copies of bins there are in memory; 0 to count them in shared memory.
     """
     _measure(
-        values, values, 0, scale, counts, 1, rows, scratch, counters, outer, channels, inner, apart, every, is_fresh,
-        tl.program_id(0), tl.num_programs(0), tl.program_id(1), LAYOUT, ROWS, WIDE, TILES, IS_ALIGNED, PAIRS, False,
-        HAS_SCALE, HAS_ABS_MEAN, HAS_BINS
+        values, values, 0, scale, counts, 1, rows, scratch, counters, copies, outer, channels, inner, apart, every,
+        is_fresh, tl.program_id(0), tl.num_programs(0), tl.program_id(1),
+        tl.program_id(0) + tl.num_programs(0) * tl.program_id(1), LAYOUT, ROWS, WIDE, TILES, IS_ALIGNED, PAIRS, False,
+        HAS_SCALE, HAS_ABS_MEAN, HAS_BINS, COPIES
     )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["jobs"])
 def measure_many(
-    like, scale, table, jobs: tl.int32, LAYOUT: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr,
+    like, scale, table, copies, jobs: tl.int32, LAYOUT: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr,
     TILES: tl.constexpr, IS_ALIGNED: tl.constexpr, PAIRS: tl.constexpr, HAS_SCALE: tl.constexpr,
-    HAS_ABS_MEAN: tl.constexpr, HAS_BINS: tl.constexpr
+    HAS_ABS_MEAN: tl.constexpr, HAS_BINS: tl.constexpr, COPIES: tl.constexpr
 ):  # fmt: skip
     """Measure many tensors of one dtype, or their differences from others; grid (programs of all together,).
 
@@ -485,6 +498,7 @@ def measure_many(
             values, of what is subtracted from them (or 0), of counts (or 0), rows, scratch, counters; outer, channels,
             inner, apart, every, is_fresh; the number of programs of each group of channels. What is subtracted lies
             without gaps. No tensor may have the rows of another.
+        copies: as in `measure`. No two programs of different tensors may have the same, `number % COPIES`.
         jobs: how many tensors there are.
         LAYOUT: as in `measure`, and so are the others.
     """
@@ -506,7 +520,7 @@ def measure_many(
     programs = tl.load(job + 13).to(tl.int32)
     _measure(
         values, minus, less != 0, scale, bins.to(tl.pointer_type(tl.int64)), bins != 0, rows, scratch,
-        tl.load(job + 6).to(tl.pointer_type(tl.int32)), tl.load(job + 7), tl.load(job + 8), tl.load(job + 9),
+        tl.load(job + 6).to(tl.pointer_type(tl.int32)), copies, tl.load(job + 7), tl.load(job + 8), tl.load(job + 9),
         tl.load(job + 10), tl.load(job + 11), tl.load(job + 12), within % programs, programs, within // programs,
-        LAYOUT, ROWS, WIDE, TILES, IS_ALIGNED, PAIRS, True, HAS_SCALE, HAS_ABS_MEAN, HAS_BINS
+        number, LAYOUT, ROWS, WIDE, TILES, IS_ALIGNED, PAIRS, True, HAS_SCALE, HAS_ABS_MEAN, HAS_BINS, COPIES
     )  # fmt: skip

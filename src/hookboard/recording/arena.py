@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hookboard.measure import Job, Target, can_count_bins, measure_job, measure_jobs, new_bins, new_rows
+from hookboard.measure import Job, Target, measure_job, measure_jobs, new_bins, new_rows
 from hookboard.recording.packet import SiteNumbers
 
 
@@ -113,7 +113,6 @@ class Arena:
         self._bins_of: dict[int, tuple[int, int]] = {}
         self._has_common: dict[int, bool] = {}
         """Of each site measured since the last flush, whether all its tensors had the same channels."""
-        self.can_count = can_count_bins(device)
 
     @property
     def indices(self) -> set[int]:

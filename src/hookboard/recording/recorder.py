@@ -384,7 +384,7 @@ class Recorder:
         with self._lock:  # the streams follow each other in the order of the launches
             store.follow()
             has_bins = slot.extent.has_bins
-            if store.arena is None or slot.plan.more or (has_bins and not store.arena.can_count):
+            if store.arena is None or slot.plan.more:
                 return False
             if scale is not None and scale.dtype is not torch.float32:
                 return False
