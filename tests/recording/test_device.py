@@ -123,6 +123,29 @@ def test_no_statistic_waits_for_the_device_nor_a_site_that_is_off(device):
         assert {reading.site.name for reading in sent().values()} == {"a"}
 
 
+class TwoAlike:
+    """Two ranks that measure the same."""
+
+    size, rank = 2, 0
+
+    def merge(self, tensor, merged):
+        return merged(torch.stack([tensor, tensor]))
+
+    def union(self, items):
+        return items
+
+
+def test_only_what_fetches_the_numbers_of_two_ranks_waits(device):
+    mine, part = recorder(histogram=True, channels=channels, ranks=TwoAlike()), normal(30, 20)
+    mine.open(Site("a", "output"))(there(device, part))
+    sent = mine.send()
+    assert not device.waits
+    (reading,) = sent().values()
+    assert [wait.what for wait in device.waits] == ["an event"]
+    assert_true(reading.statistics, [part, part])
+    assert reading.histogram.counts.sum() == 2 * part.numel()
+
+
 def test_a_tensor_on_the_host_is_measured_there_though_its_site_has_bins_on_a_device(device, monkeypatch):
     read, given = native.read, []
 
