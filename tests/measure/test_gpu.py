@@ -206,10 +206,21 @@ def test_what_an_lstm_returns_without_use_switches_no_site_off(tmp_path):
     assert {reading.site.index for reading in logger.readings} == {"0"}
 
 
-def test_weights_and_losses_are_those_without_callbacks(tmp_path):
+def convolutions():
+    torch.manual_seed(0)
+    convolution = [nn.Unflatten(1, (1, 4, 4)), nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(inplace=True)]
+    return nn.Sequential(nn.Linear(4, 16), *convolution, nn.Dropout(0.1), nn.Flatten(), nn.Linear(128, 3))
+
+
+@pytest.mark.parametrize("make", [mlp, convolutions])
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "16-mixed"])
+def test_weights_are_those_without_callbacks(tmp_path, monkeypatch, make, precision):
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
     ends = []
-    for callbacks in ([], due()):
-        model = Toy(mlp())
-        fit(tmp_path / str(len(ends)), model, batches(*[8] * 6), *callbacks, accelerator="gpu", devices=1)
+    for callbacks in ([], due(histogram=True)):
+        torch.manual_seed(0)
+        model = Toy(make())
+        options = {"accelerator": "gpu", "devices": 1, "precision": precision}
+        fit(tmp_path / str(len(ends)), model, batches(*[8] * 6), *callbacks, **options)
         ends.append([parameter.detach().cpu() for parameter in model.parameters()])
     assert all(torch.equal(one, other) for one, other in zip(*ends, strict=True))
