@@ -1,4 +1,4 @@
-"""What watching a network costs on a GPU, and what only a GPU can show. It has not run on any GPU yet.
+"""What watching a network costs on a GPU, and what only a GPU can show. docs/cost.md has what it said on an H200.
 
     python benchmarks/gpu.py                        everything, as Markdown with the name of the card
     python benchmarks/gpu.py --precision bf16-true  with weights in bf16 too

@@ -1,4 +1,4 @@
-"""What only a GPU can show. It has not run on one yet: please tell what `pytest -m gpu` says on yours."""
+"""What only a GPU can show. It has run on an H200: please tell what `pytest -m gpu` says on another card."""
 
 import math
 import sys
