@@ -1,16 +1,16 @@
 """Opens folders with event files."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
-from tensorboard.backend.event_processing.io_wrapper import GetLogdirSubdirectories
+from tensorboard.backend.event_processing.io_wrapper import IsSummaryEventsFile
 from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
 from tensorboard.context import RequestContext
 
 from hookboard.board import Board, Source
-from hookboard.messages import unknown
+from hookboard.messages import unknown, warn
 from hookboard.records import PLUGIN
 
 KEPT = {"scalars": 0, "histograms": 0, "images": 0, PLUGIN: 10}
@@ -47,13 +47,28 @@ def open_folders(folders: Sequence[str | os.PathLike[str]]) -> tuple[Source, lis
 
 
 def _read(paths: Sequence[Path], base: str) -> EventMultiplexer:
-    """Return the event files in some folders, read."""
+    """Return the event files in some folders, read. Of what cannot be read a warning names the folder and the cause."""
     multiplexer = EventMultiplexer(tensor_size_guidance=KEPT)
-    for path in paths:
-        for place in GetLogdirSubdirectories(str(path)):
-            multiplexer.AddRun(place, Path(os.path.relpath(place, base)).as_posix())
-    multiplexer.Reload()
+    for place in (place for path in paths for place in _with_events(path)):
+        name = Path(os.path.relpath(place, base)).as_posix()
+        multiplexer.AddRun(place, name)
+        try:
+            multiplexer.GetAccumulator(name).Reload()
+        except UnicodeEncodeError:
+            raise
+        except Exception as error:  # a file may hold any nonsense; what stands before it was read
+            warn(f"{place}: the rest of its event files cannot be read: {type(error).__name__}: {error}")
     return multiplexer
+
+
+def _with_events(path: Path) -> Iterator[str]:
+    """Return the folders, among this one and those below, in which there are event files."""
+    for place, _, files in os.walk(path, followlinks=True, onerror=lambda error: warn(f"a folder was left out: {error}")):
+        found = [os.path.join(place, name) for name in files if IsSummaryEventsFile(name)]
+        if pipes := [file for file in found if os.path.exists(file) and not os.path.isfile(file)]:
+            warn(f"{place} was left out: {pipes[0]!r} is no file, and to read it might not end.")
+        elif found:
+            yield place
 
 
 def _existing(path: Path) -> Path:
