@@ -63,7 +63,11 @@ def _read(paths: Sequence[Path], base: str) -> EventMultiplexer:
 
 def _with_events(path: Path) -> Iterator[str]:
     """Return the folders, among this one and those below, in which there are event files."""
-    for place, _, files in os.walk(path, followlinks=True, onerror=lambda error: warn(f"a folder was left out: {error}")):
+
+    def left_out(error: OSError) -> None:
+        warn(f"a folder was left out: {error}")
+
+    for place, _, files in os.walk(path, followlinks=True, onerror=left_out):
         found = [os.path.join(place, name) for name in files if IsSummaryEventsFile(name)]
         if pipes := [file for file in found if os.path.exists(file) and not os.path.isfile(file)]:
             warn(f"{place} was left out: {pipes[0]!r} is no file, and to read it might not end.")
