@@ -46,6 +46,8 @@ class Pretended:
     def __init__(self):
         self.waits: list[Wait] = []
         self.pinned_bytes = 0
+        self.kept_for_stream: list[Tensor] = []
+        """What is not to be given to others before the current stream has done with it."""
         self._storages: dict[int, Any] = {}  # kept, so that no other tensor gets the address
         self._devices: dict[int, int] = {}
         self._pinned: dict[int, Any] = {}
@@ -268,6 +270,7 @@ def pretend_cuda(device: Pretended, monkeypatch: Any) -> None:
         monkeypatch.setattr(torch.cuda, name, stand_in)
     monkeypatch.setattr("hookboard.recording.store.stream_number", number_of_stream)
     monkeypatch.setattr(accelerator, "stream_number", number_of_stream)
+    monkeypatch.setattr("hookboard.recording.arena.keep_for_stream", device.kept_for_stream.append)
 
 
 def number_of_stream(device: torch.device) -> int:

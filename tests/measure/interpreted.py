@@ -135,6 +135,21 @@ def test_a_first_tile_without_a_finite_value_takes_no_precision(small_tiles, mon
     assert_true(statistics(measured(values)[0]), [values])
 
 
+def test_a_channel_without_a_finite_value_in_the_first_tiles_takes_no_precision(small_tiles, monkeypatch):
+    monkeypatch.setattr(accelerator, "_processors", lambda device: 1)
+    values = normal(200, 4, mean=1e5, std=0.1)
+    values[:40, 1], values[:8, 2], values[:, 3] = math.nan, -math.inf, math.nan
+    assert_rows(measured(values, 1)[1:], [values], 1)
+
+
+def test_no_program_has_more_tiles_than_its_counts_hold():
+    shape = accelerator.Shape(accelerator.FIRST, 1, 300, 2047 * 8192, 2047 * 8192, 1)
+    tiles = accelerator._tiles(accelerator.FIRST, torch.bfloat16, has_bins=True)
+    programs, _ = accelerator._grid(shape, tiles, torch.device("cpu"), has_bins=True)
+    blocks = -(-shape.inner // (tiles.rows * tiles.wide * tiles.at_once))
+    assert -(-blocks // programs) * tiles.at_once <= accelerator.MAX_TILES
+
+
 @pytest.mark.parametrize("length", [49, 98, 103])
 def test_equal_values_have_themselves_as_their_mean_and_no_deviation(length):
     for value in (1.0, 0.1, -1e30):

@@ -269,6 +269,65 @@ def test_where_memory_lacks_for_a_launch_torch_measures_and_nothing_is_left_behi
         assert reading.histogram.counts.sum() == 64
 
 
+def failing_once(function, error, after=0):
+    """The function, which fails at one call."""
+    calls = []
+
+    def failing(*args, **options):
+        calls.append(args)
+        if len(calls) == after + 1:
+            raise error
+        return function(*args, **options)
+
+    return failing
+
+
+NO_MEMORY = torch.OutOfMemoryError("CUDA out of memory.")
+
+
+def test_rows_that_nobody_has_written_are_not_read_where_memory_lacks_for_bins_alone(device):
+    mine, values = recorder(histogram=True), normal(100)
+    arena = mine._main.arena
+    new_rows, arena._bins._new = arena._rows._new, failing_once(arena._bins._new, NO_MEMORY)
+    arena._rows._new = lambda count: new_rows(count).fill_(77.0)  # what was in this memory before
+    mine.open(Site("a", "output"))(there(device, values))
+    (reading,) = mine.flush().values()
+    assert_true(reading.statistics, [values])
+    assert reading.histogram.counts.sum() == 100
+
+
+@pytest.mark.parametrize("error", [NO_MEMORY, RuntimeError("CUDA error: out of memory")], ids=["device", "page-locked"])
+def test_what_a_first_launch_has_measured_is_not_measured_again_where_memory_lacks_for_a_second(
+    device, monkeypatch, error
+):
+    mine = recorder(histogram=True)
+    weights = {Site("a", "parameter"): normal(8, 4), Site("b", "parameter"): normal(8, 4).bfloat16()}
+    monkeypatch.setattr(accelerator, "uploaded_from", failing_once(accelerator.uploaded_from, error, after=1))
+    for _ in range(2):
+        mine.observe_all((site, there(device, weight), None) for site, weight in weights.items())
+    for reading in mine.flush().values():
+        assert_true(reading.statistics, [weights[reading.site]] * 2)
+        assert reading.histogram.counts.sum() == 64
+
+
+def test_a_common_launch_that_fails_switches_its_sites_off_and_the_training_goes_on(device, monkeypatch):
+    mine = recorder()
+    monkeypatch.setattr(mine._main, "measure_together", failing_once(None, ValueError("no idea")))
+    with pytest.warns(UserWarning, match="parameter of 'a' is switched off .*no idea"):
+        mine.observe_all([(Site("a", "parameter"), there(device, normal(8, 4)), None)])
+    assert not len(mine.flush())
+
+
+def test_memory_that_is_given_back_is_kept_for_the_stream_that_used_it_last(device):
+    mine = recorder(channels=channels)
+    for name in "xy":  # the memory grows, and is joined at the flush
+        mine.open(Site(name, "output"))(there(device, normal(3, 400)))
+    grown = mine._main.arena._rows.parts
+    assert len(grown) > 1
+    mine.flush()
+    assert [*map(id, device.kept_for_stream)] == [*map(id, grown)]
+
+
 def test_an_empty_call_leaves_the_channels_of_the_others(device):
     mine, part = recorder(channels=channels), normal(3, 4)
     observe = mine.open(Site("a", "output"))

@@ -33,8 +33,8 @@ AS_SINGLE = (torch.bool, torch.uint8, torch.int8, torch.int16)
 """Further dtypes of which tensors are copied to float32, which has all of their values; so are floats of 8 bits."""
 
 FIRST_WITH_BINS = (3, 9)
-"""The first version of Triton whose `histogram` is known to count thousands of bins in shared memory. Before, programs
-count them in copies of the bins in memory, which takes four times as long."""
+"""The first version of Triton whose `histogram` counts thousands of bins well in shared memory, on NVIDIA's cards.
+Elsewhere programs count them in copies of the bins in memory, which takes four times as long."""
 
 COPIES = 256
 """The number of these copies. Further programs of a tensor share them."""
@@ -270,7 +270,7 @@ def _fits(minus: Tensor, job: Job) -> bool:
     values = job.values
     if minus.dtype is not values.dtype or minus.device != values.device or minus.shape != values.shape:
         return False
-    if type(minus) is not Tensor or minus.layout is not torch.strided or minus.is_neg():
+    if type(minus) is not Tensor or minus.layout is not torch.strided or minus.is_neg() or not minus.data_ptr():
         return False
     if job.shape.apart == job.shape.inner or job.shape.layout == WHOLE:
         return minus.stride() == values.stride()
@@ -292,7 +292,7 @@ def measure(target: Target, *, with_abs_mean: bool, scale: Tensor | None = None)
     values, shape = job.values, job.shape
     way = _way(shape, values.dtype, values.device, _is_at_16(job), counts is not None, with_abs_mean, scale is not None)
     try:
-        scratch, counters, copies = _workspace(values.device, way.scratch, way.groups)
+        scratch, counters, copies = _workspace(values.device, way.scratch, way.groups, way.copies)
     except torch.OutOfMemoryError:
         return False
     pointers = [values, rows if scale is None else scale, rows if counts is None else counts, rows, scratch, counters]
@@ -328,7 +328,7 @@ def measure_many(targets: Iterable[Target], *, with_abs_mean: bool, scale: Tenso
 
 def _launched_together(targets: "list[tuple[Target, Way]]") -> "list[list[tuple[Target, Way]]]":
     """Split tensors into launches in which no two programs of different tensors have the same copy of the bins."""
-    if not targets[0][1].constants["COPIES"]:
+    if not targets[0][1].copies:
         return [targets]
     launches: list[list[tuple[Target, Way]]] = []
     taken = COPIES
@@ -349,9 +349,9 @@ def _as_one_channel(shape: Shape) -> Shape:
 
 def _launch_many(targets: Sequence[tuple[Target, "Way"]], scale: Tensor | None) -> bool:
     like = targets[0][0].job.values
+    needed = sum(way.scratch for _, way in targets), sum(way.groups + 1 for _, way in targets)
     try:
-        counted = sum(way.groups + 1 for _, way in targets)
-        scratch, counters, copies = _workspace(like.device, sum(way.scratch for _, way in targets), counted)
+        scratch, counters, copies = _workspace(like.device, *needed, targets[0][1].copies)
     except torch.OutOfMemoryError:
         return False
     first, place, counter, table = 0, scratch.data_ptr(), counters.data_ptr(), []
@@ -361,7 +361,10 @@ def _launch_many(targets: Sequence[tuple[Target, "Way"]], scale: Tensor | None) 
         table.append([first, job.values.data_ptr(), *addresses, rows.data_ptr(), place, counter, *numbers])
         first += way.programs * way.groups
         place, counter = place + 8 * WIDTH * way.scratch, counter + 4 * (way.groups + 1)
-    uploaded = uploaded_from(torch.tensor(table, dtype=torch.int64, device="cpu"), like.device)
+    try:
+        uploaded = uploaded_from(torch.tensor(table, dtype=torch.int64, device="cpu"), like.device)
+    except RuntimeError:  # also where page-locked memory lacks; earlier launches have been made
+        return False
     pointers = [like, scratch if scale is None else scale, uploaded, copies]
     return _launch("measure_many", targets[0][1], (first, 1, 1), pointers, [len(table)])
 
@@ -394,6 +397,7 @@ class Way(NamedTuple):
         programs: how many measure each group of channels.
         groups: how many groups of channels there are.
         scratch: the rows of scratch that this takes.
+        copies: how many copies of the bins it takes.
         constants: those of the kernel.
         variant: the device, the dtype and the constants: which kernel is launched, but for the alignment of pointers.
     """
@@ -401,6 +405,7 @@ class Way(NamedTuple):
     programs: int
     groups: int
     scratch: int
+    copies: int
     constants: dict[str, Any]
     variant: tuple[object, ...]
 
@@ -426,6 +431,7 @@ def _way(
         with_abs_mean: whether the column `abs_mean` is filled.
         has_scale: whether they are divided.
     """
+    copies = COPIES if has_bins and not _counts_in_shared_memory() else 0
     tiles = _tiles(shape.layout, dtype, has_bins)
     programs, groups = _grid(shape, tiles, device, has_bins)
     constants = {
@@ -438,17 +444,22 @@ def _way(
         "HAS_SCALE": has_scale,
         "HAS_ABS_MEAN": with_abs_mean,
         "HAS_BINS": has_bins,
-        "COPIES": COPIES if has_bins and _version() < FIRST_WITH_BINS else 0,
+        "COPIES": copies,
     }
-    return Way(programs, groups, programs * shape.channels + groups, constants, (device, dtype, *constants.values()))
+    variant = (device, dtype, *constants.values())
+    return Way(programs, groups, programs * shape.channels + groups, copies, constants, variant)
 
 
 def _tiles(layout: int, dtype: torch.dtype, has_bins: bool) -> _Tiles:
     vector, warps = 16 // dtype.itemsize, 8 if has_bins else 4
     wide = LAST_CHANNELS if layout == LAST else vector
     rows = 32 * warps * vector // wide * (1 if has_bins or layout == LAST else 2)
-    is_in_shared_memory = has_bins and _version() >= FIRST_WITH_BINS
-    return _Tiles(rows, wide, BINNED_VALUES // (rows * wide) if is_in_shared_memory else 1, warps)
+    at_once = BINNED_VALUES // (rows * wide) if has_bins and _counts_in_shared_memory() else 1
+    return _Tiles(rows, wide, at_once, warps)
+
+
+def _counts_in_shared_memory() -> bool:
+    return _version() >= FIRST_WITH_BINS and not torch.version.hip
 
 
 def _grid(shape: Shape, tiles: _Tiles, device: torch.device, has_bins: bool) -> tuple[int, int]:
@@ -463,7 +474,7 @@ def _grid(shape: Shape, tiles: _Tiles, device: torch.device, has_bins: bool) -> 
         most = min(most // 2, shape.outer * shape.channels * shape.inner // MIN_BINNED_VALUES)
     elif shape.layout == LAST:
         most //= 2
-    return max(1, min(blocks, most // groups), -(-blocks * tiles.at_once // MAX_TILES)), groups
+    return max(1, min(blocks, most // groups), -(-blocks // (MAX_TILES // tiles.at_once))), groups
 
 
 def _has_aligned_groups(shape: Shape, vector: int) -> bool:
@@ -520,24 +531,24 @@ def new_bins(count: int, device: torch.device) -> Tensor:
         return torch.zeros((count, BINS), dtype=torch.long, device=device)
 
 
-def _workspace(device: torch.device, rows: int, groups: int) -> tuple[Tensor, Tensor, Tensor]:
+def _workspace(device: torch.device, rows: int, groups: int, copies: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return what the kernels need on the current stream.
 
     Returns:
-        Scratch of at least `rows` rows; more than `groups` counters; copies of the bins. All but the first are 0.
+        Scratch of at least `rows` rows; more than `groups` counters; `copies` of the bins. All but the first are 0.
     """
     stream = (device, stream_number(device) if device.type == "cuda" else 0)
     found = _state.workspaces.get(stream)
-    if found is not None and found[0].shape[0] >= rows and found[1].shape[0] > groups:
-        return found
+    if found is not None:
+        scratch, counters, bins = found
+        if scratch.shape[0] >= rows and counters.shape[0] > groups and bins.shape[0] >= copies:
+            return found
     scratch = new_rows(max(8192, 2 * rows), device)
     with torch.inference_mode(False):
         counters = torch.zeros(max(4096, 2 * groups), dtype=torch.int32, device=device)
-        copies = counters
-        if _version() < FIRST_WITH_BINS:
-            copies = torch.zeros(COPIES * BINS, dtype=torch.int32, device=device)
-    _state.workspaces[stream] = scratch, counters, copies
-    return scratch, counters, copies
+        bins = torch.zeros((copies or 1, BINS), dtype=torch.int32, device=device)
+    _state.workspaces[stream] = scratch, counters, bins
+    return scratch, counters, bins
 
 
 def report_compile_time() -> None:

@@ -285,14 +285,18 @@ def _over_tiles(
         HAS_MINUS, HAS_SCALE
     )  # fmt: skip
     pivot, found = _mean(begin, LAYOUT)
+    if LAYOUT == LAST:
+        found = tl.where(channel < channels, found, 1)
     ahead = block
-    while (tl.max(found, 0) == 0) & (ahead + programs.to(tl.int64) * ROWS < rows):  # a tile without a finite value
+    # A tile in which there is no finite value, or none of a channel, tells no pivot.
+    while (tl.min(found, 0) == 0) & (ahead + programs.to(tl.int64) * ROWS < rows):
         ahead += programs.to(tl.int64) * ROWS
         begin, there = _load(
             values, minus, has_minus, scale, ahead, rows, inner, channel, channels,
             LAYOUT, ROWS, WIDE, IS_ALIGNED, HAS_MINUS, HAS_SCALE
         )  # fmt: skip
-        pivot, found = _mean(begin, LAYOUT)
+        later, more = _mean(begin, LAYOUT)
+        pivot, found = tl.where(found == 0, later, pivot), found + more
     while block < rows:
         for tile in range(TILES):
             x, there = _load(
@@ -435,7 +439,8 @@ def _measure(
                 # What is taken out here may be that of another program, which then finds nothing.
                 tl.debug_barrier()
                 is_filled = tl.load(own_bins + bin, cache_modifier=".cg") > 0
-                bins = tl.where(is_filled, tl.atomic_xchg(own_bins + bin, 0, mask=is_filled, sem="relaxed"), 0)
+                # `atomic_xchg` does not compile for AMD in Triton 3.6.
+                bins = tl.where(is_filled, tl.atomic_and(own_bins + bin, 0, mask=is_filled, sem="relaxed"), 0)
             is_finite = (bin & 4095) < 4080  # those of infinities and NaN are in no histogram
             tl.atomic_add(counts + bin, bins.to(tl.int64), mask=is_finite & (bins > 0), sem="relaxed")
     _merge_all(rows, scratch, counters, channels, every, is_fresh, programs, group, LAYOUT, WIDE)

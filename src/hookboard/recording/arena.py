@@ -8,6 +8,7 @@ from torch import Tensor
 
 from hookboard.measure import Job, Target, measure_job, measure_jobs, new_bins, new_rows
 from hookboard.recording.packet import SiteNumbers
+from hookboard.torch_private import keep_for_stream
 
 
 class RowsAt(NamedTuple):
@@ -92,6 +93,8 @@ class Slabs:
         """If there are several tensors, replace them by one of `count` rows, and return True."""
         if len(self.parts) < 2:
             return False
+        for part in self.parts:
+            keep_for_stream(part)
         self.parts, self.used = [self._new(max(self._least, count))], [0]
         return True
 
@@ -174,12 +177,15 @@ class Arena:
             slab, start = self._rows.take(job.rows)
             place = RowsAt(slab, start, channels, self._rows.parts[slab][start : start + job.rows])
             self._places[index] = place
+        bins = (
+            self.counts(index) if has_bins else None
+        )  # before anything says that the rows are filled: memory may lack
         if not has_begun:
             self._has_common[index] = True
         elif place.channels != channels:
             self._has_common[index] = False
             job = job.without_channels()
-        return Target(job, place.rows, not has_begun, self.counts(index) if has_bins else None)
+        return Target(job, place.rows, not has_begun, bins)
 
     def sent(self) -> tuple[list[Tensor], "Contents"]:
         """Return the tensors to copy to the host, and what finds the numbers of each site in the copies.

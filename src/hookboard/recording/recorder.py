@@ -244,9 +244,15 @@ class Recorder:
             store = self._store(device)
             jobs = [(each.slot.index, each.job, each.slot.extent.has_bins) for each in some]
             missing: Sequence[int] = range(len(some))
-            with self._lock, suppress(torch.OutOfMemoryError):  # then torch measures one after the other
-                store.follow()
-                missing = store.measure_together(jobs, with_abs_mean=self._with_abs_mean, scale=some[0].scale)
+            try:
+                with self._lock:
+                    store.follow()
+                    missing = store.measure_together(jobs, with_abs_mean=self._with_abs_mean, scale=some[0].scale)
+            except torch.OutOfMemoryError:
+                pass  # torch measures one after the other
+            except Exception as error:
+                self.switch_off([each.slot.site for each in some], error)
+                continue
             for number in missing:
                 self._shielded(some[number].slot, self._by_torch, *some[number].again)
 
