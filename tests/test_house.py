@@ -87,7 +87,6 @@ FORBIDDEN = {
 
 ASKS_A_TRAINER = {
     "replay/": "repeats the step of a LightningModule, which has loggers, schedulers and a data module to put back",
-    "auditing/first_step.py": "reads such a step before its turn",
     "auditing/optimizing.py": "reads the schedules that Lightning steps",
     "experiments/experiment.py": "trains some such steps",
 }

@@ -5,14 +5,14 @@ import re
 import types
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Set
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._dynamo import OptimizedModule, convert_frame
+from torch._dynamo import OptimizedModule, convert_frame, eval_frame
 from torch._dynamo.utils import counters
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.amp import GradScaler
@@ -20,6 +20,7 @@ from torch.amp.grad_scaler import OptState
 from torch.autograd.graph import Node
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.optim import Optimizer
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
@@ -313,3 +314,53 @@ def stream_number(device: torch.device) -> int:
     """Return the number of the current stream of a CUDA device, as Triton asks for it: an object would take longer."""
     index = torch.cuda.current_device() if device.index is None else device.index
     return int(torch._C._cuda_getCurrentRawStream(index))
+
+
+def put_on_stack(mode: TorchFunctionMode, position: int | None = None) -> None:
+    """Put a mode on this thread's stack of torch function modes, below those that stand at `position` or above."""
+    above = [] if position is None else [torch.overrides._pop_mode() for _ in _modes()[position:]]
+    torch.overrides._push_mode(mode)
+    for one in reversed(above):
+        torch.overrides._push_mode(one)
+
+
+def take_off_stack(mode: TorchFunctionMode) -> int | None:
+    """Take a mode off this thread's stack of modes; return where it stood, counted from the bottom, None if nowhere."""
+    position = next((number for number, one in enumerate(_modes()) if one is mode), None)
+    if position is not None:
+        above = [torch.overrides._pop_mode() for _ in _modes()[position:]]
+        for one in reversed(above[:-1]):
+            torch.overrides._push_mode(one)
+    return position
+
+
+def _modes() -> list[Any]:
+    return list(torch.overrides._get_current_function_mode_stack())
+
+
+@contextmanager
+def computing_plainly() -> Iterator[None]:
+    """Compute with gradients, without autocast and without calling torch function modes and subclasses of others."""
+    with torch.inference_mode(False), torch.enable_grad(), torch._C._DisableAutocast(), torch._C.DisableTorchFunction():
+        yield
+
+
+unheard: Callable[[], AbstractContextManager[None]] = torch._C.DisableTorchFunction
+"""Returns a context in which torch functions call neither modes nor the `__torch_function__` of subclasses."""
+
+
+def has_saved_tensor_hooks() -> bool:
+    """Return True if hooks pack what autograd saves at present, as those of activation checkpointing do."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
+COMPILED_CODE = (eval_frame, "_maybe_set_eval_frame")
+"""The module and the name of the function that compiled code calls when it begins and when it ends."""
+
+COMPILED_CALLERS = frozenset({"compile_wrapper", "_fn"})
+"""The names of the functions that run compiled code between two such calls."""
+
+
+def calls_of_modules() -> tuple[types.CodeType, ...]:
+    """Return the code of the functions that a call of a module runs first, with `self`, `args` and `kwargs`."""
+    return nn.Module._wrapped_call_impl.__code__, nn.Module._call_impl.__code__

@@ -12,7 +12,11 @@ from hookboard.either_lightning import PACKAGES
 
 _LIBRARIES = (
     "<",
-    *(f"{Path(spec.origin).parent}/" for name in PACKAGES if (spec := importlib.util.find_spec(name)) and spec.origin),
+    *(
+        f"{Path(spec.origin).parent}/"
+        for name in (*PACKAGES, "transformers", "accelerate")
+        if (spec := importlib.util.find_spec(name)) and spec.origin
+    ),
     *(f"{Path(file).parent}/" for file in (inspect.getfile(torch), __file__)),
 )
 """Prefixes of the paths of files whose lines tell a user nothing."""
@@ -20,7 +24,7 @@ _LIBRARIES = (
 
 @functools.cache
 def is_of_library(path: str) -> bool:
-    """Return True if a file belongs to torch, Lightning or hookboard, or is none, such as `<string>` or `<stdin>`."""
+    """Return True if a file belongs to torch, Lightning, Hugging Face or hookboard, or is none, such as `<stdin>`."""
     return path.startswith(_LIBRARIES)
 
 

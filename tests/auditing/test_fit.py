@@ -1,6 +1,5 @@
 """What HealthMonitor says of the code of the first training step."""
 
-import gc
 import sys
 
 import pytest
@@ -11,11 +10,9 @@ from torch.nn.functional import cross_entropy
 from toys import Toy, batches, fit, mlp
 
 from hookboard import HealthMonitor
-from hookboard.auditing import FirstStep, read_first_step
 from hookboard.auditing.program import StepTrace
 from hookboard.auditing.reading import ALL_RULES
 from hookboard.health import RULES, STEP
-from hookboard.layers import Flow
 
 pytestmark = pytest.mark.trains
 
@@ -93,15 +90,6 @@ def test_what_the_step_notes_is_as_if_it_had_run_once(tmp_path):
     assert model.calls == [0, 1, 2]
 
 
-def test_it_is_read_once_in_a_fit(tmp_path, monkeypatch):
-    monitor, read = HealthMonitor(every_n_steps=1), []
-    monkeypatch.setattr(
-        "hookboard.loops.trainer.read_first_step", lambda *args: read.append(args[3]) or FirstStep([], Flow())
-    )
-    fit(tmp_path, Classifier(), data(3), monitor, max_epochs=2)
-    assert read == [0]
-
-
 def test_it_is_not_read_where_the_audit_is_off(tmp_path):
     verdicts = verdicts_of(tmp_path, Classifier(nn.Softmax(1)), audit=False)
     assert not STEP.intersection(verdict.rule for verdict in verdicts)
@@ -131,26 +119,3 @@ def test_a_fault_of_ours_is_one_warning_and_the_fit_goes_on(tmp_path, monkeypatc
     with pytest.warns(UserWarning, match="the training step was not read: ZeroDivisionError: ours"):
         run = fit(tmp_path, Toy(mlp()), batches(4, 4), monitor)
     assert run.global_step == 2
-
-
-def test_no_tensor_of_the_step_outlives_its_reading(tmp_path, monkeypatch):
-    counts = []
-
-    def tensors():
-        return sum(isinstance(held, torch.Tensor) for held in gc.get_objects())
-
-    def read(*args):
-        gc.collect()
-        gc.disable()
-        try:
-            before = tensors()
-            found = read_first_step(*args)
-            counts.extend([before, tensors()])
-        finally:
-            gc.enable()
-        return found
-
-    monkeypatch.setattr("hookboard.loops.trainer.read_first_step", read)
-    fit(tmp_path, Classifier(nn.Softmax(1)), data(), HealthMonitor(every_n_steps=1))
-    before, after = counts
-    assert after == before

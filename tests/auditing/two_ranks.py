@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 from hookboard import HealthMonitor
 from hookboard.ranks import local
 
-CASES = ("healthy", "softmax", "gathers", "manual", "fails on rank 1")
+CASES = ("healthy", "softmax", "gathers", "manual")
 
 
 class Model(LightningModule):
@@ -29,8 +29,7 @@ class Model(LightningModule):
         super().__init__()
         torch.manual_seed(0)
         self.case, self.automatic_optimization = case, case != "manual"
-        self.attempts = torch.zeros(1)
-        tail = [nn.Softmax(1)] if case == "softmax" else []
+        tail = [] if case == "healthy" else [nn.Softmax(1)]
         self.net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(), nn.Linear(8, 3), *tail)
 
     def configure_model(self):
@@ -41,8 +40,6 @@ class Model(LightningModule):
         loss = nn.functional.cross_entropy(self.net(batch[0]), batch[1])
         if self.case == "gathers":
             loss = loss + 0 * self.all_gather(loss.detach()).sum()
-        if self.case.startswith("fails") and self.global_rank == 1 and type(self.logger).__name__ == "DummyLogger":
-            raise ZeroDivisionError  # in our run alone
         if self.case == "manual":
             self.optimizers().zero_grad()
             self.manual_backward(loss)
@@ -64,7 +61,7 @@ def trained(case, strategy, *callbacks):
         if strategy == "fsdp"
         else strategy,
         max_epochs=1,
-        logger=case.startswith("fails"),
+        logger=False,
         enable_checkpointing=False,
         enable_model_summary=False,
         enable_progress_bar=False,

@@ -185,7 +185,7 @@ def test_in_steps_that_are_not_due_nothing_waits(tmp_path, device):
 def test_the_training_waits_while_its_first_step_is_read_and_never_again(tmp_path, device):
     train(tmp_path, device, HealthMonitor(every_n_steps=NEVER))
     waits = [wait for wait in device.waits if wait.thread == "MainThread" and not is_after_training(wait)]
-    assert_none([wait for wait in waits if "read_first_step" not in wait.stack])
+    assert_none([wait for wait in waits if "live_step.py" not in wait.stack])
     assert waits
 
 

@@ -2,18 +2,19 @@
 
 from hookboard.auditing.audit import audit
 from hookboard.auditing.batch_targets import Targets, targets_in
-from hookboard.auditing.first_step import FirstStep, read_first_step
-from hookboard.auditing.optimizing import findings_of_optimizers
+from hookboard.auditing.live_step import FirstStep, LiveStep
+from hookboard.auditing.optimizing import findings_of_optimizers, findings_of_schedules
 from hookboard.auditing.rules import Finding
 from hookboard.auditing.stale import StaleGradients
 
 __all__ = [
     "Finding",
     "FirstStep",
+    "LiveStep",
     "StaleGradients",
     "Targets",
     "audit",
     "findings_of_optimizers",
-    "read_first_step",
+    "findings_of_schedules",
     "targets_in",
 ]

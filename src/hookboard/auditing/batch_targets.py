@@ -29,9 +29,9 @@ def targets_in(model: nn.Module, batch: Any, step: Callable[[Any], Tensor]) -> T
     These are the tensors that reach the loss, but no function that takes a parameter of the model. If no tensor of the
     batch reaches such a function, none counts as a target.
     """
-    trace = StepTrace(model, batch, {}, at_backward=lambda loss: None)
+    trace = StepTrace(model, batch, {}, at_backward=lambda loss: False)
     try:
-        with trace:
+        with trace.recording():
             loss = step(batch)
         return _targets(trace, trace.value_of(loss))
     finally:

@@ -137,21 +137,27 @@ def _by_flat_function(done: TracedStep) -> Iterator[Finding]:
     """Yield an alarm if the loss goes through a function such as `round`, and all gradients are exactly 0."""
     values = [value for value in done.loss.ancestors() if value.op is not None and value.op.name in FLAT]
     flat = [value.op for value in values if value.op is not None and value.requires_grad and value.of_parameters]
-    if not flat or done.live is None or done.number == 0:
+    # Something may go around it, as in a straight-through estimator.
+    if not flat or done.number == 0 or _has_gradient(done) is not False:
         return
-    weights = [parameter for parameter in done.step.model.parameters() if parameter.requires_grad]
-    try:
-        gradients = torch.autograd.grad(done.live, weights, retain_graph=True, allow_unused=True)
-    except RuntimeError:  # the graph was freed, or a tensor in it was changed in place
-        return
-    if any(gradient is not None and bool((gradient != 0).any()) for gradient in gradients):
-        return  # something goes around it, as in a straight-through estimator
     op = flat[0]
     yield Finding(
         "cut",
         "alarm",
         op.place.module,
-        f"the gradients of all {len(weights)} trainable parameters are exactly 0: that of {op.name} at {op.place} is 0 "
-        "everywhere",
+        f"the gradients of all {len(done.trained)} trainable parameters are exactly 0: that of {op.name} at {op.place} "
+        "is 0 everywhere",
         f"compute the loss from what {op.name} takes; use {op.name} for metrics only",
     )
+
+
+def _has_gradient(done: TracedStep) -> bool | None:
+    """Return whether any gradient of the loss is not 0; None if that is not known."""
+    if done.live is None:
+        return done.has_gradient
+    weights = [parameter for parameter in done.step.model.parameters() if parameter.requires_grad]
+    try:
+        gradients = torch.autograd.grad(done.live, weights, retain_graph=True, allow_unused=True)
+    except RuntimeError:  # the graph was freed, or a tensor in it was changed in place
+        return None
+    return any(gradient is not None and bool((gradient != 0).any()) for gradient in gradients)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hookboard.auditing.program import Op, Value
+from hookboard.auditing.program import Op, StepTrace, Value
 from hookboard.auditing.rules import Finding, LossCall, TracedStep, losses_of
 
 NEXT_SHARE = 0.9
@@ -62,10 +62,10 @@ def future_leak(done: TracedStep) -> Iterator[Finding]:
         for tokens in embedded:
             place = _position_to_test(call, tokens.tokens)
             if place is None:
-                yield from _copied(call, tokens)
+                yield from _copied(done.step, call, tokens)
                 continue
             sample, position = place
-            seen = _later_positions_seen(call, tokens, sample, position)
+            _, seen = _seen_positions(done.step, call, tokens, sample, position)
             count = tokens.tokens.shape[1] - position - 1
             if seen:
                 yield Finding(
@@ -97,7 +97,7 @@ def loss_shape(done: TracedStep) -> Iterator[Finding]:
                 continue
             axis = 0 if embedded.tokens.shape == shape else 1
             # Row 1 is of the first sample if rows are (samples, positions), and of the second one otherwise.
-            seen, wanted = _samples_seen(live[1], embedded.vectors, axis), int(_is_transposed(call.target))
+            seen, wanted = _samples_seen(done.step, live[1], embedded.vectors, axis), int(_is_transposed(call.target))
             if seen is not None and seen != wanted:
                 yield Finding(
                     "loss_shape",
@@ -123,16 +123,19 @@ def _is_transposed(value: Value) -> bool:
     return count % 2 == 1
 
 
-def _samples_seen(output: Tensor, vectors: Tensor, axis: int) -> int | None:
+def _samples_seen(step: StepTrace, output: Tensor, vectors: Tensor, axis: int) -> int | None:
     """Return the only sample on which an output depends, by its gradient.
 
     None if it depends on none or several, or if no gradient can be computed.
 
     Args:
+        step: the step, which knows whether a gradient may be computed.
         output: the model's output for one target, shape (classes,).
         vectors: the result of the embedding.
         axis: the dimension of `vectors` that holds the samples.
     """
+    if not step.is_plain(output, vectors):
+        return None
     weighted = output.float() * torch.linspace(-1, 1, len(output), device=output.device)
     try:
         (gradient,) = torch.autograd.grad(weighted.sum(), vectors, retain_graph=True, allow_unused=True)
@@ -145,7 +148,7 @@ def _samples_seen(output: Tensor, vectors: Tensor, axis: int) -> int | None:
     return depends[0] if len(depends) == 1 else None
 
 
-def _copied(call: LossCall, embedded: Embedded) -> Iterator[Finding]:
+def _copied(step: StepTrace, call: LossCall, embedded: Embedded) -> Iterator[Finding]:
     """Yield an alarm if the targets are the tokens at their own position, and the model reads from left to right.
 
     A model that reads later tokens too may be meant to give its input back, as an autoencoder.
@@ -160,7 +163,7 @@ def _copied(call: LossCall, embedded: Embedded) -> Iterator[Finding]:
         return
     places = counts.nonzero().tolist()
     sample, position = min(places, key=lambda place: abs(place[1] - positions // 2))
-    own, later = _seen_positions(call, embedded, sample, position)
+    own, later = _seen_positions(step, call, embedded, sample, position)
     if own and not later:
         yield Finding(
             "future_leak",
@@ -193,20 +196,19 @@ def _position_to_test(call: LossCall, tokens: Tensor) -> tuple[int, int] | None:
     return sample, position
 
 
-def _later_positions_seen(call: LossCall, embedded: Embedded, sample: int, position: int) -> int:
-    """Return how many later positions the output at this position depends on."""
-    return _seen_positions(call, embedded, sample, position)[1]
-
-
-def _seen_positions(call: LossCall, embedded: Embedded, sample: int, position: int) -> tuple[bool, int]:
+def _seen_positions(
+    step: StepTrace, call: LossCall, embedded: Embedded, sample: int, position: int
+) -> tuple[bool, int]:
     """Return whether the output at a position depends on the token there, and on how many later ones: by gradients.
 
-    (False, 0) if there is no gradient, or it can no longer be computed.
+    (False, 0) if there is no gradient, or it cannot be computed.
     """
     assert call.live is not None
     samples, each = len(embedded.tokens), call.wanted.numel() // len(embedded.tokens)
     classes_last = call.live if call.live.dim() == 2 else call.live.movedim(1, -1)
     output = classes_last.reshape(samples, each, -1)[sample, position].float()
+    if not step.is_plain(output, embedded.vectors):
+        return False, 0
     weights = torch.linspace(-1, 1, len(output), device=output.device)  # a plain sum may be constant, as of softmax
     try:
         (gradient,) = torch.autograd.grad(

@@ -1,23 +1,27 @@
 """Finds faults in the optimizers and schedulers of a fit before its first step."""
 
 import copy
+import dis
+import functools
 import math
+import sys
 import warnings
 import weakref
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
+from types import BuiltinFunctionType, FunctionType
 from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import nn
 from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, ReduceLROnPlateau
 
 from hookboard.auditing.rules import Finding
 from hookboard.messages import listed
-from hookboard.replay import undisturbed
 
 MAX_RATES = 2000
 """At most about this many rates of a schedule are looked at, evenly spread over the fit (a choice)."""
@@ -60,46 +64,95 @@ class Outsider(NamedTuple):
 
 
 def findings_of_optimizers(
-    trainer: Trainer,
-    pl_module: LightningModule,
+    optimizers: Sequence[Optimizer],
+    model: nn.Module,
     reached: Collection[str] | None,
     outside: Sequence[Outsider] = (),
 ) -> Iterator[Finding]:
-    """Yield findings on the optimizers, their settings and schedules.
+    """Yield findings on the optimizers and their settings.
 
     They are: trainable parameters that get a gradient and are in no optimizer; how many weights are frozen, if some
-    are; unusual settings; and, unless the fit is resumed, learning rates that are 0 most of the time.
+    are; and unusual settings.
 
     Args:
-        trainer: the Trainer.
-        pl_module: its LightningModule.
+        optimizers: all optimizers.
+        model: the model.
         reached: the names of the parameters that a gradient reaches; None if they are not known: then nothing is said
             of parameters that are in no optimizer.
         outside: the parameters that a gradient reaches and that the model does not have.
-
-    Raises:
-        CannotRunAgainError: stepping a schedule calls functions of the user, and what they may change cannot be
-            restored.
     """
-    parameters = {name: p for name, p in pl_module.named_parameters() if not is_lazy(p)}
+    parameters = {name: p for name, p in model.named_parameters() if not is_lazy(p)}
     if reached is not None:
-        yield from _not_in_optimizer(trainer, parameters, reached)
-    yield from _not_in_model(trainer, outside, may_be_meant=not pl_module.automatic_optimization)
+        yield from _not_in_optimizer(optimizers, parameters, reached)
+    yield from _not_in_model(optimizers, outside, may_be_meant=not getattr(model, "automatic_optimization", True))
     yield from _frozen(parameters)
-    yield from _settings(trainer)
-    if trainer.lr_scheduler_configs and not trainer.global_step:  # in a resumed fit the earlier rates are unknown
-        with undisturbed(
-            pl_module, trainer=trainer, is_whole_step=True, is_strict=True
-        ):  # schedules call functions of the user
-            found = list(_schedule(trainer, pl_module))
-        yield from found
+    yield from _settings(optimizers)
+
+
+def findings_of_schedules(trainer: Trainer, pl_module: LightningModule) -> Iterator[Finding]:
+    """Yield findings on the learning rates that schedules will give, before their first step.
+
+    None in a resumed fit, whose earlier rates are unknown, and for schedules that call code of the user.
+    """
+    if trainer.lr_scheduler_configs and not trainer.global_step:
+        yield from _schedule(trainer, pl_module)
+
+
+PURE_NAMES = frozenset({"math", "min", "max", "int", "float", "cos", "sin", "pi", "sqrt", "exp", "pow", "abs", "round"})
+"""The names that a user's function of a schedule may use: with these it only computes (a choice)."""
+
+
+def calls_no_user(scheduler: object) -> bool:
+    """Return True if a schedule, with those inside it, is of a library and calls no code of the user but arithmetic."""
+    waiting, seen = [scheduler], set[int]()
+    while waiting:
+        part = waiting.pop()
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        if isinstance(part, LRScheduler):
+            if not (_is_of_library(type(part)) and _is_of_library(type(part).step)):
+                return False
+            waiting += [held for name, held in vars(part).items() if name != "optimizer"]
+        elif isinstance(part, Mapping):
+            waiting += part.values()
+        elif isinstance(part, list | tuple):
+            waiting += part
+        elif callable(part) and not _only_computes(part):
+            return False
+    return True
+
+
+def _is_of_library(function: Any) -> bool:
+    """Return True if a class or a function stands in the standard library or in an installed package."""
+    file = getattr(sys.modules.get(function.__module__), "__file__", None) or ""
+    return any(part in file for part in ("site-packages", "dist-packages", "/lib/python"))
+
+
+def _only_computes(function: Any) -> bool:
+    """Return True for functions of libraries, and those that only compute from their argument and from numbers."""
+    while isinstance(function, functools.partial):
+        if not all(isinstance(one, int | float | str | None) for one in (*function.args, *function.keywords.values())):
+            return False
+        function = function.func
+    function = getattr(function, "__func__", function)
+    if not isinstance(function, FunctionType):
+        return isinstance(function, BuiltinFunctionType) or _is_of_library(type(function))
+    if _is_of_library(function):
+        return True
+    code = function.__code__
+    held = [cell.cell_contents for cell in function.__closure__ or ()]
+    held += [function.__globals__.get(name) for name in code.co_names if name not in PURE_NAMES]
+    storing = ("STORE_GLOBAL", "STORE_DEREF", "STORE_ATTR", "STORE_SUBSCR")
+    stores = any(one.opname.startswith(storing) for one in dis.get_instructions(code))
+    return not stores and all(isinstance(one, int | float) for one in held)
 
 
 def _not_in_optimizer(
-    trainer: Trainer, parameters: Mapping[str, nn.Parameter], reached: Collection[str]
+    optimizers: Sequence[Optimizer], parameters: Mapping[str, nn.Parameter], reached: Collection[str]
 ) -> Iterator[Finding]:
     """Yield a finding if trainable parameters that a gradient reaches are in no optimizer; none without optimizers."""
-    held = {id(p) for optimizer in trainer.optimizers for group in optimizer.param_groups for p in group["params"]}
+    held = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
     trained = {name: p for name, p in parameters.items() if p.requires_grad and name in reached}
     left_out = [name for name, p in trained.items() if id(p) not in held]
     if not left_out or not held:
@@ -144,7 +197,9 @@ def outsiders(model: nn.Module, outside: Iterable[nn.Parameter]) -> list[Outside
     ]
 
 
-def _not_in_model(trainer: Trainer, outside: Sequence[Outsider], *, may_be_meant: bool) -> Iterator[Finding]:
+def _not_in_model(
+    optimizers: Sequence[Optimizer], outside: Sequence[Outsider], *, may_be_meant: bool
+) -> Iterator[Finding]:
     """Yield a finding if parameters that the model does not have get a gradient, and no optimizer holds them.
 
     It is an alarm if a matrix among them looks as torch initializes it, so that nobody has trained it; but a note if
@@ -152,7 +207,7 @@ def _not_in_model(trainer: Trainer, outside: Sequence[Outsider], *, may_be_meant
     matrices are copies of the model's, as averages of its weights are, and of what the step makes for itself, such as a
     perturbation, unless it looks like a layer.
     """
-    held = {id(p) for optimizer in trainer.optimizers for group in optimizer.param_groups for p in group["params"]}
+    held = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
     left = [one for one in outside if id(one.reference()) not in held]
     if not left or not held:
         return
@@ -213,7 +268,7 @@ DIVIDE_IN_FLOAT16 = (torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, tor
 """Optimizers that divide by the root of an average in the type of the parameter, unless they are fused."""
 
 
-def _lost_epsilon(optimizer: torch.optim.Optimizer) -> Iterator[Finding]:
+def _lost_epsilon(optimizer: Optimizer) -> Iterator[Finding]:
     """Yield an alarm if the epsilon is 0 in float16, in which the optimizer divides by it and the gradient's root."""
     if type(optimizer) not in DIVIDE_IN_FLOAT16:
         return
@@ -233,13 +288,13 @@ def _lost_epsilon(optimizer: torch.optim.Optimizer) -> Iterator[Finding]:
             return
 
 
-def _settings(trainer: Trainer) -> Iterator[Finding]:
+def _settings(optimizers: Sequence[Optimizer]) -> Iterator[Finding]:
     """Yield a finding for each setting of an optimizer that is far from any usual one.
 
     They are: an epsilon that is 0 in float16; as notes, an Adam with a large epsilon, betas of which the first is the
     larger, and a large momentum.
     """
-    for optimizer in trainer.optimizers:
+    for optimizer in optimizers:
         yield from _lost_epsilon(optimizer)
         kind = type(optimizer).__name__
         said: dict[str, str] = {}
@@ -309,7 +364,7 @@ def _schedule(trainer: Trainer, pl_module: LightningModule) -> Iterator[Finding]
     """
     for config in trainer.lr_scheduler_configs:
         count = _steps_of(trainer, config)
-        if count is None or isinstance(config.scheduler, ReduceLROnPlateau):
+        if count is None or isinstance(config.scheduler, ReduceLROnPlateau) or not calls_no_user(config.scheduler):
             continue
         rates = list(scheduled_rates(config.scheduler, count, keep=[pl_module, trainer]))
         peak, zero = max(rates), _share_of_zeros(rates)

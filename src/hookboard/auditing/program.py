@@ -2,24 +2,60 @@
 
 import functools
 import inspect
+import os
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType, FunctionType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction
 from torch.overrides import TorchFunctionMode
 
 from hookboard.layers import Flow
 from hookboard.nested import tensors_in
-from hookboard.replay import call_training_step
+from hookboard.torch_private import (
+    calls_of_modules,
+    computing_plainly,
+    has_saved_tensor_hooks,
+    put_on_stack,
+    take_off_stack,
+    unheard,
+)
 from hookboard.user_code import is_of_library
 
-_CALLERS = (inspect.getfile(call_training_step), str(Path(__file__).with_name("audit.py")))
-"""The files that call the step: the search for the user's line in the stack ends there."""
+MAX_OPS = 100_000
+"""A step with more calls is not read (a choice): it may train another model."""
+
+_CALLERS = (
+    "/hookboard/auditing/audit.py",
+    "/hookboard/replay/step.py",
+    "/lightning/pytorch/trainer/call.py",
+    "/lightning/pytorch/loops/",
+    "/pytorch_lightning/trainer/call.py",
+    "/pytorch_lightning/loops/",
+    "/lightning/fabric/",
+    "/lightning_fabric/",
+    "/transformers/trainer.py",
+    "/accelerate/accelerator.py",
+    "/torch/amp/grad_scaler.py",
+)
+"""Parts of the paths of files that call the step, or scale its loss: the search for the user's line ends there."""
+
+_ROOT = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
+_OWN, _EDITING, _TRACING = _ROOT, os.path.join(_ROOT, "editing", ""), os.path.abspath(__file__)
+_OPTIM = os.path.join(os.path.dirname(inspect.getfile(torch.optim)), "")
+_OVERRIDES = inspect.getfile(torch.overrides)
+
+_MODULE_CALLS = calls_of_modules()
+"""The code that calls a module, with its arguments as `args` and `kwargs`."""
+
+_HOOKING = ("register_hook", "retain_grad", "register_post_accumulate_grad_hook")
 
 _RESHAPES = """
 view view_as reshape reshape_as squeeze unsqueeze flatten unflatten ravel transpose t permute movedim moveaxis swapaxes
@@ -133,13 +169,16 @@ Observer = Callable[[Op, Mapping[str, Tensor], Sequence[Tensor]], Any]
 
 
 class StepTrace(TorchFunctionMode):
-    """Records each call of a function of torch that runs inside its context.
+    """Records each call of a function of torch that its thread makes between `begin` and `leave`.
+
+    It raises nothing: an error of ours ends the record, and `fault` says what it was. Calls by hookboard itself, but
+    for edits, and by optimizers are left out.
 
     Args:
         model: the model whose step runs.
         batch: the batch that the step takes.
         observers: function name to what is called with the tensors of each call of that function.
-        at_backward: called with the loss in place of `loss.backward()`.
+        at_backward: called with the loss before `loss.backward()`, which then runs if it returns True.
     """
 
     def __init__(
@@ -147,48 +186,173 @@ class StepTrace(TorchFunctionMode):
         model: nn.Module,
         batch: object,
         observers: Mapping[str, Observer],
-        at_backward: Callable[[Tensor], None],
+        at_backward: Callable[[Tensor], bool],
     ) -> None:
         super().__init__()
         self.model = model
         self.ops: list[Op] = []
         """Every call, in order."""
+        self.thread = threading.get_ident()
+        self.is_over = False
+        self.fault: Exception | None = None
+        """Why the record is not complete; None if it is."""
+        self.compiled_calls = 0
+        """How many calls of compiled code were not looked into."""
+        self.hooked: list[Any] = []
+        """The autograd nodes of the tensors on which the step has registered a hook, or whose gradient it keeps."""
+        self.has_saved_hooks = False
+        """Whether what autograd saves went through hooks, as with activation checkpointing."""
+        self.has_refused = False
+        """Whether `is_plain` has returned False."""
         self._at_backward = at_backward
         self._observers = observers
         self._values: dict[int, tuple[weakref.ref[Tensor], Value]] = {}
         self._modules = {id(module): name for name, module in model.named_modules()}
         self.float_paths: set[str] = set()
         """The paths of the tensors of the batch that hold floating point numbers."""
-        for path, tensor in tensors_in(batch):
-            self._note(tensor, None, path=path)
-            if tensor.is_floating_point():
-                self.float_paths.add(path)
+        self.note_batch(batch)
+        self._is_batch_known = bool(self._values)
         for name, parameter in model.named_parameters():
             self._note(parameter, None, parameter=name)
+
+    def note_batch(self, batch: object) -> None:
+        """Record the tensors of a batch; those that were computed from parameters, or are noted already, are left."""
+        for path, tensor in tensors_in(batch):
+            value = self._known(tensor)
+            if value is None or not (value.of_parameters or value.of_batch):
+                self._note(tensor, None, path=path)
+                if tensor.is_floating_point():
+                    self.float_paths.add(path)
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Call the function, and record the call if it returns a tensor or is one of `CUTS`."""
         kwargs = kwargs or {}
-        if func is Tensor.backward:
-            return self._at_backward(args[0])
-        arguments = _bound(func, args, kwargs)
-        values = {name: self._seen(argument) for name, argument in arguments.items()}
-        given = {name: argument for name, argument in arguments.items() if isinstance(argument, Tensor)}
-        returned = func(*args, **kwargs)
+        caller = _caller_in(inspect.currentframe())
+        if self.is_over or threading.get_ident() != self.thread or _is_own(caller.f_code.co_filename):
+            return func(*args, **kwargs)
+        noted, runs = None, True
+        try:
+            if func is Tensor.backward:
+                runs = self._at_backward(args[0])
+            else:
+                with unheard():
+                    noted = self._before(func, args, kwargs)
+        except Exception as error:
+            self.give_up(error)
+        if not runs:
+            return None
+        returned = _called_from(caller, func, args, kwargs)
+        try:
+            if noted is not None and not self.is_over:
+                with unheard():
+                    self._after(args, returned, *noted)
+        except Exception as error:
+            self.give_up(error)
+        return returned
+
+    def _before(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Return the name of a function, its arguments as values, and those that are tensors; None for hooks."""
         name = _name_of(func)
+        if name in _HOOKING:
+            node = args[0].grad_fn
+            if node is not None:
+                self.hooked.append(node)
+            return None
+        if not self._is_batch_known:
+            self._note_inputs()
+        arguments = _bound(func, args, kwargs)
+        values = {key: self._seen(argument) for key, argument in arguments.items()}
+        return name, values, {key: argument for key, argument in arguments.items() if isinstance(argument, Tensor)}
+
+    def _note_inputs(self) -> None:
+        """Record the arguments of the running call of the model: some loops do not tell the batch.
+
+        They are read from the stack. A hook on the model would become part of compiled code.
+        """
+        frame = inspect.currentframe()
+        while frame is not None:
+            if frame.f_code in _MODULE_CALLS and frame.f_locals["self"] is self.model:
+                self.note_batch([frame.f_locals["args"], frame.f_locals["kwargs"]])
+                return
+            frame = frame.f_back
+
+    def _after(
+        self, args: Sequence[Any], returned: Any, name: str, values: dict[str, Any], given: Mapping[str, Tensor]
+    ) -> None:
+        """Record a call that has been made."""
         # Item assignment returns nothing: its result is the tensor that it has changed in place.
         results = [args[0]] if name == "setitem" else list(_tensors_in(returned))
-        if results or name in CUTS:
-            op = Op(name, values, self._place(), torch.is_grad_enabled())
-            observer = self._observers.get(name)
-            if observer is not None:
+        place = self._place() if results or name in CUTS else None
+        if place is None:
+            return
+        if len(self.ops) >= MAX_OPS:
+            raise RuntimeError(f"it makes more than {MAX_OPS:,} calls")
+        self.has_saved_hooks |= has_saved_tensor_hooks()
+        op = Op(name, values, place, torch.is_grad_enabled())
+        observer = self._observers.get(name)
+        if observer is not None:
+            with computing_plainly():
                 op.seen = observer(op, given, results)
-            self.ops.append(op)
-            for tensor in results:
-                self._note(tensor, op)
-        return returned
+        self.ops.append(op)
+        for tensor in results:
+            self._note(tensor, op)
+
+    def begin(self) -> None:
+        """Put this trace on this thread's stack of modes."""
+        put_on_stack(self)
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Record what is called inside the context; raise an error of ours at its end."""
+        self.begin()
+        try:
+            yield
+        finally:
+            self.leave()
+        if self.fault is not None:
+            raise self.fault
+
+    def leave(self) -> None:
+        """End the record, and take this trace off the stack, wherever it stands."""
+        self.is_over = True
+        if threading.get_ident() == self.thread:
+            take_off_stack(self)
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Take this trace off the stack inside the context; it stays away if it is over by the end."""
+        position = take_off_stack(self) if threading.get_ident() == self.thread else None
+        try:
+            yield
+        finally:
+            if position is not None and not self.is_over:
+                put_on_stack(self, position)
+
+    def give_up(self, error: Exception) -> None:
+        """End the record because of an error of ours."""
+        self.fault, self.is_over = error.with_traceback(None), True  # the traceback holds the tensors of the step
+        self.forget()
+
+    def is_plain(self, output: Tensor, source: Tensor) -> bool:
+        """Return True if a backward pass from one tensor to another runs no code but torch's own.
+
+        It would run hooks on tensors, custom functions (those of checkpoints and of FSDP are such), and hooks that
+        unpack what was saved, which run the forward pass again.
+        """
+        hooked, seen, waiting = set(self.hooked), set(), [output.grad_fn]
+        is_plain = not self.has_saved_hooks
+        while waiting and is_plain:
+            node = waiting.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            is_plain = not (isinstance(node, BackwardCFunction) or node in hooked)
+            if node is not source.grad_fn:
+                waiting.extend(before for before, _ in node.next_functions)
+        self.has_refused |= not is_plain
+        return is_plain
 
     def flow(self) -> Flow:
         """Return which layer's output flows into which other one.
@@ -215,17 +379,29 @@ class StepTrace(TorchFunctionMode):
 
     def forget(self) -> None:
         """Clear the record, which frees the tensors that observers kept, with their graphs."""
-        for op in self.ops:
-            op.seen = None  # which may hold the operation in turn
+        self.let_go()
         self.ops.clear()
         self._values.clear()
 
+    def let_go(self) -> None:
+        """Drop the tensors that observers kept, and the graphs of the step."""
+        self.hooked.clear()
+        for op in self.ops:
+            op.seen = None  # which may hold the operation in turn
+
     def value_of(self, tensor: Tensor) -> Value:
         """Return the `Value` of a tensor; a tensor that was not seen before gets one without a call."""
-        known = self._values.get(id(tensor))
-        if known is None or known[0]() is not tensor:
-            return self._note(tensor, None)
-        return known[1]
+        known = self._known(tensor)
+        if known is not None:
+            return known
+        # FSDP2 puts other parameters into the modules while they run.
+        names = self.model.named_parameters() if isinstance(tensor, nn.Parameter) else ()
+        return self._note(tensor, None, parameter=next((name for name, one in names if one is tensor), None))
+
+    def _known(self, tensor: Tensor) -> Value | None:
+        """Return the `Value` of a tensor that was seen before; None for others."""
+        reference, value = self._values.get(id(tensor), (None, None))
+        return None if reference is None or reference() is not tensor else value
 
     def _note(self, tensor: Tensor, op: Op | None, path: str | None = None, parameter: str | None = None) -> Value:
         """Record a tensor, and return its value."""
@@ -245,22 +421,60 @@ class StepTrace(TorchFunctionMode):
             return [self._seen(part) for part in argument]
         return argument
 
-    def _place(self) -> Place:
-        """Return the innermost line of the user's code in the stack, and the innermost layer of the model."""
+    def _place(self) -> Place | None:
+        """Return the innermost line of the user's code in the stack, and the innermost layer of the model.
+
+        None if hookboard itself, but for an edit, or an optimizer makes the call.
+        """
         file, line, module = "", 0, ""
-        own = inspect.currentframe()
-        assert own is not None
         # Never the locals of this frame: they would hold the frame, and with it every tensor of the call.
-        frame = own.f_back
-        del own
-        while frame is not None and not (file and module) and frame.f_code.co_filename not in _CALLERS:
+        frame = inspect.currentframe()
+        while frame is not None and frame.f_code.co_filename == _TRACING:
+            frame = frame.f_back
+        while frame is not None and not (file and module):
+            path = frame.f_code.co_filename
+            if not file and not module and (_is_own(path) or path.startswith(_OPTIM)):
+                return None
+            if _is_caller(path):
+                break
             if not module:
                 owner = frame.f_locals.get("self") if frame.f_code.co_varnames[:1] == ("self",) else None
                 module = self._modules.get(id(owner), "")
-            if not file and not is_of_library(frame.f_code.co_filename):
-                file, line = frame.f_code.co_filename, frame.f_lineno
+            if not file and not is_of_library(path):
+                file, line = path, frame.f_lineno
             frame = frame.f_back
         return Place(module, file, line)
+
+
+@functools.cache
+def _is_own(path: str) -> bool:
+    """Return True for files of hookboard whose calls are not the step's."""
+    return path.startswith(_OWN) and not path.startswith(_EDITING) and not _is_caller(path)
+
+
+@functools.cache
+def _is_caller(path: str) -> bool:
+    return any(caller in path for caller in _CALLERS)
+
+
+def _caller_in(handler: FrameType | None) -> FrameType:
+    """Return the frame that has called a function of torch, from that of `__torch_function__`."""
+    assert handler is not None
+    frame = handler.f_back
+    assert frame is not None
+    # A function that is written in Python calls a function of `torch.overrides`.
+    if frame.f_code.co_filename == _OVERRIDES and frame.f_back is not None and frame.f_back.f_back is not None:
+        return frame.f_back.f_back
+    return frame
+
+
+_CALL = (lambda function, args, kwargs: function(*args, **kwargs)).__code__
+
+
+def _called_from(frame: FrameType, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Call a function so that a warning that it gives names the line of the frame, and comes once for that line."""
+    code = _CALL.replace(co_filename=frame.f_code.co_filename, co_firstlineno=frame.f_lineno)
+    return FunctionType(code, frame.f_globals)(func, args, kwargs)
 
 
 def _name_of(func: Callable[..., Any]) -> str:

@@ -1,7 +1,7 @@
 """`Reader`: traces a step while it runs, and applies all rules to it."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from hookboard.auditing.rules import FLAT, OBSERVERS, RULES, Finding, TracedStep
 from hookboard.auditing.scaling import loss_scale, unbounded_loss
 from hookboard.auditing.weighing import class_weights, padding
 from hookboard.layers import Flow
+from hookboard.torch_private import computing_plainly
 
 ALL_RULES = (
     no_influence,
@@ -46,6 +47,9 @@ ALL_RULES = (
 )
 """The rules that judge the code of a step."""
 
+CUT = cut
+"""The only rule that is asked after the backward passes: it needs all losses of the step."""
+
 
 class Reader:
     """Traces a step and judges it: run the step inside `reading`, give its loss to `take_loss`, then ask `findings`.
@@ -53,11 +57,12 @@ class Reader:
     Args:
         model: the model.
         batch: the batch that the step takes.
-        at_backward: called with the loss in place of `loss.backward()`. Left out: `take_loss`.
+        at_backward: called with the loss before `loss.backward()`, which then runs if it returns True. Left out:
+            `take_loss`, and it does not run.
     """
 
-    def __init__(self, model: nn.Module, batch: object, at_backward: Callable[[Tensor], None] | None = None) -> None:
-        self._step = StepTrace(
+    def __init__(self, model: nn.Module, batch: object, at_backward: Callable[[Tensor], bool] | None = None) -> None:
+        self.step = StepTrace(
             model,
             batch,
             {
@@ -67,13 +72,12 @@ class Reader:
                 **dict.fromkeys(WEIGHING, note_input),
                 "multi_head_attention_forward": note_mask,
             },
-            at_backward or self.take_loss,
+            at_backward or self._take_only,
         )
         self._parameters = dict(model.named_parameters())
         self._trained = {name for name, parameter in self._parameters.items() if parameter.requires_grad}
-        self.losses: list[tuple[Value, bool, float, Tensor | None]] = []
-        """For each loss: its `Value`; whether it is finite; the loss as a float, NaN unless it is one real number; and
-        the tensor if a rule needs its graph, otherwise None."""
+        self.losses: list[TracedStep] = []
+        """The step up to each of its losses."""
         self.reached: set[str] = set()
         """The names of the parameters that a gradient reaches from any of the losses."""
         self.outside: list[nn.Parameter] = []
@@ -82,52 +86,82 @@ class Reader:
     @contextmanager
     def reading(self) -> Iterator[None]:
         """Record the functions of torch that are called inside the context."""
-        with self._step:
+        with self.step.recording():
             yield
 
-    def take_loss(self, loss: Tensor) -> None:
-        """Note a tensor as a loss of the step, from which a backward pass would start."""
+    def _take_only(self, loss: Tensor) -> bool:
+        with computing_plainly():
+            self.take_loss(loss)
+        return False
+
+    def take_loss(self, loss: Tensor, of: Value | None = None, factor: float = 1.0) -> TracedStep:
+        """Note a tensor as a loss of the step, from which a backward pass would start; return the step up to there.
+
+        Args:
+            loss: the tensor.
+            of: the value that the rules take for the loss. Left out: that of the tensor.
+            factor: what that value is multiplied by to give the tensor.
+        """
         is_finite = bool(loss.detach().isfinite().all())
-        number = float(loss.detach()) if loss.numel() == 1 and not loss.is_complex() else math.nan
-        value = self._step.value_of(loss)
+        number = float(loss.detach()) / factor if loss.numel() == 1 and not loss.is_complex() else math.nan
+        value = of or self.step.value_of(loss)
         value.requires_grad = loss.requires_grad  # it may have been set since
-        live = loss if loss.requires_grad and any(op.name in FLAT for op in self._step.ops) else None
-        self.losses.append((value, is_finite, number, live))
+        live = loss if loss.requires_grad and any(op.name in FLAT for op in self.step.ops) else None
+        self.losses.append(TracedStep(self.step, value, self._trained, (), is_finite, number, live))
         leaves = _leaves_of(loss)
         if leaves is None:  # what the backward pass of a custom function does is unknown
             self.reached |= self._parameters.keys()
-            return
-        names = {id(parameter): name for name, parameter in self._parameters.items()}
-        self.reached |= {names[id(leaf)] for leaf in leaves if id(leaf) in names}
-        known = names.keys() | {id(one) for one in self.outside}
-        self.outside += [leaf for leaf in leaves if isinstance(leaf, nn.Parameter) and id(leaf) not in known]
+            return self.losses[-1]
+        names = {id(leaf): self.step.value_of(leaf).parameter for leaf in leaves}
+        self.reached |= {name for name in names.values() if name is not None}
+        known = {id(one) for one in self.outside}
+        self.outside += [
+            leaf for leaf in leaves if isinstance(leaf, nn.Parameter) and not names[id(leaf)] and id(leaf) not in known
+        ]
+        return self.losses[-1]
+
+    def leads_to(self, loss: Tensor) -> bool:
+        """Return True if a gradient of the loss reaches a parameter of the model, or may do so."""
+        leaves = _leaves_of(loss)
+        return leaves is None or any(self.step.value_of(leaf).parameter is not None for leaf in leaves)
 
     def forget(self) -> None:
         """Clear the record, which frees the tensors of the step and their graphs."""
-        self._step.forget()
+        self.step.forget()
         self.losses.clear()
         self.outside.clear()
 
     def flow(self) -> Flow:
         """Return which layer's output flows into which other one."""
-        return self._step.flow()
+        return self.step.flow()
 
     def constant_loss(self) -> float:
         """Return the least loss of a model that gives every sample the same output.
 
         NaN unless the step has just one loss, of a known kind: see `hookboard.auditing.constant.constant_loss`.
         """
-        return constant_loss(self._traced(*self.losses[0])) if len(self.losses) == 1 else math.nan
+        return constant_loss(self.losses[0]) if len(self.losses) == 1 else math.nan
 
     def findings(self) -> list[Finding]:
         """Return the findings of all rules for each loss, alarms first; equal ones once."""
-        found = [finding for loss in self.losses for finding in findings_of(self._traced(*loss), ALL_RULES)]
-        return sorted(dict.fromkeys(found), key=lambda finding: finding.severity != "alarm")
-
-    def _traced(self, loss: Value, is_finite: bool, number: float, live: Tensor | None) -> TracedStep:
-        """Make a `TracedStep` for one loss of the step; the arguments are its fields of the same name."""
         without = self._trained - self.reached
-        return TracedStep(self._step, loss, self._trained, without, is_finite, number, live)
+        steps = [done._replace(without=without) for done in self.losses]
+        return alarms_first([finding for done in steps for finding in findings_of(done, ALL_RULES)])
+
+    def cuts(self, has_gradient: bool | None) -> list[Finding]:
+        """Return what `cut` finds for each loss, once all backward passes have run.
+
+        Args:
+            has_gradient: whether they have given any gradient that is not 0; None if that is not known.
+        """
+        without = self._trained - self.reached
+        steps = [done._replace(without=without, live=None, has_gradient=has_gradient) for done in self.losses]
+        return [finding for done in steps for finding in findings_of(done, [cut])]
+
+
+def alarms_first(found: Iterable[Finding]) -> list[Finding]:
+    """Return findings, alarms first; equal ones once."""
+    return sorted(dict.fromkeys(found), key=lambda finding: finding.severity != "alarm")
 
 
 def _leaves_of(loss: Tensor) -> list[Tensor] | None:

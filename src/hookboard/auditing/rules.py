@@ -95,7 +95,9 @@ class TracedStep(NamedTuple):
         without: the names of the trainable parameters that no gradient reaches from any loss of the step.
         is_finite: whether the loss is finite.
         number: the loss as a number; NaN if it has several elements.
-        live: the loss as a tensor with its autograd graph; None if the step calls no function in `FLAT`.
+        live: the loss as a tensor with its autograd graph; None if the step calls no function in `FLAT`, or if its
+            backward pass has run.
+        has_gradient: whether the backward pass has given any gradient that is not 0; None if it has not run.
     """
 
     step: StepTrace
@@ -105,6 +107,7 @@ class TracedStep(NamedTuple):
     is_finite: bool
     number: float
     live: Tensor | None
+    has_gradient: bool | None = None
 
 
 class LossCall(NamedTuple):
@@ -155,13 +158,16 @@ def _of_difference(op: Op, given: Mapping[str, Tensor], results: Sequence[Tensor
 def losses_of(done: TracedStep) -> Iterator[LossCall]:
     """Yield the calls of loss functions, and each output minus target that is summed up to the loss.
 
-    Those on an output that needs no gradient are left out: they compute metrics.
+    Those on an output that needs no gradient are left out: they compute metrics. So are those that do not lead to the
+    loss, as of another model, unless the loss comes from code that nobody can look into.
     """
-    reduced = {id(op) for op in _only_reduced(done.loss)}
-    for op in done.step.ops:
-        call = op.seen
-        if isinstance(call, LossCall) and call.output.requires_grad and (op.name in LOSSES or id(op) in reduced):
-            yield call
+    reduced, behind = {id(op) for op in _only_reduced(done.loss)}, list(done.loss.ancestors())
+    is_known = all(value.op or value.path or value.parameter or not value.requires_grad for value in behind)
+    leading = {id(value.op) for value in behind}
+    calls = [op.seen for op in done.step.ops if isinstance(op.seen, LossCall) and op.seen.output.requires_grad]
+    calls = [call for call in calls if call.op.name in LOSSES or id(call.op) in reduced]
+    found = [call for call in calls if id(call.op) in leading]
+    yield from found if found or is_known else calls
 
 
 _REDUCING = frozenset({"mean", "sum", "pow", "square", "abs", "sqrt", "norm", "clamp", "neg", "add", "radd"})

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from hookboard.auditing import Finding as Found
-from hookboard.auditing import FirstStep, StaleGradients
+from hookboard.auditing import LiveStep, StaleGradients
 from hookboard.callbacks.checkup import Checkup
 from hookboard.callbacks.health_state import (
     EVALUATED,
@@ -48,7 +48,7 @@ from hookboard.health import (
     check_stop_on,
     rules_of,
 )
-from hookboard.layers import ChannelDims, Flow, Layer, layers_of
+from hookboard.layers import ChannelDims, Layer, layers_of
 from hookboard.loops import Loop, Selection, StageState, is_due
 from hookboard.messages import inform, warn_switched_off
 from hookboard.nested import tensors_in
@@ -90,9 +90,8 @@ class HealthMonitor(SiteLogger[HealthState]):
         stop_on: End the fit when one of these rules gives an alarm: names of rules, or `alarm` for any. The step in
             which that is seen is still made; on a GPU, and with several ranks, each logged step then waits until it
             is judged. An alarm from before a checkpoint does not end the fit that goes on from it. Left out: never.
-        audit: Whether the first training step is run once in advance, without leaving a trace, to find faults in its
-            code (the loss, what the loss is given, where gradients are cut) and in the optimizers. It takes about as
-            long as one step.
+        audit: Whether the first training step is followed while it runs, to find faults in its code (the loss, what the
+            loss is given, where gradients are cut) and in the optimizers. Nothing of it runs twice.
         experiments: Whether to try on a copy, once in a fit, at which rates the model learns, and whether from its
             targets: when an alarm comes that these may have caused, otherwise once there are enough looks, or at the
             end. Some steps are trained at rates from a thousandth to a thousand times yours, and everything is put
@@ -287,14 +286,16 @@ class HealthMonitor(SiteLogger[HealthState]):
             state.trial.keep(loop.model)
         if state.trial.question is not None:
             self._try(loop, state, [batch])
-        if state.findings is None and not self._has_lazy:
-            is_asked = self.audit and not STEP.isdisjoint(rule.name for rule in self._rules())
-            found, state.flow, state.constant_loss = (
-                loop.read_first_step(batch, batch_idx) if is_asked else FirstStep([], Flow())
-            )
-            state.add_findings(found)
-            if is_asked and state.judge is not None:
-                state.stale = StaleGradients(loop.model, loop.optimizers)
+        if state.findings is None and state.live is None and not self._has_lazy:
+            if self.audit and not STEP.isdisjoint(rule.name for rule in self._rules()):
+                state.live = LiveStep(loop)
+                state.until_end.callback(state.drop_live)
+                if state.judge is not None:
+                    state.stale = StaleGradients(loop.model, loop.optimizers)
+            else:
+                state.add_findings([])
+        if state.live is not None:
+            state.live.begin(batch)
         if state.black_box is not None:
             state.black_box.begin_batch(batch, batch_idx, loop.logged_step)
             if len(state.black_box.events) > state.told:
@@ -353,6 +354,8 @@ class HealthMonitor(SiteLogger[HealthState]):
         return SECONDS if isinstance(self.experiments, bool | np.bool_) else float(self.experiments)
 
     def _see_loss(self, loop: Loop, state: HealthState, loss: Tensor) -> None:
+        if state.live is not None:
+            state.live.before_backward(loss)
         scale = None if state.loss_scale is None else state.loss_scale.current
         if (stale := state.stale) is not None:
             state.watch_stale(stale, stale.before_backward)
@@ -361,6 +364,8 @@ class HealthMonitor(SiteLogger[HealthState]):
             state.black_box.before_backward(loss, value if scale is None else None)
 
     def _see_gradients(self, loop: Loop, state: HealthState) -> None:
+        if state.live is not None:
+            state.live.after_backward()
         if (stale := state.stale) is not None:
             state.watch_stale(stale, stale.after_backward)
         if state.black_box is not None:
@@ -377,10 +382,18 @@ class HealthMonitor(SiteLogger[HealthState]):
                 self._tell_events(loop, state)
 
     def _see_batch_end(self, loop: Loop, state: HealthState) -> None:
+        state.end_live()
         if (stale := state.stale) is not None:
             state.watch_stale(stale, stale.end_batch)
         if state.black_box is not None:
             state.black_box.end_batch()
+
+    def leave_batch(self) -> None:
+        """Also stop following a first step that has not ended, as after an error."""
+        for state in self._live.values():
+            if state.live is not None:
+                state.live.leave()
+        super().leave_batch()
 
     def _tell_events(self, loop: Loop, state: HealthState) -> None:
         """Report what the black box has found, and end the fit if `stop_on` asks for it.

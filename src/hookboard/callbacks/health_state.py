@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from hookboard.auditing import Finding as Found
-from hookboard.auditing import StaleGradients
+from hookboard.auditing import LiveStep, StaleGradients
 from hookboard.callbacks.layer_news import Facts
 from hookboard.callbacks.loss_meter import Losses, LossMeter, mean_over_ranks
 from hookboard.callbacks.measurement_state import MeasurementState
@@ -203,6 +203,7 @@ class HealthState(MeasurementState):
         constant_loss: the least loss in that step with an equal output for every sample; NaN if not known.
         trial: the experiments, if they are wanted.
         stale: watches for gradients that are not cleared; None where nothing is watched, and when that is over.
+        live: follows the first training step; None before, and once it has been read.
         told: number of NaN or Inf that have been reported.
         is_ending: True once the monitor has ended the fit.
         why_silent: layer name to why it gave no output at the first look, if it gave none; None before.
@@ -225,6 +226,7 @@ class HealthState(MeasurementState):
     constant_loss: float = field(default=math.nan, kw_only=True)
     trial: ExperimentState = field(default_factory=ExperimentState, kw_only=True)
     stale: StaleGradients | None = field(default=None, kw_only=True)
+    live: LiveStep | None = field(default=None, kw_only=True)
     told: int = field(default=0, kw_only=True)
     is_ending: bool = field(default=False, kw_only=True)
     is_asked_to_end: bool = field(default=False, kw_only=True)
@@ -260,6 +262,20 @@ class HealthState(MeasurementState):
         """Set the judge of the run, and make the reporter that writes its verdicts."""
         held = TELLABLE - {"nonfinite"} if self.trial.is_wanted else frozenset[str]()
         self.judge, self.reporter = judge, Reporter(judge, self.loggers, self.every_n_steps, held)
+
+    def end_live(self) -> None:
+        """End the batch for the reading of the first step, and take what is known of it."""
+        first = None if self.live is None else self.live.end()
+        if first is not None:
+            self.live = None
+            found, self.flow, self.constant_loss = first
+            self.add_findings(found)
+
+    def drop_live(self) -> None:
+        """Stop following the first step."""
+        if self.live is not None:
+            self.live.leave()
+            self.live = None
 
     def add_findings(self, found: Sequence[Found], since: int | None = None) -> None:
         """Add what was found in the training step, perhaps since an earlier one; the next look judges it."""

@@ -11,7 +11,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hookboard.auditing import Finding, audit, findings_of_optimizers
+from hookboard.auditing import Finding, audit, findings_of_optimizers, findings_of_schedules
 from hookboard.either_lightning import is_lightning
 from hookboard.experiments.batches import read_apart
 from hookboard.experiments.experiment import Setting, experiment, trainer_of
@@ -139,10 +139,8 @@ def _audited(setting: Setting, batch: Any, tried: list[str]) -> Sequence[Finding
     except CannotRunAgainError as why:
         tried.append(f"The step was not read: {why}.")
     if trainer is not None:
-        try:
-            found.extend(findings_of_optimizers(trainer, cast(LightningModule, module), None))
-        except CannotRunAgainError as why:
-            tried.append(f"The schedule was not read: {why}.")
+        found.extend(findings_of_optimizers(setting.optimizers, module, None))
+        found.extend(findings_of_schedules(trainer, cast(LightningModule, module)))
     return found
 
 

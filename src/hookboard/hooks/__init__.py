@@ -1,5 +1,6 @@
 """Hooks on modules and gradients that show their tensors to observers; they change nothing."""
 
+from hookboard.hooks.backward_calls import hearing_backward
 from hookboard.hooks.fused import fused_layers, unhooked
 from hookboard.hooks.gradients import Observer, Switch, watch_output, why_no_gradient
 from hookboard.hooks.input_gradients import Edges, InputGradients, edges_of
@@ -20,6 +21,7 @@ __all__ = [
     "Taps",
     "edges_of",
     "fused_layers",
+    "hearing_backward",
     "is_own_call",
     "own_call",
     "sort_hooks",

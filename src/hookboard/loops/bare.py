@@ -1,7 +1,5 @@
 """`watch`: calls callbacks of hookboard in a training loop that the user has written, without a Trainer."""
 
-import functools
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
@@ -21,6 +19,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from hookboard.checks import check_switches, check_whole, wrong
 from hookboard.either_lightning import is_wrapped
+from hookboard.hooks import hearing_backward
 from hookboard.loops.callback import HookboardCallback
 from hookboard.loops.loop import Loop
 from hookboard.loops.trainer import Members, scaler_of_fabric
@@ -83,7 +82,11 @@ class BareLoop(Loop):
         with ExitStack() as until_end:
             if self.stage == "train":
                 self._listen(until_end)
-            yield
+            try:
+                yield
+            except BaseException:
+                self._members.leave_batch(self)
+                raise
         self._members.call_each("end_batch", self, self.stage)
         self._batch_idx += 1
         self._has_stepped |= self.stage == "train" and not self.is_accumulating
@@ -165,20 +168,25 @@ class BareLoop(Loop):
             finally:
                 is_told = False
 
-        until_end.enter_context(_hearing(self._hear_backward))
+        until_end.enter_context(hearing_backward(self._hear_backward))
         for optimizer in self.optimizers:
             until_end.callback(optimizer.register_step_pre_hook(hears).remove)
         if scaler is not None:
             vars(scaler)["step"] = scaled_step
             until_end.callback(vars(scaler).pop, "step")
 
-    def _hear_backward(self, backward: Callable[[], None], loss: Tensor) -> None:
-        """Run a backward pass, and call the members before and after it."""
-        for member in self._members:
-            member.before_backward(self, loss)
+    def _hear_backward(self, backward: Callable[[], None], losses: Sequence[Tensor]) -> None:
+        """Run a backward pass, and call the members before and after it, if it is that of one loss."""
+        members = list(self._members) if len(losses) == 1 else []
+        for member in members:
+            member.before_backward(self, losses[0])
         backward()
-        for member in self._members:
+        for member in members:
             member.after_backward(self)
+
+    def unobserved(self) -> AbstractContextManager[None]:
+        """Return a context in which the callbacks' hooks are off."""
+        return self._members.unobserved()
 
     def stop(self) -> None:
         """Set `should_stop`, which the user's loop should check after each step."""
@@ -192,58 +200,6 @@ class BareLoop(Loop):
     def leave(self, callback: Callback) -> None:
         """Stop calling this callback; no effect if it has not joined."""
         self._members[:] = [member for member in self._members if member is not callback]
-
-
-Listener = Callable[[Callable[[], None], Tensor], None]
-"""Is called in place of a backward pass, with a function that runs it, and with the loss."""
-
-_listeners: dict[int, list[Listener]] = {}
-"""The listeners to the backward passes of each thread. `torch.autograd.backward` is replaced while there are any."""
-
-_replaced: Any = torch.autograd.backward
-"""The function that stood in `torch.autograd.backward` before it was replaced."""
-
-_changing, _in_backward = threading.Lock(), threading.local()
-
-
-@contextmanager
-def _hearing(listener: Listener) -> Iterator[None]:
-    """Call a listener at each backward pass of this thread.
-
-    All threads share one replacement: with one each, the thread that ends last would put back that of another.
-    """
-    global _replaced
-    here = threading.get_ident()
-    with _changing:
-        if not _listeners:
-            _replaced, torch.autograd.backward = torch.autograd.backward, _backward
-        _listeners.setdefault(here, []).append(listener)
-    try:
-        yield
-    finally:
-        with _changing:
-            _listeners[here].remove(listener)
-            if not _listeners[here]:
-                del _listeners[here]
-            if not _listeners:
-                torch.autograd.backward = _replaced
-
-
-@functools.wraps(torch.autograd.backward)
-def _backward(tensors: Any, *args: Any, **named: Any) -> None:
-    """Stand in for `torch.autograd.backward`: the backward pass of one loss runs through this thread's listeners."""
-    run: Callable[[], None] = functools.partial(_replaced, tensors, *args, **named)
-    listeners = _listeners.get(threading.get_ident(), ())
-    # Activation checkpointing calls `backward` again inside that of the loss.
-    if not listeners or not isinstance(tensors, Tensor) or vars(_in_backward):
-        return run()
-    _in_backward.is_inside = True
-    try:
-        for listener in list(listeners):
-            run = functools.partial(listener, run, tensors)
-        run()
-    finally:
-        del _in_backward.is_inside
 
 
 @dataclass
@@ -272,8 +228,8 @@ def watch(
 ) -> AbstractContextManager[BareLoop]:
     """Watch a training loop without a Trainer: callbacks log there what they would log in a Trainer.
 
-    What needs the `training_step` of a LightningModule is left out: the step is not read beforehand (`audit`), nothing
-    is tried on a copy (`Checkup`, `experiments`), and no batch is run again to find the layer of the first NaN.
+    What needs the `training_step` of a LightningModule is left out: nothing is tried on a copy (`Checkup`,
+    `experiments`), and no batch is run again to find the layer of the first NaN.
 
     Args:
         model: The model. Tags have the names of its modules, without those of a wrapper around it: that of Fabric,

@@ -13,8 +13,6 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from hookboard.auditing import FirstStep
-from hookboard.layers import Flow
 from hookboard.replay import CannotRunAgainError, RandomState
 
 
@@ -110,13 +108,9 @@ class Loop:
         """
         raise CannotRunAgainError("there is no training_step to call again")
 
-    def read_first_step(self, batch: Any, batch_idx: int) -> FirstStep:
-        """Run the coming training step once, without a trace, and return what was found in it.
-
-        If the step cannot be run in advance, as in this base class, the `FirstStep` is empty. See
-        `hookboard.auditing.read_first_step`.
-        """
-        return FirstStep([], Flow())
+    def unobserved(self) -> AbstractContextManager[None]:
+        """Return a context in which callbacks do not see what hookboard computes in the middle of a batch."""
+        raise NotImplementedError
 
     def stop(self) -> None:
         """Ask the run to end after the current batch."""

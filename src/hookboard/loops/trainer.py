@@ -23,7 +23,6 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch import Tensor
 from torch.amp import GradScaler
 
-from hookboard.auditing import FirstStep, read_first_step
 from hookboard.either_lightning import is_lightning, is_wrapped
 from hookboard.loops.loop import Loop
 from hookboard.messages import ask_for_rank
@@ -117,8 +116,9 @@ class TrainerLoop(Loop):
             state.restore()
             yield lambda: loss_of_step(self.trainer, self.model, batch, batch_idx, backward)
 
-    def read_first_step(self, batch: Any, batch_idx: int) -> FirstStep:
-        return read_first_step(self.trainer, self.model, batch, batch_idx)
+    def unobserved(self) -> AbstractContextManager[None]:
+        first = next((each for each in self.callbacks if isinstance(each, FirstCallback)), None)
+        return Members().unobserved() if first is None else first.members.unobserved()
 
     def stop(self) -> None:
         self.trainer.should_stop = True
@@ -209,6 +209,15 @@ class Members(list[Any]):
         """Switch the members' hooks on modules on or off: off while other callbacks run in the middle of a batch."""
         for member in self:
             member.observe(on)
+
+    @contextmanager
+    def unobserved(self) -> Iterator[None]:
+        """Switch the members' hooks on modules and gradients off inside the context."""
+        self.observe(False)
+        try:
+            yield
+        finally:
+            self.observe(True)
 
 
 def _for_each_member(method: str, *, then_off: str = "") -> Any:

@@ -1,0 +1,215 @@
+"""`LiveStep`: reads the first training step of a run while it runs."""
+
+import math
+import weakref
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from hookboard.auditing.optimizing import Outsider, findings_of_optimizers, findings_of_schedules, outsiders
+from hookboard.auditing.program import Value
+from hookboard.auditing.reading import ALL_RULES, CUT, Reader, alarms_first
+from hookboard.auditing.rules import FLAT, Finding, findings_of
+from hookboard.auditing.standing_aside import standing_aside
+from hookboard.hooks import own_call
+from hookboard.layers import Flow
+from hookboard.messages import inform, warn
+from hookboard.ranks import local
+from hookboard.torch_private import computing_plainly
+
+MAX_TRIES = 3
+"""A first batch without a backward pass is followed by another try, at most this many in all (a choice)."""
+
+_SCALING = frozenset({"truediv", "div", "mul", "rmul", "mean"})
+"""The functions by which a library scales a loss, or averages it over devices."""
+
+
+class FirstStep(NamedTuple):
+    """What is known of the first training step; by default nothing.
+
+    Args:
+        findings: what is wrong in it.
+        flow: which layer's output flows into which.
+        constant_loss: the least loss of a model that gives every sample the same output; NaN if it is not known.
+    """
+
+    findings: list[Finding]
+    flow: Flow
+    constant_loss: float = math.nan
+
+
+class LiveStep:
+    """Follows the first training step of a run, and judges each of its losses right before the backward pass.
+
+    The step is the first batch with a backward pass, of at most MAX_TRIES. Call `begin` before each of these batches,
+    `before_backward` and `after_backward` around backward passes that the loop tells, `end` after each batch, and
+    `leave` when the run ends, whatever happens. Nothing here raises: an error of ours ends the reading, not the step.
+
+    Args:
+        loop: the `Loop` of the run.
+    """
+
+    def __init__(self, loop: Any) -> None:
+        self._loop = loop
+        self._model: nn.Module = loop.model
+        # Under automatic optimization Lightning tells the one loss; elsewhere there may be several in a batch.
+        self._has_one_loss = loop.trainer is not None and getattr(loop.model, "automatic_optimization", True)
+        self._until_end = ExitStack()
+        self._reader: Reader | None = None
+        self._tries, self._has_failed = 0, False
+        self._last: Callable[[], Tensor | None] = lambda: None
+        self._findings: list[Finding] = []
+        self._outside: list[Outsider] = []
+        self._flow, self._constant_loss = Flow(), math.nan
+        self._has_gradient: bool | None = None
+        self._schedules: list[Finding] | None = None
+
+    def begin(self, batch: Any) -> None:
+        """Follow the batch that comes next."""
+        self.leave()
+        self._tries += 1
+        try:
+            with computing_plainly():
+                self._follow(batch)
+        except Exception as error:
+            self._say_not_read(error)
+            self._has_failed = True
+            self.leave()
+
+    def _follow(self, batch: Any) -> None:
+        if self._schedules is None:  # before their first step
+            self._schedules = []
+            if self._loop.trainer is not None:
+                self._schedules += findings_of_schedules(self._loop.trainer, self._loop.model)
+        self._reader = Reader(self._model, batch, self._hear)
+        trace = self._reader.step
+        self._until_end.enter_context(standing_aside(trace, self._hear))
+        trace.begin()
+
+    def _hear(self, loss: Tensor) -> bool:
+        """Judge a loss that the loop has not told, if it is one of the model's; the backward pass runs."""
+        if self._reader is not None and not self._has_one_loss:
+            try:
+                is_ours = self._reader.leads_to(loss)
+            except Exception as error:
+                self._reader.step.give_up(error)
+            else:
+                if is_ours:
+                    self.before_backward(loss)
+        return True
+
+    def before_backward(self, loss: Tensor) -> None:
+        """Judge what led to a loss whose backward pass comes next; no effect if that has been done for this loss."""
+        reader = self._reader
+        if reader is None or reader.step.is_over or self._last() is loss:
+            return
+        self._last = weakref.ref(loss)
+        try:
+            with reader.step.aside(), computing_plainly(), own_call(), self._loop.unobserved():
+                self._judge(reader, loss)
+        except Exception as error:
+            reader.step.give_up(error)
+        if self._has_one_loss:
+            reader.step.is_over = True
+            self._stop()
+
+    def _judge(self, reader: Reader, loss: Tensor) -> None:
+        value, factor = self._unscaled(reader.step.value_of(loss))
+        done = reader.take_loss(loss, value, factor)
+        self._findings += findings_of(done, [rule for rule in ALL_RULES if rule is not CUT])
+        self._constant_loss = reader.constant_loss()
+        if len(reader.losses) == 1:
+            self._flow = reader.flow()
+        known = [one.reference() for one in self._outside]
+        self._outside += outsiders(self._model, [one for one in reader.outside if all(one is not k for k in known)])
+        reader.outside.clear()  # the step may have made them for itself
+        reader.losses[-1] = done._replace(live=None)
+        reader.step.let_go()  # nothing of ours outlives the backward pass
+
+    def _unscaled(self, value: Value) -> tuple[Value, float]:
+        """Return the loss as the user's code computed it, and by what a library multiplied it since."""
+        factor = 1.0
+        while (op := value.op) is not None and op.name in _SCALING and op.inputs:
+            if op.place.file or op.place.module or op.inputs[0].shape not in ((), value.shape):
+                break
+            numbers = [one for one in op.arguments.values() if isinstance(one, int | float)]
+            by = float(numbers[0]) if numbers else 1.0
+            if len(op.inputs) == 2:  # the scale of a GradScaler is a tensor
+                by = float(self._loop.scaler.get_scale()) if self._loop.scaler is not None else 1.0
+            factor *= by if op.name in ("mul", "rmul") else 1 / by
+            value = op.inputs[0]
+        return (value, factor) if factor and math.isfinite(factor) else (value, 1.0)
+
+    def after_backward(self) -> None:
+        """Note whether the backward pass has given any gradient that is not 0, if a rule will ask for it."""
+        reader = self._reader
+        if reader is None or not reader.losses or self._has_gradient:
+            return
+        if any(op.name in FLAT for op in reader.step.ops):
+            with reader.step.aside(), computing_plainly():
+                gradients = [p.grad for p in self._model.parameters() if p.requires_grad and p.grad is not None]
+                self._has_gradient = any(bool((local(gradient) != 0).any()) for gradient in gradients)
+
+    def end(self) -> FirstStep | None:
+        """End the batch; return what is known of the step, or None if another batch is to be followed."""
+        self._stop()
+        reader = self._reader
+        if reader is None:
+            return FirstStep(self._of_optimizers(None), Flow()) if self._has_failed else None
+        if not reader.losses and reader.step.fault is None and self._tries < MAX_TRIES:
+            self.leave()
+            return None
+        first, reached = FirstStep([], Flow()), None
+        try:
+            if reader.step.fault is not None:
+                self._say_not_read(reader.step.fault)
+            elif reader.losses:
+                with computing_plainly():
+                    found = alarms_first([*self._findings, *reader.cuts(self._has_gradient)])
+                first, reached = FirstStep(found, self._flow, self._constant_loss), reader.reached
+                self._say_opaque(reader)
+        except Exception as error:
+            self._say_not_read(error)
+        first.findings.extend(self._of_optimizers(reached))
+        self.leave()
+        return first
+
+    def _of_optimizers(self, reached: set[str] | None) -> list[Finding]:
+        try:
+            with computing_plainly():
+                found = findings_of_optimizers(self._loop.optimizers, self._model, reached, self._outside)
+                return [*found, *(self._schedules or ())]
+        except Exception as error:
+            warn(f"the optimizers were not read: {type(error).__name__}: {error}")
+            return []
+
+    def _say_not_read(self, error: Exception) -> None:
+        warn(f"the training step was not read: {type(error).__name__}: {error}")
+
+    def _say_opaque(self, reader: Reader) -> None:
+        """Say in one line each what was not looked into."""
+        if reader.step.compiled_calls:
+            inform(
+                f"the training step was read but for {reader.step.compiled_calls} calls of compiled code, which nobody "
+                "can look into."
+            )
+        if reader.step.has_refused:
+            inform(
+                "whether outputs depend on later tokens was not asked: a backward pass for it would run hooks, custom "
+                "functions or checkpointed code of the step once more."
+            )
+
+    def _stop(self) -> None:
+        """Take the trace off the stack, and everything back that was replaced for it."""
+        if self._reader is not None:
+            self._reader.step.leave()
+        self._until_end.close()
+
+    def leave(self) -> None:
+        """Stop following, and drop all that is kept of the step."""
+        self._stop()
+        if self._reader is not None:
+            self._reader.forget()
+            self._reader = None

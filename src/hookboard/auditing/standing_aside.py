@@ -1,0 +1,118 @@
+"""`standing_aside`: keeps a trace from disturbing what torch does differently while a torch function mode is there.
+
+All functions of torch that are replaced while the first step is followed are replaced here. A replacement is taken back
+only if nobody has replaced it since; otherwise it stays below the other one, and does nothing once the trace is over.
+"""
+
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from hookboard.auditing.program import StepTrace
+from hookboard.hooks import hearing_backward
+from hookboard.torch_private import COMPILED_CALLERS, COMPILED_CODE
+
+
+@contextmanager
+def standing_aside(trace: StepTrace, at_backward: Callable[[Tensor], object]) -> Iterator[None]:
+    """Take a trace off the stack inside the context where it would change what runs.
+
+    That is in compiled code, which would be compiled with the trace in it; in the steps of optimizers; in backward
+    passes; and where torch asks whether there is a mode, because layers in evaluation mode then take a slower way with
+    other rounding.
+
+    Args:
+        trace: the trace. Its `compiled_calls` counts the calls of compiled code.
+        at_backward: called with each loss whose backward pass begins.
+    """
+
+    def hears(backward: Callable[[], None], losses: Sequence[Tensor]) -> None:
+        if not trace.is_over:
+            for loss in losses:
+                at_backward(loss)
+        with trace.aside():
+            backward()
+
+    with ExitStack() as until_end:
+        until_end.enter_context(hearing_backward(hears))
+        until_end.enter_context(_replaced(torch.overrides, "has_torch_function", functools.partial(_unseen, trace)))
+        until_end.enter_context(_replaced(*COMPILED_CODE, functools.partial(_around_compiled, trace)))
+        until_end.enter_context(_around_optimizers(trace))
+        yield
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
+    """Replace a function by what `make` makes of it."""
+    real = getattr(owner, name)
+    made = make(real)
+    setattr(owner, name, made)
+    try:
+        yield
+    finally:
+        if getattr(owner, name) is made:
+            setattr(owner, name, real)
+
+
+def _unseen(trace: StepTrace, real: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    @functools.wraps(real)
+    def told(relevant: Any) -> bool:
+        with trace.aside():
+            return real(relevant)
+
+    return told
+
+
+def _around_compiled(trace: StepTrace, real: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    running: list[Any] = []  # the frame that runs compiled code; code inside of it begins and ends in between
+    aside = ExitStack()
+
+    @functools.wraps(real)
+    def told(callback: Any) -> Any:
+        here = inspect.currentframe()
+        frame = here and here.f_back
+        del here
+        if frame is not None and threading.get_ident() == trace.thread and frame.f_code.co_name in COMPILED_CALLERS:
+            if not running and callable(callback):
+                running.append(frame)
+                trace.compiled_calls += 1
+                aside.enter_context(trace.aside())
+            elif running and running[0] is frame:
+                running.clear()
+                aside.close()
+        return real(callback)
+
+    return told
+
+
+@contextmanager
+def _around_optimizers(trace: StepTrace) -> Iterator[None]:
+    """Take the trace off while an optimizer steps, unless it is given a closure, which runs the model."""
+    aside = ExitStack()
+    stepping: list[Any] = []
+
+    def before(optimizer: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        has_closure = len(args) > 1 or kwargs.get("closure") is not None
+        if threading.get_ident() == trace.thread and not has_closure and not stepping:
+            stepping.append(optimizer)
+            aside.enter_context(trace.aside())
+
+    def after(optimizer: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        if stepping and stepping[0] is optimizer:
+            stepping.clear()
+            aside.close()
+
+    handles = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+        aside.close()

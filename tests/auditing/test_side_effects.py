@@ -1,0 +1,1012 @@
+"""What the user's world sees of a fit is the same with and without HealthMonitor: no code of theirs runs twice.
+
+Each effect below is a function that takes a list and returns what the training step does besides. The step adds to the
+list what it sees; functions in the list are called when the fit is over.
+"""
+
+import array
+import asyncio
+import atexit
+import collections
+import concurrent.futures
+import contextvars
+import ctypes
+import functools
+import gc
+import io
+import itertools
+import locale
+import logging
+import multiprocessing
+import os
+import queue
+import random
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import types
+import uuid
+import warnings
+import weakref
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import LightningModule
+from torch import nn
+from torch.nn.functional import mse_loss
+from torch.nn.utils import parametrizations, parametrize, prune
+from torch.quasirandom import SobolEngine
+from torch.utils import _pytree as pytree
+from torch.utils.data import DataLoader, RandomSampler
+from torchmetrics import MeanMetric
+from toys import batches, fit
+
+from hookboard import HealthMonitor
+
+pytestmark = pytest.mark.trains
+
+STEPS = 3
+EFFECTS = {}
+
+
+def effect(make):
+    EFFECTS[make.__name__] = make
+    return make
+
+
+class Affected(LightningModule):
+    def __init__(self, make, seen):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.3), nn.Linear(6, 4))
+        self.during, self.seen = make(seen), seen
+
+    def training_step(self, batch, batch_idx):
+        output = self.net(batch)
+        loss = mse_loss(output, batch)
+        returned = self.during(self, output)
+        if isinstance(returned, torch.Tensor):
+            loss = loss + returned
+        self.seen.append((batch_idx, float(loss.detach())))
+        return loss
+
+    def on_after_backward(self):
+        self.seen.append([None if p.grad is None else p.grad.norm().item() for p in self.parameters()])
+
+    def validation_step(self, batch, batch_idx):
+        pass
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), lr=0.01)
+
+
+def world_after(make, *callbacks, **options):
+    for seed in (torch.manual_seed, random.seed, np.random.seed):
+        seed(0)
+    seen = []
+    model = Affected(make, seen)
+    fit(None, model, batches(*[8] * STEPS), *callbacks, **options)
+    draws = torch.rand(1).item(), random.random(), np.random.rand()
+    weights = {name: value.tolist() for name, value in model.state_dict().items()}
+    return [one() if callable(one) else one for one in seen], weights, draws
+
+
+@effect
+def nothing(seen):
+    return lambda model, output: None
+
+
+# Counters and containers.
+
+
+@effect
+def an_iterator_moves_on(seen):
+    numbers = itertools.count()
+    return lambda model, output: seen.append(next(numbers))
+
+
+@effect
+def a_generator_moves_on(seen):
+    numbers = (number * number for number in range(9))
+    return lambda model, output: seen.append(next(numbers))
+
+
+@effect
+def an_attribute_counts(seen):
+    def during(model, output):
+        model.count = getattr(model, "count", 0) + 1
+        seen.append(model.count)
+
+    return during
+
+
+@effect
+def a_buffer_counts(seen):
+    def during(model, output):
+        if not hasattr(model, "steps"):
+            model.register_buffer("steps", torch.zeros(()))
+        model.steps += 1
+        seen.append(model.steps.item())
+
+    return during
+
+
+@effect
+def a_variable_of_a_closure_counts(seen):
+    count = 0
+
+    def during(model, output):
+        nonlocal count
+        count += 1
+        seen.append(count)
+
+    return during
+
+
+@effect
+def a_global_variable_counts(seen):
+    globals()["COUNT"] = 0
+
+    def during(model, output):
+        global COUNT
+        COUNT += 1
+        seen.append(COUNT)
+
+    return during
+
+
+@effect
+def an_attribute_of_a_class_counts(seen):
+    class Counted:
+        count = 0
+
+    def during(model, output):
+        Counted.count += 1
+        seen.append(Counted.count)
+
+    return during
+
+
+@effect
+def a_default_argument_grows(seen):
+    return lambda model, output, kept=[]: (kept.append(len(seen)), seen.append(len(kept)))
+
+
+@effect
+def an_attribute_of_a_function_counts(seen):
+    def during(model, output):
+        during.count = getattr(during, "count", 0) + 1
+        seen.append(during.count)
+
+    return during
+
+
+def container(make, add, read=list):
+    def effect_of(seen):
+        held = make()
+        seen.append(lambda: read(held))
+        return lambda model, output: add(held, len(seen))
+
+    return effect_of
+
+
+EFFECTS |= {
+    "a list grows": container(list, list.append),
+    "a dict grows": container(dict, lambda held, n: held.setdefault(n, n)),
+    "a set grows": container(set, set.add, sorted),
+    "a deque grows": container(collections.deque, collections.deque.append),
+    "a Counter counts": container(collections.Counter, lambda held, n: held.update("a"), dict),
+    "an array of Python grows": container(lambda: array.array("i"), array.array.append),
+    "a bytearray grows": container(bytearray, bytearray.append),
+    "a NumPy array is changed": container(lambda: np.zeros(2), lambda held, n: np.add(held, n, out=held)),
+    "an object of ctypes is changed": container(
+        ctypes.c_int, lambda held, n: setattr(held, "value", held.value + 1), lambda held: held.value
+    ),
+    "a shared number counts": container(
+        lambda: multiprocessing.Value("i"), lambda held, n: setattr(held, "value", held.value + 1), lambda h: h.value
+    ),
+    "a queue is filled": container(queue.Queue, queue.Queue.put, lambda held: held.qsize()),
+    "a priority queue is filled": container(queue.PriorityQueue, lambda held, n: held.put(n), lambda h: h.qsize()),
+    "a stream is written": container(io.StringIO, lambda held, n: held.write("x"), io.StringIO.getvalue),
+    "functions are kept in a list": container(list, lambda held, n: held.append(len), len),
+    "a semaphore is taken": container(
+        lambda: threading.Semaphore(9), threading.Semaphore.acquire, lambda held: held._value
+    ),
+    "a slot of an object counts": container(
+        lambda: types.SimpleNamespace(n=0), lambda held, n: setattr(held, "n", held.n + 1), lambda held: held.n
+    ),
+    "a cache of functools counts": container(
+        lambda: functools.lru_cache(lambda n: n), lambda held, n: held(0), lambda held: held.cache_info()
+    ),
+    "a weak dict is filled": container(
+        weakref.WeakValueDictionary, lambda held, n: held.__setitem__(n, EFFECTS["nothing"]), len
+    ),
+}
+
+# Random numbers.
+
+
+def draws(make, draw):
+    def effect_of(seen):
+        generator = make()
+        return lambda model, output: seen.append(draw(generator))
+
+    return effect_of
+
+
+EFFECTS |= {
+    "a SobolEngine draws": draws(lambda: SobolEngine(2), lambda engine: engine.draw(1).tolist()),
+    "a generator of torch draws": draws(
+        lambda: torch.Generator().manual_seed(1), lambda g: torch.rand(1, generator=g).item()
+    ),
+    "a generator of NumPy draws": draws(lambda: np.random.default_rng(1), lambda g: g.random()),
+    "an old generator of NumPy draws": draws(lambda: np.random.RandomState(1), lambda g: g.rand()),
+    "a generator of Python draws": draws(lambda: random.Random(1), lambda g: g.random()),
+    "torch draws": draws(lambda: None, lambda g: torch.rand(1).item()),
+    "NumPy draws": draws(lambda: None, lambda g: np.random.rand()),
+    "Python draws": draws(lambda: None, lambda g: random.random()),
+    "an iterator over a sampler draws": draws(lambda: iter(RandomSampler(range(9))), next),
+    "an iterator over a loader draws": draws(
+        lambda: iter(DataLoader(range(9), shuffle=True)), lambda it: next(it).item()
+    ),
+    "uuid1 comes in a sequence": draws(lambda: itertools.count(), lambda it: (next(it), len(str(uuid.uuid1())))),
+}
+
+# What is said.
+
+
+@effect
+def it_prints(seen):
+    return lambda model, output: print("a step")
+
+
+@effect
+def it_prints_to_stderr(seen):
+    return lambda model, output: print("a step", file=sys.stderr)
+
+
+@effect
+def it_logs(seen):
+    return lambda model, output: logging.getLogger("of the user").warning("a step")
+
+
+@effect
+def a_handler_of_logging_counts(seen):
+    logger, lines = logging.getLogger("counted"), []
+    handler = logging.Handler()
+    handler.emit = lines.append
+    logger.handlers[:] = [handler]
+    seen.append(lambda: len(lines))
+    return lambda model, output: logger.warning("a step")
+
+
+@effect
+def it_logs_a_metric(seen):
+    def during(model, output):
+        model.log("mean", output.mean(), batch_size=8)
+        seen.append(float(model.trainer.callback_metrics.get("mean", -1)))
+
+    return during
+
+
+@effect
+def a_metric_is_updated(seen):
+    metric = MeanMetric()
+
+    def during(model, output):
+        metric(output.detach())
+        seen.append((metric.update_count, metric.compute().item()))
+
+    return during
+
+
+def warned(seen, warn):
+    caught = []
+    showing = warnings.showwarning
+
+    def show(message, category, filename, lineno, *rest):
+        caught.append((str(message), os.path.basename(filename), lineno))
+
+    def during(model, output):
+        warnings.showwarning = show
+        try:
+            warn(output)
+        finally:
+            warnings.showwarning = showing
+
+    seen.append(lambda: caught)
+    return during
+
+
+@effect
+def it_warns(seen):
+    def warn(output):
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            warnings.warn("of the user", stacklevel=1)
+
+    return warned(seen, warn)
+
+
+@effect
+def torch_warns_of_its_line(seen):
+    def warn(output):
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            mse_loss(output, output.detach()[:1])  # of another shape
+
+    return warned(seen, warn)
+
+
+@effect
+def torch_warns_once_for_a_line(seen):
+    def warn(output):
+        globals().pop("__warningregistry__", None)
+        with warnings.catch_warnings():
+            warnings.simplefilter("default")
+            for _ in range(3):
+                mse_loss(output, output.detach()[:1])
+
+    return warned(seen, warn)
+
+
+@effect
+def a_warning_of_once_in_a_process(seen):
+    told = []
+
+    def during(model, output):
+        if not told:
+            told.append(1)
+            seen.append("first")
+
+    return during
+
+
+# Files, processes, threads, and what belongs to the process.
+
+
+@effect
+def a_file_is_appended(seen):
+    path = tempfile.mktemp()
+
+    def during(model, output):
+        with open(path, "a") as file:
+            file.write("a step\n")
+
+    seen.append(lambda: os.path.getsize(path))
+    return during
+
+
+@effect
+def an_open_file_is_written(seen):
+    file = tempfile.TemporaryFile("w+")  # noqa: SIM115
+    seen.append(lambda: (file.tell(), file.close()))
+    return lambda model, output: file.write("a step\n")
+
+
+@effect
+def a_file_is_opened_by_a_name_bound_before(seen):
+    opening, path = open, tempfile.mktemp()
+
+    def during(model, output):
+        with opening(path, "a") as file:
+            file.write("x")
+        seen.append(os.path.getsize(path))
+
+    return during
+
+
+@effect
+def a_memmap_is_changed(seen):
+    held = np.memmap(tempfile.mktemp(), dtype="int64", mode="w+", shape=2)
+
+    def during(model, output):
+        held[0] += 1
+        seen.append(int(held[0]))
+
+    return during
+
+
+@effect
+def a_tensor_is_saved(seen):
+    path = tempfile.mktemp()
+
+    def during(model, output):
+        torch.save([*(torch.load(path) if os.path.exists(path) else []), 1], path)
+        seen.append(len(torch.load(path)))
+
+    return during
+
+
+@effect
+def a_table_grows(seen):
+    table = sqlite3.connect(":memory:")
+    table.execute("create table steps (n)")
+
+    def during(model, output):
+        table.execute("insert into steps values (1)")
+        seen.append(table.execute("select count(*) from steps").fetchone())
+
+    return during
+
+
+@effect
+def a_socket_sends(seen):
+    one, other = socket.socketpair()
+
+    def during(model, output):
+        one.send(b"x")
+        seen.append(other.recv(9))
+
+    seen.append(lambda: (one.close(), other.close()))
+    return during
+
+
+@effect
+def a_pipe_is_written(seen):
+    one, other = os.pipe()
+
+    def during(model, output):
+        os.write(other, b"x")
+        seen.append(os.read(one, 9))
+
+    seen.append(lambda: (os.close(one), os.close(other)))
+    return during
+
+
+@effect
+def a_process_is_started(seen):
+    path = tempfile.mktemp()
+
+    def during(model, output):
+        subprocess.run(f"echo x >> {path}", shell=True, check=True)
+        seen.append(os.path.getsize(path))
+
+    return during
+
+
+@effect
+def a_thread_is_started(seen):
+    def during(model, output):
+        thread = threading.Thread(target=lambda: seen.append("in a thread"))
+        thread.start()
+        thread.join()
+
+    return during
+
+
+@effect
+def a_thread_computes(seen):
+    def during(model, output):
+        thread = threading.Thread(target=lambda: seen.append(torch.ones(2).sum().item()))
+        thread.start()
+        thread.join()
+
+    return during
+
+
+@effect
+def a_pool_works(seen):
+    pool, done = concurrent.futures.ThreadPoolExecutor(1), []
+
+    def during(model, output):
+        pool.submit(done.append, 1).result()
+        seen.append(len(done))
+
+    return during
+
+
+@effect
+def a_loop_of_asyncio_runs(seen):
+    loop, done = asyncio.new_event_loop(), []
+
+    async def note():
+        done.append(1)
+
+    def during(model, output):
+        loop.run_until_complete(note())
+        seen.append(len(done))
+
+    seen.append(loop.close)
+
+    return during
+
+
+@effect
+def the_environment_is_changed(seen):
+    os.environ["STEPS"] = ""
+
+    def during(model, output):
+        os.environ["STEPS"] += "x"
+        seen.append(os.environ["STEPS"])
+
+    return during
+
+
+@effect
+def a_variable_of_a_context_is_set(seen):
+    variable = contextvars.ContextVar("steps", default=0)
+
+    def during(model, output):
+        variable.set(variable.get() + 1)
+        seen.append(variable.get())
+
+    return during
+
+
+@effect
+def a_variable_of_a_thread_is_set(seen):
+    local = threading.local()
+
+    def during(model, output):
+        local.count = getattr(local, "count", 0) + 1
+        seen.append(local.count)
+
+    return during
+
+
+@effect
+def something_is_registered_to_run_at_exit(seen):
+    before = atexit._ncallbacks()
+
+    def during(model, output):
+        atexit.register(int)
+        seen.append(atexit._ncallbacks() - before)
+
+    seen.append(lambda: atexit.unregister(int))
+    return during
+
+
+@effect
+def a_signal_is_raised(seen):
+    count = []
+    before = signal.signal(signal.SIGUSR1, lambda *args: count.append(1))
+    seen.append(lambda: signal.signal(signal.SIGUSR1, before) and len(count))
+    return lambda model, output: signal.raise_signal(signal.SIGUSR1)
+
+
+@effect
+def a_module_is_imported(seen):
+    def during(model, output):
+        sys.modules.pop("this_is_made", None) if not seen else None
+        sys.modules.setdefault("this_is_made", types.ModuleType("this_is_made"))
+        module = sys.modules["this_is_made"]
+        module.count = getattr(module, "count", 0) + 1
+
+    sys.modules.pop("this_is_made", None)
+    seen.append(lambda: sys.modules["this_is_made"].count)
+    return during
+
+
+@effect
+def a_limit_of_python_is_raised(seen):
+    before = sys.getrecursionlimit()
+
+    def during(model, output):
+        sys.setrecursionlimit(sys.getrecursionlimit() + 1)
+        seen.append(sys.getrecursionlimit() - before)
+
+    seen.append(lambda: sys.setrecursionlimit(before))
+    return during
+
+
+@effect
+def options_of_printing_are_changed(seen):
+    def during(model, output):
+        torch.set_printoptions(precision=torch._tensor_str.PRINT_OPTS.precision + 1)
+        seen.append(torch._tensor_str.PRINT_OPTS.precision)
+
+    seen.append(lambda: torch.set_printoptions(profile="default"))
+    return during
+
+
+@effect
+def the_garbage_is_collected(seen):
+    calls = []
+    hook = lambda phase, info: calls.append(phase)  # noqa: E731
+
+    def during(model, output):
+        gc.callbacks.append(hook)
+        gc.collect()
+        gc.callbacks.remove(hook)
+        seen.append(len(calls))
+
+    return during
+
+
+@effect
+def the_locale_is_asked(seen):
+    return lambda model, output: seen.append(locale.setlocale(locale.LC_ALL))
+
+
+@effect
+def a_tracker_is_called(seen):
+    tracker, logged = types.ModuleType("wandb_of_ours"), []
+    tracker.log = logged.append
+    seen.append(lambda: len(logged))
+    return lambda model, output: tracker.log({"step": 1})
+
+
+@effect
+def a_profiler_steps(seen):
+    profiler = torch.profiler.profile(schedule=lambda step: seen.append(step) or torch.profiler.ProfilerAction.NONE)
+    return lambda model, output: profiler.step()
+
+
+# What belongs to torch.
+
+
+@effect
+def a_hook_changes_gradients(seen):
+    def during(model, output):
+        output.register_hook(lambda grad: seen.append("hook") or grad * 2)
+
+    return during
+
+
+@effect
+def a_hook_on_a_weight_changes_gradients(seen):
+    def during(model, output):
+        model.net[0].weight.register_hook(lambda grad: seen.append("hook") or grad * 2)
+
+    return during
+
+
+@effect
+def a_hook_after_accumulation_counts(seen):
+    def during(model, output):
+        model.net[0].weight.register_post_accumulate_grad_hook(lambda weight: seen.append("hook"))
+
+    return during
+
+
+@effect
+def a_hook_on_a_node_counts(seen):
+    return lambda model, output: output.grad_fn.register_hook(lambda *args: seen.append("hook")) and None
+
+
+@effect
+def a_hook_on_a_module_is_registered(seen):
+    def during(model, output):
+        model.net[0].register_forward_hook(lambda module, args, output: seen.append("hook") or output * 1.1)
+
+    return during
+
+
+@effect
+def a_hook_on_a_backward_pass_is_registered(seen):
+    def during(model, output):
+        model.net[3].register_full_backward_hook(lambda *args: seen.append("hook") and None)
+
+    return during
+
+
+@effect
+def saved_tensors_are_packed(seen):
+    def during(model, output):
+        pack = lambda tensor: seen.append("pack") or tensor  # noqa: E731
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: seen.append("unpack") or tensor):
+            return model.net(output).square().mean()
+
+    return during
+
+
+@effect
+def a_checkpointed_block_runs(seen):
+    def block(x):
+        seen.append("block")
+        return x.exp().mean()
+
+    return lambda model, output: torch.utils.checkpoint.checkpoint(block, output, use_reentrant=False)
+
+
+@effect
+def a_block_is_checkpointed_the_old_way(seen):
+    def block(x):
+        seen.append("block")
+        return x.exp().mean()
+
+    return lambda model, output: torch.utils.checkpoint.checkpoint(block, output, use_reentrant=True)
+
+
+class Scales(torch.autograd.Function):
+    scale = 1.0
+
+    @staticmethod
+    def forward(ctx, x):
+        Scales.scale *= 0.5
+        return x * Scales.scale
+
+    @staticmethod
+    def backward(ctx, grad):
+        Scales.scale *= 1.5
+        return grad * Scales.scale
+
+
+@effect
+def a_function_of_autograd_counts(seen):
+    Scales.scale = 1.0
+
+    def during(model, output):
+        loss = Scales.apply(output).mean()
+        seen.append(Scales.scale)
+        return loss
+
+    return during
+
+
+@effect
+def an_attribute_of_a_weight_counts(seen):
+    def during(model, output):
+        weight = model.net[0].weight
+        weight.count = getattr(weight, "count", 0) + 1
+        seen.append(weight.count)
+
+    return during
+
+
+@effect
+def the_shape_of_a_weight_is_registered(seen):
+    def during(model, output):
+        if not hasattr(model, "late"):
+            model.late = nn.Parameter(torch.rand(4))
+        return (output * model.late).mean()
+
+    return during
+
+
+@effect
+def an_average_of_the_weights_moves(seen):
+    averages = {}
+
+    def during(model, output):
+        with torch.no_grad():
+            for name, weight in model.named_parameters():
+                averages.setdefault(name, torch.zeros_like(weight)).lerp_(weight, 0.1)
+        seen.append([value.sum().item() for value in averages.values()])
+
+    return during
+
+
+@effect
+def an_optimizer_of_its_own_steps(seen):
+    extra = nn.Parameter(torch.ones(4))
+    own = torch.optim.Adam([extra], lr=0.1)
+
+    def during(model, output):
+        own.zero_grad()
+        (extra - output.detach()).square().mean().backward()
+        own.step()
+        seen.append(extra.tolist())
+
+    return during
+
+
+@effect
+def a_schedule_of_its_own_steps(seen):
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+
+    def during(model, output):
+        optimizer.step()
+        schedule.step()
+        seen.append(schedule.get_last_lr())
+
+    return during
+
+
+@effect
+def the_state_of_the_optimizer_is_changed(seen):
+    def during(model, output):
+        group = model.trainer.optimizers[0].param_groups[0]
+        group["count"] = group.get("count", 0) + 1
+        seen.append(group["count"])
+
+    return during
+
+
+@effect
+def the_rate_is_set(seen):
+    def during(model, output):
+        model.optimizers().param_groups[0]["lr"] *= 0.5
+
+    return during
+
+
+@effect
+def the_trainer_gets_an_attribute(seen):
+    def during(model, output):
+        model.trainer.count = getattr(model.trainer, "count", 0) + 1
+        seen.append(model.trainer.count)
+
+    return during
+
+
+@effect
+def the_step_differentiates_by_its_input(seen):
+    def during(model, output):
+        given = output.detach().requires_grad_()
+        model.net(given).square().sum().backward()
+        model.zero_grad()
+        return model.net(given + 0.1 * given.grad.sign()).mean()
+
+    return during
+
+
+@effect
+def weight_norm_is_applied_in_the_first_step(seen):
+    layer, calls = nn.Linear(4, 4), itertools.count()
+
+    def during(model, output):
+        if next(calls) == 0:
+            parametrizations.weight_norm(layer)
+        seen.append(parametrize.is_parametrized(layer))
+        return layer(output).mean()
+
+    return during
+
+
+@effect
+def weight_norm_is_removed_in_the_first_step(seen):
+    layer, calls = parametrizations.weight_norm(nn.Linear(4, 4)), itertools.count()
+
+    def during(model, output):
+        if next(calls) == 0:
+            parametrize.remove_parametrizations(layer, "weight")
+        seen.append(parametrize.is_parametrized(layer))
+        return layer(output).mean()
+
+    return during
+
+
+@effect
+def a_layer_is_pruned(seen):
+    layer = nn.Linear(4, 4)
+
+    def during(model, output):
+        prune.l1_unstructured(layer, "weight", amount=0.25)
+        seen.append(layer.weight_mask.sum().item())
+        return layer(output).mean()
+
+    return during
+
+
+@effect
+def a_kind_of_tree_is_registered(seen):
+    def during(model, output):
+        kind = type("Tree", (), {})
+        pytree.register_pytree_node(kind, lambda tree: ([], None), lambda children, context: kind())
+        seen.append(pytree.tree_structure(kind()).num_leaves)
+
+    return during
+
+
+@effect
+def an_operator_is_registered(seen):
+    library = torch.library.Library(f"of_ours_{time.monotonic_ns()}", "DEF")
+    numbers = itertools.count()
+
+    def during(model, output):
+        library.define(f"op{next(numbers)}(Tensor x) -> Tensor")
+        seen.append(len(library._op_defs))
+
+    return during
+
+
+@effect
+def a_mode_of_the_users_counts(seen):
+    class Counts(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            if func in (torch.nn.functional.linear, torch.nn.functional.batch_norm):  # not what hooks call
+                seen.append(func.__name__)
+            return func(*args, **(kwargs or {}))
+
+    def during(model, output):
+        with Counts():
+            loss = model.net(output).square().mean()
+        seen.append(len(torch.overrides._get_current_function_mode_stack()) < 2)
+        return loss
+
+    return during
+
+
+@effect
+def a_mode_of_dispatch_counts(seen):
+    class Counts(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    def during(model, output):
+        with Counts():
+            return model.net(output).square().mean()
+
+    return during
+
+
+class Counting(torch.Tensor):
+    calls = 0
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        Counting.calls += 1
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+@effect
+def a_subclass_of_tensor_counts(seen):
+    Counting.calls = 0
+
+    def during(model, output):
+        loss = (output.as_subclass(Counting) * 2).mean()
+        seen.append(Counting.calls)
+        return loss.as_subclass(torch.Tensor)
+
+    return during
+
+
+@effect
+def an_eval_layer_takes_its_fast_way(seen):
+    layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True).eval().requires_grad_(False)
+
+    def during(model, output):
+        with torch.no_grad():
+            seen.append(layer(output.detach()[None]).sum().item())
+
+    return during
+
+
+@effect
+def no_grad_is_left_as_it_is(seen):
+    return lambda model, output: seen.append((torch.is_grad_enabled(), torch.is_inference_mode_enabled()))
+
+
+@effect
+def the_threads_of_torch_are_counted(seen):
+    return lambda model, output: seen.append(torch.get_num_threads())
+
+
+@effect
+def the_version_of_a_tensor_moves(seen):
+    def during(model, output):
+        held = output.detach().clone()
+        held.add_(1)
+        seen.append((held._version, model.net[0].weight._version))
+
+    return during
+
+
+@effect
+def graphs_are_freed(seen):
+    held = []
+
+    def during(model, output):
+        seen.append(sum(ref() is not None for ref in held))
+        held.append(weakref.ref(output))
+
+    return during
+
+
+def outside_of(make, capsys, caplog, *callbacks, **options):
+    caplog.clear()
+    capsys.readouterr()
+    world = world_after(make, *callbacks, **options)
+    said = capsys.readouterr()
+    of_user = [one.message for one in caplog.records if one.name == "of the user"]
+    return world, said.out.count("a step"), said.err.count("a step"), of_user
+
+
+@pytest.mark.filterwarnings("ignore:.*model has changed|.*fork|.*optimizer.step|.*The .grad attribute")
+@pytest.mark.parametrize("make", EFFECTS.values(), ids=EFFECTS)
+def test_the_world_sees_the_same_with_a_monitor(make, capsys, caplog):
+    bare = outside_of(make, capsys, caplog)
+    assert outside_of(make, capsys, caplog, HealthMonitor()) == bare
+
+
+def test_there_are_effects_of_all_kinds():
+    assert len(EFFECTS) >= 80
