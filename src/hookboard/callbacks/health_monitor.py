@@ -224,7 +224,8 @@ class HealthMonitor(SiteLogger[HealthState]):
                 state.trial.is_wanted = bool(self.experiments) and any(rule.name in TRIED for rule in self._rules())
                 state.begin_judging(judge := Judge(self._rules(), self._known["train"], int(self.window)))
                 self._run = judge.run
-                judge.run.is_tried = state.trial.is_wanted or any(isinstance(one, Checkup) for one in loop.callbacks)
+                has_checkup = any(isinstance(one, Checkup) for one in loop.callbacks)
+                judge.run.is_tried = state.trial.is_wanted or has_checkup or not Checkup.can_try(loop)
                 state.report = ReportAtEnd(state.loggers) if self.report else None
             if any(rule.name == "nonfinite" for rule in self._rules()):
                 if self.nonfinite == "exact" or (self.nonfinite == "auto" and loop.device.type == "cpu"):
