@@ -46,24 +46,20 @@ class State:
     Args:
         held: the module, and anything else that may change.
         with_weights: save parameters too, and set their gradients to None until `restore`.
-        check: called with each object that is visited, before it is saved; it raises an error if the state should not
-            be saved at all.
 
     Raises:
         RuntimeError: more than MAX_OBJECTS objects can be reached.
     """
 
-    def __init__(
-        self, *held: object, with_weights: bool = False, check: Callable[[object], None] = lambda value: None
-    ) -> None:
+    def __init__(self, *held: object, with_weights: bool = False) -> None:
         self._undo: Undo = []
         try:
-            self._keep_all(held, with_weights, check)
+            self._keep_all(held, with_weights)
         except BaseException:
             self.restore()  # gradients are away
             raise
 
-    def _keep_all(self, held: Iterable[object], with_weights: bool, check: Callable[[object], None]) -> None:
+    def _keep_all(self, held: Iterable[object], with_weights: bool) -> None:
         seen: dict[int, object] = {}
         waiting: list[object] = list(held)
         while waiting:
@@ -76,7 +72,6 @@ class State:
                     f"the model holds more than {MAX_OBJECTS} objects in its attributes, too many to restore after "
                     "another call"
                 )
-            check(value)
             if with_weights and isinstance(value, nn.Parameter):
                 waiting.extend(_keep_weight(value, self._undo))
             else:

@@ -17,9 +17,9 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from torchmetrics import MeanMetric
 
-from hookboard.experiments import Setting, checkup, experiment, read_apart
+from hookboard.experiments import Setting, attempt, checkup, experiment, read_apart
 from hookboard.experiments.rates import RatePair, RateTrial, judge_rates
-from hookboard.replay import CannotRunAgainError, restorable
+from hookboard.replay import CannotRunAgainError
 
 pytestmark = pytest.mark.unit
 
@@ -490,7 +490,7 @@ def test_numbers_are_finite_in_every_line():
     assert not any("nan" in line for line in checkup(Lit(), regression(32, 32)).tried)
 
 
-def test_variables_of_a_closure_are_put_back():
+def test_what_the_code_does_besides_happens_at_each_step():
     model, calls = net(), []
 
     class Counting(nn.Module):
@@ -500,7 +500,7 @@ def test_variables_of_a_closure_are_put_back():
 
     whole = nn.Sequential(model, Counting())
     run_experiments(whole, regression(), SGD(model.parameters(), lr=0.1), 60, step_of(whole))
-    assert calls == []
+    assert len(calls) > 10
 
 
 def test_an_average_of_weights_that_the_step_makes_is_put_back():
@@ -638,10 +638,10 @@ def test_nothing_is_tried_if_gradients_and_the_optimizers_state_do_not_fit_besid
         optimizer.step()
         optimizer.zero_grad()
     size = times * sum(p.nbytes for p in model.parameters())
-    monkeypatch.setattr(restorable, "MAX_SAVED_BYTES", size // 2)
+    monkeypatch.setattr(attempt, "MAX_SAVED_BYTES", size // 2)
     said = []
     for free in (1.2 * size, 0.9 * size):
-        monkeypatch.setattr(restorable, "_free_bytes", lambda device, free=free: free)
+        monkeypatch.setattr(attempt, "_free_bytes", lambda device, free=free: free)
         found = experiment(Setting(model, [optimizer], step_of(model)), regression(), 1)
         said.append("too large to copy" in found.tried[0])
     assert said == [False, True]

@@ -20,10 +20,10 @@ class Findings(tuple[Finding, ...]):
 
 
 def audit(model: nn.Module, batch: Any, step: Callable[[Any], Tensor] | None = None) -> Findings:
-    """Find faults in the code of a training step: in its loss, its targets, its masks, and where gradients are cut.
+    """Run a training step once, without its backward pass, and find faults in its code.
 
-    The step runs once, without its backward pass. Afterwards weights, gradients, buffers, attributes and the random
-    state are restored.
+    These are faults in its loss, its targets, its masks, and where gradients are cut. Afterwards the model and the
+    random state are put back; what your code does besides, such as printing or writing a file, happens.
 
     Args:
         model: the model.

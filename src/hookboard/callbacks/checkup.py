@@ -16,12 +16,13 @@ from hookboard.writers import Entry
 
 
 class Checkup(HookboardCallback[StageState]):
-    """Looks at a training before it begins: reads the first step, and tries it on a few batches.
+    """Runs the training step many times before the training begins, to see what is wrong with it, and how it learns.
 
-    At the first batch it reports what `audit` finds in the step. Then it trains a few steps from the present weights,
-    at rates from a thousandth to a thousand times yours, to see whether the model learns at all, at which rate, and
-    whether it learns more from the right targets than from exchanged ones. Weights, optimizer, random state, buffers,
-    metrics and loggers are put back, so that the training is the same bit for bit. The report is logged as information,
+    Afterwards the model, the optimizers, the schedulers and the random state are put back, and loggers get nothing;
+    what your code does besides, such as printing or writing a file, happens each time. At the first batch it reports
+    what `audit` finds in the step. Then it trains a few steps from the present weights, at rates from a thousandth to a
+    thousand times yours, to see whether the model learns at all, at which rate, and whether it learns more from the
+    right targets than from exchanged ones. The report is logged as information,
     and written as text under `checkup`. On several ranks, under manual optimization, with several optimizers or without
     a Trainer it does nothing, not even the audit, and one line says so.
 

@@ -16,12 +16,13 @@ from hookboard.sites import Stage
 
 
 class StepRecorder(HookboardCallback[StageState]):
-    """Records training steps: weights, what each module is given and gives, and the gradients.
+    """Records training steps, each of which it runs seven times first: what each module takes and gives, and gradients.
 
-    Each of the given steps is first run seven times on the side, and everything is put back: the training stays the
-    same bit for bit. Under gradient accumulation only the first batch of a step is recorded.
-    `hookboard.compare("run_a", "run_b")` tells the first step and module in which two runs differ by more than
-    rounding. A step that cannot be run again is not recorded, and one line says why. Of several ranks each records what
+    After each run the model, the optimizers, the schedulers and the random state are put back, and the training goes
+    on as without it; what your code does besides, such as printing or writing a file, happens each time. Under gradient
+    accumulation only the first batch of a step is recorded. `hookboard.compare("run_a", "run_b")` tells the first step
+    and module in which two runs differ by more than rounding. A step that takes an iterator, or with manual
+    optimization on several ranks, is not recorded, and one line says so. Of several ranks each records what
     it computes from its own part of the batch, before gradients are averaged, into a folder of its own: compare runs
     with as many ranks. Where all ranks must call a module together, as with FSDP, nothing is recorded.
 
@@ -100,6 +101,6 @@ def _run(
 ) -> None:
     """Run a training step and its backward passes without a trace, show each tensor to `see`, then call `at_end`."""
     module: Any = loop.model
-    with undisturbed(module, batch, trainer=loop.trainer, is_whole_step=True, is_strict=True), shown(module, see):
+    with undisturbed(module, batch, trainer=loop.trainer, is_whole_step=True), shown(module, see):
         run_step(loop.trainer, module, batch, batch_idx, at_backward=lambda loss: loss.backward())
         at_end()

@@ -1,9 +1,9 @@
-"""Trains a model for a few steps with a copy of its optimizer, and restores everything afterwards."""
+"""Trains a model for a few steps with a copy of its optimizer, and puts the model back afterwards."""
 
 import copy
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
@@ -12,15 +12,26 @@ from typing import Any
 import torch
 from lightning.pytorch import Trainer
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim import SGD, Optimizer
 
+from hookboard.layouts import bytes_of
 from hookboard.nested import tensors_in
-from hookboard.replay import RandomState, undisturbed
+from hookboard.replay import CannotRunAgainError, RandomState, undisturbed
 from hookboard.state import State
 from hookboard.torch_private import STEP_HOOKS
 
 GIVE_UP_RATIO = 100.0
 """With `gives_up`, training ends once the loss is this many times the first one (a choice)."""
+
+MAX_SAVED_BYTES = 1 << 29
+"""Parameters, gradients and states up to this size are always copied (a choice)."""
+
+MAX_CPU_WEIGHT_BYTES = 1 << 32
+"""Maximum bytes that are copied in the host's memory (a choice)."""
+
+MAX_FREE_MEMORY_SHARE = 0.5
+"""Maximum share of a GPU's free memory that all copies may take (a choice)."""
 
 
 class OutOfTimeError(RuntimeError):
@@ -79,19 +90,32 @@ class Recipe:
         return [*self.parameters, *trained, *state]
 
 
+def check_memory(tensors: Iterable[Tensor]) -> None:
+    """Raise a CannotRunAgainError if copies of the tensors would take too much memory."""
+    sizes: dict[torch.device, int] = defaultdict(int)
+    for tensor in tensors:
+        if not is_lazy(tensor) and not tensor.is_meta:
+            sizes[tensor.device] += bytes_of(tensor)
+    for device, size in sizes.items():
+        if size > MAX_SAVED_BYTES and size > _free_bytes(device):
+            raise CannotRunAgainError(f"its weights are too large to copy on {device}")
+
+
+def _free_bytes(device: torch.device) -> float:
+    if device.type != "cuda":
+        return MAX_CPU_WEIGHT_BYTES
+    free, _ = torch.cuda.mem_get_info(device)
+    return MAX_FREE_MEMORY_SHARE * free
+
+
 @contextmanager
 def restoring(recipe: Recipe, batches: Sequence[Any]) -> Iterator[None]:
-    """Return a context that restores at its end what training inside it changes.
+    """Return a context that puts back at its end the model, the batches and all that `undisturbed` does for a step.
 
-    That is weights, gradients, buffers, batches, random state and all that `undisturbed` restores for a whole step.
     Inside, gradients are None at first, and parameters start from the values of `recipe.start`, if it has any.
-
-    Raises:
-        CannotRunAgainError: on entering, something that training may change cannot be restored; or on leaving, the
-            training was stopped at a call that acts outside of this process.
     """
     given = [*batches, recipe.parameters]
-    with undisturbed(recipe.module, *given, trainer=recipe.trainer, is_whole_step=True, is_strict=True):
+    with undisturbed(recipe.module, *given, trainer=recipe.trainer, is_whole_step=True):
         with torch.no_grad():
             for p, value in recipe.start or ():
                 p.copy_(value)

@@ -18,6 +18,7 @@ from hookboard.experiments.attempt import (
     OutOfTimeError,
     Recipe,
     Start,
+    check_memory,
     current_rates,
     gradients_of,
     losses_of,
@@ -42,7 +43,7 @@ from hookboard.experiments.rates import (
     tried_rates,
 )
 from hookboard.experiments.targets import find_targets, of_batches, samples_in
-from hookboard.replay import CannotRunAgainError, RestorableCheck, loss_of_step
+from hookboard.replay import CannotRunAgainError, loss_of_step
 
 STEPS, MIN_STEPS = 30, 10
 """Optimizer steps at each rate, and the fewest if time is short (choices)."""
@@ -112,7 +113,8 @@ def trainer_of(pl_module: LightningModule) -> Trainer | None:
 def experiment(setting: Setting, batches: Sequence[Any], seconds: float) -> Experiments:
     """Try whether the model learns a few batches, at which rate, and whether its targets fit better than permuted ones.
 
-    Afterwards weights, gradients, buffers, attributes and random state are restored.
+    Afterwards the model, the optimizers, the schedulers and the random state are put back; what the user's code does
+    besides happens.
 
     Args:
         setting: the model, and how it is trained.
@@ -129,9 +131,8 @@ def experiment(setting: Setting, batches: Sequence[Any], seconds: float) -> Expe
     if reason:
         return Experiments([], [f"Nothing was tried: {reason}."])
     try:
-        recipe, check = _recipe(setting, perf_counter() + seconds), RestorableCheck()
-        for tensor in recipe.copied:
-            check.add_copy(tensor)
+        recipe = _recipe(setting, perf_counter() + seconds)
+        check_memory(recipe.copied)
         return _experiments(recipe, setting, batches)
     except CannotRunAgainError as error:
         return Experiments([], [f"Nothing was tried: {error}."])

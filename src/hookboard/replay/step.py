@@ -1,7 +1,5 @@
-"""Runs code of a model, or its `training_step`, once more and restores what that changed."""
+"""Runs code of a model, or its `training_step`, once more and puts the model back."""
 
-import os
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
@@ -14,59 +12,43 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from hookboard.eager import run_eagerly
-from hookboard.either_lightning import PACKAGES, is_lightning
+from hookboard.either_lightning import is_lightning
 from hookboard.hooks import own_call
-from hookboard.replay.outside import nothing_gets_out, nothing_printed
-from hookboard.replay.restorable import CannotRunAgainError, RestorableCheck
-from hookboard.replay.variables import Variables, nested_parts
-from hookboard.state import State, refill, same_random_state
+from hookboard.state import State, same_random_state
 from hookboard.torch_private import NoCollectives
+
+
+class CannotRunAgainError(RuntimeError):
+    """Raised where code must not run once more. The message gives the reason as a clause, without a full stop."""
 
 
 @contextmanager
 def undisturbed(
-    module: nn.Module,
-    *given: object,
-    trainer: Trainer | None = None,
-    is_whole_step: bool = False,
-    is_strict: bool = False,
+    module: nn.Module, *given: object, trainer: Trainer | None = None, is_whole_step: bool = False
 ) -> Iterator[None]:
-    """Enable gradients, let code of `module` run inside the context, and restore at its end what that changed.
+    """Enable gradients, let code of `module` run inside the context, and put back the model and the random state.
 
     Inside, compiled code runs uncompiled, hookboard's hooks observe nothing, edits use copies of their rules, and what
-    a LightningModule logs is discarded. Restored are the random states (of Python, NumPy, torch on CPU and CUDA) and
-    buffers, attributes and all that these hold, see `State`. Parameters are not saved: a call does not change them.
+    a LightningModule logs is discarded. Put back are the random states (of Python, NumPy, torch on CPU and CUDA), the
+    buffers and attributes of the model, and what these hold, see `State`. What the code does besides happens.
 
     Args:
         module: the module.
         given: other objects that the code may change, such as its arguments.
         trainer: the Trainer of a LightningModule whose step is to run. Its loggers get nothing, and with several ranks
             a collective raises.
-        is_whole_step: restore also what a training step may change: parameters (their gradients are None inside),
-            variables of the user's code, environment variables, the Trainer's attributes, and the options of optimizers
-            and schedulers. What this thread prints is discarded.
-        is_strict: raise for what cannot be restored, and stop the code before it acts outside of this process.
-
-    Raises:
-        CannotRunAgainError: only if `is_strict`. On entering: an object that the code may change cannot be restored. On
-            leaving: the code was stopped at a call that acts outside of this process, see `nothing_gets_out`.
+        is_whole_step: put back also the parameters (their gradients are None inside) and, with a Trainer, its
+            optimizers and schedulers.
     """
     with ExitStack() as until_end:
         for context in (torch.inference_mode(False), torch.enable_grad(), run_eagerly(), own_call()):
             until_end.enter_context(context)
         until_end.enter_context(same_random_state())
         held = [module, *given]
-        if is_whole_step:
-            schedulers = [] if trainer is None else _schedulers_of(trainer)
-            variables = Variables(module, schedulers)
-            held += [*variables.held(), *map(vars, schedulers)]
-            if trainer is not None:
-                held += _changed_through(trainer, variables)
-                until_end.callback(refill, vars(trainer), dict(vars(trainer)))
-            until_end.enter_context(variables.kept())
-            until_end.enter_context(_same_environment())
-        check = RestorableCheck(() if trainer is None else trainer.optimizers) if is_strict else _nothing
-        until_end.callback(State(*held, with_weights=is_whole_step, check=check).restore)
+        if is_whole_step and trainer is not None:
+            held += [part for optimizer in trainer.optimizers for part in (optimizer.param_groups, optimizer.state)]
+            held += map(vars, _schedulers_of(trainer))
+        until_end.callback(State(*held, with_weights=is_whole_step).restore)
         if is_lightning(module, LightningModule):
             until_end.enter_context(replaced(module, log=_nothing, log_dict=_nothing))
         if trainer is not None:
@@ -75,12 +57,6 @@ def undisturbed(
             if trainer.world_size > 1:
                 alone = "one rank alone runs its batch again, and the others would not answer"
                 until_end.enter_context(NoCollectives(alone))
-        if is_whole_step:
-            until_end.enter_context(warnings.catch_warnings())
-            warnings.simplefilter("ignore")  # the real step gives them
-            until_end.enter_context(nothing_printed())
-        if is_strict:
-            until_end.enter_context(nothing_gets_out())
         yield
 
 
@@ -93,35 +69,16 @@ def _schedulers_of(trainer: Trainer) -> list[LRScheduler]:
     return found
 
 
-def _changed_through(trainer: Trainer, variables: Variables) -> list[Any]:
-    """Return the objects that the user's code can change through its Trainer, judged by the names that it uses."""
-    found: list[Any] = [optimizer.param_groups for optimizer in trainer.optimizers]
-    if variables.names("state", "state_dict", "load_state_dict"):
-        found += [optimizer.state for optimizer in trainer.optimizers]
-    others: list[Any] = []
-    if variables.names("datamodule"):
-        others.append(getattr(trainer, "datamodule", None))
-    if variables.names("callbacks"):
-        others += trainer.callbacks  # type: ignore[attr-defined]  # Trainer has it, untyped
-    if variables.names("train_dataloader"):
-        others.append(getattr(trainer.train_dataloader, "dataset", None))
-    return [*found, *(vars(one) for one in others if hasattr(one, "__dict__") and not _is_of_library(one))]
+def nested_parts(value: Any) -> Iterator[Any]:
+    """Yield the value itself, and every item of the mappings, tuples and lists inside it.
 
-
-def _is_of_library(value: object) -> bool:
-    return type(value).__module__.partition(".")[0] in PACKAGES | {"torch", "hookboard"}
-
-
-@contextmanager
-def _same_environment() -> Iterator[None]:
-    """Restore the environment variables when the context ends."""
-    before = dict(os.environ)
-    try:
-        yield
-    finally:
-        if dict(os.environ) != before:
-            os.environ.clear()
-            os.environ.update(before)
+    >>> list(nested_parts({"x": [1, 2]}))
+    [{'x': [1, 2]}, [1, 2], 1, 2]
+    """
+    yield value
+    items = value.values() if isinstance(value, Mapping) else value if isinstance(value, tuple | list) else ()
+    for item in items:
+        yield from nested_parts(item)
 
 
 def run_step(
