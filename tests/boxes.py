@@ -16,7 +16,7 @@ class Box(Callback):
         self.options = {"is_scaled": is_scaled}
 
     def on_fit_start(self, trainer, pl_module):
-        self.box = BlackBox(pl_module, TrainerLoop(trainer).step_again, world_size=trainer.world_size, **self.options)
+        self.box = BlackBox(pl_module, world_size=trainer.world_size, **self.options)
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         self.box.begin_batch(batch, batch_idx, TrainerLoop(trainer).logged_step)

@@ -11,7 +11,8 @@ from hookboard.auditing import Targets
 from hookboard.auditing.optimizing import _lost_epsilon, scheduled_rates
 from hookboard.comparing.forced import RoundingNoise
 from hookboard.experiments.targets import exchanged
-from hookboard.first_nan.operation import _cause
+from hookboard.first_nan.bad_operation import BadOperation, CallPlace
+from hookboard.first_nan.explain import _cause
 from hookboard.images.feature_maps import maps_in, select_maps
 from hookboard.images.overlay import unnormalized
 
@@ -34,8 +35,7 @@ WAYS = {
         maps_in(PICTURES, nn.Conv2d(3, 3, 1, device="cpu"), aspect=None), channels=2, order="channel", size=4
     ).channels.tolist(),
     "a photo": lambda _: unnormalized(PICTURES, [0.5] * 3, [0.2] * 3).tolist(),
-    "a divisor that is a number": lambda _: _cause("div", [X], [X, 0], {}),
-    "a function without a tensor": lambda _: _cause("log", [], [], {}),
+    "a function without a tensor": lambda _: _cause(BadOperation("log", CallPlace(), {}, None)),
     "the epsilon of an optimizer": lambda _: len(list(_lost_epsilon(torch.optim.Adam([HALF], eps=1e-8)))),
     "the rates of a scheduler": lambda _: list(scheduled_rates(StepLR(SGD, 1), 3, [])),
     "an empty tensor of a recording": empty_tensor_of_a_recording,

@@ -49,6 +49,23 @@ def sequence_number_of(node: Node) -> int:
     return node._sequence_nr()
 
 
+def saved_tensors_of(node: Node) -> dict[str, Tensor]:
+    """Return the tensors that a node of torch has saved, by name: `self`, `other`, `result`, `mat1`, ...
+
+    Left out are those that hooks have packed, because unpacking calls them, and those that were changed in place.
+    """
+    found = {}
+    for name in dir(node):
+        if name.startswith("_raw_saved_"):
+            raw = getattr(node, name)
+            try:
+                if getattr(raw, "unpack_hook", None) is None:
+                    found[name.removeprefix("_raw_saved_")] = getattr(node, name.replace("_raw", ""))
+            except RuntimeError:
+                continue
+    return {name: one for name, one in found.items() if isinstance(one, Tensor)}
+
+
 version_of: Callable[[Tensor], int] = operator.attrgetter("_version")
 """Returns how many in-place operations have changed the tensor's memory. RuntimeError for an inference tensor, which
 does not count them."""

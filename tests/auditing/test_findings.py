@@ -125,6 +125,7 @@ def advice_of(loss, outputs, targets):
     return [finding.advice for finding in found if finding.rule == "loss_input"]
 
 
+@pytest.mark.filterwarnings("ignore:reduction")
 @pytest.mark.parametrize("shape", [(4, 3), (4, 3, 5), (16, 3, 2, 2)], ids=["a small batch", "sequences", "images"])
 def test_probabilities_are_not_advised_to_go_through_log_softmax(shape):
     outputs, targets = torch.randn(shape), torch.zeros(shape[0], *shape[2:], dtype=torch.long)

@@ -61,8 +61,9 @@ def effect(make):
 
 
 class Affected(LightningModule):
-    def __init__(self, make, seen):
+    def __init__(self, make, seen, first_nan):
         super().__init__()
+        self.first_nan = first_nan
         self.net = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.3), nn.Linear(6, 4))
         self.during, self.seen = make(seen), seen
 
@@ -72,6 +73,8 @@ class Affected(LightningModule):
         returned = self.during(self, output)
         if isinstance(returned, torch.Tensor):
             loss = loss + returned
+        if batch_idx == self.first_nan:
+            loss = loss / torch.zeros(())
         self.seen.append((batch_idx, float(loss.detach())))
         return loss
 
@@ -85,15 +88,15 @@ class Affected(LightningModule):
         return torch.optim.Adam(self.parameters(), lr=0.01)
 
 
-def world_after(make, *callbacks, **options):
+def world_after(make, first_nan, *callbacks):
     for seed in (torch.manual_seed, random.seed, np.random.seed):
         seed(0)
     seen = []
-    model = Affected(make, seen)
-    fit(None, model, batches(*[8] * STEPS), *callbacks, **options)
+    model = Affected(make, seen, first_nan)
+    fit(None, model, batches(*[8] * STEPS), *callbacks)
     draws = torch.rand(1).item(), random.random(), np.random.rand()
     weights = {name: value.tolist() for name, value in model.state_dict().items()}
-    return [one() if callable(one) else one for one in seen], weights, draws
+    return repr([one() if callable(one) else one for one in seen]), repr(weights), draws
 
 
 @effect
@@ -992,20 +995,23 @@ def graphs_are_freed(seen):
     return during
 
 
-def outside_of(make, capsys, caplog, *callbacks, **options):
+def outside_of(make, first_nan, capsys, caplog, *callbacks):
     caplog.clear()
     capsys.readouterr()
-    world = world_after(make, *callbacks, **options)
+    world = world_after(make, first_nan, *callbacks)
     said = capsys.readouterr()
     of_user = [one.message for one in caplog.records if one.name == "of the user"]
     return world, said.out.count("a step"), said.err.count("a step"), of_user
 
 
-@pytest.mark.filterwarnings("ignore:.*model has changed|.*fork|.*optimizer.step|.*The .grad attribute")
+@pytest.mark.filterwarnings("ignore:.*model has changed|Encountered .nan|.*fork|.*optimizer.step|.*The .grad attribute")
+@pytest.mark.parametrize("first_nan", [None, 1], ids=["in a healthy training", "around the first NaN"])
 @pytest.mark.parametrize("make", EFFECTS.values(), ids=EFFECTS)
-def test_the_world_sees_the_same_with_a_monitor(make, capsys, caplog):
-    bare = outside_of(make, capsys, caplog)
-    assert outside_of(make, capsys, caplog, HealthMonitor()) == bare
+def test_the_world_sees_the_same_with_a_monitor(make, first_nan, capsys, caplog):
+    bare = outside_of(make, first_nan, capsys, caplog)
+    monitor = HealthMonitor(nonfinite="exact")
+    assert outside_of(make, first_nan, capsys, caplog, monitor) == bare
+    assert ("nonfinite" in {verdict.rule for verdict in monitor.verdicts}) is (first_nan is not None)
 
 
 def test_there_are_effects_of_all_kinds():

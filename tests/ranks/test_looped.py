@@ -33,7 +33,7 @@ PAIRS = [("ddp", "trainer"), ("fabric", "trainer"), pytest.param("fsdp", "traine
 
 LAST = 5
 OF_THE_ALARM = {"health/verdict/text_summary", "hookboard/health", "health/before_nonfinite/text_summary"}
-"""Texts that say in a Trainer what it found when it ran the step of the first NaN again."""
+"""Texts that name the batch of the first NaN, which Hugging Face's Trainer does not tell."""
 
 
 def logged_but_of_the_alarm(folder):

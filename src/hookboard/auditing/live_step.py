@@ -2,17 +2,18 @@
 
 import math
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
 from hookboard.auditing.optimizing import Outsider, findings_of_optimizers, findings_of_schedules, outsiders
-from hookboard.auditing.program import Value
+from hookboard.auditing.program import TooLongError, Value
 from hookboard.auditing.reading import ALL_RULES, CUT, Reader, alarms_first
 from hookboard.auditing.rules import FLAT, Finding, findings_of
 from hookboard.auditing.standing_aside import standing_aside
+from hookboard.first_nan import Program
 from hookboard.hooks import own_call
 from hookboard.layers import Flow
 from hookboard.messages import inform, warn
@@ -33,11 +34,13 @@ class FirstStep(NamedTuple):
         findings: what is wrong in it.
         flow: which layer's output flows into which.
         constant_loss: the least loss of a model that gives every sample the same output; NaN if it is not known.
+        programs: the autograd nodes behind each loss, with layer and line.
     """
 
     findings: list[Finding]
     flow: Flow
     constant_loss: float = math.nan
+    programs: Sequence[Program] = ()
 
 
 class LiveStep:
@@ -63,6 +66,7 @@ class LiveStep:
         self._findings: list[Finding] = []
         self._outside: list[Outsider] = []
         self._flow, self._constant_loss = Flow(), math.nan
+        self._programs: list[Program] = []
         self._has_gradient: bool | None = None
         self._schedules: list[Finding] | None = None
 
@@ -120,6 +124,7 @@ class LiveStep:
         done = reader.take_loss(loss, value, factor)
         self._findings += findings_of(done, [rule for rule in ALL_RULES if rule is not CUT])
         self._constant_loss = reader.constant_loss()
+        self._programs.append(reader.step.program_of(loss))
         if len(reader.losses) == 1:
             self._flow = reader.flow()
         known = [one.reference() for one in self._outside]
@@ -168,7 +173,7 @@ class LiveStep:
             elif reader.losses:
                 with computing_plainly():
                     found = alarms_first([*self._findings, *reader.cuts(self._has_gradient)])
-                first, reached = FirstStep(found, self._flow, self._constant_loss), reader.reached
+                first, reached = FirstStep(found, self._flow, self._constant_loss, self._programs), reader.reached
                 self._say_opaque(reader)
         except Exception as error:
             self._say_not_read(error)
@@ -186,7 +191,10 @@ class LiveStep:
             return []
 
     def _say_not_read(self, error: Exception) -> None:
-        warn(f"the training step was not read: {type(error).__name__}: {error}")
+        if isinstance(error, TooLongError):
+            inform(f"the training step was not read: {error}.")
+        else:
+            warn(f"the training step was not read: {type(error).__name__}: {error}")
 
     def _say_opaque(self, reader: Reader) -> None:
         """Say in one line each what was not looked into."""

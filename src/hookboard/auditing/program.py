@@ -1,5 +1,6 @@
 """`StepTrace`: records each function of torch that a training step calls, with its file and line."""
 
+import bisect
 import functools
 import inspect
 import os
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 from torch.overrides import TorchFunctionMode
 
+from hookboard.first_nan import Program, ProgramStep, nodes_behind
 from hookboard.layers import Flow
 from hookboard.nested import tensors_in
 from hookboard.torch_private import (
@@ -24,6 +26,8 @@ from hookboard.torch_private import (
     computing_plainly,
     has_saved_tensor_hooks,
     put_on_stack,
+    sequence_number,
+    sequence_number_of,
     take_off_stack,
     unheard,
 )
@@ -55,6 +59,14 @@ _OVERRIDES = inspect.getfile(torch.overrides)
 _MODULE_CALLS = calls_of_modules()
 """The code that calls a module, with its arguments as `args` and `kwargs`."""
 
+_RISKY = {
+    **{
+        name: name for name in ("log", "log2", "log10", "log1p", "sqrt", "rsqrt", "pow", "exp", "reciprocal", "softmax")
+    },
+    **dict.fromkeys(("div", "truediv", "rtruediv", "divide"), "div"),
+}
+"""Name of a function that can make a NaN or Inf to what it is called in messages."""
+
 _HOOKING = ("register_hook", "retain_grad", "register_post_accumulate_grad_hook")
 
 _RESHAPES = """
@@ -83,9 +95,14 @@ class Place(NamedTuple):
     file: str
     line: int
 
+    @property
+    def short_line(self) -> str:
+        """The line as in `model.py:31`; "" without a file."""
+        return f"{Path(self.file).name}:{self.line}" if self.file else ""
+
     def __str__(self) -> str:
         """Return the place as in `model.py:31 (in net.4)`, or "training_step" without a file."""
-        line = f"{Path(self.file).name}:{self.line}" if self.file else "training_step"
+        line = self.short_line or "training_step"
         return f"{line} (in {self.module})" if self.module else line
 
 
@@ -168,6 +185,10 @@ Observer = Callable[[Op, Mapping[str, Tensor], Sequence[Tensor]], Any]
 """Called after a function with the call, its arguments that are tensors, and its results; returns `Op.seen`."""
 
 
+class TooLongError(RuntimeError):
+    """A step makes more calls than MAX_OPS."""
+
+
 class StepTrace(TorchFunctionMode):
     """Records each call of a function of torch that its thread makes between `begin` and `leave`.
 
@@ -207,6 +228,10 @@ class StepTrace(TorchFunctionMode):
         self._at_backward = at_backward
         self._observers = observers
         self._values: dict[int, tuple[weakref.ref[Tensor], Value]] = {}
+        self._made: dict[int, Place] = {}
+        """For the last autograd node of each call, by its sequence number, where the call was made."""
+        self._without_node: list[tuple[int, str]] = []
+        """The calls in `_RISKY` that made no node, with the sequence number of the node that comes next."""
         self._modules = {id(module): name for name, module in model.named_modules()}
         self.float_paths: set[str] = set()
         """The paths of the tensors of the batch that hold floating point numbers."""
@@ -288,7 +313,7 @@ class StepTrace(TorchFunctionMode):
         if place is None:
             return
         if len(self.ops) >= MAX_OPS:
-            raise RuntimeError(f"it makes more than {MAX_OPS:,} calls")
+            raise TooLongError(f"it makes more than {MAX_OPS:,} calls")
         self.has_saved_hooks |= has_saved_tensor_hooks()
         op = Op(name, values, place, torch.is_grad_enabled())
         observer = self._observers.get(name)
@@ -298,6 +323,11 @@ class StepTrace(TorchFunctionMode):
         self.ops.append(op)
         for tensor in results:
             self._note(tensor, op)
+            if tensor.grad_fn is not None:
+                self._made[sequence_number_of(tensor.grad_fn)] = place
+            elif name in _RISKY:
+                where = f" at {place.short_line}" if place.file else ""
+                self._without_node.append((sequence_number(), f"{_RISKY[name]}(){where}"))
 
     def begin(self) -> None:
         """Put this trace on this thread's stack of modes."""
@@ -354,6 +384,18 @@ class StepTrace(TorchFunctionMode):
         self.has_refused |= not is_plain
         return is_plain
 
+    def program_of(self, loss: Tensor) -> Program:
+        """Return the autograd nodes behind a loss, in the order in which they were made, with layer and line."""
+        numbers, found, start = sorted(self._made), list[ProgramStep](), 0
+        for node in nodes_behind(loss):
+            index = bisect.bisect_left(numbers, sequence_number_of(node))
+            place = self._made[numbers[index]] if index < len(numbers) else Place("", "", 0)
+            upto = bisect.bisect_right(self._without_node, sequence_number_of(node), key=lambda call: call[0])
+            before = dict.fromkeys(call for _, call in self._without_node[start:upto])
+            found.append(ProgramStep(node.name(), place.module, place.short_line, tuple(before)))
+            start = upto
+        return found
+
     def flow(self) -> Flow:
         """Return which layer's output flows into which other one.
 
@@ -382,6 +424,8 @@ class StepTrace(TorchFunctionMode):
         self.let_go()
         self.ops.clear()
         self._values.clear()
+        self._made.clear()
+        self._without_node.clear()
 
     def let_go(self) -> None:
         """Drop the tensors that observers kept, and the graphs of the step."""

@@ -82,8 +82,8 @@ class HealthMonitor(SiteLogger[HealthState]):
             Left out: all that are built in.
         window: How many looks a symptom must last before it is reported. What happens in one step, such as a NaN, is
             reported at once.
-        nonfinite: How the module that gave the first NaN or infinity is found. `exact` looks at the loss before each
-            backward pass and runs the batch again to find it; the host waits for the device at each step. `late` does
+        nonfinite: How the layer that gave the first NaN or infinity is found. `exact` looks at the loss before each
+            backward pass, and at what its graph has saved; the host waits for the device at each step. `late` does
             not wait, and reads all losses at the next look: that names the step in which the loss was NaN, and the
             module if its values still are. NaN in gradients alone is noticed if a look has it. `auto` is `exact` on the
             CPU and `late` elsewhere.
@@ -230,9 +230,7 @@ class HealthMonitor(SiteLogger[HealthState]):
             if any(rule.name == "nonfinite" for rule in self._rules()):
                 if self.nonfinite == "exact" or (self.nonfinite == "auto" and loop.device.type == "cpu"):
                     is_scaled = state.loss_scale is not None
-                    state.black_box = BlackBox(
-                        loop.model, loop.step_again, is_scaled=is_scaled, world_size=loop.world_size
-                    )
+                    state.black_box = BlackBox(loop.model, is_scaled=is_scaled, world_size=loop.world_size)
                 state.finds_late = state.black_box is None
 
     def _restore(self, loop: Loop) -> None:

@@ -268,7 +268,9 @@ class HealthState(MeasurementState):
         first = None if self.live is None else self.live.end()
         if first is not None:
             self.live = None
-            found, self.flow, self.constant_loss = first
+            found, self.flow, self.constant_loss, programs = first
+            if self.black_box is not None:
+                self.black_box.programs = programs
             self.add_findings(found)
 
     def drop_live(self) -> None:

@@ -1,13 +1,17 @@
-"""Finds the first NaN or Inf of a training and the module that produced it.
+"""Finds the first NaN or Inf of a training and the operation that produced it, without running any code twice.
 
-`black_box.py` is called at each point of a step. It notices a NaN or Inf (`detect.py`), runs the batch again to find
-the module (`search.py`) and the line of code (`operation.py`), and describes both in sentences (`explain.py`).
+`black_box.py` is called at each point of a step. It notices a NaN or Inf (`detect.py`), searches the graph of the loss
+for the operation (`bad_operation.py`), and describes it in sentences (`explain.py`).
 """
 
+from hookboard.first_nan.bad_operation import Program, ProgramStep, nodes_behind
 from hookboard.first_nan.black_box import BlackBox
 from hookboard.first_nan.explain import late_event
 
 __all__ = [
     "BlackBox",
+    "Program",
+    "ProgramStep",
     "late_event",
+    "nodes_behind",
 ]

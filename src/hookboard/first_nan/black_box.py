@@ -1,50 +1,40 @@
-"""`BlackBox`: checks every batch for a NaN or Inf, and finds the module that produced the first one."""
+"""`BlackBox`: checks every batch for a NaN or Inf, and finds the operation that produced the first one."""
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Concatenate, ParamSpec
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
+from hookboard.first_nan.bad_operation import Program, bad_operation_in, nodes_behind
 from hookboard.first_nan.detect import Sentinels, nonfinite_gradients
-from hookboard.first_nan.explain import backward_event, forward_event, parameter_event, unlocated_event, with_operation
-from hookboard.first_nan.operation import Operation, OperationSearch
-from hookboard.first_nan.search import Search
+from hookboard.first_nan.explain import backward_event, batch_event, forward_event, parameter_event, unlocated_event
 from hookboard.health import Nonfinite
 from hookboard.layouts import stored
 from hookboard.measure import measuring_device
-from hookboard.messages import warn_switched_off
+from hookboard.messages import listed, warn_switched_off
 from hookboard.nested import tensors_in
-from hookboard.replay import GENERATORS, CannotRunAgainError, RandomState
+from hookboard.ranks import local
 from hookboard.torch_private import version_of
 
 MAX_EVENTS = 3
 """Maximum number of events that are explained in one fit."""
 
 MAX_SEARCHES = 10
-"""Maximum number of batches that are run again in one fit. Under a GradScaler some of them have no fault."""
+"""Maximum number of batches in which the operation is searched in one fit. Under a GradScaler some have no fault."""
 
-CHECK_EVERY_N_BATCHES = 100
-"""At the first batch and every this many batches, the parameters are listed again, since a model may change, and all
-random generators are compared before and after the batch. In between, only the states of those that a batch has drawn
-from are saved, because reading a state is slow.
-"""
+LIST_EVERY_N_BATCHES = 100
+"""At the first batch and every this many batches, the parameters are listed again, since a model may change."""
 
-
-ALWAYS_SAVED = {"torch", "CUDA"}
-"""Generators whose state is saved before every batch: a step may use them only now and then. CUDA's is left out if the
-model is on the CPU.
-"""
+_STEEP = frozenset({"sqrt", "rsqrt", "pow", "norm", "linalgvectornorm", "where", "acos", "asin", "cdist"})
+"""Operations whose derivative may be infinite or NaN; as autograd names them."""
 
 _SAVED = ("events", "count", "_searches", "_is_bad", "_stepped")
 
 P = ParamSpec("P")
-
-StepAgain = Callable[[Any, int, RandomState, int], AbstractContextManager[Callable[[], Tensor]]]
-"""The type of `Loop.step_again`: batch, its index, the random state before it, the number of the backward pass."""
 
 
 def _shielded(method: Callable[Concatenate["BlackBox", P], None]) -> Callable[Concatenate["BlackBox", P], None]:
@@ -70,40 +60,35 @@ class BlackBox:
     each backward pass; `before_optimizer_step`; `end_batch`. None of them raises: if one fails, it gives a warning and
     the black box is switched off.
 
-    To find the module, the batch is run again after the backward pass, before the weights change. Everything that this
-    changes is restored, see `undisturbed`. Of several bad batches in a row only the first is run again, and there are
-    at most MAX_EVENTS such events; other bad batches are counted.
+    No code of the user runs for it: the graph of the loss tells the operation, as far as it has saved what operations
+    took and gave. Of several bad batches in a row only the first is searched, and there are at most MAX_EVENTS such
+    events; other bad batches are counted.
 
     The host waits for the device in each step. `late_event` is what can be known without.
 
     Args:
         model: the model.
-        step_again: runs the training step once more, see `Loop.step_again`.
         is_scaled: True if there is a GradScaler. Gradients are then not checked, because they overflow now and then.
         world_size: the number of processes.
     """
 
-    def __init__(
-        self, model: nn.Module, step_again: StepAgain, *, is_scaled: bool = False, world_size: int = 1
-    ) -> None:
+    def __init__(self, model: nn.Module, *, is_scaled: bool = False, world_size: int = 1) -> None:
         self.events: list[Nonfinite] = []
         """The events so far, at most MAX_EVENTS."""
         self.count = 0
         """Number of batches whose loss or gradients were not finite."""
         self.is_off = False
         """True after an error in one of its methods; it then does nothing."""
+        self.programs: Sequence[Program] = ()
+        """The nodes behind the losses of the first step, which tell layer and line of the same nodes later."""
         self._model = model
-        self._step_again = step_again
         self._world_size = world_size
         self._is_scaled = is_scaled
         self._searches = 0
         self._batches = 0
-        self._is_checked = False
-        self._drawn = set(ALWAYS_SAVED) if any(p.is_cuda for p in model.parameters()) else ALWAYS_SAVED - {"CUDA"}
         self._was_bad = self._is_bad = False
         self._here: tuple[int, int] = (0, 0)
         self._batch: Any = None
-        self._random: RandomState | None = None
         self._versions: list[int] = []
         self._backwards = 0
         self._loss = math.nan
@@ -123,26 +108,21 @@ class BlackBox:
         """Call before `training_step`. The batch is kept until `end_batch`.
 
         Args:
-            batch: the batch that `training_step` will get.
+            batch: the batch that `training_step` will get; None if it is not known.
             batch_idx: its index.
             step: the optimizer step that it belongs to, as loggers count steps.
         """
         self._here, self._backwards, self._loss = (step, batch_idx), 0, math.nan
         self._was_bad, self._is_bad = self._is_bad, False
-        self._is_checked = self._batches % CHECK_EVERY_N_BATCHES == 0
-        if self._batches % CHECK_EVERY_N_BATCHES in (0, 1):  # lazy layers have their parameters from the first batch on
+        if self._batches % LIST_EVERY_N_BATCHES in (0, 1):  # lazy layers have their parameters from the first batch on
             self._sentinels = Sentinels(self._model)
         self._batches += 1
         if self._may_search:
             self._batch, self._versions = batch, _versions_in(batch)
-            self._random = RandomState(GENERATORS.keys() if self._is_checked else self._drawn)
 
     @_shielded
     def before_backward(self, loss: Tensor, value: float | None = None) -> None:
-        """Call before each backward pass. Notes the loss; `after_backward` checks it.
-
-        If torch's anomaly detection is on, which would make the backward pass raise, the batch of a bad loss is run
-        again at once.
+        """Call before each backward pass. Checks the loss; if it is not finite, its graph is searched.
 
         Args:
             loss: what the backward pass starts from.
@@ -150,18 +130,13 @@ class BlackBox:
         """
         self._backwards += 1
         self._loss = _value_of(loss) if value is None else value
-        if torch.is_anomaly_enabled() and not math.isfinite(self._loss):  # then backward raises
-            self._add_event(self._search_forward)
+        if not math.isfinite(self._loss):
+            self._add_event(lambda: self._search_forward(loss))
 
     @_shielded
     def after_backward(self) -> None:
-        """Call after each backward pass. Checks loss and gradients.
-
-        If one of them is not finite, the batch is run again to find the module.
-        """
-        if not math.isfinite(self._loss):
-            self._add_event(self._search_forward)
-        else:
+        """Call after each backward pass. Checks a few gradients, and all of them if one is not finite."""
+        if math.isfinite(self._loss):
             self._check_gradients()
 
     @_shielded
@@ -176,17 +151,8 @@ class BlackBox:
         self._stepped = (*self._here, self._loss)
 
     def end_batch(self) -> None:
-        """Drop the batch and the random state that were kept to run it again.
-
-        Every CHECK_EVERY_N_BATCHES batches, also note which random generators the batch drew from.
-        """
-        random, self._batch, self._random = self._random, None, None
-        if self._is_checked and random is not None:
-            self._note_drawn(random)
-
-    @_shielded
-    def _note_drawn(self, since: RandomState) -> None:
-        self._drawn |= since.moved()
+        """Drop the batch."""
+        self._batch = None
 
     def _check_gradients(self) -> None:
         if self._is_scaled:
@@ -221,101 +187,51 @@ class BlackBox:
     def _may_search(self) -> bool:
         return len(self.events) < MAX_EVENTS and self._searches < MAX_SEARCHES
 
-    def _search_forward(self) -> Nonfinite | None:
-        """Run the batch again; return an event that tells where its loss became NaN or Inf.
+    def _search_forward(self, loss: Tensor) -> Nonfinite | None:
+        """Return an event that tells what made a loss NaN or Inf.
 
-        The event names no module if the batch cannot be run again, or gives a finite loss now. Under a GradScaler a
-        finite loss gives None: only the scale was too large.
+        None under a GradScaler if the graph shows nothing but an infinite loss: then only the scale was too large.
         """
-        search = Search(self._model, self._batch)
-        try:
-            with self._repetition() as run, search.recording():
-                loss = run()
-                is_again, fault = not bool(torch.isfinite(loss).all()), search.forward_fault()
-        except Exception as error:
-            return unlocated_event(False, *self._here, _why(error), loss=self._loss)
-        if not is_again:
-            if self._is_scaled:  # the scale, not the loss, was too large
-                return None
-            why = "run again, the batch gives a finite loss, so its state or its random numbers were different before"
-            return unlocated_event(False, *self._here, why, loss=self._loss)
-        if fault.kind == "parameter":
-            return parameter_event(fault, *self._here, self._stepped)
-        last_loss = math.nan if self._stepped is None else self._stepped[2]
+        for name, parameter in self._model.named_parameters():
+            if not is_lazy(parameter) and not bool(torch.isfinite(local(stored(parameter.detach()))).all()):
+                return parameter_event(name, parameter, *self._here, self._stepped)
         was_changed = self._versions != _versions_in(self._batch)
-        event = forward_event(
-            fault, *self._here, self._loss, batch=self._batch, last_loss=last_loss, was_changed=was_changed
-        )
-        return event if fault.kind == "batch" else with_operation(event, self._operation())
-
-    def _operation(self) -> Operation | None:
-        """Run the batch a third time; return the function call that made the NaN or Inf, None if it is not found.
-
-        `Search` and `OperationSearch` cannot share a run: some layers run other code under a torch function mode.
-        """
-        try:
-            search = OperationSearch()
-            with self._repetition() as run:
-                with search:
-                    loss = run()
-                return search.origin_of(loss)
-        except Exception:  # the module is known all the same
+        names = [node.name() for node in nodes_behind(loss)]
+        program = next((one for one in self.programs if [step.node for step in one] == names), ())
+        origin = bad_operation_in(loss, self._model, program)
+        taker = origin.place.module if origin is not None and not origin.name else ""
+        of_batch = functools.partial(batch_event, self._batch, *self._here, self._loss, taker, was_changed=was_changed)
+        if (event := of_batch()) is not None:
+            return event
+        if self._is_scaled and math.isinf(self._loss) and (origin is None or not origin.taker):
             return None
+        if (origin is None or not origin.name) and (event := of_batch(counts_masks=True)) is not None:
+            return event
+        if origin is None:
+            why = "what its operations took is not kept, as in compiled code, checkpoints and custom functions"
+            return unlocated_event(False, *self._here, why, loss=self._loss)
+        last_loss = math.nan if self._stepped is None else self._stepped[2]
+        return forward_event(origin, *self._here, self._loss, last_loss)
 
     def _search_backward(self, spoiled: dict[str, str]) -> Nonfinite:
-        """Run the batch again, with its backward pass; return an event that tells what gave the first bad gradient.
-
-        The event names no module if the batch cannot be run again, or gives finite gradients now.
+        """Return an event that tells which layers have bad gradients although the loss is finite.
 
         Args:
             spoiled: dotted name of each parameter with a bad gradient, mapped to the name of its module.
         """
-        search, names = Search(self._model, self._batch, with_gradients=True), list(spoiled)
-        trained = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
-        try:
-            with self._repetition() as run, search.recording():
-                gradients = torch.autograd.grad(run(), trained, allow_unused=True)
-                is_again = not all(bool(torch.isfinite(stored(g)).all()) for g in gradients if g is not None)
-                fault = search.backward_fault(set(spoiled.values()))
-        except Exception as error:
-            return unlocated_event(True, *self._here, _why(error), names)
-        if not is_again:
-            elsewhere = self._world_size > 1
-            why = "run again on this rank alone, the batch gives finite gradients"
-            why += (
-                ", so they come from another rank"
-                if elsewhere
-                else ", so its state or random numbers were different before"
-            )
-            return unlocated_event(True, *self._here, why, [] if elsewhere else names)
-        return backward_event(fault, *self._here, names)
-
-    @contextmanager
-    def _repetition(self) -> Iterator[Callable[[], Tensor]]:
-        """Yield a function that runs the step again and returns its loss.
-
-        Raises:
-            CannotRunAgainError: it cannot be run; or, from the function, it has drawn from a generator whose state was
-                not saved.
-        """
-        if self._random is None:
-            raise CannotRunAgainError("the batch was not kept")
-        if not self._backwards:
-            raise CannotRunAgainError("its backward pass was not made by Lightning")
-        others = self._random.of_others()
-        with self._step_again(self._batch, self._here[1], self._random, self._backwards) as run:
-
-            def again() -> Tensor:
-                try:
-                    return run()
-                finally:
-                    drawn = others.moved()
-                    if drawn:
-                        self._drawn |= drawn
-                        names = " and ".join(sorted(drawn))
-                        raise CannotRunAgainError(f"it draws numbers from {names}, which it did not do before")
-
-            yield again
+        program = self.programs[0] if len(self.programs) == 1 else ()
+        last = {step.module: number for number, step in enumerate(program)}
+        in_order = sorted(spoiled, key=lambda name: last.get(spoiled[name], -1))
+        behind = program[last[spoiled[in_order[-1]]] :] if spoiled[in_order[-1]] in last else ()
+        steep = {
+            f"{operation}() at {step.line}" if step.line else f"{operation}()"
+            for step in behind
+            if (operation := step.node.partition("Backward")[0].lower()) in _STEEP
+        }
+        if self._world_size > 1:  # it may be that of another rank
+            why = "they are averaged over the ranks, and may come from another one"
+            return unlocated_event(True, *self._here, why, in_order)
+        return backward_event({name: spoiled[name] for name in in_order}, listed(sorted(steep), 3), *self._here)
 
 
 def _value_of(loss: Tensor) -> float:
@@ -330,7 +246,3 @@ def _versions_in(batch: Any) -> list[int]:
     # This runs in every step, and nearly every batch is a few plain tensors.
     tensors = given if all(type(part) is Tensor for part in given) else [tensor for _, tensor in tensors_in(batch)]
     return [0 if tensor.is_inference() else version_of(tensor) for tensor in tensors]
-
-
-def _why(error: Exception) -> str:
-    return str(error) if isinstance(error, CannotRunAgainError) else f"{type(error).__name__}: {error}"

@@ -1,17 +1,17 @@
-"""Describes a `Fault` as a `Nonfinite` event, in sentences for the user."""
+"""Describes what gave the first NaN or Inf as a `Nonfinite` event, in sentences for the user."""
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from hookboard.first_nan.operation import Operation
-from hookboard.first_nan.search import MODEL, Fault, ValueSummary
+from hookboard.first_nan.bad_operation import BadOperation
 from hookboard.health import Loss, Nonfinite, Pass
 from hookboard.messages import listed
 from hookboard.nested import tensors_in
+from hookboard.ranks import local
 
 GROWN_ABOVE = 1e6
 """Above this, a value before the NaN or Inf shows that values grew until they overflowed."""
@@ -19,60 +19,64 @@ GROWN_ABOVE = 1e6
 MAX_NAMED_ROWS = 5
 """Maximum number of batch rows that are named."""
 
-_CHECK_CODE = "look for a division by 0, the logarithm or the root of 0, or an overflow there; add an epsilon or clamp"
+_CHECK = "Look for a division by 0, the logarithm or the root of 0, or an overflow there; add an epsilon or clamp."
 
 
 def forward_event(
-    fault: Fault,
-    step: int,
-    batch_idx: int,
-    loss: float,
-    *,
-    batch: Any = None,
-    last_loss: float = math.nan,
-    was_changed: bool = False,
+    origin: BadOperation, step: int, batch_idx: int, loss: float, last_loss: float = math.nan
 ) -> Nonfinite:
-    """Describe a loss that is not finite because of a module, of code between modules, or of the batch.
+    """Describe a loss that is not finite because of an operation.
 
     Args:
-        fault: where the NaN or Inf comes from.
+        origin: the operation.
         step: the optimizer step.
         batch_idx: the index of the batch.
         loss: the loss.
-        batch: the batch, in which bad rows are looked up.
         last_loss: the loss of the previous step.
-        was_changed: True if `training_step` changed the batch in place.
     """
-    if fault.kind == "batch":
-        return _batch_event(fault, step, batch_idx, loss, rows_in(batch), was_changed)
-    given = _described(fault.before)
-    if fault.is_in_step and not fault.near:
-        evidence = (
-            f"The loss of step {step}, batch {batch_idx}, is {loss}, and every module gave finite values ({given}): "
-            "it was computed outside of any module, in training_step."
-        )
+    place = origin.place
+    where = "".join([*[f" at {place.line}"] * bool(place.line), *[f" in {place.module!r}"] * bool(place.module)])
+    found = "" if origin.given is None else f" ({described([origin.given])})"
+    if origin.name:
+        said = f"came from {_plain(origin.name)}(){where}{found}"
     else:
-        evidence = (
-            f"{_subject(fault, 'before')} gave {_described(fault.after)} in the forward pass of step {step}, batch "
-            f"{batch_idx}; the input was finite ({given})."
-        )
-    largest = max([last_loss, *(values.largest for values in fault.before)])
+        said = f"went into {_plain(origin.taker)}(){where}{found}; code before made it"
+        said += f", where {listed(place.before, 3)} can" if place.before else ""
+    why, advice = _cause(origin)
+    evidence = f"The loss of step {step}, batch {batch_idx}, is {loss}. The first value that is not finite {said}"
+    evidence += f": {why}." if why else "."
+    taken = list(origin.taken.values())
+    largest = max([last_loss, *(_largest(tensor) for tensor in taken)])
     if largest > GROWN_ABOVE:
         advice = f"Values had grown to {largest:.3g} before: lower the learning rate, warm it up, or clip gradients."
-    else:
-        advice = f"In {_code_of(fault)} {_CHECK_CODE}."
-    return Nonfinite(fault.name, "forward", step, batch_idx, given, evidence, advice)
+    return Nonfinite(origin.place.module, "forward", step, batch_idx, described(taken), evidence, advice or _CHECK)
 
 
-def with_operation(event: Nonfinite, operation: Operation | None) -> Nonfinite:
-    """Return the event of the forward pass with the function call that made the NaN or Inf; unchanged for None."""
-    if operation is None:
-        return event
-    why = f": {operation.why}" if operation.why else ""
-    evidence = f"{event.evidence} The first value that is not finite came from {operation.where}{why}."
-    # If values had grown, the learning rate is the cause, and its advice stays.
-    is_known = operation.why and event.advice.endswith(f"{_CHECK_CODE}.")
-    return replace(event, evidence=evidence, advice=operation.advice if is_known else event.advice)
+def batch_event(
+    batch: Any, step: int, batch_idx: int, loss: float, taker: str, *, was_changed: bool, counts_masks: bool = False
+) -> Nonfinite | None:
+    """Describe a NaN or Inf in the batch; None if there is none.
+
+    Args:
+        batch: the batch.
+        step: the optimizer step.
+        batch_idx: the index of the batch.
+        loss: the loss.
+        taker: the layer that takes it first; "" if unknown.
+        was_changed: True if the step changed the batch in place.
+        counts_masks: True to count a tensor with -Inf alone, as masks have.
+    """
+    floats = [tensor for _, tensor in tensors_in(batch) if tensor.is_floating_point() or tensor.is_complex()]
+    bad = [tensor for tensor in floats if _has_nan_or_inf(tensor, counts_masks)]
+    if not bad:
+        return None
+    held = described(bad) + rows_in(batch)
+    met = f"; {taker!r} is the first that takes it" if taker else ""
+    evidence = f"The batch {batch_idx} of step {step} holds {held}{met}, and the loss is {loss}."
+    if was_changed:
+        evidence += " training_step changes the batch in place: before, it may have been finite."
+    advice = f"Look at the data of batch {batch_idx}: find and drop such samples, or fill what is missing."
+    return Nonfinite(taker, "batch", step, batch_idx, held, evidence, advice)
 
 
 def rows_in(batch: Any) -> str:
@@ -93,65 +97,56 @@ def rows_in(batch: Any) -> str:
     return f" in {'; '.join(found)}" if found else ""
 
 
-def _batch_event(fault: Fault, step: int, batch_idx: int, loss: float, rows: str, was_changed: bool) -> Nonfinite:
-    """Describe a NaN or Inf in the batch; `rows` is what `rows_in` returns."""
-    held = _described(fault.after) + rows
-    met = "the loss takes it directly" if fault.is_in_step else f"{_quoted(fault.name)} is the first that takes it"
-    evidence = f"The batch {batch_idx} of step {step} holds {held}; {met}, and the loss is {loss}."
-    if was_changed:
-        evidence += " training_step changes the batch in place: before, it may have been finite."
-    advice = f"Look at the data of batch {batch_idx}: find and drop such samples, or fill what is missing."
-    return Nonfinite(fault.name, "batch", step, batch_idx, held, evidence, advice)
-
-
-def backward_event(fault: Fault, step: int, batch_idx: int, spoiled: Sequence[str]) -> Nonfinite:
+def backward_event(spoiled: Mapping[str, str], after: str, step: int, batch_idx: int) -> Nonfinite:
     """Describe gradients that are not finite although the loss is.
 
     Args:
-        fault: the call that they come from.
+        spoiled: the names of the parameters whose gradients are not finite to those of their layers, in the order in
+            which the step used the layers.
+        after: operations behind the last of these layers whose derivative may be infinite; "" if none is known.
         step: the optimizer step.
         batch_idx: the index of the batch.
-        spoiled: the names of the parameters whose gradients are not finite.
     """
-    subject, given = _subject(fault, "after"), _described(fault.before)
-    arrived = f"; what arrived at its output was finite ({given})" if given else ""
-    gave = _described(fault.after) if fault.after else "gradients that are not finite"
+    name, module = list(spoiled.items())[-1]
     evidence = (
-        f"{subject} passed back {gave} in the backward pass of step {step}, batch {batch_idx}, although the loss is "
-        f"finite{arrived}; {len(spoiled)} parameters have gradients that are not finite."
+        f"{len(spoiled)} parameters have gradients that are not finite in the backward pass of step {step}, batch "
+        f"{batch_idx}, although the loss is finite. The last one that the forward pass uses is {name!r}"
+        + (f"; after it come {after}." if after else ".")
     )
     advice = (
-        f"In {_code_of(fault)} look for an operation whose derivative is infinite, such as the root or norm of 0, or "
-        "for a NaN that torch.where hides; clamp before it."
+        "From there on look for an operation whose derivative is infinite, such as the root or norm of 0, or for a NaN "
+        "that torch.where hides; clamp before it."
     )
-    return Nonfinite(fault.name, "backward", step, batch_idx, given, evidence, advice)
+    return Nonfinite(module, "backward", step, batch_idx, "", evidence, advice)
 
 
-def parameter_event(fault: Fault, step: int, batch_idx: int, stepped: tuple[int, int, float] | None) -> Nonfinite:
+def parameter_event(
+    name: str, values: Tensor, step: int, batch_idx: int, stepped: tuple[int, int, float] | None
+) -> Nonfinite:
     """Describe weights that were not finite before the forward pass, as an event of the last optimizer step.
 
     Before the first one, the event is that of the step in which they were found.
 
     Args:
-        fault: which parameter it is.
+        name: the dotted name of the parameter.
+        values: its values.
         step: the step in which it was found.
         batch_idx: the index of its batch.
         stepped: step, batch index and loss of the last optimizer step, NaN for a loss that is not known; None before
             the first.
     """
-    values = _described(fault.after)
+    held, module = described([values]), name.rpartition(".")[0]
     if stepped is None:
-        evidence = f"The parameter {fault.near!r} holds {values} before the first optimizer step of this fit."
+        evidence = f"The parameter {name!r} holds {held} before the first optimizer step of this fit."
         advice = "Look at the initialization, and at the checkpoint that was loaded."
-        return Nonfinite(fault.name, "start", step, batch_idx, "", evidence, advice, parameter=fault.near)
+        return Nonfinite(module, "start", step, batch_idx, "", evidence, advice, parameter=name)
     at, its_batch, loss = stepped
     finite = f"; the loss of that step was finite ({loss:.3g})" if math.isfinite(loss) else ""
-    where = f"The optimizer step of step {at}, batch {its_batch}"
-    evidence = f"{where}, left {values} in the parameter {fault.near!r}{finite}."
+    evidence = f"The optimizer step of step {at}, batch {its_batch}, left {held} in the parameter {name!r}{finite}."
     advice = (
         "Lower the learning rate, or clip gradients; look at the optimizer's eps and at the gradients of that step."
     )
-    return Nonfinite(fault.name, "optimizer", at, its_batch, "", evidence, advice, parameter=fault.near)
+    return Nonfinite(module, "optimizer", at, its_batch, "", evidence, advice, parameter=name)
 
 
 def unlocated_event(
@@ -163,7 +158,7 @@ def unlocated_event(
         is_backward: whether gradients are not finite, rather than the loss.
         step: the optimizer step.
         batch_idx: the index of the batch.
-        why: completes the sentence "The module was not searched: ".
+        why: completes the sentence "The module is not known: ".
         spoiled: the parameters with non-finite gradients, in model order; the module of the last is the best guess.
         loss: the loss, if it is known; ignored for gradients.
     """
@@ -173,7 +168,7 @@ def unlocated_event(
         evidence += f", that of {spoiled[-1]!r} is the last in the model" if spoiled else ""
     else:
         evidence = f"The loss of step {step}, batch {batch_idx}, is {'not finite' if loss is None else loss}"
-    evidence += f". The module was not searched: {why}."
+    evidence += f". The module is not known: {why}."
     advice = "Train this batch once more with torch.autograd.set_detect_anomaly(True)."
     during: Pass = "backward" if is_backward else "forward"
     return Nonfinite(module, during, step, batch_idx, "", evidence, advice, is_located=False)
@@ -188,36 +183,66 @@ def late_event(losses: Iterable[Loss]) -> Nonfinite | None:
     return unlocated_event(False, bad.step, bad.batch_idx, why, loss=bad.value)
 
 
-def _quoted(name: str) -> str:
-    """Return the name of a module in quotes, or MODEL for the model."""
-    return MODEL if name in ("", MODEL) else repr(name)
-
-
-def _code_of(fault: Fault) -> str:
-    """Return the name of the function that has the faulty code: "training_step" or "the forward of 'net.1'"."""
-    return "training_step" if fault.is_in_step else f"the forward of {_quoted(fault.name)}"
-
-
-def _subject(fault: Fault, side: str) -> str:
-    """Return the subject of a sentence: the module, or the code that stands before or after the module `near`.
-
-    Args:
-        fault: the fault.
-        side: `before` or `after`.
-    """
-    if fault.kind == "module":
-        return _quoted(fault.name)[:1].upper() + _quoted(fault.name)[1:]
-    near = f", {side} {_quoted(fault.near)}" if fault.near else ""
-    outside = "Code outside of any module, in training_step" if fault.is_in_step else ""
-    return f"{outside or f'Code in the forward of {_quoted(fault.name)}, outside of the modules in it'}{near},"
-
-
-def _described(group: Sequence[ValueSummary]) -> str:
+def described(tensors: Sequence[Tensor]) -> str:
     """Describe the values of all these tensors: "3 NaN in 128 values", "96 values up to 2.5", or "" for no tensor."""
-    if not group:
+    if not tensors:
         return ""
-    nan, inf, count = (sum(getattr(values, name) for values in group) for name in ("nan", "inf", "count"))
+    held = [local(tensor.detach()) for tensor in tensors]
+    count = sum(tensor.numel() for tensor in held)
+    numbers = [(int(torch.isnan(t).sum()), int(torch.isinf(t).sum())) for t in held]
+    nan, inf = (sum(column) for column in zip(*numbers, strict=True))
     bad = " and ".join(f"{number} {kind}" for number, kind in ((nan, "NaN"), (inf, "Inf")) if number)
-    if bad:
-        return f"{bad} in {count} values"
-    return f"{count} values up to {max(values.largest for values in group):.3g}"
+    return f"{bad} in {count} values" if bad else f"{count} values up to {max(map(_largest, held)):.3g}"
+
+
+def _largest(tensor: Tensor) -> float:
+    held = local(tensor.detach()).abs()
+    held = held[torch.isfinite(held)]
+    return float(held.max()) if held.numel() else 0.0
+
+
+def _has_nan_or_inf(tensor: Tensor, counts_masks: bool) -> bool:
+    held = local(tensor.detach())
+    return not bool((torch.isfinite(held) | (not counts_masks and held == -torch.inf)).all())
+
+
+def _plain(name: str) -> str:
+    return _PLAIN_NAMES.get(name, name)
+
+
+_PLAIN_NAMES = {"addmm": "linear", "mm": "matmul", "bmm": "matmul", "linalgvectornorm": "norm"}
+_PLAIN_NAMES |= {"logsoftmax": "log_softmax", "safesoftmax": "softmax"}
+"""Names of autograd to those of functions that users know."""
+
+_ROOTS = frozenset({"sqrt", "rsqrt", "pow"})
+_LOGARITHMS = frozenset({"log", "log2", "log10", "log1p"})
+
+
+def _cause(origin: BadOperation) -> tuple[str, str]:
+    """Return what is wrong with the inputs of the operation, as a clause, and what to change; each "" if not known."""
+    first = origin.taken.get("self")
+    if origin.name in ("softmax", "logsoftmax", "safesoftmax") and origin.given is not None:
+        rows = int(torch.isnan(local(origin.given)).all(-1).sum())
+        said = "1 row is" if rows == 1 else f"{rows} rows are"
+        advice = "Let each row see at least one place, or leave rows without any out."
+        return (f"{said} masked throughout", advice) if rows else ("", "")
+    if origin.name in ("div", "reciprocal"):
+        divisor = origin.taken.get("other", origin.taken.get("self") if origin.name == "reciprocal" else None)
+        zeros = 0 if divisor is None else int((divisor == 0).sum())
+        return _counted(zeros, "of its divisors", "0"), "Add an epsilon to the divisor, or leave these values out."
+    if origin.name in _LOGARITHMS and first is not None:
+        least = -1 if origin.name == "log1p" else 0
+        low = _counted(int((first <= least).sum()), f"of its {first.numel()} inputs", f"{least} or less")
+        return low, "Clamp its input above 0."
+    if origin.name in _ROOTS:
+        low = "" if first is None else _counted(int((first <= 0).sum()), f"of its {first.numel()} inputs", "0 or less")
+        return low, "Clamp its input above 0, or check the power."
+    if origin.name == "exp":
+        advice = "Subtract the maximum first, or clamp its input; as an activation, use ReLU or GELU in place of it."
+        return "", advice
+    return "", ""
+
+
+def _counted(count: int, what: str, value: str) -> str:
+    """Return a clause such as "2 of its 8 inputs are 0 or less"; "" for a count of 0."""
+    return f"{count} {what} {'is' if count == 1 else 'are'} {value}" if count else ""

@@ -229,7 +229,7 @@ def watch(
     """Watch a training loop without a Trainer: callbacks log there what they would log in a Trainer.
 
     What needs the `training_step` of a LightningModule is left out: nothing is tried on a copy (`Checkup`,
-    `experiments`), and no batch is run again to find the layer of the first NaN.
+    `experiments`).
 
     Args:
         model: The model. Tags have the names of its modules, without those of a wrapper around it: that of Fabric,

@@ -13,8 +13,6 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from hookboard.replay import CannotRunAgainError, RandomState
-
 
 class Loop:
     """A run of a model: what callbacks can read of it, and how they take part in it.
@@ -87,26 +85,6 @@ class Loop:
     def on_device(self, batch: Any) -> Any:
         """Return a batch of the data loader on the model's device, as `training_step` gets it."""
         return batch
-
-    def step_again(
-        self, batch: Any, batch_idx: int, state: RandomState, backward: int
-    ) -> AbstractContextManager[Callable[[], Tensor]]:
-        """Return a context in which the training step can be run once more; what it changes is restored at the end.
-
-        Args:
-            batch: the batch, as the step got it.
-            batch_idx: its index.
-            state: the random state before the step.
-            backward: under manual optimization, the number of the backward pass at which it ends, counted from 1;
-                ignored under automatic optimization.
-
-        Returns:
-            A context that gives a function. The function runs the step and returns the loss, without a backward pass.
-
-        Raises:
-            CannotRunAgainError: the step cannot be run once more; from here, on entering, or from the function.
-        """
-        raise CannotRunAgainError("there is no training_step to call again")
 
     def unobserved(self) -> AbstractContextManager[None]:
         """Return a context in which callbacks do not see what hookboard computes in the middle of a batch."""

@@ -26,7 +26,6 @@ from torch.amp import GradScaler
 from hookboard.either_lightning import is_lightning, is_wrapped
 from hookboard.loops.loop import Loop
 from hookboard.messages import ask_for_rank
-from hookboard.replay import RandomState, loss_of_step, undisturbed
 from hookboard.writers import waiting, write_rows
 
 ask_for_rank(lambda: getattr(rank_zero_only, "rank", 0) == 0)
@@ -107,14 +106,6 @@ class TrainerLoop(Loop):
         batch = self.trainer.precision_plugin.convert_input(batch)
         batch = self.trainer.lightning_module._on_before_batch_transfer(batch, dataloader_idx=0)
         return self.trainer.strategy.batch_to_device(batch, dataloader_idx=0)
-
-    @contextmanager
-    def step_again(
-        self, batch: Any, batch_idx: int, state: RandomState, backward: int
-    ) -> Iterator[Callable[[], Tensor]]:
-        with undisturbed(self.model, batch, trainer=self.trainer):
-            state.restore()
-            yield lambda: loss_of_step(self.trainer, self.model, batch, batch_idx, backward)
 
     def unobserved(self) -> AbstractContextManager[None]:
         first = next((each for each in self.callbacks if isinstance(each, FirstCallback)), None)

@@ -1,6 +1,6 @@
 """Calls a model or runs a training step once more, and puts back the model, the optimizers and the random state."""
 
-from hookboard.replay.random_state import GENERATORS, RandomState
+from hookboard.replay.random_state import RandomState
 from hookboard.replay.step import (
     CannotRunAgainError,
     call_training_step,
@@ -12,7 +12,6 @@ from hookboard.replay.step import (
 )
 
 __all__ = [
-    "GENERATORS",
     "CannotRunAgainError",
     "RandomState",
     "call_training_step",

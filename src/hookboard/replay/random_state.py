@@ -2,7 +2,7 @@
 
 import pickle
 import random
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,7 +28,7 @@ def _of_cuda() -> Tensor | None:
     return torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
 
 
-GENERATORS = {
+_GENERATORS = {
     "torch": Generator(
         lambda: torch.default_generator.clone_state(),  # `get_rng_state` takes longer, because it makes a tensor
         lambda state: torch.set_rng_state(state.get_state()),
@@ -44,12 +44,10 @@ GENERATORS = {
 class RandomState:
     """The states of global random generators at the time when this object was made.
 
-    Args:
-        names: which generators, keys of `GENERATORS`; CUDA's is left out before its first use. Reading a state takes
-            50 us or more.
+    CUDA's is left out before its first use.
 
     Examples:
-        >>> state = RandomState(["torch"])
+        >>> state = RandomState()
         >>> first = torch.rand(())
         >>> state.moved()
         {'torch'}
@@ -58,23 +56,20 @@ class RandomState:
         True
     """
 
-    def __init__(self, names: Collection[str] = GENERATORS.keys()) -> None:
-        self._states = {name: state for name in names if (state := GENERATORS[name].read()) is not None}
+    def __init__(self) -> None:
+        read = {name: generator.read() for name, generator in _GENERATORS.items()}
+        self._states = {name: state for name, state in read.items() if state is not None}
 
     def restore(self) -> None:
         """Set the generators to the saved states."""
         for name, state in self._states.items():
-            GENERATORS[name].write(state)
+            _GENERATORS[name].write(state)
 
     def moved(self) -> set[str]:
         """Return the names of the saved generators whose state has changed since, as drawing a number does."""
         found = set()
         for name, state in self._states.items():
-            _, _, as_bytes = generator = GENERATORS[name]
+            _, _, as_bytes = generator = _GENERATORS[name]
             if as_bytes(state) != as_bytes(generator.read()):
                 found.add(name)
         return found
-
-    def of_others(self) -> "RandomState":
-        """Save and return the present states of the generators that this object did not save."""
-        return RandomState(GENERATORS.keys() - self._states.keys())

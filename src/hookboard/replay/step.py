@@ -120,44 +120,15 @@ def run_step(
             at_backward(loss)
 
 
-def loss_of_step(
-    trainer: Trainer | None, pl_module: LightningModule, batch: Any, batch_idx: int = 0, backward: int = 1
-) -> Tensor:
-    """Run `training_step` as `run_step` does, up to one of its backward passes.
-
-    Args:
-        trainer: the Trainer; None if there is none.
-        pl_module: its LightningModule.
-        batch: the batch.
-        batch_idx: its index.
-        backward: under manual optimization, the number of that backward pass, counted from 1.
-
-    Returns:
-        The loss that this backward pass would start from, with its graph.
+def loss_of_step(trainer: Trainer | None, pl_module: LightningModule, batch: Any, batch_idx: int = 0) -> Tensor:
+    """Run `training_step` as `run_step` does, under automatic optimization, and return its loss with its graph.
 
     Raises:
-        CannotRunAgainError: as `run_step`, or the step made fewer backward passes.
+        CannotRunAgainError: as `run_step`.
     """
-    left = 1 if pl_module.automatic_optimization else backward
-
-    def take(loss: Tensor) -> None:
-        nonlocal left
-        left -= 1
-        if not left:
-            raise _Reached(loss)
-
-    try:
-        run_step(trainer, pl_module, batch, batch_idx, take)
-    except _Reached as reached:
-        return reached.loss
-    raise CannotRunAgainError("training_step made fewer backward passes when it ran again")
-
-
-class _Reached(BaseException):
-    """Ends the step at the wanted backward pass. It is a BaseException, so that `except Exception` lets it pass."""
-
-    def __init__(self, loss: Tensor) -> None:
-        self.loss = loss
+    losses: list[Tensor] = []
+    run_step(trainer, pl_module, batch, batch_idx, losses.append)
+    return losses[-1]
 
 
 def _check(trainer: Trainer | None, pl_module: LightningModule, batch: Any) -> None:

@@ -1,0 +1,220 @@
+"""`bad_operation_in`: finds the operation that made the first NaN or Inf, from what the graph of a loss has saved."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import Node
+
+from hookboard.ranks import local
+from hookboard.torch_private import saved_tensors_of, sequence_number_of
+
+_LOGARITHMS = {"log": 0.0, "log2": 0.0, "log10": 0.0, "log1p": -1.0}
+"""Name of a logarithm to the largest input of which it is not finite."""
+
+_MAKING = """
+div reciprocal sqrt rsqrt pow exp expm1 mul logsoftmax softmax safesoftmax mm addmm bmm dot convolution atanh acos asin
+tan sinh cosh lgamma digamma logit linalgvectornorm prod
+"""
+MAKING = frozenset(_MAKING.split()) | _LOGARITHMS.keys()
+"""Operations that can make a NaN or Inf of finite values, but for sums that overflow; as autograd names them."""
+
+_PRODUCTS = frozenset({"mm", "addmm", "bmm", "convolution", "embedding"})
+"""Operations that take no mask of -Inf."""
+
+_SLOTS = {"other": 1, "mat2": 1, "tensor": 1, "weight": 1, "key": 1, "value": 2, "exponent": 1}
+"""Name of a saved input to its place among the inputs, if that is not the first."""
+
+
+class ProgramStep(NamedTuple):
+    """A node behind the loss of an earlier step.
+
+    Args:
+        node: its name.
+        module: the layer that was running; "" if unknown.
+        line: the user's line, such as "model.py:31"; "" if unknown.
+        before: the calls since the node before that can make a NaN or Inf and left no node, as they needed no gradient.
+    """
+
+    node: str
+    module: str
+    line: str
+    before: tuple[str, ...] = ()
+
+
+Program = Sequence[ProgramStep]
+"""The nodes behind the loss of an earlier step, in the order in which they were made."""
+
+
+class CallPlace(NamedTuple):
+    """Where an operation was called: layer, line, and calls before, as in `ProgramStep`."""
+
+    module: str = ""
+    line: str = ""
+    before: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class BadOperation:
+    """The operation that made the first NaN or Inf.
+
+    Args:
+        name: its name, such as `log`; "" if it left no node in the graph: then its result went into `taker`.
+        place: where it was called, if that is known; otherwise where its result was taken first.
+        taken: its inputs, as far as the graph has saved them.
+        given: the first tensor with the NaN or Inf; None if the graph has not saved it.
+        taker: the operation that took the result first; "" if none is known.
+    """
+
+    name: str
+    place: CallPlace
+    taken: Mapping[str, Tensor]
+    given: Tensor | None
+    taker: str = ""
+
+
+def bad_operation_in(loss: Tensor, model: nn.Module, program: Program = ()) -> BadOperation | None:
+    """Return what made the first NaN or Inf behind a loss that is not finite; None if the graph does not tell.
+
+    No code of the user runs: nodes of custom functions, and tensors that hooks have packed, are left out.
+
+    Args:
+        loss: the loss, before its backward pass.
+        model: the model, whose parameters tell the layers of the nodes.
+        program: the nodes of an earlier step. If they are the same, they tell layer and line.
+    """
+    nodes = nodes_behind(loss)
+    places = _places(nodes, model, program)
+    for node in nodes:
+        saved = _floats_saved_by(node)
+        bad = [name for name, tensor in saved.items() if not _is_finite(tensor)]
+        inputs = [name for name in bad if not name.startswith("result")]
+        if not bad or (not inputs and operation_of(node) in ("softmax", "logsoftmax") and _is_mask(saved[bad[0]])):
+            continue
+        if not inputs:
+            taken = {name: tensor for name, tensor in saved.items() if name not in bad}
+            return BadOperation(operation_of(node), places[node], taken, saved[bad[0]])
+        given = saved[inputs[0]]
+        if _is_mask(given) and _before(node, inputs[0]) is None and operation_of(node) not in _PRODUCTS:
+            continue
+        return _made_before(node, _before(node, inputs[0]), given, places)
+    return _made_before(None, loss.grad_fn, loss.detach(), places) if loss.grad_fn in places else None
+
+
+def _made_before(
+    taker: Node | None, maker: Node | None, given: Tensor, places: Mapping[Node, CallPlace]
+) -> BadOperation | None:
+    """Return what made a bad tensor, from the node that returned it: None for a leaf and for code without grad."""
+    took = "" if taker is None else operation_of(taker)
+    waiting, seen, makers = [maker], set[Node](), list[Node]()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen or node not in places:
+            continue
+        seen.add(node)
+        if isinstance(node, BackwardCFunction):  # nobody knows what it took
+            return None
+        makes = _makes(node)
+        if makes:
+            makers.append(node)
+        elif makes is None:
+            waiting += [before for before, _ in node.next_functions]
+    if len(makers) == 1:
+        [made] = makers
+        return BadOperation(operation_of(made), places[made], _floats_saved_by(made), given, took)
+    if taker is None:
+        return None
+    # Of several, or none that is known: between them and the one that took it.
+    numbers = {node: number for number, node in enumerate(places)}
+    before = [call for node in places if numbers[node] <= numbers[taker] for call in places[node].before]
+    return BadOperation("", places[taker]._replace(before=tuple(dict.fromkeys(before))), {}, given, took)
+
+
+def _makes(node: Node) -> bool | None:
+    """Return whether an operation has made a NaN or Inf of finite inputs; None if it can only have passed one on.
+
+    If the graph does not tell, it is True for operations that can, unless they multiply or divide by a harmless number.
+    """
+    name, saved = operation_of(node), saved_tensors_of(node)
+    one, other = saved.get("self"), saved.get("other", saved.get("mat2"))
+    with torch.no_grad():
+        if "result" in saved:
+            return not _is_finite(saved["result"])
+        if name in _LOGARITHMS and one is not None:
+            return bool((one <= _LOGARITHMS[name]).any())
+        if name == "mul" and other is not None and bool((other.abs() <= 1).all()):
+            return None
+        if name == "div" and other is not None and bool((other.abs() >= 1).all()):
+            return None
+        if one is not None and other is not None and name in ("mul", "div", "mm", "bmm"):
+            return not _is_finite(getattr(torch, name)(one.detach(), other.detach()))
+    return True if name in MAKING else None
+
+
+def nodes_behind(loss: Tensor) -> list[Node]:
+    """Return the nodes of the graph of a loss, without those that accumulate gradients, in the order they were made."""
+    found, waiting = dict[Node, int](), [loss.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in found and not hasattr(node, "variable"):
+            found[node] = sequence_number_of(node)
+            waiting += [before for before, _ in node.next_functions]
+    return sorted(found, key=found.__getitem__)
+
+
+def operation_of(node: Node) -> str:
+    """Return the name of a node's operation: "addmm" for AddmmBackward0."""
+    return node.name().rpartition("::")[2].partition("Backward")[0].lower()
+
+
+def _places(nodes: Sequence[Node], model: nn.Module, program: Program) -> dict[Node, CallPlace]:
+    """Return where each node was made: as in the program, if it has the same nodes; else by the weights that it uses.
+
+    A node without weights of its own has the layer of the one before it.
+    """
+    if [step.node for step in program] == [node.name() for node in nodes]:
+        return {node: CallPlace(*step[1:]) for node, step in zip(nodes, program, strict=True)}
+    owners = {id(p): name.rpartition(".")[0] for name, p in model.named_parameters(remove_duplicate=False)}
+    found, last = dict[Node, CallPlace](), ""
+    for node in nodes:
+        own = [owners[id(leaf)] for leaf in _leaves_of(node) if id(leaf) in owners]
+        last = own[0] if own else last
+        found[node] = CallPlace(last)
+    return found
+
+
+def _leaves_of(node: Node) -> Iterator[Tensor]:
+    """Yield the leaves that a node takes, also through transpositions and casts."""
+    for before, _ in node.next_functions:
+        if before is not None and operation_of(before) in ("t", "transpose", "tocopy"):
+            yield from _leaves_of(before)
+        elif before is not None and hasattr(before, "variable"):
+            yield before.variable
+
+
+def _before(node: Node, name: str) -> Node | None:
+    """Return the node that made the input that is saved under a name."""
+    inputs = node.next_functions
+    slot = _SLOTS.get(name, 0) + (operation_of(node) == "addmm")  # its first input is the bias
+    slot -= operation_of(node) == "addmm" and name == "self"
+    return inputs[slot][0] if slot < len(inputs) else None
+
+
+def _floats_saved_by(node: Node) -> dict[str, Tensor]:
+    """Return the floating-point tensors that a node has saved, by their names in torch."""
+    if isinstance(node, BackwardCFunction):  # its tensors may be packed by code of the user
+        return {}
+    return {name: one.detach() for name, one in saved_tensors_of(node).items() if one.is_floating_point()}
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    return bool(torch.isfinite(local(tensor)).all())
+
+
+def _is_mask(tensor: Tensor) -> bool:
+    """Return True if a tensor that is not finite has -Inf alone, as masks and what they are added to have."""
+    tensor = local(tensor)
+    return bool((torch.isfinite(tensor) | (tensor == -torch.inf)).all())
