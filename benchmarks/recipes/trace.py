@@ -1,7 +1,8 @@
 """Whether reading the first step leaves a trace in trainings of others: `python -m benchmarks.recipes.trace`.
 
 Each recipe is trained for a few steps without a monitor and with one. Losses, weights, optimizers and random state must
-be the same, bit for bit. The second column is the time of the reading, in steps of the training, on one thread's clock.
+be the same, bit for bit. The second column is what the reading adds to the first step, in steps of the training, on
+one thread's clock: without it the monitor runs with `audit=False`.
 """
 
 import argparse
@@ -20,7 +21,6 @@ from benchmarks.recipes.catalogue import RECIPES
 from benchmarks.recipes.recipe import Recipe
 from lightning.pytorch import Callback, Trainer
 
-import hookboard.loops.trainer as loop
 from hookboard import HealthMonitor
 
 STEPS = 12
@@ -40,8 +40,8 @@ class Kept(Callback):
         self.losses.append(outputs["loss"].detach().clone() if isinstance(outputs, dict) and outputs else None)
 
 
-def trained(recipe: Recipe, *callbacks: Callback) -> tuple[list[Any], float]:
-    """Train; returns all that must be the same, and the seconds of a step."""
+def trained(recipe: Recipe, *callbacks: Callback) -> tuple[list[Any], float, float]:
+    """Train; returns all that must be the same, and the seconds of a step and of the first one."""
     torch.manual_seed(0)
     random.seed(0)
     np.random.seed(0)
@@ -60,8 +60,8 @@ def trained(recipe: Recipe, *callbacks: Callback) -> tuple[list[Any], float]:
     trainer.fit(training.module, training.loader)
     states = [optimizer.state_dict()["state"] for optimizer in trainer.optimizers]
     drawn = torch.get_rng_state(), random.getstate(), np.random.get_state()[1]
-    took = median(after - before for before, after in zip(kept.began, kept.began[1:], strict=False))
-    return [kept.losses, training.module.state_dict(), states, drawn], took
+    took = [after - before for before, after in zip(kept.began, kept.began[1:], strict=False)]
+    return [kept.losses, training.module.state_dict(), states, drawn], median(took), took[0]
 
 
 def is_same(one: Any, other: Any) -> bool:
@@ -82,21 +82,12 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", default="", help="recipes whose name contains this")
     options = parser.parse_args(given)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    seconds: list[float] = []
-    read = loop.read_first_step
-
-    def timed(*args: Any) -> Any:
-        began = time.thread_time()
-        found = read(*args)
-        seconds.append(time.thread_time() - began)
-        return found
-
-    loop.read_first_step = timed
     rows = []
     for recipe in RECIPES:
         if recipe.can_run and options.only in recipe.name:
-            (bare, step), (watched, _) = trained(recipe), trained(recipe, HealthMonitor())
-            rows.append((recipe.name, is_same(bare, watched), seconds[-1] / step))
+            (bare, step, _), (watched, _, first) = trained(recipe), trained(recipe, HealthMonitor())
+            _, _, unread = trained(recipe, HealthMonitor(audit=False))
+            rows.append((recipe.name, is_same(bare, watched), (first - unread) / step))
             print(f"| {recipe.name} | {'the same' if rows[-1][1] else 'DIFFERS'} | {rows[-1][2]:.1f} |", flush=True)
     steps = [took for _, _, took in rows]
     differ = [name for name, same, _ in rows if not same]

@@ -52,7 +52,8 @@ def sequence_number_of(node: Node) -> int:
 def saved_tensors_of(node: Node) -> dict[str, Tensor]:
     """Return the tensors that a node of torch has saved, by name: `self`, `other`, `result`, `mat1`, ...
 
-    Left out are those that hooks have packed, because unpacking calls them, and those that were changed in place.
+    Left out are those that hooks have packed, because unpacking calls them, those that were changed in place, and those
+    whose memory has been freed, as FSDP frees that of weights.
     """
     found = {}
     for name in dir(node):
@@ -63,7 +64,17 @@ def saved_tensors_of(node: Node) -> dict[str, Tensor]:
                     found[name.removeprefix("_raw_saved_")] = getattr(node, name.replace("_raw", ""))
             except RuntimeError:
                 continue
-    return {name: one for name, one in found.items() if isinstance(one, Tensor)}
+    return {name: one for name, one in found.items() if isinstance(one, Tensor) and _has_memory(one)}
+
+
+def _has_memory(tensor: Tensor) -> bool:
+    """Return False for a tensor that cannot be read, or whose memory has been freed."""
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_meta:
+        return False
+    try:
+        return tensor.numel() == 0 or tensor.untyped_storage().nbytes() > 0
+    except (NotImplementedError, RuntimeError):
+        return False
 
 
 version_of: Callable[[Tensor], int] = operator.attrgetter("_version")

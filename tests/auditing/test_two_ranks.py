@@ -50,9 +50,16 @@ def test_nothing_is_found_in_a_healthy_step_of_two_processes(together):
     assert not said(together["healthy"][0][3])
 
 
-@pytest.mark.skipif(not hasattr(torch.cpu.Stream, "record_event"), reason="the FSDP2 of this torch needs a device")
-def test_the_step_of_a_model_that_is_split_over_processes_is_read_too(run_script, tmp_path):
-    trainings = trained(run_script, tmp_path, "fsdp", ["healthy", "softmax"])
+needs_fsdp = pytest.mark.skipif(
+    not hasattr(torch.cpu.Stream, "record_event"), reason="the FSDP2 of this torch needs a device"
+)
+
+
+@pytest.mark.parametrize(
+    "strategy", ["ddp_find_unused_parameters_true", "static", pytest.param("fsdp", marks=needs_fsdp)]
+)
+def test_the_step_is_read_and_the_same_however_the_model_is_wrapped(run_script, tmp_path, strategy):
+    trainings = trained(run_script, tmp_path, strategy, ["healthy", "softmax"])
     for case, found in [("healthy", False), ("softmax", True)]:
         for bare, watched, _, texts in trainings[case]:
             assert all(one.equal(other) for one, other in zip(bare[0], watched[0], strict=True))

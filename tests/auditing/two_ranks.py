@@ -2,7 +2,7 @@
 
 python two_ranks.py FOLDER STRATEGY CASE ...
 
-STRATEGY is one of Lightning's, or `fsdp` (FSDP2).
+STRATEGY is one of Lightning's, `fsdp` (FSDP2) or `static` (DDP with a static graph).
 """
 
 import logging
@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.strategies import ModelParallelStrategy
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader
@@ -22,6 +22,12 @@ from hookboard import HealthMonitor
 from hookboard.ranks import local
 
 CASES = ("healthy", "softmax", "gathers", "manual")
+
+
+STRATEGIES = {
+    "fsdp": lambda: ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1),
+    "static": lambda: DDPStrategy(static_graph=True),
+}
 
 
 class Model(LightningModule):
@@ -57,9 +63,7 @@ def trained(case, strategy, *callbacks):
     trainer = Trainer(
         accelerator="cpu",
         devices=2,
-        strategy=ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1)
-        if strategy == "fsdp"
-        else strategy,
+        strategy=STRATEGIES[strategy]() if strategy in STRATEGIES else strategy,
         max_epochs=1,
         logger=False,
         enable_checkpointing=False,

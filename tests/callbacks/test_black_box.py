@@ -98,7 +98,7 @@ def last_line(function):
 def test_the_operation_is_named_with_its_cause(function, name, why, advice):
     event = only_event(Toy(calling(function)), marked_at(2))
     assert (event.module, event.during, event.step, event.batch_idx) == ("net.first", "forward", 2, 2)
-    assert f"came from {name}() in 'net.first'" in event.evidence
+    assert f"came from {name}() after 'net.first'" in event.evidence
     assert why in event.evidence
     assert event.advice.startswith(advice)
 
@@ -453,7 +453,7 @@ def test_an_edit_is_in_the_graph_too():
     edit = Intervention(to_nan, "net.0", first_step=2)
     box = Box()
     fit(None, Toy(nn.Sequential(nn.Linear(4, 4), mlp())), batches(*[8] * 4), edit, box)
-    assert (box.box.events[0].module, box.box.events[0].step) == ("net.0", 2)
+    assert (box.box.events[0].during, box.box.events[0].step) == ("forward", 2)
 
 
 def to_nan(tensor):

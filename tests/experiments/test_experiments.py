@@ -440,6 +440,12 @@ def test_checkup_without_a_step_is_an_error():
         checkup(net(), regression())
 
 
+def test_checkup_with_a_list_of_optimizers_is_an_error():
+    model = net()
+    with pytest.raises(TypeError, match="optimizer is a list: give one optimizer"):
+        checkup(model, regression(), step_of(model), [Adam(model.parameters())])
+
+
 def test_checkup_of_no_batch_is_an_error():
     with pytest.raises(ValueError, match="data: it has no batch"):
         checkup(Lit(), [])

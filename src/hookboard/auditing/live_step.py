@@ -66,7 +66,8 @@ class LiveStep:
         self._findings: list[Finding] = []
         self._outside: list[Outsider] = []
         self._flow, self._constant_loss = Flow(), math.nan
-        self._programs: list[Program] = []
+        self.programs: list[Program] = []
+        """The autograd nodes behind each loss so far, with layer and line."""
         self._has_gradient: bool | None = None
         self._schedules: list[Finding] | None = None
 
@@ -124,7 +125,7 @@ class LiveStep:
         done = reader.take_loss(loss, value, factor)
         self._findings += findings_of(done, [rule for rule in ALL_RULES if rule is not CUT])
         self._constant_loss = reader.constant_loss()
-        self._programs.append(reader.step.program_of(loss))
+        self.programs.append(reader.step.program_of(loss))
         if len(reader.losses) == 1:
             self._flow = reader.flow()
         known = [one.reference() for one in self._outside]
@@ -173,7 +174,7 @@ class LiveStep:
             elif reader.losses:
                 with computing_plainly():
                     found = alarms_first([*self._findings, *reader.cuts(self._has_gradient)])
-                first, reached = FirstStep(found, self._flow, self._constant_loss, self._programs), reader.reached
+                first, reached = FirstStep(found, self._flow, self._constant_loss, self.programs), reader.reached
                 self._say_opaque(reader)
         except Exception as error:
             self._say_not_read(error)

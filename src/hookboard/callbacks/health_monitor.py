@@ -360,6 +360,8 @@ class HealthMonitor(SiteLogger[HealthState]):
             state.watch_stale(stale, stale.before_backward)
         value = state.losses.add(loop.logged_step, state.batch_idx, loss, scale)
         if state.black_box is not None:
+            if state.live is not None:
+                state.black_box.programs = state.live.programs
             state.black_box.before_backward(loss, value if scale is None else None)
 
     def _see_gradients(self, loop: Loop, state: HealthState) -> None:

@@ -78,7 +78,8 @@ def checkup(
         What is wrong, and what was tried.
 
     Raises:
-        TypeError: `step` or `optimizer` is left out and the model is no LightningModule.
+        TypeError: `step` or `optimizer` is left out and the model is no LightningModule; `optimizer` is something else,
+            such as a list.
         ValueError: `data` has no batch.
 
     Examples:
@@ -93,6 +94,8 @@ def checkup(
     """
     if not is_lightning(model, LightningModule) and (step is None or optimizer is None):
         raise TypeError(f"model is a {type(model).__name__}, which has no training_step: give step= and optimizer=")
+    if not isinstance(optimizer, Optimizer | None):
+        raise TypeError(f"optimizer is a {type(optimizer).__name__}: give one optimizer")
     batches = _first_of(data)
     with undisturbed(model):
         optimizers = _optimizers_of(model) if optimizer is None else [optimizer]

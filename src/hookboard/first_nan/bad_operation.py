@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,9 @@ MAKING = frozenset(_MAKING.split()) | _LOGARITHMS.keys()
 
 _PRODUCTS = frozenset({"mm", "addmm", "bmm", "convolution", "embedding"})
 """Operations that take no mask of -Inf."""
+
+_JOINING = frozenset({"add", "sub", "rsub", "cat", "stack", "where", "maximum", "minimum", "addcmul", "copyslices"})
+"""Operations that pass on what any of several inputs has."""
 
 _SLOTS = {"other": 1, "mat2": 1, "tensor": 1, "weight": 1, "key": 1, "value": 2, "exponent": 1}
 """Name of a saved input to its place among the inputs, if that is not the first."""
@@ -55,6 +58,8 @@ class CallPlace(NamedTuple):
     module: str = ""
     line: str = ""
     before: tuple[str, ...] = ()
+    is_after: bool = False
+    """Whether the layer is not known, and `module` is the last one before that has weights."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +114,8 @@ def _made_before(
 ) -> BadOperation | None:
     """Return what made a bad tensor, from the node that returned it: None for a leaf and for code without grad."""
     took = "" if taker is None else operation_of(taker)
-    waiting, seen, makers = [maker], set[Node](), list[Node]()
+    waiting, seen, found = [maker], set[Node](), dict[Node, bool]()
+    is_open = False  # whether it may have come in without a node
     while waiting:
         node = waiting.pop()
         if node is None or node in seen or node not in places:
@@ -118,10 +124,16 @@ def _made_before(
         if isinstance(node, BackwardCFunction):  # nobody knows what it took
             return None
         makes = _makes(node)
-        if makes:
-            makers.append(node)
-        elif makes is None:
-            waiting += [before for before, _ in node.next_functions]
+        if makes == "no":
+            continue
+        if makes == "passes":
+            inputs = [before for before, _ in node.next_functions]
+            is_open |= operation_of(node) in _JOINING and None in inputs
+            waiting += inputs
+        else:
+            found[node] = makes == "yes"
+    certain = [node for node, is_certain in found.items() if is_certain]
+    makers = certain or ([] if is_open else list(found))
     if len(makers) == 1:
         [made] = makers
         return BadOperation(operation_of(made), places[made], _floats_saved_by(made), given, took)
@@ -133,25 +145,26 @@ def _made_before(
     return BadOperation("", places[taker]._replace(before=tuple(dict.fromkeys(before))), {}, given, took)
 
 
-def _makes(node: Node) -> bool | None:
-    """Return whether an operation has made a NaN or Inf of finite inputs; None if it can only have passed one on.
+def _makes(node: Node) -> Literal["yes", "maybe", "no", "passes"]:
+    """Return whether an operation has made a NaN or Inf of finite inputs.
 
-    If the graph does not tell, it is True for operations that can, unless they multiply or divide by a harmless number.
+    "no" if its result is finite, and "passes" if it can only have passed one on.
     """
     name, saved = operation_of(node), saved_tensors_of(node)
-    one, other = saved.get("self"), saved.get("other", saved.get("mat2"))
+    one, other = saved.get("self", saved.get("mat1")), saved.get("other", saved.get("mat2"))
     with torch.no_grad():
         if "result" in saved:
-            return not _is_finite(saved["result"])
+            return "no" if _is_finite(saved["result"]) else "maybe"
         if name in _LOGARITHMS and one is not None:
-            return bool((one <= _LOGARITHMS[name]).any())
+            return "yes" if bool((one <= _LOGARITHMS[name]).any()) else "no"
+        if one is not None and other is not None and name in ("mul", "div", "mm", "bmm", "addmm"):
+            function = {"addmm": "mm"}.get(name, name)
+            return "no" if _is_finite(getattr(torch, function)(one.detach(), other.detach())) else "yes"
         if name == "mul" and other is not None and bool((other.abs() <= 1).all()):
-            return None
-        if name == "div" and other is not None and bool((other.abs() >= 1).all()):
-            return None
-        if one is not None and other is not None and name in ("mul", "div", "mm", "bmm"):
-            return not _is_finite(getattr(torch, name)(one.detach(), other.detach()))
-    return True if name in MAKING else None
+            return "passes"
+        if name == "div" and other is not None:
+            return "passes" if bool((other.abs() >= 1).all()) else "yes" if bool((other == 0).any()) else "maybe"
+    return "maybe" if name in MAKING else "passes"
 
 
 def nodes_behind(loss: Tensor) -> list[Node]:
@@ -182,7 +195,7 @@ def _places(nodes: Sequence[Node], model: nn.Module, program: Program) -> dict[N
     for node in nodes:
         own = [owners[id(leaf)] for leaf in _leaves_of(node) if id(leaf) in owners]
         last = own[0] if own else last
-        found[node] = CallPlace(last)
+        found[node] = CallPlace(last, is_after=not own)
     return found
 
 

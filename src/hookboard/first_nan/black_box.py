@@ -199,7 +199,8 @@ class BlackBox:
         names = [node.name() for node in nodes_behind(loss)]
         program = next((one for one in self.programs if [step.node for step in one] == names), ())
         origin = bad_operation_in(loss, self._model, program)
-        taker = origin.place.module if origin is not None and not origin.name else ""
+        is_taker = origin is not None and not origin.name and not origin.place.is_after
+        taker = origin.place.module if origin is not None and is_taker else ""
         of_batch = functools.partial(batch_event, self._batch, *self._here, self._loss, taker, was_changed=was_changed)
         if (event := of_batch()) is not None:
             return event
@@ -229,7 +230,7 @@ class BlackBox:
             if (operation := step.node.partition("Backward")[0].lower()) in _STEEP
         }
         if self._world_size > 1:  # it may be that of another rank
-            why = "they are averaged over the ranks, and may come from another one"
+            why = "they are averaged over the ranks, and may come from another rank"
             return unlocated_event(True, *self._here, why, in_order)
         return backward_event({name: spoiled[name] for name in in_order}, listed(sorted(steep), 3), *self._here)
 

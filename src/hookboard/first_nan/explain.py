@@ -35,7 +35,8 @@ def forward_event(
         last_loss: the loss of the previous step.
     """
     place = origin.place
-    where = "".join([*[f" at {place.line}"] * bool(place.line), *[f" in {place.module!r}"] * bool(place.module)])
+    where = f" at {place.line}" if place.line else ""
+    where += f" {'after' if place.is_after else 'in'} {place.module!r}" if place.module else ""
     found = "" if origin.given is None else f" ({described([origin.given])})"
     if origin.name:
         said = f"came from {_plain(origin.name)}(){where}{found}"
@@ -49,7 +50,8 @@ def forward_event(
     largest = max([last_loss, *(_largest(tensor) for tensor in taken)])
     if largest > GROWN_ABOVE:
         advice = f"Values had grown to {largest:.3g} before: lower the learning rate, warm it up, or clip gradients."
-    return Nonfinite(origin.place.module, "forward", step, batch_idx, described(taken), evidence, advice or _CHECK)
+    module = "" if place.is_after and not origin.name else place.module
+    return Nonfinite(module, "forward", step, batch_idx, described(taken), evidence, advice or _CHECK)
 
 
 def batch_event(
