@@ -129,14 +129,14 @@ def test_a_small_deviation_about_a_large_mean_is_true(small_tiles, sign, first):
 
 
 def test_a_first_tile_without_a_finite_value_takes_no_precision(small_tiles, monkeypatch):
-    monkeypatch.setattr(accelerator, "_processors", lambda device: 1)
+    monkeypatch.setattr(accelerator, "processors", lambda device: 1)
     monkeypatch.setattr(accelerator, "OF_A_PROCESSOR", 1)
     values = torch.cat([torch.full((200,), math.nan), normal(900, mean=12345.678, std=0.005)])
     assert_true(statistics(measured(values)[0]), [values])
 
 
 def test_a_channel_without_a_finite_value_in_the_first_tiles_takes_no_precision(small_tiles, monkeypatch):
-    monkeypatch.setattr(accelerator, "_processors", lambda device: 1)
+    monkeypatch.setattr(accelerator, "processors", lambda device: 1)
     values = normal(200, 4, mean=1e5, std=0.1)
     values[:40, 1], values[:8, 2], values[:, 3] = math.nan, -math.inf, math.nan
     assert_rows(measured(values, 1)[1:], [values], 1)
@@ -171,7 +171,7 @@ def test_a_tensor_that_begins_anywhere_is_true(small_tiles, dtype):
 
 
 def test_many_programs_with_several_tiles_each_are_true(small_tiles, monkeypatch):
-    monkeypatch.setattr(accelerator, "_processors", lambda device: 2)
+    monkeypatch.setattr(accelerator, "processors", lambda device: 2)
     values = torch.cat([torch.zeros(100), normal(2000, mean=1e4, std=0.1), normal(900, std=1e30), normal(5)])
     assert_true(statistics(measured(values)[0]), [values])
 

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hookboard.measure import accelerator
+from hookboard.measure import card
 
 sys.path.append(str(Path(__file__).parent))
 from test_triton import needs_today
@@ -64,7 +64,7 @@ def test_float64_is_fast_by_its_speed_not_by_the_generation_of_the_card(monkeypa
     bus = [SimpleNamespace(pci_domain_id=0, pci_bus_id=int(name[5:7], 16), pci_device_id=0) for name in CARDS]
     monkeypatch.setattr(ctypes, "CDLL", lambda name: Driver(CARDS))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: bus[device.index])
-    assert accelerator.adds_float64_fast.__wrapped__(torch.device("cuda", index)) is is_fast
+    assert card.adds_float64_fast.__wrapped__(torch.device("cuda", index)) is is_fast
 
 
 def no_driver(name):
@@ -76,4 +76,4 @@ def test_without_an_answer_of_the_driver_float64_is_taken_to_be_fast(monkeypatch
     monkeypatch.setattr(ctypes, "CDLL", library)
     bus = SimpleNamespace(pci_domain_id=0, pci_bus_id=10, pci_device_id=0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: bus)
-    assert accelerator.adds_float64_fast.__wrapped__(torch.device("cuda", 0))
+    assert card.adds_float64_fast.__wrapped__(torch.device("cuda", 0))

@@ -24,6 +24,7 @@ HERE = Path(__file__).parent
 
 
 @pytest.mark.spawns
+@pytest.mark.xdist_group("kernels")  # it shares nothing with others that start processes, and takes longest
 def test_under_the_interpreter_every_number_is_true():
     """It must be chosen before Triton is imported: the cases of `interpreted.py` run in a process of their own."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(HERE / "interpreted.py")]

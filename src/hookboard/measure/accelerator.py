@@ -5,10 +5,8 @@ operations (`device.py`), which are right too, but are some forty launches for e
 """
 
 import contextlib
-import ctypes
 import functools
 import math
-import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
@@ -17,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from hookboard.measure.card import adds_float64_fast, processors
 from hookboard.measure.histogram import BINS
 from hookboard.measure.row import WIDTH, channel_row_count, channel_stride
 from hookboard.measure.values import with_memory
@@ -65,12 +64,6 @@ BINNED_VALUES = 1 << 13
 MIN_BINNED_VALUES = 1 << 14
 """A program adds its bins to those of the tensor at the end, by an atomic addition for each bin that is not empty:
 usually a few hundred. It has at least this many values, if there are as many."""
-
-FASTER_THAN = 4
-"""Up to this ratio of single to double speed, kernels sum in float64; beyond it, pairs of float32 are faster."""
-
-_SINGLE_TO_DOUBLE = 87
-"""CU_DEVICE_ATTRIBUTE_SINGLE_TO_DOUBLE_PRECISION_PERF_RATIO of CUDA's driver, which torch does not tell."""
 
 LONG_COMPILE_SECONDS = 1.0
 """If compiling takes longer than this, users are told."""
@@ -469,7 +462,7 @@ def _grid(shape: Shape, tiles: _Tiles, device: torch.device, has_bins: bool) -> 
     else:
         groups, rows = shape.channels, shape.outer * -(-shape.inner // tiles.wide)
     blocks = -(-rows // (tiles.rows * tiles.at_once))
-    most = OF_A_PROCESSOR * _processors(device)
+    most = OF_A_PROCESSOR * processors(device)
     if has_bins:
         most = min(most // 2, shape.outer * shape.channels * shape.inner // MIN_BINNED_VALUES)
     elif shape.layout == LAST:
@@ -489,33 +482,6 @@ def _has_aligned_groups(shape: Shape, vector: int) -> bool:
 
 def _is_at_16(job: Job) -> bool:
     return job.values.data_ptr() % 16 == 0 and (job.minus is None or job.minus.data_ptr() % 16 == 0)
-
-
-@functools.cache
-def _processors(device: torch.device) -> int:
-    """Return the number of multiprocessors of a device."""
-    return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 128
-
-
-@functools.cache
-def adds_float64_fast(device: torch.device) -> bool:
-    """Return True if a device adds float64 at a quarter of the speed of float32 or more; True if that is unknown.
-
-    It is not a matter of the generation: H100 has 1:2 and H20, of the same compute capability, 1:44.
-    """
-    if device.type != "cuda" or torch.version.hip:
-        return True
-    ratio, number = ctypes.c_int(), ctypes.c_int()
-    try:
-        driver = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
-        bus: Any = torch.cuda.get_device_properties(device)
-        name = f"{bus.pci_domain_id:04x}:{bus.pci_bus_id:02x}:{bus.pci_device_id:02x}.0".encode()
-        # torch's numbers of devices are those of the runtime, which the driver need not share.
-        is_found = driver.cuDeviceGetByPCIBusId(ctypes.byref(number), name) == 0
-        is_known = is_found and driver.cuDeviceGetAttribute(ctypes.byref(ratio), _SINGLE_TO_DOUBLE, number) == 0
-    except (OSError, AttributeError):
-        return True
-    return not is_known or ratio.value <= FASTER_THAN
 
 
 def new_rows(count: int, device: torch.device) -> Tensor:

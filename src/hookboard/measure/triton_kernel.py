@@ -261,6 +261,31 @@ def _write(
 
 
 @triton.jit
+def _pivot(
+    values, minus, has_minus, scale, block, rows, inner, channel, channels, programs, LAYOUT: tl.constexpr,
+    ROWS: tl.constexpr, WIDE: tl.constexpr, IS_ALIGNED: tl.constexpr, HAS_MINUS: tl.constexpr, HAS_SCALE: tl.constexpr
+):  # fmt: skip
+    """Return the mean of the first tile of a program, [CHANNELS]; of a later one if it has no finite value there."""
+    x, there = _load(
+        values, minus, has_minus, scale, block, rows, inner, channel, channels, LAYOUT, ROWS, WIDE, IS_ALIGNED,
+        HAS_MINUS, HAS_SCALE
+    )  # fmt: skip
+    pivot, found = _mean(x, LAYOUT)
+    if LAYOUT == LAST:
+        found = tl.where(channel < channels, found, 1)
+    step = programs.to(tl.int64) * ROWS
+    while (tl.min(found, 0) == 0) & (block + step < rows):
+        block += step
+        x, there = _load(
+            values, minus, has_minus, scale, block, rows, inner, channel, channels, LAYOUT, ROWS, WIDE, IS_ALIGNED,
+            HAS_MINUS, HAS_SCALE
+        )  # fmt: skip
+        later, more = _mean(x, LAYOUT)
+        pivot, found = tl.where(found == 0, later, pivot), found + more
+    return pivot
+
+
+@triton.jit
 def _over_tiles(
     values, minus, has_minus, scale, has_counts, rows, inner, channel, channels, program, programs, own_bins,
     LAYOUT: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr, TILES: tl.constexpr, IS_ALIGNED: tl.constexpr,
@@ -280,23 +305,10 @@ def _over_tiles(
     elements = tl.zeros([ROWS, 1], tl.int32)
     bins = tl.zeros([BINS if HAS_BINS else 1], tl.int32)
     block = program.to(tl.int64) * (ROWS * TILES)
-    begin, there = _load(
-        values, minus, has_minus, scale, block, rows, inner, channel, channels, LAYOUT, ROWS, WIDE, IS_ALIGNED,
-        HAS_MINUS, HAS_SCALE
+    pivot = _pivot(
+        values, minus, has_minus, scale, block, rows, inner, channel, channels, programs, LAYOUT, ROWS, WIDE,
+        IS_ALIGNED, HAS_MINUS, HAS_SCALE
     )  # fmt: skip
-    pivot, found = _mean(begin, LAYOUT)
-    if LAYOUT == LAST:
-        found = tl.where(channel < channels, found, 1)
-    ahead = block
-    # A tile in which there is no finite value, or none of a channel, tells no pivot.
-    while (tl.min(found, 0) == 0) & (ahead + programs.to(tl.int64) * ROWS < rows):
-        ahead += programs.to(tl.int64) * ROWS
-        begin, there = _load(
-            values, minus, has_minus, scale, ahead, rows, inner, channel, channels,
-            LAYOUT, ROWS, WIDE, IS_ALIGNED, HAS_MINUS, HAS_SCALE
-        )  # fmt: skip
-        later, more = _mean(begin, LAYOUT)
-        pivot, found = tl.where(found == 0, later, pivot), found + more
     while block < rows:
         for tile in range(TILES):
             x, there = _load(
