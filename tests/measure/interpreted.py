@@ -56,7 +56,7 @@ def small_tiles(monkeypatch):
 @pytest.fixture(params=["in shared memory", "in copies", "in one copy"])
 def bins_are_counted(request, monkeypatch, small_tiles):
     if request.param != "in shared memory":
-        monkeypatch.setattr(accelerator, "FIRST_WITH_BINS", (99, 0))
+        monkeypatch.setattr(accelerator, "FIRST_WITH_SHARED_BINS", (99, 0))
         monkeypatch.setattr(accelerator, "COPIES", 3 if request.param == "in copies" else 1)
 
 
@@ -130,7 +130,7 @@ def test_a_small_deviation_about_a_large_mean_is_true(small_tiles, sign, first):
 
 def test_a_first_tile_without_a_finite_value_takes_no_precision(small_tiles, monkeypatch):
     monkeypatch.setattr(accelerator, "processors", lambda device: 1)
-    monkeypatch.setattr(accelerator, "OF_A_PROCESSOR", 1)
+    monkeypatch.setattr(accelerator, "PROGRAMS_PER_PROCESSOR", 1)
     values = torch.cat([torch.full((200,), math.nan), normal(900, mean=12345.678, std=0.005)])
     assert_true(statistics(measured(values)[0]), [values])
 

@@ -328,6 +328,14 @@ def test_memory_that_is_given_back_is_kept_for_the_stream_that_used_it_last(devi
     assert [*map(id, device.kept_for_stream)] == [*map(id, grown)]
 
 
+def test_launches_of_other_needs_take_turns_in_the_same_memory(device):
+    with_channels, with_copies = (CUDA, 20_000, 9_000, 0), (CUDA, 10, 10, 4)
+    accelerator._workspace(*with_channels)
+    grown = accelerator._workspace(*with_copies)
+    for needs in (with_channels, with_copies):
+        assert [*map(id, accelerator._workspace(*needs))] == [*map(id, grown)]
+
+
 def test_an_empty_call_leaves_the_channels_of_the_others(device):
     mine, part = recorder(channels=channels), normal(3, 4)
     observe = mine.open(Site("a", "output"))

@@ -201,8 +201,8 @@ class LiveStep:
         """Say in one line each what was not looked into."""
         if reader.step.compiled_calls:
             inform(
-                f"the training step was read but for {reader.step.compiled_calls} calls of compiled code, which nobody "
-                "can look into."
+                f"the training step was read, except for {reader.step.compiled_calls} calls of compiled code, which "
+                "cannot be looked into."
             )
         if reader.step.has_refused:
             inform(

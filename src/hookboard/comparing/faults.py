@@ -358,7 +358,9 @@ class Faults:
         tied = {name for found_tied in pairs for pair in found_tied.items() for name in pair}
         for found_tied, (one, other) in zip(pairs, (("left", "right"), ("right", "left")), strict=True):
             for name, first in found_tied.items():
-                cause = f"in the {one} model it is {first} itself, in the {other} one a copy: training moves it away"
+                cause = (
+                    f"in the {one} model it is {first} itself, in the {other} one a copy: training makes them differ"
+                )
                 yield self._of_weight(name, "weight", BROKEN, cause)
         for name, seen in found.gradients.items():
             # Under FSDP2 the graph holds other tensors than the model, and does not tell whose code a weight passes.

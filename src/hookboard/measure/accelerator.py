@@ -31,9 +31,9 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 AS_SINGLE = (torch.bool, torch.uint8, torch.int8, torch.int16)
 """Further dtypes of which tensors are copied to float32, which has all of their values; so are floats of 8 bits."""
 
-FIRST_WITH_BINS = (3, 9)
+FIRST_WITH_SHARED_BINS = (3, 9)
 """The first version of Triton whose `histogram` counts thousands of bins well in shared memory, on NVIDIA's cards.
-Elsewhere programs count them in copies of the bins in memory, which takes four times as long."""
+Elsewhere programs count them in copies of the bins in memory, which is slower."""
 
 COPIES = 256
 """The number of these copies. Further programs of a tensor share them."""
@@ -41,7 +41,7 @@ COPIES = 256
 FIRST_CALLABLE = (3, 3)
 """The first version of Triton in which a compiled kernel takes all arguments, constants too, as it is called here."""
 
-OF_A_PROCESSOR = 4
+PROGRAMS_PER_PROCESSOR = 4
 """Maximum number of programs that measure a tensor, for each multiprocessor of the device, unless each channel has one.
 So many run at once; further ones would wait, and their results take long to merge. Of those with more to keep, with
 bins or channels side by side, half as many run."""
@@ -288,8 +288,8 @@ def measure(target: Target, *, with_abs_mean: bool, scale: Tensor | None = None)
         scratch, counters, copies = _workspace(values.device, way.scratch, way.groups, way.copies)
     except torch.OutOfMemoryError:
         return False
-    pointers = [values, rows if scale is None else scale, rows if counts is None else counts, rows, scratch, counters]
-    pointers.append(copies)
+    given = rows if scale is None else scale, rows if counts is None else counts  # any pointer for those without
+    pointers = [values, *given, rows, scratch, counters, copies]
     return _launch("measure", way, (way.programs, way.groups, 1), pointers, (*shape[1:], int(is_fresh)))
 
 
@@ -390,7 +390,6 @@ class Way(NamedTuple):
         programs: how many measure each group of channels.
         groups: how many groups of channels there are.
         scratch: the rows of scratch that this takes.
-        copies: how many copies of the bins it takes.
         constants: those of the kernel.
         variant: the device, the dtype and the constants: which kernel is launched, but for the alignment of pointers.
     """
@@ -398,9 +397,13 @@ class Way(NamedTuple):
     programs: int
     groups: int
     scratch: int
-    copies: int
     constants: dict[str, Any]
     variant: tuple[object, ...]
+
+    @property
+    def copies(self) -> int:
+        """How many copies of the bins it takes."""
+        return int(self.constants["COPIES"])
 
 
 @functools.lru_cache(maxsize=1 << 14)
@@ -424,7 +427,6 @@ def _way(
         with_abs_mean: whether the column `abs_mean` is filled.
         has_scale: whether they are divided.
     """
-    copies = COPIES if has_bins and not _counts_in_shared_memory() else 0
     tiles = _tiles(shape.layout, dtype, has_bins)
     programs, groups = _grid(shape, tiles, device, has_bins)
     constants = {
@@ -437,10 +439,10 @@ def _way(
         "HAS_SCALE": has_scale,
         "HAS_ABS_MEAN": with_abs_mean,
         "HAS_BINS": has_bins,
-        "COPIES": copies,
+        "COPIES": COPIES if has_bins and not _counts_in_shared_memory() else 0,
     }
     variant = (device, dtype, *constants.values())
-    return Way(programs, groups, programs * shape.channels + groups, copies, constants, variant)
+    return Way(programs, groups, programs * shape.channels + groups, constants, variant)
 
 
 def _tiles(layout: int, dtype: torch.dtype, has_bins: bool) -> _Tiles:
@@ -452,7 +454,7 @@ def _tiles(layout: int, dtype: torch.dtype, has_bins: bool) -> _Tiles:
 
 
 def _counts_in_shared_memory() -> bool:
-    return _version() >= FIRST_WITH_BINS and not torch.version.hip
+    return _version() >= FIRST_WITH_SHARED_BINS and not torch.version.hip
 
 
 def _grid(shape: Shape, tiles: _Tiles, device: torch.device, has_bins: bool) -> tuple[int, int]:
@@ -462,7 +464,7 @@ def _grid(shape: Shape, tiles: _Tiles, device: torch.device, has_bins: bool) -> 
     else:
         groups, rows = shape.channels, shape.outer * -(-shape.inner // tiles.wide)
     blocks = -(-rows // (tiles.rows * tiles.at_once))
-    most = OF_A_PROCESSOR * processors(device)
+    most = PROGRAMS_PER_PROCESSOR * processors(device)
     if has_bins:
         most = min(most // 2, shape.outer * shape.channels * shape.inner // MIN_BINNED_VALUES)
     elif shape.layout == LAST:
@@ -505,16 +507,27 @@ def _workspace(device: torch.device, rows: int, groups: int, copies: int) -> tup
     """
     stream = (device, stream_number(device) if device.type == "cuda" else 0)
     found = _state.workspaces.get(stream)
-    if found is not None:
+    if found is None:
+        scratch, counters, bins = new_rows(8192, device), _zeros(4096, device=device), _zeros(1, BINS, device=device)
+    else:
         scratch, counters, bins = found
         if scratch.shape[0] >= rows and counters.shape[0] > groups and bins.shape[0] >= copies:
             return found
-    scratch = new_rows(max(8192, 2 * rows), device)
-    with torch.inference_mode(False):
-        counters = torch.zeros(max(4096, 2 * groups), dtype=torch.int32, device=device)
-        bins = torch.zeros((copies or 1, BINS), dtype=torch.int32, device=device)
+    # Each part grows alone: launches of other needs take turns.
+    if scratch.shape[0] < rows:
+        scratch = new_rows(2 * rows, device)
+    if counters.shape[0] <= groups:
+        counters = _zeros(2 * groups, device=device)
+    if bins.shape[0] < copies:
+        bins = _zeros(copies, BINS, device=device)
     _state.workspaces[stream] = scratch, counters, bins
     return scratch, counters, bins
+
+
+def _zeros(*shape: int, device: torch.device) -> Tensor:
+    # A tensor made under inference_mode could not be changed in place outside of it.
+    with torch.inference_mode(False):
+        return torch.zeros(shape, dtype=torch.int32, device=device)
 
 
 def report_compile_time() -> None:

@@ -177,9 +177,8 @@ class Arena:
             slab, start = self._rows.take(job.rows)
             place = RowsAt(slab, start, channels, self._rows.parts[slab][start : start + job.rows])
             self._places[index] = place
-        bins = (
-            self.counts(index) if has_bins else None
-        )  # before anything says that the rows are filled: memory may lack
+        # Before anything says that the rows are filled: memory may lack for the bins.
+        bins = self.counts(index) if has_bins else None
         if not has_begun:
             self._has_common[index] = True
         elif place.channels != channels:

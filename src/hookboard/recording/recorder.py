@@ -250,7 +250,7 @@ class Recorder:
                     missing = store.measure_together(jobs, with_abs_mean=self._with_abs_mean, scale=some[0].scale)
             except torch.OutOfMemoryError:
                 pass  # torch measures one after the other
-            except Exception as error:
+            except Exception as error:  # the training goes on without them
                 self.switch_off([each.slot.site for each in some], error)
                 continue
             for number in missing:

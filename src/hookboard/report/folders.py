@@ -54,7 +54,7 @@ def _read(paths: Sequence[Path], base: str) -> EventMultiplexer:
         multiplexer.AddRun(place, name)
         try:
             multiplexer.GetAccumulator(name).Reload()
-        except UnicodeEncodeError:
+        except UnicodeEncodeError:  # for which `open_folders` has a text
             raise
         except Exception as error:  # a file may hold any nonsense; what stands before it was read
             warn(f"{place}: the rest of its event files cannot be read: {type(error).__name__}: {error}")
@@ -70,7 +70,7 @@ def _with_events(path: Path) -> Iterator[str]:
     for place, _, files in os.walk(path, followlinks=True, onerror=left_out):
         found = [os.path.join(place, name) for name in files if IsSummaryEventsFile(name)]
         if pipes := [file for file in found if os.path.exists(file) and not os.path.isfile(file)]:
-            warn(f"{place} was left out: {pipes[0]!r} is no file, and to read it might not end.")
+            warn(f"{place} was left out: {pipes[0]!r} is not a regular file, and reading it might never end.")
         elif found:
             yield place
 
