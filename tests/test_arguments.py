@@ -75,7 +75,6 @@ MEANT = {
     "histogram": SWITCH,
     "sync_dist": SWITCH,
     "audit": SWITCH,
-    "experiments": SWITCH | COUNT | {"2.5", "float32"},
     "samples": COUNT,
     "channels": COUNT,
     "kernels": COUNT,

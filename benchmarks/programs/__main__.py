@@ -3,7 +3,6 @@
 python -m benchmarks.programs                  train each program faulty and fixed, with HealthMonitor(), print a table
 python -m benchmarks.programs --json FILE      the rows besides, with every alarm
 python -m benchmarks.programs --every 5        with the Trainer's log_every_n_steps at 5 in place of Lightning's 50
-python -m benchmarks.programs --experiments    with HealthMonitor(experiments=True)
 python -m benchmarks.programs --harm           the scores without a monitor, by which the fix must beat the fault
 python -m benchmarks.programs --set held_out   programs that no rule was written with, in place of those that were
 python -m benchmarks.programs --set newer      a second set of such programs
@@ -30,7 +29,6 @@ def main(given: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.programs", description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, help="write the rows to this file")
     parser.add_argument("--every", type=int, default=50, help="the Trainer's log_every_n_steps")
-    parser.add_argument("--experiments", action="store_true", help="let the monitor try on a copy")
     parser.add_argument("--harm", action="store_true", help="scores without a monitor on three seeds")
     parser.add_argument("--peer", action="store_true", help="let torchtest2 judge in place of hookboard")
     parser.add_argument("--set", choices=list(SETS), default="seen", help="which programs")
@@ -49,7 +47,7 @@ def main(given: Sequence[str] | None = None) -> None:
             print(f"| {row['post']} | {checks(row['failures'])} | {checks(row['failures_on_fix'])} |", flush=True)
         print(peer.sums(rows))
         return
-    judge = functools.partial(judged, every=options.every, experiments=options.experiments)
+    judge = functools.partial(judged, every=options.every)
     for row in each(judge, names, options.processes):
         rows.append(row)
         print(shown(row), flush=True)

@@ -45,7 +45,7 @@ def is_harm(wrong: float, right: float) -> bool:
     return right - wrong >= HARM_MARGIN
 
 
-def judged(name: str, every: int, experiments: bool = False) -> dict[str, Any]:
+def judged(name: str, every: int) -> dict[str, Any]:
     """Train a program faulty and fixed on each seed, on one of them with a monitor; returns its row of the table.
 
     A fix that is no better than its fault, as one that diverges with the rounding of this machine, is none: what is
@@ -54,7 +54,7 @@ def judged(name: str, every: int, experiments: bool = False) -> dict[str, Any]:
     post = by_name(name)
 
     def run(fixed: bool, seed: int) -> Trained:
-        monitor = HealthMonitor(experiments=experiments) if seed == post.seed else None
+        monitor = HealthMonitor() if seed == post.seed else None
         return trained(built(post, fixed, seed), seed, monitor, every)
 
     fault, fix = run(False, post.seed), run(True, post.seed)

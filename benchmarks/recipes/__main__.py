@@ -5,7 +5,6 @@ python -m benchmarks.recipes                         train each with HealthMonit
 python -m benchmarks.recipes --json FILE             the rows besides, with every alarm
 python -m benchmarks.recipes --only timm             recipes whose name contains this
 python -m benchmarks.recipes --half report           those of one half
-python -m benchmarks.recipes --experiments           with HealthMonitor(experiments=True)
 python -m benchmarks.recipes --bare                  without a monitor: whether each learns
 """
 
@@ -28,7 +27,6 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=Path, help="write the rows to this file")
     parser.add_argument("--only", default="", help="recipes whose name contains this")
     parser.add_argument("--half", choices=("tuning", "report"), help="those of one half")
-    parser.add_argument("--experiments", action="store_true", help="let the monitor try on a copy")
     parser.add_argument("--bare", action="store_true", help="without a monitor")
     parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args(given)
@@ -36,7 +34,7 @@ def main(given: Sequence[str] | None = None) -> None:
     wanted = [recipe for recipe in RECIPES if options.only in recipe.name and options.half in (None, recipe.half)]
     rows = []
     names = [recipe.name for recipe in wanted if recipe.can_run]
-    train = functools.partial(run_by_name, with_monitor=not options.bare, experiments=options.experiments)
+    train = functools.partial(run_by_name, with_monitor=not options.bare)
     for row in each(train, names, options.processes):
         rows.append(row)
         print(shown(row), flush=True)

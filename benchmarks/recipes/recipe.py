@@ -139,12 +139,12 @@ class Losses(Callback):
             self.seen.append(float(loss))
 
 
-def run(given: Recipe, with_monitor: bool, experiments: bool) -> dict[str, Any]:
+def run(given: Recipe, with_monitor: bool) -> dict[str, Any]:
     """Train a recipe on one thread; returns its row of the table."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     training = given.build()
-    monitor, losses = HealthMonitor(experiments=experiments), Losses()
+    monitor, losses = HealthMonitor(), Losses()
     trainer = Trainer(
         accelerator="cpu",
         max_steps=training.steps,

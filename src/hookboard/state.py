@@ -1,13 +1,10 @@
-"""Saves the state of a module and restores it: buffers, attributes, and everything that can be reached from them."""
+"""Saves the state of modules and restores it: parameters, buffers, tensors and containers in their attributes."""
 
 import random
-import weakref
-from array import array
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial, singledispatch
-from types import MemberDescriptorType, MethodType, ModuleType
+from functools import singledispatch
 from typing import Any
 
 import numpy as np
@@ -15,15 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from hookboard.either_lightning import PACKAGES
-from hookboard.torch_private import buffers_of, parameters_of
+from hookboard.torch_private import buffers_of, parameters_of, wrapped_by
 
 MAX_OBJECTS = 1_000_000
 """Maximum number of objects that are visited; numbers and strings do not count."""
 
 _CONSTANT = frozenset({bool, int, float, complex, str, bytes, range, slice, type(None), torch.Size, torch.dtype})
-_OF_LIBRARIES = PACKAGES | {"torch", "logging"}
-_OF_THREADS = frozenset({"_thread", "threading", "queue", "multiprocessing"})
 _OF_TORCH = frozenset(nn.Module().__dict__) - {"training"}
 """Attributes that every module has: its hooks, its parameters and the modules inside it among them."""
 
@@ -35,13 +29,9 @@ Undo = list[tuple[Any, ...]]
 class State:
     """Keeps the present state of a module and all modules inside it until `restore`.
 
-    It follows attributes through lists, dicts, sets, deques, tuples, plain objects, methods, `partial` and other
-    modules, and saves the content of these, of tensors and NumPy arrays, and the state of random generators. Each
-    object is saved once and restored in place. It does not follow objects of torch and Lightning (a Trainer, an
-    optimizer), nor objects that hold a lock or a thread, because other threads may use them.
-
-    Not saved is what Python cannot set back (iterators, running generators, open files), and what no attribute holds
-    (globals, attributes of classes, variables of a closure).
+    It saves parameters, buffers, the attributes of modules, and in these the content of tensors, NumPy arrays, lists,
+    dicts, sets, deques and tuples, and the state of random generators. Each object is saved once and restored in place.
+    It does not look into other objects, such as one of a class of the user's: what the code does to those stays.
 
     Args:
         held: the module, and anything else that may change.
@@ -117,27 +107,9 @@ def _keep(value: Any, undo: Undo) -> Iterable[object]:
     Returns:
         The objects that it holds.
     """
-    names = {cls.__module__.partition(".")[0] for cls in type(value).__mro__}
-    if names & (_OF_LIBRARIES | _OF_THREADS) or type(value) in weakref.ProxyTypes:
-        return []
-    return _keep_attributes(value, undo)
+    return []
 
 
-def _keep_attributes(value: object, undo: Undo) -> list[object]:
-    attributes = getattr(value, "__dict__", None)
-    attributes = attributes if isinstance(attributes, dict) else {}  # `list[int]` gives that of its class, read-only
-    slots = [(descriptor, descriptor.__get__(value)) for descriptor in _filled_slots(value)]
-    held = [*attributes.values(), *(item for _, item in slots)]
-    if any(type(item).__module__.partition(".")[0] in _OF_THREADS for item in held):
-        return []
-    undo.append((refill, attributes, dict(attributes)))
-    if any("__slots__" in vars(cls) for cls in type(value).__mro__):
-        undo.append((_refill_slots, value, slots))
-    return held
-
-
-@_keep.register(type)
-@_keep.register(ModuleType)
 @_keep.register(nn.Parameter)
 def _keep_nothing(value: Any, undo: Undo) -> Iterable[object]:
     return []
@@ -159,8 +131,8 @@ def _keep_module(module: nn.Module, undo: Undo) -> Iterable[object]:
 
 @_keep.register
 def _keep_tensor(tensor: Tensor, undo: Undo) -> Iterable[object]:
-    if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:  # it wraps others
-        return _keep_attributes(tensor, undo)
+    if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
+        return wrapped_by(tensor)
     if tensor.is_nested:
         return tensor.detach().unbind()  # views
     if not tensor.is_meta:
@@ -177,54 +149,36 @@ def _keep_weight(weight: nn.Parameter, undo: Undo) -> Iterable[object]:
     grad = weight.grad if weight.is_leaf else None
     undo.append((_rewrite_weight, weight, values, weight.requires_grad, grad))
     weight.grad = None
-    return [] if is_plain else _keep_attributes(weight, undo)  # it may wrap others
+    return [] if is_plain else wrapped_by(weight)
 
 
 @_keep.register
 def _keep_array(values: np.ndarray, undo: Undo) -> Iterable[object]:
-    if values.flags.writeable and not isinstance(values, np.memmap):
-        before = values.copy()
-        undo.append((_rewrite_array, values, before))
-    return values.ravel().tolist() if values.dtype.hasobject else []
+    if values.flags.writeable and not isinstance(values, np.memmap) and not values.dtype.hasobject:
+        undo.append((np.copyto, values, values.copy()))
+    return []
 
 
 @_keep.register
 def _keep_dict(value: dict, undo: Undo) -> Iterable[object]:  # type: ignore[type-arg]  # singledispatch reads it
     before = _content_of(value)
     undo.append((refill, value, before))
-    return [*before.values(), *_keep_attributes(value, undo)]
+    return list(before.values())
 
 
 @_keep.register(list)
 @_keep.register(deque)
 @_keep.register(set)
-@_keep.register(bytearray)
 def _keep_container(value: Any, undo: Undo) -> Iterable[object]:
     before = list(value)
     undo.append((_exchange, value, before))
-    return [*before, *_keep_attributes(value, undo)]
+    return before
 
 
 @_keep.register(tuple)
 @_keep.register(frozenset)
 def _keep_what_it_holds(value: Any, undo: Undo) -> Iterable[object]:
     return list(value)
-
-
-@_keep.register
-def _keep_numbers(numbers: array, undo: Undo) -> Iterable[object]:  # type: ignore[type-arg]  # as above
-    undo.append((numbers.__setitem__, slice(None), numbers[:]))
-    return []
-
-
-@_keep.register
-def _keep_owner(method: MethodType, undo: Undo) -> Iterable[object]:
-    return [method.__self__]
-
-
-@_keep.register
-def _keep_arguments(function: partial, undo: Undo) -> Iterable[object]:  # type: ignore[type-arg]  # as above
-    return [function.func, *function.args, *function.keywords.values()]
 
 
 @_keep.register
@@ -257,31 +211,6 @@ def _keep_bit_generator(generator: np.random.BitGenerator, undo: Undo) -> Iterab
     return []
 
 
-def _filled_slots(value: object) -> Iterator[MemberDescriptorType]:
-    for cls in type(value).__mro__:
-        if "__slots__" in vars(cls):
-            for descriptor in vars(cls).values():
-                if isinstance(descriptor, MemberDescriptorType) and _is_filled(descriptor, value):
-                    yield descriptor
-
-
-def _is_filled(descriptor: MemberDescriptorType, value: object) -> bool:
-    try:  # `hasattr` may find another attribute of that name: `__doc__` in a class that has such a slot
-        descriptor.__get__(value)
-    except AttributeError:
-        return False
-    return True
-
-
-def _refill_slots(value: object, before: list[tuple[MemberDescriptorType, object]]) -> None:
-    kept = {descriptor for descriptor, _ in before}
-    for descriptor in list(_filled_slots(value)):
-        if descriptor not in kept:
-            descriptor.__delete__(value)
-    for descriptor, held in before:
-        descriptor.__set__(value, held)
-
-
 def _content_of(value: dict[Any, Any]) -> dict[Any, Any]:
     """Return the items of a dict, in order, as `dict` itself has them: a subclass may override how they are read."""
     return {name: dict.__getitem__(value, name) for name in _base_of(value).__iter__(value)}
@@ -311,11 +240,6 @@ def _exchange(value: Any, before: list[Any]) -> None:
         value.clear()
         fill: Callable[[Iterable[Any]], None] = value.update if isinstance(value, set) else value.extend
         fill(before)
-
-
-def _rewrite_array(values: np.ndarray, before: np.ndarray) -> None:
-    if values.dtype.hasobject or not np.array_equal(values, before):
-        np.copyto(values, before)
 
 
 def _rewrite_weight(

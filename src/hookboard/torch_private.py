@@ -21,7 +21,7 @@ from torch.autograd.graph import Node
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils.hooks import RemovableHandle
 
 backward_number: Callable[[], int] = torch._C._current_graph_task_id
@@ -129,6 +129,13 @@ def renumber(handle: RemovableHandle, number: int) -> None:
         if hooks is not None and handle.id in hooks:
             hooks[number] = hooks.pop(handle.id)
     handle.id = number
+
+
+def wrapped_by(tensor: Tensor) -> list[Tensor]:
+    """Return the tensors inside one of a wrapper subclass, such as a quantized one; [] if it does not tell them."""
+    if not is_traceable_wrapper_subclass(tensor):
+        return []
+    return [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
 
 
 def buffers_of(module: nn.Module) -> dict[str, Tensor | None]:

@@ -18,7 +18,6 @@ from hookboard.health.page import (
     values_of,
 )
 from hookboard.health.report import caveat, headline
-from hookboard.health.rules.experiments import TRIED
 from hookboard.health.rules.training_step import STEP
 from hookboard.images.heat_map import MARKS, MISSING, NOT_FINITE
 from hookboard.layers import Layer
@@ -229,7 +228,7 @@ def test_long_names_are_broken_between_their_words():
 
 def test_every_rule_that_judges_looks_points_at_a_chart():
     without = {"initial_loss", "overfitting", "not_called"}  # what they judge is in no chart of the layers
-    assert {name for name, rule in RULES.items() if not rule.look_at} == STEP | TRIED | without
+    assert {name for name, rule in RULES.items() if not rule.look_at} == STEP | without
 
 
 def test_what_each_rule_points_at_is_written_by_the_page():
@@ -252,16 +251,10 @@ def test_a_healthy_run_has_a_verdict_too():
     assert last.startswith("Looked at 62 layers at 30 steps from 0 to 290, every 10th step. ")
 
 
-def test_where_something_was_tried_the_page_says_what_came_of_it_and_not_to_try():
+def test_a_run_with_a_checkup_is_not_told_to_add_one():
     run = trained(4, sick="").run
     run.is_tried = True
     assert "Checkup" not in caveat(run, [])
-    run.trial = (
-        "tried on a copy at step 40: the loss on one batch in 30 steps: at a rate of 0.1 (yours) it falls by 32%"
-    )
-    assert caveat(run, []).endswith(
-        " Tried on a copy at step 40: the loss on one batch in 30 steps: at a rate of 0.1 (yours) it falls by 32%."
-    )
 
 
 def test_a_run_without_an_alarm_says_what_cannot_be_seen_and_how_much_is_trained():

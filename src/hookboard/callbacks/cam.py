@@ -38,8 +38,9 @@ class CAMLogger(PictureLogger):
 
     It takes the first samples of one batch of an evaluation. When the batch has ended, it calls the model on them once
     more, with gradients. This call leaves the modes of the modules (training or evaluation) as they are, and an
-    `Intervention` applies to it too. Afterwards random state, buffers and attributes, with all that they hold, are as
-    they were. Hooks of other libraries see the call. Each sample has one row: the picture, the map, and both together,
+    `Intervention` applies to it too. Afterwards the random state, buffers, and what modules hold in tensors, arrays,
+    lists, dicts and sets are as they were; objects of your own keep what the call did to them. Hooks of other libraries
+    see the call. Each sample has one row: the picture, the map, and both together,
     with prediction and label above. The score of a class is its logit. Tags are `cam/<module>/<method>`.
 
     The model is the outermost module that is called with pictures of shape (n, channels, height, width) and returns

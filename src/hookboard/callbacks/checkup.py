@@ -6,13 +6,16 @@ from typing import Any
 
 from torch import nn
 
-from hookboard.callbacks.trials import READING_SHARE, batches_of, setting_of
 from hookboard.checks import check_number, is_finite
-from hookboard.experiments import SECONDS, CheckupReport, check_up
+from hookboard.experiments import BATCHES, SECONDS, CheckupReport, Setting, check_up, read_apart
 from hookboard.loops import HookboardCallback, Loop, Selection, StageState
 from hookboard.messages import inform
+from hookboard.replay import CannotRunAgainError, undisturbed
 from hookboard.sites import Stage
 from hookboard.writers import Entry
+
+READING_SHARE = 0.2
+"""Maximum share of the budget that reading batches may take (a choice)."""
 
 
 class Checkup(HookboardCallback[StageState]):
@@ -71,8 +74,9 @@ class Checkup(HookboardCallback[StageState]):
     def _begin_batch(self, loop: Loop, state: StageState, batch: Any) -> None:
         self.report = CheckupReport((), ())  # so that it is not repeated at each batch after an error
         until = perf_counter() + READING_SHARE * self.seconds
-        batches, why_not = batches_of(loop, [batch], until)
-        report = check_up(setting_of(loop), batches, self.seconds)
+        batches, why_not = _batches_of(loop, batch, until)
+        setting = Setting(loop.model, loop.optimizers, None, loop.trainer, loop.steps_left)
+        report = check_up(setting, batches, self.seconds)
         said = (*report.tried, f"Only the first batch was read: {why_not}.") if why_not else report.tried
         self.report = CheckupReport(report.findings, said)
         inform(str(self.report))
@@ -87,3 +91,21 @@ def _why_not_tried(loop: Loop) -> str:
     if loop.trainer is None:
         return "there is no Trainer"
     return "" if getattr(loop.model, "automatic_optimization", True) else "the optimization is manual"
+
+
+def _batches_of(loop: Loop, batch: Any, until: float) -> tuple[list[Any], str]:
+    """Return up to BATCHES training batches on the model's device, `batch` first; and "".
+
+    After an error, return `batch` alone, and why no further batch could be read, as a clause.
+
+    Args:
+        loop: the loop of the fit.
+        batch: the batch that is about to be trained on.
+        until: the time of `perf_counter` after which no further batch is read.
+    """
+    try:
+        with undisturbed(loop.model):
+            more = read_apart(loop.train_dataloader, BATCHES - 1, until)
+            return [batch, *(loop.on_device(one) for one in more)], ""
+    except Exception as error:
+        return [batch], str(error) if isinstance(error, CannotRunAgainError) else f"{type(error).__name__}: {error}"

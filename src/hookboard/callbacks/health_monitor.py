@@ -2,14 +2,11 @@
 
 import html
 from collections.abc import Iterator, Mapping, Sequence
-from time import perf_counter
 from typing import Any, get_args
 
-import numpy as np
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from hookboard.auditing import Finding as Found
 from hookboard.auditing import LiveStep, StaleGradients
 from hookboard.callbacks.checkup import Checkup
 from hookboard.callbacks.health_state import (
@@ -24,16 +21,13 @@ from hookboard.callbacks.health_state import (
 )
 from hookboard.callbacks.numbers import AT_END, WHEN_WRITTEN, SiteLogger
 from hookboard.callbacks.report_at_end import ReportAtEnd
-from hookboard.callbacks.trials import run_experiments
 from hookboard.callbacks.weights import Part, say_split
-from hookboard.checks import check_name, check_number, check_switches, check_whole, is_finite
-from hookboard.experiments import SECONDS
+from hookboard.checks import check_name, check_switches, check_whole
 from hookboard.first_nan import BlackBox
 from hookboard.health import (
     MEASURED_VALUES_MAX,
     RULES,
     STEP,
-    TRIED,
     VERDICT,
     HeldBack,
     Judge,
@@ -50,7 +44,7 @@ from hookboard.health import (
 )
 from hookboard.layers import ChannelDims, Layer, layers_of
 from hookboard.loops import Loop, Selection, StageState, is_due
-from hookboard.messages import inform, warn_switched_off
+from hookboard.messages import warn_switched_off
 from hookboard.nested import tensors_in
 from hookboard.parameters import Weight
 from hookboard.prompts import LiveCell
@@ -92,10 +86,6 @@ class HealthMonitor(SiteLogger[HealthState]):
             is judged. An alarm from before a checkpoint does not end the fit that goes on from it. Left out: never.
         audit: Whether the first training step is followed while it runs, to find faults in its code (the loss, what the
             loss is given, where gradients are cut) and in the optimizers. Nothing of it runs twice.
-        experiments: Whether to try on a copy, once in a fit, at which rates the model learns, and whether from its
-            targets: when an alarm comes that these may have caused, otherwise once there are enough looks, or at the
-            end. Some steps are trained at rates from a thousandth to a thousand times yours, and everything is put
-            back. True for 30 seconds at most, or the number of seconds.
         report: Whether to write the tab's page at the end of the fit, in one file: `report.html` in the folder of
             TensorBoard and CSV runs, HTML in W&B, an artifact in MLflow.
         sync_dist: Whether all ranks measure and merge what they measured, as if one process had seen all their data.
@@ -129,7 +119,6 @@ class HealthMonitor(SiteLogger[HealthState]):
         nonfinite: Finding = "auto",
         stop_on: str | Sequence[str] | None = None,
         audit: bool = True,
-        experiments: bool | float = False,
         report: bool = False,
         sync_dist: bool = True,
     ) -> None:
@@ -139,7 +128,6 @@ class HealthMonitor(SiteLogger[HealthState]):
         self.nonfinite = nonfinite
         self.stop_on = stop_on
         self.audit = audit
-        self.experiments = experiments
         self.report = report
         self._verdicts: tuple[Verdict, ...] = ()
         self._run: Run | None = None
@@ -153,10 +141,6 @@ class HealthMonitor(SiteLogger[HealthState]):
             check_stop_on(stop_on, names, RULES)
         check_name("nonfinite", nonfinite, get_args(Finding))
         check_switches(audit=audit, report=report)
-        if not isinstance(experiments, bool | np.bool_):
-            check_number(
-                "experiments", experiments, "True, False, or seconds above 0", lambda s: is_finite(s) and s > 0
-            )
         check_whole("window", window, of="looks")
 
     @property
@@ -221,11 +205,10 @@ class HealthMonitor(SiteLogger[HealthState]):
         if state.stage == "train":
             if loop.is_rank_zero:
                 say_split(self._weights(state.selection.owners))
-                state.trial.is_wanted = bool(self.experiments) and any(rule.name in TRIED for rule in self._rules())
                 state.begin_judging(judge := Judge(self._rules(), self._known["train"], int(self.window)))
                 self._run = judge.run
                 has_checkup = any(isinstance(one, Checkup) for one in loop.callbacks)
-                judge.run.is_tried = state.trial.is_wanted or has_checkup or not Checkup.can_try(loop)
+                judge.run.is_tried = has_checkup or not Checkup.can_try(loop)
                 state.report = ReportAtEnd(state.loggers) if self.report else None
             if any(rule.name == "nonfinite" for rule in self._rules()):
                 if self.nonfinite == "exact" or (self.nonfinite == "auto" and loop.device.type == "cpu"):
@@ -281,10 +264,6 @@ class HealthMonitor(SiteLogger[HealthState]):
 
     def _see_batch(self, loop: Loop, state: HealthState, batch: Any, batch_idx: int) -> None:
         state.batch_idx = batch_idx
-        if state.trial.is_wanted and state.trial.start is None and loop.world_size == 1:
-            state.trial.keep(loop.model)
-        if state.trial.question is not None:
-            self._try(loop, state, [batch])
         if state.findings is None and state.live is None and not self._has_lazy:
             if self.audit and not STEP.isdisjoint(rule.name for rule in self._rules()):
                 state.live = LiveStep(loop)
@@ -300,36 +279,8 @@ class HealthMonitor(SiteLogger[HealthState]):
             if len(state.black_box.events) > state.told:
                 self._tell_events(loop, state)
 
-    # What it tries on a copy.
-
-    def _try(self, loop: Loop, state: HealthState, first: Sequence[Any]) -> None:
-        """Run the experiments if there is a question for them, once in a fit; an error in them is one warning.
-
-        Args:
-            loop: the loop of the fit.
-            state: the state of the training stage.
-            first: the batch that is about to be trained on, in a list; empty at the end. Further batches are read from
-                the training data.
-        """
-        if (question := state.trial.question) is None:
-            return
-        self._worker.settle()  # it may be judging
-        state.trial.is_wanted = False
-        began, seconds = perf_counter(), self._seconds()
-        findings, in_short = list[Found](), ""
-        try:
-            found = run_experiments(loop, first, seconds, question, state.trial.start)
-            findings, in_short = found.findings, found.in_short
-            said = f"{in_short}." if in_short else found.tried[0]
-            inform(f"HealthMonitor, on a copy, {perf_counter() - began:.1f} s of at most {seconds:g}: {said}")
-        except Exception as error:
-            warn_switched_off("what HealthMonitor tries on a copy", error)
-        if state.judge is not None:
-            self._verdicts = state.take_trial(findings, in_short, loop.logged_step)
-        state.trial.question = None
-
     def _judge_at_end(self, loop: Loop, state: HealthState) -> None:
-        """Judge the whole training unless `stop_on` ended it; run experiments if there is still a question for them."""
+        """Judge the whole training unless `stop_on` ended it."""
         losses = [] if state.is_ending else state.last_losses()
         events = [*state.new_events(), *state.late_events(losses)]
         if (ranks := self._ranks) is not None:  # which tell at looks only what has happened
@@ -342,15 +293,6 @@ class HealthMonitor(SiteLogger[HealthState]):
             return
         if not state.is_ending:
             self._verdicts = state.end_judging(losses)
-        if state.trial.is_wanted and state.judge is not None:
-            state.trial.update_question(state.judge, is_over=True)
-            if state.trial.question is None and loop.is_rank_zero:
-                inform("HealthMonitor tried nothing on a copy: its experiments cannot tell the cause of these alarms.")
-            self._try(loop, state, [])
-
-    def _seconds(self) -> float:
-        """Return the most time that experiments may take, in seconds."""
-        return SECONDS if isinstance(self.experiments, bool | np.bool_) else float(self.experiments)
 
     def _see_loss(self, loop: Loop, state: HealthState, loss: Tensor) -> None:
         if state.live is not None:

@@ -16,11 +16,9 @@ from hookboard.callbacks.layer_news import Facts
 from hookboard.callbacks.loss_meter import Losses, LossMeter, mean_over_ranks
 from hookboard.callbacks.measurement_state import MeasurementState
 from hookboard.callbacks.report_at_end import ReportAtEnd
-from hookboard.callbacks.trials import ExperimentState
 from hookboard.first_nan import BlackBox, late_event
 from hookboard.health import (
     RULES,
-    TELLABLE,
     HeldBack,
     Judge,
     Look,
@@ -58,20 +56,18 @@ class Reporter:
         judge: judges the run.
         loggers: the loggers to write to.
         every_n_steps: number of steps between two looks.
-        held: names of rules; warnings of their alarms wait for `release`, because experiments may tell the cause.
     """
 
-    def __init__(self, judge: Judge, loggers: Loggers, every_n_steps: int, held: frozenset[str] = frozenset()) -> None:
+    def __init__(self, judge: Judge, loggers: Loggers, every_n_steps: int) -> None:
         self._judge = judge
         self._loggers = loggers
         self._page = Page(every_n_steps, judge.look_at)
         self.alarms: set[tuple[str, str]] = set()
         """Rule and module of each alarm for which a warning was given."""
-        self.held = held
         self._is_closed = False
 
     def after_look(self, verdicts: tuple[Verdict, ...], records: Mapping[str, Sequence[bytes]]) -> None:
-        """Warn of each new alarm that is not held, and write to the loggers what the health page shows after a look.
+        """Warn of each new alarm, and write to the loggers what the health page shows after a look.
 
         Args:
             verdicts: worst first.
@@ -83,7 +79,7 @@ class Reporter:
         self._loggers.write(entry)
 
     def at_event(self, verdicts: tuple[Verdict, ...], step: int, before: Look | None) -> None:
-        """After a NaN or Inf, warn of new alarms that are not held, and log the last look before it, as a text.
+        """After a NaN or Inf, warn of new alarms, and log the last look before it, as a text.
 
         Args:
             verdicts: worst first.
@@ -100,21 +96,16 @@ class Reporter:
         if self._is_closed or not run.seen:
             return
         self._is_closed = True
-        self.release(verdicts)
+        self._say_new(verdicts)
         self._loggers.write(self._page.last(run, verdicts))
         say = alert if any(verdict.severity == "alarm" for verdict in verdicts) else inform
         say("\n".join(closing(run, verdicts, self._loggers.places if self._loggers.are_given else None)))
 
-    def release(self, verdicts: tuple[Verdict, ...]) -> None:
-        """Hold no more alarms back, and warn of each that was, in its present words, if it still is an alarm."""
-        self.held = frozenset()
-        self._say_new(verdicts)
-
     def _say_new(self, verdicts: tuple[Verdict, ...]) -> None:
-        """Warn of each alarm that is not in `alarms` yet, except those of rules in `held`; add it to `alarms`."""
+        """Warn of each alarm that is not in `alarms` yet, and add it to them."""
         for verdict in verdicts:
             key = verdict.rule, verdict.module
-            if verdict.severity == "alarm" and key not in self.alarms and verdict.rule not in self.held:
+            if verdict.severity == "alarm" and key not in self.alarms:
                 self.alarms.add(key)
                 alert(news(verdict))
 
@@ -201,7 +192,6 @@ class HealthState(MeasurementState):
         findings: rule name and symptom of what was found in the training step; None before it was read.
         flow: which layer's output flows into which in that step.
         constant_loss: the least loss in that step with an equal output for every sample; NaN if not known.
-        trial: the experiments, if they are wanted.
         stale: watches for gradients that are not cleared; None where nothing is watched, and when that is over.
         live: follows the first training step; None before, and once it has been read.
         told: number of NaN or Inf that have been reported.
@@ -224,7 +214,6 @@ class HealthState(MeasurementState):
     findings: Sequence[tuple[str, Symptom]] | None = field(default=None, kw_only=True)
     flow: Flow = field(default_factory=Flow, kw_only=True)
     constant_loss: float = field(default=math.nan, kw_only=True)
-    trial: ExperimentState = field(default_factory=ExperimentState, kw_only=True)
     stale: StaleGradients | None = field(default=None, kw_only=True)
     live: LiveStep | None = field(default=None, kw_only=True)
     told: int = field(default=0, kw_only=True)
@@ -234,11 +223,10 @@ class HealthState(MeasurementState):
     earlier: frozenset[tuple[str, str]] = field(default=frozenset(), kw_only=True)
 
     def state_dict(self, again: tuple[int, int] | None) -> dict[str, Any]:
-        """Return the state of the base class, of judge, black box, experiments and losses, for a checkpoint."""
+        """Return the state of the base class, of judge, black box and losses, for a checkpoint."""
         return {
             **super().state_dict(again),
             **{name: getattr(self, name) for name in _KEPT},
-            "trial": self.trial.state_dict(),
             "losses": self.losses.state_dict(again),
             "judge": None if self.judge is None else parts_of(self.judge),
             "alarms": set() if self.reporter is None else self.reporter.alarms,
@@ -254,14 +242,12 @@ class HealthState(MeasurementState):
         if self.black_box is not None and parts["black_box"] is not None:
             self.black_box.load_state_dict(parts["black_box"])
         vars(self).update({name: parts[name] for name in _KEPT})
-        self.trial.load_state_dict(parts.get("trial"))
         self.losses.load_state_dict(parts["losses"])
         super().load_state_dict(parts)
 
     def begin_judging(self, judge: Judge) -> None:
         """Set the judge of the run, and make the reporter that writes its verdicts."""
-        held = TELLABLE - {"nonfinite"} if self.trial.is_wanted else frozenset[str]()
-        self.judge, self.reporter = judge, Reporter(judge, self.loggers, self.every_n_steps, held)
+        self.judge, self.reporter = judge, Reporter(judge, self.loggers, self.every_n_steps)
 
     def end_live(self) -> None:
         """End the batch for the reading of the first step, and take what is known of it."""
@@ -283,15 +269,6 @@ class HealthState(MeasurementState):
         """Add what was found in the training step, perhaps since an earlier one; the next look judges it."""
         new = ((finding.rule, replace(finding.symptom, since=since)) for finding in found)
         self.findings = [*(self.findings or ()), *new]
-
-    def take_trial(self, found: Sequence[Found], in_short: str, step: int) -> tuple[Verdict, ...]:
-        """Judge findings of experiments (`in_short`: the outcome in a clause), warn of held alarms, return verdicts."""
-        assert self.judge is not None
-        assert self.reporter is not None
-        self.trial.take(found, in_short, step)
-        self.judge.hear([*(self.findings or ()), *self.trial.found], self.trial.said)
-        self.reporter.release(self.judge.verdicts)
-        return self.judge.verdicts
 
     def watch_stale(self, stale: StaleGradients, watch: Callable[..., Found | None], *given: Any) -> None:
         """Call `watch`, a method of `stale`, and add the finding that it returns; an error warns and ends it."""
@@ -330,7 +307,7 @@ class HealthState(MeasurementState):
         is_scaled, batch_idx = self.loss_scale is not None, self.batch_idx
         stepped, self.stepped = self.stepped, {}
         held_back, unhooked = dict(self.held_back), self.selection.owners.keys() - self.selection.modules.keys()
-        why_silent, findings, said = self.why_silent or {}, [*(self.findings or ()), *self.trial.found], self.trial.said
+        why_silent, findings = self.why_silent or {}, [*(self.findings or ())]
 
         def take(readings: Readings) -> tuple[Verdict, ...] | None:
             seen = losses.read(readings.along)
@@ -343,7 +320,7 @@ class HealthState(MeasurementState):
             def judged(judge: Judge, reporter: Reporter) -> tuple[Verdict, ...]:
                 if told:
                     self.tell(told)
-                judge.run.why_silent, judge.run.findings, judge.run.trial = why_silent, findings, said
+                judge.run.why_silent, judge.run.findings = why_silent, findings
                 judge.run.held_back, judge.run.unhooked = held_back, unhooked
                 judge.run.flow, judge.run.constant_loss = self.flow, self.constant_loss
                 verdicts = judge.see(look)
@@ -354,8 +331,6 @@ class HealthState(MeasurementState):
                     layers, lambda: [layer.name for layer in layers], facts, self.recorder, self.every_n_steps
                 )
                 reporter.after_look(verdicts, records)
-                if self.trial.is_wanted:
-                    self.trial.update_question(judge)
                 return verdicts
 
             return self._judged(judged)
@@ -430,7 +405,6 @@ class HealthState(MeasurementState):
             self.judge.add("nonfinite", event.symptom(), event.step, event.is_located, is_searched)
         looks, verdicts = self.judge.run.looks, self.judge.verdicts
         self.reporter.at_event(verdicts, events[0].step, looks[-1] if looks else None)
-        self.trial.update_question(self.judge)
         return verdicts
 
     def guilty(self, stop_on: str | Sequence[str], verdicts: Sequence[Verdict]) -> Verdict | None:

@@ -1,8 +1,7 @@
 """Trains a model for a few steps to see whether it learns, at which rate, from which targets; then restores it."""
 
-from hookboard.experiments.attempt import Start
 from hookboard.experiments.batches import read_apart
-from hookboard.experiments.experiment import Experiments, Setting, experiment, why_not
+from hookboard.experiments.experiment import Experiments, Setting, experiment
 from hookboard.experiments.one_page import BATCHES, SECONDS, CheckupReport, check_up, checkup
 
 __all__ = [
@@ -11,10 +10,8 @@ __all__ = [
     "CheckupReport",
     "Experiments",
     "Setting",
-    "Start",
     "check_up",
     "checkup",
     "experiment",
     "read_apart",
-    "why_not",
 ]

@@ -17,8 +17,8 @@ from torch.optim import SGD, Optimizer
 
 from hookboard.layouts import bytes_of
 from hookboard.nested import tensors_in
-from hookboard.replay import CannotRunAgainError, RandomState, undisturbed
-from hookboard.state import State
+from hookboard.replay import CannotRunAgainError, undisturbed
+from hookboard.state import State, same_random_state
 from hookboard.torch_private import STEP_HOOKS
 
 GIVE_UP_RATIO = 100.0
@@ -38,10 +38,6 @@ class OutOfTimeError(RuntimeError):
     """Raised by `Recipe.check_time` when the time for the experiments is used up."""
 
 
-Start = Sequence[tuple[nn.Parameter, Tensor]]
-"""Parameters, each with the value that it had when the fit started."""
-
-
 @dataclass(frozen=True)
 class Recipe:
     """Everything that is needed to train the model for some steps.
@@ -54,8 +50,6 @@ class Recipe:
         scale: what the loss is multiplied by before the backward pass, as by a GradScaler; 1 without one.
         until: the deadline, as a value of `perf_counter()`.
         trainer: the Trainer; None without one.
-        start: the values that parameters start from, with an optimizer without state; None to start from the
-            current weights and optimizer state.
     """
 
     module: nn.Module
@@ -65,7 +59,6 @@ class Recipe:
     scale: float = 1.0
     until: float = math.inf
     trainer: Trainer | None = None
-    start: Start | None = None
 
     def check_time(self) -> None:
         """Raise an OutOfTimeError if the deadline `until` has passed."""
@@ -85,7 +78,7 @@ class Recipe:
         A state that does not exist yet is taken for that of Adam, two numbers for each parameter, or of SGD's momentum.
         """
         trained = [p for p in self.parameters if p.requires_grad]
-        state = [] if self.start is not None else [t for _, t in tensors_in(list(self.optimizer.state.values()))]
+        state = [t for _, t in tensors_in(list(self.optimizer.state.values()))]
         state = state or [*trained] * (1 if isinstance(self.optimizer, SGD) else 2)
         return [*self.parameters, *trained, *state]
 
@@ -112,29 +105,24 @@ def _free_bytes(device: torch.device) -> float:
 def restoring(recipe: Recipe, batches: Sequence[Any]) -> Iterator[None]:
     """Return a context that puts back at its end the model, the batches and all that `undisturbed` does for a step.
 
-    Inside, gradients are None at first, and parameters start from the values of `recipe.start`, if it has any.
+    Inside, gradients are None at first.
     """
     given = [*batches, recipe.parameters]
     with undisturbed(recipe.module, *given, trainer=recipe.trainer, is_whole_step=True):
-        with torch.no_grad():
-            for p, value in recipe.start or ():
-                p.copy_(value)
         yield
 
 
 def copy_of_optimizer(recipe: Recipe, factor: float) -> Optimizer:
     """Return a copy of the recipe's optimizer for the same parameters, its learning rates multiplied by `factor`.
 
-    It has the settings of the original and a copy of its state (none if the recipe starts from other values), but not
-    its step hooks, nor what a scheduler has put in place of its `step`.
+    It has the settings of the original and a copy of its state, but not its step hooks, nor what a scheduler has put in
+    place of its `step`.
     """
     optimizer = recipe.optimizer
     parts = [*recipe.module.modules(), *recipe.parameters]
     memo: dict[int, Any] = {id(part): part for part in parts}
     made: Optimizer = object.__new__(type(optimizer))
     held = {name: value for name, value in vars(optimizer).items() if name not in ("step", *STEP_HOOKS)}
-    if recipe.start is not None:
-        held["state"] = defaultdict(dict)
     made.__setstate__(copy.deepcopy(held, memo))
     for group, rate in zip(made.param_groups, current_rates(optimizer), strict=True):
         group["lr"] = rate * factor
@@ -152,9 +140,9 @@ def losses_without_updates(recipe: Recipe, batches: Sequence[Any], count: int) -
     The loss of a batch still differs from step to step if the step draws random numbers, such as for dropout.
     """
     with restoring(recipe, batches):
-        random, losses = RandomState(), [_value(recipe, batch) for batch in batches]
+        before, losses = torch.get_rng_state(), [_value(recipe, batch) for batch in batches]
         again = _value(recipe, batches[0])
-        if again == losses[0] and not random.moved():
+        if again == losses[0] and torch.equal(before, torch.get_rng_state()):
             return [losses[number % len(batches)] for number in range(count)]
     with restoring(recipe, batches):
         return [_value(recipe, batches[number % len(batches)]) for number in range(count)]
@@ -162,9 +150,8 @@ def losses_without_updates(recipe: Recipe, batches: Sequence[Any], count: int) -
 
 def losses_of(recipe: Recipe, batches: Sequence[Any]) -> list[float]:
     """Return the loss of each batch without any update; to be called inside `restoring`. Restores the random state."""
-    random, losses = RandomState(), [_value(recipe, batch) for batch in batches]
-    random.restore()
-    return losses
+    with same_random_state():
+        return [_value(recipe, batch) for batch in batches]
 
 
 def _value(recipe: Recipe, batch: Any) -> float:

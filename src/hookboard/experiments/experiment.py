@@ -17,7 +17,6 @@ from hookboard.either_lightning import is_lightning
 from hookboard.experiments.attempt import (
     OutOfTimeError,
     Recipe,
-    Start,
     check_memory,
     current_rates,
     gradients_of,
@@ -33,13 +32,11 @@ from hookboard.experiments.rates import (
     advised,
     happened,
     has_no_bound,
-    higher_ones,
     is_too_large,
     judge_gradients,
     judge_rates,
     lower_one,
     tried_longer,
-    tried_on_others,
     tried_rates,
 )
 from hookboard.experiments.targets import find_targets, of_batches, samples_in
@@ -71,12 +68,10 @@ class Experiments(NamedTuple):
     Args:
         findings: what is wrong, alarms first.
         tried: sentences: what was measured, what was not tried, and why.
-        in_short: the outcome at the user's rate and at a tenth and ten times it, as a clause; "" if that was not tried.
     """
 
     findings: list[Finding]
     tried: list[str]
-    in_short: str = ""
 
 
 @dataclass(frozen=True)
@@ -89,8 +84,6 @@ class Setting:
         step: computes the loss of a batch; None for the `training_step` of a LightningModule.
         trainer: the Trainer; None without one.
         total_steps: how many optimizer steps the training has; inf if unknown.
-        is_stuck: whether the loss of the training has not fallen so far.
-        start: the values that parameters start from; None for the current ones.
     """
 
     module: nn.Module
@@ -98,8 +91,6 @@ class Setting:
     step: Callable[[Any], Tensor] | None = None
     trainer: Trainer | None = None
     total_steps: float = math.inf
-    is_stuck: bool = False
-    start: Start | None = None
 
 
 def trainer_of(pl_module: LightningModule) -> Trainer | None:
@@ -127,7 +118,7 @@ def experiment(setting: Setting, batches: Sequence[Any], seconds: float) -> Expe
     Raises:
         TypeError: the setting has no `step`, and its model is not a LightningModule.
     """
-    reason = why_not(setting, batches)
+    reason = _why_not(setting, batches)
     if reason:
         return Experiments([], [f"Nothing was tried: {reason}."])
     try:
@@ -138,7 +129,7 @@ def experiment(setting: Setting, batches: Sequence[Any], seconds: float) -> Expe
         return Experiments([], [f"Nothing was tried: {error}."])
 
 
-def why_not(setting: Setting, batches: Sequence[Any]) -> str:
+def _why_not(setting: Setting, batches: Sequence[Any]) -> str:
     """Return why experiments are not possible, as the end of a sentence; "" if they are."""
     module, trainer = setting.module, setting.trainer
     if is_lightning(module, LightningModule) and setting.step is None and not module.automatic_optimization:
@@ -180,7 +171,7 @@ def _recipe(setting: Setting, until: float) -> Recipe:
         if trainer.gradient_clip_val:
             clip = partial(_clipped, trainer)
         scale = LOSS_SCALE if getattr(trainer.precision_plugin, "scaler", None) is not None else 1.0
-    return Recipe(setting.module, step, optimizer, clip, scale, until, trainer, setting.start)
+    return Recipe(setting.module, step, optimizer, clip, scale, until, trainer)
 
 
 def _clipped(trainer: Trainer, optimizer: Optimizer) -> None:
@@ -190,7 +181,7 @@ def _clipped(trainer: Trainer, optimizer: Optimizer) -> None:
 
 def _experiments(recipe: Recipe, setting: Setting, batches: Sequence[Any]) -> Experiments:
     """Run all experiments, as far as there is time: gradients first, then rates, then targets."""
-    findings, tried, in_short = [], [], ""
+    findings, tried = [], []
     began = perf_counter()
     try:
         with restoring(recipe, batches[:1]):
@@ -204,40 +195,26 @@ def _experiments(recipe: Recipe, setting: Setting, batches: Sequence[Any]) -> Ex
         findings += unlearnable
         if not unlearnable:
             trials = _tried_rates(recipe, together, targets)
-            tried += said_of_rates(trials, f"{_weights(recipe)} on {_what(len(together))}")
-            in_short = in_short_of(trials, len(together))
+            tried += said_of_rates(trials, f"the current weights on {_what(len(together))}")
             [optimizer] = setting.optimizers
             has_targets = bool(targets.paths)
-            pairs = _tried_longer(recipe, together, batches, trials, targets, is_stuck=setting.is_stuck)
+            pairs = _tried_longer(recipe, together, batches, trials, targets)
             findings += judge_rates(
                 trials,
                 pairs,
-                _tried_on_others(recipe, batches, trials, pairs) if setting.is_stuck else None,
                 has_targets=has_targets,
                 is_dense=any(of_batches(together, path)[0][0].numel() > DENSE_TARGETS for path in targets.paths),
                 groups=len(optimizer.param_groups),
                 is_scheduled=any("initial_lr" in group for group in optimizer.param_groups),
                 total=setting.total_steps,
             )
-            said, found = _labels(recipe, batches, targets, trials, is_stuck=setting.is_stuck, is_clear=not findings)
+            said, found = _labels(recipe, batches, targets, trials, is_clear=not findings)
             tried.append(said)
             findings += found
     except OutOfTimeError:
         tried.append("The budget of seconds was used up before anything could be tried.")
     tried.append(f"This took {perf_counter() - began:.1f} s; weights, optimizer and random state are as before.")
-    findings = [_with_weights_named(one, recipe) for one in findings]
-    return Experiments(sorted(findings, key=lambda finding: finding.severity != "alarm"), tried, in_short)
-
-
-def _weights(recipe: Recipe) -> str:
-    return "the current weights" if recipe.start is None else "the first weights"
-
-
-def _with_weights_named(finding: Finding, recipe: Recipe) -> Finding:
-    """Return the finding; if the recipe starts from the first weights, "on a copy" in its evidence says so."""
-    if recipe.start is None:
-        return finding
-    return finding._replace(evidence=finding.evidence.replace("on a copy", "on a copy with the first weights", 1))
+    return Experiments(sorted(findings, key=lambda finding: finding.severity != "alarm"), tried)
 
 
 def _first_batches(batches: Sequence[Any], targets: Targets) -> Sequence[Any]:
@@ -268,16 +245,13 @@ def _tried_longer(
     batches: Sequence[Any],
     trials: Sequence[RateTrial],
     targets: Targets,
-    *,
-    is_stuck: bool,
 ) -> list[RatePair]:
     """Try rates for LONGER times the steps, where the trials leave something open.
 
-    If the loss fell at no rate, that is the best rate on the few batches. If the user's rate seems too large, or the
-    training `is_stuck` and the loss falls at a lower rate, it is that one on the few batches, and then on all of them
-    if the user's rate learns from the few.
+    If the loss fell at no rate, that is the best rate on the few batches. If the user's rate seems too large, it is
+    the best lower one on the few batches, and then on all of them if the user's rate learns from the few.
     """
-    best = lower_one(trials) or (lower_one(trials, by=0.0) if is_stuck else None)
+    best = lower_one(trials)
     most = max(trials, key=lambda trial: trial.fall, default=None)
     if most is not None and most.fall < STUCK_SHARE and math.isfinite(trials[0].after):
         return tried_longer(recipe, few, most, LONGER * most.steps, targets)
@@ -289,33 +263,6 @@ def _tried_longer(
         if any(is_too_large(pair, has_targets=bool(targets.paths)) for pair in pairs):
             break
     return pairs
-
-
-def _tried_on_others(
-    recipe: Recipe, batches: Sequence[Any], trials: Sequence[RateTrial], pairs: Sequence[RatePair]
-) -> RatePair | None:
-    """If the loss falls only at higher rates, compare them with the user's on held-out batches; else return None."""
-    higher = higher_ones(trials, pairs)
-    return tried_on_others(recipe, batches, higher, LONGER * STEPS) if higher and len(batches) > 1 else None
-
-
-def in_short_of(trials: Sequence[RateTrial], batches: int) -> str:
-    """Return as a clause what the loss does at the user's rate, a tenth and ten times it; "" if that was not tried.
-
-    It ends with the advised rate, if the loss falls by at least STUCK_SHARE there and that is none of the three.
-
-    Args:
-        trials: at all rates that were tried.
-        batches: how many batches were trained on.
-    """
-    near = [trial for trial in trials if 0.1 <= trial.factor <= 10]
-    if all(trial.factor != 1 for trial in near):
-        return ""
-    best = advised(trials)
-    if best is not None and best.fall >= STUCK_SHARE and best not in near and not has_no_bound(trials):
-        near.append(best)
-    said = [f"at a rate of {trial.rate:.2g}{' (yours)' * (trial.factor == 1)} {happened(trial)}" for trial in near]
-    return f"the loss on {_what(batches)} in {max(trial.steps for trial in near)} steps: {', '.join(said)}"
 
 
 def _what(batches: int) -> str:
@@ -349,7 +296,6 @@ def _labels(
     targets: Targets,
     trials: Sequence[RateTrial],
     *,
-    is_stuck: bool,
     is_clear: bool,
 ) -> tuple[str, list[Finding]]:
     """Try the targets at the advised rate.
@@ -359,7 +305,6 @@ def _labels(
         batches: all batches.
         targets: their targets.
         trials: of the rates.
-        is_stuck: whether the loss of the training has not fallen so far.
         is_clear: whether nothing was found so far; otherwise the targets are not tried.
 
     Returns:
@@ -378,5 +323,5 @@ def _labels(
     elif (trial := tried_labels(recipe, batches, targets, best.factor, LONGER * best.steps)) is None:
         reason = "there was no time left"
     else:
-        return f"At lr {best.rate:.2g}: {said_of_labels(trial)}.", judge_labels(trial, is_stuck=is_stuck)
+        return f"At lr {best.rate:.2g}: {said_of_labels(trial)}.", judge_labels(trial)
     return f"The targets were not tried: {reason}.", []

@@ -84,24 +84,17 @@ def _mean(losses: list[float]) -> float:
     return sum(losses) / len(losses)
 
 
-def judge_labels(trial: LabelTrial, *, is_stuck: bool) -> list[Finding]:
-    """Return one finding if the model fits its half, but the held-out targets no better than permuted ones; else [].
-
-    Args:
-        trial: what `tried_labels` returned.
-        is_stuck: whether the loss has not fallen in the training either: then it is an alarm. Otherwise a note, because
-            a hard task shows the same.
-    """
+def judge_labels(trial: LabelTrial) -> list[Finding]:
+    """Return one note if the model fits its half, but the held-out targets no better than permuted ones; else []."""
     if trial.fits_targets or not trial.memorized >= MIN_MEMORIZED:
         return []
     return [
         Finding(
             "labels",
-            "alarm" if is_stuck else "note",
+            "note",
             "",
             f"tried on a copy: {said_of_labels(trial)}: the targets fit no better than exchanged ones",
-            "look at some samples with their targets"
-            + ("" if is_stuck else "; a hard task, or random targets in a trial, shows the same"),
+            "look at some samples with their targets; a hard task, or random targets in a trial, shows the same",
         )
     ]
 

@@ -42,10 +42,6 @@ NEARLY_BEST = 0.8
 """The smallest rate is advised at which the loss falls by this share of its largest fall: one batch can take larger
 rates than a training (a choice)."""
 
-HELD_OUT_SHARE = 0.1
-"""A higher rate is better if this share of the loss on held-out batches is gone, and less than SLOW_SHARE at the user's
-(a choice)."""
-
 SLOW_SHARE, TOO_FEW_STEPS = 0.02, 10
 """A rate is called too small if less than this share of the loss is gone, and the fit has this many times fewer steps
 than would do as much as the rate at which the loss falls (choices)."""
@@ -170,50 +166,6 @@ def tried_longer(
         return []
 
 
-def tried_on_others(recipe: Recipe, batches: Sequence[Any], trials: Sequence[RateTrial], count: int) -> RatePair | None:
-    """Train on the first half of the batches at several rates, and compare the losses on the held-out other half.
-
-    Args:
-        recipe: how the model is trained.
-        batches: at least two.
-        trials: whose rates are tried: the user's first, then higher ones.
-        count: how many optimizer steps at each rate.
-
-    Returns:
-        The trial at the user's rate and the best other one; their `before` and `after` are the sums of the losses on
-        the held-out batches. None if there was no time for two.
-    """
-    mine, others = batches[: len(batches) // 2], batches[len(batches) // 2 :]
-    found: list[RateTrial] = []
-    try:
-        for trial in trials:
-            with restoring(recipe, batches):
-                before = sum(losses_of(recipe, others))
-                losses = train(recipe, mine, copy_of_optimizer(recipe, trial.factor), count, gives_up=True)
-                is_whole = len(losses) > count and math.isfinite(losses[-1])
-                after = sum(losses_of(recipe, others)) if is_whole else math.nan
-            found.append(RateTrial(trial.factor, trial.rate, count, before, after, math.nan, math.nan))
-    except OutOfTimeError:
-        pass
-    return RatePair(found[0], max(found[1:], key=lambda trial: trial.fall)) if len(found) > 1 else None
-
-
-def higher_ones(trials: Sequence[RateTrial], pairs: Sequence[RatePair]) -> list[RateTrial]:
-    """Return the trial at the user's rate, then those at higher rates at which the loss has fallen.
-
-    Args:
-        trials: what `tried_rates` returned.
-        pairs: what `tried_longer` returned, if it was called.
-
-    Returns:
-        The trials; none unless the loss hardly changes at the user's rate and falls at a higher one.
-    """
-    yours = [trial for trial in trials if trial.factor == 1 and -SLOW_SHARE <= trial.fall < SLOW_SHARE]
-    longer = [pair.best for pair in pairs if pair.yours.fall < SLOW_SHARE]
-    higher = [trial for trial in [*trials, *longer] if trial.factor > 1 and trial.fall >= FALLEN_SHARE]
-    return [*yours, *higher] if yours and higher and not has_no_bound(trials) else []
-
-
 def _tried(recipe: Recipe, batches: Sequence[Any], factor: float, rest: Sequence[float], targets: Targets) -> RateTrial:
     """Train at one rate.
 
@@ -260,7 +212,6 @@ def judge_gradients(recipe: Recipe, batch: Any) -> list[Finding]:
 def judge_rates(
     trials: Sequence[RateTrial],
     pairs: Sequence[RatePair],
-    held_out: RatePair | None = None,
     *,
     has_targets: bool,
     is_dense: bool,
@@ -273,8 +224,6 @@ def judge_rates(
     Args:
         trials: what `tried_rates` returned.
         pairs: what `tried_longer` returned, if it was called.
-        held_out: what `tried_on_others` returned; None if it was not called. It counts first: if a higher rate has
-            learned there what the user's has not, that is the finding.
         has_targets: whether the loss compares outputs with targets: only then must it fall at some rate.
         is_dense: whether a sample has many targets: noise in them cannot be learned by a small model.
         groups: how many parameter groups the optimizer has.
@@ -288,13 +237,6 @@ def judge_rates(
     yours = next((trial for trial in trials if trial.factor == 1), None)
     if yours is None or has_no_bound(trials):
         return []
-    if (
-        held_out is not None
-        and held_out.yours.fall < SLOW_SHARE
-        and held_out.best.fall >= HELD_OUT_SHARE
-        and not is_scheduled
-    ):
-        return [_of_rate(*held_out, groups, "alarm", "the loss on batches that were not trained on")]
     if all(trial.fall < STUCK_SHARE for trial in trials):
         if len(trials) < len(FACTORS):
             return []
@@ -323,8 +265,8 @@ def has_no_bound(trials: Sequence[RateTrial]) -> bool:
     return any(trial.before <= 0 or trial.after < 0 for trial in trials)
 
 
-def lower_one(trials: Sequence[RateTrial], by: float = FALLEN_SHARE) -> RateTrial | None:
-    """Return the trial at the best lower rate, if its loss ends below `1 - by` times that at the user's rate.
+def lower_one(trials: Sequence[RateTrial]) -> RateTrial | None:
+    """Return the trial at the best lower rate, if its loss ends far below that at the user's rate.
 
     Also if the loss diverges at the user's rate. None if it does not end that low, if it falls by less than
     FALLEN_SHARE there, or if a loss is negative. This alone does not prove the user's rate too large: the loss at that
@@ -332,13 +274,12 @@ def lower_one(trials: Sequence[RateTrial], by: float = FALLEN_SHARE) -> RateTria
 
     Args:
         trials: at all rates, by ascending rate.
-        by: the share.
     """
     yours = next((trial for trial in trials if trial.factor == 1), None)
     best = advised([trial for trial in trials if trial.factor < 1])
     if yours is None or best is None or has_no_bound(trials) or best.fall < FALLEN_SHARE:
         return None
-    return None if best.after >= (1 - by) * yours.after else best
+    return None if best.after >= (1 - FALLEN_SHARE) * yours.after else best
 
 
 def advised(trials: Sequence[RateTrial]) -> RateTrial | None:
@@ -393,11 +334,11 @@ def _nothing_learns(trials: Sequence[RateTrial], longer: RateTrial | None, has_t
     return [Finding("cannot_learn", "alarm", "", evidence, advice)]
 
 
-def _of_rate(yours: RateTrial, best: RateTrial, groups: int, severity: Severity, what: str = "the loss") -> Finding:
+def _of_rate(yours: RateTrial, best: RateTrial, groups: int, severity: Severity) -> Finding:
     """Return the finding that the loss falls at the rate of `best` and not at `yours`, with the rate to set."""
     within = f" within {yours.steps} steps" if yours.steps != best.steps else ""
     evidence = (
-        f"tried on a copy: at a rate of {best.rate:.2g} {what} falls by {best.fall:.0%} in {best.steps} steps; at "
+        f"tried on a copy: at a rate of {best.rate:.2g} the loss falls by {best.fall:.0%} in {best.steps} steps; at "
         f"yours ({yours.rate:.2g}) {happened(yours)}{within}"
     )
     if groups > 1:

@@ -8,14 +8,12 @@ To add a rule, see `rules/__init__.py`.
 
 from hookboard.health.cell import Verdicts, cell
 from hookboard.health.checkpoint import FORMS, parts_of, restore_judge
-from hookboard.health.judge import WINDOWS_ALWAYS_ASKED, Judge
+from hookboard.health.judge import Judge
 from hookboard.health.look import MEASURED_VALUES_MAX, HeldBack, Look, Loss, NeedsHistogram, Stepped, every_unit
-from hookboard.health.losses import STEPS_BEFORE_STUCK
 from hookboard.health.page import VERDICT, Page
 from hookboard.health.report import closing, ended_by, news
 from hookboard.health.rule import Rule, Severity, Symptom, Verdict, check_stop_on, rules_of, sentence
 from hookboard.health.rules import RULES
-from hookboard.health.rules.experiments import TELLABLE, TRIED
 from hookboard.health.rules.numerics import Nonfinite, Pass, before_nonfinite, first_of
 from hookboard.health.rules.training_step import SCALE_TARGETS, STEP
 from hookboard.health.run import Run
@@ -26,11 +24,7 @@ __all__ = [
     "RULES",
     "SCALE_TARGETS",
     "STEP",
-    "STEPS_BEFORE_STUCK",
-    "TELLABLE",
-    "TRIED",
     "VERDICT",
-    "WINDOWS_ALWAYS_ASKED",
     "HeldBack",
     "Judge",
     "Look",

@@ -59,11 +59,10 @@ _OF_BATCH = ("input_scale",)
 _STANDSTILL = ("no_gradient", "not_updated", "update_too_small")
 """Symptoms of weights that do not move as they should."""
 
-_LAST = ("not_learning", "cannot_learn", "precision", "train_eval_gap")
+_LAST = ("not_learning", "precision", "train_eval_gap")
 """Rules whose symptoms follow from nearly everything."""
 
 _OF_LOSS = (
-    "labels",
     "vanishing_gradient",
     "exploding_gradient",
     "saturated",
@@ -109,10 +108,6 @@ CAUSES: tuple[Cause, ...] = (
     ),
     Cause("input_scale", ("nonfinite",), when="earlier"),
     Cause("initial_loss", ("update_too_large", "spike", *_LAST)),
-    Cause("learning_rate", (*_STANDSTILL, *_LAST, "update_too_large", "spike", "nonfinite")),
-    Cause("learning_rate", (*_SIGNAL, "symmetric_units"), when="by steps"),
-    Cause("cannot_learn", ("not_learning", "spike")),
-    Cause("labels", _LAST),
     Cause("weight_decay", (*_SIGNAL, *_STANDSTILL, "update_too_large", *_LAST)),
     Cause("clipping", ("update_too_small", "not_updated", *_LAST)),
     Cause("symmetric_units", (*_SIGNAL, *_STANDSTILL, "update_too_large", *_LAST), when="at the start"),

@@ -96,7 +96,6 @@ _REMADE: tuple[str, ...] = (
     "findings",
     "flow",
     "constant_loss",
-    "trial",
     "is_tried",
     "table",
     "arrays",

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from hookboard.health.causes import OF_THE_WHOLE, ORDER, explained
 from hookboard.health.look import Look, Loss
 from hookboard.health.rule import Rule, Symptom, Verdict, passed_on
-from hookboard.health.rules.experiments import TELLABLE
 from hookboard.health.rules.learning import NOT_LEARNING, judge_end
 from hookboard.health.rules.numerics import NONFINITE
 from hookboard.health.rules.shared import to_stable_rate
@@ -166,18 +165,6 @@ class Judge:
         self._verdicts = None
         return self.verdicts
 
-    def hear(self, findings: Sequence[tuple[str, Symptom]], trial: str) -> None:
-        """Replace the findings of the training step and of experiments, and ask the rules they belong to.
-
-        Args:
-            findings: see `Run.findings`.
-            trial: see `Run.trial`.
-        """
-        self._verdicts = None
-        self.run.findings, self.run.trial = findings, trial
-        names = {rule for rule, _ in findings}
-        self._ask(self.run.now.step, [rule for rule in self._rules if rule.name in names])
-
     def add(self, rule: str, symptom: Symptom, step: int, is_located: bool = True, is_searched: bool = False) -> None:
         """Add a symptom that was found outside of the looks, such as the module that gave the first NaN.
 
@@ -247,8 +234,8 @@ class Judge:
     def _with_its_past(self, verdict: Verdict) -> Verdict:
         """Return the verdict with a clause added to its evidence, where there is something to add.
 
-        A note that was an alarm earlier says so. An alarm of a rule in `TELLABLE` says what experiments have shown, see
-        `Run.trial`. The advice of `nonfinite` names a learning rate, if the losses before tell one.
+        A note that was an alarm earlier says so. The advice of `nonfinite` names a learning rate, if the losses before
+        tell one.
         """
         key = verdict.rule, verdict.module
         if verdict.severity == "alarm":
@@ -256,8 +243,6 @@ class Judge:
             # Of what is told between two looks, the losses are not yet known.
             if verdict.rule == NONFINITE.name and self.run.looks and verdict.since <= self.run.now.step:
                 verdict = _with_rate(verdict, to_stable_rate(self.run))
-            if self.run.trial and verdict.rule in TELLABLE:
-                return _and_says(verdict, self.run.trial)
         elif key in self._alarmed:
             level = self.run.losses.level()
             why = f": the loss is well below its start again, at {level:.3g}" if self._well >= self.run.window else ""

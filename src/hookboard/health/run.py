@@ -72,11 +72,9 @@ class Run:
         self.held_back: Mapping[str, HeldBack] = {}
         """Weight name -> its weight decay and gradient clipping; only weights that an optimizer holds."""
         self.findings: Sequence[tuple[str, Any]] = ()
-        """(name of the rule, `Symptom`) for all that was found in the code of the training step or by experiments."""
-        self.trial = ""
-        """The outcome of experiments that found no fault, as a clause; "" without experiments."""
+        """(name of the rule, `Symptom`) for all that was found in the code of the training step."""
         self.is_tried = False
-        """True if the monitor makes experiments in this run, or the run has the callback `Checkup`."""
+        """True if the run has the callback `Checkup`, or it would do nothing there."""
         self.flow = Flow()
         """Which layer's output flows into which in the training step; empty if it was not read."""
         self.constant_loss = math.nan

@@ -1,6 +1,5 @@
 """Calls a model or runs a training step once more, and puts back the model, the optimizers and the random state."""
 
-from hookboard.replay.random_state import RandomState
 from hookboard.replay.step import (
     CannotRunAgainError,
     call_training_step,
@@ -13,7 +12,6 @@ from hookboard.replay.step import (
 
 __all__ = [
     "CannotRunAgainError",
-    "RandomState",
     "call_training_step",
     "loss_in",
     "loss_of_step",

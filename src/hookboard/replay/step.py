@@ -29,8 +29,8 @@ def undisturbed(
     """Enable gradients, let code of `module` run inside the context, and put back the model and the random state.
 
     Inside, compiled code runs uncompiled, hookboard's hooks observe nothing, edits use copies of their rules, and what
-    a LightningModule logs is discarded. Put back are the random states (of Python, NumPy, torch on CPU and CUDA), the
-    buffers and attributes of the model, and what these hold, see `State`. What the code does besides happens.
+    a LightningModule logs is discarded. Put back are the random states (of Python, NumPy, torch on CPU and CUDA), and
+    the buffers and attributes of the model, see `State`. What the code does besides happens.
 
     Args:
         module: the module.
