@@ -414,3 +414,33 @@ def test_a_compiled_model_is_seen(tmp_path):
     with SummaryWriter(tmp_path) as writer, watch(model, optimizer, [logger], writer) as run:
         step_of(run, compiled, optimizer, x)
     assert logger.readings[0].statistics["mean"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_step_that_raises_and_is_tried_again_is_measured_once(tmp_path):
+    model, logger = Plain(mlp()), ActivationLogger(every_n_steps=1, statistics=["rms"], histogram=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    whole, half = batches(4)[0], batches(4)[0][:2]
+    with SummaryWriter(tmp_path) as writer, watch(model, optimizer, [logger], writer) as run:
+        with contextlib.suppress(RuntimeError), run.step(whole):
+            model(whole)
+            raise RuntimeError("out of memory")
+        step_of(run, model, optimizer, half)
+    exact = model.net[0](half).double()
+    reading = next(one for one in logger.readings if one.site.name == "net.0")
+    assert reading.moments.count == exact.numel()
+    assert reading.statistics["rms"] == pytest.approx(exact.square().mean().sqrt().item(), rel=1e-6)
+    assert reading.histogram.counts.sum() == exact.numel()
+
+
+def test_an_evaluation_that_raises_is_not_counted_to_the_next(tmp_path):
+    model, logger = Plain(mlp()), ActivationLogger(stages=["validate"], statistics=["mean"])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    batch = batches(4)[0]
+    with SummaryWriter(tmp_path) as writer, watch(model, optimizer, [logger], writer, validates=True) as run:
+        with contextlib.suppress(RuntimeError), run.evaluate(), run.step(batch):
+            model(batch)
+            raise RuntimeError("out of memory")
+        with run.evaluate(), run.step(batch):
+            model(batch)
+    reading = next(one for one in logger.readings if one.site.name == "net.0")
+    assert reading.moments.count == model.net[0](batch).numel()

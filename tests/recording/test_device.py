@@ -76,6 +76,17 @@ def test_a_tensor_takes_one_launch_and_a_flush_as_many_operations_as_with_few_si
     assert [wait.what for wait in device.waits] == ["an event"]
 
 
+def test_what_is_forgotten_is_in_no_reading_and_costs_no_wait(device):
+    mine, site, tensor = recorder(histogram=True, channels=channels), Site("layer", "output"), normal(4, 40)
+    mine.open(site)(there(device, normal(8, 40)))
+    mine.forget()
+    assert not device.waits
+    mine.open(site)(there(device, tensor))
+    reading = mine.flush()[site]
+    assert_true(reading.statistics, [tensor])
+    assert reading.histogram.counts.sum() == tensor.numel()
+
+
 def test_all_weights_and_updates_of_a_step_take_at_most_four_launches(device):
     mine, given, true = recorder(channels=lambda site, tensor: 0 if tensor.dim() > 1 else None), [], {}
     for number, shape in enumerate([(64, 32), (64,), (10, 27), (10,), (64, 16, 3, 3), (7,)]):

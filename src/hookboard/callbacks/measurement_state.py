@@ -61,6 +61,10 @@ class MeasurementState(StageState):
         """Switch the hooks on or off: off while other callbacks run in the middle of a batch."""
         self.taps.active = on
 
+    def forget(self) -> None:
+        """Drop what was measured in a step or an evaluation that did not end, as it may be tried again."""
+        self.recorder.forget()
+
     def follow_weights(self, weights: dict[str, Weight]) -> dict[str, str]:
         """Replace the watched weights; return the name of each that differs, mapped to `new`, `replaced` or `gone`."""
         kinds = {name: "replaced" if name in self.weights else "new" for name in weights}

@@ -295,11 +295,14 @@ class HookboardCallback(CallbackMethods[W]):
     def leave_batch(self) -> None:
         """Run the tasks that the worker has handed over, then remove the hooks that are left of the previous batch.
 
-        These are hooks that change tensors, and all hooks of a batch that did not end; it gets no `_end_batch`.
+        These are hooks that change tensors, and all hooks of a batch that did not end. It gets no `_end_batch`, and
+        what was measured in its step is dropped: it may be tried again, as after a lack of memory.
         """
         if self._worker.tasks:
             self._worker.catch_up()
         for state in list(self._live.values()):
+            if state.is_due and state.stage == "train":
+                self._do(state, "after a batch that did not end", state.forget)
             state.is_due = False
             if state.is_open:
                 state.is_open = False
@@ -325,6 +328,7 @@ class HookboardCallback(CallbackMethods[W]):
             self._do(state, "at the start of an evaluation", self._open_evaluation, loop, state)
 
     def _open_evaluation(self, loop: Loop, state: W) -> None:
+        state.forget()  # of an evaluation that did not end
         self._follow(loop, state)
         self._begin_evaluation(loop, state)
 

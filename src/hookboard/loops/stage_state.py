@@ -85,6 +85,9 @@ class StageState:
     def observe(self, on: bool) -> None:
         """Switch the hooks on or off: off while other callbacks run in the middle of a batch. Here it does nothing."""
 
+    def forget(self) -> None:
+        """Drop what was measured in a step or an evaluation that did not end. Here it does nothing."""
+
     def state_dict(self, again: tuple[int, int] | None) -> dict[str, Any]:
         """Return what a checkpoint saves of this stage, packed by `hookboard.packing`; by default {}: nothing.
 

@@ -269,6 +269,12 @@ class Recorder:
         """Return what was measured since the last flush, and forget it. Waits for the device."""
         return self.send()()
 
+    def forget(self) -> None:
+        """Drop what was measured since the last flush. It does not wait for the device."""
+        with self._lock:
+            for store in self._stores.values():
+                store.forget()
+
     def send(self, flags: Tensor | None = None, along: Tensor | None = None) -> Callable[[], Readings]:
         """Take what was measured since the last flush, forget it, and start its copy to the host.
 

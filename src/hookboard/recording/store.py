@@ -191,6 +191,13 @@ class Store:
 
         return taken
 
+    def forget(self) -> None:
+        """Drop what was measured since the last flush. No thread may measure meanwhile."""
+        self.give_back(self.take().counts)
+        if self.arena is not None:
+            self._join_streams()
+            self.arena.clear()
+
     def _join_streams(self) -> list[torch.cuda.Stream]:
         """Have the current stream wait for the others on which tensors were measured; return these."""
         if not self._streams:
