@@ -1,11 +1,10 @@
 """Packing objects into bytes; `callbacks/test_checkpoints.py` shows that what is packed comes back."""
 
 import tracemalloc
-from dataclasses import dataclass
 
 import numpy as np
 
-from hookboard.packing import Codec, dataclass_codec, packed, unpacked
+from hookboard.packing import Codec, packed
 
 
 class Look:
@@ -26,15 +25,3 @@ def test_of_blocks_that_are_made_to_be_packed_one_lies_in_memory_at_a_time():
     tracemalloc.stop()
     whole, one = sum(array.nbytes for array in found.arrays.values()), 2_000 * 10 * 8
     assert peak < 2 * whole + 5 * one  # all 20 of them take twice as much as `whole`
-
-
-@dataclass
-class StageComparison:
-    step: int
-
-
-def test_what_was_packed_under_a_former_name_of_its_class_is_unpacked():
-    former = type("Comparison", (StageComparison,), {})
-    content = packed(former(3), {former: dataclass_codec(former)}).written()
-    forms = {StageComparison: dataclass_codec(StageComparison)}
-    assert unpacked(content, forms) == StageComparison(3)

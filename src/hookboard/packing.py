@@ -21,10 +21,6 @@ _AS_THEY_ARE = {type(None), bool, int, float, str}
 """The types that JSON represents itself."""
 
 
-FORMER_NAMES = {"Comparison": "StageComparison"}
-"""What classes were called in earlier formats: name then -> name now."""
-
-
 class Codec(NamedTuple):
     """How objects of one class are taken apart and made again.
 
@@ -191,7 +187,6 @@ class _Maker:
 
     def __init__(self, forms: Codecs, arrays: Mapping[str, np.ndarray]) -> None:
         self._make = {cls.__name__: form.make for cls, form in forms.items()}
-        self._make |= {old: self._make[new] for old, new in FORMER_NAMES.items() if new in self._make}
         self._arrays = arrays
         self._made: list[Any] = []
 

@@ -3,7 +3,6 @@
 import dataclasses
 import math
 
-import numpy as np
 import pytest
 from health.looks import reading, row
 from health.runs import falling, linear, noise, nothing, outputs, rectified, run_of, symptoms, weights, without_weights
@@ -14,7 +13,7 @@ from hookboard.health.rules.signal import COLLAPSED
 from hookboard.health.rules.units import DEAD_UNITS, SYMMETRIC_UNITS
 from hookboard.health.run_table import Silence
 from hookboard.measure import channel_row_count
-from hookboard.packing import Codec, packed, unpacked
+from hookboard.packing import packed, unpacked
 from hookboard.recording import Readings
 from hookboard.sites import Site
 
@@ -106,20 +105,6 @@ def test_whether_a_wide_layer_gives_enough_answers_goes_by_all_of_its_units(each
 
     found = symptoms(COLLAPSED, run_of([linear("fc"), linear("head", WIDE)], seen, losses=falling))
     assert bool(found) is is_said
-
-
-def test_what_an_older_checkpoint_holds_had_a_row_for_each_channel():
-    def without(name, cls):
-        form = FORMS[cls]
-        return Codec(lambda given: {k: v for k, v in form.take(given).items() if k != name}, form.make)
-
-    older = {**FORMS, Readings: without("widths", Readings), Silence: without("width", Silence)}
-    silence = Silence(3)
-    silence.see(7, np.full(3, 100.0), np.array([True, False, True]))
-    table = Readings.of([outputs("fc", noise(5)), reading("fc.bias", "parameter", [row()])])
-    made, again = unpacked(packed((table, silence), older).written(), FORMS)
-    assert [made.at(at).width for at in range(2)] == [5, 0]
-    assert (again.width, again.looks.tolist()) == (3, [1, 0, 1])
 
 
 def test_a_checkpoint_keeps_the_width_of_a_sample():

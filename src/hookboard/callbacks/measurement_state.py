@@ -53,7 +53,7 @@ class MeasurementState(StageState):
     def load_state_dict(self, parts: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         if self.before.turns is not None:
-            self.before.turns.load_state_dict(parts.get("turns"))
+            self.before.turns.load_state_dict(parts["turns"])
         self.gaps_are_named = parts["gaps_are_named"]
         self.news.load_state_dict(parts["news"])
 

@@ -3,7 +3,6 @@
 import copy
 from collections.abc import Mapping
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 from hookboard.health.judge import Case, Judge
@@ -45,38 +44,20 @@ def restore_judge(judge: Judge, parts: Mapping[str, Any], layers: Mapping[str, L
     vars(judge).update(vars(other))
 
 
-class Recent(SimpleNamespace):
-    """Holds the latest looks of a `RunTable` while they are packed or restored; checkpoints have this class name."""
-
-
-class Timeline(SimpleNamespace):
-    """The columns of a `RunTable` over the whole run, as attributes, for packing; its name is part of checkpoints."""
-
-
 def _parts_of_run(run: Run) -> dict[str, Any]:
     """Return the parts of a run; looks that are not among the latest lose their channels, which no rule asks for."""
-    table = run.table.state_dict()
-    blocks = table["values"], table["spoiled"], table["every"], table["since"]
-    timeline = dict(zip(_OF_TIMELINE, (table["steps"], *blocks), strict=True))
-    recent = table["recent"] if table["steps"] else {}
-    parts = dict(_OF_RUN.take(run)) | {
-        "timeline": Timeline(**timeline),
-        "steps": table["recent_steps"],
-        "_recent": Recent(_blocks=recent, _end=len(table["recent_steps"])),
-    }
+    parts = dict(_OF_RUN.take(run)) | {"table": run.table.state_dict()}
     for name in ("first", "evaluation", "first_nonfinite"):
         look = parts[name]
         if look is not None and not any(look is other for other in run.looks):
             parts[name] = replace(look, readings=replace(look.table, channels=[None] * len(look.table)))
-    return {name: parts[name] for name in _ORDER}
+    return parts
 
 
 def _made_run(parts: dict[str, Any]) -> Run:
-    recent, timeline, recent_steps = (parts.pop(name) for name in ("_recent", "timeline", "steps"))
-    run: Run = _OF_RUN.make({"evaluation_losses": [], **parts})  # earlier checkpoints have none
-    names = ("steps", "values", "spoiled", "every", "since")
-    table = {name: timeline[old] for name, old in zip(names, _OF_TIMELINE, strict=True)}
-    run.table = RunTable.of_parts(run.layers, table | {"recent_steps": recent_steps, "recent": recent["_blocks"]})
+    table = parts.pop("table")
+    run: Run = _OF_RUN.make(parts)
+    run.table = RunTable.of_parts(run.layers, table)
     run.make_arrays()
     return run
 
@@ -85,11 +66,7 @@ def _parts_of_look(look: Look) -> dict[str, Any]:
     return {**_OF_LOOK.take(look), "readings": look.table}
 
 
-_OF_TIMELINE = ("steps", "_values", "_spoiled", "_every", "_since")
-_ORDER = ["window", "layers", "looks", "first", "evaluation", "comparisons", "rate_jumps", "losses", "timeline"]
-_ORDER += ["silence", "seen", "peak_rate", "first_move", "first_nonfinite", "_is_masked", "steps", "_recent"]
-_ORDER += ["_ran", "_defined", "_answers", "evaluation_losses"]
-_REMADE: tuple[str, ...] = (
+_REMADE = (
     "why_silent",
     "unhooked",
     "held_back",
@@ -102,11 +79,10 @@ _REMADE: tuple[str, ...] = (
     "now",
     "latest",
     "initial",
+    "_ordered_by",
 )
-_REMADE += ("_ordered_by",)
 _OF_RUN = object_codec(lambda: Run({}, 1), derived=_REMADE)
 _OF_LOOK = dataclass_codec(Look)
-_OF_SILENCE = object_codec(lambda: Silence(0))
 _PLAIN = (Case, StageComparison, Gap, Layer, Loss, Nonfinite, RateJump, Running, Spike, Stepped, Symptom)
 
 FORMS: Codecs = {
@@ -114,10 +90,7 @@ FORMS: Codecs = {
     **{cls: dataclass_codec(cls) for cls in _PLAIN},
     Look: Codec(_parts_of_look, _OF_LOOK.make),
     LossCurve: object_codec(LossCurve),
-    Recent: Codec(vars, dict),
     Run: Codec(_parts_of_run, _made_run),
-    # Once all units had a row, and a silence had no width.
-    Silence: Codec(_OF_SILENCE.take, lambda parts: _OF_SILENCE.make({"width": len(parts["looks"]), **parts})),
-    Timeline: Codec(vars, dict),
+    Silence: object_codec(lambda: Silence(0)),
 }
 """The form of every class that a judge keeps."""

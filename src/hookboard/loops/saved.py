@@ -18,13 +18,8 @@ from hookboard.records import LayerFacts
 
 KEY = "hookboard"
 
-VERSION = 6
-"""The format of an entry. Increase it whenever what is saved, or its meaning, changes."""
-
-READABLE_VERSIONS = frozenset({1, 2, 3, 4, 5, VERSION})
-"""The formats that can be restored. 1 has a row for every channel and no width, 2 has no experiments, 3
-no frozen parameters, 4 no losses of validations, 5 also a number that a device wrote at the first NaN, and an interval
-that may be stretched."""
+VERSION = 7
+"""The format of an entry, the only one that can be restored. Increase it whenever what is saved changes."""
 
 FORMS: Codecs = {**OF_HEALTH, LayerFacts: dataclass_codec(LayerFacts)}
 
@@ -116,7 +111,7 @@ def taken_from(entries: Any, name: str, arguments: Mapping[str, str]) -> dict[st
         of_class = [entry for entry in entries if entry["callback"] == name]
         if not of_class:
             return None
-        if other := next((entry for entry in of_class if entry["version"] not in READABLE_VERSIONS), None):
+        if other := next((entry for entry in of_class if entry["version"] != VERSION), None):
             raise ValueError(f"what it holds has version {other['version']!r}, and this hookboard reads {VERSION}")
         mine = next((entry for entry in of_class if entry["arguments"] == arguments), None)
         if mine is None:

@@ -330,7 +330,7 @@ def _made(parts: dict[str, Any]) -> Readings:
     columns = StatisticTable(parts["names"], parts["values"], parts["is_there"])
     channels = _split(parts["channel_rows"], parts["channels"])
     dtypes = [None if name is None else getattr(torch, name) for name in parts["dtypes"]]
-    widths = parts.get("widths", np.maximum(parts["channels"], 0)).tolist()  # once all channels had a row
+    widths = parts["widths"].tolist()
     if not len(parts["rows"]) == len(channels) == len(dtypes) == len(widths) == len(places.sites) == len(columns[1]):
         raise ValueError("the readings of a look are not those of its sites")
     histograms = [drawn.get(row) for row in range(len(places.sites))]
