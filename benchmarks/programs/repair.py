@@ -274,7 +274,7 @@ def _words(pattern: str) -> re.Pattern[str]:
 REPAIRS: list[tuple[re.Pattern[str], Any]] = [
     (_words(r"set lr ?= ?(?P<rate>[0-9.e+-]*[0-9])"), _named_rate),
     (_words(r"(?P<way>multiply|divide) (?:all rates|the learning rate|it) by (?P<factor>[0-9.]*[0-9])"), _named_factor),
-    (_words(r"lower the learning rate to (?:about )?(?P<rate>[0-9.e+-]*[0-9])"), _named_rate),
+    (_words(r"(?:lower|raise) the learning rate to (?:about )?(?P<rate>[0-9.e+-]*[0-9])"), _named_rate),
     (_words(r"lower the learning rate|a learning rate that is too high"), partial(_rate, 0.1)),
     (_words(r"raise the learning rate"), partial(_rate, 10.0)),
     (_words(r"clip gradients"), _clipped),

@@ -147,7 +147,7 @@ def test_how_large_the_outputs_of_few_layers_were_at_the_first_look(tmp_path):
 def test_the_first_loss_of_outputs_that_are_too_large_and_that_of_chance(tmp_path):
     model = too_large(rate=2e-2)
     evidence = said(tmp_path, model, classes(), "activation_scale")
-    told = numbers("; the first loss was #, where chance gives #", evidence)
+    told = numbers("; the loss was # at the start, where chance gives #", evidence)
     assert told == [shortened(np.median(model.losses[:4]), 3), shortened(np.log(3), 3)]
 
 

@@ -212,12 +212,19 @@ def ended(losses, constant=math.nan, change=None, resumed=0, layers=LAYERS, **op
     return [(v.severity, v.advice) for v in verdicts if v.evidence.startswith("the training ended")]
 
 
-STEADY = "raise the learning rate, or train longer"
+STEADY = "train longer, or let Checkup try other learning rates"
 
 
 @pytest.mark.parametrize(("end", "said"), [(4.1, [("alarm", STEADY)]), (3.9, [])])
 def test_a_loss_that_still_falls_and_ends_at_twice_that_of_the_best_constant_is_an_alarm(end, said):
     assert ended([*np.linspace(10, end, 150), *[end] * 50], constant=2.0) == said
+
+
+def test_a_loss_that_the_first_steps_have_raised_asks_for_a_lower_rate():
+    losses = [3.3, *[25.0] * 20, *np.linspace(25, 4.4, 100), *[4.4] * 79]
+    [(severity, advice)] = ended(losses, constant=2.0)
+    assert severity == "alarm"
+    assert advice.startswith("lower the learning rate, or warm it up from 0")
 
 
 @pytest.mark.parametrize(("end", "is_said"), [(0.96, True), (0.94, False)])

@@ -201,18 +201,28 @@ def judge_end(run: Run) -> Symptom | None:
         return _no_better(run, level, error)
     if losses.first[0].value >= PRETRAINED_CHANCE_SHARE * losses.chance:
         return _no_better(run, level, error)
-    first, peak = losses.first[0].value, median([loss.value for loss in losses.first[1 : 1 + BLOCK_STEPS]])
-    little = STUCK_SHARE * losses.chance
-    has_leapt = peak > first + max(little, CLEAR_NOISE_DEVIATIONS * losses.noise) and losses.best > first
-    lost = 0.0 if has_leapt else max(little, RISE_NOISE_DEVIATIONS * losses.noise)
+    first, peak = losses.first[0].value, _peak(run, STUCK_SHARE * losses.chance)
+    lost = 0.0 if peak else max(STUCK_SHARE * losses.chance, RISE_NOISE_DEVIATIONS * losses.noise)
     if not level - LEVEL_NOISE_DEVIATIONS * error > first + lost:
         return None
-    leapt = f" (the first {BLOCK_STEPS} steps raised that to {peak:.3g}, and it never came back)" if has_leapt else ""
+    leapt = f" (the first {BLOCK_STEPS} steps raised that to {peak:.3g}, and it never came back)" if peak else ""
     evidence = (
         f"the training ended after {losses.steps:,} steps with a loss of {level:.3g}, and the model had {first:.3g} at "
         f"the first step{leapt}: it is worse than it was; chance gives {losses.chance:.3g}{_cosine(agreement_of(run))}"
     )
     return Symptom("", evidence, "lower the learning rate, or warm it up from 0", _severity_at_end(run))
+
+
+def _peak(run: Run, little: float) -> float | None:
+    """Return the loss that the first steps led to, if it never came back to the first one; otherwise None.
+
+    Args:
+        run: the run.
+        little: by how much it must have risen at least.
+    """
+    first, peak = run.losses.first[0].value, median([loss.value for loss in run.losses.first[1 : 1 + BLOCK_STEPS]])
+    has_leapt = peak > first + max(little, CLEAR_NOISE_DEVIATIONS * run.losses.noise) and run.losses.best > first
+    return peak if has_leapt else None
 
 
 def _cosine(agreement: float) -> str:
@@ -258,11 +268,13 @@ def _no_better(run: Run, level: float, error: float) -> Symptom | None:
         is_no_better = reference > 0 and (is_at_start or least > WORSE_THAN_CONSTANT_FACTOR * reference)
     if not is_no_better:
         return None
+    first, peak = losses.first[0].value, _peak(run, STUCK_SHARE * reference)
+    leapt = f" (the first {BLOCK_STEPS} steps raised that to {peak:.3g}, and it never came back)" if peak else ""
     evidence = (
-        f"the training ended after {losses.steps:,} steps with a loss of {level:.3g}, after {losses.start:.3g} at the "
-        f"start; {what} {reference:.3g}"
+        f"the training ended after {losses.steps:,} steps with a loss of {level:.3g}, after {first:.3g} at the first "
+        f"step{leapt}; {what} {reference:.3g}"
     )
-    if level - LEVEL_NOISE_DEVIATIONS * error > DIVERGED_FACTOR * max(losses.start, losses.first[0].value):
+    if peak or level - LEVEL_NOISE_DEVIATIONS * error > DIVERGED_FACTOR * max(losses.start, first):
         advice = f"lower the learning rate{to_stable_rate(run)}, or warm it up from 0"
         # A classifier's chance is the same for all data.
         advice += "" if reference == losses.chance else "; nothing, if the targets of later batches are larger"
@@ -270,7 +282,7 @@ def _no_better(run: Run, level: float, error: float) -> Symptom | None:
     agreement = agreement_of(run)
     evidence += _cosine(agreement)
     if losses.steps < STEPS_BEFORE_STUCK or losses.is_falling or agreement > AGREEING_GRADIENT_COSINE:
-        advice = "raise the learning rate, or train longer"
+        advice = "train longer, or let Checkup try other learning rates"
     else:
         advice = "try other learning rates; then check whether inputs and labels belong together, and the loss function"
     # Slightly below chance it may be on a plateau that it leaves later, as transformers do.

@@ -494,7 +494,7 @@ def _severity(run: Run) -> Severity:
 
 def _harm(run: Run) -> str:
     if run.losses.starts_high and not run.losses.is_harmed:
-        return f"; the first loss was {run.losses.start:.3g}, where chance gives {run.losses.chance:.3g}"
+        return f"; the loss was {run.losses.start:.3g} at the start, where chance gives {run.losses.chance:.3g}"
     return harm_of(run)
 
 

@@ -19,6 +19,9 @@ from hookboard.health.rules.shared import (
 from hookboard.health.run import RateJump, Run
 from hookboard.layers import Layer
 
+UPDATE_RATIO_USUAL = 1e-3
+"""Update ratio of a usual step (Karpathy's rule of thumb)."""
+
 UPDATE_RATIO_LARGE = 0.1
 """Update ratio above which steps are large, as the median over the layers, for a window (DeepDiagnosis,
 TheDeepChecker)."""
@@ -198,11 +201,14 @@ def _to(run: Run, moved: float) -> str:
         run: the run.
         moved: the update ratio of the step that was too large.
     """
-    rate = _rate(run)
-    is_constant = rate == max(run.peak_rate.values(), default=math.nan)
-    if not (is_constant and moved > UPDATE_RATIO_ADVISED):
+    if not (_is_rate_constant(run) and moved > UPDATE_RATIO_ADVISED):
         return ""
-    return f" to about {rate * UPDATE_RATIO_ADVISED / moved:.1g}, at which that step is {UPDATE_RATIO_ADVISED:.0%}"
+    rate = _rate(run) * UPDATE_RATIO_ADVISED / moved
+    return f" to about {rate:.1g}, at which that step is {UPDATE_RATIO_ADVISED:.0%}"
+
+
+def _is_rate_constant(run: Run) -> bool:
+    return _rate(run) == max(run.peak_rate.values(), default=math.nan)
 
 
 def _rate(run: Run) -> float:
@@ -405,7 +411,10 @@ def _small_model(run: Run, look: Look, usual: float) -> Symptom:
         f"a step moves the weights by {usual:.1g} of their size in the median over the layers, where 1e-3 is usual, at "
         f"a learning rate of {max(rates):.2g} in {optimizer}{harm_of(run)}"
     )
-    advice = "raise the learning rate, and check whether gradients are clipped or an epsilon outweighs them"
+    to = ""
+    if _is_rate_constant(run):
+        to = f" to about {max(rates) * UPDATE_RATIO_USUAL / usual:.1g}, at which a step is {UPDATE_RATIO_USUAL:.1%}"
+    advice = f"raise the learning rate{to}, and check whether gradients are clipped or an epsilon outweighs them"
     # Without chance nobody can tell a loss that stays from that of a model that was trained before.
     severity: Severity = "alarm" if run.losses.is_stuck and run.losses.chance is not None else "note"
     return Symptom("", evidence, advice, severity, UPDATE_RATIO_SMALL / usual, _small_since(run))
