@@ -109,6 +109,22 @@ def test_what_is_frozen_is_a_note_with_the_numbers_of_weights():
     assert found.evidence == f"{trained} of {count} weights are trained; frozen are all of body.0, body.1, head"
 
 
+def test_a_frozen_copy_of_weights_that_learn_is_not_said_to_be_untrained():
+    class Taught(Model):
+        def __init__(self):
+            super().__init__()
+            self.body = nn.Sequential(nn.Linear(16, 32), nn.Linear(32, 4))
+            self.head = nn.Linear(4, 1)
+            self.teacher = copy.deepcopy(self.body).requires_grad_(False)
+
+        def training_step(self, batch):
+            x = batch.repeat(1, 4)
+            return (self.body(x) - self.teacher(x)).square().mean() + self.head(self.body(x)).square().mean()
+
+    (found,) = said(Taught())
+    assert found.evidence.endswith("frozen are all of teacher")
+
+
 def test_frozen_weights_that_look_as_torch_initializes_them_are_named():
     class Wide(Model):
         def __init__(self, is_trained):

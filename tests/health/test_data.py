@@ -69,6 +69,11 @@ def test_a_border_that_is_always_0_and_a_column_of_ones_are_healthy():
     assert not judged([*standard(6), row(100, 0.0, 0.0, zeros=100), row(100, 1.0, 0.0)], harmed)
 
 
+def test_a_border_that_is_at_the_least_number_of_scaled_pixels_is_healthy():
+    pixels = [row(100, 0.1, 1.0, low=-0.42, high=2.8)] * 6
+    assert not judged([*pixels, row(100, -0.42, 0.0)], harmed)
+
+
 def test_a_column_that_never_changes_is_worth_a_note_and_no_more():
     (symptom,) = judged([*standard(6), row(100, -0.42, 0.0)], harmed)
     assert symptom.severity == "note"

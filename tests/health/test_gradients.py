@@ -40,6 +40,13 @@ def test_a_gradient_that_falls_by_three_powers_of_ten_vanishes(each, fires):
     assert not symptoms(EXPLODING, run)
 
 
+def test_what_a_layer_before_the_front_gets_by_rounding_is_no_part_of_the_fall():
+    sizes = [-12.0, *[0.6 * (i - 7) for i in range(1, 8)]]
+    (symptom,) = symptoms(VANISHING, run_of(CHAIN, gradients(sizes)))
+    assert symptom.module == ""
+    assert "steadily, by a factor of" in symptom.evidence
+
+
 @pytest.mark.parametrize(("losses", "severity"), [(falling, "note"), (harmed, "alarm")])
 @pytest.mark.parametrize(("rule", "each"), [(VANISHING, -0.56), (EXPLODING, 0.48)])
 def test_it_is_an_alarm_where_the_loss_shows_harm(rule, each, losses, severity):

@@ -7,7 +7,7 @@ from health.looks import reading, row
 from health.runs import falling, harmed, linear, noise, nothing, outputs, run_of, symptoms, weights
 
 from hookboard.health.rules.scale import ACTIVATION_SCALE
-from hookboard.layers import Layer
+from hookboard.layers import Flow, Layer
 
 NAMES = [f"fc{i}" for i in range(8)]
 CHAIN = [linear(name) for name in NAMES]
@@ -98,6 +98,14 @@ def test_weights_of_all_layers_that_let_a_signal_fade_or_swell_are_the_matter_of
     drawn = [reading for name in NAMES for reading in weights(name, rows=noise(8, scale=scale))]
     found = symptoms(ACTIVATION_SCALE, run_of(CHAIN, scaled([0] * 8, first_weights=drawn)))
     assert [symptom.module for symptom in found] == ([""] if fires else [])
+
+
+def test_weights_of_layers_that_run_side_by_side_scale_no_common_signal():
+    drawn = [reading for name in NAMES for reading in weights(name, rows=noise(8, scale=0.02))]
+    run = run_of(CHAIN, scaled([0] * 8, first_weights=drawn))
+    assert symptoms(ACTIVATION_SCALE, run)
+    run.flow = Flow(dict.fromkeys(NAMES, 0))
+    assert not symptoms(ACTIVATION_SCALE, run)
 
 
 def test_weights_of_the_whole_model_are_named_before_the_slope_that_they_make():

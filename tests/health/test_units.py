@@ -1,5 +1,7 @@
 """Units that nothing activates."""
 
+from dataclasses import replace
+
 import pytest
 from health.looks import reading, row
 from health.runs import (
@@ -367,3 +369,13 @@ def test_the_biases_are_to_blame_for_units_dead_from_the_start_only_where_they_m
     run = run_of(CHAIN, lambda n: [*chain(nothing(UNITS), fc1=negative(UNITS)), biases])
     (symptom,) = symptoms(DEAD_UNITS, run)
     assert symptom.advice.startswith(advice)
+
+
+@pytest.mark.parametrize("kind", ["a layer", "a norm"])
+def test_a_bias_that_kills_units_is_said_as_a_number(kind):
+    names = ["fc1.bias"] if kind == "a layer" else ["fc1.weight", "fc1.bias"]
+    layer = replace(linear("fc1"), shapes=dict.fromkeys(names, (UNITS,)))
+    biases = [reading(name, "parameter_before", [row(UNITS, -8.0 if "bias" in name else 1.0, 0.01)]) for name in names]
+    layers = [*CHAIN[:2], layer, *CHAIN[3:]]
+    (symptom,) = symptoms(DEAD_UNITS, run_of(layers, lambda n: [*chain(nothing(UNITS), fc1=negative(UNITS)), *biases]))
+    assert symptom.advice == "Initialize the biases of this layer with 0: they are -8 in the mean."

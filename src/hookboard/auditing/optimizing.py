@@ -319,8 +319,16 @@ FRESH_COUNT = 64
 
 
 def _untrained(parameters: Mapping[str, nn.Parameter], frozen: Collection[str]) -> str:
-    """Return a clause that names frozen matrices which look as torch initializes them; "" if none does."""
-    names = [name for name in frozen if _is_fresh(parameters[name].detach())]
+    """Return a clause that names frozen matrices which look as torch initializes them; "" if none does.
+
+    Copies of trained ones, as in a teacher or a target network, are left out.
+    """
+    trained = [parameter for name, parameter in parameters.items() if name not in frozen]
+    names = [
+        name
+        for name in frozen
+        if _is_fresh(parameters[name].detach()) and not any(_is_copy(parameters[name], one) for one in trained)
+    ]
     if not names:
         return ""
     return f"; those of {listed(names, 4)} look as torch initializes them, so nobody has trained them"

@@ -237,7 +237,8 @@ def _wild(run: Run, site: Site, reading: Reading) -> Said | None:
 def _constant(run: Run, site: Site, reading: Reading) -> Said | None:
     """Report columns of the input that had one value over the latest `window` looks; None if none is known.
 
-    Columns of 0, such as the border of digits, or of 1, such as a bias, are not reported.
+    Columns of 1, such as a bias, are not reported; nor those at the least number of the input, such as the border of
+    digits, which is 0 unless the pixels were scaled.
     """
     looks = [look.table.get(site) for look in list(run.looks)[-run.window :]]
     seen = [past for past in looks if past is not None and past.channels is not None]
@@ -248,7 +249,7 @@ def _constant(run: Run, site: Site, reading: Reading) -> Said | None:
     if (units[:, :, _COUNT] < 2).any():
         return None
     low, high = units[:, :, _MIN].min(axis=0), units[:, :, _MAX].max(axis=0)
-    constant = np.flatnonzero((low == high) & (low != 0) & (low != 1))
+    constant = np.flatnonzero((low == high) & (low != 0) & (low != 1) & (low != low.min()))
     if not len(constant):
         return None
     first = int(constant[0])

@@ -434,14 +434,16 @@ def _vanishing(run: Run) -> Iterator[Symptom]:
     fall = -float(lost[front])
     if fall < VANISHING_DECADES_NOTE:
         return
-    place = _cause(np.diff(most))
+    # Before the front a layer may get next to nothing, such as a rounding error: the fall does not count it.
+    steps = np.diff(most[front:])
+    place = _cause(steps)
     evidence = f"the norm of the gradient falls by a factor of {factor(fall)} from the last layers to the first, "
-    evidence += _how(course, np.diff(most), place)
+    evidence += _how(course, steps, place)
     last = int(course.places[front])
     is_gone = fall >= GRADIENT_CHANGE_DECADES_ALARM and not _have_learnt(run, last)
     is_gone &= run.losses.is_known or _moves_nothing(run, last)
     severity: Severity = "alarm" if is_gone else severity_of(run)
-    name = "" if place is None else run.layers[course.places[place]].name
+    name = "" if place is None else run.layers[course.places[front + place]].name
     yield Symptom(name, f"{evidence}{harm_of(run)}.", _advice(run), severity, size=fall, is_hard=is_gone)
 
 

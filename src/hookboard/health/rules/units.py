@@ -283,7 +283,8 @@ def _advice_on_steps(run: Run, dead: Dead, onset: int) -> str:
 
 def _advice_at_start(run: Run, dead: Dead) -> str:
     """Return advice for units that were dead before the first step: about their biases if these are far below 0."""
-    biases = [name for name in dead.source.weights if len(dead.source.shapes.get(name, ())) == 1]
+    flat = [name for name in dead.source.weights if len(dead.source.shapes.get(name, ())) == 1]
+    biases = flat if len(flat) == 1 else [name for name in flat if name.endswith("bias")]  # a norm has a gain too
     bias = run.first.of(biases[0], "parameter_before") if run.first and len(biases) == 1 else None
     given = run.first.of(dead.source.name, "output") if run.first else None
     if bias is None or given is None:
