@@ -91,3 +91,22 @@ def test_one_cut_is_one_alarm_whatever_modules_do_with_their_weights():
 
 def test_modules_that_use_weights_of_others_are_well():
     assert alarms_of(OwnsParameters(cut=False), batches(*[16] * 30)) == []
+
+
+class Critic(Toy):
+    """The bias of its last layer adds as much to both means: its gradient is 0."""
+
+    def __init__(self):
+        torch.manual_seed(0)
+        normed = [nn.utils.parametrizations.spectral_norm(nn.Linear(*sizes)) for sizes in ((4, 8), (8, 8), (8, 1))]
+        super().__init__(nn.Sequential(normed[0], nn.Tanh(), normed[1], nn.Tanh(), normed[2]))
+
+    def training_step(self, batch):
+        real, fake = self.net(batch).chunk(2)
+        return fake.mean() - real.mean()
+
+
+def test_a_layer_whose_weight_is_computed_is_not_said_to_get_no_gradient_because_its_bias_gets_none():
+    monitor = HealthMonitor(rules="no_gradient", every_n_steps=1)
+    fit(None, Critic(), batches(*[16] * 12), monitor)
+    assert monitor.verdicts == ()

@@ -100,7 +100,8 @@ def _never_ran(run: Run, layer: Layer, weights: list[str], is_cut: bool) -> Iter
 def _chains_without_gradient(run: Run, look: Look) -> tuple[list[list[Layer]], list[Layer]]:
     """Return the layers that ran and get no gradient, in lists of consecutive ones, and the layers that get one.
 
-    The latter include layers that get one in other steps, see `_comes_back` and `_is_trained_between`. Layers without
+    The latter include layers that get one in other steps, see `_comes_back` and `_is_trained_between`, and those with a
+    weight that a parametrization computes, of which that is not known. Layers without
     weights that an optimizer steps are skipped: the layers before and after them count as consecutive. Layers that
     neither ran nor get a gradient are skipped too.
     """
@@ -112,7 +113,7 @@ def _chains_without_gradient(run: Run, look: Look) -> tuple[list[list[Layer]], l
         if not weights:
             continue
         is_reached = any(has_gradient(look, name) for name in weights)
-        if is_reached or _comes_back(run, layer) or _is_trained_between(run, look, weights):
+        if is_reached or layer.computed or _comes_back(run, layer) or _is_trained_between(run, look, weights):
             others.append(layer)
             is_open = False
         elif look.of(layer.name, "output") is not None:
