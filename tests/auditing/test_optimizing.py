@@ -1,6 +1,7 @@
 """What is said of the optimizers and schedulers of a fit before its first step."""
 
 import copy
+import functools
 import math
 import random
 from time import perf_counter
@@ -470,6 +471,16 @@ def test_what_the_functions_of_a_schedule_change_is_put_back():
         return rates, model.calls, list(CALLS), random.random(), float(torch.rand(()))
 
     assert trained(HealthMonitor()) == trained()
+
+
+def test_a_step_that_was_put_in_place_of_a_library_s_is_never_called_for_a_look(monkeypatch):
+    steps, real = [], lr_scheduler.ExponentialLR.step
+    monkeypatch.setattr(
+        lr_scheduler.ExponentialLR, "step", functools.wraps(real)(lambda *args: steps.append(real(*args)))
+    )
+    model = Model(scheduled=lambda model, optimizer: lr_scheduler.ExponentialLR(optimizer, 0.9))
+    fit(None, model, batches(*[8] * 3), HealthMonitor())
+    assert len(steps) == 1 + 3  # torch calls it once when the schedule is made
 
 
 def test_thousands_of_frozen_parameters_are_named_at_once():

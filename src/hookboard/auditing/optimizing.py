@@ -3,8 +3,8 @@
 import copy
 import dis
 import functools
+import inspect
 import math
-import sys
 import warnings
 import weakref
 from collections import Counter
@@ -125,7 +125,10 @@ def calls_no_user(scheduler: object) -> bool:
 
 def _is_of_library(function: Any) -> bool:
     """Return True if a class or a function stands in the standard library or in an installed package."""
-    file = getattr(sys.modules.get(function.__module__), "__file__", None) or ""
+    try:
+        file = inspect.getfile(function)  # not its `__module__`, which `functools.wraps` copies
+    except (TypeError, OSError):  # built in, of a notebook, or not made by Python code, as mocks are
+        return False
     return any(part in file for part in ("site-packages", "dist-packages", "/lib/python"))
 
 
