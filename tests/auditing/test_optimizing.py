@@ -483,6 +483,55 @@ def test_a_step_that_was_put_in_place_of_a_library_s_is_never_called_for_a_look(
     assert len(steps) == 1 + 3  # torch calls it once when the schedule is made
 
 
+class NotOfTorch:
+    """As a scheduler of another library, such as timm."""
+
+    def __init__(self, optimizer):
+        self.optimizer, self.steps = optimizer, []
+
+    def step(self, epoch=None):
+        self.steps.append(epoch)
+
+    def state_dict(self):
+        return {}
+
+    load_state_dict = state_dict
+
+    def __deepcopy__(self, memo):
+        return self
+
+
+class StepsByItself(Model):
+    def lr_scheduler_step(self, scheduler, metric):
+        scheduler.step()
+
+
+def test_a_scheduler_that_is_none_of_torch_s_is_never_stepped_for_a_look():
+    model = Model(scheduled=lambda model, optimizer: NotOfTorch(optimizer))
+    model.lr_scheduler_step = lambda scheduler, metric: scheduler.step()
+    run = fit(None, model, batches(*[8] * 3), HealthMonitor())
+    assert len(run.lr_scheduler_configs[0].scheduler.steps) == 3
+
+
+def test_nothing_is_said_of_a_schedule_that_the_model_steps_by_itself():
+    assert not said(StepsByItself(scheduled=linear(3)), 20)
+
+
+def test_nothing_is_said_of_a_schedule_under_manual_optimization():
+    class Manual(Model):
+        def __init__(self):
+            super().__init__(scheduled=warm_up(16), interval="epoch")
+            self.automatic_optimization = False
+
+        def training_step(self, batch):
+            self.optimizers().zero_grad()
+            self.manual_backward(super().training_step(batch))
+            self.optimizers().step()
+            self.lr_schedulers().step()
+
+    assert not said(Manual(), 5, max_epochs=4)
+
+
 def test_thousands_of_frozen_parameters_are_named_at_once():
     weight, frozen = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1), requires_grad=False)
     held = {f"layers.{i}.attention.base.weight": frozen for i in range(3000)}

@@ -92,9 +92,11 @@ def findings_of_optimizers(
 def findings_of_schedules(trainer: Trainer, pl_module: LightningModule) -> Iterator[Finding]:
     """Yield findings on the learning rates that schedules will give, before their first step.
 
-    None in a resumed fit, whose earlier rates are unknown, and for schedules that call code of the user.
+    None in a resumed fit, whose earlier rates are unknown, and for schedules that call code of the user or are stepped
+    by it.
     """
-    if trainer.lr_scheduler_configs and not trainer.global_step:
+    is_stepped_by_user = not (pl_module.automatic_optimization and _is_of_library(pl_module.lr_scheduler_step))
+    if trainer.lr_scheduler_configs and not trainer.global_step and not is_stepped_by_user:
         yield from _schedule(trainer, pl_module)
 
 
