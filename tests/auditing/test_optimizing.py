@@ -513,7 +513,10 @@ def test_a_scheduler_that_is_none_of_torch_s_is_never_stepped_for_a_look():
     assert len(run.lr_scheduler_configs[0].scheduler.steps) == 3
 
 
-def test_nothing_is_said_of_a_schedule_that_the_model_steps_by_itself():
+@pytest.mark.parametrize("file", [__file__, "/venv/lib/python3.12/site-packages/models.py"])
+def test_nothing_is_said_of_a_schedule_that_the_model_steps_by_itself(monkeypatch, file):
+    code = StepsByItself.lr_scheduler_step.__code__.replace(co_filename=file)
+    monkeypatch.setattr(StepsByItself.lr_scheduler_step, "__code__", code)
     assert not said(StepsByItself(scheduled=linear(3)), 20)
 
 

@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, ReduceLROnPlateau
 
 from hookboard.auditing.rules import Finding
+from hookboard.either_lightning import PACKAGES
 from hookboard.messages import listed
 
 MAX_RATES = 2000
@@ -95,8 +96,9 @@ def findings_of_schedules(trainer: Trainer, pl_module: LightningModule) -> Itera
     None in a resumed fit, whose earlier rates are unknown, and for schedules that call code of the user or are stepped
     by it.
     """
-    is_stepped_by_user = not (pl_module.automatic_optimization and _is_of_library(pl_module.lr_scheduler_step))
-    if trainer.lr_scheduler_configs and not trainer.global_step and not is_stepped_by_user:
+    package = pl_module.lr_scheduler_step.__module__.partition(".")[0]
+    is_stepped_by_lightning = pl_module.automatic_optimization and package in PACKAGES
+    if trainer.lr_scheduler_configs and not trainer.global_step and is_stepped_by_lightning:
         yield from _schedule(trainer, pl_module)
 
 
