@@ -164,10 +164,19 @@ def test_layers_in_a_list_are_an_alarm_with_their_parameters():
     (found,) = said(model)
     assert all(torch.equal(layer.weight, old) for layer, old in zip(model.hidden, before, strict=True))  # the oracle
     assert (found.severity, found.rule) == ("alarm", "not_in_optimizer")
+    line = Hidden.training_step.__code__.co_firstlineno + 1
     assert found.evidence == (
-        "a gradient reaches parameters that neither the model nor an optimizer has: 4; 2 look as torch initializes "
-        "them, of shapes [4, 32], [32, 4]"
+        "a gradient reaches parameters that neither the model nor an optimizer has: hidden[1].weight, "
+        "hidden[0].weight, hidden[0].bias and 1 more; 2 look as torch initializes them, of shapes [4, 32], [32, 4]; "
+        f"they are used at test_optimizing.py:{line}"
     )
+
+
+def test_layers_in_a_list_that_are_too_small_to_look_like_anything_are_an_alarm_too():
+    model = Hidden()
+    model.hidden = [nn.Linear(4, 5), nn.Linear(5, 4)]
+    (found,) = said(model)
+    assert (found.severity, found.rule) == ("alarm", "not_in_optimizer")
 
 
 def test_layers_in_a_list_are_fine_if_an_optimizer_has_them():

@@ -129,7 +129,7 @@ class LiveStep:
         if len(reader.losses) == 1:
             self._flow = reader.flow()
         known = [one.reference() for one in self._outside]
-        self._outside += outsiders(self._model, [one for one in reader.outside if all(one is not k for k in known)])
+        self._outside += outsiders(reader.step, [one for one in reader.outside if all(one is not k for k in known)])
         reader.outside.clear()  # the step may have made them for itself
         reader.losses[-1] = done._replace(live=None)
         reader.step.let_go()  # nothing of ours outlives the backward pass

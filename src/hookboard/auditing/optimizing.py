@@ -20,6 +20,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, ReduceLROnPlateau
 
+from hookboard.auditing.program import StepTrace, Value
 from hookboard.auditing.rules import Finding
 from hookboard.either_lightning import PACKAGES
 from hookboard.messages import listed
@@ -53,12 +54,16 @@ class Outsider(NamedTuple):
 
     Args:
         reference: leads to it; to None after the step if the step had made it for itself.
+        name: where a list or dict of the model holds it, such as `net.layers[0].weight`; "" if none does.
+        line: the line of code that uses it first, as in `model.py:31`; "" if it is not known.
         shape: its shape.
         is_fresh: whether it looks as torch initializes linear layers.
         is_copy: whether it is nearly a parameter of the model, as an average of its weights is.
     """
 
     reference: "weakref.ref[nn.Parameter]"
+    name: str
+    line: str
     shape: tuple[int, ...]
     is_fresh: bool
     is_copy: bool
@@ -195,13 +200,37 @@ def _not_in_optimizer(
     )
 
 
-def outsiders(model: nn.Module, outside: Iterable[nn.Parameter]) -> list[Outsider]:
-    """Describe parameters that the model does not have, without keeping them."""
-    own = list(model.parameters())
+def outsiders(step: StepTrace, outside: Iterable[nn.Parameter]) -> list[Outsider]:
+    """Describe parameters that the model of a step does not have, without keeping them."""
+    own, names = list(step.model.parameters()), _names_in_containers(step.model) if outside else {}
     return [
-        Outsider(weakref.ref(one), tuple(one.shape), _is_fresh(one.detach()), any(_is_copy(one, of) for of in own))
+        Outsider(
+            weakref.ref(one),
+            names.get(id(one), ""),
+            _first_line(step, step.value_of(one)),
+            tuple(one.shape),
+            _is_fresh(one.detach()),
+            any(_is_copy(one, of) for of in own),
+        )
         for one in outside
     ]
+
+
+def _names_in_containers(model: nn.Module) -> dict[int, str]:
+    """Return the id of each parameter of a layer in a list, tuple or dict of a module, with its name from the model."""
+    found = dict[int, str]()
+    for path, module in model.named_modules():
+        for attribute, held in vars(module).items():
+            several = held.items() if type(held) is dict else enumerate(held) if type(held) in (list, tuple) else ()
+            for key, one in several:
+                if isinstance(one, nn.Module) and not attribute.startswith("_"):
+                    where = f"{path}{path and '.'}{attribute}[{key!r}]"
+                    found |= {id(parameter): f"{where}.{name}" for name, parameter in one.named_parameters()}
+    return found
+
+
+def _first_line(step: StepTrace, value: Value) -> str:
+    return next((op.place.short_line for op in step.ops if any(given is value for given in op.inputs)), "")
 
 
 def _not_in_model(
@@ -209,10 +238,10 @@ def _not_in_model(
 ) -> Iterator[Finding]:
     """Yield a finding if parameters that the model does not have get a gradient, and no optimizer holds them.
 
-    It is an alarm if a matrix among them looks as torch initializes it, so that nobody has trained it; but a note if
-    that `may_be_meant`, as of a copy of the model that `training_step` trains by itself. Nothing is said if all such
-    matrices are copies of the model's, as averages of its weights are, and of what the step makes for itself, such as a
-    perturbation, unless it looks like a layer.
+    It is an alarm if a matrix among them looks as torch initializes it, so that nobody has trained it, or if they are
+    layers in a list that are too small to tell; but a note if that `may_be_meant`, as of a copy of the model that
+    `training_step` trains by itself. Nothing is said if all such matrices are copies of the model's, as averages of its
+    weights are, and of what the step makes for itself, such as a perturbation, unless it looks like a layer.
     """
     held = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
     left = [one for one in outside if id(one.reference()) not in held]
@@ -226,11 +255,15 @@ def _not_in_model(
     anew = f", {made} of them made by the step itself" if made else ""
     shapes = listed((str(list(one.shape)) for one in fresh), 3)
     as_torch = f"; {len(fresh)} look as torch initializes them, of shapes {shapes}" if fresh else ""
+    named, line = [one.name for one in left if one.name], next((one.line for one in left if one.line), "")
+    who = f": {listed(named, 3)}" if named else f": {len(left)}{anew}"
+    is_open = bool(named) and all(math.prod(one.shape) < FRESH_COUNT for one in left)
     yield Finding(
         "not_in_optimizer",
-        "alarm" if fresh and not may_be_meant else "note",
+        "alarm" if (fresh or is_open) and not may_be_meant else "note",
         "",
-        f"a gradient reaches parameters that neither the model nor an optimizer has: {len(left)}{anew}{as_torch}",
+        f"a gradient reaches parameters that neither the model nor an optimizer has{who}{as_torch}"
+        + (f"; they are used at {line}" if line else ""),
         ("make layers in __init__" if made else "keep layers in an nn.ModuleList, not in a list")
         + ", so that the model has their parameters; nothing, if they are not to be trained, as of a fixed network in "
         "the loss",
