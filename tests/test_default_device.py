@@ -8,7 +8,8 @@ from torch.optim.lr_scheduler import StepLR
 
 from hookboard import compare, record
 from hookboard.auditing import Targets
-from hookboard.auditing.optimizing import _lost_epsilon, scheduled_rates
+from hookboard.auditing.optimizing import _lost_epsilon
+from hookboard.auditing.scheduling import scheduled_rates
 from hookboard.comparing.forced import RoundingNoise
 from hookboard.experiments.targets import exchanged
 from hookboard.first_nan.bad_operation import BadOperation, CallPlace

@@ -87,7 +87,7 @@ FORBIDDEN = {
 
 ASKS_A_TRAINER = {
     "replay/": "repeats the step of a LightningModule, which has loggers, schedulers and a data module to put back",
-    "auditing/optimizing.py": "reads the schedules that Lightning steps",
+    "auditing/scheduling.py": "reads the schedules that Lightning steps",
     "experiments/experiment.py": "trains some such steps",
 }
 """Where a Trainer is asked for what no `Loop` has, and why; all others ask a `Loop`, which need not be a Trainer's."""

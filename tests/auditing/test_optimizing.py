@@ -16,7 +16,8 @@ from torch.utils.data import DataLoader
 from toys import batches, fit, trainer
 
 from hookboard import HealthMonitor
-from hookboard.auditing.optimizing import _frozen, _lost_epsilon, scheduled_rates
+from hookboard.auditing.optimizing import _frozen, _lost_epsilon
+from hookboard.auditing.scheduling import scheduled_rates
 
 pytestmark = [
     pytest.mark.trains,

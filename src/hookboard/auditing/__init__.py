@@ -3,8 +3,9 @@
 from hookboard.auditing.audit import audit
 from hookboard.auditing.batch_targets import Targets, targets_in
 from hookboard.auditing.live_step import FirstStep, LiveStep
-from hookboard.auditing.optimizing import findings_of_optimizers, findings_of_schedules
+from hookboard.auditing.optimizing import findings_of_optimizers
 from hookboard.auditing.rules import Finding
+from hookboard.auditing.scheduling import findings_of_schedules
 from hookboard.auditing.stale import StaleGradients
 
 __all__ = [

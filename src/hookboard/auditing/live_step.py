@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from hookboard.auditing.optimizing import Outsider, findings_of_optimizers, findings_of_schedules, outsiders
+from hookboard.auditing.optimizing import Outsider, findings_of_optimizers, outsiders
 from hookboard.auditing.program import TooLongError, Value
 from hookboard.auditing.reading import ALL_RULES, CUT, Reader, alarms_first
 from hookboard.auditing.rules import FLAT, Finding, findings_of
+from hookboard.auditing.scheduling import findings_of_schedules
 from hookboard.auditing.standing_aside import standing_aside
 from hookboard.first_nan import Program
 from hookboard.hooks import own_call

@@ -265,10 +265,8 @@ def _dead_symptom(run: Run, dead: Dead, severity: Severity) -> Symptom:
         advice = _advice_at_start(run, dead)
     else:
         advice = _advice_on_steps(run, dead, onset)
-    is_hard = _is_gone(run, dead)
-    return Symptom(
-        dead.source.name, f"{what}{others}.", advice, severity, size=dead.share, since=since, is_hard=is_hard
-    )
+    name, is_hard = dead.source.name, _is_gone(run, dead)
+    return Symptom(name, f"{what}{others}.", advice, severity, size=dead.share, since=since, is_hard=is_hard)
 
 
 def _advice_on_steps(run: Run, dead: Dead, onset: int) -> str:
@@ -284,7 +282,7 @@ def _advice_on_steps(run: Run, dead: Dead, onset: int) -> str:
 def _advice_at_start(run: Run, dead: Dead) -> str:
     """Return advice for units that were dead before the first step: about their biases if these are far below 0."""
     flat = [name for name in dead.source.weights if len(dead.source.shapes.get(name, ())) == 1]
-    biases = flat if len(flat) == 1 else [name for name in flat if name.endswith("bias")]  # a norm has a gain too
+    biases = [name for name in flat if len(flat) == 1 or name.endswith("bias")]  # a norm has a gain too
     bias = run.first.of(biases[0], "parameter_before") if run.first and len(biases) == 1 else None
     given = run.first.of(dead.source.name, "output") if run.first else None
     if bias is None or given is None:
