@@ -21,7 +21,8 @@ from torch.autograd.graph import Node
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+from torch.utils._device import DeviceContext
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, is_traceable_wrapper_subclass
 from torch.utils.hooks import RemovableHandle
 
 backward_number: Callable[[], int] = torch._C._current_graph_task_id
@@ -273,6 +274,12 @@ def is_fake(tensor: Tensor) -> bool:
     return isinstance(tensor, FakeTensor)
 
 
+def can_be_read(tensor: Tensor) -> bool:
+    """Return False for a tensor without values, one whose values a transform hides, and those that are not dense."""
+    is_hidden = tensor.is_meta or is_fake(tensor) or is_inside_transform(tensor)
+    return not (is_hidden or tensor.is_nested or tensor.layout is not torch.strided)
+
+
 def as_plain(tensor: Tensor) -> Tensor:
     """Return a plain `torch.Tensor` that shares the memory of `tensor`, past its class's `__torch_function__`."""
     with torch._C.DisableTorchFunctionSubclass():
@@ -351,22 +358,25 @@ def stream_number(device: torch.device) -> int:
     return int(torch._C._cuda_getCurrentRawStream(index))
 
 
-def put_on_stack(mode: TorchFunctionMode, position: int | None = None) -> None:
-    """Put a mode on this thread's stack of torch function modes, below those that stand at `position` or above."""
-    above = [] if position is None else [torch.overrides._pop_mode() for _ in _modes()[position:]]
-    torch.overrides._push_mode(mode)
-    for one in reversed(above):
+def put_on_stack(mode: TorchFunctionMode) -> None:
+    """Put a mode on this thread's stack of torch function modes, below all others but that of a default device.
+
+    There it stays when another one is ended, which takes the uppermost off, whichever that is.
+    """
+    others = [torch.overrides._pop_mode() for _ in _modes()]
+    is_default = bool(others) and isinstance(others[-1], DeviceContext)
+    for one in [*others[len(others) - is_default :], mode, *reversed(others[: len(others) - is_default])]:
         torch.overrides._push_mode(one)
 
 
-def take_off_stack(mode: TorchFunctionMode) -> int | None:
-    """Take a mode off this thread's stack of modes; return where it stood, counted from the bottom, None if nowhere."""
-    position = next((number for number, one in enumerate(_modes()) if one is mode), None)
-    if position is not None:
-        above = [torch.overrides._pop_mode() for _ in _modes()[position:]]
-        for one in reversed(above[:-1]):
-            torch.overrides._push_mode(one)
-    return position
+def take_off_stack(mode: TorchFunctionMode) -> bool:
+    """Take a mode off this thread's stack of torch function modes; return False if it is not there."""
+    is_there = any(one is mode for one in _modes())
+    if is_there:
+        for one in reversed([torch.overrides._pop_mode() for _ in _modes()]):
+            if one is not mode:
+                torch.overrides._push_mode(one)
+    return is_there
 
 
 def _modes() -> list[Any]:
@@ -375,13 +385,30 @@ def _modes() -> list[Any]:
 
 @contextmanager
 def computing_plainly() -> Iterator[None]:
-    """Compute with gradients, without autocast and without calling torch function modes and subclasses of others."""
-    with torch.inference_mode(False), torch.enable_grad(), torch._C._DisableAutocast(), torch._C.DisableTorchFunction():
+    """Compute with gradients, without autocast and without calling the modes and torch functions of others."""
+    with (
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        torch._C._DisableAutocast(),
+        torch._C.DisableTorchFunction(),
+        _disable_current_modes(),
+    ):
         yield
 
 
 unheard: Callable[[], AbstractContextManager[None]] = torch._C.DisableTorchFunction
 """Returns a context in which torch functions call neither modes nor the `__torch_function__` of subclasses."""
+
+
+def has_hooks(node: Node) -> bool:
+    """Return True if hooks stand on an autograd node itself. They are seen by the side of one more."""
+    for register in (node.register_hook, node.register_prehook):
+        handle = register(lambda *_: None)
+        count = len(handle.hooks_dict_ref() or ())
+        handle.remove()
+        if count > 1:
+            return True
+    return False
 
 
 def has_saved_tensor_hooks() -> bool:

@@ -124,6 +124,8 @@ def target_leak(done: TracedStep) -> Iterator[Finding]:
     for call in losses_of(done):
         if call.target.origin.path is None or call.wanted.dim() == 0 or call.wanted.is_complex():
             continue
+        if not call.wanted.numel():
+            continue
         for data in _inputs_of(done):
             found = _column_of(call, data.tensor)
             if found is None:

@@ -5,7 +5,9 @@ import functools
 import inspect
 import os
 import threading
+import traceback
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -23,7 +25,9 @@ from hookboard.layers import Flow
 from hookboard.nested import tensors_in
 from hookboard.torch_private import (
     calls_of_modules,
+    can_be_read,
     computing_plainly,
+    has_hooks,
     has_saved_tensor_hooks,
     put_on_stack,
     sequence_number,
@@ -232,6 +236,10 @@ class StepTrace(TorchFunctionMode):
         """For the last autograd node of each call, by its sequence number, where the call was made."""
         self._without_node: list[tuple[int, str]] = []
         """The calls in `_RISKY` that made no node, with the sequence number of the node that comes next."""
+        self._callers: set[int] = set()
+        """The ids of the frames in which the step runs."""
+        self._first_number = 0
+        """The sequence number of the first node that the step makes."""
         self._modules = {id(module): name for name, module in model.named_modules()}
         self.float_paths: set[str] = set()
         """The paths of the tensors of the batch that hold floating point numbers."""
@@ -255,7 +263,8 @@ class StepTrace(TorchFunctionMode):
         """Call the function, and record the call if it returns a tensor or is one of `CUTS`."""
         kwargs = kwargs or {}
         caller = _caller_in(inspect.currentframe())
-        if self.is_over or threading.get_ident() != self.thread or _is_own(caller.f_code.co_filename):
+        is_foreign = threading.get_ident() != self.thread or torch.compiler.is_compiling()
+        if self.is_over or is_foreign or _is_own(caller.f_code.co_filename):
             return func(*args, **kwargs)
         noted, runs = None, True
         try:
@@ -268,6 +277,8 @@ class StepTrace(TorchFunctionMode):
             self.give_up(error)
         if not runs:
             return None
+        if "_stacklevel" in kwargs:  # for a warning of the caller's caller
+            kwargs = {**kwargs, "_stacklevel": kwargs["_stacklevel"] + _FRAMES}
         returned = _called_from(caller, func, args, kwargs)
         try:
             if noted is not None and not self.is_over:
@@ -317,12 +328,13 @@ class StepTrace(TorchFunctionMode):
         self.has_saved_hooks |= has_saved_tensor_hooks()
         op = Op(name, values, place, torch.is_grad_enabled())
         observer = self._observers.get(name)
-        if observer is not None:
+        if observer is not None and all(map(can_be_read, [*given.values(), *results])):
             with computing_plainly():
                 op.seen = observer(op, given, results)
         self.ops.append(op)
         for tensor in results:
-            self._note(tensor, op)
+            known = self._known(tensor)  # of a call that returns what it takes, as `to` may
+            self._note(tensor, op, parameter=None if known is None else known.parameter)
             if tensor.grad_fn is not None:
                 self._made[sequence_number_of(tensor.grad_fn)] = place
             elif name in _RISKY:
@@ -331,6 +343,8 @@ class StepTrace(TorchFunctionMode):
 
     def begin(self) -> None:
         """Put this trace on this thread's stack of modes."""
+        self._callers = {id(frame) for frame, _ in traceback.walk_stack(inspect.currentframe())}
+        self._first_number = sequence_number()
         put_on_stack(self)
 
     @contextmanager
@@ -353,12 +367,12 @@ class StepTrace(TorchFunctionMode):
     @contextmanager
     def aside(self) -> Iterator[None]:
         """Take this trace off the stack inside the context; it stays away if it is over by the end."""
-        position = take_off_stack(self) if threading.get_ident() == self.thread else None
+        was_there = threading.get_ident() == self.thread and take_off_stack(self)
         try:
             yield
         finally:
-            if position is not None and not self.is_over:
-                put_on_stack(self, position)
+            if was_there and not self.is_over:
+                put_on_stack(self)
 
     def give_up(self, error: Exception) -> None:
         """End the record because of an error of ours."""
@@ -378,7 +392,9 @@ class StepTrace(TorchFunctionMode):
             if node is None or node in seen:
                 continue
             seen.add(node)
-            is_plain = not (isinstance(node, BackwardCFunction) or node in hooked)
+            if hasattr(node, "variable"):  # no gradient is accumulated
+                continue
+            is_plain = not (isinstance(node, BackwardCFunction) or node in hooked or has_hooks(node))
             if node is not source.grad_fn:
                 waiting.extend(before for before, _ in node.next_functions)
         self.has_refused |= not is_plain
@@ -387,10 +403,14 @@ class StepTrace(TorchFunctionMode):
     def program_of(self, loss: Tensor) -> Program:
         """Return the autograd nodes behind a loss, in the order in which they were made, with layer and line."""
         numbers, found, start = sorted(self._made), list[ProgramStep](), 0
-        for node in nodes_behind(loss):
-            index = bisect.bisect_left(numbers, sequence_number_of(node))
-            place = self._made[numbers[index]] if index < len(numbers) else Place("", "", 0)
-            upto = bisect.bisect_right(self._without_node, sequence_number_of(node), key=lambda call: call[0])
+        nodes = nodes_behind(loss)
+        counts = Counter(map(sequence_number_of, nodes))  # each thread counts for itself
+        for node in nodes:
+            number = sequence_number_of(node)
+            index = bisect.bisect_left(numbers, number)
+            is_known = index < len(numbers) and number >= self._first_number and counts[number] == 1
+            place = self._made[numbers[index]] if is_known else Place("", "", 0)
+            upto = bisect.bisect_right(self._without_node, number, key=lambda call: call[0])
             before = dict.fromkeys(call for _, call in self._without_node[start:upto])
             found.append(ProgramStep(node.name(), place.module, place.short_line, tuple(before)))
             start = upto
@@ -481,11 +501,13 @@ class StepTrace(TorchFunctionMode):
                 return None
             if _is_caller(path):
                 break
-            if not module:
-                owner = frame.f_locals.get("self") if frame.f_code.co_varnames[:1] == ("self",) else None
-                module = self._modules.get(id(owner), "")
+            # To read the locals of a frame makes it hold these objects to its end: one that outlives the step must not.
+            if not module and frame.f_code.co_varnames[:1] == ("self",) and id(frame) not in self._callers:
+                module = self._modules.get(id(frame.f_locals.get("self")), "")
             if not file and not is_of_library(path):
                 file, line = path, frame.f_lineno
+            if frame.f_code.co_name == "__torch_function__":  # the user's line has called it
+                file, line = "", 0
             frame = frame.f_back
         return Place(module, file, line)
 
@@ -511,6 +533,9 @@ def _caller_in(handler: FrameType | None) -> FrameType:
         return frame.f_back.f_back
     return frame
 
+
+_FRAMES = 5
+"""How many frames lie between a function that is written in Python, when it is called again, and its first call."""
 
 _CALL = (lambda function, args, kwargs: function(*args, **kwargs)).__code__
 

@@ -1,14 +1,16 @@
 """`standing_aside`: keeps a trace from disturbing what torch does differently while a torch function mode is there.
 
 All functions of torch that are replaced while the first step is followed are replaced here. A replacement is taken back
-only if nobody has replaced it since; otherwise it stays below the other one, and does nothing once the trace is over.
+unless code other than ours has replaced it since; then it stays below, and does nothing once the trace is over. Each
+calls the one below it by `__wrapped__`, so that traces may end in any order.
 """
 
 import functools
 import inspect
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -18,6 +20,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from hookboard.auditing.program import StepTrace
 from hookboard.hooks import hearing_backward
 from hookboard.torch_private import COMPILED_CALLERS, COMPILED_CODE
+
+_HERE = os.path.abspath(__file__)
 
 
 @contextmanager
@@ -43,8 +47,8 @@ def standing_aside(trace: StepTrace, at_backward: Callable[[Tensor], object]) ->
     with ExitStack() as until_end:
         until_end.enter_context(hearing_backward(hears))
         until_end.enter_context(_replaced(torch.overrides, "has_torch_function", functools.partial(_unseen, trace)))
-        until_end.enter_context(_replaced(*COMPILED_CODE, functools.partial(_around_compiled, trace)))
-        until_end.enter_context(_around_optimizers(trace))
+        without_hooks = until_end.enter_context(_around_optimizers(trace))
+        until_end.enter_context(_replaced(*COMPILED_CODE, functools.partial(_around_compiled, trace, without_hooks)))
         yield
 
 
@@ -57,48 +61,70 @@ def _replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[Non
     try:
         yield
     finally:
-        if getattr(owner, name) is made:
-            setattr(owner, name, real)
+        now = getattr(owner, name)
+        below = made.__wrapped__ if _is_ours(made) else real
+        if now is made:
+            setattr(owner, name, below)
+        while _is_ours(now) and _is_ours(made):  # of another trace, which ends later
+            if now.__wrapped__ is made:
+                now.__wrapped__ = below
+            now = now.__wrapped__
+
+
+def _is_ours(function: Any) -> bool:
+    return inspect.isfunction(function) and function.__code__.co_filename == _HERE
 
 
 def _unseen(trace: StepTrace, real: Callable[[Any], bool]) -> Callable[[Any], bool]:
     @functools.wraps(real)
     def told(relevant: Any) -> bool:
-        with trace.aside():
+        if torch.compiler.is_compiling():  # of another thread; see `_around_compiled`
             return real(relevant)
+        with trace.aside():
+            return bool(told.__wrapped__(relevant))
 
     return told
 
 
-def _around_compiled(trace: StepTrace, real: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _around_compiled(
+    trace: StepTrace, without_hooks: Callable[[], AbstractContextManager[None]], real: Callable[[Any], Any]
+) -> Callable[[Any], Any]:
     running: list[Any] = []  # the frame that runs compiled code; code inside of it begins and ends in between
     aside = ExitStack()
 
     @functools.wraps(real)
     def told(callback: Any) -> Any:
-        here = inspect.currentframe()
-        frame = here and here.f_back
-        del here
+        frame = inspect.currentframe()
+        while frame is not None and frame.f_code.co_filename == _HERE:  # there may be several traces
+            frame = frame.f_back
         if frame is not None and threading.get_ident() == trace.thread and frame.f_code.co_name in COMPILED_CALLERS:
             if not running and callable(callback):
                 running.append(frame)
                 trace.compiled_calls += 1
                 aside.enter_context(trace.aside())
+                # What is replaced would be compiled too.
+                aside.enter_context(without_hooks())
+                aside.enter_context(_replaced(torch.overrides, "has_torch_function", inspect.unwrap))
             elif running and running[0] is frame:
                 running.clear()
                 aside.close()
-        return real(callback)
+        return told.__wrapped__(callback)
 
     return told
 
 
 @contextmanager
-def _around_optimizers(trace: StepTrace) -> Iterator[None]:
-    """Take the trace off while an optimizer steps, unless it is given a closure, which runs the model."""
+def _around_optimizers(trace: StepTrace) -> Iterator[Callable[[], AbstractContextManager[None]]]:
+    """Take the trace off while an optimizer steps, unless it is given a closure, which runs the model.
+
+    It yields a function that returns a context without the hooks for this.
+    """
     aside = ExitStack()
     stepping: list[Any] = []
 
     def before(optimizer: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        if torch.compiler.is_compiling():
+            return
         has_closure = len(args) > 1 or kwargs.get("closure") is not None
         if threading.get_ident() == trace.thread and not has_closure and not stepping:
             stepping.append(optimizer)
@@ -109,10 +135,24 @@ def _around_optimizers(trace: StepTrace) -> Iterator[None]:
             stepping.clear()
             aside.close()
 
-    handles = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
+    hooks = ExitStack()
+
+    def put() -> None:
+        for handle in (register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)):
+            hooks.callback(handle.remove)
+
+    @contextmanager
+    def without() -> Iterator[None]:
+        hooks.close()
+        try:
+            yield
+        finally:
+            if not trace.is_over:
+                put()
+
+    put()
     try:
-        yield
+        yield without
     finally:
-        for handle in handles:
-            handle.remove()
+        hooks.close()
         aside.close()

@@ -1,0 +1,235 @@
+"""Steps that do what few do: the trace does not change them, keeps nothing of them, and reads them all the same."""
+
+import threading
+import warnings
+import weakref
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo import eval_frame
+from torch.nn.functional import cross_entropy
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from toys import newer_torch
+
+from hookboard import HealthMonitor, watch
+
+X, CLASSES = torch.randn(8, 4, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 3
+
+
+def net(*last):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3), *last)
+
+
+def faulty():
+    return net(nn.Softmax(1))
+
+
+def loss_of(model):
+    return cross_entropy(model(X), CLASSES)
+
+
+def watched(model, *losses, audit=True, batch=(X, CLASSES)):
+    """Train a step with each loss, a function of the model; return the monitor."""
+    optimizer, monitor = torch.optim.SGD(model.parameters(), lr=0.1), HealthMonitor(every_n_steps=1, audit=audit)
+    with watch(model, optimizer, [monitor]) as run:
+        for loss in losses:
+            with run.step(batch):
+                loss(model).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    return monitor
+
+
+def said(monitor, rule):
+    return [verdict.evidence for verdict in monitor.verdicts if verdict.rule == rule]
+
+
+class Mode(TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_mode_from_before_the_step_may_end_inside_of_it():
+    mode = Mode()
+
+    def loss(model):
+        computed = loss_of(model)
+        mode.__exit__(None, None, None)
+        return computed
+
+    mode.__enter__()
+    found = said(watched(faulty(), loss), "loss_input")
+    assert _get_current_function_mode_stack() == []
+    assert "test_strange_steps.py" in found[0]
+
+
+def test_a_line_is_not_that_of_a_mode_of_the_user():
+    def loss(model):
+        with Mode():
+            return loss_of(model)
+
+    line = loss_of.__code__.co_firstlineno + 1
+    assert f"test_strange_steps.py:{line}" in said(watched(faulty(), loss), "loss_input")[0]
+
+
+def test_a_default_device_may_be_set_and_taken_back_inside_of_the_step():
+    def loss(model):
+        torch.set_default_device("cpu")
+        computed = loss_of(model)
+        torch.set_default_device(None)
+        return computed
+
+    assert said(watched(faulty(), loss), "loss_input")
+
+
+@newer_torch
+@pytest.mark.compiles
+def test_attention_in_evaluation_is_compiled_whole():
+    torch._dynamo.reset()
+    frozen = nn.MultiheadAttention(4, 2, batch_first=True).eval().requires_grad_(False)
+    compiled = torch.compile(lambda x: frozen(x, x, x)[0], backend="aot_eager", fullgraph=True)
+    graphs = []
+
+    def loss(model):
+        given = compiled(X[:, None])[:, 0]
+        graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+        return cross_entropy(model(given), CLASSES)
+
+    watched(net(), loss, loss)
+    assert graphs[0] == graphs[1]
+
+
+@newer_torch
+@pytest.mark.compiles
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_compiled_layer_is_not_traced_whatever_the_number_of_monitors(count):
+    torch._dynamo.reset()
+    model = nn.Sequential(nn.Linear(4, 3), nn.Softmax(1))
+    model[0].compile(backend="aot_eager", fullgraph=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    monitors = [HealthMonitor(every_n_steps=1) for _ in range(count)]
+    with watch(model, optimizer, monitors) as run, run.step((X, CLASSES)):
+        loss_of(model).backward()
+    assert all(said(monitor, "loss_input") for monitor in monitors)
+    assert torch.overrides.has_torch_function is torch._C._has_torch_function
+    assert eval_frame._maybe_set_eval_frame.__module__.startswith("torch.")
+
+
+class Loop:
+    """A training in a method, whose frame outlives each step."""
+
+    def train(self, model, run):
+        output = model(X)
+        kept = weakref.ref(output)
+        with run.step((X, CLASSES)):
+            output = model(X)
+            kept = weakref.ref(output)
+            cross_entropy(output, CLASSES).backward()
+        del output
+        return kept()
+
+
+def test_no_tensor_of_the_step_is_kept_by_a_method_that_goes_on():
+    model = net()
+    with watch(model, torch.optim.SGD(model.parameters(), lr=0.1), [HealthMonitor()]) as run:
+        assert Loop().train(model, run) is None
+
+
+class Reads(nn.Module):
+    """Predicts the next token."""
+
+    def __init__(self, hook):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.rnn, self.head = nn.Embedding(11, 8), nn.GRU(8, 8, batch_first=True), nn.Linear(8, 11)
+        self.hook = hook
+
+    def forward(self, tokens):
+        read = self.rnn(self.embed(tokens))[0]
+        self.hook(read.grad_fn)
+        return self.head(read)
+
+
+@pytest.mark.parametrize("kind", ["register_hook", "register_prehook"])
+def test_a_hook_on_a_node_runs_once(kind, caplog):
+    tokens, calls = torch.randint(0, 11, (4, 9), generator=torch.Generator().manual_seed(0)), []
+
+    def loss(model):
+        return cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+
+    watched(Reads(lambda node: getattr(node, kind)(lambda *_: calls.append(1))), loss, batch=tokens)
+    assert len(calls) == 1
+    assert "whether outputs depend on later tokens was not asked" in caplog.text
+
+
+def inside_vmap(model):
+    weights = torch.nn.functional.one_hot(CLASSES, 3)
+    return -torch.vmap(lambda row, weight: (row.softmax(-1).log() * weight).sum())(model(X), weights).mean()
+
+
+def on_meta(model):
+    nn.functional.linear(torch.empty(2, 4, device="meta"), torch.empty(3, 4, device="meta"))
+    return loss_of(model)
+
+
+def traced(model):
+    return torch.fx.experimental.proxy_tensor.make_fx(lambda x: cross_entropy(x, CLASSES))(model(X))(model(X))
+
+
+def of_nothing(model):
+    return cross_entropy(model(X[:0]), CLASSES[:0], reduction="sum") + nn.functional.l1_loss(
+        model(X[:0]), X[:0, :3], reduction="sum"
+    )
+
+
+@pytest.mark.parametrize("loss", [inside_vmap, on_meta, traced, of_nothing])
+def test_tensors_without_values_end_no_rule(loss):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        watched(net(), loss)
+
+
+def test_a_warning_names_the_line_that_it_names_without_the_trace():
+    def warned(audit):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            watched(net(nn.Softmax()), loss_of, audit=audit)
+        return [(one.filename, one.lineno) for one in caught if "Implicit dimension" in str(one.message)]
+
+    assert warned(True) == warned(False) != []
+
+
+class Scaled(nn.Module):
+    """Gives its weight to a function that returns it as it is, and cuts a copy of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3, 4))
+
+    def forward(self, x):
+        with torch.no_grad():
+            scale = self.weight.norm()
+        return nn.functional.linear(x, self.weight.float().contiguous() / scale)
+
+
+def test_a_weight_is_known_after_a_call_that_returns_it():
+    assert not said(watched(Scaled(), loss_of), "cut")
+
+
+def test_the_line_of_another_thread_is_not_guessed():
+    def loss(model, shift=0.0):
+        found = []
+
+        def work():
+            found.append((model(X).softmax(1) - shift).log().mean())
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        square = model(X).square().mean()
+        thread.join()
+        return found[0] + square
+
+    (evidence,) = said(watched(net(), loss, lambda model: loss(model, 5.0)), "nonfinite")
+    assert "came from log() (" in evidence
