@@ -286,7 +286,8 @@ def test_how_many_values_are_nan_and_the_range_of_the_input(nonfinite):
         assert (count, values) == ((exact < 0).sum(), exact.size)
         return
     count, values, low, high, step = numbers(
-        "NaN in # of # values of its output (forward); its input was finite, from # to #, at step #", verdict.evidence
+        "NaN in # of # values of its output (forward); the output of '0' before it was finite, from # to #, at step #",
+        verdict.evidence,
     )
     exact = (nn.functional.linear(10 * x.double(), *map(torch.Tensor.double, before))).numpy()
     assert (count, values, step) == ((exact < 0).sum(), exact.size, 1)

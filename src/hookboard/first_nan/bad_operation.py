@@ -25,6 +25,16 @@ MAKING = frozenset(_MAKING.split()) | _LOGARITHMS.keys()
 _PRODUCTS = frozenset({"mm", "addmm", "bmm", "convolution", "embedding"})
 """Operations that take no mask of -Inf."""
 
+_RESULTS = frozenset({"output", "logsumexp"})
+"""Names of saved results, beside those that begin with "result"."""
+
+SOFTMAXES = frozenset({"softmax", "logsoftmax", "safesoftmax"})
+_OF_ONE = frozenset({"acos", "asin", "acosh", "atanh", "tan", "sinh", "cosh", "lgamma", "digamma"})
+_MEANS = frozenset({"MseLossBackward0", "L1LossBackward0", "SmoothL1LossBackward0", "HuberLossBackward0"})
+_MAKING_INF = frozenset({"exp", "expm1", "reciprocal"})
+_MAKING_NAN = SOFTMAXES | {"sqrt"}
+"""Operations that make only one of both of finite values, and of rows of -Inf."""
+
 _JOINING = frozenset({"add", "sub", "rsub", "cat", "stack", "where", "maximum", "minimum", "addcmul", "copyslices"})
 """Operations that pass on what any of several inputs has."""
 
@@ -61,6 +71,11 @@ class CallPlace(NamedTuple):
     is_after: bool = False
     """Whether the layer is not known, and `module` is the last one before that has weights."""
 
+    @property
+    def at(self) -> str:
+        """The line as in " at model.py:31"; "" if it is not known."""
+        return f" at {self.line}" if self.line else ""
+
 
 @dataclass(frozen=True)
 class BadOperation:
@@ -72,6 +87,7 @@ class BadOperation:
         taken: its inputs, as far as the graph has saved them.
         given: the first tensor with the NaN or Inf; None if the graph has not saved it.
         taker: the operation that took the result first; "" if none is known.
+        is_maker: whether `taker` may have made it itself; then `given` is its result.
     """
 
     name: str
@@ -79,6 +95,7 @@ class BadOperation:
     taken: Mapping[str, Tensor]
     given: Tensor | None
     taker: str = ""
+    is_maker: bool = False
 
 
 def bad_operation_in(loss: Tensor, model: nn.Module, program: Program = ()) -> BadOperation | None:
@@ -96,12 +113,11 @@ def bad_operation_in(loss: Tensor, model: nn.Module, program: Program = ()) -> B
     for node in nodes:
         saved = _floats_saved_by(node)
         bad = [name for name, tensor in saved.items() if not _is_finite(tensor)]
-        inputs = [name for name in bad if not name.startswith("result")]
+        inputs = [name for name in bad if not _is_result(name)]
         if not bad or (not inputs and operation_of(node) in ("softmax", "logsoftmax") and _is_mask(saved[bad[0]])):
             continue
         if not inputs:
-            taken = {name: tensor for name, tensor in saved.items() if name not in bad}
-            return BadOperation(operation_of(node), places[node], taken, saved[bad[0]])
+            return _made_before(node, node, saved[bad[0]], places)
         given = saved[inputs[0]]
         if _is_mask(given) and _before(node, inputs[0]) is None and operation_of(node) not in _PRODUCTS:
             continue
@@ -112,8 +128,14 @@ def bad_operation_in(loss: Tensor, model: nn.Module, program: Program = ()) -> B
 def _made_before(
     taker: Node | None, maker: Node | None, given: Tensor, places: Mapping[Node, CallPlace]
 ) -> BadOperation | None:
-    """Return what made a bad tensor, from the node that returned it: None for a leaf and for code without grad."""
-    took = "" if taker is None else operation_of(taker)
+    """Return what made a bad tensor, from the node that returned it: None for a leaf and for code without grad.
+
+    Args:
+        taker: the node that took the tensor; `maker` itself, if all that is known is that its result is bad.
+        maker: the node that returned it.
+        given: the tensor.
+        places: where each node was made.
+    """
     waiting, seen, found = [maker], set[Node](), dict[Node, bool]()
     is_open = False  # whether it may have come in without a node
     while waiting:
@@ -124,25 +146,29 @@ def _made_before(
         if isinstance(node, BackwardCFunction):  # nobody knows what it took
             return None
         makes = _makes(node)
-        if makes == "no":
-            continue
-        if makes == "passes":
-            inputs = [before for before, _ in node.next_functions]
+        if makes in ("yes", "maybe"):
+            found[node] = makes == "yes"
+        if makes in ("passes", "maybe"):
+            inputs = _not_finite_before(node)
             is_open |= operation_of(node) in _JOINING and None in inputs
             waiting += inputs
-        else:
-            found[node] = makes == "yes"
     certain = [node for node, is_certain in found.items() if is_certain]
     makers = certain or ([] if is_open else list(found))
-    if len(makers) == 1:
-        [made] = makers
-        return BadOperation(operation_of(made), places[made], _floats_saved_by(made), given, took)
+    if len({(operation_of(node), places[node]) for node in makers}) == 1:  # such as both factors of one line
+        made = max(makers, key=list(places).index)
+        took = "" if taker is None or taker is made else operation_of(taker)
+        saved = _floats_saved_by(made)
+        taken = {name: one for name, one in saved.items() if _is_finite(one)} if taker is made else saved
+        return BadOperation(operation_of(made), places[made], taken, given, took)
     if taker is None:
         return None
     # Of several, or none that is known: between them and the one that took it.
     numbers = {node: number for number, node in enumerate(places)}
-    before = [call for node in places if numbers[node] <= numbers[taker] for call in places[node].before]
-    return BadOperation("", places[taker]._replace(before=tuple(dict.fromkeys(before))), {}, given, took)
+    likely = [node for node in found if node is not taker and operation_of(node) not in _PRODUCTS]
+    before = [f"{operation_of(node)}(){places[node].at}" for node in sorted(likely, key=numbers.__getitem__)]
+    before += [call for node in places if numbers[node] <= numbers[taker] for call in places[node].before]
+    place = places[taker]._replace(before=tuple(dict.fromkeys(before)))
+    return BadOperation("", place, {}, given, operation_of(taker), is_maker=taker in found)
 
 
 def _makes(node: Node) -> Literal["yes", "maybe", "no", "passes"]:
@@ -152,19 +178,68 @@ def _makes(node: Node) -> Literal["yes", "maybe", "no", "passes"]:
     """
     name, saved = operation_of(node), saved_tensors_of(node)
     one, other = saved.get("self", saved.get("mat1")), saved.get("other", saved.get("mat2"))
+    if name == "nllloss" and "total_weight" in saved:  # what is divided by
+        return "no" if saved["total_weight"] else "yes"
+    if is_mean_of_nothing(node.name(), one, getattr(node, "_saved_self_sym_numel", 1)):
+        return "yes"
+    bad = [key for key, tensor in saved.items() if tensor.is_floating_point() and not _is_finite(tensor)]
+    if "result" in saved and not bad:
+        return "no"
+    if any(map(_is_result, bad)):
+        return _makes_result(name, saved, bad)
     with torch.no_grad():
-        if "result" in saved:
-            return "no" if _is_finite(saved["result"]) else "maybe"
         if name in _LOGARITHMS and one is not None:
             return "yes" if bool((one <= _LOGARITHMS[name]).any()) else "no"
+        exponent = getattr(node, "_saved_exponent", None)
+        if name == "pow" and one is not None and isinstance(exponent, int | float):
+            return "no" if _is_finite(one.detach().pow(exponent)) else "yes"
         if one is not None and other is not None and name in ("mul", "div", "mm", "bmm", "addmm"):
             function = {"addmm": "mm"}.get(name, name)
             return "no" if _is_finite(getattr(torch, function)(one.detach(), other.detach())) else "yes"
+        if name in _OF_ONE and one is not None:
+            return "no" if _is_finite(getattr(torch, name)(one.detach())) else "yes"
+        if name in _PRODUCTS and _is_bounded(node, saved):
+            return "no"
         if name == "mul" and other is not None and bool((other.abs() <= 1).all()):
             return "passes"
         if name == "div" and other is not None:
             return "passes" if bool((other.abs() >= 1).all()) else "yes" if bool((other == 0).any()) else "maybe"
     return "maybe" if name in MAKING else "passes"
+
+
+def is_mean_of_nothing(name: str, taken: Tensor | None, count: int) -> bool:
+    """Return True for a node that averages no values, such as the loss of an empty selection.
+
+    Args:
+        name: the name of the node.
+        taken: what it took, if that is saved.
+        count: how many values it took, if it has saved that.
+    """
+    return (name == "MeanBackward0" and not count) or (name in _MEANS and taken is not None and not taken.numel())
+
+
+def _is_result(name: str) -> bool:
+    return name.startswith("result") or name in _RESULTS
+
+
+def _makes_result(name: str, saved: Mapping[str, Tensor], bad: Sequence[str]) -> Literal["yes", "maybe", "passes"]:
+    """Return what `_makes` returns, for an operation that has saved a bad result, among others."""
+    if len(saved) > sum(map(_is_result, saved)) and all(map(_is_result, bad)) and name not in SOFTMAXES:
+        return "yes"  # of inputs that are finite
+    is_nan, is_inf = (any(bool(kind(local(saved[key])).any()) for key in bad) for kind in (torch.isnan, torch.isinf))
+    can = is_inf if name in _MAKING_INF else is_nan if name in _MAKING_NAN else name in MAKING
+    return "maybe" if can else "passes"
+
+
+def _is_bounded(node: Node, saved: Mapping[str, Tensor]) -> bool:
+    """Return True if a product of an input and a weight is finite, as both are too small to overflow."""
+    factors = [one.detach() for one in saved.values() if one.is_floating_point()]
+    leaves = [leaf.detach() for leaf in _leaves_of(node)]
+    if len(factors) != 1 or not leaves or not all(one.numel() for one in (*factors, *leaves)):
+        return False
+    largest = [float(local(one).abs().max()) for one in (*factors, *leaves)]
+    bound = largest[0] * max(*largest[1:], 1.0) * max(leaf.numel() for leaf in leaves) + max(largest)
+    return bound < torch.finfo(factors[0].dtype).max
 
 
 def nodes_behind(loss: Tensor) -> list[Node]:
@@ -214,6 +289,14 @@ def _before(node: Node, name: str) -> Node | None:
     slot = _SLOTS.get(name, 0) + (operation_of(node) == "addmm")  # its first input is the bias
     slot -= operation_of(node) == "addmm" and name == "self"
     return inputs[slot][0] if slot < len(inputs) else None
+
+
+def _not_finite_before(node: Node) -> list[Node | None]:
+    """Return the nodes that made the inputs of a node, but for those inputs that it has saved and that are finite."""
+    finite = [
+        _before(node, name) for name, one in _floats_saved_by(node).items() if not _is_result(name) and _is_finite(one)
+    ]
+    return [before for before, _ in node.next_functions if before is None or before not in finite]
 
 
 def _floats_saved_by(node: Node) -> dict[str, Tensor]:

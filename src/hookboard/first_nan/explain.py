@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookboard.first_nan.bad_operation import BadOperation
+from hookboard.first_nan.bad_operation import SOFTMAXES, BadOperation
 from hookboard.health import Loss, Nonfinite, Pass
 from hookboard.messages import listed
 from hookboard.nested import tensors_in
@@ -35,14 +35,16 @@ def forward_event(
         last_loss: the loss of the previous step.
     """
     place = origin.place
-    where = f" at {place.line}" if place.line else ""
+    where = place.at
     where += f" {'after' if place.is_after else 'in'} {place.module!r}" if place.module else ""
     found = "" if origin.given is None else f" ({described([origin.given])})"
     if origin.name:
         said = f"came from {_plain(origin.name)}(){where}{found}"
     else:
-        said = f"went into {_plain(origin.taker)}(){where}{found}; code before made it"
-        said += f", where {listed(place.before, 3)} can" if place.before else ""
+        can = f", where {listed(place.before, 3)} can" if place.before else ""
+        said = f"went into {_plain(origin.taker)}(){where}{found}; code before made it{can}"
+        if origin.is_maker:
+            said = f"came from {_plain(origin.taker)}(){where}{found}, or from code before{can}"
     why, advice = _cause(origin)
     evidence = f"The loss of step {step}, batch {batch_idx}, is {loss}. The first value that is not finite {said}"
     evidence += f": {why}." if why else "."
@@ -50,7 +52,7 @@ def forward_event(
     largest = max([last_loss, *(_largest(tensor) for tensor in taken)])
     if largest > GROWN_ABOVE:
         advice = f"Values had grown to {largest:.3g} before: lower the learning rate, warm it up, or clip gradients."
-    module = "" if place.is_after and not origin.name else place.module
+    module = "" if place.is_after and not origin.name and not origin.is_maker else place.module
     return Nonfinite(module, "forward", step, batch_idx, described(taken), evidence, advice or _CHECK)
 
 
@@ -213,7 +215,7 @@ def _plain(name: str) -> str:
 
 
 _PLAIN_NAMES = {"addmm": "linear", "mm": "matmul", "bmm": "matmul", "linalgvectornorm": "norm"}
-_PLAIN_NAMES |= {"logsoftmax": "log_softmax", "safesoftmax": "softmax"}
+_PLAIN_NAMES |= {"logsoftmax": "log_softmax", "safesoftmax": "softmax", "nllloss": "nll_loss"}
 """Names of autograd to those of functions that users know."""
 
 _ROOTS = frozenset({"sqrt", "rsqrt", "pow"})
@@ -222,24 +224,30 @@ _LOGARITHMS = frozenset({"log", "log2", "log10", "log1p"})
 
 def _cause(origin: BadOperation) -> tuple[str, str]:
     """Return what is wrong with the inputs of the operation, as a clause, and what to change; each "" if not known."""
-    first = origin.taken.get("self")
-    if origin.name in ("softmax", "logsoftmax", "safesoftmax") and origin.given is not None:
+    first, name = origin.taken.get("self"), origin.taker if origin.is_maker else origin.name
+    if name == "nllloss":
+        return "none of its targets counts", "Leave out batches all of whose targets are `ignore_index`."
+    if name == "mean" or (first is not None and not first.numel()):
+        return "it is the mean of no values", "Leave the term out where nothing is selected."
+    if name in SOFTMAXES and origin.is_maker:
+        return "", "Look for a row that is masked throughout, or for a NaN or Inf in what it takes."
+    if name in SOFTMAXES and origin.given is not None:
         rows = int(torch.isnan(local(origin.given)).all(-1).sum())
         said = "1 row is" if rows == 1 else f"{rows} rows are"
         advice = "Let each row see at least one place, or leave rows without any out."
         return (f"{said} masked throughout", advice) if rows else ("", "")
-    if origin.name in ("div", "reciprocal"):
-        divisor = origin.taken.get("other", origin.taken.get("self") if origin.name == "reciprocal" else None)
+    if name in ("div", "reciprocal"):
+        divisor = origin.taken.get("other", origin.taken.get("self") if name == "reciprocal" else None)
         zeros = 0 if divisor is None else int((divisor == 0).sum())
         return _counted(zeros, "of its divisors", "0"), "Add an epsilon to the divisor, or leave these values out."
-    if origin.name in _LOGARITHMS and first is not None:
-        least = -1 if origin.name == "log1p" else 0
+    if name in _LOGARITHMS and first is not None:
+        least = -1 if name == "log1p" else 0
         low = _counted(int((first <= least).sum()), f"of its {first.numel()} inputs", f"{least} or less")
         return low, "Clamp its input above 0."
-    if origin.name in _ROOTS:
+    if name in _ROOTS:
         low = "" if first is None else _counted(int((first <= 0).sum()), f"of its {first.numel()} inputs", "0 or less")
         return low, "Clamp its input above 0, or check the power."
-    if origin.name == "exp":
+    if name == "exp":
         advice = "Subtract the maximum first, or clamp its input; as an activation, use ReLU or GELU in place of it."
         return "", advice
     return "", ""

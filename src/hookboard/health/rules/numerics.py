@@ -162,20 +162,22 @@ def _first_place(run: Run, look: Look) -> Origin | None:
 
 
 def _in_forward(run: Run, look: Look) -> Origin | None:
-    before: Reading | None = None
+    before: tuple[str, Reading] | None = None
     mask: Origin | None = None
     for layer in run.layers:
         output = look.of(layer.name, "output")
         if output is None:
             continue
         if _is_bad(output):
-            given = look.of(layer.name, "input") or before
+            given = look.of(layer.name, "input")
             went_in = "" if given is None else f"; its input was {_finite_or_not(given)}"
+            if given is None and before is not None:  # which need not be what it took
+                went_in = f"; the output of {before[0]!r} before it was {_finite_or_not(before[1])}"
             place = Origin(layer.name, f"{_share(output)} of its output (forward){went_in}", _is_mask(output))
             if not place.is_mask:
                 return place
             mask = mask or place
-        before = output
+        before = layer.name, output
     return mask
 
 

@@ -1,0 +1,95 @@
+"""Of a NaN or Inf the graph may tell only what took it, or that it came of one of several: then no more is said."""
+
+import math
+
+import pytest
+import torch
+from boxes import only_event
+from torch import nn
+from torch.nn.functional import cross_entropy, mse_loss
+from torch.utils.checkpoint import checkpoint
+from toys import Toy, batches
+
+
+class Calls(nn.Module):
+    """Calls a function with what its first layer gives, and whether the batch is the third one."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function, self.first, self.last, self.calls = function, nn.Linear(4, 4), nn.Linear(4, 3), 0
+
+    def forward(self, x):
+        self.calls += 1
+        return self.last(self.function(self.first(x).tanh(), self.calls == 3))
+
+
+CLASSES = torch.arange(8) % 3
+
+
+def evidence_of(function, loss=None):
+    torch.manual_seed(0)
+    return only_event(Toy(Calls(function), loss), batches(8, 8, 8, 8)).evidence
+
+
+def opposites(x, bad):
+    large = x * (1e30 if bad else 1.0) / (1e-30 if bad else 1.0)
+    return large - large * (1.0 if bad else 0.5)
+
+
+@pytest.mark.parametrize("name", ["tanh", "sigmoid", "relu", "exp"])
+def test_a_function_that_makes_no_nan_has_taken_it(name):
+    evidence = evidence_of(lambda x, bad: getattr(opposites(x, bad), name)())
+    assert f"went into {name}() after 'net.first'" in evidence
+    assert "code before made it, where mul(), div() can" in evidence
+
+
+def test_rows_of_nan_are_not_called_masked():
+    evidence = evidence_of(lambda x, bad: opposites(x, bad).softmax(-1))
+    assert "came from softmax() after 'net.first' (32 NaN in 32 values), or from code before" in evidence
+    assert "masked" not in evidence
+
+
+def test_what_comes_out_of_a_checkpoint_is_not_ascribed_to_what_takes_it():
+    def inside(x, bad):
+        return checkpoint(lambda y: (y * 0).log() * 0 if bad else y, x, use_reentrant=False)
+
+    evidence = evidence_of(inside, lambda y: cross_entropy(y, CLASSES))
+    assert "came from log()" in evidence
+
+
+def test_what_comes_out_of_a_custom_function_is_not_ascribed_to_what_takes_it():
+    class Spoils(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * math.nan
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient
+
+    evidence = evidence_of(lambda x, bad: (Spoils.apply(x) if bad else x).sigmoid())
+    assert "The module is not known" in evidence
+
+
+def test_targets_that_are_all_ignored_are_told():
+    def loss(y):
+        is_bad = bool((y > 1e3).any())
+        return y.square().mean() * 1e-9 + cross_entropy(y, torch.full_like(CLASSES, -100) if is_bad else CLASSES)
+
+    evidence = evidence_of(lambda x, bad: x * (1e6 if bad else 1.0), loss)
+    assert "came from nll_loss() after 'net.last' (1 NaN in 1 values): none of its targets counts" in evidence
+
+
+@pytest.mark.parametrize("mean", [torch.mean, lambda y: mse_loss(y, torch.zeros_like(y))])
+def test_a_mean_of_nothing_is_told(mean):
+    def loss(y):
+        return mean(y.square()[(y.abs() < 1e3).all(1)])
+
+    assert "it is the mean of no values" in evidence_of(lambda x, bad: x * (1e9 if bad else 1.0), loss)
+
+
+def test_what_made_an_inf_is_not_what_has_passed_on_a_finite_value():
+    def norm(x, bad):
+        return nn.functional.layer_norm(x * (1e25 if bad else 1.0), (4,))
+
+    assert "came from nativelayernorm()" in evidence_of(norm)
