@@ -233,3 +233,14 @@ def test_the_line_of_another_thread_is_not_guessed():
 
     (evidence,) = said(watched(net(), loss, lambda model: loss(model, 5.0)), "nonfinite")
     assert "came from log() (" in evidence
+
+
+def test_what_is_frozen_while_its_loss_is_judged_is_not_frozen():
+    model = net()
+    model[0] = nn.Sequential(model[0], nn.Dropout(0.1))
+    optimizer, monitor = torch.optim.SGD(model.parameters(), lr=0.1), HealthMonitor(every_n_steps=1)
+    with watch(model, optimizer, [monitor]) as run, run.step((X, CLASSES)):
+        model[0].requires_grad_(False)
+        loss_of(model).backward()
+        model[0].requires_grad_(True)
+    assert not said(monitor, "eval_mode")

@@ -26,11 +26,11 @@ def eval_mode(done: TracedStep) -> Iterator[Finding]:
     frozen: list[str] = []
     restless: list[str] = []
     for name, module in done.step.model.named_modules():
-        parameters = list(module.parameters())
+        parameters = {f"{name}.{own}".lstrip("."): parameter for own, parameter in module.named_parameters()}
         if any(f"{name}.".startswith(part) for part in frozen):
             if isinstance(module, _WITH_MODES) and _has_a_mode(module) and module.training:
                 restless.append(name)
-        elif parameters and not any(parameter.requires_grad for parameter in parameters):
+        elif parameters and not any(p.requires_grad or own in done.trained for own, p in parameters.items()):
             frozen.append(f"{name}." if name else "")
         elif isinstance(module, _WITH_MODES) and _has_a_mode(module):
             modules[name] = module
