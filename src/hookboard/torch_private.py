@@ -68,6 +68,11 @@ def saved_tensors_of(node: Node) -> dict[str, Tensor]:
     return {name: one for name, one in found.items() if isinstance(one, Tensor) and _has_memory(one)}
 
 
+def number_saved_by(node: Node, name: str, default: float | None = None) -> Any:
+    """Return what a node of torch has saved under a name and is no tensor, such as an exponent."""
+    return getattr(node, f"_saved_{name}", default)
+
+
 def _has_memory(tensor: Tensor) -> bool:
     """Return False for a tensor that cannot be read, or whose memory has been freed."""
     if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_meta:

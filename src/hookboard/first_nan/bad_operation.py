@@ -10,7 +10,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 
 from hookboard.ranks import local
-from hookboard.torch_private import saved_tensors_of, sequence_number_of
+from hookboard.torch_private import number_saved_by, saved_tensors_of, sequence_number_of
 
 _LOGARITHMS = {"log": 0.0, "log2": 0.0, "log10": 0.0, "log1p": -1.0}
 """Name of a logarithm to the largest input of which it is not finite."""
@@ -180,7 +180,7 @@ def _makes(node: Node) -> Literal["yes", "maybe", "no", "passes"]:
     one, other = saved.get("self", saved.get("mat1")), saved.get("other", saved.get("mat2"))
     if name == "nllloss" and "total_weight" in saved:  # what is divided by
         return "no" if saved["total_weight"] else "yes"
-    if is_mean_of_nothing(node.name(), one, getattr(node, "_saved_self_sym_numel", 1)):
+    if _is_mean_of_nothing(node.name(), one, number_saved_by(node, "self_sym_numel", 1)):
         return "yes"
     bad = [key for key, tensor in saved.items() if tensor.is_floating_point() and not _is_finite(tensor)]
     if "result" in saved and not bad:
@@ -190,7 +190,7 @@ def _makes(node: Node) -> Literal["yes", "maybe", "no", "passes"]:
     with torch.no_grad():
         if name in _LOGARITHMS and one is not None:
             return "yes" if bool((one <= _LOGARITHMS[name]).any()) else "no"
-        exponent = getattr(node, "_saved_exponent", None)
+        exponent = number_saved_by(node, "exponent")
         if name == "pow" and one is not None and isinstance(exponent, int | float):
             return "no" if _is_finite(one.detach().pow(exponent)) else "yes"
         if one is not None and other is not None and name in ("mul", "div", "mm", "bmm", "addmm"):
@@ -207,7 +207,7 @@ def _makes(node: Node) -> Literal["yes", "maybe", "no", "passes"]:
     return "maybe" if name in MAKING else "passes"
 
 
-def is_mean_of_nothing(name: str, taken: Tensor | None, count: int) -> bool:
+def _is_mean_of_nothing(name: str, taken: Tensor | None, count: int) -> bool:
     """Return True for a node that averages no values, such as the loss of an empty selection.
 
     Args:
