@@ -419,10 +419,37 @@ def test_a_nested_tensor_in_the_batch_is_read_without_an_error():
 
 def test_layers_in_evaluation_mode_are_a_note():
     model = net(nn.BatchNorm1d(3), nn.Dropout())
+    model(X)  # its statistics are those of data
     model[1].eval()
     (found,) = found_in(model, cross_entropy, CLASSES, None)
     assert (found.rule, found.severity) == ("eval_mode", "note")
     assert found.evidence.startswith("1 of 2 layers")
+
+
+def test_a_norm_in_evaluation_mode_that_has_never_seen_data_is_an_alarm():
+    model = net(nn.BatchNorm1d(3))
+    model[1].eval()
+    before = model[0](X)
+    assert torch.allclose(model[1](before), before, rtol=1e-4)  # the oracle: it normalizes nothing
+    (found,) = found_in(model, cross_entropy, CLASSES, None)
+    assert (found.rule, found.severity, found.advice) == ("eval_mode", "alarm", "call train() on them")
+    assert found.evidence.endswith("1 have the running statistics of a new layer, and normalize nothing")
+
+
+def test_a_straight_through_estimator_is_no_cut():
+    model = net(nn.Linear(3, 3))
+    model.codes = nn.Parameter(torch.tensor([[-1.0], [0.0], [1.0]]))
+
+    def quantized(x):
+        given = model[1](model[0](x))[:, :1]
+        nearest = model.codes[(given - model.codes.T).abs().argmin(1)]
+        return (given + (nearest - given).detach() - 2).square().mean()
+
+    def cut(x):
+        return (model[1](model[0](x).detach())[:, :1] - 2).square().mean()
+
+    assert [one.rule for one in audit(model, X, quantized)] == []
+    assert [one.rule for one in audit(model, X, cut)] == ["cut"]
 
 
 @pytest.mark.parametrize(("momentum", "mean", "is_said"), [(0.0, 0.0, True), (0.0, 0.5, False), (0.1, 0.0, False)])

@@ -26,7 +26,7 @@ def cut(done: TracedStep) -> Iterator[Finding]:
         yield from _of_all(done)
         return
     reached: dict[int, tuple[Op, set[str]]] = {}
-    for value in done.loss.ancestors():
+    for value in done.loss.ancestors(lambda one: not _is_straight_through(done, one)):
         op = value.op
         if op is None or op.name == "requires_grad":  # which freezes a parameter on purpose
             continue
@@ -48,6 +48,17 @@ def cut(done: TracedStep) -> Iterator[Finding]:
     else:
         yield from _by_flat_function(done)
         yield from _term_without_gradient(done)
+
+
+def _is_straight_through(done: TracedStep, value: Value) -> bool:
+    """Return True if a value is only added to what it was computed from, as in `x + (quantized - x).detach()`."""
+    if value.op is None or value.op.name not in CUTS:
+        return False
+    takers = [op for op in done.step.ops if any(given is value for given in op.inputs)]
+    before = {id(one) for one in value.ancestors()}
+    return bool(takers) and all(
+        op.name in ("add", "radd") and all(id(given) in before for given in op.inputs) for op in takers
+    )
 
 
 _JOINING = frozenset({"add", "radd", "iadd", "sub", "rsub", "isub", "mean", "sum", "neg"})

@@ -19,7 +19,8 @@ def _has_a_mode(module: nn.Module) -> bool:
 def eval_mode(done: TracedStep) -> Iterator[Finding]:
     """Yield a note if norms or dropouts are in evaluation mode, or those of frozen modules in training mode.
 
-    Batch norms whose running statistics never move from 0 and 1 are an alarm: evaluation then normalizes nothing.
+    Batch norms whose running statistics never move from 0 and 1 are an alarm: in evaluation mode they normalize
+    nothing.
     """
     yield from _still_statistics(done.step.model)
     modules: dict[str, nn.Module] = {}
@@ -37,13 +38,15 @@ def eval_mode(done: TracedStep) -> Iterator[Finding]:
     idle = [name for name, module in modules.items() if not module.training]
     if idle:
         kinds = sorted({type(modules[name]).__name__ for name in idle})
+        new = [name for name in idle if _is_new(modules[name])]
+        as_new = f"; {len(new)} have the running statistics of a new layer, and normalize nothing" if new else ""
         yield Finding(
             "eval_mode",
-            "note",
+            "alarm" if new else "note",
             "",
             f"{len(idle)} of {len(modules)} layers that behave differently in training ({', '.join(kinds)}) are in "
-            f"evaluation mode: {listed(idle, 3)}",
-            "call train() on them, unless they are to stay as they are",
+            f"evaluation mode: {listed(idle, 3)}{as_new}",
+            "call train() on them" + ("" if new else ", unless they are to stay as they are"),
         )
     if restless:
         yield Finding(
@@ -58,19 +61,16 @@ def eval_mode(done: TracedStep) -> Iterator[Finding]:
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
+def _is_new(module: nn.Module) -> bool:
+    """Return True for a batch norm whose running statistics are a mean of 0 and a variance of 1."""
+    mean, variance = getattr(module, "running_mean", None), getattr(module, "running_var", None)
+    return mean is not None and variance is not None and not mean.any() and bool((variance == 1).all())
+
+
 def _still_statistics(model: nn.Module) -> Iterator[Finding]:
     """Yield an alarm if batch norms have a momentum of 0, and running statistics as torch initializes them."""
     norms = {name: norm for name, norm in model.named_modules() if isinstance(norm, _BATCH_NORMS)}
-    still = [
-        name
-        for name, norm in norms.items()
-        if norm.training
-        and norm.momentum == 0
-        and norm.running_mean is not None
-        and norm.running_var is not None
-        and not norm.running_mean.any()
-        and bool((norm.running_var == 1).all())
-    ]
+    still = [name for name, norm in norms.items() if norm.training and norm.momentum == 0 and _is_new(norm)]
     if still:
         yield Finding(
             "eval_mode",

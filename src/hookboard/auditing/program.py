@@ -171,13 +171,13 @@ class Value:
         op = self.origin.op
         return "" if op is None else op.name
 
-    def ancestors(self) -> "Iterator[Value]":
-        """Yield this value and every value that it was computed from, each once."""
+    def ancestors(self, wanted: "Callable[[Value], bool]" = lambda value: True) -> "Iterator[Value]":
+        """Yield this value and every value that it was computed from, each once; through wanted ones alone."""
         seen: set[int] = set()
         waiting = [self]
         while waiting:
             value = waiting.pop()
-            if id(value) in seen:
+            if id(value) in seen or not wanted(value):
                 continue
             seen.add(id(value))
             yield value

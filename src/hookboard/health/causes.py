@@ -86,7 +86,7 @@ CAUSES: tuple[Cause, ...] = (
     Cause("unbounded_loss", ("clipping", *_OF_LOSS, *_SIGNAL, "update_too_large", "nonfinite", "dead_units")),
     Cause("loss_scale", _OF_LOSS),
     Cause("future_leak", ("train_eval_gap",)),
-    Cause("eval_mode", ("train_eval_gap",)),
+    Cause("eval_mode", (*_SIGNAL, *_LAST, "update_too_large", "spike")),
     Cause("dropout", ("update_too_large", "spike", *_SIGNAL, *_LAST)),
     Cause("padding_mask", _OF_LOSS),
     Cause("cleared_gradients", (*_STANDSTILL, "vanishing_gradient", *_LAST)),

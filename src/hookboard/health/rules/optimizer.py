@@ -164,7 +164,9 @@ def _cut(run: Run, look: Look, chain: list[Layer], others: list[Layer]) -> Sympt
     # Without a graph there is no gradient at all; zeros are the derivative of something.
     why = "something that multiplies by 0, such as a dead or saturated activation or a softmax over one value"
     advice = f"look after {last} for {why if zeros else 'detach() or no_grad(), and for an output that is not used'}"
-    call = next((symptom.evidence.partition(" cuts ")[0] for rule, symptom in run.findings if rule == "cut"), "")
+    names = [name for layer in chain for name in layer.weights]
+    said = (symptom.evidence for rule, symptom in run.findings if rule == "cut")
+    call = next((each.partition(" cuts ")[0] for each in said if any(name in each for name in names)), "")
     if call and not zeros:
         advice = f"remove the {call}, or use it only for the loss of another optimizer"
     return Symptom(
