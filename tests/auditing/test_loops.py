@@ -263,3 +263,44 @@ def test_a_callback_that_does_nothing_there_is_not_advised(tmp_path, loop, caplo
     with caplog.at_level(logging.INFO):
         trained(loop, tmp_path, Healthy, X, CLASSES, HealthMonitor(every_n_steps=1))
     assert ("Checkup" in caplog.text) is (loop is lightning)
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_inputs_out_of_scale_are_found_in_each_loop(tmp_path, loop):
+    expected = trained(loop, tmp_path / "bare", Healthy, 1000 * X, CLASSES)
+    monitor = HealthMonitor(every_n_steps=1, window=1)
+    weights = trained(loop, tmp_path / "watched", Healthy, 1000 * X, CLASSES, monitor)
+    assert all(torch.equal(value, weights[name]) for name, value in expected.items())
+    assert "input_scale" in {verdict.rule for verdict in monitor.verdicts}
+
+
+def findings_of(loss_of, outputs=1):
+    """The rules that fire on a loss of outputs and targets, in a loop that tells no batch."""
+    model, monitor = nn.Sequential(nn.Linear(4, outputs)), HealthMonitor(every_n_steps=1)
+    optimizer = optimizer_of(model)
+    with watch(model, optimizer, monitor) as run:
+        for x, targets in batches_of(X, REAL):
+            with run.step():
+                loss_of(model(x), targets).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    return STEP & {verdict.rule for verdict in monitor.verdicts}
+
+
+def test_a_target_is_known_where_the_loop_tells_no_batch():
+    assert findings_of(lambda outputs, targets: (outputs - targets).square().mean()) == {"loss_shape"}
+
+
+def test_a_target_that_is_converted_before_the_model_runs_is_known_where_the_loop_tells_no_batch():
+    model, monitor = nn.Sequential(nn.Linear(4, 1)), HealthMonitor(every_n_steps=1)
+    optimizer = optimizer_of(model)
+    with watch(model, optimizer, monitor) as run, run.step():
+        targets = REAL[:ROWS].double().float()
+        (model(X[:ROWS]) - targets).square().mean().backward()
+        optimizer.step()
+    assert "loss_shape" in {verdict.rule for verdict in monitor.verdicts}
+
+
+def test_a_constant_is_no_target_where_the_loop_tells_no_batch():
+    means = torch.zeros(3)
+    assert not findings_of(lambda outputs, targets: (outputs - means - targets[:, None]).square().mean(), 3)

@@ -241,8 +241,11 @@ class StepTrace(TorchFunctionMode):
         self._first_number = 0
         """The sequence number of the first node that the step makes."""
         self._modules = {id(module): name for name, module in model.named_modules()}
+        self._buffers = {id(buffer) for buffer in model.buffers()}
         self.float_paths: set[str] = set()
         """The paths of the tensors of the batch that hold floating point numbers."""
+        self._lengths: set[int] = set()
+        """How many samples the tensors of the batch have."""
         self.note_batch(batch)
         self._is_batch_known = bool(self._values)
         for name, parameter in model.named_parameters():
@@ -253,7 +256,7 @@ class StepTrace(TorchFunctionMode):
         for path, tensor in tensors_in(batch):
             value = self._known(tensor)
             if value is None or not (value.of_parameters or value.of_batch):
-                self._note(tensor, None, path=path)
+                self._lengths.update(self._note(tensor, None, path=path).shape[:1])
                 if tensor.is_floating_point():
                     self.float_paths.add(path)
 
@@ -460,7 +463,19 @@ class StepTrace(TorchFunctionMode):
             return known
         # FSDP2 puts other parameters into the modules while they run.
         names = self.model.named_parameters() if isinstance(tensor, nn.Parameter) else ()
-        return self._note(tensor, None, parameter=next((name for name, one in names if one is tensor), None))
+        path = f"given {len(self._values)}" if self._is_data(tensor) else None
+        return self._note(tensor, None, path, next((name for name, one in names if one is tensor), None))
+
+    def _is_data(self, tensor: Tensor) -> bool:
+        """Return True if a tensor that the step was not told of seems to be part of a batch that it was not told of.
+
+        It has as many samples as what the model was called with, if that is known.
+        """
+        if self._is_batch_known or tensor.requires_grad or tensor.is_nested or id(tensor) in self._buffers:
+            return False
+        if isinstance(tensor, nn.Parameter) or not tensor.dim():
+            return False
+        return not self._lengths or tensor.shape[0] in self._lengths
 
     def _known(self, tensor: Tensor) -> Value | None:
         """Return the `Value` of a tensor that was seen before; None for others."""

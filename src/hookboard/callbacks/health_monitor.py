@@ -42,6 +42,7 @@ from hookboard.health import (
     check_stop_on,
     rules_of,
 )
+from hookboard.hooks import Taps
 from hookboard.layers import ChannelDims, Layer, layers_of
 from hookboard.loops import Loop, Selection, StageState, is_due
 from hookboard.messages import warn_switched_off
@@ -255,12 +256,21 @@ class HealthMonitor(SiteLogger[HealthState]):
         state.first_step = step if state.first_step is None else state.first_step
         return state.every_n_steps > 0 and (step == state.first_step or is_due(step, state.every_n_steps))
 
+    def _attach(self, loop: Loop, state: HealthState) -> None:
+        super()._attach(loop, state)
+        if state.stage == "train" and loop.trainer is None:  # a loop that may not tell its batches
+            state.inputs = Taps({"": loop.model}, ["input"], state.open_input)
+            state.until_end.callback(state.inputs.detach)
+            state.inputs.attach()
+
     def _begin_batch(self, loop: Loop, state: HealthState, batch: Any) -> None:
         super()._begin_batch(loop, state, batch)
-        if state.stage == "train":
+        if batch is None and state.inputs is not None:
+            state.until_batch_end.callback(state.inputs.end_step)
+            state.inputs.active = True
+        elif state.stage == "train":
             for path, tensor in tensors_in(batch):
-                if tensor.dtype.is_floating_point:
-                    state.recorder.open(Site("", "input", path))(tensor)
+                state.open_input(Site("", "input", path))(tensor)
 
     def _see_batch(self, loop: Loop, state: HealthState, batch: Any, batch_idx: int) -> None:
         state.batch_idx = batch_idx

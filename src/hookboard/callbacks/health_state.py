@@ -37,12 +37,14 @@ from hookboard.health import (
     parts_of,
     restore_judge,
 )
+from hookboard.hooks import Taps
 from hookboard.layers import Flow, Layer
 from hookboard.loops import Loop, Selection
 from hookboard.messages import alert, inform, warn_switched_off
 from hookboard.ranks import Ranks
 from hookboard.recording import Readings
 from hookboard.selection import NothingToSelectError, is_read_by_parent, select
+from hookboard.sites import Site
 from hookboard.writers import Entry, Loggers
 
 BEFORE = "health/before_nonfinite"
@@ -192,6 +194,7 @@ class HealthState(MeasurementState):
         findings: rule name and symptom of what was found in the training step; None before it was read.
         flow: which layer's output flows into which in that step.
         constant_loss: the least loss in that step with an equal output for every sample; NaN if not known.
+        inputs: the hook on the model whose inputs stand for a batch that the loop does not tell; None if all are told.
         stale: watches for gradients that are not cleared; None where nothing is watched, and when that is over.
         live: follows the first training step; None before, and once it has been read.
         told: number of NaN or Inf that have been reported.
@@ -214,6 +217,7 @@ class HealthState(MeasurementState):
     findings: Sequence[tuple[str, Symptom]] | None = field(default=None, kw_only=True)
     flow: Flow = field(default_factory=Flow, kw_only=True)
     constant_loss: float = field(default=math.nan, kw_only=True)
+    inputs: Taps | None = field(default=None, kw_only=True)
     stale: StaleGradients | None = field(default=None, kw_only=True)
     live: LiveStep | None = field(default=None, kw_only=True)
     told: int = field(default=0, kw_only=True)
@@ -221,6 +225,10 @@ class HealthState(MeasurementState):
     is_asked_to_end: bool = field(default=False, kw_only=True)
     why_silent: dict[str, str] | None = field(default=None, kw_only=True)
     earlier: frozenset[tuple[str, str]] = field(default=frozenset(), kw_only=True)
+
+    def open_input(self, site: Site) -> Callable[[Tensor], None]:
+        """Return a function that measures a tensor of the batch, if its numbers are floating point."""
+        return lambda tensor: self.recorder.open(site)(tensor) if tensor.dtype.is_floating_point else None
 
     def state_dict(self, again: tuple[int, int] | None) -> dict[str, Any]:
         """Return the state of the base class, of judge, black box and losses, for a checkpoint."""
