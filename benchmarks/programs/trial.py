@@ -48,6 +48,10 @@ class Program:
     clip: float | None = None
     step: Callable[[LightningModule, Tensor], None] | None = None
 
+    def loss_of(self, batch: Batch, net: nn.Module) -> Tensor:
+        inputs, targets = batch
+        return self.loss(net(inputs), targets)
+
 
 @dataclass(frozen=True)
 class Post:
@@ -74,6 +78,17 @@ class Post:
     seed: int = 0
 
 
+class Ported(nn.Module):
+    """A program's net, with the name that it has in a `PortedModule`, for a loop without a LightningModule."""
+
+    def __init__(self, program: Program) -> None:
+        super().__init__()
+        self.net = program.net
+
+    def forward(self, inputs: Tensor) -> Any:
+        return self.net(inputs)
+
+
 class PortedModule(LightningModule):
     def __init__(self, program: Program) -> None:
         super().__init__()
@@ -81,9 +96,10 @@ class PortedModule(LightningModule):
         self.net = program.net
         self.automatic_optimization = program.step is None
 
+    forward = Ported.forward
+
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        inputs, targets = batch
-        loss = self.program.loss(self.net(inputs), targets)
+        loss = self.program.loss_of(batch, self)
         if self.program.step is not None:
             self.program.step(self, loss)
         return loss
