@@ -34,7 +34,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from hookboard import HealthMonitor, HookboardWarning, for_transformers, watch
 
 EVERY = 25
-"""The cadence that the loop tells a monitor."""
+"""The cadence that the loop tells a monitor, in optimizer steps."""
 
 
 def in_lightning(program: Program, seed: int, monitor: HealthMonitor | None) -> None:

@@ -17,6 +17,7 @@ from torch._dynamo.utils import counters
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.amp import GradScaler
 from torch.amp.grad_scaler import OptState
+from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.optim import Optimizer
@@ -426,6 +427,19 @@ COMPILED_CODE = (eval_frame, "_maybe_set_eval_frame")
 
 COMPILED_CALLERS = frozenset({"compile_wrapper", "_fn"})
 """The names of the functions that run compiled code between two such calls."""
+
+
+_PASSING_ON = ("torch.distributed.fsdp.", "torch.nn.parallel.")
+"""How the names of the files begin whose custom functions pass gradients on to their inputs."""
+
+
+def is_opaque(node: Any) -> bool:
+    """Return True if a backward pass may reach more than the `next_functions` of an autograd node: a custom function's.
+
+    Those of DDP and FSDP2 pass gradients on to their inputs.
+    """
+    forward: Any = getattr(type(node), "_forward_cls", nn.Module)
+    return isinstance(node, BackwardCFunction) and not forward.__module__.startswith(_PASSING_ON)
 
 
 def calls_of_modules() -> tuple[types.CodeType, ...]:

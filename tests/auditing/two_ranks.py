@@ -5,6 +5,7 @@ python two_ranks.py FOLDER STRATEGY CASE ...
 STRATEGY is one of Lightning's, `fsdp` (FSDP2) or `static` (DDP with a static graph).
 """
 
+import contextlib
 import logging
 import sys
 import warnings
@@ -87,17 +88,23 @@ class Lines(logging.Handler):
         self.lines.append(record.getMessage())
 
 
+@contextlib.contextmanager
+def heard():
+    """What is logged and warned of inside the context; the warnings once it has ended."""
+    handler, logger = Lines(), logging.getLogger("lightning.pytorch")
+    logger.addHandler(handler)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        yield handler.lines
+    logger.removeHandler(handler)
+    handler.lines += [str(warning.message) for warning in said]
+
+
 def main(folder, strategy, *cases):
-    lines = Lines()
-    logging.getLogger("lightning.pytorch").addHandler(lines)
     for case in cases:
-        bare = trained(case, strategy)
-        lines.lines.clear()
-        monitor = HealthMonitor(every_n_steps=1)
-        with warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always")
+        bare, monitor = trained(case, strategy), HealthMonitor(every_n_steps=1)
+        with heard() as texts:
             watched = trained(case, strategy, monitor)
-        texts = [*lines.lines, *(str(warning.message) for warning in said)]
         torch.save((bare, watched, monitor.verdicts, texts), Path(folder) / f"{case}.{dist.get_rank()}")
 
 

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
+from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
 
 from hookboard.first_nan import Program, ProgramStep, nodes_behind
@@ -243,22 +244,25 @@ class StepTrace(TorchFunctionMode):
         self._modules = {id(module): name for name, module in model.named_modules()}
         self._buffers = {id(buffer) for buffer in model.buffers()}
         self.float_paths: set[str] = set()
-        """The paths of the tensors of the batch that hold floating point numbers."""
-        self._lengths: set[int] = set()
-        """How many samples the tensors of the batch have."""
+        """The paths of the tensors of the batch that hold floating point numbers, or enter the model as such."""
+        self._entered: set[Value] = set()
+        """The tensors of the batch; of a batch that is not told, those that the model is called with."""
         self.note_batch(batch)
-        self._is_batch_known = bool(self._values)
+        self._is_batch_known = bool(self._entered)
         for name, parameter in model.named_parameters():
             self._note(parameter, None, parameter=name)
+        self._is_sharded = any(isinstance(parameter, DTensor) for parameter in model.parameters())
 
     def note_batch(self, batch: object) -> None:
         """Record the tensors of a batch; those that were computed from parameters, or are noted already, are left."""
         for path, tensor in tensors_in(batch):
             value = self._known(tensor)
             if value is None or not (value.of_parameters or value.of_batch):
-                self._lengths.update(self._note(tensor, None, path=path).shape[:1])
+                value = self._note(tensor, None, path=path)
+            if value not in self._entered and not value.of_parameters:
+                self._entered.add(value)
                 if tensor.is_floating_point():
-                    self.float_paths.add(path)
+                    self.float_paths.update(one.path for one in value.ancestors() if one.path is not None)
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -446,6 +450,7 @@ class StepTrace(TorchFunctionMode):
         """Clear the record, which frees the tensors that observers kept, with their graphs."""
         self.let_go()
         self.ops.clear()
+        self._entered.clear()
         self._values.clear()
         self._made.clear()
         self._without_node.clear()
@@ -458,13 +463,15 @@ class StepTrace(TorchFunctionMode):
 
     def value_of(self, tensor: Tensor) -> Value:
         """Return the `Value` of a tensor; a tensor that was not seen before gets one without a call."""
-        known = self._known(tensor)
-        if known is not None:
-            return known
-        # FSDP2 puts other parameters into the modules while they run.
-        names = self.model.named_parameters() if isinstance(tensor, nn.Parameter) else ()
-        path = f"given {len(self._values)}" if self._is_data(tensor) else None
-        return self._note(tensor, None, path, next((name for name, one in names if one is tensor), None))
+        value, is_new = self._known(tensor), False
+        if value is None:
+            path = f"given {len(self._values)}" if self._is_data(tensor) else None
+            value, is_new = self._note(tensor, None, path), True
+        if isinstance(tensor, nn.Parameter) and value.parameter is None and (is_new or self._is_sharded):
+            # FSDP2 puts other parameters into the modules while they run, which it has used before.
+            value.parameter = next((name for name, one in self.model.named_parameters() if one is tensor), None)
+            value.of_parameters |= value.parameter is not None
+        return value
 
     def _is_data(self, tensor: Tensor) -> bool:
         """Return True if a tensor that the step was not told of seems to be part of a batch that it was not told of.
@@ -475,7 +482,7 @@ class StepTrace(TorchFunctionMode):
             return False
         if isinstance(tensor, nn.Parameter) or not tensor.dim():
             return False
-        return not self._lengths or tensor.shape[0] in self._lengths
+        return not self._entered or any(tensor.shape[:1] == value.shape[:1] for value in self._entered)
 
     def _known(self, tensor: Tensor) -> Value | None:
         """Return the `Value` of a tensor that was seen before; None for others."""

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from torch import Tensor, nn
-from torch.autograd.function import BackwardCFunction
 
 from hookboard.auditing import handwritten, leak, mixing
 from hookboard.auditing.constant import constant_loss
@@ -21,7 +20,7 @@ from hookboard.auditing.rules import FLAT, OBSERVERS, RULES, Finding, TracedStep
 from hookboard.auditing.scaling import loss_scale, unbounded_loss
 from hookboard.auditing.weighing import class_weights, padding
 from hookboard.layers import Flow
-from hookboard.torch_private import computing_plainly
+from hookboard.torch_private import computing_plainly, is_opaque
 
 ALL_RULES = (
     no_influence,
@@ -172,7 +171,7 @@ def _leaves_of(loss: Tensor) -> list[Tensor] | None:
         if node is None or node in seen:
             continue
         seen.add(node)
-        if isinstance(node, BackwardCFunction):
+        if is_opaque(node):
             return None
         leaf = getattr(node, "variable", None)
         if leaf is not None:

@@ -72,7 +72,7 @@ class BareLoop(Loop):
         Inside `evaluate` it is the forward pass of one batch.
 
         Args:
-            batch: The batch. Some callbacks read its tensors.
+            batch: The batch. Some callbacks read its tensors; `HealthMonitor` finds them by itself if it is left out.
             accumulates: True if no optimizer step follows, because gradients are added to those of the next batch.
         """
         self._count()
