@@ -306,3 +306,20 @@ def test_a_target_that_is_converted_before_the_model_runs_is_known_where_the_loo
 def test_a_constant_is_no_target_where_the_loop_tells_no_batch():
     means = torch.zeros(3)
     assert not findings_of(lambda outputs, targets: (outputs - means - targets[:, None]).square().mean(), 3)
+
+
+class Logits(SeesLaterTokens):
+    def forward(self, tokens):
+        return self.head(self.encoder(self.net(tokens)))
+
+
+def test_a_leak_is_found_in_outputs_that_fabric_has_hooked():
+    launched, monitor = Fabric(accelerator="cpu", devices=1), HealthMonitor(every_n_steps=1)
+    model = Logits()
+    model, optimizer = launched.setup(model, optimizer_of(model))
+    tokens = TOKENS[:ROWS]
+    with watch(model, optimizer, monitor) as run, run.step(tokens):
+        logits = model(tokens[:, :-1])
+        launched.backward(cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()))
+        optimizer.step()
+    assert "future_leak" in {verdict.rule for verdict in monitor.verdicts}

@@ -300,7 +300,7 @@ class StepTrace(TorchFunctionMode):
         name = _name_of(func)
         if name in _HOOKING:
             node = args[0].grad_fn
-            if node is not None:
+            if node is not None and not any(map(_does_nothing, args)):
                 self.hooked.append(node)
             return None
         if not self._is_batch_known:
@@ -532,6 +532,11 @@ class StepTrace(TorchFunctionMode):
                 file, line = "", 0
             frame = frame.f_back
         return Place(module, file, line)
+
+
+def _does_nothing(hook: object) -> bool:
+    """Return True for the hook that Fabric puts on each output, where it need not check who calls `backward`."""
+    return isinstance(hook, functools.partial) and hook.args == (False,) and _is_caller(hook.func.__code__.co_filename)
 
 
 @functools.cache
