@@ -1,16 +1,11 @@
-"""Packs objects of hookboard into one tensor of bytes, and unpacks them: a checkpoint can hold it without pickle.
+"""Turns objects of hookboard into dicts, lists, numbers and tensors, as `torch.load(weights_only=True)` takes them.
 
-The bytes are NumPy's `npz` without pickle: all arrays of each type, one after the other, and a JSON text that refers
-to them. Each part has a checksum, so that damage is noticed. Unpacking can only make objects of the given classes.
+What these lack becomes a dict whose first key names its type: {"is": "Case", "of": {...}} for an object.
 """
 
 import dataclasses
-import io
-import json
-import math
-import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +13,6 @@ import torch
 from torch import Tensor
 
 _AS_THEY_ARE = {type(None), bool, int, float, str}
-"""The types that JSON represents itself."""
 
 
 class Codec(NamedTuple):
@@ -69,29 +63,8 @@ def object_codec(empty: Callable[[], Any], derived: Iterable[str] = ()) -> Codec
     return Codec(take, make)
 
 
-class Packed(NamedTuple):
-    """A packed value: everything is copied except the tensors, for which the host may still have to wait.
-
-    Args:
-        text: the JSON text, compressed, shape (n,), uint8.
-        arrays: the name of a dtype to the elements of all arrays of that dtype, one array after the other.
-        tensors: the tensors, on any device.
-    """
-
-    text: np.ndarray
-    arrays: dict[str, np.ndarray]
-    tensors: Sequence[Tensor]
-
-    def written(self) -> Tensor:
-        """Return text, arrays and tensors as the bytes of an `npz` file, shape (n,), uint8; wait for the devices."""
-        buffer, numbered = io.BytesIO(), enumerate(self.tensors)
-        parts: dict[str, Any] = self.arrays | {f"tensor {i}": tensor.cpu().numpy() for i, tensor in numbered}
-        np.savez(buffer, text=self.text, **parts)
-        return torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8)
-
-
-def packed(value: Any, forms: Codecs) -> Packed:
-    """Pack a value without waiting for a device.
+def packed(value: Any, forms: Codecs) -> Any:
+    """Pack a value. Arrays are copied; tensors are not, and stay on their device.
 
     Args:
         value: made of None, numbers (those of NumPy are unpacked as Python's), strings, lists, tuples, sets, mappings
@@ -103,144 +76,76 @@ def packed(value: Any, forms: Codecs) -> Packed:
         TypeError: the value contains something else.
 
     Examples:
-        >>> unpacked(packed({"a": (1, {2.5}), "b": np.zeros(2)}, {}).written(), {})
+        >>> packed((1, {2.5}), {})
+        {'tuple': [1, {'set': [2.5]}]}
+        >>> unpacked(packed({"a": (1, {2.5}), "b": np.zeros(2)}, {}), {})
         {'a': (1, {2.5}), 'b': array([0., 0.])}
     """
-    packer = _Packer(forms)
-    text = zlib.compress(json.dumps(packer.tree(value)).encode(), 1)
-    # One type after the other, so that the parts of one alone lie in memory twice.
-    arrays = {name: np.concatenate(packer.arrays.pop(name)) for name in list(packer.arrays)}
-    return Packed(np.frombuffer(text, np.uint8), arrays, packer.tensors)
+    seen: dict[int, tuple[Any, dict[str, Any]]] = {}  # with the object: an id is that of an object as long as it lives
+
+    def tree(one: Any) -> Any:
+        if type(one) in _AS_THEY_ARE:
+            return one
+        if isinstance(one, np.generic):
+            return one.item()
+        if isinstance(one, np.ndarray):
+            return {"array": torch.from_numpy(one.copy())}
+        if isinstance(one, Tensor):
+            return {"array": one.detach()}
+        if type(one) in forms:
+            if id(one) not in seen:
+                parts = {name: tree(part) for name, part in forms[type(one)].take(one).items()}
+                seen[id(one)] = one, {"is": type(one).__name__, "of": parts}
+            return seen[id(one)][1]
+        if isinstance(one, Mapping):
+            return {"mapping": [[tree(key), tree(each)] for key, each in one.items()]}
+        if isinstance(one, deque):
+            return {"deque": [one.maxlen, [tree(each) for each in one]]}
+        if isinstance(one, list):
+            return [tree(each) for each in one]
+        for cls in (tuple, frozenset, set):
+            if isinstance(one, cls):
+                return {cls.__name__: [tree(each) for each in one]}
+        raise TypeError(f"a {type(one).__name__} cannot be packed")
+
+    return tree(value)
 
 
-def unpacked(given: Tensor, forms: Codecs) -> Any:
-    """Unpack a value from bytes.
+def on_host(tree: Any) -> Any:
+    """Move the tensors of a packed value to the CPU, in place, and return it; wait for their devices."""
+    for key, each in tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ():
+        tree[key] = each.cpu() if isinstance(each, Tensor) else on_host(each)
+    return tree
+
+
+def unpacked(given: Any, forms: Codecs) -> Any:
+    """Return the value that was packed.
 
     Raises:
-        ValueError: the bytes are damaged, or hold a class that is not in `forms`.
+        ValueError: it is damaged, or holds a class that is not in `forms`.
     """
-    try:
-        with np.load(io.BytesIO(given.cpu().numpy().tobytes()), allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-        tree = json.loads(zlib.decompress(arrays.pop("text").tobytes()))
-        return _Maker(forms, arrays).value(tree)
-    except Exception as error:  # zipfile, zlib, NumPy, JSON and our own classes raise whatever they come upon
-        raise ValueError(f"{type(error).__name__}: {error}") from error
+    makers = {cls.__name__: form.make for cls, form in forms.items()}
+    made: dict[int, Any] = {}
 
-
-class _Packer:
-    """Turns a value into a tree for JSON; what JSON lacks becomes an object whose single key names its type."""
-
-    def __init__(self, forms: Codecs) -> None:
-        self.arrays: dict[str, list[np.ndarray]] = {}
-        """The name of a dtype to all arrays of that dtype, flattened."""
-        self.tensors: list[Tensor] = []
-        self._sizes: dict[str, int] = {}
-        self._forms = forms
-        self._seen: dict[int, int] = {}
-        self._held: list[Any] = []  # an id is that of an object as long as it lives
-
-    def tree(self, value: Any) -> Any:
-        if type(value) in _AS_THEY_ARE:
-            return value
-        if isinstance(value, np.generic):
-            return value.item()
-        if isinstance(value, np.ndarray):
-            if value.dtype == np.float64 and value.ndim == 2 and len(value):
-                return {"columns": [self._array(part) for part in _narrow(value)]}
-            return {"array": self._array(value)}
-        if isinstance(value, Tensor):
-            self.tensors.append(value.detach())
-            return {"tensor": len(self.tensors) - 1}
-        if type(value) in self._forms:
-            return self._object(value)
-        if isinstance(value, Mapping):
-            return {"mapping": [[self.tree(key), self.tree(each)] for key, each in value.items()]}
-        if isinstance(value, deque):
-            return {"deque": [value.maxlen, [self.tree(each) for each in value]]}
-        for cls, word in ((list, None), (tuple, "tuple"), (frozenset, "frozenset"), (set, "set")):
-            if isinstance(value, cls):
-                is_plain = all(type(each) in _AS_THEY_ARE for each in value)
-                several = list(value) if is_plain else [self.tree(each) for each in value]
-                return several if word is None else {word: several}
-        raise TypeError(f"a {type(value).__name__} cannot be packed")
-
-    def _array(self, array: np.ndarray) -> Any:
-        """Store an array, and return its dtype, its offset among all arrays of that dtype, and its shape."""
-        name = str(array.dtype)
-        at = self._sizes.get(name, 0)
-        self._sizes[name] = at + array.size
-        self.arrays.setdefault(name, []).append(array.reshape(-1))
-        return [name, at, array.shape]
-
-    def _object(self, value: Any) -> Any:
-        if id(value) in self._seen:
-            return {"same": self._seen[id(value)]}
-        parts = {name: self.tree(part) for name, part in self._forms[type(value)].take(value).items()}
-        self._seen[id(value)] = len(self._held)
-        self._held.append(value)
-        return {"is": type(value).__name__, "of": parts}
-
-
-class _Maker:
-    """Turns a tree that `_Packer` made back into the value."""
-
-    def __init__(self, forms: Codecs, arrays: Mapping[str, np.ndarray]) -> None:
-        self._make = {cls.__name__: form.make for cls, form in forms.items()}
-        self._arrays = arrays
-        self._made: list[Any] = []
-
-    def _array(self, name: str, at: int, shape: list[int]) -> np.ndarray:
-        # What is kept of one array does not keep all others.
-        return np.array(self._arrays[name][at : at + math.prod(shape)].reshape(shape))
-
-    def value(self, tree: Any) -> Any:
+    def value(tree: Any) -> Any:
         if isinstance(tree, list):
-            return [self.value(each) for each in tree]
+            return [value(each) for each in tree]
         if not isinstance(tree, dict):
             return tree
         if "is" in tree:
-            made = self._make[tree["is"]]({name: self.value(part) for name, part in tree["of"].items()})
-            self._made.append(made)
-            return made
-        ((word, given),) = tree.items()
-        if word == "same":
-            return self._made[given]
+            if id(tree) not in made:
+                made[id(tree)] = makers[tree["is"]]({name: value(part) for name, part in tree["of"].items()})
+            return made[id(tree)]
+        ((word, held),) = tree.items()
         if word == "array":
-            return self._array(*given)
-        if word == "tensor":
-            return self._arrays[f"tensor {given}"]
-        if word == "columns":
-            return _wide(*(self._array(*each) for each in given))
+            return held.numpy()
         if word == "mapping":
-            return {self.value(key): self.value(each) for key, each in given}
+            return {value(key): value(each) for key, each in held}
         if word == "deque":
-            return deque(map(self.value, given[1]), maxlen=given[0])
-        return {"tuple": tuple, "frozenset": frozenset, "set": set}[word](map(self.value, given))
+            return deque(map(value, held[1]), maxlen=held[0])
+        return {"tuple": tuple, "frozenset": frozenset, "set": set}[word](map(value, held))
 
-
-def _narrow(block: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Take a block apart so that constant columns are stored once, and those that fit float32 in half the space.
-
-    Args:
-        block: shape (rows, columns), float64, with at least one row.
-
-    Returns:
-        The first row; whether each column is constant; whether it fits float32 (False for constant ones); the columns
-        that do, as float32; the remaining columns, which are neither.
-    """
-    block = np.ascontiguousarray(block)
-    bits = block.view(np.int64)  # -0.0 is not 0.0, and one NaN is as good as another
-    is_constant = (bits == bits[:1]).all(axis=0) | np.isnan(block).all(axis=0)
-    with np.errstate(over="ignore", invalid="ignore"):
-        short = block.astype(np.float32)
-    is_short = ((short == block) | np.isnan(block)).all(axis=0) & ~is_constant
-    first = block[0].copy()  # a view would keep the whole block until all is packed
-    return first, is_constant, is_short, short[:, is_short], block[:, ~(is_constant | is_short)]
-
-
-def _wide(first: np.ndarray, is_constant: np.ndarray, is_short: np.ndarray, *parts: np.ndarray) -> np.ndarray:
-    """Restore the float64 block from the parts that `_narrow` returned; the flags are for each column."""
-    block = np.empty((len(parts[0]), len(first)))
-    block[:, is_constant], block[:, is_short], block[:, ~(is_constant | is_short)] = first[is_constant], *parts
-    return block
+    try:
+        return value(given)
+    except Exception as error:  # our own classes raise whatever they come upon
+        raise ValueError(f"{type(error).__name__}: {error}") from error

@@ -1,11 +1,7 @@
 """What a checkpoint holds of callbacks, and what becomes of it in a fit that is not quite the same."""
 
 import hashlib
-import io
-import json
-import zlib
 
-import numpy as np
 import pytest
 import torch
 from lightning.pytorch import Callback, callbacks
@@ -89,7 +85,7 @@ def test_a_checkpoint_is_read_without_pickle(tmp_path):
             "version": int,
             "callback": str,
             "arguments": dict,
-            "parts": torch.Tensor,
+            "parts": dict,
         }
 
 
@@ -186,16 +182,37 @@ def test_a_monitor_with_other_arguments_begins_anew_and_says_why(why, tmp_path, 
     assert min(sinces(callback).values()) >= 6
 
 
+def parts_in(tree):
+    """The tree and each tree in it."""
+    yield tree
+    for each in tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ():
+        yield from parts_in(each)
+
+
+def without_one(parts):
+    """The parts, without the first attribute of each object."""
+    for one in [each for each in parts_in(parts) if isinstance(each, dict) and "is" in each]:
+        one["of"].pop(next(iter(one["of"]), None), None)
+    return parts
+
+
+def shorter(parts):
+    """The parts, with one number less in each array."""
+    for one in [each for each in parts_in(parts) if isinstance(each, dict) and "array" in each]:
+        one["array"] = one["array"].flatten()[:-1]
+    return parts
+
+
 SPOILED = {
     "nothing is there": lambda entries: [],
     "another version": lambda entries: [{**entries[0], "version": 99}],
     "no list": lambda entries: 3,
     "no entry": lambda entries: ["x"],
     "a part is missing": lambda entries: [{"callback": "HealthMonitor", "version": 1}],
-    "no bytes": lambda entries: [{**entries[0], "parts": torch.zeros(0, dtype=torch.uint8)}],
-    "no tensor": lambda entries: [{**entries[0], "parts": "text"}],
-    "cut": lambda entries: [{**entries[0], "parts": entries[0]["parts"][:-200]}],
-    "zeros": lambda entries: [{**entries[0], "parts": torch.zeros_like(entries[0]["parts"])}],
+    "no parts": lambda entries: [{**entries[0], "parts": "text"}],
+    "an unknown class": lambda entries: [{**entries[0], "parts": {"is": "Path", "of": {}}}],
+    "a part of an object is missing": lambda entries: [{**entries[0], "parts": without_one(entries[0]["parts"])}],
+    "a tensor of another shape": lambda entries: [{**entries[0], "parts": shorter(entries[0]["parts"])}],
 }
 
 
@@ -218,26 +235,6 @@ def test_a_checkpoint_of_before_there_was_anything_in_it_is_taken(tmp_path, said
     (line,) = said
     assert "nothing of this callback" in line
     assert sinces(callback) == {("always", "net.0"): 6}
-
-
-def content_of(parts):
-    with np.load(io.BytesIO(parts.numpy().tobytes())) as file:
-        return {name: file[name].tobytes() for name in file.files}
-
-
-def test_no_byte_can_be_spoiled_unnoticed(tmp_path):
-    (entry,) = torch.load(checkpoint(tmp_path, monitor()), weights_only=True)[KEY]
-    whole, noticed = entry["parts"], 0
-    for at in np.random.default_rng(0).choice(len(whole), 300, replace=False):
-        spoiled = whole.clone()
-        spoiled[at] ^= 0x41
-        try:
-            saved.taken_from([{**entry, "parts": spoiled}], "HealthMonitor", entry["arguments"])
-        except ValueError:
-            noticed += 1
-        else:  # it is one that nobody reads, such as the time in the head of an archive
-            assert content_of(spoiled) == content_of(whole)
-    assert noticed > 200
 
 
 def test_a_model_with_other_layers_keeps_what_is_known_of_those_that_are_still_there(tmp_path, said):
@@ -324,7 +321,6 @@ def test_the_format_is_that_of_its_version(tmp_path):
     path = checkpoint(tmp_path, monitor(rules=None), KernelLogger(every_n_steps=2), model=Toy(pictured()))
     found = set()
     for entry in torch.load(path, weights_only=True)[KEY]:
-        with np.load(io.BytesIO(entry["parts"].numpy().tobytes())) as file:
-            found |= set(names_in(json.loads(zlib.decompress(file["text"].tobytes()))))
+        found |= set(names_in(entry["parts"]))
     found |= {(cls.__name__, tuple(vars(cls).get("__dataclass_fields__", ()))) for cls in saved.FORMS}
     assert (saved.VERSION, hashlib.sha256(repr(sorted(found)).encode()).hexdigest()[:16]) == (7, LAYOUT)

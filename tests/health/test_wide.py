@@ -109,5 +109,5 @@ def test_whether_a_wide_layer_gives_enough_answers_goes_by_all_of_its_units(each
 
 def test_a_checkpoint_keeps_the_width_of_a_sample():
     table = Readings.of([wide(outputs("fc", noise(ROWS)))])
-    (made, silence) = unpacked(packed((table, Silence(ROWS, WIDE)), FORMS).written(), FORMS)
+    (made, silence) = unpacked(packed((table, Silence(ROWS, WIDE)), FORMS), FORMS)
     assert (made.at(0).width, made.at(0).sample_of, silence.width) == (WIDE, WIDE, WIDE)

@@ -13,7 +13,7 @@ import numpy as np
 
 from hookboard.health import FORMS as OF_HEALTH
 from hookboard.loops.stage_state import StageState
-from hookboard.packing import Codecs, dataclass_codec, packed, unpacked
+from hookboard.packing import Codecs, dataclass_codec, on_host, packed, unpacked
 from hookboard.records import LayerFacts
 
 KEY = "hookboard"
@@ -47,7 +47,7 @@ def checkpoint_entry(
 def save(entry: Mapping[str, Any] | None, checkpoint: dict[str, Any]) -> None:
     """Append an entry to the list in a checkpoint, which waits for the device; None is not appended."""
     if entry is not None:
-        checkpoint.setdefault(KEY, []).append({**entry, "parts": entry["parts"].written()})
+        checkpoint.setdefault(KEY, []).append({**entry, "parts": on_host(entry["parts"])})
 
 
 def arguments_of(callback: object, every_n_steps: int) -> dict[str, str]:
@@ -117,7 +117,9 @@ def taken_from(entries: Any, name: str, arguments: Mapping[str, str]) -> dict[st
         if mine is None:
             raise ValueError(_difference(of_class[0]["arguments"], arguments))
         entries[:] = [entry for entry in entries if entry is not mine]
-        parts: dict[str, Any] = unpacked(mine["parts"], FORMS)
+        parts = unpacked(mine["parts"], FORMS)
+        if not isinstance(parts, dict):
+            raise ValueError(f"its parts are a {type(parts).__name__}")
         return parts
     except (LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error
