@@ -3,7 +3,7 @@
 Each is trained under Lightning, with `watch`, Fabric and accelerate, and by Hugging Face's Trainer, from the same
 weights on the same batches: once with `HealthMonitor()` and once without.
 
-python -m benchmarks.programs.loops                 all 65, of each at most 150 steps; a line for each
+python -m benchmarks.programs.loops                 all 65, of each at most 60 steps; a line for each
 python -m benchmarks.programs.loops --steps 1000    at most 1000 steps
 python -m benchmarks.programs.loops --only 31880720 programs whose name contains this
 python -m benchmarks.programs.loops --json FILE     all verdicts besides
@@ -33,7 +33,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from hookboard import HealthMonitor, HookboardWarning, for_transformers, watch
 
-EVERY = 25
+EVERY = 10
 """The cadence that the loop tells a monitor, in optimizer steps."""
 
 
@@ -262,7 +262,7 @@ def sums(table: Sequence[dict[str, dict[str, Any]]]) -> Iterator[str]:
 def main(given: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.programs.loops", description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, help="write all verdicts to this file")
-    parser.add_argument("--steps", type=int, default=150, help="the most optimizer steps of a program")
+    parser.add_argument("--steps", type=int, default=60, help="the most optimizer steps of a program")
     parser.add_argument("--only", default="", help="programs whose name contains this")
     options = parser.parse_args(given)
     table: dict[str, dict[str, dict[str, Any]]] = {}
