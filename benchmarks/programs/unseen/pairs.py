@@ -1,0 +1,1 @@
+"""Distillation, contrastive and metric learning, meta-learning, averaged teachers."""

@@ -1,0 +1,1 @@
+"""Boxes, segments and graphs."""
