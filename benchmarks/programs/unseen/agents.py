@@ -256,6 +256,39 @@ class ActorSign(Learner):
 
 
 @case(
+    "ray 65125",
+    PULL.format("ray-project/ray", 65125),
+    kind="actor-critic",
+    fault="The actor's loss goes through critics that are not frozen, after their gradients were taken and before"
+    " their step.",
+    fix="The critics are frozen for that pass.",
+    port="A single step with one action from -1 to 1, and one critic, in place of TQC.",
+    causes="The gradient of the actor's loss is added to the critic's, which therefore raises its values everywhere.",
+    words=("critic", "leak", "grow", "gradient", "other loss", "accumulat", "diverge"),
+)
+class LeakedIntoCritic(ActorSign):
+    def training_step(self, batch: Transitions, batch_idx: int) -> None:
+        states, actions, rewards = batch
+        for_actor, for_critic = self.optimizers()
+        for_actor.zero_grad()
+        for_critic.zero_grad()
+        self.manual_backward(F.mse_loss(self.critic(torch.cat([states, actions], 1)), rewards))
+        self.critic.requires_grad_(not self.fixed)  # fault
+        self.manual_backward(-self.critic(torch.cat([states, self.actor(states)], 1)).mean())
+        self.critic.requires_grad_(True)
+        for_critic.step()
+        for_actor.step()
+
+    def score(self) -> float:
+        """How near the actor is to the best actions, less how wrong the critic is about those of the actor."""
+        states = torch.randn(512, 3)
+        actions = self.actor(states)
+        apart = actions - self.best(states)
+        values = self.critic(torch.cat([states, actions], 1))
+        return 1 - (apart.abs() + (values + apart.square()).abs()).mean().item()
+
+
+@case(
     "RLinf 1568",
     ISSUE.format("RLinf/RLinf", 1568),
     kind="PPO",

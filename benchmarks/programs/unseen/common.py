@@ -35,6 +35,7 @@ class Reader(nn.Module):
             nn.TransformerEncoderLayer(width, 4, 2 * width, dropout=0.0, batch_first=True, norm_first=True)
             for _ in range(depth)
         )
+        self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, vocabulary)
 
     def forward(self, tokens: Tensor, places: Tensor | None = None) -> Any:
@@ -43,7 +44,7 @@ class Reader(nn.Module):
         mask = nn.Transformer.generate_square_subsequent_mask(length) if self.causal else None
         for layer in self.layers:
             seen = layer(seen, src_mask=mask)
-        return self.head(seen)
+        return self.head(self.norm(seen))
 
 
 def closeness(drawn: Tensor, real: Tensor) -> float:

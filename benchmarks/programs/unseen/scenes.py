@@ -39,7 +39,7 @@ def drawn(boxes: Tensor) -> Tensor:
     kind="detection",
     fault="generalized_box_iou gets middles and sizes.",
     fix="Corners.",
-    port="One bright box in a picture of 16x16, and three layers, in place of OWL-ViT.",
+    port="One large bright box in a picture of 16x16, and three layers, in place of OWL-ViT.",
     causes="The overlap is computed of wrong boxes, as middles and sizes are taken for corners.",
     words=("format", "corner", "box", "iou", "nan", "nonfinite", "infinite"),
 )
@@ -51,8 +51,9 @@ class MiddlesForCorners(Learner):
         self.net = nn.Sequential(nn.Flatten(), mlp(256, 64, 64, 4), nn.Sigmoid())
 
     def batch(self) -> Pair:
-        sizes = 0.2 + 0.3 * torch.rand(64, 2)
-        boxes = torch.cat([sizes / 2 + (1 - sizes) * torch.rand(64, 2), sizes], 1)
+        sizes = 0.4 + 0.4 * torch.rand(64, 2)
+        room = torch.minimum(1 - sizes, sizes / 2)  # so that middles and sizes are boxes, if taken for corners
+        boxes = torch.cat([sizes / 2 + room * torch.rand(64, 2), sizes], 1)
         return drawn(boxes), boxes
 
     def training_step(self, batch: Pair, batch_idx: int) -> Tensor:
