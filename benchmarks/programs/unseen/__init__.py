@@ -15,7 +15,7 @@ LEFT_OUT = {
     "alex-matton/causal-transformer-decoder 1": "the same fault as tutorials 2478",
     "deeplearning-lectures 22": "the same fault as STARS 9",
     "ProDA 43": "the same fault as ProDA 20",
-    "VisionLearningGroup/DAL 1, skip-ganomaly 5, navneet-nmk/pytorch-rl 2": "nobody confirmed the fault",
+    "VisionLearningGroup/DAL 1, skip-ganomaly 5, navneet-nmk/pytorch-rl 2": "nobody answered whether it is a fault",
     "CodeFormer 427, taming-transformers 57, deep-vector-quantization 2": "a weight at the other of two terms: no harm,"
     " as the last says itself",
 }
