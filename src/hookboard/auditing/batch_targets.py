@@ -5,7 +5,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from hookboard.auditing.program import StepTrace, Value
+from hookboard.auditing.calls import Value
+from hookboard.auditing.program import StepTrace
 
 OF_CLASSES = frozenset({"cross_entropy", "nll_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits"})
 """Functions of `torch.nn.functional` whose targets are classes."""

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import torch
 
-from hookboard.auditing.program import CUTS, Op, Value
+from hookboard.auditing.calls import CUTS, Op, Value
 from hookboard.auditing.rules import FLAT, Finding, TracedStep
 from hookboard.messages import listed
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from hookboard.auditing.program import Op
+from hookboard.auditing.calls import Op
 from hookboard.auditing.rules import Finding, TracedStep
 from hookboard.messages import listed
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hookboard.auditing.program import RESHAPES, Op, Value
+from hookboard.auditing.calls import RESHAPES, Op, Value
 from hookboard.auditing.rules import ROUNDING, Finding, TracedStep
 
 _ARITHMETIC = """

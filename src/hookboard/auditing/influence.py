@@ -5,8 +5,8 @@ import linecache
 import math
 from collections.abc import Iterator
 
+from hookboard.auditing.calls import Place
 from hookboard.auditing.handwritten import ARITHMETIC, calls_from
-from hookboard.auditing.program import Place
 from hookboard.auditing.rules import REGRESSION, Finding, TracedStep, in_numbers, last_softmaxes, losses_of
 
 

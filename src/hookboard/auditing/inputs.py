@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hookboard.auditing.calls import Op, Value
 from hookboard.auditing.leak import Embedded
-from hookboard.auditing.program import Op, Value
 from hookboard.auditing.rules import Finding, LossCall, TracedStep, in_numbers, losses_of
 
 WEIGHING = ("linear", "conv1d", "conv2d", "conv3d", "lstm", "gru", "rnn_tanh", "rnn_relu")

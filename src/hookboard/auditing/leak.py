@@ -7,7 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hookboard.auditing.program import Op, StepTrace, Value
+from hookboard.auditing.calls import Op, Value
+from hookboard.auditing.program import StepTrace
 from hookboard.auditing.rules import Finding, LossCall, TracedStep, losses_of
 
 NEXT_SHARE = 0.9

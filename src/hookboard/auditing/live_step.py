@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from hookboard.auditing.calls import Value
 from hookboard.auditing.optimizing import Outsider, findings_of_optimizers, outsiders
-from hookboard.auditing.program import TooLongError, Value
+from hookboard.auditing.program import TooLongError
 from hookboard.auditing.reading import ALL_RULES, CUT, Reader, alarms_first
 from hookboard.auditing.rules import FLAT, Finding, findings_of
 from hookboard.auditing.scheduling import findings_of_schedules

@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+from hookboard.auditing.calls import Op, Value
 from hookboard.auditing.handwritten import ARITHMETIC, calls_from
-from hookboard.auditing.program import Op, Value
 from hookboard.auditing.rules import Finding, TracedStep, are_probabilities, last_softmaxes, losses_of
 
 RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})

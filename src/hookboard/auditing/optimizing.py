@@ -11,7 +11,8 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from hookboard.auditing.program import StepTrace, Value
+from hookboard.auditing.calls import Value
+from hookboard.auditing.program import StepTrace
 from hookboard.auditing.rules import Finding
 from hookboard.messages import listed
 

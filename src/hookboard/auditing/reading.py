@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from torch import Tensor, nn
 
 from hookboard.auditing import handwritten, leak, mixing
+from hookboard.auditing.calls import Value
 from hookboard.auditing.constant import constant_loss
 from hookboard.auditing.cuts import cut
 from hookboard.auditing.dropping import dropout
@@ -15,7 +16,7 @@ from hookboard.auditing.inputs import WEIGHING, few_tokens, input_scale, note_in
 from hookboard.auditing.leak import future_leak, note_embedding
 from hookboard.auditing.modes import eval_mode
 from hookboard.auditing.padding_masks import note_mask, padding_mask
-from hookboard.auditing.program import StepTrace, Value
+from hookboard.auditing.program import StepTrace
 from hookboard.auditing.rules import FLAT, OBSERVERS, RULES, Finding, TracedStep, findings_of
 from hookboard.auditing.scaling import loss_scale, unbounded_loss
 from hookboard.auditing.weighing import class_weights, padding

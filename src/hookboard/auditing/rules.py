@@ -7,7 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hookboard.auditing.program import Observer, Op, StepTrace, Value
+from hookboard.auditing.calls import Observer, Op, Value
+from hookboard.auditing.program import StepTrace
 from hookboard.health import SCALE_TARGETS, Severity, Symptom, sentence
 from hookboard.messages import warn_switched_off
 

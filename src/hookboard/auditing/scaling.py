@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from hookboard.auditing.program import RESHAPES, Op, Value
+from hookboard.auditing.calls import RESHAPES, Op, Value
 from hookboard.auditing.rules import LOSSES, Finding, LossCall, TracedStep
 
 TINY_FACTOR = 1e-6

@@ -10,7 +10,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hookboard.auditing.program import Place
+from hookboard.auditing.calls import Place
 from hookboard.auditing.rules import Finding
 from hookboard.either_lightning import is_lightning
 from hookboard.ranks import local

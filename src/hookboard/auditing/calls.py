@@ -1,0 +1,132 @@
+"""What is known of a step: its calls (`Op`), the tensors that they take and return (`Value`), and where (`Place`)."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+_RESHAPES = """
+view view_as reshape reshape_as squeeze unsqueeze flatten unflatten ravel transpose t permute movedim moveaxis swapaxes
+swapdims contiguous clone
+expand expand_as getitem select narrow index_select masked_select gather T mT float double half bfloat16 to type type_as
+cpu cuda requires_grad
+"""
+RESHAPES = frozenset(_RESHAPES.split())
+"""Operations that move, repeat, select or cast numbers, and leave them otherwise unchanged."""
+
+CUTS = frozenset({"detach", "data", "item", "tolist", "numpy", "argmax"})
+"""Operations whose result has no gradient with respect to their input."""
+
+
+class Place(NamedTuple):
+    """A line of the user's code, and the layer that was running.
+
+    Args:
+        module: the dotted name of the innermost running layer; "" outside of all layers.
+        file: the path of the file; "" if no code of the user made the call.
+        line: the line number, from 1.
+    """
+
+    module: str
+    file: str
+    line: int
+
+    @property
+    def short_line(self) -> str:
+        """The line as in `model.py:31`; "" without a file."""
+        return f"{Path(self.file).name}:{self.line}" if self.file else ""
+
+    def __str__(self) -> str:
+        """Return the place as in `model.py:31 (in net.4)`, or "training_step" without a file."""
+        line = self.short_line or "training_step"
+        return f"{line} (in {self.module})" if self.module else line
+
+
+@dataclass(eq=False)
+class Op:
+    """A call of a function of torch.
+
+    Args:
+        name: the name of the function without leading and trailing underscores, such as `softmax`.
+        arguments: the arguments that were given, by parameter name; positional ones of a function that is not written
+            in Python by index ("0", "1", ...). In place of a tensor stands its `Value`.
+        place: where it was called.
+        with_grad: whether autograd was recording.
+        seen: what the observer of this function returned; None if it has none.
+    """
+
+    name: str
+    arguments: dict[str, Any]
+    place: Place
+    with_grad: bool
+    seen: Any = None
+
+    @property
+    def inputs(self) -> "list[Value]":
+        """The values of all tensors among the arguments, also of those in lists."""
+        return [value for given in self.arguments.values() for value in _values_in(given)]
+
+
+@dataclass(eq=False)
+class Value:
+    """What is known of a tensor in the step, without its numbers.
+
+    Args:
+        op: the call that returned it; None if no call of the step did.
+        path: its path in the batch; None if it is not part of it.
+        parameter: its name, if it is a parameter of the model, else None.
+        shape: its shape.
+        requires_grad: its `requires_grad`.
+        of_batch: whether it is part of the batch, or computed from such a tensor.
+        of_parameters: whether it is a parameter, or computed from one.
+    """
+
+    op: Op | None
+    path: str | None
+    parameter: str | None
+    shape: tuple[int, ...]
+    requires_grad: bool
+    of_batch: bool
+    of_parameters: bool
+
+    @property
+    def origin(self) -> "Value":
+        """The value from which this one was made by views, reshapes and casts alone (`RESHAPES`); itself if by none."""
+        value = self
+        while value.op is not None and value.op.name in RESHAPES and value.op.inputs:
+            value = value.op.inputs[0]
+        return value
+
+    @property
+    def made_by(self) -> str:
+        """The name of the function that computed its numbers; "" if no call of the step did."""
+        op = self.origin.op
+        return "" if op is None else op.name
+
+    def ancestors(self, wanted: "Callable[[Value], bool]" = lambda value: True) -> "Iterator[Value]":
+        """Yield this value and every value that it was computed from, each once; through wanted ones alone."""
+        seen: set[int] = set()
+        waiting = [self]
+        while waiting:
+            value = waiting.pop()
+            if id(value) in seen or not wanted(value):
+                continue
+            seen.add(id(value))
+            yield value
+            if value.op is not None:
+                waiting.extend(value.op.inputs)
+
+
+Observer = Callable[[Op, Mapping[str, Tensor], Sequence[Tensor]], Any]
+"""Called after a function with the call, its arguments that are tensors, and its results; returns `Op.seen`."""
+
+
+def _values_in(given: Any) -> "Iterator[Value]":
+    """Yield a value, or those in a list, nested ones too."""
+    if isinstance(given, Value):
+        yield given
+    elif isinstance(given, list):
+        for part in given:
+            yield from _values_in(part)
