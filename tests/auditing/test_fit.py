@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from toys import Toy, batches, fit, mlp
 
-from hookboard import HealthMonitor
+from hookboard import HealthMonitor, watch
 from hookboard.auditing.program import StepTrace
 from hookboard.auditing.reading import ALL_RULES
 from hookboard.health import RULES, STEP
@@ -119,3 +119,28 @@ def test_a_fault_of_ours_is_one_warning_and_the_fit_goes_on(tmp_path, monkeypatc
     with pytest.warns(UserWarning, match="the training step was not read: ZeroDivisionError: ours"):
         run = fit(tmp_path, Toy(mlp()), batches(4, 4), monitor)
     assert run.global_step == 2
+
+
+def modes_said(change):
+    """What is said of a net that this function changes after the third step, with the step since when."""
+    net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.1), nn.Linear(8, 3))
+    model, monitor = nn.Sequential(net), HealthMonitor(every_n_steps=1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watch(model, optimizer, [monitor]) as run:
+        for step in range(6):
+            with run.step((X, CLASSES)):
+                cross_entropy(model(X), CLASSES).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            if step == 2:
+                change(net)
+    return [(one.severity, one.since) for one in monitor.verdicts if one.rule == "eval_mode"]
+
+
+def test_a_model_that_stays_in_evaluation_mode_after_an_evaluation_is_an_alarm_from_that_step_on():
+    assert modes_said(nn.Module.eval) == [("alarm", 3)]
+
+
+def test_norms_that_are_frozen_later_are_meant():
+    assert modes_said(lambda net: net[1].eval()) == []
+    assert modes_said(lambda net: [net[1].eval(), net[3].eval()]) == []

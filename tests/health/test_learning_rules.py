@@ -212,7 +212,7 @@ def ended(losses, constant=math.nan, change=None, resumed=0, layers=LAYERS, **op
     return [(v.severity, v.advice) for v in verdicts if v.evidence.startswith("the training ended")]
 
 
-STEADY = "train longer, or let Checkup try other learning rates"
+STEADY = "train longer, or let checkup() try other learning rates"
 
 
 @pytest.mark.parametrize(("end", "said"), [(4.1, [("alarm", STEADY)]), (3.9, [])])

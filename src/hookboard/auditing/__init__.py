@@ -3,6 +3,7 @@
 from hookboard.auditing.audit import audit
 from hookboard.auditing.batch_targets import Targets, targets_in
 from hookboard.auditing.live_step import FirstStep, LiveStep
+from hookboard.auditing.modes import in_training, left_in_evaluation
 from hookboard.auditing.optimizing import findings_of_optimizers
 from hookboard.auditing.rules import Finding
 from hookboard.auditing.scheduling import findings_of_schedules
@@ -17,5 +18,7 @@ __all__ = [
     "audit",
     "findings_of_optimizers",
     "findings_of_schedules",
+    "in_training",
+    "left_in_evaluation",
     "targets_in",
 ]

@@ -39,8 +39,8 @@ class Place(NamedTuple):
         return f"{Path(self.file).name}:{self.line}" if self.file else ""
 
     def __str__(self) -> str:
-        """Return the place as in `model.py:31 (in net.4)`, or "training_step" without a file."""
-        line = self.short_line or "training_step"
+        """Return the place as in `model.py:31 (in net.4)`, or "a line of a library" without a file."""
+        line = self.short_line or "a line of a library"
         return f"{line} (in {self.module})" if self.module else line
 
 

@@ -61,6 +61,48 @@ def eval_mode(done: TracedStep) -> Iterator[Finding]:
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
+def in_training(model: nn.Module) -> set[str]:
+    """Return the names of the norms and dropouts that are in training mode, and of no frozen module."""
+    frozen = tuple(f"{name}." for name, module in model.named_modules() if name and _is_frozen(module))
+    return {
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, _WITH_MODES) and _has_a_mode(module) and module.training
+        if not f"{name}.".startswith(frozen)
+    }
+
+
+def _is_frozen(module: nn.Module) -> bool:
+    parameters = list(module.parameters())
+    return bool(parameters) and not any(parameter.requires_grad for parameter in parameters)
+
+
+def left_in_evaluation(model: nn.Module, before: set[str], step: int) -> Finding | None:
+    """Return an alarm if all norms and dropouts that were in training mode are in evaluation mode while it trains.
+
+    Not if the modules around them are in training mode: then someone has frozen the statistics of the norms.
+
+    Args:
+        model: the model.
+        before: what `in_training` returned at an earlier step.
+        step: the optimizer step.
+    """
+    modules = dict(model.named_modules())
+    there = {name: modules[name] for name in before if name in modules}
+    around = [modules[name.rpartition(".")[0]] for name in there if name]
+    if not there or any(module.training for module in (*there.values(), *around)):
+        return None
+    kinds = sorted({type(module).__name__ for module in there.values()})
+    return Finding(
+        "eval_mode",
+        "alarm",
+        "",
+        f"all {len(there)} layers that were in training mode at the first step and behave differently then "
+        f"({', '.join(kinds)}) are in evaluation mode at step {step}: {listed(sorted(there), 3)}",
+        "call train() after each evaluation",
+    )
+
+
 def _is_new(module: nn.Module) -> bool:
     """Return True for a batch norm whose running statistics are a mean of 0 and a variance of 1."""
     mean, variance = getattr(module, "running_mean", None), getattr(module, "running_var", None)

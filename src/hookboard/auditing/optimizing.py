@@ -78,7 +78,7 @@ def _not_in_optimizer(
             "alarm",
             "",
             f"the optimizers hold {len(held)} tensors, and none of them is a parameter of the model",
-            "give configure_optimizers the parameters of the model that is trained, not those of an earlier copy",
+            "give the optimizer the parameters of the model that is trained, not those of an earlier copy",
         )
         return
     if len(left_out) == len(trained):

@@ -305,6 +305,8 @@ class HealthMonitor(SiteLogger[HealthState]):
             self._verdicts = state.end_judging(losses)
 
     def _see_loss(self, loop: Loop, state: HealthState, loss: Tensor) -> None:
+        if state.is_due and self.audit and any(rule.name == "eval_mode" for rule in self._rules()):
+            state.see_modes(loop.model, loop.logged_step)
         if state.live is not None:
             state.live.before_backward(loss)
         scale = None if state.loss_scale is None else state.loss_scale.current

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from hookboard.auditing import Finding as Found
-from hookboard.auditing import LiveStep, StaleGradients
+from hookboard.auditing import LiveStep, StaleGradients, in_training, left_in_evaluation
 from hookboard.callbacks.layer_news import Facts
 from hookboard.callbacks.loss_meter import Losses, LossMeter, mean_over_ranks
 from hookboard.callbacks.measurement_state import MeasurementState
@@ -195,6 +195,7 @@ class HealthState(MeasurementState):
         flow: which layer's output flows into which in that step.
         constant_loss: the least loss in that step with an equal output for every sample; NaN if not known.
         inputs: the hook on the model whose inputs stand for a batch that the loop does not tell; None if all are told.
+        awake: the norms and dropouts that were in training mode at the first due step; None before.
         stale: watches for gradients that are not cleared; None where nothing is watched, and when that is over.
         live: follows the first training step; None before, and once it has been read.
         told: number of NaN or Inf that have been reported.
@@ -218,6 +219,7 @@ class HealthState(MeasurementState):
     flow: Flow = field(default_factory=Flow, kw_only=True)
     constant_loss: float = field(default=math.nan, kw_only=True)
     inputs: Taps | None = field(default=None, kw_only=True)
+    awake: set[str] | None = field(default=None, kw_only=True)
     stale: StaleGradients | None = field(default=None, kw_only=True)
     live: LiveStep | None = field(default=None, kw_only=True)
     told: int = field(default=0, kw_only=True)
@@ -266,6 +268,14 @@ class HealthState(MeasurementState):
             if self.black_box is not None:
                 self.black_box.programs = programs
             self.add_findings(found)
+
+    def see_modes(self, model: nn.Module, step: int) -> None:
+        """Note which layers are in training mode at the first due step, and later whether none of them is any more."""
+        if self.awake is None:
+            self.awake = in_training(model)
+        elif self.awake and (found := left_in_evaluation(model, self.awake, step)) is not None:
+            self.add_findings([found], since=step)
+            self.awake = set()
 
     def drop_live(self) -> None:
         """Stop following the first step."""

@@ -206,6 +206,9 @@ def judge_gradients(recipe: Recipe, batch: Any) -> list[Finding]:
     else:
         evidence = f"no gradient reaches any of the {len(gradients)} parameters that the optimizer trains"
         advice = "look for detach(), .data, no_grad() or argmax between the layers and the loss, and at what is frozen"
+        own = set(map(id, recipe.module.parameters()))
+        if not any(id(p) in own for group in recipe.optimizer.param_groups for p in group["params"]):
+            advice = "give the optimizer the parameters of this model: it has none of them"
     return [Finding("cannot_learn", "alarm" if loss != 0 or not there else "note", "", evidence, advice)]
 
 

@@ -64,6 +64,7 @@ class BareLoop(Loop):
         if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
             self.weights_kept_by = FullyShardedDataParallel.__name__
         self._members = Members()
+        self._is_in_step = False
 
     @contextmanager
     def step(self, batch: Any = None, *, accumulates: bool = False) -> Iterator[None]:
@@ -81,7 +82,9 @@ class BareLoop(Loop):
         self._members.begin_batch(self, self.stage, batch, self._batch_idx, 0)
         with ExitStack() as until_end:
             if self.stage == "train":
-                self._listen(until_end)
+                until_end.enter_context(hearing_backward(self._hear_backward))
+                self._is_in_step = True
+                until_end.callback(setattr, self, "_is_in_step", False)
             try:
                 yield
             except BaseException:
@@ -126,20 +129,22 @@ class BareLoop(Loop):
                 callback.begin_fit(self)
             for member in self._members:
                 member.begin_training(self)
+            self._listen(until_end)
             yield self
             self._count()
             self._members.call_each("end_epoch", self)
             self._members.call_each("end_training", self)
 
     def _listen(self, until_end: ExitStack) -> None:
-        """Call the members around this thread's backward passes and before optimizers' steps, until `until_end` closes.
+        """Call the members before the optimizers' steps within `step`, until `until_end` closes.
 
-        It replaces `torch.autograd.backward` and the scaler's `step`, and hooks the optimizers of the loop.
+        It hooks the optimizers of the loop, and replaces the scaler's `step`. Once for the whole run: what the user has
+        compiled of an optimizer's step is compiled anew whenever its hooks change.
         """
         scaler, is_told = self.scaler, False
 
         def hears(optimizer: Optimizer, given: Any, named: dict[str, Any]) -> Any:
-            if is_told:
+            if is_told or not self._is_in_step:
                 return None
             _, *given = given
             closure = given[0] if given else named.get("closure")
@@ -161,6 +166,8 @@ class BareLoop(Loop):
 
         def scaled_step(optimizer: Optimizer, *args: Any, **named: Any) -> Any:
             nonlocal is_told
+            if not self._is_in_step:
+                return type(scaler).step(scaler, optimizer, *args, **named)  # type: ignore[arg-type, union-attr]
             before_step(optimizer)  # the scaler skips the optimizer's step, and its hook, if gradients have overflowed
             is_told = True
             try:
@@ -168,7 +175,6 @@ class BareLoop(Loop):
             finally:
                 is_told = False
 
-        until_end.enter_context(hearing_backward(self._hear_backward))
         for optimizer in self.optimizers:
             until_end.callback(optimizer.register_step_pre_hook(hears).remove)
         if scaler is not None:

@@ -286,7 +286,10 @@ export function pointLayer(panel, step) {
 function valueAt(one, step) {
   const at = one.steps.indexOf(step);
   const value = at < 0 ? null : decoded([one.values[at]])[0];
-  return value === null ? "" : `${written(value, 4)} at step ${step}`;
+  if (value === null) return "";
+  // A statistic of HealthMonitor has one mark for NaN and Inf.
+  const isEither = one.id.startsWith("health/") && !Number.isFinite(value);
+  return `${isEither ? "NaN or Inf" : written(value, 4)} at step ${step}`;
 }
 
 /** Make a figure that shows the last picture up to the cursor's step. */

@@ -300,8 +300,9 @@ function halfOf(numbers, main, step) {
 
 function halfTitle(numbers, colours) {
   const isBack = isBackward(numbers.series);
+  const way = isBack ? "↑ backward " : /update|weight|parameter/.test(numbers.series.id) ? "" : "↓ forward ";
   return element("div", { class: "half" }, [
-    element("b", { text: isBack ? "↑ backward " : "↓ forward ", style: { color: isBack ? colours.backward : colours.forward } }),
+    element("b", { text: way, style: { color: isBack ? colours.backward : colours.forward } }),
     element("span", { text: titled(numbers.series.label) }),
   ]);
 }

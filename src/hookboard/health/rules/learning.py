@@ -87,7 +87,7 @@ def _of_loss(found: Spike, harm: str, severity: str) -> Symptom:
     loss = found.loss
     evidence = (
         f"the loss was {loss.value:.3g} at step {loss.step}, batch {loss.batch_idx}; the median before was "
-        f"{found.usual:.3g}, {found.score:.0f} robust deviations lower{harm}"
+        f"{found.usual:.3g}, {found.score:.3g} robust deviations lower{harm}"
     )
     is_alarm = severity == "alarm"
     advice = f"check the samples of batch {loss.batch_idx}, and clip gradients"
@@ -165,7 +165,7 @@ def not_learning(run: Run) -> Iterator[Symptom]:
     chance = "" if losses.chance is None else f" (chance: {losses.chance:.3g})"
     far = of_their_size(moved, digits=1)
     evidence = f"{losses.harm}{chance}, while a step moves the weights by {far}{_cosine(agreement)}"
-    advice = "try other learning rates; then check whether inputs and labels belong together, and the loss function"
+    advice = "change the learning rate; then check whether inputs and labels belong together, and the loss function"
     # Without chance nobody can tell it from a model that was trained before, and is trained on. And what has learnt how
     # frequent the classes are may be on a plateau, where masked language models stay for thousands of steps.
     is_certain = losses.chance is not None and not losses.has_come_down
@@ -282,9 +282,9 @@ def _no_better(run: Run, level: float, error: float) -> Symptom | None:
     agreement = agreement_of(run)
     evidence += _cosine(agreement)
     if losses.steps < STEPS_BEFORE_STUCK or losses.is_falling or agreement > AGREEING_GRADIENT_COSINE:
-        advice = "train longer, or let Checkup try other learning rates"
+        advice = "train longer, or let checkup() try other learning rates"
     else:
-        advice = "try other learning rates; then check whether inputs and labels belong together, and the loss function"
+        advice = "change the learning rate; then check whether inputs and labels belong together, and the loss function"
     # Slightly below chance it may be on a plateau that it leaves later, as transformers do.
     is_on_plateau = losses.has_come_down and level + LEVEL_NOISE_DEVIATIONS * error < reference
     return Symptom("", evidence, advice, "note" if is_on_plateau else _severity_at_end(run))

@@ -290,7 +290,7 @@ def _in_no_optimizer(run: Run, look: Look) -> Iterator[Symptom]:
     for i, layer in enumerate(left):
         if i and trained.index(left[i - 1]) + 1 == trained.index(layer):
             continue  # the one before it is named
-        several = f"; the same is true of {len(left) - 1} other layers" if len(left) > 1 else ""
+        several = f"; the same is true of {len(left) - 1} other layer{'s' * (len(left) > 2)}" if len(left) > 1 else ""
         evidence = (
             f"a gradient reaches its output, but no optimizer holds its weights{several}; "
             f"{len(trained) - len(left)} of {len(trained)} layers are in an optimizer"

@@ -318,8 +318,8 @@ def _leap(run: Run) -> str:
     highest = max((loss.value for loss in run.losses.first), default=math.nan)
     if not _leapt(run) or run.losses.is_harmed or not math.isfinite(highest):
         return ""
-    first = run.losses.first[0].value
-    return f"; the loss rose from {first:.3g} to {highest:.3g} in the first steps, and is {run.losses.level():.3g} now"
+    first, last = run.losses.first[0].value, run.losses.recent[-1].value
+    return f"; the loss rose from {first:.3g} to {highest:.3g} in the first steps, and is {last:.3g} now"
 
 
 def _is_deep(run: Run) -> bool:
