@@ -473,7 +473,7 @@ def test_how_many_robust_deviations_a_loss_lies_above_those_before(tmp_path):
     before = np.array(model.losses[26:90])  # 64 losses up to the look before
     middle = np.median(before)
     assert (loss, usual) == (shortened(model.losses[99], 3), shortened(middle, 3))
-    assert score == round((model.losses[99] - middle) / (1.4826 * np.median(np.abs(before - middle))))
+    assert score == shortened((model.losses[99] - middle) / (1.4826 * np.median(np.abs(before - middle))), 3)
 
 
 def test_where_the_loss_of_a_trained_classifier_rose_from_its_first(tmp_path):

@@ -182,11 +182,11 @@ def test_in_steps_that_are_not_due_nothing_waits(tmp_path, device):
     assert len(waits) == len(FIRST_LOOKS)
 
 
-def test_the_training_waits_while_its_first_step_is_read_and_never_again(tmp_path, device):
+def test_the_training_waits_at_most_while_its_first_step_is_read(tmp_path, device):
+    """What the rules compute then is hidden from modes such as those of the pretended device."""
     train(tmp_path, device, HealthMonitor(every_n_steps=NEVER))
     waits = [wait for wait in device.waits if wait.thread == "MainThread" and not is_after_training(wait)]
     assert_none([wait for wait in waits if "live_step.py" not in wait.stack])
-    assert waits
 
 
 def test_no_number_is_read_before_it_has_arrived(tmp_path, device):

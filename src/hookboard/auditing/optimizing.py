@@ -156,7 +156,7 @@ def _not_in_model(
     if (matrices and all(one.is_copy for one in matrices)) or (made and not fresh):
         return
     anew = f", {made} of them made by the step itself" if made else ""
-    shapes = listed((str(list(one.shape)) for one in fresh), 3)
+    shapes = listed(dict.fromkeys(str(list(one.shape)) for one in fresh), 3)
     as_torch = f"; {len(fresh)} look as torch initializes them, of shapes {shapes}" if fresh else ""
     named, line = [one.name for one in left if one.name], next((one.line for one in left if one.line), "")
     who = f": {listed(named, 3)}" if named else f": {len(left)}{anew}"

@@ -38,7 +38,7 @@ _MAKING_NAN = SOFTMAXES | {"sqrt"}
 _JOINING = frozenset({"add", "sub", "rsub", "cat", "stack", "where", "maximum", "minimum", "addcmul", "copyslices"})
 """Operations that pass on what any of several inputs has."""
 
-_SLOTS = {"other": 1, "mat2": 1, "tensor": 1, "weight": 1, "key": 1, "value": 2, "exponent": 1}
+_SLOTS = {"other": 1, "target": 1, "mat2": 1, "tensor": 1, "weight": 1, "key": 1, "value": 2, "exponent": 1}
 """Name of a saved input to its place among the inputs, if that is not the first."""
 
 
@@ -122,21 +122,23 @@ def bad_operation_in(loss: Tensor, model: nn.Module, program: Program = ()) -> B
         if _is_mask(given) and _before(node, inputs[0]) is None and operation_of(node) not in _PRODUCTS:
             continue
         return _made_before(node, _before(node, inputs[0]), given, places)
-    return _made_before(None, loss.grad_fn, loss.detach(), places) if loss.grad_fn in places else None
+    # Of the loss the sentence says already that it is not finite.
+    return _made_before(None, loss.grad_fn, None, places) if loss.grad_fn in places else None
 
 
 def _made_before(
-    taker: Node | None, maker: Node | None, given: Tensor, places: Mapping[Node, CallPlace]
+    taker: Node | None, maker: Node | None, given: Tensor | None, places: Mapping[Node, CallPlace]
 ) -> BadOperation | None:
     """Return what made a bad tensor, from the node that returned it: None for a leaf and for code without grad.
 
     Args:
         taker: the node that took the tensor; `maker` itself, if all that is known is that its result is bad.
         maker: the node that returned it.
-        given: the tensor.
+        given: the tensor; None for the loss.
         places: where each node was made.
     """
     waiting, seen, found = [maker], set[Node](), dict[Node, bool]()
+    bad = {maker}  # the nodes whose result is known not to be finite
     is_open = False  # whether it may have come in without a node
     while waiting:
         node = waiting.pop()
@@ -145,11 +147,13 @@ def _made_before(
         seen.add(node)
         if isinstance(node, BackwardCFunction):  # nobody knows what it took
             return None
-        makes = _makes(node)
+        makes, inputs = _makes(node), _not_finite_before(node)
+        if makes == "passes" and node in bad and len(inputs) < 2:
+            bad |= set(inputs)
+            makes = "passes" if inputs else "yes"  # its result is not finite, and all that it took is
         if makes in ("yes", "maybe"):
             found[node] = makes == "yes"
         if makes in ("passes", "maybe"):
-            inputs = _not_finite_before(node)
             is_open |= operation_of(node) in _JOINING and None in inputs
             waiting += inputs
     certain = [node for node, is_certain in found.items() if is_certain]
@@ -196,6 +200,10 @@ def _makes(node: Node) -> Literal["yes", "maybe", "no", "passes"]:
         if one is not None and other is not None and name in ("mul", "div", "mm", "bmm", "addmm"):
             function = {"addmm": "mm"}.get(name, name)
             return "no" if _is_finite(getattr(torch, function)(one.detach(), other.detach())) else "yes"
+        if name == "mseloss" and one is not None and "target" in saved:
+            squares = (one.detach() - saved["target"].detach()).square()
+            whole = squares.mean() if number_saved_by(node, "reduction") == 1 else squares.sum()
+            return "no" if _is_finite(whole) else "yes"
         if name in _OF_ONE and one is not None:
             return "no" if _is_finite(getattr(torch, name)(one.detach())) else "yes"
         if name in _PRODUCTS and _is_bounded(node, saved):
@@ -285,18 +293,22 @@ def _leaves_of(node: Node) -> Iterator[Tensor]:
 
 def _before(node: Node, name: str) -> Node | None:
     """Return the node that made the input that is saved under a name."""
-    inputs = node.next_functions
-    slot = _SLOTS.get(name, 0) + (operation_of(node) == "addmm")  # its first input is the bias
-    slot -= operation_of(node) == "addmm" and name == "self"
+    inputs, slot = node.next_functions, _slot(node, name)
     return inputs[slot][0] if slot < len(inputs) else None
+
+
+def _slot(node: Node, name: str) -> int:
+    """Return which input of a node is saved under a name."""
+    if operation_of(node) == "addmm":  # its first input is the bias
+        return 0 if name == "self" else _SLOTS.get(name, 0) + 1
+    return _SLOTS.get(name, 0)
 
 
 def _not_finite_before(node: Node) -> list[Node | None]:
     """Return the nodes that made the inputs of a node, but for those inputs that it has saved and that are finite."""
-    finite = [
-        _before(node, name) for name, one in _floats_saved_by(node).items() if not _is_result(name) and _is_finite(one)
-    ]
-    return [before for before, _ in node.next_functions if before is None or before not in finite]
+    saved = _floats_saved_by(node).items()
+    finite = {_slot(node, name) for name, one in saved if not _is_result(name) and _is_finite(one)}
+    return [before for slot, (before, _) in enumerate(node.next_functions) if slot not in finite]
 
 
 def _floats_saved_by(node: Node) -> dict[str, Tensor]:
