@@ -1,5 +1,6 @@
 """What is known of a step: its calls (`Op`), the tensors that they take and return (`Value`), and where (`Place`)."""
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,7 +64,7 @@ class Op:
     with_grad: bool
     seen: Any = None
 
-    @property
+    @functools.cached_property
     def inputs(self) -> "list[Value]":
         """The values of all tensors among the arguments, also of those in lists."""
         return [value for given in self.arguments.values() for value in _values_in(given)]
