@@ -10,6 +10,7 @@ from torch.nn.functional import cross_entropy
 from toys import Toy, batches, fit, mlp
 
 from hookboard import HealthMonitor, watch
+from hookboard.auditing.modes import in_training, left_in_evaluation
 from hookboard.auditing.program import StepTrace
 from hookboard.auditing.reading import ALL_RULES
 from hookboard.health import RULES, STEP
@@ -144,3 +145,11 @@ def test_a_model_that_stays_in_evaluation_mode_after_an_evaluation_is_an_alarm_f
 def test_norms_that_are_frozen_later_are_meant():
     assert modes_said(lambda net: net[1].eval()) == []
     assert modes_said(lambda net: [net[1].eval(), net[3].eval()]) == []
+
+
+def test_a_part_that_is_frozen_later_with_all_norms_is_meant():
+    body = nn.ModuleDict({"body": nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8)), "head": nn.Linear(8, 3)})
+    before = in_training(body)
+    body["body"].requires_grad_(False).eval()
+    assert before == {"body.1"}
+    assert left_in_evaluation(body, before, 3) is None

@@ -62,13 +62,18 @@ _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm
 
 
 def in_training(model: nn.Module) -> set[str]:
-    """Return the names of the norms and dropouts that are in training mode, and of no frozen module."""
-    frozen = tuple(f"{name}." for name, module in model.named_modules() if name and _is_frozen(module))
+    """Return the names of the norms and dropouts that are in training mode, and in no frozen module."""
+    return {name for name, module in _trained_with_modes(model).items() if module.training}
+
+
+def _trained_with_modes(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the norms and dropouts with a mode by name, without those in frozen modules."""
+    modules = dict(model.named_modules())
+    frozen = tuple(f"{name}." for name, module in modules.items() if name and _is_frozen(module))
     return {
-        name
-        for name, module in model.named_modules()
-        if isinstance(module, _WITH_MODES) and _has_a_mode(module) and module.training
-        if not f"{name}.".startswith(frozen)
+        name: module
+        for name, module in modules.items()
+        if isinstance(module, _WITH_MODES) and _has_a_mode(module) and not f"{name}.".startswith(frozen)
     }
 
 
@@ -88,7 +93,8 @@ def left_in_evaluation(model: nn.Module, before: set[str], step: int) -> Finding
         step: the optimizer step.
     """
     modules = dict(model.named_modules())
-    there = {name: modules[name] for name in before if name in modules}
+    # What has been frozen since is in evaluation mode on purpose.
+    there = {name: module for name, module in _trained_with_modes(model).items() if name in before}
     around = [modules[name.rpartition(".")[0]] for name in there if name]
     if not there or any(module.training for module in (*there.values(), *around)):
         return None

@@ -166,9 +166,9 @@ class BareLoop(Loop):
 
         def scaled_step(optimizer: Optimizer, *args: Any, **named: Any) -> Any:
             nonlocal is_told
-            if not self._is_in_step:
-                return type(scaler).step(scaler, optimizer, *args, **named)  # type: ignore[arg-type, union-attr]
-            before_step(optimizer)  # the scaler skips the optimizer's step, and its hook, if gradients have overflowed
+            # The scaler skips the optimizer's step, and its hook, if gradients have overflowed.
+            if self._is_in_step:
+                before_step(optimizer)
             is_told = True
             try:
                 return type(scaler).step(scaler, optimizer, *args, **named)  # type: ignore[arg-type, union-attr]

@@ -37,7 +37,7 @@ class Loop:
     largest_norm: float = math.inf
     """The norm to which gradients are clipped before each optimizer step; infinite if they are not."""
     trainer: Trainer | None = None
-    """The Lightning Trainer; None if there is none. Only `Checkup` and `StepRecorder` read it."""
+    """The Lightning Trainer; None if there is none."""
     train_dataloader: Any = None
     """The data loader of the training batches; None if it is not known."""
 
