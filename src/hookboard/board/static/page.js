@@ -270,9 +270,10 @@ export function startPage(root) {
     const row = names.find((name, i) => name === module || owners[i].name === module) ?? (isBlock ? module : undefined);
     const seen = row === undefined ? { row: "" } : { row: addressOf(row), ...uncovered(row, module) };
     await update({ step, ...seen, ...(state.from === "" ? {} : { from: "", to: "" }) });
+    // On a narrow page the map is below the verdicts. Both scrolls are instant: one that is still moving may end
+    // elsewhere when the page is laid out anew.
+    if (view.root.offsetTop > window.innerHeight / 2) view.root.scrollIntoView();
     view.reveal(shown.rows.findIndex(({ name }) => name === row));
-    // On a narrow page the map is below the verdicts.
-    if (view.root.offsetTop > window.innerHeight / 2) view.root.scrollIntoView({ behavior: "smooth" });
   }
 
   /** Return the change of state that makes a row visible: opens the blocks above it, clears the filter if it hides it. */

@@ -54,7 +54,7 @@ export function makeSide(handlers) {
       drawLayer(panel, layer, contextOf(state));
       if (isOther) panel.scrollTop = 0;
       // On a narrow page the layer opens below the map.
-      if (isOther && wasDrawn && root.offsetTop > window.innerHeight / 2) root.scrollIntoView({ behavior: "smooth" });
+      if (isOther && wasDrawn && root.offsetTop > window.innerHeight / 2) root.scrollIntoView();
       wasDrawn = true;
     }
   }
