@@ -66,7 +66,7 @@ def saved_tensors_of(node: Node) -> dict[str, Tensor]:
                     found[name.removeprefix("_raw_saved_")] = getattr(node, name.replace("_raw", ""))
             except RuntimeError:
                 continue
-    return {name: one for name, one in found.items() if isinstance(one, Tensor) and _has_memory(one)}
+    return {name: one for name, one in found.items() if isinstance(one, Tensor) and has_memory(one)}
 
 
 def number_saved_by(node: Node, name: str, default: float | None = None) -> Any:
@@ -74,7 +74,7 @@ def number_saved_by(node: Node, name: str, default: float | None = None) -> Any:
     return getattr(node, f"_saved_{name}", default)
 
 
-def _has_memory(tensor: Tensor) -> bool:
+def has_memory(tensor: Tensor) -> bool:
     """Return False for a tensor that cannot be read, or whose memory has been freed."""
     if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_meta:
         return False
@@ -406,20 +406,32 @@ unheard: Callable[[], AbstractContextManager[None]] = torch._C.DisableTorchFunct
 """Returns a context in which torch functions call neither modes nor the `__torch_function__` of subclasses."""
 
 
-def has_hooks(node: Node) -> bool:
-    """Return True if hooks stand on an autograd node itself. They are seen by the side of one more."""
-    for register in (node.register_hook, node.register_prehook):
-        handle = register(lambda *_: None)
-        count = len(handle.hooks_dict_ref() or ())
-        handle.remove()
-        if count > 1:
-            return True
-    return False
+def generators(own: object) -> list[torch.Generator]:
+    """Return what a call may draw random numbers from: the CPU's, the present CUDA device's, and its own generator."""
+    found = [torch.default_generator, *([own] if isinstance(own, torch.Generator) else ())]
+    if torch.cuda.is_initialized():
+        found.append(torch.cuda.default_generators[torch.cuda.current_device()])
+    return found
 
 
-def has_saved_tensor_hooks() -> bool:
-    """Return True if hooks pack what autograd saves at present, as those of activation checkpointing do."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+def state_of(generator: torch.Generator) -> bytes:
+    """Return the state of a generator, unseen by modes of the user's: a state is a tensor."""
+    with torch._C._DisableTorchDispatch():
+        return generator.get_state().numpy().tobytes()
+
+
+def set_state(generator: torch.Generator, state: bytes) -> None:
+    """Give a generator a state from `state_of`."""
+    with torch._C._DisableTorchDispatch():
+        generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+
+
+def autocast_of(tensors: Iterable[Tensor]) -> tuple[str, torch.dtype] | None:
+    """Return the type of the tensors' device and the dtype of the autocast in force there; None without one."""
+    for kind in {tensor.device.type for tensor in tensors}:
+        if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+            return kind, torch.get_autocast_dtype(kind)
+    return None
 
 
 COMPILED_CODE = (eval_frame, "_maybe_set_eval_frame")

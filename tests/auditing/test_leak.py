@@ -71,17 +71,13 @@ def test_a_model_that_sees_later_tokens_is_an_alarm(way, make):
     batch, step = way(model)
     (found,) = audit(model, batch, step)
     assert (found.rule, found.severity) == ("future_leak", "alarm")
-    # The oracle: on which later tokens does this output depend, if each is exchanged.
+    # The oracle: the output moves with the token after it.
     position = 4  # the middle
-    tokens = TOKENS if way in (one_tensor, padded) else TOKENS[:, :-1]
-    before = model(tokens)[0]
-    assert f"the output at position {position} depends on" in found.evidence
-    differs = 0
-    for place in range(position + 1, tokens.shape[1]):
-        other = tokens.clone()
-        other[0, place] = (other[0, place] + 1) % 20
-        differs += bool((model(other)[0, position] - before[position]).abs().max() > 0)
-    assert f"depends on {differs} of the {tokens.shape[1] - position - 1} positions after it" in found.evidence
+    tokens = TOKENS.clone() if way in (one_tensor, padded) else TOKENS[:, :-1].clone()
+    before = model(tokens)[0, position]
+    tokens[0, position + 1] = (tokens[0, position + 1] + 1) % 20
+    assert not torch.equal(before, model(tokens)[0, position])
+    assert f"the output at position {position} changes if that input is exchanged" in found.evidence
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -132,8 +128,8 @@ def test_outputs_and_targets_that_are_flattened_in_different_orders_are_an_alarm
     found = [one for one in audit(model, (TOKENS, tags), step) if one.rule == "loss_shape"]
     assert len(found) == count
     if count:
-        said = "compares the output of sample 1 with the target of sample 0 (row 1 of 27)"
-        assert said in found[0].evidence
+        # Row 9 is the first of sample 0 at the fourth position, and the first target of sample 1.
+        assert "outputs of the first sample with targets of others, as in row 9 of 27" in found[0].evidence
 
 
 def test_rows_in_the_same_order_are_none():

@@ -153,7 +153,7 @@ class Reads(nn.Module):
 
 
 @pytest.mark.parametrize("kind", ["register_hook", "register_prehook"])
-def test_a_hook_on_a_node_runs_once(kind, caplog):
+def test_a_hook_on_a_node_runs_once(kind):
     tokens, calls = torch.randint(0, 11, (4, 9), generator=torch.Generator().manual_seed(0)), []
 
     def loss(model):
@@ -161,7 +161,6 @@ def test_a_hook_on_a_node_runs_once(kind, caplog):
 
     watched(Reads(lambda node: getattr(node, kind)(lambda *_: calls.append(1))), loss, batch=tokens)
     assert len(calls) == 1
-    assert "whether outputs depend on later tokens was not asked" in caplog.text
 
 
 def inside_vmap(model):

@@ -2,10 +2,11 @@
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 _RESHAPES = """
@@ -55,14 +56,22 @@ class Op:
             in Python by index ("0", "1", ...). In place of a tensor stands its `Value`.
         place: where it was called.
         with_grad: whether autograd was recording.
+        function: the function.
+        drawn: the generators of random numbers that the call has drawn from, with their states before.
+        autocast: the type of the device and the dtype of the autocast that it ran in; None without one.
         seen: what the observer of this function returned; None if it has none.
+        results: the values of the tensors that it returned.
     """
 
     name: str
     arguments: dict[str, Any]
     place: Place
     with_grad: bool
+    function: Callable[..., Any]
+    drawn: list[tuple[torch.Generator, bytes]]
+    autocast: tuple[str, torch.dtype] | None = None
     seen: Any = None
+    results: "list[Value]" = field(default_factory=list)
 
     @functools.cached_property
     def inputs(self) -> "list[Value]":
@@ -82,6 +91,7 @@ class Value:
         requires_grad: its `requires_grad`.
         of_batch: whether it is part of the batch, or computed from such a tensor.
         of_parameters: whether it is a parameter, or computed from one.
+        tensor: returns the tensor; None if it is gone. It may have been changed in place since.
     """
 
     op: Op | None
@@ -91,6 +101,7 @@ class Value:
     requires_grad: bool
     of_batch: bool
     of_parameters: bool
+    tensor: Callable[[], Tensor | None]
 
     @property
     def origin(self) -> "Value":
@@ -128,6 +139,15 @@ def _values_in(given: Any) -> "Iterator[Value]":
     """Yield a value, or those in a list, nested ones too."""
     if isinstance(given, Value):
         yield given
-    elif isinstance(given, list):
+    elif isinstance(given, list | tuple):
         for part in given:
             yield from _values_in(part)
+
+
+def tensors_of(returned: Any) -> "Iterator[Tensor]":
+    """Yield a tensor, or those in a list or tuple, nested ones too."""
+    if isinstance(returned, Tensor):
+        yield returned
+    elif isinstance(returned, (tuple, list)):
+        for part in returned:
+            yield from tensors_of(part)

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from hookboard.auditing.calls import Op, Value
-from hookboard.auditing.leak import Embedded
 from hookboard.auditing.rules import Finding, LossCall, TracedStep, in_numbers, losses_of
 
 WEIGHING = ("linear", "conv1d", "conv2d", "conv3d", "lstm", "gru", "rnn_tanh", "rnn_relu")
@@ -28,6 +27,29 @@ ENOUGH_BITS = 64
 
 MAX_TARGETS = 64
 """Of samples with more targets, such as pictures, the first are looked at (a choice)."""
+
+
+class Embedded(NamedTuple):
+    """A call of an embedding with tokens of the batch.
+
+    Args:
+        op: the call.
+        tokens: shape (samples, positions).
+    """
+
+    op: Op
+    tokens: Tensor
+
+
+def note_embedding(op: Op, given: Mapping[str, Tensor], results: Sequence[Tensor]) -> Embedded | None:
+    """Return the call if its tokens have two dimensions and come from the batch, and its result needs a gradient.
+
+    Otherwise None.
+    """
+    tokens, ids = given.get("input"), op.arguments.get("input")
+    if tokens is None or ids is None or tokens.dim() != 2 or ids.origin.path is None or not results[0].requires_grad:
+        return None
+    return Embedded(op, tokens)
 
 
 class DataInput(NamedTuple):

@@ -206,10 +206,10 @@ class LiveStep:
                 f"the training step was read, except for {reader.step.compiled_calls} calls of compiled code, which "
                 "cannot be looked into."
             )
-        if reader.step.has_refused:
+        if reader.step.not_asked:
             inform(
-                "whether outputs depend on later tokens was not asked: a backward pass for it would run hooks, custom "
-                "functions or checkpointed code of the step once more."
+                "whether outputs depend on other samples, or on what they are to predict, was not asked: "
+                f"{reader.step.not_asked}."
             )
 
     def _stop(self) -> None:

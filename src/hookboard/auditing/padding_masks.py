@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hookboard.auditing.calls import Op
-from hookboard.auditing.leak import Embedded
+from hookboard.auditing.inputs import Embedded
 from hookboard.auditing.rules import OBSERVERS, Finding, TracedStep
 from hookboard.auditing.weighing import padding_of, runs_of
 

@@ -15,23 +15,23 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import BackwardCFunction
 from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
 
-from hookboard.auditing.calls import CUTS, Observer, Op, Place, Value
+from hookboard.auditing.calls import CUTS, Observer, Op, Place, Value, tensors_of
 from hookboard.first_nan import Program, ProgramStep, nodes_behind
 from hookboard.layers import Flow
 from hookboard.nested import tensors_in
 from hookboard.torch_private import (
+    autocast_of,
     calls_of_modules,
     can_be_read,
     computing_plainly,
-    has_hooks,
-    has_saved_tensor_hooks,
+    generators,
     put_on_stack,
     sequence_number,
     sequence_number_of,
+    state_of,
     take_off_stack,
     unheard,
 )
@@ -74,6 +74,9 @@ _RISKY = {
 _HOOKING = ("register_hook", "retain_grad", "register_post_accumulate_grad_hook")
 
 
+_NOWHERE = Place("", "", 0)
+
+
 class TooLongError(RuntimeError):
     """A step makes more calls than MAX_OPS."""
 
@@ -108,15 +111,13 @@ class StepTrace(TorchFunctionMode):
         """Why the record is not complete; None if it is."""
         self.compiled_calls = 0
         """How many calls of compiled code were not looked into."""
-        self.hooked: list[Any] = []
-        """The autograd nodes of the tensors on which the step has registered a hook, or whose gradient it keeps."""
-        self.has_saved_hooks = False
-        """Whether what autograd saves went through hooks, as with activation checkpointing."""
-        self.has_refused = False
-        """Whether `is_plain` has returned False."""
+        self.not_asked = ""
+        """Why the calls could not be made again; "" if they could."""
         self._at_backward = at_backward
         self._observers = observers
-        self._values: dict[int, tuple[weakref.ref[Tensor], Value]] = {}
+        self._values: dict[int, Value] = {}
+        self.given: dict[Value, Tensor] = {}
+        """The tensors that no call of the step has computed, up to the backward pass."""
         self._made: dict[int, Place] = {}
         """For the last autograd node of each call, by its sequence number, where the call was made."""
         self._without_node: list[tuple[int, str]] = []
@@ -180,18 +181,28 @@ class StepTrace(TorchFunctionMode):
         return returned
 
     def _before(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Return the name of a function, its arguments as values, and those that are tensors; None for hooks."""
+        """Return the call that comes, and its arguments that are tensors; None for hooks."""
         name = _name_of(func)
         if name in _HOOKING:
-            node = args[0].grad_fn
-            if node is not None and not any(map(_does_nothing, args)):
-                self.hooked.append(node)
             return None
         if not self._is_batch_known:
             self._note_inputs()
         arguments = _bound(func, args, kwargs)
-        values = {key: self._seen(argument) for key, argument in arguments.items()}
-        return name, values, {key: argument for key, argument in arguments.items() if isinstance(argument, Tensor)}
+        op = Op(
+            name,
+            {key: self._seen(argument) for key, argument in arguments.items()},
+            _NOWHERE,
+            torch.is_grad_enabled(),
+            func,
+            [(generator, state_of(generator)) for generator in generators(kwargs.get("generator"))],
+        )
+        tensors = {key: argument for key, argument in arguments.items() if isinstance(argument, Tensor)}
+        if _changes_in_place(func) and args and isinstance(args[0], Tensor):
+            value = self.value_of(args[0])
+            if value in self.given and value.parameter is None:
+                with computing_plainly():
+                    self.given[value] = args[0].detach().clone()
+        return op, tensors
 
     def _note_inputs(self) -> None:
         """Record the arguments of the running call of the model: some loops do not tell the batch.
@@ -205,19 +216,18 @@ class StepTrace(TorchFunctionMode):
                 return
             frame = frame.f_back
 
-    def _after(
-        self, args: Sequence[Any], returned: Any, name: str, values: dict[str, Any], given: Mapping[str, Tensor]
-    ) -> None:
+    def _after(self, args: Sequence[Any], returned: Any, op: Op, given: Mapping[str, Tensor]) -> None:
         """Record a call that has been made."""
         # Item assignment returns nothing: its result is the tensor that it has changed in place.
-        results = [args[0]] if name == "setitem" else list(_tensors_in(returned))
+        name, results = op.name, [args[0]] if op.name == "setitem" else list(tensors_of(returned))
         place = self._place() if results or name in CUTS else None
         if place is None:
             return
         if len(self.ops) >= MAX_OPS:
             raise TooLongError(f"it makes more than {MAX_OPS:,} calls")
-        self.has_saved_hooks |= has_saved_tensor_hooks()
-        op = Op(name, values, place, torch.is_grad_enabled())
+        op.place = place
+        op.drawn = [(generator, state) for generator, state in op.drawn if state != state_of(generator)]
+        op.autocast = autocast_of(given.values())
         observer = self._observers.get(name)
         if observer is not None and all(map(can_be_read, [*given.values(), *results])):
             with computing_plainly():
@@ -225,7 +235,7 @@ class StepTrace(TorchFunctionMode):
         self.ops.append(op)
         for tensor in results:
             known = self._known(tensor)  # of a call that returns what it takes, as `to` may
-            self._note(tensor, op, parameter=None if known is None else known.parameter)
+            op.results.append(self._note(tensor, op, parameter=None if known is None else known.parameter))
             if tensor.grad_fn is not None:
                 self._made[sequence_number_of(tensor.grad_fn)] = place
             elif name in _RISKY:
@@ -270,27 +280,6 @@ class StepTrace(TorchFunctionMode):
         self.fault, self.is_over = error.with_traceback(None), True  # the traceback holds the tensors of the step
         self.forget()
 
-    def is_plain(self, output: Tensor, source: Tensor) -> bool:
-        """Return True if a backward pass from one tensor to another runs no code but torch's own.
-
-        It would run hooks on tensors, custom functions (those of checkpoints and of FSDP are such), and hooks that
-        unpack what was saved, which run the forward pass again.
-        """
-        hooked, seen, waiting = set(self.hooked), set(), [output.grad_fn]
-        is_plain = not self.has_saved_hooks
-        while waiting and is_plain:
-            node = waiting.pop()
-            if node is None or node in seen:
-                continue
-            seen.add(node)
-            if hasattr(node, "variable"):  # no gradient is accumulated
-                continue
-            is_plain = not (isinstance(node, BackwardCFunction) or node in hooked or has_hooks(node))
-            if node is not source.grad_fn:
-                waiting.extend(before for before, _ in node.next_functions)
-        self.has_refused |= not is_plain
-        return is_plain
-
     def program_of(self, loss: Tensor) -> Program:
         """Return the autograd nodes behind a loss, in the order in which they were made, with layer and line."""
         numbers, found, start = sorted(self._made), list[ProgramStep](), 0
@@ -300,7 +289,7 @@ class StepTrace(TorchFunctionMode):
             number = sequence_number_of(node)
             index = bisect.bisect_left(numbers, number)
             is_known = index < len(numbers) and number >= self._first_number and counts[number] == 1
-            place = self._made[numbers[index]] if is_known else Place("", "", 0)
+            place = self._made[numbers[index]] if is_known else _NOWHERE
             upto = bisect.bisect_right(self._without_node, number, key=lambda call: call[0])
             before = dict.fromkeys(call for _, call in self._without_node[start:upto])
             found.append(ProgramStep(node.name(), place.module, place.short_line, tuple(before)))
@@ -341,7 +330,7 @@ class StepTrace(TorchFunctionMode):
 
     def let_go(self) -> None:
         """Drop the tensors that observers kept, and the graphs of the step."""
-        self.hooked.clear()
+        self.given.clear()
         for op in self.ops:
             op.seen = None  # which may hold the operation in turn
 
@@ -370,8 +359,8 @@ class StepTrace(TorchFunctionMode):
 
     def _known(self, tensor: Tensor) -> Value | None:
         """Return the `Value` of a tensor that was seen before; None for others."""
-        reference, value = self._values.get(id(tensor), (None, None))
-        return None if reference is None or reference() is not tensor else value
+        value = self._values.get(id(tensor))
+        return None if value is None or value.tensor() is not tensor else value
 
     def _note(self, tensor: Tensor, op: Op | None, path: str | None = None, parameter: str | None = None) -> Value:
         """Record a tensor, and return its value."""
@@ -379,16 +368,19 @@ class StepTrace(TorchFunctionMode):
         of_batch = path is not None or any(value.of_batch for value in inputs)
         of_parameters = parameter is not None or any(value.of_parameters for value in inputs)
         shape = () if tensor.is_nested else tuple(tensor.shape)
-        value = Value(op, path, parameter, shape, tensor.requires_grad, of_batch, of_parameters)
-        self._values[id(tensor)] = weakref.ref(tensor), value
+        value = Value(op, path, parameter, shape, tensor.requires_grad, of_batch, of_parameters, weakref.ref(tensor))
+        self._values[id(tensor)] = value
+        if op is None and tensor.grad_fn is None:
+            self.given[value] = tensor
         return value
 
     def _seen(self, argument: Any) -> Any:
-        """Return an argument with the value in place of each tensor, also in lists and tuples, which become lists."""
+        """Return an argument with the value in place of each tensor, also in lists and tuples."""
         if isinstance(argument, Tensor):
             return self.value_of(argument)
         if isinstance(argument, (tuple, list)):
-            return [self._seen(part) for part in argument]
+            parts = [self._seen(part) for part in argument]
+            return parts if isinstance(argument, list) else tuple(parts)
         return argument
 
     def _place(self) -> Place | None:
@@ -416,11 +408,6 @@ class StepTrace(TorchFunctionMode):
                 file, line = "", 0
             frame = frame.f_back
         return Place(module, file, line)
-
-
-def _does_nothing(hook: object) -> bool:
-    """Return True for the hook that Fabric puts on each output, where it need not check who calls `backward`."""
-    return isinstance(hook, functools.partial) and hook.args == (False,) and _is_caller(hook.func.__code__.co_filename)
 
 
 @functools.cache
@@ -483,10 +470,7 @@ def _signature_of(func: Callable[..., Any]) -> inspect.Signature | None:
         return None
 
 
-def _tensors_in(value: Any) -> "Iterator[Tensor]":
-    """Yield a tensor, or those in a list or tuple, nested ones too."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for part in value:
-            yield from _tensors_in(part)
+def _changes_in_place(func: Callable[..., Any]) -> bool:
+    """Return True for functions such as `add_`, `__iadd__` and `__setitem__`."""
+    name = getattr(func, "__name__", "")
+    return name == "__setitem__" or (name.endswith("_") and not name.endswith("__")) or name.startswith("__i")

@@ -6,14 +6,14 @@ from contextlib import contextmanager
 
 from torch import Tensor, nn
 
-from hookboard.auditing import handwritten, leak, mixing
+from hookboard.auditing import handwritten, mixing
 from hookboard.auditing.calls import Value
 from hookboard.auditing.constant import constant_loss
 from hookboard.auditing.cuts import cut
+from hookboard.auditing.dependence import dependence
 from hookboard.auditing.dropping import dropout
 from hookboard.auditing.influence import no_influence
-from hookboard.auditing.inputs import WEIGHING, few_tokens, input_scale, note_input, target_leak
-from hookboard.auditing.leak import future_leak, note_embedding
+from hookboard.auditing.inputs import WEIGHING, few_tokens, input_scale, note_embedding, note_input, target_leak
 from hookboard.auditing.modes import eval_mode
 from hookboard.auditing.padding_masks import note_mask, padding_mask
 from hookboard.auditing.program import StepTrace
@@ -27,7 +27,7 @@ ALL_RULES = (
     no_influence,
     *RULES,
     eval_mode,
-    mixing.batch_mixing,
+    dependence,
     mixing.loss_shape,
     handwritten.loss_shape,
     handwritten.loss_input,
@@ -35,8 +35,6 @@ ALL_RULES = (
     cut,
     unbounded_loss,
     loss_scale,
-    future_leak,
-    leak.loss_shape,
     input_scale,
     few_tokens,
     target_leak,

@@ -1,0 +1,387 @@
+"""Finds outputs that depend on what they must not: on other samples of the batch, or on their own targets.
+
+The recorded calls are made again with one sample, or one position, exchanged for another: what moves depends on it.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from torch import Tensor
+
+from hookboard.auditing.calls import RESHAPES, Op, Value
+from hookboard.auditing.rules import Finding, TracedStep
+from hookboard.auditing.tape import CannotReplayError, Tape
+
+ROUNDING = 1e-5
+"""What moves by less than this share of the largest move does not move (a choice): kernels round, and finite masks such
+as -10000 leave a little."""
+
+AGREEMENT = 1e-2
+"""A replay whose loss is further off than this share of it is not used (a choice): half precision rounds."""
+
+NEXT_SHARE = 0.9
+"""If a larger share of the targets are the inputs some positions later, the model predicts these (a choice)."""
+
+OVERLAP = 0.75
+"""If a smaller share of the targets of a sample meets outputs of it, they are those of others (a choice)."""
+
+MIN_POSITIONS = 4
+"""Shorter sequences are not judged (a choice)."""
+
+
+class Meeting(NamedTuple):
+    """A call of the loss that takes an output and a target.
+
+    Args:
+        op: the call.
+        output: what it takes that needs a gradient.
+        target: what it takes that was computed from the batch alone.
+    """
+
+    op: Op
+    output: Value
+    target: Value
+
+
+class Ahead(NamedTuple):
+    """Targets that are the inputs at later positions.
+
+    Args:
+        meeting: where an output meets them.
+        source: the tensor of the batch, shape (samples, positions, ...).
+        shift: how many positions the input is later than its target.
+        sample: a sample.
+        position: a position of its targets, near the middle.
+    """
+
+    meeting: Meeting
+    source: Value
+    shift: int
+    sample: int
+    position: int
+
+
+def dependence(done: TracedStep) -> Iterator[Finding]:
+    """Yield an alarm for outputs that depend on other samples than their targets, or on what they are to predict.
+
+    Nothing is asked if the replayed loss is another one than that of the step.
+    """
+    meetings = _meetings(done)
+    try:
+        count, is_clear = _count_of(done)
+        ahead = next((found for meeting in meetings[:4] for found in _ahead(done, meeting)), None)
+        variants = [{}, _other_sample(done, count)] + (_other_positions(done, ahead) if ahead is not None else [])
+        if not any(variants):
+            return
+        flat = [one for one in meetings if len(one.target.shape) == 1 < len(one.target.origin.shape)][: bool(count)]
+        moves = _Moves(count, [one.output for one in (*flat, *([ahead.meeting] if ahead is not None else ()))])
+        tape = Tape(done.step.ops, done.step.given, done.loss)
+        loss = float(tape.run(variants, moves.note)[0].detach().double().mean())
+        wanted = [Tape(done.step.ops, done.step.given, one.target).run(variants[:2]) for one in flat]
+    except (CannotReplayError, RuntimeError, ValueError, TypeError, IndexError, KeyError) as error:
+        done.step.not_asked = str(error).splitlines()[0] if str(error) else type(error).__name__
+        return
+    if not math.isclose(loss, done.number, rel_tol=AGREEMENT, abs_tol=1e-6):
+        done.step.not_asked = f"made again, its calls give a loss of {loss:.6g} in place of {done.number:.6g}"
+        return
+    if is_clear:
+        yield from _of_samples(done, tape, moves)
+    for meeting, targets in zip(flat, wanted, strict=True):
+        yield from _of_orders(meeting, moves.kept[meeting.output][:2], targets)
+    if ahead is not None:
+        yield from _of_positions(ahead, moves.kept[ahead.meeting.output])
+
+
+def loss_part(loss: Value) -> list[Op]:
+    """Return the calls behind a loss, from the last one back, that no layer follows: none of them takes a parameter."""
+    waiting, seen = [loss], dict[Op, None]()
+    while waiting:
+        value = waiting.pop()
+        op = value.op
+        if op is None or op in seen or not value.of_parameters or any(one.parameter for one in op.inputs):
+            continue
+        seen[op] = None
+        waiting += op.inputs
+    return list(seen)
+
+
+def _meetings(done: TracedStep) -> list[Meeting]:
+    found = []
+    for op in loss_part(done.loss):
+        outputs = [one for one in op.inputs if one.requires_grad and one.of_batch]
+        targets = [one for one in op.inputs if one.of_batch and not one.of_parameters]
+        if outputs and targets:
+            found.append(Meeting(op, outputs[0], targets[0]))
+    return found
+
+
+def _count_of(done: TracedStep) -> tuple[int, bool]:
+    """Return the length of the first dimension of the batch, 0 if it has several, and whether it is that of samples.
+
+    It is if the loss depends on a tensor of the batch with one number per sample, shape (n,) or (n, 1), or on nothing
+    but matrices of real numbers with as many rows.
+    """
+    given = [value for value in done.loss.ancestors() if value.path is not None and value.op is None]
+    shapes = [value.shape for value in given]
+    counts = {shape[0] for shape in shapes if len(shape) == 1 or (len(shape) == 2 and shape[1] == 1)}
+    if all(len(shape) == 2 for shape in shapes) and all(_tensor(done, value).is_floating_point() for value in given):
+        counts |= {shape[0] for shape in shapes}
+    is_clear = len(counts) == 1
+    first = counts or {shape[0] for shape in shapes if shape}
+    count = first.pop() if len(first) == 1 else 0
+    return count if count > 1 else 0, is_clear
+
+
+def _tensor(done: TracedStep, value: Value) -> Tensor:
+    tensor = done.step.given.get(value)
+    if tensor is None:
+        raise CannotReplayError("a tensor is gone")
+    return tensor.detach()
+
+
+def _other_sample(done: TracedStep, count: int) -> dict[Value, Tensor]:
+    """Return the tensors of the batch with the first sample exchanged for another one."""
+    changed = {}
+    for value in done.loss.ancestors() if count else ():
+        axes = [axis for axis, size in enumerate(value.shape) if size == count]
+        if value.path is not None and value.op is None and axes and value in done.step.given:
+            rows = _tensor(done, value).clone().movedim(axes[0], 0)
+            others = (rows != rows[0]).reshape(count, -1).sum(1)
+            rows[0] = rows[others.argmax()].clone()
+            changed[value] = rows.movedim(0, axes[0])
+    return changed
+
+
+class _Moves:
+    """What moves in each variant, noted while the calls are made again.
+
+    Args:
+        count: how many samples the batch has; 0 if that is not clear.
+        kept: the values of which all numbers are kept.
+    """
+
+    def __init__(self, count: int, kept: list[Value]) -> None:
+        self.count = count
+        self.of: dict[Value, list[Tensor]] = {}
+        """For each value of real numbers, by how much each sample of it moves, in each layout that it may have."""
+        self.most: dict[Value, Tensor] = {}
+        """By how much they move at most."""
+        self.kept: dict[Value, list[Tensor]] = {value: [] for value in kept}
+
+    def note(self, op: Op, value: Value, tensors: list[Tensor]) -> None:
+        if value in self.kept:
+            self.kept[value] = [tensor.detach() for tensor in tensors]
+        before, after = tensors[:2]
+        if not self.count or before.shape != after.shape or not (before.is_floating_point() and before.numel()):
+            return
+        moved = (after.detach() - before.detach()).abs().float()
+        self.most[value] = moved.amax()
+        self.of[value] = [moved.movedim(axis, 0).reshape(self.count, -1).amax(1) for axis in self._axes(before)]
+        if not self._axes(before) and before.dim() and len(before) % self.count == 0:
+            rows = moved.reshape(len(before), -1).amax(1)  # samples and positions in one dimension
+            self.of[value] = [rows.reshape(self.count, -1).amax(1), rows.reshape(-1, self.count).amax(0)]
+
+    def _axes(self, tensor: Tensor) -> list[int]:
+        return [axis for axis, size in enumerate(tensor.shape) if size == self.count]
+
+    def mixes(self, value: Value) -> bool | None:
+        """Return whether other samples than the first move; None if the samples cannot be told apart, or none moves."""
+        layouts = self.of.get(value)
+        if not layouts:
+            return None
+        found = [each.tolist() for each in layouts]
+        largest = max(max(each) for each in found)
+        if not largest > 0 or not math.isfinite(largest):
+            return None
+        return all(max(each[1:]) > ROUNDING * largest for each in found)
+
+
+def _of_samples(done: TracedStep, tape: Tape, moves: _Moves) -> Iterator[Finding]:
+    """Yield a finding for the first call that takes samples and mixes them, if the outputs are mixed in the end."""
+    of_loss, meetings = set(loss_part(done.loss)), _meetings(done)
+    heads = [one for op in of_loss for one in op.inputs if one.of_parameters and one.op not in of_loss]
+    is_in_model = any(moves.mixes(one) for one in heads)
+    compared = [
+        one.output
+        for one in meetings
+        if moves.mixes(one.output)
+        and one.output.shape[0] == one.target.shape[0]
+        and moves.mixes(one.target) is not True
+    ]
+    for op in tape.ops:
+        mixed = [one for one in op.results if moves.mixes(one)]
+        given = [one for one in op.inputs if one.path is not None or (one in moves.most and float(moves.most[one]) > 0)]
+        if not mixed or not given or any(moves.mixes(one) for one in given):
+            continue
+        result = mixed[0]
+        if not result.requires_grad and op.name not in RESHAPES:
+            return  # inputs that are mixed on purpose, as in mixup; or choices, as of experts
+        if not is_in_model and not any(op in {value.op for value in one.ancestors()} for one in compared):
+            continue
+        if not _is_meant(op, given, result, moves):
+            yield _mixing(op, given[0], result, is_of_loss=op in of_loss)
+        return
+
+
+def _is_meant(op: Op, given: list[Value], result: Value, moves: _Moves) -> bool:
+    """Return True if a call shows that it mixes samples on purpose.
+
+    It takes two outputs, as where all pairs are compared; a target; a number of the whole batch, such as a deviation;
+    an adjacency matrix; or the batch as one sequence, or as a list.
+    """
+    others = [one for one in op.inputs if one not in given and one.parameter is None and not one.requires_grad]
+    is_adjacency = any(len(one.shape) > 1 and one.shape[-1] == one.shape[-2] for one in others)
+    is_one = math.prod(result.shape) == moves.count or (len(given[0].shape) == 3 and given[0].shape[1] == 1)
+    is_whole = any(not moves.of.get(one, [Tensor()]) for one in given)
+    is_target = any(not one.of_parameters for one in given) and any(one.of_parameters for one in given)
+    return len(set(given)) > 1 or is_target or is_whole or is_adjacency or is_one
+
+
+def _mixing(op: Op, first: Value, result: Value, *, is_of_loss: bool) -> Finding:
+    shape, count = list(first.shape), first.shape[0]
+    if op.name in ("view", "reshape") and count in result.shape:
+        is_clear = len(result.shape) == len(shape) == len(set(shape))
+        order = ", ".join(str(shape.index(size)) for size in result.shape) if is_clear else "..."
+        is_exchange = list(result.shape) == [shape[1], count, *shape[2:]]
+        moved = (
+            f"makes {list(result.shape)} of {shape} without moving an element: dimension {result.shape.index(count)} "
+            "is then as long as the batch, but what lies at one index of it comes from several samples"
+        )
+        advice = f"use {'transpose(0, 1)' if is_exchange else f'permute({order})'} in place of the {op.name}"
+    else:
+        moved = f"takes {shape}, and what it gives for a sample depends on others: with another first sample, more move"
+        advice = (
+            f"use dim={1 if len(shape) == 2 else -1}"
+            if op.name in ("softmax", "log_softmax")
+            else "set batch_first=True, or give it the dimensions in the order that it takes"
+        )
+    return Finding(
+        "batch_mixing",
+        # Rows of numbers may be the positions of one sequence, or the objects of one scene.
+        "note" if len(shape) == 2 and not is_of_loss else "alarm",
+        op.place.module,
+        f"{op.name} at {op.place} {moved}",
+        advice,
+    )
+
+
+def _of_orders(meeting: Meeting, outputs: list[Tensor], targets: list[Tensor]) -> Iterator[Finding]:
+    """Yield an alarm if the rows of outputs and targets that belong to the first sample are not the same rows."""
+    if len(outputs[0]) != len(targets[0]):
+        return
+    of_output = (outputs[0] != outputs[1]).reshape(len(outputs[0]), -1).any(1)
+    of_target, op = targets[0] != targets[1], meeting.op
+    if bool(of_target.any()) and (of_output & of_target).sum() < OVERLAP * of_target.sum():
+        elsewhere = (of_output & ~of_target).nonzero().flatten().tolist()
+        if elsewhere:
+            yield Finding(
+                "loss_shape",
+                "alarm",
+                op.place.module,
+                f"{op.name} at {op.place} compares outputs of the first sample with targets of others, as in row "
+                f"{elsewhere[0]} of {len(of_output)}: they are flattened in different orders",
+                "transpose the outputs or the targets before they are flattened, so that both are (samples, positions)",
+            )
+
+
+def _ahead(done: TracedStep, meeting: Meeting) -> Iterator[Ahead]:
+    """Yield where the targets of a meeting are the inputs of later positions, or of the same."""
+    output, target = meeting.output, meeting.target
+    sources = [value for value in output.ancestors() if value.path is not None and value.op is None]
+    sources = [value for value in sources if len(value.shape) > 1 and value.shape[1] >= MIN_POSITIONS]
+    if not sources or not target.shape:
+        return
+    (wanted,) = Tape(done.step.ops, done.step.given, target).run([{}])
+    for source in sources:
+        samples, positions = source.shape[:2]
+        inputs = _tensor(done, source)
+        if wanted.numel() % samples or inputs.numel() % (samples * positions):
+            continue
+        size = inputs.numel() // samples // positions
+        each = wanted.numel() // samples // size
+        if not MIN_POSITIONS <= each <= positions or wanted.numel() != samples * each * size:
+            continue
+        now, then = inputs.reshape(samples, positions, size), wanted.reshape(samples, each, size)
+        for shift in (1, 2, 0):
+            length = min(each, positions - shift)
+            aimed, later = then[:, :length], now[:, shift : shift + length]
+            counts = (aimed != meeting.op.arguments.get("ignore_index", -100)).all(-1)
+            if shift:
+                counts = counts & (now[:, :length] != later).any(-1)
+            is_same = (aimed == later).all(-1)
+            if counts.sum() >= MIN_POSITIONS and is_same[counts].double().mean() > NEXT_SHARE:
+                places = (counts & is_same)[:, : max(1, length - 1)].nonzero().tolist()
+                if places:
+                    sample, position = min(places, key=lambda place: abs(place[1] - each // 2))
+                    yield Ahead(meeting, source, shift, sample, position)
+                    return
+
+
+def _other_positions(done: TracedStep, ahead: Ahead) -> list[Mapping[Value, Tensor]]:
+    """Return the batch with the input at the target's position exchanged, and with one or all of the others near it."""
+    inputs, at = _tensor(done, ahead.source), ahead.position + ahead.shift
+
+    def exchanged(places: slice) -> Mapping[Value, Tensor]:
+        changed = inputs.clone()
+        rows = changed[ahead.sample, places]
+        choices = inputs.reshape(-1, *inputs.shape[2:])
+        for row in range(len(rows)):
+            others = (choices != rows[row]).reshape(len(choices), -1).any(1).nonzero().flatten()
+            rows[row] = choices[others[len(others) // 2]] if len(others) else rows[row]
+        return {ahead.source: changed}
+
+    between = slice(at - 1, at) if ahead.shift == 2 else slice(at + 1, None)
+    return [exchanged(slice(at, at + 1)), exchanged(between)]
+
+
+def _of_positions(ahead: Ahead, outputs: list[Tensor]) -> Iterator[Finding]:
+    op, shift, position = ahead.meeting.op, ahead.shift, ahead.position
+    later = "one position later" if shift == 1 else "two positions later"
+    samples = ahead.source.shape[0]
+    placed = [_by_position(one, ahead.meeting.target, samples) for one in outputs]
+    before, _, own, other = placed
+    if before is None or own is None or other is None:
+        return
+    sees_own, sees_other = (_moves_at(before, one, ahead.sample, position) for one in (own, other))
+    is_of_tokens = ahead.meeting.target.shape != ahead.meeting.output.shape
+    if shift and sees_own:
+        yield Finding(
+            "future_leak",
+            "alarm",
+            "",
+            f"the targets of {op.name} at {op.place} are the inputs {later}, and the output at position {position} "
+            "changes if that input is exchanged: it sees what it is to predict",
+            "mask later positions in attention (is_causal=True), and use nothing that reads them backwards",
+        )
+    elif shift == 2 and is_of_tokens and not sees_other:
+        yield Finding(
+            "targets",
+            "alarm",
+            op.place.module,
+            f"the targets of {op.name} at {op.place} are the tokens two positions later, and the output does not see "
+            "the one between: they are shifted twice",
+            "shift once: a loss that shifts by itself takes outputs and tokens as they are",
+        )
+    elif shift == 0 and is_of_tokens and sees_own and not sees_other:
+        yield Finding(
+            "future_leak",
+            "alarm",
+            "",
+            f"the targets of {op.name} at {op.place} are the tokens that the model is given at the same positions: it "
+            "only has to copy them",
+            "shift them: give the model tokens[:, :-1], and compare its outputs with tokens[:, 1:]",
+        )
+
+
+def _by_position(output: Tensor, target: Value, samples: int) -> Tensor | None:
+    """Return an output as (samples, positions, numbers); None if that cannot be told."""
+    if output.dim() > 1 and output.shape != target.shape and output.shape[:1] + output.shape[2:] == target.shape:
+        output = output.movedim(1, -1)  # classes come second
+    each = math.prod(target.shape) // samples
+    return output.reshape(samples, each, -1) if output.numel() % (samples * each) == 0 else None
+
+
+def _moves_at(before: Tensor, after: Tensor, sample: int, position: int) -> bool:
+    moved = (after - before)[sample].abs().float().amax(-1)
+    return bool(moved[position] > ROUNDING * moved.max())

@@ -1,0 +1,164 @@
+"""`Tape`: makes the recorded calls behind a loss again on other numbers. No code of the user's runs."""
+
+import functools
+import inspect
+import re
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from hookboard.auditing.calls import Op, Value, tensors_of
+from hookboard.torch_private import has_memory, set_state, state_of
+
+SECONDS = 0.5
+"""A replay that takes longer is given up (a choice)."""
+
+Watch = Callable[[Op, Value, list[Tensor]], object]
+"""Takes a call, a value that it returned, and the tensor that this is in each variant."""
+
+
+class CannotReplayError(RuntimeError):
+    """The calls cannot be made again."""
+
+
+class Tape:
+    """The recorded calls behind a value, in order.
+
+    Args:
+        ops: all calls of the step.
+        given: the tensors that no call has computed.
+        end: the value, such as the loss.
+        start: values that `run` is given: the calls behind these are left out.
+    """
+
+    def __init__(
+        self, ops: Sequence[Op], given: Mapping[Value, Tensor], end: Value, start: Sequence[Value] = ()
+    ) -> None:
+        self._end, self._given = end, given
+        cut = set(start)
+        behind = list(end.ancestors(lambda value: value not in cut))
+        wanted = {id(value.op) for value in behind}
+        self.ops = [op for op in ops if id(op) in wanted]
+        self.leaves = [value for value in behind if value.op is None]
+        """The values that no call has computed."""
+        self._last_use = {value: index for index, op in enumerate(self.ops) for value in (*op.results, *op.inputs)}
+        self._last_use[end] = len(self.ops)
+
+    def run(
+        self, variants: Sequence[Mapping[Value, Tensor]], watch: Watch = lambda op, value, tensors: None
+    ) -> list[Tensor]:
+        """Return the last value in each variant; all are computed side by side, call by call.
+
+        A batch norm takes the statistics of the first variant in all of them: through these, samples may influence
+        each other. Random numbers are those of the step.
+
+        Args:
+            variants: the tensors that replace others in each. If one of them needs a gradient, so do the results.
+            watch: called with what each call returns.
+
+        Raises:
+            CannotReplayError: a tensor is gone, or it takes longer than SECONDS.
+        """
+        if any(_is_foreign(op.function) for op in self.ops):
+            raise CannotReplayError("they are not all torch's own, or talk to other ranks")
+        until = time.monotonic() + SECONDS
+        changed = {value for variant in variants for value in variant}
+        kept = {value: self._copy(value) for value in self.leaves if not all(value in given for given in variants)}
+        held = {value: [given.get(value, kept.get(value)) for given in variants] for value in changed | kept.keys()}
+        needs_grad = any(op.name == "grad" for op in self.ops)
+        needs_grad |= any(one.requires_grad for variant in variants for one in variant.values())
+        with _undisturbed(self.ops):
+            for index, op in enumerate(self.ops):
+                if time.monotonic() > until:
+                    raise CannotReplayError(f"it takes more than {SECONDS:g} s")
+                if not held.keys() >= set(op.inputs):
+                    raise CannotReplayError("a tensor is gone")
+                with torch.set_grad_enabled(needs_grad and op.with_grad):
+                    each = list(_made_again(op, held, len(variants)))
+                for value, *tensors in zip(op.results, *each, strict=True):
+                    held[value] = tensors
+                    if value not in changed:
+                        watch(op, value, tensors)
+                del each
+                for value in {*op.inputs, *op.results}:
+                    if self._last_use[value] <= index:
+                        del held[value]
+        return held[self._end]  # type: ignore[return-value]  # each is there
+
+    def _copy(self, value: Value) -> Tensor:
+        """Return a tensor that no call has computed, in memory of its own unless it is a parameter."""
+        tensor = self._given.get(value, value.tensor())
+        # FSDP frees the memory of weights that it has gathered, and what is computed with a part waits for other ranks.
+        if tensor is None or isinstance(tensor, DTensor) or not (tensor.is_sparse or has_memory(tensor)):
+            raise CannotReplayError("a tensor is gone, or a part of it is elsewhere")
+        copied = tensor.detach() if value.parameter is not None else tensor.detach().clone()
+        return copied.requires_grad_(tensor.requires_grad)
+
+
+@functools.cache
+def _is_foreign(function: Callable[..., Any]) -> bool:
+    """Return True for functions that are not of torch, and for those that wait for other ranks."""
+    module = getattr(function, "__module__", None) or "torch"
+    is_of_torch = module == "torch" or module.startswith("torch.")
+    return not is_of_torch or "distributed" in module or "c10d" in f"{module}{function}"
+
+
+def _made_again(op: Op, held: Mapping[Value, list[Any]], count: int) -> Iterator[list[Tensor]]:
+    """Yield the tensors that a call returns in each variant."""
+    instead: dict[str, Any] = {}
+    if op.name == "batch_norm" and op.arguments.get("training"):
+        values = held[op.arguments["input"]][0].detach().float()
+        variance, mean = torch.var_mean(values, [dim for dim in range(values.dim()) if dim != 1], correction=0)
+        instead = {"running_mean": mean, "running_var": variance, "training": False}
+    for index in range(count):
+        for generator, state in op.drawn:
+            set_state(generator, state)
+        arguments = {key: _filled(given, held, index) for key, given in op.arguments.items()} | instead
+        args, kwargs = _as_called(op.function, arguments)
+        with ExitStack() as until_end:
+            if op.autocast is not None:
+                kind, dtype = op.autocast
+                until_end.enter_context(torch.autocast(kind, dtype, cache_enabled=False))
+            returned = op.function(*args, **kwargs)
+        yield [args[0]] if op.name == "setitem" else list(tensors_of(returned))
+
+
+def _filled(given: Any, held: Mapping[Value, list[Any]], index: int) -> Any:
+    """Return an argument with tensors of a variant in place of the values."""
+    if isinstance(given, Value):
+        return held[given][index]
+    if isinstance(given, list | tuple):
+        parts = [_filled(part, held, index) for part in given]
+        return parts if isinstance(given, list) else tuple(parts)
+    return given
+
+
+def _as_called(function: Callable[..., Any], arguments: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return positional and keyword arguments from those by name, or by index."""
+    if "0" in arguments or not inspect.isfunction(function):
+        args = tuple(given for key, given in arguments.items() if key.isdigit())
+        return args, {key: given for key, given in arguments.items() if not key.isdigit()}
+    bound = inspect.BoundArguments(inspect.signature(function), arguments)
+    return bound.args, bound.kwargs
+
+
+@contextmanager
+def _undisturbed(ops: Sequence[Op]) -> Iterator[None]:
+    """Give random numbers back their state after the context, and let no function warn a second time."""
+    drawn = {id(generator): generator for op in ops for generator, _ in op.drawn}
+    states = [(generator, state_of(generator)) for generator in drawn.values()]
+    # Not `catch_warnings`: it makes all warnings that come once come once more.
+    here = ("ignore", None, Warning, re.compile(r"hookboard\."), 0)
+    warnings.filters.insert(0, here)  # type: ignore[attr-defined]  # a list
+    try:
+        yield
+    finally:
+        warnings.filters.remove(here)  # type: ignore[attr-defined]
+        for generator, state in states:
+            set_state(generator, state)
