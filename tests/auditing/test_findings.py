@@ -323,10 +323,13 @@ def test_derivatives_in_a_term_of_the_loss_need_a_graph(create_graph):
         assert found[0].advice == "call torch.autograd.grad with create_graph=True"
 
 
-def test_a_term_that_is_detached_may_be_meant():
+@pytest.mark.parametrize("number", [lambda term: term.detach(), lambda term: term.item()], ids=["detach", "item"])
+def test_a_term_that_is_detached_is_an_alarm(number):
     model = nn.Linear(4, 3)
-    step = lambda x: model(x).square().mean() + model(x).mean().detach()  # noqa: E731
-    assert audit(model, X, step) == ()
+    step = lambda x: model(x).square().mean() + number(model(x).mean())  # noqa: E731
+    (found,) = audit(model, X, step)
+    assert (found.rule, found.severity) == ("cut", "alarm")
+    assert found.evidence.endswith("which passes no gradient on: it trains nothing")
 
 
 @pytest.mark.parametrize(

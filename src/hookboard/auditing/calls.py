@@ -61,6 +61,7 @@ class Op:
         autocast: the type of the device and the dtype of the autocast that it ran in; None without one.
         seen: what the observer of this function returned; None if it has none.
         results: the values of the tensors that it returned.
+        number: the number that it returned in place of a tensor; None for others.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Op:
     autocast: tuple[str, torch.dtype] | None = None
     seen: Any = None
     results: "list[Value]" = field(default_factory=list)
+    number: float | None = None
 
     @functools.cached_property
     def inputs(self) -> "list[Value]":

@@ -1,11 +1,11 @@
 """Finds where gradients are cut between the trainable parameters and the loss."""
 
-import math
 from collections.abc import Iterator
 
 import torch
 
 from hookboard.auditing.calls import CUTS, Op, Value
+from hookboard.auditing.ledger import joining, terms_of, trained_by
 from hookboard.auditing.rules import FLAT, Finding, TracedStep
 from hookboard.messages import listed
 
@@ -31,7 +31,7 @@ def cut(done: TracedStep) -> Iterator[Finding]:
         if op is None or op.name == "requires_grad":  # which freezes a parameter on purpose
             continue
         if not value.requires_grad and any(given.requires_grad for given in op.inputs) and op.name not in _CREATING:
-            lost = {name for given in op.inputs for name in _trained_by(given)}.intersection(done.without)
+            lost = {name for given in op.inputs for name in trained_by(given) or ()}.intersection(done.without)
             if lost:
                 reached[id(op)] = op, lost
     if reached:
@@ -61,62 +61,37 @@ def _is_straight_through(done: TracedStep, value: Value) -> bool:
     )
 
 
-_JOINING = frozenset({"add", "radd", "iadd", "sub", "rsub", "isub", "mean", "sum", "neg"})
-_WEIGHING = frozenset({"mul", "rmul", "imul", "div", "truediv", "itruediv"})
-
-
 def _term_without_gradient(done: TracedStep) -> Iterator[Finding]:
-    """Yield a finding for a term of the loss that comes from the parameters and passes them no gradient.
-
-    It is an alarm if the term holds derivatives computed without `create_graph`. A term that is detached may be meant.
-    """
-    for term in _terms_of(done.loss):
+    """Yield an alarm for a term of the loss that comes from the parameters and passes them no gradient."""
+    for term in terms_of(done.loss):
         if term.requires_grad or not term.of_parameters:
             continue
         before = (value.op for value in term.ancestors() if value.op is not None and not value.requires_grad)
         op = next((op for op in before if any(given.requires_grad for given in op.inputs)), None)
-        if op is None or op.name in ("detach", "data", *_CREATING):
+        if op is None or op.name in _CREATING:
             continue
-        is_derivative = op.name == "grad" and "outputs" in op.arguments
-        yield Finding(
-            "cut",
-            "alarm" if is_derivative else "note",
-            op.place.module,
-            f"a term of the loss comes from {_named(op)} at {op.place}, which passes no gradient on: the parameters do "
-            "not learn from this term",
-            "call torch.autograd.grad with create_graph=True" if is_derivative else f"compute it without {_named(op)}",
-        )
+        yield _without_gradient(op)
         return
+    numbers = [
+        given for op in joining(done.loss) for given in op.arguments.values() if isinstance(given, float) and given
+    ]
+    for op in done.step.ops:
+        if op.number in numbers and any(given.of_parameters for given in op.inputs):
+            yield _without_gradient(op)
+            return
 
 
-def _terms_of(loss: Value) -> Iterator[Value]:
-    """Yield the numbers that the loss is a sum of, those inside of sums too."""
-    waiting, seen = [loss], set[int]()
-    while waiting:
-        value = waiting.pop()
-        if id(value) in seen or math.prod(value.shape) != 1:
-            continue
-        seen.add(id(value))
-        yield value
-        op = value.op
-        if op is not None and op.name in _JOINING:
-            waiting.extend(op.inputs)
-        elif op is not None and op.name in _WEIGHING:
-            waiting.extend(given for given in op.inputs if given.requires_grad)
-
-
-def _trained_by(value: Value) -> Iterator[str]:
-    """Yield the names of the parameters that a gradient of this value reaches."""
-    seen, waiting = set[int](), [value]
-    while waiting:
-        one = waiting.pop()
-        if id(one) in seen or not one.requires_grad:
-            continue
-        seen.add(id(one))
-        if one.parameter is not None:
-            yield one.parameter
-        if one.op is not None:
-            waiting.extend(one.op.inputs)
+def _without_gradient(op: Op) -> Finding:
+    is_derivative = op.name == "grad" and "outputs" in op.arguments
+    return Finding(
+        "cut",
+        "alarm",
+        op.place.module,
+        f"a term of the loss comes from {_named(op)} at {op.place}, which passes no gradient on: it trains nothing",
+        "call torch.autograd.grad with create_graph=True"
+        if is_derivative
+        else f"compute it without {_named(op)}; to log the sum of several losses, add them for the log alone",
+    )
 
 
 def _of_all(done: TracedStep) -> Iterator[Finding]:

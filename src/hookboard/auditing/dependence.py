@@ -7,11 +7,13 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from hookboard.auditing.calls import RESHAPES, Op, Value
 from hookboard.auditing.rules import Finding, TracedStep
 from hookboard.auditing.tape import CannotReplayError, Tape
+from hookboard.health import Severity
 
 ROUNDING = 1e-5
 """What moves by less than this share of the largest move does not move (a choice): kernels round, and finite masks such
@@ -119,16 +121,21 @@ def _meetings(done: TracedStep) -> list[Meeting]:
 def _count_of(done: TracedStep) -> tuple[int, bool]:
     """Return the length of the first dimension of the batch, 0 if it has several, and whether it is that of samples.
 
-    It is if the loss depends on a tensor of the batch with one number per sample, shape (n,) or (n, 1), or on nothing
-    but matrices of real numbers with as many rows.
+    It is if the loss depends on a tensor of the batch with one number per sample, shape (n,) or (n, 1), on pictures, on
+    tensors that differ in their second dimension, or on nothing but matrices of real numbers with as many rows.
     """
     given = [value for value in done.loss.ancestors() if value.path is not None and value.op is None]
     shapes = [value.shape for value in given]
     counts = {shape[0] for shape in shapes if len(shape) == 1 or (len(shape) == 2 and shape[1] == 1)}
     if all(len(shape) == 2 for shape in shapes) and all(_tensor(done, value).is_floating_point() for value in given):
         counts |= {shape[0] for shape in shapes}
-    is_clear = len(counts) == 1
     first = counts or {shape[0] for shape in shapes if shape}
+    # Pictures have their samples first; sequences may have them second, but then all tensors have.
+    is_clear = (
+        len(counts) == 1
+        or len({shape[1] for shape in shapes if len(shape) > 1}) > 1
+        or max(map(len, shapes), default=0) > 3
+    )
     count = first.pop() if len(first) == 1 else 0
     return count if count > 1 else 0, is_clear
 
@@ -175,7 +182,8 @@ class _Moves:
         before, after = tensors[:2]
         if not self.count or before.shape != after.shape or not (before.is_floating_point() and before.numel()):
             return
-        moved = (after.detach() - before.detach()).abs().float()
+        # Infinities that stay have not moved.
+        moved = (after.detach() - before.detach()).abs().float().masked_fill(after == before, 0).nan_to_num(torch.inf)
         self.most[value] = moved.amax()
         self.of[value] = [moved.movedim(axis, 0).reshape(self.count, -1).amax(1) for axis in self._axes(before)]
         if not self._axes(before) and before.dim() and len(before) % self.count == 0:
@@ -192,9 +200,7 @@ class _Moves:
             return None
         found = [each.tolist() for each in layouts]
         largest = max(max(each) for each in found)
-        if not largest > 0 or not math.isfinite(largest):
-            return None
-        return all(max(each[1:]) > ROUNDING * largest for each in found)
+        return all(max(each[1:]) > ROUNDING * min(largest, 1e30) for each in found) if largest > 0 else None
 
 
 def _of_samples(done: TracedStep, tape: Tape, moves: _Moves) -> Iterator[Finding]:
@@ -220,25 +226,28 @@ def _of_samples(done: TracedStep, tape: Tape, moves: _Moves) -> Iterator[Finding
         if not is_in_model and not any(op in {value.op for value in one.ancestors()} for one in compared):
             continue
         if not _is_meant(op, given, result, moves):
-            yield _mixing(op, given[0], result, is_of_loss=op in of_loss)
+            # Rows of numbers may be the positions of one sequence, or the objects of one scene.
+            is_open = len(given[0].shape) == 2 and given[0].shape[0] == moves.count and op not in of_loss
+            yield _mixing(op, given[0], result, "note" if is_open else "alarm")
         return
 
 
 def _is_meant(op: Op, given: list[Value], result: Value, moves: _Moves) -> bool:
     """Return True if a call shows that it mixes samples on purpose.
 
-    It takes two outputs, as where all pairs are compared; a target; a number of the whole batch, such as a deviation;
-    an adjacency matrix; or the batch as one sequence, or as a list.
+    It takes two outputs, a target, a number of the whole batch, such as a deviation, or an adjacency matrix; or it
+    takes the batch as one sequence, or as a list; or it makes a matrix of all pairs.
     """
     others = [one for one in op.inputs if one not in given and one.parameter is None and not one.requires_grad]
     is_adjacency = any(len(one.shape) > 1 and one.shape[-1] == one.shape[-2] for one in others)
     is_one = math.prod(result.shape) == moves.count or (len(given[0].shape) == 3 and given[0].shape[1] == 1)
     is_whole = any(not moves.of.get(one, [Tensor()]) for one in given)
+    is_pairs = result.shape.count(moves.count) > max(1, given[0].shape.count(moves.count))
     is_target = any(not one.of_parameters for one in given) and any(one.of_parameters for one in given)
-    return len(set(given)) > 1 or is_target or is_whole or is_adjacency or is_one
+    return len(set(given)) > 1 or is_pairs or is_target or is_whole or is_adjacency or is_one
 
 
-def _mixing(op: Op, first: Value, result: Value, *, is_of_loss: bool) -> Finding:
+def _mixing(op: Op, first: Value, result: Value, severity: Severity) -> Finding:
     shape, count = list(first.shape), first.shape[0]
     if op.name in ("view", "reshape") and count in result.shape:
         is_clear = len(result.shape) == len(shape) == len(set(shape))
@@ -251,15 +260,16 @@ def _mixing(op: Op, first: Value, result: Value, *, is_of_loss: bool) -> Finding
         advice = f"use {'transpose(0, 1)' if is_exchange else f'permute({order})'} in place of the {op.name}"
     else:
         moved = f"takes {shape}, and what it gives for a sample depends on others: with another first sample, more move"
-        advice = (
-            f"use dim={1 if len(shape) == 2 else -1}"
-            if op.name in ("softmax", "log_softmax")
-            else "set batch_first=True, or give it the dimensions in the order that it takes"
-        )
+        advice = "give it the dimensions in the order that it takes, so that each sample stays by itself"
+        if op.name in ("softmax", "log_softmax"):
+            advice = f"use dim={1 if len(shape) == 2 else -1}"
+        elif op.name in ("getitem", "gather", "index_select", "take_along_dim"):
+            advice = "let the index of each sample stay within its own rows"
+        elif op.name in ("lstm", "gru", "rnn_tanh", "rnn_relu", "multi_head_attention_forward"):
+            advice = "set batch_first=True"
     return Finding(
         "batch_mixing",
-        # Rows of numbers may be the positions of one sequence, or the objects of one scene.
-        "note" if len(shape) == 2 and not is_of_loss else "alarm",
+        severity,
         op.place.module,
         f"{op.name} at {op.place} {moved}",
         advice,
@@ -296,6 +306,8 @@ def _ahead(done: TracedStep, meeting: Meeting) -> Iterator[Ahead]:
     for source in sources:
         samples, positions = source.shape[:2]
         inputs = _tensor(done, source)
+        if torch.bool in (wanted.dtype, inputs.dtype):  # a mask
+            continue
         if wanted.numel() % samples or inputs.numel() % (samples * positions):
             continue
         size = inputs.numel() // samples // positions
@@ -307,11 +319,13 @@ def _ahead(done: TracedStep, meeting: Meeting) -> Iterator[Ahead]:
             length = min(each, positions - shift)
             aimed, later = then[:, :length], now[:, shift : shift + length]
             counts = (aimed != meeting.op.arguments.get("ignore_index", -100)).all(-1)
-            if shift:
-                counts = counts & (now[:, :length] != later).any(-1)
             is_same = (aimed == later).all(-1)
-            if counts.sum() >= MIN_POSITIONS and is_same[counts].double().mean() > NEXT_SHARE:
-                places = (counts & is_same)[:, : max(1, length - 1)].nonzero().tolist()
+            is_told = counts & (now[:, :length] != later).any(-1) if shift else counts
+            if (
+                is_told.sum() >= MIN_POSITIONS
+                and min(is_same[some].double().mean() for some in (counts, is_told)) > NEXT_SHARE
+            ):
+                places = (is_told & is_same)[:, : max(1, length - 1)].nonzero().tolist()
                 if places:
                     sample, position = min(places, key=lambda place: abs(place[1] - each // 2))
                     yield Ahead(meeting, source, shift, sample, position)
@@ -319,7 +333,7 @@ def _ahead(done: TracedStep, meeting: Meeting) -> Iterator[Ahead]:
 
 
 def _other_positions(done: TracedStep, ahead: Ahead) -> list[Mapping[Value, Tensor]]:
-    """Return the batch with the input at the target's position exchanged, and with one or all of the others near it."""
+    """Return the batch with the input that is the target exchanged, and, where that skips one, with that exchanged."""
     inputs, at = _tensor(done, ahead.source), ahead.position + ahead.shift
 
     def exchanged(places: slice) -> Mapping[Value, Tensor]:
@@ -331,8 +345,7 @@ def _other_positions(done: TracedStep, ahead: Ahead) -> list[Mapping[Value, Tens
             rows[row] = choices[others[len(others) // 2]] if len(others) else rows[row]
         return {ahead.source: changed}
 
-    between = slice(at - 1, at) if ahead.shift == 2 else slice(at + 1, None)
-    return [exchanged(slice(at, at + 1)), exchanged(between)]
+    return [exchanged(slice(at, at + 1)), *([exchanged(slice(at - 1, at))] if ahead.shift == 2 else ())]
 
 
 def _of_positions(ahead: Ahead, outputs: list[Tensor]) -> Iterator[Finding]:
@@ -340,10 +353,13 @@ def _of_positions(ahead: Ahead, outputs: list[Tensor]) -> Iterator[Finding]:
     later = "one position later" if shift == 1 else "two positions later"
     samples = ahead.source.shape[0]
     placed = [_by_position(one, ahead.meeting.target, samples) for one in outputs]
-    before, _, own, other = placed
-    if before is None or own is None or other is None:
+    before, _, own = placed[:3]
+    other = placed[3] if len(placed) > 3 else None
+    if before is None or own is None:
         return
-    sees_own, sees_other = (_moves_at(before, one, ahead.sample, position) for one in (own, other))
+    sees_own = _moves_at(before, own, ahead.sample, position)
+    # Where the output before sees it too, as in an autoencoder, there is more to it than to copy.
+    sees_other = _moves_at(before, own if other is None else other, ahead.sample, position - (other is None))
     is_of_tokens = ahead.meeting.target.shape != ahead.meeting.output.shape
     if shift and sees_own:
         yield Finding(

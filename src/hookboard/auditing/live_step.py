@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from hookboard.auditing.calls import Value
+from hookboard.auditing.ledger import Ledger
 from hookboard.auditing.optimizing import Outsider, findings_of_optimizers, outsiders
 from hookboard.auditing.program import TooLongError
 from hookboard.auditing.reading import ALL_RULES, CUT, Reader, alarms_first
@@ -63,6 +64,7 @@ class LiveStep:
         self._has_one_loss = loop.trainer is not None and getattr(loop.model, "automatic_optimization", True)
         self._until_end = ExitStack()
         self._reader: Reader | None = None
+        self._ledger: Ledger | None = None
         self._tries, self._has_failed = 0, False
         self._last: Callable[[], Tensor | None] = lambda: None
         self._findings: list[Finding] = []
@@ -91,8 +93,8 @@ class LiveStep:
             if self._loop.trainer is not None:
                 self._schedules += findings_of_schedules(self._loop.trainer, self._loop.model)
         self._reader = Reader(self._model, batch, self._hear)
-        trace = self._reader.step
-        self._until_end.enter_context(standing_aside(trace, self._hear))
+        trace, self._ledger = self._reader.step, Ledger(self._model)
+        self._until_end.enter_context(standing_aside(trace, self._hear, self._before_step))
         trace.begin()
 
     def _hear(self, loss: Tensor) -> bool:
@@ -106,6 +108,15 @@ class LiveStep:
                 if is_ours:
                     self.before_backward(loss)
         return True
+
+    def _before_step(self, optimizer: Any) -> None:
+        """Note that an optimizer steps."""
+        if self._reader is not None and self._ledger is not None:
+            try:
+                with computing_plainly():
+                    self._ledger.before_step(optimizer, self._reader.step.ops)
+            except Exception as error:
+                self._reader.step.give_up(error)
 
     def before_backward(self, loss: Tensor) -> None:
         """Judge what led to a loss whose backward pass comes next; no effect if that has been done for this loss."""
@@ -126,6 +137,8 @@ class LiveStep:
         value, factor = self._unscaled(reader.step.value_of(loss))
         done = reader.take_loss(loss, value, factor)
         self._findings += findings_of(done, [rule for rule in ALL_RULES if rule is not CUT])
+        if self._ledger is not None:
+            self._ledger.before_backward(value, reader.step.ops)
         self._constant_loss = reader.constant_loss()
         self.programs.append(reader.step.program_of(loss))
         if len(reader.losses) == 1:
@@ -175,6 +188,9 @@ class LiveStep:
                 self._say_not_read(reader.step.fault)
             elif reader.losses:
                 with computing_plainly():
+                    if self._ledger is not None:
+                        self._ledger.settle(reader.step.ops)
+                        self._findings += self._ledger.findings()
                     found = alarms_first([*self._findings, *reader.cuts(self._has_gradient)])
                 first, reached = FirstStep(found, self._flow, self._constant_loss, self.programs), reader.reached
                 self._say_opaque(reader)
@@ -223,4 +239,4 @@ class LiveStep:
         self._stop()
         if self._reader is not None:
             self._reader.forget()
-            self._reader = None
+            self._reader = self._ledger = None

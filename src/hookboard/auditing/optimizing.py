@@ -58,6 +58,7 @@ def findings_of_optimizers(
     parameters = {name: p for name, p in model.named_parameters() if not is_lazy(p)}
     if reached is not None:
         yield from _not_in_optimizer(optimizers, parameters, reached)
+        yield from _none_reached(optimizers, parameters, reached, outside)
     yield from _not_in_model(optimizers, outside, may_be_meant=not getattr(model, "automatic_optimization", True))
     yield from _frozen(parameters)
     yield from _settings(optimizers)
@@ -101,6 +102,29 @@ def _not_in_optimizer(
         f"they are: {listed(left_out, 3)}",
         "give them to the optimizer, or set requires_grad=False on what shall stay as it is",
     )
+
+
+def _none_reached(
+    optimizers: Sequence[Optimizer],
+    parameters: Mapping[str, nn.Parameter],
+    reached: Collection[str],
+    outside: Sequence[Outsider],
+) -> Iterator[Finding]:
+    """Yield an alarm if all gradients go to parameters that are not the model's, such as those of a copy."""
+    held = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+    trained = [name for name, p in parameters.items() if p.requires_grad and id(p) in held]
+    left = [one for one in outside if id(one.reference()) not in held]
+    if trained and left and not reached:
+        line = next((f", first used at {one.line}" for one in left if one.line), "")
+        yield Finding(
+            "not_in_optimizer",
+            "alarm",
+            "",
+            f"no gradient reaches any of the {len(trained)} parameters of the model that the optimizers hold; it "
+            f"reaches {len(left)} others{line}",
+            "compute the loss with the model's own parameters, or with tensors that are computed from them, as "
+            "torch.func.functional_call takes: a copy of the model passes nothing on to it",
+        )
 
 
 def outsiders(step: StepTrace, outside: Iterable[nn.Parameter]) -> list[Outsider]:

@@ -225,7 +225,7 @@ class StepTrace(TorchFunctionMode):
             return
         if len(self.ops) >= MAX_OPS:
             raise TooLongError(f"it makes more than {MAX_OPS:,} calls")
-        op.place = place
+        op.place, op.number = place, returned if isinstance(returned, float) else None
         op.drawn = [(generator, state) for generator, state in op.drawn if state != state_of(generator)]
         op.autocast = autocast_of(given.values())
         observer = self._observers.get(name)

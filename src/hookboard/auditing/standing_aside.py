@@ -25,7 +25,9 @@ _HERE = os.path.abspath(__file__)
 
 
 @contextmanager
-def standing_aside(trace: StepTrace, at_backward: Callable[[Tensor], object]) -> Iterator[None]:
+def standing_aside(
+    trace: StepTrace, at_backward: Callable[[Tensor], object], at_step: Callable[[Any], object]
+) -> Iterator[None]:
     """Take a trace off the stack inside the context where it would change what runs.
 
     That is in compiled code, which would be compiled with the trace in it; in the steps of optimizers; in backward
@@ -35,6 +37,7 @@ def standing_aside(trace: StepTrace, at_backward: Callable[[Tensor], object]) ->
     Args:
         trace: the trace. Its `compiled_calls` counts the calls of compiled code.
         at_backward: called with each loss whose backward pass begins.
+        at_step: called with each optimizer that steps, before it does.
     """
 
     def hears(backward: Callable[[], None], losses: Sequence[Tensor]) -> None:
@@ -47,7 +50,7 @@ def standing_aside(trace: StepTrace, at_backward: Callable[[Tensor], object]) ->
     with ExitStack() as until_end:
         until_end.enter_context(hearing_backward(hears))
         until_end.enter_context(_replaced(torch.overrides, "has_torch_function", functools.partial(_unseen, trace)))
-        without_hooks = until_end.enter_context(_around_optimizers(trace))
+        without_hooks = until_end.enter_context(_around_optimizers(trace, at_step))
         until_end.enter_context(_replaced(*COMPILED_CODE, functools.partial(_around_compiled, trace, without_hooks)))
         yield
 
@@ -114,7 +117,9 @@ def _around_compiled(
 
 
 @contextmanager
-def _around_optimizers(trace: StepTrace) -> Iterator[Callable[[], AbstractContextManager[None]]]:
+def _around_optimizers(
+    trace: StepTrace, at_step: Callable[[Any], object]
+) -> Iterator[Callable[[], AbstractContextManager[None]]]:
     """Take the trace off while an optimizer steps, unless it is given a closure, which runs the model.
 
     It yields a function that returns a context without the hooks for this.
@@ -125,6 +130,8 @@ def _around_optimizers(trace: StepTrace) -> Iterator[Callable[[], AbstractContex
     def before(optimizer: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         if torch.compiler.is_compiling():
             return
+        if threading.get_ident() == trace.thread and not trace.is_over:
+            at_step(optimizer)
         has_closure = len(args) > 1 or kwargs.get("closure") is not None
         if threading.get_ident() == trace.thread and not has_closure and not stepping:
             stepping.append(optimizer)

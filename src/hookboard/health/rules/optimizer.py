@@ -160,7 +160,9 @@ def _cut(run: Run, look: Look, chain: list[Layer], others: list[Layer]) -> Sympt
     what = "only zeros reach" if zeros else "no gradient reaches"
     where = chain[0].name if len(chain) == 1 else _from_to(chain)
     elsewhere = f"elsewhere the gradient has an RMS of {usual:.2g}" if others else "nor those of any other layer"
-    severity: Severity = "alarm" if others or run.losses.is_harmed else "note"
+    since = _gone_since(run, chain[-1])
+    # A margin that all samples keep leaves no gradient in the end.
+    severity: Severity = "alarm" if others or run.losses.is_harmed or since is None else "note"
     # Without a graph there is no gradient at all; zeros are the derivative of something.
     why = "something that multiplies by 0, such as a dead or saturated activation or a softmax over one value"
     advice = f"look after {last} for {why if zeros else 'detach() or no_grad(), and for an output that is not used'}"
@@ -175,7 +177,7 @@ def _cut(run: Run, look: Look, chain: list[Layer], others: list[Layer]) -> Sympt
         advice,
         severity,
         float(len(chain)),
-        _gone_since(run, chain[-1]),
+        since,
         # A later dead layer passes zeros. Nothing is passed by a cut, or kept by a step that comes too late.
         is_root=not zeros and not any(rule in ("cleared_gradients", "wrong_optimizer") for rule, _ in run.findings),
     )
