@@ -146,6 +146,19 @@ def _values_in(given: Any) -> "Iterator[Value]":
             yield from _values_in(part)
 
 
+def loss_part(loss: Value) -> list[Op]:
+    """Return the calls behind a loss, from the last one back, that no layer follows: none of them takes a parameter."""
+    waiting, seen = [loss], dict[Op, None]()
+    while waiting:
+        value = waiting.pop()
+        op = value.op
+        if op is None or op in seen or not value.of_parameters or any(one.parameter for one in op.inputs):
+            continue
+        seen[op] = None
+        waiting += op.inputs
+    return list(seen)
+
+
 def tensors_of(returned: Any) -> "Iterator[Tensor]":
     """Yield a tensor, or those in a list or tuple, nested ones too."""
     if isinstance(returned, Tensor):

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hookboard.auditing.calls import RESHAPES, Op, Value
+from hookboard.auditing.calls import RESHAPES, Op, Value, loss_part
 from hookboard.auditing.rules import Finding, TracedStep
 from hookboard.auditing.tape import CannotReplayError, Tape
 from hookboard.health import Severity
@@ -93,19 +93,6 @@ def dependence(done: TracedStep) -> Iterator[Finding]:
         yield from _of_orders(meeting, moves.kept[meeting.output][:2], targets)
     if ahead is not None:
         yield from _of_positions(ahead, moves.kept[ahead.meeting.output])
-
-
-def loss_part(loss: Value) -> list[Op]:
-    """Return the calls behind a loss, from the last one back, that no layer follows: none of them takes a parameter."""
-    waiting, seen = [loss], dict[Op, None]()
-    while waiting:
-        value = waiting.pop()
-        op = value.op
-        if op is None or op in seen or not value.of_parameters or any(one.parameter for one in op.inputs):
-            continue
-        seen[op] = None
-        waiting += op.inputs
-    return list(seen)
 
 
 def _meetings(done: TracedStep) -> list[Meeting]:

@@ -95,41 +95,6 @@ def calls_from(value: Value, names: frozenset[str]) -> Iterator[Op]:
                 waiting += op.inputs
 
 
-def loss_shape(done: TracedStep) -> Iterator[Finding]:
-    """Yield an alarm if a loss combines an output of shape (n, 1) with targets of shape (n,), which gives (n, n)."""
-    for op in calls_from(done.loss, ARITHMETIC):
-        if op.name not in ARITHMETIC - RESHAPES or len(op.inputs) != 2:
-            continue
-        for output, target in (op.inputs, op.inputs[::-1]):
-            is_pair = output.requires_grad and target.of_batch and not target.requires_grad
-            if is_pair and _is_column_and_row(output, target):
-                count = max(output.shape)
-                yield Finding(
-                    "loss_shape",
-                    "alarm",
-                    op.place.module,
-                    f"at {op.place} an output of shape {list(output.shape)} meets targets of shape "
-                    f"{list(target.shape)}: each output is compared with every target, {[count, count]}",
-                    "give both the same shape, with squeeze(1) or unsqueeze(1)",
-                )
-
-
-def _is_column_and_row(one: Value, other: Value) -> bool:
-    """Return True for the shapes (n, 1) and (n,) with n > 1, unless a call has made one so to combine all pairs."""
-    row, column = sorted((one, other), key=lambda value: len(value.shape))
-    is_shape = len(row.shape) == 1 and row.shape[0] > 1 and column.shape == (*row.shape, 1)
-    return is_shape and not any(value.op is not None and _makes_pairs(value.op) for value in (row, column))
-
-
-def _makes_pairs(op: Op) -> bool:
-    """Return True for a call that makes a row or column to combine all pairs, such as an index or `view(-1, 1)`."""
-    is_column_of_row = op.name in ("view", "reshape") and len(op.inputs[0].shape) == 1
-    return is_column_of_row or op.name in _MAKING_PAIRS
-
-
-_MAKING_PAIRS = frozenset({"getitem", "unsqueeze", "sum", "norm", "mean", "amax", "max", "logsumexp"})
-
-
 def loss_input(done: TracedStep) -> Iterator[Finding]:
     """Yield an alarm for a logarithm of negative numbers that makes the loss NaN, and for a Dice loss of logits."""
     if not done.is_finite:

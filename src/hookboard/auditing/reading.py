@@ -29,7 +29,6 @@ ALL_RULES = (
     eval_mode,
     dependence,
     mixing.loss_shape,
-    handwritten.loss_shape,
     handwritten.loss_input,
     handwritten.targets,
     cut,

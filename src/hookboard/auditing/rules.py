@@ -1,5 +1,6 @@
 """Rules that find faults in a traced step, and the loss calls that they judge."""
 
+import itertools
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -7,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hookboard.auditing.calls import Observer, Op, Value
+from hookboard.auditing.calls import Observer, Op, Value, loss_part
 from hookboard.auditing.program import StepTrace
 from hookboard.health import SCALE_TARGETS, Severity, Symptom, sentence
 from hookboard.messages import warn_switched_off
@@ -401,20 +402,52 @@ def _all_the_same(call: LossCall) -> Iterator[Finding]:
 
 
 def loss_shape(done: TracedStep) -> Iterator[Finding]:
-    """Yield an alarm if output and target broadcast so that each output is compared with every target."""
-    for call in losses_of(done):
-        if call.op.name not in REGRESSION or call.output.shape == call.target.shape:
-            continue
-        both = torch.broadcast_shapes(call.output.shape, call.target.shape)
-        if math.prod(both) > max(math.prod(call.output.shape), math.prod(call.target.shape)):
-            yield Finding(
-                "loss_shape",
-                "alarm",
-                call.op.place.module,
-                f"at {call.op.place} an output of shape {list(call.output.shape)} meets targets of shape "
-                f"{list(call.target.shape)}: each output is compared with every target, {list(both)}",
-                "give both the same shape, with squeeze(1) or unsqueeze(1)",
-            )
+    """Yield an alarm if output and target broadcast so that each output is compared with every target.
+
+    Of functions other than those of regression that is said of the shapes (n, 1) and (n,) alone: others are made to
+    combine all pairs.
+    """
+    for op in loss_part(done.loss):
+        for output, target in itertools.permutations(op.inputs, 2) if len(op.inputs) < 4 else ():
+            if not output.requires_grad or not target.of_batch or target.requires_grad or output.shape == target.shape:
+                continue
+            is_regression = op.name in REGRESSION
+            both = _broadcast(output.shape, target.shape)
+            if both not in (output.shape, target.shape, ()) and (
+                is_regression or (both == op.results[0].shape and _is_column_and_row(output, target))
+            ):
+                yield Finding(
+                    "loss_shape",
+                    "alarm",
+                    op.place.module,
+                    f"at {op.place} an output of shape {list(output.shape)} meets targets of shape "
+                    f"{list(target.shape)}: each output is compared with every target, {list(both)}",
+                    "give both the same shape, with squeeze(1) or unsqueeze(1)",
+                )
+
+
+def _broadcast(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape that two shapes broadcast to; () if they do not."""
+    try:
+        return tuple(torch.broadcast_shapes(one, other))
+    except RuntimeError:
+        return ()
+
+
+def _is_column_and_row(one: Value, other: Value) -> bool:
+    """Return True for the shapes (n, 1) and (n,) with n > 1, unless a call has made one so to combine all pairs."""
+    row, column = sorted((one, other), key=lambda value: len(value.shape))
+    is_shape = len(row.shape) == 1 and row.shape[0] > 1 and column.shape == (*row.shape, 1)
+    return is_shape and not any(value.op is not None and _makes_pairs(value.op) for value in (row, column))
+
+
+def _makes_pairs(op: Op) -> bool:
+    """Return True for a call that makes a row or column to combine all pairs, such as an index or `view(-1, 1)`."""
+    is_column_of_row = op.name in ("view", "reshape") and len(op.inputs[0].shape) == 1
+    return is_column_of_row or op.name in _MAKING_PAIRS
+
+
+_MAKING_PAIRS = frozenset({"getitem", "unsqueeze", "sum", "norm", "mean", "amax", "max", "logsumexp"})
 
 
 def masked_row(done: TracedStep) -> Iterator[Finding]:
