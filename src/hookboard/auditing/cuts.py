@@ -19,11 +19,15 @@ _CREATING = frozenset(
 def cut(done: TracedStep) -> Iterator[Finding]:
     """Yield a finding for the call that cuts the gradient of the most trainable parameters.
 
-    It is an alarm if no parameter gets a gradient, and a note otherwise. Without such a call, yield a finding for a
-    function whose gradient is 0 everywhere, and for a term of the loss that passes no gradient to the parameters.
+    It is an alarm if no parameter gets a gradient, or if it cuts a whole term of the loss, and a note otherwise.
+    Without such a call, yield an alarm if all gradients are exactly 0.
     """
     if done.trained and len(done.without) == len(done.trained):
         yield from _of_all(done)
+        return
+    without = next(_term_without_gradient(done), None)
+    if without is not None:
+        yield without
         return
     reached: dict[int, tuple[Op, set[str]]] = {}
     for value in done.loss.ancestors(lambda one: not _is_straight_through(done, one)):
@@ -46,8 +50,7 @@ def cut(done: TracedStep) -> Iterator[Finding]:
             "as it is",
         )
     else:
-        yield from _by_flat_function(done)
-        yield from _term_without_gradient(done)
+        yield from _gone(done)
 
 
 def _is_straight_through(done: TracedStep, value: Value) -> bool:
@@ -119,21 +122,21 @@ def _named(op: Op) -> str:
     return f"{op.name}()" if op.with_grad or op.name in CUTS else "torch.no_grad()"
 
 
-def _by_flat_function(done: TracedStep) -> Iterator[Finding]:
-    """Yield an alarm if the loss goes through a function such as `round`, and all gradients are exactly 0."""
-    values = [value for value in done.loss.ancestors() if value.op is not None and value.op.name in FLAT]
-    flat = [value.op for value in values if value.op is not None and value.requires_grad and value.of_parameters]
-    # Something may go around it, as in a straight-through estimator.
-    if not flat or done.number == 0 or _has_gradient(done) is not False:
+def _gone(done: TracedStep) -> Iterator[Finding]:
+    """Yield an alarm if all gradients are exactly 0; it names a function such as `round` on the way to the loss."""
+    if done.number == 0 or _has_gradient(done) is not False:
         return
-    op = flat[0]
+    values = [value for value in done.loss.ancestors() if value.op is not None and value.op.name in FLAT]
+    flat = next((value.op for value in values if value.requires_grad and value.of_parameters), None)
     yield Finding(
         "cut",
         "alarm",
-        op.place.module,
-        f"the gradients of all {len(done.trained)} trainable parameters are exactly 0: that of {op.name} at {op.place} "
-        "is 0 everywhere",
-        f"compute the loss from what {op.name} takes; use {op.name} for metrics only",
+        "" if flat is None else flat.place.module,
+        f"the gradients of all {len(done.trained)} trainable parameters are exactly 0"
+        + (f": that of {flat.name} at {flat.place} is 0 everywhere" if flat else ", and the loss is not"),
+        f"compute the loss from what {flat.name} takes; use {flat.name} for metrics only"
+        if flat
+        else "look for what multiplies by 0 on the way to the loss: a mask, or an activation that is dead or saturated",
     )
 
 

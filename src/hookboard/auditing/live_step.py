@@ -13,7 +13,7 @@ from hookboard.auditing.ledger import Ledger
 from hookboard.auditing.optimizing import Outsider, findings_of_optimizers, outsiders
 from hookboard.auditing.program import TooLongError
 from hookboard.auditing.reading import ALL_RULES, CUT, Reader, alarms_first
-from hookboard.auditing.rules import FLAT, Finding, findings_of
+from hookboard.auditing.rules import Finding, findings_of
 from hookboard.auditing.scheduling import findings_of_schedules
 from hookboard.auditing.standing_aside import standing_aside
 from hookboard.first_nan import Program
@@ -164,14 +164,13 @@ class LiveStep:
         return (value, factor) if factor and math.isfinite(factor) else (value, 1.0)
 
     def after_backward(self) -> None:
-        """Note whether the backward pass has given any gradient that is not 0, if a rule will ask for it."""
+        """Note whether the backward pass has given any gradient that is not 0."""
         reader = self._reader
         if reader is None or not reader.losses or self._has_gradient:
             return
-        if any(op.name in FLAT for op in reader.step.ops):
-            with reader.step.aside(), computing_plainly():
-                gradients = [p.grad for p in self._model.parameters() if p.requires_grad and p.grad is not None]
-                self._has_gradient = any(bool((local(gradient) != 0).any()) for gradient in gradients)
+        with reader.step.aside(), computing_plainly():
+            gradients = (p.grad for p in self._model.parameters() if p.requires_grad and p.grad is not None)
+            self._has_gradient = any(bool((local(gradient) != 0).any()) for gradient in gradients)
 
     def end(self) -> FirstStep | None:
         """End the batch; return what is known of the step, or None if another batch is to be followed."""

@@ -76,7 +76,7 @@ class Tape:
         with _undisturbed(self.ops):
             for index, op in enumerate(self.ops):
                 if time.monotonic() > until:
-                    raise CannotReplayError(f"it takes more than {SECONDS:g} s")
+                    raise CannotReplayError("it takes too long")
                 if not held.keys() >= set(op.inputs):
                     raise CannotReplayError("a tensor is gone")
                 with torch.set_grad_enabled(needs_grad and op.with_grad):

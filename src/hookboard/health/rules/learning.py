@@ -165,11 +165,19 @@ def not_learning(run: Run) -> Iterator[Symptom]:
     chance = "" if losses.chance is None else f" (chance: {losses.chance:.3g})"
     far = of_their_size(moved, digits=1)
     evidence = f"{losses.harm}{chance}, while a step moves the weights by {far}{_cosine(agreement)}"
-    advice = "change the learning rate; then check whether inputs and labels belong together, and the loss function"
     # Without chance nobody can tell it from a model that was trained before, and is trained on. And what has learnt how
     # frequent the classes are may be on a plateau, where masked language models stay for thousands of steps.
     is_certain = losses.chance is not None and not losses.has_come_down
-    yield Symptom("", evidence, advice, "alarm" if is_certain else "note", since=first)
+    yield Symptom("", evidence, _advice(run), "alarm" if is_certain else "note", since=first)
+
+
+def _advice(run: Run) -> str:
+    """Return what to try where a loss does not fall: what is frozen comes first, as no rate can help that."""
+    frozen = next((symptom.evidence for rule, symptom in run.findings if rule == "frozen"), "").partition(";")[0]
+    first = f"check whether something is frozen by mistake ({frozen}); then " if frozen else ""
+    return (
+        f"{first}change the learning rate; then check whether inputs and labels belong together, and the loss function"
+    )
 
 
 WORSE_THAN_CONSTANT_FACTOR = 2.0
@@ -284,7 +292,7 @@ def _no_better(run: Run, level: float, error: float) -> Symptom | None:
     if losses.steps < STEPS_BEFORE_STUCK or losses.is_falling or agreement > AGREEING_GRADIENT_COSINE:
         advice = "train longer, or let checkup() try other learning rates"
     else:
-        advice = "change the learning rate; then check whether inputs and labels belong together, and the loss function"
+        advice = _advice(run)
     # Slightly below chance it may be on a plateau that it leaves later, as transformers do.
     is_on_plateau = losses.has_come_down and level + LEVEL_NOISE_DEVIATIONS * error < reference
     return Symptom("", evidence, advice, "note" if is_on_plateau else _severity_at_end(run))
