@@ -32,14 +32,15 @@ STEP_RULES = (
     _rule(
         "batch_mixing",
         "alarm or note",
-        "a softmax, attention or recurrent layer over the samples of the batch, as without `batch_first=True`, or a "
-        "view for a transpose, which mixes them; a note where that may be intended",
+        "with another first sample, the outputs of other samples change: a softmax, attention or recurrent layer over "
+        "the samples, a view for a transpose, a wrong index; a note where that may be intended",
     ),
     _rule(
         "loss_shape",
         "alarm",
         "output and target have shapes that broadcast, such as (N, 1) and (N,), so that each output is compared with "
-        "every target; or a view for a transpose mixes classes and positions",
+        "every target; a view for a transpose mixes classes and positions; or outputs and targets are flattened in "
+        "different orders",
     ),
     _rule(
         "output_range",
@@ -51,14 +52,15 @@ STEP_RULES = (
     _rule(
         "targets",
         "alarm or note",
-        "targets that the loss does not accept, or a batch of at least 32 samples of one class of several; as notes, "
-        "targets that should be scaled, or are all the same",
+        "targets that the loss does not accept, tokens that are shifted twice, or a batch of at least 32 samples of one "
+        "class of several; as notes, targets that should be scaled, or are all the same",
     ),
     _rule(
         "cut",
         "alarm or note",
-        "`detach`, `no_grad` or the like leaves parameters or a term of the loss without a gradient; an alarm if no "
-        "parameter has one, or the term holds derivatives without `create_graph`",
+        "a term of the loss that trains nothing: `detach`, `item` or `no_grad` cuts its gradient, or it is cleared "
+        "before an optimizer steps; gradients that are all 0; as a note, a call that cuts the gradient of some "
+        "parameters",
     ),
     _rule("masked_row", "alarm", "rows of attention that are fully masked, and make the loss NaN"),
     _rule(
@@ -72,8 +74,8 @@ STEP_RULES = (
     _rule(
         "future_leak",
         "alarm",
-        "outputs depend on the tokens they are to predict: the targets are the next tokens and later ones are seen, or "
-        "the targets are not shifted",
+        "outputs change with the very input that they are to predict: the targets are inputs of later positions, which "
+        "the model sees, or tokens that are not shifted",
     ),
     _rule("few_tokens", "note", "nearly all tokens of the batch are the same"),
     _rule("dropout", "alarm", "a dropout that drops 90 % of the values or more"),
@@ -97,7 +99,7 @@ STEP_RULES = (
         "not_in_optimizer",
         "alarm or note",
         "parameters that get a gradient and are in no optimizer; an alarm if that is all of them, or if they belong to "
-        "layers that the model does not have, as in a list",
+        "layers that the model does not have, as in a list or in a copy",
     ),
     _rule("frozen", "note", "how many weights are trained, and which modules are frozen"),
     _rule(
