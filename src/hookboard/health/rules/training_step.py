@@ -52,8 +52,8 @@ STEP_RULES = (
     _rule(
         "targets",
         "alarm or note",
-        "targets that the loss does not accept, tokens that are shifted twice, or a batch of at least 32 samples of one "
-        "class of several; as notes, targets that should be scaled, or are all the same",
+        "targets that the loss does not accept, tokens that are shifted twice, or a batch of at least 32 samples of "
+        "one class of several; as notes, targets that should be scaled, or are all the same",
     ),
     _rule(
         "cut",
