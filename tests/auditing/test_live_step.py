@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +15,9 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from toys import Toy, batches, fit, mlp, newer_torch
 
 from hookboard import HealthMonitor
+from hookboard.auditing import program
 from hookboard.health import STEP
+from hookboard.hooks import around_measuring
 
 pytestmark = pytest.mark.trains
 
@@ -143,6 +146,7 @@ def assert_read_and_the_same(kind, **options):
 
 def assert_nothing_is_left():
     assert _get_current_function_mode_stack() == []
+    assert not around_measuring
     assert torch.autograd.backward.__module__ == "torch.autograd"
     assert torch.overrides.has_torch_function is torch._C._has_torch_function
     assert eval_frame._maybe_set_eval_frame.__module__.startswith("torch.")
@@ -220,6 +224,21 @@ def test_no_tensor_of_the_step_outlives_its_backward_pass():
     finally:
         gc.enable()
     assert alive[0] == [False]
+
+
+def test_the_trace_is_called_for_no_function_that_hookboard_calls(monkeypatch):
+    callers, caller_in = [], program._caller_in
+
+    def noted(handler):
+        caller = caller_in(handler)
+        callers.append(Path(caller.f_code.co_filename))
+        return caller
+
+    monkeypatch.setattr(program, "_caller_in", noted)
+    assert_read_and_the_same(Faulty)
+    own = Path(program.__file__).parents[1]
+    assert callers
+    assert not [str(path) for path in callers if own in path.parents]
 
 
 class TrainsAnother(Toy):

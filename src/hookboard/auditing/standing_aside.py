@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from hookboard.auditing.program import StepTrace
-from hookboard.hooks import hearing_backward
+from hookboard.hooks import around_measuring, hearing_backward
 from hookboard.torch_private import COMPILED_CALLERS, COMPILED_CODE
 
 _HERE = os.path.abspath(__file__)
@@ -48,6 +48,8 @@ def standing_aside(
             backward()
 
     with ExitStack() as until_end:
+        around_measuring.append(apart := trace.aside())
+        until_end.callback(around_measuring.remove, apart)
         until_end.enter_context(hearing_backward(hears))
         until_end.enter_context(_replaced(torch.overrides, "has_torch_function", functools.partial(_unseen, trace)))
         without_hooks = until_end.enter_context(_around_optimizers(trace, at_step))

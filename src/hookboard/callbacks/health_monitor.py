@@ -282,12 +282,12 @@ class HealthMonitor(SiteLogger[HealthState]):
                     state.stale = StaleGradients(loop.model, loop.optimizers)
             else:
                 state.add_findings([])
-        if state.live is not None:
-            state.live.begin(batch)
         if state.black_box is not None:
             state.black_box.begin_batch(batch, batch_idx, loop.logged_step)
             if len(state.black_box.events) > state.told:
                 self._tell_events(loop, state)
+        if state.live is not None:  # last, or it would see the calls above
+            state.live.begin(batch)
 
     def _judge_at_end(self, loop: Loop, state: HealthState) -> None:
         """Judge the whole training unless `stop_on` ended it."""
@@ -305,10 +305,10 @@ class HealthMonitor(SiteLogger[HealthState]):
             self._verdicts = state.end_judging(losses)
 
     def _see_loss(self, loop: Loop, state: HealthState, loss: Tensor) -> None:
-        if state.is_due and self.audit and any(rule.name == "eval_mode" for rule in self._rules()):
-            state.see_modes(loop.model, loop.logged_step)
         if state.live is not None:
             state.live.before_backward(loss)
+        if state.is_due and self.audit and any(rule.name == "eval_mode" for rule in self._rules()):
+            state.see_modes(loop.model, loop.logged_step)
         scale = None if state.loss_scale is None else state.loss_scale.current
         if (stale := state.stale) is not None:
             state.watch_stale(stale, stale.before_backward)

@@ -4,7 +4,7 @@ from hookboard.hooks.backward_calls import hearing_backward
 from hookboard.hooks.fused import fused_layers, unhooked
 from hookboard.hooks.gradients import Observer, Switch, watch_output, why_no_gradient
 from hookboard.hooks.input_gradients import Edges, InputGradients, edges_of
-from hookboard.hooks.module_tap import UNKNOWN
+from hookboard.hooks.module_tap import UNKNOWN, around_measuring
 from hookboard.hooks.own_call import is_own_call, own_call, spare_of
 from hookboard.hooks.taps import EDITS_GRADIENTS, EDITS_VALUES, NO_GRADIENT, READS_BEFORE_EDITS, Taps, sort_hooks
 
@@ -19,6 +19,7 @@ __all__ = [
     "Observer",
     "Switch",
     "Taps",
+    "around_measuring",
     "edges_of",
     "fused_layers",
     "hearing_backward",

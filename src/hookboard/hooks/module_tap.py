@@ -3,6 +3,7 @@
 import functools
 import threading
 from collections.abc import Callable, Collection
+from contextlib import ContextDecorator
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +21,9 @@ from hookboard.torch_private import backward_number, in_backward, sequence_numbe
 
 UNKNOWN = -1
 """The number of a recomputed call if the module was called several times before: it may repeat any of them."""
+
+around_measuring: list[ContextDecorator] = []
+"""Contexts in which taps show tensors, such as one that takes a trace of the step off the stack of modes."""
 
 
 class OpenCall(NamedTuple):
@@ -153,6 +157,8 @@ class ModuleTap:
         if self._is_off or own_calls:
             return
         try:
+            for context in around_measuring:
+                show = context(show)
             show(*given)
         except Exception as error:
             self.causes.update(dict.fromkeys(self.roles, f"could not be read: {error}"))
