@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from toys import Toy, batches, fit, mlp, newer_torch
 
 from hookboard import HealthMonitor
-from hookboard.auditing import program
+from hookboard.auditing import program, rules
 from hookboard.health import STEP
 from hookboard.hooks import around_measuring
 
@@ -239,6 +239,13 @@ def test_the_trace_is_called_for_no_function_that_hookboard_calls(monkeypatch):
     own = Path(program.__file__).parents[1]
     assert callers
     assert not [str(path) for path in callers if own in path.parents]
+
+
+def test_the_losses_of_a_step_are_looked_for_once(monkeypatch):
+    asked = []
+    monkeypatch.setattr(rules, "_only_reduced", lambda loss: asked.append(loss) or iter(()))
+    assert_read_and_the_same(Faulty)
+    assert len(asked) == 1
 
 
 class TrainsAnother(Toy):

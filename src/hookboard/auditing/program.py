@@ -113,6 +113,8 @@ class StepTrace(TorchFunctionMode):
         """How many calls of compiled code were not looked into."""
         self.not_asked = ""
         """Why the calls could not be made again; "" if they could."""
+        self.loss_calls: dict[Value, list[Any]] = {}
+        """By loss, what `losses_of` has found, with its tensors, until `let_go`."""
         self._at_backward = at_backward
         self._observers = observers
         self._values: dict[int, Value] = {}
@@ -331,6 +333,7 @@ class StepTrace(TorchFunctionMode):
     def let_go(self) -> None:
         """Drop the tensors that observers kept, and the graphs of the step."""
         self.given.clear()
+        self.loss_calls.clear()
         for op in self.ops:
             op.seen = None  # which may hold the operation in turn
 

@@ -157,19 +157,21 @@ def _of_difference(op: Op, given: Mapping[str, Tensor], results: Sequence[Tensor
     return None
 
 
-def losses_of(done: TracedStep) -> Iterator[LossCall]:
-    """Yield the calls of loss functions, and each output minus target that is summed up to the loss.
+def losses_of(done: TracedStep) -> Sequence[LossCall]:
+    """Return the calls of loss functions, and each output minus target that is summed up to the loss.
 
     Those on an output that needs no gradient are left out: they compute metrics. So are those that do not lead to the
     loss, as of another model, unless the loss comes from code that nobody can look into.
     """
+    if done.loss in done.step.loss_calls:  # many rules ask
+        return done.step.loss_calls[done.loss]
     reduced, behind = {id(op) for op in _only_reduced(done.loss)}, list(done.loss.ancestors())
     is_known = all(value.op or value.path or value.parameter or not value.requires_grad for value in behind)
     leading = {id(value.op) for value in behind}
     calls = [op.seen for op in done.step.ops if isinstance(op.seen, LossCall) and op.seen.output.requires_grad]
     calls = [call for call in calls if call.op.name in LOSSES or id(call.op) in reduced]
     found = [call for call in calls if id(call.op) in leading]
-    yield from found if found or is_known else calls
+    return done.step.loss_calls.setdefault(done.loss, found if found or is_known else calls)
 
 
 _REDUCING = frozenset({"mean", "sum", "pow", "square", "abs", "sqrt", "norm", "clamp", "neg", "add", "radd"})
