@@ -27,11 +27,11 @@ def eval_mode(done: TracedStep) -> Iterator[Finding]:
     frozen: list[str] = []
     restless: list[str] = []
     for name, module in done.step.model.named_modules():
-        parameters = {f"{name}.{own}".lstrip("."): parameter for own, parameter in module.named_parameters()}
+        names = (f"{name}.{own}".lstrip(".") for own, _ in module.named_parameters())
         if any(f"{name}.".startswith(part) for part in frozen):
             if isinstance(module, _WITH_MODES) and _has_a_mode(module) and module.training:
                 restless.append(name)
-        elif parameters and not any(p.requires_grad or own in done.trained for own, p in parameters.items()):
+        elif _is_frozen(module) and not any(own in done.trained for own in names):
             frozen.append(f"{name}." if name else "")
         elif isinstance(module, _WITH_MODES) and _has_a_mode(module):
             modules[name] = module
@@ -78,8 +78,8 @@ def _trained_with_modes(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def _is_frozen(module: nn.Module) -> bool:
-    parameters = list(module.parameters())
-    return bool(parameters) and not any(parameter.requires_grad for parameter in parameters)
+    has_any = next(module.parameters(), None) is not None
+    return has_any and not any(parameter.requires_grad for parameter in module.parameters())
 
 
 def left_in_evaluation(model: nn.Module, before: set[str], step: int) -> Finding | None:

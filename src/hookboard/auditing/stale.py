@@ -137,7 +137,7 @@ class StaleGradients:
             watched.left = [left._replace(version=version_of(grad)) for left, grad in held if grad is not None]
             if not watched.is_decided and watched.cleared == watched.steps:
                 watched.given = [
-                    one._replace(is_any=one.is_any & local(grad).isfinite().all())
+                    one._replace(is_any=one.is_any & _ends(grad).isfinite().all())
                     for one in _sampled(watched.optimizer)
                     if (grad := one.parameter.grad) is not None
                 ]
@@ -236,7 +236,13 @@ def _sampled(optimizer: Optimizer) -> list[_Left]:
     """Return the present gradients of a few of an optimizer's parameters."""
     parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     some = parameters[:: max(1, len(parameters) // SAMPLED_PARAMETERS)]
-    return [_Left(p, id(g), version_of(g), local(g).any()) for p in some if _is_plain(g := p.grad)]
+    return [_Left(p, id(g), version_of(g), _ends(g).any()) for p in some if _is_plain(g := p.grad) and g.numel()]
+
+
+def _ends(gradient: Tensor) -> Tensor:
+    """Return the least and the greatest number in a gradient, which is fast, in one tensor; NaN if it has any."""
+    held = local(gradient)
+    return torch.stack((torch.view_as_real(held) if held.is_complex() else held).aminmax())
 
 
 def _is_plain(gradient: Tensor | None) -> TypeGuard[Tensor]:
