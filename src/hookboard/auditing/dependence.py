@@ -22,6 +22,9 @@ as -10000 leave a little."""
 AGREEMENT = 1e-2
 """A replay whose loss is further off than this share of it is not used (a choice): half precision rounds."""
 
+PART = 4096
+"""About so many numbers of each sample are compared (a choice)."""
+
 NEXT_SHARE = 0.9
 """If a larger share of the targets are the inputs some positions later, the model predicts these (a choice)."""
 
@@ -169,13 +172,12 @@ class _Moves:
         before, after = tensors[:2]
         if not self.count or before.shape != after.shape or not (before.is_floating_point() and before.numel()):
             return
-        # Infinities that stay have not moved.
-        moved = (after.detach() - before.detach()).abs().float().masked_fill(after == before, 0).nan_to_num(torch.inf)
-        self.most[value] = moved.amax()
-        self.of[value] = [moved.movedim(axis, 0).reshape(self.count, -1).amax(1) for axis in self._axes(before)]
-        if not self._axes(before) and before.dim() and len(before) % self.count == 0:
-            rows = moved.reshape(len(before), -1).amax(1)  # samples and positions in one dimension
+        axes = self._axes(before)
+        self.of[value] = [_moved(before.movedim(axis, 0), after.movedim(axis, 0), self.count) for axis in axes]
+        if not axes and before.dim() and len(before) % self.count == 0:
+            rows = _moved(before, after, len(before))  # samples and positions in one dimension
             self.of[value] = [rows.reshape(self.count, -1).amax(1), rows.reshape(-1, self.count).amax(0)]
+        self.most[value] = self.of[value][0].amax() if self.of[value] else _moved(before, after, 1).amax()
 
     def _axes(self, tensor: Tensor) -> list[int]:
         return [axis for axis, size in enumerate(tensor.shape) if size == self.count]
@@ -188,6 +190,14 @@ class _Moves:
         found = [each.tolist() for each in layouts]
         largest = max(max(each) for each in found)
         return all(max(each[1:]) > ROUNDING * min(largest, 1e30) for each in found) if largest > 0 else None
+
+
+def _moved(before: Tensor, after: Tensor, rows: int) -> Tensor:
+    """Return by how much the rows of a tensor move at most, shape (rows,), by a part of the numbers of each."""
+    stride = before.numel() // (rows * PART) | 1  # odd, so that it meets all channels
+    before, after = (one.detach().reshape(rows, -1)[:, ::stride] for one in (before, after))
+    # Infinities that stay have not moved.
+    return (after - before).abs().float().masked_fill(after == before, 0).nan_to_num(torch.inf).amax(1)
 
 
 def _of_samples(done: TracedStep, tape: Tape, moves: _Moves) -> Iterator[Finding]:
