@@ -5,6 +5,7 @@ python -m benchmarks.programs.steps                with HealthMonitor(): the ala
 python -m benchmarks.programs.steps --json FILE    the rows besides, with every alarm
 python -m benchmarks.programs.steps --only ctc     programs whose name or kind contains this
 python -m benchmarks.programs.steps --seed 1       another seed than 0
+python -m benchmarks.programs.steps --series later the second set, of `unseen_later`, in place of the first, of `unseen`
 """
 
 import argparse
@@ -14,6 +15,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +117,19 @@ class Healthy:
 
 CASES: list[Case] = []
 HEALTHY: list[Healthy] = []
-"""Both are filled by the files in `unseen`."""
+"""Both are filled by the files in `unseen` and `unseen_later`, whichever is imported."""
+
+SERIES = {"first": "unseen", "later": "unseen_later"}
+"""The package of each set."""
+
+
+def entered_in(package: str) -> tuple[list[Case], list[Healthy]]:
+    """The programs of the files in a package, faulty ones and healthy ones."""
+    inside = f"{package}."
+    return (
+        [known for known in CASES if known.build.__module__.startswith(inside)],
+        [known for known in HEALTHY if known.build.__module__.startswith(inside)],
+    )
 
 
 def case(name: str, source: str, **said: Any) -> Callable[[type[Learner]], type[Learner]]:
@@ -259,18 +273,18 @@ def sums(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    from benchmarks.programs import unseen  # it enters its programs here
-
     assert __doc__ is not None
     parser = argparse.ArgumentParser(prog="benchmarks.programs.steps", description=__doc__.splitlines()[0])
     parser.add_argument("--bare", action="store_true", help="with no monitor")
     parser.add_argument("--json", type=Path, help="write the rows to this file")
     parser.add_argument("--only", default="", help="programs whose name or kind contains this")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--series", choices=SERIES, default="first", help="which set of programs")
     options = parser.parse_args(given)
     run = trained if options.bare else watched
     rows = []
-    for known in (*unseen.CASES, *unseen.HEALTHY):
+    package = import_module(f"benchmarks.programs.{SERIES[options.series]}")  # it enters its programs here
+    for known in (*package.CASES, *package.HEALTHY):
         if options.only.lower() in f"{known.name} {known.kind}".lower():
             make: Any = row_of if isinstance(known, Case) else row_of_healthy
             rows.append(make(known, options.seed, run))
