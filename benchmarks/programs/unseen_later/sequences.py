@@ -63,22 +63,22 @@ class NotAssigned(Learner):
     kind="language model",
     fault="The loss is taken over all tokens that are no padding.",
     fix="Over those of the loss mask, which are the answer.",
-    port="16 random tokens and their two greatest in place of texts; a small transformer in torch in place of GLM.",
+    port="20 random tokens and their two greatest in place of texts; a small transformer in torch in place of GLM.",
     causes="The loss goes over the prompt as well, which cannot be predicted and outweighs the answer.",
     words=("mask", "prompt", "plateau", "noise", "unpredictable", "position"),
 )
 class PromptToo(Learner):
-    rate = 0.002
-    steps = 250
+    rate = 0.004
+    steps = 200
 
     def __init__(self, fixed: bool) -> None:
         super().__init__(fixed)
-        self.net = Reader(32, 17, depth=1)
+        self.net = Reader(32, 21, depth=1)
 
     def batch(self) -> tuple[Tensor, Tensor]:
-        prompt = torch.randint(32, (64, 16))
+        prompt = torch.randint(32, (64, 20))
         tokens = torch.cat([prompt, prompt.topk(2, 1).values], 1)
-        return tokens, (torch.arange(18) >= 16).expand(64, -1)
+        return tokens, (torch.arange(22) >= 20).expand(64, -1)
 
     def training_step(self, batch: Pair, batch_idx: int) -> Tensor:
         tokens, is_answer = batch
