@@ -1,6 +1,7 @@
 """What HealthMonitor says of the code of the first training step."""
 
 import sys
+from copy import deepcopy
 
 import pytest
 import torch
@@ -140,6 +141,28 @@ def modes_said(change):
 
 def test_a_model_that_stays_in_evaluation_mode_after_an_evaluation_is_an_alarm_from_that_step_on():
     assert modes_said(nn.Module.eval) == [("alarm", 3)]
+
+
+@pytest.mark.parametrize("has_buffers", [False, True])
+def test_an_average_that_follows_the_weights_of_norms_and_not_their_statistics_is_an_alarm(has_buffers):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+    both = nn.ModuleDict({"net": net, "teacher": deepcopy(net).requires_grad_(False).eval()})
+    optimizer, monitor = torch.optim.SGD(net.parameters(), lr=0.1), HealthMonitor(every_n_steps=1)
+    x, y = torch.randn(16, 4), torch.randint(3, (16,))
+    with watch(both, optimizer, [monitor]) as run:
+        for _ in range(4):
+            with run.step((x, y)):
+                told = both["teacher"](x).softmax(1)
+                (cross_entropy(net(x), y) + (net(x).softmax(1) - told).square().mean()).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            for its, mine in zip(both["teacher"].parameters(), net.parameters(), strict=True):
+                its.lerp_(mine.detach(), 0.1)
+            if has_buffers:
+                both["teacher"].load_state_dict(net.state_dict())
+    said = [(one.severity, one.module) for one in monitor.verdicts if one.rule == "eval_mode"]
+    assert said == ([] if has_buffers else [("alarm", "teacher.1")])
 
 
 def test_norms_that_are_frozen_later_are_meant():

@@ -3,7 +3,7 @@
 from hookboard.auditing.audit import audit
 from hookboard.auditing.batch_targets import Targets, targets_in
 from hookboard.auditing.live_step import FirstStep, LiveStep
-from hookboard.auditing.modes import in_training, left_in_evaluation
+from hookboard.auditing.modes import in_training, left_in_evaluation, without_statistics
 from hookboard.auditing.optimizing import findings_of_optimizers
 from hookboard.auditing.rules import Finding
 from hookboard.auditing.scheduling import findings_of_schedules
@@ -21,4 +21,5 @@ __all__ = [
     "in_training",
     "left_in_evaluation",
     "targets_in",
+    "without_statistics",
 ]

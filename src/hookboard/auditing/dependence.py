@@ -13,7 +13,6 @@ from torch import Tensor
 from hookboard.auditing.calls import RESHAPES, Op, Value, loss_part
 from hookboard.auditing.rules import Finding, TracedStep
 from hookboard.auditing.tape import CannotReplayError, Tape
-from hookboard.health import Severity
 
 ROUNDING = 1e-5
 """What moves by less than this share of the largest move does not move (a choice): kernels round, and finite masks such
@@ -225,7 +224,7 @@ def _of_samples(done: TracedStep, tape: Tape, moves: _Moves) -> Iterator[Finding
         if not _is_meant(op, given, result, moves):
             # Rows of numbers may be the positions of one sequence, or the objects of one scene.
             is_open = len(given[0].shape) == 2 and given[0].shape[0] == moves.count and op not in of_loss
-            yield _mixing(op, given[0], result, "note" if is_open else "alarm")
+            yield _mixing(op, given[0], result, may_be_meant=is_open)
         return
 
 
@@ -244,7 +243,7 @@ def _is_meant(op: Op, given: list[Value], result: Value, moves: _Moves) -> bool:
     return len(set(given)) > 1 or is_pairs or is_target or is_whole or is_adjacency or is_one
 
 
-def _mixing(op: Op, first: Value, result: Value, severity: Severity) -> Finding:
+def _mixing(op: Op, first: Value, result: Value, *, may_be_meant: bool) -> Finding:
     shape, count = list(first.shape), first.shape[0]
     if op.name in ("view", "reshape") and count in result.shape:
         is_clear = len(result.shape) == len(shape) == len(set(shape))
@@ -266,7 +265,7 @@ def _mixing(op: Op, first: Value, result: Value, severity: Severity) -> Finding:
             advice = "set batch_first=True"
     return Finding(
         "batch_mixing",
-        severity,
+        "note" if may_be_meant else "alarm",
         op.place.module,
         f"{op.name} at {op.place} {moved}",
         advice,

@@ -109,6 +109,30 @@ def left_in_evaluation(model: nn.Module, before: set[str], step: int) -> Finding
     )
 
 
+def without_statistics(model: nn.Module) -> Finding | None:
+    """Return an alarm if frozen batch norms in evaluation mode have weights from elsewhere, and no statistics.
+
+    So it is where an average of a model, such as a teacher, follows its parameters and not its buffers.
+    """
+    norms = {name: norm for name, norm in model.named_modules() if isinstance(norm, _BATCH_NORMS) and _is_frozen(norm)}
+    new = [name for name, norm in norms.items() if not norm.training and _is_new(norm) and _has_moved(norm)]
+    if not new:
+        return None
+    return Finding(
+        "eval_mode",
+        "alarm",
+        new[0],
+        f"{len(new)} of {len(norms)} batch norms of frozen modules have the running statistics of a new layer, and "
+        f"weights that are not those of one: {listed(new, 3)}",
+        "copy the buffers too, as torch.optim.swa_utils.AveragedModel does with use_buffers=True",
+    )
+
+
+def _has_moved(norm: nn.Module) -> bool:
+    weight = getattr(norm, "weight", None)
+    return weight is not None and not bool((weight == 1).all())
+
+
 def _is_new(module: nn.Module) -> bool:
     """Return True for a batch norm whose running statistics are a mean of 0 and a variance of 1."""
     mean, variance = getattr(module, "running_mean", None), getattr(module, "running_var", None)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from hookboard.auditing import Finding as Found
-from hookboard.auditing import LiveStep, StaleGradients, in_training, left_in_evaluation
+from hookboard.auditing import LiveStep, StaleGradients, in_training, left_in_evaluation, without_statistics
 from hookboard.callbacks.layer_news import Facts
 from hookboard.callbacks.loss_meter import Losses, LossMeter, mean_over_ranks
 from hookboard.callbacks.measurement_state import MeasurementState
@@ -196,6 +196,7 @@ class HealthState(MeasurementState):
         constant_loss: the least loss in that step with an equal output for every sample; NaN if not known.
         inputs: the hook on the model whose inputs stand for a batch that the loop does not tell; None if all are told.
         awake: the norms and dropouts that were in training mode at the first due step; None before.
+        has_seen_copies: whether frozen norms without statistics have been reported.
         stale: watches for gradients that are not cleared; None where nothing is watched, and when that is over.
         live: follows the first training step; None before, and once it has been read.
         told: number of NaN or Inf that have been reported.
@@ -220,6 +221,7 @@ class HealthState(MeasurementState):
     constant_loss: float = field(default=math.nan, kw_only=True)
     inputs: Taps | None = field(default=None, kw_only=True)
     awake: set[str] | None = field(default=None, kw_only=True)
+    has_seen_copies: bool = field(default=False, kw_only=True)
     stale: StaleGradients | None = field(default=None, kw_only=True)
     live: LiveStep | None = field(default=None, kw_only=True)
     told: int = field(default=0, kw_only=True)
@@ -273,9 +275,13 @@ class HealthState(MeasurementState):
         """Note which layers are in training mode at the first due step, and later whether none of them is any more."""
         if self.awake is None:
             self.awake = in_training(model)
-        elif self.awake and (found := left_in_evaluation(model, self.awake, step)) is not None:
+            return
+        if self.awake and (found := left_in_evaluation(model, self.awake, step)) is not None:
             self.add_findings([found], since=step)
             self.awake = set()
+        if not self.has_seen_copies and (found := without_statistics(model)) is not None:
+            self.add_findings([found], since=step)
+            self.has_seen_copies = True
 
     def drop_live(self) -> None:
         """Stop following the first step."""

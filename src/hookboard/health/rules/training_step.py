@@ -66,8 +66,9 @@ STEP_RULES = (
     _rule(
         "eval_mode",
         "alarm or note",
-        "batch norms whose running statistics were never made, or never move; as notes, norms or dropouts in "
-        "evaluation mode while the model trains, or in training mode in a frozen module",
+        "batch norms whose running statistics were never made, never move, or do not follow the weights, as in an "
+        "average of a model; as notes, norms or dropouts in evaluation mode while the model trains, or in training "
+        "mode in a frozen module",
     ),
     _rule("unbounded_loss", "alarm", "the loss is minus an error, or a plain difference to the targets"),
     _rule("loss_scale", "alarm or note", "a loss that is multiplied by 1e-6 or less; a note if it is exactly 0"),
