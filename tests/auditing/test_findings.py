@@ -12,6 +12,7 @@ from torch.nn.functional import (
     binary_cross_entropy_with_logits,
     cosine_similarity,
     cross_entropy,
+    kl_div,
     l1_loss,
     mse_loss,
     nll_loss,
@@ -321,6 +322,23 @@ def test_derivatives_in_a_term_of_the_loss_need_a_graph(create_graph):
         line = step.__code__.co_firstlineno + 2
         assert found[0].evidence.startswith(f"a term of the loss comes from grad() at test_findings.py:{line}")
         assert found[0].advice == "call torch.autograd.grad with create_graph=True"
+
+
+@pytest.mark.parametrize("is_of_student", [False, True])
+def test_a_loss_function_of_a_frozen_model_alone_is_a_term_that_trains_nothing(is_of_student):
+    student, teacher = nn.Linear(4, 3), nn.Linear(4, 3).requires_grad_(False)
+
+    def step(batch):
+        x, y = batch
+        told, output = teacher(x).softmax(1), student(x)
+        given = (output if is_of_student else teacher(x)).log_softmax(1)
+        return cross_entropy(output, y) + 0.5 * kl_div(given, told, reduction="batchmean")
+
+    found = audit(nn.ModuleList([student, teacher]), (X, CLASSES), step)
+    alarms = [one for one in found if one.severity == "alarm"]
+    assert [one.rule for one in alarms] == ([] if is_of_student else ["cut"])
+    if alarms:
+        assert f"kl_div at test_findings.py:{step.__code__.co_firstlineno + 4}" in alarms[0].evidence
 
 
 @pytest.mark.parametrize("number", [lambda term: term.detach(), lambda term: term.item()], ids=["detach", "item"])

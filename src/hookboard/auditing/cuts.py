@@ -6,7 +6,7 @@ import torch
 
 from hookboard.auditing.calls import CUTS, Op, Value
 from hookboard.auditing.ledger import joining, terms_of, trained_by
-from hookboard.auditing.rules import FLAT, Finding, TracedStep
+from hookboard.auditing.rules import FLAT, LOSSES, Finding, TracedStep
 from hookboard.messages import listed
 
 _CREATING = frozenset(
@@ -71,6 +71,16 @@ def _term_without_gradient(done: TracedStep) -> Iterator[Finding]:
             continue
         before = (value.op for value in term.ancestors() if value.op is not None and not value.requires_grad)
         op = next((op for op in before if any(given.requires_grad for given in op.inputs)), None)
+        if op is None and term.op is not None and term.op.name in LOSSES:
+            yield Finding(
+                "cut",
+                "alarm",
+                term.op.place.module,
+                f"a term of the loss, {term.op.name} at {term.op.place}, takes nothing that needs a gradient: it "
+                "trains nothing",
+                "give it the output of the model that is trained",
+            )
+            return
         if op is None or op.name in _CREATING:
             continue
         yield _without_gradient(op)

@@ -50,7 +50,8 @@ def _parts(value: Value) -> list[Value]:
     op = value.op
     if op is None or op.name not in _JOINING | _WEIGHING or _is_nothing(value):
         return []
-    parts = op.inputs if op.name in _JOINING else [given for given in op.inputs if given.requires_grad]
+    is_sum = op.name in _JOINING or len(op.inputs) == 1  # of one, times a plain number
+    parts = op.inputs if is_sum else [given for given in op.inputs if given.requires_grad]
     return parts if all(math.prod(given.shape) == 1 for given in parts) else []
 
 
