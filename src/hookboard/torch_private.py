@@ -331,6 +331,32 @@ class NoCollectives(TorchDispatchMode):
         return operator(*args, **(kwargs or {}))
 
 
+class NothingOfOthers(TorchDispatchMode):
+    """Inside this context an operator that is not torch's own, or writes to one of some tensors, raises a RuntimeError.
+
+    Args:
+        tensors: tensors whose memory stays as it is.
+    """
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        super().__init__()
+        self._kept = {tensor.untyped_storage()._cdata for tensor in tensors}
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operator, or raise the error before it runs."""
+        kwargs = kwargs or {}
+        if operator.namespace not in ("aten", "prim", "prims"):
+            raise RuntimeError(f"{operator} is not torch's own, or talks to other ranks")
+        if operator._schema.is_mutable:
+            for index, argument in enumerate(operator._schema.arguments):
+                given = args[index] if index < len(args) else kwargs.get(argument.name)
+                if argument.alias_info is not None and argument.alias_info.is_write:
+                    for one in given if isinstance(given, list | tuple) else [given]:
+                        if isinstance(one, Tensor) and one.untyped_storage()._cdata in self._kept:
+                            raise RuntimeError("a call of the step changes a weight in place")
+        return operator(*args, **kwargs)
+
+
 def copied_together(tensors: list[Tensor]) -> list[Tensor]:
     """Return copies of tensors: those of one device and dtype are made in a few launches, not in one for each."""
     copies = [torch.empty_like(tensor) for tensor in tensors]
@@ -415,14 +441,14 @@ def generators(own: object) -> list[torch.Generator]:
 
 
 def state_of(generator: torch.Generator) -> bytes:
-    """Return the state of a generator, unseen by modes of the user's: a state is a tensor."""
-    with torch._C._DisableTorchDispatch():
+    """Return the state of a generator, unseen by modes and transforms of the user's: a state is a tensor."""
+    with torch._C._DisableTorchDispatch(), torch._C._DisableFuncTorch():
         return generator.get_state().numpy().tobytes()
 
 
 def set_state(generator: torch.Generator, state: bytes) -> None:
     """Give a generator a state from `state_of`."""
-    with torch._C._DisableTorchDispatch():
+    with torch._C._DisableTorchDispatch(), torch._C._DisableFuncTorch():
         generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
 
 

@@ -74,17 +74,20 @@ def dependence(done: TracedStep) -> Iterator[Finding]:
     meetings = _meetings(done)
     try:
         count, is_clear = _count_of(done)
-        ahead = next((found for meeting in meetings[:4] for found in _ahead(done, meeting)), None)
+        found = [one for meeting in meetings[:4] for one in _ahead(done, meeting)]
+        ahead = min(found, key=lambda one: one.shift != 1, default=None)  # others may predict further ahead
         variants = [{}, _other_sample(done, count)] + (_other_positions(done, ahead) if ahead is not None else [])
         if not any(variants):
             return
         flat = [one for one in meetings if len(one.target.shape) == 1 < len(one.target.origin.shape)][: bool(count)]
         moves = _Moves(count, [one.output for one in (*flat, *([ahead.meeting] if ahead is not None else ()))])
+        for value, other in variants[1].items():
+            moves.note(None, value, [_tensor(done, value), other])
         tape = Tape(done.step.ops, done.step.given, done.loss)
         loss = float(tape.run(variants, moves.note)[0].detach().double().mean())
         wanted = [Tape(done.step.ops, done.step.given, one.target).run(variants[:2]) for one in flat]
     except (CannotReplayError, RuntimeError, ValueError, TypeError, IndexError, KeyError) as error:
-        done.step.not_asked = str(error).splitlines()[0] if str(error) else type(error).__name__
+        done.step.not_asked = str(error).split(". ")[0].splitlines()[0] if str(error) else type(error).__name__
         return
     if not math.isclose(loss, done.number, rel_tol=AGREEMENT, abs_tol=1e-6):
         done.step.not_asked = "made again, its calls give another loss"
@@ -165,7 +168,7 @@ class _Moves:
         """By how much they move at most."""
         self.kept: dict[Value, list[Tensor]] = {value: [] for value in kept}
 
-    def note(self, op: Op, value: Value, tensors: list[Tensor]) -> None:
+    def note(self, op: Op | None, value: Value, tensors: list[Tensor]) -> None:
         if value in self.kept:
             self.kept[value] = [tensor.detach() for tensor in tensors]
         before, after = tensors[:2]
@@ -173,9 +176,12 @@ class _Moves:
             return
         axes = self._axes(before)
         self.of[value] = [_moved(before.movedim(axis, 0), after.movedim(axis, 0), self.count) for axis in axes]
-        if not axes and before.dim() and len(before) % self.count == 0:
-            rows = _moved(before, after, len(before))  # samples and positions in one dimension
-            self.of[value] = [rows.reshape(self.count, -1).amax(1), rows.reshape(-1, self.count).amax(0)]
+        # Samples and positions may be in one dimension, and features be as many as samples.
+        given = [one.shape for one in op.inputs] if op is not None else []
+        is_cut_anew = len(given) == 1 and math.prod(given[0]) == before.numel() and given[0][:1] != before.shape[:1]
+        if not (axes and is_cut_anew) and before.dim() and len(before) % self.count == 0:
+            rows = _moved(before, after, len(before))
+            self.of[value] += [rows.reshape(self.count, -1).amax(1), rows.reshape(-1, self.count).amax(0)]
         self.most[value] = self.of[value][0].amax() if self.of[value] else _moved(before, after, 1).amax()
 
     def _axes(self, tensor: Tensor) -> list[int]:
@@ -232,15 +238,24 @@ def _is_meant(op: Op, given: list[Value], result: Value, moves: _Moves) -> bool:
     """Return True if a call shows that it mixes samples on purpose.
 
     It takes two outputs, a target, a number of the whole batch, such as a deviation, or an adjacency matrix; or it
-    takes the batch as one sequence, or as a list; or it makes a matrix of all pairs.
+    takes the batch as one sequence, or as a list; or it makes a matrix of all pairs, or a number of the whole batch; or
+    it puts whole samples in another order, which their numbers do not tell.
     """
+    count, first = result.shape.count(moves.count), given[0].shape
     others = [one for one in op.inputs if one not in given and one.parameter is None and not one.requires_grad]
     is_adjacency = any(len(one.shape) > 1 and one.shape[-1] == one.shape[-2] for one in others)
     is_one = math.prod(result.shape) == moves.count or (len(given[0].shape) == 3 and given[0].shape[1] == 1)
-    is_whole = any(not moves.of.get(one, [Tensor()]) for one in given)
-    is_pairs = result.shape.count(moves.count) > max(1, given[0].shape.count(moves.count))
+    is_whole = any(not moves.of.get(one, [Tensor()]) for one in given) or count < first.count(moves.count)
+    is_pairs = count > max(1, first.count(moves.count)) or result.shape == (moves.count,) * 2
+    is_order = first == result.shape and not any(one.of_batch for one in others) and _is_order(given[0], result, moves)
     is_target = any(not one.of_parameters for one in given) and any(one.of_parameters for one in given)
-    return len(set(given)) > 1 or is_pairs or is_target or is_whole or is_adjacency or is_one
+    return len(set(given)) > 1 or is_pairs or is_target or is_whole or is_adjacency or is_one or is_order
+
+
+def _is_order(given: Value, result: Value, moves: _Moves) -> bool:
+    """Return True if the samples of the result that move do so by as much as the first sample of what was given."""
+    before, after = moves.of.get(given), moves.of[result][0]
+    return before is not None and set(after[after > 0].tolist()) <= set(before[0].tolist())
 
 
 def _mixing(op: Op, first: Value, result: Value, *, may_be_meant: bool) -> Finding:
@@ -296,6 +311,7 @@ def _ahead(done: TracedStep, meeting: Meeting) -> Iterator[Ahead]:
     output, target = meeting.output, meeting.target
     sources = [value for value in output.ancestors() if value.path is not None and value.op is None]
     sources = [value for value in sources if len(value.shape) > 1 and value.shape[1] >= MIN_POSITIONS]
+    sources = [value for value in sources if not _is_read_twice(value, output)]
     if not sources or not target.shape:
         return
     (wanted,) = Tape(done.step.ops, done.step.given, target).run([{}])
@@ -326,6 +342,16 @@ def _ahead(done: TracedStep, meeting: Meeting) -> Iterator[Ahead]:
                     sample, position = min(places, key=lambda place: abs(place[1] - each // 2))
                     yield Ahead(meeting, source, shift, sample, position)
                     return
+
+
+def _is_read_twice(source: Value, output: Value) -> bool:
+    """Return True if layers take it in two ways, as an encoder does that sees all of it, and a decoder."""
+    taken = list[tuple[Value, tuple[str, ...]]]()
+    for op in {value.op for value in output.ancestors() if value.op is not None}:
+        weights = tuple(one.parameter for one in op.inputs if one.parameter is not None)
+        of_batch = [one for one in op.inputs if one.of_batch and not one.of_parameters]
+        taken += [(one, weights) for one in of_batch if weights and source in one.ancestors()]
+    return len({one for one, _ in taken}) > 1 or len({weights for _, weights in taken}) < len(taken)
 
 
 def _other_positions(done: TracedStep, ahead: Ahead) -> list[Mapping[Value, Tensor]]:

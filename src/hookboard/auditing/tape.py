@@ -10,11 +10,10 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.distributed.tensor import DTensor
+from torch import Tensor, nn
 
 from hookboard.auditing.calls import Op, Value, tensors_of
-from hookboard.torch_private import has_memory, set_state, state_of
+from hookboard.torch_private import NothingOfOthers, computing_plainly, has_memory, set_state, state_of
 
 SECONDS = 0.5
 """A replay that takes longer is given up (a choice)."""
@@ -66,14 +65,15 @@ class Tape:
             CannotReplayError: a tensor is gone, or it takes longer than SECONDS.
         """
         if any(_is_foreign(op.function) for op in self.ops):
-            raise CannotReplayError("they are not all torch's own, or talk to other ranks")
+            raise CannotReplayError("they are not all torch's own")
         until = time.monotonic() + SECONDS
         changed = {value for variant in variants for value in variant}
         kept = {value: self._copy(value) for value in self.leaves if not all(value in given for given in variants)}
         held = {value: [given.get(value, kept.get(value)) for given in variants] for value in changed | kept.keys()}
         needs_grad = any(op.name == "grad" for op in self.ops)
         needs_grad |= any(one.requires_grad for variant in variants for one in variant.values())
-        with _undisturbed(self.ops):
+        weights = [one for value, one in kept.items() if isinstance(value.tensor(), nn.Parameter)]
+        with _undisturbed(self.ops), computing_plainly(), NothingOfOthers(weights):
             for index, op in enumerate(self.ops):
                 if time.monotonic() > until:
                     raise CannotReplayError("it takes too long")
@@ -95,18 +95,18 @@ class Tape:
         """Return a tensor that no call has computed, in memory of its own unless it is a parameter."""
         tensor = self._given.get(value, value.tensor())
         # FSDP frees the memory of weights that it has gathered, and what is computed with a part waits for other ranks.
-        if tensor is None or isinstance(tensor, DTensor) or not (tensor.is_sparse or has_memory(tensor)):
+        is_plain = getattr(type(tensor), "__torch_dispatch__", None) is Tensor.__torch_dispatch__  # unlike a DTensor
+        if tensor is None or not is_plain or not (tensor.is_sparse or has_memory(tensor)):
             raise CannotReplayError("a tensor is gone, or a part of it is elsewhere")
-        copied = tensor.detach() if value.parameter is not None else tensor.detach().clone()
+        copied = tensor.detach() if isinstance(tensor, nn.Parameter) else tensor.detach().clone()
         return copied.requires_grad_(tensor.requires_grad)
 
 
 @functools.cache
 def _is_foreign(function: Callable[..., Any]) -> bool:
-    """Return True for functions that are not of torch, and for those that wait for other ranks."""
+    """Return True for functions that are not of torch."""
     module = getattr(function, "__module__", None) or "torch"
-    is_of_torch = module == "torch" or module.startswith("torch.")
-    return not is_of_torch or "distributed" in module or "c10d" in f"{module}{function}"
+    return module != "torch" and not module.startswith("torch.")
 
 
 def _made_again(op: Op, held: Mapping[Value, list[Any]], count: int) -> Iterator[list[Tensor]]:
@@ -115,7 +115,8 @@ def _made_again(op: Op, held: Mapping[Value, list[Any]], count: int) -> Iterator
     if op.name == "batch_norm" and op.arguments.get("training"):
         values = held[op.arguments["input"]][0].detach().float()
         variance, mean = torch.var_mean(values, [dim for dim in range(values.dim()) if dim != 1], correction=0)
-        instead = {"running_mean": mean, "running_var": variance, "training": False}
+        dtype = values.dtype if op.arguments.get("weight") is None else held[op.arguments["weight"]][0].dtype
+        instead = {"running_mean": mean.to(dtype), "running_var": variance.to(dtype), "training": False}
     for index in range(count):
         for generator, state in op.drawn:
             set_state(generator, state)
@@ -157,7 +158,8 @@ def _undisturbed(ops: Sequence[Op]) -> Iterator[None]:
     here = ("ignore", None, Warning, re.compile(r"hookboard\."), 0)
     warnings.filters.insert(0, here)  # type: ignore[attr-defined]  # a list
     try:
-        yield
+        with torch.autograd.graph.disable_saved_tensors_hooks("hooks on saved tensors would be called once more"):
+            yield
     finally:
         warnings.filters.remove(here)  # type: ignore[attr-defined]
         for generator, state in states:
