@@ -71,10 +71,10 @@ def dependence(done: TracedStep) -> Iterator[Finding]:
 
     Nothing is asked if the replayed loss is another one than that of the step.
     """
-    meetings = _meetings(done)
+    meetings = meetings_of(done)
     try:
         count, is_clear = _count_of(done)
-        found = [one for meeting in meetings[:4] for one in _ahead(done, meeting)]
+        found = [one for meeting in meetings[:4] for one in ahead_of(done, meeting)]
         ahead = min(found, key=lambda one: one.shift != 1, default=None)  # others may predict further ahead
         variants = [{}, _other_sample(done, count)] + (_other_positions(done, ahead) if ahead is not None else [])
         if not any(variants):
@@ -100,7 +100,8 @@ def dependence(done: TracedStep) -> Iterator[Finding]:
         yield from _of_positions(ahead, moves.kept[ahead.meeting.output])
 
 
-def _meetings(done: TracedStep) -> list[Meeting]:
+def meetings_of(done: TracedStep) -> list[Meeting]:
+    """Return where outputs meet targets in the loss, the last call first."""
     found = []
     for op in loss_part(done.loss):
         outputs = [one for one in op.inputs if one.requires_grad and one.of_batch]
@@ -207,7 +208,7 @@ def _moved(before: Tensor, after: Tensor, rows: int) -> Tensor:
 
 def _of_samples(done: TracedStep, tape: Tape, moves: _Moves) -> Iterator[Finding]:
     """Yield a finding for the first call that takes samples and mixes them, if the outputs are mixed in the end."""
-    of_loss, meetings = set(loss_part(done.loss)), _meetings(done)
+    of_loss, meetings = set(loss_part(done.loss)), meetings_of(done)
     heads = [one for op in of_loss for one in op.inputs if one.of_parameters and one.op not in of_loss]
     is_in_model = any(moves.mixes(one) for one in heads)
     compared = [
@@ -306,7 +307,7 @@ def _of_orders(meeting: Meeting, outputs: list[Tensor], targets: list[Tensor]) -
             )
 
 
-def _ahead(done: TracedStep, meeting: Meeting) -> Iterator[Ahead]:
+def ahead_of(done: TracedStep, meeting: Meeting) -> Iterator[Ahead]:
     """Yield where the targets of a meeting are the inputs of later positions, or of the same."""
     output, target = meeting.output, meeting.target
     sources = [value for value in output.ancestors() if value.path is not None and value.op is None]
@@ -374,7 +375,7 @@ def _of_positions(ahead: Ahead, outputs: list[Tensor]) -> Iterator[Finding]:
     op, shift, position = ahead.meeting.op, ahead.shift, ahead.position
     later = "one position later" if shift == 1 else "two positions later"
     samples = ahead.source.shape[0]
-    placed = [_by_position(one, ahead.meeting.target, samples) for one in outputs]
+    placed = [by_position(one, ahead.meeting.target, samples) for one in outputs]
     before, _, own = placed[:3]
     other = placed[3] if len(placed) > 3 else None
     if before is None or own is None:
@@ -412,7 +413,7 @@ def _of_positions(ahead: Ahead, outputs: list[Tensor]) -> Iterator[Finding]:
         )
 
 
-def _by_position(output: Tensor, target: Value, samples: int) -> Tensor | None:
+def by_position(output: Tensor, target: Value, samples: int) -> Tensor | None:
     """Return an output as (samples, positions, numbers); None if that cannot be told."""
     if output.dim() > 1 and output.shape != target.shape and output.shape[:1] + output.shape[2:] == target.shape:
         output = output.movedim(1, -1)  # classes come second

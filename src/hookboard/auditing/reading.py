@@ -15,6 +15,7 @@ from hookboard.auditing.dropping import dropout
 from hookboard.auditing.influence import no_influence
 from hookboard.auditing.inputs import WEIGHING, few_tokens, input_scale, note_embedding, note_input, target_leak
 from hookboard.auditing.modes import eval_mode
+from hookboard.auditing.order import token_order
 from hookboard.auditing.padding_masks import note_mask, padding_mask
 from hookboard.auditing.program import StepTrace
 from hookboard.auditing.rules import FLAT, OBSERVERS, RULES, Finding, TracedStep, findings_of
@@ -28,6 +29,7 @@ ALL_RULES = (
     *RULES,
     eval_mode,
     dependence,
+    token_order,
     mixing.loss_shape,
     handwritten.loss_input,
     handwritten.targets,

@@ -50,7 +50,11 @@ class Tape:
         self._last_use[end] = len(self.ops)
 
     def run(
-        self, variants: Sequence[Mapping[Value, Tensor]], watch: Watch = lambda op, value, tensors: None
+        self,
+        variants: Sequence[Mapping[Value, Tensor]],
+        watch: Watch = lambda op, value, tensors: None,
+        *,
+        without_dropout: bool = False,
     ) -> list[Tensor]:
         """Return the last value in each variant; all are computed side by side, call by call.
 
@@ -60,6 +64,7 @@ class Tape:
         Args:
             variants: the tensors that replace others in each. If one of them needs a gradient, so do the results.
             watch: called with what each call returns.
+            without_dropout: whether nothing is dropped.
 
         Raises:
             CannotReplayError: a tensor is gone, or it takes longer than SECONDS.
@@ -80,7 +85,7 @@ class Tape:
                 if not held.keys() >= set(op.inputs):
                     raise CannotReplayError("a tensor is gone")
                 with torch.set_grad_enabled(needs_grad and op.with_grad):
-                    each = list(_made_again(op, held, len(variants)))
+                    each = list(_made_again(op, held, len(variants), _NO_DROPOUT if without_dropout else {}))
                 for value, *tensors in zip(op.results, *each, strict=True):
                     held[value] = tensors
                     if value not in changed:
@@ -109,9 +114,14 @@ def _is_foreign(function: Callable[..., Any]) -> bool:
     return module != "torch" and not module.startswith("torch.")
 
 
-def _made_again(op: Op, held: Mapping[Value, list[Any]], count: int) -> Iterator[list[Tensor]]:
-    """Yield the tensors that a call returns in each variant."""
-    instead: dict[str, Any] = {}
+_NO_DROPOUT = {"training": False, "dropout_p": 0.0}
+
+
+def _made_again(
+    op: Op, held: Mapping[Value, list[Any]], count: int, instead: Mapping[str, Any]
+) -> Iterator[list[Tensor]]:
+    """Yield the tensors that a call returns in each variant, with other arguments in place of those that it has."""
+    instead = {name: other for name, other in instead.items() if name in op.arguments}
     if op.name == "batch_norm" and op.arguments.get("training"):
         values = held[op.arguments["input"]][0].detach().float()
         variance, mean = torch.var_mean(values, [dim for dim in range(values.dim()) if dim != 1], correction=0)
@@ -120,7 +130,7 @@ def _made_again(op: Op, held: Mapping[Value, list[Any]], count: int) -> Iterator
     for index in range(count):
         for generator, state in op.drawn:
             set_state(generator, state)
-        arguments = {key: _filled(given, held, index) for key, given in op.arguments.items()} | instead
+        arguments = {key: _filled(given, held, index) for key, given in op.arguments.items()} | dict(instead)
         args, kwargs = _as_called(op.function, arguments)
         with ExitStack() as until_end:
             if op.autocast is not None:

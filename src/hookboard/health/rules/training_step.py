@@ -26,8 +26,8 @@ STEP_RULES = (
     _rule(
         "no_influence",
         "alarm or note",
-        "a softmax or norm over one value, or a cross entropy of one class; as a note, a line whose result is unused, "
-        "such as `scores.masked_fill(...)`",
+        "a softmax or norm over one value, a cross entropy of one class, or attention that does not know the order of "
+        "its tokens; as a note, a line whose result is unused, such as `scores.masked_fill(...)`",
     ),
     _rule(
         "batch_mixing",
