@@ -57,15 +57,18 @@ def leaks(x, y, loss=mse_loss, outputs=1):
 def test_a_column_that_is_the_target_up_to_scale_and_offset_is_a_note():
     x = torch.cat([X, 3 - 2 * Y], 1)
     (found,) = leaks(x, Y)
+    assert found.severity == "note"
     assert "column 5 of the 6 that enter the model in linear" in found.evidence
     (samples, correlation) = numbers("over # samples their correlation is #", found.evidence)
     assert samples == 32
     assert correlation == pytest.approx(float(torch.corrcoef(torch.stack([x[:, 5], Y[:, 0]]).double())[0, 1]), abs=1e-6)
 
 
-def test_a_step_of_a_window_that_is_the_target_is_found():
+def test_a_step_of_a_window_that_is_the_target_is_an_alarm():
     windows = torch.randn(32, 7, 2)
-    assert "column 13 of the 14" in leaks(windows, windows[:, 6, 1:])[0].evidence
+    (found,) = leaks(windows, windows[:, 6, 1:])
+    assert found.severity == "alarm"
+    assert "column 13 of the 14" in found.evidence
 
 
 def test_pictures_with_a_border_that_are_to_be_given_back_are_no_leak():

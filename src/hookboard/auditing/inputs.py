@@ -139,9 +139,9 @@ def few_tokens(done: TracedStep) -> Iterator[Finding]:
 
 
 def target_leak(done: TracedStep) -> Iterator[Finding]:
-    """Yield a note if one column of the data that enter the model is the target, up to scale and offset.
+    """Yield a finding if one column of the data that enter the model is the target: an alarm if its numbers are the same.
 
-    A model that is to give back its input is left out, and data of a single column, as a line may be exact.
+    It is a note if they are so up to scale and offset, as in simple made data. A model that is to give back its input is left out, and data of a single column, as a line may be exact.
     """
     for call in losses_of(done):
         if call.target.origin.path is None or call.wanted.dim() == 0 or call.wanted.is_complex():
@@ -152,10 +152,10 @@ def target_leak(done: TracedStep) -> Iterator[Finding]:
             found = _column_of(call, data.tensor)
             if found is None:
                 continue
-            column, width, correlation = found
+            column, width, correlation, is_same = found
             yield Finding(
                 "target_leak",
-                "note",
+                "alarm" if is_same else "note",
                 data.op.place.module,
                 f"column {column} of the {width} that enter the model in {data.op.name} at {data.op.place} is the "
                 f"target of {call.op.name} at {call.op.place}: over {len(call.wanted)} samples their correlation is "
@@ -165,8 +165,8 @@ def target_leak(done: TracedStep) -> Iterator[Finding]:
             return
 
 
-def _column_of(call: LossCall, given: Tensor) -> tuple[int, int, float] | None:
-    """Return which column of `given` is the target: its index, the number of columns, and the correlation.
+def _column_of(call: LossCall, given: Tensor) -> tuple[int, int, float, bool] | None:
+    """Return which column of `given` is the target: index, number of columns, correlation, whether they are equal.
 
     None if none is, if most of several targets are columns, or if there are too few samples to tell.
     """
@@ -177,11 +177,11 @@ def _column_of(call: LossCall, given: Tensor) -> tuple[int, int, float] | None:
     if not 1 < columns.shape[1] <= MAX_COLUMNS or not bool(columns.isfinite().all()):
         return None
     telling = [column for column in wanted[:, :MAX_TARGETS].T if _bits_in(column) >= ENOUGH_BITS]
-    exact = [match for column in telling if (match := _match(column, columns)) is not None]
+    exact = [(column, *match) for column in telling if (match := _match(column, columns)) is not None]
     if not exact or (len(telling) > 1 and 2 * len(exact) > len(telling)):
         return None
-    column, correlation = exact[0]
-    return column, columns.shape[1], correlation
+    target, column, correlation = exact[0]
+    return column, columns.shape[1], correlation, torch.equal(target, columns[:, column])
 
 
 def _bits_in(column: Tensor) -> float:

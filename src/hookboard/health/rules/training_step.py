@@ -88,7 +88,11 @@ STEP_RULES = (
         "alarm or note",
         "an epsilon that is 0 in float16; as a note, an epsilon, momentum or beta far from any usual one",
     ),
-    _rule("target_leak", "note", "a column of the input is the target, up to scale and offset"),
+    _rule(
+        "target_leak",
+        "alarm or note",
+        "a column of the input is the target; a note if it is so up to scale and offset",
+    ),
     _rule(
         "stale_gradients",
         "alarm",
