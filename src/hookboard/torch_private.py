@@ -347,13 +347,14 @@ class NothingOfOthers(TorchDispatchMode):
         kwargs = kwargs or {}
         if operator.namespace not in ("aten", "prim", "prims"):
             raise RuntimeError(f"{operator} is not torch's own, or talks to other ranks")
-        if operator._schema.is_mutable:
-            for index, argument in enumerate(operator._schema.arguments):
-                given = args[index] if index < len(args) else kwargs.get(argument.name)
-                if argument.alias_info is not None and argument.alias_info.is_write:
-                    for one in given if isinstance(given, list | tuple) else [given]:
-                        if isinstance(one, Tensor) and one.untyped_storage()._cdata in self._kept:
-                            raise RuntimeError("a call of the step changes a weight in place")
+        for index, argument in enumerate(operator._schema.arguments if operator._schema.is_mutable else ()):
+            given = args[index] if index < len(args) else kwargs.get(argument.name)
+            for one in given if isinstance(given, list | tuple) else [given]:
+                is_written = (
+                    isinstance(one, Tensor) and argument.alias_info is not None and argument.alias_info.is_write
+                )
+                if is_written and one.untyped_storage()._cdata in self._kept:
+                    raise RuntimeError("a call of the step changes a weight in place")
         return operator(*args, **kwargs)
 
 

@@ -215,3 +215,18 @@ def test_it_takes_no_longer_than_a_limit(monkeypatch):
     _reader, tape = taped(lambda x: (x * 2).sum(), X.clone())
     with pytest.raises(CannotReplayError, match="it takes too long"):
         tape.run([{}])
+
+
+def test_it_is_not_begun_where_it_would_hold_the_step_twice(monkeypatch):
+    monkeypatch.setattr("hookboard.auditing.tape.BYTES", 0)
+    net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh())
+    _reader, tape = taped(lambda x: net(x).sum(), X)
+    tape.run([{}, {}])
+
+    def step(x):
+        x = x.clone().requires_grad_()
+        return torch.autograd.grad(net(x).sum(), x, create_graph=True)[0].square().mean()
+
+    _reader, tape = taped(step, X)
+    with pytest.raises(CannotReplayError, match="it takes too much memory"):
+        tape.run([{}, {}])

@@ -245,18 +245,16 @@ def _is_meant(op: Op, given: list[Value], result: Value, moves: _Moves) -> bool:
     count, first = result.shape.count(moves.count), given[0].shape
     others = [one for one in op.inputs if one not in given and one.parameter is None and not one.requires_grad]
     is_adjacency = any(len(one.shape) > 1 and one.shape[-1] == one.shape[-2] for one in others)
+    is_adjacency |= any(len(one.origin.shape) == 2 == one.origin.shape[0] for one in others)  # pairs of nodes
     is_one = math.prod(result.shape) == moves.count or (len(given[0].shape) == 3 and given[0].shape[1] == 1)
     is_whole = any(not moves.of.get(one, [Tensor()]) for one in given) or count < first.count(moves.count)
     is_pairs = count > max(1, first.count(moves.count)) or result.shape == (moves.count,) * 2
-    is_order = first == result.shape and not any(one.of_batch for one in others) and _is_order(given[0], result, moves)
+    # Then those that move do so by as much as the first one of what was given.
+    before, after = moves.of.get(given[0]), moves.of[result][0]
+    is_order = before is not None and set(after[after > 0].tolist()) <= set(before[0].tolist())
+    is_order &= first == result.shape and not any(one.of_batch for one in others)
     is_target = any(not one.of_parameters for one in given) and any(one.of_parameters for one in given)
     return len(set(given)) > 1 or is_pairs or is_target or is_whole or is_adjacency or is_one or is_order
-
-
-def _is_order(given: Value, result: Value, moves: _Moves) -> bool:
-    """Return True if the samples of the result that move do so by as much as the first sample of what was given."""
-    before, after = moves.of.get(given), moves.of[result][0]
-    return before is not None and set(after[after > 0].tolist()) <= set(before[0].tolist())
 
 
 def _mixing(op: Op, first: Value, result: Value, *, may_be_meant: bool) -> Finding:
@@ -374,8 +372,7 @@ def _other_positions(done: TracedStep, ahead: Ahead) -> list[Mapping[Value, Tens
 def _of_positions(ahead: Ahead, outputs: list[Tensor]) -> Iterator[Finding]:
     op, shift, position = ahead.meeting.op, ahead.shift, ahead.position
     later = "one position later" if shift == 1 else "two positions later"
-    samples = ahead.source.shape[0]
-    placed = [by_position(one, ahead.meeting.target, samples) for one in outputs]
+    placed = [by_position(one, ahead.meeting.target, ahead.source.shape) for one in outputs]
     before, _, own = placed[:3]
     other = placed[3] if len(placed) > 3 else None
     if before is None or own is None:
@@ -413,11 +410,11 @@ def _of_positions(ahead: Ahead, outputs: list[Tensor]) -> Iterator[Finding]:
         )
 
 
-def by_position(output: Tensor, target: Value, samples: int) -> Tensor | None:
+def by_position(output: Tensor, target: Value, source: tuple[int, ...]) -> Tensor | None:
     """Return an output as (samples, positions, numbers); None if that cannot be told."""
     if output.dim() > 1 and output.shape != target.shape and output.shape[:1] + output.shape[2:] == target.shape:
         output = output.movedim(1, -1)  # classes come second
-    each = math.prod(target.shape) // samples
+    samples, each = source[0], math.prod(target.shape) // source[0] // math.prod(source[2:])
     return output.reshape(samples, each, -1) if output.numel() % (samples * each) == 0 else None
 
 

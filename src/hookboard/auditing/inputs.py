@@ -139,9 +139,10 @@ def few_tokens(done: TracedStep) -> Iterator[Finding]:
 
 
 def target_leak(done: TracedStep) -> Iterator[Finding]:
-    """Yield a finding if one column of the data that enter the model is the target: an alarm if its numbers are the same.
+    """Yield an alarm if one column of the data that enter the model is the target.
 
-    It is a note if they are so up to scale and offset, as in simple made data. A model that is to give back its input is left out, and data of a single column, as a line may be exact.
+    It is a note if it is so up to scale and offset, as in simple made data. A model that is to give back its input is
+    left out, and data of a single column, as a line may be exact.
     """
     for call in losses_of(done):
         if call.target.origin.path is None or call.wanted.dim() == 0 or call.wanted.is_complex():

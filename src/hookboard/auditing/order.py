@@ -63,7 +63,7 @@ def _makes_no_difference(done: TracedStep, meeting: Meeting, tokens: Value) -> t
 
     def note(op: Op, value: Value, tensors: list[Tensor]) -> None:
         if value is meeting.output:
-            outputs[:] = [by_position(one.detach(), meeting.target, len(given)) for one in tensors]
+            outputs[:] = [by_position(one.detach(), meeting.target, tuple(given.shape)) for one in tensors]
 
     tape = Tape(done.step.ops, done.step.given, done.loss)
     tape.run([{}, {tokens: exchanged}, {tokens: replaced}], note, without_dropout=True)

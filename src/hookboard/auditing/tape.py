@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import math
 import re
 import time
 import warnings
@@ -17,6 +18,9 @@ from hookboard.torch_private import NothingOfOthers, computing_plainly, has_memo
 
 SECONDS = 0.5
 """A replay that takes longer is given up (a choice)."""
+
+BYTES = 2**26
+"""A replay that takes more memory, and more than the results of the calls, is not begun (a choice)."""
 
 Watch = Callable[[Op, Value, list[Tensor]], object]
 """Takes a call, a value that it returned, and the tensor that this is in each variant."""
@@ -67,7 +71,7 @@ class Tape:
             without_dropout: whether nothing is dropped.
 
         Raises:
-            CannotReplayError: a tensor is gone, or it takes longer than SECONDS.
+            CannotReplayError: a tensor is gone, or it takes too much memory, or longer than SECONDS.
         """
         if any(_is_foreign(op.function) for op in self.ops):
             raise CannotReplayError("they are not all torch's own")
@@ -78,6 +82,11 @@ class Tape:
         needs_grad = any(op.name == "grad" for op in self.ops)
         needs_grad |= any(one.requires_grad for variant in variants for one in variant.values())
         weights = [one for value, one in kept.items() if isinstance(value.tensor(), nn.Parameter)]
+        sizes = [[4 * math.prod(value.shape) for value in op.results] for op in self.ops]
+        total = sum(map(sum, sizes))
+        most = total if needs_grad else 2 * max((sum(each) for each in sizes), default=0)  # what it takes and returns
+        if most * len(variants) > max(total, BYTES):
+            raise CannotReplayError("it takes too much memory")
         with _undisturbed(self.ops), computing_plainly(), NothingOfOthers(weights):
             for index, op in enumerate(self.ops):
                 if time.monotonic() > until:

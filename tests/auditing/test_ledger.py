@@ -1,0 +1,114 @@
+"""What becomes of the gradient of each term of the loss in the first step."""
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule
+from torch import nn
+from torch.nn.functional import cross_entropy
+from toys import fit
+
+from hookboard import HealthMonitor
+
+pytestmark = pytest.mark.trains
+
+X, CLASSES = torch.randn(8, 4), torch.arange(8) % 3
+
+
+class Steps(LightningModule):
+    def __init__(self, step):
+        super().__init__()
+        self.automatic_optimization = False
+        self.net, self.step = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)), step
+
+    def loss_of(self, x):
+        return cross_entropy(self.net(x), CLASSES)
+
+    def training_step(self, batch, batch_idx):
+        self.step(self, self.optimizers(), batch)
+
+    def validation_step(self, batch, batch_idx):
+        pass
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def thrown_away(step):
+    monitor = HealthMonitor()
+    fit(None, Steps(step), [X] * 2, monitor)
+    return [one for one in monitor.verdicts if one.rule == "cut" and "trains nothing" in one.evidence]
+
+
+def cleared_before_the_step(model, optimizer, x):
+    model.manual_backward(model.loss_of(x))
+    optimizer.zero_grad()
+    optimizer.step()
+
+
+def cleared_after_the_step(model, optimizer, x):
+    model.manual_backward(model.loss_of(x))
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def cleared_before_the_backward_pass(model, optimizer, x):
+    loss = model.loss_of(x)
+    optimizer.zero_grad()
+    model.manual_backward(loss)
+    optimizer.step()
+
+
+def read_before_it_is_cleared(model, optimizer, x):
+    model.manual_backward(model.loss_of(x))
+    model.norm = torch.stack([p.grad.norm() for p in model.net.parameters()]).norm()
+    optimizer.zero_grad()
+    cleared_after_the_step(model, optimizer, x)
+
+
+def for_the_gradient_of_an_input(model, optimizer, x):
+    x = x.clone().requires_grad_()
+    model.manual_backward(model.loss_of(x))
+    optimizer.zero_grad()
+    x = (x + 0.1 * x.grad.sign()).detach()
+    cleared_after_the_step(model, optimizer, x)
+
+
+def for_the_gradient_of_an_offset(model, optimizer, x):
+    offset = torch.zeros_like(x)
+    offset.requires_grad = True
+    model.manual_backward(model.loss_of(x + offset))
+    optimizer.zero_grad()
+    loss = cross_entropy(model.net(x + 0.1 * offset.grad.sign()), CLASSES)
+    model.manual_backward(loss)
+    optimizer.step()
+
+
+def for_the_gradient_of_an_activation(model, optimizer, x):
+    hidden = model.net[:2](x)
+    hidden.retain_grad()
+    model.manual_backward(model.net[2](hidden).amax(1).sum())
+    model.map = hidden.grad
+    optimizer.zero_grad()
+    cleared_after_the_step(model, optimizer, x)
+
+
+def test_a_gradient_that_is_cleared_before_an_optimizer_steps_is_an_alarm():
+    (found,) = thrown_away(cleared_before_the_step)
+    assert found.severity == "alarm"
+    assert "the term at test_ledger.py:24 (in net)" not in found.evidence  # the line is not inside of a layer
+    assert "test_ledger.py:24" in found.evidence
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        cleared_after_the_step,
+        cleared_before_the_backward_pass,
+        read_before_it_is_cleared,
+        for_the_gradient_of_an_input,
+        for_the_gradient_of_an_offset,
+        for_the_gradient_of_an_activation,
+    ],
+)
+def test_a_gradient_that_is_used_is_none(step):
+    assert thrown_away(step) == []
