@@ -24,6 +24,7 @@ from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, is_traceable_wrapper_subclass
+from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
 backward_number: Callable[[], int] = torch._C._current_graph_task_id
@@ -332,11 +333,7 @@ class NoCollectives(TorchDispatchMode):
 
 
 class NothingOfOthers(TorchDispatchMode):
-    """Inside this context an operator that is not torch's own, or writes to one of some tensors, raises a RuntimeError.
-
-    Args:
-        tensors: tensors whose memory stays as it is.
-    """
+    """Inside it an operator that is not torch's own, or writes to memory of these tensors, raises a RuntimeError."""
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         super().__init__()
@@ -344,18 +341,12 @@ class NothingOfOthers(TorchDispatchMode):
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operator, or raise the error before it runs."""
-        kwargs = kwargs or {}
         if operator.namespace not in ("aten", "prim", "prims"):
             raise RuntimeError(f"{operator} is not torch's own, or talks to other ranks")
-        for index, argument in enumerate(operator._schema.arguments if operator._schema.is_mutable else ()):
-            given = args[index] if index < len(args) else kwargs.get(argument.name)
-            for one in given if isinstance(given, list | tuple) else [given]:
-                is_written = (
-                    isinstance(one, Tensor) and argument.alias_info is not None and argument.alias_info.is_write
-                )
-                if is_written and one.untyped_storage()._cdata in self._kept:
-                    raise RuntimeError("a call of the step changes a weight in place")
-        return operator(*args, **kwargs)
+        written = tree_leaves([args[:1], kwargs]) if operator._schema.is_mutable else []  # `self`, or `out`
+        if any(isinstance(one, Tensor) and one.untyped_storage()._cdata in self._kept for one in written):
+            raise RuntimeError("a call of the step changes a weight in place")
+        return operator(*args, **(kwargs or {}))
 
 
 def copied_together(tensors: list[Tensor]) -> list[Tensor]:

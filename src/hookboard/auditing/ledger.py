@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from hookboard.auditing.calls import Op, Place, Value
 from hookboard.auditing.rules import Finding
@@ -75,13 +75,6 @@ def trained_by(value: Value) -> set[str] | None:
     return names
 
 
-def _keeps_gradient(tensor: Tensor | None) -> bool:
-    """Return True for a tensor, other than a parameter, that a backward pass leaves a gradient in."""
-    if tensor is None or isinstance(tensor, nn.Parameter):
-        return False
-    return tensor.requires_grad and (tensor.is_leaf or tensor.retains_grad)
-
-
 class Ledger:
     """Notes for each term whether its gradient waits, is used, or is thrown away.
 
@@ -104,7 +97,8 @@ class Ledger:
         """Note the terms of a loss whose backward pass comes next."""
         self.settle(ops)
         for term in terms_of(loss):
-            if any(_keeps_gradient(value.tensor()) for value in term.ancestors()):
+            before = (value.tensor() for value in term.ancestors() if value.parameter is None)
+            if any(one is not None and one.requires_grad and (one.is_leaf or one.retains_grad) for one in before):
                 continue
             if term.op is not None and term.op.place.file and (names := trained_by(term)):
                 self._waiting.append((term.op.place, names))
