@@ -129,8 +129,8 @@ def test_outputs_and_targets_that_are_flattened_in_different_orders_are_an_alarm
     found = [one for one in audit(model, (TOKENS, tags), step) if one.rule == "loss_shape"]
     assert len(found) == count
     if count:
-        # Row 9 is the first of sample 0 at the fourth position, and the first target of sample 1.
-        assert "outputs of the first sample with targets of others, as in row 9 of 27" in found[0].evidence
+        # Row 24 is of sample 0 at the last position, and a target of sample 2.
+        assert "outputs of the first sample with targets of others, as in row 24 of 27" in found[0].evidence
 
 
 def test_rows_in_the_same_order_are_none():

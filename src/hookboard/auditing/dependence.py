@@ -300,7 +300,7 @@ def _of_orders(meeting: Meeting, outputs: list[Tensor], targets: list[Tensor]) -
                 "alarm",
                 op.place.module,
                 f"{op.name} at {op.place} compares outputs of the first sample with targets of others, as in row "
-                f"{elsewhere[0]} of {len(of_output)}: they are flattened in different orders",
+                f"{elsewhere[-1]} of {len(of_output)}: they are flattened in different orders",
                 "transpose the outputs or the targets before they are flattened, so that both are (samples, positions)",
             )
 
