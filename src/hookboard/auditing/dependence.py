@@ -82,7 +82,7 @@ def dependence(done: TracedStep) -> Iterator[Finding]:
         flat = [one for one in meetings if len(one.target.shape) == 1 < len(one.target.origin.shape)][: bool(count)]
         moves = _Moves(count, [one.output for one in (*flat, *([ahead.meeting] if ahead is not None else ()))])
         for value, other in variants[1].items():
-            moves.note(None, value, [_tensor(done, value), other])
+            moves.note(None, value, [tensor_of(done, value), other])
         tape = Tape(done.step.ops, done.step.given, done.loss)
         loss = float(tape.run(variants, moves.note)[0].detach().double().mean())
         wanted = [Tape(done.step.ops, done.step.given, one.target).run(variants[:2]) for one in flat]
@@ -120,7 +120,7 @@ def _count_of(done: TracedStep) -> tuple[int, bool]:
     given = [value for value in done.loss.ancestors() if value.path is not None and value.op is None]
     shapes = [value.shape for value in given]
     counts = {shape[0] for shape in shapes if len(shape) == 1 or (len(shape) == 2 and shape[1] == 1)}
-    if all(len(shape) == 2 for shape in shapes) and all(_tensor(done, value).is_floating_point() for value in given):
+    if all(len(shape) == 2 for shape in shapes) and all(tensor_of(done, value).is_floating_point() for value in given):
         counts |= {shape[0] for shape in shapes}
     first = counts or {shape[0] for shape in shapes if shape}
     # Pictures have their samples first; sequences may have them second, but then all tensors have.
@@ -133,8 +133,9 @@ def _count_of(done: TracedStep) -> tuple[int, bool]:
     return count if count > 1 else 0, is_clear
 
 
-def _tensor(done: TracedStep, value: Value) -> Tensor:
-    tensor = done.step.given.get(value)
+def tensor_of(done: TracedStep, value: Value) -> Tensor:
+    """Return a tensor of the batch; CannotReplayError if it is gone."""
+    tensor = done.step.given.get(value, value.tensor())
     if tensor is None:
         raise CannotReplayError("a tensor is gone")
     return tensor.detach()
@@ -145,8 +146,8 @@ def _other_sample(done: TracedStep, count: int) -> dict[Value, Tensor]:
     changed = {}
     for value in done.loss.ancestors() if count else ():
         axes = [axis for axis, size in enumerate(value.shape) if size == count]
-        if value.path is not None and value.op is None and axes and value in done.step.given:
-            rows = _tensor(done, value).clone().movedim(axes[0], 0)
+        if value.path is not None and value.op is None and axes:
+            rows = tensor_of(done, value).clone().movedim(axes[0], 0)
             others = (rows != rows[0]).reshape(count, -1).sum(1)
             rows[0] = rows[others.argmax()].clone()
             changed[value] = rows.movedim(0, axes[0])
@@ -212,7 +213,7 @@ def _of_samples(done: TracedStep, tape: Tape, moves: _Moves) -> Iterator[Finding
     heads = [one for op in of_loss for one in op.inputs if one.of_parameters and one.op not in of_loss]
     is_in_model = any(moves.mixes(one) for one in heads)
     compared = [
-        one.output
+        {value.op for value in one.output.ancestors()}
         for one in meetings
         if moves.mixes(one.output)
         and one.output.shape[0] == one.target.shape[0]
@@ -226,7 +227,7 @@ def _of_samples(done: TracedStep, tape: Tape, moves: _Moves) -> Iterator[Finding
         result = mixed[0]
         if not result.requires_grad and op.name not in RESHAPES:
             return  # inputs that are mixed on purpose, as in mixup; or choices, as of experts
-        if not is_in_model and not any(op in {value.op for value in one.ancestors()} for one in compared):
+        if not is_in_model and not any(op in ops for ops in compared):
             continue
         if not _is_meant(op, given, result, moves):
             # Rows of numbers may be the positions of one sequence, or the objects of one scene.
@@ -249,9 +250,9 @@ def _is_meant(op: Op, given: list[Value], result: Value, moves: _Moves) -> bool:
     is_one = math.prod(result.shape) == moves.count or (len(given[0].shape) == 3 and given[0].shape[1] == 1)
     is_whole = any(not moves.of.get(one, [Tensor()]) for one in given) or count < first.count(moves.count)
     is_pairs = count > max(1, first.count(moves.count)) or result.shape == (moves.count,) * 2
-    # Then those that move do so by as much as the first one of what was given.
-    before, after = moves.of.get(given[0]), moves.of[result][0]
-    is_order = before is not None and set(after[after > 0].tolist()) <= set(before[0].tolist())
+    # In another order, those that move do so by as much as the first one, and some stay where they were.
+    before, after = moves.of.get(given[0]), {*moves.of[result][0].tolist()}
+    is_order = before is not None and {0.0} <= after <= {0.0, *before[0].tolist()}
     is_order &= first == result.shape and not any(one.of_batch for one in others)
     is_target = any(not one.of_parameters for one in given) and any(one.of_parameters for one in given)
     return len(set(given)) > 1 or is_pairs or is_target or is_whole or is_adjacency or is_one or is_order
@@ -316,7 +317,7 @@ def ahead_of(done: TracedStep, meeting: Meeting) -> Iterator[Ahead]:
     (wanted,) = Tape(done.step.ops, done.step.given, target).run([{}])
     for source in sources:
         samples, positions = source.shape[:2]
-        inputs = _tensor(done, source)
+        inputs = tensor_of(done, source)
         if torch.bool in (wanted.dtype, inputs.dtype):  # a mask
             continue
         if wanted.numel() % samples or inputs.numel() % (samples * positions):
@@ -355,7 +356,7 @@ def _is_read_twice(source: Value, output: Value) -> bool:
 
 def _other_positions(done: TracedStep, ahead: Ahead) -> list[Mapping[Value, Tensor]]:
     """Return the batch with the input that is the target exchanged, and, where that skips one, with that exchanged."""
-    inputs, at = _tensor(done, ahead.source), ahead.position + ahead.shift
+    inputs, at = tensor_of(done, ahead.source), ahead.position + ahead.shift
 
     def exchanged(places: slice) -> Mapping[Value, Tensor]:
         changed = inputs.clone()

@@ -136,7 +136,10 @@ class LiveStep:
     def _judge(self, reader: Reader, loss: Tensor) -> None:
         value, factor = self._unscaled(reader.step.value_of(loss))
         done = reader.take_loss(loss, value, factor)
+        before = reader.step.not_asked
         self._findings += findings_of(done, [rule for rule in ALL_RULES if rule is not CUT])
+        if len(reader.losses) > 1:  # the tensors of those before are gone on purpose
+            reader.step.not_asked = before
         if self._ledger is not None:
             self._ledger.before_backward(value, reader.step.ops)
         self._constant_loss = reader.constant_loss()

@@ -6,7 +6,15 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from hookboard.auditing.calls import Op, Value
-from hookboard.auditing.dependence import MIN_POSITIONS, ROUNDING, Meeting, ahead_of, by_position, meetings_of
+from hookboard.auditing.dependence import (
+    MIN_POSITIONS,
+    ROUNDING,
+    Meeting,
+    ahead_of,
+    by_position,
+    meetings_of,
+    tensor_of,
+)
 from hookboard.auditing.rules import Finding, TracedStep
 from hookboard.auditing.tape import CannotReplayError, Tape
 
@@ -43,7 +51,7 @@ def token_order(done: TracedStep) -> Iterator[Finding]:
 
 
 def _are_tokens(done: TracedStep, value: Value) -> bool:
-    tensor = done.step.given.get(value)
+    tensor = done.step.given.get(value, value.tensor())
     if tensor is None or value.path is None or tensor.dim() != 2 or tensor.shape[1] < MIN_POSITIONS:
         return False
     return not (tensor.is_floating_point() or tensor.is_complex()) and tensor.element_size() > 1
@@ -51,7 +59,7 @@ def _are_tokens(done: TracedStep, value: Value) -> bool:
 
 def _makes_no_difference(done: TracedStep, meeting: Meeting, tokens: Value) -> tuple[int, int] | None:
     """Return two positions whose tokens may be exchanged as well; None if order makes a difference."""
-    given = done.step.given[tokens]
+    given = tensor_of(done, tokens)
     first, others = given[0, 0], (given[0] != given[0, 0]).nonzero().flatten().tolist()
     if not others:
         return None
