@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from toys import fit
 
-from hookboard import HealthMonitor
+from hookboard import HealthMonitor, watch
 
 pytestmark = pytest.mark.trains
 
@@ -112,3 +112,19 @@ def test_a_gradient_that_is_cleared_before_an_optimizer_steps_is_an_alarm():
 )
 def test_a_gradient_that_is_used_is_none(step):
     assert thrown_away(step) == []
+
+
+def test_a_step_that_a_scaler_leaves_out_throws_nothing_away():
+    net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+    optimizer, monitor = torch.optim.SGD(net.parameters(), lr=0.1), HealthMonitor()
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, growth_interval=10**6)
+    with watch(net, optimizer, [monitor]) as run:
+        for _ in range(2):
+            with run.step((X, CLASSES)):
+                loss = cross_entropy(100 * net(X), CLASSES)
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
+                optimizer.zero_grad()
+    assert scaler.get_scale() < 2.0**127, "a step was left out"
+    assert [one.rule for one in monitor.verdicts if one.rule == "cut"] == []

@@ -89,7 +89,7 @@ CAUSES: tuple[Cause, ...] = (
     Cause("eval_mode", (*_SIGNAL, *_LAST, "update_too_large", "spike")),
     Cause("dropout", ("update_too_large", "spike", *_SIGNAL, *_LAST)),
     Cause("padding_mask", _OF_LOSS),
-    Cause("cleared_gradients", (*_STANDSTILL, "vanishing_gradient", *_LAST)),
+    Cause("cleared_gradients", (*_STANDSTILL, "vanishing_gradient", "cut", *_LAST)),
     Cause("wrong_optimizer", ("no_gradient", "not_updated", "vanishing_gradient", *_LAST)),
     Cause("stale_gradients", ("clipping", *_OF_LOSS, *_SIGNAL, "update_too_large", "nonfinite", "symmetric_units")),
     Cause("cut", ("no_gradient", "not_updated", *_LAST)),
