@@ -4,19 +4,16 @@ The recorded calls are made again with one sample, or one position, exchanged fo
 """
 
 import math
-from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from hookboard.auditing.calls import RESHAPES, Op, Value, loss_part
+from hookboard.auditing.meetings import ROUNDING, Meeting, meetings_of, tensor_of
+from hookboard.auditing.positions import ahead_of, of_positions, other_positions
 from hookboard.auditing.rules import Finding, TracedStep
 from hookboard.auditing.tape import CannotReplayError, Tape
-
-ROUNDING = 1e-5
-"""What moves by less than this share of the largest move does not move (a choice): kernels round, and finite masks such
-as -10000 leave a little."""
 
 AGREEMENT = 1e-2
 """A replay whose loss is further off than this share of it is not used (a choice): half precision rounds."""
@@ -24,46 +21,8 @@ AGREEMENT = 1e-2
 PART = 4096
 """About so many numbers of each sample are compared (a choice)."""
 
-NEXT_SHARE = 0.9
-"""If a larger share of the targets are the inputs some positions later, the model predicts these (a choice)."""
-
 OVERLAP = 0.75
 """If a smaller share of the targets of a sample meets outputs of it, they are those of others (a choice)."""
-
-MIN_POSITIONS = 4
-"""Shorter sequences are not judged (a choice)."""
-
-
-class Meeting(NamedTuple):
-    """A call of the loss that takes an output and a target.
-
-    Args:
-        op: the call.
-        output: what it takes that needs a gradient.
-        target: what it takes that was computed from the batch alone.
-    """
-
-    op: Op
-    output: Value
-    target: Value
-
-
-class Ahead(NamedTuple):
-    """Targets that are the inputs at later positions.
-
-    Args:
-        meeting: where an output meets them.
-        source: the tensor of the batch, shape (samples, positions, ...).
-        shift: how many positions the input is later than its target.
-        sample: a sample.
-        position: a position of its targets, near the middle.
-    """
-
-    meeting: Meeting
-    source: Value
-    shift: int
-    sample: int
-    position: int
 
 
 def dependence(done: TracedStep) -> Iterator[Finding]:
@@ -76,7 +35,7 @@ def dependence(done: TracedStep) -> Iterator[Finding]:
         count, is_clear = _count_of(done)
         found = [one for meeting in meetings[:4] for one in ahead_of(done, meeting)]
         ahead = min(found, key=lambda one: one.shift != 1, default=None)  # others may predict further ahead
-        variants = [{}, _other_sample(done, count)] + (_other_positions(done, ahead) if ahead is not None else [])
+        variants = [{}, _other_sample(done, count)] + (other_positions(done, ahead) if ahead is not None else [])
         if not any(variants):
             return
         flat = [one for one in meetings if len(one.target.shape) == 1 < len(one.target.origin.shape)][: bool(count)]
@@ -97,18 +56,7 @@ def dependence(done: TracedStep) -> Iterator[Finding]:
     for meeting, targets in zip(flat, wanted, strict=True):
         yield from _of_orders(meeting, moves.kept[meeting.output][:2], targets)
     if ahead is not None:
-        yield from _of_positions(ahead, moves.kept[ahead.meeting.output])
-
-
-def meetings_of(done: TracedStep) -> list[Meeting]:
-    """Return where outputs meet targets in the loss, the last call first."""
-    found = []
-    for op in loss_part(done.loss):
-        outputs = [one for one in op.inputs if one.requires_grad and one.of_batch]
-        targets = [one for one in op.inputs if one.of_batch and not one.of_parameters]
-        if outputs and targets:
-            found.append(Meeting(op, outputs[0], targets[0]))
-    return found
+        yield from of_positions(ahead, moves.kept[ahead.meeting.output])
 
 
 def _count_of(done: TracedStep) -> tuple[int, bool]:
@@ -131,14 +79,6 @@ def _count_of(done: TracedStep) -> tuple[int, bool]:
     )
     count = first.pop() if len(first) == 1 else 0
     return count if count > 1 else 0, is_clear
-
-
-def tensor_of(done: TracedStep, value: Value) -> Tensor:
-    """Return a tensor of the batch; CannotReplayError if it is gone."""
-    tensor = done.step.given.get(value, value.tensor())
-    if tensor is None:
-        raise CannotReplayError("a tensor is gone")
-    return tensor.detach()
 
 
 def _other_sample(done: TracedStep, count: int) -> dict[Value, Tensor]:
@@ -304,121 +244,3 @@ def _of_orders(meeting: Meeting, outputs: list[Tensor], targets: list[Tensor]) -
                 f"{elsewhere[-1]} of {len(of_output)}: they are flattened in different orders",
                 "transpose the outputs or the targets before they are flattened, so that both are (samples, positions)",
             )
-
-
-def ahead_of(done: TracedStep, meeting: Meeting) -> Iterator[Ahead]:
-    """Yield where the targets of a meeting are the inputs of later positions, or of the same."""
-    output, target = meeting.output, meeting.target
-    sources = [value for value in output.ancestors() if value.path is not None and value.op is None]
-    sources = [value for value in sources if len(value.shape) > 1 and value.shape[1] >= MIN_POSITIONS]
-    sources = [value for value in sources if not _is_read_twice(value, output)]
-    if not sources or not target.shape:
-        return
-    (wanted,) = Tape(done.step.ops, done.step.given, target).run([{}])
-    for source in sources:
-        samples, positions = source.shape[:2]
-        inputs = tensor_of(done, source)
-        if torch.bool in (wanted.dtype, inputs.dtype):  # a mask
-            continue
-        if wanted.numel() % samples or inputs.numel() % (samples * positions):
-            continue
-        size = inputs.numel() // samples // positions
-        each = wanted.numel() // samples // size
-        if not MIN_POSITIONS <= each <= positions or wanted.numel() != samples * each * size:
-            continue
-        now, then = inputs.reshape(samples, positions, size), wanted.reshape(samples, each, size)
-        for shift in (1, 2, 0):
-            length = min(each, positions - shift)
-            aimed, later = then[:, :length], now[:, shift : shift + length]
-            counts = (aimed != meeting.op.arguments.get("ignore_index", -100)).all(-1)
-            is_same = (aimed == later).all(-1)
-            is_told = counts & (now[:, :length] != later).any(-1) if shift else counts
-            if (
-                is_told.sum() >= MIN_POSITIONS
-                and min(is_same[some].double().mean() for some in (counts, is_told)) > NEXT_SHARE
-            ):
-                places = (is_told & is_same)[:, : max(1, length - 1)].nonzero().tolist()
-                if places:
-                    sample, position = min(places, key=lambda place: abs(place[1] - each // 2))
-                    yield Ahead(meeting, source, shift, sample, position)
-                    return
-
-
-def _is_read_twice(source: Value, output: Value) -> bool:
-    """Return True if layers take it in two ways, as an encoder does that sees all of it, and a decoder."""
-    taken = list[tuple[Value, tuple[str, ...]]]()
-    for op in {value.op for value in output.ancestors() if value.op is not None}:
-        weights = tuple(one.parameter for one in op.inputs if one.parameter is not None)
-        of_batch = [one for one in op.inputs if one.of_batch and not one.of_parameters]
-        taken += [(one, weights) for one in of_batch if weights and source in one.ancestors()]
-    return len({one for one, _ in taken}) > 1 or len({weights for _, weights in taken}) < len(taken)
-
-
-def _other_positions(done: TracedStep, ahead: Ahead) -> list[Mapping[Value, Tensor]]:
-    """Return the batch with the input that is the target exchanged, and, where that skips one, with that exchanged."""
-    inputs, at = tensor_of(done, ahead.source), ahead.position + ahead.shift
-
-    def exchanged(places: slice) -> Mapping[Value, Tensor]:
-        changed = inputs.clone()
-        rows = changed[ahead.sample, places]
-        choices = inputs.reshape(-1, *inputs.shape[2:])
-        for row in range(len(rows)):
-            others = (choices != rows[row]).reshape(len(choices), -1).any(1).nonzero().flatten()
-            rows[row] = choices[others[len(others) // 2]] if len(others) else rows[row]
-        return {ahead.source: changed}
-
-    return [exchanged(slice(at, at + 1)), *([exchanged(slice(at - 1, at))] if ahead.shift == 2 else ())]
-
-
-def _of_positions(ahead: Ahead, outputs: list[Tensor]) -> Iterator[Finding]:
-    op, shift, position = ahead.meeting.op, ahead.shift, ahead.position
-    later = "one position later" if shift == 1 else "two positions later"
-    placed = [by_position(one, ahead.meeting.target, ahead.source.shape) for one in outputs]
-    before, _, own = placed[:3]
-    other = placed[3] if len(placed) > 3 else None
-    if before is None or own is None:
-        return
-    sees_own = _moves_at(before, own, ahead.sample, position)
-    # Where the output before sees it too, as in an autoencoder, there is more to it than to copy.
-    sees_other = _moves_at(before, own if other is None else other, ahead.sample, position - (other is None))
-    is_of_tokens = ahead.meeting.target.shape != ahead.meeting.output.shape
-    if shift and sees_own:
-        yield Finding(
-            "future_leak",
-            "alarm",
-            "",
-            f"the targets of {op.name} at {op.place} are the inputs {later}, and the output at position {position} "
-            "changes if that input is exchanged: it sees what it is to predict",
-            "mask later positions in attention (is_causal=True), and use nothing that reads them backwards",
-        )
-    elif shift == 2 and is_of_tokens and not sees_other:
-        yield Finding(
-            "targets",
-            "alarm",
-            op.place.module,
-            f"the targets of {op.name} at {op.place} are the tokens two positions later, and the output does not see "
-            "the one between: they are shifted twice",
-            "shift once: a loss that shifts by itself takes outputs and tokens as they are",
-        )
-    elif shift == 0 and is_of_tokens and sees_own and not sees_other:
-        yield Finding(
-            "future_leak",
-            "alarm",
-            "",
-            f"the targets of {op.name} at {op.place} are the tokens that the model is given at the same positions: it "
-            "only has to copy them",
-            "shift them: give the model tokens[:, :-1], and compare its outputs with tokens[:, 1:]",
-        )
-
-
-def by_position(output: Tensor, target: Value, source: tuple[int, ...]) -> Tensor | None:
-    """Return an output as (samples, positions, numbers); None if that cannot be told."""
-    if output.dim() > 1 and output.shape != target.shape and output.shape[:1] + output.shape[2:] == target.shape:
-        output = output.movedim(1, -1)  # classes come second
-    samples, each = source[0], math.prod(target.shape) // source[0] // math.prod(source[2:])
-    return output.reshape(samples, each, -1) if output.numel() % (samples * each) == 0 else None
-
-
-def _moves_at(before: Tensor, after: Tensor, sample: int, position: int) -> bool:
-    moved = (after - before)[sample].abs().float().amax(-1)
-    return bool(moved[position] > ROUNDING * moved.max())
