@@ -54,7 +54,9 @@ def _makes_no_difference(done: TracedStep, meeting: Meeting, tokens: Value) -> t
     """Return two positions whose tokens may be exchanged as well; None if order makes a difference."""
     given = tensor_of(done, tokens)
     first, others = given[0, 0], (given[0] != given[0, 0]).nonzero().flatten().tolist()
-    if not others:
+    (wanted,) = Tape(done.step.ops, done.step.given, meeting.target).run([{}])
+    wanted = wanted.reshape(given.shape)
+    if not others or bool((wanted == wanted[:, :1]).all()):  # one answer for all tokens, as for a set
         return None
     place = others[0]
     exchanged, replaced = given.clone(), given.clone()
