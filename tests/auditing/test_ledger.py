@@ -128,3 +128,18 @@ def test_a_step_that_a_scaler_leaves_out_throws_nothing_away():
                 optimizer.zero_grad()
     assert scaler.get_scale() < 2.0**127, "a step was left out"
     assert [one.rule for one in monitor.verdicts if one.rule == "cut"] == []
+
+
+def test_a_closure_may_throw_gradients_away_as_often_as_its_optimizer_calls_it():
+    net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+    optimizer, monitor = torch.optim.LBFGS(net.parameters(), max_iter=3), HealthMonitor()
+
+    def closure():
+        optimizer.zero_grad()
+        loss = cross_entropy(net(X), CLASSES)
+        loss.backward()
+        return loss
+
+    with watch(net, optimizer, [monitor]) as run, run.step((X, CLASSES)):
+        optimizer.step(closure)
+    assert [one.rule for one in monitor.verdicts if one.rule == "cut"] == []

@@ -170,12 +170,12 @@ def test_one_weight_of_a_layer_without_a_gradient_is_a_note():
     assert places(symptoms(NO_GRADIENT, made)) == [("fc1", "note")]
 
 
-def test_no_gradient_anywhere_is_a_note_while_the_loss_is_well():
-    def change(step):
-        return cut_behind("head", zeros)
-
-    assert [severity for _, severity in places(symptoms(NO_GRADIENT, training(change=change)))] == ["note"]
-    harmed = training(100, change, losses=stuck(100))
+def test_no_gradient_anywhere_is_an_alarm_unless_there_was_one_before():
+    cut = cut_behind("head", zeros)
+    assert places(symptoms(NO_GRADIENT, training(change=lambda step: cut))) == [("head", "alarm")]
+    done = training(50, lambda step: cut if step > 3 else {})
+    assert [severity for _, severity in places(symptoms(NO_GRADIENT, done))] == ["note"]
+    harmed = training(100, lambda step: cut, losses=stuck(100))
     assert places(symptoms(NO_GRADIENT, harmed)) == [("head", "alarm")]
 
 

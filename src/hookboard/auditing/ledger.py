@@ -92,11 +92,13 @@ class Ledger:
         self._passes: dict[Place, list[bool]] = {}
         """For the place of each term, whether it was used, for each backward pass whose gradient is accounted for."""
         self._read = 0
+        self.is_in_closure = False
+        """Whether an optimizer calls a closure, as often as it likes: it uses each gradient."""
 
     def before_backward(self, loss: Value, ops: Sequence[Op]) -> None:
         """Note the terms of a loss whose backward pass comes next."""
         self.settle(ops)
-        for term in terms_of(loss):
+        for term in terms_of(loss) if not self.is_in_closure else ():
             before = (value.tensor() for value in term.ancestors() if value.parameter is None)
             if any(one is not None and one.requires_grad and (one.is_leaf or one.retains_grad) for one in before):
                 continue

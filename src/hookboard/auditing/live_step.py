@@ -21,7 +21,7 @@ from hookboard.hooks import own_call
 from hookboard.layers import Flow
 from hookboard.messages import inform, warn
 from hookboard.ranks import local
-from hookboard.torch_private import computing_plainly
+from hookboard.torch_private import can_be_read, computing_plainly
 
 MAX_TRIES = 3
 """A first batch without a backward pass is followed by another try, at most this many in all (a choice)."""
@@ -94,7 +94,7 @@ class LiveStep:
                 self._schedules += findings_of_schedules(self._loop.trainer, self._loop.model)
         self._reader = Reader(self._model, batch, self._hear)
         trace, self._ledger = self._reader.step, Ledger(self._model)
-        self._until_end.enter_context(standing_aside(trace, self._hear, self._before_step))
+        self._until_end.enter_context(standing_aside(trace, self._hear, self._at_step))
         trace.begin()
 
     def _hear(self, loss: Tensor) -> bool:
@@ -109,12 +109,14 @@ class LiveStep:
                     self.before_backward(loss)
         return True
 
-    def _before_step(self, optimizer: Any) -> None:
-        """Note that an optimizer steps."""
+    def _at_step(self, optimizer: Any, has_closure: bool) -> None:
+        """Note that an optimizer steps; None if it has."""
         if self._reader is not None and self._ledger is not None:
+            self._ledger.is_in_closure = has_closure
             try:
                 with computing_plainly():
-                    self._ledger.before_step(optimizer, self._reader.step.ops)
+                    if optimizer is not None:
+                        self._ledger.before_step(optimizer, self._reader.step.ops)
             except Exception as error:
                 self._reader.step.give_up(error)
 
@@ -172,8 +174,8 @@ class LiveStep:
         if reader is None or not reader.losses or self._has_gradient:
             return
         with reader.step.aside(), computing_plainly():
-            gradients = (p.grad for p in self._model.parameters() if p.requires_grad and p.grad is not None)
-            self._has_gradient = any(bool((local(gradient) != 0).any()) for gradient in gradients)
+            gradients = [local(p.grad) for p in self._model.parameters() if p.requires_grad and p.grad is not None]
+            self._has_gradient = any(not can_be_read(one) or bool(one.any()) for one in gradients)
 
     def end(self) -> FirstStep | None:
         """End the batch; return what is known of the step, or None if another batch is to be followed."""

@@ -324,6 +324,8 @@ class StepTrace(TorchFunctionMode):
     def forget(self) -> None:
         """Clear the record, which frees the tensors that observers kept, with their graphs."""
         self.let_go()
+        for op in self.ops:  # values and calls lead to each other, and a tensor with a weak reference cannot be swapped
+            op.results.clear()
         self.ops.clear()
         self._entered.clear()
         self._values.clear()

@@ -26,7 +26,7 @@ _HERE = os.path.abspath(__file__)
 
 @contextmanager
 def standing_aside(
-    trace: StepTrace, at_backward: Callable[[Tensor], object], at_step: Callable[[Any], object]
+    trace: StepTrace, at_backward: Callable[[Tensor], object], at_step: Callable[[Any, bool], object]
 ) -> Iterator[None]:
     """Take a trace off the stack inside the context where it would change what runs.
 
@@ -37,7 +37,8 @@ def standing_aside(
     Args:
         trace: the trace. Its `compiled_calls` counts the calls of compiled code.
         at_backward: called with each loss whose backward pass begins.
-        at_step: called with each optimizer that steps, before it does.
+        at_step: called with each optimizer that steps, before it does, and whether it is given a closure; with None
+            after it.
     """
 
     def hears(backward: Callable[[], None], losses: Sequence[Tensor]) -> None:
@@ -120,7 +121,7 @@ def _around_compiled(
 
 @contextmanager
 def _around_optimizers(
-    trace: StepTrace, at_step: Callable[[Any], object]
+    trace: StepTrace, at_step: Callable[[Any, bool], object]
 ) -> Iterator[Callable[[], AbstractContextManager[None]]]:
     """Take the trace off while an optimizer steps, unless it is given a closure, which runs the model.
 
@@ -132,14 +133,16 @@ def _around_optimizers(
     def before(optimizer: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         if torch.compiler.is_compiling():
             return
-        if threading.get_ident() == trace.thread and not trace.is_over:
-            at_step(optimizer)
         has_closure = len(args) > 1 or kwargs.get("closure") is not None
+        if threading.get_ident() == trace.thread and not trace.is_over:
+            at_step(optimizer, has_closure)
         if threading.get_ident() == trace.thread and not has_closure and not stepping:
             stepping.append(optimizer)
             aside.enter_context(trace.aside())
 
     def after(optimizer: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        if threading.get_ident() == trace.thread and not trace.is_over and not torch.compiler.is_compiling():
+            at_step(None, False)
         if stepping and stepping[0] is optimizer:
             stepping.clear()
             aside.close()

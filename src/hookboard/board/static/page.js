@@ -145,6 +145,7 @@ export function startPage(root) {
   let colours = coloursOf(false);
   let shown = null; // from the last answers
   let turn = 0;
+  let newest = null; // resolves when the latest is drawn
   let opened = ""; // the run whose rows were scrolled
   const handlers = { update, go, toggle };
   const toolbar = makeToolbar(update);
@@ -186,12 +187,17 @@ export function startPage(root) {
     return Promise.resolve();
   }
 
-  async function refresh() {
-    const mine = ++turn;
+  function refresh() {
+    newest = redraw(++turn);
+    return newest;
+  }
+
+  /** Load and draw; if another call has begun meanwhile, wait for that one to draw. */
+  async function redraw(mine) {
     root.setAttribute("aria-busy", "true");
     try {
       const answers = await load(state);
-      if (mine !== turn) return;
+      if (mine !== turn) return newest;
       shown = answers;
       state = { ...state, ...answers.chosen }; // the cursor may have moved meanwhile
       writeState(state);
