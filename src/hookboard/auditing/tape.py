@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from hookboard.auditing.calls import Op, Value, tensors_of
 from hookboard.torch_private import NothingOfOthers, computing_plainly, has_memory, set_state, state_of
 
-SECONDS = 0.5
+SECONDS = 1.0
 """A replay that takes longer is given up (a choice)."""
 
 BYTES = 2**26
