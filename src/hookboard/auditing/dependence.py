@@ -13,7 +13,7 @@ from hookboard.auditing.calls import RESHAPES, Op, Value, loss_part
 from hookboard.auditing.meetings import ROUNDING, Meeting, meetings_of, tensor_of
 from hookboard.auditing.positions import ahead_of, of_positions, other_positions
 from hookboard.auditing.rules import Finding, TracedStep
-from hookboard.auditing.tape import CannotReplayError, Tape
+from hookboard.auditing.tape import UNANSWERED, Tape
 
 AGREEMENT = 1e-2
 """A replay whose loss is further off than this share of it is not used (a choice): half precision rounds."""
@@ -45,7 +45,7 @@ def dependence(done: TracedStep) -> Iterator[Finding]:
         tape = Tape(done.step.ops, done.step.given, done.loss)
         loss = float(tape.run(variants, moves.note)[0].detach().double().mean())
         wanted = [Tape(done.step.ops, done.step.given, one.target).run(variants[:2]) for one in flat]
-    except (CannotReplayError, RuntimeError, ValueError, TypeError, IndexError, KeyError) as error:
+    except UNANSWERED as error:
         done.step.not_asked = str(error).split(". ")[0].splitlines()[0] if str(error) else type(error).__name__
         return
     if not math.isclose(loss, done.number, rel_tol=AGREEMENT, abs_tol=1e-6):
@@ -210,7 +210,7 @@ def _mixing(op: Op, first: Value, result: Value, *, may_be_meant: bool) -> Findi
         )
         advice = f"use {'transpose(0, 1)' if is_exchange else f'permute({order})'} in place of the {op.name}"
     else:
-        moved = f"takes {shape}, and what it gives for a sample depends on others: with another first sample, more move"
+        moved = f"takes {shape}, and mixes its samples: with another first sample, the outputs for others change"
         advice = "give it the dimensions in the order that it takes, so that each sample stays by itself"
         if op.name in ("softmax", "log_softmax"):
             advice = f"use dim={1 if len(shape) == 2 else -1}"

@@ -9,7 +9,7 @@ from hookboard.auditing.calls import Op, Value
 from hookboard.auditing.meetings import ROUNDING, Meeting, meetings_of, tensor_of
 from hookboard.auditing.positions import MIN_POSITIONS, ahead_of, by_position
 from hookboard.auditing.rules import Finding, TracedStep
-from hookboard.auditing.tape import CannotReplayError, Tape
+from hookboard.auditing.tape import UNANSWERED, Tape
 
 SAME = 1e-3
 """Outputs are exchanged with their tokens if what else moves is less than this share of it (a choice): sums round."""
@@ -28,7 +28,7 @@ def token_order(done: TracedStep) -> Iterator[Finding]:
             if any(one.shift for one in ahead_of(done, meeting)):  # a model of the next token sees those before alone
                 continue
             places = _makes_no_difference(done, meeting, tokens)
-        except (CannotReplayError, RuntimeError, ValueError, TypeError, IndexError, KeyError):
+        except UNANSWERED:
             continue  # `dependence` has said so
         taking = next(op for op in done.step.ops if any(one.origin is tokens for one in op.inputs if one.of_batch))
         if places is not None:

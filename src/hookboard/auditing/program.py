@@ -71,8 +71,6 @@ _RISKY = {
 }
 """Name of a function that can make a NaN or Inf to what it is called in messages."""
 
-_HOOKING = ("register_hook", "retain_grad", "register_post_accumulate_grad_hook")
-
 
 _NOWHERE = Place("", "", 0)
 
@@ -183,15 +181,12 @@ class StepTrace(TorchFunctionMode):
         return returned
 
     def _before(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Return the call that comes, and its arguments that are tensors; None for hooks."""
-        name = _name_of(func)
-        if name in _HOOKING:
-            return None
+        """Return the call that comes, and its arguments that are tensors."""
         if not self._is_batch_known:
             self._note_inputs()
         arguments = _bound(func, args, kwargs)
         op = Op(
-            name,
+            _name_of(func),
             {key: self._seen(argument) for key, argument in arguments.items()},
             _NOWHERE,
             torch.is_grad_enabled(),

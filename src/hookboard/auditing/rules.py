@@ -123,7 +123,6 @@ class LossCall(NamedTuple):
         wanted: the target as a tensor.
         counts_all: whether every element of the target counts: False with weights or `reduction="none"`, after which a
             mask may follow.
-        live: the output as a tensor with its autograd graph; None for a subtraction.
         weight: the weights of the classes, or of the positive one; None without any.
     """
 
@@ -133,7 +132,6 @@ class LossCall(NamedTuple):
     values: Tensor
     wanted: Tensor
     counts_all: bool = True
-    live: Tensor | None = None
     weight: Tensor | None = None
 
 
@@ -142,8 +140,8 @@ def _of_loss(op: Op, given: Mapping[str, Tensor], results: Sequence[Tensor]) -> 
     if {"input", "target"} <= given.keys():
         output, target = op.arguments["input"], op.arguments["target"]
         counts_all = op.arguments.get("reduction") != "none" and "weight" not in given
-        live, weight = given["input"], given.get("pos_weight", given.get("weight"))
-        return LossCall(op, output, target, live.detach(), given["target"].detach(), counts_all, live, weight)
+        weight = given.get("pos_weight", given.get("weight"))
+        return LossCall(op, output, target, given["input"].detach(), given["target"].detach(), counts_all, weight)
     return None
 
 

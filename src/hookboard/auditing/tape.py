@@ -30,6 +30,11 @@ class CannotReplayError(RuntimeError):
     """The calls cannot be made again."""
 
 
+UNANSWERED = (RuntimeError, ValueError, TypeError, IndexError, KeyError)
+"""What ends a question, and nothing else: CannotReplayError, and what torch raises where a tensor is of an odd kind, or
+where a number that the step has read from one no longer fits the exchanged one."""
+
+
 class Tape:
     """The recorded calls behind a value, in order.
 
@@ -37,15 +42,11 @@ class Tape:
         ops: all calls of the step.
         given: the tensors that no call has computed.
         end: the value, such as the loss.
-        start: values that `run` is given: the calls behind these are left out.
     """
 
-    def __init__(
-        self, ops: Sequence[Op], given: Mapping[Value, Tensor], end: Value, start: Sequence[Value] = ()
-    ) -> None:
+    def __init__(self, ops: Sequence[Op], given: Mapping[Value, Tensor], end: Value) -> None:
         self._end, self._given = end, given
-        cut = set(start)
-        behind = list(end.ancestors(lambda value: value not in cut))
+        behind = list(end.ancestors())
         wanted = {id(value.op) for value in behind}
         self.ops = [op for op in ops if id(op) in wanted]
         self.leaves = [value for value in behind if value.op is None]
@@ -66,7 +67,7 @@ class Tape:
         each other. Random numbers are those of the step.
 
         Args:
-            variants: the tensors that replace others in each. If one of them needs a gradient, so do the results.
+            variants: the tensors that replace some that no call has computed, in each.
             watch: called with what each call returns.
             without_dropout: whether nothing is dropped.
 
@@ -74,13 +75,11 @@ class Tape:
             CannotReplayError: a tensor is gone, or it takes too much memory, or longer than SECONDS.
         """
         if any(_is_foreign(op.function) for op in self.ops):
-            raise CannotReplayError("they are not all torch's own")
+            raise CannotReplayError("its calls are not all torch's own")
         until = time.monotonic() + SECONDS
-        changed = {value for variant in variants for value in variant}
         kept = {value: self._copy(value) for value in self.leaves if not all(value in given for given in variants)}
-        held = {value: [given.get(value, kept.get(value)) for given in variants] for value in changed | kept.keys()}
+        held = {value: [given.get(value, kept.get(value)) for given in variants] for value in self.leaves}
         needs_grad = any(op.name == "grad" for op in self.ops)
-        needs_grad |= any(one.requires_grad for variant in variants for one in variant.values())
         weights = [one for value, one in kept.items() if isinstance(value.tensor(), nn.Parameter)]
         sizes = [[4 * math.prod(value.shape) for value in op.results] for op in self.ops]
         total = sum(map(sum, sizes))
@@ -97,8 +96,7 @@ class Tape:
                     each = list(_made_again(op, held, len(variants), _NO_DROPOUT if without_dropout else {}))
                 for value, *tensors in zip(op.results, *each, strict=True):
                     held[value] = tensors
-                    if value not in changed:
-                        watch(op, value, tensors)
+                    watch(op, value, tensors)
                 del each
                 for value in {*op.inputs, *op.results}:
                     if self._last_use[value] <= index:
