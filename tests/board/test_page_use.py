@@ -222,6 +222,20 @@ def test_a_narrow_window_has_one_column_with_the_worst_verdict_first(tab):
     assert side.bounding_box()["y"] >= view.bounding_box()["y"] + view.bounding_box()["height"]
 
 
+def test_a_page_that_is_drawn_anew_stays_where_it_is_scrolled_to(tab):
+    tab.page.set_viewport_size({"width": 390, "height": 844})
+    tab.find(".card.alarm").click()  # it has the focus now
+    expect(tab.find(".name.alarm")).to_be_in_viewport()
+    tab.find(".name.alarm").evaluate("one => one.drawnBefore = true")
+    tab.page.set_viewport_size({"width": 400, "height": 844})
+    expect(tab.find(".view")).to_have_css("width", "384px")
+    tab.find(".names").evaluate(
+        "names => new Promise((done) => { const look = () =>"
+        " names.querySelector('.alarm').drawnBefore ? setTimeout(look, 10) : done(); look(); })"
+    )
+    expect(tab.find(".name.alarm")).to_be_in_viewport()
+
+
 def test_the_ticks_of_the_depth_view_do_not_overlap_in_a_narrow_window(tab):
     tab.page.set_viewport_size({"width": 390, "height": 844})
     expect(tab.find(".view")).to_have_css("width", "374px")

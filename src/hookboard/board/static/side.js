@@ -65,7 +65,7 @@ export function makeSide(handlers) {
     const reached = () => [...panel.querySelectorAll("button.card, button.item, summary")];
     const at = reached().indexOf(document.activeElement);
     drawVerdicts(panel, shown.run, chosen, handlers.go, open, unfolded);
-    if (at >= 0) reached()[at]?.focus();
+    if (at >= 0) reached()[at]?.focus({ preventScroll: true }); // this draws what was there: the page stays where it is
     listed = chosen;
   }
 
