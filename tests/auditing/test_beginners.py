@@ -313,7 +313,8 @@ def test_the_advice_for_a_view_gives_the_shape_that_was_wanted(before, after, re
 def test_a_fault_is_an_alarm_with_its_line(name):
     rule, batch, step = FAULTS[name]
     alarms = [finding for finding in found_in(batch, step) if finding.severity == "alarm"]
-    assert [finding.rule for finding in alarms] == [rule]
+    and_gone = ["cut"] if name in ("hinge", "softmax of one") else []  # all gradients are exactly 0 as well
+    assert [finding.rule for finding in alarms] == [rule, *and_gone]
     assert "test_beginners.py:" in alarms[0].evidence
 
 

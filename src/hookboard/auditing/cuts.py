@@ -2,8 +2,6 @@
 
 from collections.abc import Iterator
 
-import torch
-
 from hookboard.auditing.calls import CUTS, Op, Value
 from hookboard.auditing.ledger import joining, terms_of, trained_by
 from hookboard.auditing.rules import FLAT, LOSSES, Finding, TracedStep
@@ -134,7 +132,7 @@ def _named(op: Op) -> str:
 
 def _gone(done: TracedStep) -> Iterator[Finding]:
     """Yield an alarm if all gradients are exactly 0; it names a function such as `round` on the way to the loss."""
-    if done.number == 0 or _has_gradient(done) is not False:
+    if done.number == 0 or done.has_gradient is not False:
         return
     values = [value for value in done.loss.ancestors() if value.op is not None and value.op.name in FLAT]
     flat = next((value.op for value in values if value.requires_grad and value.of_parameters), None)
@@ -148,15 +146,3 @@ def _gone(done: TracedStep) -> Iterator[Finding]:
         if flat
         else "look for what multiplies by 0 on the way to the loss: a mask, or an activation that is dead or saturated",
     )
-
-
-def _has_gradient(done: TracedStep) -> bool | None:
-    """Return whether any gradient of the loss is not 0; None if that is not known."""
-    if done.live is None:
-        return done.has_gradient
-    weights = [parameter for parameter in done.step.model.parameters() if parameter.requires_grad]
-    try:
-        gradients = torch.autograd.grad(done.live, weights, retain_graph=True, allow_unused=True)
-    except RuntimeError:  # the graph was freed, or a tensor in it was changed in place
-        return None
-    return any(gradient is not None and bool((gradient != 0).any()) for gradient in gradients)

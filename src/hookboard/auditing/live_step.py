@@ -12,7 +12,7 @@ from hookboard.auditing.calls import Value
 from hookboard.auditing.ledger import Ledger
 from hookboard.auditing.optimizing import Outsider, findings_of_optimizers, outsiders
 from hookboard.auditing.program import TooLongError
-from hookboard.auditing.reading import ALL_RULES, CUT, Reader, alarms_first
+from hookboard.auditing.reading import ALL_RULES, Reader, alarms_first, any_not_zero
 from hookboard.auditing.rules import Finding, findings_of
 from hookboard.auditing.scheduling import findings_of_schedules
 from hookboard.auditing.standing_aside import standing_aside
@@ -20,8 +20,7 @@ from hookboard.first_nan import Program
 from hookboard.hooks import own_call
 from hookboard.layers import Flow
 from hookboard.messages import inform, warn
-from hookboard.ranks import local
-from hookboard.torch_private import can_be_read, computing_plainly
+from hookboard.torch_private import computing_plainly
 
 MAX_TRIES = 3
 """A first batch without a backward pass is followed by another try, at most this many in all (a choice)."""
@@ -72,7 +71,6 @@ class LiveStep:
         self._flow, self._constant_loss = Flow(), math.nan
         self.programs: list[Program] = []
         """The autograd nodes behind each loss so far, with layer and line."""
-        self._has_gradient: bool | None = None
         self._schedules: list[Finding] | None = None
 
     def begin(self, batch: Any) -> None:
@@ -139,7 +137,7 @@ class LiveStep:
         value, factor = self._unscaled(reader.step.value_of(loss))
         done = reader.take_loss(loss, value, factor)
         before = reader.step.not_asked
-        self._findings += findings_of(done, [rule for rule in ALL_RULES if rule is not CUT])
+        self._findings += findings_of(done, ALL_RULES)
         if len(reader.losses) > 1:  # the tensors of those before are gone on purpose
             reader.step.not_asked = before
         if self._ledger is not None:
@@ -151,7 +149,6 @@ class LiveStep:
         known = [one.reference() for one in self._outside]
         self._outside += outsiders(reader.step, [one for one in reader.outside if all(one is not k for k in known)])
         reader.outside.clear()  # the step may have made them for itself
-        reader.losses[-1] = done._replace(live=None)
         reader.step.let_go()  # nothing of ours outlives the backward pass
 
     def _unscaled(self, value: Value) -> tuple[Value, float]:
@@ -171,11 +168,11 @@ class LiveStep:
     def after_backward(self) -> None:
         """Note whether the backward pass has given any gradient that is not 0."""
         reader = self._reader
-        if reader is None or not reader.losses or self._has_gradient:
+        if reader is None or not reader.losses or reader.has_gradient:
             return
         with reader.step.aside(), computing_plainly():
-            gradients = [local(p.grad) for p in self._model.parameters() if p.requires_grad and p.grad is not None]
-            self._has_gradient = any(not can_be_read(one) or bool(one.any()) for one in gradients)
+            weights = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
+            reader.has_gradient = any_not_zero(parameter.grad for parameter in weights)
 
     def end(self) -> FirstStep | None:
         """End the batch; return what is known of the step, or None if another batch is to be followed."""
@@ -195,7 +192,7 @@ class LiveStep:
                     if self._ledger is not None:
                         self._ledger.settle(reader.step.ops)
                         self._findings += self._ledger.findings()
-                    found = alarms_first([*self._findings, *reader.cuts(self._has_gradient)])
+                    found = alarms_first([*self._findings, *reader.cuts()])
                 first, reached = FirstStep(found, self._flow, self._constant_loss, self.programs), reader.reached
                 self._say_opaque(reader)
         except Exception as error:

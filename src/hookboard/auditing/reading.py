@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
+import torch
 from torch import Tensor, nn
 
 from hookboard.auditing import handwritten, mixing
@@ -18,11 +19,12 @@ from hookboard.auditing.modes import eval_mode
 from hookboard.auditing.order import token_order
 from hookboard.auditing.padding_masks import note_mask, padding_mask
 from hookboard.auditing.program import StepTrace
-from hookboard.auditing.rules import FLAT, OBSERVERS, RULES, Finding, TracedStep, findings_of
+from hookboard.auditing.rules import OBSERVERS, RULES, Finding, TracedStep, findings_of
 from hookboard.auditing.scaling import loss_scale, unbounded_loss
 from hookboard.auditing.weighing import class_weights, padding
 from hookboard.layers import Flow
-from hookboard.torch_private import computing_plainly, is_opaque
+from hookboard.ranks import local
+from hookboard.torch_private import can_be_read, computing_plainly, is_opaque
 
 ALL_RULES = (
     no_influence,
@@ -33,7 +35,6 @@ ALL_RULES = (
     mixing.loss_shape,
     handwritten.loss_input,
     handwritten.targets,
-    cut,
     unbounded_loss,
     loss_scale,
     input_scale,
@@ -44,10 +45,7 @@ ALL_RULES = (
     dropout,
     class_weights,
 )
-"""The rules that judge the code of a step."""
-
-CUT = cut
-"""The only rule that is asked after the backward passes: it needs all losses of the step."""
+"""The rules that judge the code of a step up to one of its losses. `cut` needs all of them: it is asked at the end."""
 
 
 class Reader:
@@ -77,6 +75,8 @@ class Reader:
         self._trained = {name for name, parameter in self._parameters.items() if parameter.requires_grad}
         self.losses: list[TracedStep] = []
         """The step up to each of its losses."""
+        self.has_gradient: bool | None = None
+        """Whether any of the losses gives a gradient that is not 0; None if that is not known."""
         self.reached: set[str] = set()
         """The names of the parameters that a gradient reaches from any of the losses."""
         self.outside: list[nn.Parameter] = []
@@ -90,8 +90,22 @@ class Reader:
 
     def _take_only(self, loss: Tensor) -> bool:
         with computing_plainly():
-            self.take_loss(loss)
+            self.take_alone(loss)
         return False
+
+    def take_alone(self, loss: Tensor) -> None:
+        """Note a tensor as a loss of the step whose backward pass will not run: its gradients are computed here.
+
+        They are not where a custom `autograd.Function` is in the graph, which may do anything: FSDP's writes gradients.
+        """
+        self.take_loss(loss)
+        weights = [parameter for parameter in self._parameters.values() if parameter.requires_grad]
+        if weights and loss.requires_grad and not self.has_gradient and _leaves_of(loss) is not None:
+            try:
+                gradients = torch.autograd.grad(loss, weights, retain_graph=True, allow_unused=True)
+            except RuntimeError:  # the loss is no single number, or the graph was freed or changed in place
+                return
+            self.has_gradient = any_not_zero(gradients)
 
     def take_loss(self, loss: Tensor, of: Value | None = None, factor: float = 1.0) -> TracedStep:
         """Note a tensor as a loss of the step, from which a backward pass would start; return the step up to there.
@@ -105,8 +119,7 @@ class Reader:
         number = float(loss.detach()) / factor if loss.numel() == 1 and not loss.is_complex() else math.nan
         value = of or self.step.value_of(loss)
         value.requires_grad = loss.requires_grad  # it may have been set since
-        live = loss if loss.requires_grad and any(op.name in FLAT for op in self.step.ops) else None
-        self.losses.append(TracedStep(self.step, value, self._trained, (), is_finite, number, live))
+        self.losses.append(TracedStep(self.step, value, self._trained, (), is_finite, number))
         leaves = _leaves_of(loss)
         if leaves is None:  # what the backward pass of a custom function does is unknown
             self.reached |= self._parameters.keys()
@@ -143,24 +156,25 @@ class Reader:
 
     def findings(self) -> list[Finding]:
         """Return the findings of all rules for each loss, alarms first; equal ones once."""
-        without = self._trained - self.reached
-        steps = [done._replace(without=without) for done in self.losses]
-        return alarms_first([finding for done in steps for finding in findings_of(done, ALL_RULES)])
+        found = [finding for done in self.losses for finding in findings_of(done, ALL_RULES)]
+        return alarms_first([*found, *self.cuts()])
 
-    def cuts(self, has_gradient: bool | None) -> list[Finding]:
-        """Return what `cut` finds for each loss, once all backward passes have run.
-
-        Args:
-            has_gradient: whether they have given any gradient that is not 0; None if that is not known.
-        """
+    def cuts(self) -> list[Finding]:
+        """Return what `cut` finds for each loss, once all backward passes have run."""
         without = self._trained - self.reached
-        steps = [done._replace(without=without, live=None, has_gradient=has_gradient) for done in self.losses]
+        steps = [done._replace(without=without, has_gradient=self.has_gradient) for done in self.losses]
         return [finding for done in steps for finding in findings_of(done, [cut])]
 
 
 def alarms_first(found: Iterable[Finding]) -> list[Finding]:
     """Return findings, alarms first; equal ones once."""
     return sorted(dict.fromkeys(found), key=lambda finding: finding.severity != "alarm")
+
+
+def any_not_zero(gradients: Iterable[Tensor | None]) -> bool:
+    """Return True if a gradient has an element other than 0, or cannot be read; None is no gradient."""
+    held = (local(one) for one in gradients if one is not None)
+    return any(not can_be_read(one) or bool(one.any()) for one in held)
 
 
 def _leaves_of(loss: Tensor) -> list[Tensor] | None:

@@ -97,9 +97,7 @@ class TracedStep(NamedTuple):
         without: the names of the trainable parameters that no gradient reaches from any loss of the step.
         is_finite: whether the loss is finite.
         number: the loss as a number; NaN if it has several elements.
-        live: the loss as a tensor with its autograd graph; None if the step calls no function in `FLAT`, or if its
-            backward pass has run.
-        has_gradient: whether the backward pass has given any gradient that is not 0; None if it has not run.
+        has_gradient: whether any loss of the step gives a gradient that is not 0; None if that is not known.
     """
 
     step: StepTrace
@@ -108,7 +106,6 @@ class TracedStep(NamedTuple):
     without: Collection[str]
     is_finite: bool
     number: float
-    live: Tensor | None
     has_gradient: bool | None = None
 
 
