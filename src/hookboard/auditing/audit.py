@@ -22,9 +22,9 @@ class Findings(tuple[Finding, ...]):
 def audit(model: nn.Module, batch: Any, step: Callable[[Any], Tensor] | None = None) -> Findings:
     """Run a training step once, and find faults in its code.
 
-    These are faults in its loss, its targets, its masks, and where gradients are cut. Its backward pass does not run;
-    the gradients of its loss are computed and not kept. Afterwards the model and the
-    random state are put back; what your code does besides, such as printing or writing a file, happens.
+    These are faults in its loss, its targets, its masks, and where gradients are cut. Its backward pass does not run:
+    the gradients of its loss are computed, but not kept. Afterwards the model and the random state are put back; what
+    your code does besides, such as printing or writing a file, happens.
 
     Args:
         model: the model.
@@ -56,7 +56,7 @@ def audit(model: nn.Module, batch: Any, step: Callable[[Any], Tensor] | None = N
                 loss = run(batch)
                 if not isinstance(loss, Tensor):
                     raise TypeError(f"the step gave a loss of type {type(loss).__name__}; it must be a tensor")
-                reader.take_alone(loss)
+                reader.take_without_backward(loss)
             return Findings(reader.findings())
         finally:
             reader.forget()

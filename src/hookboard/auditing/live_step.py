@@ -108,7 +108,7 @@ class LiveStep:
         return True
 
     def _at_step(self, optimizer: Any, has_closure: bool) -> None:
-        """Note that an optimizer steps; None if it has."""
+        """Note that an optimizer is about to step; None once it has."""
         if self._reader is not None and self._ledger is not None:
             self._ledger.is_in_closure = has_closure
             try:

@@ -49,13 +49,13 @@ ALL_RULES = (
 
 
 class Reader:
-    """Traces a step and judges it: run the step inside `reading`, give its loss to `take_loss`, then ask `findings`.
+    """Traces a step and judges it: run it inside `reading`, give its loss to `take_loss`, then ask `findings`.
 
     Args:
         model: the model.
         batch: the batch that the step takes.
         at_backward: called with the loss before `loss.backward()`, which then runs if it returns True. Left out:
-            `take_loss`, and it does not run.
+            `take_without_backward`, and it does not run.
     """
 
     def __init__(self, model: nn.Module, batch: object, at_backward: Callable[[Tensor], bool] | None = None) -> None:
@@ -90,10 +90,10 @@ class Reader:
 
     def _take_only(self, loss: Tensor) -> bool:
         with computing_plainly():
-            self.take_alone(loss)
+            self.take_without_backward(loss)
         return False
 
-    def take_alone(self, loss: Tensor) -> None:
+    def take_without_backward(self, loss: Tensor) -> None:
         """Note a tensor as a loss of the step whose backward pass will not run: its gradients are computed here.
 
         They are not where a custom `autograd.Function` is in the graph, which may do anything: FSDP's writes gradients.
@@ -101,11 +101,12 @@ class Reader:
         self.take_loss(loss)
         weights = [parameter for parameter in self._parameters.values() if parameter.requires_grad]
         if weights and loss.requires_grad and not self.has_gradient and _leaves_of(loss) is not None:
-            try:
-                gradients = torch.autograd.grad(loss, weights, retain_graph=True, allow_unused=True)
-            except RuntimeError:  # the loss is no single number, or the graph was freed or changed in place
-                return
-            self.has_gradient = any_not_zero(gradients)
+            with self.step.aside():  # these calls are not the step's
+                try:
+                    gradients = torch.autograd.grad(loss, weights, retain_graph=True, allow_unused=True)
+                except RuntimeError:  # the loss is no single number, or the graph was freed or changed in place
+                    return
+                self.has_gradient = any_not_zero(gradients)
 
     def take_loss(self, loss: Tensor, of: Value | None = None, factor: float = 1.0) -> TracedStep:
         """Note a tensor as a loss of the step, from which a backward pass would start; return the step up to there.
