@@ -236,6 +236,20 @@ def test_a_page_that_is_drawn_anew_stays_where_it_is_scrolled_to(tab):
     expect(tab.find(".name.alarm")).to_be_in_viewport()
 
 
+def test_a_click_is_heard_though_the_map_is_drawn_anew_between_press_and_release(tab):
+    card = tab.find(".card.alarm")
+    card.hover()
+    tab.page.mouse.down()
+    tab.find(".name.alarm").evaluate("one => one.drawnBefore = true")
+    tab.page.set_viewport_size({"width": 1430, "height": 900})
+    tab.find(".names").evaluate(
+        "names => new Promise((done) => { const look = () =>"
+        " names.querySelector('.alarm').drawnBefore ? setTimeout(look, 10) : done(); look(); })"
+    )
+    tab.page.mouse.up()
+    expect(tab.find(".card.alarm.chosen")).to_have_count(1)
+
+
 def test_the_ticks_of_the_depth_view_do_not_overlap_in_a_narrow_window(tab):
     tab.page.set_viewport_size({"width": 390, "height": 844})
     expect(tab.find(".view")).to_have_css("width", "374px")

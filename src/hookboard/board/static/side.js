@@ -19,7 +19,7 @@ export function makeSide(handlers) {
   const head = element("div", { class: "head" }, [title, element("div", { class: "tools" }, [png, csv, back])]);
   const root = element("aside", { class: "side" }, [head, panel]);
   let drawn = null; // what the panel shows, so that it is drawn only if that changes
-  let listed = ""; // the row that the list of verdicts marks
+  let listed = ""; // what the list of verdicts shows and marks
   let unfolded = new Set(); // the lists of verdicts that the user opened
   let listedRun = ""; // the run of these lists
   let shown = null;
@@ -43,6 +43,7 @@ export function makeSide(handlers) {
       wasDrawn = true;
       return;
     }
+    listed = "";
     title.textContent = title.title = named(nameAt(state.layer));
     root.setAttribute("aria-label", `layer ${title.title}`);
     if (layer?.error) {
@@ -59,14 +60,17 @@ export function makeSide(handlers) {
     }
   }
 
-  /** Draw the verdicts again; the focus stays where it was. */
+  /** Draw the verdicts if they have changed: a card that is drawn anew between press and release hears no click. */
   function listVerdicts(chosen) {
+    const { run, headline, cards, verdicts } = shown.run;
+    const list = JSON.stringify([run, headline, cards, verdicts, chosen]);
+    if (listed === list) return;
     if (listedRun !== shown.run.run) [listedRun, unfolded] = [shown.run.run, new Set()];
     const reached = () => [...panel.querySelectorAll("button.card, button.item, summary")];
     const at = reached().indexOf(document.activeElement);
     drawVerdicts(panel, shown.run, chosen, handlers.go, open, unfolded);
     if (at >= 0) reached()[at]?.focus({ preventScroll: true }); // this draws what was there: the page stays where it is
-    listed = chosen;
+    listed = list;
   }
 
   function open(layer) {
@@ -91,7 +95,7 @@ export function makeSide(handlers) {
   function point(given, state, cursor) {
     cursorStep = given.numbers.steps[cursor.column];
     if (state.layer) pointLayer(panel, cursorStep);
-    else if (listed !== state.row) listVerdicts(state.row);
+    else listVerdicts(state.row);
   }
 
   function save(kind) {
