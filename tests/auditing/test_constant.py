@@ -22,7 +22,7 @@ def constant_of(loss, target):
     reader = Reader(model, batch)
     with reader.reading():
         reader.take_loss(loss(model(batch[0]), batch[1]))
-    return reader.constant_loss()
+    return reader.facts().constant_loss
 
 
 def searched(loss, target):
@@ -74,3 +74,22 @@ UNKNOWN = {
 @pytest.mark.filterwarnings("ignore:Using a target size")
 def test_of_other_losses_it_is_not_known(name):
     assert math.isnan(constant_of(*UNKNOWN[name]))
+
+
+SINGLE = {
+    "one term": (lambda o, t: cross_entropy(o, t), False),
+    "a term and a penalty of weights": (lambda o, t: cross_entropy(o, t) + 1e-3 * WEIGHT.square().sum(), False),
+    "two terms": (lambda o, t: cross_entropy(o, t) + 0.5 * o.square().mean(), True),
+    "two means": (lambda o, t: (cross_entropy(o, t) + cross_entropy(2 * o, t)) / 2, True),
+}
+WEIGHT = nn.Parameter(torch.ones(3))
+
+
+@pytest.mark.parametrize("name", SINGLE)
+def test_a_loss_of_several_terms_that_depend_on_the_batch_is_a_sum(name):
+    loss, is_sum = SINGLE[name]
+    model, batch = nn.Linear(4, 3), (X, torch.arange(16) % 3)
+    reader = Reader(model, batch)
+    with reader.reading():
+        reader.take_loss(loss(model(batch[0]), batch[1]))
+    assert reader.facts().is_sum is is_sum

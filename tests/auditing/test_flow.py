@@ -57,7 +57,7 @@ def flow_of(model, x):
     reader = Reader(model, x)
     with reader.reading():
         model.training_step(x, 0)
-    return reader.flow()
+    return reader.step.flow()
 
 
 def test_layers_are_apart_if_no_change_of_one_changes_the_other():
@@ -83,7 +83,7 @@ def test_what_comes_from_where_nobody_saw_may_come_from_any_layer_before():
 @pytest.mark.trains
 def test_rules_know_the_flow_of_the_training_step(tmp_path):
     seen = []
-    rule = Rule("mine", lambda run: seen.append(run.flow) or [])
+    rule = Rule("mine", lambda run: seen.append(run.facts.flow) or [])
     fit(tmp_path, Branches(), batches(5, 5), HealthMonitor(every_n_steps=1, rules=[rule, "loss_input"]))
     assert [flow.are_apart("layers.left", "layers.right") for flow in seen] == [True, True]
     assert not seen[0].are_apart("layers.stem", "layers.right")
@@ -92,6 +92,6 @@ def test_rules_know_the_flow_of_the_training_step(tmp_path):
 @pytest.mark.trains
 def test_without_a_step_that_was_read_nothing_is_known(tmp_path):
     seen = []
-    rule = Rule("mine", lambda run: seen.append(run.flow) or [])
+    rule = Rule("mine", lambda run: seen.append(run.facts.flow) or [])
     fit(tmp_path, Branches(), batches(5), HealthMonitor(every_n_steps=1, rules=[rule], audit=False))
     assert seen == [Flow()]

@@ -8,7 +8,7 @@ import pytest
 from health import looks
 from health.trainings import LAYERS, WINDOW, linear
 
-from hookboard.health import Judge, Look, Rule, Run, Stepped, Symptom, Verdict
+from hookboard.health import Judge, Look, Rule, Run, StepFacts, Stepped, Symptom, Verdict
 from hookboard.health.causes import explained
 from hookboard.layers import Flow, Layer
 from hookboard.messages import HookboardWarning
@@ -248,7 +248,7 @@ def test_what_a_layer_gives_before_the_first_step_follows_from_no_other_branch(a
     sick = at(*EVERY, name="dead_units", module="act0", severity="alarm")
     effect = at(*steps, name="saturated", module="head")
     judge = Judge([sick, effect], LAYERS, WINDOW)
-    judge.run.flow = Flow(above)
+    judge.run.facts = StepFacts(Flow(above))
     for step in range(20):
         judge.see(looks.look(step, []))
     assert judge.verdicts[1].follows_from == cause

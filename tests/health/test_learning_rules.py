@@ -9,7 +9,7 @@ from health import looks
 from health.looks import reading, row
 from health.trainings import LAYERS, WEIGHTS, WINDOW, falling, judged, of, places, seen, stuck, symptoms, training
 
-from hookboard.health import RULES, Judge, Look, Loss, Run
+from hookboard.health import RULES, Judge, Look, Loss, Run, StepFacts
 from hookboard.health.losses import STEPS_BEFORE_STUCK, LossHistory
 from hookboard.health.rules.learning import (
     ANSWER_SPREAD_MIN,
@@ -176,6 +176,15 @@ def test_outputs_whose_gradients_do_not_add_up_to_0_are_no_classifiers(third, is
     assert (run.losses.chance is not None) is is_classifier
 
 
+@pytest.mark.parametrize("is_sum", [False, True])
+def test_of_a_sum_of_losses_nobody_knows_what_chance_gives(is_sum):
+    judge = Judge([], LAYERS, WINDOW)
+    judge.run.facts = StepFacts(is_sum=is_sum)
+    for look in training(3, lambda step: {}):
+        judge.see(look)
+    assert (judge.run.losses.chance is None) is is_sum
+
+
 def unbalanced(step):
     """No softmax follows these outputs, so that chance is not known."""
     return {("head", "grad_output"): of("head", "grad_output", 0.01, mean=0.01)}
@@ -206,7 +215,7 @@ def ended(losses, constant=math.nan, change=None, resumed=0, layers=LAYERS, **op
     for one in made:
         later = [replace(loss, step=loss.step + resumed) for loss in one.losses]
         judge.see(replace(one, losses=later))
-        judge.run.constant_loss = constant
+        judge.run.facts = StepFacts(constant_loss=constant)
     last = range(8 * looks_, len(losses))
     verdicts = judge.end([Loss(step + resumed, step, losses[step]) for step in last])
     return [(v.severity, v.advice) for v in verdicts if v.evidence.startswith("the training ended")]
@@ -365,7 +374,7 @@ def begun(start, constant, embedding=0.02):
     }
     made = training(40, lambda step: values, losses=[start] * 40 if isinstance(start, float) else start, layers=layers)
     run = seen(made, layers)
-    run.constant_loss = constant
+    run.facts = StepFacts(constant_loss=constant)
     return list(RULES["initial_loss"].judge(run))
 
 

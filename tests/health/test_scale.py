@@ -6,6 +6,7 @@ import pytest
 from health.looks import reading, row
 from health.runs import falling, harmed, linear, noise, nothing, outputs, run_of, symptoms, weights
 
+from hookboard.health import StepFacts
 from hookboard.health.rules.scale import ACTIVATION_SCALE
 from hookboard.layers import Flow, Layer
 
@@ -104,7 +105,7 @@ def test_weights_of_layers_that_run_side_by_side_scale_no_common_signal():
     drawn = [reading for name in NAMES for reading in weights(name, rows=noise(8, scale=0.02))]
     run = run_of(CHAIN, scaled([0] * 8, first_weights=drawn))
     assert symptoms(ACTIVATION_SCALE, run)
-    run.flow = Flow(dict.fromkeys(NAMES, 0))
+    run.facts = StepFacts(Flow(dict.fromkeys(NAMES, 0)))
     assert not symptoms(ACTIVATION_SCALE, run)
 
 

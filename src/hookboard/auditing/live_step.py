@@ -17,8 +17,8 @@ from hookboard.auditing.rules import Finding, findings_of
 from hookboard.auditing.scheduling import findings_of_schedules
 from hookboard.auditing.standing_aside import standing_aside
 from hookboard.first_nan import Program
+from hookboard.health import StepFacts
 from hookboard.hooks import own_call
-from hookboard.layers import Flow
 from hookboard.messages import inform, warn
 from hookboard.torch_private import computing_plainly
 
@@ -34,14 +34,12 @@ class FirstStep(NamedTuple):
 
     Args:
         findings: what is wrong in it.
-        flow: which layer's output flows into which.
-        constant_loss: the least loss of a model that gives every sample the same output; NaN if it is not known.
+        facts: what else the judge of the run is told.
         programs: the autograd nodes behind each loss, with layer and line.
     """
 
     findings: list[Finding]
-    flow: Flow
-    constant_loss: float = math.nan
+    facts: StepFacts = StepFacts()
     programs: Sequence[Program] = ()
 
 
@@ -68,7 +66,7 @@ class LiveStep:
         self._last: Callable[[], Tensor | None] = lambda: None
         self._findings: list[Finding] = []
         self._outside: list[Outsider] = []
-        self._flow, self._constant_loss = Flow(), math.nan
+        self._facts = StepFacts()
         self.programs: list[Program] = []
         """The autograd nodes behind each loss so far, with layer and line."""
         self._schedules: list[Finding] | None = None
@@ -142,10 +140,9 @@ class LiveStep:
             reader.step.not_asked = before
         if self._ledger is not None:
             self._ledger.before_backward(value, reader.step.ops)
-        self._constant_loss = reader.constant_loss()
+        is_first = len(reader.losses) == 1
+        self._facts = reader.facts() if is_first else StepFacts(self._facts.flow, is_sum=True)
         self.programs.append(reader.step.program_of(loss))
-        if len(reader.losses) == 1:
-            self._flow = reader.flow()
         known = [one.reference() for one in self._outside]
         self._outside += outsiders(reader.step, [one for one in reader.outside if all(one is not k for k in known)])
         reader.outside.clear()  # the step may have made them for itself
@@ -179,11 +176,11 @@ class LiveStep:
         self._stop()
         reader = self._reader
         if reader is None:
-            return FirstStep(self._of_optimizers(None), Flow()) if self._has_failed else None
+            return FirstStep(self._of_optimizers(None)) if self._has_failed else None
         if not reader.losses and reader.step.fault is None and self._tries < MAX_TRIES:
             self.leave()
             return None
-        first, reached = FirstStep([], Flow()), None
+        first, reached = FirstStep([]), None
         try:
             if reader.step.fault is not None:
                 self._say_not_read(reader.step.fault)
@@ -193,7 +190,7 @@ class LiveStep:
                         self._ledger.settle(reader.step.ops)
                         self._findings += self._ledger.findings()
                     found = alarms_first([*self._findings, *reader.cuts()])
-                first, reached = FirstStep(found, self._flow, self._constant_loss, self.programs), reader.reached
+                first, reached = FirstStep(found, self._facts, self.programs), reader.reached
                 self._say_opaque(reader)
         except Exception as error:
             self._say_not_read(error)

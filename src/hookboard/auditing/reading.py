@@ -15,6 +15,7 @@ from hookboard.auditing.dependence import dependence
 from hookboard.auditing.dropping import dropout
 from hookboard.auditing.influence import no_influence
 from hookboard.auditing.inputs import WEIGHING, few_tokens, input_scale, note_embedding, note_input, target_leak
+from hookboard.auditing.ledger import terms_of
 from hookboard.auditing.modes import eval_mode
 from hookboard.auditing.order import token_order
 from hookboard.auditing.padding_masks import note_mask, padding_mask
@@ -22,7 +23,7 @@ from hookboard.auditing.program import StepTrace
 from hookboard.auditing.rules import OBSERVERS, RULES, Finding, TracedStep, findings_of
 from hookboard.auditing.scaling import loss_scale, unbounded_loss
 from hookboard.auditing.weighing import class_weights, padding
-from hookboard.layers import Flow
+from hookboard.health import StepFacts
 from hookboard.ranks import local
 from hookboard.torch_private import can_be_read, computing_plainly, is_opaque
 
@@ -144,16 +145,11 @@ class Reader:
         self.losses.clear()
         self.outside.clear()
 
-    def flow(self) -> Flow:
-        """Return which layer's output flows into which other one."""
-        return self.step.flow()
-
-    def constant_loss(self) -> float:
-        """Return the least loss of a model that gives every sample the same output.
-
-        NaN unless the step has just one loss, of a known kind: see `hookboard.auditing.constant.constant_loss`.
-        """
-        return constant_loss(self.losses[0]) if len(self.losses) == 1 else math.nan
+    def facts(self) -> StepFacts:
+        """Return what the judge of a run is told of the step up to its first loss."""
+        first = self.losses[0]
+        terms = [term for term in terms_of(first.loss) if term.requires_grad and term.of_batch]
+        return StepFacts(self.step.flow(), constant_loss(first), is_sum=len(terms) > 1)
 
     def findings(self) -> list[Finding]:
         """Return the findings of all rules for each loss, alarms first; equal ones once."""

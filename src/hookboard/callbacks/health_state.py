@@ -1,6 +1,5 @@
 """The state of `HealthMonitor` in one stage: the losses of all steps, the judge, and the reporter of its verdicts."""
 
-import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,6 +24,7 @@ from hookboard.health import (
     Loss,
     Nonfinite,
     Page,
+    StepFacts,
     Stepped,
     Symptom,
     Verdict,
@@ -38,7 +38,7 @@ from hookboard.health import (
     restore_judge,
 )
 from hookboard.hooks import Taps
-from hookboard.layers import Flow, Layer
+from hookboard.layers import Layer
 from hookboard.loops import Loop, Selection
 from hookboard.messages import alert, inform, warn_switched_off
 from hookboard.ranks import Ranks
@@ -192,8 +192,7 @@ class HealthState(MeasurementState):
         black_box: finds the first NaN or Inf in its step; None outside of training, and where nobody asks for that.
         finds_late: whether a loss that is not finite is reported when it is read.
         findings: rule name and symptom of what was found in the training step; None before it was read.
-        flow: which layer's output flows into which in that step.
-        constant_loss: the least loss in that step with an equal output for every sample; NaN if not known.
+        facts: what is known of that step besides.
         inputs: the hook on the model whose inputs stand for a batch that the loop does not tell; None if all are told.
         awake: the norms and dropouts that were in training mode at the first due step; None before.
         has_seen_copies: whether frozen norms without statistics have been reported.
@@ -217,8 +216,7 @@ class HealthState(MeasurementState):
     black_box: BlackBox | None = field(default=None, kw_only=True)
     finds_late: bool = field(default=False, kw_only=True)
     findings: Sequence[tuple[str, Symptom]] | None = field(default=None, kw_only=True)
-    flow: Flow = field(default_factory=Flow, kw_only=True)
-    constant_loss: float = field(default=math.nan, kw_only=True)
+    facts: StepFacts = field(default=StepFacts(), kw_only=True)
     inputs: Taps | None = field(default=None, kw_only=True)
     awake: set[str] | None = field(default=None, kw_only=True)
     has_seen_copies: bool = field(default=False, kw_only=True)
@@ -266,10 +264,10 @@ class HealthState(MeasurementState):
         first = None if self.live is None else self.live.end()
         if first is not None:
             self.live = None
-            found, self.flow, self.constant_loss, programs = first
+            self.facts = first.facts
             if self.black_box is not None:
-                self.black_box.programs = programs
-            self.add_findings(found)
+                self.black_box.programs = first.programs
+            self.add_findings(first.findings)
 
     def see_modes(self, model: nn.Module, step: int) -> None:
         """Note which layers are in training mode at the first due step, and later whether none of them is any more."""
@@ -346,7 +344,7 @@ class HealthState(MeasurementState):
                     self.tell(told)
                 judge.run.why_silent, judge.run.findings = why_silent, findings
                 judge.run.held_back, judge.run.unhooked = held_back, unhooked
-                judge.run.flow, judge.run.constant_loss = self.flow, self.constant_loss
+                judge.run.facts = self.facts
                 verdicts = judge.see(look)
                 if self.report is not None:
                     self.report.see(seen)

@@ -16,7 +16,7 @@ from hookboard.health.rule import Rule, Severity, Symptom, Verdict, check_stop_o
 from hookboard.health.rules import RULES
 from hookboard.health.rules.numerics import Nonfinite, Pass, before_nonfinite, first_of
 from hookboard.health.rules.training_step import SCALE_TARGETS, STEP
-from hookboard.health.run import Run
+from hookboard.health.run import Run, StepFacts
 
 __all__ = [
     "FORMS",
@@ -36,6 +36,7 @@ __all__ = [
     "Rule",
     "Run",
     "Severity",
+    "StepFacts",
     "Stepped",
     "Symptom",
     "Verdict",

@@ -227,7 +227,7 @@ def _is_there(run: Run, one: Verdict, other: Verdict, where: Where) -> bool:
     if where == "anywhere":
         # Before the first step, what a layer gives depends on nothing but the layers before it, and on the batch.
         is_given = one.rule not in _OF_BATCH and other.rule in _FORWARD and other.since <= _start(run)
-        return not (is_given and run.flow.are_apart(one.module, other.module))
+        return not (is_given and run.facts.flow.are_apart(one.module, other.module))
     at, place = run.place(one.module), run.place(other.module)
     return place == at if where == "same" else place <= at
 

@@ -4,7 +4,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,6 +35,22 @@ BLOWN_UP_OUTPUT_FACTOR = 1e4
 
 _NAN_AND_INF = [FIELDS.index("nan"), FIELDS.index("posinf")]
 _NONFINITE = [*_NAN_AND_INF, FIELDS.index("neginf")]
+
+
+class StepFacts(NamedTuple):
+    """What is known of the training step since its first run was read; by default nothing.
+
+    Args:
+        flow: which layer's output flows into which.
+        constant_loss: the least loss on the first batch of a model that gives every sample the same output; NaN if it
+            is not known.
+        is_sum: whether several losses, or several terms of the loss, depend on the batch. What chance gives is then
+            unknown: an actor and its critic, or two players, hold each other where they are.
+    """
+
+    flow: Flow = Flow()
+    constant_loss: float = math.nan
+    is_sum: bool = False
 
 
 class Run:
@@ -75,10 +91,8 @@ class Run:
         """(name of the rule, `Symptom`) for all that was found in the code of the training step."""
         self.is_tried = False
         """True if the run has the callback `Checkup`, or it would do nothing there."""
-        self.flow = Flow()
-        """Which layer's output flows into which in the training step; empty if it was not read."""
-        self.constant_loss = math.nan
-        """The least loss on the first batch of a model that gives every sample the same output; NaN if not known."""
+        self.facts = StepFacts()
+        """What is known of the training step; nothing if it was not read."""
         self.seen = 0
         """Number of looks so far."""
         self.peak_rate: dict[str, float] = {}
@@ -285,7 +299,7 @@ class Run:
         is_classifier = channels is not None and len(channels) > 1
         if is_first:
             last = look.of(self._answers, "output")
-            known = is_classifier and channels is not None and may_follow_softmax(look, self._answers)
+            known = is_classifier and not self.facts.is_sum and may_follow_softmax(look, self._answers)
             self.losses.chance = math.log(last.width) if known and last is not None else None
             self.losses.reach = None if last is None else last.moments.max - last.moments.min
         if is_classifier and channels is not None:

@@ -357,7 +357,7 @@ def _along_weights(run: Run, scales: Scales) -> Iterator[Symptom]:
     """Report weights that make a signal fade or swell, even if biases hide it, in a model that nothing normalizes."""
     if len(scales.layers) <= PEER_LAYERS_MIN or run.arrays.of_kind(NORM_KINDS).any():
         return
-    if any(run.flow.are_apart(one.name, other.name) for one, other in itertools.pairwise(scales.layers)):
+    if any(run.facts.flow.are_apart(one.name, other.name) for one, other in itertools.pairwise(scales.layers)):
         return  # they are no chain, as in nets that run side by side
     whole = float(np.nansum(scales.weights))
     each = whole / len(scales.layers)
