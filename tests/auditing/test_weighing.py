@@ -39,19 +39,6 @@ def test_nothing_is_said_of_padding_that_is_ignored_or_of_rows_without_any():
     assert of_tokens("padding", TOKENS, torch.randint(1, 9, (4, 8))) == []
 
 
-def test_tokens_that_are_nearly_all_the_same_are_a_note_with_their_share():
-    tokens = torch.full((4, 32), 1)
-    tokens[:, -1] = torch.arange(4) + 2
-    (found,) = of_tokens("few_tokens", tokens, tokens)
-    share, count, token = numbers("#% of the # tokens that embedding at", found.evidence) + numbers(
-        "takes are #, the ends", found.evidence
-    )
-    inside = tokens[:, :-1]
-    assert (share, count, token) == (100, inside.numel(), 1)
-    assert bool((inside == 1).all())
-    assert of_tokens("few_tokens", torch.randint(1, 9, (4, 32)), tokens) == []
-
-
 LABELS = (torch.arange(64) % 16 == 0).long()
 
 

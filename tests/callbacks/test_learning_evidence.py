@@ -362,6 +362,14 @@ class Scheduled(Course):
             group["lr"] = self.rate_at(at)
 
 
+def test_the_factor_by_which_to_lower_a_rate_that_changes(tmp_path):
+    options = {"optimizer": torch.optim.Adam, "rate_at": lambda step: 2.0 / (1 + step / 10)}
+    model = Scheduled(deep(), CROSS_ENTROPY, **options)
+    verdict = verdict_of(tmp_path, model, classes(), "update_too_large")
+    (factor,) = numbers("by a factor of about #, at which a step is 1%", verdict.advice)
+    assert factor == shortened(moved(model, LOOKS[0]) / 0.01, 1)
+
+
 def test_between_which_steps_a_learning_rate_jumped_and_where_it_is_now(tmp_path):
     model = Scheduled(deep(), rate_at=lambda at: 1e-3 if at < 40 else 0.02, optimizer=torch.optim.Adam)
     model.loss = lambda out, y: CROSS_ENTROPY(out, y) + 3 * (len(model.losses) >= 40)

@@ -30,7 +30,6 @@ WORDS = 3
 
 WITHOUT_ORACLE = {
     ("at of", ""): "how many units there are, of which a sample was measured",
-    ("step is", ""): "the advice of update_too_large and update_too_small: the ratio that is advised",
     ("goes from", "to"): "a line of the page, in no finding: tests/experiments has its oracle",
 }
 """Numbers that no test compares with an oracle, by the words before and after them, and what they are."""

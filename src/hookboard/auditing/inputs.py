@@ -109,35 +109,6 @@ def input_scale(done: TracedStep) -> Iterator[Finding]:
         return
 
 
-SAME_TOKEN_SHARE, MIN_TOKENS = 0.95, 64
-"""Tokens tell next to nothing if at least this share of them is the same; fewer than MIN_TOKENS are not judged
-(choices)."""
-
-
-def few_tokens(done: TracedStep) -> Iterator[Finding]:
-    """Yield a note for the first embedding whose tokens, without the ends of the rows, are nearly all the same."""
-    for op in done.step.ops:
-        if not isinstance(op.seen, Embedded) or op.seen.tokens.numel() < MIN_TOKENS:
-            continue
-        tokens = op.seen.tokens
-        is_end = (tokens == tokens[:, -1:]).flip(1).cumprod(1).flip(1).bool()
-        inside = tokens[~is_end] if bool((~is_end).any()) else tokens.flatten()
-        if len(inside) < MIN_TOKENS:
-            continue
-        token = int(inside.mode().values)
-        share = float((inside == token).double().mean())
-        if share >= SAME_TOKEN_SHARE:
-            yield Finding(
-                "few_tokens",
-                "note",
-                op.place.module,
-                f"{share:.0%} of the {len(inside)} tokens that embedding at {op.place} takes are {token}, the ends of "
-                "the rows left out",
-                "look at the tokens of some samples: the vocabulary may not fit the data",
-            )
-            return
-
-
 def target_leak(done: TracedStep) -> Iterator[Finding]:
     """Yield an alarm if one column of the data that enter the model is the target.
 

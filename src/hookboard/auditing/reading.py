@@ -14,7 +14,7 @@ from hookboard.auditing.cuts import cut
 from hookboard.auditing.dependence import dependence
 from hookboard.auditing.dropping import dropout
 from hookboard.auditing.influence import no_influence
-from hookboard.auditing.inputs import WEIGHING, few_tokens, input_scale, note_embedding, note_input, target_leak
+from hookboard.auditing.inputs import WEIGHING, input_scale, note_embedding, note_input, target_leak
 from hookboard.auditing.ledger import terms_of
 from hookboard.auditing.modes import eval_mode
 from hookboard.auditing.order import token_order
@@ -39,7 +39,6 @@ ALL_RULES = (
     unbounded_loss,
     loss_scale,
     input_scale,
-    few_tokens,
     target_leak,
     padding,
     padding_mask,

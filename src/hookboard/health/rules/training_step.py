@@ -78,7 +78,6 @@ STEP_RULES = (
         "outputs change with the very input that they are to predict: the targets are inputs of later positions, which "
         "the model sees, or tokens that are not shifted",
     ),
-    _rule("few_tokens", "note", "nearly all tokens of the batch are the same"),
     _rule("dropout", "alarm", "a dropout that drops 90 % of the values or more"),
     _rule("padding_mask", "alarm", "a key_padding_mask that hides the tokens and shows the padding"),
     _rule("padding", "note", "the loss counts what pads the rows of a batch"),

@@ -185,30 +185,27 @@ def _large_model(run: Run, steps: np.ndarray, whole: np.ndarray, first: int) -> 
     among = f" in the median over the layers ({before})"
     moves, until = _moves("the weights", among, steps, whole, whole > UPDATE_RATIO_LARGE)
     evidence = f"{moves}, at a learning rate that is now {_rate(run):.2g}{_leap(run) or harm_of(run)}"
-    advice = f"lower the learning rate{_to(run, float(whole[first]))}, or clip gradients and warm it up from 0"
+    moved = float(whole[first])
+    to = f" {_to(run, moved, UPDATE_RATIO_ADVISED)}" if moved > UPDATE_RATIO_ADVISED else ""
+    advice = f"lower the learning rate{to}, or clip gradients and warm it up from 0"
     is_over = until is not None and run.losses.has_risen and run.losses.best_step > until
     is_harmless = is_over or (not run.losses.is_harmed and _has_come_back(run))
     severity: Severity = "note" if is_harmless else "alarm"
-    return Symptom("", evidence, advice, severity, float(whole[first]), int(steps[first]), until=until)
+    return Symptom("", evidence, advice, severity, moved, int(steps[first]), until=until)
 
 
-def _to(run: Run, moved: float) -> str:
-    """Return the advised learning rate, as in " to about 0.001, at which that step is 1%"; "" to advise none.
-
-    None is advised if the rate has changed, or if the step was small enough.
+def _to(run: Run, moved: float, wanted: float) -> str:
+    """Return the advised learning rate, as in "to about 0.001, at which a step is 1%", or the factor if it has changed.
 
     Args:
         run: the run.
-        moved: the update ratio of the step that was too large.
+        moved: the update ratio of a step.
+        wanted: the update ratio that it should have.
     """
-    if not (_is_rate_constant(run) and moved > UPDATE_RATIO_ADVISED):
-        return ""
-    rate = _rate(run) * UPDATE_RATIO_ADVISED / moved
-    return f" to about {rate:.1g}, at which that step is {UPDATE_RATIO_ADVISED:.0%}"
-
-
-def _is_rate_constant(run: Run) -> bool:
-    return _rate(run) == max(run.peak_rate.values(), default=math.nan)
+    rate, factor = _rate(run), max(moved / wanted, wanted / moved)
+    is_constant = rate == max(run.peak_rate.values(), default=math.nan)
+    to = f"to about {rate * wanted / moved:.1g}" if is_constant else f"by a factor of about {float(f'{factor:.1g}'):g}"
+    return f"{to}, at which a step is {100 * wanted:g}%"
 
 
 def _rate(run: Run) -> float:
@@ -411,10 +408,8 @@ def _small_model(run: Run, look: Look, usual: float) -> Symptom:
         f"a step moves the weights by {usual:.1g} of their size in the median over the layers, where 1e-3 is usual, at "
         f"a learning rate of {max(rates):.2g} in {optimizer}{harm_of(run)}"
     )
-    to = ""
-    if _is_rate_constant(run):
-        to = f" to about {max(rates) * UPDATE_RATIO_USUAL / usual:.1g}, at which a step is {UPDATE_RATIO_USUAL:.1%}"
-    advice = f"raise the learning rate{to}, and check whether gradients are clipped or an epsilon outweighs them"
+    to = _to(run, usual, UPDATE_RATIO_USUAL)
+    advice = f"raise the learning rate {to}, and check whether gradients are clipped or an epsilon outweighs them"
     # Without chance nobody can tell a loss that stays from that of a model that was trained before.
     severity: Severity = "alarm" if run.losses.is_stuck and run.losses.chance is not None else "note"
     return Symptom("", evidence, advice, severity, UPDATE_RATIO_SMALL / usual, _small_since(run))
