@@ -147,8 +147,9 @@ class Reader:
     def facts(self) -> StepFacts:
         """Return what the judge of a run is told of the step up to its first loss."""
         first = self.losses[0]
-        terms = [term for term in terms_of(first.loss) if term.requires_grad and term.of_batch]
-        return StepFacts(self.step.flow(), constant_loss(first), is_sum=len(terms) > 1)
+        terms = [term.op for term in terms_of(first.loss) if term.requires_grad and term.of_batch]
+        kinds = {(op.name, op.place) for op in terms if op is not None}  # a loop adds up one term many times
+        return StepFacts(self.step.flow(), constant_loss(first), is_sum=len(kinds) > 1)
 
     def findings(self) -> list[Finding]:
         """Return the findings of all rules for each loss, alarms first; equal ones once."""
