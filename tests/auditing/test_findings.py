@@ -374,10 +374,17 @@ def test_a_loss_function_of_a_frozen_model_alone_is_a_term_that_trains_nothing(i
         assert f"kl_div at test_findings.py:{step.__code__.co_firstlineno + 4}" in alarms[0].evidence
 
 
-@pytest.mark.parametrize("number", [lambda term: term.detach(), lambda term: term.item()], ids=["detach", "item"])
-def test_a_term_that_is_detached_is_an_alarm(number):
+JOINED = {
+    "detach": lambda term, other: term + other.detach(),
+    "item": lambda term, other: term + other.item(),
+    "in a stack": lambda term, other: torch.stack([term, other.detach()]).mean(),
+}
+
+
+@pytest.mark.parametrize("name", JOINED)
+def test_a_term_that_is_detached_is_an_alarm(name):
     model = nn.Linear(4, 3)
-    step = lambda x: model(x).square().mean() + number(model(x).mean())  # noqa: E731
+    step = lambda x: JOINED[name](model(x).square().mean(), model(x).mean())  # noqa: E731
     (found,) = audit(model, X, step)
     assert (found.rule, found.severity) == ("cut", "alarm")
     assert found.evidence.endswith("which passes no gradient on: it trains nothing")

@@ -52,6 +52,8 @@ def _parts(value: Value) -> list[Value]:
         return []
     is_sum = op.name in _JOINING or len(op.inputs) == 1  # of one, times a plain number
     parts = op.inputs if is_sum else [given for given in op.inputs if given.requires_grad]
+    if op.name in ("mean", "sum") and (stacked := op.inputs[0].op) is not None and stacked.name in ("stack", "cat"):
+        parts = stacked.inputs
     return parts if all(math.prod(given.shape) == 1 for given in parts) else []
 
 
