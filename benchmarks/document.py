@@ -1,11 +1,10 @@
 """Writes what pages and a few files say of the source: `python -m benchmarks.document`.
 
-Each rule, statistic, callback and edit rule stands once, in the source, with what is said of it; so does each
-threshold. A part that is written is marked in its file, by comments before and after it;
-tests/documents/test_written.py says which file is not as it should be.
+Each rule, statistic, callback and edit rule stands once, in the source, with what is said of it. A part that is
+written is marked in its file, by comments before and after it; tests/documents/test_written.py says which file is not
+as it should be.
 """
 
-import ast
 import inspect
 import re
 import subprocess
@@ -27,36 +26,6 @@ from hookboard.loops import HookboardCallback
 from hookboard.measure import DERIVED, FORMULAS
 
 ROOT = Path(__file__).parents[1]
-SOURCE = ROOT / "src" / "hookboard"
-HEALTH = SOURCE / "health"
-
-SEEN = ("losses", "stage_comparison", "run", "run_table", "judge")
-"""What is made of a run before any rule judges it."""
-
-THRESHOLD_FILES = [*sorted((HEALTH / "rules").glob("*.py")), *(HEALTH / f"{name}.py" for name in SEEN)]
-
-
-def thresholds() -> Iterator[str]:
-    """Yield a section for each file of the rules that has constants, with name, value and docstring of each."""
-    for path in THRESHOLD_FILES:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        lines = [f"- **`{name}`** ({value}): {meaning}" for name, value, meaning in constants(tree)]
-        if lines:
-            about = (ast.get_docstring(tree) or "").splitlines()[0]
-            yield from ["", f"## {path.relative_to(HEALTH)}", "", about, "", *lines]
-
-
-def constants(tree: ast.Module) -> Iterator[tuple[str, str, str]]:
-    """Yield name, value and docstring of each number that a file sets in capitals."""
-    for node, after in zip(tree.body, [*tree.body[1:], None], strict=True):
-        if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Name):
-            continue
-        name, value = node.targets[0].id, ast.unparse(node.value)
-        is_number = isinstance(node.value, ast.Constant | ast.UnaryOp) and not value.startswith(("'", '"'))
-        if name.isupper() and not name.startswith("_") and is_number:
-            said = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
-            text = str(after.value.value) if said else ""  # type: ignore[union-attr]  # an Expr then
-            yield name, value, " ".join(text.split())
 
 
 def table(head: str, rows: Iterable[Iterable[str]]) -> Iterator[str]:
@@ -155,7 +124,6 @@ def first_sentence(documented: object) -> str:
 
 
 WRITTEN: dict[tuple[str, str], Callable[[], Iterable[str]]] = {
-    ("docs/thresholds.md", "thresholds"): thresholds,
     ("docs/README.md", "pages"): index,
     ("docs/rules.md", "index of rules"): index_of_rules,
     ("docs/statistics.md", "statistics"): statistics,

@@ -29,7 +29,6 @@ FOUND_LATER = {
     "compare-benchmark.md",
     "contributing.md",
     "questions.md",
-    "thresholds.md",
 }
 """Pages that the search lists below others: they have every word, and are not what a user looks for."""
 
