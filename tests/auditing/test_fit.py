@@ -59,6 +59,16 @@ def verdicts_of(tmp_path, model, **options):
     return monitor.verdicts
 
 
+def test_that_all_gradients_are_0_follows_from_what_makes_them_0(tmp_path):
+    model = Classifier(nn.ReLU())
+    nn.init.constant_(model.net[2].bias, -100.0)
+    found = verdicts_of(tmp_path, model)
+    gone = next(one for one in found if one.rule == "cut")
+    assert "are exactly 0" in gone.evidence
+    assert gone.follows_from is not None
+    assert (found[0].rule, gone.follows_from[0]) == ("loss_input", "loss_input")
+
+
 @pytest.mark.parametrize("kind", [Classifier, Manual])
 def test_a_fault_in_the_step_is_an_alarm_from_the_first_look_on(tmp_path, kind):
     first = verdicts_of(tmp_path, kind(nn.Softmax(1)))[0]

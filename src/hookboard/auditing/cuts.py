@@ -145,4 +145,5 @@ def _gone(done: TracedStep) -> Iterator[Finding]:
         f"compute the loss from what {flat.name} takes; use {flat.name} for metrics only"
         if flat
         else "look for what multiplies by 0 on the way to the loss: a mask, or an activation that is dead or saturated",
+        is_effect=flat is None,
     )

@@ -62,6 +62,7 @@ class Finding(NamedTuple):
         module: the dotted name of the layer; "" for the whole model.
         evidence: one sentence with the line of code and the numbers.
         advice: one sentence: what to change.
+        is_effect: whether another alarm may be the cause of this one.
     """
 
     rule: str
@@ -69,6 +70,7 @@ class Finding(NamedTuple):
     module: str
     evidence: str
     advice: str
+    is_effect: bool = False
 
     def __str__(self) -> str:
         """Return all of it in words.
@@ -82,9 +84,9 @@ class Finding(NamedTuple):
 
     @property
     def symptom(self) -> Symptom:
-        """The finding as a symptom. An alarm is a root: it follows from no other, as it is in the code."""
-        is_alarm = self.severity == "alarm"
-        return Symptom(self.module, self.evidence, self.advice, self.severity, is_root=is_alarm, is_hard=is_alarm)
+        """The finding as a symptom. An alarm on a line of code is a root: it follows from no other."""
+        is_alarm, is_root = self.severity == "alarm", self.severity == "alarm" and not self.is_effect
+        return Symptom(self.module, self.evidence, self.advice, self.severity, is_root=is_root, is_hard=is_alarm)
 
 
 class TracedStep(NamedTuple):
