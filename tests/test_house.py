@@ -92,7 +92,7 @@ ASKS_A_TRAINER = {
 }
 """Where a Trainer is asked for what no `Loop` has, and why; all others ask a `Loop`, which need not be a Trainer's."""
 
-FUNCTION_LINES, FILE_LINES = 60, 600
+FUNCTION_LINES = 60
 
 PUBLIC_ALL_THE_SAME = {"_asdict", "_fields", "_make", "_replace"}
 """What a NamedTuple offers."""
@@ -255,11 +255,6 @@ def long_functions(sources: Sources) -> list[str]:
     return faults
 
 
-def long_files(sources: Sources) -> list[str]:
-    lengths = {path: len(text.splitlines()) for path, text in sources.items()}
-    return [f"{path} has {n} lines, more than {FILE_LINES}" for path, n in lengths.items() if n > FILE_LINES]
-
-
 def is_private(name: str) -> bool:
     return name.startswith("_") and not name.startswith("__") and name != "_"
 
@@ -351,7 +346,6 @@ RULES = [
     imports_of_lightning,
     circles,
     long_functions,
-    long_files,
     private_names_of_others,
     texts_without_encoding,
 ]
@@ -427,7 +421,6 @@ BUILT_WRONG = {
         {"measure/__init__.py": FACE, "measure/rows.py": "from hookboard.measure import Moments"},
     ),
     "a long function": (long_functions, {"sites.py": "def f():\n" + "    print()\n" * FUNCTION_LINES}),
-    "a long file": (long_files, {"sites.py": "\n" * (FILE_LINES + 1)}),
     "an attribute of torch's": (private_names_of_others, {"sites.py": "import torch\ntorch.Tensor()._base"}),
     "a text in the encoding of the system": (texts_without_encoding, {"sites.py": "print(path.read_text())"}),
     "a module of torch's": (private_names_of_others, {"sites.py": "from torch._dynamo import reset"}),

@@ -10,8 +10,15 @@ import torch
 from torch import Tensor
 
 from hookboard.auditing.calls import RESHAPES, Op, Value, loss_part
-from hookboard.auditing.meetings import ROUNDING, Meeting, meetings_of, tensor_of
-from hookboard.auditing.positions import ahead_of, of_positions, other_positions
+from hookboard.auditing.positions import (
+    ROUNDING,
+    Meeting,
+    ahead_of,
+    meetings_of,
+    of_positions,
+    other_positions,
+    tensor_of,
+)
 from hookboard.auditing.rules import Finding, TracedStep
 from hookboard.auditing.tape import UNANSWERED, Tape
 

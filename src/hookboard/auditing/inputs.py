@@ -1,4 +1,4 @@
-"""Finds faults in the data that enter the model, by whichever way: from the batch, or held by the model."""
+"""Finds faults in the data that enter the model and the loss: their scale, leaks, padding, weights of classes."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hookboard.auditing.calls import Op, Value
-from hookboard.auditing.rules import Finding, LossCall, TracedStep, in_numbers, losses_of
+from hookboard.auditing.rules import OBSERVERS, Finding, LossCall, TracedStep, in_numbers, losses_of
 
 WEIGHING = ("linear", "conv1d", "conv2d", "conv3d", "lstm", "gru", "rnn_tanh", "rnn_relu")
 """Functions whose first argument is weighed by parameters."""
@@ -170,3 +170,158 @@ def _match(target: Tensor, columns: Tensor) -> tuple[int, float] | None:
     cosines = torch.where(sizes > 0, target @ columns / sizes.clamp(min=1e-300), 0.0)
     best = int(cosines.abs().argmax())
     return (best, float(cosines[best])) if float(cosines[best].abs()) >= EXACT_CORRELATION else None
+
+
+MIN_PADDED_SHARE, MIN_PADDED_ROWS = 0.2, 0.5
+"""Targets count as padded if at least this share of the rows (the second number) ends in a run of the same number, and
+these runs are at least the first share of all targets (choices)."""
+
+MIN_RUN = 2
+"""A row is padded if it ends with at least this many equal numbers (a choice)."""
+
+MIN_LABELS = 32
+"""With fewer targets nothing is said of the weights of their classes (a choice)."""
+
+RARE_SHARE, FREQUENT_SHARE = 0.2, 0.5
+"""A class is rare below the first share of the targets, and frequent above the second (choices)."""
+
+WEIGHT_FACTOR = 2.0
+"""A frequent class must have this many times the weight of a rare one to be worth a note (a choice)."""
+
+
+def padding(done: TracedStep) -> Iterator[Finding]:
+    """Yield a note if a loss over sequences counts what pads them."""
+    for call in losses_of(done):
+        if call.op.name not in ("cross_entropy", "nll_loss") or not call.counts_all or call.target.origin.path is None:
+            continue
+        rows = call.wanted.reshape(call.target.origin.shape) if _has_rows(call) else None
+        if rows is None:
+            continue
+        pad = padding_of(rows)
+        if pad is None or pad == call.op.arguments.get("ignore_index", -100):
+            continue
+        share = float((runs_of(rows, pad)).double().mean())
+        yield Finding(
+            "padding",
+            "note",
+            call.op.place.module,
+            f"{share:.0%} of the targets of {call.op.name} at {call.op.place} are the number {pad} that fills rows up "
+            "to their end: the loss counts them like any other",
+            f"give the loss ignore_index={pad}, if that is padding",
+        )
+
+
+def _has_rows(call: LossCall) -> bool:
+    shape = call.target.origin.shape
+    return len(shape) == 2 and shape[0] * shape[1] == call.wanted.numel() and not call.wanted.is_floating_point()
+
+
+def runs_of(rows: Tensor, pad: int) -> Tensor:
+    """Return which elements belong to a run of `pad` that lasts to the end of their row; shape of `rows`, bool."""
+    return (rows == pad).flip(1).cumprod(1).flip(1).bool()
+
+
+def padding_of(rows: Tensor) -> int | None:
+    """Return the number that pads the rows; None if they are not padded."""
+    pad = int(rows[:, -1].mode().values)
+    lengths = runs_of(rows, pad).sum(1)
+    has_ends = (lengths >= MIN_RUN).double().mean() >= MIN_PADDED_ROWS and lengths.unique().numel() > 1
+    return pad if has_ends and lengths.sum() >= MIN_PADDED_SHARE * rows.numel() else None
+
+
+def class_weights(done: TracedStep) -> Iterator[Finding]:
+    """Yield a note if a frequent class has a larger weight in the loss than a rare one."""
+    for call in losses_of(done):
+        weight, wanted = call.weight, call.wanted.detach()
+        if weight is None or wanted.numel() < MIN_LABELS or wanted.is_complex():
+            continue
+        if call.op.name == "binary_cross_entropy_with_logits":
+            yield from _positive(call, weight, wanted.double())
+        elif call.op.name in ("cross_entropy", "nll_loss") and not wanted.is_floating_point():
+            yield from _of_classes(call, weight.double(), wanted.flatten())
+
+
+def _positive(call: LossCall, weight: Tensor, wanted: Tensor) -> Iterator[Finding]:
+    if weight.numel() != 1:
+        return
+    share, factor = float(wanted.mean()), float(weight)
+    is_wrong = (share < RARE_SHARE and factor < 1 / WEIGHT_FACTOR) or (
+        share > 1 - RARE_SHARE and factor > WEIGHT_FACTOR
+    )
+    if is_wrong and 0 < share < 1:
+        yield Finding(
+            "class_weights",
+            "note",
+            call.op.place.module,
+            f"pos_weight of {call.op.name} at {call.op.place} is {factor:.3g}, and {share:.1%} of the targets are "
+            f"positive: the rarer class counts less",
+            f"set pos_weight to negatives / positives, here about {(1 - share) / share:.2g}",
+        )
+
+
+def _of_classes(call: LossCall, weight: Tensor, wanted: Tensor) -> Iterator[Finding]:
+    known = wanted[(wanted >= 0) & (wanted < len(weight)) & (wanted != call.op.arguments.get("ignore_index", -100))]
+    if len(known) < MIN_LABELS:
+        return
+    shares = torch.bincount(known, minlength=len(weight)).double() / len(known)
+    most = int(shares.argmax())
+    rare = (shares > 0) & (shares < RARE_SHARE)
+    if shares[most] < FREQUENT_SHARE or not rare.any():
+        return
+    heaviest = float(weight[rare].max())
+    if float(weight[most]) >= WEIGHT_FACTOR * heaviest:
+        yield Finding(
+            "class_weights",
+            "note",
+            call.op.place.module,
+            f"the weights of {call.op.name} at {call.op.place} are {float(weight[most]):.3g} for class {most}, which "
+            f"is {float(shares[most]):.0%} of the targets, and at most {heaviest:.3g} for rare ones",
+            "give rare classes the larger weight, such as 1 / frequency",
+        )
+
+
+AGREEING_SHARE = 0.99
+"""A mask is the wrong way round if at least this share of it hides what is no padding, or shows what is (a choice)."""
+
+
+class Masked(NamedTuple):
+    """A call of attention with a mask over the positions of its keys.
+
+    Args:
+        hidden: which positions it hides, shape (samples, positions), bool.
+        rows: how many rows of the mask are fully masked, and how many there are; None if none is, or if the result has
+            no NaN.
+    """
+
+    hidden: Tensor
+    rows: tuple[int, int] | None
+
+
+def note_mask(op: Op, given: Mapping[str, Tensor], results: Sequence[Tensor]) -> object:
+    """Return a `Masked` if the call has a `key_padding_mask` of two dimensions; otherwise what is its field `rows`."""
+    rows = OBSERVERS[op.name](op, given, results)
+    mask = given.get("key_padding_mask")
+    if mask is None or mask.dim() != 2:
+        return rows
+    return Masked(mask.detach() if mask.dtype is torch.bool else mask.detach() == -math.inf, rows)
+
+
+def padding_mask(done: TracedStep) -> Iterator[Finding]:
+    """Yield an alarm for attention that hides all tokens and shows the padding."""
+    embedded = [op.seen.tokens for op in done.step.ops if isinstance(op.seen, Embedded)]
+    for op in done.step.ops:
+        if not isinstance(op.seen, Masked):
+            continue
+        hidden = op.seen.hidden
+        for tokens in embedded:
+            pad = padding_of(tokens) if tokens.shape == hidden.shape else None
+            if pad is not None and float((hidden != runs_of(tokens, pad)).double().mean()) >= AGREEING_SHARE:
+                yield Finding(
+                    "padding_mask",
+                    "alarm",
+                    op.place.module,
+                    f"the key_padding_mask of attention at {op.place} hides {float(hidden.double().mean()):.0%} of the "
+                    f"positions, all that hold a token, and shows the padding (token {pad})",
+                    "invert it: True hides a position, so give tokens == pad",
+                )
+                return

@@ -12,7 +12,7 @@ from hookboard.auditing.calls import Value
 from hookboard.auditing.ledger import Ledger
 from hookboard.auditing.optimizing import Outsider, findings_of_optimizers, outsiders
 from hookboard.auditing.program import TooLongError
-from hookboard.auditing.reading import ALL_RULES, Reader, alarms_first, any_not_zero
+from hookboard.auditing.reading import QUESTIONS, Reader, alarms_first, any_not_zero
 from hookboard.auditing.rules import Finding, findings_of
 from hookboard.auditing.scheduling import findings_of_schedules
 from hookboard.auditing.standing_aside import standing_aside
@@ -135,7 +135,7 @@ class LiveStep:
         value, factor = self._unscaled(reader.step.value_of(loss))
         done = reader.take_loss(loss, value, factor)
         before = reader.step.not_asked
-        self._findings += findings_of(done, ALL_RULES)
+        self._findings += findings_of(done, QUESTIONS)
         if len(reader.losses) > 1:  # the tensors of those before are gone on purpose
             reader.step.not_asked = before
         if self._ledger is not None:

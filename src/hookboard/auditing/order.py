@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from hookboard.auditing.calls import Op, Value
-from hookboard.auditing.meetings import ROUNDING, Meeting, meetings_of, tensor_of
-from hookboard.auditing.positions import MIN_POSITIONS, ahead_of, by_position
+from hookboard.auditing.positions import MIN_POSITIONS, ROUNDING, Meeting, ahead_of, by_position, meetings_of, tensor_of
 from hookboard.auditing.rules import Finding, TracedStep
 from hookboard.auditing.tape import UNANSWERED, Tape
 

@@ -7,33 +7,42 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from hookboard.auditing import handwritten, mixing
+from hookboard.auditing import handwritten, rules
 from hookboard.auditing.calls import Value
-from hookboard.auditing.constant import constant_loss
 from hookboard.auditing.cuts import cut
 from hookboard.auditing.dependence import dependence
-from hookboard.auditing.dropping import dropout
 from hookboard.auditing.influence import no_influence
-from hookboard.auditing.inputs import WEIGHING, input_scale, note_embedding, note_input, target_leak
+from hookboard.auditing.inputs import (
+    WEIGHING,
+    class_weights,
+    input_scale,
+    note_embedding,
+    note_input,
+    note_mask,
+    padding,
+    padding_mask,
+    target_leak,
+)
 from hookboard.auditing.ledger import terms_of
-from hookboard.auditing.modes import eval_mode
+from hookboard.auditing.modes import dropout, eval_mode
 from hookboard.auditing.order import token_order
-from hookboard.auditing.padding_masks import note_mask, padding_mask
 from hookboard.auditing.program import StepTrace
-from hookboard.auditing.rules import OBSERVERS, RULES, Finding, TracedStep, findings_of
-from hookboard.auditing.scaling import loss_scale, unbounded_loss
-from hookboard.auditing.weighing import class_weights, padding
+from hookboard.auditing.rules import OBSERVERS, Finding, TracedStep, findings_of
+from hookboard.auditing.scaling import constant_loss, loss_scale, unbounded_loss
 from hookboard.health import StepFacts
 from hookboard.ranks import local
 from hookboard.torch_private import can_be_read, computing_plainly, is_opaque
 
-ALL_RULES = (
+QUESTIONS = (
     no_influence,
-    *RULES,
+    rules.loss_input,
+    rules.loss_shape,
+    rules.output_range,
+    rules.targets,
+    rules.masked_row,
     eval_mode,
     dependence,
     token_order,
-    mixing.loss_shape,
     handwritten.loss_input,
     handwritten.targets,
     unbounded_loss,
@@ -153,7 +162,7 @@ class Reader:
 
     def findings(self) -> list[Finding]:
         """Return the findings of all rules for each loss, alarms first; equal ones once."""
-        found = [finding for done in self.losses for finding in findings_of(done, ALL_RULES)]
+        found = [finding for done in self.losses for finding in findings_of(done, QUESTIONS)]
         return alarms_first([*found, *self.cuts()])
 
     def cuts(self) -> list[Finding]:

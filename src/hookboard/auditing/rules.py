@@ -401,6 +401,12 @@ def _all_the_same(call: LossCall) -> Iterator[Finding]:
 
 
 def loss_shape(done: TracedStep) -> Iterator[Finding]:
+    """Yield an alarm if outputs and targets broadcast, or if a view mixes positions and classes in front of a loss."""
+    yield from _broadcast(done)
+    yield from _mixed(done)
+
+
+def _broadcast(done: TracedStep) -> Iterator[Finding]:
     """Yield an alarm if output and target broadcast so that each output is compared with every target.
 
     Of functions other than those of regression that is said of the shapes (n, 1) and (n,) alone: others are made to
@@ -411,7 +417,7 @@ def loss_shape(done: TracedStep) -> Iterator[Finding]:
             if not output.requires_grad or not target.of_batch or target.requires_grad or output.shape == target.shape:
                 continue
             is_regression = op.name in REGRESSION
-            both = _broadcast(output.shape, target.shape)
+            both = _common_shape(output.shape, target.shape)
             if both not in (output.shape, target.shape, ()) and (
                 is_regression or (both == op.results[0].shape and _is_column_and_row(output, target))
             ):
@@ -425,7 +431,7 @@ def loss_shape(done: TracedStep) -> Iterator[Finding]:
                 )
 
 
-def _broadcast(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
+def _common_shape(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
     """Return the shape that two shapes broadcast to; () if they do not."""
     try:
         return tuple(torch.broadcast_shapes(one, other))
@@ -447,6 +453,36 @@ def _makes_pairs(op: Op) -> bool:
 
 
 _MAKING_PAIRS = frozenset({"getitem", "unsqueeze", "sum", "norm", "mean", "amax", "max", "logsumexp"})
+
+
+def _mixed(done: TracedStep) -> Iterator[Finding]:
+    """Yield an alarm for a view that exchanges classes and positions in front of a loss, in place of a transpose."""
+    for call in losses_of(done):
+        op = call.output.op
+        if call.op.name not in ("cross_entropy", "nll_loss") or op is None or op.name not in ("view", "reshape"):
+            continue
+        before, after = op.inputs[0].shape, call.output.shape
+        if len(before) > 2 and after == (before[0], before[-1], *before[1:-1]) != before:
+            remedy = "transpose(1, 2)" if len(before) == 3 else "movedim(-1, 1)"
+        elif _has_classes_second(op.inputs[0]) and after == (math.prod(before) // before[1], before[1]):
+            remedy = f"movedim(1, -1).reshape(-1, {before[1]})"
+        else:
+            continue
+        yield Finding(
+            "loss_shape",
+            "alarm",
+            op.place.module,
+            f"{op.name} at {op.place} makes {list(after)} of {list(before)} without moving an element: classes and "
+            f"positions are mixed in what {call.op.name} at {call.op.place} takes",
+            f"use {remedy} in place of the {op.name}",
+        )
+
+
+def _has_classes_second(value: Value) -> bool:
+    """Return True for shape (N, C, ...), unless a view made it or its last dimension may be the classes as well."""
+    shape = value.shape
+    is_made_by_view = value.op is not None and value.op.name in ("view", "reshape", "unflatten")
+    return len(shape) > 2 and math.prod(shape[2:]) > 1 and shape[-1] != shape[1] and not is_made_by_view
 
 
 def masked_row(done: TracedStep) -> Iterator[Finding]:
@@ -502,14 +538,6 @@ OBSERVERS: Mapping[str, Observer] = {
 
 StepRule = Callable[[TracedStep], Iterator[Finding]]
 """A function that yields the faults of a step."""
-
-RULES: tuple[StepRule, ...] = (
-    loss_input,
-    loss_shape,
-    output_range,
-    targets,
-    masked_row,
-)
 
 
 def findings_of(done: TracedStep, rules: Sequence[StepRule]) -> list[Finding]:

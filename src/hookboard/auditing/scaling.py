@@ -1,11 +1,13 @@
-"""Finds losses that are multiplied by a negative number, or by next to nothing."""
+"""What the loss is a multiple of: finds signs and factors that harm, and computes the best constant answer's loss."""
 
 import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from torch import Tensor
+
 from hookboard.auditing.calls import RESHAPES, Op, Value
-from hookboard.auditing.rules import LOSSES, Finding, LossCall, TracedStep
+from hookboard.auditing.rules import BINARY, LOSSES, Finding, LossCall, TracedStep
 
 TINY_FACTOR = 1e-6
 """A loss that is multiplied by no more than this is an alarm (a choice): Adam adds 1e-8 to the root of its second
@@ -156,3 +158,46 @@ def _has_target(op: Op) -> bool:
     """Return True if a call compares an output that needs a gradient with a tensor of the batch."""
     call = op.seen
     return isinstance(call, LossCall) and call.output.requires_grad and call.target.origin.path is not None
+
+
+SQUARED = frozenset({"mse_loss", "square", "pow"})
+ABSOLUTE = frozenset({"l1_loss", "abs"})
+
+
+def constant_loss(done: TracedStep) -> float:
+    """Return the least loss on this batch of a model that gives every sample the same output.
+
+    It is known where the loss is a squared or absolute error or a binary cross entropy, averaged or summed, between an
+    output and a tensor of the batch, times a positive number. Each element of the output has its own constant.
+
+    Returns:
+        The loss; NaN if it is not known.
+    """
+    scaled = mean_behind(done.loss)
+    if scaled is None or not scaled.factor > 0:
+        return math.nan
+    op, call = scaled.op, scaled.op.seen
+    if op.name in ("square", "abs") or (op.name == "pow" and 2 in op.arguments.values()):
+        source = op.inputs[0].origin.op if op.inputs else None
+        call = source.seen if source is not None and source.name in ("sub", "rsub") else None
+    if not isinstance(call, LossCall) or not call.counts_all or call.target.origin.path is None:
+        return math.nan
+    wanted = call.wanted.detach()
+    if call.values.shape != wanted.shape or wanted.dim() == 0 or not wanted.is_floating_point():
+        return math.nan
+    return scaled.factor * _mean_error(op.name, wanted.double().reshape(len(wanted), -1))
+
+
+def _mean_error(loss: str, wanted: Tensor) -> float:
+    """Return the mean loss on `wanted`, shape (samples, columns), of the best constant for each column.
+
+    NaN unless `loss` is the name of a function in SQUARED, ABSOLUTE or BINARY, the latter with targets of 0 to 1.
+    """
+    if loss in SQUARED:
+        return float(wanted.var(0, correction=0).mean())
+    if loss in ABSOLUTE:
+        return float((wanted - wanted.median(0).values).abs().mean())
+    if loss in BINARY and bool(((wanted >= 0) & (wanted <= 1)).all()):
+        share = wanted.mean(0)
+        return float(-(share.xlogy(share) + (1 - share).xlogy(1 - share)).mean())
+    return math.nan
