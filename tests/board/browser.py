@@ -85,7 +85,7 @@ class Tab:
         address = message.location.get("url", "")
         # TensorBoard's own page has errors of its own behind a prefix; what is asked in vain is answered 4xx.
         is_ours = "hookboard" in address or "Content Security" in message.text
-        if message.type in ("error", "warning") and is_ours and "/select?" not in address and "run=gone" not in address:
+        if message.type in ("error", "warning") and is_ours and "run=gone" not in address:
             self.faults.append(f"{message.type}: {message.text} at {address}")
 
     def _asked(self, dialog):

@@ -305,22 +305,6 @@ def test_a_layer_has_its_pictures(board):
             assert served.data == runs.picture_bytes(kind.upper())
 
 
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ({}, ["net.stem", "net.10", "net.9", "net.head"]),
-        ({"modules": ["net.*", "!net.9"]}, ["net.stem", "net.10", "net.head"]),
-        ({"types": "Linear"}, ["net.10", "net.9", "net.head"]),
-        ({"types": "torch.nn.Conv2d"}, ["net.stem"]),
-        ({"types": ["_ConvNd", "Linear"], "modules": "net.[s]*".replace("[s]", "s")}, ["net.stem"]),
-        ({"types": "!Linear"}, ["net.stem"]),
-        ({"types": "torch.nn.modules.linear.Linear", "modules": ["!**.head"]}, ["net.10", "net.9"]),
-    ],
-)
-def test_layers_are_selected_as_callbacks_select_modules(board, given, expected):
-    assert board.ask("select", run="nested/recorded", **given) == (200, {"names": expected})
-
-
 def test_a_run_that_grows_is_followed(tmp_path):
     logs.write(tmp_path, [logs.scalars(step, {"activation_std/net": step}) for step in (0, 10)])
     with logs.slow(tmp_path) as board:

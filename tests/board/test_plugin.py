@@ -53,21 +53,6 @@ WRONG = {
     "an unknown histogram": ("histogram", {"run": ".", "tag": "x"}, 404, "unknown histogram 'x'"),
     "no key": ("picture", {}, 400, "needs the parameter 'key'"),
     "an unknown key": ("picture", {"key": "x"}, 400, "no such picture"),
-    "a pattern for nothing": (
-        "select",
-        {"run": ".", "modules": "ne.*"},
-        400,
-        "'ne.*' matches no layer's whole name; the closest",
-    ),
-    "a part of a name": (
-        "select",
-        {"run": ".", "modules": "et"},
-        400,
-        "matches no layer's whole name, '**et**' matches 1",
-    ),
-    "an empty pattern": ("select", {"run": ".", "modules": ""}, 400, "'' matches no layer's whole name"),
-    "an unknown type": ("select", {"run": "nested/recorded", "types": "Liner"}, 400, "the closest are 'Linear'"),
-    "a type without a record": ("select", {"run": ".", "types": "Linear"}, 400, "no record of its layers' types"),
 }
 
 
@@ -77,6 +62,12 @@ def test_a_wrong_question_is_answered_by_a_sentence(board, path, given, code, te
     assert status == code
     assert text in answer["error"]
     assert list(answer) == ["error"]
+
+
+def test_a_name_of_many_letters_is_looked_for_in_vain_at_once(slow_board):
+    start = time.monotonic()
+    status, _ = slow_board.ask("layer", run=".", layer=" ".join(map(str, range(20_000))))
+    assert (status, time.monotonic() - start < 1) == (404, True)
 
 
 def test_only_pictures_are_served_as_pictures(board):

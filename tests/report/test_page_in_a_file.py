@@ -11,7 +11,7 @@ from board.runs import NASTY
 from board.sick_logs import SICK, VERDICTS, write_deep, write_foreign
 from report.pages import ReportTab
 
-from hookboard.board import Board, RefusalError
+from hookboard.board import Board
 from hookboard.board.board import packed_json
 from hookboard.report import answers
 from hookboard.report.folders import open_folders
@@ -25,7 +25,6 @@ RUNS = ["sick", "twin", "old", "logged", "young", "zoo", "whole", "long", "unlik
 RUNS += ["drawn", "drawn_too"]
 
 NEED_A_SERVER = {
-    "test_a_pattern_without_a_match_is_told_with_the_closest_names",  # Python looks for these
     "test_the_picture_is_the_last_one_before_the_step",  # a report has only the last one
     "test_the_slow_loader_shows_the_sick_layer_too",
     "test_a_link_shows_a_fresh_browser_the_same",  # it looks for the frame in TensorBoard's page
@@ -95,31 +94,6 @@ def test_its_answers_are_those_of_the_server(tab, page_logs):
     assert asked(tab, "histogram", run="drawn", tag="activations/net.0") == board.histogram(
         source, "drawn", "activations/net.0"
     )
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"modules": ["**.linear1"]},
-        {"modules": ["encoder.*.7.*", "!**.norm*"]},
-        {"modules": ["**"]},
-        {"modules": ["*"]},
-        {"modules": ["!re:.*(norm|head)[12]?"]},
-        {"types": ["Linear", "!torch.nn.modules.Linear"]},
-        {"modules": ["encoder.**"], "types": ["torch.nn.LayerNorm"]},
-        {"types": ["!LayerNorm"]},
-    ],
-    ids=str,
-)
-def test_patterns_and_types_select_as_on_the_server(tab, page_logs, given):
-    source, _ = open_folders([page_logs / "sick"])
-    try:
-        expected = Board().select(source, "sick", given.get("modules", []), given.get("types", []))
-    except RefusalError:
-        with pytest.raises(Exception, match=r"layers:|types:"):
-            asked(tab, "select", run="sick", **given)
-    else:
-        assert asked(tab, "select", run="sick", **given) == expected
 
 
 def test_histograms_and_the_last_pictures_are_inside(tab):

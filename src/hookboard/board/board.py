@@ -22,7 +22,6 @@ from hookboard.board.logged_run import (
     read_run,
     token_of,
 )
-from hookboard.board.selecting import selected
 from hookboard.board.source import (
     HISTOGRAMS,
     Cells,
@@ -455,10 +454,6 @@ class Board:
     def histogram(self, source: Source, name: str, tag: str) -> Answer:
         """Return a histogram at its steps, see `histogram_over_steps`."""
         return histogram_over_steps(source, self.logged_run(source, name).name, tag)
-
-    def select(self, source: Source, name: str, modules: Sequence[str], types: Sequence[str]) -> Answer:
-        """Return the layers that patterns and types select."""
-        return {"names": selected(self.logged_run(source, name).layers, modules, types)}
 
     def logged_run(self, source: Source, name: str) -> LoggedRun:
         """Return what the run of this name holds.

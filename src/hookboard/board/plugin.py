@@ -54,7 +54,6 @@ class HookboardPlugin(base_plugin.TBPlugin):  # type: ignore[misc]  # TensorBoar
             "/run": self._run,
             "/layer": self._layer,
             "/histogram": self._histogram,
-            "/select": self._select,
         }
         apps = {"/map": self._app(self._map), "/picture": self._app(_picture)} | {
             path: self._app(_json(answer)) for path, answer in asked.items()
@@ -115,10 +114,6 @@ class HookboardPlugin(base_plugin.TBPlugin):  # type: ignore[misc]  # TensorBoar
 
     def _histogram(self, source: Source, request: Request) -> Answer:
         return self._board.histogram(source, _given(request, "run"), _given(request, "tag"))
-
-    def _select(self, source: Source, request: Request) -> Answer:
-        modules, types = request.args.getlist("modules"), request.args.getlist("types")
-        return self._board.select(source, _given(request, "run"), modules, types)
 
 
 def _given(request: Request, name: str) -> str:

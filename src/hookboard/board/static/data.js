@@ -6,7 +6,7 @@ const answers = new Map();
 /**
  * Request an answer from the server, or return the cached one.
  * @param {string} route the path, relative to the plugin's.
- * @param {Object<string, string|string[]|null>} parameters a null is left out; each item of a list is sent.
+ * @param {Object<string, string|null>} parameters a null is left out.
  * @returns {Promise<Object>}
  * @throws {Error} with the server's message.
  */
@@ -55,10 +55,7 @@ export function decoded(cells) {
 const WORDS = { nan: NaN, inf: Infinity, "-inf": -Infinity };
 
 function urlOf(route, parameters) {
-  const query = new URLSearchParams();
-  for (const [name, value] of Object.entries(parameters)) {
-    for (const one of Array.isArray(value) ? value : [value]) if (one !== null) query.append(name, one);
-  }
+  const query = new URLSearchParams(Object.entries(parameters).filter(([, value]) => value !== null));
   return query.size ? `${route}?${query}` : route;
 }
 

@@ -4,6 +4,7 @@ import { ask, askAgain } from "./data.js";
 import { element, later, titled } from "./dom.js";
 import { coloursOf, makeTip } from "./map.js";
 import { columnOf, firstHow, isBelow, numbersFor, otherStages, partnerOf, rowsSeen } from "./model.js";
+import { filterOf } from "./patterns.js";
 import { makeSide } from "./side.js";
 import { addressOf, isSeen, isUndoneByBack, nameAt, namesIn, readState, watchAddress, watchDarkness, watchReloads, writeState } from "./state.js";
 import { makeView } from "./view.js";
@@ -343,9 +344,8 @@ async function load(given) {
   const columns = String(state.from === "" ? COLUMNS : ZOOMED_COLUMNS);
   const asked = { run: run.run, series: series.id, columns };
   const partner = state.view === "depth" && partnerOf(series, run.series);
-  const [map, selected, partnerMap, layer] = await Promise.all([
+  const [map, partnerMap, layer] = await Promise.all([
     ask("map", { ...asked, against: against || null, against_series: (against && other?.id) || null }),
-    filterOf(state),
     partner ? ask("map", { ...asked, series: partner.id }) : null,
     layerOf(state),
   ]);
@@ -354,28 +354,7 @@ async function load(given) {
   const isAlone = !against && state.view === "map";
   const how = (state.how === "deviation" && !isAlone ? "" : state.how) || (isAlone && series.is_default ? firstHow(run, map, series) : series.scale);
   const notice = notes.filter(Boolean).join(" ");
-  return { runs, run, series, map, how, ...selected, partner: partnerMap, layer, notice, chosen };
-}
-
-/** Return the layers that match both fields (null without a filter), and the error of each field. */
-async function filterOf({ run, modules, types }) {
-  const [byPattern, byType] = await Promise.all([namesOf(run, "modules", modules), namesOf(run, "types", types)]);
-  const errors = { modules: byPattern.error, types: byType.error };
-  if (errors.modules || errors.types) return { filter: null, errors };
-  if (!byPattern.names || !byType.names) return { filter: byPattern.names ?? byType.names, errors };
-  const ofType = new Set(byType.names);
-  return { filter: byPattern.names.filter((name) => ofType.has(name)), errors };
-}
-
-/** Return the layers that match one field (null if it is empty), and its error. */
-async function namesOf(run, field, text) {
-  if (!text) return { names: null, error: "" };
-  try {
-    const { names } = await ask("select", { run, [field]: text.split(/\s+/).filter(Boolean) });
-    return { names, error: "" };
-  } catch (error) {
-    return { names: null, error: error.message };
-  }
+  return { runs, run, series, map, how, ...filterOf(run.layers, state), partner: partnerMap, layer, notice, chosen };
 }
 
 async function layerOf({ run, layer }) {

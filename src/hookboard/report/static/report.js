@@ -33,48 +33,10 @@ function answererOf(lists, answers) {
   const stored = (_, value) => (Number.isInteger(value?.$) ? lists[value.$] : value);
   const known = new Map(JSON.parse(answers, stored).map(([request, answer]) => [JSON.stringify(request), answer]));
   return async (route, parameters = {}) => {
-    if (route === "select") return { names: selected(known.get(keyOf("run", { run: parameters.run })).layers, parameters) };
     const answer = known.get(keyOf(route, parameters));
     if (answer === undefined) throw new Error(`This report holds no ${route} of ${Object.values(parameters).filter(Boolean)[0]} for that.`);
     return answer;
   };
-}
-
-/** Return the names of the layers that patterns and types select, as the server does. */
-function selected(layers, { modules = [], types = [] }) {
-  const byPattern = chosen(layers, modules, (pattern) => {
-    const expression = expressionOf(pattern);
-    return ({ name }) => (name || pattern !== "*") && expression.test(name);
-  }, "layers: the pattern", "matches no layer's whole name"); // prettier-ignore
-  return chosen(byPattern, types, (given) => (layer) => layer.types.some((full) => isCalled(full, given)), "types: no layer is a", "")
-    .map(({ name }) => name); // prettier-ignore
-}
-
-/** Return the layers that any of some texts selects, or all if there are only texts that exclude with a leading "!". */
-function chosen(layers, texts, testOf, before, after) {
-  const found = (text) => {
-    const names = layers.filter(testOf(text));
-    if (!names.length) throw new Error(`${before} '${text}' ${after}`.trimEnd() + ".");
-    return names;
-  };
-  const wanted = texts.filter((text) => !text.startsWith("!")).flatMap(found);
-  const dropped = texts.filter((text) => text.startsWith("!")).flatMap((text) => found(text.slice(1)));
-  return layers.filter((layer) => (!wanted.length || wanted.includes(layer)) && !dropped.includes(layer));
-}
-
-/** Return the regular expression of a pattern: `*` stays within one name, `**` crosses dots, `re:` is one itself. */
-function expressionOf(pattern) {
-  if (pattern.startsWith("re:")) return new RegExp(`^(?:${pattern.slice(3)})$`, "s");
-  const STARS = { "**.": "(?:.+\\.)?", "**": ".*", "*": "[^.]*" };
-  const parts = pattern.split(/(\*\*\.|\*\*|\*)/);
-  return new RegExp(`^${parts.map((part) => STARS[part] ?? part.replace(/[\\^$.*+?()[\]{}|/]/g, "\\$&")).join("")}$`, "s");
-}
-
-/** Return whether a class has this name: short, full, or as a package re-exports it. */
-function isCalled(full, given) {
-  const split = (name) => [name.slice(0, Math.max(name.lastIndexOf("."), 0)), name.slice(name.lastIndexOf(".") + 1)];
-  const [[module, name], [where, last]] = [split(full), split(given)];
-  return name === last && (!where || `${module}.`.startsWith(`${where}.`));
 }
 
 const PAPER_WIDTH = 700; // in pixels: A4 and US letter, upright, without margins
