@@ -94,7 +94,7 @@ def memory_of(process: int) -> float:
 
 def wait(base: str, runs: int, last: int) -> None:
     while True:
-        found = ask(base, "runs")[0]["runs"]
+        found = [ask(base, "run", run=run["name"])[0] for run in ask(base, "runs")[0]["runs"]]
         if len(found) == runs and all(run["last_step"] == last for run in found):
             return
         time.sleep(1)

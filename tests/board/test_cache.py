@@ -54,7 +54,13 @@ def test_a_value_that_could_not_be_made_is_made_at_the_next_request():
     assert filled(cache, "a", "made") == "made"
 
 
-def test_threads_wait_for_the_one_that_makes_a_value_and_no_others():
+def test_what_makes_a_value_may_get_another_from_the_cache():
+    cache = Cache(25)
+    assert cache.get("a", 1, lambda: filled(cache, "b", "b") + "a", lambda _: 10) == "ba"
+    assert (filled(cache, "b", "made anew"), cache.bytes) == ("b", 20)
+
+
+def test_threads_wait_for_the_one_that_makes_a_value():
     cache, may_go_on, made, found = Cache(100), threading.Event(), [], []
 
     def make():
@@ -65,7 +71,6 @@ def test_threads_wait_for_the_one_that_makes_a_value_and_no_others():
     threads = [threading.Thread(target=lambda: found.append(cache.get("a", 1, make, lambda _: 10))) for _ in range(4)]
     for thread in threads:
         thread.start()
-    assert filled(cache, "b", "b") == "b"
     may_go_on.set()
     for thread in threads:
         thread.join()

@@ -119,10 +119,10 @@ def test_the_tags_of_a_run_are_not_read_again_for_each_histogram(tmp_path, monke
     names = [f"net.{i}" for i in range(40)]
     numbers = scalars(0, {f"activation_std/{name}": 1.0 for name in names})
     write(tmp_path / "run", [numbers, *(histogram(0, f"activations/{name}", [0.0, 1.0], [1]) for name in names)])
-    source, runs = open_folders([tmp_path / "run"])
+    board, runs = open_folders([tmp_path / "run"])
     real, asked = Source.last_scalars, []
     monkeypatch.setattr(Source, "last_scalars", lambda *given: (asked.append(given), real(*given))[1])
-    page_of(source, runs)
+    page_of(board, runs)
     assert len(asked) < len(names)
 
 

@@ -11,7 +11,6 @@ from board.runs import NASTY
 from board.sick_logs import SICK, VERDICTS, write_deep, write_foreign
 from report.pages import ReportTab
 
-from hookboard.board import Board
 from hookboard.board.board import packed_json
 from hookboard.report import answers
 from hookboard.report.folders import open_folders
@@ -51,8 +50,8 @@ def page_file(page_logs, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(answers, "DIGITS", 17)
         path = tmp_path_factory.mktemp("page") / "report #1.html"
-        source, _ = open_folders([page_logs / name for name in RUNS])
-        path.write_text(page_of(source, RUNS), encoding="utf-8")
+        board, _ = open_folders([page_logs / name for name in RUNS])
+        path.write_text(page_of(board, RUNS), encoding="utf-8")
     return path
 
 
@@ -83,17 +82,15 @@ def written(answer):
 
 
 def test_its_answers_are_those_of_the_server(tab, page_logs):
-    source, names = open_folders([page_logs / name for name in RUNS])
-    board = Board()
+    board, names = open_folders([page_logs / name for name in RUNS])
+    sick, twin, drawn = map(board.logged_run, ("sick", "twin", "drawn"))
     assert {run["name"] for run in asked(tab, "runs")["runs"]} == {*names}
-    assert asked(tab, "run", run="sick") == written(board.run(source, "sick"))
+    assert asked(tab, "run", run="sick") == written(board.run(sick))
     for layer in (SICK, "head"):
-        assert asked(tab, "layer", run="sick", layer=layer) == written(board.layer(source, "sick", layer, 400, True))
-    against = written(board.map(source, "sick", "health/gradient_rms", 400, ("twin", "health/gradient_rms")))
+        assert asked(tab, "layer", run="sick", layer=layer) == written(board.layer(sick, layer, 400, True))
+    against = written(board.map(sick, "health/gradient_rms", 400, (twin, "health/gradient_rms")))
     assert asked(tab, "map", run="sick", series="health/gradient_rms", against="twin") == against
-    assert asked(tab, "histogram", run="drawn", tag="activations/net.0") == board.histogram(
-        source, "drawn", "activations/net.0"
-    )
+    assert asked(tab, "histogram", run="drawn", tag="activations/net.0") == board.histogram(drawn, "activations/net.0")
 
 
 def test_histograms_and_the_last_pictures_are_inside(tab):
@@ -159,8 +156,8 @@ def test_numbers_that_are_alike_have_labels_that_differ(chromium, tmp_path):
 def test_names_that_look_like_html_do_nothing(chromium, tmp_path):
     name = "<script>alert(1)<\\script> & \"'"
     write_foreign(tmp_path / "logs" / name, [*NASTY, "</script><script>alert(3)</script>", "__proto__", "$", "{title}"])
-    source, names = open_folders([tmp_path / "logs" / name])
-    (tmp_path / "report.html").write_text(page_of(source, names), encoding="utf-8")
+    board, names = open_folders([tmp_path / "logs" / name])
+    (tmp_path / "report.html").write_text(page_of(board, names), encoding="utf-8")
     tab = ReportTab(chromium, tmp_path / "report.html")
     assert tab.page.title() == f"{name} \N{MIDDLE DOT} Hookboard"
     for layer in ("</script><script>alert(3)</script>", "__proto__", "$"):

@@ -4,7 +4,7 @@
 Nothing here imports torch or Lightning: TensorBoard loads the plugin at every start.
 """
 
-from hookboard.board.board import Answer, Board, histogram_over_steps
+from hookboard.board.board import Answer, Bands, Board
 from hookboard.board.logged_run import LoggedRun, loss_tag, natural_key
 from hookboard.board.plugin import STATIC, HookboardPlugin, packed_plotly, picture_type
 from hookboard.board.source import LastPoint, RefusalError, Source, cells_of, columns_for
@@ -12,6 +12,7 @@ from hookboard.board.source import LastPoint, RefusalError, Source, cells_of, co
 __all__ = [
     "STATIC",
     "Answer",
+    "Bands",
     "Board",
     "HookboardPlugin",
     "LastPoint",
@@ -20,7 +21,6 @@ __all__ = [
     "Source",
     "cells_of",
     "columns_for",
-    "histogram_over_steps",
     "loss_tag",
     "natural_key",
     "packed_plotly",

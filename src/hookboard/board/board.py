@@ -3,10 +3,10 @@
 import gzip
 import io
 import json
-from collections import OrderedDict
+import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from threading import Lock
+from threading import RLock
 from typing import Any, TypeVar
 
 import numpy as np
@@ -26,7 +26,6 @@ from hookboard.board.source import (
     HISTOGRAMS,
     Cells,
     Curve,
-    CurvesOfRows,
     RefusalError,
     Source,
     cells_of,
@@ -37,27 +36,27 @@ from hookboard.board.source import (
     json_numbers,
     no_such,
 )
-from hookboard.records import LayerFacts
+from hookboard.records import HEALTH, LayerFacts
 from hookboard.sites import read_histogram_tag
 
 Value = TypeVar("Value")
 
 
 class Cache:
-    """Keeps the most recently used values, the latest version of each, up to a total size in bytes.
+    """Keeps the most recently used values, the newest version of each, up to a total size in bytes.
 
-    If several threads ask for a value at once, one of them makes it while the others wait.
+    While one thread makes a value, others wait, so that nothing is made twice. `functools.lru_cache` does not wait, and
+    keeps all versions of a run that grows.
 
     Args:
         most_bytes: maximum size of all values together. A larger value is made anew each time.
     """
 
-    def __init__(self, most_bytes: int) -> None:
+    def __init__(self, most_bytes: float = math.inf) -> None:
         self.most_bytes = most_bytes
         self.bytes = 0
-        self._kept: OrderedDict[Hashable, tuple[Hashable, Any, int]] = OrderedDict()
-        self._lock = Lock()
-        self._making: dict[Hashable, Lock] = {}
+        self._kept: dict[Hashable, tuple[Hashable, Any, int]] = {}
+        self._lock = RLock()  # what makes a value may get others
 
     def get(
         self, key: Hashable, version: Hashable, make: Callable[[], Value], size_of: Callable[[Value], int]
@@ -71,41 +70,17 @@ class Cache:
             size_of: returns its size in bytes.
         """
         with self._lock:
-            if (found := self._found(key, version)) is not None:
-                return found[1]  # type: ignore[no-any-return]  # entries are of all types
-            making = self._making.setdefault(key, Lock())
-        with making:
-            with self._lock:
-                if (found := self._found(key, version)) is not None:
-                    return found[1]  # type: ignore[no-any-return]  # entries are of all types
-            try:
+            kept, value, size = self._kept.pop(key, (None, None, 0))
+            self.bytes -= size
+            if kept != version:
                 value = make()
-                self._keep(key, version, value, size_of(value))
-                return value
-            finally:
-                with self._lock:
-                    self._making.pop(key, None)
-
-    def _found(self, key: Hashable, version: Hashable) -> tuple[Hashable, Any, int] | None:
-        found = self._kept.get(key)
-        if found is None or found[0] != version:
-            return None
-        self._kept.move_to_end(key)
-        return found
-
-    def _keep(self, key: Hashable, version: Hashable, value: object, size: int) -> None:
-        with self._lock:
-            self._drop(key)
-            if size > self.most_bytes:
-                return
-            self._kept[key] = (version, value, size)
-            self.bytes += size
+                size = size_of(value)
+            if size <= self.most_bytes:
+                self._kept[key] = (version, value, size)
+                self.bytes += size
             while self.bytes > self.most_bytes:
-                self._drop(next(iter(self._kept)))
-
-    def _drop(self, key: Hashable) -> None:
-        if key in self._kept:
-            self.bytes -= self._kept.pop(key)[2]
+                self.bytes -= self._kept.pop(next(iter(self._kept)))[2]
+            return value  # type: ignore[no-any-return]  # values are of all types
 
 
 CurvesOf = Callable[[Series], Mapping[str, Curve]]
@@ -226,23 +201,6 @@ def verdicts_of(run: LoggedRun, layer: str) -> list[Mapping[str, Any]]:
     ]
 
 
-def histogram_over_steps(source: Source, run: str, tag: str) -> dict[str, Any]:
-    """Return the edges and counts of a histogram at its steps; of more than MAX_HISTOGRAMS, TensorBoard chooses some.
-
-    Raises:
-        RefusalError: the tag does not exist, or holds no histogram.
-    """
-    points = source.tensors(run, [tag], HISTOGRAMS, MAX_HISTOGRAMS).get(tag)
-    if points is None:
-        raise no_such("histogram", tag, source.last_tensors(HISTOGRAMS, run).get(run, {}))
-    if not all(tensor.ndim == 2 and tensor.shape[1] == 3 and tensor.dtype.kind == "f" for _, tensor in points):
-        raise RefusalError(f"tag={tag!r} is no histogram: rows of left edge, right edge and count are expected.")
-    last = curve_of([step for step, _ in points], range(len(points)))
-    tensors = [points[int(i)][1] for i in last.values]
-    columns = {name: [json_numbers(t[:, i]) for t in tensors] for i, name in enumerate(("left", "right", "counts"))}
-    return {"tag": tag, "steps": last.steps.tolist(), **columns}
-
-
 def _kinds(run: LoggedRun, one: Series, curves: Mapping[str, Curve]) -> dict[tuple[str, str], list[str]]:
     """Group rows by kind; a kind with too few rows gets all rows of the series."""
     kinds: dict[tuple[str, str], list[str]] = {}
@@ -277,8 +235,6 @@ def _band(curves: Sequence[Curve], steps: np.ndarray) -> dict[str, list[float | 
     return found
 
 
-MAX_CACHED_BYTES = 256 << 20
-
 MAX_CELLS = 4_000_000
 """Maximum number of cells of a map: rows that share no step have far more cells than values."""
 
@@ -295,46 +251,59 @@ Answer = dict[str, Any]
 
 
 class Board:
-    """Answers the page's requests, with a method for each kind of request. Caches what is slow to read.
+    """Answers the page's requests from a source, with a method for each kind of request.
 
     Each raises a `RefusalError` for a run, series, layer or tag that does not exist.
 
     Args:
-        most_bytes: maximum size of the cache.
+        source: the data.
+        cache: what was read before; of several sources, if need be.
     """
 
-    def __init__(self, most_bytes: int = MAX_CACHED_BYTES) -> None:
-        self.cache = Cache(most_bytes)
+    def __init__(self, source: Source, cache: Cache | None = None) -> None:
+        self.source = source
+        self._cache = cache or Cache()
 
-    def runs(self, source: Source) -> Answer:
-        """List all runs with data of hookboard; if there are none, `hint` says what to do."""
-        scalars, records = source.last_scalars(), source.last_tensors()
+    def runs(self) -> Answer:
+        """List all runs with data of hookboard, each with a token that changes with every new point.
+
+        If there are none, `hint` says what to do.
+        """
+        scalars, records = self.source.last_scalars(), self.source.last_tensors()
         found = []
         for name in sorted(scalars.keys() | records.keys(), key=natural_key):
             ours, kept = scalars.get(name, {}), records.get(name, {})
             if is_of_hookboard(ours, kept):
-                run = self._read(source, name, ours, kept)
-                found.append(
-                    {
-                        "name": name,
-                        "last_step": run.last_step,
-                        "series": len(run.series),
-                        "is_judged": run.health is not None,
-                    }
-                )
-        hint = "" if found else NO_DATA_HINT if source.runs() else NO_RUNS_HINT
+                found.append({"name": name, "is_judged": HEALTH in kept, "token": token_of(ours, kept)})
+        hint = "" if found else NO_DATA_HINT if self.source.runs() else NO_RUNS_HINT
         return {"runs": found, "hint": hint}
 
-    def run(self, source: Source, name: str) -> Answer:
+    def logged_run(self, name: str) -> LoggedRun:
+        """Return what the run of this name holds.
+
+        Raises:
+            RefusalError: it does not exist or has no data of hookboard.
+        """
+        source = self.source
+        scalars, records = source.last_scalars(name).get(name, {}), source.last_tensors(run=name).get(name, {})
+        if not is_of_hookboard(scalars, records):
+            if scalars or records or name in source.runs():
+                raise RefusalError(f"run {name!r} has no data of hookboard.", 404)
+            raise no_such("run", name, source.runs())
+        return self._cache.get(
+            (source.experiment, name),
+            token_of(scalars, records),
+            lambda: read_run(source, name, scalars, records),
+            lambda run: run.nbytes,
+        )
+
+    def run(self, run: LoggedRun) -> Answer:
         """Return the layers, series, verdicts and loss of a run, and warnings about what could not be read."""
-        run = self.logged_run(source, name)
         first = default_of(run.series, run.health)
         return {
-            "run": name,
+            "run": run.name,
             "last_step": run.last_step,
-            "token": run.token,
             "is_ordered": run.is_ordered,
-            "every_n_steps": run.every_n_steps,
             "layers": [layer_answer(layer) for layer in run.layers.values()],
             "series": [
                 {
@@ -354,17 +323,14 @@ class Board:
             "verdicts": list(run.health.verdicts) if run.health else [],
             "cards": list(run.health.cards) if run.health else [],
             "warnings": run.warnings,
-            "loss": loss_of(source, name),
+            "loss": loss_of(self.source, run.name),
         }
 
-    def map(
-        self, source: Source, name: str, series: str, columns: int, against: tuple[str, str] | None = None
-    ) -> Answer:
+    def map(self, run: LoggedRun, series: str, columns: int, against: tuple[LoggedRun, str] | None = None) -> Answer:
         """Return the values of a series, rows by steps; with `against` also those of the same rows in another series.
 
         Args:
-            source: the data.
-            name: the run.
+            run: the run.
             series: the id of the series.
             columns: maximum number of steps.
             against: run and id of the series to compare with.
@@ -372,16 +338,14 @@ class Board:
         Returns:
             In `values`, and in `against_values`, an iterator over the rows, for `packed_json`.
         """
-        run = self.logged_run(source, name)
         one = _series(run, series)
-        curves = self.curves(source, run, one)
+        curves = self.curves(run, one)
         rows = [row for row in run.rows[one.id] if row in curves]
-        answer: Answer = {"run": name, "series": series, "token": run.token}
+        answer: Answer = {"run": run.name, "series": series}
         if against is not None:
-            other = self.logged_run(source, against[0])
-            second = _series(other, against[1])
-            theirs = self.curves(source, other, second)
-            answer |= {"against": other.name, "against_series": second.id, "against_token": other.token}
+            other, second = against[0], _series(*against)
+            theirs = self.curves(other, second)
+            answer |= {"against": other.name, "against_series": second.id}
             others = [row for row in other.rows[second.id] if row in theirs]
             missed = _missed(rows, curves, others, theirs)
             answer["unmatched"] = [*missed, *_missed(others, theirs, rows, curves)]
@@ -396,95 +360,71 @@ class Board:
         return answer
 
     def packed_map(
-        self, source: Source, name: str, series: str, columns: int, against: tuple[str, str] | None = None
+        self, run: LoggedRun, series: str, columns: int, against: tuple[LoggedRun, str] | None = None
     ) -> bytes:
         """Return `map` as gzipped JSON, cached until the runs have new data."""
-        version = [self.logged_run(source, one).token for one in (name, *(against or ())[:1])]
-        return self.cache.get(
-            (source.experiment, "map", name, series, columns, against),
-            tuple(version),
-            lambda: packed_json(self.map(source, name, series, columns, against)),
+        other, second = (against[0].name, against[1]) if against else (None, None)
+        return self._cache.get(
+            (self.source.experiment, run.name, series, columns, other, second),
+            (run.token, against and against[0].token),
+            lambda: packed_json(self.map(run, series, columns, against)),
             len,
         )
 
-    def layer(self, source: Source, name: str, layer: str, columns: int, has_band: bool) -> Answer:
+    def layer(self, run: LoggedRun, layer: str, columns: int, has_band: bool, bands: Bands | None = None) -> Answer:
         """Return what the page of a layer shows: its facts, statistics, histograms, pictures and verdicts.
 
-        With the band, all other layers are read too, which takes longer.
+        Args:
+            run: the run.
+            layer: the name of the layer.
+            columns: maximum number of steps of each curve.
+            has_band: True for the band of each curve, for which all other layers are read too; that takes longer.
+            bands: the bands of the run that are known, see `curves_of_layer`.
         """
-        run = self.logged_run(source, name)
         if layer not in run.layers:
             raise no_such("layer", layer, run.layers)
-        if has_band:
-            return self._layer(source, run, layer, columns, True, partial(self.curves, source, run), {})
         own = rows_of_layer(run, layer)
-        # At once: the fast loader goes through all tags for each request.
-        found = source.scalars(name, [run.series[id].tags[row] for id in own for row in own[id] if run.series[id].tags])
-        return self._layer(source, run, layer, columns, False, partial(_curves_among, run, found), {})
-
-    def layers(self, source: Source, name: str, columns: int) -> Iterator[Answer]:
-        """Yield the result of `layer`, with bands, for each layer of a run; layers of one kind share their bands."""
-        run = self.logged_run(source, name)
-        curves = {id: self.curves(source, run, one) for id, one in run.series.items()}
-        bands: Bands = {}
-        for layer in run.layers:
-            yield self._layer(source, run, layer, columns, True, lambda one: curves[one.id], bands)
-
-    def _layer(
-        self,
-        source: Source,
-        run: LoggedRun,
-        layer: str,
-        columns: int,
-        has_band: bool,
-        curves_of: CurvesOf,
-        bands: Bands,
-    ) -> Answer:
-        own = rows_of_layer(run, layer)
+        curves_of = partial(self.curves, run) if has_band else self._own_curves(run, own)
         return {
             "run": run.name,
-            "token": run.token,
             "layer": layer_answer(run.layers[layer]),
-            "series": list(curves_of_layer(run, own, columns, has_band, curves_of, bands)),
-            "histograms": histograms_of(source, run, layer),
-            "pictures": pictures_of(source, run, layer),
+            "series": list(curves_of_layer(run, own, columns, has_band, curves_of, {} if bands is None else bands)),
+            "histograms": histograms_of(self.source, run, layer),
+            "pictures": pictures_of(self.source, run, layer),
             "verdicts": verdicts_of(run, layer),
         }
 
-    def histogram(self, source: Source, name: str, tag: str) -> Answer:
-        """Return a histogram at its steps, see `histogram_over_steps`."""
-        return histogram_over_steps(source, self.logged_run(source, name).name, tag)
+    def _own_curves(self, run: LoggedRun, own: Mapping[str, Sequence[str]]) -> CurvesOf:
+        """Read the rows of a layer at once: the fast loader goes through all tags for each request."""
+        series = [run.series[id] for id in own]
+        scalars = self.source.scalars(run.name, [one.tags[row] for one in series if one.tags for row in own[one.id]])
+        return lambda one: _by_row(one, scalars) if one.tags else self.curves(run, one)
 
-    def logged_run(self, source: Source, name: str) -> LoggedRun:
-        """Return what the run of this name holds.
+    def histogram(self, run: LoggedRun, tag: str) -> Answer:
+        """Return the edges and counts of a histogram at its steps; of more than MAX_HISTOGRAMS, TensorBoard chooses.
 
         Raises:
-            RefusalError: it does not exist or has no data of hookboard.
+            RefusalError: the tag does not exist, or holds no histogram.
         """
-        scalars, records = source.last_scalars(name).get(name, {}), source.last_tensors(run=name).get(name, {})
-        if not is_of_hookboard(scalars, records):
-            if scalars or records or name in source.runs():
-                raise RefusalError(f"run {name!r} has no data of hookboard.", 404)
-            raise no_such("run", name, source.runs())
-        return self._read(source, name, scalars, records)
+        points = self.source.tensors(run.name, [tag], HISTOGRAMS, MAX_HISTOGRAMS).get(tag)
+        if points is None:
+            raise no_such("histogram", tag, self.source.last_tensors(HISTOGRAMS, run.name).get(run.name, {}))
+        if not all(tensor.ndim == 2 and tensor.shape[1] == 3 and tensor.dtype.kind == "f" for _, tensor in points):
+            raise RefusalError(f"tag={tag!r} is no histogram: rows of left edge, right edge and count are expected.")
+        last = curve_of([step for step, _ in points], range(len(points)))
+        tensors = [points[int(i)][1] for i in last.values]
+        columns = {name: [json_numbers(t[:, i]) for t in tensors] for i, name in enumerate(("left", "right", "counts"))}
+        return {"tag": tag, "steps": last.steps.tolist(), **columns}
 
-    def curves(self, source: Source, run: LoggedRun, one: Series) -> Mapping[str, Curve]:
-        """Return the curve of each row of a series that has one."""
-        if not one.tags:
-            return _curves_among(run, {}, one)
-        return self.cache.get(
-            (source.experiment, run.name, one.id),
+    def curves(self, run: LoggedRun, one: Series) -> Mapping[str, Curve]:
+        """Return the curve of each row of a series: of its tags that have scalars, or from the health record."""
+        return self._cache.get(
+            (self.source.experiment, run.name, one.id),
             run.token,
-            lambda: _curves_among(run, source.scalars(run.name, one.tags.values()), one),
+            lambda: (
+                _by_row(one, self.source.scalars(run.name, one.tags.values())) if one.tags else _of_health(run, one)
+            ),
             lambda curves: sum(curve.nbytes + 400 + len(row) for row, curve in curves.items()),
-        )
-
-    def _read(self, source: Source, name: str, scalars: Mapping[str, Any], records: Mapping[str, Any]) -> LoggedRun:
-        return self.cache.get(
-            (source.experiment, name),
-            token_of(scalars, records),
-            lambda: read_run(source, name, scalars, records),
-            lambda run: run.nbytes,
         )
 
 
@@ -551,12 +491,14 @@ def _missed(
     return dict.fromkeys(lacking)
 
 
-def _curves_among(run: LoggedRun, scalars: Mapping[str, Curve], one: Series) -> Mapping[str, Curve]:
-    """Return the curve of each row of a series: from `scalars` by its tags; if it has none, from the health record.
+def _by_row(one: Series, scalars: Mapping[str, Curve]) -> dict[str, Curve]:
+    """Return the curves of a series by row instead of tag; a row whose tag has none is left out."""
+    return {row: scalars[tag] for row, tag in one.tags.items() if tag in scalars}
 
-    A row whose tag has no scalar is left out.
-    """
-    if one.tags:
-        return {row: scalars[tag] for row, tag in one.tags.items() if tag in scalars}
+
+def _of_health(run: LoggedRun, one: Series) -> dict[str, Curve]:
+    """Return the curves of a quantity of the health record, which has NaN where there is no value."""
     assert run.health is not None
-    return CurvesOfRows(run.health.layers, run.health.steps, run.health.values[one.statistic])
+    steps, values = np.asarray(run.health.steps, np.int64), run.health.values[one.statistic]
+    rows = zip(run.health.layers, values, ~np.isnan(values), strict=True)
+    return {layer: curve_of(steps[is_there], row[is_there]) for layer, row, is_there in rows}

@@ -231,7 +231,6 @@ class LoggedRun:
         series: id to series.
         layers: name to facts, in the order in which the layers ran, or in natural order if that is unknown.
         is_ordered: True if that order is known.
-        every_n_steps: callback to number of optimizer steps between two of its points.
         health: the record of `HealthMonitor`, if there is one.
         warnings: what could not be read, one sentence each.
         owners: parameter to the layer that owns it, as far as records tell.
@@ -243,7 +242,6 @@ class LoggedRun:
     series: dict[str, Series]
     layers: dict[str, LayerFacts]
     is_ordered: bool
-    every_n_steps: dict[str, int]
     health: HealthRecord | None
     warnings: list[str]
     owners: dict[str, str]
@@ -320,9 +318,6 @@ def read_run(
     rest = {_layer_of(row, one.of_parameters, facts, owners): None for one in series.values() for row in one.tags}
     facts |= {name: LayerFacts(name) for name in sorted(rest.keys() - facts.keys(), key=natural_key)}
     steps = [scalars[tag].step for tag in read] + [last.step for last in records.values()]
-    cadence = {record.callback: record.every_n_steps for record in layers_records}
-    if health:
-        cadence["HealthMonitor"] = health.every_n_steps
     return LoggedRun(
         name,
         token_of(scalars, records),
@@ -330,7 +325,6 @@ def read_run(
         series,
         facts,
         bool(orders),
-        cadence,
         health,
         warnings,
         owners,
@@ -352,53 +346,29 @@ def _records(
 ) -> tuple[list[LayersRecord], HealthRecord | None, list[str]]:
     """Read at most MAX_RECORDS records of a run, and return warnings about those that were not read."""
     wanted = sorted(tag for tag in tags if _is_record(tag))
-    found = _tensors(source, run, wanted[:MAX_RECORDS])
-    layers: list[LayersRecord] = []
-    health, warnings = None, []
+    read = [_record(source, run, tag) for tag in wanted[:MAX_RECORDS]]
+    warnings = [one for one in read if isinstance(one, str)]
     if rest := wanted[MAX_RECORDS:]:
         warnings.append(f"Only {MAX_RECORDS} of {len(wanted)} records are read; not read: {listed(rest, 3)}.")
-    for tag in wanted[:MAX_RECORDS]:
-        record = _record(tag, found[tag])
-        if isinstance(record, LayersRecord):
-            layers.append(record)
-        elif isinstance(record, HealthRecord):
-            health = record
-        else:
-            warnings.append(f"The record {tag!r} cannot be read; everything else is shown: {record}.")
-    return layers, health, warnings
+    health = next((one for one in read if isinstance(one, HealthRecord)), None)
+    return [one for one in read if isinstance(one, LayersRecord)], health, warnings
 
 
-def _tensors(source: Source, run: str, tags: Sequence[str]) -> dict[str, list[tuple[int, np.ndarray]] | ValueError]:
-    """Return each tag's last (step, tensor) in a list, [] if it has none, or the error if it cannot be read."""
-    if not tags:
-        return {}
+def _record(source: Source, run: str, tag: str) -> LayersRecord | HealthRecord | str:
+    """Read the last record of a tag; return a sentence if it cannot be read."""
     try:
-        found = source.tensors(run, tags, PLUGIN, 1)
-    except ValueError as error:  # of all of them, if one cannot be read
-        if len(tags) == 1:
-            return {tags[0]: error}
-        return {tag: each for alone in tags for tag, each in _tensors(source, run, [alone]).items()}
-    return {tag: found.get(tag, []) for tag in tags}
-
-
-def _is_record(tag: str) -> bool:
-    return tag == HEALTH or tag.startswith(f"{LAYERS}/")
-
-
-def _record(
-    tag: str, tensors: Sequence[tuple[int, np.ndarray]] | ValueError
-) -> LayersRecord | HealthRecord | ValueError:
-    """Parse the last tensor of a tag as the record of health or of layers; return the error if it cannot be read."""
-    if isinstance(tensors, ValueError):
-        return tensors
-    try:
-        strings = _strings(tensors[-1][1]) if tensors else []
+        points = source.tensors(run, [tag], PLUGIN, 1).get(tag)
+        strings = _strings(points[-1][1]) if points else []
         if tag != HEALTH:
             return layers_record(strings)
         record = health_record(strings)
         return replace(record, verdicts=tuple(map(_verdict, record.verdicts)))
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
-        return ValueError(str(error))
+        return f"The record {tag!r} cannot be read; everything else is shown: {error}."
+
+
+def _is_record(tag: str) -> bool:
+    return tag == HEALTH or tag.startswith(f"{LAYERS}/")
 
 
 def _verdict(given: Mapping[str, Any]) -> dict[str, Any]:

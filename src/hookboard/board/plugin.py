@@ -13,8 +13,8 @@ from tensorboard.plugins import base_plugin
 from tensorboard.util import tb_logging
 from werkzeug import Request, Response
 
-from hookboard.board.board import Answer, Board, packed_json
-from hookboard.board.logged_run import is_of_hookboard
+from hookboard.board.board import Answer, Board, Cache, packed_json
+from hookboard.board.logged_run import LoggedRun, is_of_hookboard
 from hookboard.board.source import RefusalError, Source
 from hookboard.records import PLUGIN
 
@@ -31,6 +31,8 @@ PICTURE_TYPES = {b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg
 
 DAY_SECONDS = 24 * 3600
 
+MAX_CACHED_BYTES = 256 << 20
+
 MAX_COLUMNS = 2000
 
 
@@ -45,21 +47,21 @@ class HookboardPlugin(base_plugin.TBPlugin):  # type: ignore[misc]  # TensorBoar
 
     def __init__(self, context: base_plugin.TBContext) -> None:
         self._provider = context.data_provider
-        self._board = Board()
+        self._cache = Cache(MAX_CACHED_BYTES)
 
     def get_plugin_apps(self) -> dict[str, Any]:
         """Return the paths that are served, each with the function that answers."""
-        asked: dict[str, Callable[[Source, Request], Answer]] = {
-            "/runs": self._runs,
-            "/run": self._run,
-            "/layer": self._layer,
-            "/histogram": self._histogram,
+        asked: dict[str, Callable[[Board, Request], Answer]] = {
+            "/runs": lambda board, request: board.runs(),
+            "/run": lambda board, request: board.run(_run(board, request)),
+            "/layer": _layer,
+            "/histogram": lambda board, request: board.histogram(_run(board, request), _given(request, "tag")),
         }
-        apps = {"/map": self._app(self._map), "/picture": self._app(_picture)} | {
-            path: self._app(_json(answer)) for path, answer in asked.items()
+        apps = {"/map": self._app(_map), "/picture": self._app(_picture), "/plotly.js": self._app(_plotly)}
+        apps |= {path: self._app(_json(answer)) for path, answer in asked.items()}
+        return apps | {
+            f"/{path.name}": self._app(_file(path)) for path in STATIC.iterdir() if path.suffix in FILE_TYPES
         }
-        apps |= {f"/{path.name}": self._app(_file(path)) for path in STATIC.iterdir() if path.suffix in FILE_TYPES}
-        return apps | {"/plotly.js": self._app(_plotly)}
 
     def is_active(self) -> bool:
         """Return True if any run in the log directory has a built-in statistic of hookboard among its scalars.
@@ -73,7 +75,7 @@ class HookboardPlugin(base_plugin.TBPlugin):  # type: ignore[misc]  # TensorBoar
         """Return the page's first module and the name of the tab."""
         return base_plugin.FrontendMetadata(es_module_path="/index.js", tab_name="Hookboard")
 
-    def _app(self, answer: Callable[[Source, Request], Response]) -> Any:
+    def _app(self, answer: Callable[[Board, Request], Response]) -> Any:
         def app(request: Request) -> Response:
             # TensorBoard has imported it before. Without TensorBoard, it would warn of an old library in it.
             from tensorboard import plugin_util
@@ -82,7 +84,7 @@ class HookboardPlugin(base_plugin.TBPlugin):  # type: ignore[misc]  # TensorBoar
                 return _fault(request, f"method {request.method}: only GET is answered.", 405)
             context, experiment = plugin_util.context(request.environ), plugin_util.experiment_id(request.environ)
             try:
-                return answer(Source(self._provider, context, experiment), request)
+                return answer(Board(Source(self._provider, context, experiment), self._cache), request)
             except RefusalError as error:
                 return _fault(request, str(error), error.code)
             except Exception as error:
@@ -91,29 +93,26 @@ class HookboardPlugin(base_plugin.TBPlugin):  # type: ignore[misc]  # TensorBoar
 
         return Request.application(app)
 
-    def _runs(self, source: Source, request: Request) -> Answer:
-        return self._board.runs(source)
 
-    def _run(self, source: Source, request: Request) -> Answer:
-        return self._board.run(source, _given(request, "run"))
+def _run(board: Board, request: Request, name: str = "run") -> LoggedRun:
+    return board.logged_run(_given(request, name))
 
-    def _map(self, source: Source, request: Request) -> Response:
-        run, series, columns = _given(request, "run"), _given(request, "series"), _columns(request)
-        against = None
-        if "against" in request.args:
-            against = _given(request, "against"), request.args.get("against_series") or series
-        return _packed(request, self._board.packed_map(source, run, series, columns, against))
 
-    def _layer(self, source: Source, request: Request) -> Answer:
-        run, columns = _given(request, "run"), _columns(request)
-        layer = "" if request.args.get("layer") == "" else _given(request, "layer")  # "" is the whole model
-        band = request.args.get("band", "1")
-        if band not in ("0", "1"):
-            raise RefusalError(f"band={band!r}: give 1 (with the band, the default) or 0.")
-        return self._board.layer(source, run, layer, columns, band == "1")
+def _map(board: Board, request: Request) -> Response:
+    run, series, columns = _run(board, request), _given(request, "series"), _columns(request)
+    against = None
+    if "against" in request.args:
+        against = _run(board, request, "against"), request.args.get("against_series") or series
+    return _packed(request, board.packed_map(run, series, columns, against))
 
-    def _histogram(self, source: Source, request: Request) -> Answer:
-        return self._board.histogram(source, _given(request, "run"), _given(request, "tag"))
+
+def _layer(board: Board, request: Request) -> Answer:
+    run, columns = _run(board, request), _columns(request)
+    layer = "" if request.args.get("layer") == "" else _given(request, "layer")  # "" is the whole model
+    band = request.args.get("band", "1")
+    if band not in ("0", "1"):
+        raise RefusalError(f"band={band!r}: give 1 (with the band, the default) or 0.")
+    return board.layer(run, layer, columns, band == "1")
 
 
 def _given(request: Request, name: str) -> str:
@@ -131,8 +130,8 @@ def _columns(request: Request) -> int:
     return int(given)
 
 
-def _json(answer: Callable[[Source, Request], Answer]) -> Callable[[Source, Request], Response]:
-    return lambda source, request: _packed(request, packed_json(answer(source, request)))
+def _json(answer: Callable[[Board, Request], Answer]) -> Callable[[Board, Request], Response]:
+    return lambda board, request: _packed(request, packed_json(answer(board, request)))
 
 
 def _packed(request: Request, content: bytes) -> Response:
@@ -143,9 +142,9 @@ def _fault(request: Request, text: str, code: int) -> Response:
     return _response(request, json.dumps({"error": text}), "application/json", code=code)
 
 
-def _picture(source: Source, request: Request) -> Response:
+def _picture(board: Board, request: Request) -> Response:
     key = _given(request, "key")
-    picture = source.picture(key)
+    picture = board.source.picture(key)
     mime = picture_type(picture)
     if mime is None:
         raise RefusalError(f"key={key!r} is no PNG or JPEG picture.")
@@ -157,8 +156,8 @@ def picture_type(picture: bytes) -> str | None:
     return next((mime for start, mime in PICTURE_TYPES.items() if picture.startswith(start)), None)
 
 
-def _file(path: Path) -> Callable[[Source, Request], Response]:
-    def respond(source: Source, request: Request) -> Response:
+def _file(path: Path) -> Callable[[Board, Request], Response]:
+    def respond(board: Board, request: Request) -> Response:
         return _response(request, path.read_bytes(), FILE_TYPES[path.suffix])
 
     return respond
@@ -177,7 +176,7 @@ def _response(request: Request, content: str | bytes, mime: str, **options: Any)
     return response
 
 
-def _plotly(source: Source, request: Request) -> Response:
+def _plotly(board: Board, request: Request) -> Response:
     return _response(request, packed_plotly(), "text/javascript", expires=DAY_SECONDS, content_encoding="gzip")
 
 

@@ -71,32 +71,6 @@ def curve_of(steps: Iterable[int], values: Iterable[float]) -> Curve:
     return Curve(at[is_last], of[is_last])
 
 
-class CurvesOfRows(Mapping[str, Curve]):
-    """The rows of a matrix as curves, each made on demand: all of them would take four times the matrix's memory.
-
-    Args:
-        names: the names of the rows.
-        steps: the steps of the columns.
-        values: shape (rows, columns); NaN where there is no value.
-    """
-
-    def __init__(self, names: Sequence[str], steps: Sequence[int], values: np.ndarray) -> None:
-        self._rows = {name: row for row, name in enumerate(names)}
-        self._steps = np.asarray(steps, np.int64)
-        self._values = values
-
-    def __getitem__(self, name: str) -> Curve:
-        row = self._values[self._rows[name]]
-        is_there = ~np.isnan(row)
-        return curve_of(self._steps[is_there], row[is_there])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._rows)
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-
 def columns_for(curves: Iterable[Curve], most: int) -> np.ndarray:
     """Return the steps of a view's columns: evenly chosen from all steps, with the first and the last.
 

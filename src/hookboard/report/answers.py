@@ -4,7 +4,7 @@ import base64
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from hookboard.board import Answer, Board, LoggedRun, Source, histogram_over_steps, picture_type
+from hookboard.board import Answer, Bands, Board, LoggedRun, picture_type
 
 Request = list[str]
 """A route and its parameters, in the order in which the page gives them, without `columns` and `band`."""
@@ -22,45 +22,44 @@ MIN_LIST = 8
 """Minimum length of a list that `pooled` stores once and refers to."""
 
 
-def answers_of(board: Board, source: Source, names: Sequence[str], columns: int) -> list[tuple[Request, Answer]]:
+def answers_of(board: Board, names: Sequence[str], columns: int) -> list[tuple[Request, Answer]]:
     """Return each request that the page may make of some runs, with the answer.
 
     Args:
         board: makes the answers.
-        source: the data.
         names: the runs that the report holds.
         columns: maximum number of steps of each series.
     """
-    listed = [run for run in board.runs(source)["runs"] if run["name"] in names]
-    runs = [board.logged_run(source, name) for name in names]
+    listed = [run for run in board.runs()["runs"] if run["name"] in names]
+    runs = [board.logged_run(name) for name in names]
     room = _Room()
     found: list[tuple[Request, Answer]] = [(["runs"], {"runs": listed, "hint": ""})]
     for run in runs:
-        found += _maps(board, source, run, runs, columns)
+        found += _maps(board, run, runs, columns)
+        bands: Bands = {}
+        layers = [board.layer(run, layer, columns, True, bands) for layer in run.layers]
         # Those with a verdict first: histograms and pictures of others may be left out.
-        for answer in sorted(board.layers(source, run.name, columns), key=lambda answer: not answer["verdicts"]):
-            answer["histograms"] = [one for one in answer["histograms"] if room.take_histogram(source, run, one)]
-            answer["pictures"] = list(room.pictures(source, answer["pictures"]))
+        for answer in sorted(layers, key=lambda answer: not answer["verdicts"]):
+            answer["histograms"] = [one for one in answer["histograms"] if room.take_histogram(board, run, one)]
+            answer["pictures"] = list(room.pictures(board, answer["pictures"]))
             found.append((["layer", run.name, answer["layer"]["name"]], answer))
-        answer = board.run(source, run.name)
+        answer = board.run(run)
         answer["warnings"] = [*answer["warnings"], *room.warnings()]
         found.append((["run", run.name], answer))
     return found + room.histograms
 
 
-def _maps(
-    board: Board, source: Source, run: LoggedRun, runs: Iterable[LoggedRun], columns: int
-) -> Iterator[tuple[Request, Answer]]:
+def _maps(board: Board, run: LoggedRun, runs: Iterable[LoggedRun], columns: int) -> Iterator[tuple[Request, Answer]]:
     """Yield the map of each series, alone and against the other stages and the other runs that have it."""
     for one in run.series.values():
-        yield ["map", run.name, one.id], board.map(source, run.name, one.id, columns)
+        yield ["map", run.name, one.id], board.map(run, one.id, columns)
         for other in run.series.values():
             if (other.kind, other.statistic) == (one.kind, one.statistic) and other.stage != one.stage:
-                answer = board.map(source, run.name, one.id, columns, (run.name, other.id))
+                answer = board.map(run, one.id, columns, (run, other.id))
                 yield ["map", run.name, one.id, run.name, other.id], answer
         for against in runs:
             if against is not run and one.id in against.series:
-                answer = board.map(source, run.name, one.id, columns, (against.name, one.id))
+                answer = board.map(run, one.id, columns, (against, one.id))
                 yield ["map", run.name, one.id, against.name], answer
 
 
@@ -72,9 +71,9 @@ class _Room:
         self.histograms: list[tuple[Request, Answer]] = []
         self.left_out = {"histogram": 0, "picture": 0}
 
-    def take_histogram(self, source: Source, run: LoggedRun, one: dict[str, str]) -> bool:
+    def take_histogram(self, board: Board, run: LoggedRun, one: dict[str, str]) -> bool:
         """Add a histogram to `histograms`, thinned to some of its steps; return False if it does not fit."""
-        answer = histogram_over_steps(source, run.name, one["tag"])
+        answer = board.histogram(run, one["tag"])
         last = len(answer["steps"]) - 1
         kept = sorted({round(last * i / (MAX_HISTOGRAM_STEPS - 1)) for i in range(MAX_HISTOGRAM_STEPS)})
         for field in ("steps", "left", "right", "counts"):
@@ -87,10 +86,10 @@ class _Room:
         self.histograms.append((["histogram", run.name, one["tag"]], answer))
         return True
 
-    def pictures(self, source: Source, listed: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    def pictures(self, board: Board, listed: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         """Yield the last picture of each tag, with its data in place of its key; leave out those without room."""
         for one in listed:
-            data = source.picture(one["keys"][-1])
+            data = board.source.picture(one["keys"][-1])
             mime = picture_type(data)
             if mime is None or len(data) > self.bytes:
                 self.left_out["picture"] += 1

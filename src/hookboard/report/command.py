@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
 
-from hookboard.board import Board
 from hookboard.report.folders import open_folders
 from hookboard.report.one_file import page_of
 from hookboard.report.wording import run_lines, verdict_lines
@@ -80,8 +79,8 @@ def _version(arguments: argparse.Namespace) -> int:
 
 
 def _verdicts(arguments: argparse.Namespace) -> int:
-    source, names = open_folders(arguments.folder)
-    runs = [Board().logged_run(source, name) for name in names]
+    board, names = open_folders(arguments.folder)
+    runs = [board.logged_run(name) for name in names]
     judged = [run for run in runs if run.health is not None]
     if arguments.json:
         found = [
@@ -101,18 +100,18 @@ def _verdicts(arguments: argparse.Namespace) -> int:
 
 
 def _report(arguments: argparse.Namespace) -> int:
-    source, names = open_folders(arguments.folder)
+    board, names = open_folders(arguments.folder)
     if len(names) > MAX_RUNS:
         raise ValueError(f"a report holds at most {MAX_RUNS} runs, not {len(names)}: give the folders of some of them.")
-    content = page_of(source, names).encode()
+    content = page_of(board, names).encode()
     arguments.output.write_bytes(content)
     _print([f"{arguments.output}: {', '.join(names)}, {len(content) / 1e6:.1f} MB"])
     return 0
 
 
 def _runs(arguments: argparse.Namespace) -> int:
-    source, names = open_folders(arguments.folder)
-    _print(run_lines(Board(), source, names))
+    board, names = open_folders(arguments.folder)
+    _print(run_lines(board, names))
     return 0
 
 

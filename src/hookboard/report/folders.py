@@ -17,7 +17,7 @@ KEPT = {"scalars": 0, "histograms": 0, "images": 0, PLUGIN: 10}
 """By plugin, how many points of each tag are kept; 0 is all. The last health record holds everything."""
 
 
-def open_folders(folders: Sequence[str | os.PathLike[str]]) -> tuple[Source, list[str]]:
+def open_folders(folders: Sequence[str | os.PathLike[str]]) -> tuple[Board, list[str]]:
     """Read the event files in some folders and below.
 
     A run is named by its path from the parent of the folder, or from what the parents of several folders share.
@@ -26,7 +26,7 @@ def open_folders(folders: Sequence[str | os.PathLike[str]]) -> tuple[Source, lis
         folders: at least one.
 
     Returns:
-        The data, and the names of the runs that have data of hookboard, in natural order.
+        What answers requests from the data, and the names of the runs that have data of hookboard, in natural order.
 
     Raises:
         ValueError: a folder does not exist, or has a name that TensorBoard cannot read, or none has data of hookboard.
@@ -38,12 +38,12 @@ def open_folders(folders: Sequence[str | os.PathLike[str]]) -> tuple[Source, lis
     except UnicodeEncodeError as error:  # TensorBoard encodes paths, unlike Python, which takes any bytes
         cure = "rename it, or set PYTHONUTF8=1 if its name is right"
         raise ValueError(f"the path {error.object!r} is no text in UTF-8, which TensorBoard needs: {cure}.") from error
-    source = Source(MultiplexerDataProvider(multiplexer, base), RequestContext(), "")
-    names = [run["name"] for run in Board().runs(source)["runs"]]
+    board = Board(Source(MultiplexerDataProvider(multiplexer, base), RequestContext(), ""))
+    names = [run["name"] for run in board.runs()["runs"]]
     if not names:
         given = " and ".join(repr(os.fspath(folder)) for folder in folders)
         raise ValueError(f"no event file in {given} has data of hookboard (TensorBoardLogger writes event files).")
-    return source, names
+    return board, names
 
 
 def _read(paths: Sequence[Path], base: str) -> EventMultiplexer:

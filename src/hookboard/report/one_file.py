@@ -11,7 +11,7 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
-from hookboard.board import STATIC, Answer, Board, Source, packed_plotly
+from hookboard.board import STATIC, Answer, Board, packed_plotly
 from hookboard.report.answers import answers_of, pooled
 from hookboard.report.folders import open_folders
 
@@ -50,27 +50,26 @@ PAGE = """\
 """
 
 
-def page_of(source: Source, names: Sequence[str]) -> str:
+def page_of(board: Board, names: Sequence[str]) -> str:
     """Return the HTML of a report.
 
     Args:
-        source: the data.
+        board: answers from the data.
         names: the runs that it holds.
     """
-    board = Board()
-    rows = sum(series["rows"] for name in names for series in board.run(source, name)["series"])
+    rows = sum(series["rows"] for name in names for series in board.run(board.logged_run(name))["series"])
     columns = min(
         max((MAX_BYTES - len(packed_plotly()) * 4 // 3) // (BYTES_OF_CELL * max(rows, 1)), MIN_COLUMNS), MAX_COLUMNS
     )
-    while len(page := _page(answers_of(board, source, names, columns), names)) > MAX_BYTES and columns > MIN_COLUMNS:
+    while len(page := _page(answers_of(board, names, columns), names)) > MAX_BYTES and columns > MIN_COLUMNS:
         columns = max(columns // 2, MIN_COLUMNS)
     return page
 
 
 def page_in(folder: Path) -> str:
     """Return the HTML of a report on the first run, in natural order, that `open_folders` finds in a folder."""
-    source, names = open_folders([folder])
-    return page_of(source, names[:1])
+    board, names = open_folders([folder])
+    return page_of(board, names[:1])
 
 
 def _page(answers: Sequence[tuple[list[str], Answer]], names: Sequence[str]) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hookboard.board import Board, cells_of, columns_for
+from hookboard.board import cells_of, columns_for
 from hookboard.messages import listed
 from hookboard.prompts import pandas_for
 from hookboard.report.folders import open_folders
@@ -100,14 +100,13 @@ def read(folder: str | os.PathLike[str]) -> ReadRun:
     Raises:
         ValueError: the folder does not exist, or holds no data of hookboard, or several runs.
     """
-    source, names = open_folders([folder])
+    board, names = open_folders([folder])
     if len(names) > 1:
         raise ValueError(f"{os.fspath(folder)!r} holds {len(names)} runs; give the folder of one: {listed(names)}.")
-    board = Board()
-    run = board.logged_run(source, names[0])
+    run = board.logged_run(names[0])
     readings = {}
     for one in run.series.values():
-        curves = board.curves(source, run, one)
+        curves = board.curves(run, one)
         rows = [row for row in run.rows[one.id] if row in curves]
         steps = columns_for((curves[row] for row in rows), np.iinfo(np.int64).max)
         values = [cells_of(curves[row], steps).values for row in rows]

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from hookboard.board import Board, LoggedRun, Source, loss_tag, natural_key
+from hookboard.board import Board, LoggedRun, loss_tag, natural_key
 from hookboard.patterns import folded
 from hookboard.records import HEALTH
 
@@ -76,16 +76,16 @@ def _wrapped(text: str, start: str) -> list[str]:
     )
 
 
-def run_lines(board: Board, source: Source, names: Iterable[str]) -> Iterator[str]:
+def run_lines(board: Board, names: Iterable[str]) -> Iterator[str]:
     """Yield the header and the lines of a table of runs, the sickest first; runs without a health record come last."""
-    table = sorted((_line_of(board, source, name) for name in names), key=lambda line: line[0])
+    table = sorted((_line_of(board, name) for name in names), key=lambda line: line[0])
     yield f"{'alarms':>6} {'notes':>6} {'steps':>9}  {'last look':16}  {'loss':24}  run"
     yield from (text for _, text in table)
 
 
-def _line_of(board: Board, source: Source, name: str) -> tuple[tuple[Any, ...], str]:
+def _line_of(board: Board, name: str) -> tuple[tuple[Any, ...], str]:
     """Return the sort key and the line of a run."""
-    run = board.logged_run(source, name)
+    run, source = board.logged_run(name), board.source
     looks = source.last_tensors(run=name).get(name, {})
     seen, alarms, notes = "-", "-", "-"
     rank: tuple[Any, ...] = (True, 0, 0, natural_key(name))

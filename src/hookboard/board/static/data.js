@@ -21,14 +21,13 @@ export function ask(route, parameters = {}) {
   return answer;
 }
 
-/** Request an answer again; if it differs from the cached one, clear the cache and return true. */
-export async function askAgain(route, parameters, isSame) {
-  const url = urlOf(route, parameters);
-  const before = await Promise.resolve(answers.get(url)).catch(() => undefined);
-  const answer = await source.answer(route, parameters);
-  if (before !== undefined && isSame(before, answer)) return false;
+/** Request an answer without parameters again; if it differs from the cached one, clear the cache and return true. */
+export async function askAgain(route) {
+  const before = await Promise.resolve(answers.get(route)).catch(() => undefined);
+  const answer = await source.answer(route);
+  if (JSON.stringify(before) === JSON.stringify(answer)) return false;
   answers.clear();
-  answers.set(url, Promise.resolve(answer));
+  answers.set(route, Promise.resolve(answer));
   return true;
 }
 
@@ -59,7 +58,7 @@ function urlOf(route, parameters) {
   return query.size ? `${route}?${query}` : route;
 }
 
-async function fetched(route, parameters) {
+async function fetched(route, parameters = {}) {
   const url = urlOf(route, parameters);
   const response = await fetch(url).catch(() => null);
   if (response === null) throw new Error("TensorBoard does not answer: is it still running?");

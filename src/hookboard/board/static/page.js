@@ -305,13 +305,11 @@ export function startPage(root) {
     } else if (state.from !== "") update({ from: "", to: "" });
   }
 
-  /** Check whether the run has grown, and draw it again if so. */
+  /** Check whether a run has grown, and draw again if so. */
   async function follow() {
     if (!isSeen()) return;
     try {
-      const isNew = await askAgain("runs", {}, (a, b) => JSON.stringify(a) === JSON.stringify(b));
-      const hasGrown = () => shown?.run && askAgain("run", { run: shown.run.run }, (a, b) => a.token === b.token);
-      if (isNew || (await hasGrown())) await refresh();
+      if (await askAgain("runs")) await refresh();
       else if (shown) sayNotice(); // the server answers again
     } catch (error) {
       say(error.message);
