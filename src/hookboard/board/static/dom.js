@@ -103,6 +103,14 @@ export function several(count, noun) {
   return `${counted(count)} ${noun}${count === 1 ? "" : "s"}`;
 }
 
+/** Run a script that is no module: plotly, which sets `window.Plotly`. */
+export function runScript(url) {
+  return new Promise((done, failed) => {
+    const fail = () => failed(new Error("plotly could not be started"));
+    document.head.append(element("script", { src: url, on: { load: done, error: fail } }));
+  });
+}
+
 /** Return a function that calls `action` once, `wait` milliseconds after its last call. */
 export function later(wait, action) {
   let timer = 0;

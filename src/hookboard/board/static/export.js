@@ -1,6 +1,8 @@
 /** Exports numbers as CSV and plots as PNG. */
 
+import { decoded } from "./data.js";
 import { forPlotly, named, several, shortened, titled } from "./dom.js";
+import { seriesAxes, seriesTraces } from "./layer.js";
 import { framesOf, stepMarks, tracesOf } from "./map.js";
 import { SYMBOLS, gravest } from "./model.js";
 import { ticks } from "./scale.js";
@@ -60,7 +62,7 @@ export function depthTable({ halves, rows }) {
 }
 
 /** Return a table of the statistics of a layer. */
-export function layerTable({ series }, decoded) {
+export function layerTable({ series }) {
   const body = series.flatMap((one) => {
     const columns = [one.values, one.low, one.median, one.high].map(decoded);
     return one.steps.map((step, i) => [one.id, one.row, step, ...columns.map((column) => exported(column[i], one.id))]);
@@ -157,8 +159,8 @@ export function depthFigure(drawn, { halves, rows }, colours, title) {
   return { data: drawn.data, layout };
 }
 
-/** Return the statistics of a layer as one figure, one chart below the other, with its verdicts in the title. */
-export function layerFigure(answer, tracesFor, axesFor, colours, title) {
+/** Return the statistics of a layer as one figure, one chart below the other from the first to the last step of `ends`. */
+export function layerFigure(answer, ends, colours, title) {
   const count = answer.series.length || 1;
   const top = 60 + 18 * answer.verdicts.length;
   const layout = { ...frame(colours, title), width: 900, height: count * 150 + 30 + top, margin: { l: 80, r: 20, t: top, b: 40 }, annotations: [] };
@@ -170,14 +172,14 @@ export function layerFigure(answer, tracesFor, axesFor, colours, title) {
   const data = answer.series.flatMap((one, i) => {
     const name = i ? String(i + 1) : "";
     const [end, bottom] = [1 - (i + 0.12) / count, 1 - (i + 0.75) / count];
-    const { x, y } = axesFor(one);
+    const { x, y } = seriesAxes(one, ends, colours);
     layout[`xaxis${name}`] = { ...x, anchor: `y${name}` };
     layout[`yaxis${name}`] = { ...y, anchor: `x${name}`, domain: [bottom, end] };
     layout.annotations.push({
       text: forPlotly(`${titled(one.label)} · ${shortened(one.row, isShort)}`), showarrow: false,
       x: 0, xref: "paper", xanchor: "left", y: end, yref: "paper", yanchor: "bottom",
     }); // prettier-ignore
-    return tracesFor(one).map((trace) => ({ ...trace, xaxis: `x${name}`, yaxis: `y${name}` }));
+    return seriesTraces(one, colours).map((trace) => ({ ...trace, xaxis: `x${name}`, yaxis: `y${name}` }));
   });
   return { data, layout };
 }

@@ -1,5 +1,6 @@
 /** The entry point: TensorBoard imports this file into an empty page and calls `render`. */
 
+import { runScript } from "./dom.js";
 import { startPage } from "./page.js";
 
 /** Load style and plotly, then start the page. */
@@ -15,22 +16,11 @@ export async function render() {
   root.textContent = "Loading…";
   document.body.append(root);
   try {
-    await Promise.all([loaded, script("plotly.js")]);
+    await Promise.all([loaded, runScript(new URL("plotly.js", import.meta.url).href)]);
   } catch (error) {
     root.textContent = `${error.message}. Reload the page to try again.`;
     return;
   }
   root.replaceChildren();
   startPage(root);
-}
-
-/** Load a script that is no module: plotly sets `window.Plotly`. */
-function script(name) {
-  return new Promise((done, failed) => {
-    const tag = document.createElement("script");
-    tag.src = new URL(name, import.meta.url).href;
-    tag.onload = done;
-    tag.onerror = () => failed(new Error(`${name} could not be loaded`));
-    document.head.append(tag);
-  });
 }

@@ -2,7 +2,7 @@
 
 import { ask, decoded, pictureUrl } from "./data.js";
 import { counted, element, titled, written } from "./dom.js";
-import { frozenOf, partnerOf } from "./model.js";
+import { columnOf, frozenOf, partnerOf } from "./model.js";
 import { rounded, textsOf } from "./scale.js";
 import { cardOf } from "./verdicts.js";
 
@@ -298,8 +298,7 @@ function pictureOf({ label, steps, keys }) {
   const caption = element("figcaption", {}, [element("span", { text: label }), element("span", { class: "now" })]);
   const frame = element("figure", { class: "picture" }, [caption, image]);
   frame.hookboard = (step) => {
-    const after = steps.findIndex((other) => other > step);
-    const at = after < 0 ? steps.length - 1 : Math.max(after - 1, 0);
+    const at = columnOf(steps, step);
     const url = pictureUrl(keys[at]);
     if (image.getAttribute("src") !== url) image.setAttribute("src", url);
     caption.lastChild.textContent = `at step ${steps[at]}`;

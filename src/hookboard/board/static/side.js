@@ -1,9 +1,8 @@
 /** The panel beside the view: the verdicts of a run, or the layer that is open. */
 
-import { decoded } from "./data.js";
 import { button, element, named, several } from "./dom.js";
 import { layerFigure, layerTable, saveCsv, savePng, verdictTable } from "./export.js";
-import { drawLayer, pointLayer, seriesAxes, seriesTraces } from "./layer.js";
+import { drawLayer, pointLayer } from "./layer.js";
 import { addressOf, nameAt } from "./state.js";
 import { drawVerdicts } from "./verdicts.js";
 
@@ -84,7 +83,7 @@ export function makeSide(handlers) {
     const { types = [] } = shown.layer.layer;
     const alike = shown.run.layers.filter((layer) => layer.types[0] === types[0]).length;
     const like = types.length && alike >= MIN_KIND_LAYERS ? `all ${shown.layer.layer.type}` : "all layers"; // as the server does
-    return { run: shown.run.run, like, now, steps: [steps[0] ?? 0, steps[steps.length - 1] ?? 1], shown: state.series, colours, go };
+    return { run: shown.run.run, like, now, steps: ends(), shown: state.series, colours, go };
   }
 
   function isDrawn(layer, series) {
@@ -102,12 +101,14 @@ export function makeSide(handlers) {
     const { run, layer } = shown;
     if (!layer) return saveCsv(`${run.run}-verdicts.csv`, verdictTable(run.verdicts));
     const name = `${run.run}-${named(layer.layer.name)}`;
-    if (kind === "csv") return saveCsv(`${name}.csv`, layerTable(layer, decoded));
+    if (kind === "csv") return saveCsv(`${name}.csv`, layerTable(layer));
+    return savePng(`${name}.png`, layerFigure(layer, ends(), colours, `${run.run}: ${named(layer.layer.name)}`));
+  }
+
+  /** Return the first and the last step of the map. */
+  function ends() {
     const { steps } = shown.numbers;
-    const ends = [steps[0] ?? 0, steps[steps.length - 1] ?? 1];
-    const traces = (one) => seriesTraces(one, colours);
-    const axes = (one) => seriesAxes(one, ends, colours);
-    return savePng(`${name}.png`, layerFigure(layer, traces, axes, colours, `${run.run}: ${named(layer.layer.name)}`));
+    return [steps[0] ?? 0, steps[steps.length - 1] ?? 1];
   }
 
   return { root, draw, point };

@@ -53,34 +53,33 @@ export function drawVerdicts(panel, run, chosen, go, open, unfolded) {
  * @param {((verdict: Object) => void)|null} go is called at a click; null for a card that cannot be clicked.
  */
 export function cardOf(verdict, isChosen, go) {
-  const { severity, rule, module, evidence, advice } = verdict;
+  const { severity, rule, advice } = verdict;
   const parts = [
     element("span", { class: "card-head" }, [
       element("span", { class: `severity ${severity}`, text: `${SYMBOLS[severity] ?? "●"} ${severity}` }),
       element("span", { class: "rule", text: rule }),
     ]),
-    element("span", { class: "where", text: module || "the whole model" }),
-    element("span", { class: "when", text: whenOf(verdict) }),
-    element("span", { class: "evidence", text: evidence }),
+    ...saidOf(verdict),
     advice ? element("span", { class: "advice" }, [element("b", { text: "Try: " }), advice]) : null,
   ];
-  const options = { class: `card ${severity}${isChosen ? " chosen" : ""}`, "aria-current": isChosen ? "true" : null };
-  const inside = go
-    ? element("button", { ...options, type: "button", on: { click: () => go(verdict) } }, parts)
-    : element("div", options, parts);
-  return element("li", {}, [inside]);
+  return entryOf(`card ${severity}`, verdict, isChosen, go, parts);
 }
 
 /** Make the entry of a verdict in a list on a card. */
 function itemOf(verdict, isEffect, isChosen, go) {
-  const parts = [
-    isEffect ? element("span", { class: "rule", text: verdict.rule }) : null,
-    element("span", { class: "where", text: verdict.module || "the whole model" }),
-    element("span", { class: "when", text: whenOf(verdict) }),
-    element("span", { class: "evidence", text: verdict.evidence }),
-  ];
-  const options = { class: `item${isChosen ? " chosen" : ""}`, "aria-current": isChosen ? "true" : null };
-  return element("li", {}, [element("button", { ...options, type: "button", on: { click: () => go(verdict) } }, parts)]);
+  const rule = isEffect ? element("span", { class: "rule", text: verdict.rule }) : null;
+  return entryOf("item", verdict, isChosen, go, [rule, ...saidOf(verdict)]);
+}
+
+function saidOf(verdict) {
+  const texts = { where: verdict.module || "the whole model", when: whenOf(verdict), evidence: verdict.evidence };
+  return Object.entries(texts).map(([name, text]) => element("span", { class: name, text }));
+}
+
+function entryOf(name, verdict, isChosen, go, parts) {
+  const options = { class: `${name}${isChosen ? " chosen" : ""}`, "aria-current": isChosen ? "true" : null };
+  const button = () => element("button", { ...options, type: "button", on: { click: () => go(verdict) } }, parts);
+  return element("li", {}, [go ? button() : element("div", options, parts)]);
 }
 
 /** Make a list that is folded at first. */

@@ -1,6 +1,7 @@
 /** The entry point of a report: the page that is the tab in TensorBoard, with its answers inside instead of a server. */
 
 import { answerFrom } from "./data.js";
+import { runScript } from "./dom.js";
 import { startPage } from "./page.js";
 
 const UNSAID = ["columns", "band"]; // parameters for which a report has one answer only
@@ -9,17 +10,6 @@ const UNSAID = ["columns", "band"]; // parameters for which a report has one ans
 async function unpacked(id) {
   const bytes = Uint8Array.from(atob(document.getElementById(id).textContent), (letter) => letter.charCodeAt(0));
   return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
-}
-
-/** Run a script that is no module: plotly sets `window.Plotly`. */
-function run(text) {
-  return new Promise((done, failed) => {
-    const tag = document.createElement("script");
-    tag.src = URL.createObjectURL(new Blob([text], { type: "text/javascript" }));
-    tag.onload = done;
-    tag.onerror = () => failed(new Error("plotly could not be started"));
-    document.head.append(tag);
-  });
 }
 
 /** Return the request as a key: the route and its parameters, in order. */
@@ -55,7 +45,7 @@ async function start(root) {
   try {
     const [lists, answers, plotly] = await Promise.all(["lists", "answers", "plotly"].map(unpacked));
     answerFrom({ answer: answererOf(JSON.parse(lists), answers), pictureUrl: (key) => key });
-    await run(plotly);
+    await runScript(URL.createObjectURL(new Blob([plotly], { type: "text/javascript" })));
   } catch (error) {
     root.textContent = `This report cannot be shown here: ${error.message}. It needs a browser of 2023 or later.`;
     return;
