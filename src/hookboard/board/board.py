@@ -16,7 +16,6 @@ from hookboard.board.logged_run import (
     Series,
     default_of,
     is_of_hookboard,
-    is_of_parameter,
     loss_tag,
     natural_key,
     read_run,
@@ -99,13 +98,18 @@ more, some bands are left out).
 MIN_BAND_COST = 200
 """Reading a curve takes at least as long as reading this many values."""
 
+BYTES_OF_ROW = 600
+"""About what a row takes in memory: names, an empty curve, its part of a health record."""
+
 MAX_HISTOGRAMS = 100
 MAX_LOSS_STEPS = 400
 
 
 def rows_of_layer(run: LoggedRun, layer: str) -> dict[str, list[str]]:
     """Return the rows (layer or parameter names) that belong to a layer, by the id of the series; no empty lists."""
-    own = {id: [row for row in rows if run.layer_of(row, run.series[id]) == layer] for id, rows in run.rows.items()}
+    own = {
+        id: [row for row in rows if run.layer_of(row, run.series[id].kind) == layer] for id, rows in run.rows.items()
+    }
     return {id: rows for id, rows in own.items() if rows}
 
 
@@ -171,7 +175,7 @@ def histograms_of(source: Source, run: LoggedRun, layer: str) -> list[dict[str, 
     found = []
     for tag in sorted(source.last_tensors(HISTOGRAMS, run.name).get(run.name, {}), key=natural_key):
         said = read_histogram_tag(tag)
-        if said is not None and run.layer_at(said.path, is_of_parameter(said.kind)) == layer:
+        if said is not None and run.layer_of(said.path, said.kind) == layer:
             found.append({"tag": tag, "stage": said.stage, "kind": said.kind, "row": said.path})
     return found
 
@@ -181,7 +185,7 @@ def pictures_of(source: Source, run: LoggedRun, layer: str) -> list[dict[str, An
     tags = {}
     for tag in sorted(source.picture_tags(run.name), key=natural_key):
         head, _, path = tag.partition("/")
-        if path and run.layer_at(path, is_parameter=False) == layer:
+        if path and run.layer_of(path) == layer:
             tags[tag] = f"{head} {path.removeprefix(layer).strip('/')}".replace("_", " ").strip()
     keys = source.picture_keys(run.name, list(tags))
     return [
@@ -212,7 +216,7 @@ def _kinds(run: LoggedRun, one: Series, curves: Mapping[str, Curve]) -> dict[tup
 
 def _kind(run: LoggedRun, one: Series, row: str) -> tuple[str, str]:
     """Return the type of a row's layer, "" if unknown, and what follows the layer in the row's name."""
-    layer = run.layer_of(row, one)
+    layer = run.layer_of(row, one.kind)
     types = run.layers[layer].types
     return types[0] if types else "", row.removeprefix(layer)
 
@@ -294,7 +298,7 @@ class Board:
             (source.experiment, name),
             token_of(scalars, records),
             lambda: read_run(source, name, scalars, records),
-            lambda run: run.nbytes,
+            lambda run: BYTES_OF_ROW * sum(map(len, run.rows.values())),
         )
 
     def run(self, run: LoggedRun) -> Answer:
@@ -352,7 +356,7 @@ class Board:
             rows = [row for row in rows if row not in missed]
         steps = columns_for((curves[row] for row in rows), max(min(columns, MAX_CELLS // max(len(rows), 1)), 1))
         answer["rows"] = rows
-        answer["modules"] = [run.layer_of(row, one) for row in rows]
+        answer["modules"] = [run.layer_of(row, one.kind) for row in rows]
         answer["steps"] = steps.tolist()
         answer["values"] = (json_cells(cells_of(curves[row], steps)) for row in rows)
         if against is not None:
@@ -424,7 +428,7 @@ class Board:
             lambda: (
                 _by_row(one, self.source.scalars(run.name, one.tags.values())) if one.tags else _of_health(run, one)
             ),
-            lambda curves: sum(curve.nbytes + 400 + len(row) for row, curve in curves.items()),
+            lambda curves: sum(BYTES_OF_ROW + 2 * curve.values.nbytes for curve in curves.values()),
         )
 
 

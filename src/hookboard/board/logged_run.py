@@ -127,30 +127,6 @@ class Series:
     scale: AxisScale
     tags: dict[str, str] = field(default_factory=dict)
 
-    @property
-    def of_parameters(self) -> bool:
-        """True if its rows are parameters, not modules."""
-        return is_of_parameter(self.kind)
-
-
-def is_of_parameter(kind: str) -> bool:
-    """Return True if tags of this kind name a parameter, not a module.
-
-    >>> is_of_parameter("parameter_gradient")
-    True
-    """
-    return kind in _KINDS_OF_PARAMETERS
-
-
-def is_built_in(tag: str) -> bool:
-    """Return True if a tag is that of a built-in statistic.
-
-    >>> is_built_in("activation_std/head"), is_built_in("input_size/train")
-    (True, False)
-    """
-    said = read_scalar_tag(tag)
-    return said is not None and said.statistic in SCALES
-
 
 def read_tags(tags: Iterable[str], layers: Iterable[str] = ()) -> dict[str, Tag]:
     """Parse the scalar tags that hookboard wrote; skip all others.
@@ -246,13 +222,14 @@ class LoggedRun:
     warnings: list[str]
     owners: dict[str, str]
 
-    def layer_of(self, row: str, one: Series) -> str:
-        """Return the layer that a row of a series belongs to."""
-        return self.layer_at(row, one.of_parameters)
-
-    def layer_at(self, path: str, is_parameter: bool) -> str:
-        """Return the layer that the path of a tag belongs to, by the records, else by the path alone."""
-        return _layer_of(path, is_parameter, self.layers, self.owners)
+    def layer_of(self, path: str, kind: str = "") -> str:
+        """Return the layer that the path of a tag of this kind belongs to, by the records, else by the path alone."""
+        if kind in _KINDS_OF_PARAMETERS:
+            return self.owners[path] if path in self.owners else path.rpartition(".")[0] or path
+        head = path
+        while head and head not in self.layers:  # a module may have a slash in its name
+            head = head.rpartition("/")[0]
+        return head or path.partition("/")[0] or path
 
     @cached_property
     def rows(self) -> dict[str, list[str]]:
@@ -261,7 +238,7 @@ class LoggedRun:
         parameters = {name: i for layer in self.layers.values() for i, name in enumerate(layer.parameters)}
 
         def place(row: str, one: Series) -> tuple[int, int, Any]:
-            return places[self.layer_of(row, one)], parameters.get(row, len(parameters)), natural_key(row)
+            return places[self.layer_of(row, one.kind)], parameters.get(row, len(parameters)), natural_key(row)
 
         return {
             one.id: sorted(one.tags, key=lambda row: place(row, one)) if one.tags else self._of_health(one.statistic)
@@ -277,13 +254,6 @@ class LoggedRun:
         has_value = ~np.isnan(self.health.values[quantity]).all(axis=1)
         judged = {verdict["module"] for verdict in self.health.verdicts}
         return [n for n, has in zip(self.health.layers, has_value, strict=True) if has or n in judged]
-
-    @property
-    def nbytes(self) -> int:
-        """Its approximate size in memory, in bytes."""
-        rows = sum(len(row) + len(tag) + 250 for one in self.series.values() for row, tag in one.tags.items())
-        columns = sum(values.nbytes for values in self.health.values.values()) if self.health else 0
-        return rows + columns + 2000 * len(self.layers) + 400 * len(self.owners)
 
 
 def token_of(scalars: Mapping[str, LastPoint], records: Mapping[str, LastPoint]) -> str:
@@ -315,20 +285,12 @@ def read_run(
     owners = {parameter: layer.name for layer in facts.values() for parameter in layer.parameters}
     read = read_tags(scalars, facts)
     series = series_of_health(health.values if health else ()) | series_of(read)
-    rest = {_layer_of(row, one.of_parameters, facts, owners): None for one in series.values() for row in one.tags}
-    facts |= {name: LayerFacts(name) for name in sorted(rest.keys() - facts.keys(), key=natural_key)}
     steps = [scalars[tag].step for tag in read] + [last.step for last in records.values()]
-    return LoggedRun(
-        name,
-        token_of(scalars, records),
-        max(steps, default=0),
-        series,
-        facts,
-        bool(orders),
-        health,
-        warnings,
-        owners,
-    )
+    last, token = max(steps, default=0), token_of(scalars, records)
+    run = LoggedRun(name, token, last, series, facts, bool(orders), health, warnings, owners)
+    rest = {run.layer_of(row, one.kind) for one in series.values() for row in one.tags} - facts.keys()
+    facts |= {name: LayerFacts(name) for name in sorted(rest, key=natural_key)}  # layers of which only tags tell
+    return run
 
 
 def is_of_hookboard(scalars: Iterable[str], records: Iterable[str]) -> bool:
@@ -338,7 +300,9 @@ def is_of_hookboard(scalars: Iterable[str], records: Iterable[str]) -> bool:
         scalars: its scalar tags.
         records: the tags of its tensors under the plugin name "hookboard".
     """
-    return any(map(_is_record, records)) or any(map(is_built_in, scalars))
+    return any(map(_is_record, records)) or any(
+        said.statistic in SCALES for tag in scalars if (said := read_scalar_tag(tag))
+    )
 
 
 def _records(
@@ -400,15 +364,6 @@ def _joined(known: LayerFacts, more: LayerFacts) -> LayerFacts:
         parameters={**known.parameters, **more.parameters},
         frozen=(*(name for name in known.frozen if name not in more.parameters), *more.frozen),
     )
-
-
-def _layer_of(row: str, is_parameter: bool, layers: Mapping[str, LayerFacts], owners: Mapping[str, str]) -> str:
-    if is_parameter:
-        return owners[row] if row in owners else row.rpartition(".")[0] or row
-    head = row
-    while head and head not in layers:  # a module may have a slash in its name
-        head = head.rpartition("/")[0]
-    return head or row.partition("/")[0] or row
 
 
 def loss_tag(tags: Mapping[str, LastPoint]) -> str:

@@ -1,7 +1,7 @@
 """`Source`: what TensorBoard's data provider holds, as curves and tensors, from its fast and its slow loader alike."""
 
 import itertools
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -49,11 +49,6 @@ class Curve(NamedTuple):
 
     steps: np.ndarray
     values: np.ndarray
-
-    @property
-    def nbytes(self) -> int:
-        """Its size in memory, in bytes."""
-        return self.steps.nbytes + self.values.nbytes
 
 
 def curve_of(steps: Iterable[int], values: Iterable[float]) -> Curve:
@@ -194,18 +189,12 @@ class Source:
         Listing the tags would be the natural way, but the slow loader then goes through all their points.
         """
         found = self._of_plugin("read_last_scalars", SCALARS, _filter(run))
-        return {
-            name: {tag: LastPoint(point.step, point.wall_time) for tag, point in tags.items()}
-            for name, tags in found.items()
-        }
+        return _each(found, lambda point: LastPoint(point.step, point.wall_time))
 
     def last_tensors(self, plugin: str = PLUGIN, run: str | None = None) -> dict[str, dict[str, LastPoint]]:
         """Return the last point of each of a plugin's tensor tags as {run: {tag: point}}; of all runs without `run`."""
         found = self._of_plugin("list_tensors", plugin, _filter(run))
-        return {
-            name: {tag: LastPoint(series.max_step or 0, series.max_wall_time or 0.0) for tag, series in tags.items()}
-            for name, tags in found.items()
-        }
+        return _each(found, lambda series: LastPoint(series.max_step or 0, series.max_wall_time or 0.0))
 
     def scalars(self, run: str, tags: Collection[str]) -> dict[str, Curve]:
         """Return the curve of each tag; tags that do not exist are left out."""
@@ -290,3 +279,7 @@ def _filter(run: str | None, tags: Collection[str] | None = None) -> RunTagFilte
 def _portions(tags: Sequence[str]) -> Iterator[Sequence[str]]:
     for start in range(0, len(tags), TAGS_AT_ONCE):
         yield tags[start : start + TAGS_AT_ONCE]
+
+
+def _each(found: Mapping[str, Mapping[str, Any]], last: Callable[[Any], LastPoint]) -> dict[str, dict[str, LastPoint]]:
+    return {run: {tag: last(one) for tag, one in tags.items()} for run, tags in found.items()}

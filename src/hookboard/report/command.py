@@ -81,13 +81,9 @@ def _version(arguments: argparse.Namespace) -> int:
 def _verdicts(arguments: argparse.Namespace) -> int:
     board, names = open_folders(arguments.folder)
     runs = [board.logged_run(name) for name in names]
-    judged = [run for run in runs if run.health is not None]
+    judged = [(run.name, run.health) for run in runs if run.health is not None]
     if arguments.json:
-        found = [
-            {"run": run.name, "headline": run.health.headline, "verdicts": run.health.verdicts}
-            for run in judged
-            if run.health
-        ]
+        found = [{"run": name, "headline": said.headline, "verdicts": said.verdicts} for name, said in judged]
         _print([json.dumps(found, indent=2)])
     else:
         _print(line for run in runs for line in verdict_lines(run))
@@ -95,7 +91,7 @@ def _verdicts(arguments: argparse.Namespace) -> int:
     if not judged:
         warnings.append("hookboard: HealthMonitor watched none of these runs.")
     _print(warnings, sys.stderr)
-    has_alarm = any(verdict["severity"] == "alarm" for run in judged if run.health for verdict in run.health.verdicts)
+    has_alarm = any(verdict["severity"] == "alarm" for _, said in judged for verdict in said.verdicts)
     return ALARM if has_alarm else BAD_INPUT if warnings else 0
 
 

@@ -77,14 +77,13 @@ def _page(answers: Sequence[tuple[list[str], Answer]], names: Sequence[str]) -> 
     texts = {"answers": _json(pooled(answers, lists)), "lists": _json(list(lists))}
     data = {name: gzip.compress(text, mtime=0) for name, text in texts.items()} | {"plotly": packed_plotly()}
     code = joined(modules())
+    headlines = [f"{answer['run']}: {answer['headline']}" for (route, *_), answer in answers if route == "run"]
+    styles = [STATIC / "style.css", OWN_STATIC / "report.css"]
     return PAGE.format(
         policy=policy(code),
         title=html.escape(", ".join(names)),
-        style="".join(
-            (folder / name).read_text(encoding="utf-8")
-            for folder, name in ((STATIC, "style.css"), (OWN_STATIC, "report.css"))
-        ),
-        headlines=html.escape(" ".join(_headlines(answers))),
+        style="".join(path.read_text(encoding="utf-8") for path in styles),
+        headlines=html.escape(" ".join(headlines)),
         data="\n".join(_element(name, content) for name, content in data.items()),
         code=code,
     )
@@ -138,10 +137,6 @@ def policy(code: str) -> str:
         f"default-src 'none'; script-src 'sha256-{digest}' 'strict-dynamic'; style-src 'unsafe-inline'; "
         "img-src data: blob:; base-uri 'none'; form-action 'none'"
     )
-
-
-def _headlines(answers: Sequence[tuple[list[str], Answer]]) -> list[str]:
-    return [f"{answer['run']}: {answer['headline']}" for (route, *_), answer in answers if route == "run"]
 
 
 def _json(value: Any) -> bytes:
