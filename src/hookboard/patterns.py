@@ -1,4 +1,7 @@
-"""Patterns over dotted names: which names they match, and how messages write many names as one pattern."""
+"""Patterns over dotted names: which names they match, and how messages write many names as one pattern.
+
+The page of the tab reads them too: `board/static/patterns.js`.
+"""
 
 import itertools
 import re

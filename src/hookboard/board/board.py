@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import accumulate
 from threading import RLock
 from typing import Any, TypeVar
 
@@ -197,12 +198,8 @@ def pictures_of(source: Source, run: LoggedRun, layer: str) -> list[dict[str, An
 
 def verdicts_of(run: LoggedRun, layer: str) -> list[Mapping[str, Any]]:
     """Return the verdicts on a layer and on the blocks that contain it; on the whole run only if `layer` is ""."""
-    verdicts = run.health.verdicts if run.health else ()
-    return [
-        one
-        for one in verdicts
-        if one["module"] == layer or (one["module"] and f"{layer}.".startswith(f"{one['module']}."))
-    ]
+    names = {layer, *accumulate(layer.split("."), "{}.{}".format)}
+    return [one for one in run.health.verdicts if one["module"] in names] if run.health else []
 
 
 def _kinds(run: LoggedRun, one: Series, curves: Mapping[str, Curve]) -> dict[tuple[str, str], list[str]]:

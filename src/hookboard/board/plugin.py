@@ -23,7 +23,7 @@ STATIC = Path(__file__).parent / "static"
 PLOTLY = Path(__file__).parent / "plotly" / "plotly-cartesian.min.js"
 """What draws the charts, as plotly.js publishes it; the README beside it says how to replace it."""
 
-FILE_TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+FILE_TYPES = {".js": "text/javascript", ".css": "text/css"}
 """MIME types of the files that are served, by suffix."""
 
 PICTURE_TYPES = {b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg"}

@@ -139,8 +139,7 @@ def json_cells(cells: Cells) -> list[float | str | None]:
 
 def json_numbers(values: Sequence[float] | np.ndarray) -> list[float | str | None]:
     """Convert numbers for JSON; NaN and infinities become "nan", "inf" and "-inf", and nothing becomes None."""
-    array = np.asarray(values, np.float64)
-    return json_cells(Cells(array, np.ones(len(array), dtype=bool)))
+    return json_cells(Cells(np.asarray(values, np.float64), np.ones(len(values), dtype=bool)))
 
 
 SCALARS, HISTOGRAMS, IMAGES = "scalars", "histograms", "images"

@@ -84,7 +84,11 @@ def _page(answers: Sequence[tuple[list[str], Answer]], names: Sequence[str]) -> 
         title=html.escape(", ".join(names)),
         style="".join(path.read_text(encoding="utf-8") for path in styles),
         headlines=html.escape(" ".join(headlines)),
-        data="\n".join(_element(name, content) for name, content in data.items()),
+        data="\n".join(
+            # In base64, in which no text can end the element.
+            f'<script type="application/gzip" id="{name}">{base64.b64encode(content).decode()}</script>'
+            for name, content in data.items()
+        ),
         code=code,
     )
 
@@ -141,8 +145,3 @@ def policy(code: str) -> str:
 
 def _json(value: Any) -> bytes:
     return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
-
-
-def _element(id: str, content: bytes) -> str:
-    """Return an element with data in base64, in which no text can end the element."""
-    return f'<script type="application/gzip" id="{id}">{base64.b64encode(content).decode()}</script>'

@@ -64,11 +64,7 @@ class ReadRun:
         """The verdicts, worst first."""
         from hookboard.health import Verdict, Verdicts  # it imports torch
 
-        causes = [record["follows_from"] for record in self.records]
-        causes = [cause and tuple(cause) for cause in causes]
-        return Verdicts(
-            Verdict(**{**record, "follows_from": cause}) for record, cause in zip(self.records, causes, strict=True)
-        )
+        return Verdicts(Verdict(**record) for record in self.records)
 
     def to_pandas(self) -> "pandas.DataFrame":
         """Return the readings as a frame with the columns quantity, layer, step and value; NaN has no row.

@@ -32,9 +32,7 @@ export async function askAgain(route) {
 }
 
 /** Return the URL of a picture. */
-export function pictureUrl(key) {
-  return source.pictureUrl(key);
-}
+export const pictureUrl = (key) => source.pictureUrl(key);
 
 /** Where answers come from. */
 let source = { answer: fetched, pictureUrl: (key) => urlOf("picture", { key }) };

@@ -15,10 +15,9 @@ const HISTOGRAM_HIGH = 150;
  * @param {HTMLElement} place the element to draw into.
  * @param {Object} given the server's answer to `histogram`.
  * @param {number} width in pixels.
- * @param {Object} margin as plotly takes it.
  * @param {Object} context `colours` and `steps`, the first and last step of the axis.
  */
-function drawHistogram(place, given, width, margin, context) {
+function drawHistogram(place, given, width, context) {
   const range = rangeOf(given);
   if (!range) {
     place.textContent = "Nothing was counted.";
@@ -29,19 +28,18 @@ function drawHistogram(place, given, width, margin, context) {
   const marks = rounded(range[0], range[1], 4);
   const axis = { zeroline: false, fixedrange: true, showgrid: false, tickfont: { size: 11 } };
   const layout = {
-    width, height: HISTOGRAM_HIGH, margin, font: { color: colours.faint, size: 11 },
+    width, height: HISTOGRAM_HIGH, margin: MARGIN, font: { color: colours.faint, size: 11 },
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     xaxis: { ...axis, range: [first, last === first ? first + 1 : last], nticks: 6 },
     yaxis: { ...axis, range, tickvals: marks, ticktext: textsOf(marks, 2) },
   }; // prettier-ignore
   const trace = {
-    type: "heatmap", name: given.tag === undefined ? "" : "share of the values", x: given.steps, y: centres, z, showscale: false,
+    type: "heatmap", name: "share of the values", x: given.steps, y: centres, z, showscale: false,
     colorscale: [[0, colours.paper], [0.02, colours.band.replace(/[\d.]+\)$/, "0.5)")], [1, colours.forward]], zmin: 0,
     hovertemplate: "step %{x}: %{z:.2%} near %{y:.3g}<extra></extra>",
   }; // prettier-ignore
-  place.replaceChildren();
   const inside = element("div");
-  place.append(inside);
+  place.replaceChildren(inside);
   window.Plotly.newPlot(inside, [trace], layout, { displayModeBar: false });
 }
 
@@ -135,7 +133,7 @@ function whenSeen(place, act) {
 
 function drawTensor(place, one, width, context) {
   ask("histogram", { run: context.run, tag: one.tag })
-    .then((given) => place.isConnected && drawHistogram(place, given, width, MARGIN, context))
+    .then((given) => place.isConnected && drawHistogram(place, given, width, context))
     .catch((error) => (place.textContent = error.message));
 }
 

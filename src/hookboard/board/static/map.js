@@ -159,6 +159,16 @@ export function drawAxis(axis, marks, title) {
   );
 }
 
+/** Give the plot of a grid the height of its rows, and return the layout that both views share. */
+export function layoutOf(grid, count, row) {
+  const height = count * row;
+  grid.plot.style.height = `${height}px`; // before its width is read: a higher plot may need a scroll bar
+  return {
+    width: grid.field.clientWidth, height, margin: { l: 0, r: 0, t: 0, b: 0, pad: 0 }, showlegend: false,
+    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", yaxis: { visible: false, range: [count - 0.5, -0.5], fixedrange: true },
+  }; // prettier-ignore
+}
+
 /**
  * Draw the map.
  * @param {Object} grid of `makeGrid`.
@@ -167,13 +177,10 @@ export function drawAxis(axis, marks, title) {
  */
 export function drawMap(grid, picture, colours) {
   const { numbers, rows, columns, height } = picture;
-  grid.plot.style.height = `${rows.length * height}px`; // before its width is read: a higher plot may need a scroll bar
   const layout = {
-    width: grid.field.clientWidth, height: rows.length * height, margin: { l: 0, r: 0, t: 0, b: 0, pad: 0 },
-    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false,
+    ...layoutOf(grid, rows.length, height),
     xaxis: { visible: false, range: [columns[0] - 0.5, columns[1] + 0.5], fixedrange: true },
-    yaxis: { visible: false, range: [rows.length - 0.5, -0.5], fixedrange: true },
-  }; // prettier-ignore
+  };
   drawAxis(grid.axis, stepMarks(numbers.steps, columns, grid.field.clientWidth / 70), "step · drag to zoom");
   return window.Plotly.react(grid.plot, tracesOf(numbers, rows, colours), layout, { staticPlot: true });
 }

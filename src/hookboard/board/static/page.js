@@ -153,12 +153,8 @@ export function startPage(root) {
   const tip = makeTip();
   const view = makeView(handlers, tip);
   const side = makeSide(handlers);
-  const notice = document.createElement("p");
-  notice.className = "notice";
-  notice.setAttribute("role", "status");
-  notice.textContent = "Loading…";
-  const main = document.createElement("main");
-  main.append(view.root, side.root);
+  const notice = element("p", { class: "notice", role: "status", text: "Loading…" });
+  const main = element("main", {}, [view.root, side.root]);
   root.append(toolbar.root, notice, main, tip.box);
   root.classList.add("empty");
 

@@ -3,7 +3,7 @@
 import { button, element, titled } from "./dom.js";
 import { depthFigure, depthTable, mapFigure, mapTable, saveCsv, savePng } from "./export.js";
 import { drawLoss } from "./loss.js";
-import { cellOf, drawAxis, drawLegend, drawMap, drawMarks, heard, makeGrid, wordsOf } from "./map.js";
+import { cellOf, drawAxis, drawLegend, drawMap, drawMarks, heard, layoutOf, makeGrid, wordsOf } from "./map.js";
 import { columnOf, gravest, isBackward, numbersFor, standIn } from "./model.js";
 import { isBroken, isFinite, place, share, ticks } from "./scale.js";
 import { addressOf } from "./state.js";
@@ -23,12 +23,7 @@ function halvesOf(numbers, other) {
  */
 function drawDepth(grid, picture, colours) {
   const { halves, rows, height } = picture;
-  grid.plot.style.height = `${rows.length * height}px`; // before its width is read, as in `drawMap`
-  const layout = {
-    width: grid.field.clientWidth, height: rows.length * height, margin: { l: 0, r: 0, t: 0, b: 0, pad: 0 },
-    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false,
-    yaxis: { visible: false, range: [rows.length - 0.5, -0.5], fixedrange: true },
-  }; // prettier-ignore
+  const layout = layoutOf(grid, rows.length, height);
   const isNarrow = layout.width < 400; // too narrow for five ticks in each half
   const marks = [];
   const data = halves.flatMap((half, i) => {
