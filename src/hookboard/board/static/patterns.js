@@ -137,7 +137,7 @@ function translated(part, letter, set, name, least, comma, most) {
   return least || comma ? `{${least || 0}${comma}${most}}` : part.replace(/./gu, "\\$&");
 }
 
-/** Return what a letter behind a backslash is in JavaScript, which knows letters that Python does not, and no `[\\W]` of Unicode. */
+/** Return what a letter behind a backslash is in JavaScript, which knows letters that Python does not, and no `[\W]` of Unicode. */
 function escaped(letter, table) {
   if (/[cpPk]/.test(letter) || (letter === "W" && table !== ESCAPES)) throw new Error(`bad escape \\${letter}`);
   return table[letter] ?? (/[a-zA-Z\d^$\\.*+?()[\]{}|/-]/.test(letter) && !(letter === "-" && table === ESCAPES) ? `\\${letter}` : letter);
