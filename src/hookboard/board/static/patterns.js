@@ -104,41 +104,14 @@ function isMatch(parts, name) {
   return ((ends >> BigInt(name.length)) & 1n) === 1n;
 }
 
-const WORD = "[_\\p{L}\\p{N}]"; // of Unicode, as in Python
-
-/** What is written otherwise in JavaScript than in Python, after a backslash. */
-const ESCAPES = {
-  a: "\\x07", A: "(?<![^])", Z: "(?![^])", d: "\\p{Nd}", D: "\\P{Nd}", w: WORD, W: WORD.replace("[", "[^"),
-  b: `(?:(?<=${WORD})(?!${WORD})|(?<!${WORD})(?=${WORD}))`, B: `(?:(?<=${WORD})(?=${WORD})|(?<!${WORD})(?!${WORD}))`,
-}; // prettier-ignore
-const ESCAPES_IN_SET = { a: "\\x07", d: "\\p{Nd}", D: "\\P{Nd}", w: WORD.slice(1, -1) };
-
-/** The parts of an expression of Python's that JavaScript may read otherwise: escapes, sets, groups, counts, brackets. */
-const PARTS = /\\([^])|\[(\^?\]?(?:\\[^]|[^\]\\])*)\]|\(\?P=(\w+)\)|\(\?P?<(?![=!])|\{(\d*)(,?)(\d*)\}|[{}\]]/gu;
-
+/** Return the regular expression of a pattern. It is JavaScript's, with the named groups and leading flags of Python. */
 function expressionOf(pattern) {
-  const [, letters = "", text] = /^(?:\(\?([imsux]+)\))?([^]*)$/u.exec(pattern.slice(3));
-  const flags = [...new Set(`${letters}u`.replaceAll("x", ""))].join(""); // x is about spaces, of which a pattern has none
+  const [, flags = "", text] = /^(?:\(\?([ims]+)\))?([^]*)$/.exec(pattern.slice(3));
+  const own = text.replaceAll("(?P<", "(?<").replace(/\(\?P=(\w+)\)/g, "\\k<$1>");
   try {
-    const own = text.replace(PARTS, translated);
     new RegExp(own, flags); // alone, because "a)(b" would be an expression inside of the next one
-    return new RegExp(`(?<![^])(?:${own})(?![^])`, flags);
+    return new RegExp(`^(?:${own})$`, flags);
   } catch (error) {
     throw new Error(`layers: '${pattern}' is not a regular expression: ${error.message.split(": ").pop()}.`);
   }
-}
-
-function translated(part, letter, set, name, least, comma, most) {
-  if (letter !== undefined) return escaped(letter, ESCAPES);
-  if (set !== undefined) return `[${set.replace(/^(\^?)\]/, "$1\\]").replace(/\\([^])/gu, (_, one) => escaped(one, ESCAPES_IN_SET))}]`;
-  if (name !== undefined) return `\\k<${name}>`;
-  if (part === "(?P<") return "(?<";
-  if (part === "(?<") throw new Error("a named group begins with (?P<");
-  return least || comma ? `{${least || 0}${comma}${most}}` : part.replace(/./gu, "\\$&");
-}
-
-/** Return what a letter behind a backslash is in JavaScript, which knows letters that Python does not, and no `[\W]` of Unicode. */
-function escaped(letter, table) {
-  if (/[cpPk]/.test(letter) || (letter === "W" && table !== ESCAPES)) throw new Error(`bad escape \\${letter}`);
-  return table[letter] ?? (/[a-zA-Z\d^$\\.*+?()[\]{}|/-]/.test(letter) && !(letter === "-" && table === ESCAPES) ? `\\${letter}` : letter);
 }
