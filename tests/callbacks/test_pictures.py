@@ -13,7 +13,7 @@ from toys import Toy, batches, events, fit, hooked, images, loader, mlp, records
 
 from hookboard import CAMLogger, FeatureMapLogger, KernelLogger
 from hookboard.images.feature_maps import feature_maps, maps_in, select_maps
-from hookboard.images.picture import HEAT
+from hookboard.images.picture import BAR_HEIGHT, MARGIN
 
 VALIDATED = {"limit_val_batches": 1.0, "num_sanity_val_steps": 0}
 
@@ -47,12 +47,13 @@ def test_the_picture_in_the_file_is_that_of_what_the_module_returned(tmp_path):
     net[4].register_forward_hook(lambda module, args, output: raw.append((module.training, output.clone())))
     fit(tmp_path, Toy(net), pictures_of(3), FeatureMapLogger("net.4", every_n_steps=1), **VALIDATED)
     first_validated = next(output for training, output in raw if not training)
-    part = select_maps(maps_in(first_validated[:2], net[4], aspect=1.0), channels=16, order="channel", size=40)
-    expected = HEAT[feature_maps(part, "net.4", normalize="map", size=40).pixels]
+    part = select_maps(maps_in(first_validated[:2], net[4], aspect=1.0), channels=16, order="channel", size=64)
+    inputs = pictures_of(3)[0][:2]
+    expected = feature_maps(part, "net.4", normalize="map", size=64, inputs=inputs).pixels
     ((step, found),) = images(tmp_path)["feature_maps/net.4"].items()
     assert step == 2
     height, width = expected.shape[:2]
-    assert (found[-height:, :width] == expected).all()
+    assert (found[-height - BAR_HEIGHT : -BAR_HEIGHT, MARGIN : MARGIN + width] == expected).all()
 
 
 def test_pictures_of_every_validation_show_the_same_samples(tmp_path):

@@ -14,7 +14,7 @@ from torch import nn
 from toys import Toy, batches, fit, mlp
 
 from hookboard import ActivationLogger, capture
-from hookboard.images.picture import HEAT, LEVELS
+from hookboard.images.picture import BAR_HEIGHT, HEAT, LEVELS
 
 pytestmark = pytest.mark.trains
 
@@ -37,7 +37,7 @@ PICTURES = torch.rand(2, 1, 8, 8)
 def test_the_image_is_bright_where_the_tensor_is_large():
     x = torch.zeros(1, 1, 8, 8)
     x[0, 0, 2, 6] = 1.0
-    drawn = np.asarray(seen_of(nn.Sequential(nn.Identity()), x)["0"].image().convert("RGB"))
+    drawn = np.asarray(seen_of(nn.Sequential(nn.Identity()), x)["0"].image().convert("RGB"))[:-BAR_HEIGHT]
     dark, bright = (np.argwhere((drawn == HEAT[level]).all(axis=2)) for level in (0, LEVELS - 1))
     (top, left), (bottom, right) = np.minimum(dark.min(0), bright.min(0)), np.maximum(dark.max(0), bright.max(0)) + 1
     centre = (bright.mean(0) + 0.5 - (top, left)) / (bottom - top, right - left) * 8

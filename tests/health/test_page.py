@@ -19,7 +19,8 @@ from hookboard.health.page import (
 )
 from hookboard.health.report import caveat, headline
 from hookboard.health.rules.training_step import STEP
-from hookboard.images.heat_map import MARKS, MISSING, NOT_FINITE
+from hookboard.images.heat_map import MARKS
+from hookboard.images.picture import MISSING, NOT_FINITE
 from hookboard.layers import Layer
 
 ALARM = Verdict("alarm", "dead_units", "net.7", 20, None, "96 of 96 units gave 0.", "Lower the rate.")
@@ -148,7 +149,7 @@ def test_the_mark_of_dead_units_stands_beside_the_row_that_shows_them():
     for quantity in ("activation_rms", "dead_fraction"):
         rows, columns = np.nonzero(drawn[f"health/{quantity}"].pixels == MARKS["alarm"])
         tops[quantity] = rows[columns > 340].mean()
-    assert tops["dead_fraction"] - tops["activation_rms"] == pytest.approx(14, abs=1), "a row is 14 pixels high"
+    assert tops["dead_fraction"] - tops["activation_rms"] == pytest.approx(28, abs=1), "a row is 28 pixels high"
 
 
 def test_an_alarm_about_a_container_marks_the_layers_in_it():

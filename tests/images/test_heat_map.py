@@ -15,19 +15,30 @@ from hookboard.images.heat_map import (
     MAP_WIDTH,
     MARK_WIDTH,
     MARKS,
-    MISSING,
-    PALETTE,
-    SHADES,
-    ColourScale,
     heat_map,
     labels_of,
-    log_scale,
 )
-from hookboard.images.picture import COLOURS, FONT_SIZE, HEAT, LEVELS, NOT_FINITE, NOT_FINITE_COLOUR, PAPER
+from hookboard.images.picture import (
+    BAR_HEIGHT,
+    COLOURS,
+    FONT_SIZE,
+    HEAT,
+    LEVELS,
+    MARGIN,
+    MISSING,
+    NOT_FINITE,
+    OTHER_COLOURS,
+    PAPER,
+    WIDTH,
+)
+from hookboard.images.scale import ColourScale, log_scale
 
 NAMES = ["embed", *(f"layers.{block}.{part}" for block in range(33) for part in "abcdef"), "head"]
 TIME_SERIES = 215
 """The height of a picture on a card of the Time Series tab, in pixels."""
+
+CARD = 344
+"""The width of a picture on a card of the Images tab, in pixels."""
 
 
 def drawn(values, names=None, **options):
@@ -40,13 +51,13 @@ def seen(picture):
     """What is seen in the coded file: RGB of the part below the caption."""
     data, width, _ = picture.encode()
     image = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
-    assert width == MAP_WIDTH
-    return image[-len(picture.pixels) :].astype(int)
+    assert width == WIDTH
+    return image[-len(picture.pixels) - BAR_HEIGHT :, MARGIN:-MARGIN].astype(int)
 
 
 def bar_of(pixels):
     """The colours of the bar from left to right, and the columns of the picture that it takes."""
-    line = pixels[len(pixels) - AXIS_HEIGHT + 22]
+    line = pixels[len(pixels) - BAR_HEIGHT + 11]
     columns = np.flatnonzero((line != 255).any(axis=1))
     columns = columns[np.flatnonzero(np.diff(columns, prepend=-2) > 1)[-1] :]  # the unit stands left of it
     return line[columns], columns
@@ -55,13 +66,13 @@ def bar_of(pixels):
 def cell(picture, pixels, row, column, shape):
     """The colour in the middle of a cell, where all rows are equally high."""
     rows, columns = shape
-    height = len(pixels) - AXIS_HEIGHT
+    height = len(pixels) - AXIS_HEIGHT - BAR_HEIGHT
     _, at = bar_of(pixels)
     x = at[0] + min(int((column + 0.5) * len(at) / columns), len(at) - 1)
     return pixels[int((row + 0.5) * height / rows), x]
 
 
-@pytest.mark.parametrize("scale", [None, ColourScale(0.0, 1.0, is_log=False)])
+@pytest.mark.parametrize("scale", [None, ColourScale(0.0, 1.0)])
 def test_the_colour_of_a_cell_is_found_on_the_bar_at_its_value(scale):
     values = np.random.default_rng(0).uniform(0.01, 1.0, (5, 12))
     picture = drawn(values, scale=scale)
@@ -80,7 +91,7 @@ def test_the_ends_of_the_bar_are_the_extremes_and_cut_off_outliers_are_said_to_b
     assert log_scale(np.array([0.01, 0.1, 1.0])).ends == ("0.01", "1")
     values = np.append(np.full(100, 1.0), [1e-12, 1e9])
     scale = log_scale(values)
-    assert scale.ends == ("<0.01", ">1e+02")
+    assert scale.ends == ("<0.01", ">100")
     assert scale.shares(values)[-2:].tolist() == [0.0, 1.0]
 
 
@@ -108,22 +119,21 @@ def test_values_that_hardly_differ_are_not_drawn_as_if_they_did():
 def test_no_value_and_what_is_not_finite_have_colours_of_their_own():
     picture = drawn([[np.nan, 1.0], [np.inf, 2.0]])
     pixels = seen(picture)
-    assert cell(picture, pixels, 0, 0, (2, 2)).tolist() == PALETTE[MISSING].tolist()
-    assert cell(picture, pixels, 1, 0, (2, 2)).tolist() == PALETTE[NOT_FINITE].tolist()
-    values = PALETTE[:SHADES].astype(int)
+    assert cell(picture, pixels, 0, 0, (2, 2)).tolist() == HEAT[MISSING].tolist()
+    assert cell(picture, pixels, 1, 0, (2, 2)).tolist() == HEAT[NOT_FINITE].tolist()
+    values = HEAT[:LEVELS].astype(int)
     for own in (MISSING, NOT_FINITE):
-        assert np.abs(values - PALETTE[own].astype(int)).sum(axis=1).min() > 60
-        legend = picture.pixels[-AXIS_HEIGHT:, : MAP_WIDTH // 4]
-        assert (legend == own).sum() == 64, "a square of the legend"
+        assert np.abs(values - HEAT[own].astype(int)).sum(axis=1).min() > 60
+        legend = pixels[-BAR_HEIGHT:, : MAP_WIDTH // 4]
+        assert (legend == HEAT[own]).all(axis=2).sum() == 14 * 14, "a square of the legend"
 
 
 def test_the_colours_are_those_of_the_tab():
     tab = (Path(hookboard.__file__).parent / "board" / "static" / "map.js").read_text()
     values = re.search(r"^const VALUES = (.*?);", tab, re.DOTALL | re.MULTILINE)[1]
     assert {float(at): code for at, code in re.findall(r'\[([\d.]+), "#(\w+)"\]', values)} == COLOURS
-    assert f'broken: "#{NOT_FINITE_COLOUR}"' in tab
-    for palette, last in ((PALETTE, SHADES - 1), (HEAT, LEVELS - 1)):
-        assert palette[[0, last, NOT_FINITE]].tobytes().hex() == f"472c7afde725{NOT_FINITE_COLOUR}"
+    assert f'broken: "#{OTHER_COLOURS["not finite"]}"' in tab
+    assert HEAT[[0, LEVELS - 1, NOT_FINITE]].tobytes().hex() == f"472c7afde725{OTHER_COLOURS['not finite']}"
 
 
 def test_a_single_value_that_is_not_finite_is_seen_among_more_columns_than_pixels():
@@ -154,27 +164,30 @@ def test_a_sick_row_is_marked_at_both_ends_and_beside_its_name(mark):
         full[:, at[-1] + 1 : at[-1] + 1 + MARK_WIDTH].all(axis=1),
     )
     assert (left == right).all()
-    assert np.flatnonzero(left).tolist() == list(range(row + 1, row + 6)), "a row of one pixel is drawn in five"
+    marked = np.flatnonzero(left)
+    assert marked.tolist() == list(range(marked[0], marked[0] + 8)), "a row of one pixel is drawn in eight"
+    above, below = marked[0] - 2, len(full) - AXIS_HEIGHT - marked[-1] - 3
+    assert above / (above + below) == pytest.approx(row / 199, abs=0.01)
     assert full[:, : at[0] - MARK_WIDTH].any(), "the triangle beside the name"
     assert picture.caption.endswith(f", marked: 1 by {mark}s")
 
 
 def test_rows_that_are_well_carry_no_mark():
     pixels = drawn(np.full((200, 30), 0.3), NAMES).pixels
-    assert not np.isin(pixels, [*range(MARKS["alarm"], MARKS["note"] + 8)]).any()
+    assert not np.isin(pixels, [*MARKS.values()]).any()
 
 
 @pytest.mark.parametrize("count", [1, 12, 62, 140])
-def test_a_picture_is_shown_pixel_by_pixel_on_a_card_of_either_tab(count):
+def test_a_picture_is_shown_at_half_its_size_on_a_card_of_either_tab(count):
     marks = {NAMES[count // 2]: "alarm"}
     image = drawn(np.full((count, 30), 0.3), NAMES[:count], marks=marks).image()
-    assert image.width == MAP_WIDTH
-    assert image.height <= TIME_SERIES
+    assert image.width == 2 * CARD
+    assert image.height <= 2 * TIME_SERIES
 
 
 def test_letters_are_nine_pixels_high_on_a_card_of_either_tab_for_200_layers_too():
     image = drawn(np.full((200, 30), 0.3), NAMES, marks={NAMES[100]: "alarm"}).image()
-    assert FONT_SIZE * min(1, TIME_SERIES / image.height) >= 9
+    assert FONT_SIZE * min(CARD / image.width, TIME_SERIES / image.height) >= 9
 
 
 def edges(count, height=1):
@@ -182,27 +195,35 @@ def edges(count, height=1):
 
 
 def test_every_row_with_room_is_named():
-    assert [label.text for label in labels_of(["a", "b.c", "b.d"], edges(3, LABEL_HEIGHT), [])] == ["a", "b.c", "b.d"]
+    assert [label.row for label in labels_of(["a", "b.c", "b.d"], edges(3, LABEL_HEIGHT), [])] == [0, 1, 2]
 
 
-def test_of_200_layers_blocks_are_named_and_all_sick_ones():
-    sick = [NAMES.index(name) for name in ("layers.7.c", "layers.7.d", "layers.30.a")]
-    sick += [0, 1, 199]
-    labels = labels_of(NAMES, edges(len(NAMES)), sick)
-    texts = [label.text for label in labels]
-    assert {"embed", "layers.0.a", "layers.7.c", "layers.7.d", "layers.30.a", "head"} <= {*texts}
-    assert len(texts) >= 10
-    assert all(text.startswith("layers.") for text in texts if text not in ("embed", "head"))
+def test_of_200_layers_beginnings_of_blocks_are_named_and_all_sick_ones():
+    sick = {NAMES.index(name) for name in ("layers.7.c", "layers.7.d", "layers.30.a")} | {0, 1, 199}
+    labels = labels_of(NAMES, edges(len(NAMES), 2), sorted(sick))
+    rows = {label.row for label in labels}
+    assert sick <= rows
+    assert len(rows) >= 12
+    assert all(NAMES[row].endswith(".a") for row in rows - sick)
     for above, below in itertools.pairwise(labels):
         assert below.at - above.at >= LABEL_HEIGHT
-    assert labels[0].at >= LABEL_HEIGHT / 2 - 1
-    assert labels[-1].at <= len(NAMES) - LABEL_HEIGHT / 2 + 1
+        assert below.row > above.row
+    assert labels[0].at >= LABEL_HEIGHT / 2
+    assert labels[-1].at <= 2 * len(NAMES) - LABEL_HEIGHT / 2
 
 
 def test_of_more_sick_rows_than_there_is_room_for_those_that_matter_most_are_named():
-    texts = [label.text for label in labels_of(NAMES, edges(len(NAMES)), [190, *range(100), 180])]
-    assert NAMES[190] in texts
-    assert NAMES[180] not in texts
+    rows = [label.row for label in labels_of(NAMES, edges(len(NAMES)), [190, *range(100), 180])]
+    assert 190 in rows
+    assert 180 not in rows
+
+
+@pytest.mark.parametrize("name", ["embed", "encoder.layers.7.attention.projection.linear1", "a" * 90])
+def test_a_name_stands_left_of_its_row_and_a_long_one_keeps_its_end(name):
+    picture = drawn(np.ones((1, 3)), [name])
+    _, at = bar_of(seen(picture))
+    ink = np.argwhere(picture.pixels[:-AXIS_HEIGHT, : at[0]] != PAPER)[:, 1]
+    assert 0 < ink.min() < ink.max() < at[0]
 
 
 def test_words_that_all_names_begin_with_are_said_once():

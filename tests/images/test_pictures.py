@@ -1,5 +1,4 @@
 import io
-import math
 
 import numpy as np
 import pytest
@@ -7,26 +6,39 @@ import torch
 from PIL import Image
 from torch import nn
 
-from hookboard.images.feature_maps import feature_maps, maps_in, samples_first, select_maps
+from hookboard.images.feature_maps import feature_maps, maps_in, samples_first, select_inputs, select_maps
 from hookboard.images.kernels import kernel_picture, selected_kernels
 from hookboard.images.overlay import overlays, unnormalized
-from hookboard.images.picture import CARD_WIDTH, HEAT, LEVELS, NOT_FINITE, PAPER, TILE_GAP, Picture, indices
+from hookboard.images.picture import (
+    BAR_HEIGHT,
+    GREY,
+    HEAT,
+    INK,
+    LEVELS,
+    LINE_HEIGHT,
+    MARGIN,
+    NOT_FINITE,
+    PAPER,
+    WIDTH,
+    Bar,
+    Picture,
+    indices,
+)
+from hookboard.images.scale import ColourScale
+from hookboard.images.tiles import TILE_GAP
 
 RELU, CONV1D = nn.ReLU(), nn.Conv1d(1, 1, 1)
 
 
-def picture_of(tensor, *, module=RELU, aspect=1.0, channels=16, order="channel", normalize="map", size=40):
+def picture_of(tensor, *, module=RELU, aspect=1.0, channels=16, order="channel", normalize="map", size=40, inputs=None):
     maps = maps_in(tensor, module, aspect=aspect)
     part = select_maps(maps, channels=channels, order=order, size=size)
-    return feature_maps(part, "net.conv", normalize=normalize, size=size)
+    return feature_maps(part, "net.conv", normalize=normalize, size=size, inputs=inputs)
 
 
-def tile(picture, sample, channel, of, size=40):
-    """The palette indices of one tile of a square with `of` of them, one for each pixel of the map."""
-    columns = math.ceil(math.sqrt(of))
-    step = size + TILE_GAP
-    square = columns * step + 3 * TILE_GAP
-    top, left = channel // columns * step, channel % columns * step + sample * square
+def tile(picture, sample, channel, size=40):
+    """The palette indices of a tile, one for each pixel of the map, in lines that hold all channels in a row."""
+    top, left = sample * (size + TILE_GAP + MARGIN), channel * (size + TILE_GAP)
     return picture.pixels[top : top + size, left : left + size]
 
 
@@ -42,7 +54,7 @@ def test_a_tile_holds_its_map_and_nothing_else():
     expected = indices(np.arange(16).reshape(4, 4) / 15).repeat(10, 0).repeat(10, 1)
     for sample in range(2):
         for channel in range(3):
-            assert (tile(picture, sample, channel, of=3) == expected).all()
+            assert (tile(picture, sample, channel) == expected).all()
     assert (picture.pixels == PAPER).sum() == picture.pixels.size - 6 * 40 * 40
 
 
@@ -52,7 +64,7 @@ def test_what_is_drawn_can_be_read_back_from_the_file():
     read = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
     assert read.shape == (height, width, 3)
     rows, columns = picture.pixels.shape
-    assert (read[-rows:, :columns] == HEAT[picture.pixels]).all()
+    assert (read[-rows - BAR_HEIGHT : -BAR_HEIGHT, MARGIN : MARGIN + columns] == HEAT[picture.pixels]).all()
 
 
 def test_a_photo_can_be_read_back_within_what_jpeg_loses():
@@ -61,43 +73,45 @@ def test_a_photo_can_be_read_back_within_what_jpeg_loses():
     data, *_ = Picture(pixels, "a slope", is_photo=True).encode()
     read = np.asarray(Image.open(io.BytesIO(data)))
     inside = slice(16, -16)  # a block of JPEG mixes what lies on both sides of an edge
-    assert np.abs(read[-100:, :120].astype(int) - pixels)[inside, inside].max() < 8
+    found = read[-100 - MARGIN : -MARGIN, MARGIN : MARGIN + 120].astype(int)
+    assert np.abs(found - pixels)[inside, inside].max() < 8
 
 
 def test_ranges_of_a_layer_and_fixed_ones_keep_maps_comparable():
     tensor = torch.tensor([[[[0.0]], [[1.0]], [[4.0]]]])
     of_layer = picture_of(tensor, normalize="layer")
-    assert [tile(of_layer, 0, k, of=3)[0, 0] for k in range(3)] == [0, round(0.25 * (LEVELS - 1)), LEVELS - 1]
-    assert "from 0 to 4" in of_layer.caption
+    assert [tile(of_layer, 0, k)[0, 0] for k in range(3)] == [0, round(0.25 * (LEVELS - 1)), LEVELS - 1]
+    assert of_layer.bars[0].scale.ends == ("0", "4")
     fixed = picture_of(tensor, normalize=(0, 2))
-    assert [tile(fixed, 0, k, of=3)[0, 0] for k in range(3)] == [0, round(0.5 * (LEVELS - 1)), LEVELS - 1]
+    assert [tile(fixed, 0, k)[0, 0] for k in range(3)] == [0, round(0.5 * (LEVELS - 1)), LEVELS - 1]
+    assert fixed.bars[0].scale.ends == ("0", ">2")
 
 
 def test_what_is_not_finite_is_drawn_in_a_colour_of_its_own_and_counted():
     tensor = torch.rand(1, 2, 4, 4)
     tensor[0, 0, 0, 0], tensor[0, 1, 1, 1] = torch.nan, torch.inf
     picture = picture_of(tensor)
-    assert tile(picture, 0, 0, of=2)[0, 0] == tile(picture, 0, 1, of=2)[10, 10] == NOT_FINITE
+    assert tile(picture, 0, 0)[0, 0] == tile(picture, 0, 1)[10, 10] == NOT_FINITE
     assert (picture.pixels == NOT_FINITE).sum() == 2 * 10 * 10
     assert "magenta: NaN or infinite (2 pixels)" in picture.caption
 
 
 def test_a_map_of_nothing_but_nan_is_drawn_whole():
-    assert (tile(picture_of(torch.full((1, 2, 4, 4), torch.nan)), 0, 1, of=2) == NOT_FINITE).all()
+    assert (tile(picture_of(torch.full((1, 2, 4, 4), torch.nan)), 0, 1) == NOT_FINITE).all()
 
 
 @pytest.mark.parametrize(("value", "level"), [(0.0, 0.0), (3.0, 0.5), (-3.0, 0.5)])
 def test_a_constant_map_is_dark_only_where_it_is_zero(value, level):
-    assert (tile(picture_of(torch.full((1, 1, 4, 4), value)), 0, 0, of=1) == round(level * (LEVELS - 1))).all()
+    assert (tile(picture_of(torch.full((1, 1, 4, 4), value)), 0, 0) == round(level * (LEVELS - 1))).all()
 
 
 def test_a_map_of_one_pixel_is_large_enough_to_be_seen():
-    assert tile(picture_of(torch.rand(1, 2, 1, 1)), 0, 1, of=2).shape == (40, 40)
+    assert tile(picture_of(torch.rand(1, 2, 1, 1)), 0, 1).shape == (40, 40)
 
 
 def test_of_many_channels_some_are_shown_and_the_caption_says_so():
     picture = picture_of(torch.rand(1, 2048, 2, 2))
-    assert picture.image().size[0] == CARD_WIDTH
+    assert picture.image().size[0] == WIDTH
     assert "channels 0 to 15 of 2048" in picture.caption
 
 
@@ -213,8 +227,8 @@ def test_kernels_of_one_channel_stand_in_a_square():
 
 def test_the_right_half_is_the_change_and_grey_where_there_is_none():
     _, still = kernels(4, 3, 2, 2)
-    half = still.pixels.shape[1] // 2
-    inside = still.pixels[:20, half + 20 : half + 30]
+    start = still.bars[1].left
+    inside = still.pixels[:20, start : start + 20]
     assert (inside == 128).all()
     _, moved = kernels(4, 3, 2, 2, change=0.25)
     assert "change in this fit, ±0.25" in moved.caption
@@ -256,16 +270,97 @@ def test_an_overlay_has_the_picture_the_map_and_both_in_one_row():
     maps[0] = 5.0
     pixels = overlays(inputs, maps, ["one", "two"], "caption", size=64).pixels
     lightest, darkest = HEAT[LEVELS - 1].astype(int), HEAT[0].astype(int)
-    line = 16
+    line = LINE_HEIGHT + MARGIN
     assert pixels[line + 30, 30].tolist() == [200] * 3
     assert pixels[line + 30, 66 + 30].tolist() == lightest.tolist()
-    assert np.abs(pixels[line + 30, 132 + 30] - (200 + lightest) / 2).max() <= 1
-    assert pixels[2 * line + 66 + 30, 66 + 30].tolist() == darkest.tolist()
+    assert np.abs(pixels[line + 30, 132 + 30] - (0.3 * 200 + 0.7 * lightest)).max() <= 1
+    assert pixels[2 * line + 66 + MARGIN + 30, 66 + 30].tolist() == darkest.tolist()
+
+
+def test_where_a_map_is_zero_the_overlay_is_the_picture_itself():
+    inputs = np.random.default_rng(0).integers(0, 255, (1, 16, 16, 3), np.uint8)
+    maps = torch.zeros(1, 16, 16)
+    maps[0, 3, 3] = 2.0
+    pixels = overlays(inputs, maps, ["one"], "caption", size=16).pixels[LINE_HEIGHT + MARGIN :]
+    picture, both = pixels[:16, :16], pixels[:16, 36:52]
+    is_equal = (picture == both).all(axis=2)
+    assert is_equal.sum() == 16 * 16 - 1
+    assert not is_equal[3, 3]
+
+
+def line_of_bar(picture):
+    image = np.asarray(picture.image().convert("RGB")).astype(int)
+    return image[-BAR_HEIGHT + 20, MARGIN:-MARGIN]
+
+
+def test_a_bar_has_every_colour_of_its_palette_in_order_and_its_numbers_at_their_places():
+    for palette in (HEAT, GREY):
+        bar = Bar(ColourScale(0.0, 1.0), "", start=100, right=500)
+        line = line_of_bar(Picture(np.full((10, 600), PAPER, np.uint8), "caption", palette, bars=(bar,)))[100:500]
+        assert [color.tolist() for color in line[[0, 399]]] == palette[[0, LEVELS - 1]].tolist()
+        assert np.abs(line[200] - palette[LEVELS // 2]).max() <= 3
+
+
+@pytest.mark.parametrize("scale", [ColourScale(-3.2, 4.1), ColourScale(0.0, 0.05), ColourScale(0.02, 30.0, True)])
+def test_numbers_of_a_bar_are_round_and_on_it(scale):
+    ticks = scale.ticks()
+    assert 2 <= len(ticks) <= 6
+    assert all(scale.low <= tick <= scale.high and float(f"{tick:.1g}") == tick for tick in ticks)
+
+
+@pytest.mark.parametrize("low", [0.0, 1e-300, 3e38, -3e38])
+def test_a_scale_of_a_single_value_has_no_round_numbers(low):
+    assert ColourScale(low, low).ticks() == []
+
+
+def test_the_input_stands_beside_its_maps_twice_as_large():
+    inputs = torch.rand(2, 1, 8, 8)
+    picture = picture_of(torch.rand(2, 3, 4, 4), inputs=inputs)
+    for sample in range(2):
+        one = inputs[sample, 0].numpy()
+        share = (one - one.min()) / (one.max() - one.min())
+        expected = (INK + share * (PAPER - INK)).repeat(10, 0).repeat(10, 1)
+        top = sample * (80 + MARGIN)
+        assert np.abs(picture.pixels[top : top + 80, :80] - expected).max() <= 1
+    assert (picture.pixels[0, 80 + MARGIN :] != PAPER).any()
+
+
+def test_an_input_in_colour_is_shown_in_colour_and_the_maps_stay_as_they_are():
+    inputs, maps = torch.rand(1, 3, 8, 8), torch.rand(1, 3, 4, 4)
+    picture, alone = picture_of(maps, inputs=inputs), picture_of(maps)
+    expected = unnormalized(inputs, None, None)[0].repeat(10, 0).repeat(10, 1)
+    assert (picture.pixels[:80, :80] == expected).all()
+    rows, columns = alone.pixels.shape
+    assert (picture.pixels[:rows, 88 : 88 + columns] == HEAT[alone.pixels]).all()
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.zeros(4, dtype=torch.long),
+        torch.rand(2, 16, 8, 8),
+        torch.rand(2, 3, 1, 1),
+        torch.rand(2, 3, 8),
+        torch.rand(0, 3, 8, 8),
+        torch.rand(2, 3, 8, 8, dtype=torch.complex64),
+        torch.rand(2, 3, 8, 8, device="meta"),
+    ],
+)
+def test_what_is_no_picture_is_not_shown_as_an_input(tensor):
+    assert select_inputs([("", tensor)], samples=2, size=64) is None
+
+
+def test_the_first_pictures_of_a_batch_are_its_inputs_and_are_copied():
+    pictures = torch.rand(4, 3, 8, 8)
+    taken = select_inputs([("0", torch.zeros(4)), ("1", pictures)], samples=2, size=64)
+    expected = pictures[:2].clone()
+    pictures.zero_()
+    assert torch.equal(taken, expected)
 
 
 def test_a_long_caption_is_broken_into_lines_of_the_pictures_width():
-    short = Picture(np.zeros((10, 400), np.uint8), "short").image()
-    long = Picture(np.zeros((10, 400), np.uint8), "many words " * 30).image()
-    assert short.size[0] == long.size[0] == 400
+    short = Picture(np.zeros((10, 900), np.uint8), "short").image()
+    long = Picture(np.zeros((10, 900), np.uint8), "many words " * 30).image()
+    assert short.size[0] == long.size[0] == 900 + 2 * MARGIN
     assert long.size[1] > short.size[1] + 50
-    assert short.getpixel((399, short.size[1] - 11)) == PAPER
+    assert (np.asarray(long)[:-MARGIN, -MARGIN:] == PAPER).all()

@@ -87,7 +87,7 @@ class CAMLogger(PictureLogger):
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
         classes: Sequence[str] | None = None,
-        size: int = 112,
+        size: int = 220,
         every_n_steps: int | None = None,
     ) -> None:
         super().__init__(stage, batch_idx, every_n_steps, samples=samples, size=size)
@@ -164,7 +164,7 @@ class CAMLogger(PictureLogger):
                     self._maps(layer, seen, aspect),
                     [self._caption(k, seen, labels) for k in range(len(shown))],
                     f"{method.title} at {'the input of ' if layer.is_input else ''}{layer.name} ({source}): picture, "
-                    "map (dark: 0, light: its greatest), both",
+                    "map, both",
                     size=self.size,
                 )
             return pictures

@@ -19,6 +19,7 @@ from hookboard.images import (
     feature_maps,
     maps_in,
     samples_first,
+    select_inputs,
     select_maps,
 )
 from hookboard.loops import Loop, Selection, listed_gaps, names_in
@@ -38,11 +39,12 @@ VALID_RANGES = "'map', 'layer', or a range [low, high]"
 class FeatureMapLogger(PictureLogger):
     """Logs pictures of the outputs of the selected modules, for a few samples.
 
-    A picture has a square for each sample, and in it a tile for each channel. In an evaluation the first samples of one
-    batch are shown: pictures of different steps show the same input unless the loader shuffles. Volumes are shown by
-    their middle slice, tokens of images as maps (without the class token), other sequences as positions by features,
-    vectors as lines, and attention weights, if a module returns them, as one tile for each head. If a module is called
-    several times, its first call is shown. Tags are `feature_maps/<module>`.
+    A picture has a line for each sample: its input, if the first pictures in the batch have one or three channels, and
+    a tile for each channel. In an evaluation the first samples of one batch are shown: pictures of different steps show
+    the same input unless the loader shuffles. Volumes are shown by their middle slice, tokens of images as maps
+    (without the class token), other sequences as positions by features, vectors as lines, and attention weights, if a
+    module returns them, as one tile for each head. If a module is called several times, its first call is shown. Tags
+    are `feature_maps/<module>`.
 
     Args:
         modules: Pattern or patterns over dotted module names, relative to the LightningModule. `*` stays within one
@@ -89,7 +91,7 @@ class FeatureMapLogger(PictureLogger):
         channels: int = 16,
         order: Order = "channel",
         normalize: Literal["map", "layer"] | tuple[float, float] = "map",
-        size: int = 40,
+        size: int = 64,
         every_n_steps: int | None = None,
     ) -> None:
         super().__init__(stage, batch_idx, every_n_steps, samples=samples, channels=channels, size=size)
@@ -136,7 +138,8 @@ class FeatureMapLogger(PictureLogger):
 
     def _take(self, model: nn.Module, batch: Any, state: PictureState) -> "_ShownTensors":
         modules = state.selection.modules
-        taken = _ShownTensors(aspect_of(tensors_in(batch)))
+        inputs = select_inputs(tensors_in(batch), samples=self.samples, size=2 * self.size)
+        taken = _ShownTensors(aspect_of(tensors_in(batch)), inputs)
 
         def open_site(site: Site) -> Observer:
             module = modules[site.name]
@@ -168,16 +171,20 @@ class FeatureMapLogger(PictureLogger):
         if state.is_first:
             self._name_gaps(loop, state, taken)
         kept = {site: part for site, part in taken.shown.items() if part.values.numel()}
-        arrived = sent_together([part for each in kept.values() for part in (each.values, each.channels)])
+        sent = [part for each in kept.values() for part in (each.values, each.channels)]
+        arrived = sent_together(sent if taken.inputs is None else [taken.inputs, *sent])
         source = self._source(state)
 
         def draw() -> dict[str, Picture]:
             hosts = iter(arrived())
+            inputs = None if taken.inputs is None else next(hosts)
             pictures = {}
             for site, part in kept.items():
                 there = replace(part, values=next(hosts), channels=next(hosts))
                 name = f"{site.path} ({source})"
-                pictures[self._tag(site.path)] = feature_maps(there, name, normalize=self.normalize, size=self.size)
+                pictures[self._tag(site.path)] = feature_maps(
+                    there, name, normalize=self.normalize, size=self.size, inputs=inputs
+                )
             return pictures
 
         return draw if kept else None
@@ -210,11 +217,13 @@ class _ShownTensors:
 
     Args:
         aspect: height / width of the images in the batch; None if there are none.
+        inputs: the first of these images, to draw beside the maps; None if there are none.
         shown: the maps to draw, by site.
         refused: why an output cannot be drawn, by site.
     """
 
     aspect: float | None
+    inputs: Tensor | None
     shown: dict[Site, SelectedMaps] = field(default_factory=dict)
     refused: dict[Site, str] = field(default_factory=dict)
 

@@ -52,7 +52,7 @@ class KernelLogger(PictureLogger):
         types: str | type | Sequence[str | type] | None = None,
         kernels: int = 8,
         channels: int = 8,
-        size: int = 20,
+        size: int = 36,
         every_n_steps: int | None = None,
     ) -> None:
         super().__init__("train", 0, every_n_steps, kernels=kernels, channels=channels, size=size)

@@ -189,7 +189,7 @@ class _OfRoles:
         tensors = self._of(role)
         index, tensor = ("", tensors) if isinstance(tensors, Tensor) else next(iter(tensors.items()))
         name, module = self._origin()
-        return picture_of(tensor, name, module, role, index, samples=samples, channels=channels, size=40).image()
+        return picture_of(tensor, name, module, role, index, samples=samples, channels=channels, size=64).image()
 
     def _of(self, role: Role) -> Tensors:
         raise NotImplementedError

@@ -10,12 +10,14 @@ from hookboard.images.feature_maps import (
     feature_maps,
     maps_in,
     samples_first,
+    select_inputs,
     select_maps,
 )
-from hookboard.images.heat_map import ColourScale, Mark, heat_map
+from hookboard.images.heat_map import Mark, heat_map
 from hookboard.images.kernels import kernel_picture, selected_kernels
 from hookboard.images.overlay import overlays, unnormalized
 from hookboard.images.picture import Picture
+from hookboard.images.scale import ColourScale
 
 __all__ = [
     "CONVOLUTIONS",
@@ -33,6 +35,7 @@ __all__ = [
     "maps_in",
     "overlays",
     "samples_first",
+    "select_inputs",
     "select_maps",
     "selected_kernels",
     "sheet",

@@ -1,17 +1,24 @@
-"""Draws a module's output as feature maps: a square for each sample, with a tile for each channel."""
+"""Draws a module's output as feature maps: a line for each sample, with its input and a tile for each channel."""
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.masked import MaskedTensor
 
-from hookboard.images.picture import Normalize, Picture, enlarge, indices, scaled, shrink, squares
+from hookboard.images.overlay import unnormalized
+from hookboard.images.picture import HEAT, INK, MARGIN, NOT_FINITE, PAPER, WIDTH, Bar, Picture, Pixels, indices
+from hookboard.images.scale import ColourScale
+from hookboard.images.tiles import TILE_GAP, enlarge, grid, joined, shrink
 
 Order = Literal["channel", "strongest"]
+
+Normalize = Literal["map", "layer"] | tuple[float, float]
+"""The range of values that the colours span: each map's own (`map`), that of all maps of the layer, or a fixed one."""
 
 CONVOLUTIONS = (
     nn.Conv1d,
@@ -197,27 +204,118 @@ def select_maps(maps: Maps, *, channels: int, order: Order, size: int) -> Select
     return SelectedMaps(small, which, of, words)
 
 
-def feature_maps(shown: SelectedMaps, name: str, *, normalize: Normalize, size: int) -> Picture:
-    """Draw the selected maps, with `name` in the caption.
+MIN_TILE_HEIGHT = 24
+"""Minimum height in pixels of the only map of a tensor, such as features from left to right."""
 
-    Maps smaller than `size` pixels a side are enlarged by a whole factor; others are drawn as they are. `normalize` is
-    as in `scaled`.
+
+def feature_maps(
+    shown: SelectedMaps, name: str, *, normalize: Normalize, size: int, inputs: Tensor | None = None
+) -> Picture:
+    """Draw a line of tiles for each sample, with `name` in the caption.
+
+    Maps smaller than `size` pixels a side are enlarged by a whole factor; others are drawn as they are.
+
+    Args:
+        shown: the maps.
+        name: where they come from.
+        normalize: the range of values that the colours span; outside of a fixed one they are cut off.
+        size: largest side of a tile in pixels.
+        inputs: the pictures that the model was given, shape (samples, channels, height, width), drawn up to twice as
+            large at the left of each line. None if there are none.
     """
-    values, range_in_words = scaled(shown.values.cpu().numpy(), normalize)
-    pixels = squares(enlarge(indices(values), size))
+    values = shown.values.cpu().numpy()
+    lines = [*indices(_shares(values, normalize))]
+    height, width = values.shape[2:]
+    if shown.of == 1:  # as wide as there is room, and a vector as high as a line of text
+        times = max(1, min((WIDTH - 2 * MARGIN) // width, 4 * size // height))
+        lines = [line.repeat(max(times, MIN_TILE_HEIGHT // height), axis=1).repeat(times, axis=2) for line in lines]
+    lines = [enlarge(line, size) for line in lines]
+    lefts = [] if inputs is None else [enlarge(each[None], 2 * size)[0] for each in _as_inputs(inputs[: len(lines)])]
+    room = WIDTH - 2 * MARGIN - TILE_GAP - (lefts[0].shape[1] + MARGIN if lefts else 0)
+    rows = math.ceil(shown.values.shape[1] / max(1, room // (lines[0].shape[2] + TILE_GAP)))
+    drawn = [grid(tiles, math.ceil(len(tiles) / rows)) for tiles in lines]
+    if lefts and lefts[0].ndim == 3:
+        drawn = [HEAT[line] for line in drawn]
+    if lefts:
+        drawn = [joined(pair, axis=1) for pair in zip(lefts, drawn, strict=True)]
+    caption = f"{name}: {'input beside ' if lefts else ''}{_channels(shown)}, {shown.words}"
+    bar, missing = _bar(values, normalize), int((~np.isfinite(values)).sum())
+    if missing:
+        bar = replace(bar, keys=((NOT_FINITE, "NaN or infinite"),))
+        caption += f"; magenta: NaN or infinite ({missing} pixels)"
+    return Picture(joined(drawn, axis=0), caption, bars=(bar,))
+
+
+def _shares(maps: np.ndarray, normalize: Normalize) -> np.ndarray:
+    """Return maps of shape (n, channels, height, width) scaled so that a range becomes [0, 1]; NaN where not finite.
+
+    Where a range is a single value, all become 0 if it is 0 (a dead channel), otherwise 0.5.
+    """
+    if isinstance(normalize, str):
+        low, high = _range(maps, axis=(-2, -1) if normalize == "map" else None)
+    else:
+        low, high = (np.full((1,) * maps.ndim, bound) for bound in normalize)
+    flat = np.where(low == 0, 0.0, 0.5)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        shares = np.where(high > low, (maps - low) / (high - low), flat)
+    return np.where(np.isfinite(maps), shares, np.nan)
+
+
+def _range(maps: np.ndarray, axis: tuple[int, ...] | None) -> tuple[np.ndarray, np.ndarray]:
+    # Where a map has no finite value there is nothing to draw, and any range will do.
+    finite = np.isfinite(maps)
+    nothing = ~finite.any(axis=axis, keepdims=True)
+    low = np.where(finite, maps, np.inf).min(axis=axis, keepdims=True)
+    high = np.where(finite, maps, -np.inf).max(axis=axis, keepdims=True)
+    return np.where(nothing, 0.0, low), np.where(nothing, 1.0, high)
+
+
+def _bar(maps: np.ndarray, normalize: Normalize) -> Bar:
+    if not isinstance(normalize, str):
+        low, high = normalize
+        is_cut = bool((maps < low).any()), bool((maps > high).any())
+        return Bar(ColourScale(float(low), float(high), is_cut=is_cut), "value")
+    low, high = (float(bound.item()) for bound in _range(maps, axis=None))
+    if normalize == "layer" and low < high:
+        return Bar(ColourScale(low, high), "value")
+    ends = (f"least of each map (of all: {low:.3g})", f"greatest (of all: {high:.3g})")
+    return Bar(ColourScale(0.0, 1.0), "value", ends=ends)
+
+
+def _channels(shown: SelectedMaps) -> str:
     which = shown.channels.tolist()
     if shown.of == 1:
-        channels = "one map"
-    elif which == list(range(shown.of)):
-        channels = f"{shown.of} channels"
-    elif which == list(range(len(which))):
-        channels = f"channels 0 to {len(which) - 1} of {shown.of}"
-    else:
-        channels = f"strongest of {shown.of} channels: {' '.join(map(str, which))}"
-    samples = len(values)
-    how_many = "1 sample" if samples == 1 else f"{samples} samples"
-    caption = f"{name}: {how_many}, {channels}, {shown.words}; dark to light: {range_in_words}"
-    missing = int((~torch.isfinite(shown.values)).sum())
-    if missing:
-        caption += f"; magenta: NaN or infinite ({missing} pixels)"
-    return Picture(pixels, caption)
+        return "one map"
+    if which == list(range(shown.of)):
+        return f"{shown.of} channels"
+    if which == list(range(len(which))):
+        return f"channels 0 to {len(which) - 1} of {shown.of}"
+    return f"strongest of {shown.of} channels: {' '.join(map(str, which))}"
+
+
+def _as_inputs(inputs: Tensor) -> Pixels:
+    """Return input pictures as greys of the palette if they have no colour, otherwise as RGB."""
+    drawn = unnormalized(inputs, None, None)
+    if inputs.shape[1] == 3:
+        return drawn
+    return np.rint(INK + drawn[..., 0] / 255 * (PAPER - INK)).astype(np.uint8)
+
+
+def select_inputs(tensors: Iterable[tuple[str, Tensor]], *, samples: int, size: int) -> Tensor | None:
+    """Copy the first samples of the first tensor of pictures, shrunk to `size` pixels a side; None if there is none.
+
+    Pictures have shape (n, 1 or 3, height, width), and more than one pixel. The host does not wait for the device.
+
+    Args:
+        tensors: the (name, tensor) pairs of a batch.
+        samples: how many samples.
+        size: largest side in pixels.
+    """
+    for _, tensor in tensors:
+        is_plain = (
+            type(tensor) is Tensor and tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_meta)
+        )
+        if is_plain and tensor.ndim == 4 and tensor.shape[1] in (1, 3) and min(tensor.shape[2:]) > 1 and len(tensor):
+            real = tensor.detach()[:samples]
+            return None if real.is_complex() or real.is_quantized else shrink(real.float(), size).clone()
+    return None

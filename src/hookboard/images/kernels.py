@@ -6,7 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hookboard.images.picture import GREY, PAPER, TILE_GAP, Picture, Pixels, enlarge, grid, indices, squares
+from hookboard.images.picture import GREY, MARGIN, NOT_FINITE, Bar, Picture, Pixels, indices
+from hookboard.images.scale import ColourScale
+from hookboard.images.tiles import enlarge, grid, joined
 
 
 def selected_kernels(weight: Tensor, *, kernels: int, channels: int) -> Tensor:
@@ -48,9 +50,8 @@ def kernel_picture(now: Tensor, before: Tensor, name: str, shape: torch.Size, *,
     """
     weights, change = now.cpu().numpy(), (now - before).cpu().numpy()
     is_colour = shape[1] == 3
-    left, right = (_drawn(values, is_colour, size) for values in (weights, change))
-    between = np.full((len(left), 6 * TILE_GAP, *left.shape[2:]), PAPER, np.uint8)
-    pixels = np.concatenate([left, between, right], axis=1)
+    halves = [_drawn(values, is_colour, size) for values in (weights, change)]
+    width = max(halves[0].shape[1], 300)  # room for the numbers of a bar
     kernels, channels = now.shape[:2]
     how = "in colour" if is_colour else "a tile each" if channels == 1 else "rows: kernels, columns: channels"
     part = "" if (kernels, channels) == tuple(shape[:2]) else f" (shown: {kernels}x{channels})"
@@ -61,11 +62,22 @@ def kernel_picture(now: Tensor, before: Tensor, name: str, shape: torch.Size, *,
     missing = int(np.sum(~np.isfinite(weights)))
     if missing:
         caption += f"; {missing} of them NaN or infinite{'' if is_colour else ': magenta'}"
-    return Picture(pixels, caption, GREY)
+    blank = [(0, 0), (0, width - halves[0].shape[1])]
+    left = np.pad(halves[0], blank + [(0, 0)] * (halves[0].ndim - 2), constant_values=255)
+    bars = (
+        Bar(_around_zero(weights), "now", right=width - MARGIN, keys=((NOT_FINITE, "NaN"),) * bool(missing)),
+        Bar(_around_zero(change), "change", left=width + MARGIN, right=2 * width),
+    )
+    return Picture(joined([left, halves[1]], axis=1), caption, GREY, bars=bars)
 
 
 def _most(values: np.ndarray) -> float:
     return float(np.abs(values[np.isfinite(values)]).max(initial=0.0))
+
+
+def _around_zero(values: np.ndarray) -> ColourScale:
+    most = _most(values) or 1.0
+    return ColourScale(-most, most)
 
 
 def _drawn(values: np.ndarray, is_colour: bool, size: int) -> Pixels:
@@ -76,15 +88,12 @@ def _drawn(values: np.ndarray, is_colour: bool, size: int) -> Pixels:
         is_colour: whether the three channels are red, green and blue.
         size: see `kernel_picture`.
     """
-    scaled = 0.5 + 0.5 * values / (_most(values) or 1.0)
+    shares = 0.5 + 0.5 * values / (_most(values) or 1.0)
+    kernels, channels = shares.shape[:2]
     if is_colour:
-        side = math.ceil(math.sqrt(len(scaled)))
-        blank = np.ones((side * math.ceil(len(scaled) / side), *scaled.shape[1:]))
-        blank[: len(scaled)] = np.nan_to_num(scaled, nan=0.5, posinf=1, neginf=0)
-        rgb = np.rint(blank * 255).astype(np.uint8).reshape(-1, side, *blank.shape[1:])
-        return grid(enlarge(rgb, size).transpose(0, 1, 3, 4, 2))
-    if scaled.shape[1] == 1:
-        return squares(enlarge(indices(scaled), size).swapaxes(0, 1))
-    if scaled.shape[2:] == (1, 1):
-        scaled, size = scaled.reshape(1, 1, *scaled.shape[:2]), 4 * size
-    return grid(enlarge(indices(scaled), size))
+        rgb = np.rint(np.nan_to_num(shares, nan=0.5, posinf=1, neginf=0) * 255).astype(np.uint8)
+        return grid(enlarge(rgb.transpose(0, 2, 3, 1), size), math.ceil(math.sqrt(kernels)))
+    if channels > 1 and shares.shape[2:] == (1, 1):
+        return grid(enlarge(indices(shares)[None, :, :, 0, 0], 8 * size), 1)
+    tiles = enlarge(indices(shares.reshape(-1, *shares.shape[2:])), size)
+    return grid(tiles, math.ceil(math.sqrt(kernels)) if channels == 1 else channels)

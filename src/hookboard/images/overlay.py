@@ -5,9 +5,15 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
-from hookboard.images.picture import CARD_WIDTH, HEAT, Picture, Pixels, enlarge, grid, rgb, shrink, text_block
+from hookboard.images.picture import HEAT, LINE_HEIGHT, PAPER, Bar, Picture, Pixels, font, indices, pen
+from hookboard.images.scale import ColourScale
+from hookboard.images.tiles import enlarge, grid, joined, shrink
+
+MAX_OPACITY = 0.7
+"""Opacity of the colours over the picture where a map is greatest; where it is 0 they are transparent."""
 
 
 def unnormalized(inputs: Tensor, mean: Sequence[float] | None, std: Sequence[float] | None) -> Pixels:
@@ -53,17 +59,19 @@ def overlays(inputs: Pixels, maps: Tensor, texts: Sequence[str], caption: str, *
         maps.detach().float().cpu().clamp(min=0)[:, None], size=inputs.shape[1:3], mode="bilinear", align_corners=False
     )
     heat = heat / heat.amax(dim=(1, 2, 3), keepdim=True).where(heat.amax(dim=(1, 2, 3), keepdim=True) > 0, 1)
-    small = shrink(torch.cat([photos, heat], dim=1), size).numpy()
-    picture, heat_map = small[:, :3].transpose(0, 2, 3, 1) * 255, rgb(small[:, 3])
-    columns = np.stack([picture, heat_map, 0.5 * picture + 0.5 * heat_map], axis=1)
-    drawn = np.rint(columns).astype(np.uint8).transpose(0, 1, 4, 2, 3)
-    big = enlarge(drawn, size)
-    rows = [grid(row[None].transpose(0, 1, 3, 4, 2)) for row in big]
-    lines = [HEAT[text_block(text, max(CARD_WIDTH, rows[0].shape[1]))] for text in texts]
-    pixels = np.full((sum(map(len, [*lines, *rows])), lines[0].shape[1], 3), 255, np.uint8)
-    top = 0
-    for part in (part for pair in zip(lines, rows, strict=True) for part in pair):
-        pixels[top : top + len(part), : part.shape[1]] = part
-        top += len(part)
+    small = shrink(torch.cat([photos, heat], dim=1), size).numpy().transpose(0, 2, 3, 1)
+    shares, picture, colours = small[..., 3], small[..., :3] * 255, HEAT[indices(small[..., 3])]
+    opacity = MAX_OPACITY * shares[..., None]
+    columns = np.stack([picture, colours, picture + opacity * (colours - picture)], axis=1)
+    drawn = np.rint(columns).astype(np.uint8)
+    rows = [grid(enlarge(row, size), len(row)) for row in drawn]
+    parts = [part for text, row in zip(texts, rows, strict=True) for part in (_line(text, row.shape[1]), row)]
+    bar = Bar(ColourScale(0.0, 1.0), "map, as a share of its greatest", right=rows[0].shape[1])
     # What was enlarged has few different pixels: PNG holds them in less than JPEG.
-    return Picture(pixels, caption, is_photo=drawn.shape == big.shape)
+    return Picture(joined(parts, axis=0), caption, is_photo=max(drawn.shape[2:4]) * 2 > size, bars=(bar,))
+
+
+def _line(text: str, width: int) -> Pixels:
+    image = Image.new("RGB", (max(width, round(font().getlength(text)) + 1), LINE_HEIGHT), (PAPER,) * 3)
+    pen(image).text((0, 2), text, (20, 20, 20), font())
+    return np.asarray(image)

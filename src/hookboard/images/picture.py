@@ -1,17 +1,18 @@
-"""A picture that is ready to be logged, and what all pictures are drawn with: colours, tiles and captions."""
+"""A picture that is ready to be logged: its pixels, with a caption above and colour bars below.
+
+Pillow draws it, not matplotlib, which takes some 30 times as long (`python benchmarks/pictures.py --each`).
+"""
 
 import functools
 import io
-import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from PIL import Image, ImageDraw, ImageFont
-from torch import Tensor
+
+from hookboard.images.scale import ColourScale
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -30,198 +31,117 @@ COLOURS = {
 Viridis (Nathaniel Smith, Stefan van der Walt; CC0) stays legible in print and to the colour-blind: its lightness rises.
 """
 
-NOT_FINITE_COLOUR = "ff00b8"
-"""Magenta, which no scale contains; as in the tab."""
+OTHER_COLOURS = {"missing": "dee2e8", "not finite": "ff00b8", "alarm": "cd141e", "note": "be6e00"}
+"""No scale contains them; that of NaN and infinities, magenta, is the same in the tab."""
 
-LEVELS = 238
-NOT_FINITE = LEVELS
-INK = LEVELS + 1
+LEVELS = 160
+MISSING, NOT_FINITE, ALARM, NOTE, INK = range(LEVELS, LEVELS + 5)
 PAPER = 255
-"""Indices of the palette: values from 0 to LEVELS - 1, then NaN and infinities, then greys from ink to paper."""
+"""Indices of a palette: values from 0 to LEVELS - 1, four other colours, then greys from ink to paper."""
 
 
-def interpolated(colours: Mapping[float, str], number: int) -> Pixels:
-    """Interpolate between colours by their positions on the scale; return RGB, shape (number, 3)."""
-    channels = np.array([list(bytes.fromhex(code)) for code in colours.values()]).T
-    at = np.linspace(0, 1, number)
-    rounded: Pixels = np.rint([np.interp(at, list(colours), channel) for channel in channels]).T.astype(np.uint8)
-    return rounded
-
-
-def _palette(colours: Mapping[float, str]) -> Pixels:
-    """Return RGB colours, shape (256, 3): LEVELS of the scale, the colour of NaN, then greys from ink to paper."""
-    greys = np.repeat(np.linspace(30, 255, PAPER - INK + 1)[:, None], 3, axis=1)
-    broken = [list(bytes.fromhex(NOT_FINITE_COLOUR))]
-    palette: Pixels = np.rint(np.concatenate([interpolated(colours, LEVELS), broken, greys])).astype(np.uint8)
+def _palette(at: Sequence[float], colours: Sequence[str]) -> Pixels:
+    """Return RGB colours, shape (256, 3); the values have `colours` at the positions `at`, and between them a blend."""
+    channels = np.array([list(bytes.fromhex(code)) for code in colours]).T
+    values = np.stack([np.interp(np.linspace(0, 1, LEVELS), at, channel) for channel in channels], axis=1)
+    others = [list(bytes.fromhex(code)) for code in OTHER_COLOURS.values()]
+    greys = np.repeat(np.linspace(20, 255, PAPER - INK + 1)[:, None], 3, axis=1)
+    palette: Pixels = np.rint(np.concatenate([values, others, greys])).astype(np.uint8)
     return palette
 
 
-HEAT = _palette(COLOURS)
-GREY = _palette({0.0: "000000", 1.0: "ffffff"})
+HEAT = _palette([*COLOURS], [*COLOURS.values()])
+GREY = _palette([0, 1], ["000000", "ffffff"])
 
 
-def indices(values: np.ndarray) -> Pixels:
-    """Return the palette index of each value, clipped to [0, 1]; NOT_FINITE for NaN and infinities.
+def indices(shares: np.ndarray) -> Pixels:
+    """Return the palette index of each share of a scale, clipped to [0, 1]; NOT_FINITE for NaN and infinities.
 
     >>> indices(np.array([0.0, 1.0, 7.0, np.nan])).tolist()
-    [0, 237, 237, 238]
+    [0, 159, 159, 161]
     """
-    finite = np.isfinite(values)
-    clipped = np.clip(np.where(finite, values, 0), 0, 1)
+    finite = np.isfinite(shares)
+    clipped = np.clip(np.where(finite, shares, 0), 0, 1)
     return np.where(finite, np.rint(clipped * (LEVELS - 1)), NOT_FINITE).astype(np.uint8)
 
 
-def rgb(values: np.ndarray) -> Pixels:
-    """Return the colour in `HEAT` of each value, clipped to [0, 1], shape (..., 3), uint8; NaN and Inf are magenta."""
-    return HEAT[indices(values)]
+WIDTH = 688
+"""Width of a picture in pixels. A card of TensorBoard is half as wide; a click on it shows all pixels."""
 
-
-Normalize = Literal["map", "layer"] | tuple[float, float]
-"""The range of values that the colours span: each map's own (`map`), that of all maps of the layer, or a fixed one."""
-
-TILE_GAP = 2
-"""Pixels between two tiles."""
-
-CARD_WIDTH = 344
-"""Width of a card of TensorBoard in pixels. It shrinks wider pictures, so that captions become illegible."""
-
-
-def shrink(maps: Tensor, size: int) -> Tensor:
-    """Shrink maps of shape (n, channels, height, width) to at most `size` pixels a side, by averaging over areas."""
-    height, width = maps.shape[-2:]
-    factor = max(height, width) / size
-    if factor <= 1:
-        return maps
-    to = (max(1, round(height / factor)), max(1, round(width / factor)))
-    return torch.nn.functional.interpolate(maps, size=to, mode="area")
-
-
-def enlarge(pixels: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:
-    """Repeat pixels of shape (..., height, width) as often as fits into `size` a side; larger maps stay as they are."""
-    times = max(1, size // max(pixels.shape[-2:]))
-    return pixels.repeat(times, axis=-2).repeat(times, axis=-1)
-
-
-def scaled(maps: np.ndarray, normalize: Normalize) -> tuple[np.ndarray, str]:
-    """Scale maps of shape (n, channels, height, width) so that a range becomes [0, 1]; return maps and range in words.
-
-    The range is that of each map, of all maps, or a fixed one, outside of which nothing is cut off here. Non-finite
-    values become NaN and are ignored. Where a range is a single value, all become 0 if it is 0 (a dead channel),
-    otherwise 0.5.
-    """
-    finite = np.where(np.isfinite(maps), maps, np.nan)
-    if normalize == "map":
-        low, high = _range(finite, axis=(-2, -1))
-        words = "each map's least to its greatest"
-    elif normalize == "layer":
-        low, high = _range(finite, axis=None)
-        words = f"from {low.item():.3g} to {high.item():.3g}"
-    else:
-        low, high = (np.full((1,) * maps.ndim, bound) for bound in normalize)
-        words = f"from {normalize[0]:g} to {normalize[1]:g}, cut off there"
-    flat = np.where(low == 0, 0.0, 0.5)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        values = np.where(high > low, (maps - low) / (high - low), flat)
-    return np.where(np.isfinite(maps), values, np.nan), words
-
-
-def _range(finite: np.ndarray, axis: tuple[int, ...] | None) -> tuple[np.ndarray, np.ndarray]:
-    # Where a map has no finite value there is nothing to draw, and any range will do.
-    nothing = np.isnan(finite).all(axis=axis, keepdims=True)
-    low = np.where(np.isnan(finite), np.inf, finite).min(axis=axis, keepdims=True)
-    high = np.where(np.isnan(finite), -np.inf, finite).max(axis=axis, keepdims=True)
-    return np.where(nothing, 0.0, low), np.where(nothing, 1.0, high)
-
-
-def grid(tiles: Pixels) -> Pixels:
-    """Arrange tiles in rows and columns of one picture, with white gaps between them.
-
-    Args:
-        tiles: shape (rows, columns, height, width) or (rows, columns, height, width, 3), uint8.
-
-    Returns:
-        Shape (height, width) or (height, width, 3).
-    """
-    rows, columns, height, width, *colours = tiles.shape
-    framed: Pixels = np.full((rows, columns, height + TILE_GAP, width + TILE_GAP, *colours), PAPER, dtype=np.uint8)
-    framed[:, :, :height, :width] = tiles
-    order = (0, 2, 1, 3, *range(4, tiles.ndim))
-    pixels: Pixels = framed.transpose(order).reshape(rows * (height + TILE_GAP), columns * (width + TILE_GAP), *colours)
-    return pixels
-
-
-def squares(tiles: Pixels) -> Pixels:
-    """Arrange the tiles of each sample in a square, and as many squares side by side as fit on a card of TensorBoard.
-
-    Args:
-        tiles: shape (samples, tiles, height, width), uint8.
-
-    Returns:
-        Shape (height, width).
-    """
-    samples, count, *shape = tiles.shape
-    columns = math.ceil(math.sqrt(count))
-    rows = math.ceil(count / columns)
-    each = _filled(tiles.swapaxes(0, 1), rows * columns).swapaxes(0, 1)
-    drawn = np.stack([grid(one.reshape(rows, columns, *shape)) for one in each])
-    framed = np.pad(drawn, ((0, 0), (0, 2 * TILE_GAP), (0, 2 * TILE_GAP)), constant_values=PAPER)
-    across = min(samples, max(1, CARD_WIDTH // framed.shape[2]))
-    lines = math.ceil(samples / across)
-    return grid(_filled(framed, lines * across).reshape(lines, across, *framed.shape[1:]))
-
-
-def _filled(tiles: Pixels, count: int) -> Pixels:
-    """Append blank tiles until there are `count`."""
-    return np.concatenate([tiles, np.full((count - len(tiles), *tiles.shape[1:]), PAPER, np.uint8)])
-
-
-FONT_SIZE = 12
-LINE_HEIGHT = FONT_SIZE + 4
-MARGIN = 4
-SPACE = 4
+FONT_SIZE = 22
+LINE_HEIGHT = 28
+MARGIN = 8
+BAR_HEIGHT = 60
 
 PNG_COMPRESSION = 3
 """Level of zlib: a higher one costs more time than the saved bytes take to write."""
 
 
 @dataclass(frozen=True)
+class Bar:
+    """A colour bar with the values that the colours stand for.
+
+    Args:
+        scale: the values.
+        label: stands left of the bar.
+        left: where the label begins, in pixels from the left of the picture's pixels.
+        right: where the bar ends.
+        start: where the bar begins. Left out: behind the label.
+        ends: words at the ends of the bar, instead of all numbers.
+        keys: further colours, by palette index, and what they mean.
+    """
+
+    scale: ColourScale
+    label: str
+    left: int = 0
+    right: int = WIDTH - 2 * MARGIN
+    start: int | None = None
+    ends: tuple[str, str] | None = None
+    keys: tuple[tuple[int, str], ...] = ()
+
+
+@dataclass(frozen=True)
 class Picture:
-    """Pixels and a caption that says what they show.
+    """Pixels, and what explains them.
 
     Args:
         pixels: palette indices of shape (height, width), or RGB of shape (height, width, 3); uint8.
         caption: one sentence, drawn above the pixels.
-        palette: the RGB colours of the indices, shape (256, 3).
+        palette: the RGB colours of the indices, and of the bars, shape (256, 3).
         is_photo: True to encode as JPEG, with loss.
+        bars: the colour bars below the pixels, side by side.
     """
 
     pixels: Pixels
     caption: str
     palette: Pixels = field(default_factory=lambda: HEAT, repr=False)
     is_photo: bool = False
+    bars: tuple[Bar, ...] = ()
 
     def image(self) -> Image.Image:
-        """Return the pixels with the caption above them."""
+        """Return the pixels with the caption above them and the bars below."""
         height, width = self.pixels.shape[:2]
-        text = _text(self.caption, max(width, CARD_WIDTH))
-        canvas = np.full((len(text) + height, text.shape[1], *self.pixels.shape[2:]), PAPER, np.uint8)
-        canvas[: len(text)] = text if self.pixels.ndim == 2 else self.palette[text]
-        canvas[len(text) :, :width] = self.pixels
-        return self._drawn(canvas)
+        full = max(width + 2 * MARGIN, WIDTH)
+        caption = wrapped(self.caption, full - 2 * MARGIN)
+        top = 2 * MARGIN + LINE_HEIGHT * len(caption)
+        end = top + height
+        size = (end + (BAR_HEIGHT if self.bars else MARGIN), full, *self.pixels.shape[2:])
+        canvas = np.full(size, PAPER, np.uint8)
+        canvas[top:end, MARGIN : MARGIN + width] = self.pixels
+        image = Image.fromarray(canvas)
+        draw = pen(image)
+        for k, line in enumerate(caption):
+            draw.text((MARGIN, MARGIN + k * LINE_HEIGHT), line, self._colour(INK), font())
+        for bar in self.bars:
+            self._draw_bar(draw, bar, end)
+        return self._coloured(image)
 
     def tiles(self) -> Image.Image:
-        """Return the pixels without the caption and without the blank rows and columns at the end."""
-        is_blank = self.pixels == PAPER if self.pixels.ndim == 2 else (self.pixels == PAPER).all(axis=2)
-        rows, columns = (np.flatnonzero(~is_blank.all(axis=axis)) for axis in (1, 0))
-        if not len(rows):
-            return self._drawn(self.pixels)
-        return self._drawn(np.ascontiguousarray(self.pixels[: rows[-1] + 1, : columns[-1] + 1]))
-
-    def _drawn(self, pixels: Pixels) -> Image.Image:
-        image = Image.fromarray(pixels)
-        if pixels.ndim == 2:
-            image.putpalette(self.palette.tobytes())
-        return image
+        """Return the pixels alone, without blank rows and columns around them."""
+        is_drawn = self.pixels != PAPER if self.pixels.ndim == 2 else (self.pixels != PAPER).any(axis=2)
+        rows, columns = (np.flatnonzero(is_drawn.any(axis=axis)) for axis in (1, 0))
+        part = self.pixels[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1] if len(rows) else self.pixels
+        return self._coloured(Image.fromarray(np.ascontiguousarray(part)))
 
     def encode(self) -> tuple[bytes, int, int]:
         """Return the encoded image, its width and its height: JPEG for photographs, otherwise lossless PNG."""
@@ -232,32 +152,40 @@ class Picture:
             image.save(file, "PNG", compress_level=PNG_COMPRESSION)
         return file.getvalue(), image.width, image.height
 
+    def _draw_bar(self, draw: ImageDraw.ImageDraw, bar: Bar, end: int) -> None:
+        ink, top, left, right = self._colour(INK), end + 10, MARGIN + bar.left, MARGIN + bar.right
+        draw.text((left, top + 8), bar.label, ink, font(), "lm")
+        x = left
+        for index, words in bar.keys:
+            draw.rectangle((x, top + 26, x + 13, top + 39), self._colour(index))
+            draw.text((x + 18, top + 20), words, ink, font())
+            x += 30 + round(font().getlength(words))
+        behind = max(left + round(font().getlength(bar.label)), x) + MARGIN
+        start = behind if bar.start is None else MARGIN + bar.start
+        for x in range(start, right):
+            draw.line((x, top, x, top + 15), self._colour((x - start) * (LEVELS - 1) // max(right - start - 1, 1)))
+        scale, ends = bar.scale, bar.ends or bar.scale.ends
+        marks = [(float(start), ends[0]), (right - 1.0, ends[1])]
+        if bar.ends is None:
+            at = start + scale.shares(np.array(scale.ticks())) * (right - 1 - start)
+            marks += zip(at.tolist(), [f"{value:.3g}" for value in scale.ticks()], strict=True)
+        draw_ticks(draw, marks, top + 16, (start, right), ink)
 
-def _text(caption: str, width: int) -> Pixels:
-    """Draw a caption, wrapped to `width`, as palette indices of shape (height, width)."""
-    lines: list[list[Pixels]] = [[]]
-    for word in map(_word, caption.split()):
-        taken = sum(part.shape[1] + SPACE for part in lines[-1])
-        if lines[-1] and MARGIN + taken + word.shape[1] > width - MARGIN:
-            lines.append([])
-        lines[-1].append(word[:, : width - 2 * MARGIN])
-    strip = np.full((len(lines) * LINE_HEIGHT + 2 * MARGIN, width), PAPER, np.uint8)
-    for k, line in enumerate(lines):
-        top, left = MARGIN + k * LINE_HEIGHT, MARGIN
-        for word in line:
-            strip[top : top + LINE_HEIGHT, left : left + word.shape[1]] = word
-            left += word.shape[1] + SPACE
-    return strip
+    def _colour(self, index: int) -> int | tuple[int, ...]:
+        """Return what draws this colour of the palette."""
+        return index if self.pixels.ndim == 2 else tuple(self.palette[index].tolist())
+
+    def _coloured(self, image: Image.Image) -> Image.Image:
+        if self.pixels.ndim == 2:
+            image.putpalette(self.palette.tobytes())
+        return image
 
 
-@functools.lru_cache(maxsize=2048)
-def _word(word: str) -> Pixels:
-    """Draw one word as palette indices, shape (LINE_HEIGHT, width). Cached, because captions differ in few words."""
-    strip = Image.new("L", (math.ceil(font().getlength(word)), LINE_HEIGHT), 255)
-    ImageDraw.Draw(strip).text((0, 0), word, fill=0, font=font())
-    grey = np.asarray(strip, dtype=float) / 255
-    drawn: Pixels = np.rint(INK + grey * (PAPER - INK)).astype(np.uint8)
-    return drawn
+def pen(image: Image.Image) -> ImageDraw.ImageDraw:
+    """Return what draws on an image of RGB or of palette indices, on which it blends ink and paper by their indices."""
+    draw = ImageDraw.Draw(image)
+    draw.fontmode = "L"
+    return draw
 
 
 @functools.cache
@@ -266,6 +194,39 @@ def font() -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
     return ImageFont.load_default(FONT_SIZE)
 
 
-def text_block(text: str, width: int) -> Pixels:
-    """Draw a text, wrapped to `width`, without margins above and below; palette indices of shape (height, width)."""
-    return _text(text, width)[MARGIN:-MARGIN]
+def draw_ticks(
+    draw: ImageDraw.ImageDraw,
+    marks: Sequence[tuple[float, str]],
+    top: int,
+    within: tuple[int, int],
+    ink: int | tuple[int, ...] = INK,
+) -> None:
+    """Draw marks of an axis, each with a label below it unless that would touch the label of an earlier one.
+
+    Args:
+        draw: draws on the image.
+        marks: position from the left and label of each.
+        top: where the marks begin.
+        within: where the first label may begin and the last may end.
+        ink: the colour.
+    """
+    taken: list[tuple[float, float]] = []
+    for x, text in marks:
+        half = font().getlength(text) / 2
+        middle = min(max(x, within[0] + half), within[1] - half)
+        draw.line((round(x), top, round(x), top + 5), ink, 2)
+        if all(abs(middle - other) > half + its_half + 12 for other, its_half in taken):
+            taken.append((middle, half))
+            draw.text((middle, top + 6), text, ink, font(), "ma")
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """Break a text into lines of at most `width` pixels, between words."""
+    lines = [""]
+    for word in text.split():
+        longer = f"{lines[-1]} {word}".lstrip()
+        if lines[-1] and font().getlength(longer) > width:
+            lines.append(word)
+        else:
+            lines[-1] = longer
+    return lines
