@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 import hookboard
+from hookboard.images.colour_scale import ColourScale, log_scale
 from hookboard.images.heat_map import (
     AXIS_HEIGHT,
     LABEL_HEIGHT,
@@ -31,7 +32,6 @@ from hookboard.images.picture import (
     PAPER,
     WIDTH,
 )
-from hookboard.images.scale import ColourScale, log_scale
 
 NAMES = ["embed", *(f"layers.{block}.{part}" for block in range(33) for part in "abcdef"), "head"]
 TIME_SERIES = 215

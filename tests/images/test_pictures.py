@@ -6,6 +6,7 @@ import torch
 from PIL import Image
 from torch import nn
 
+from hookboard.images.colour_scale import ColourScale
 from hookboard.images.feature_maps import feature_maps, maps_in, samples_first, select_inputs, select_maps
 from hookboard.images.kernels import kernel_picture, selected_kernels
 from hookboard.images.overlay import overlays, unnormalized
@@ -24,7 +25,6 @@ from hookboard.images.picture import (
     Picture,
     indices,
 )
-from hookboard.images.scale import ColourScale
 from hookboard.images.tiles import TILE_GAP
 
 RELU, CONV1D = nn.ReLU(), nn.Conv1d(1, 1, 1)

@@ -1,6 +1,7 @@
 """Draws feature maps, kernels, overlays, heat maps and histograms, each in a file of its own, as a `Picture`."""
 
 from hookboard.images.bars import histogram_picture, sheet
+from hookboard.images.colour_scale import ColourScale
 from hookboard.images.feature_maps import (
     CONVOLUTIONS,
     Order,
@@ -17,7 +18,6 @@ from hookboard.images.heat_map import Mark, heat_map
 from hookboard.images.kernels import kernel_picture, selected_kernels
 from hookboard.images.overlay import overlays, unnormalized
 from hookboard.images.picture import Picture
-from hookboard.images.scale import ColourScale
 
 __all__ = [
     "CONVOLUTIONS",

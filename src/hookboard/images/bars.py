@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image
 
+from hookboard.images.colour_scale import ColourScale
 from hookboard.images.picture import MARGIN, PAPER, WIDTH, Picture, draw_ticks, pen
-from hookboard.images.scale import ColourScale
 
 BAR_COLOUR = 40
 HEIGHT = 240

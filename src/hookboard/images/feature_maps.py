@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.masked import MaskedTensor
 
+from hookboard.images.colour_scale import ColourScale
 from hookboard.images.overlay import unnormalized
 from hookboard.images.picture import HEAT, INK, MARGIN, NOT_FINITE, PAPER, WIDTH, Bar, Picture, Pixels, indices
-from hookboard.images.scale import ColourScale
 from hookboard.images.tiles import TILE_GAP, enlarge, grid, joined, shrink
 
 Order = Literal["channel", "strongest"]

@@ -7,6 +7,7 @@ from typing import Literal
 import numpy as np
 from PIL import Image, ImageDraw
 
+from hookboard.images.colour_scale import ColourScale, log_scale
 from hookboard.images.picture import (
     ALARM,
     FONT_SIZE,
@@ -25,7 +26,6 @@ from hookboard.images.picture import (
     font,
     pen,
 )
-from hookboard.images.scale import ColourScale, log_scale
 
 Mark = Literal["alarm", "note"]
 

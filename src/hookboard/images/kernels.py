@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hookboard.images.colour_scale import ColourScale
 from hookboard.images.picture import GREY, MARGIN, NOT_FINITE, Bar, Picture, Pixels, indices
-from hookboard.images.scale import ColourScale
 from hookboard.images.tiles import enlarge, grid, joined
 
 

@@ -8,8 +8,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from hookboard.images.colour_scale import ColourScale
 from hookboard.images.picture import HEAT, LINE_HEIGHT, PAPER, Bar, Picture, Pixels, font, indices, pen
-from hookboard.images.scale import ColourScale
 from hookboard.images.tiles import enlarge, grid, joined, shrink
 
 MAX_OPACITY = 0.7

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFont
 
-from hookboard.images.scale import ColourScale
+from hookboard.images.colour_scale import ColourScale
 
 Pixels = npt.NDArray[np.uint8]
 
