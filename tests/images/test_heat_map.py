@@ -37,7 +37,7 @@ NAMES = ["embed", *(f"layers.{block}.{part}" for block in range(33) for part in 
 TIME_SERIES = 215
 """The height of a picture on a card of the Time Series tab, in pixels."""
 
-CARD = 344
+CARD = 350
 """The width of a picture on a card of the Images tab, in pixels."""
 
 

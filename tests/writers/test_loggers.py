@@ -109,7 +109,7 @@ def test_wandb_gets_scalars_pictures_and_tables(tmp_path, monkeypatch):
     assert got["trainer/global_step"] == 3
     assert got["health/rms/median"] == 0.5
     (image,) = got["health/rms"]
-    assert image.image.width == 688
+    assert image.image.width == 700
     assert got["health/verdict"].columns == ["layer", "why"]
     assert got["health/verdict"].data == [["a|b", "x"], ["c", "y"]]
     assert got["health/note"].data == [["**bold**"]]
