@@ -56,6 +56,16 @@ def test_the_picture_in_the_file_is_that_of_what_the_module_returned(tmp_path):
     assert (found[-height - BAR_HEIGHT : -BAR_HEIGHT, MARGIN : MARGIN + width] == expected).all()
 
 
+def test_an_output_of_more_samples_than_the_batch_has_stands_alone(tmp_path):
+    class Windows(nn.Module):
+        def forward(self, x):
+            return x.unflatten(3, (2, 4)).movedim(3, 1).flatten(0, 1)
+
+    fit(tmp_path, Toy(nn.Sequential(Windows(), nn.Conv2d(3, 3, 1))), pictures_of(1), FeatureMapLogger(every_n_steps=1))
+    described = events(tmp_path).summary_metadata["feature_maps/net.1"].summary_description
+    assert described.startswith("net.1 (training batch): 3 channels")
+
+
 def test_pictures_of_every_validation_show_the_same_samples(tmp_path):
     seen = []
 

@@ -347,12 +347,13 @@ def test_an_input_in_colour_is_shown_in_colour_and_the_maps_stay_as_they_are():
     ],
 )
 def test_what_is_no_picture_is_not_shown_as_an_input(tensor):
-    assert select_inputs([("", tensor)], samples=2, size=64) is None
+    assert select_inputs([("", tensor)], samples=2, size=64) == (None, 0)
 
 
 def test_the_first_pictures_of_a_batch_are_its_inputs_and_are_copied():
     pictures = torch.rand(4, 3, 8, 8)
-    taken = select_inputs([("0", torch.zeros(4)), ("1", pictures)], samples=2, size=64)
+    taken, count = select_inputs([("0", torch.zeros(4)), ("1", pictures)], samples=2, size=64)
+    assert count == 4
     expected = pictures[:2].clone()
     pictures.zero_()
     assert torch.equal(taken, expected)

@@ -138,8 +138,8 @@ class FeatureMapLogger(PictureLogger):
 
     def _take(self, model: nn.Module, batch: Any, state: PictureState) -> "_ShownTensors":
         modules = state.selection.modules
-        inputs = select_inputs(tensors_in(batch), samples=self.samples, size=2 * self.size)
-        taken = _ShownTensors(aspect_of(tensors_in(batch)), inputs)
+        inputs, count = select_inputs(tensors_in(batch), samples=self.samples, size=2 * self.size)
+        taken = _ShownTensors(aspect_of(tensors_in(batch)), inputs, count)
 
         def open_site(site: Site) -> Observer:
             module = modules[site.name]
@@ -165,6 +165,8 @@ class FeatureMapLogger(PictureLogger):
             taken.refused[site] = str(error)
             return
         taken.shown[site] = select_maps(maps, channels=self.channels, order=self.order, size=self.size)
+        if len(tensor) == taken.count:  # others, such as windows of the pictures, are in another order
+            taken.of_inputs.add(site)
 
     def _pictures(self, loop: Loop, state: PictureState) -> Draw | None:
         taken: _ShownTensors = state.taken
@@ -182,9 +184,9 @@ class FeatureMapLogger(PictureLogger):
             for site, part in kept.items():
                 there = replace(part, values=next(hosts), channels=next(hosts))
                 name = f"{site.path} ({source})"
-                pictures[self._tag(site.path)] = feature_maps(
-                    there, name, normalize=self.normalize, size=self.size, inputs=inputs
-                )
+                own = inputs if site in taken.of_inputs else None
+                drawn = feature_maps(there, name, normalize=self.normalize, size=self.size, inputs=own)
+                pictures[self._tag(site.path)] = drawn
             return pictures
 
         return draw if kept else None
@@ -218,13 +220,17 @@ class _ShownTensors:
     Args:
         aspect: height / width of the images in the batch; None if there are none.
         inputs: the first of these images, to draw beside the maps; None if there are none.
+        count: how many images the batch has.
         shown: the maps to draw, by site.
+        of_inputs: the sites with a sample for each image.
         refused: why an output cannot be drawn, by site.
     """
 
     aspect: float | None
     inputs: Tensor | None
+    count: int
     shown: dict[Site, SelectedMaps] = field(default_factory=dict)
+    of_inputs: set[Site] = field(default_factory=set)
     refused: dict[Site, str] = field(default_factory=dict)
 
 

@@ -301,8 +301,8 @@ def _as_inputs(inputs: Tensor) -> Pixels:
     return np.rint(INK + drawn[..., 0] / 255 * (PAPER - INK)).astype(np.uint8)
 
 
-def select_inputs(tensors: Iterable[tuple[str, Tensor]], *, samples: int, size: int) -> Tensor | None:
-    """Copy the first samples of the first tensor of pictures, shrunk to `size` pixels a side; None if there is none.
+def select_inputs(tensors: Iterable[tuple[str, Tensor]], *, samples: int, size: int) -> tuple[Tensor | None, int]:
+    """Copy the first samples of the first tensor of pictures, shrunk to `size` pixels a side.
 
     Pictures have shape (n, 1 or 3, height, width), and more than one pixel. The host does not wait for the device.
 
@@ -310,12 +310,13 @@ def select_inputs(tensors: Iterable[tuple[str, Tensor]], *, samples: int, size: 
         tensors: the (name, tensor) pairs of a batch.
         samples: how many samples.
         size: largest side in pixels.
+
+    Returns:
+        The copy, and the number of samples in the batch; None and 0 if there are no pictures.
     """
     for _, tensor in tensors:
-        is_plain = (
-            type(tensor) is Tensor and tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_meta)
-        )
+        is_plain = type(tensor) is Tensor and not (tensor.is_nested or tensor.is_meta or tensor.is_quantized)
+        is_plain = is_plain and tensor.layout is torch.strided and not tensor.is_complex()
         if is_plain and tensor.ndim == 4 and tensor.shape[1] in (1, 3) and min(tensor.shape[2:]) > 1 and len(tensor):
-            real = tensor.detach()[:samples]
-            return None if real.is_complex() or real.is_quantized else shrink(real.float(), size).clone()
-    return None
+            return shrink(tensor.detach()[:samples].float(), size).clone(), len(tensor)
+    return None, 0
