@@ -33,6 +33,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
+from sklearn.datasets import load_sample_images
 from tensorboard.summary.writer.record_writer import RecordWriter
 from torch import nn
 
@@ -115,11 +116,12 @@ def heat_map_of_matplotlib(figure: Figure) -> None:
 
 def each_kind() -> dict[str, Callable[[], bytes]]:
     torch.manual_seed(0)
-    outputs, inputs, weight = torch.randn(2, 64, 16, 16), torch.rand(2, 3, 128, 128), torch.randn(64, 64, 3, 3)
+    outputs, weight = torch.randn(2, 64, 16, 16), torch.randn(64, 64, 3, 3)
+    photos = np.stack([image[:423:3, :564:4] for image in load_sample_images().images] * 2)  # 141 x 141
+    inputs = images.drawn_inputs(torch.from_numpy(photos[:2]).permute(0, 3, 1, 2), size=128)
     maps = images.maps_in(outputs, nn.ReLU(), aspect=1.0)
     part = images.select_maps(maps, channels=16, order="channel", size=64)
     kernels = images.selected_kernels(weight, kernels=8, channels=8)
-    photos = RNG.integers(0, 255, (4, 224, 224, 3), np.uint8)
     drawn: dict[str, Callable[[], images.Picture]] = {
         "feature maps": lambda: images.feature_maps(part, "conv", normalize="map", size=64),
         "with inputs": lambda: images.feature_maps(part, "conv", normalize="map", size=64, inputs=inputs),

@@ -12,7 +12,7 @@ from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 from toys import Toy, batches, events, fit, hooked, images, loader, mlp, records, trainer
 
 from hookboard import CAMLogger, FeatureMapLogger, KernelLogger
-from hookboard.images.feature_maps import feature_maps, maps_in, select_maps
+from hookboard.images.feature_maps import drawn_inputs, feature_maps, maps_in, select_maps
 from hookboard.images.picture import BAR_HEIGHT, MARGIN
 
 VALIDATED = {"limit_val_batches": 1.0, "num_sanity_val_steps": 0}
@@ -48,7 +48,7 @@ def test_the_picture_in_the_file_is_that_of_what_the_module_returned(tmp_path):
     fit(tmp_path, Toy(net), pictures_of(3), FeatureMapLogger("net.4", every_n_steps=1), **VALIDATED)
     first_validated = next(output for training, output in raw if not training)
     part = select_maps(maps_in(first_validated[:2], net[4], aspect=1.0), channels=16, order="channel", size=64)
-    inputs = pictures_of(3)[0][:2]
+    inputs = drawn_inputs(pictures_of(3)[0][:2], 128)
     expected = feature_maps(part, "net.4", normalize="map", size=64, inputs=inputs).pixels
     ((step, found),) = images(tmp_path)["feature_maps/net.4"].items()
     assert step == 2

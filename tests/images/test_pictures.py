@@ -7,7 +7,7 @@ from PIL import Image
 from torch import nn
 
 from hookboard.images.colour_scale import ColourScale
-from hookboard.images.feature_maps import feature_maps, maps_in, samples_first, select_inputs, select_maps
+from hookboard.images.feature_maps import drawn_inputs, feature_maps, maps_in, samples_first, select_inputs, select_maps
 from hookboard.images.kernels import kernel_picture, selected_kernels
 from hookboard.images.overlay import overlays, unnormalized
 from hookboard.images.picture import (
@@ -33,7 +33,8 @@ RELU, CONV1D = nn.ReLU(), nn.Conv1d(1, 1, 1)
 def picture_of(tensor, *, module=RELU, aspect=1.0, channels=16, order="channel", normalize="map", size=40, inputs=None):
     maps = maps_in(tensor, module, aspect=aspect)
     part = select_maps(maps, channels=channels, order=order, size=size)
-    return feature_maps(part, "net.conv", normalize=normalize, size=size, inputs=inputs)
+    drawn = None if inputs is None else drawn_inputs(inputs, 2 * size)
+    return feature_maps(part, "net.conv", normalize=normalize, size=size, inputs=drawn)
 
 
 def tile(picture, sample, channel, size=40):

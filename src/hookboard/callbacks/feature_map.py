@@ -16,6 +16,7 @@ from hookboard.images import (
     SelectedMaps,
     aspect_of,
     dense,
+    drawn_inputs,
     feature_maps,
     maps_in,
     samples_first,
@@ -179,7 +180,7 @@ class FeatureMapLogger(PictureLogger):
 
         def draw() -> dict[str, Picture]:
             hosts = iter(arrived())
-            inputs = None if taken.inputs is None else next(hosts)
+            inputs = None if taken.inputs is None else drawn_inputs(next(hosts), 2 * self.size)
             pictures = {}
             for site, part in kept.items():
                 there = replace(part, values=next(hosts), channels=next(hosts))

@@ -209,7 +209,7 @@ MIN_TILE_HEIGHT = 24
 
 
 def feature_maps(
-    shown: SelectedMaps, name: str, *, normalize: Normalize, size: int, inputs: Tensor | None = None
+    shown: SelectedMaps, name: str, *, normalize: Normalize, size: int, inputs: Pixels | None = None
 ) -> Picture:
     """Draw a line of tiles for each sample, with `name` in the caption.
 
@@ -220,8 +220,7 @@ def feature_maps(
         name: where they come from.
         normalize: the range of values that the colours span; outside of a fixed one they are cut off.
         size: largest side of a tile in pixels.
-        inputs: the pictures that the model was given, shape (samples, channels, height, width), drawn up to twice as
-            large at the left of each line. None if there are none.
+        inputs: what `drawn_inputs` returned, to stand at the left of each line. None if there are none.
     """
     values = shown.values.cpu().numpy()
     lines = [*indices(_shares(values, normalize))]
@@ -230,7 +229,7 @@ def feature_maps(
         times = max(1, min((WIDTH - 2 * MARGIN) // width, 4 * size // height))
         lines = [line.repeat(max(times, MIN_TILE_HEIGHT // height), axis=1).repeat(times, axis=2) for line in lines]
     lines = [enlarge(line, size) for line in lines]
-    lefts = [] if inputs is None else [enlarge(each[None], 2 * size)[0] for each in _as_inputs(inputs[: len(lines)])]
+    lefts = [] if inputs is None else list(inputs[: len(lines)])
     room = WIDTH - 2 * MARGIN - TILE_GAP - (lefts[0].shape[1] + MARGIN if lefts else 0)
     rows = math.ceil(shown.values.shape[1] / max(1, room // (lines[0].shape[2] + TILE_GAP)))
     drawn = [grid(tiles, math.ceil(len(tiles) / rows)) for tiles in lines]
@@ -293,12 +292,16 @@ def _channels(shown: SelectedMaps) -> str:
     return f"strongest of {shown.of} channels: {' '.join(map(str, which))}"
 
 
-def _as_inputs(inputs: Tensor) -> Pixels:
-    """Return input pictures as greys of the palette if they have no colour, otherwise as RGB."""
+def drawn_inputs(inputs: Tensor, size: int) -> Pixels:
+    """Draw the pictures that the model was given, shape (samples, channels, height, width), for `feature_maps`.
+
+    Returns:
+        Greys of the palette if they have no colour, otherwise RGB; enlarged by a whole factor to `size` pixels a side.
+    """
     drawn = unnormalized(inputs, None, None)
-    if inputs.shape[1] == 3:
-        return drawn
-    return np.rint(INK + drawn[..., 0] / 255 * (PAPER - INK)).astype(np.uint8)
+    if inputs.shape[1] != 3:
+        drawn = np.rint(INK + drawn[..., 0] / 255 * (PAPER - INK)).astype(np.uint8)
+    return enlarge(drawn, size)
 
 
 def select_inputs(tensors: Iterable[tuple[str, Tensor]], *, samples: int, size: int) -> tuple[Tensor | None, int]:
