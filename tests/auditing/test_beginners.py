@@ -151,11 +151,6 @@ FAULTS = {
         LONG,
         lambda n, x, y: f.cross_entropy(viewed_as_time_first_of_channels(n, x), y),
     ),
-    "view for permute of as many channels as samples": (
-        "batch_mixing",
-        (torch.randn(4, 4, 10), CLASSES[:4]),
-        lambda n, x, y: f.cross_entropy(n.three(n.lstm(x.view(10, 4, 4))[0][-1]), y),
-    ),
     "view for permute where the positions are a multiple of the samples": (
         "batch_mixing",
         (torch.randn(5, 10, 4), CLASSES[:5]),

@@ -61,6 +61,12 @@ def test_of_an_absolute_error_it_is_that_of_the_median():
 
 
 UNKNOWN = {
+    "positives that count more": (
+        lambda o, t: binary_cross_entropy_with_logits(o, t, pos_weight=torch.tensor(6.0)),
+        BITS,
+    ),
+    "errors of one column": (lambda o, t: (o - t).square()[:, -1].mean(), REAL),
+    "a column of the errors": (lambda o, t: (o - t)[:, 0].square().mean(), REAL),
     "class numbers": (cross_entropy, torch.arange(16) % 3),
     "a reward": (lambda o, t: -mse_loss(o, t), REAL),
     "a mask": (lambda o, t: (mse_loss(o, t, reduction="none") * (t > 0)).mean(), REAL),

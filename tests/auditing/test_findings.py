@@ -377,6 +377,8 @@ def test_a_loss_function_of_a_frozen_model_alone_is_a_term_that_trains_nothing(i
 JOINED = {
     "detach": lambda term, other: term + other.detach(),
     "item": lambda term, other: term + other.item(),
+    "item, weighted": lambda term, other: term + 0.5 * other.item(),
+    "item, as a tensor": lambda term, other: term + torch.tensor(other.item()),
     "in a stack": lambda term, other: torch.stack([term, other.detach()]).mean(),
 }
 
@@ -494,7 +496,7 @@ def test_a_norm_in_evaluation_mode_that_has_never_seen_data_is_an_alarm():
     assert torch.allclose(model[1](before), before, rtol=1e-4)  # the oracle: it normalizes nothing
     (found,) = found_in(model, cross_entropy, CLASSES, None)
     assert (found.rule, found.severity, found.advice) == ("eval_mode", "alarm", "call train() on them")
-    assert found.evidence.endswith("1 have the running statistics of a new layer, and normalize nothing")
+    assert found.evidence.endswith("the running statistics of 1 are as new, so that they normalize nothing")
 
 
 def test_a_straight_through_estimator_is_no_cut():
@@ -530,7 +532,7 @@ def test_a_frozen_part_in_training_mode_is_a_note():
     step = lambda batch: mse_loss(model["net"](batch), model["teacher"](batch))  # noqa: E731
     (found,) = [one for one in audit(model, X, step) if one.rule == "eval_mode"]
     assert found.evidence.startswith(
-        "2 norms and dropouts of frozen modules are in training mode: teacher.1, teacher.2"
+        "norms and dropouts of frozen modules are in training mode (2): teacher.1, teacher.2"
     )
 
 

@@ -366,7 +366,7 @@ def test_the_factor_by_which_to_lower_a_rate_that_changes(tmp_path):
     options = {"optimizer": torch.optim.Adam, "rate_at": lambda step: 2.0 / (1 + step / 10)}
     model = Scheduled(deep(), CROSS_ENTROPY, **options)
     verdict = verdict_of(tmp_path, model, classes(), "update_too_large")
-    (factor,) = numbers("by a factor of about #, at which a step is 1%", verdict.advice)
+    (factor,) = numbers("by a factor of about #, at which that step is 1%", verdict.advice)
     assert factor == shortened(moved(model, LOOKS[0]) / 0.01, 1)
 
 

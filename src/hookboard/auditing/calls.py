@@ -138,9 +138,11 @@ Observer = Callable[[Op, Mapping[str, Tensor], Sequence[Tensor]], Any]
 
 
 def _values_in(given: Any) -> "Iterator[Value]":
-    """Yield a value, or those in a list, nested ones too."""
+    """Yield a value, or those in a list or slice, nested ones too."""
     if isinstance(given, Value):
         yield given
+    elif isinstance(given, slice):
+        yield from _values_in((given.start, given.stop, given.step))
     elif isinstance(given, list | tuple):
         for part in given:
             yield from _values_in(part)

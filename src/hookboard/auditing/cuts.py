@@ -1,6 +1,7 @@
 """Finds where gradients are cut between the trainable parameters and the loss."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 
 from hookboard.auditing.calls import CUTS, Op, Value
 from hookboard.auditing.ledger import joining, terms_of, trained_by
@@ -23,21 +24,23 @@ def cut(done: TracedStep) -> Iterator[Finding]:
     if done.trained and len(done.without) == len(done.trained):
         yield from _of_all(done)
         return
-    without = next(_term_without_gradient(done), None)
+    takers = _takers_of_cuts(done)
+    without = next(_term_without_gradient(done, takers), None)
     if without is not None:
         yield without
         return
-    reached: dict[int, tuple[Op, set[str]]] = {}
-    for value in done.loss.ancestors(lambda one: not _is_straight_through(done, one)):
+    cuts: dict[object, tuple[Op, set[str]]] = {}  # by line: a loop makes one often
+    for value in done.loss.ancestors(lambda one: not _is_straight_through(one, takers)):
         op = value.op
         if op is None or op.name == "requires_grad":  # which freezes a parameter on purpose
             continue
-        if not value.requires_grad and any(given.requires_grad for given in op.inputs) and op.name not in _CREATING:
+        if value.requires_grad or op.name in _CREATING or (op.name, op.place) in cuts:
+            continue
+        if any(given.requires_grad for given in op.inputs):
             lost = {name for given in op.inputs for name in trained_by(given) or ()}.intersection(done.without)
-            if lost:
-                reached[id(op)] = op, lost
-    if reached:
-        op, lost = max(reached.values(), key=lambda pair: len(pair[1]))
+            cuts[op.name, op.place] = op, lost
+    op, lost = max(cuts.values(), key=lambda pair: len(pair[1]), default=(None, set[str]()))
+    if op is not None and lost:
         yield Finding(
             "cut",
             "note",
@@ -51,21 +54,29 @@ def cut(done: TracedStep) -> Iterator[Finding]:
         yield from _gone(done)
 
 
-def _is_straight_through(done: TracedStep, value: Value) -> bool:
+def _takers_of_cuts(done: TracedStep) -> Mapping[Value, list[Op]]:
+    """Return which calls take the results of `CUTS`."""
+    takers: dict[Value, list[Op]] = {}
+    for op in done.step.ops:
+        for given in op.inputs:
+            if given.op is not None and given.op.name in CUTS:
+                takers.setdefault(given, []).append(op)
+    return takers
+
+
+def _is_straight_through(value: Value, takers: Mapping[Value, list[Op]]) -> bool:
     """Return True if a value is only added to what it was computed from, as in `x + (quantized - x).detach()`."""
-    if value.op is None or value.op.name not in CUTS:
+    taking = takers.get(value)
+    if not taking or not all(op.name in ("add", "radd", "sub", "rsub") for op in taking):
         return False
-    takers = [op for op in done.step.ops if any(given is value for given in op.inputs)]
     before = {id(one) for one in value.ancestors()}
-    return bool(takers) and all(
-        op.name in ("add", "radd") and all(id(given) in before for given in op.inputs) for op in takers
-    )
+    return all(id(given) in before for op in taking for given in op.inputs)
 
 
-def _term_without_gradient(done: TracedStep) -> Iterator[Finding]:
+def _term_without_gradient(done: TracedStep, takers: Mapping[Value, list[Op]]) -> Iterator[Finding]:
     """Yield an alarm for a term of the loss that comes from the parameters and passes them no gradient."""
     for term in terms_of(done.loss):
-        if term.requires_grad or not term.of_parameters:
+        if term.requires_grad or not term.of_parameters or _is_straight_through(term, takers):
             continue
         before = (value.op for value in term.ancestors() if value.op is not None and not value.requires_grad)
         op = next((op for op in before if any(given.requires_grad for given in op.inputs)), None)
@@ -83,13 +94,20 @@ def _term_without_gradient(done: TracedStep) -> Iterator[Finding]:
             continue
         yield _without_gradient(op)
         return
-    numbers = [
-        given for op in joining(done.loss) for given in op.arguments.values() if isinstance(given, float) and given
-    ]
-    for op in done.step.ops:
-        if op.number in numbers and any(given.of_parameters for given in op.inputs):
+    terms = [term.op for term in terms_of(done.loss) if term.op is not None and not term.op.inputs]  # as of `tensor`
+    given = (given for op in (*joining(done.loss), *terms) for given in op.arguments.values())
+    numbers = [one for one in given if isinstance(one, float) and not _is_short(one)]  # 1.0 may stand in the code
+    for op in done.step.ops if numbers else ():
+        number = op.number or 0.0
+        is_of_model = any(given.of_parameters for given in op.inputs)
+        if is_of_model and not _is_short(number) and any(_is_short(one / number) for one in numbers):  # weighted
             yield _without_gradient(op)
             return
+
+
+def _is_short(number: float) -> bool:
+    """Return True for a number of at most three digits, as people write."""
+    return math.isfinite(number) and abs(number - float(f"{number:.3g}")) <= 1e-12 * abs(number)
 
 
 def _without_gradient(op: Op) -> Finding:

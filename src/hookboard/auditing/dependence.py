@@ -79,7 +79,7 @@ def _count_of(done: TracedStep) -> tuple[int, bool]:
         counts |= {shape[0] for shape in shapes}
     first = counts or {shape[0] for shape in shapes if shape}
     # Pictures have their samples first; sequences may have them second, but then all tensors have.
-    is_clear = (
+    is_clear = not any(len(shape) == 3 and shape[0] == shape[1] for shape in shapes) and (
         len(counts) == 1
         or len({shape[1] for shape in shapes if len(shape) > 1}) > 1
         or max(map(len, shapes), default=0) > 3

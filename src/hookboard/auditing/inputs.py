@@ -26,7 +26,7 @@ ENOUGH_BITS = 64
 """The targets must carry this much, in bits, for that to be no chance (a choice)."""
 
 MAX_TARGETS = 64
-"""Of samples with more targets, such as pictures, the first are looked at (a choice)."""
+"""Of samples with more targets, such as pictures, the first are looked at, and of more loss calls too (a choice)."""
 
 
 class Embedded(NamedTuple):
@@ -115,26 +115,26 @@ def target_leak(done: TracedStep) -> Iterator[Finding]:
     It is a note if it is so up to scale and offset, as in simple made data. A model that is to give back its input is
     left out, and data of a single column, as a line may be exact.
     """
-    for call in losses_of(done):
+    inputs, found = list(_inputs_of(done)), list[tuple[LossCall, DataInput, tuple[int, int, float, bool]]]()
+    for call in losses_of(done)[:MAX_TARGETS]:
         if call.target.origin.path is None or call.wanted.dim() == 0 or call.wanted.is_complex():
             continue
-        if not call.wanted.numel():
-            continue
-        for data in _inputs_of(done):
-            found = _column_of(call, data.tensor)
-            if found is None:
-                continue
-            column, width, correlation, is_same = found
-            yield Finding(
-                "target_leak",
-                "alarm" if is_same else "note",
-                data.op.place.module,
-                f"column {column} of the {width} that enter the model in {data.op.name} at {data.op.place} is the "
-                f"target of {call.op.name} at {call.op.place}: over {len(call.wanted)} samples their correlation is "
-                f"{correlation:.6f}",
-                "take this column out of the inputs, unless it is known when the model is used",
-            )
-            return
+        matches = ((data, _column_of(call, data.tensor)) for data in inputs if call.wanted.numel())
+        found += [(call, data, match) for data, match in matches if match is not None]
+    if not found:
+        return
+    call, data, (column, width, correlation, is_same) = found[0]
+    if len({match[0] for _, one, match in found if one is data}) > width / 2:
+        return  # a model that gives back its input, with a loss for each column
+    yield Finding(
+        "target_leak",
+        "alarm" if is_same else "note",
+        data.op.place.module,
+        f"column {column} of the {width} that enter the model in {data.op.name} at {data.op.place} is the "
+        f"target of {call.op.name} at {call.op.place}: over {len(call.wanted)} samples their correlation is "
+        f"{correlation:.6f}",
+        "take this column out of the inputs, unless it is known when the model is used",
+    )
 
 
 def _column_of(call: LossCall, given: Tensor) -> tuple[int, int, float, bool] | None:

@@ -21,8 +21,16 @@ def joining(loss: Value) -> Iterator[Op]:
 
 
 def terms_of(loss: Value) -> list[Value]:
-    """Return the single numbers that the loss is a sum of, whatever they are multiplied by, unless it is 0."""
-    return [value for value in _sums(loss) if not _parts(value) and not _is_nothing(value)]
+    """Return the single numbers that the loss is a sum of, whatever they are multiplied by, unless it is 0.
+
+    Of those that one line makes in a loop, it is the one that comes last in the sum.
+    """
+    found = [value for value in _sums(loss) if not _parts(value) and not _is_nothing(value)]
+    return list({_kind_of(value): value for value in reversed(found)}.values())
+
+
+def _kind_of(term: Value) -> object:
+    return term if term.op is None else (term.op.name, term.op.place, term.requires_grad)
 
 
 def _sums(loss: Value) -> Iterator[Value]:
@@ -107,6 +115,12 @@ class Ledger:
             if term.op is not None and term.op.place.file and (names := trained_by(term)):
                 self._waiting.append((term.op.place, names))
 
+    def after_backward(self) -> None:
+        """Leave out terms whose gradient is gone when the backward pass ends: a hook has used it, to step at once."""
+        self._waiting = [
+            one for one in self._waiting if any(self._parameters[name].grad is not None for name in one[1])
+        ]
+
     def before_step(self, optimizer: Any, ops: Sequence[Op]) -> None:
         """Note that an optimizer steps."""
         self.settle(ops)
@@ -142,7 +156,8 @@ class Ledger:
                     place.module,
                     f"the term at {place} is part of the loss and trains nothing: its gradient is cleared before an "
                     f"optimizer steps{passes}",
-                    "let its gradient reach the weights of the optimizer that steps next, without detach(), and call "
-                    "zero_grad() only after a step",
+                    "call zero_grad() before the backward pass or after step(), not between them; and let the "
+                    "optimizer of these weights step next",
+                    is_effect=True,
                 )
                 return

@@ -140,8 +140,7 @@ class LiveStep:
             reader.step.not_asked = before
         if self._ledger is not None:
             self._ledger.before_backward(value, reader.step.ops)
-        is_first = len(reader.losses) == 1
-        self._facts = reader.facts() if is_first else StepFacts(self._facts.flow, is_sum=True)
+        self._facts = reader.facts(self._facts.flow if len(reader.losses) > 1 else None)
         self.programs.append(reader.step.program_of(loss))
         known = [one.reference() for one in self._outside]
         self._outside += outsiders(reader.step, [one for one in reader.outside if all(one is not k for k in known)])
@@ -165,11 +164,15 @@ class LiveStep:
     def after_backward(self) -> None:
         """Note whether the backward pass has given any gradient that is not 0."""
         reader = self._reader
-        if reader is None or not reader.losses or reader.has_gradient:
+        if reader is None or not reader.losses:
             return
         with reader.step.aside(), computing_plainly():
-            weights = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
-            reader.has_gradient = any_not_zero(parameter.grad for parameter in weights)
+            if self._ledger is not None:
+                self._ledger.after_backward()
+            came = [p.grad for p in self._model.parameters() if p.requires_grad and p.grad is not None]
+            # Where a gradient has come and is gone, a hook took it in the backward pass.
+            if not reader.has_gradient and (came or not reader.reached):
+                reader.has_gradient = any_not_zero(came)
 
     def end(self) -> FirstStep | None:
         """End the batch; return what is known of the step, or None if another batch is to be followed."""

@@ -34,13 +34,15 @@ def eval_mode(done: TracedStep) -> Iterator[Finding]:
                 restless.append(name)
         elif _is_frozen(module) and not any(own in done.trained for own in names):
             frozen.append(f"{name}." if name else "")
+            if isinstance(module, _WITH_MODES) and _has_a_mode(module) and module.training:
+                restless.append(name)
         elif isinstance(module, _WITH_MODES) and _has_a_mode(module):
             modules[name] = module
     idle = [name for name, module in modules.items() if not module.training]
     if idle:
         kinds = sorted({type(modules[name]).__name__ for name in idle})
         new = [name for name in idle if _is_new(modules[name])]
-        as_new = f"; {len(new)} have the running statistics of a new layer, and normalize nothing" if new else ""
+        as_new = f"; the running statistics of {len(new)} are as new, so that they normalize nothing" if new else ""
         yield Finding(
             "eval_mode",
             "alarm" if new else "note",
@@ -54,7 +56,7 @@ def eval_mode(done: TracedStep) -> Iterator[Finding]:
             "eval_mode",
             "note",
             "",
-            f"{len(restless)} norms and dropouts of frozen modules are in training mode: {listed(restless, 3)}",
+            f"norms and dropouts of frozen modules are in training mode ({len(restless)}): {listed(restless, 3)}",
             "unless that is meant, call eval() on the module before the fit, and again wherever train() is called",
         )
 

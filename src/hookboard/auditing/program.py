@@ -155,7 +155,7 @@ class StepTrace(TorchFunctionMode):
         """Call the function, and record the call if it returns a tensor or is one of `CUTS`."""
         kwargs = kwargs or {}
         caller = _caller_in(inspect.currentframe())
-        is_foreign = threading.get_ident() != self.thread or torch.compiler.is_compiling()
+        is_foreign = threading.get_ident() != self.thread or torch.compiler.is_compiling() or torch.jit.is_tracing()
         if self.is_over or is_foreign or _is_own(caller.f_code.co_filename):
             return func(*args, **kwargs)
         noted, runs = None, True
@@ -375,9 +375,11 @@ class StepTrace(TorchFunctionMode):
         return value
 
     def _seen(self, argument: Any) -> Any:
-        """Return an argument with the value in place of each tensor, also in lists and tuples."""
+        """Return an argument with the value in place of each tensor, also in lists, tuples and slices."""
         if isinstance(argument, Tensor):
             return self.value_of(argument)
+        if isinstance(argument, slice):
+            return slice(*map(self._seen, (argument.start, argument.stop, argument.step)))
         if isinstance(argument, (tuple, list)):
             parts = [self._seen(part) for part in argument]
             return parts if isinstance(argument, list) else tuple(parts)

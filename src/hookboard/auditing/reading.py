@@ -30,6 +30,7 @@ from hookboard.auditing.program import StepTrace
 from hookboard.auditing.rules import OBSERVERS, Finding, TracedStep, findings_of
 from hookboard.auditing.scaling import constant_loss, loss_scale, unbounded_loss
 from hookboard.health import StepFacts
+from hookboard.layers import Flow
 from hookboard.ranks import local
 from hookboard.torch_private import can_be_read, computing_plainly, is_opaque
 
@@ -153,12 +154,17 @@ class Reader:
         self.losses.clear()
         self.outside.clear()
 
-    def facts(self) -> StepFacts:
-        """Return what the judge of a run is told of the step up to its first loss."""
-        first = self.losses[0]
-        terms = [term.op for term in terms_of(first.loss) if term.requires_grad and term.of_batch]
-        kinds = {(op.name, op.place) for op in terms if op is not None}  # a loop adds up one term many times
-        return StepFacts(self.step.flow(), constant_loss(first), is_sum=len(kinds) > 1)
+    def facts(self, flow: Flow | None = None) -> StepFacts:
+        """Return what the judge of a run is told of the step so far.
+
+        Args:
+            flow: which layer's output flows into which; left out, what the calls so far tell.
+        """
+        first, *others = self.losses
+        terms = [one for done in self.losses for one in terms_of(done.loss) if one.requires_grad and one.of_batch]
+        kinds = {(one.op.name, one.op.place) for one in terms if one.op is not None}  # a loop makes one many times
+        flow = self.step.flow() if flow is None else flow
+        return StepFacts(flow, first.number, math.nan if others else constant_loss(first), is_sum=len(kinds) > 1)
 
     def findings(self) -> list[Finding]:
         """Return the findings of all rules for each loss, alarms first; equal ones once."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hookboard.auditing.calls import Observer, Op, Value, loss_part
+from hookboard.auditing.calls import RESHAPES, Observer, Op, Value, loss_part
 from hookboard.auditing.program import StepTrace
 from hookboard.health import SCALE_TARGETS, Severity, Symptom, sentence
 from hookboard.messages import warn_switched_off
@@ -209,7 +209,7 @@ def loss_input(done: TracedStep) -> Iterator[Finding]:
                 f"1, with numbers of {in_numbers(values)}{_from(call.output)}",
                 "give it the numbers before they were made probabilities",
             )
-        if name == "nll_loss" and values.dim() > 1 and values.is_floating_point():
+        if name == "nll_loss" and values.dim() > 1 and values.is_floating_point() and not _weighs_logs(call.output):
             sums = values.double().exp().sum(1)
             sums = sums[call.wanted != call.op.arguments.get("ignore_index", -100)]
             if bool(((sums - 1).abs() > SUM_DEVIATION).any()):
@@ -231,6 +231,19 @@ def loss_input(done: TracedStep) -> Iterator[Finding]:
                 f"{in_numbers(values)}{_from(call.output)}",
                 f"use log_softmax{' in place of the softmax' * (made_by == 'softmax')}: it takes logarithms",
             )
+
+
+def _weighs_logs(value: Value) -> bool:
+    """Return True if a value is log-probabilities that were multiplied or selected since, as in a focal loss."""
+    while (
+        value.op is not None
+        and value.op.name in RESHAPES
+        and math.prod(value.op.inputs[0].shape) == math.prod(value.shape)
+    ):
+        value = value.op.inputs[0]
+    before = value.ancestors(lambda one: one.op is not None and not any(given.parameter for given in one.op.inputs))
+    made_by = [one.op.name for one in before if one.op is not None]
+    return "log_softmax" in made_by[1:] and made_by[0] != "exp"
 
 
 def _for_nll_loss(call: LossCall) -> str:
@@ -416,7 +429,10 @@ def _broadcast(done: TracedStep) -> Iterator[Finding]:
         for output, target in itertools.permutations(op.inputs, 2) if len(op.inputs) < 4 else ():
             if not output.requires_grad or not target.of_batch or target.requires_grad or output.shape == target.shape:
                 continue
-            is_regression = op.name in REGRESSION
+            # All pairs are wanted where both were given a dimension for it, as of quantiles.
+            is_regression = op.name in REGRESSION and not all(
+                one.op and _makes_pairs(one.op) for one in (output, target)
+            )
             both = _common_shape(output.shape, target.shape)
             if both not in (output.shape, target.shape, ()) and (
                 is_regression or (both == op.results[0].shape and _is_column_and_row(output, target))

@@ -129,7 +129,7 @@ def _factor_of(op: Op, value: Value) -> float | None:
     """
     if len(op.inputs) != 1:
         return None
-    if op.name in RESHAPES or op.name == "mean":
+    if op.name == "mean" or (op.name in RESHAPES and math.prod(op.inputs[0].shape) == math.prod(value.shape)):
         return 1.0
     if op.name == "sum":
         return math.prod(op.inputs[0].shape) / max(1, math.prod(value.shape))
@@ -180,9 +180,11 @@ def constant_loss(done: TracedStep) -> float:
     if op.name in ("square", "abs") or (op.name == "pow" and 2 in op.arguments.values()):
         source = op.inputs[0].origin.op if op.inputs else None
         call = source.seen if source is not None and source.name in ("sub", "rsub") else None
-    if not isinstance(call, LossCall) or not call.counts_all or call.target.origin.path is None:
+    if not isinstance(call, LossCall) or not call.counts_all or call.weight is not None:
         return math.nan
     wanted = call.wanted.detach()
+    if call.target.origin.path is None or math.prod(op.inputs[0].shape) != wanted.numel():  # a part of the errors
+        return math.nan
     if call.values.shape != wanted.shape or wanted.dim() == 0 or not wanted.is_floating_point():
         return math.nan
     return scaled.factor * _mean_error(op.name, wanted.double().reshape(len(wanted), -1))

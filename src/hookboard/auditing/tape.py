@@ -74,7 +74,7 @@ class Tape:
         Raises:
             CannotReplayError: a tensor is gone, or it takes too much memory, or longer than SECONDS.
         """
-        if any(_is_foreign(op.function) for op in self.ops):
+        if any(_is_foreign(op.function) or any(map(callable, op.arguments.values())) for op in self.ops):
             raise CannotReplayError("its calls are not all torch's own")
         until = time.monotonic() + SECONDS
         kept = {value: self._copy(value) for value in self.leaves if not all(value in given for given in variants)}
@@ -154,6 +154,8 @@ def _filled(given: Any, held: Mapping[Value, list[Any]], index: int) -> Any:
     if isinstance(given, list | tuple):
         parts = [_filled(part, held, index) for part in given]
         return parts if isinstance(given, list) else tuple(parts)
+    if isinstance(given, slice):
+        return slice(*(_filled(part, held, index) for part in (given.start, given.stop, given.step)))
     return given
 
 

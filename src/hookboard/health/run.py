@@ -33,6 +33,9 @@ BLOWN_UP_LOSS_FACTOR = 10.0
 BLOWN_UP_OUTPUT_FACTOR = 1e4
 """Outputs this many times as large as at the first look have blown up (a choice)."""
 
+SAME_LOSS_SHARE = 0.5
+"""A logged loss is that of the step if it differs by at most this share (a choice): other ranks have other batches."""
+
 _NAN_AND_INF = [FIELDS.index("nan"), FIELDS.index("posinf")]
 _NONFINITE = [*_NAN_AND_INF, FIELDS.index("neginf")]
 
@@ -42,13 +45,15 @@ class StepFacts(NamedTuple):
 
     Args:
         flow: which layer's output flows into which.
-        constant_loss: the least loss on the first batch of a model that gives every sample the same output; NaN if it
-            is not known.
+        loss: the loss of the first batch.
+        constant_loss: the least loss on that batch of a model that gives every sample the same output; NaN if it is not
+            known.
         is_sum: whether several losses, or several terms of the loss, depend on the batch. What chance gives is then
             unknown: an actor and its critic, or two players, hold each other where they are.
     """
 
     flow: Flow = Flow()
+    loss: float = math.nan
     constant_loss: float = math.nan
     is_sum: bool = False
 
@@ -117,6 +122,13 @@ class Run:
         self._ordered_by: object = None  # of the latest look whose layers are all in order
         self._defined = list(layers)
         self._answers = ""
+
+    @property
+    def constant_loss(self) -> float:
+        """That of `facts`; NaN if the first loss that is logged is another, such as the sum over several batches."""
+        first = self.losses.first[0].value if self.losses.first else math.nan
+        is_another = abs(first - self.facts.loss) > SAME_LOSS_SHARE * abs(self.facts.loss)
+        return math.nan if is_another else self.facts.constant_loss
 
     def see(self, look: Look) -> None:
         """Add the look of a measured step to the history and make it `now`, the one that rules judge."""

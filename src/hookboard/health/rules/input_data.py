@@ -51,8 +51,8 @@ WILD_COLUMN_GAP_DECADES = 0.7
 """A wild column must also lie this many powers of ten beyond all columns that are not wild: word counts have a long
 tail, but no gap in it (a choice)."""
 
-TARGET_NAMES = frozenset({"y", "label", "labels", "target", "targets"})
-"""Names of tensors of a batch that do not go into the model."""
+TARGET_NAMES = frozenset({"y", "label", "labels", "target", "targets", "num_items_in_batch"})
+"""Names of tensors of a batch that are no inputs; the last is a count that transformers' Trainer adds."""
 
 EQUAL_VALUES_MIN = 64
 """An input with at least this many values must not have all of them equal (a choice: one number for each sample may be

@@ -192,7 +192,7 @@ def judge_end(run: Run) -> Symptom | None:
     """Judge the loss at the end of a training.
 
     It is reported if it is no better than that of always giving the same answer: chance for a classifier, otherwise
-    `StepFacts.constant_loss`, if that is known (twice as much, if the loss has come down from its start). It is also
+    `Run.constant_loss`, if that is known (twice as much, if the loss has come down from its start). It is also
     reported if a classifier that began well below chance ends clearly above its first loss; or above it at all, if the
     first steps raised it and it never came back.
 
@@ -265,7 +265,7 @@ def _no_better(run: Run, level: float, error: float) -> Symptom | None:
         error: the standard error of `level`.
     """
     losses = run.losses
-    reference, what = run.facts.constant_loss, "the best constant answer to the first batch gives"
+    reference, what = run.constant_loss, "the best constant answer to the first batch gives"
     if losses.is_of_classifier and losses.chance is not None:
         reference, what = losses.chance, "chance gives"
         is_no_better = level - LEVEL_NOISE_DEVIATIONS * error >= (1 - STUCK_SHARE) * reference
@@ -327,7 +327,7 @@ def initial_loss(run: Run) -> Iterator[Symptom]:
     losses = run.losses
     if not losses.is_known or losses.first[0].step > 0 or are_targets_unscaled(run):
         return
-    reference, what = run.facts.constant_loss, "the best constant answer gives"
+    reference, what = run.constant_loss, "the best constant answer gives"
     if losses.is_of_classifier and losses.chance is not None:
         reference, what = losses.chance, "chance gives"
     loss = losses.first[0].value  # those after it show what the first steps did

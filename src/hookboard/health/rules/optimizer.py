@@ -62,9 +62,13 @@ def no_gradient(run: Run) -> Iterator[Symptom]:
         if without and len(without) == len(weights):
             yield from _never_ran(run, layer, weights, bool(chains))
         elif without:
-            evidence = f"no gradient reached {', '.join(without)}, while other weights of the layer got one"
             has_zeros = all(look.of(name, "parameter_grad") is not None for name in without)
+            what = "only zeros" if has_zeros else "no gradient"
+            evidence = f"{what} reached {', '.join(without)}, while other weights of the layer got a gradient"
+            is_added = all(len(layer.shapes[name]) == 1 for name in without)
             advice = "check why its input is all zeros" if has_zeros else "check whether forward uses it"
+            if has_zeros and is_added:
+                advice = "nothing, if the loss does not depend on it, as on a bias where two outputs are subtracted"
             yield Symptom(layer.name, evidence, advice)
 
 

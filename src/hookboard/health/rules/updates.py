@@ -203,9 +203,10 @@ def _to(run: Run, moved: float, wanted: float) -> str:
         wanted: the update ratio that it should have.
     """
     rate, factor = _rate(run), max(moved / wanted, wanted / moved)
-    is_constant = rate == max(run.peak_rate.values(), default=math.nan)
-    to = f"to about {rate * wanted / moved:.1g}" if is_constant else f"by a factor of about {float(f'{factor:.1g}'):g}"
-    return f"{to}, at which a step is {100 * wanted:g}%"
+    first = max((stepped.rate for stepped in run.first.stepped.values()), default=math.nan) if run.first else math.nan
+    if first == rate == max(run.peak_rate.values(), default=math.nan):
+        return f"to about {rate * wanted / moved:.1g}, at which a step is {100 * wanted:g}%"
+    return f"by a factor of about {float(f'{factor:.1g}'):g}, at which that step is {100 * wanted:g}%"
 
 
 def _rate(run: Run) -> float:
