@@ -149,7 +149,7 @@ def test_weights_are_not_copied_also_those_of_another_model(monkeypatch):
     with reader.reading():
         loss = (net(X) - teacher(X)).square().mean()
     done = reader.take_loss(loss)
-    tape, seen = Tape(done.step.ops, done.step.given, done.loss), []
+    tape, seen = Tape(done.step, done.loss), []
     copy = Tape._copy
     monkeypatch.setattr(Tape, "_copy", lambda self, value: seen.append(copy(self, value)) or seen[-1])
     tape.run([{}])
@@ -175,7 +175,7 @@ def taped(step, *batch):
     with reader.reading():
         loss = step(*batch)
     done = reader.take_loss(loss)
-    return reader, Tape(done.step.ops, done.step.given, done.loss)
+    return reader, Tape(done.step, done.loss)
 
 
 def test_the_calls_give_what_they_gave_and_draw_the_same_random_numbers():
@@ -213,6 +213,15 @@ def test_a_batch_that_is_changed_in_place_is_replayed_from_what_it_was():
 def test_it_takes_no_longer_than_a_limit(monkeypatch):
     monkeypatch.setattr("hookboard.auditing.tape.SECONDS", -1.0)
     _reader, tape = taped(lambda x: (x * 2).sum(), X.clone())
+    with pytest.raises(CannotReplayError, match="it takes too long"):
+        tape.run([{}])
+
+
+def test_all_replays_of_a_step_share_the_limit():
+    reader, tape = taped(lambda x: (x * 2).sum(), X.clone())
+    tape.run([{}])
+    assert 0 < reader.step.replayed < 1
+    reader.step.replayed = 1.0
     with pytest.raises(CannotReplayError, match="it takes too long"):
         tape.run([{}])
 

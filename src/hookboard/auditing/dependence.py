@@ -49,9 +49,9 @@ def dependence(done: TracedStep) -> Iterator[Finding]:
         moves = _Moves(count, [one.output for one in (*flat, *([ahead.meeting] if ahead is not None else ()))])
         for value, other in variants[1].items():
             moves.note(None, value, [tensor_of(done, value), other])
-        tape = Tape(done.step.ops, done.step.given, done.loss)
+        tape = Tape(done.step, done.loss)
         loss = float(tape.run(variants, moves.note)[0].detach().double().mean())
-        wanted = [Tape(done.step.ops, done.step.given, one.target).run(variants[:2]) for one in flat]
+        wanted = [Tape(done.step, one.target).run(variants[:2]) for one in flat]
     except UNANSWERED as error:
         done.step.not_asked = str(error).split(". ")[0].splitlines()[0] if str(error) else type(error).__name__
         return

@@ -53,7 +53,7 @@ def _makes_no_difference(done: TracedStep, meeting: Meeting, tokens: Value) -> t
     """Return two positions whose tokens may be exchanged as well; None if order makes a difference."""
     given = tensor_of(done, tokens)
     first, others = given[0, 0], (given[0] != given[0, 0]).nonzero().flatten().tolist()
-    (wanted,) = Tape(done.step.ops, done.step.given, meeting.target).run([{}])
+    (wanted,) = Tape(done.step, meeting.target).run([{}])
     wanted = wanted.reshape(given.shape)
     if not others or bool((wanted == wanted[:, :1]).all()):  # one answer for all tokens, as for a set
         return None
@@ -67,7 +67,7 @@ def _makes_no_difference(done: TracedStep, meeting: Meeting, tokens: Value) -> t
         if value is meeting.output:
             outputs[:] = [by_position(one.detach(), meeting.target, tuple(given.shape)) for one in tensors]
 
-    tape = Tape(done.step.ops, done.step.given, done.loss)
+    tape = Tape(done.step, done.loss)
     tape.run([{}, {tokens: exchanged}, {tokens: replaced}], note, without_dropout=True)
     if len(outputs) != 3 or any(one is None or one.shape[1] != given.shape[1] for one in outputs):
         return None

@@ -82,7 +82,7 @@ def ahead_of(done: TracedStep, meeting: Meeting) -> Iterator[Ahead]:
     sources = [value for value in sources if not _is_read_twice(value, output)]
     if not sources or not target.shape or meeting.op.arguments.get("reduction") == "none":  # a mask may follow
         return
-    (wanted,) = Tape(done.step.ops, done.step.given, target).run([{}])
+    (wanted,) = Tape(done.step, target).run([{}])
     for source in sources:
         samples, positions = source.shape[:2]
         inputs = tensor_of(done, source)

@@ -109,6 +109,8 @@ class StepTrace(TorchFunctionMode):
         """Why the record is not complete; None if it is."""
         self.compiled_calls = 0
         """How many calls of compiled code were not looked into."""
+        self.replayed = 0.0
+        """How many seconds calls were made again."""
         self.not_asked = ""
         """Why the calls could not be made again; "" if they could."""
         self.loss_calls: dict[Value, list[Any]] = {}

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from hookboard.auditing.calls import Op, Value, tensors_of
+from hookboard.auditing.program import StepTrace
 from hookboard.torch_private import NothingOfOthers, computing_plainly, has_memory, set_state, state_of
 
 SECONDS = 1.0
-"""A replay that takes longer is given up (a choice)."""
+"""When all replays of a step have taken longer, they are given up (a choice)."""
 
 BYTES = 2**26
 """A replay that takes more memory, and more than the results of the calls, is not begun (a choice)."""
@@ -39,16 +40,15 @@ class Tape:
     """The recorded calls behind a value, in order.
 
     Args:
-        ops: all calls of the step.
-        given: the tensors that no call has computed.
+        step: the recorded calls.
         end: the value, such as the loss.
     """
 
-    def __init__(self, ops: Sequence[Op], given: Mapping[Value, Tensor], end: Value) -> None:
-        self._end, self._given = end, given
+    def __init__(self, step: StepTrace, end: Value) -> None:
+        self._step, self._end = step, end
         behind = list(end.ancestors())
         wanted = {id(value.op) for value in behind}
-        self.ops = [op for op in ops if id(op) in wanted]
+        self.ops = [op for op in step.ops if id(op) in wanted]
         self.leaves = [value for value in behind if value.op is None]
         """The values that no call has computed."""
         self._last_use = {value: index for index, op in enumerate(self.ops) for value in (*op.results, *op.inputs)}
@@ -72,11 +72,21 @@ class Tape:
             without_dropout: whether nothing is dropped.
 
         Raises:
-            CannotReplayError: a tensor is gone, or it takes too much memory, or longer than SECONDS.
+            CannotReplayError: a tensor is gone, or it takes too much memory, or all replays longer than SECONDS.
         """
         if any(_is_foreign(op.function) or any(map(callable, op.arguments.values())) for op in self.ops):
             raise CannotReplayError("its calls are not all torch's own")
-        until = time.monotonic() + SECONDS
+        begun = time.monotonic()
+        try:
+            return self._run(variants, watch, begun + SECONDS - self._step.replayed, without_dropout)
+        finally:
+            self._step.replayed += time.monotonic() - begun
+
+    def _run(
+        self, variants: Sequence[Mapping[Value, Tensor]], watch: Watch, until: float, without_dropout: bool
+    ) -> list[Tensor]:
+        if time.monotonic() > until:
+            raise CannotReplayError("it takes too long")
         kept = {value: self._copy(value) for value in self.leaves if not all(value in given for given in variants)}
         held = {value: [given.get(value, kept.get(value)) for given in variants] for value in self.leaves}
         needs_grad = any(op.name == "grad" for op in self.ops)
@@ -105,7 +115,7 @@ class Tape:
 
     def _copy(self, value: Value) -> Tensor:
         """Return a tensor that no call has computed, in memory of its own unless it is a parameter."""
-        tensor = self._given.get(value, value.tensor())
+        tensor = self._step.given.get(value, value.tensor())
         # FSDP frees the memory of weights that it has gathered, and what is computed with a part waits for other ranks.
         is_plain = getattr(type(tensor), "__torch_dispatch__", None) is Tensor.__torch_dispatch__  # unlike a DTensor
         if tensor is None or not is_plain or not (tensor.is_sparse or has_memory(tensor)):
