@@ -109,8 +109,8 @@ STEP_RULES = (
     _rule(
         "schedule",
         "alarm or note",
-        "the rate is 0 in more than half of the steps; or reaches less than half of its peak, as the schedule counts "
-        "batches and is stepped once an epoch; as a note, a cosine goes up again",
+        "the rate is 0 in more than half of the steps, or stays below half of its peak because a schedule that counts "
+        "batches is stepped once an epoch; as a note, a cosine goes up again",
     ),
 )
 
