@@ -90,6 +90,21 @@ def test_nothing_else_is_an_alarm_where_gradients_are_cleared_before_the_step(to
     assert [verdict.rule for verdict in monitor.verdicts if not verdict.follows_from] == ["cleared_gradients"]
 
 
+def test_that_terms_train_nothing_follows_from_gradients_that_are_cleared_in_each_step():
+    class Unread(Manual):
+        def training_step(self, batch, batch_idx):
+            self.manual_backward(self.net(batch).square().mean())
+            self.optimizers().zero_grad()
+            self.optimizers().step()
+
+    monitor = HealthMonitor(every_n_steps=1)
+    fit(None, Unread(), batches(*[8] * 20), monitor)
+    found = {verdict.rule: verdict for verdict in monitor.verdicts}
+    assert "trains nothing" in found["cut"].evidence
+    assert found["cut"].follows_from is not None
+    assert found["cut"].follows_from[0] == "cleared_gradients"
+
+
 def test_gradients_that_are_cleared_because_they_are_not_finite_are_no_alarm():
     class Skipping(Manual):
         def manual_backward(self, loss):
