@@ -127,6 +127,24 @@ def test_a_frozen_copy_of_weights_that_learn_is_not_said_to_be_untrained():
     assert found.evidence.endswith("frozen are all of teacher")
 
 
+@pytest.mark.parametrize("is_held", [False, True])
+def test_what_is_trainable_only_later_must_be_in_an_optimizer(is_held):
+    class Unfrozen(Model):
+        def on_train_batch_start(self, batch, batch_idx):
+            self.body.requires_grad_(batch_idx > 3)
+
+    model = Unfrozen(lambda model: model.parameters() if is_held else model.head.parameters())
+    model.body.requires_grad_(False)
+    monitor = HealthMonitor(every_n_steps=1)
+    fit(None, model, batches(*[8] * 10), monitor)
+    assert "frozen" not in {verdict.rule for verdict in monitor.verdicts if verdict.until is None}
+    found = [verdict for verdict in monitor.verdicts if verdict.rule == "not_in_optimizer"]
+    assert len(found) == (0 if is_held else 1)
+    for verdict in found:
+        (count,) = numbers("# parameters that were frozen at first are trainable now", verdict.evidence)
+        assert (verdict.severity, verdict.since, count) == ("alarm", 4, len(list(model.body.parameters())))
+
+
 def test_frozen_weights_that_look_as_torch_initializes_them_are_named():
     class Wide(Model):
         def __init__(self, is_trained):

@@ -4,7 +4,7 @@ from hookboard.auditing.audit import audit
 from hookboard.auditing.batch_targets import Targets, targets_in
 from hookboard.auditing.live_step import FirstStep, LiveStep
 from hookboard.auditing.modes import in_training, left_in_evaluation, without_statistics
-from hookboard.auditing.optimizing import findings_of_optimizers
+from hookboard.auditing.optimizing import findings_of_optimizers, left_out_later
 from hookboard.auditing.rules import Finding
 from hookboard.auditing.scheduling import findings_of_schedules
 from hookboard.auditing.stale import StaleGradients
@@ -20,6 +20,7 @@ __all__ = [
     "findings_of_schedules",
     "in_training",
     "left_in_evaluation",
+    "left_out_later",
     "targets_in",
     "without_statistics",
 ]

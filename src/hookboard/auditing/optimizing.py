@@ -104,6 +104,29 @@ def _not_in_optimizer(
     )
 
 
+def left_out_later(
+    optimizers: Sequence[Optimizer], parameters: Mapping[str, nn.Parameter], names: Collection[str]
+) -> Iterator[Finding]:
+    """Yield an alarm if parameters that were frozen in earlier steps get a gradient, and are in no optimizer.
+
+    Args:
+        optimizers: all optimizers.
+        parameters: those of the model.
+        names: the names of those that have become trainable.
+    """
+    held = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+    left = [name for name in names if parameters[name].grad is not None and id(parameters[name]) not in held]
+    if left:
+        yield Finding(
+            "not_in_optimizer",
+            "alarm",
+            "",
+            f"{len(left)} parameters that were frozen at first are trainable now, get a gradient and are in no "
+            f"optimizer, so that they stay as they are: {listed(left, 3)}",
+            "give them to the optimizer with add_param_group, or all parameters from the beginning",
+        )
+
+
 def _none_reached(
     optimizers: Sequence[Optimizer],
     parameters: Mapping[str, nn.Parameter],

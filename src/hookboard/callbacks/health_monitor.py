@@ -329,6 +329,8 @@ class HealthMonitor(SiteLogger[HealthState]):
                 self._tell_events(loop, state)
 
     def _see_step(self, loop: Loop, state: HealthState, optimizer: Optimizer) -> None:
+        if state.is_due and self.audit:
+            state.see_trainable(loop.model, loop.optimizers, loop.logged_step)
         if (stale := state.stale) is not None:
             state.watch_stale(stale, stale.before_step, optimizer)
         if state.black_box is not None:

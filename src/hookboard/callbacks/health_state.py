@@ -8,9 +8,17 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
 
 from hookboard.auditing import Finding as Found
-from hookboard.auditing import LiveStep, StaleGradients, in_training, left_in_evaluation, without_statistics
+from hookboard.auditing import (
+    LiveStep,
+    StaleGradients,
+    in_training,
+    left_in_evaluation,
+    left_out_later,
+    without_statistics,
+)
 from hookboard.callbacks.layer_news import Facts
 from hookboard.callbacks.loss_meter import Losses, LossMeter, mean_over_ranks
 from hookboard.callbacks.measurement_state import MeasurementState
@@ -195,6 +203,7 @@ class HealthState(MeasurementState):
         facts: what is known of that step besides.
         inputs: the hook on the model whose inputs stand for a batch that the loop does not tell; None if all are told.
         awake: the norms and dropouts that were in training mode at the first due step; None before.
+        trainable: the names of all parameters that were trainable at a due step so far.
         has_seen_copies: whether frozen norms without statistics have been reported.
         stale: watches for gradients that are not cleared; None where nothing is watched, and when that is over.
         live: follows the first training step; None before, and once it has been read.
@@ -219,6 +228,7 @@ class HealthState(MeasurementState):
     facts: StepFacts = field(default=StepFacts(), kw_only=True)
     inputs: Taps | None = field(default=None, kw_only=True)
     awake: set[str] | None = field(default=None, kw_only=True)
+    trainable: set[str] = field(default_factory=set, kw_only=True)
     has_seen_copies: bool = field(default=False, kw_only=True)
     stale: StaleGradients | None = field(default=None, kw_only=True)
     live: LiveStep | None = field(default=None, kw_only=True)
@@ -280,6 +290,15 @@ class HealthState(MeasurementState):
         if not self.has_seen_copies and (found := without_statistics(model)) is not None:
             self.add_findings([found], since=step)
             self.has_seen_copies = True
+
+    def see_trainable(self, model: nn.Module, optimizers: Sequence[Optimizer], step: int) -> None:
+        """Note which parameters are trainable at the first due step, and which have become so at a later one."""
+        parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+        new = parameters.keys() - self.trainable if self.trainable else set[str]()
+        self.trainable |= parameters.keys()
+        if new and self.findings is not None:  # what was said of frozen weights no longer holds
+            self.findings = [(rule, symptom) for rule, symptom in self.findings if rule != "frozen"]
+            self.add_findings([*left_out_later(optimizers, parameters, sorted(new))], since=step)
 
     def drop_live(self) -> None:
         """Stop following the first step."""
