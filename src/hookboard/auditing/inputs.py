@@ -194,7 +194,7 @@ def padding(done: TracedStep) -> Iterator[Finding]:
     for call in losses_of(done):
         if call.op.name not in ("cross_entropy", "nll_loss") or not call.counts_all or call.target.origin.path is None:
             continue
-        rows = call.wanted.reshape(call.target.origin.shape) if _has_rows(call) else None
+        rows = _rows_of(call)
         if rows is None:
             continue
         pad = padding_of(rows)
@@ -211,9 +211,16 @@ def padding(done: TracedStep) -> Iterator[Finding]:
         )
 
 
-def _has_rows(call: LossCall) -> bool:
-    shape = call.target.origin.shape
-    return len(shape) == 2 and shape[0] * shape[1] == call.wanted.numel() and not call.wanted.is_floating_point()
+_FLATTENING = frozenset({"view", "reshape", "flatten", "contiguous", "clone", "long", "to"})
+
+
+def _rows_of(call: LossCall) -> Tensor | None:
+    """Return the targets as they were before they were flattened, shape (samples, positions); None if they are none."""
+    value = call.target
+    while len(value.shape) != 2 and value.op is not None and value.op.name in _FLATTENING:
+        value = value.op.inputs[0]
+    is_known = len(value.shape) == 2 and math.prod(value.shape) == call.wanted.numel()
+    return call.wanted.reshape(value.shape) if is_known and not call.wanted.is_floating_point() else None
 
 
 def runs_of(rows: Tensor, pad: int) -> Tensor:
