@@ -4,9 +4,10 @@ import pytest
 import torch
 from lightning.pytorch import LightningModule
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from toys import batches, fit
 
-from hookboard import HealthMonitor
+from hookboard import HealthMonitor, watch
 
 pytestmark = pytest.mark.trains
 
@@ -338,3 +339,32 @@ def test_optimizers_that_are_taken_in_the_wrong_order_are_an_alarm_with_the_line
 
 def test_optimizers_in_their_own_order_are_fine():
     assert wrong(Adversarial(is_swapped=False)) == []
+
+
+class Named(TorchDispatchMode):
+    """Notes the names of all operations."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_mode_of_the_users_sees_nothing_of_what_is_looked_at():
+    seen = []
+    for audit in (False, True):
+        seen.append([])
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+        with watch(net, optimizer, [HealthMonitor(every_n_steps=1, audit=audit)]) as run:
+            for _ in range(3):
+                with run.step(torch.ones(8, 4)), Named() as mode:
+                    optimizer.zero_grad()
+                    net(torch.ones(8, 4)).square().mean().backward()
+                    optimizer.step()
+                seen[-1].append(mode.names)
+    assert seen[0] == seen[1]

@@ -53,6 +53,7 @@ from hookboard.ranks import Ranks
 from hookboard.recording import Readings
 from hookboard.selection import NothingToSelectError, is_read_by_parent, select
 from hookboard.sites import Site
+from hookboard.torch_private import computing_plainly
 from hookboard.writers import Entry, Loggers
 
 BEFORE = "health/before_nonfinite"
@@ -314,7 +315,8 @@ class HealthState(MeasurementState):
     def watch_stale(self, stale: StaleGradients, watch: Callable[..., Found | None], *given: Any) -> None:
         """Call `watch`, a method of `stale`, and add the finding that it returns; an error warns and ends it."""
         try:
-            found = watch(*given)
+            with computing_plainly():
+                found = watch(*given)
         except Exception as error:
             self.stale = None
             warn_switched_off("the search for gradients that are not cleared", error)
