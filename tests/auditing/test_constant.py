@@ -86,6 +86,7 @@ SINGLE = {
     "one term": (lambda o, t: cross_entropy(o, t), False),
     "a term and a penalty of weights": (lambda o, t: cross_entropy(o, t) + 1e-3 * WEIGHT.square().sum(), False),
     "a term for each sample": (lambda o, t: sum(cross_entropy(o[i], t[i]) for i in range(4)) / 4, False),
+    "two heads": (lambda o, t: cross_entropy(o, t) + cross_entropy(HEAD(o), t), True),
     "two terms": (lambda o, t: cross_entropy(o, t) + 0.5 * o.square().mean(), True),
     "two means": (lambda o, t: torch.stack([cross_entropy(o, t), helped(o, t)]).mean(), True),
 }
@@ -95,14 +96,14 @@ def helped(o, t):
     return cross_entropy(2 * o, t)
 
 
-WEIGHT = nn.Parameter(torch.ones(3))
+WEIGHT, HEAD = nn.Parameter(torch.ones(3)), nn.Linear(3, 3)
 
 
 @pytest.mark.parametrize("name", SINGLE)
 def test_a_loss_of_several_terms_that_depend_on_the_batch_is_a_sum(name):
     loss, is_sum = SINGLE[name]
     model, batch = nn.Linear(4, 3), (X, torch.arange(16) % 3)
-    reader = Reader(model, batch)
+    reader = Reader(nn.ModuleList([model, HEAD]), batch)
     with reader.reading():
         reader.take_loss(loss(model(batch[0]), batch[1]))
     assert reader.facts().is_sum is is_sum

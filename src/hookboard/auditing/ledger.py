@@ -26,11 +26,23 @@ def terms_of(loss: Value) -> list[Value]:
     Of those that one line makes in a loop, it is the one that comes last in the sum.
     """
     found = [value for value in _sums(loss) if not _parts(value) and not _is_nothing(value)]
-    return list({_kind_of(value): value for value in reversed(found)}.values())
+    return list({kind_of(value): value for value in reversed(found)}.values())
 
 
-def _kind_of(term: Value) -> object:
-    return term if term.op is None else (term.op.name, term.op.place, term.requires_grad)
+def kind_of(term: Value) -> object:
+    """Return what terms have in common that one line makes of the outputs of the same layers, as in a loop over time."""
+    if term.op is None:
+        return term
+    names, seen, waiting = set[str](), set[Op](), [term.op]
+    while waiting:
+        op = waiting.pop()
+        if op in seen:
+            continue
+        seen.add(op)
+        own = {given.parameter for given in op.inputs if given.parameter is not None}
+        names |= own
+        waiting += [] if own else [given.op for given in op.inputs if given.op is not None]
+    return term.op.name, term.op.place, term.requires_grad, frozenset(names)
 
 
 def _sums(loss: Value) -> Iterator[Value]:

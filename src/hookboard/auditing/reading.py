@@ -23,7 +23,7 @@ from hookboard.auditing.inputs import (
     padding_mask,
     target_leak,
 )
-from hookboard.auditing.ledger import terms_of
+from hookboard.auditing.ledger import kind_of, terms_of
 from hookboard.auditing.modes import dropout, eval_mode
 from hookboard.auditing.order import token_order
 from hookboard.auditing.program import StepTrace
@@ -162,7 +162,7 @@ class Reader:
         """
         first, *others = self.losses
         terms = [one for done in self.losses for one in terms_of(done.loss) if one.requires_grad and one.of_batch]
-        kinds = {(one.op.name, one.op.place) for one in terms if one.op is not None}  # a loop makes one many times
+        kinds = {kind_of(one) for one in terms}
         flow = self.step.flow() if flow is None else flow
         return StepFacts(flow, first.number, math.nan if others else constant_loss(first), is_sum=len(kinds) > 1)
 
