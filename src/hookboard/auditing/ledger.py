@@ -30,7 +30,7 @@ def terms_of(loss: Value) -> list[Value]:
 
 
 def kind_of(term: Value) -> object:
-    """Return what terms have in common that one line makes of the outputs of the same layers, as in a loop over time."""
+    """Return what terms have in common that one line makes of the outputs of the same layers, as in a loop."""
     if term.op is None:
         return term
     names, seen, waiting = set[str](), set[Op](), [term.op]
