@@ -1,6 +1,6 @@
 """A picture that is ready to be logged: its pixels, with a caption above and colour bars below.
 
-Pillow draws it, not matplotlib, which takes 13 to 24 times as long (`python benchmarks/pictures.py --each`).
+Pillow draws it, not matplotlib, which takes 13 to 24 times as long (`python benchmarks/pictures.py`).
 """
 
 import functools
