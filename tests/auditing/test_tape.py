@@ -217,6 +217,16 @@ def test_it_takes_no_longer_than_a_limit(monkeypatch):
         tape.run([{}])
 
 
+def test_a_tensor_in_a_slice_is_an_input_of_the_call_and_is_not_kept():
+    reader, tape = taped(lambda x: (x * 2)[: x.abs().argmax() % 3 + 1].sum(), X.clone())
+    index = next(op for op in reader.step.ops if op.name == "getitem")
+    assert len(index.inputs) == 2
+    assert not any(
+        isinstance(given.stop, torch.Tensor) for given in index.arguments.values() if isinstance(given, slice)
+    )
+    assert tape.run([{}])[0].item() == pytest.approx(reader.losses[0].number)
+
+
 def test_all_replays_of_a_step_share_the_limit():
     reader, tape = taped(lambda x: (x * 2).sum(), X.clone())
     tape.run([{}])

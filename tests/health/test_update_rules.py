@@ -412,7 +412,11 @@ def test_large_steps_that_were_over_when_the_loss_was_at_its_best_have_not_made_
 
 @pytest.mark.parametrize(
     ("rate", "said"),
-    [(lambda step: 0.1, "to about 0.005,"), (lambda step: 0.1 / (1 + step), "by a factor of about 20,")],
+    [
+        (lambda step: 0.1, "to about 0.005,"),
+        (lambda step: 0.1 / (1 + step), "by a factor of about 20,"),
+        (lambda step: 0.1 * (1 + step), "by a factor of about 20,"),
+    ],
 )
 def test_the_rate_that_is_advised_would_have_made_the_first_step_a_hundredth_of_the_weights(rate, said):
     made = training(90, lambda step: moved(0.2), losses=risen(90), rate=rate)
