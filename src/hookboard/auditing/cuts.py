@@ -65,7 +65,7 @@ def _takers_of_cuts(done: TracedStep) -> Mapping[Value, list[Op]]:
 
 
 def _is_straight_through(value: Value, takers: Mapping[Value, list[Op]]) -> bool:
-    """Return True if a value is only added to what it was computed from, as in `x + (quantized - x).detach()`."""
+    """Return True if a value is only added to, or taken from, what it comes from, as in `x + (q - x).detach()`."""
     taking = takers.get(value)
     if not taking or not all(op.name in ("add", "radd", "sub", "rsub") for op in taking):
         return False

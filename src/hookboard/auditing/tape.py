@@ -85,6 +85,7 @@ class Tape:
     def _run(
         self, variants: Sequence[Mapping[Value, Tensor]], watch: Watch, until: float, without_dropout: bool
     ) -> list[Tensor]:
+        """Do what `run` does, until a time as of `time.monotonic()`."""
         if time.monotonic() > until:
             raise CannotReplayError("it takes too long")
         kept = {value: self._copy(value) for value in self.leaves if not all(value in given for given in variants)}

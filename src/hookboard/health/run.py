@@ -48,8 +48,8 @@ class StepFacts(NamedTuple):
         loss: the loss of the first batch.
         constant_loss: the least loss on that batch of a model that gives every sample the same output; NaN if it is not
             known.
-        is_sum: whether several losses, or several terms of the loss, depend on the batch. What chance gives is then
-            unknown: an actor and its critic, or two players, hold each other where they are.
+        is_sum: whether terms of several lines or layers depend on the batch, in one loss or in several. What chance
+            gives is then unknown: an actor and its critic, or two players, hold each other where they are.
     """
 
     flow: Flow = Flow()

@@ -102,8 +102,8 @@ STEP_RULES = (
     _rule(
         "not_in_optimizer",
         "alarm or note",
-        "parameters that get a gradient and are in no optimizer; an alarm if that is all of them, or if they belong to "
-        "layers that the model does not have, as in a list or in a copy",
+        "parameters that get a gradient and are in no optimizer; an alarm if that is all of them, if they were frozen "
+        "at first, or if they belong to layers that the model does not have, as in a list or in a copy",
     ),
     _rule("frozen", "note", "how many weights are trained, and which modules are frozen"),
     _rule(
