@@ -18,10 +18,10 @@ from pkgutil import iter_modules
 import yaml
 from lightning.pytorch.loggers import Logger
 
+from hookboard.auditing import RULES
 from hookboard.callbacks.pictures import PictureLogger
 from hookboard.editing import EditRule
 from hookboard.health import Rule
-from hookboard.health.rules import RULES
 from hookboard.loops import HookboardCallback
 from hookboard.measure import DERIVED, FORMULAS
 

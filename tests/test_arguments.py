@@ -108,8 +108,8 @@ MEANT = {
     "measure": {"function", "module"},
     "merge": set(),
     "judge": {"function", "module"},
+    "of": set(),
     "at_once": SWITCH,
-    "of_evaluations": SWITCH,
     "look_at": TEXT,
     "about": TEXT,
     "gives": set(),
@@ -150,9 +150,11 @@ MEANT_THERE = {
     ("watch", "callbacks"): {"[]", "()"},
     ("watch", "loggers"): {"[]", "()"},
     ("watch", "scaler"): {"None"},
-    ("Symptom", "size"): NUMBER,
-    ("Symptom", "batch_idx"): COUNT | {"0", "None"},
-    ("Symptom", "until"): COUNT | {"0", "None"},
+    ("Finding", "size"): NUMBER,
+    ("Finding", "batch_idx"): COUNT | {"0", "None"},
+    ("Finding", "until"): COUNT | {"0", "None"},
+    ("Finding", "is_root"): SWITCH | {"None"},
+    ("Finding", "rule"): TEXT,
 }
 
 NEEDED = {
@@ -163,7 +165,7 @@ NEEDED = {
     "Clamp": {"min": 0},
     "Statistic": {"name": "mine", "measure": torch.sum},
     "Rule": {"name": "mine", "judge": len},
-    "Symptom": {"module": "net", "evidence": "it is so", "advice": "look at it"},
+    "Finding": {"module": "net", "evidence": "it is so", "advice": "look at it"},
 }
 RESULTS = {
     "Captured",
@@ -287,7 +289,7 @@ def logged_by(folder, number, real):
     """The tags and steps that callbacks write whose counts and numbers are made by these functions."""
     torch.manual_seed(0)
     one = {"samples": number(1), "batch_idx": number(0), "size": number(16), "every_n_steps": number(2)}
-    late = hookboard.Rule("late", lambda run: [hookboard.Symptom("net.0", "so", "go", since=number(1), size=real(0.5))])
+    late = hookboard.Rule("late", lambda run: [hookboard.Finding("net.0", "so", "go", since=number(1), size=real(0.5))])
     watching = [
         hookboard.ActivationLogger(every_n_steps=number(2)),
         hookboard.KernelLogger(kernels=number(2), channels=number(3), size=number(8), every_n_steps=number(2)),

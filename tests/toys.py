@@ -19,7 +19,7 @@ from tensorboard.compat.proto.event_pb2 import Event
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from hookboard import Rule, Run, Symptom
+from hookboard import Finding, Rule, Run
 
 IS_OLD_TORCH = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 9)
 newer_torch = pytest.mark.skipif(IS_OLD_TORCH, reason="torch before 2.9 fails to compile some models with hooks")
@@ -69,8 +69,8 @@ class RecordsLoss(Toy):
         return loss
 
 
-def always(run: Run) -> Iterator[Symptom]:
-    yield Symptom("net.0", "it is there", "leave it", severity="alarm")
+def always(run: Run) -> Iterator[Finding]:
+    yield Finding("net.0", "it is there", "leave it", severity="alarm")
 
 
 ALWAYS = Rule("always", always)

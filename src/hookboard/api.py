@@ -17,7 +17,7 @@ from hookboard.capturing import Captured, CapturedModule, capture
 from hookboard.comparing import Comparison, Difference, compare, record
 from hookboard.editing import Clamp, ClipNorm, Edit, Noise, Replace, Scale, Zero
 from hookboard.experiments import CheckupReport, checkup
-from hookboard.health import Rule, Run, Symptom, Verdict
+from hookboard.health import Finding, Rule, Run, Verdict
 from hookboard.loops import for_transformers, watch
 from hookboard.measure import Histogram, Moments, Statistic
 from hookboard.messages import HookboardWarning
@@ -38,6 +38,7 @@ __all__ = [
     "Difference",
     "Edit",
     "FeatureMapLogger",
+    "Finding",
     "GradientLogger",
     "HealthMonitor",
     "Histogram",
@@ -57,7 +58,6 @@ __all__ = [
     "Site",
     "Statistic",
     "StepRecorder",
-    "Symptom",
     "Verdict",
     "Zero",
     "audit",

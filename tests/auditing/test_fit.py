@@ -2,6 +2,8 @@
 
 import sys
 from copy import deepcopy
+from importlib import import_module
+from pkgutil import iter_modules
 
 import pytest
 import torch
@@ -10,11 +12,13 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from toys import Toy, batches, fit, mlp
 
+import hookboard
 from hookboard import HealthMonitor, watch
+from hookboard.auditing import RULES, STEP
+from hookboard.auditing.built_in import STEP_RULES
 from hookboard.auditing.modes import in_training, left_in_evaluation
 from hookboard.auditing.program import StepTrace
-from hookboard.auditing.reading import QUESTIONS
-from hookboard.health import RULES, STEP
+from hookboard.health import rules_in
 
 pytestmark = pytest.mark.trains
 
@@ -91,9 +95,14 @@ def test_a_rule_that_is_not_asked_says_nothing(tmp_path):
     assert verdicts_of(tmp_path, Classifier(nn.Softmax(1)), rules=["loss_shape"]) == ()
 
 
-def test_each_rule_of_the_step_can_be_asked_for_by_its_name():
-    assert {"cut", *(rule.__name__ for rule in QUESTIONS)} - {"input_scale", "dependence", "token_order"} < STEP
-    assert RULES.keys() >= STEP
+def test_every_function_that_is_asked_answers_for_a_rule_that_says_what_it_sees():
+    assert {rule.name for rule in STEP_RULES} - {"input_scale"} == STEP
+    assert RULES.keys() >= {rule.name for rule in STEP_RULES}
+
+
+def test_every_rule_in_a_file_of_the_audit_is_asked():
+    files = [import_module(f"hookboard.auditing.{file.name}") for file in iter_modules(hookboard.auditing.__path__)]
+    assert {rule for file in files for rule in rules_in(file)} == {*STEP_RULES}
 
 
 def test_what_the_step_notes_is_as_if_it_had_run_once(tmp_path):

@@ -15,8 +15,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from toys import Toy, batches, fit, mlp, newer_torch
 
 from hookboard import HealthMonitor
-from hookboard.auditing import program, rules
-from hookboard.health import STEP
+from hookboard.auditing import STEP, program, rules
 from hookboard.hooks import around_measuring
 
 pytestmark = pytest.mark.trains

@@ -12,7 +12,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy,
 from toys import fit
 
 from hookboard import HealthMonitor, for_transformers, watch
-from hookboard.health import STEP
+from hookboard.auditing import STEP
 
 pytestmark = [pytest.mark.trains, pytest.mark.filterwarnings("ignore:hookboard.*had nothing to measure")]
 

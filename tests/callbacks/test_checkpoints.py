@@ -9,7 +9,7 @@ from lightning.pytorch.callbacks import LearningRateFinder
 from torch import nn
 from toys import ALWAYS, Toy, batches, events, loader, trainer
 
-from hookboard import ActivationLogger, HealthMonitor, Intervention, KernelLogger, ParameterLogger, Rule, Scale, Symptom
+from hookboard import ActivationLogger, Finding, HealthMonitor, Intervention, KernelLogger, ParameterLogger, Rule, Scale
 from hookboard.loops import callback as base
 from hookboard.loops import saved
 from hookboard.loops.saved import KEY
@@ -134,7 +134,7 @@ def test_a_checkpoint_that_only_an_evaluation_has_loaded_is_not_continued(tmp_pa
 @ONE_TAG
 def test_of_two_monitors_each_goes_on_with_its_own(tmp_path, said):
     def first_layer(run):
-        yield Symptom(run.layers[0].name, "it is there", "leave it")
+        yield Finding(run.layers[0].name, "it is there", "leave it")
 
     def two():
         return [monitor(modules=name, rules=Rule("first_layer", first_layer)) for name in ("net.0", "net.2")]
@@ -303,7 +303,7 @@ def test_a_kernel_is_compared_with_that_of_the_very_start(tmp_path, said):
     assert first.kernels.equal(pictured()[1].weight)
 
 
-LAYOUT = "b246aa839de659aa"
+LAYOUT = "19e4aa289b41a6df"
 
 
 def names_in(tree):
@@ -323,4 +323,4 @@ def test_the_format_is_that_of_its_version(tmp_path):
     for entry in torch.load(path, weights_only=True)[KEY]:
         found |= set(names_in(entry["parts"]))
     found |= {(cls.__name__, tuple(vars(cls).get("__dataclass_fields__", ()))) for cls in saved.FORMS}
-    assert (saved.VERSION, hashlib.sha256(repr(sorted(found)).encode()).hexdigest()[:16]) == (7, LAYOUT)
+    assert (saved.VERSION, hashlib.sha256(repr(sorted(found)).encode()).hexdigest()[:16]) == (8, LAYOUT)

@@ -10,8 +10,8 @@ from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import nn
 from toys import ALWAYS, RecordsLoss, Toy, batches, fit, hooked, mlp
 
-from hookboard import HealthMonitor, HookboardWarning, Rule, Symptom
-from hookboard.health import RULES
+from hookboard import Finding, HealthMonitor, HookboardWarning, Rule
+from hookboard.auditing import RULES
 from hookboard.sites import Site
 
 
@@ -103,9 +103,9 @@ def test_a_validation_loop_is_looked_at():
 
 def test_the_verdicts_behind_the_last_step_of_a_fit_know_its_last_evaluation():
     def judge(run):
-        return [Symptom("net.0", "odd", "look")] if run.evaluation is not None else []
+        return [Finding("net.0", "odd", "look")] if run.evaluation is not None else []
 
-    rules = [Rule("steps", judge, at_once=True), Rule("both", judge, at_once=True, of_evaluations=True)]
+    rules = [Rule("steps", judge, at_once=True), Rule("both", judge, at_once=True, of="evaluation")]
     monitor = HealthMonitor(rules=rules)
     fit(None, Toy(mlp()), batches(4, 4, 4), monitor, limit_val_batches=2, num_sanity_val_steps=0)
     assert [verdict.rule for verdict in monitor.verdicts] == ["both"]
@@ -313,7 +313,7 @@ def test_a_rule_must_be_a_function():
 
 
 def test_who_silences_information_still_sees_alarms(caplog):
-    always = Rule("always", lambda run: [Symptom("net", "odd", "look", "alarm")], at_once=True)
+    always = Rule("always", lambda run: [Finding("net", "odd", "look", "alarm")], at_once=True)
     with caplog.at_level("WARNING", logger="lightning.pytorch"):
         fit(None, Toy(nn.Linear(4, 3)), batches(8, 8), HealthMonitor(rules=always))
     lines = [record.getMessage() for record in caplog.records if "always in net" in record.getMessage()]

@@ -10,7 +10,8 @@ from lightning.pytorch import Callback
 from toys import Toy, batches, fit, mlp
 
 from hookboard import ActivationLogger, GradientLogger, HealthMonitor, ParameterLogger
-from hookboard.health import RULES, Judge, Look, Loss, losses, run_table
+from hookboard.auditing import RULES
+from hookboard.health import Judge, Look, Loss, losses, run_table
 from hookboard.measure import FORMULAS, plan
 from hookboard.recording import Recorder
 from hookboard.sites import Site

@@ -5,7 +5,7 @@ import ast
 import pytest
 from benchmarks.document import ROOT, missing_exports, written
 
-from hookboard.health import RULES, STEP
+from hookboard.auditing import RULES, STEP
 
 HOW = "python -m benchmarks.document writes it anew"
 
@@ -19,15 +19,37 @@ def test_everything_public_is_exported():
     assert missing_exports() == {}, HOW
 
 
+def rules_that_reach(tree):
+    """The function at the top of a file -> the rules about the step whose judge it is, or that call it."""
+    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    reached = {name: set() for name in functions}
+
+    def reach(name, rule):
+        if name in functions and rule not in reached[name]:
+            reached[name].add(rule)
+            for node in ast.walk(functions[name]):
+                reach(getattr(node, "id", ""), rule)
+
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Rule":
+            reach(getattr(node.args[1], "id", ""), node.args[0].value)
+    return reached
+
+
 def severities_of_findings():
     """What the code of each rule of the step gives: name to the constants in place of its severity."""
     found = {}
     for path in (ROOT / "src" / "hookboard" / "auditing").glob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Finding":
-                name, severity = node.args[:2]
-                constants = {each.value for each in ast.walk(severity) if isinstance(each, ast.Constant)}
-                found.setdefault(name.value, set()).update(constants & {"alarm", "note"})
+        tree = ast.parse(path.read_text())
+        rules = rules_that_reach(tree)
+        for top in tree.body:
+            for node in ast.walk(top):
+                if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Finding":
+                    named = [keyword.value.value for keyword in node.keywords if keyword.arg == "rule"]
+                    severity = node.args[3] if len(node.args) > 3 else ast.Constant("note")
+                    constants = {each.value for each in ast.walk(severity) if isinstance(each, ast.Constant)}
+                    for name in named or rules[top.name]:
+                        found.setdefault(name, set()).update(constants & {"alarm", "note"})
     return found
 
 

@@ -13,7 +13,8 @@ from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor, nn
 from toys import Toy, batches, fit, images, mlp
 
-from hookboard import ActivationLogger, Edit, HealthMonitor, Rule, Run, Symptom, capture
+from hookboard import ActivationLogger, Edit, Finding, HealthMonitor, Rule, Run, audit, capture
+from hookboard.auditing.rules import TracedStep
 from hookboard.callbacks.pictures import Draw, PictureLogger, PictureState
 from hookboard.editing import EditRule
 from hookboard.images import Picture
@@ -38,7 +39,7 @@ IMPORTED = {
     "Rule": Rule,
     "Run": Run,
     "Selection": Selection,
-    "Symptom": Symptom,
+    "Finding": Finding,
     "Tensor": Tensor,
     "dataclass": dataclass,
     "place_of": place_of,
@@ -61,7 +62,7 @@ def defined(name, **given):
 
 
 def test_every_example_is_tried_here():
-    assert len(EXAMPLES) == 6
+    assert len(EXAMPLES) == 7
 
 
 def test_a_statistic(tmp_path, monkeypatch):
@@ -108,6 +109,15 @@ def test_a_health_rule():
     monitor = HealthMonitor(rules=defined("HUGE_OUTPUTS", LARGE=0.0), every_n_steps=1, window=1)
     fit(None, Toy(mlp()), batches(8, 8), monitor)
     assert {verdict.rule for verdict in monitor.verdicts} == {"huge_outputs"}
+
+
+def test_a_rule_about_the_step(monkeypatch):
+    rule = defined("ROUNDED", TracedStep=TracedStep)
+    monkeypatch.setattr("hookboard.auditing.reading.QUESTIONS", [rule])
+    net = mlp()
+    (found,) = audit(net, batches(8)[0], lambda batch: net(batch).round().sum())
+    assert (found.severity, found.rule) == ("note", "rounded")
+    assert found.evidence.startswith("round at test_contributing.py:")
 
 
 def test_a_circumstance(tmp_path):

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 from health.looks import layers, look, reading, row
 
-from hookboard.health import Rule, Run, Symptom
+from hookboard.health import Finding, Rule, Run
 from hookboard.layers import Kind, Layer
 from hookboard.recording import Reading
 
@@ -84,5 +84,5 @@ def falling(number: int) -> list[float]:
     return [2.3 * 0.98 ** (10 * number + i) for i in range(10)]
 
 
-def symptoms(rule: Rule, run: Run) -> list[Symptom]:
+def symptoms(rule: Rule, run: Run) -> list[Finding]:
     return list(rule.judge(run))

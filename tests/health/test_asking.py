@@ -6,7 +6,7 @@ import pytest
 from health import looks
 from health.trainings import LAYERS, WINDOW
 
-from hookboard.health import Judge, Rule, Symptom
+from hookboard.health import Finding, Judge, Rule
 from hookboard.health.judge import STEPS_BETWEEN_ASKING, WINDOWS_ALWAYS_ASKED
 
 EARLY = WINDOWS_ALWAYS_ASKED * WINDOW
@@ -30,7 +30,7 @@ def said(steps, when, *, severity="note"):
 
     def symptoms(run):
         if run.now.step in when:
-            yield Symptom("fc0", "odd", "look", severity)
+            yield Finding("fc0", "odd", "look", severity)
 
     judge = Judge([Rule("odd", symptoms)], LAYERS, WINDOW)
     for step in steps:

@@ -9,7 +9,8 @@ from health import runs
 from health.looks import reading, row
 from health.trainings import LAYERS, places, seen, training
 
-from hookboard.health import RULES, Judge, Run
+from hookboard.auditing import RULES
+from hookboard.health import Judge, Run
 from hookboard.health.rules.evaluation import (
     BATCH_ALIKE_CHANCE_FACTOR,
     BATCH_ALIKE_SHARE,

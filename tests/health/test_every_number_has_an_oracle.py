@@ -81,20 +81,21 @@ def rules_by_function(tree: ast.Module) -> dict[str, set[str]]:
                 if isinstance(node, ast.Name):
                     reach(node.id, rule)
 
-    for called, first, where in calls(tree):
-        if called == "Rule" and isinstance(first[0], ast.Constant):
-            reach(first[1].id, first[0].value)
-        elif called == "Finding" and isinstance(first[0], ast.Constant):
-            reach(where, first[0].value)
+    for call, where in calls(tree):
+        named = [keyword.value.value for keyword in call.keywords if keyword.arg == "rule"]
+        if call.func.id == "Rule" and isinstance(call.args[0], ast.Constant):
+            reach(getattr(call.args[1], "id", ""), call.args[0].value)
+        elif call.func.id == "Finding" and named:
+            reach(where, named[0])
     return rules
 
 
-def calls(tree: ast.Module) -> Iterator[tuple[str, list[ast.expr], str]]:
-    """Of each call: the name that is called, the arguments, and the function at the top of the file that calls it."""
+def calls(tree: ast.Module) -> Iterator[tuple[ast.Call, str]]:
+    """Each call of a name, and the function at the top of the file that calls it."""
     for top in tree.body:
         for node in ast.walk(top):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-                yield node.func.id, node.args, getattr(top, "name", "")
+                yield node, getattr(top, "name", "")
 
 
 def numbers_said(file: Path) -> Iterator[Number]:

@@ -8,7 +8,7 @@ import pytest
 from health import looks
 from health.trainings import LAYERS, WINDOW, linear
 
-from hookboard.health import Judge, Look, Rule, Run, StepFacts, Stepped, Symptom, Verdict
+from hookboard.health import Finding, Judge, Look, Rule, Run, StepFacts, Stepped, Verdict
 from hookboard.health.causes import explained
 from hookboard.layers import Flow, Layer
 from hookboard.messages import HookboardWarning
@@ -21,7 +21,7 @@ def at(*steps: int, module: str = "fc0", name: str = "odd", at_once: bool = Fals
 
     def judge(run):
         if run.now.step in steps:
-            yield Symptom(module, f"seen at {run.now.step}", "look", **options)
+            yield Finding(module, f"seen at {run.now.step}", "look", **options)
 
     return Rule(name, judge, at_once)
 
@@ -82,7 +82,7 @@ def test_what_comes_back_is_one_verdict_since_it_first_came():
 def test_an_event_that_comes_back_is_the_later_one():
     def judge(run):
         if run.now.step in (2, 15):
-            yield Symptom("", "a jump", "look", since=run.now.step, batch_idx=run.now.step)
+            yield Finding("", "a jump", "look", since=run.now.step, batch_idx=run.now.step)
 
     verdicts = judged(Rule("jump", judge, at_once=True)).verdicts
     assert [(v.since, v.batch_idx) for v in verdicts] == [(15, 15)]
@@ -100,7 +100,7 @@ def alarming(*steps: int) -> Rule:
     """A symptom at every step, an alarm at these."""
 
     def judge(run):
-        yield Symptom("fc0", "odd", "look", "alarm" if run.now.step in steps else "note")
+        yield Finding("fc0", "odd", "look", "alarm" if run.now.step in steps else "note")
 
     return Rule("odd", judge)
 
@@ -132,9 +132,9 @@ def test_a_rule_that_raises_is_switched_off_with_one_warning():
 @pytest.mark.parametrize(
     ("judge", "cause"),
     [
-        (lambda run: ["a string"], "TypeError: it yielded 'a string', a str; yield hookboard.Symptom objects"),
+        (lambda run: ["a string"], "TypeError: it yielded 'a string', a str; yield hookboard.Finding objects"),
         (lambda run: None, "TypeError: it gave None; it must yield or return"),
-        (lambda run: [Symptom("fc0", "odd", "look", "alert")], "ValueError: unknown severity 'alert'"),
+        (lambda run: [Finding("fc0", "odd", "look", "alert")], "ValueError: unknown severity 'alert'"),
         (lambda run: run.recent("nope"), "ValueError: unknown quantity 'nope'.*activation_rms, .*test_judge.py, line"),
     ],
 )
@@ -146,7 +146,7 @@ def test_a_rule_that_gives_a_wrong_thing_is_named_with_the_cause(judge, cause):
 
 def test_a_rule_that_raises_half_way_says_nothing():
     def judge(run):
-        yield Symptom("fc0", "odd", "look")
+        yield Finding("fc0", "odd", "look")
         raise ZeroDivisionError("odd")
 
     with pytest.warns(HookboardWarning):
@@ -155,8 +155,8 @@ def test_a_rule_that_raises_half_way_says_nothing():
 
 def test_two_symptoms_of_one_layer_at_one_look_are_one():
     def judge(run):
-        yield Symptom("fc0", "first", "look")
-        yield Symptom("fc0", "second", "look")
+        yield Finding("fc0", "first", "look")
+        yield Finding("fc0", "second", "look")
 
     judge = judged(Rule("odd", judge), steps=WINDOW - 1)
     assert judge.verdicts == ()
@@ -164,7 +164,7 @@ def test_two_symptoms_of_one_layer_at_one_look_are_one():
 
 def test_a_symptom_from_outside_is_said_at_once_with_its_own_step_and_batch():
     judge = judged(at(name="nonfinite"))
-    judge.add("nonfinite", Symptom("fc1", "NaN", "look", "alarm", batch_idx=7), step=0)
+    judge.add("nonfinite", Finding("fc1", "NaN", "look", "alarm", batch_idx=7), step=0)
     assert [(v.severity, v.module, v.since, v.until, v.batch_idx) for v in judge.verdicts] == [
         ("alarm", "fc1", 0, 0, 7)
     ]
@@ -174,21 +174,21 @@ def test_what_looks_show_after_a_symptom_from_outside_is_the_same_event():
     judge = Judge([at(5, 6, 7, name="nonfinite", at_once=True, module="head")], LAYERS, WINDOW)
     for step in range(8):
         if step == 5:
-            judge.add("nonfinite", Symptom("fc1", "NaN", "look", "alarm", batch_idx=5), step=5)
+            judge.add("nonfinite", Finding("fc1", "NaN", "look", "alarm", batch_idx=5), step=5)
         judge.see(looks.look(step, []))
     assert [(v.module, v.since, v.until, v.evidence) for v in judge.verdicts] == [("fc1", 5, None, "NaN")]
 
 
 def test_a_symptom_from_outside_takes_the_place_of_what_looks_show():
     judge = judged(at(*range(15, 20), name="nonfinite", at_once=True, module="head"))
-    judge.add("nonfinite", Symptom("fc1", "NaN", "look", "alarm", since=14), step=20)
+    judge.add("nonfinite", Finding("fc1", "NaN", "look", "alarm", since=14), step=20)
     assert [(v.module, v.since) for v in judge.verdicts] == [("fc1", 14)]
 
 
 def test_two_events_from_outside_are_two_verdicts():
     judge = judged(at(name="nonfinite"))
-    judge.add("nonfinite", Symptom("fc1", "NaN", "look", "alarm"), step=3)
-    judge.add("nonfinite", Symptom("head", "NaN", "look", "alarm"), step=9)
+    judge.add("nonfinite", Finding("fc1", "NaN", "look", "alarm"), step=3)
+    judge.add("nonfinite", Finding("head", "NaN", "look", "alarm"), step=9)
     assert {(v.module, v.since) for v in judge.verdicts} == {("fc1", 3), ("head", 9)}
 
 
@@ -205,8 +205,8 @@ def test_worst_is_first():
 
 def test_of_one_rule_the_largest_is_first():
     def judge(run):
-        yield Symptom("fc0", "odd", "look", size=1.0)
-        yield Symptom("head", "odd", "look", size=3.0)
+        yield Finding("fc0", "odd", "look", size=1.0)
+        yield Finding("head", "odd", "look", size=3.0)
 
     assert [v.module for v in judged(Rule("odd", judge)).verdicts] == ["head", "fc0"]
 
@@ -307,7 +307,7 @@ def soft(name: str, module: str = "fc0") -> Rule:
     """A rule whose symptom is an alarm because of the loss."""
 
     def judge(run):
-        yield Symptom(module, "odd", "look", "alarm" if run.losses.is_harmed else "note")
+        yield Finding(module, "odd", "look", "alarm" if run.losses.is_harmed else "note")
 
     return Rule(name, judge)
 
@@ -355,7 +355,7 @@ def test_memory_does_not_grow_with_symptoms_that_flicker():
     def judge(run):
         for i, name in enumerate(LAYERS):
             if run.now.step // (i + 1) % 5 < 4:
-                yield Symptom(name, "odd", "look")
+                yield Finding(name, "odd", "look")
 
     judge = judged(Rule("odd", judge), steps=1_500, layers={"fc0": linear("fc0")})
     assert len(judge._open) + len(judge._closed) <= len(LAYERS)
@@ -377,7 +377,7 @@ def test_an_event_without_a_place_gets_that_of_the_next_look():
     for step in range(12):
         judge.see(looks.look(step, []))
         if step == 5:
-            judge.add("nonfinite", Symptom("", "NaN", "look", "alarm", batch_idx=5), step=5, is_located=False)
+            judge.add("nonfinite", Finding("", "NaN", "look", "alarm", batch_idx=5), step=5, is_located=False)
     (verdict,) = judge.verdicts
     assert (verdict.module, verdict.since, verdict.until, verdict.batch_idx) == ("head", 5, None, 5)
     assert verdict.evidence.startswith("NaN; the next look, at step 6: ")
@@ -388,7 +388,7 @@ def test_an_event_that_was_searched_in_vain_gets_its_place_from_the_look_of_its_
     judge = Judge([at(*range(first_seen, 12), name="nonfinite", at_once=True, module="head")], LAYERS, WINDOW)
     for step in range(12):
         if step == 5:
-            event = Symptom("", "NaN", "look", "alarm", batch_idx=5)
+            event = Finding("", "NaN", "look", "alarm", batch_idx=5)
             judge.add("nonfinite", event, step=5, is_located=False, is_searched=True)
         judge.see(looks.look(step, []))
     assert [(v.module, v.since) for v in judge.verdicts] == [(module, 5)]
@@ -448,34 +448,34 @@ def test_the_alarm_of_an_effect_does_not_wait_for_a_cause_that_only_flickers():
     assert spans(judged(cut, dead, steps=13)) == [("alarm", 5, None)]
 
 
-def asked_at(name: str, of_evaluations: bool, asked: list[tuple[str, int]], *steps: int) -> Rule:
+def asked_at(name: str, of: str, asked: list[tuple[str, int]], *steps: int) -> Rule:
     """A rule that notes when it is asked, and sees a symptom at these steps."""
 
     def judge(run):
         asked.append((name, run.now.step))
         if run.now.step in steps:
-            yield Symptom("fc0", f"odd {len(asked)}", "look")
+            yield Finding("fc0", f"odd {len(asked)}", "look")
 
-    return Rule(name, judge, at_once=True, of_evaluations=of_evaluations)
+    return Rule(name, judge, at_once=True, of=of)
 
 
 def test_when_an_evaluation_ends_the_rules_that_judge_it_are_asked_and_no_others():
     asked = []
-    judge = judged(asked_at("steps", False, asked), asked_at("both", True, asked), steps=2)
+    judge = judged(asked_at("steps", "look", asked), asked_at("both", "evaluation", asked), steps=2)
     judge.see_evaluation(Look(7, 0, {}))
     assert asked == [("steps", 0), ("both", 0), ("steps", 1), ("both", 1), ("both", 1)]
 
 
 def test_an_evaluation_before_the_first_step_is_not_judged():
     asked = []
-    judge = Judge([asked_at("both", True, asked, 0)], LAYERS, WINDOW)
+    judge = Judge([asked_at("both", "evaluation", asked, 0)], LAYERS, WINDOW)
     judge.see_evaluation(Look(0, 0, {}))
     assert judge.verdicts == ()
     assert asked == []
 
 
 def test_evaluations_do_not_end_what_other_rules_have_seen():
-    judge = judged(at(*range(17, 20)), asked_at("both", True, []))
+    judge = judged(at(*range(17, 20)), asked_at("both", "evaluation", []))
     for _ in range(2 * WINDOW):
         judge.see_evaluation(Look(20, 0, {}))
     assert spans(judge) == [("note", 17, None)]
@@ -484,16 +484,41 @@ def test_evaluations_do_not_end_what_other_rules_have_seen():
 def test_what_an_evaluation_no_longer_shows_has_ended():
     def judge(run):
         if run.evaluation is None:
-            yield Symptom("fc0", "odd", "look")
+            yield Finding("fc0", "odd", "look")
 
-    run = judged(Rule("both", judge, at_once=True, of_evaluations=True))
+    run = judged(Rule("both", judge, at_once=True, of="evaluation"))
     assert spans(run) == [("note", 0, None)]
     run.see_evaluation(Look(20, 0, {}))
     assert spans(run) == [("note", 0, 19)]
 
 
+def test_a_rule_of_the_whole_training_is_asked_once_at_its_end_and_heard_at_once():
+    asked = []
+    judge = judged(asked_at("end", "end", asked, 19))
+    assert (asked, judge.verdicts) == ([], ())
+    judge.end([])
+    assert asked == [("end", 19)]
+    assert spans(judge) == [("note", 19, 19)]
+
+
+def test_an_alarm_in_the_code_of_the_step_stands_whatever_the_loss_does_and_follows_from_nothing():
+    judge = Judge([Rule("odd", None, of="step"), Rule("other", None, of="step")], LAYERS, WINDOW)
+    judge.run.findings = [
+        Finding("fc0", "odd", "look", "alarm", rule="odd"),
+        Finding("fc1", "an effect", "look", "alarm", is_root=False, rule="odd"),
+        Finding("fc0", "of a rule that is not asked", "look", rule="silent"),
+    ]
+    judge.see(looks.look(0, []))
+    assert [(verdict.rule, verdict.module, verdict.severity) for verdict in judge.verdicts] == [
+        ("odd", "fc0", "alarm"),
+        ("odd", "fc1", "alarm"),
+    ]
+    kept = [finding.as_certain() for finding in judge.run.findings]
+    assert [(finding.is_hard, finding.is_root) for finding in kept] == [(True, True), (True, False), (False, False)]
+
+
 def test_verdicts_are_made_anew_after_an_evaluation():
-    judge = judged(asked_at("both", True, [], 19))
+    judge = judged(asked_at("both", "evaluation", [], 19))
     before = judge.verdicts
     judge.see_evaluation(Look(20, 0, {}))
     assert [v.evidence for v in before] != [v.evidence for v in judge.verdicts]
@@ -505,7 +530,7 @@ def test_a_rule_that_raises_at_an_evaluation_is_switched_off():
             raise ZeroDivisionError("odd")
         return []
 
-    run = judged(Rule("both", judge, of_evaluations=True))
+    run = judged(Rule("both", judge, of="evaluation"))
     with pytest.warns(HookboardWarning, match="the rule 'both' of HealthMonitor is switched off"):
         run.see_evaluation(Look(20, 0, {}))
     run.see_evaluation(Look(20, 0, {}))

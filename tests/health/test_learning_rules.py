@@ -9,7 +9,8 @@ from health import looks
 from health.looks import reading, row
 from health.trainings import LAYERS, WEIGHTS, WINDOW, falling, judged, of, places, seen, stuck, symptoms, training
 
-from hookboard.health import RULES, Judge, Look, Loss, Run, StepFacts
+from hookboard.auditing import RULES
+from hookboard.health import Judge, Look, Loss, Run, StepFacts
 from hookboard.health.losses import STEPS_BEFORE_STUCK, LossHistory
 from hookboard.health.rules.learning import (
     ANSWER_SPREAD_MIN,

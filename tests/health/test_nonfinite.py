@@ -10,13 +10,12 @@ from hookboard.sites import Site
 
 
 def event(step=3, during="forward", **options):
-    return Nonfinite("net", during, step, 7, "", "It broke.", "Fix it.", **options)
+    return Nonfinite("net", during, step, 7, "It broke.", "Fix it.", **options)
 
 
-def test_the_symptom_is_an_alarm_of_its_step_and_batch():
-    symptom = event().symptom()
-    assert (symptom.module, symptom.severity, symptom.since, symptom.batch_idx) == ("net", "alarm", 3, 7)
-    assert event().symptom(more=1).evidence == "It broke. 1 later step had non-finite values too."
+def test_the_finding_is_an_alarm_of_its_step_and_batch():
+    found = event().finding
+    assert (found.module, found.severity, found.since, found.batch_idx) == ("net", "alarm", 3, 7)
 
 
 def test_the_first_of_several_ranks_is_the_earliest():

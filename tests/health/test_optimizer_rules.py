@@ -21,7 +21,8 @@ from health.trainings import (
     zeros,
 )
 
-from hookboard.health import RULES, Run
+from hookboard.auditing import RULES
+from hookboard.health import Run
 from hookboard.health.losses import AT_ZERO_SHARE
 from hookboard.health.rules.shared import SCHEDULE_END_SHARE, UPDATE_RATIO_SMALL
 from hookboard.layers import Layer

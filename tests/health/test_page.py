@@ -6,7 +6,8 @@ import pytest
 from health import trainings
 from health.looks import layers, look, reading, row
 
-from hookboard.health import RULES, Judge, Page, Rule, Symptom, Verdict, closing, news
+from hookboard.auditing import RULES, STEP
+from hookboard.health import Finding, Judge, Page, Rule, Verdict, closing, news
 from hookboard.health.folding import Card, cards_of, folded_verdicts
 from hookboard.health.page import (
     CHARTED,
@@ -18,7 +19,6 @@ from hookboard.health.page import (
     values_of,
 )
 from hookboard.health.report import caveat, headline
-from hookboard.health.rules.training_step import STEP
 from hookboard.images.heat_map import MARKS
 from hookboard.images.picture import MISSING, NOT_FINITE
 from hookboard.layers import Layer
@@ -30,7 +30,7 @@ def trained(count, looks=30, sick="net.7", every=10):
     """A judge that has seen `count` layers, of which one is ten times smaller than the others."""
     rng = np.random.default_rng(0)
     known = layers(*(Layer(f"net.{i}", "Linear", "linear", (f"net.{i}.weight",)) for i in range(count)))
-    rule = Rule("small", lambda run: [Symptom(sick, "It is small.", "Fix it.", "alarm")] if sick in known else [])
+    rule = Rule("small", lambda run: [Finding(sick, "It is small.", "Fix it.", "alarm")] if sick in known else [])
     judge = Judge([rule], known, window=3)
     for step in range(0, looks * every, every):
         judge.see(seen(known, step, sick, rng))

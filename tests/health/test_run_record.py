@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from health.looks import layers, look, reading, row
 
-from hookboard.health import Judge, Page, Rule, Symptom, Verdict
+from hookboard.health import Finding, Judge, Page, Rule, Verdict
 from hookboard.health.run_table import QUANTITIES
 from hookboard.layers import Layer
 from hookboard.records import HEALTH, health_record
@@ -119,7 +119,7 @@ def test_it_is_written_at_the_first_look_and_then_more_and_more_seldom():
 
 
 def test_a_new_verdict_is_in_a_record_at_once_and_one_that_comes_and_goes_is_not_each_time():
-    rule = Rule("mine", lambda run: [Symptom("net.1", "It is so.", "Leave it.")] if run.now.step // 20 % 2 else [])
+    rule = Rule("mine", lambda run: [Finding("net.1", "It is so.", "Leave it.")] if run.now.step // 20 % 2 else [])
     judge, page = judge_of(rule), Page(1)
     at = {step: found for step in range(400) if (found := written(judge, page, step))}
     first = next(step for step in range(400) if step in at and at[step][0].verdicts)

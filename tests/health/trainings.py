@@ -8,7 +8,7 @@ import numpy as np
 from health import looks
 from health.looks import reading, row
 
-from hookboard.health import Judge, Look, Rule, Run, Stepped, Symptom
+from hookboard.health import Finding, Judge, Look, Rule, Run, Stepped
 from hookboard.layers import Layer
 from hookboard.recording import Reading
 from hookboard.sites import Role, Site
@@ -135,7 +135,7 @@ def seen(made: Iterable[Look], layers: Mapping[str, Layer] = LAYERS, window: int
     return run
 
 
-def symptoms(rule: Rule, made: Iterable[Look], layers: Mapping[str, Layer] = LAYERS) -> list[Symptom]:
+def symptoms(rule: Rule, made: Iterable[Look], layers: Mapping[str, Layer] = LAYERS) -> list[Finding]:
     """What the rule sees at the last look."""
     return list(rule.judge(seen(made, layers)))
 
@@ -147,7 +147,7 @@ def judged(rules: Sequence[Rule], made: Iterable[Look], layers: Mapping[str, Lay
     return judge
 
 
-def places(found: Iterable[Symptom]) -> list[tuple[str, str]]:
+def places(found: Iterable[Finding]) -> list[tuple[str, str]]:
     """Module and severity of each symptom."""
     return [(symptom.module, symptom.severity) for symptom in found]
 

@@ -45,7 +45,7 @@ def test_the_run_is_the_same_with_and_without(saved, fault):
 
 def test_an_event_of_a_batch_names_the_rank_that_had_it():
     def event(during):
-        return Nonfinite("fc", during, 3, 3, "", "fc gave 2 NaN.", "")
+        return Nonfinite("fc", during, 3, 3, "fc gave 2 NaN.", "")
 
     ranks = SimpleNamespace(rank=1, is_any=bool, combine=lambda mine, combine: combine([[], mine]))
     said = [firsts_over_ranks(ranks, [event(during)])[0].evidence for during in ("forward", "optimizer")]

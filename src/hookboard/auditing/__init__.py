@@ -2,15 +2,16 @@
 
 from hookboard.auditing.audit import audit
 from hookboard.auditing.batch_targets import Targets, targets_in
+from hookboard.auditing.built_in import RULES, STEP
 from hookboard.auditing.live_step import FirstStep, LiveStep
 from hookboard.auditing.modes import in_training, left_in_evaluation, without_statistics
 from hookboard.auditing.optimizing import findings_of_optimizers, left_out_later
-from hookboard.auditing.rules import Finding
 from hookboard.auditing.scheduling import findings_of_schedules
 from hookboard.auditing.stale import StaleGradients
 
 __all__ = [
-    "Finding",
+    "RULES",
+    "STEP",
     "FirstStep",
     "LiveStep",
     "StaleGradients",

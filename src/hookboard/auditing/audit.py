@@ -7,8 +7,8 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
 from hookboard.auditing.reading import Reader
-from hookboard.auditing.rules import Finding
 from hookboard.either_lightning import is_lightning
+from hookboard.health import Finding
 from hookboard.replay import call_training_step, loss_in, undisturbed
 
 

@@ -5,7 +5,8 @@ from collections.abc import Iterator, Mapping
 
 from hookboard.auditing.calls import CUTS, Op, Value
 from hookboard.auditing.ledger import joining, terms_of, trained_by
-from hookboard.auditing.rules import FLAT, LOSSES, Finding, TracedStep
+from hookboard.auditing.rules import FLAT, LOSSES, TracedStep
+from hookboard.health import Finding, Rule
 from hookboard.messages import listed
 
 _CREATING = frozenset(
@@ -42,8 +43,6 @@ def cut(done: TracedStep) -> Iterator[Finding]:
     op, lost = max(cuts.values(), key=lambda pair: len(pair[1]), default=(None, set[str]()))
     if op is not None and lost:
         yield Finding(
-            "cut",
-            "note",
             op.place.module,
             f"{_named(op)} at {op.place} cuts the gradient of {len(lost)} of {len(done.trained)} trainable "
             f"parameters: {listed(sorted(lost), 3)}",
@@ -52,6 +51,16 @@ def cut(done: TracedStep) -> Iterator[Finding]:
         )
     else:
         yield from _gone(done)
+
+
+CUT = Rule(
+    "cut",
+    cut,
+    of="step",
+    about="a term of the loss that trains nothing: `detach`, `item` or `no_grad` cuts its gradient, or it is cleared "
+    "before an optimizer steps; gradients that are all 0; as a note, a call that cuts the gradient of some "
+    "parameters",
+)
 
 
 def _takers_of_cuts(done: TracedStep) -> Mapping[Value, list[Op]]:
@@ -82,12 +91,11 @@ def _term_without_gradient(done: TracedStep, takers: Mapping[Value, list[Op]]) -
         op = next((op for op in before if any(given.requires_grad for given in op.inputs)), None)
         if op is None and term.op is not None and term.op.name in LOSSES:
             yield Finding(
-                "cut",
-                "alarm",
                 term.op.place.module,
                 f"a term of the loss, {term.op.name} at {term.op.place}, takes nothing that needs a gradient: it "
                 "trains nothing",
                 "give it the output of the model that is trained",
+                "alarm",
             )
             return
         if op is None or op.name in _CREATING:
@@ -113,13 +121,12 @@ def _is_short(number: float) -> bool:
 def _without_gradient(op: Op) -> Finding:
     is_derivative = op.name == "grad" and "outputs" in op.arguments
     return Finding(
-        "cut",
-        "alarm",
         op.place.module,
         f"a term of the loss comes from {_named(op)} at {op.place}, which passes no gradient on: it trains nothing",
         "call torch.autograd.grad with create_graph=True"
         if is_derivative
         else f"compute it without {_named(op)}; to log the sum of several losses, add them for the log alone",
+        "alarm",
     )
 
 
@@ -134,12 +141,11 @@ def _of_all(done: TracedStep) -> Iterator[Finding]:
     cutting = [op for op in taking if id(op) in without] or [op for op in taking if op.name in CUTS or not op.with_grad]
     for op in cutting[-1:]:
         yield Finding(
-            "cut",
-            "alarm",
             op.place.module,
             f"no gradient reaches any of the {len(done.trained)} trainable parameters; the last call that passes none "
             f"is {_named(op)} at {op.place}",
             f"compute the loss from the outputs without {_named(op)}",
+            "alarm",
         )
 
 
@@ -155,13 +161,12 @@ def _gone(done: TracedStep) -> Iterator[Finding]:
     values = [value for value in done.loss.ancestors() if value.op is not None and value.op.name in FLAT]
     flat = next((value.op for value in values if value.requires_grad and value.of_parameters), None)
     yield Finding(
-        "cut",
-        "alarm",
         "" if flat is None else flat.place.module,
         f"the gradients of all {len(done.trained)} trainable parameters are exactly 0"
         + (f": that of {flat.name} at {flat.place} is 0 everywhere" if flat else ", and the loss is not"),
         f"compute the loss from what {flat.name} takes; use {flat.name} for metrics only"
         if flat
         else "look for what multiplies by 0 on the way to the loss: a mask, or an activation that is dead or saturated",
-        is_effect=flat is None,
+        "alarm",
+        is_root=flat is not None,
     )

@@ -19,8 +19,9 @@ from hookboard.auditing.positions import (
     other_positions,
     tensor_of,
 )
-from hookboard.auditing.rules import Finding, TracedStep
+from hookboard.auditing.rules import TracedStep
 from hookboard.auditing.tape import UNANSWERED, Tape
+from hookboard.health import Finding, Rule
 
 AGREEMENT = 1e-2
 """A replay whose loss is further off than this share of it is not used (a choice): half precision rounds."""
@@ -64,6 +65,25 @@ def dependence(done: TracedStep) -> Iterator[Finding]:
         yield from _of_orders(meeting, moves.kept[meeting.output][:2], targets)
     if ahead is not None:
         yield from of_positions(ahead, moves.kept[ahead.meeting.output])
+
+
+BATCH_MIXING = Rule(
+    "batch_mixing",
+    dependence,
+    of="step",
+    about="with another first sample, the outputs of other samples change: a softmax, attention or recurrent layer "
+    "over the samples, a view for a transpose, a wrong index; a note where that may be intended",
+)
+
+
+FUTURE_LEAK = Rule(
+    "future_leak",
+    None,
+    of="step",
+    about="outputs change with the very input that they are to predict: the targets are inputs of later positions, "
+    "which the model sees, or tokens that are not shifted",
+    gives="alarm",
+)
 
 
 def _count_of(done: TracedStep) -> tuple[int, bool]:
@@ -226,11 +246,11 @@ def _mixing(op: Op, first: Value, result: Value, *, may_be_meant: bool) -> Findi
         elif op.name in ("lstm", "gru", "rnn_tanh", "rnn_relu", "multi_head_attention_forward"):
             advice = "set batch_first=True"
     return Finding(
-        "batch_mixing",
-        "note" if may_be_meant else "alarm",
         op.place.module,
         f"{op.name} at {op.place} {moved}",
         advice,
+        "note" if may_be_meant else "alarm",
+        rule="batch_mixing",
     )
 
 
@@ -244,10 +264,10 @@ def _of_orders(meeting: Meeting, outputs: list[Tensor], targets: list[Tensor]) -
         elsewhere = (of_output & ~of_target).nonzero().flatten().tolist()
         if elsewhere:
             yield Finding(
-                "loss_shape",
-                "alarm",
                 op.place.module,
                 f"{op.name} at {op.place} compares outputs of the first sample with targets of others, as in row "
                 f"{elsewhere[-1]} of {len(of_output)}: they are flattened in different orders",
                 "transpose the outputs or the targets before they are flattened, so that both are (samples, positions)",
+                "alarm",
+                rule="loss_shape",
             )

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from hookboard.auditing.calls import RESHAPES, Op, Value
-from hookboard.auditing.rules import ROUNDING, Finding, TracedStep
+from hookboard.auditing.rules import ROUNDING, TracedStep
+from hookboard.health import Finding, Rule
 
 _ARITHMETIC = """
 add radd iadd sub rsub isub mul rmul imul div truediv rtruediv itruediv pow square abs sqrt neg exp log log1p log2 log10
@@ -107,25 +108,26 @@ def loss_input(done: TracedStep) -> Iterator[Finding]:
         for op in bad[:1]:
             negative, low, high, total = op.seen
             yield Finding(
-                "loss_input",
-                "alarm",
                 op.place.module,
                 f"{op.name} at {op.place} takes numbers above 0; its input is {float(low):.3g} to {float(high):.3g}: "
                 f"{int(negative):,} of {total:,} give NaN",
                 "for logits use cross_entropy or binary_cross_entropy_with_logits; for probabilities put softmax or "
                 "sigmoid before it",
+                "alarm",
             )
     for op, product in _overlaps(done):
         low, high = map(float, product.output_limits)
         if low < -ROUNDING or high > 1 + ROUNDING:
             yield Finding(
-                "loss_input",
-                "alarm",
                 op.place.module,
                 f"the overlap at {op.place} is that of probabilities and masks, and its outputs are {low:.3g} to "
                 f"{high:.3g}",
                 "put sigmoid or softmax before it",
+                "alarm",
             )
+
+
+LOSS_INPUT_BY_HAND = Rule("loss_input", loss_input, of="step")
 
 
 def targets(done: TracedStep) -> Iterator[Finding]:
@@ -136,12 +138,14 @@ def targets(done: TracedStep) -> Iterator[Finding]:
         low, high = map(float, product.target_limits)
         if low < -ROUNDING or high > 1 + ROUNDING:
             yield Finding(
-                "targets",
-                "alarm",
                 op.place.module,
                 f"{what} at {op.place} takes targets of 0 to 1, they are {low:g} to {high:g}",
                 "encode two classes as 0 and 1; scale masks of 0 and 255; for more classes use cross_entropy",
+                "alarm",
             )
+
+
+TARGETS_BY_HAND = Rule("targets", targets, of="step")
 
 
 def _binary_cross_entropies(done: TracedStep) -> Iterator[tuple[Op, Product]]:

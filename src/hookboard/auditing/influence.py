@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 from hookboard.auditing.calls import Place
 from hookboard.auditing.handwritten import ARITHMETIC, calls_from
-from hookboard.auditing.rules import REGRESSION, Finding, TracedStep, in_numbers, last_softmaxes, losses_of
+from hookboard.auditing.rules import REGRESSION, TracedStep, in_numbers, last_softmaxes, losses_of
+from hookboard.health import Finding, Rule
 
 
 def no_influence(done: TracedStep) -> Iterator[Finding]:
@@ -15,28 +16,35 @@ def no_influence(done: TracedStep) -> Iterator[Finding]:
     for call in losses_of(done):
         if call.op.name == "cross_entropy" and call.values.dim() > 1 and call.values.shape[1] == 1:
             yield Finding(
-                "no_influence",
-                "alarm",
                 call.op.place.module,
                 f"cross_entropy at {call.op.place} gets one class: its loss is 0 whatever the model gives",
                 "give the model an output for each class, or use binary_cross_entropy_with_logits",
+                "alarm",
             )
     for call, op, shape, dim in last_softmaxes(done):
         if shape[dim] == 1:
             is_share = bool(((call.wanted >= 0) & (call.wanted <= 1)).all())
             yield Finding(
-                "no_influence",
-                "alarm",
                 op.place.module,
                 f"{op.name} at {op.place} runs over a dimension of size 1 of {list(shape)}: its output is "
                 f"{'1' if op.name == 'softmax' else '0'} whatever comes in",
                 "use sigmoid for one output, or give the model an output for each class"
                 if is_share or call.op.name not in REGRESSION | {"sub", "rsub"}
                 else f"remove the {op.name}: the targets are {in_numbers(call.wanted)}",
+                "alarm",
             )
     if not any(shape[dim] == 1 for _, _, shape, dim in last_softmaxes(done)):
         yield from _over_one_number(done)
     yield from _results_dropped(done)
+
+
+NO_INFLUENCE = Rule(
+    "no_influence",
+    no_influence,
+    of="step",
+    about="a softmax or norm over one value, a cross entropy of one class, or attention that does not know the order "
+    "of its tokens; as a note, a line whose result is unused, such as `scores.masked_fill(...)`",
+)
 
 
 PURE = frozenset({"masked_fill", "masked_scatter", "relu", "gelu", "dropout", "softmax", "log_softmax", "sigmoid"})
@@ -57,12 +65,11 @@ def _over_one_number(done: TracedStep) -> Iterator[Finding]:
         is_softmax = op.name in ("softmax", "log_softmax") and is_linear and dim in (-1, len(before.shape) - 1)
         if is_softmax or is_norm:
             yield Finding(
-                "no_influence",
-                "alarm" if is_norm or id(op) in of_loss else "note",  # one expert may be meant
                 op.place.module,
                 f"{op.name} at {op.place} runs over a dimension of size 1 of {list(before.shape)}: its output is "
                 "the same whatever comes in",
                 f"remove the {op.name}, or let it run over a longer dimension",
+                "alarm" if is_norm or id(op) in of_loss else "note",  # one expert may be meant
             )
 
 
@@ -72,8 +79,6 @@ def _results_dropped(done: TracedStep) -> Iterator[Finding]:
     for (name, place), op in calls.items():
         if not op.arguments.get("inplace") and _is_statement(name, place):
             yield Finding(
-                "no_influence",
-                "note",
                 place.module,
                 f"the result of {name} at {place} is not used: it returns a new tensor, and does not change its input",
                 "assign the result, as in x = ...",

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from hookboard.auditing.calls import Op, Value
-from hookboard.auditing.rules import OBSERVERS, Finding, LossCall, TracedStep, in_numbers, losses_of
+from hookboard.auditing.rules import OBSERVERS, LossCall, TracedStep, in_numbers, losses_of
+from hookboard.health import Finding, Rule
 
 WEIGHING = ("linear", "conv1d", "conv2d", "conv3d", "lstm", "gru", "rnn_tanh", "rnn_relu")
 """Functions whose first argument is weighed by parameters."""
@@ -99,8 +100,6 @@ def input_scale(done: TracedStep) -> Iterator[Finding]:
         if rms >= RMS_LARGE:
             advice = "scale it: subtract the mean of each column and divide by its standard deviation"
         yield Finding(
-            "input_scale",
-            "note",
             data.op.place.module,
             f"the data that enter the model in {data.op.name} at {data.op.place} are {in_numbers(data.tensor)}, with "
             f"an RMS of {rms:.3g}; about 1 is usual",
@@ -109,67 +108,7 @@ def input_scale(done: TracedStep) -> Iterator[Finding]:
         return
 
 
-def target_leak(done: TracedStep) -> Iterator[Finding]:
-    """Yield an alarm if one column of the data that enter the model is the target.
-
-    It is a note if it is so up to scale and offset, as in simple made data. A model that is to give back its input is
-    left out, and data of a single column, as a line may be exact.
-    """
-    inputs, found = list(_inputs_of(done)), list[tuple[LossCall, DataInput, tuple[int, int, float, bool]]]()
-    for call in losses_of(done)[:MAX_TARGETS]:
-        if call.target.origin.path is None or call.wanted.dim() == 0 or call.wanted.is_complex():
-            continue
-        matches = ((data, _column_of(call, data.tensor)) for data in inputs if call.wanted.numel())
-        found += [(call, data, match) for data, match in matches if match is not None]
-    if not found:
-        return
-    call, data, (column, width, correlation, is_same) = found[0]
-    if len({match[0] for _, one, match in found if one is data}) > width / 2:
-        return  # a model that gives back its input, with a loss for each column
-    yield Finding(
-        "target_leak",
-        "alarm" if is_same else "note",
-        data.op.place.module,
-        f"column {column} of the {width} that enter the model in {data.op.name} at {data.op.place} is the "
-        f"target of {call.op.name} at {call.op.place}: over {len(call.wanted)} samples their correlation is "
-        f"{correlation:.6f}",
-        "take this column out of the inputs, unless it is known when the model is used",
-    )
-
-
-def _column_of(call: LossCall, given: Tensor) -> tuple[int, int, float, bool] | None:
-    """Return which column of `given` is the target: index, number of columns, correlation, whether they are equal.
-
-    None if none is, if most of several targets are columns, or if there are too few samples to tell.
-    """
-    wanted = call.wanted.detach().double().reshape(len(call.wanted), -1)
-    if len(given) != len(wanted) or given.dim() < 2 or not wanted.shape[1] < MAX_COLUMNS:
-        return None
-    columns = given.double().reshape(len(given), -1)
-    if not 1 < columns.shape[1] <= MAX_COLUMNS or not bool(columns.isfinite().all()):
-        return None
-    telling = [column for column in wanted[:, :MAX_TARGETS].T if _bits_in(column) >= ENOUGH_BITS]
-    exact = [(column, *match) for column in telling if (match := _match(column, columns)) is not None]
-    if not exact or (len(telling) > 1 and 2 * len(exact) > len(telling)):
-        return None
-    target, column, correlation = exact[0]
-    return column, columns.shape[1], correlation, torch.equal(target, columns[:, column])
-
-
-def _bits_in(column: Tensor) -> float:
-    """Return the entropy of the values in a column, in bits, times the number of elements: 0 if all are equal."""
-    _, counts = column.unique(return_counts=True)
-    shares = counts.double() / len(column)
-    return float(-(shares * shares.log2()).sum()) * len(column)
-
-
-def _match(target: Tensor, columns: Tensor) -> tuple[int, float] | None:
-    """Return index and correlation of the column that is the target up to scale and offset; None if none is."""
-    target, columns = target - target.mean(), columns - columns.mean(0)
-    sizes = target.norm() * columns.norm(dim=0)
-    cosines = torch.where(sizes > 0, target @ columns / sizes.clamp(min=1e-300), 0.0)
-    best = int(cosines.abs().argmax())
-    return (best, float(cosines[best])) if float(cosines[best].abs()) >= EXACT_CORRELATION else None
+INPUT_SCALE = Rule("input_scale", input_scale, of="step")
 
 
 MIN_PADDED_SHARE, MIN_PADDED_ROWS = 0.2, 0.5
@@ -202,13 +141,20 @@ def padding(done: TracedStep) -> Iterator[Finding]:
             continue
         share = float((runs_of(rows, pad)).double().mean())
         yield Finding(
-            "padding",
-            "note",
             call.op.place.module,
             f"{share:.0%} of the targets of {call.op.name} at {call.op.place} are the number {pad} that fills rows up "
             "to their end: the loss counts them like any other",
             f"give the loss ignore_index={pad}, if that is padding",
         )
+
+
+PADDING = Rule(
+    "padding",
+    padding,
+    of="step",
+    about="the loss counts what pads the rows of a batch",
+    gives="note",
+)
 
 
 _FLATTENING = frozenset({"view", "reshape", "flatten", "contiguous", "clone", "long", "to"})
@@ -248,6 +194,15 @@ def class_weights(done: TracedStep) -> Iterator[Finding]:
             yield from _of_classes(call, weight.double(), wanted.flatten())
 
 
+CLASS_WEIGHTS = Rule(
+    "class_weights",
+    class_weights,
+    of="step",
+    about="a frequent class has a larger weight in the loss than a rare one",
+    gives="note",
+)
+
+
 def _positive(call: LossCall, weight: Tensor, wanted: Tensor) -> Iterator[Finding]:
     if weight.numel() != 1:
         return
@@ -257,8 +212,6 @@ def _positive(call: LossCall, weight: Tensor, wanted: Tensor) -> Iterator[Findin
     )
     if is_wrong and 0 < share < 1:
         yield Finding(
-            "class_weights",
-            "note",
             call.op.place.module,
             f"pos_weight of {call.op.name} at {call.op.place} is {factor:.3g}, and {share:.1%} of the targets are "
             f"positive: the rarer class counts less",
@@ -278,8 +231,6 @@ def _of_classes(call: LossCall, weight: Tensor, wanted: Tensor) -> Iterator[Find
     heaviest = float(weight[rare].max())
     if float(weight[most]) >= WEIGHT_FACTOR * heaviest:
         yield Finding(
-            "class_weights",
-            "note",
             call.op.place.module,
             f"the weights of {call.op.name} at {call.op.place} are {float(weight[most]):.3g} for class {most}, which "
             f"is {float(shares[most]):.0%} of the targets, and at most {heaviest:.3g} for rare ones",
@@ -324,11 +275,89 @@ def padding_mask(done: TracedStep) -> Iterator[Finding]:
             pad = padding_of(tokens) if tokens.shape == hidden.shape else None
             if pad is not None and float((hidden != runs_of(tokens, pad)).double().mean()) >= AGREEING_SHARE:
                 yield Finding(
-                    "padding_mask",
-                    "alarm",
                     op.place.module,
                     f"the key_padding_mask of attention at {op.place} hides {float(hidden.double().mean()):.0%} of the "
                     f"positions, all that hold a token, and shows the padding (token {pad})",
                     "invert it: True hides a position, so give tokens == pad",
+                    "alarm",
                 )
                 return
+
+
+PADDING_MASK = Rule(
+    "padding_mask",
+    padding_mask,
+    of="step",
+    about="a key_padding_mask that hides the tokens and shows the padding",
+    gives="alarm",
+)
+
+
+def target_leak(done: TracedStep) -> Iterator[Finding]:
+    """Yield an alarm if one column of the data that enter the model is the target.
+
+    It is a note if it is so up to scale and offset, as in simple made data. A model that is to give back its input is
+    left out, and data of a single column, as a line may be exact.
+    """
+    inputs, found = list(_inputs_of(done)), list[tuple[LossCall, DataInput, tuple[int, int, float, bool]]]()
+    for call in losses_of(done)[:MAX_TARGETS]:
+        if call.target.origin.path is None or call.wanted.dim() == 0 or call.wanted.is_complex():
+            continue
+        matches = ((data, _column_of(call, data.tensor)) for data in inputs if call.wanted.numel())
+        found += [(call, data, match) for data, match in matches if match is not None]
+    if not found:
+        return
+    call, data, (column, width, correlation, is_same) = found[0]
+    if len({match[0] for _, one, match in found if one is data}) > width / 2:
+        return  # a model that gives back its input, with a loss for each column
+    yield Finding(
+        data.op.place.module,
+        f"column {column} of the {width} that enter the model in {data.op.name} at {data.op.place} is the "
+        f"target of {call.op.name} at {call.op.place}: over {len(call.wanted)} samples their correlation is "
+        f"{correlation:.6f}",
+        "take this column out of the inputs, unless it is known when the model is used",
+        "alarm" if is_same else "note",
+    )
+
+
+TARGET_LEAK = Rule(
+    "target_leak",
+    target_leak,
+    of="step",
+    about="a column of the input is the target; a note if it is so up to scale and offset",
+)
+
+
+def _column_of(call: LossCall, given: Tensor) -> tuple[int, int, float, bool] | None:
+    """Return which column of `given` is the target: index, number of columns, correlation, whether they are equal.
+
+    None if none is, if most of several targets are columns, or if there are too few samples to tell.
+    """
+    wanted = call.wanted.detach().double().reshape(len(call.wanted), -1)
+    if len(given) != len(wanted) or given.dim() < 2 or not wanted.shape[1] < MAX_COLUMNS:
+        return None
+    columns = given.double().reshape(len(given), -1)
+    if not 1 < columns.shape[1] <= MAX_COLUMNS or not bool(columns.isfinite().all()):
+        return None
+    telling = [column for column in wanted[:, :MAX_TARGETS].T if _bits_in(column) >= ENOUGH_BITS]
+    exact = [(column, *match) for column in telling if (match := _match(column, columns)) is not None]
+    if not exact or (len(telling) > 1 and 2 * len(exact) > len(telling)):
+        return None
+    target, column, correlation = exact[0]
+    return column, columns.shape[1], correlation, torch.equal(target, columns[:, column])
+
+
+def _bits_in(column: Tensor) -> float:
+    """Return the entropy of the values in a column, in bits, times the number of elements: 0 if all are equal."""
+    _, counts = column.unique(return_counts=True)
+    shares = counts.double() / len(column)
+    return float(-(shares * shares.log2()).sum()) * len(column)
+
+
+def _match(target: Tensor, columns: Tensor) -> tuple[int, float] | None:
+    """Return index and correlation of the column that is the target up to scale and offset; None if none is."""
+    target, columns = target - target.mean(), columns - columns.mean(0)
+    sizes = target.norm() * columns.norm(dim=0)
+    cosines = torch.where(sizes > 0, target @ columns / sizes.clamp(min=1e-300), 0.0)
+    best = int(cosines.abs().argmax())
+    return (best, float(cosines[best])) if float(cosines[best].abs()) >= EXACT_CORRELATION else None

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from hookboard.auditing.calls import Op, Place, Value
-from hookboard.auditing.rules import Finding
+from hookboard.health import Finding
 
 _JOINING = frozenset({"add", "radd", "iadd", "sub", "rsub", "isub", "mean", "sum", "neg", "stack"})
 _WEIGHING = frozenset({"mul", "rmul", "imul", "div", "truediv", "itruediv"})
@@ -163,13 +163,13 @@ class Ledger:
             if thrown > len(were_used) / 2:
                 passes = f", in {thrown} of {len(were_used)} backward passes" if len(were_used) > 1 else ""
                 yield Finding(
-                    "cut",
-                    "alarm",
                     place.module,
                     f"the term at {place} is part of the loss and trains nothing: its gradient is cleared before an "
                     f"optimizer steps{passes}",
                     "call zero_grad() before the backward pass or after step(), not between them; and let the "
                     "optimizer of these weights step next",
-                    is_effect=True,
+                    "alarm",
+                    is_root=False,
+                    rule="cut",
                 )
                 return

@@ -13,11 +13,11 @@ from hookboard.auditing.ledger import Ledger
 from hookboard.auditing.optimizing import Outsider, findings_of_optimizers, outsiders
 from hookboard.auditing.program import TooLongError
 from hookboard.auditing.reading import QUESTIONS, Reader, alarms_first, any_not_zero
-from hookboard.auditing.rules import Finding, findings_of
+from hookboard.auditing.rules import findings_of
 from hookboard.auditing.scheduling import findings_of_schedules
 from hookboard.auditing.standing_aside import standing_aside
 from hookboard.first_nan import Program
-from hookboard.health import StepFacts
+from hookboard.health import Finding, StepFacts
 from hookboard.hooks import own_call
 from hookboard.messages import inform, warn
 from hookboard.torch_private import computing_plainly

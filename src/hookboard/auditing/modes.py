@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from torch import nn
 
 from hookboard.auditing.calls import Op
-from hookboard.auditing.rules import Finding, TracedStep
+from hookboard.auditing.rules import TracedStep
+from hookboard.health import Finding, Rule
 from hookboard.messages import listed
 
 _WITH_MODES = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, nn.Dropout, nn.Dropout1d, nn.Dropout2d)
@@ -44,21 +45,28 @@ def eval_mode(done: TracedStep) -> Iterator[Finding]:
         new = [name for name in idle if _is_new(modules[name])]
         as_new = f"; the running statistics of {len(new)} are as new, so that they normalize nothing" if new else ""
         yield Finding(
-            "eval_mode",
-            "alarm" if new else "note",
             "",
             f"{len(idle)} of {len(modules)} layers that behave differently in training ({', '.join(kinds)}) are in "
             f"evaluation mode: {listed(idle, 3)}{as_new}",
             "call train() on them" + ("" if new else ", unless they are to stay as they are"),
+            "alarm" if new else "note",
         )
     if restless:
         yield Finding(
-            "eval_mode",
-            "note",
             "",
             f"norms and dropouts of frozen modules are in training mode ({len(restless)}): {listed(restless, 3)}",
             "unless that is meant, call eval() on the module before the fit, and again wherever train() is called",
         )
+
+
+EVAL_MODE = Rule(
+    "eval_mode",
+    eval_mode,
+    of="step",
+    about="batch norms whose running statistics were never made, never move, or do not follow the weights, as in an "
+    "average of a model; as notes, norms or dropouts in evaluation mode while the model trains, or in training "
+    "mode in a frozen module",
+)
 
 
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -103,12 +111,12 @@ def left_in_evaluation(model: nn.Module, before: set[str], step: int) -> Finding
         return None
     kinds = sorted({type(module).__name__ for module in there.values()})
     return Finding(
-        "eval_mode",
-        "alarm",
         "",
         f"all {len(there)} layers that were in training mode at the first step and behave differently then "
         f"({', '.join(kinds)}) are in evaluation mode at step {step}: {listed(sorted(there), 3)}",
         "call train() after each evaluation",
+        "alarm",
+        rule="eval_mode",
     )
 
 
@@ -122,12 +130,12 @@ def without_statistics(model: nn.Module) -> Finding | None:
     if not new:
         return None
     return Finding(
-        "eval_mode",
-        "alarm",
         new[0],
         f"{len(new)} of {len(norms)} batch norms of frozen modules have the running statistics of a new layer, and "
         f"weights that are not those of one: {listed(new, 3)}",
         "copy the buffers too, as torch.optim.swa_utils.AveragedModel does with use_buffers=True",
+        "alarm",
+        rule="eval_mode",
     )
 
 
@@ -148,12 +156,11 @@ def _still_statistics(model: nn.Module) -> Iterator[Finding]:
     still = [name for name, norm in norms.items() if norm.training and norm.momentum == 0 and _is_new(norm)]
     if still:
         yield Finding(
-            "eval_mode",
-            "alarm",
             still[0],
             f"momentum=0 in {len(still)} of {len(norms)} batch norms: their running statistics stay at a mean of 0 and "
             f"a variance of 1, which evaluation uses: {listed(still, 3)}",
             "set momentum=0.1: torch takes this share of each batch, other libraries the share that is kept",
+            "alarm",
         )
 
 
@@ -169,13 +176,21 @@ def dropout(done: TracedStep) -> Iterator[Finding]:
     if heavy:
         op, share = next(iter(heavy.values()))
         yield Finding(
-            "dropout",
-            "alarm",
             op.place.module,
             f"{op.name} at {listed(list(heavy), 3)} drops {share:.0%} of the values, and scales the rest by "
             f"{1 / (1 - share):.3g}: p is the share that is dropped, not the share that is kept",
             f"set p={1 - share:.2g}, or at most 0.5",
+            "alarm",
         )
+
+
+DROPOUT = Rule(
+    "dropout",
+    dropout,
+    of="step",
+    about="a dropout that drops 90 % of the values or more",
+    gives="alarm",
+)
 
 
 def _dropped(op: Op) -> float:

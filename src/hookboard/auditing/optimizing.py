@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from hookboard.auditing.calls import Value
 from hookboard.auditing.program import StepTrace
-from hookboard.auditing.rules import Finding
+from hookboard.health import Finding, Rule
 from hookboard.messages import listed
 
 
@@ -64,6 +64,32 @@ def findings_of_optimizers(
     yield from _settings(optimizers)
 
 
+NOT_IN_OPTIMIZER = Rule(
+    "not_in_optimizer",
+    None,
+    of="step",
+    about="parameters that get a gradient and are in no optimizer; an alarm if that is all of them, if they were "
+    "frozen at first, or if they belong to layers that the model does not have, as in a list or in a copy",
+)
+
+
+FROZEN = Rule(
+    "frozen",
+    None,
+    of="step",
+    about="how many weights are trained, and which modules are frozen",
+    gives="note",
+)
+
+
+OPTIMIZER_SETTINGS = Rule(
+    "optimizer_settings",
+    None,
+    of="step",
+    about="an epsilon that is 0 in float16; as a note, an epsilon, momentum or beta far from any usual one",
+)
+
+
 def _not_in_optimizer(
     optimizers: Sequence[Optimizer], parameters: Mapping[str, nn.Parameter], reached: Collection[str]
 ) -> Iterator[Finding]:
@@ -75,32 +101,31 @@ def _not_in_optimizer(
         return
     if not any(id(p) in held for p in parameters.values()):
         yield Finding(
-            "not_in_optimizer",
-            "alarm",
             "",
             f"the optimizers hold {len(held)} tensors, and none of them is a parameter of the model",
             "give the optimizer the parameters of the model that is trained, not those of an earlier copy",
+            "alarm",
+            rule="not_in_optimizer",
         )
         return
     if len(left_out) == len(trained):
         others = [p for p in parameters.values() if id(p) in held]
         yield Finding(
-            "not_in_optimizer",
-            "alarm",
             "",
             f"none of the {len(trained)} trainable parameters that get a gradient is in an optimizer, which holds "
             f"{len(others)} others, {sum(not p.requires_grad for p in others)} of them frozen",
             f"give the optimizer the parameters that are trainable now, such as {left_out[0]}: collect them after the "
             "model is complete, its adapters and new heads included",
+            "alarm",
+            rule="not_in_optimizer",
         )
         return
     yield Finding(
-        "not_in_optimizer",
-        "note",
         "",
         f"{len(left_out)} of {len(trained)} trainable parameters that get a gradient are in no optimizer, and stay as "
         f"they are: {listed(left_out, 3)}",
         "give them to the optimizer, or set requires_grad=False on what shall stay as it is",
+        rule="not_in_optimizer",
     )
 
 
@@ -118,12 +143,12 @@ def left_out_later(
     left = [name for name in names if parameters[name].grad is not None and id(parameters[name]) not in held]
     if left:
         yield Finding(
-            "not_in_optimizer",
-            "alarm",
             "",
             f"{len(left)} parameters that were frozen at first are trainable now, get a gradient and are in no "
             f"optimizer, so that they stay as they are: {listed(left, 3)}",
             "give them to the optimizer with add_param_group, or all parameters from the beginning",
+            "alarm",
+            rule="not_in_optimizer",
         )
 
 
@@ -140,13 +165,13 @@ def _none_reached(
     if trained and left and not reached:
         line = next((f", first used at {one.line}" for one in left if one.line), "")
         yield Finding(
-            "not_in_optimizer",
-            "alarm",
             "",
             f"no gradient reaches any of the {len(trained)} parameters of the model that the optimizers hold; it "
             f"reaches {len(left)} others{line}",
             "compute the loss with the model's own parameters, or with tensors that are computed from them, as "
             "torch.func.functional_call takes: a copy of the model passes nothing on to it",
+            "alarm",
+            rule="not_in_optimizer",
         )
 
 
@@ -209,14 +234,14 @@ def _not_in_model(
     who = f": {listed(named, 3)}" if named else f": {len(left)}{anew}"
     is_open = bool(named) and all(math.prod(one.shape) < FRESH_COUNT for one in left)
     yield Finding(
-        "not_in_optimizer",
-        "alarm" if (fresh or is_open) and not may_be_meant else "note",
         "",
         f"a gradient reaches parameters that neither the model nor an optimizer has{who}{as_torch}"
         + (f"; they are used at {line}" if line else ""),
         ("make layers in __init__" if made else "keep layers in an nn.ModuleList, not in a list")
         + ", so that the model has their parameters; nothing, if they are not to be trained, as of a fixed network in "
         "the loss",
+        "alarm" if (fresh or is_open) and not may_be_meant else "note",
+        rule="not_in_optimizer",
     )
 
 
@@ -238,12 +263,11 @@ def _frozen(parameters: Mapping[str, nn.Parameter]) -> Iterator[Finding]:
     count = sum(p.numel() for p in parameters.values())
     if frozen and sum(frozen.values()) < count:
         yield Finding(
-            "frozen",
-            "note",
             "",
             f"{count - sum(frozen.values()):,} of {count:,} weights are trained; frozen are all of "
             f"{listed(_whole(parameters, frozen), 8)}{_untrained(parameters, frozen)}",
             "set requires_grad=True on what shall learn; nothing, if that is meant, as below an adapter",
+            rule="frozen",
         )
 
 
@@ -268,12 +292,12 @@ def _lost_epsilon(optimizer: Optimizer) -> Iterator[Finding]:
         is_larger = group.get("capturable") or group.get("differentiable") or group.get("fused")
         if count and not is_larger and not torch.tensor(group["eps"], dtype=torch.float16, device="cpu"):
             yield Finding(
-                "optimizer_settings",
-                "alarm",
                 "",
                 f"{type(optimizer).__name__}: its eps of {group['eps']:.3g} is 0 in float16, the type of {count} of "
                 "its trained parameters: it divides by 0 where the square of a gradient is 0 too",
                 "set eps=1e-4, or keep the weights in float32 (precision='16-mixed') or bfloat16",
+                "alarm",
+                rule="optimizer_settings",
             )
             return
 
@@ -298,7 +322,7 @@ def _settings(optimizers: Sequence[Optimizer]) -> Iterator[Finding]:
                 steps = math.inf if momentum >= 1 else 1 / (1 - momentum)
                 said[f"its momentum is {momentum:.4g}: it averages over {steps:.0f} steps"] = "set momentum=0.9"
         for evidence, advice in said.items():
-            yield Finding("optimizer_settings", "note", "", f"{kind}: {evidence}", advice)
+            yield Finding("", f"{kind}: {evidence}", advice, rule="optimizer_settings")
 
 
 FRESH_DEVIATION = 0.1

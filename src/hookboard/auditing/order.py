@@ -7,8 +7,9 @@ from torch import Tensor
 
 from hookboard.auditing.calls import Op, Value
 from hookboard.auditing.positions import MIN_POSITIONS, ROUNDING, Meeting, ahead_of, by_position, meetings_of, tensor_of
-from hookboard.auditing.rules import Finding, TracedStep
+from hookboard.auditing.rules import TracedStep
 from hookboard.auditing.tape import UNANSWERED, Tape
+from hookboard.health import Finding, Rule
 
 SAME = 1e-3
 """Outputs are exchanged with their tokens if what else moves is less than this share of it (a choice): sums round."""
@@ -32,14 +33,16 @@ def token_order(done: TracedStep) -> Iterator[Finding]:
         taking = next(op for op in done.step.ops if any(one.origin is tokens for one in op.inputs if one.of_batch))
         if places is not None:
             yield Finding(
-                "no_influence",
-                "alarm",
                 "",
                 f"the order of the tokens that {taking.name} at {taking.place} takes has no influence: with those at "
                 f"positions {places[0]} and {places[1]} exchanged, their outputs are exchanged, and all others stay",
                 "add an embedding or an encoding of the positions to that of the tokens, and use the sum",
+                "alarm",
             )
             return
+
+
+TOKEN_ORDER = Rule("no_influence", token_order, of="step")
 
 
 def _are_tokens(done: TracedStep, value: Value) -> bool:

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from hookboard.auditing.calls import Op, Value, loss_part
-from hookboard.auditing.rules import Finding, TracedStep
+from hookboard.auditing.rules import TracedStep
 from hookboard.auditing.tape import CannotReplayError, Tape
+from hookboard.health import Finding
 
 ROUNDING = 1e-5
 """What moves by less than this share of the largest move does not move (a choice): kernels round, and finite masks such
@@ -159,30 +160,30 @@ def of_positions(ahead: Ahead, outputs: list[Tensor]) -> Iterator[Finding]:
     is_of_tokens = ahead.meeting.target.shape != ahead.meeting.output.shape
     if shift and sees_own:
         yield Finding(
-            "future_leak",
-            "alarm",
             "",
             f"the targets of {op.name} at {op.place} are the inputs {later}, and the output at position {position} "
             "changes if that input is exchanged: it sees what it is to predict",
             "mask later positions in attention (is_causal=True), and use nothing that reads them backwards",
+            "alarm",
+            rule="future_leak",
         )
     elif shift == 2 and is_of_tokens and not sees_other:
         yield Finding(
-            "targets",
-            "alarm",
             op.place.module,
             f"the targets of {op.name} at {op.place} are the tokens two positions later, and the output does not see "
             "the one between: they are shifted twice",
             "shift once: a loss that shifts by itself takes outputs and tokens as they are",
+            "alarm",
+            rule="targets",
         )
     elif shift == 0 and is_of_tokens and sees_own and not sees_other:
         yield Finding(
-            "future_leak",
-            "alarm",
             "",
             f"the targets of {op.name} at {op.place} are the tokens that the model is given at the same positions: it "
             "only has to copy them",
             "shift them: give the model tokens[:, :-1], and compare its outputs with tokens[:, 1:]",
+            "alarm",
+            rule="future_leak",
         )
 
 

@@ -7,54 +7,21 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from hookboard.auditing import handwritten, rules
+from hookboard.auditing import handwritten
+from hookboard.auditing.built_in import STEP_RULES
 from hookboard.auditing.calls import Value
-from hookboard.auditing.cuts import cut
-from hookboard.auditing.dependence import dependence
-from hookboard.auditing.influence import no_influence
-from hookboard.auditing.inputs import (
-    WEIGHING,
-    class_weights,
-    input_scale,
-    note_embedding,
-    note_input,
-    note_mask,
-    padding,
-    padding_mask,
-    target_leak,
-)
+from hookboard.auditing.cuts import CUT
+from hookboard.auditing.inputs import WEIGHING, note_embedding, note_input, note_mask
 from hookboard.auditing.ledger import kind_of, terms_of
-from hookboard.auditing.modes import dropout, eval_mode
-from hookboard.auditing.order import token_order
 from hookboard.auditing.program import StepTrace
-from hookboard.auditing.rules import OBSERVERS, Finding, TracedStep, findings_of
-from hookboard.auditing.scaling import constant_loss, loss_scale, unbounded_loss
-from hookboard.health import StepFacts
+from hookboard.auditing.rules import OBSERVERS, TracedStep, findings_of
+from hookboard.auditing.scaling import constant_loss
+from hookboard.health import Finding, StepFacts
 from hookboard.layers import Flow
 from hookboard.ranks import local
 from hookboard.torch_private import can_be_read, computing_plainly, is_opaque
 
-QUESTIONS = (
-    no_influence,
-    rules.loss_input,
-    rules.loss_shape,
-    rules.output_range,
-    rules.targets,
-    rules.masked_row,
-    eval_mode,
-    dependence,
-    token_order,
-    handwritten.loss_input,
-    handwritten.targets,
-    unbounded_loss,
-    loss_scale,
-    input_scale,
-    target_leak,
-    padding,
-    padding_mask,
-    dropout,
-    class_weights,
-)
+QUESTIONS = [rule for rule in STEP_RULES if rule is not CUT]
 """The rules that judge the code of a step up to one of its losses. `cut` needs all of them: it is asked at the end."""
 
 
@@ -175,7 +142,7 @@ class Reader:
         """Return what `cut` finds for each loss, once all backward passes have run."""
         without = self._trained - self.reached
         steps = [done._replace(without=without, has_gradient=self.has_gradient) for done in self.losses]
-        return [finding for done in steps for finding in findings_of(done, [cut])]
+        return [finding for done in steps for finding in findings_of(done, [CUT])]
 
 
 def alarms_first(found: Iterable[Finding]) -> list[Finding]:

@@ -2,7 +2,8 @@
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from hookboard.auditing.calls import RESHAPES, Observer, Op, Value, loss_part
 from hookboard.auditing.program import StepTrace
-from hookboard.health import SCALE_TARGETS, Severity, Symptom, sentence
+from hookboard.health import SCALE_TARGETS, Finding, Rule
 from hookboard.messages import warn_switched_off
 
 PROBABILITIES = frozenset({"softmax", "sigmoid", "hardsigmoid"})
@@ -51,42 +52,6 @@ about 1 (a choice)."""
 ONE_CLASS_SAMPLES = 32
 """If a batch has at least this many samples, of three or more classes, and all are of one class, that is an alarm (a
 choice). With a class that makes up three quarters of the data, it happens in 1 of 10,000 batches."""
-
-
-class Finding(NamedTuple):
-    """A fault in the code, or what may be one.
-
-    Args:
-        rule: the name of the rule that found it.
-        severity: `alarm` if the code cannot work; `note` if it may be intended.
-        module: the dotted name of the layer; "" for the whole model.
-        evidence: one sentence with the line of code and the numbers.
-        advice: one sentence: what to change.
-        is_effect: whether another alarm may be the cause of this one.
-    """
-
-    rule: str
-    severity: Severity
-    module: str
-    evidence: str
-    advice: str
-    is_effect: bool = False
-
-    def __str__(self) -> str:
-        """Return all of it in words.
-
-        >>> print(Finding("targets", "note", "head", "the targets reach 7", "scale them"))
-        note: targets in head: The targets reach 7. Try: Scale them.
-        """
-        where = f" in {self.module}" if self.module else ""
-        evidence, advice = sentence(self.evidence, self.module), sentence(self.advice, self.module)
-        return f"{self.severity}: {self.rule}{where}: {evidence} Try: {advice}"
-
-    @property
-    def symptom(self) -> Symptom:
-        """The finding as a symptom. An alarm on a line of code is a root: it follows from no other."""
-        is_alarm, is_root = self.severity == "alarm", self.severity == "alarm" and not self.is_effect
-        return Symptom(self.module, self.evidence, self.advice, self.severity, is_root=is_root, is_hard=is_alarm)
 
 
 class TracedStep(NamedTuple):
@@ -202,12 +167,11 @@ def loss_input(done: TracedStep) -> Iterator[Finding]:
             yield _of_logits(call)
         elif name == "cross_entropy" and are_probabilities(values):
             yield Finding(
-                "loss_input",
-                "alarm",
                 call.op.place.module,
                 f"cross_entropy at {call.op.place} takes logits; each of the {len(values):,} rows of its input sums to "
                 f"1, with numbers of {in_numbers(values)}{_from(call.output)}",
                 "give it the numbers before they were made probabilities",
+                "alarm",
             )
         if name == "nll_loss" and values.dim() > 1 and values.is_floating_point() and not _weighs_logs(call.output):
             sums = values.double().exp().sum(1)
@@ -215,22 +179,30 @@ def loss_input(done: TracedStep) -> Iterator[Finding]:
             if bool(((sums - 1).abs() > SUM_DEVIATION).any()):
                 came = f", it comes from {_origin(call.output)}" if made_by else ""
                 yield Finding(
-                    "loss_input",
-                    "alarm",
                     call.op.place.module,
                     f"nll_loss at {call.op.place} takes log-probabilities, which sum to 1 after exp; its input sums to "
                     f"{in_numbers(sums)}{came}",
                     _for_nll_loss(call),
+                    "alarm",
                 )
         if name == "kl_div" and bool((values > ROUNDING).any()):
             yield Finding(
-                "loss_input",
-                "alarm",
                 call.op.place.module,
                 f"kl_div at {call.op.place} takes log-probabilities, which are at most 0; its input is "
                 f"{in_numbers(values)}{_from(call.output)}",
                 f"use log_softmax{' in place of the softmax' * (made_by == 'softmax')}: it takes logarithms",
+                "alarm",
             )
+
+
+LOSS_INPUT = Rule(
+    "loss_input",
+    loss_input,
+    of="step",
+    about="a loss for logits gets the output of softmax, sigmoid, tanh or ReLU; one for log-probabilities gets "
+    "something else; one written by hand takes the logarithm or Dice overlap of logits",
+    gives="alarm",
+)
 
 
 def _weighs_logs(value: Value) -> bool:
@@ -284,132 +256,10 @@ def _of_logits(call: LossCall) -> Finding:
         least = math.log1p((classes - 1) * math.exp(low - high))
         bound = f"; with {classes} logits of {low:g} to {high:g} the loss of a sample cannot fall below {least:.3g}"
     return Finding(
-        "loss_input",
-        "alarm",
         _module_of(call.output),
         f"{call.op.name} at {call.op.place} takes logits, its input comes from {_origin(call.output)}{bound}",
         f"remove the {made_by}; where probabilities are wanted, compute them outside of the loss",
-    )
-
-
-def last_softmaxes(done: TracedStep) -> Iterator[tuple[LossCall, Op, tuple[int, ...], int]]:
-    """Yield each (log-)softmax whose output a loss takes: loss call, softmax call, its input's shape, its `dim`."""
-    calls = {id(call.output.origin.op): call for call in losses_of(done) if call.output.origin.op is not None}
-    for key, call in calls.items():
-        op = call.output.origin.op
-        assert op is not None
-        if id(op) != key or op.name not in ("softmax", "log_softmax") or not op.inputs:
-            continue
-        shape, dim = op.inputs[0].shape, op.arguments.get("dim", op.arguments.get("1"))
-        if dim is None:  # torch then chooses, with a warning
-            dim = 0 if len(shape) in (0, 1, 3) else 1
-        if not isinstance(dim, int) or not shape:
-            continue
-        yield call, op, shape, dim
-
-
-def output_range(done: TracedStep) -> Iterator[Finding]:
-    """Yield a finding for targets outside of the range of the model's last function."""
-    yield from _sums_that_differ(done)
-    for call in losses_of(done):
-        limits = _limits_of(call.output) if call.counts_all else None
-        if limits is None or call.op.name not in REGRESSION | {"binary_cross_entropy", "sub", "rsub"}:
-            continue
-        wanted = call.wanted.detach().double()
-        outside = int(((wanted < limits[0] - ROUNDING) | (wanted > limits[1] + ROUNDING)).sum())
-        if outside:
-            yield Finding(
-                "output_range",
-                "alarm" if outside > wanted.numel() / 100 else "note",
-                _module_of(call.output),
-                f"{_origin(call.output)} gives {_interval(limits)}, and the targets at {call.op.place} are "
-                f"{in_numbers(wanted)}: {outside:,} of {wanted.numel():,} cannot be reached",
-                f"remove the {call.output.made_by}, or scale the targets into its range",
-            )
-
-
-def _sums_that_differ(done: TracedStep) -> Iterator[Finding]:
-    """Yield a finding for a softmax, whose outputs sum to 1, with targets that do not, such as several labels."""
-    for call, op, shape, dim in last_softmaxes(done):
-        is_compared = call.op.name in REGRESSION | {"binary_cross_entropy", "sub", "rsub"} and call.counts_all
-        is_over_samples = len(shape) > 1 and dim % len(shape) == 0
-        if op.name != "softmax" or not is_compared or is_over_samples or shape[dim] < 2 or call.wanted.shape != shape:
-            continue
-        sums = call.wanted.detach().double().sum(dim)
-        outside = int(((sums - 1).abs() > SUM_DEVIATION).sum())
-        if outside:
-            yield Finding(
-                "output_range",
-                "alarm" if outside > sums.numel() / 100 else "note",
-                op.place.module,
-                f"the outputs of softmax at {op.place} sum to 1, and the targets of a sample at {call.op.place} to "
-                f"{in_numbers(sums)}: those of {outside:,} of {sums.numel():,} samples cannot be reached",
-                "where several labels may hold at once, remove the softmax and use binary_cross_entropy_with_logits, "
-                "with sigmoid where probabilities are needed; otherwise scale the targets to sum to 1",
-            )
-
-
-def targets(done: TracedStep) -> Iterator[Finding]:
-    """Yield a finding for targets that the loss does not accept, that are all equal, or that should be scaled."""
-    for call in losses_of(done):
-        wanted, place = call.wanted.detach(), call.op.place
-        if call.op.name in BINARY and call.counts_all and wanted.numel():
-            low, high = float(wanted.min()), float(wanted.max())
-            if low < -ROUNDING or high > 1 + ROUNDING:
-                yield Finding(
-                    "targets",
-                    "alarm",
-                    place.module,
-                    f"{call.op.name} at {place} takes targets of 0 to 1, they are {low:g} to {high:g}: its loss has "
-                    "no lower bound",
-                    "encode two classes as 0 and 1; for more classes use cross_entropy",
-                )
-        if call.op.name == "cross_entropy" and wanted.is_floating_point() and wanted.dim() == call.values.dim():
-            sums = wanted.double().sum(1 if wanted.dim() > 1 else 0)
-            if bool(((sums - 1).abs() > SUM_DEVIATION)[sums != 0].any()):  # a row of zeros is left out
-                yield Finding(
-                    "targets",
-                    "note",
-                    place.module,
-                    f"cross_entropy at {place} takes the probabilities of the classes, which sum to 1; those of a "
-                    f"sample sum to {in_numbers(sums)}",
-                    "give class numbers, or probabilities; for several labels at once use "
-                    "binary_cross_entropy_with_logits",
-                )
-        if call.op.name in REGRESSION | {"sub", "rsub"} and wanted.numel() > 1 and not wanted.is_complex():
-            spread, mean = float(wanted.double().std()), float(wanted.double().mean())
-            if spread > UNSCALED_TARGETS or abs(mean) > UNSCALED_TARGETS:
-                yield Finding(
-                    "targets",
-                    "note",
-                    place.module,
-                    f"the targets at {place} are {in_numbers(wanted)}, with a mean of {mean:.3g} and a standard "
-                    f"deviation of {spread:.3g}",
-                    SCALE_TARGETS,
-                )
-        yield from _all_the_same(call)
-
-
-def _all_the_same(call: LossCall) -> Iterator[Finding]:
-    """Yield a finding if all targets are equal: an alarm if they are class numbers of ONE_CLASS_SAMPLES samples."""
-    wanted, place = call.wanted.detach(), call.op.place
-    is_soft = call.op.name == "cross_entropy" and wanted.is_floating_point()
-    if (
-        call.target.origin.path is None
-        or is_soft
-        or wanted.numel() <= 7
-        or not bool((wanted == wanted.flatten()[0]).all())
-    ):
-        return
-    classes = call.values.shape[1] if call.op.name in ("cross_entropy", "nll_loss") and call.values.dim() == 2 else 0
-    is_each = len(call.target.origin.shape) == 1 and wanted.numel() >= ONE_CLASS_SAMPLES
-    yield Finding(
-        "targets",
-        "alarm" if classes > 2 and is_each else "note",
-        place.module,
-        f"all {wanted.numel()} targets of the batch at {place} are {float(wanted.flatten()[0]):g}"
-        + (f", of {classes} classes" if classes else ""),
-        "look at the labels that the data set gives, at whether it is shuffled, and at the weights of a sampler",
+        "alarm",
     )
 
 
@@ -417,6 +267,17 @@ def loss_shape(done: TracedStep) -> Iterator[Finding]:
     """Yield an alarm if outputs and targets broadcast, or if a view mixes positions and classes in front of a loss."""
     yield from _broadcast(done)
     yield from _mixed(done)
+
+
+LOSS_SHAPE = Rule(
+    "loss_shape",
+    loss_shape,
+    of="step",
+    about="output and target have shapes that broadcast, such as (N, 1) and (N,), so that each output is compared with "
+    "every target; a view for a transpose mixes classes and positions; or outputs and targets are flattened in "
+    "different orders",
+    gives="alarm",
+)
 
 
 def _broadcast(done: TracedStep) -> Iterator[Finding]:
@@ -438,12 +299,11 @@ def _broadcast(done: TracedStep) -> Iterator[Finding]:
                 is_regression or (both == op.results[0].shape and _is_column_and_row(output, target))
             ):
                 yield Finding(
-                    "loss_shape",
-                    "alarm",
                     op.place.module,
                     f"at {op.place} an output of shape {list(output.shape)} meets targets of shape "
                     f"{list(target.shape)}: each output is compared with every target, {list(both)}",
                     "give both the same shape, with squeeze(1) or unsqueeze(1)",
+                    "alarm",
                 )
 
 
@@ -485,12 +345,11 @@ def _mixed(done: TracedStep) -> Iterator[Finding]:
         else:
             continue
         yield Finding(
-            "loss_shape",
-            "alarm",
             op.place.module,
             f"{op.name} at {op.place} makes {list(after)} of {list(before)} without moving an element: classes and "
             f"positions are mixed in what {call.op.name} at {call.op.place} takes",
             f"use {remedy} in place of the {op.name}",
+            "alarm",
         )
 
 
@@ -501,6 +360,138 @@ def _has_classes_second(value: Value) -> bool:
     return len(shape) > 2 and math.prod(shape[2:]) > 1 and shape[-1] != shape[1] and not is_made_by_view
 
 
+def last_softmaxes(done: TracedStep) -> Iterator[tuple[LossCall, Op, tuple[int, ...], int]]:
+    """Yield each (log-)softmax whose output a loss takes: loss call, softmax call, its input's shape, its `dim`."""
+    calls = {id(call.output.origin.op): call for call in losses_of(done) if call.output.origin.op is not None}
+    for key, call in calls.items():
+        op = call.output.origin.op
+        assert op is not None
+        if id(op) != key or op.name not in ("softmax", "log_softmax") or not op.inputs:
+            continue
+        shape, dim = op.inputs[0].shape, op.arguments.get("dim", op.arguments.get("1"))
+        if dim is None:  # torch then chooses, with a warning
+            dim = 0 if len(shape) in (0, 1, 3) else 1
+        if not isinstance(dim, int) or not shape:
+            continue
+        yield call, op, shape, dim
+
+
+def output_range(done: TracedStep) -> Iterator[Finding]:
+    """Yield a finding for targets outside of the range of the model's last function."""
+    yield from _sums_that_differ(done)
+    for call in losses_of(done):
+        limits = _limits_of(call.output) if call.counts_all else None
+        if limits is None or call.op.name not in REGRESSION | {"binary_cross_entropy", "sub", "rsub"}:
+            continue
+        wanted = call.wanted.detach().double()
+        outside = int(((wanted < limits[0] - ROUNDING) | (wanted > limits[1] + ROUNDING)).sum())
+        if outside:
+            yield Finding(
+                _module_of(call.output),
+                f"{_origin(call.output)} gives {_interval(limits)}, and the targets at {call.op.place} are "
+                f"{in_numbers(wanted)}: {outside:,} of {wanted.numel():,} cannot be reached",
+                f"remove the {call.output.made_by}, or scale the targets into its range",
+                "alarm" if outside > wanted.numel() / 100 else "note",
+            )
+
+
+OUTPUT_RANGE = Rule(
+    "output_range",
+    output_range,
+    of="step",
+    about="the model's last function cannot produce some of the targets, such as negative ones after ReLU or several "
+    "labels at once after softmax; a note if "
+    "that is at most 1 % of them",
+)
+
+
+def _sums_that_differ(done: TracedStep) -> Iterator[Finding]:
+    """Yield a finding for a softmax, whose outputs sum to 1, with targets that do not, such as several labels."""
+    for call, op, shape, dim in last_softmaxes(done):
+        is_compared = call.op.name in REGRESSION | {"binary_cross_entropy", "sub", "rsub"} and call.counts_all
+        is_over_samples = len(shape) > 1 and dim % len(shape) == 0
+        if op.name != "softmax" or not is_compared or is_over_samples or shape[dim] < 2 or call.wanted.shape != shape:
+            continue
+        sums = call.wanted.detach().double().sum(dim)
+        outside = int(((sums - 1).abs() > SUM_DEVIATION).sum())
+        if outside:
+            yield Finding(
+                op.place.module,
+                f"the outputs of softmax at {op.place} sum to 1, and the targets of a sample at {call.op.place} to "
+                f"{in_numbers(sums)}: those of {outside:,} of {sums.numel():,} samples cannot be reached",
+                "where several labels may hold at once, remove the softmax and use binary_cross_entropy_with_logits, "
+                "with sigmoid where probabilities are needed; otherwise scale the targets to sum to 1",
+                "alarm" if outside > sums.numel() / 100 else "note",
+            )
+
+
+def targets(done: TracedStep) -> Iterator[Finding]:
+    """Yield a finding for targets that the loss does not accept, that are all equal, or that should be scaled."""
+    for call in losses_of(done):
+        wanted, place = call.wanted.detach(), call.op.place
+        if call.op.name in BINARY and call.counts_all and wanted.numel():
+            low, high = float(wanted.min()), float(wanted.max())
+            if low < -ROUNDING or high > 1 + ROUNDING:
+                yield Finding(
+                    place.module,
+                    f"{call.op.name} at {place} takes targets of 0 to 1, they are {low:g} to {high:g}: its loss has "
+                    "no lower bound",
+                    "encode two classes as 0 and 1; for more classes use cross_entropy",
+                    "alarm",
+                )
+        if call.op.name == "cross_entropy" and wanted.is_floating_point() and wanted.dim() == call.values.dim():
+            sums = wanted.double().sum(1 if wanted.dim() > 1 else 0)
+            if bool(((sums - 1).abs() > SUM_DEVIATION)[sums != 0].any()):  # a row of zeros is left out
+                yield Finding(
+                    place.module,
+                    f"cross_entropy at {place} takes the probabilities of the classes, which sum to 1; those of a "
+                    f"sample sum to {in_numbers(sums)}",
+                    "give class numbers, or probabilities; for several labels at once use "
+                    "binary_cross_entropy_with_logits",
+                )
+        if call.op.name in REGRESSION | {"sub", "rsub"} and wanted.numel() > 1 and not wanted.is_complex():
+            spread, mean = float(wanted.double().std()), float(wanted.double().mean())
+            if spread > UNSCALED_TARGETS or abs(mean) > UNSCALED_TARGETS:
+                yield Finding(
+                    place.module,
+                    f"the targets at {place} are {in_numbers(wanted)}, with a mean of {mean:.3g} and a standard "
+                    f"deviation of {spread:.3g}",
+                    SCALE_TARGETS,
+                )
+        yield from _all_the_same(call)
+
+
+TARGETS = Rule(
+    "targets",
+    targets,
+    of="step",
+    about="targets that the loss does not accept, tokens that are shifted twice, or a batch of at least 32 samples of "
+    "one class of several; as notes, targets that should be scaled, or are all the same",
+)
+
+
+def _all_the_same(call: LossCall) -> Iterator[Finding]:
+    """Yield a finding if all targets are equal: an alarm if they are class numbers of ONE_CLASS_SAMPLES samples."""
+    wanted, place = call.wanted.detach(), call.op.place
+    is_soft = call.op.name == "cross_entropy" and wanted.is_floating_point()
+    if (
+        call.target.origin.path is None
+        or is_soft
+        or wanted.numel() <= 7
+        or not bool((wanted == wanted.flatten()[0]).all())
+    ):
+        return
+    classes = call.values.shape[1] if call.op.name in ("cross_entropy", "nll_loss") and call.values.dim() == 2 else 0
+    is_each = len(call.target.origin.shape) == 1 and wanted.numel() >= ONE_CLASS_SAMPLES
+    yield Finding(
+        place.module,
+        f"all {wanted.numel()} targets of the batch at {place} are {float(wanted.flatten()[0]):g}"
+        + (f", of {classes} classes" if classes else ""),
+        "look at the labels that the data set gives, at whether it is shuffled, and at the weights of a sampler",
+        "alarm" if classes > 2 and is_each else "note",
+    )
+
+
 def masked_row(done: TracedStep) -> Iterator[Finding]:
     """Yield an alarm if the loss is not finite and attention has rows that are fully masked, which give NaN."""
     rows = [(op, getattr(op.seen, "rows", op.seen)) for op in done.step.ops if op.name in ATTENTION]
@@ -509,12 +500,20 @@ def masked_row(done: TracedStep) -> Iterator[Finding]:
         op, masked, rows = found[0]
         others = f", and so are some in {len(found) - 1} calls after it" if len(found) > 1 else ""
         yield Finding(
-            "masked_row",
-            "alarm",
             op.place.module,
             f"{masked} of {rows} rows of the mask of {op.name} at {op.place} hide everything, which gives NaN{others}",
             "let each row see at least one position, such as itself",
+            "alarm",
         )
+
+
+MASKED_ROW = Rule(
+    "masked_row",
+    masked_row,
+    of="step",
+    about="rows of attention that are fully masked, and make the loss NaN",
+    gives="alarm",
+)
 
 
 ATTENTION = frozenset({"scaled_dot_product_attention", "multi_head_attention_forward", "softmax"})
@@ -552,20 +551,17 @@ OBSERVERS: Mapping[str, Observer] = {
 """Function name to what is called with its tensors; see `StepTrace`."""
 
 
-StepRule = Callable[[TracedStep], Iterator[Finding]]
-"""A function that yields the faults of a step."""
-
-
-def findings_of(done: TracedStep, rules: Sequence[StepRule]) -> list[Finding]:
+def findings_of(done: TracedStep, rules: Sequence[Rule]) -> list[Finding]:
     """Return the findings of the rules, equal ones once. A rule that raises gives a warning and no findings."""
     return list(dict.fromkeys(finding for rule in rules for finding in _asked(rule, done)))
 
 
-def _asked(rule: StepRule, done: TracedStep) -> list[Finding]:
+def _asked(rule: Rule, done: TracedStep) -> list[Finding]:
     try:
-        return list(rule(done))
+        found = [] if rule.judge is None else list(rule.judge(done))
+        return [finding if finding.rule else replace(finding, rule=rule.name) for finding in found]
     except Exception as error:
-        warn_switched_off(f"the rule {rule.__name__!r} of audit", error)
+        warn_switched_off(f"the rule {rule.name!r} of audit", error)
         return []
 
 

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from hookboard.auditing.calls import RESHAPES, Op, Value
-from hookboard.auditing.rules import BINARY, LOSSES, Finding, LossCall, TracedStep
+from hookboard.auditing.rules import BINARY, LOSSES, LossCall, TracedStep
+from hookboard.health import Finding, Rule
 
 TINY_FACTOR = 1e-6
 """A loss that is multiplied by no more than this is an alarm (a choice): Adam adds 1e-8 to the root of its second
@@ -43,13 +44,21 @@ def unbounded_loss(done: TracedStep) -> Iterator[Finding]:
     if scaled.factor >= 0 or not _is_error(scaled.op):
         return
     yield Finding(
-        "unbounded_loss",
-        "alarm",
         scaled.op.place.module,
         f"the loss is {scaled.factor:.3g} times the {scaled.op.name} at {scaled.op.place}, an error that is never "
         "negative: it has no lower bound, and training makes the error larger",
         "remove the minus",
+        "alarm",
     )
+
+
+UNBOUNDED_LOSS = Rule(
+    "unbounded_loss",
+    unbounded_loss,
+    of="step",
+    about="the loss is minus an error, or a plain difference to the targets",
+    gives="alarm",
+)
 
 
 def _without_bound(scaled: Scaled) -> Iterator[Finding]:
@@ -62,11 +71,10 @@ def _without_bound(scaled: Scaled) -> Iterator[Finding]:
     else:
         return
     yield Finding(
-        "unbounded_loss",
-        "alarm",
         op.place.module,
         f"the loss is {scaled.factor:.3g} times {what} at {op.place}, which has no lower bound",
         advice,
+        "alarm",
     )
 
 
@@ -79,20 +87,25 @@ def _are_log_probabilities_of_targets(op: Op) -> bool:
 def loss_scale(done: TracedStep) -> Iterator[Finding]:
     """Yield an alarm if the loss is multiplied by next to nothing, and a note if it is exactly 0."""
     if done.number == 0:
-        yield Finding(
-            "loss_scale", "note", "", "the loss of the first batch is exactly 0", "look at what it is made of"
-        )
+        yield Finding("", "the loss of the first batch is exactly 0", "look at what it is made of")
     scaled = mean_behind(done.loss)
     if scaled is None or scaled.smallest is None or not 0 < abs(scaled.factor) <= TINY_FACTOR:
         return
     if abs(done.number) < SMALL_LOSS:
         yield Finding(
-            "loss_scale",
-            "alarm",
             scaled.smallest.place.module,
             f"the loss is multiplied by {scaled.factor:.3g} at {scaled.smallest.place}, and is {done.number:.3g}",
             "remove the factor; the learning rate scales the steps",
+            "alarm",
         )
+
+
+LOSS_SCALE = Rule(
+    "loss_scale",
+    loss_scale,
+    of="step",
+    about="a loss that is multiplied by 1e-6 or less; a note if it is exactly 0",
+)
 
 
 def mean_behind(loss: Value) -> Scaled | None:

@@ -15,8 +15,8 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, ReduceLROnPlateau
 
-from hookboard.auditing.rules import Finding
 from hookboard.either_lightning import PACKAGES
+from hookboard.health import Finding, Rule
 
 MAX_RATES = 2000
 """At most about this many rates of a schedule are looked at, evenly spread over the fit (a choice)."""
@@ -55,6 +55,15 @@ def findings_of_schedules(trainer: Trainer, pl_module: LightningModule) -> Itera
     is_stepped_by_lightning = pl_module.automatic_optimization and package in PACKAGES
     if trainer.lr_scheduler_configs and not trainer.global_step and is_stepped_by_lightning:
         yield from _schedule(trainer, pl_module)
+
+
+SCHEDULE = Rule(
+    "schedule",
+    None,
+    of="step",
+    about="the rate is 0 in more than half of the steps, or stays below half of its peak because a schedule that "
+    "counts batches is stepped once an epoch; as a note, a cosine goes up again",
+)
 
 
 def calls_no_user(scheduler: object) -> bool:
@@ -122,13 +131,13 @@ def _schedule(trainer: Trainer, pl_module: LightningModule) -> Iterator[Finding]
             end = round((last + 1) / len(rates) * count)
             unit = "steps" if config.interval == "step" else "epochs"
             yield Finding(
-                "schedule",
-                "alarm",
                 "",
                 f"{type(config.scheduler).__name__} makes the learning rate 0 in {zero:.0%} of the {count:,} {unit} of "
                 f"this fit; it is largest with {peak:.3g}, and 0 after {end:,} {unit}",
                 _for_epochs(trainer, pl_module, config)
                 + f"give the schedule the {count:,} {unit} that it is stepped; its interval is {config.interval!r}",
+                "alarm",
+                rule="schedule",
             )
         else:
             yield from _never_at_its_peak(trainer, pl_module, config, peak)
@@ -145,14 +154,14 @@ def _never_at_its_peak(trainer: Trainer, pl_module: LightningModule, config: Any
     if peak <= PEAK_SHARE_NOTE * highest and math.isfinite(highest):
         every = max(1, int(batches) // MAX_RATES)
         yield Finding(
-            "schedule",
-            "alarm" if peak <= PEAK_SHARE_ALARM * highest else "note",
             "",
             f"{type(config.scheduler).__name__} is stepped once in each of {trainer.max_epochs} epochs, and its rate "
             f"is at most {peak:.3g} in this fit; stepped in each of {int(batches):,} batches it reaches {highest:.3g} "
             f"after {rates.index(highest) * every:,}",
             "if it counts batches, return {'scheduler': ..., 'interval': 'step'} from configure_optimizers; otherwise "
             f"shorten its warm-up, which takes more than the {trainer.max_epochs} epochs",
+            "alarm" if peak <= PEAK_SHARE_ALARM * highest else "note",
+            rule="schedule",
         )
 
 
@@ -163,8 +172,6 @@ def _cycles(trainer: Trainer, config: Any, count: int) -> Iterator[Finding]:
         return
     unit = "steps" if config.interval == "step" else "epochs"
     yield Finding(
-        "schedule",
-        "note",
         "",
         f"CosineAnnealingLR takes the rate down in T_max={scheduler.T_max:,} {unit} and up again in as many; this fit "
         f"has {count:,} {unit}",
@@ -174,6 +181,7 @@ def _cycles(trainer: Trainer, config: Any, count: int) -> Iterator[Finding]:
             if config.interval == "step"
             else ""
         ),
+        rule="schedule",
     )
 
 

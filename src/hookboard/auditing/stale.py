@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hookboard.auditing.calls import Place
-from hookboard.auditing.rules import Finding
 from hookboard.either_lightning import is_lightning
+from hookboard.health import Finding, Rule
 from hookboard.ranks import local
 from hookboard.torch_private import version_of
 from hookboard.user_code import is_of_library, user_frame
@@ -22,6 +22,33 @@ SAMPLED_PARAMETERS = 8
 
 WATCHED_STEPS = 4
 """How many steps of each optimizer are watched (a choice): the fault shows from the second one on."""
+
+
+STALE_GRADIENTS = Rule(
+    "stale_gradients",
+    None,
+    of="step",
+    about="an optimizer steps with gradients that were not cleared since its step before",
+    gives="alarm",
+)
+
+
+CLEARED_GRADIENTS = Rule(
+    "cleared_gradients",
+    None,
+    of="step",
+    about="`zero_grad()` is called between the backward pass and the step",
+    gives="alarm",
+)
+
+
+WRONG_OPTIMIZER = Rule(
+    "wrong_optimizer",
+    None,
+    of="step",
+    about="an optimizer steps without gradients, after a backward pass for another one",
+    gives="alarm",
+)
 
 
 @dataclass
@@ -179,36 +206,36 @@ class StaleGradients:
         count = " and ".join(f"{count}" for *_, count in stale)
         whose, clear = ("its step", "zero_grad()") if len(stale) == 1 else ("the step", "zero_grad() of each")
         return Finding(
-            "stale_gradients",
-            "alarm",
             "",
             f"{steps} with gradients to which those of {whose} before were added: nothing cleared them in between "
             f"({count} parameters)",
             f"call {clear} before the backward pass",
+            "alarm",
+            rule="stale_gradients",
         )
 
 
 def _without_gradient(optimizer: Optimizer, place: Place) -> Finding:
     return Finding(
-        "wrong_optimizer",
-        "alarm",
         "",
         f"{type(optimizer).__name__} steps at {place} while no parameter of it has a gradient: the backward pass "
         "before reached only those of another optimizer",
         "check that each loss is followed by the step of its own optimizer: self.optimizers() gives them in the order "
         "of configure_optimizers, and zero_grad() of one must not clear what another one needs",
+        "alarm",
+        rule="wrong_optimizer",
     )
 
 
 def _with_cleared_gradients(optimizer: Optimizer, place: Place) -> Finding:
     return Finding(
-        "cleared_gradients",
-        "alarm",
         "",
         f"{type(optimizer).__name__} steps at {place} after its gradients were cleared: the backward pass before gave "
         f"them, and none is left, in {CLEARED_STEPS} steps in a row",
         "call zero_grad() before the backward pass or after step(), not between them; nothing, if it is meant to leave "
         "these weights as they are at first",
+        "alarm",
+        rule="cleared_gradients",
     )
 
 

@@ -7,14 +7,14 @@ from typing import Any, get_args
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from hookboard.auditing import LiveStep, StaleGradients
+from hookboard.auditing import RULES, STEP, LiveStep, StaleGradients
 from hookboard.callbacks.checkup import Checkup
 from hookboard.callbacks.health_state import (
     EVALUATED,
     MEASURED,
-    Finding,
     HealthState,
     Judging,
+    Search,
     firsts_over_ranks,
     layers_in,
     some_units,
@@ -26,8 +26,6 @@ from hookboard.checks import check_name, check_switches, check_whole
 from hookboard.first_nan import BlackBox
 from hookboard.health import (
     MEASURED_VALUES_MAX,
-    RULES,
-    STEP,
     VERDICT,
     HeldBack,
     Judge,
@@ -117,7 +115,7 @@ class HealthMonitor(SiteLogger[HealthState]):
         every_n_steps: int | None = None,
         rules: str | Rule | Sequence[str | Rule] | None = None,
         window: int = 3,
-        nonfinite: Finding = "auto",
+        nonfinite: Search = "auto",
         stop_on: str | Sequence[str] | None = None,
         audit: bool = True,
         report: bool = False,
@@ -140,7 +138,7 @@ class HealthMonitor(SiteLogger[HealthState]):
         names = [rule.name for rule in self._rules()]
         if stop_on is not None:
             check_stop_on(stop_on, names, RULES)
-        check_name("nonfinite", nonfinite, get_args(Finding))
+        check_name("nonfinite", nonfinite, get_args(Search))
         check_switches(audit=audit, report=report)
         check_whole("window", window, of="looks")
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from hookboard.auditing import Finding as Found
 from hookboard.auditing import (
+    RULES,
     LiveStep,
     StaleGradients,
     in_training,
@@ -25,7 +25,7 @@ from hookboard.callbacks.measurement_state import MeasurementState
 from hookboard.callbacks.report_at_end import ReportAtEnd
 from hookboard.first_nan import BlackBox, late_event
 from hookboard.health import (
-    RULES,
+    Finding,
     HeldBack,
     Judge,
     Look,
@@ -34,7 +34,6 @@ from hookboard.health import (
     Page,
     StepFacts,
     Stepped,
-    Symptom,
     Verdict,
     before_nonfinite,
     closing,
@@ -169,7 +168,7 @@ def some_units(weight: Tensor) -> Tensor:
 MEASURED = ("rms", "zero_fraction")
 """The statistics that make the recorder fill the columns that rules read."""
 
-Finding = Literal["auto", "exact", "late"]
+Search = Literal["auto", "exact", "late"]
 """How the module that gave the first NaN is found."""
 
 EVALUATED = 4
@@ -200,7 +199,7 @@ class HealthState(MeasurementState):
         report: writes the page at the end; None if there is to be none.
         black_box: finds the first NaN or Inf in its step; None outside of training, and where nobody asks for that.
         finds_late: whether a loss that is not finite is reported when it is read.
-        findings: rule name and symptom of what was found in the training step; None before it was read.
+        findings: what was found in the code of the training step; None before it was read.
         facts: what is known of that step besides.
         inputs: the hook on the model whose inputs stand for a batch that the loop does not tell; None if all are told.
         awake: the norms and dropouts that were in training mode at the first due step; None before.
@@ -225,7 +224,7 @@ class HealthState(MeasurementState):
     report: ReportAtEnd | None = field(default=None, kw_only=True)
     black_box: BlackBox | None = field(default=None, kw_only=True)
     finds_late: bool = field(default=False, kw_only=True)
-    findings: Sequence[tuple[str, Symptom]] | None = field(default=None, kw_only=True)
+    findings: Sequence[Finding] | None = field(default=None, kw_only=True)
     facts: StepFacts = field(default=StepFacts(), kw_only=True)
     inputs: Taps | None = field(default=None, kw_only=True)
     awake: set[str] | None = field(default=None, kw_only=True)
@@ -298,7 +297,7 @@ class HealthState(MeasurementState):
         new = parameters.keys() - self.trainable if self.trainable else set[str]()
         self.trainable |= parameters.keys()
         if new and self.findings is not None:  # what was said of frozen weights no longer holds
-            self.findings = [(rule, symptom) for rule, symptom in self.findings if rule != "frozen"]
+            self.findings = [one for one in self.findings if one.rule != "frozen"]
             self.add_findings([*left_out_later(optimizers, parameters, sorted(new))], since=step)
 
     def drop_live(self) -> None:
@@ -307,12 +306,11 @@ class HealthState(MeasurementState):
             self.live.leave()
             self.live = None
 
-    def add_findings(self, found: Sequence[Found], since: int | None = None) -> None:
+    def add_findings(self, found: Sequence[Finding], since: int | None = None) -> None:
         """Add what was found in the training step, perhaps since an earlier one; the next look judges it."""
-        new = ((finding.rule, replace(finding.symptom, since=since)) for finding in found)
-        self.findings = [*(self.findings or ()), *new]
+        self.findings = [*(self.findings or ()), *(replace(one, since=since) for one in found)]
 
-    def watch_stale(self, stale: StaleGradients, watch: Callable[..., Found | None], *given: Any) -> None:
+    def watch_stale(self, stale: StaleGradients, watch: Callable[..., Finding | None], *given: Any) -> None:
         """Call `watch`, a method of `stale`, and add the finding that it returns; an error warns and ends it."""
         try:
             with computing_plainly():
@@ -445,7 +443,7 @@ class HealthState(MeasurementState):
         if not is_searched and any(v.rule == "nonfinite" and v.severity == "alarm" for v in self.judge.verdicts):
             return self.judge.verdicts  # an earlier look has shown where it began: the loss is what follows from it
         for event in events:
-            self.judge.add("nonfinite", event.symptom(), event.step, event.is_located, is_searched)
+            self.judge.add("nonfinite", event.finding, event.step, event.is_located, is_searched)
         looks, verdicts = self.judge.run.looks, self.judge.verdicts
         self.reporter.at_event(verdicts, events[0].step, looks[-1] if looks else None)
         return verdicts

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from hookboard.auditing import Finding, Targets
+from hookboard.auditing import Targets
 from hookboard.either_lightning import is_lightning
 from hookboard.experiments.attempt import (
     OutOfTimeError,
@@ -40,6 +40,7 @@ from hookboard.experiments.rates import (
     tried_rates,
 )
 from hookboard.experiments.targets import find_targets, of_batches, samples_in
+from hookboard.health import Finding
 from hookboard.replay import CannotRunAgainError, loss_of_step
 
 STEPS, MIN_STEPS = 30, 10

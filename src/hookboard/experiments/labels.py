@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from hookboard.auditing import Finding, Targets
+from hookboard.auditing import Targets
 from hookboard.experiments.attempt import OutOfTimeError, Recipe, copy_of_optimizer, losses_of, restoring, train
 from hookboard.experiments.targets import all_equal, exchanged, of_batches, samples_in
+from hookboard.health import Finding
 
 MIN_SAMPLES = 64
 """With fewer samples nothing is said of the targets (a choice)."""
@@ -90,11 +91,10 @@ def judge_labels(trial: LabelTrial) -> list[Finding]:
         return []
     return [
         Finding(
-            "labels",
-            "note",
             "",
             f"tried on a copy: {said_of_labels(trial)}: the targets fit no better than exchanged ones",
             "look at some samples with their targets; a hard task, or random targets in a trial, shows the same",
+            rule="labels",
         )
     ]
 
@@ -116,12 +116,12 @@ def judge_equal(batches: Sequence[Any], targets: Targets) -> list[Finding]:
         if not labels[0].is_floating_point() and labels[0].ndim == 1 and all_equal(labels):
             return [
                 Finding(
-                    "labels",
-                    "alarm",
                     "",
                     f"all {count} targets of {len(batches)} batches are {labels[0][0]}: a model learns from them to "
                     "give that always",
                     "look at how the labels are made, and whether the data set is shuffled",
+                    "alarm",
+                    rule="labels",
                 )
             ]
     return []

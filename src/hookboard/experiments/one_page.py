@@ -11,10 +11,11 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hookboard.auditing import Finding, audit, findings_of_optimizers, findings_of_schedules
+from hookboard.auditing import audit, findings_of_optimizers, findings_of_schedules
 from hookboard.either_lightning import is_lightning
 from hookboard.experiments.batches import read_apart
 from hookboard.experiments.experiment import Setting, experiment, trainer_of
+from hookboard.health import Finding
 from hookboard.replay import CannotRunAgainError, loss_of_step, undisturbed
 from hookboard.state import same_random_state
 

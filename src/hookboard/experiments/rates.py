@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from hookboard.auditing import Finding, Targets
+from hookboard.auditing import Targets
 from hookboard.experiments.attempt import (
     OutOfTimeError,
     Recipe,
@@ -18,7 +18,7 @@ from hookboard.experiments.attempt import (
     train,
 )
 from hookboard.experiments.targets import exchanged
-from hookboard.health import Severity
+from hookboard.health import Finding, Severity
 
 FACTORS = (1.0, 0.1, 10.0, 0.01, 100.0, 0.001, 1000.0)
 """Multiples of the user's learning rate that are tried, in this order."""
@@ -209,7 +209,7 @@ def judge_gradients(recipe: Recipe, batch: Any) -> list[Finding]:
         own = set(map(id, recipe.module.parameters()))
         if not any(id(p) in own for group in recipe.optimizer.param_groups for p in group["params"]):
             advice = "give the optimizer the parameters of this model: it has none of them"
-    return [Finding("cannot_learn", "alarm" if loss != 0 or not there else "note", "", evidence, advice)]
+    return [Finding("", evidence, advice, "alarm" if loss != 0 or not there else "note", rule="cannot_learn")]
 
 
 def judge_rates(
@@ -317,7 +317,7 @@ def _nothing_learns(trials: Sequence[RateTrial], longer: RateTrial | None, has_t
             f"tried on a copy: at every rate down to {lowest.rate:.2g} the loss diverges (from {lowest.before:.3g})"
         )
         advice = "set a still smaller rate, and look at the scale of inputs, targets and weights"
-        return [Finding("learning_rate", "alarm", "", evidence, advice)]
+        return [Finding("", evidence, advice, "alarm", rule="learning_rate")]
     evidence = (
         f"tried on a copy: at none of {len(trials)} rates from {lowest.rate:.2g} to {trials[-1].rate:.2g} does the "
         f"loss on the same samples fall by more than {max(most.fall, 0):.1%} in {most.steps} steps (from "
@@ -326,15 +326,15 @@ def _nothing_learns(trials: Sequence[RateTrial], longer: RateTrial | None, has_t
     if longer is not None and longer.fall >= STUCK_SHARE:
         evidence += f"; at {longer.rate:.2g} by {longer.fall:.0%} in {longer.steps}"
         advice = "it takes many steps: look at the scale of inputs and targets"
-        return [Finding("cannot_learn", "note", "", evidence, advice)]
+        return [Finding("", evidence, advice, rule="cannot_learn")]
     if not has_targets or longer is None:
         advice = "a loss without targets in the batch need not fall on one batch: judge by what it means"
         if has_targets:
             advice = "set a larger budget of seconds, to see whether it falls in more steps"
-        return [Finding("cannot_learn", "note", "", evidence, advice)]
+        return [Finding("", evidence, advice, rule="cannot_learn")]
     evidence += f", and at {longer.rate:.2g} not in {longer.steps}"
     advice = "no rate helps: look at the scale of inputs and targets, the last activation, and how deep gradients reach"
-    return [Finding("cannot_learn", "alarm", "", evidence, advice)]
+    return [Finding("", evidence, advice, "alarm", rule="cannot_learn")]
 
 
 def _of_rate(yours: RateTrial, best: RateTrial, groups: int, severity: Severity) -> Finding:
@@ -350,7 +350,7 @@ def _of_rate(yours: RateTrial, best: RateTrial, groups: int, severity: Severity)
         advice = f"set lr={best.rate:.2g}"
     if severity == "note":
         advice = f"if the loss does not fall in the training either, {advice}; one batch can take more than a training"
-    return Finding("learning_rate", severity, "", evidence, advice)
+    return Finding("", evidence, advice, severity, rule="learning_rate")
 
 
 def happened(trial: RateTrial) -> str:

@@ -53,7 +53,7 @@ def forward_event(
     if largest > GROWN_ABOVE:
         advice = f"Values had grown to {largest:.3g} before: lower the learning rate, warm it up, or clip gradients."
     module = "" if place.is_after and not origin.name and not origin.is_maker else place.module
-    return Nonfinite(module, "forward", step, batch_idx, described(taken), evidence, advice or _CHECK)
+    return Nonfinite(module, "forward", step, batch_idx, evidence, advice or _CHECK)
 
 
 def batch_event(
@@ -80,7 +80,7 @@ def batch_event(
     if was_changed:
         evidence += " training_step changes the batch in place: before, it may have been finite."
     advice = f"Look at the data of batch {batch_idx}: find and drop such samples, or fill what is missing."
-    return Nonfinite(taker, "batch", step, batch_idx, held, evidence, advice)
+    return Nonfinite(taker, "batch", step, batch_idx, evidence, advice)
 
 
 def rows_in(batch: Any) -> str:
@@ -121,7 +121,7 @@ def backward_event(spoiled: Mapping[str, str], after: str, step: int, batch_idx:
         "From there on look for an operation whose derivative is infinite, such as the root or norm of 0, or for a NaN "
         "that torch.where hides; clamp before it."
     )
-    return Nonfinite(module, "backward", step, batch_idx, "", evidence, advice)
+    return Nonfinite(module, "backward", step, batch_idx, evidence, advice)
 
 
 def parameter_event(
@@ -143,14 +143,14 @@ def parameter_event(
     if stepped is None:
         evidence = f"The parameter {name!r} holds {held} before the first optimizer step of this fit."
         advice = "Look at the initialization, and at the checkpoint that was loaded."
-        return Nonfinite(module, "start", step, batch_idx, "", evidence, advice, parameter=name)
+        return Nonfinite(module, "start", step, batch_idx, evidence, advice, parameter=name)
     at, its_batch, loss = stepped
     finite = f"; the loss of that step was finite ({loss:.3g})" if math.isfinite(loss) else ""
     evidence = f"The optimizer step of step {at}, batch {its_batch}, left {held} in the parameter {name!r}{finite}."
     advice = (
         "Lower the learning rate, or clip gradients; look at the optimizer's eps and at the gradients of that step."
     )
-    return Nonfinite(module, "optimizer", at, its_batch, "", evidence, advice, parameter=name)
+    return Nonfinite(module, "optimizer", at, its_batch, evidence, advice, parameter=name)
 
 
 def unlocated_event(
@@ -175,7 +175,7 @@ def unlocated_event(
     evidence += f". The module is not known: {why}."
     advice = "Train this batch once more with torch.autograd.set_detect_anomaly(True)."
     during: Pass = "backward" if is_backward else "forward"
-    return Nonfinite(module, during, step, batch_idx, "", evidence, advice, is_located=False)
+    return Nonfinite(module, during, step, batch_idx, evidence, advice, is_located=False)
 
 
 def late_event(losses: Iterable[Loss]) -> Nonfinite | None:

@@ -12,19 +12,19 @@ from hookboard.health.judge import Judge
 from hookboard.health.look import MEASURED_VALUES_MAX, HeldBack, Look, Loss, NeedsHistogram, Stepped, every_unit
 from hookboard.health.page import VERDICT, Page
 from hookboard.health.report import closing, ended_by, news
-from hookboard.health.rule import Rule, Severity, Symptom, Verdict, check_stop_on, rules_of, sentence
-from hookboard.health.rules import RULES
+from hookboard.health.rule import Finding, Rule, Severity, Verdict, check_stop_on, rules_in, rules_of
+from hookboard.health.rules import LOOK_RULES
 from hookboard.health.rules.numerics import Nonfinite, Pass, before_nonfinite, first_of
-from hookboard.health.rules.training_step import SCALE_TARGETS, STEP
+from hookboard.health.rules.shared import SCALE_TARGETS
 from hookboard.health.run import Run, StepFacts
 
 __all__ = [
     "FORMS",
+    "LOOK_RULES",
     "MEASURED_VALUES_MAX",
-    "RULES",
     "SCALE_TARGETS",
-    "STEP",
     "VERDICT",
+    "Finding",
     "HeldBack",
     "Judge",
     "Look",
@@ -38,7 +38,6 @@ __all__ = [
     "Severity",
     "StepFacts",
     "Stepped",
-    "Symptom",
     "Verdict",
     "Verdicts",
     "before_nonfinite",
@@ -51,6 +50,6 @@ __all__ = [
     "news",
     "parts_of",
     "restore_judge",
+    "rules_in",
     "rules_of",
-    "sentence",
 ]

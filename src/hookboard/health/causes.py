@@ -180,7 +180,7 @@ def explained(
         verdicts: all verdicts on the run.
         run: the run.
         hard: the verdicts whose alarm did not depend on the loss, see `Case.is_hard` in `judge.py`.
-        roots: the verdicts that must not be explained, see `Symptom.is_root`.
+        roots: the verdicts that must not be explained, see `Finding.is_root`.
     """
     found: dict[Verdict, Verdict] = {}
     if not (verdicts and run.looks):

@@ -8,7 +8,7 @@ from typing import Any
 from hookboard.health.judge import Case, Judge
 from hookboard.health.look import Look, Loss, Stepped
 from hookboard.health.losses import LossCurve
-from hookboard.health.rule import Symptom
+from hookboard.health.rule import Finding
 from hookboard.health.rules.numerics import Nonfinite
 from hookboard.health.run import RateJump, Run
 from hookboard.health.run_table import RunTable, Silence
@@ -82,7 +82,7 @@ _REMADE = (
 )
 _OF_RUN = object_codec(lambda: Run({}, 1), derived=_REMADE)
 _OF_LOOK = dataclass_codec(Look)
-_PLAIN = (Case, StageComparison, Gap, Layer, Loss, Nonfinite, RateJump, Running, Spike, Stepped, Symptom)
+_PLAIN = (Case, StageComparison, Gap, Layer, Loss, Nonfinite, RateJump, Running, Spike, Stepped, Finding)
 
 FORMS: Codecs = {
     **OF_READINGS,

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 
 from hookboard.health.causes import OF_THE_WHOLE, ORDER, explained
 from hookboard.health.look import Look, Loss
-from hookboard.health.rule import Rule, Symptom, Verdict, passed_on
-from hookboard.health.rules.learning import NOT_LEARNING, judge_end
+from hookboard.health.rule import Finding, Rule, Verdict
+from hookboard.health.rules import LOOK_RULES
 from hookboard.health.rules.numerics import NONFINITE
 from hookboard.health.rules.shared import to_stable_rate
 from hookboard.health.run import Run
@@ -43,14 +43,14 @@ class Case:
         alarms: number of latest symptoms in a row that were alarms; negative: that were notes.
         is_said: True if it has lasted long enough for a verdict.
         is_alarm: True if alarms have lasted long enough for the verdict to be an alarm.
-        is_hard: True if one of its alarms did not depend on the loss: a hard one (`Symptom.is_hard`), one found outside
+        is_hard: True if one of its alarms did not depend on the loss: a hard one (`Finding.is_hard`), one found outside
             of the looks, or one while the loss showed no harm or was not finite.
-        size: the largest `Symptom.size` so far.
+        size: the largest `Finding.size` so far.
     """
 
     first: int
     last: int
-    symptom: Symptom
+    symptom: Finding
     at_once: bool = False
     is_exact: bool = False
     is_located: bool = True
@@ -63,7 +63,7 @@ class Case:
     is_hard: bool = False
     size: float = 0.0
 
-    def add(self, symptom: Symptom, step: int, window: int, is_kept: bool = False) -> None:
+    def add(self, symptom: Finding, step: int, window: int, is_kept: bool = False) -> None:
         """Add the symptom of the latest look.
 
         Args:
@@ -135,9 +135,9 @@ class Judge:
         if self._asked is None or is_early or not 0 <= look.step - self._asked < gap:
             self._asked = look.step
             self._asks += 1
-            self._ask(look.step, self._rules)
+            self._ask(look.step, [rule for rule in self._rules if rule.of != "end"])
         else:
-            self._ask(look.step, [rule for rule in self._rules if rule.at_once])
+            self._ask(look.step, [rule for rule in self._rules if rule.of != "end" and rule.needs_one_look])
         return self.verdicts
 
     def see_evaluation(self, look: Look) -> tuple[Verdict, ...]:
@@ -148,24 +148,28 @@ class Judge:
         self.run.see_evaluation(look)
         if self.run.looks:
             self._verdicts = None
-            self._ask(self.run.now.step, [rule for rule in self._rules if rule.of_evaluations])
+            self._ask(self.run.now.step, [rule for rule in self._rules if rule.of == "evaluation"])
         return self.verdicts
 
     def end(self, losses: Sequence[Loss]) -> tuple[Verdict, ...]:
-        """Judge the loss at the end of the training, see `judge_end`, and return the verdicts, worst first.
+        """Ask the rules that judge the whole training, and return the verdicts, worst first.
+
+        What the looks have made an alarm already is not judged again.
 
         Args:
             losses: those of the steps since the last look.
         """
         self.run.losses.extend(losses)
-        rule = NOT_LEARNING.name
-        is_said = any(key[0] == rule and case.is_said and case.is_alarm for key, case in self._open.items())
-        if rule in self._names and self.run.seen and not is_said and (symptom := judge_end(self.run)):
-            self.add(rule, symptom, self.run.losses.recent[-1].step)
+        said = {key[0] for key, case in self._open.items() if case.is_said and case.is_alarm}
+        asked = [rule for rule in dict.fromkeys([*self._rules, *LOOK_RULES]) if rule.of == "end"]
+        for rule in asked if self.run.seen else ():
+            if rule.name in self._names and rule.name not in said:
+                for finding in self._findings_of(rule):
+                    self.add(rule.name, finding, (self.run.losses.recent or [self.run.now])[-1].step)
         self._verdicts = None
         return self.verdicts
 
-    def add(self, rule: str, symptom: Symptom, step: int, is_located: bool = True, is_searched: bool = False) -> None:
+    def add(self, rule: str, symptom: Finding, step: int, is_located: bool = True, is_searched: bool = False) -> None:
         """Add a symptom that was found outside of the looks, such as the module that gave the first NaN.
 
         It replaces what looks have shown of the same rule so far, unless that has ended. While it lasts, symptoms of
@@ -279,27 +283,8 @@ class Judge:
 
     def _ask(self, step: int, rules: Sequence[Rule]) -> None:
         seen: set[Key] = set()
-        names = {rule.name for rule in rules}
-        found: dict[str, list[Symptom]] = {}
-        for name, symptom in self.run.findings:
-            found.setdefault(name, []).append(symptom)
-        for rule in list(rules):
-            try:
-                given = found.get(rule.name, []) if rule.judge is passed_on else rule.judge(self.run)
-                if not isinstance(given, Iterable):
-                    raise TypeError(
-                        f"it gave {quoted(given)}; it must yield or return hookboard.Symptom objects, or an empty list"
-                    )
-                symptoms = list(given)
-                for symptom in symptoms:
-                    if not isinstance(symptom, Symptom):
-                        raise TypeError(
-                            f"it yielded {quoted(symptom)}, a {type(symptom).__name__}; yield hookboard.Symptom objects"
-                        )
-            except Exception as error:
-                self._rules.remove(rule)
-                warn_switched_off(f"the rule {rule.name!r} of HealthMonitor", error)
-                continue
+        for rule in rules:
+            symptoms = self._findings_of(rule)
             if symptoms and (exact := self._of_event(rule.name, symptoms[0], step)) is not None:
                 seen.add(exact)
                 case = self._open[exact]
@@ -310,10 +295,34 @@ class Judge:
                 if key not in seen:
                     seen.add(key)
                     self._note(rule, symptom, step)
+        names = {rule.name for rule in rules}
         for key in [key for key in self._open if key not in seen and key[0] in names]:
             self._miss(key)
 
-    def _of_event(self, rule: str, symptom: Symptom, step: int) -> Key | None:
+    def _findings_of(self, rule: Rule) -> list[Finding]:
+        """Return what a rule finds now; nothing if it raises, which switches it off with a warning."""
+        if rule.of == "step":
+            return [finding.as_certain() for finding in self.run.findings if finding.rule == rule.name]
+        try:
+            assert rule.judge is not None
+            found = rule.judge(self.run)
+            if not isinstance(found, Iterable):
+                raise TypeError(
+                    f"it gave {quoted(found)}; it must yield or return hookboard.Finding objects, or an empty list"
+                )
+            found = list(found)
+            for one in found:
+                if not isinstance(one, Finding):
+                    raise TypeError(
+                        f"it yielded {quoted(one)}, a {type(one).__name__}; yield hookboard.Finding objects"
+                    )
+            return found
+        except Exception as error:
+            self._rules = [other for other in self._rules if other is not rule]
+            warn_switched_off(f"the rule {rule.name!r} of HealthMonitor", error)
+            return []
+
+    def _of_event(self, rule: str, symptom: Finding, step: int) -> Key | None:
         """Return the key of the open case that `add` made for this rule, to which a symptom belongs; None if none.
 
         If the module of that case was not known, set it to that of the symptom, unless `is_searched` forbids that.
@@ -332,11 +341,13 @@ class Judge:
             self._open[key] = case
         return key
 
-    def _note(self, rule: Rule, symptom: Symptom, step: int) -> None:
+    def _note(self, rule: Rule, symptom: Finding, step: int) -> None:
         key = (rule.name, symptom.module)
         case = self._open.get(key)
         if case is None:
-            case = self._open[key] = Case(step, step if symptom.until is None else symptom.until, symptom, rule.at_once)
+            case = self._open[key] = Case(
+                step, step if symptom.until is None else symptom.until, symptom, rule.needs_one_look
+            )
         was_said, losses = case.is_said, self.run.losses
         # A loss that is stuck crosses the border of harm now and then.
         is_kept = not (case.is_hard or losses.is_harmed) and self._well < self.run.window

@@ -1,9 +1,10 @@
-"""`Rule`: a named function that judges a run. `Symptom`: what it sees at a step. `Verdict`: what is said in the end."""
+"""`Rule`: a named function that judges a run or a step. `Finding`: what it sees. `Verdict`: what is said in the end."""
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from types import ModuleType
+from typing import Any, Literal, get_args
 
 from hookboard.checks import (
     check_differ,
@@ -17,12 +18,12 @@ from hookboard.checks import (
     object_at,
     several,
 )
-from hookboard.health.run import Run
 from hookboard.messages import listed, quoted, unknown
 from hookboard.patterns import is_pattern, matched, parted
 
 Severity = Literal["alarm", "note"]
 Severities = Literal["alarm", "note", "alarm or note"]
+Judged = Literal["look", "evaluation", "end", "step"]
 
 
 @dataclass(frozen=True)
@@ -101,12 +102,12 @@ def sentence(text: str, module: str = "") -> str:
 
 
 @dataclass(frozen=True)
-class Symptom:
-    """What a rule sees at one step. It becomes a verdict when it has lasted long enough.
+class Finding:
+    """What a rule finds at one measured step, or in the code of the training step. What lasts becomes a verdict.
 
     Args:
         module: the dotted name of the layer; "" for the whole model.
-        evidence: one sentence with the numbers, and what is usual for this model.
+        evidence: one sentence with the numbers, and what is usual for this model, or with the line of code.
         advice: one sentence: what to try first.
         severity: `alarm` only for certain harm, or harm that the loss shows; otherwise `note`.
         size: how bad it is, in any unit: of equal verdicts of one rule the largest comes first.
@@ -114,9 +115,11 @@ class Symptom:
         until: the optimizer step at which it was last there, if the rule reports something that has ended, such as the
             cause of a harm that lasts. Left out: it is there now.
         batch_idx: the index of the batch, for what happens in a single step.
-        is_root: True if it cannot follow from another fault, such as a layer that is in no optimizer.
-        is_hard: True if it is an alarm whatever the loss does. Otherwise an alarm that is raised while the loss shows
-            harm becomes a note when the loss is well again.
+        is_root: True if it cannot follow from another fault, such as a layer that is in no optimizer. Left out: True
+            for an alarm about the code of the step, otherwise False.
+        is_hard: True if it is an alarm whatever the loss does, as all alarms about the code of the step are. Otherwise
+            an alarm that is raised while the loss shows harm becomes a note when the loss is well again.
+        rule: the name of the rule. Left out: that of the rule that is asked.
     """
 
     module: str
@@ -126,18 +129,34 @@ class Symptom:
     size: float = 0.0
     since: int | None = None
     batch_idx: int | None = None
-    is_root: bool = False
+    is_root: bool | None = None
     is_hard: bool = False
     until: int | None = None
+    rule: str = ""
 
     def __post_init__(self) -> None:
-        check_text(module=self.module, evidence=self.evidence, advice=self.advice)
+        check_text(module=self.module, evidence=self.evidence, advice=self.advice, rule=self.rule)
         check_name("severity", self.severity, get_args(Severity))
         check_number("size", self.size)
         check_whole("since", self.since, 0, "optimizer steps", "for now")
         check_whole("until", self.until, 0, "optimizer steps", "while it lasts")
         check_whole("batch_idx", self.batch_idx, 0, otherwise="")
-        check_switches(is_root=self.is_root, is_hard=self.is_hard)
+        check_switches(is_root=self.is_root if self.is_root is not None else False, is_hard=self.is_hard)
+
+    def as_certain(self) -> "Finding":
+        """Return a finding in the code as it is judged: an alarm stands whatever the loss does, and is a root."""
+        is_alarm = self.severity == "alarm"
+        return replace(self, is_hard=is_alarm, is_root=is_alarm and self.is_root is not False)
+
+    def __str__(self) -> str:
+        """Return all of it in words.
+
+        >>> print(Finding("head", "the targets reach 7", "scale them", rule="targets"))
+        note: targets in head: The targets reach 7. Try: Scale them.
+        """
+        where = f" in {self.module}" if self.module else ""
+        evidence, advice = sentence(self.evidence, self.module), sentence(self.advice, self.module)
+        return f"{self.severity}: {self.rule}{where}: {evidence} Try: {advice}"
 
 
 @dataclass(frozen=True)
@@ -149,13 +168,15 @@ class Rule:
 
     Args:
         name: Its name in verdicts: letters, digits and underscores.
-        judge: A function from a `Run` to the symptoms of the latest measured step. It is called after each of them, but
+        judge: A function from a `Run` to the findings of the latest measured step. It is called after each of them, but
             where every step is measured, after the first ones only once in 3 to 5 steps. If it raises, the rule is
             switched off with a warning, and training goes on.
-        at_once: Whether one symptom is enough for a verdict, and the rule is asked at every measured step. Otherwise a
-            symptom must last for the monitor's `window`.
-        of_evaluations: Whether it is asked after each evaluation loop too. The last one of a fit has no measured step
-            after it.
+        at_once: Whether one finding is enough for a verdict, and the rule is asked at every measured step. Otherwise a
+            finding must last for the monitor's `window`.
+        of: What it judges. `look`: each measured step. `evaluation`: each evaluation loop too; the last one of a fit
+            has no measured step after it. `end`: the whole training, once; what it finds is a verdict. `step`: the code
+            of the first training step, which built-in rules are given; what they find is a verdict too. Their `judge`
+            is None where the findings come from what watches the optimizers, or from another rule's.
         look_at: The tag of the chart or text that shows what the rule sees, for the table of verdicts.
         about: What it sees, in words. Of a built-in rule, docs/rules.md has them.
         gives: Whether its verdicts are alarms, notes or either, for the same page.
@@ -167,25 +188,32 @@ class Rule:
         >>> def judge(run):
         ...     for layer, rms in zip(run.layers, run.recent("activation_rms")[:, -1]):
         ...         if rms > 100:
-        ...             yield Symptom(layer.name, f"its outputs have an RMS of {rms:.3g}", "look at its weights")
+        ...             yield Finding(layer.name, f"its outputs have an RMS of {rms:.3g}", "look at its weights")
         >>> Rule("huge_outputs", judge).name
         'huge_outputs'
     """
 
     name: str
-    judge: Callable[[Run], Iterable[Symptom]]
+    judge: Callable[[Any], Iterable[Finding]] | None
     at_once: bool = False
-    of_evaluations: bool = False
+    of: Judged = "look"
     look_at: str = ""
     about: str = ""
     gives: Severities = "alarm or note"
 
     def __post_init__(self) -> None:
         check_identifier("name", self.name)
-        check_function("judge", self.judge, "a function that takes a hookboard.Run")
-        check_switches(at_once=self.at_once, of_evaluations=self.of_evaluations)
+        check_name("of", self.of, get_args(Judged))
+        if self.judge is not None or self.of != "step":
+            check_function("judge", self.judge, "a function that takes a hookboard.Run")
+        check_switches(at_once=self.at_once)
         check_text(look_at=self.look_at, about=self.about)
         check_name("gives", self.gives, get_args(Severities))
+
+    @property
+    def needs_one_look(self) -> bool:
+        """Whether one finding is enough for a verdict."""
+        return self.at_once or self.of == "step"
 
 
 def rules_of(given: "str | Rule | Sequence[str | Rule] | None", built_in: Mapping[str, Rule]) -> list[Rule]:
@@ -201,7 +229,7 @@ def rules_of(given: "str | Rule | Sequence[str | Rule] | None", built_in: Mappin
         ValueError: none is given or left, a name or pattern is not that of a rule, a path does not lead to a `Rule`, or
             two have the same name.
 
-    >>> [rule.name for rule in rules_of("!a", {name: Rule(name, passed_on) for name in ("a", "b")})]
+    >>> [rule.name for rule in rules_of("!a", {name: Rule(name, len) for name in ("a", "b")})]
     ['b']
     """
     if given is None:
@@ -235,9 +263,9 @@ def _matching(patterns: Iterable[str], names: Collection[str]) -> set[str]:
     return found
 
 
-def passed_on(run: Run) -> tuple[()]:
-    """Give no symptoms: the `judge` of a rule whose symptoms are found elsewhere and come from `Run.findings`."""
-    return ()
+def rules_in(file: ModuleType) -> tuple[Rule, ...]:
+    """Return the rules that stand in a file, in their order there."""
+    return tuple(value for value in vars(file).values() if isinstance(value, Rule))
 
 
 def check_stop_on(given: str | Sequence[str], asked: Sequence[str], built_in: Mapping[str, Rule]) -> None:

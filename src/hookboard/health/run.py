@@ -92,8 +92,8 @@ class Run:
         """Names of layers of which only the weights are measured, as their parent uses them itself."""
         self.held_back: Mapping[str, HeldBack] = {}
         """Weight name -> its weight decay and gradient clipping; only weights that an optimizer holds."""
-        self.findings: Sequence[tuple[str, Any]] = ()
-        """(name of the rule, `Symptom`) for all that was found in the code of the training step."""
+        self.findings: Sequence[Any] = ()
+        """Each `Finding` in the code of the training step."""
         self.is_tried = False
         """True if the run has the callback `Checkup`, or it would do nothing there."""
         self.facts = StepFacts()

@@ -18,7 +18,7 @@ from hookboard.records import LayerFacts
 
 KEY = "hookboard"
 
-VERSION = 7
+VERSION = 8
 """The format of an entry, the only one that can be restored. Increase it whenever what is saved changes."""
 
 FORMS: Codecs = {**OF_HEALTH, LayerFacts: dataclass_codec(LayerFacts)}

@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 
 from hookboard.health.robust import median
-from hookboard.health.rule import Rule, Severity, Symptom
+from hookboard.health.rule import Finding, Rule, Severity
 from hookboard.health.rules.scale import uses_batch_statistics
 from hookboard.health.rules.shared import harm_of
 from hookboard.health.run import Run
@@ -30,7 +30,7 @@ EVALUATION_RISE_FACTOR = 2.0
 which is 1.7 standard deviations of their noise (a choice)."""
 
 
-def overfitting(run: Run) -> Iterator[Symptom]:
+def overfitting(run: Run) -> Iterator[Finding]:
     """Report a loss in validation that rises while that in training falls."""
     known = [loss for loss in run.evaluation_losses if math.isfinite(loss.value)]
     if len(known) < EVALUATIONS_MIN or not run.losses.is_learning or _has_other_data(run):
@@ -58,7 +58,7 @@ def overfitting(run: Run) -> Iterator[Symptom]:
         f"the loss in validation rose from {low:.3g} in {when} to {values[-1]:.3g}, while that in training fell from "
         f"{run.losses.start:.3g} to {run.losses.level():.3g}"
     )
-    yield Symptom("", evidence, advice, "note", size=(now - low) / max(abs(low), 1e-12), since=known[lowest].step)
+    yield Finding("", evidence, advice, "note", size=(now - low) / max(abs(low), 1e-12), since=known[lowest].step)
 
 
 def _has_other_data(run: Run) -> bool:
@@ -71,7 +71,7 @@ OVERFITTING = Rule(
     "overfitting",
     overfitting,
     at_once=True,
-    of_evaluations=True,
+    of="evaluation",
     about="the loss in validation, where it is logged (`val_loss`), rises while that in training falls",
     gives="note",
 )
@@ -124,7 +124,7 @@ STEPS_BEFORE_SETTLED = 32
 """Number of steps before which running statistics are still far from what they follow."""
 
 
-def train_eval_gap(run: Run) -> Iterator[Symptom]:
+def train_eval_gap(run: Run) -> Iterator[Finding]:
     """Report the layer at which outputs in validation begin to differ from those in training.
 
     It is an alarm if two evaluations in a row show it, the last layer differs too, some layer up to there may act
@@ -171,7 +171,7 @@ def train_eval_gap(run: Run) -> Iterator[Symptom]:
         elif strange is False:
             evidence += "; running statistics match batches seen lately: they lag behind, or the data differ"
     severity: Severity = "alarm" if len(found) > 1 and is_harm else "note"
-    yield Symptom(first.layer.name, evidence, advice, severity, largest.size)
+    yield Finding(first.layer.name, evidence, advice, severity, largest.size)
 
 
 def _strange(comparisons: Sequence[StageComparison]) -> str | Literal[False] | None:
@@ -214,7 +214,7 @@ def may_differ(run: Run, gap: Gap) -> bool:
     )
 
 
-def _batches_alike(run: Run) -> Iterator[Symptom]:
+def _batches_alike(run: Run) -> Iterator[Finding]:
     """Report batches of samples that are alike, such as sorted by class, if batch norms use the batch's statistics."""
     if not run.arrays.batch_norms or run.seen < LOOKS_BEFORE_BATCH_ALIKE or run.losses.is_mixed:
         return
@@ -242,7 +242,7 @@ def _batches_alike(run: Run) -> Iterator[Symptom]:
         f"is usual: samples of a batch are alike, and batch norms take their statistics from each batch{harm_of(run)}"
     )
     advice = "shuffle the data, or use norms that do not depend on the batch, such as GroupNorm"
-    yield Symptom(norm.name, evidence, advice, "alarm", share)
+    yield Finding(norm.name, evidence, advice, "alarm", share)
 
 
 def _is_far(gap: Gap, limit: float) -> bool:
@@ -253,7 +253,7 @@ TRAIN_EVAL_GAP = Rule(
     "train_eval_gap",
     train_eval_gap,
     at_once=True,
-    of_evaluations=True,
+    of="evaluation",
     look_at="health/activation_rms",
     about="a layer whose outputs in validation differ from those in training, unless different data, "
     "fast-changing weights or lagging running statistics explain it",

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from hookboard.health.rule import Rule, Severity, Symptom
-from hookboard.health.rules.shared import counted, harm_of, severity_of, weight_gain
-from hookboard.health.rules.training_step import are_targets_unscaled
+from hookboard.health.rule import Finding, Rule, Severity
+from hookboard.health.rules.shared import are_targets_unscaled, counted, harm_of, severity_of, weight_gain
 from hookboard.health.run import Run
 from hookboard.layers import NORM_KINDS, Layer
 from hookboard.measure import FIELDS, channel_stride
@@ -69,10 +68,10 @@ COLUMN_SPREAD_FLOOR_DECADES = 0.1
 """Floor of the deviation between columns, in powers of ten (a choice)."""
 
 
-def _input_scale(run: Run) -> Iterator[Symptom]:
-    for rule, symptom in run.findings:  # of data that the model itself holds
-        if rule == "input_scale":
-            yield replace(symptom, severity=severity_of(run), evidence=f"{symptom.evidence}{harm_of(run)}")
+def _input_scale(run: Run) -> Iterator[Finding]:
+    for found in run.findings:  # of data that the model itself holds
+        if found.rule == "input_scale":
+            yield replace(found, severity=severity_of(run), evidence=f"{found.evidence}{harm_of(run)}")
     for site in run.now.table.places.of_role("input"):
         reading = run.now.table.get(site)
         if reading is None or not (reading.moments.count or reading.moments.nonfinite):
@@ -83,7 +82,7 @@ def _input_scale(run: Run) -> Iterator[Symptom]:
                 continue
             evidence, advice, severity, size = found
             which = f"tensor {site.index} of the batch: " if site.index else ""
-            yield Symptom(site.name, f"{which}{evidence}{harm_of(run)}.", advice, severity, size=size)
+            yield Finding(site.name, f"{which}{evidence}{harm_of(run)}.", advice, severity, size=size)
             return
 
 
@@ -99,7 +98,7 @@ def _is_input(site: Site) -> bool:
 
 
 Said = tuple[str, str, Severity, float]
-"""Evidence, advice, severity and size of a `Symptom`."""
+"""Evidence, advice, severity and size of a `Finding`."""
 
 
 def _nonfinite(run: Run, site: Site, reading: Reading) -> Said | None:

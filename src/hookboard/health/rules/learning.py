@@ -19,18 +19,18 @@ from hookboard.health.losses import (
     starts_high,
 )
 from hookboard.health.robust import median, median_of
-from hookboard.health.rule import Rule, Severity, Symptom
+from hookboard.health.rule import Finding, Rule, Severity
 from hookboard.health.rules.evaluation import STEPS_BEFORE_SETTLED, begin_of, may_differ
 from hookboard.health.rules.scale import DROPOUT_KINDS, dropped_share
 from hookboard.health.rules.shared import (
     UPDATE_RATIO_SMALL,
     agreement_of,
+    are_targets_unscaled,
     harm_of,
     of_their_size,
     severity_of,
     to_stable_rate,
 )
-from hookboard.health.rules.training_step import are_targets_unscaled
 from hookboard.health.run import Run
 from hookboard.health.spikes import Spike, is_new_level
 from hookboard.messages import listed
@@ -57,7 +57,7 @@ ANSWER_SPREAD_SHARE_MIN = 0.15
 """Or if outputs differ between samples by this share of their RMS (chosen on the tuning half of the benchmark)."""
 
 
-def spike(run: Run) -> Iterator[Symptom]:
+def spike(run: Run) -> Iterator[Finding]:
     """Report a step whose loss or gradient is far above its history; never where there are several losses.
 
     It is an alarm if the loss was well before that step and never came back down, or if validation has differed from
@@ -83,7 +83,7 @@ def _ends_epoch(run: Run, loss: Loss) -> bool:
     return loss.batch_idx in ends
 
 
-def _of_loss(found: Spike, harm: str, severity: str) -> Symptom:
+def _of_loss(found: Spike, harm: str, severity: str) -> Finding:
     loss = found.loss
     evidence = (
         f"the loss was {loss.value:.3g} at step {loss.step}, batch {loss.batch_idx}; the median before was "
@@ -93,7 +93,7 @@ def _of_loss(found: Spike, harm: str, severity: str) -> Symptom:
     advice = f"check the samples of batch {loss.batch_idx}, and clip gradients"
     if not is_alarm:
         advice = f"nothing, unless it comes back; then {advice}"
-    return Symptom(
+    return Finding(
         "", evidence, advice, "alarm" if is_alarm else "note", found.score, since=loss.step, batch_idx=loss.batch_idx
     )
 
@@ -118,7 +118,7 @@ def _harm_of(run: Run, found: Spike) -> str:
     return ""
 
 
-def _of_gradient(run: Run) -> Iterator[Symptom]:
+def _of_gradient(run: Run) -> Iterator[Finding]:
     levels = run.recent("weight_gradient_rms")
     # Where no layer exceeds its least one by as much, their median does not exceed the usual one.
     is_higher = levels[:, -1] > 0.99 * GRADIENT_SPIKE_FACTOR * levels.min(axis=1)
@@ -140,10 +140,10 @@ def _of_gradient(run: Run) -> Iterator[Symptom]:
             f"batch {look.batch_idx}"
         )
         advice = f"nothing, unless it comes back; then check the samples of batch {look.batch_idx}, and clip gradients"
-        yield Symptom("", evidence, advice, size=now - usual, since=look.step, batch_idx=look.batch_idx)
+        yield Finding("", evidence, advice, size=now - usual, since=look.step, batch_idx=look.batch_idx)
 
 
-def not_learning(run: Run) -> Iterator[Symptom]:
+def not_learning(run: Run) -> Iterator[Finding]:
     """Report a loss that stays at its start or at chance although the weights move, or falls without a lower bound."""
     losses = run.losses
     first = losses.first[0].step if losses.first else run.now.step
@@ -151,7 +151,7 @@ def not_learning(run: Run) -> Iterator[Symptom]:
         evidence = f"the loss fell from {losses.start:.3g} to {losses.lowest:.3g}: it has no lower bound"
         # A likelihood may be far below 0 as well; what has no bound takes the outputs along.
         severity: Severity = "alarm" if run.has_blown_up else "note"
-        yield Symptom("", evidence, "check the sign of the loss", severity, since=first)
+        yield Finding("", evidence, "check the sign of the loss", severity, since=first)
         return
     if not losses.is_stuck:
         return
@@ -168,12 +168,12 @@ def not_learning(run: Run) -> Iterator[Symptom]:
     # Without chance nobody can tell it from a model that was trained before, and is trained on. And what has learnt how
     # frequent the classes are may be on a plateau, where masked language models stay for thousands of steps.
     is_certain = losses.chance is not None and not losses.has_come_down
-    yield Symptom("", evidence, _advice(run), "alarm" if is_certain else "note", since=first)
+    yield Finding("", evidence, _advice(run), "alarm" if is_certain else "note", since=first)
 
 
 def _advice(run: Run) -> str:
     """Return what to try where a loss does not fall: what is frozen comes first, as no rate can help that."""
-    frozen = next((symptom.evidence for rule, symptom in run.findings if rule == "frozen"), "").partition(";")[0]
+    frozen = next((found.evidence for found in run.findings if found.rule == "frozen"), "").partition(";")[0]
     first = f"check whether something is frozen by mistake ({frozen}); then " if frozen else ""
     return (
         f"{first}change the learning rate; then check whether inputs and labels belong together, and the loss function"
@@ -188,37 +188,36 @@ END_STEPS = 16
 """The loss at the end is the median of the last quarter of the steps, and of at least this many (a choice)."""
 
 
-def judge_end(run: Run) -> Symptom | None:
-    """Judge the loss at the end of a training.
+def ended_without_learning(run: Run) -> Iterator[Finding]:
+    """Report the loss at the end of a training if it has learned nothing.
 
-    It is reported if it is no better than that of always giving the same answer: chance for a classifier, otherwise
+    So it is if it is no better than that of always giving the same answer: chance for a classifier, otherwise
     `Run.constant_loss`, if that is known (twice as much, if the loss has come down from its start). It is also
     reported if a classifier that began well below chance ends clearly above its first loss; or above it at all, if the
-    first steps raised it and it never came back.
-
-    Returns:
-        An alarm, or a note if there were few steps, the learning rate still rises, or a dropout drops most values; None
-        if nothing is to report, for a resumed training, and if the last loss is not finite.
+    first steps raised it and it never came back. It is an alarm, or a note if there were few steps, the learning rate
+    still rises, or a dropout drops most values. A resumed training is not judged, nor a last loss that is not finite.
     """
     losses = run.losses
     if not losses.is_known or not losses.is_finite or losses.first[0].step > 0:
-        return None
+        return
     last = losses.last(max(losses.steps // 4, END_STEPS))
     level, error = median(last), 1.25 * losses.noise / math.sqrt(len(last))  # of the median
-    if not (losses.is_of_classifier and losses.chance is not None):
-        return _no_better(run, level, error)
-    if losses.first[0].value >= PRETRAINED_CHANCE_SHARE * losses.chance:
-        return _no_better(run, level, error)
+    if (
+        not (losses.is_of_classifier and losses.chance is not None)
+        or losses.first[0].value >= PRETRAINED_CHANCE_SHARE * losses.chance
+    ):
+        yield from _no_better(run, level, error)
+        return
     first, peak = losses.first[0].value, _peak(run, STUCK_SHARE * losses.chance)
     lost = 0.0 if peak else max(STUCK_SHARE * losses.chance, RISE_NOISE_DEVIATIONS * losses.noise)
     if not level - LEVEL_NOISE_DEVIATIONS * error > first + lost:
-        return None
+        return
     leapt = f" (the first {BLOCK_STEPS} steps raised that to {peak:.3g}, and it never came back)" if peak else ""
     evidence = (
         f"the training ended after {losses.steps:,} steps with a loss of {level:.3g}, and the model had {first:.3g} at "
         f"the first step{leapt}: it is worse than it was; chance gives {losses.chance:.3g}{_cosine(agreement_of(run))}"
     )
-    return Symptom("", evidence, "lower the learning rate, or warm it up from 0", _severity_at_end(run))
+    yield Finding("", evidence, "lower the learning rate, or warm it up from 0", _severity_at_end(run))
 
 
 def _peak(run: Run, little: float) -> float | None:
@@ -256,8 +255,8 @@ def _severity_at_end(run: Run) -> Severity:
     return "note" if run.losses.steps < STEPS_BEFORE_STUCK or _rate_rises(run) or is_noisy else "alarm"
 
 
-def _no_better(run: Run, level: float, error: float) -> Symptom | None:
-    """Return the symptom of a loss that is no better than a constant answer's, see `judge_end`; None if it is better.
+def _no_better(run: Run, level: float, error: float) -> Iterator[Finding]:
+    """Report a loss that is no better than a constant answer's, see `ended_without_learning`.
 
     Args:
         run: the run.
@@ -275,7 +274,7 @@ def _no_better(run: Run, level: float, error: float) -> Symptom | None:
         is_at_start = losses.start - level <= STUCK_SHARE * losses.start and least >= (1 - STUCK_SHARE) * reference
         is_no_better = reference > 0 and (is_at_start or least > WORSE_THAN_CONSTANT_FACTOR * reference)
     if not is_no_better:
-        return None
+        return
     first, peak = losses.first[0].value, _peak(run, STUCK_SHARE * reference)
     leapt = f" (the first {BLOCK_STEPS} steps raised that to {peak:.3g}, and it never came back)" if peak else ""
     evidence = (
@@ -286,7 +285,8 @@ def _no_better(run: Run, level: float, error: float) -> Symptom | None:
         advice = f"lower the learning rate{to_stable_rate(run)}, or warm it up from 0"
         # A classifier's chance is the same for all data.
         advice += "" if reference == losses.chance else "; nothing, if the targets of later batches are larger"
-        return Symptom("", evidence, advice, _severity_at_end(run))
+        yield Finding("", evidence, advice, _severity_at_end(run))
+        return
     agreement = agreement_of(run)
     evidence += _cosine(agreement)
     if losses.steps < STEPS_BEFORE_STUCK or losses.is_falling or agreement > AGREEING_GRADIENT_COSINE:
@@ -295,7 +295,7 @@ def _no_better(run: Run, level: float, error: float) -> Symptom | None:
         advice = _advice(run)
     # Slightly below chance it may be on a plateau that it leaves later, as transformers do.
     is_on_plateau = losses.has_come_down and level + LEVEL_NOISE_DEVIATIONS * error < reference
-    return Symptom("", evidence, advice, "note" if is_on_plateau else _severity_at_end(run))
+    yield Finding("", evidence, advice, "note" if is_on_plateau else _severity_at_end(run))
 
 
 def _tells_samples_apart(run: Run) -> bool:
@@ -322,7 +322,7 @@ EMBEDDING_RMS_LARGE = 0.5
 """RMS of an embedding at the start from which it may make outputs too wide: torch initializes with 1 (a choice)."""
 
 
-def initial_loss(run: Run) -> Iterator[Symptom]:
+def initial_loss(run: Run) -> Iterator[Finding]:
     """Report a first loss far above that of the same answer to all samples: the model's outputs are too wide."""
     losses = run.losses
     if not losses.is_known or losses.first[0].step > 0 or are_targets_unscaled(run):
@@ -346,7 +346,7 @@ def initial_loss(run: Run) -> Iterator[Symptom]:
         f"the first loss was {loss:.3g}, where {what} {reference:.3g}: the outputs of the model are too wide at the "
         f"start{harm_of(run)}"
     )
-    yield Symptom("", evidence, advice, severity_of(run), size=loss / reference, since=losses.first[0].step)
+    yield Finding("", evidence, advice, severity_of(run), size=loss / reference, since=losses.first[0].step)
 
 
 def _is_wide(weight: Reading | None) -> bool:
@@ -373,3 +373,4 @@ NOT_LEARNING = Rule(
     about="a loss at chance level while no layer is sick: look at data and labels; a loss without lower bound; at the "
     "end of a training, one no better than a constant answer's, or than the first",
 )
+ENDED_WITHOUT_LEARNING = Rule("not_learning", ended_without_learning, of="end")

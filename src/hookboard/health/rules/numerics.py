@@ -9,7 +9,7 @@ import torch
 
 from hookboard.health.look import Look
 from hookboard.health.robust import median_of
-from hookboard.health.rule import Rule, Severity, Symptom
+from hookboard.health.rule import Finding, Rule, Severity
 from hookboard.health.rules.shared import WHOLE_MODEL_SHARE, harm_of, is_rate_low_by_schedule, severity_of
 from hookboard.health.run import Run
 from hookboard.layers import Layer
@@ -32,7 +32,6 @@ class Nonfinite:
             with the data; `start` if the weights were spoiled before the first step.
         step: the optimizer step.
         batch_idx: the index of the batch.
-        went_in: what the module took: a few words with numbers.
         evidence: one sentence with the numbers.
         advice: one sentence: what to try first.
         is_located: whether the place is known. Otherwise `evidence` says why not.
@@ -43,22 +42,15 @@ class Nonfinite:
     during: Pass
     step: int
     batch_idx: int
-    went_in: str
     evidence: str
     advice: str
     is_located: bool = True
     parameter: str = ""
 
-    def symptom(self, more: int = 0) -> Symptom:
-        """Return the event as an alarm for the judge.
-
-        Args:
-            more: how many later steps had non-finite values too.
-        """
-        also = f" {more} later {'step' if more == 1 else 'steps'} had non-finite values too." if more else ""
-        return Symptom(
-            self.module, self.evidence + also, self.advice, "alarm", since=self.step, batch_idx=self.batch_idx
-        )
+    @property
+    def finding(self) -> Finding:
+        """The event as an alarm for the judge."""
+        return Finding(self.module, self.evidence, self.advice, "alarm", since=self.step, batch_idx=self.batch_idx)
 
 
 def first_of(events: Iterable[Nonfinite]) -> Nonfinite | None:
@@ -122,7 +114,7 @@ class Origin:
     is_mask: bool = False
 
 
-def nonfinite(run: Run) -> Iterator[Symptom]:
+def nonfinite(run: Run) -> Iterator[Finding]:
     """Report the first NaN or Inf: in weights before the step, outputs, the loss, gradients or weights after it."""
     first = run.first_nonfinite
     if first is None:
@@ -145,7 +137,7 @@ def nonfinite(run: Run) -> Iterator[Symptom]:
     advice = "check what is computed there: a division, root or logarithm near 0, an overflow, or a bad sample"
     if place.is_mask and not is_harm:
         advice = "a mask does that; there is nothing to fix"
-    yield Symptom(place.module, evidence, advice, severity, since=since, batch_idx=batch)
+    yield Finding(place.module, evidence, advice, severity, since=since, batch_idx=batch)
 
 
 def _first_place(run: Run, look: Look) -> Origin | None:
@@ -240,7 +232,7 @@ def _finite_or_not(reading: Reading) -> str:
     return f"finite, from {reading.moments.min:.3g} to {reading.moments.max:.3g}"
 
 
-def precision(run: Run) -> Iterator[Symptom]:
+def precision(run: Run) -> Iterator[Finding]:
     """Yield a symptom for each layer with values at the limits of float16, or updates that float16 or bfloat16 loses.
 
     If most layers lose updates, or have gradients that underflow, one symptom is of the whole model.
@@ -257,10 +249,10 @@ def precision(run: Run) -> Iterator[Symptom]:
             largest = max(abs(output.moments.min), abs(output.moments.max))
             if limit / FLOAT16_HEADROOM_FACTOR < largest < math.inf:
                 evidence = f"its largest output is {largest:.3g}, and the limit of float16 is {limit:.0f}{harm_of(run)}"
-                yield Symptom(layer.name, evidence, "use bf16, or make its inputs or weights smaller", severity_of(run))
+                yield Finding(layer.name, evidence, "use bf16, or make its inputs or weights smaller", severity_of(run))
 
 
-def _underflowing(run: Run, look: Look) -> Iterator[Symptom]:
+def _underflowing(run: Run, look: Look) -> Iterator[Finding]:
     """Report gradients below the normal range of float16; not under a GradScaler, see `Look.is_scaled`."""
     if look.is_scaled:
         return
@@ -280,18 +272,18 @@ def _underflowing(run: Run, look: Look) -> Iterator[Symptom]:
     if len(sick) > max(2, WHOLE_MODEL_SHARE * len(shares)):
         usual = median_of(sick.values())
         evidence = f"{usual:.0%} of the gradients of {len(sick)} layers are below float16's normal range{harm_of(run)}"
-        yield Symptom("", evidence, advice, severity, usual)
+        yield Finding("", evidence, advice, severity, usual)
         return
     for name, share in sick.items():
         evidence = f"{share:.0%} of the gradients of its output are below float16's normal range{harm_of(run)}"
-        yield Symptom(name, evidence, advice, severity, share)
+        yield Finding(name, evidence, advice, severity, share)
 
 
 def _is_half(numbers: Reading | None) -> bool:
     return numbers is not None and numbers.dtype is torch.float16
 
 
-def _swallowed(run: Run, look: Look) -> Iterator[Symptom]:
+def _swallowed(run: Run, look: Look) -> Iterator[Finding]:
     if look.overflowed:
         return
     shares: dict[str, float] = {}
@@ -313,13 +305,13 @@ def _swallowed(run: Run, look: Look) -> Iterator[Symptom]:
         stands = usual >= SWALLOWED_SHARE_ALARM and not any(
             is_rate_low_by_schedule(run, layer) for layer in run.layers if layer.name in sick
         )
-        yield Symptom("", evidence + harm_of(run), advice, "alarm" if stands else severity_of(run), usual)
+        yield Finding("", evidence + harm_of(run), advice, "alarm" if stands else severity_of(run), usual)
         return
     usual = median_of(share for name, share in shares.items() if name not in sick)
     for name, share in sick.items():
         others = "" if math.isnan(usual) else f"; other layers: {usual:.0%}"
         evidence = f"{share:.0%} of its updates in {kinds[name]} are lost in rounding{others}{harm_of(run)}"
-        yield Symptom(name, evidence, advice, severity_of(run), share)
+        yield Finding(name, evidence, advice, severity_of(run), share)
 
 
 def swallowed_share(look: Look, name: str) -> float:

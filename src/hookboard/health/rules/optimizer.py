@@ -8,7 +8,7 @@ import numpy as np
 
 from hookboard.health.look import Look
 from hookboard.health.robust import median_of
-from hookboard.health.rule import Rule, Severity, Symptom
+from hookboard.health.rule import Finding, Rule, Severity
 from hookboard.health.rules.shared import (
     UPDATE_RATIO_SMALL,
     WHOLE_MODEL_SHARE,
@@ -40,7 +40,7 @@ WINDOWS_BEFORE_FORGOTTEN = 4
 NO_RATE = "its learning rate is 0"
 
 
-def no_gradient(run: Run) -> Iterator[Symptom]:
+def no_gradient(run: Run) -> Iterator[Finding]:
     """Report weights that an optimizer steps but that no gradient reaches, or only zeros.
 
     Of several such layers in a row the last one is named: there the gradient is lost first. Nothing is reported while
@@ -69,10 +69,10 @@ def no_gradient(run: Run) -> Iterator[Symptom]:
             advice = "check why its input is all zeros" if has_zeros else "check whether forward uses it"
             if has_zeros and is_added:
                 advice = "nothing, if the loss does not depend on it, as on a bias where two outputs are subtracted"
-            yield Symptom(layer.name, evidence, advice)
+            yield Finding(layer.name, evidence, advice)
 
 
-def _never_ran(run: Run, layer: Layer, weights: list[str], is_cut: bool) -> Iterator[Symptom]:
+def _never_ran(run: Run, layer: Layer, weights: list[str], is_cut: bool) -> Iterator[Finding]:
     """Report a layer without a gradient, unless it gave an output at any kept look.
 
     It is an alarm if the layer never ran, long after the start, and is not one of several alike, such as experts. It
@@ -98,7 +98,7 @@ def _never_ran(run: Run, layer: Layer, weights: list[str], is_cut: bool) -> Iter
         is_new and run.seen > WINDOWS_BEFORE_FORGOTTEN * run.window and not _is_trained_between(run, run.now, weights)
     )
     advice = "an expert that is never picked needs a loss that balances experts" if is_expert else "use it or remove it"
-    yield Symptom(layer.name, evidence, advice, "alarm" if is_forgotten else "note")
+    yield Finding(layer.name, evidence, advice, "alarm" if is_forgotten else "note")
 
 
 def _chains_without_gradient(run: Run, look: Look) -> tuple[list[list[Layer]], list[Layer]]:
@@ -157,7 +157,7 @@ def _gone_since(run: Run, layer: Layer) -> int | None:
     return run.table.recent_steps[int(reached[-1]) + 1] if len(reached) else None
 
 
-def _cut(run: Run, look: Look, chain: list[Layer], others: list[Layer]) -> Symptom:
+def _cut(run: Run, look: Look, chain: list[Layer], others: list[Layer]) -> Finding:
     last = _last_without_gradient(run, look, chain[-1])
     usual = median_of(run.recent("weight_gradient_rms")[[run.place(layer.name) for layer in others], -1].tolist())
     zeros = all(look.of(name, "parameter_grad") is not None for layer in chain for name in layer.weights)
@@ -171,11 +171,11 @@ def _cut(run: Run, look: Look, chain: list[Layer], others: list[Layer]) -> Sympt
     why = "something that multiplies by 0, such as a dead or saturated activation or a softmax over one value"
     advice = f"look after {last} for {why if zeros else 'detach() or no_grad(), and for an output that is not used'}"
     names = [name for layer in chain for name in layer.weights]
-    said = (symptom.evidence for rule, symptom in run.findings if rule == "cut")
+    said = (found.evidence for found in run.findings if found.rule == "cut")
     call = next((each.partition(" cuts ")[0] for each in said if any(name in each for name in names)), "")
     if call and not zeros:
         advice = f"remove the {call}, or use it only for the loss of another optimizer"
-    return Symptom(
+    return Finding(
         last,
         f"{what} the weights of {where}; {elsewhere}",
         advice,
@@ -183,7 +183,7 @@ def _cut(run: Run, look: Look, chain: list[Layer], others: list[Layer]) -> Sympt
         float(len(chain)),
         since,
         # A later dead layer passes zeros. Nothing is passed by a cut, or kept by a step that comes too late.
-        is_root=not zeros and not any(rule in ("cleared_gradients", "wrong_optimizer") for rule, _ in run.findings),
+        is_root=not zeros and not any(found.rule in ("cleared_gradients", "wrong_optimizer") for found in run.findings),
     )
 
 
@@ -205,7 +205,7 @@ def _last_without_gradient(run: Run, look: Look, layer: Layer) -> str:
     return name
 
 
-def not_updated(run: Run) -> Iterator[Symptom]:
+def not_updated(run: Run) -> Iterator[Finding]:
     """Report weights that a gradient reaches and that do not change: in no optimizer, rate 0, or lost in rounding.
 
     Frozen layers between trained ones are reported too, and a learning rate that was 0 throughout for all weights.
@@ -228,7 +228,7 @@ def not_updated(run: Run) -> Iterator[Symptom]:
         evidence = (
             f"a gradient reaches {len(why_still)} layers whose weights do not change: {next(iter(why_still.values()))}"
         )
-        yield Symptom("", evidence, advice, "alarm")
+        yield Finding("", evidence, advice, "alarm")
         return
     # Where all others hardly move either, the steps of the whole model are too small.
     moves = run.recent("update_ratio")[:, -1]
@@ -246,7 +246,7 @@ def not_updated(run: Run) -> Iterator[Symptom]:
         moved = run.course("update_ratio")[[run.place(layer.name) for layer in chain]] > 0
         rests = not is_root and run.losses.is_learning and bool(moved.any(axis=1).all())
         severity: Severity = "note" if rests else "alarm"
-        yield Symptom(chain[0].name, evidence, advice, severity, float(len(chain)), is_root=is_root)
+        yield Finding(chain[0].name, evidence, advice, severity, float(len(chain)), is_root=is_root)
 
 
 def _neighbours(layers: Iterable[Layer], why: Mapping[str, str]) -> Iterator[list[Layer]]:
@@ -265,15 +265,15 @@ def _from_to(chain: Sequence[Layer]) -> str:
     return f"{len(chain)} layers, {chain[0].name} to {chain[-1].name}"
 
 
-def _without_any_rate(run: Run) -> Iterator[Symptom]:
+def _without_any_rate(run: Run) -> Iterator[Finding]:
     # A warm-up starts at 0, and may stay there for a while.
     if run.seen > 2 * run.window and run.losses.is_stuck:
         steps = f"step {run.first.step if run.first else 0} to {run.now.step}"
         evidence = f"the learning rate of every weight was 0 at all looks from {steps}; {run.losses.harm}"
-        yield Symptom("", evidence, "check the learning rate and its schedule", "alarm", is_root=True)
+        yield Finding("", evidence, "check the learning rate and its schedule", "alarm", is_root=True)
 
 
-def _in_no_optimizer(run: Run, look: Look) -> Iterator[Symptom]:
+def _in_no_optimizer(run: Run, look: Look) -> Iterator[Finding]:
     """Report layers that a gradient reaches, that no optimizer has ever stepped, and whose weights have not changed.
 
     Of several in a row the first is named. It is a note, not an alarm, if they are the first half of the layers or
@@ -288,8 +288,8 @@ def _in_no_optimizer(run: Run, look: Look) -> Iterator[Symptom]:
     if len(left) > 1 and len(left) == len(trained):
         evidence = f"a gradient reaches all {len(left)} layers, but no optimizer updates any of them"
         advice = "check whether the optimizer was given the parameters of this model, not of a copy"
-        is_read = any(rule == "not_in_optimizer" and one.severity == "alarm" for rule, one in run.findings)
-        yield Symptom("", evidence, advice, "alarm", float(len(left)), since=since, is_root=not is_read)
+        is_read = any(found.rule == "not_in_optimizer" and found.severity == "alarm" for found in run.findings)
+        yield Finding("", evidence, advice, "alarm", float(len(left)), since=since, is_root=not is_read)
         return
     front = sum(1 for a, b in zip(trained, left, strict=False) if a is b)
     is_backbone = front == len(left) and front >= BACKBONE_SHARE * len(trained)
@@ -302,10 +302,10 @@ def _in_no_optimizer(run: Run, look: Look) -> Iterator[Symptom]:
             f"{len(trained) - len(left)} of {len(trained)} layers are in an optimizer"
         )
         advice = "give its parameters to the optimizer, or set requires_grad to False"
-        yield Symptom(layer.name, evidence, advice, "note" if is_backbone else "alarm", since=since, is_root=True)
+        yield Finding(layer.name, evidence, advice, "note" if is_backbone else "alarm", since=since, is_root=True)
 
 
-def _frozen_between(run: Run, look: Look) -> Iterator[Symptom]:
+def _frozen_between(run: Run, look: Look) -> Iterator[Finding]:
     """Report the first frozen layer if it is between trained ones of its kind and at most a quarter of all are frozen.
 
     Only layers with a matrix count. A frozen backbone has no trained layers before it; with adapters more than a
@@ -322,7 +322,7 @@ def _frozen_between(run: Run, look: Look) -> Iterator[Symptom]:
     if all(first.kind in kinds for kinds in sides):
         several = f", and those of {len(frozen) - 1} more" if len(frozen) > 1 else ""
         evidence = f"its weights are frozen{several}; {len(main) - len(frozen)} layers before and after it are trained"
-        yield Symptom(first.name, evidence, "set requires_grad to True, unless this is intended", is_root=True)
+        yield Finding(first.name, evidence, "set requires_grad to True, unless this is intended", is_root=True)
 
 
 def _is_frozen(look: Look, layer: Layer) -> bool:
@@ -396,7 +396,7 @@ ADAMW_DECAY = 0.01
 """AdamW's default `weight_decay`. Up to this, what is too high is the rate that it is multiplied by."""
 
 
-def clipping(run: Run) -> Iterator[Symptom]:
+def clipping(run: Run) -> Iterator[Finding]:
     """Report gradients that are clipped to a tenth of their norm or less, at all of the latest looks.
 
     With an optimizer such as Adam, whose steps do not depend on the size of the gradient, it is only a note.
@@ -414,7 +414,7 @@ def clipping(run: Run) -> Iterator[Symptom]:
     )
     is_adaptive = all(stepped.is_adaptive for stepped in run.now.stepped.values())
     severity: Severity = "note" if is_adaptive else severity_of(run)
-    yield Symptom("", evidence, f"set gradient_clip_val to about {usual:.1g}", severity, size=usual / largest)
+    yield Finding("", evidence, f"set gradient_clip_val to about {usual:.1g}", severity, size=usual / largest)
 
 
 def gradient_norm(look: Look, run: Run) -> float:
@@ -425,7 +425,7 @@ def gradient_norm(look: Look, run: Run) -> float:
     return math.sqrt(sum(square for square in squares if math.isfinite(square)))
 
 
-def weight_decay(run: Run) -> Iterator[Symptom]:
+def weight_decay(run: Run) -> Iterator[Finding]:
     """Report weight decay that moves the weights as far as the gradient does, or farther, in the median layer.
 
     Decay that is added to the gradient is compared with the gradient. Decay that is taken from the weight is compared
@@ -454,7 +454,7 @@ def weight_decay(run: Run) -> Iterator[Symptom]:
         yield from _added(run, *(median_of(part) for part in zip(*added, strict=True)))
 
 
-def _taken(run: Run, share: float, ratio: float) -> Iterator[Symptom]:
+def _taken(run: Run, share: float, ratio: float) -> Iterator[Finding]:
     if share >= UPDATE_RATIO_SMALL and ratio < math.sqrt(2) * share:
         evidence = (
             f"weight decay takes {share:.1%} of the weights in each step, and with the gradient a step moves them by "
@@ -468,10 +468,10 @@ def _taken(run: Run, share: float, ratio: float) -> Iterator[Symptom]:
             )
         is_hard = share >= DECAY_SHARE_ALARM
         severity: Severity = "alarm" if is_hard else severity_of(run)
-        yield Symptom("", evidence, advice, severity, size=share, is_hard=is_hard)
+        yield Finding("", evidence, advice, severity, size=share, is_hard=is_hard)
 
 
-def _added(run: Run, decay: float, gradient: float, share: float) -> Iterator[Symptom]:
+def _added(run: Run, decay: float, gradient: float, share: float) -> Iterator[Finding]:
     if share >= UPDATE_RATIO_SMALL and decay > gradient > 0:
         held = max(held.decay for held in run.held_back.values())
         evidence = (
@@ -479,7 +479,7 @@ def _added(run: Run, decay: float, gradient: float, share: float) -> Iterator[Sy
             f"{harm_of(run)}"
         )
         advice = f"lower weight_decay to at most {held * gradient / decay / 10:.1g}, a tenth of the gradient"
-        yield Symptom("", evidence, advice, severity_of(run), size=decay / gradient)
+        yield Finding("", evidence, advice, severity_of(run), size=decay / gradient)
 
 
 CLIPPING = Rule(

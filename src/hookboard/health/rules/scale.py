@@ -9,7 +9,7 @@ import numpy as np
 
 from hookboard.health.look import Look
 from hookboard.health.robust import median, median_of, medians, robust_z, slope
-from hookboard.health.rule import Rule, Severity, Symptom
+from hookboard.health.rule import Finding, Rule, Severity
 from hookboard.health.rules.shared import (
     Scales,
     factor,
@@ -58,7 +58,7 @@ DROPOUT_FACTOR = 1.5
 hundred values that are left; a ReLU in between at least 2)."""
 
 
-def normalization(run: Run) -> Iterator[Symptom]:
+def normalization(run: Run) -> Iterator[Finding]:
     """Report batch norms that lost their gains or do not normalize, and the first dropout that leaves little."""
     if run.arrays.batch_norms:
         yield from _gains_lost(run)
@@ -70,7 +70,7 @@ def normalization(run: Run) -> Iterator[Symptom]:
     yield from heavy[:1]
 
 
-def _gains_lost(run: Run) -> Iterator[Symptom]:
+def _gains_lost(run: Run) -> Iterator[Finding]:
     """Report once if the gains of batch norms fall towards 0 faster than any usual weight decay takes them."""
     gains = run.course("weight_rms")[run.arrays.batch_norms]
     is_known = gains[:, 0] > 0
@@ -96,7 +96,7 @@ def _gains_lost(run: Run) -> Iterator[Symptom]:
     first = run.layers[run.arrays.batch_norms[0]]
     size, since = fell / math.log(10), int(steps[start])
     until = int(steps[left < GAIN_SHARE_LOST].max()) if now >= GAIN_SHARE_LOST else None
-    yield Symptom(first.name, evidence, advice, "alarm", size=size, since=since, until=until)
+    yield Finding(first.name, evidence, advice, "alarm", size=size, since=since, until=until)
 
 
 def uses_batch_statistics(run: Run, layer: Layer) -> bool:
@@ -138,7 +138,7 @@ def _normalized(run: Run) -> np.ndarray:
     return shares
 
 
-def _unnormalized(run: Run) -> Iterator[Symptom]:
+def _unnormalized(run: Run) -> Iterator[Finding]:
     """Report once if at least half of the batch norms do not give outputs of the spread that batch statistics give."""
     norms = run.arrays.batch_norms
     shares = _normalized(run)[norms]
@@ -160,16 +160,16 @@ def _unnormalized(run: Run) -> Iterator[Symptom]:
     )
     advice = "Check whether they are in evaluation mode while training, and whether their statistics fit the data."
     size = max(abs(float(np.log10(share))) for share in found)
-    yield Symptom(run.layers[norms[0]].name, evidence, advice, severity, size=size)
+    yield Finding(run.layers[norms[0]].name, evidence, advice, severity, size=size)
 
 
-def _heavy_dropout(run: Run, place: int) -> Symptom | None:
+def _heavy_dropout(run: Run, place: int) -> Finding | None:
     dropped = dropped_share(run, place)
     if not DROPPED_SHARE_NOTE <= dropped < 1:
         return None
     evidence = f"it drops {100 * dropped:.0f} % of its input, and scales the rest by {1 / (1 - dropped):.2g}"
     name = run.layers[place].name
-    return Symptom(name, f"{evidence}{harm_of(run)}.", "Lower its rate.", severity_of(run), size=dropped)
+    return Finding(name, f"{evidence}{harm_of(run)}.", "Lower its rate.", severity_of(run), size=dropped)
 
 
 def dropped_share(run: Run, place: int) -> float:
@@ -263,7 +263,7 @@ MODEL_DRIFT_DECADES = 3.0
 an alarm whatever the loss does. Healthy runs of the benchmark's tuning half reach 1.0."""
 
 
-def _activation_scale(run: Run) -> Iterator[Symptom]:
+def _activation_scale(run: Run) -> Iterator[Finding]:
     scales = scales_of(run)
     single = list(_out_of_line(run, scales, scales_of(run, at_start=True)))
     # One layer that is out of line moves all later ones.
@@ -275,7 +275,7 @@ def _activation_scale(run: Run) -> Iterator[Symptom]:
             yield symptom
 
 
-def _out_of_line(run: Run, scales: Scales, first: Scales) -> Iterator[Symptom]:
+def _out_of_line(run: Run, scales: Scales, first: Scales) -> Iterator[Finding]:
     """Report layers whose gain, output over input, is far from that of other layers, now or at the first look."""
     for seen, other in ((scales, None), (first, scales)):
         known = np.isfinite(seen.gains)
@@ -311,7 +311,7 @@ def _out_of_line(run: Run, scales: Scales, first: Scales) -> Iterator[Symptom]:
                 if has_changed
                 else "Check how the weights of this layer are initialized and scaled."
             )
-            yield Symptom(layer.name, f"{evidence}{_harm(run)}.", advice, _severity(run), size=abs(off))
+            yield Finding(layer.name, f"{evidence}{_harm(run)}.", advice, _severity(run), size=abs(off))
 
 
 def _gain_at_first(first: Scales, layer: Layer) -> float:
@@ -325,7 +325,7 @@ def _was_in_line(first: Scales, layer: Layer) -> bool:
     return abs(_gain_at_first(first, layer) - median_of(others)) < LAYER_GAIN_DECADES
 
 
-def _along_depth(run: Run, scales: Scales) -> Iterator[Symptom]:
+def _along_depth(run: Run, scales: Scales) -> Iterator[Finding]:
     """Report activations that shrink or grow steadily from layer to layer."""
     count = len(scales.layers)
     if count <= PEER_LAYERS_MIN:
@@ -346,14 +346,14 @@ def _along_depth(run: Run, scales: Scales) -> Iterator[Symptom]:
         f"from here the RMS of activations {what} over {count} layers from {10 ** scales.log[start]:.2g} to "
         f"{10 ** scales.log[-1]:.2g}, by a factor of {factor(step)} in each layer{_initial(run, layer)}{_harm(run)}."
     )
-    yield Symptom(layer.name, evidence, _initialize(run), _severity(run), size=abs(change))
+    yield Finding(layer.name, evidence, _initialize(run), _severity(run), size=abs(change))
 
 
 def _initialize(run: Run) -> str:
     return f"{initialization(run)}, or add normalization."
 
 
-def _along_weights(run: Run, scales: Scales) -> Iterator[Symptom]:
+def _along_weights(run: Run, scales: Scales) -> Iterator[Finding]:
     """Report weights that make a signal fade or swell, even if biases hide it, in a model that nothing normalizes."""
     if len(scales.layers) <= PEER_LAYERS_MIN or run.arrays.of_kind(NORM_KINDS).any():
         return
@@ -370,10 +370,10 @@ def _along_weights(run: Run, scales: Scales) -> Iterator[Symptom]:
         f"the weights of {len(scales.layers)} layers scale a signal by a factor of {factor(each)} in "
         f"each, {factor(whole)} in all, and nothing normalizes it{_harm(run)}."
     )
-    yield Symptom("", evidence, _initialize(run), "alarm" if whole < 0 else _severity(run), size=abs(whole))
+    yield Finding("", evidence, _initialize(run), "alarm" if whole < 0 else _severity(run), size=abs(whole))
 
 
-def _of_few(run: Run, scales: Scales) -> Iterator[Symptom]:
+def _of_few(run: Run, scales: Scales) -> Iterator[Finding]:
     """Report a model of few layers whose weights all scale a signal up from the start, and that nothing normalizes."""
     layers = scales.layers
     if not FEW_LAYERS_MIN <= len(layers) <= PEER_LAYERS_MIN or run.arrays.of_kind(NORM_KINDS).any():
@@ -390,10 +390,10 @@ def _of_few(run: Run, scales: Scales) -> Iterator[Symptom]:
         f"{factor(gains[0])}, and the outputs of {layers[-1].name} had an RMS of {output.moments.rms:.3g} at the first "
         f"look{_harm(run)}."
     )
-    yield Symptom(layers[0].name, evidence, _initialize(run), _severity(run), size=sum(gains))
+    yield Finding(layers[0].name, evidence, _initialize(run), _severity(run), size=sum(gains))
 
 
-def _recurrent(run: Run) -> Iterator[Symptom]:
+def _recurrent(run: Run) -> Iterator[Finding]:
     """Report recurrent layers whose feedback grows without bounds."""
     for place in np.flatnonzero(run.arrays.of_kind(RECURRENT_KINDS)).tolist():
         layer = run.layers[place]
@@ -411,10 +411,10 @@ def _recurrent(run: Run) -> Iterator[Symptom]:
         began = max(_norm(first, layer, name, "parameter_before") for name in names)
         # What the first step did is not there since the start.
         since = first.step + 1 if run.seen == 1 and began < RECURRENT_NORM_MAX else None
-        yield Symptom(layer.name, evidence, advice, severity_of(run), size=norm, since=since)
+        yield Finding(layer.name, evidence, advice, severity_of(run), size=norm, since=since)
 
 
-def _blown_up(run: Run, layer: Layer) -> Iterator[Symptom]:
+def _blown_up(run: Run, layer: Layer) -> Iterator[Finding]:
     """Report a recurrent layer whose outputs are large although its weights are small: unbounded, as with ReLU."""
     output = run.now.of(layer.name, "output")
     before = run.layers[: run.place(layer.name)]
@@ -431,7 +431,7 @@ def _blown_up(run: Run, layer: Layer) -> Iterator[Symptom]:
         f"sequence{_initial(run, layer)}{_harm(run)}."
     )
     advice = "Initialize the recurrent weights smaller, or use tanh, an LSTM or a GRU; and clip gradients."
-    yield Symptom(layer.name, evidence, advice, _severity(run), size=math.log10(output.moments.rms / usual))
+    yield Finding(layer.name, evidence, advice, _severity(run), size=math.log10(output.moments.rms / usual))
 
 
 def _norm(look: Look, layer: Layer, name: str, role: Role) -> float:
@@ -439,7 +439,7 @@ def _norm(look: Look, layer: Layer, name: str, role: Role) -> float:
     return 0.0 if math.isnan(gain) else 10**gain
 
 
-def _drifted(run: Run) -> Iterator[Symptom]:
+def _drifted(run: Run) -> Iterator[Finding]:
     """Report the whole model if most outputs have far outgrown their scale at the first looks.
 
     Otherwise report the first layer whose output has left the scale that it had then.
@@ -458,7 +458,7 @@ def _drifted(run: Run) -> Iterator[Symptom]:
     usual = median_of(moved.tolist())
     if usual >= MODEL_DRIFT_DECADES:
         evidence = f"the RMS of the outputs of most layers is {factor(usual)} times that at the start{_harm(run)}."
-        yield Symptom("", evidence, "Lower the learning rate, and check the sign of the loss.", "alarm", size=usual)
+        yield Finding("", evidence, "Lower the learning rate, and check the sign of the loss.", "alarm", size=usual)
         return
     # In a healthy training activations grow, in some layers more than in others.
     for place in np.flatnonzero((moved <= -DRIFT_DECADES) | (moved - max(usual, 0.0) >= DRIFT_DECADES)):
@@ -473,7 +473,7 @@ def _drifted(run: Run) -> Iterator[Symptom]:
         # What normalizes is to keep a scale.
         is_harm = layer.kind == "norm" and moved[place] < 0
         severity: Severity = "alarm" if is_harm else severity_of(run)
-        yield Symptom(layer.name, evidence, advice, severity, size=abs(float(moved[place])))
+        yield Finding(layer.name, evidence, advice, severity, size=abs(float(moved[place])))
         return
 
 

@@ -25,6 +25,15 @@ BOUNDED_KINDS: frozenset[Kind] = frozenset({"bounded"})
 UNBOUNDED_KINDS: frozenset[Kind] = frozenset({"rectifier", "smooth"})
 
 
+SCALE_TARGETS = "subtract the mean of the training targets and divide by their standard deviation"
+"""The advice for targets of a regression that are not scaled."""
+
+
+def are_targets_unscaled(run: Run) -> bool:
+    """Return True if it was found that the step compares outputs with targets that are not scaled."""
+    return any(found.rule == "targets" and found.advice == SCALE_TARGETS for found in run.findings)
+
+
 def activations_of(run: Run, kinds: frozenset[Kind]) -> list[str]:
     """Return the types of the activation modules of some kinds that have run, each once; functions are not seen."""
     return list(dict.fromkeys(layer.type for layer in run.layers if layer.kind in kinds and run.has_run(layer)))

@@ -9,7 +9,7 @@ import numpy as np
 
 from hookboard.health.look import Look
 from hookboard.health.robust import median
-from hookboard.health.rule import Rule, Severity, Symptom
+from hookboard.health.rule import Finding, Rule, Severity
 from hookboard.health.rules.shared import (
     BOUNDED_KINDS,
     activations_of,
@@ -59,7 +59,7 @@ GATE_BIAS_MEAN_NOTE = -0.5
 margin)."""
 
 
-def _saturated(run: Run) -> Iterator[Symptom]:
+def _saturated(run: Run) -> Iterator[Finding]:
     layers = [layer for layer in run.layers if layer.kind in ("bounded", "recurrent") or layer.type == "Softmax"]
     if not layers:
         return
@@ -145,17 +145,17 @@ def _range(layer: Layer, reading: Reading) -> tuple[float, float]:
     return (-1.0 if reading.moments.min < 0 else 0.0), 1.0
 
 
-def _symptom(run: Run, layer: Layer, share: float, of: str, severity: Severity) -> Symptom:
+def _symptom(run: Run, layer: Layer, share: float, of: str, severity: Severity) -> Finding:
     source = source_of(run, layer)
     evidence = f"{100 * share:.0f} % {of}"
     advice = (
         "Make its input smaller, through weights and bias at the start or the learning rate later; or normalize it."
     )
     module = layer.name if source is None else source.name
-    return Symptom(module, f"{evidence}{harm_of(run)}.", advice, severity, size=share)
+    return Finding(module, f"{evidence}{harm_of(run)}.", advice, severity, size=share)
 
 
-def _softmax_twice(run: Run, layer: Layer) -> Iterator[Symptom]:
+def _softmax_twice(run: Run, layer: Layer) -> Iterator[Finding]:
     """Report a softmax layer before a loss that applies a softmax itself, such as cross entropy.
 
     With NLL or a squared error on the softmax the gradients of a sample do not add up to 0, or the first loss is not
@@ -176,10 +176,10 @@ def _softmax_twice(run: Run, layer: Layer) -> Iterator[Symptom]:
         f"RMS {gradient.moments.rms:.1g}): the loss applies a softmax again, to values from 0 to 1"
     )
     advice = "Remove this softmax: CrossEntropyLoss applies one itself."
-    yield Symptom(layer.name, f"{evidence}{harm_of(run)}.", advice, "alarm", size=1.0)
+    yield Finding(layer.name, f"{evidence}{harm_of(run)}.", advice, "alarm", size=1.0)
 
 
-def _gates(run: Run, layer: Layer) -> Iterator[Symptom]:
+def _gates(run: Run, layer: Layer) -> Iterator[Finding]:
     """Report saturated or shut gates of an LSTM or GRU, whose outputs lie between -1 and 1.
 
     Saturated: most outputs are near -1 or 1. Shut: the output is far smaller than the input, or the biases are so
@@ -192,7 +192,7 @@ def _gates(run: Run, layer: Layer) -> Iterator[Symptom]:
     # Between -1 and 1 the mean of squares is the smaller one: absolute values are as large on average, or larger.
     if reading.moments.rms**2 >= SATURATED_SHARE and reading.moments.max <= 1 and reading.moments.min >= -1:
         evidence = f"its outputs lie at the ends of their range: their RMS is {reading.moments.rms:.2g}"
-        yield Symptom(layer.name, f"{evidence}{harm_of(run)}.", advice, severity_of(run), size=1.0)
+        yield Finding(layer.name, f"{evidence}{harm_of(run)}.", advice, severity_of(run), size=1.0)
         return
     rms = run.recent("activation_rms")[: run.place(layer.name), -1]
     before = next((value for value in reversed(rms) if value > 0), 0.0)
@@ -203,7 +203,7 @@ def _gates(run: Run, layer: Layer) -> Iterator[Symptom]:
             f"its gates are shut"
         )
         severity: Severity = "alarm" if reading.moments.rms < SHUT_GATE_RATIO_ALARM * given else severity_of(run)
-        yield Symptom(layer.name, f"{evidence}{harm_of(run)}.", advice, severity, size=0.5)
+        yield Finding(layer.name, f"{evidence}{harm_of(run)}.", advice, severity, size=0.5)
         return
     for name in layer.weights:
         bias = run.now.of(name, "parameter")
@@ -214,7 +214,7 @@ def _gates(run: Run, layer: Layer) -> Iterator[Symptom]:
                 f"the biases in {name} go down to {bias.moments.min:.2g}, with a mean of {bias.moments.mean:.2g}: "
                 f"gates with such a bias stay shut"
             )
-            yield Symptom(layer.name, f"{evidence}{harm_of(run)}.", advice, severity_of(run), size=0.5)
+            yield Finding(layer.name, f"{evidence}{harm_of(run)}.", advice, severity_of(run), size=0.5)
             return
 
 
@@ -251,7 +251,7 @@ VALUES_PER_UNIT_MIN = 8
 """Number of values of each unit in one look that are needed to tell whether they differ (a choice)."""
 
 
-def _collapsed(run: Run) -> Iterator[Symptom]:
+def _collapsed(run: Run) -> Iterator[Finding]:
     spread = run.recent("sample_spread")[:, -1]
     seen = np.flatnonzero(np.isfinite(spread) & _are_comparable(run))
     if not len(seen):
@@ -279,13 +279,13 @@ def _collapsed(run: Run) -> Iterator[Symptom]:
                 f"its output differs between samples by {spread[place]:.1g} of its RMS; the layer before differs by "
                 f"{spread[before]:.2g}, usual here: {float(np.median(spreads)):.2g}{harm_of(run)}."
             )
-            yield Symptom(run.layers[place].name, evidence, COLLAPSED_ADVICE, "note", size=float(spread[before]))
+            yield Finding(run.layers[place].name, evidence, COLLAPSED_ADVICE, "note", size=float(spread[before]))
 
 
 COLLAPSED_ADVICE = "Check the input of this layer, its weights and its bias: its output hardly depends on its input."
 
 
-def _at_the_end(run: Run, layers: list[Layer], spreads: np.ndarray) -> Symptom:
+def _at_the_end(run: Run, layers: list[Layer], spreads: np.ndarray) -> Finding:
     """Return the symptom of a model that gives nearly the same output for all samples.
 
     Its module is the layer that loses the difference; "" if the difference fades over several layers.
@@ -321,7 +321,7 @@ def _at_the_end(run: Run, layers: list[Layer], spreads: np.ndarray) -> Symptom:
         else "Check the initialization, and for missing normalization or shortcuts; then for a learning rate that is "
         "too high."
     )
-    return Symptom(name, f"{evidence}{harm_of(run)}.", advice, severity, size=float(-log[-1]))
+    return Finding(name, f"{evidence}{harm_of(run)}.", advice, severity, size=float(-log[-1]))
 
 
 def _are_comparable(run: Run) -> np.ndarray:
@@ -331,7 +331,7 @@ def _are_comparable(run: Run) -> np.ndarray:
     return (channels >= 2) & (run.latest.rows["output"].count >= VALUES_PER_UNIT_MIN * channels)
 
 
-def not_called(run: Run) -> Iterator[Symptom]:
+def not_called(run: Run) -> Iterator[Finding]:
     """Report activations that never ran, beside layers of the same module that did: `forward` leaves them out."""
     if run.seen < run.window:
         return
@@ -340,7 +340,7 @@ def not_called(run: Run) -> Iterator[Symptom]:
         if layer.kind in ACTIVATION_KINDS and _parent(layer) in ran:
             why = run.why_silent.get(layer.name, "it did not run")
             advice = "Call it in forward, between the layers around it, or remove it."
-            yield Symptom(layer.name, f"this {layer.type} gave no output at any look: {why}", advice, "note")
+            yield Finding(layer.name, f"this {layer.type} gave no output at any look: {why}", advice, "note")
 
 
 def _parent(layer: Layer) -> str:
@@ -423,7 +423,7 @@ def course_of(run: Run) -> Course | None:
     return Course(places, np.log10(norms[places])) if len(places) >= GRADIENT_LAYERS_MIN else None
 
 
-def _vanishing(run: Run) -> Iterator[Symptom]:
+def _vanishing(run: Run) -> Iterator[Finding]:
     course = course_of(run)
     if course is None:
         return
@@ -444,7 +444,7 @@ def _vanishing(run: Run) -> Iterator[Symptom]:
     is_gone &= run.losses.is_known or _moves_nothing(run, last)
     severity: Severity = "alarm" if is_gone else severity_of(run)
     name = "" if place is None else run.layers[course.places[front + place]].name
-    yield Symptom(name, f"{evidence}{harm_of(run)}.", _advice(run), severity, size=fall, is_hard=is_gone)
+    yield Finding(name, f"{evidence}{harm_of(run)}.", _advice(run), severity, size=fall, is_hard=is_gone)
 
 
 def _have_learnt(run: Run, last: int) -> bool:
@@ -509,7 +509,7 @@ def _how(course: Course, steps: np.ndarray, place: int | None) -> str:
     return f"by {factor(float(steps[place - 1]))} in this layer alone; usual: {usual}"
 
 
-def _exploding(run: Run) -> Iterator[Symptom]:
+def _exploding(run: Run) -> Iterator[Finding]:
     course = course_of(run)
     if course is None:
         return
@@ -525,10 +525,10 @@ def _exploding(run: Run) -> Iterator[Symptom]:
     advice = "Check how large the weights are, normalize the inputs, or clip gradients."
     name = "" if place is None else run.layers[course.places[place]].name
     severity: Severity = "alarm" if least >= GRADIENT_CHANGE_DECADES_ALARM and run.losses.is_known else severity_of(run)
-    yield Symptom(name, f"{evidence}{harm_of(run)}.", advice, severity, size=least)
+    yield Finding(name, f"{evidence}{harm_of(run)}.", advice, severity, size=least)
 
 
-def _growing(run: Run) -> Iterator[Symptom]:
+def _growing(run: Run) -> Iterator[Finding]:
     """Report gradients that are far larger in at least half of the layers than they used to be."""
     history = run.recent("gradient_rms")
     window = run.window
@@ -548,7 +548,7 @@ def _growing(run: Run) -> Iterator[Symptom]:
         f"{len(known)} layers{harm_of(run)}."
     )
     advice = "Lower the learning rate or warm it up, and clip gradients."
-    yield Symptom("", evidence, advice, severity_of(run), size=float(np.median(known)))
+    yield Finding("", evidence, advice, severity_of(run), size=float(np.median(known)))
 
 
 VANISHING = Rule(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hookboard.health.look import Look, every_unit
-from hookboard.health.rule import Rule, Severity, Symptom
+from hookboard.health.rule import Finding, Rule, Severity
 from hookboard.health.rules.shared import (
     counted,
     gets_zeros,
@@ -178,7 +178,7 @@ CONSTANT_INPUT_SPREAD = 1e-5
 and half of its own units are negative by chance. Rounding of float32 leaves 1e-7."""
 
 
-def _dead_units(run: Run) -> Iterator[Symptom]:
+def _dead_units(run: Run) -> Iterator[Finding]:
     silent = {name for name, silence in run.silence.items() if silence.is_any and _lasting(run, silence).any()}
     if not silent:
         return
@@ -242,7 +242,7 @@ def _is_gone(run: Run, dead: Dead) -> bool:
     return dead.share == 1 or (dead.share >= DEAD_SHARE_ALARM and is_idle)
 
 
-def _dead_symptom(run: Run, dead: Dead, severity: Severity) -> Symptom:
+def _dead_symptom(run: Run, dead: Dead, severity: Severity) -> Finding:
     usual = _usual(run, dead)
     # Of a layer that is as good as dead, half of the units may have been dead from the start, as with one input.
     limit = DEAD_SHARE_ALARM if dead.share >= DEAD_SHARE_ALARM else DEAD_SHARE_NOTE
@@ -266,7 +266,7 @@ def _dead_symptom(run: Run, dead: Dead, severity: Severity) -> Symptom:
     else:
         advice = _advice_on_steps(run, dead, onset)
     name, is_hard = dead.source.name, _is_gone(run, dead)
-    return Symptom(name, f"{what}{others}.", advice, severity, size=dead.share, since=since, is_hard=is_hard)
+    return Finding(name, f"{what}{others}.", advice, severity, size=dead.share, since=since, is_hard=is_hard)
 
 
 def _advice_on_steps(run: Run, dead: Dead, onset: int) -> str:
@@ -411,7 +411,7 @@ TWIN_OUTPUT_TOLERANCE = 1e-3
 """`TWIN_WEIGHT_TOLERANCE` for outputs around their mean."""
 
 
-def _symmetric_units(run: Run) -> Iterator[Symptom]:
+def _symmetric_units(run: Run) -> Iterator[Finding]:
     """Report the first layer of each severity: where all weights are alike, all layers show the symptom."""
     found = [symptom for place in _suspects(run) if (symptom := _in_layer(run, run.layers[place]))]
     for severity in ("alarm", "note"):
@@ -465,7 +465,7 @@ def _with_close_units(weights: Units, is_judged: np.ndarray) -> np.ndarray:
     return np.unique(owner[found])
 
 
-def _in_layer(run: Run, layer: Layer) -> Symptom | None:
+def _in_layer(run: Run, layer: Layer) -> Finding | None:
     for name in sorted(layer.trainable):
         weight, gradient = run.now.of(name, "parameter"), run.now.of(name, "parameter_grad")
         if weight is None or gradient is None or weight.channels is None or gradient.channels is None:
@@ -490,7 +490,7 @@ def _constant_at_first(run: Run, name: str, units: int) -> float | None:
     return before.moments.mean if is_constant else None
 
 
-def _constant_symptom(run: Run, layer: Layer, name: str, value: float) -> Symptom:
+def _constant_symptom(run: Run, layer: Layer, name: str, value: float) -> Finding:
     course = [(look.step, _parted(look, name)) for look in (run.first or run.now, *run.looks)]
     now = course[-1][1]
     evidence = (
@@ -507,7 +507,7 @@ def _constant_symptom(run: Run, layer: Layer, name: str, value: float) -> Sympto
     is_matrix = len(shape) > 1 and shape[1] > 1 and shape[0] >= CONSTANT_WEIGHT_UNITS_MIN
     is_hard = is_matrix and layer.kind in ("linear", "conv", "recurrent")
     severity: Severity = "alarm" if is_hard else severity_of(run)
-    return Symptom(
+    return Finding(
         layer.name, f"{evidence}{harm_of(run)}.", SYMMETRY_ADVICE, severity, size=TWIN_SHARE_ALARM, until=until
     )
 
@@ -581,14 +581,14 @@ def _rounded(rows: np.ndarray, share: float) -> np.ndarray:
     return np.hstack([np.round(rows / (share * 10.0**decade)), decade])
 
 
-def _symmetric_symptom(layer: Layer, name: str, twins: int, units: int, has_outputs: bool) -> Symptom:
+def _symmetric_symptom(layer: Layer, name: str, twins: int, units: int, has_outputs: bool) -> Finding:
     share, width = twins / units, layer.shapes[name][0] if name in layer.shapes else units
     evidence = (
         f"{counted(twins, units, 'units', width if units < width else None)} of {name} have the same weights and "
         f"gradient as another unit{' and give its outputs' if has_outputs else ''} (by mean, deviation, least and "
         f"greatest), so they stay identical."
     )
-    return Symptom(layer.name, evidence, SYMMETRY_ADVICE, "alarm" if share > TWIN_SHARE_ALARM else "note", size=share)
+    return Finding(layer.name, evidence, SYMMETRY_ADVICE, "alarm" if share > TWIN_SHARE_ALARM else "note", size=share)
 
 
 SYMMETRIC_UNITS = Rule(

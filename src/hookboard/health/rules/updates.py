@@ -7,7 +7,7 @@ import numpy as np
 
 from hookboard.health.look import Look
 from hookboard.health.robust import median_of, medians_of
-from hookboard.health.rule import Rule, Severity, Symptom
+from hookboard.health.rule import Finding, Rule, Severity
 from hookboard.health.rules.shared import (
     UPDATE_RATIO_SMALL,
     agreement_of,
@@ -73,7 +73,7 @@ LAYER_UPDATE_FACTOR_LARGE = 30.0
 others."""
 
 
-def update_too_large(run: Run) -> Iterator[Symptom]:
+def update_too_large(run: Run) -> Iterator[Finding]:
     """Report steps that were too large for the weights.
 
     They may have ended before the loss shows harm, because a dead network no longer moves. So the whole run is judged,
@@ -121,7 +121,7 @@ def update_too_large(run: Run) -> Iterator[Symptom]:
             evidence = f"{moves}; usual here: {whole[-1]:.1g}{harm_of(run)}"
             advice = "lower the learning rate of its parameter group"
             since, size = int(steps[start]), float(row[start])
-            yield Symptom(run.layers[place].name, evidence, advice, "alarm", size, since, until=until)
+            yield Finding(run.layers[place].name, evidence, advice, "alarm", size, since, until=until)
 
 
 def _course(run: Run, layers: list[int]) -> tuple[np.ndarray, np.ndarray]:
@@ -163,16 +163,16 @@ def _moves(
     return f"a step moved {whose} by {most}, and by {moved[-1]:.2g} at step {steps[-1]}", until
 
 
-def _jumped(run: Run, jump: RateJump) -> Symptom:
+def _jumped(run: Run, jump: RateJump) -> Finding:
     evidence = (
         f"the learning rate rose from {jump.before:.2g} to {jump.after:.2g} between steps {jump.step} and {jump.seen}, "
         f"and is {_rate(run):.2g} now{harm_of(run)}"
     )
     advice = "check the schedule, and lower the learning rate"
-    return Symptom("", evidence, advice, "alarm", jump.after / jump.before, jump.step, until=jump.until)
+    return Finding("", evidence, advice, "alarm", jump.after / jump.before, jump.step, until=jump.until)
 
 
-def _large_model(run: Run, steps: np.ndarray, whole: np.ndarray, first: int) -> Symptom:
+def _large_model(run: Run, steps: np.ndarray, whole: np.ndarray, first: int) -> Finding:
     """Return the symptom of large steps of the whole model.
 
     Args:
@@ -191,7 +191,7 @@ def _large_model(run: Run, steps: np.ndarray, whole: np.ndarray, first: int) -> 
     is_over = until is not None and run.losses.has_risen and run.losses.best_step > until
     is_harmless = is_over or (not run.losses.is_harmed and _has_come_back(run))
     severity: Severity = "note" if is_harmless else "alarm"
-    return Symptom("", evidence, advice, severity, moved, int(steps[first]), until=until)
+    return Finding("", evidence, advice, severity, moved, int(steps[first]), until=until)
 
 
 def _to(run: Run, moved: float, wanted: float) -> str:
@@ -214,12 +214,12 @@ def _rate(run: Run) -> float:
     return max((stepped.rate for stepped in run.now.stepped.values()), default=math.nan)
 
 
-def _grown_model(run: Run, growth: float) -> Symptom:
+def _grown_model(run: Run, growth: float) -> Finding:
     evidence = f"most weights have grown to {growth:.2g} times their size at the first look, or more{harm_of(run)}"
     advice = "lower the learning rate, and check the options of the optimizer"
     sizes = run.course("weight_rms")[[i for i, layer in enumerate(run.layers) if _may_grow(run, layer)]]
     grew = medians_of(sizes / sizes[:, :1]) > SUMMED_GRADIENT_GROWTH
-    return Symptom("", evidence, advice, "alarm", growth, _first_step(run, grew))
+    return Finding("", evidence, advice, "alarm", growth, _first_step(run, grew))
 
 
 def _growth(run: Run) -> float:
@@ -248,7 +248,7 @@ def _may_grow(run: Run, layer: Layer) -> bool:
     )
 
 
-def _summed(run: Run, same: float, grew: float) -> Iterator[Symptom]:
+def _summed(run: Run, same: float, grew: float) -> Iterator[Finding]:
     """Report gradients that seem to add up over the steps, as without `zero_grad`.
 
     They are nearly parallel from look to look, and far larger than at the start, while the loss does not fall.
@@ -270,7 +270,7 @@ def _summed(run: Run, same: float, grew: float) -> Iterator[Symptom]:
         f"cosine of {agreement:.2f}) and {now / first:.2g} times as large as at the start: they add up{harm_of(run)}"
     )
     advice = "check whether zero_grad() is called before each backward pass"
-    yield Symptom(
+    yield Finding(
         "", evidence, advice, "alarm", now / first, _first_step(run, gradients > SUMMED_GRADIENT_GROWTH * first)
     )
 
@@ -369,7 +369,7 @@ LAYER_UPDATE_SHARE_SMALL = 1e-3
 that fall from layer to layer on purpose end at about 1e-2)."""
 
 
-def update_too_small(run: Run) -> Iterator[Symptom]:
+def update_too_small(run: Run) -> Iterator[Finding]:
     """Report steps too small to learn anything: of the whole model, or of one layer among others."""
     look = run.now
     ratios = run.recent("update_ratio")[:, -1]
@@ -399,10 +399,10 @@ def update_too_small(run: Run) -> Iterator[Symptom]:
         if ratio < min(LAYER_UPDATE_SHARE_SMALL * others, UPDATE_RATIO_SMALL):
             evidence = f"a step moves its weights by {ratio:.1g} of their size; usual here: {others:.1g}{harm_of(run)}"
             advice = "check the learning rate of its parameter group, and its gradient"
-            yield Symptom(name, evidence, advice, "alarm" if run.losses.is_harmed else "note", others / ratio)
+            yield Finding(name, evidence, advice, "alarm" if run.losses.is_harmed else "note", others / ratio)
 
 
-def _small_model(run: Run, look: Look, usual: float) -> Symptom:
+def _small_model(run: Run, look: Look, usual: float) -> Finding:
     rates = [stepped.rate for stepped in look.stepped.values()]
     optimizer = next(iter(look.stepped.values())).optimizer
     evidence = (
@@ -413,7 +413,7 @@ def _small_model(run: Run, look: Look, usual: float) -> Symptom:
     advice = f"raise the learning rate {to}, and check whether gradients are clipped or an epsilon outweighs them"
     # Without chance nobody can tell a loss that stays from that of a model that was trained before.
     severity: Severity = "alarm" if run.losses.is_stuck and run.losses.chance is not None else "note"
-    return Symptom("", evidence, advice, severity, UPDATE_RATIO_SMALL / usual, _small_since(run))
+    return Finding("", evidence, advice, severity, UPDATE_RATIO_SMALL / usual, _small_since(run))
 
 
 def _small_since(run: Run) -> int:
