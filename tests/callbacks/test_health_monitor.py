@@ -25,7 +25,7 @@ def recording():
 def lines(monkeypatch):
     """What the monitor says in the terminal."""
     said = []
-    monkeypatch.setattr("hookboard.callbacks.health_state.alert", said.append)
+    monkeypatch.setattr("hookboard.callbacks.reporter.alert", said.append)
     return said
 
 

@@ -117,7 +117,7 @@ def test_a_fault_of_ours_is_one_warning_and_leaves_the_run(tmp_path, monkeypatch
 def test_after_a_fault_what_was_seen_before_is_still_told(monkeypatch):
     lines, take = [], LossMeter.take
     for name in ("alert", "inform"):
-        monkeypatch.setattr(f"hookboard.callbacks.health_state.{name}", lines.append)
+        monkeypatch.setattr(f"hookboard.callbacks.reporter.{name}", lines.append)
 
     def broken(meter):
         calls.append(meter)
@@ -138,7 +138,7 @@ def test_after_a_fault_what_was_seen_before_is_still_told(monkeypatch):
 def test_without_a_logger_the_last_line_says_where_the_verdicts_are(has_logger, tmp_path, monkeypatch):
     lines = []
     for name in ("inform", "alert"):
-        monkeypatch.setattr(f"hookboard.callbacks.health_state.{name}", lines.append)
+        monkeypatch.setattr(f"hookboard.callbacks.reporter.{name}", lines.append)
     fit(tmp_path if has_logger else None, Messy(), batches(*[8] * 3), HealthMonitor(rules=ALWAYS, window=1))
     hint = "  There is no logger: the verdicts are in monitor.verdicts, and nothing is in TensorBoard."
     assert (lines[-1].splitlines()[-1] == hint) == (not has_logger)

@@ -73,7 +73,7 @@ class Holds(LightningModule):
 def lines(monkeypatch):
     said = []
     for name in ("alert", "inform"):
-        monkeypatch.setattr(f"hookboard.callbacks.health_state.{name}", said.append)
+        monkeypatch.setattr(f"hookboard.callbacks.reporter.{name}", said.append)
     return said
 
 

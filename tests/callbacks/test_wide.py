@@ -126,7 +126,7 @@ def test_every_fourth_unit_of_16384_is_looked_at_from_the_first_on(first, is_sai
 
 def test_where_nothing_stands_out_among_the_units_looked_at_that_is_said(monkeypatch):
     said = []
-    monkeypatch.setattr("hookboard.callbacks.health_state.inform", said.append)
+    monkeypatch.setattr("hookboard.callbacks.reporter.inform", said.append)
     net = rows_by_width(16_384)
     kill(net[0], slice(1, None, 4))
     assert verdicts_of(Keeps(net, net[1])) == ()

@@ -14,7 +14,7 @@ from toys import Toy, batches, fit
 
 from hookboard import HealthMonitor
 from hookboard.auditing import RULES
-from hookboard.health import HeldBack
+from hookboard.health import HeldBack, StepFacts
 from hookboard.health.losses import STEPS_BEFORE_STUCK
 from hookboard.health.rules.optimizer import CLIPPED_SHARE, DECAY_SHARE_ALARM
 from hookboard.health.rules.shared import UPDATE_RATIO_SMALL
@@ -29,7 +29,7 @@ def exactly(name, role, rms):
 def symptoms(rule, held, change, losses=None, edit=lambda look: look):
     count = STEPS_BEFORE_STUCK
     run = seen(training(count, lambda step: change, losses=losses or falling(count), edit=edit))
-    run.held_back = dict.fromkeys(WEIGHTS, held)
+    run.facts = StepFacts(held_back=dict.fromkeys(WEIGHTS, held))
     return list(RULES[rule].judge(run))
 
 

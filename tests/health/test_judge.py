@@ -503,17 +503,17 @@ def test_a_rule_of_the_whole_training_is_asked_once_at_its_end_and_heard_at_once
 
 def test_an_alarm_in_the_code_of_the_step_stands_whatever_the_loss_does_and_follows_from_nothing():
     judge = Judge([Rule("odd", None, of="step"), Rule("other", None, of="step")], LAYERS, WINDOW)
-    judge.run.findings = [
+    found = [
         Finding("fc0", "odd", "look", "alarm", rule="odd"),
         Finding("fc1", "an effect", "look", "alarm", is_root=False, rule="odd"),
         Finding("fc0", "of a rule that is not asked", "look", rule="silent"),
     ]
-    judge.see(looks.look(0, []))
+    judge.see(looks.look(0, []), StepFacts(findings=found))
     assert [(verdict.rule, verdict.module, verdict.severity) for verdict in judge.verdicts] == [
         ("odd", "fc0", "alarm"),
         ("odd", "fc1", "alarm"),
     ]
-    kept = [finding.as_certain() for finding in judge.run.findings]
+    kept = [finding.as_certain() for finding in found]
     assert [(finding.is_hard, finding.is_root) for finding in kept] == [(True, True), (True, False), (False, False)]
 
 

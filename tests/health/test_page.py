@@ -7,7 +7,7 @@ from health import trainings
 from health.looks import layers, look, reading, row
 
 from hookboard.auditing import RULES, STEP
-from hookboard.health import Finding, Judge, Page, Rule, Verdict, closing, news
+from hookboard.health import Finding, Judge, Page, Rule, StepFacts, Verdict, closing, news
 from hookboard.health.folding import Card, cards_of, folded_verdicts
 from hookboard.health.page import (
     CHARTED,
@@ -254,7 +254,7 @@ def test_a_healthy_run_has_a_verdict_too():
 
 def test_a_run_with_a_checkup_is_not_told_to_add_one():
     run = trained(4, sick="").run
-    run.is_tried = True
+    run.facts = StepFacts(is_tried=True)
     assert "Checkup" not in caveat(run, [])
 
 

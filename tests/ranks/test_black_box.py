@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hookboard.callbacks.health_state import firsts_over_ranks
+from hookboard.callbacks.nan_watch import firsts_over_ranks
 from hookboard.health import Nonfinite
 
 pytestmark = pytest.mark.spawns

@@ -4,8 +4,8 @@ from hookboard.auditing.audit import audit
 from hookboard.auditing.batch_targets import Targets, targets_in
 from hookboard.auditing.built_in import RULES, STEP
 from hookboard.auditing.live_step import FirstStep, LiveStep
-from hookboard.auditing.modes import in_training, left_in_evaluation, without_statistics
-from hookboard.auditing.optimizing import findings_of_optimizers, left_out_later
+from hookboard.auditing.modes import Modes
+from hookboard.auditing.optimizing import Unfrozen, findings_of_optimizers
 from hookboard.auditing.scheduling import findings_of_schedules
 from hookboard.auditing.stale import StaleGradients
 
@@ -14,14 +14,12 @@ __all__ = [
     "STEP",
     "FirstStep",
     "LiveStep",
+    "Modes",
     "StaleGradients",
     "Targets",
+    "Unfrozen",
     "audit",
     "findings_of_optimizers",
     "findings_of_schedules",
-    "in_training",
-    "left_in_evaluation",
-    "left_out_later",
     "targets_in",
-    "without_statistics",
 ]

@@ -139,6 +139,25 @@ def without_statistics(model: nn.Module) -> Finding | None:
     )
 
 
+class Modes:
+    """Watches the modes of a model's norms and dropouts from the first step that it is told of."""
+
+    def __init__(self) -> None:
+        self._awake: set[str] | None = None
+        self._has_seen_copies = False
+
+    def see(self, model: nn.Module, step: int) -> list[Finding]:
+        """Return what is wrong since the first step; each fault once."""
+        if self._awake is None:
+            self._awake = in_training(model)
+            return []
+        left = left_in_evaluation(model, self._awake, step) if self._awake else None
+        copies = None if self._has_seen_copies else without_statistics(model)
+        self._awake = self._awake if left is None else set()
+        self._has_seen_copies |= copies is not None
+        return [found for found in (left, copies) if found is not None]
+
+
 def _has_moved(norm: nn.Module) -> bool:
     weight = getattr(norm, "weight", None)
     return weight is not None and not bool((weight == 1).all())

@@ -56,12 +56,19 @@ def findings_of_optimizers(
         outside: the parameters that a gradient reaches and that the model does not have.
     """
     parameters = {name: p for name, p in model.named_parameters() if not is_lazy(p)}
-    if reached is not None:
-        yield from _not_in_optimizer(optimizers, parameters, reached)
-        yield from _none_reached(optimizers, parameters, reached, outside)
-    yield from _not_in_model(optimizers, outside, may_be_meant=not getattr(model, "automatic_optimization", True))
+    held = _held_by(optimizers)
+    outside = [one for one in outside if id(one.reference()) not in held]
+    if reached is not None and held:
+        yield from _not_in_optimizer(held, parameters, reached, outside)
+    if outside and held:
+        yield from _not_in_model(outside, may_be_meant=not getattr(model, "automatic_optimization", True))
     yield from _frozen(parameters)
     yield from _settings(optimizers)
+
+
+def _held_by(optimizers: Sequence[Optimizer]) -> set[int]:
+    """Return the ids of all tensors that the optimizers hold."""
+    return {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
 
 
 NOT_IN_OPTIMIZER = Rule(
@@ -91,13 +98,27 @@ OPTIMIZER_SETTINGS = Rule(
 
 
 def _not_in_optimizer(
-    optimizers: Sequence[Optimizer], parameters: Mapping[str, nn.Parameter], reached: Collection[str]
+    held: set[int], parameters: Mapping[str, nn.Parameter], reached: Collection[str], outside: Sequence[Outsider]
 ) -> Iterator[Finding]:
-    """Yield a finding if trainable parameters that a gradient reaches are in no optimizer; none without optimizers."""
-    held = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+    """Yield a finding if trainable parameters that a gradient reaches are not held by an optimizer.
+
+    And an alarm if all gradients go to parameters that are not the model's, such as those of a copy.
+    """
     trained = {name: p for name, p in parameters.items() if p.requires_grad and name in reached}
     left_out = [name for name, p in trained.items() if id(p) not in held]
-    if not left_out or not held:
+    stepped = sum(p.requires_grad and id(p) in held for p in parameters.values())
+    if stepped and outside and not reached:
+        line = next((f", first used at {one.line}" for one in outside if one.line), "")
+        yield Finding(
+            "",
+            f"no gradient reaches any of the {stepped} parameters of the model that the optimizers hold; it reaches "
+            f"{len(outside)} others{line}",
+            "compute the loss with the model's own parameters, or with tensors that are computed from them, as "
+            "torch.func.functional_call takes: a copy of the model passes nothing on to it",
+            "alarm",
+            rule="not_in_optimizer",
+        )
+    if not left_out:
         return
     if not any(id(p) in held for p in parameters.values()):
         yield Finding(
@@ -129,50 +150,36 @@ def _not_in_optimizer(
     )
 
 
-def left_out_later(
-    optimizers: Sequence[Optimizer], parameters: Mapping[str, nn.Parameter], names: Collection[str]
-) -> Iterator[Finding]:
-    """Yield an alarm if parameters that were frozen in earlier steps get a gradient, and are in no optimizer.
+class Unfrozen:
+    """Watches which parameters become trainable after the first step that it is told of."""
 
-    Args:
-        optimizers: all optimizers.
-        parameters: those of the model.
-        names: the names of those that have become trainable.
-    """
-    held = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
-    left = [name for name in names if parameters[name].grad is not None and id(parameters[name]) not in held]
-    if left:
-        yield Finding(
-            "",
-            f"{len(left)} parameters that were frozen at first are trainable now, get a gradient and are in no "
-            f"optimizer, so that they stay as they are: {listed(left, 3)}",
-            "give them to the optimizer with add_param_group, or all parameters from the beginning",
-            "alarm",
-            rule="not_in_optimizer",
-        )
+    def __init__(self) -> None:
+        self._trainable: set[str] = set()
 
+    def see(self, optimizers: Sequence[Optimizer], model: nn.Module) -> list[Finding] | None:
+        """Return an alarm if parameters have become trainable, get a gradient, and are in no optimizer.
 
-def _none_reached(
-    optimizers: Sequence[Optimizer],
-    parameters: Mapping[str, nn.Parameter],
-    reached: Collection[str],
-    outside: Sequence[Outsider],
-) -> Iterator[Finding]:
-    """Yield an alarm if all gradients go to parameters that are not the model's, such as those of a copy."""
-    held = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
-    trained = [name for name, p in parameters.items() if p.requires_grad and id(p) in held]
-    left = [one for one in outside if id(one.reference()) not in held]
-    if trained and left and not reached:
-        line = next((f", first used at {one.line}" for one in left if one.line), "")
-        yield Finding(
-            "",
-            f"no gradient reaches any of the {len(trained)} parameters of the model that the optimizers hold; it "
-            f"reaches {len(left)} others{line}",
-            "compute the loss with the model's own parameters, or with tensors that are computed from them, as "
-            "torch.func.functional_call takes: a copy of the model passes nothing on to it",
-            "alarm",
-            rule="not_in_optimizer",
-        )
+        None if none have become trainable since the last call.
+        """
+        parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+        new = parameters.keys() - self._trainable if self._trainable else set[str]()
+        self._trainable |= parameters.keys()
+        if not new:
+            return None
+        held = _held_by(optimizers)
+        left = [name for name in sorted(new) if parameters[name].grad is not None and id(parameters[name]) not in held]
+        if not left:
+            return []
+        return [
+            Finding(
+                "",
+                f"{len(left)} parameters that were frozen at first are trainable now, get a gradient and are in no "
+                f"optimizer, so that they stay as they are: {listed(left, 3)}",
+                "give them to the optimizer with add_param_group, or all parameters from the beginning",
+                "alarm",
+                rule="not_in_optimizer",
+            )
+        ]
 
 
 def outsiders(step: StepTrace, outside: Iterable[nn.Parameter]) -> list[Outsider]:
@@ -208,20 +215,14 @@ def _first_line(step: StepTrace, value: Value) -> str:
     return next((op.place.short_line for op in step.ops if any(given is value for given in op.inputs)), "")
 
 
-def _not_in_model(
-    optimizers: Sequence[Optimizer], outside: Sequence[Outsider], *, may_be_meant: bool
-) -> Iterator[Finding]:
-    """Yield a finding if parameters that the model does not have get a gradient, and no optimizer holds them.
+def _not_in_model(left: Sequence[Outsider], *, may_be_meant: bool) -> Iterator[Finding]:
+    """Yield a finding on parameters that neither the model nor an optimizer has, and that a gradient reaches.
 
     It is an alarm if a matrix among them looks as torch initializes it, so that nobody has trained it, or if they are
     layers in a list that are too small to tell; but a note if that `may_be_meant`, as of a copy of the model that
     `training_step` trains by itself. Nothing is said if all such matrices are copies of the model's, as averages of its
     weights are, and of what the step makes for itself, such as a perturbation, unless it looks like a layer.
     """
-    held = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
-    left = [one for one in outside if id(one.reference()) not in held]
-    if not left or not held:
-        return
     fresh = [one for one in left if one.is_fresh]
     matrices = fresh or [one for one in left if len(one.shape) > 1]
     made = sum(one.reference() is None for one in left)

@@ -1,39 +1,33 @@
 """`HealthMonitor`: says which layer is sick, since when and why."""
 
 import html
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, get_args
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, get_args
 
 from torch import Tensor, nn
-from torch.optim import SGD, AdamW, Optimizer
+from torch.optim import Optimizer
 
-from hookboard.auditing import RULES, STEP, LiveStep, StaleGradients
+from hookboard.auditing import RULES, STEP
 from hookboard.callbacks.checkup import Checkup
-from hookboard.callbacks.health_state import (
-    EVALUATED,
-    MEASURED,
-    HealthState,
-    Judging,
-    Search,
-    firsts_over_ranks,
-    layers_in,
-    some_units,
-)
+from hookboard.callbacks.health_state import HealthState, Judging
+from hookboard.callbacks.nan_watch import firsts_over_ranks
 from hookboard.callbacks.numbers import AT_END, WHEN_WRITTEN, SiteLogger
 from hookboard.callbacks.report_at_end import ReportAtEnd
+from hookboard.callbacks.reporter import Reporter, StopOn
+from hookboard.callbacks.step_watch import StepWatch
+from hookboard.callbacks.watched import layers_in, some_units, steps_of
 from hookboard.callbacks.weights import Part, say_split
 from hookboard.checks import check_name, check_switches, check_whole
 from hookboard.first_nan import BlackBox
 from hookboard.health import (
     MEASURED_VALUES_MAX,
     VERDICT,
-    HeldBack,
     Judge,
     NeedsHistogram,
     Nonfinite,
     Rule,
     Run,
-    Stepped,
+    StepFacts,
     Verdict,
     Verdicts,
     cell,
@@ -45,10 +39,18 @@ from hookboard.layers import ChannelDims, Layer, layers_of
 from hookboard.loops import Loop, Selection, StageState, is_due
 from hookboard.messages import warn_switched_off
 from hookboard.nested import tensors_in
-from hookboard.parameters import Weight
 from hookboard.prompts import LiveCell
 from hookboard.recording import Recorder
 from hookboard.sites import Role, Site, Stage
+
+MEASURED = ("rms", "zero_fraction")
+"""The statistics that make the recorder fill the columns that rules read."""
+
+EVALUATED = 4
+"""Number of batches of each validation loop that are measured."""
+
+Search = Literal["auto", "exact", "late"]
+"""How the module that gave the first NaN is found."""
 
 
 class HealthMonitor(SiteLogger[HealthState]):
@@ -201,25 +203,35 @@ class HealthMonitor(SiteLogger[HealthState]):
 
     def _prepare(self, loop: Loop, state: HealthState) -> None:
         super()._prepare(loop, state)
-        if state.stage == "train":
-            if loop.is_rank_zero:
-                say_split(self._weights(state.selection.owners))
-                state.begin_judging(judge := Judge(self._rules(), self._known["train"], int(self.window)))
-                self._run = judge.run
-                has_checkup = any(isinstance(one, Checkup) for one in loop.callbacks)
-                judge.run.is_tried = has_checkup or not Checkup.can_try(loop)
-                state.report = ReportAtEnd(state.loggers) if self.report else None
-            if any(rule.name == "nonfinite" for rule in self._rules()):
-                if self.nonfinite == "exact" or (self.nonfinite == "auto" and loop.device.type == "cpu"):
-                    is_scaled = state.loss_scale is not None
-                    state.black_box = BlackBox(loop.model, is_scaled=is_scaled, world_size=loop.world_size)
-                state.finds_late = state.black_box is None
+        if state.stage != "train":
+            return
+        names = {rule.name for rule in self._rules()}
+        if loop.is_rank_zero:
+            say_split(self._weights(state.selection.owners))
+            judge = Judge(self._rules(), self._known["train"], int(self.window))
+            page = ReportAtEnd(state.loggers) if self.report else None
+            state.reporter = Reporter(judge, state.loggers, state.every_n_steps, page)
+            self._run = judge.run
+        has_checkup = any(isinstance(one, Checkup) for one in loop.callbacks)
+        state.steps = StepWatch(
+            None if state.reporter is None else state.reporter.judge,
+            reads=self.audit and not STEP.isdisjoint(names),
+            asks_modes=self.audit and "eval_mode" in names,
+            asks_frozen=self.audit,
+            facts=StepFacts(is_tried=has_checkup or not Checkup.can_try(loop)),
+        )
+        state.stop_on = StopOn(self.stop_on)
+        if "nonfinite" in names:
+            if self.nonfinite == "exact" or (self.nonfinite == "auto" and loop.device.type == "cpu"):
+                is_scaled = state.loss_scale is not None
+                state.nans.box = BlackBox(loop.model, is_scaled=is_scaled, world_size=loop.world_size)
+            state.nans.finds_late = state.nans.box is None
 
     def _restore(self, loop: Loop) -> None:
         super()._restore(loop)
         state = self._live.get("train")
-        if state is not None and state.judge is not None:
-            self._verdicts = state.judge.verdicts
+        if state is not None and state.reporter is not None and state.reporter.judge is not None:
+            self._verdicts = state.reporter.judge.verdicts
 
     def _layers(self, selection: Selection) -> dict[str, Layer]:
         modules: dict[str, nn.Module] = {**selection.modules, **selection.owners}
@@ -256,6 +268,8 @@ class HealthMonitor(SiteLogger[HealthState]):
 
     def _attach(self, loop: Loop, state: HealthState) -> None:
         super()._attach(loop, state)
+        if state.steps is not None:
+            state.until_end.callback(state.steps.leave)
         if state.stage == "train" and loop.trainer is None:  # a loop that may not tell its batches
             state.inputs = Taps({"": loop.model}, ["input"], state.open_input)
             state.until_end.callback(state.inputs.detach)
@@ -272,97 +286,75 @@ class HealthMonitor(SiteLogger[HealthState]):
 
     def _see_batch(self, loop: Loop, state: HealthState, batch: Any, batch_idx: int) -> None:
         state.batch_idx = batch_idx
-        if state.findings is None and state.live is None and not self._has_lazy:
-            if self.audit and not STEP.isdisjoint(rule.name for rule in self._rules()):
-                state.live = LiveStep(loop)
-                state.until_end.callback(state.drop_live)
-                if state.judge is not None:
-                    state.stale = StaleGradients(loop.model, loop.optimizers)
-            else:
-                state.add_findings([])
-        if state.black_box is not None:
-            state.black_box.begin_batch(batch, batch_idx, loop.logged_step)
-            if len(state.black_box.events) > state.told:
-                self._tell_events(loop, state)
-        if state.live is not None:  # last, or it would see the calls above
-            state.live.begin(batch)
+        if state.nans.box is not None:
+            state.nans.box.begin_batch(batch, batch_idx, loop.logged_step)
+            self._tell_news(loop, state)
+        if state.steps is not None and not self._has_lazy:  # last, or it would see the calls above
+            state.steps.begin_batch(loop, batch)
 
     def _judge_at_end(self, loop: Loop, state: HealthState) -> None:
         """Judge the whole training unless `stop_on` ended it."""
-        losses = [] if state.is_ending else state.last_losses()
-        events = [*state.new_events(), *state.late_events(losses)]
+        losses = [] if state.stop_on.is_ending else state.last_losses()
+        events = [*state.nans.new_events(), *state.nans.late_events(losses)]
         if (ranks := self._ranks) is not None:  # which tell at looks only what has happened
             firsts = self._at("end", lambda: firsts_over_ranks(ranks, events))
             self._leave_to_worker(state, lambda: self._tell(state, firsts()), loop.logged_step, AT_END)
             self._worker.settle()
         else:
             self._tell(state, events)
-        if state.judge is None or state.stage not in self._live:
-            return
-        if not state.is_ending:
-            self._verdicts = state.end_judging(losses)
+        if state.reporter is not None and state.stage in self._live and not state.stop_on.is_ending:
+            self._verdicts = state.reporter.end(losses) or ()
 
     def _see_loss(self, loop: Loop, state: HealthState, loss: Tensor) -> None:
-        if state.live is not None:
-            state.live.before_backward(loss)
-        if state.is_due and self.audit and any(rule.name == "eval_mode" for rule in self._rules()):
-            state.see_modes(loop.model, loop.logged_step)
+        if state.steps is not None:
+            state.steps.see_loss(loop, loss, state.is_due)
         scale = None if state.loss_scale is None else state.loss_scale.current
-        if (stale := state.stale) is not None:
-            state.watch_stale(stale, stale.before_backward)
         value = state.losses.add(loop.logged_step, state.batch_idx, loss, scale)
-        if state.black_box is not None:
-            if state.live is not None:
-                state.black_box.programs = state.live.programs
-            state.black_box.before_backward(loss, value if scale is None else None)
+        if state.nans.box is not None:
+            state.nans.box.programs = () if state.steps is None else state.steps.programs
+            state.nans.box.before_backward(loss, value if scale is None else None)
 
     def _see_gradients(self, loop: Loop, state: HealthState) -> None:
-        if state.live is not None:
-            state.live.after_backward()
-        if (stale := state.stale) is not None:
-            state.watch_stale(stale, stale.after_backward)
-        if state.black_box is not None:
-            state.black_box.after_backward()
-            if len(state.black_box.events) > state.told:
-                self._tell_events(loop, state)
+        if state.steps is not None:
+            state.steps.see_gradients()
+        if state.nans.box is not None:
+            state.nans.box.after_backward()
+            self._tell_news(loop, state)
 
     def _see_step(self, loop: Loop, state: HealthState, optimizer: Optimizer) -> None:
-        if state.is_due and self.audit:
-            state.see_trainable(loop.model, loop.optimizers, loop.logged_step)
-        if (stale := state.stale) is not None:
-            state.watch_stale(stale, stale.before_step, optimizer)
-        if state.black_box is not None:
-            state.black_box.before_optimizer_step()
-            if len(state.black_box.events) > state.told:
-                self._tell_events(loop, state)
+        if state.steps is not None:
+            state.steps.see_step(loop, optimizer, state.is_due)
+        if state.nans.box is not None:
+            state.nans.box.before_optimizer_step()
+            self._tell_news(loop, state)
 
     def _see_batch_end(self, loop: Loop, state: HealthState) -> None:
-        state.end_live()
-        if (stale := state.stale) is not None:
-            state.watch_stale(stale, stale.end_batch)
-        if state.black_box is not None:
-            state.black_box.end_batch()
+        if state.steps is not None:
+            state.steps.end_batch()
+        if state.nans.box is not None:
+            state.nans.box.end_batch()
 
     def leave_batch(self) -> None:
         """Also stop following a first step that has not ended, as after an error."""
         for state in self._live.values():
-            if state.live is not None:
-                state.live.leave()
+            if state.steps is not None:
+                state.steps.leave_batch()
         super().leave_batch()
 
-    def _tell_events(self, loop: Loop, state: HealthState) -> None:
-        """Report what the black box has found, and end the fit if `stop_on` asks for it.
+    def _tell_news(self, loop: Loop, state: HealthState) -> None:
+        """Report what the black box has found, if it is new, and end the fit if `stop_on` asks for it.
 
         Do nothing if ranks merge: then all report it together at the next look.
         """
-        if self._ranks is None:
+        if state.nans.has_news and self._ranks is None:
             self._worker.settle()  # it may be judging
-            self._tell(state, state.new_events())
+            self._tell(state, state.nans.new_events())
             self._end_if_asked(loop, state)
 
     def _tell(self, state: HealthState, events: Sequence[Nonfinite]) -> None:
-        if events and state.judge is not None:
-            self._verdicts = state.tell(events)
+        if events and state.reporter is not None:
+            told = state.reporter.tell(events, is_searched=state.nans.box is not None)
+            self._verdicts = self._verdicts if told is None else told
 
     def _before_optimizer_step(self, loop: Loop, state: HealthState, optimizer: Optimizer) -> None:
         super()._before_optimizer_step(loop, state, optimizer)
@@ -377,7 +369,7 @@ class HealthMonitor(SiteLogger[HealthState]):
     def _log(self, loop: Loop, state: HealthState) -> None:
         self._draw_cell()  # with the looks before this one, which the worker has read
         training, step, losses, ranks = self._live.get("train"), loop.logged_step, state.losses.take(), self._ranks
-        state.note_gaps()
+        state.gaps_are_named = True
         if state.stage == "train":
             facts = state.news.facts
             facts = state.news.collect(loop.model, state.selection) if facts is None else facts
@@ -392,16 +384,16 @@ class HealthMonitor(SiteLogger[HealthState]):
             verdicts = None if judging is None else judging(readings)
             self._verdicts = self._verdicts if verdicts is None else verdicts
             if ranks is not None and state is training and self.stop_on is not None:
-                state.is_asked_to_end = ranks.is_any(state.guilty(self.stop_on, self._verdicts) is not None)
+                state.stop_on.is_asked_of_all = ranks.is_any(state.stop_on.guilty(self._verdicts) is not None)
 
         self._leave_to_worker(state, self._at(f"{state.stage} {step}", take), step, WHEN_WRITTEN[state.stage])
         if state.stage == "train" and self.stop_on is not None:
             self._end_if_asked(loop, state)
 
     def _end_if_asked(self, loop: Loop, state: HealthState) -> None:
-        if self.stop_on is not None and not state.is_ending:
+        if self.stop_on is not None and not state.stop_on.is_ending:
             self._worker.settle()
-            state.end_if_asked(loop, self.stop_on, self._verdicts, self._merges(loop))
+            state.stop_on.end_if_asked(loop, self._verdicts, with_others=self._merges(loop))
 
     def written_tags(self) -> Iterator[str]:
         """Yield the verdict tag if training is measured, so that two monitors are reported as writing the same tag."""
@@ -418,38 +410,5 @@ class HealthMonitor(SiteLogger[HealthState]):
         state.close()  # after an exception too, what has been seen is told
         if state.stage == "train":
             self._draw_cell(is_last=True)
-        if state.report is not None and self._run is not None:
-            state.report.write(self._run.now.step if self._run.seen else None)
-
-
-def steps_of(
-    loop: Loop, optimizer: Optimizer, weights: Mapping[str, Weight]
-) -> tuple[dict[str, Stepped], dict[str, HeldBack]]:
-    """Read the settings of an optimizer for each weight that it holds.
-
-    Args:
-        loop: the loop, which may clip gradients.
-        optimizer: the optimizer.
-        weights: all watched weights by name.
-
-    Returns:
-        Weight name to `Stepped`, without weights that are frozen now (`requires_grad` is False); and weight name to
-        `HeldBack`.
-    """
-    kind, is_adaptive = type(optimizer).__name__, not isinstance(optimizer, SGD)
-    is_of_torch = type(optimizer).__module__.startswith("torch.optim")
-    of: dict[int, tuple[Stepped, HeldBack]] = {}
-    for group in optimizer.param_groups:
-        decay = float(group.get("weight_decay", 0.0)) if is_of_torch else 0.0
-        is_decoupled = bool(group.get("decoupled_weight_decay", isinstance(optimizer, AdamW)))
-        both = Stepped(kind, float(group.get("lr", 0.0)), is_adaptive), HeldBack(decay, is_decoupled, loop.largest_norm)
-        of.update(dict.fromkeys(map(id, group["params"]), both))
-    stepped: dict[str, Stepped] = {}
-    held_back: dict[str, HeldBack] = {}
-    for name, weight in weights.items():
-        for parameter in weight.parameters:
-            if id(parameter) in of:
-                step, held_back[name] = of[id(parameter)]
-                if parameter.requires_grad:
-                    stepped[name] = step
-    return stepped, held_back
+        if state.reporter is not None and self._run is not None:
+            state.reporter.write_page(self._run.now.step if self._run.seen else None)

@@ -67,12 +67,7 @@ def _parts_of_look(look: Look) -> dict[str, Any]:
 
 
 _REMADE = (
-    "why_silent",
-    "unhooked",
-    "held_back",
-    "findings",
     "facts",
-    "is_tried",
     "table",
     "arrays",
     "now",

@@ -9,7 +9,7 @@ from hookboard.health.rule import Finding, Rule, Verdict
 from hookboard.health.rules import LOOK_RULES
 from hookboard.health.rules.numerics import NONFINITE
 from hookboard.health.rules.shared import to_stable_rate
-from hookboard.health.run import Run
+from hookboard.health.run import Run, StepFacts
 from hookboard.layers import Layer
 from hookboard.messages import quoted, warn_switched_off
 
@@ -122,8 +122,14 @@ class Judge:
         self._asked: int | None = None  # the step of the look at which all rules were asked last
         self._asks = 0  # how often that was
 
-    def see(self, look: Look) -> tuple[Verdict, ...]:
-        """Add a measured step, ask the rules (see `STEPS_BETWEEN_ASKING`), and return the verdicts, worst first."""
+    def see(self, look: Look, facts: StepFacts | None = None) -> tuple[Verdict, ...]:
+        """Add a measured step, ask the rules (see `STEPS_BETWEEN_ASKING`), and return the verdicts, worst first.
+
+        Args:
+            look: the step.
+            facts: what is known of the training besides; left out, what was known before.
+        """
+        self.run.facts = self.run.facts if facts is None else facts
         self.run.see(look)
         self._verdicts = None
         if self.run.losses.is_harmed:
@@ -302,7 +308,7 @@ class Judge:
     def _findings_of(self, rule: Rule) -> list[Finding]:
         """Return what a rule finds now; nothing if it raises, which switches it off with a warning."""
         if rule.of == "step":
-            return [finding.as_certain() for finding in self.run.findings if finding.rule == rule.name]
+            return [finding.as_certain() for finding in self.run.facts.findings if finding.rule == rule.name]
         try:
             assert rule.judge is not None
             found = rule.judge(self.run)

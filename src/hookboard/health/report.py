@@ -49,7 +49,7 @@ def caveat(run: Run, verdicts: Sequence[Verdict]) -> str:
     own = [layer for layer in run.layers if layer.weights]
     trained = sum(any(name in run.peak_rate for name in layer.weights) for layer in own)
     some = f" Optimizers step weights of {trained} of {_many(len(own), 'layer')} that have any." if own else ""
-    advice = "" if run.is_tried else " To try other rates and targets on a copy, add the callback Checkup()."
+    advice = "" if run.facts.is_tried else " To try other rates and targets on a copy, add the callback Checkup()."
     return (
         "No rule can see whether labels belong to their inputs, whether the loss is the right one, or whether "
         f"something is frozen by mistake.{some if trained < len(own) else ''}{advice}"

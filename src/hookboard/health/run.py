@@ -4,13 +4,15 @@ import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 
 from hookboard.health.look import HeldBack, Look, Loss
 from hookboard.health.losses import LossCurve
 from hookboard.health.robust import median, median_of
+from hookboard.health.rule import Finding
 from hookboard.health.run_table import (
     QUANTITIES,
     LayerArrays,
@@ -41,7 +43,7 @@ _NONFINITE = [*_NAN_AND_INF, FIELDS.index("neginf")]
 
 
 class StepFacts(NamedTuple):
-    """What is known of the training step since its first run was read; by default nothing.
+    """What is known of a training besides what was measured, most of it from the code of its first step.
 
     Args:
         flow: which layer's output flows into which.
@@ -50,12 +52,22 @@ class StepFacts(NamedTuple):
             known.
         is_sum: whether terms of several lines or layers depend on the batch, in one loss or in several. What chance
             gives is then unknown: an actor and its critic, or two players, hold each other where they are.
+        findings: what was found in the code of the step.
+        why_silent: layer name to why it most likely gave no output at the first look; only meaningful if it gave none.
+        unhooked: names of layers of which only the weights are measured, as their parent uses them itself.
+        held_back: weight name to its weight decay and gradient clipping; only weights that an optimizer holds.
+        is_tried: whether the run has the callback `Checkup`, or it would do nothing there.
     """
 
     flow: Flow = Flow()
     loss: float = math.nan
     constant_loss: float = math.nan
     is_sum: bool = False
+    findings: Sequence[Finding] = ()
+    why_silent: Mapping[str, str] = MappingProxyType({})
+    unhooked: Set[str] = frozenset()
+    held_back: Mapping[str, HeldBack] = MappingProxyType({})
+    is_tried: bool = False
 
 
 class Run:
@@ -86,18 +98,8 @@ class Run:
         """The loss of every step."""
         self.silence: dict[str, Silence] = {}
         """Layer name -> how long each of its units has been silent; only layers whose units can be silent."""
-        self.why_silent: Mapping[str, str] = {}
-        """Layer name -> why it most likely gave no output at the first look; only meaningful if it gave none."""
-        self.unhooked: Set[str] = frozenset()
-        """Names of layers of which only the weights are measured, as their parent uses them itself."""
-        self.held_back: Mapping[str, HeldBack] = {}
-        """Weight name -> its weight decay and gradient clipping; only weights that an optimizer holds."""
-        self.findings: Sequence[Any] = ()
-        """Each `Finding` in the code of the training step."""
-        self.is_tried = False
-        """True if the run has the callback `Checkup`, or it would do nothing there."""
         self.facts = StepFacts()
-        """What is known of the training step; nothing if it was not read."""
+        """What is known of the training besides, as of the latest look."""
         self.seen = 0
         """Number of looks so far."""
         self.peak_rate: dict[str, float] = {}
@@ -229,11 +231,11 @@ class Run:
 
     def why_unseen(self, layer: Layer) -> str:
         """Return why a layer gave no output at the first look, as a clause; "" if that is unknown."""
-        return self.why_silent.get(self._shown_by(layer), "")
+        return self.facts.why_silent.get(self._shown_by(layer), "")
 
     def _shown_by(self, layer: Layer) -> str:
         """Return the name of the module whose output shows that a layer ran: its own, or its parent's."""
-        return layer.name.rpartition(".")[0] if layer.name in self.unhooked else layer.name
+        return layer.name.rpartition(".")[0] if layer.name in self.facts.unhooked else layer.name
 
     def peers(self, layer: Layer) -> list[Layer]:
         """Return the other layers of the same kind."""

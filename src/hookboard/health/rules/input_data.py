@@ -69,9 +69,9 @@ COLUMN_SPREAD_FLOOR_DECADES = 0.1
 
 
 def _input_scale(run: Run) -> Iterator[Finding]:
-    for found in run.findings:  # of data that the model itself holds
-        if found.rule == "input_scale":
-            yield replace(found, severity=severity_of(run), evidence=f"{found.evidence}{harm_of(run)}")
+    for one in run.facts.findings:  # of data that the model itself holds
+        if one.rule == "input_scale":
+            yield replace(one, severity=severity_of(run), evidence=f"{one.evidence}{harm_of(run)}")
     for site in run.now.table.places.of_role("input"):
         reading = run.now.table.get(site)
         if reading is None or not (reading.moments.count or reading.moments.nonfinite):

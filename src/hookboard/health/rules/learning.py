@@ -173,7 +173,7 @@ def not_learning(run: Run) -> Iterator[Finding]:
 
 def _advice(run: Run) -> str:
     """Return what to try where a loss does not fall: what is frozen comes first, as no rate can help that."""
-    frozen = next((found.evidence for found in run.findings if found.rule == "frozen"), "").partition(";")[0]
+    frozen = next((found.evidence for found in run.facts.findings if found.rule == "frozen"), "").partition(";")[0]
     first = f"check whether something is frozen by mistake ({frozen}); then " if frozen else ""
     return (
         f"{first}change the learning rate; then check whether inputs and labels belong together, and the loss function"

@@ -171,7 +171,7 @@ def _cut(run: Run, look: Look, chain: list[Layer], others: list[Layer]) -> Findi
     why = "something that multiplies by 0, such as a dead or saturated activation or a softmax over one value"
     advice = f"look after {last} for {why if zeros else 'detach() or no_grad(), and for an output that is not used'}"
     names = [name for layer in chain for name in layer.weights]
-    said = (found.evidence for found in run.findings if found.rule == "cut")
+    said = (found.evidence for found in run.facts.findings if found.rule == "cut")
     call = next((each.partition(" cuts ")[0] for each in said if any(name in each for name in names)), "")
     if call and not zeros:
         advice = f"remove the {call}, or use it only for the loss of another optimizer"
@@ -183,7 +183,8 @@ def _cut(run: Run, look: Look, chain: list[Layer], others: list[Layer]) -> Findi
         float(len(chain)),
         since,
         # A later dead layer passes zeros. Nothing is passed by a cut, or kept by a step that comes too late.
-        is_root=not zeros and not any(found.rule in ("cleared_gradients", "wrong_optimizer") for found in run.findings),
+        is_root=not zeros
+        and not any(found.rule in ("cleared_gradients", "wrong_optimizer") for found in run.facts.findings),
     )
 
 
@@ -288,7 +289,7 @@ def _in_no_optimizer(run: Run, look: Look) -> Iterator[Finding]:
     if len(left) > 1 and len(left) == len(trained):
         evidence = f"a gradient reaches all {len(left)} layers, but no optimizer updates any of them"
         advice = "check whether the optimizer was given the parameters of this model, not of a copy"
-        is_read = any(found.rule == "not_in_optimizer" and found.severity == "alarm" for found in run.findings)
+        is_read = any(found.rule == "not_in_optimizer" and found.severity == "alarm" for found in run.facts.findings)
         yield Finding("", evidence, advice, "alarm", float(len(left)), since=since, is_root=not is_read)
         return
     front = sum(1 for a, b in zip(trained, left, strict=False) if a is b)
@@ -401,7 +402,7 @@ def clipping(run: Run) -> Iterator[Finding]:
 
     With an optimizer such as Adam, whose steps do not depend on the size of the gradient, it is only a note.
     """
-    largest = min([held.largest_norm for held in run.held_back.values()], default=math.inf)
+    largest = min([held.largest_norm for held in run.facts.held_back.values()], default=math.inf)
     if not math.isfinite(largest) or len(run.looks) < run.window or run.now.overflowed:
         return
     norms = [gradient_norm(look, run) for look in run.looks]
@@ -433,12 +434,12 @@ def weight_decay(run: Run) -> Iterator[Finding]:
     less than the root of 2 times the decay.
     """
     look, added, taken = run.now, [], []
-    largest = max([held.decay for held in run.held_back.values()], default=0.0)
+    largest = max([held.decay for held in run.facts.held_back.values()], default=0.0)
     if not largest or run.losses.is_at_zero or look.overflowed:
         return
     for layer in run.layers:
         name = next((name for name in layer.weights if len(layer.shapes.get(name, ())) > 1), "")
-        held, stepped = run.held_back.get(name), look.stepped.get(name)
+        held, stepped = run.facts.held_back.get(name), look.stepped.get(name)
         before, gradient = look.of(name, "parameter_before"), look.of(name, "parameter_grad")
         if held is None or stepped is None or before is None or gradient is None or not before.moments.rms > 0:
             continue
@@ -460,7 +461,7 @@ def _taken(run: Run, share: float, ratio: float) -> Iterator[Finding]:
             f"weight decay takes {share:.1%} of the weights in each step, and with the gradient a step moves them by "
             f"{ratio:.1%} of their size (in the median over the layers){harm_of(run)}"
         )
-        decay = max(held.decay for held in run.held_back.values())
+        decay = max(held.decay for held in run.facts.held_back.values())
         advice = "lower weight_decay; 0.01 is the default of AdamW"
         if decay <= ADAMW_DECAY:  # what it takes is the rate times the decay
             advice = (
@@ -473,7 +474,7 @@ def _taken(run: Run, share: float, ratio: float) -> Iterator[Finding]:
 
 def _added(run: Run, decay: float, gradient: float, share: float) -> Iterator[Finding]:
     if share >= UPDATE_RATIO_SMALL and decay > gradient > 0:
-        held = max(held.decay for held in run.held_back.values())
+        held = max(held.decay for held in run.facts.held_back.values())
         evidence = (
             f"weight decay adds {decay:.2g} to gradients of {gradient:.2g} (RMS, in the median over the layers)"
             f"{harm_of(run)}"

@@ -31,7 +31,7 @@ SCALE_TARGETS = "subtract the mean of the training targets and divide by their s
 
 def are_targets_unscaled(run: Run) -> bool:
     """Return True if it was found that the step compares outputs with targets that are not scaled."""
-    return any(found.rule == "targets" and found.advice == SCALE_TARGETS for found in run.findings)
+    return any(found.rule == "targets" and found.advice == SCALE_TARGETS for found in run.facts.findings)
 
 
 def activations_of(run: Run, kinds: frozenset[Kind]) -> list[str]:

@@ -338,7 +338,7 @@ def not_called(run: Run) -> Iterator[Finding]:
     ran = {_parent(layer) for layer in run.layers if run.has_run(layer) and _parent(layer)}
     for layer in run.unseen:
         if layer.kind in ACTIVATION_KINDS and _parent(layer) in ran:
-            why = run.why_silent.get(layer.name, "it did not run")
+            why = run.facts.why_silent.get(layer.name, "it did not run")
             advice = "Call it in forward, between the layers around it, or remove it."
             yield Finding(layer.name, f"this {layer.type} gave no output at any look: {why}", advice, "note")
 

@@ -1,0 +1,135 @@
+"""`StepWatch`: reads the code of the first training step of a run, and watches what later steps do."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from hookboard.auditing import LiveStep, Modes, StaleGradients, Unfrozen
+from hookboard.first_nan import Program
+from hookboard.health import Finding, Judge, StepFacts
+from hookboard.loops import Loop
+from hookboard.messages import warn_switched_off
+from hookboard.torch_private import computing_plainly
+
+T = TypeVar("T")
+
+
+class StepWatch:
+    """Follows the first training step while it runs, and watches optimizers, modes and frozen weights in later ones.
+
+    An error in what watches is a warning, and switches that off; all else goes on.
+
+    Args:
+        judge: the judge of the run; None on a rank that does not judge, where gradients are not watched.
+        reads: whether the first step is followed.
+        asks_modes: whether norms and dropouts are watched.
+        asks_frozen: whether frozen weights are watched.
+        facts: what is known before the first step.
+    """
+
+    def __init__(
+        self, judge: Judge | None, *, reads: bool, asks_modes: bool, asks_frozen: bool, facts: StepFacts
+    ) -> None:
+        self._judge = judge
+        self._live: LiveStep | None = None
+        self._stale: StaleGradients | None = None
+        self._modes = Modes() if asks_modes else None
+        self._unfrozen = Unfrozen() if asks_frozen else None
+        self._is_read = not reads
+        self.facts = facts
+        """What is known so far, to be given to the judge."""
+        self.programs: Sequence[Program] = ()
+        """The autograd nodes behind the losses of the first step, with layer and line."""
+
+    def begin_batch(self, loop: Loop, batch: Any) -> None:
+        """Follow the batch that comes next, unless the first step has been read."""
+        if not self._is_read and self._live is None:
+            self._live = LiveStep(loop)
+            self._stale = None if self._judge is None else StaleGradients(loop.model, loop.optimizers)
+        if self._live is not None:
+            self._live.begin(batch)
+
+    def see_loss(self, loop: Loop, loss: Tensor, is_due: bool) -> None:
+        """Judge what led to a loss whose backward pass comes next."""
+        if self._live is not None:
+            self._live.before_backward(loss)
+            self.programs = self._live.programs
+        if is_due and self._modes is not None:
+            found = self._guarded("_modes", self._modes.see, loop.model, loop.logged_step)
+            self._add(found or (), loop.logged_step)
+        if self._stale is not None:
+            self._watch_stale(self._stale.before_backward)
+
+    def see_gradients(self) -> None:
+        """Note that a backward pass has ended."""
+        if self._live is not None:
+            self._live.after_backward()
+        if self._stale is not None:
+            self._watch_stale(self._stale.after_backward)
+
+    def see_step(self, loop: Loop, optimizer: Optimizer, is_due: bool) -> None:
+        """Note that an optimizer is about to step."""
+        if is_due and self._unfrozen is not None:
+            found = self._guarded("_unfrozen", self._unfrozen.see, loop.optimizers, loop.model)
+            if found is not None and self._is_read:  # what was said of frozen weights no longer holds
+                kept = [one for one in self.facts.findings if one.rule != "frozen"]
+                self.facts = self.facts._replace(findings=kept)
+                self._add(found, loop.logged_step)
+        if self._stale is not None:
+            self._watch_stale(self._stale.before_step, optimizer)
+
+    def end_batch(self) -> None:
+        """End the batch, and take what is known of the first step."""
+        first = None if self._live is None else self._live.end()
+        if first is not None:
+            self._live, self._is_read = None, True
+            self.programs = first.programs
+            known = self.facts
+            self.facts = first.facts._replace(findings=known.findings, is_tried=known.is_tried)
+            self._add(first.findings)
+        if self._stale is not None:
+            self._watch_stale(self._stale.end_batch)
+
+    def leave_batch(self) -> None:
+        """Stop following a batch that has not ended, as after an error."""
+        if self._live is not None:
+            self._live.leave()
+
+    def leave(self) -> None:
+        """Stop following the first step."""
+        self.leave_batch()
+        self._live = None
+
+    def _watch_stale(self, watch: Callable[..., Finding | None], *given: Any) -> None:
+        found = self._guarded("_stale", watch, *given)
+        if found is not None:
+            # All steps of the optimizer were without gradients.
+            first = self._judge.run.first if self._judge is not None and found.rule != "stale_gradients" else None
+            self._add([found], None if first is None else first.step)
+        if self._stale is not None and self._stale.is_over:
+            self._stale = None
+
+    def _guarded(self, name: str, watch: Callable[..., T], *given: Any) -> T | None:
+        """Return what `watch` returns; None after an error, which switches off the attribute of this name."""
+        try:
+            with computing_plainly():
+                return watch(*given)
+        except Exception as error:
+            setattr(self, name, None)
+            warn_switched_off(_WATCHED[name], error)
+            return None
+
+    def _add(self, found: Sequence[Finding], since: int | None = None) -> None:
+        """Add what was found in the training step, perhaps since an earlier one; the next look judges it."""
+        new = [replace(one, since=since) for one in found]
+        self.facts = self.facts._replace(findings=[*self.facts.findings, *new])
+
+
+_WATCHED = {
+    "_stale": "the search for gradients that are not cleared",
+    "_modes": "the search for layers left in evaluation mode",
+    "_unfrozen": "the search for weights that are unfrozen later",
+}
