@@ -3,7 +3,7 @@
 from hookboard.auditing.audit import audit
 from hookboard.auditing.batch_targets import Targets, targets_in
 from hookboard.auditing.built_in import RULES, STEP
-from hookboard.auditing.live_step import FirstStep, LiveStep
+from hookboard.auditing.live_step import LiveStep
 from hookboard.auditing.modes import Modes
 from hookboard.auditing.optimizing import Unfrozen, findings_of_optimizers
 from hookboard.auditing.scheduling import findings_of_schedules
@@ -12,7 +12,6 @@ from hookboard.auditing.stale import StaleGradients
 __all__ = [
     "RULES",
     "STEP",
-    "FirstStep",
     "LiveStep",
     "Modes",
     "StaleGradients",

@@ -3,28 +3,15 @@
 Each `Rule` that stands in a file of `health/rules/` is one of them, and each in one of the files of `_ABOUT_THE_STEP`.
 """
 
-from hookboard.auditing import (
-    cuts,
-    dependence,
-    handwritten,
-    influence,
-    inputs,
-    modes,
-    optimizing,
-    order,
-    rules,
-    scaling,
-    scheduling,
-    stale,
-)
+from importlib import import_module
+
 from hookboard.health import LOOK_RULES, Rule, rules_in
 
-_ABOUT_THE_STEP = (
-    *(influence, rules, modes, dependence, order, handwritten, scaling, inputs),
-    *(cuts, optimizing, stale, scheduling),
-)
+_ABOUT_THE_STEP = "influence rules modes dependence order handwritten scaling inputs cuts optimizing stale scheduling"
 
-STEP_RULES: tuple[Rule, ...] = tuple(rule for file in _ABOUT_THE_STEP for rule in rules_in(file))
+STEP_RULES: tuple[Rule, ...] = tuple(
+    rule for file in _ABOUT_THE_STEP.split() for rule in rules_in(import_module(f"hookboard.auditing.{file}"))
+)
 """The rules about the code of the first training step, in the order in which they are asked. Where several functions
 answer for one rule, each stands in a `Rule` of that name."""
 

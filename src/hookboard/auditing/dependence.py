@@ -74,8 +74,6 @@ BATCH_MIXING = Rule(
     about="with another first sample, the outputs of other samples change: a softmax, attention or recurrent layer "
     "over the samples, a view for a transpose, a wrong index; a note where that may be intended",
 )
-
-
 FUTURE_LEAK = Rule(
     "future_leak",
     None,

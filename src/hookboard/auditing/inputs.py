@@ -148,13 +148,7 @@ def padding(done: TracedStep) -> Iterator[Finding]:
         )
 
 
-PADDING = Rule(
-    "padding",
-    padding,
-    of="step",
-    about="the loss counts what pads the rows of a batch",
-    gives="note",
-)
+PADDING = Rule("padding", padding, of="step", about="the loss counts what pads the rows of a batch", gives="note")
 
 
 _FLATTENING = frozenset({"view", "reshape", "flatten", "contiguous", "clone", "long", "to"})

@@ -2,9 +2,9 @@
 
 import math
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -27,20 +27,6 @@ MAX_TRIES = 3
 
 _SCALING = frozenset({"truediv", "div", "mul", "rmul", "mean"})
 """The functions by which a library scales a loss, or averages it over devices."""
-
-
-class FirstStep(NamedTuple):
-    """What is known of the first training step; by default nothing.
-
-    Args:
-        findings: what is wrong in it.
-        facts: what else the judge of the run is told.
-        programs: the autograd nodes behind each loss, with layer and line.
-    """
-
-    findings: list[Finding]
-    facts: StepFacts = StepFacts()
-    programs: Sequence[Program] = ()
 
 
 class LiveStep:
@@ -174,16 +160,16 @@ class LiveStep:
             if not reader.has_gradient and (came or not reader.reached):
                 reader.has_gradient = any_not_zero(came)
 
-    def end(self) -> FirstStep | None:
+    def end(self) -> StepFacts | None:
         """End the batch; return what is known of the step, or None if another batch is to be followed."""
         self._stop()
         reader = self._reader
         if reader is None:
-            return FirstStep(self._of_optimizers(None)) if self._has_failed else None
+            return StepFacts(findings=self._of_optimizers(None)) if self._has_failed else None
         if not reader.losses and reader.step.fault is None and self._tries < MAX_TRIES:
             self.leave()
             return None
-        first, reached = FirstStep([]), None
+        facts, found, reached = StepFacts(), list[Finding](), None
         try:
             if reader.step.fault is not None:
                 self._say_not_read(reader.step.fault)
@@ -193,13 +179,13 @@ class LiveStep:
                         self._ledger.settle(reader.step.ops)
                         self._findings += self._ledger.findings()
                     found = alarms_first([*self._findings, *reader.cuts()])
-                first, reached = FirstStep(found, self._facts, self.programs), reader.reached
+                facts, reached = self._facts, reader.reached
                 self._say_opaque(reader)
         except Exception as error:
             self._say_not_read(error)
-        first.findings.extend(self._of_optimizers(reached))
+        found += self._of_optimizers(reached)
         self.leave()
-        return first
+        return facts._replace(findings=found)
 
     def _of_optimizers(self, reached: set[str] | None) -> list[Finding]:
         try:

@@ -203,13 +203,7 @@ def dropout(done: TracedStep) -> Iterator[Finding]:
         )
 
 
-DROPOUT = Rule(
-    "dropout",
-    dropout,
-    of="step",
-    about="a dropout that drops 90 % of the values or more",
-    gives="alarm",
-)
+DROPOUT = Rule("dropout", dropout, of="step", about="a dropout that drops 90 % of the values or more", gives="alarm")
 
 
 def _dropped(op: Op) -> float:

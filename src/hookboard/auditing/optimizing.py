@@ -78,17 +78,9 @@ NOT_IN_OPTIMIZER = Rule(
     about="parameters that get a gradient and are in no optimizer; an alarm if that is all of them, if they were "
     "frozen at first, or if they belong to layers that the model does not have, as in a list or in a copy",
 )
-
-
 FROZEN = Rule(
-    "frozen",
-    None,
-    of="step",
-    about="how many weights are trained, and which modules are frozen",
-    gives="note",
+    "frozen", None, of="step", about="how many weights are trained, and which modules are frozen", gives="note"
 )
-
-
 OPTIMIZER_SETTINGS = Rule(
     "optimizer_settings",
     None,

@@ -101,10 +101,7 @@ def loss_scale(done: TracedStep) -> Iterator[Finding]:
 
 
 LOSS_SCALE = Rule(
-    "loss_scale",
-    loss_scale,
-    of="step",
-    about="a loss that is multiplied by 1e-6 or less; a note if it is exactly 0",
+    "loss_scale", loss_scale, of="step", about="a loss that is multiplied by 1e-6 or less; a note if it is exactly 0"
 )
 
 

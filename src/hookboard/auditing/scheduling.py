@@ -48,13 +48,36 @@ PURE_NAMES = frozenset({"math", "min", "max", "int", "float", "cos", "sin", "pi"
 def findings_of_schedules(trainer: Trainer, pl_module: LightningModule) -> Iterator[Finding]:
     """Yield findings on the learning rates that schedules will give, before their first step.
 
-    None in a resumed fit, whose earlier rates are unknown, and for schedules that call code of the user or are stepped
-    by it.
+    They are on schedules that are stepped too often or too seldom: the rate is 0 in most steps, stays far below its
+    peak, or goes up and down like no cosine is meant to. None in a resumed fit, whose earlier rates are unknown, and
+    for schedules that call code of the user or are stepped by it.
     """
     package = pl_module.lr_scheduler_step.__module__.partition(".")[0]
     is_stepped_by_lightning = pl_module.automatic_optimization and package in PACKAGES
-    if trainer.lr_scheduler_configs and not trainer.global_step and is_stepped_by_lightning:
-        yield from _schedule(trainer, pl_module)
+    if trainer.global_step or not is_stepped_by_lightning:
+        return
+    for config in trainer.lr_scheduler_configs:
+        count = _steps_of(trainer, config)
+        if count is None or isinstance(config.scheduler, ReduceLROnPlateau) or not calls_no_user(config.scheduler):
+            continue
+        rates = list(scheduled_rates(config.scheduler, count, keep=[pl_module, trainer]))
+        peak, zero = max(rates), _share_of_zeros(rates)
+        if zero > ZERO_RATE_SHARE_ALARM and math.isfinite(peak):
+            last = max(i for i, rate in enumerate(rates) if rate > ZERO_RATE * peak) if peak > 0 else 0
+            end = round((last + 1) / len(rates) * count)
+            unit = "steps" if config.interval == "step" else "epochs"
+            yield Finding(
+                "",
+                f"{type(config.scheduler).__name__} makes the learning rate 0 in {zero:.0%} of the {count:,} {unit} of "
+                f"this fit; it is largest with {peak:.3g}, and 0 after {end:,} {unit}",
+                _for_epochs(trainer, pl_module, config)
+                + f"give the schedule the {count:,} {unit} that it is stepped; its interval is {config.interval!r}",
+                "alarm",
+                rule="schedule",
+            )
+        else:
+            yield from _never_at_its_peak(trainer, pl_module, config, peak)
+            yield from _cycles(trainer, config, count)
 
 
 SCHEDULE = Rule(
@@ -113,35 +136,6 @@ def _only_computes(function: Any) -> bool:
     storing = ("STORE_GLOBAL", "STORE_DEREF", "STORE_ATTR", "STORE_SUBSCR")
     stores = any(one.opname.startswith(storing) for one in dis.get_instructions(code))
     return not stores and all(isinstance(one, int | float) for one in held)
-
-
-def _schedule(trainer: Trainer, pl_module: LightningModule) -> Iterator[Finding]:
-    """Yield a finding for each schedule that is stepped too often or too seldom.
-
-    Then its rate is 0 in most of its steps, stays far below its peak, or goes up and down like no cosine is meant to.
-    """
-    for config in trainer.lr_scheduler_configs:
-        count = _steps_of(trainer, config)
-        if count is None or isinstance(config.scheduler, ReduceLROnPlateau) or not calls_no_user(config.scheduler):
-            continue
-        rates = list(scheduled_rates(config.scheduler, count, keep=[pl_module, trainer]))
-        peak, zero = max(rates), _share_of_zeros(rates)
-        if zero > ZERO_RATE_SHARE_ALARM and math.isfinite(peak):
-            last = max(i for i, rate in enumerate(rates) if rate > ZERO_RATE * peak) if peak > 0 else 0
-            end = round((last + 1) / len(rates) * count)
-            unit = "steps" if config.interval == "step" else "epochs"
-            yield Finding(
-                "",
-                f"{type(config.scheduler).__name__} makes the learning rate 0 in {zero:.0%} of the {count:,} {unit} of "
-                f"this fit; it is largest with {peak:.3g}, and 0 after {end:,} {unit}",
-                _for_epochs(trainer, pl_module, config)
-                + f"give the schedule the {count:,} {unit} that it is stepped; its interval is {config.interval!r}",
-                "alarm",
-                rule="schedule",
-            )
-        else:
-            yield from _never_at_its_peak(trainer, pl_module, config, peak)
-            yield from _cycles(trainer, config, count)
 
 
 def _never_at_its_peak(trainer: Trainer, pl_module: LightningModule, config: Any, peak: float) -> Iterator[Finding]:

@@ -31,8 +31,6 @@ STALE_GRADIENTS = Rule(
     about="an optimizer steps with gradients that were not cleared since its step before",
     gives="alarm",
 )
-
-
 CLEARED_GRADIENTS = Rule(
     "cleared_gradients",
     None,
@@ -40,8 +38,6 @@ CLEARED_GRADIENTS = Rule(
     about="`zero_grad()` is called between the backward pass and the step",
     gives="alarm",
 )
-
-
 WRONG_OPTIMIZER = Rule(
     "wrong_optimizer",
     None,

@@ -209,16 +209,16 @@ class HealthMonitor(SiteLogger[HealthState]):
         if loop.is_rank_zero:
             say_split(self._weights(state.selection.owners))
             judge = Judge(self._rules(), self._known["train"], int(self.window))
-            page = ReportAtEnd(state.loggers) if self.report else None
-            state.reporter = Reporter(judge, state.loggers, state.every_n_steps, page)
+            state.reporter = Reporter(judge, state.loggers, state.every_n_steps)
+            state.reporter.page_at_end = ReportAtEnd(state.loggers) if self.report else None
             self._run = judge.run
         has_checkup = any(isinstance(one, Checkup) for one in loop.callbacks)
         state.steps = StepWatch(
             None if state.reporter is None else state.reporter.judge,
+            StepFacts(is_tried=has_checkup or not Checkup.can_try(loop)),
             reads=self.audit and not STEP.isdisjoint(names),
             asks_modes=self.audit and "eval_mode" in names,
             asks_frozen=self.audit,
-            facts=StepFacts(is_tried=has_checkup or not Checkup.can_try(loop)),
         )
         state.stop_on = StopOn(self.stop_on)
         if "nonfinite" in names:
@@ -268,8 +268,7 @@ class HealthMonitor(SiteLogger[HealthState]):
 
     def _attach(self, loop: Loop, state: HealthState) -> None:
         super()._attach(loop, state)
-        if state.steps is not None:
-            state.until_end.callback(state.steps.leave)
+        state.until_end.callback(state.steps.leave)
         if state.stage == "train" and loop.trainer is None:  # a loop that may not tell its batches
             state.inputs = Taps({"": loop.model}, ["input"], state.open_input)
             state.until_end.callback(state.inputs.detach)
@@ -289,8 +288,8 @@ class HealthMonitor(SiteLogger[HealthState]):
         if state.nans.box is not None:
             state.nans.box.begin_batch(batch, batch_idx, loop.logged_step)
             self._tell_news(loop, state)
-        if state.steps is not None and not self._has_lazy:  # last, or it would see the calls above
-            state.steps.begin_batch(loop, batch)
+        if not self._has_lazy:
+            state.steps.begin_batch(loop, batch)  # last, or it would see the calls above
 
     def _judge_at_end(self, loop: Loop, state: HealthState) -> None:
         """Judge the whole training unless `stop_on` ended it."""
@@ -306,39 +305,34 @@ class HealthMonitor(SiteLogger[HealthState]):
             self._verdicts = state.reporter.end(losses) or ()
 
     def _see_loss(self, loop: Loop, state: HealthState, loss: Tensor) -> None:
-        if state.steps is not None:
-            state.steps.see_loss(loop, loss, state.is_due)
+        state.steps.see_loss(loop, loss, state.is_due)
         scale = None if state.loss_scale is None else state.loss_scale.current
         value = state.losses.add(loop.logged_step, state.batch_idx, loss, scale)
         if state.nans.box is not None:
-            state.nans.box.programs = () if state.steps is None else state.steps.programs
+            state.nans.box.programs = state.steps.programs
             state.nans.box.before_backward(loss, value if scale is None else None)
 
     def _see_gradients(self, loop: Loop, state: HealthState) -> None:
-        if state.steps is not None:
-            state.steps.see_gradients()
+        state.steps.see_gradients()
         if state.nans.box is not None:
             state.nans.box.after_backward()
             self._tell_news(loop, state)
 
     def _see_step(self, loop: Loop, state: HealthState, optimizer: Optimizer) -> None:
-        if state.steps is not None:
-            state.steps.see_step(loop, optimizer, state.is_due)
+        state.steps.see_step(loop, optimizer, state.is_due)
         if state.nans.box is not None:
             state.nans.box.before_optimizer_step()
             self._tell_news(loop, state)
 
     def _see_batch_end(self, loop: Loop, state: HealthState) -> None:
-        if state.steps is not None:
-            state.steps.end_batch()
+        state.steps.end_batch()
         if state.nans.box is not None:
             state.nans.box.end_batch()
 
     def leave_batch(self) -> None:
         """Also stop following a first step that has not ended, as after an error."""
         for state in self._live.values():
-            if state.steps is not None:
-                state.steps.leave_batch()
+            state.steps.leave_batch()
         super().leave_batch()
 
     def _tell_news(self, loop: Loop, state: HealthState) -> None:
@@ -410,5 +404,5 @@ class HealthMonitor(SiteLogger[HealthState]):
         state.close()  # after an exception too, what has been seen is told
         if state.stage == "train":
             self._draw_cell(is_last=True)
-        if state.reporter is not None and self._run is not None:
-            state.reporter.write_page(self._run.now.step if self._run.seen else None)
+        if state.reporter is not None and state.reporter.page_at_end is not None and self._run is not None:
+            state.reporter.page_at_end.write(self._run.now.step if self._run.seen else None)

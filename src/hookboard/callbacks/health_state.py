@@ -39,7 +39,7 @@ class HealthState(MeasurementState):
         first_step: the optimizer step at which the fit began; None before.
         reporter: has the run judged; None in evaluations and on ranks that do not judge.
         nans: which NaN or Inf have been told.
-        steps: reads the first training step, and watches later ones; None in evaluations.
+        steps: reads the first training step, and watches later ones.
         stop_on: ends the fit at an alarm.
         inputs: the hook on the model whose inputs stand for a batch that the loop does not tell; None if all are told.
         why_silent: layer name to why it gave no output at the first look, if it gave none; None before.
@@ -52,7 +52,7 @@ class HealthState(MeasurementState):
     first_step: int | None = field(default=None, kw_only=True)
     reporter: Reporter | None = field(default=None, kw_only=True)
     nans: NanWatch = field(default_factory=NanWatch, kw_only=True)
-    steps: StepWatch | None = field(default=None, kw_only=True)
+    steps: StepWatch = field(default_factory=StepWatch, kw_only=True)
     stop_on: StopOn = field(default_factory=lambda: StopOn(None), kw_only=True)
     inputs: Taps | None = field(default=None, kw_only=True)
     why_silent: dict[str, str] | None = field(default=None, kw_only=True)
@@ -129,7 +129,7 @@ class HealthState(MeasurementState):
         if self.why_silent is None:
             names = [name for name, role in self.taps.expected() if role == "output"]
             self.why_silent = {name: self.taps.why_silent(name, "output") for name in names}
-        return (StepFacts() if self.steps is None else self.steps.facts)._replace(
+        return self.steps.facts._replace(
             why_silent=self.why_silent,
             unhooked=self.selection.owners.keys() - self.selection.modules.keys(),
             held_back=dict(self.held_back),

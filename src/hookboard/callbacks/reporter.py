@@ -34,15 +34,15 @@ class Reporter:
         judge: judges the run.
         loggers: the loggers to write to.
         every_n_steps: number of steps between two looks.
-        page_at_end: writes the page at the end; None if there is to be none.
     """
 
-    def __init__(self, judge: Judge, loggers: Loggers, every_n_steps: int, page_at_end: ReportAtEnd | None) -> None:
+    def __init__(self, judge: Judge, loggers: Loggers, every_n_steps: int) -> None:
         self.judge: Judge | None = judge
         """Judges the run; None after an error."""
         self._loggers = loggers
         self._page = Page(every_n_steps, judge.look_at)
-        self._page_at_end = page_at_end
+        self.page_at_end: ReportAtEnd | None = None
+        """Writes the page of the run in one file at the end; None if there is to be none."""
         self.alarms: set[tuple[str, str]] = set()
         """Rule and module of each alarm for which a warning was given."""
         self._is_closed = False
@@ -125,14 +125,9 @@ class Reporter:
         except Exception as error:
             warn_switched_off("the last verdict of HealthMonitor", error)
 
-    def write_page(self, step: int | None) -> None:
-        """Write the page of the run in one file, if there is to be one; see `ReportAtEnd.write`."""
-        if self._page_at_end is not None:
-            self._page_at_end.write(step)
-
     def _keep_for_page(self, losses: Sequence[Loss]) -> None:
-        if self._page_at_end is not None:
-            self._page_at_end.see(losses)
+        if self.page_at_end is not None:
+            self.page_at_end.see(losses)
 
     def _say_new(self, verdicts: Sequence[Verdict]) -> None:
         """Warn of each alarm that is not in `alarms` yet, and add it to them."""

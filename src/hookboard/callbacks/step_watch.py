@@ -24,14 +24,20 @@ class StepWatch:
 
     Args:
         judge: the judge of the run; None on a rank that does not judge, where gradients are not watched.
+        facts: what is known before the first step.
         reads: whether the first step is followed.
         asks_modes: whether norms and dropouts are watched.
         asks_frozen: whether frozen weights are watched.
-        facts: what is known before the first step.
     """
 
     def __init__(
-        self, judge: Judge | None, *, reads: bool, asks_modes: bool, asks_frozen: bool, facts: StepFacts
+        self,
+        judge: Judge | None = None,
+        facts: StepFacts = StepFacts(),
+        *,
+        reads: bool = False,
+        asks_modes: bool = False,
+        asks_frozen: bool = False,
     ) -> None:
         self._judge = judge
         self._live: LiveStep | None = None
@@ -86,10 +92,8 @@ class StepWatch:
         first = None if self._live is None else self._live.end()
         if first is not None:
             self._live, self._is_read = None, True
-            self.programs = first.programs
-            known = self.facts
-            self.facts = first.facts._replace(findings=known.findings, is_tried=known.is_tried)
-            self._add(first.findings)
+            found = [*self.facts.findings, *first.findings]
+            self.facts = first._replace(findings=found, is_tried=self.facts.is_tried)
         if self._stale is not None:
             self._watch_stale(self._stale.end_batch)
 

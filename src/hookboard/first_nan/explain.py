@@ -143,14 +143,14 @@ def parameter_event(
     if stepped is None:
         evidence = f"The parameter {name!r} holds {held} before the first optimizer step of this fit."
         advice = "Look at the initialization, and at the checkpoint that was loaded."
-        return Nonfinite(module, "start", step, batch_idx, evidence, advice, parameter=name)
+        return Nonfinite(module, "start", step, batch_idx, evidence, advice)
     at, its_batch, loss = stepped
     finite = f"; the loss of that step was finite ({loss:.3g})" if math.isfinite(loss) else ""
     evidence = f"The optimizer step of step {at}, batch {its_batch}, left {held} in the parameter {name!r}{finite}."
     advice = (
         "Lower the learning rate, or clip gradients; look at the optimizer's eps and at the gradients of that step."
     )
-    return Nonfinite(module, "optimizer", at, its_batch, evidence, advice, parameter=name)
+    return Nonfinite(module, "optimizer", at, its_batch, evidence, advice)
 
 
 def unlocated_event(

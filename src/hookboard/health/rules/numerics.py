@@ -35,7 +35,6 @@ class Nonfinite:
         evidence: one sentence with the numbers.
         advice: one sentence: what to try first.
         is_located: whether the place is known. Otherwise `evidence` says why not.
-        parameter: the dotted name of the spoiled parameter, if it is one.
     """
 
     module: str
@@ -45,7 +44,6 @@ class Nonfinite:
     evidence: str
     advice: str
     is_located: bool = True
-    parameter: str = ""
 
     @property
     def finding(self) -> Finding:
