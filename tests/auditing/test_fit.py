@@ -14,9 +14,8 @@ from toys import Toy, batches, fit, mlp
 
 import hookboard
 from hookboard import HealthMonitor, watch
-from hookboard.auditing import RULES, STEP
+from hookboard.auditing import RULES, STEP, Modes
 from hookboard.auditing.built_in import STEP_RULES
-from hookboard.auditing.modes import in_training, left_in_evaluation
 from hookboard.auditing.program import StepTrace
 from hookboard.health import rules_in
 
@@ -191,7 +190,9 @@ def test_norms_that_are_frozen_later_are_meant():
 
 def test_a_part_that_is_frozen_later_with_all_norms_is_meant():
     body = nn.ModuleDict({"body": nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8)), "head": nn.Linear(8, 3)})
-    before = in_training(body)
+    modes = Modes()
+    assert modes.see(body, 0) == []
     body["body"].requires_grad_(False).eval()
-    assert before == {"body.1"}
-    assert left_in_evaluation(body, before, 3) is None
+    assert modes.see(body, 3) == []
+    body["body"].requires_grad_(True)
+    assert [found.evidence.partition(":")[2] for found in modes.see(body, 4)] == [" body.1"]

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from health.looks import look, reading, row
 
-from hookboard.health import Nonfinite, before_nonfinite, first_of
+from hookboard.health import Nonfinite, before_nonfinite
 from hookboard.sites import Site
 
 
@@ -18,13 +18,9 @@ def test_the_finding_is_an_alarm_of_its_step_and_batch():
     assert (found.module, found.severity, found.since, found.batch_idx) == ("net", "alarm", 3, 7)
 
 
-def test_the_first_of_several_ranks_is_the_earliest():
-    assert first_of([event(4), event(2), event(3)]).step == 2
-    assert first_of([]) is None
-
-
-def test_of_one_step_the_event_with_a_place_is_the_first():
-    assert first_of([event(is_located=False), event(during="backward")]).is_located
+def test_events_come_by_step_and_of_one_step_those_with_a_place_first():
+    given = [event(4), event(2, is_located=False), event(2, during="backward"), event(2)]
+    assert sorted(given, key=lambda one: one.order) == [given[3], given[2], given[1], given[0]]
 
 
 def test_the_table_has_a_row_for_each_site():

@@ -17,7 +17,6 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import nn
 from torch.utils.data import DataLoader
 
-from hookboard.health import first_of
 from hookboard.ranks import gathered
 
 
@@ -92,7 +91,10 @@ def main(folder, *faults):
         bare, watched = train(fault), train(fault, box)
         is_same = all(value.equal(watched[0][name]) for name, value in bare[0].items()) and bare[1].equal(watched[1])
         events = [event for part in gathered(box.box.events, torch.device("cpu")) for event in part]
-        torch.save((is_same, box.box.events, first_of(events)), Path(folder) / f"{fault}.{dist.get_rank()}")
+        torch.save(
+            (is_same, box.box.events, min(events, key=lambda event: event.order, default=None)),
+            Path(folder) / f"{fault}.{dist.get_rank()}",
+        )
 
 
 if __name__ == "__main__":

@@ -72,11 +72,6 @@ EVAL_MODE = Rule(
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
-def in_training(model: nn.Module) -> set[str]:
-    """Return the names of the norms and dropouts that are in training mode, and in no frozen module."""
-    return {name for name, module in _trained_with_modes(model).items() if module.training}
-
-
 def _trained_with_modes(model: nn.Module) -> dict[str, nn.Module]:
     """Return the norms and dropouts with a mode by name, without those in frozen modules."""
     modules = dict(model.named_modules())
@@ -93,52 +88,6 @@ def _is_frozen(module: nn.Module) -> bool:
     return has_any and not any(parameter.requires_grad for parameter in module.parameters())
 
 
-def left_in_evaluation(model: nn.Module, before: set[str], step: int) -> Finding | None:
-    """Return an alarm if all norms and dropouts that were in training mode are in evaluation mode while it trains.
-
-    Not if the modules around them are in training mode: then someone has frozen the statistics of the norms.
-
-    Args:
-        model: the model.
-        before: what `in_training` returned at an earlier step.
-        step: the optimizer step.
-    """
-    modules = dict(model.named_modules())
-    # What has been frozen since is in evaluation mode on purpose.
-    there = {name: module for name, module in _trained_with_modes(model).items() if name in before}
-    around = [modules[name.rpartition(".")[0]] for name in there if name]
-    if not there or any(module.training for module in (*there.values(), *around)):
-        return None
-    kinds = sorted({type(module).__name__ for module in there.values()})
-    return Finding(
-        "",
-        f"all {len(there)} layers that were in training mode at the first step and behave differently then "
-        f"({', '.join(kinds)}) are in evaluation mode at step {step}: {listed(sorted(there), 3)}",
-        "call train() after each evaluation",
-        "alarm",
-        rule="eval_mode",
-    )
-
-
-def without_statistics(model: nn.Module) -> Finding | None:
-    """Return an alarm if frozen batch norms in evaluation mode have weights from elsewhere, and no statistics.
-
-    So it is where an average of a model, such as a teacher, follows its parameters and not its buffers.
-    """
-    norms = {name: norm for name, norm in model.named_modules() if isinstance(norm, _BATCH_NORMS) and _is_frozen(norm)}
-    new = [name for name, norm in norms.items() if not norm.training and _is_new(norm) and _has_moved(norm)]
-    if not new:
-        return None
-    return Finding(
-        new[0],
-        f"{len(new)} of {len(norms)} batch norms of frozen modules have the running statistics of a new layer, and "
-        f"weights that are not those of one: {listed(new, 3)}",
-        "copy the buffers too, as torch.optim.swa_utils.AveragedModel does with use_buffers=True",
-        "alarm",
-        rule="eval_mode",
-    )
-
-
 class Modes:
     """Watches the modes of a model's norms and dropouts from the first step that it is told of."""
 
@@ -147,15 +96,51 @@ class Modes:
         self._has_seen_copies = False
 
     def see(self, model: nn.Module, step: int) -> list[Finding]:
-        """Return what is wrong since the first step; each fault once."""
+        """Return what is wrong at an optimizer step since the first one; each fault once."""
         if self._awake is None:
-            self._awake = in_training(model)
+            self._awake = {name for name, module in _trained_with_modes(model).items() if module.training}
             return []
-        left = left_in_evaluation(model, self._awake, step) if self._awake else None
-        copies = None if self._has_seen_copies else without_statistics(model)
-        self._awake = self._awake if left is None else set()
-        self._has_seen_copies |= copies is not None
-        return [found for found in (left, copies) if found is not None]
+        return [*self._left_in_evaluation(model, step), *self._without_statistics(model)]
+
+    def _left_in_evaluation(self, model: nn.Module, step: int) -> Iterator[Finding]:
+        """Yield an alarm if all that were in training mode are in evaluation mode while the model trains.
+
+        Not if the modules around them are in training mode: then someone has frozen the statistics of the norms.
+        """
+        modules = dict(model.named_modules())
+        # What has been frozen since is in evaluation mode on purpose.
+        there = {name: one for name, one in _trained_with_modes(model).items() if name in (self._awake or ())}
+        around = [modules[name.rpartition(".")[0]] for name in there if name]
+        if not there or any(module.training for module in (*there.values(), *around)):
+            return
+        self._awake = set()
+        kinds = sorted({type(module).__name__ for module in there.values()})
+        yield Finding(
+            "",
+            f"all {len(there)} layers that were in training mode at the first step and behave differently then "
+            f"({', '.join(kinds)}) are in evaluation mode at step {step}: {listed(sorted(there), 3)}",
+            "call train() after each evaluation",
+            "alarm",
+            rule="eval_mode",
+        )
+
+    def _without_statistics(self, model: nn.Module) -> Iterator[Finding]:
+        """Yield an alarm if frozen batch norms in evaluation mode have weights from elsewhere, and no statistics.
+
+        So it is where an average of a model, such as a teacher, follows its parameters and not its buffers.
+        """
+        norms = {name: one for name, one in model.named_modules() if isinstance(one, _BATCH_NORMS) and _is_frozen(one)}
+        new = [name for name, norm in norms.items() if not norm.training and _is_new(norm) and _has_moved(norm)]
+        if new and not self._has_seen_copies:
+            self._has_seen_copies = True
+            yield Finding(
+                new[0],
+                f"{len(new)} of {len(norms)} batch norms of frozen modules have the running statistics of a new layer, "
+                f"and weights that are not those of one: {listed(new, 3)}",
+                "copy the buffers too, as torch.optim.swa_utils.AveragedModel does with use_buffers=True",
+                "alarm",
+                rule="eval_mode",
+            )
 
 
 def _has_moved(norm: nn.Module) -> bool:

@@ -558,8 +558,7 @@ def findings_of(done: TracedStep, rules: Sequence[Rule]) -> list[Finding]:
 
 def _asked(rule: Rule, done: TracedStep) -> list[Finding]:
     try:
-        found = [] if rule.judge is None else list(rule.judge(done))
-        return [finding if finding.rule else replace(finding, rule=rule.name) for finding in found]
+        return [] if rule.judge is None else [replace(one, rule=one.rule or rule.name) for one in rule.judge(done)]
     except Exception as error:
         warn_switched_off(f"the rule {rule.name!r} of audit", error)
         return []

@@ -96,14 +96,6 @@ class _Left(NamedTuple):
         return gradient is not None and id(gradient) == self.identity and version_of(gradient) == self.version
 
 
-class _Stale(NamedTuple):
-    """An optimizer that steps with stale gradients: its class, the user's line, its number of gradients."""
-
-    kind: str
-    place: Place
-    gradients: int
-
-
 EMPTY_STEPS = 2
 """An optimizer whose first steps have no gradient, this many, is an alarm (a choice)."""
 
@@ -127,8 +119,8 @@ class StaleGradients:
     def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
         self._model = model
         self._watched = {id(optimizer): _Watched(optimizer) for optimizer in optimizers}
-        self._stale: list[_Stale] = []
-        """The optimizers of the current batch that stepped with stale gradients."""
+        self._stale: list[tuple[str, Place, int]] = []
+        """Of each optimizer that stepped with stale gradients in the current batch: class, user's line, gradients."""
         self._empty: list[Finding] = []
         """Alarms of the current batch on optimizers without a gradient."""
 
@@ -187,7 +179,7 @@ class StaleGradients:
         watched.is_decided = is_stale or watched.steps > WATCHED_STEPS
         if is_stale:
             count = sum(p.grad is not None for group in optimizer.param_groups for p in group["params"])
-            self._stale.append(_Stale(type(optimizer).__name__, _place_of_step(self._model), count))
+            self._stale.append((type(optimizer).__name__, _place_of_step(self._model), count))
 
     def end_batch(self) -> Finding | None:
         """Return one alarm on what was found in the batch that ends, or None.

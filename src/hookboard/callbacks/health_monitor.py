@@ -27,7 +27,6 @@ from hookboard.health import (
     Nonfinite,
     Rule,
     Run,
-    StepFacts,
     Verdict,
     Verdicts,
     cell,
@@ -215,7 +214,7 @@ class HealthMonitor(SiteLogger[HealthState]):
         has_checkup = any(isinstance(one, Checkup) for one in loop.callbacks)
         state.steps = StepWatch(
             None if state.reporter is None else state.reporter.judge,
-            StepFacts(is_tried=has_checkup or not Checkup.can_try(loop)),
+            is_tried=has_checkup or not Checkup.can_try(loop),
             reads=self.audit and not STEP.isdisjoint(names),
             asks_modes=self.audit and "eval_mode" in names,
             asks_frozen=self.audit,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hookboard.first_nan import BlackBox, late_event
-from hookboard.health import Loss, Nonfinite, first_of
+from hookboard.health import Loss, Nonfinite
 from hookboard.ranks import Ranks
 
 
@@ -55,8 +55,7 @@ def firsts_over_ranks(ranks: Ranks, events: list[Nonfinite]) -> list[Nonfinite]:
 
 
 def _firsts(ranks: Sequence[Sequence[Nonfinite]]) -> list[Nonfinite]:
-    by_step: dict[int, list[Nonfinite]] = {}
-    for event in (event for events in ranks for event in events):
-        by_step.setdefault(event.step, []).append(event)
-    firsts = [first_of(by_step[step]) for step in sorted(by_step)]
-    return [first for first in firsts if first is not None]
+    firsts: dict[int, Nonfinite] = {}
+    for event in sorted((event for events in ranks for event in events), key=lambda event: event.order):
+        firsts.setdefault(event.step, event)
+    return list(firsts.values())

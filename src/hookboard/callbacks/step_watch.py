@@ -24,7 +24,7 @@ class StepWatch:
 
     Args:
         judge: the judge of the run; None on a rank that does not judge, where gradients are not watched.
-        facts: what is known before the first step.
+        is_tried: see `StepFacts`.
         reads: whether the first step is followed.
         asks_modes: whether norms and dropouts are watched.
         asks_frozen: whether frozen weights are watched.
@@ -33,8 +33,8 @@ class StepWatch:
     def __init__(
         self,
         judge: Judge | None = None,
-        facts: StepFacts = StepFacts(),
         *,
+        is_tried: bool = False,
         reads: bool = False,
         asks_modes: bool = False,
         asks_frozen: bool = False,
@@ -45,7 +45,7 @@ class StepWatch:
         self._modes = Modes() if asks_modes else None
         self._unfrozen = Unfrozen() if asks_frozen else None
         self._is_read = not reads
-        self.facts = facts
+        self.facts = StepFacts(is_tried=is_tried)
         """What is known so far, to be given to the judge."""
         self.programs: Sequence[Program] = ()
         """The autograd nodes behind the losses of the first step, with layer and line."""

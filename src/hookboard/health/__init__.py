@@ -14,7 +14,7 @@ from hookboard.health.page import VERDICT, Page
 from hookboard.health.report import closing, ended_by, news
 from hookboard.health.rule import Finding, Rule, Severity, Verdict, check_stop_on, rules_in, rules_of
 from hookboard.health.rules import LOOK_RULES
-from hookboard.health.rules.numerics import Nonfinite, Pass, before_nonfinite, first_of
+from hookboard.health.rules.numerics import Nonfinite, Pass, before_nonfinite
 from hookboard.health.rules.shared import SCALE_TARGETS
 from hookboard.health.run import Run, StepFacts
 
@@ -46,7 +46,6 @@ __all__ = [
     "closing",
     "ended_by",
     "every_unit",
-    "first_of",
     "news",
     "parts_of",
     "restore_judge",

@@ -1,9 +1,9 @@
 """`nonfinite` and `precision`: what numbers can hold; and the event of the first NaN or Inf."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 
@@ -15,9 +15,7 @@ from hookboard.health.run import Run
 from hookboard.layers import Layer
 from hookboard.recording import Reading
 
-Pass = Literal["batch", "forward", "backward", "optimizer", "start"]
-
-_ORDER: tuple[Pass, ...] = ("start", "batch", "forward", "backward", "optimizer")
+Pass = Literal["start", "batch", "forward", "backward", "optimizer"]
 """The passes in their order within a step."""
 
 
@@ -50,14 +48,10 @@ class Nonfinite:
         """The event as an alarm for the judge."""
         return Finding(self.module, self.evidence, self.advice, "alarm", since=self.step, batch_idx=self.batch_idx)
 
-
-def first_of(events: Iterable[Nonfinite]) -> Nonfinite | None:
-    """Return the earliest event; of one step the first located one, in the order of the passes. None without any."""
-
-    def rank(event: Nonfinite) -> tuple[int, bool, int]:
-        return event.step, not event.is_located, _ORDER.index(event.during)
-
-    return min(events, key=rank, default=None)
+    @property
+    def order(self) -> tuple[int, bool, int]:
+        """Events come by step; of one step those with a known place first, in the order of the passes."""
+        return self.step, not self.is_located, get_args(Pass).index(self.during)
 
 
 def before_nonfinite(look: Look) -> str:
