@@ -20,7 +20,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import DataLoader
 
 from hookboard import ActivationLogger, GradientLogger, HealthMonitor
-from hookboard.callbacks.watched import layers_in
+from hookboard.callbacks.health_monitor import layers_in
 from hookboard.loops.stage_state import StageState
 from hookboard.ranks import Ranks, connected
 from hookboard.recording import Recorder

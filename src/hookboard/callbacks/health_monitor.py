@@ -1,13 +1,15 @@
 """`HealthMonitor`: says which layer is sick, since when and why."""
 
 import html
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
 
+import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.distributed.tensor import DTensor
+from torch.optim import SGD, AdamW, Optimizer
 
-from hookboard.auditing import RULES, STEP
+from hookboard.auditing import RULES
 from hookboard.callbacks.checkup import Checkup
 from hookboard.callbacks.health_state import HealthState, Judging
 from hookboard.callbacks.nan_watch import firsts_over_ranks
@@ -15,22 +17,24 @@ from hookboard.callbacks.numbers import AT_END, WHEN_WRITTEN, SiteLogger
 from hookboard.callbacks.report_at_end import ReportAtEnd
 from hookboard.callbacks.reporter import Reporter, StopOn
 from hookboard.callbacks.step_watch import StepWatch
-from hookboard.callbacks.watched import layers_in, some_units, steps_of
 from hookboard.callbacks.weights import Part, say_split
 from hookboard.checks import check_name, check_switches, check_whole
 from hookboard.first_nan import BlackBox
 from hookboard.health import (
     MEASURED_VALUES_MAX,
     VERDICT,
+    HeldBack,
     Judge,
     NeedsHistogram,
     Nonfinite,
     Rule,
     Run,
+    Stepped,
     Verdict,
     Verdicts,
     cell,
     check_stop_on,
+    every_unit,
     rules_of,
 )
 from hookboard.hooks import Taps
@@ -38,8 +42,10 @@ from hookboard.layers import ChannelDims, Layer, layers_of
 from hookboard.loops import Loop, Selection, StageState, is_due
 from hookboard.messages import warn_switched_off
 from hookboard.nested import tensors_in
+from hookboard.parameters import Weight
 from hookboard.prompts import LiveCell
 from hookboard.recording import Recorder
+from hookboard.selection import NothingToSelectError, is_read_by_parent, select
 from hookboard.sites import Role, Site, Stage
 
 MEASURED = ("rms", "zero_fraction")
@@ -50,6 +56,51 @@ EVALUATED = 4
 
 Search = Literal["auto", "exact", "late"]
 """How the module that gave the first NaN is found."""
+
+
+def layers_in(
+    model: nn.Module,
+    modules: str | Sequence[str] | None,
+    types: str | type | Sequence[str | type] | None,
+) -> Selection:
+    """Select the layers that `HealthMonitor` watches.
+
+    Raises:
+        ValueError: the patterns or types match no module, or the model has none.
+    """
+    try:
+        owners = select(model, modules, types, owning="parameters")
+    except NothingToSelectError:
+        owners = {}
+    except ValueError as error:
+        raise ValueError(f"{error}{_rule_among(modules)}") from None
+    selected = select(model, modules, types)
+    if modules is None and types is None:
+        selected |= {name: module for name, module in owners.items() if name and not is_read_by_parent(name, owners)}
+    return Selection(selected, owners)
+
+
+def _rule_among(modules: object) -> str:
+    """Return a hint if the name of a rule was given as `modules`; otherwise ""."""
+    given = list(modules) if isinstance(modules, list | tuple) else [modules]
+    rule = next((name for name in RULES if name in given), None)
+    return f" {rule!r} is a rule: give rules={rule!r}." if rule else ""
+
+
+def some_units(weight: Tensor) -> Tensor:
+    """Return every k-th unit of a large weight or its gradient, see `every_unit`; a DTensor or a vector as it is.
+
+    >>> some_units(torch.zeros(1000, 200)).shape
+    torch.Size([250, 200])
+    """
+    every = every_unit(weight.shape)
+    # A DTensor would have to ask the other ranks for a slice.
+    if every == 1 or weight.dim() < 2 or isinstance(weight, DTensor):
+        return weight
+    if weight.layout is torch.strided:
+        return weight[::every]
+    units = torch.arange(0, len(weight), every, device=weight.device)
+    return weight.index_select(0, units).to_dense()
 
 
 class HealthMonitor(SiteLogger[HealthState]):
@@ -214,10 +265,8 @@ class HealthMonitor(SiteLogger[HealthState]):
         has_checkup = any(isinstance(one, Checkup) for one in loop.callbacks)
         state.steps = StepWatch(
             None if state.reporter is None else state.reporter.judge,
+            names if self.audit else (),
             is_tried=has_checkup or not Checkup.can_try(loop),
-            reads=self.audit and not STEP.isdisjoint(names),
-            asks_modes=self.audit and "eval_mode" in names,
-            asks_frozen=self.audit,
         )
         state.stop_on = StopOn(self.stop_on)
         if "nonfinite" in names:
@@ -339,9 +388,9 @@ class HealthMonitor(SiteLogger[HealthState]):
 
         Do nothing if ranks merge: then all report it together at the next look.
         """
-        if state.nans.has_news and self._ranks is None:
+        if self._ranks is None and (events := state.nans.new_events()):
             self._worker.settle()  # it may be judging
-            self._tell(state, state.nans.new_events())
+            self._tell(state, events)
             self._end_if_asked(loop, state)
 
     def _tell(self, state: HealthState, events: Sequence[Nonfinite]) -> None:
@@ -405,3 +454,36 @@ class HealthMonitor(SiteLogger[HealthState]):
             self._draw_cell(is_last=True)
         if state.reporter is not None and state.reporter.page_at_end is not None and self._run is not None:
             state.reporter.page_at_end.write(self._run.now.step if self._run.seen else None)
+
+
+def steps_of(
+    loop: Loop, optimizer: Optimizer, weights: Mapping[str, Weight]
+) -> tuple[dict[str, Stepped], dict[str, HeldBack]]:
+    """Read the settings of an optimizer for each weight that it holds.
+
+    Args:
+        loop: the loop, which may clip gradients.
+        optimizer: the optimizer.
+        weights: all watched weights by name.
+
+    Returns:
+        Weight name to `Stepped`, without weights that are frozen now (`requires_grad` is False); and weight name to
+        `HeldBack`.
+    """
+    kind, is_adaptive = type(optimizer).__name__, not isinstance(optimizer, SGD)
+    is_of_torch = type(optimizer).__module__.startswith("torch.optim")
+    of: dict[int, tuple[Stepped, HeldBack]] = {}
+    for group in optimizer.param_groups:
+        decay = float(group.get("weight_decay", 0.0)) if is_of_torch else 0.0
+        is_decoupled = bool(group.get("decoupled_weight_decay", isinstance(optimizer, AdamW)))
+        both = Stepped(kind, float(group.get("lr", 0.0)), is_adaptive), HeldBack(decay, is_decoupled, loop.largest_norm)
+        of.update(dict.fromkeys(map(id, group["params"]), both))
+    stepped: dict[str, Stepped] = {}
+    held_back: dict[str, HeldBack] = {}
+    for name, weight in weights.items():
+        for parameter in weight.parameters:
+            if id(parameter) in of:
+                step, held_back[name] = of[id(parameter)]
+                if parameter.requires_grad:
+                    stepped[name] = step
+    return stepped, held_back

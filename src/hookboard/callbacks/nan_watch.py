@@ -22,11 +22,6 @@ class NanWatch:
     finds_late: bool = False
     told: int = 0
 
-    @property
-    def has_news(self) -> bool:
-        """Whether the black box has found what has not been told."""
-        return self.box is not None and len(self.box.events) > self.told
-
     def new_events(self) -> list[Nonfinite]:
         """Return the events that the black box has added since the last call, oldest first."""
         events = [] if self.box is None else self.box.events[self.told :]

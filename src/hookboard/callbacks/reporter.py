@@ -50,13 +50,7 @@ class Reporter:
     def see(
         self, look: Look, facts: StepFacts, records: Callable[[Sequence[Layer]], Mapping[str, Sequence[bytes]]]
     ) -> tuple[Verdict, ...] | None:
-        """Have a look judged; warn of each new alarm, and write what the health page shows.
-
-        Args:
-            look: the look.
-            facts: what is known of the training besides.
-            records: makes further records to write, tag to strings, of the layers in their order.
-        """
+        """Have a look judged; warn of new alarms, and write the health page with what `records` makes of the layers."""
 
         def judged(judge: Judge) -> tuple[Verdict, ...]:
             verdicts = judge.see(look, facts)
@@ -79,12 +73,7 @@ class Reporter:
         return self._judged(lambda judge: judge.end(losses))
 
     def tell(self, events: Sequence[Nonfinite], *, is_searched: bool) -> tuple[Verdict, ...] | None:
-        """Have NaN or Inf judged, warn of them, and log the last look before, as a text.
-
-        Args:
-            events: at least one.
-            is_searched: whether their batches were searched for the module.
-        """
+        """Have NaN or Inf judged, whose batches may have been searched, warn of them, and log the last look before."""
 
         def judged(judge: Judge) -> tuple[Verdict, ...]:
             if not is_searched and any(v.rule == "nonfinite" and v.severity == "alarm" for v in judge.verdicts):
@@ -160,13 +149,7 @@ class StopOn:
         return next((v for v in alarms if {"alarm", v.rule} & self._asked), None)
 
     def end_if_asked(self, loop: Loop, verdicts: Sequence[Verdict], *, with_others: bool) -> None:
-        """End the fit with this batch if there is such an alarm, on any rank if there are others.
-
-        Args:
-            loop: runs the fit.
-            verdicts: of this rank, worst first.
-            with_others: whether there are other ranks.
-        """
+        """End the fit with this batch if there is such an alarm, on any rank if there are others."""
         guilty = self.guilty(verdicts)
         if self.is_asked_of_all if with_others else guilty is not None:
             loop.stop()

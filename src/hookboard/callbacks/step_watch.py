@@ -1,13 +1,13 @@
 """`StepWatch`: reads the code of the first training step of a run, and watches what later steps do."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from torch import Tensor
 from torch.optim import Optimizer
 
-from hookboard.auditing import LiveStep, Modes, StaleGradients, Unfrozen
+from hookboard.auditing import STEP, LiveStep, Modes, StaleGradients, Unfrozen
 from hookboard.first_nan import Program
 from hookboard.health import Finding, Judge, StepFacts
 from hookboard.loops import Loop
@@ -24,27 +24,17 @@ class StepWatch:
 
     Args:
         judge: the judge of the run; None on a rank that does not judge, where gradients are not watched.
+        asked: the names of the rules that are asked; none to follow and watch nothing.
         is_tried: see `StepFacts`.
-        reads: whether the first step is followed.
-        asks_modes: whether norms and dropouts are watched.
-        asks_frozen: whether frozen weights are watched.
     """
 
-    def __init__(
-        self,
-        judge: Judge | None = None,
-        *,
-        is_tried: bool = False,
-        reads: bool = False,
-        asks_modes: bool = False,
-        asks_frozen: bool = False,
-    ) -> None:
+    def __init__(self, judge: Judge | None = None, asked: Collection[str] = (), *, is_tried: bool = False) -> None:
         self._judge = judge
         self._live: LiveStep | None = None
         self._stale: StaleGradients | None = None
-        self._modes = Modes() if asks_modes else None
-        self._unfrozen = Unfrozen() if asks_frozen else None
-        self._is_read = not reads
+        self._modes = Modes() if "eval_mode" in asked else None
+        self._unfrozen = Unfrozen() if asked else None
+        self._is_read = STEP.isdisjoint(asked)
         self.facts = StepFacts(is_tried=is_tried)
         """What is known so far, to be given to the judge."""
         self.programs: Sequence[Program] = ()

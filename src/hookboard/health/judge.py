@@ -143,7 +143,7 @@ class Judge:
             self._asks += 1
             self._ask(look.step, [rule for rule in self._rules if rule.of != "end"])
         else:
-            self._ask(look.step, [rule for rule in self._rules if rule.of != "end" and rule.needs_one_look])
+            self._ask(look.step, [rule for rule in self._rules if rule.of != "end" and _is_at_once(rule)])
         return self.verdicts
 
     def see_evaluation(self, look: Look) -> tuple[Verdict, ...]:
@@ -351,9 +351,8 @@ class Judge:
         key = (rule.name, symptom.module)
         case = self._open.get(key)
         if case is None:
-            case = self._open[key] = Case(
-                step, step if symptom.until is None else symptom.until, symptom, rule.needs_one_look
-            )
+            last = step if symptom.until is None else symptom.until
+            case = self._open[key] = Case(step, last, symptom, _is_at_once(rule))
         was_said, losses = case.is_said, self.run.losses
         # A loss that is stuck crosses the border of harm now and then.
         is_kept = not (case.is_hard or losses.is_harmed) and self._well < self.run.window
@@ -372,6 +371,10 @@ class Judge:
             del self._open[key]
         elif case.missed >= self.run.window:
             self._closed[key] = self._open.pop(key)
+
+
+def _is_at_once(rule: Rule) -> bool:
+    return rule.at_once or rule.of == "step"
 
 
 def _as_effect(verdict: Verdict, cause: Verdict) -> Verdict:

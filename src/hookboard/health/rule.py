@@ -210,11 +210,6 @@ class Rule:
         check_text(look_at=self.look_at, about=self.about)
         check_name("gives", self.gives, get_args(Severities))
 
-    @property
-    def needs_one_look(self) -> bool:
-        """Whether one finding is enough for a verdict."""
-        return self.at_once or self.of == "step"
-
 
 def rules_of(given: "str | Rule | Sequence[str | Rule] | None", built_in: Mapping[str, Rule]) -> list[Rule]:
     """Resolve what was passed as `rules=`: names of built-in rules or patterns over them, dotted paths, `Rule` objects.

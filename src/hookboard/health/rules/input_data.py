@@ -260,8 +260,5 @@ def _constant(run: Run, site: Site, reading: Reading) -> Said | None:
 
 
 INPUT_SCALE = Rule(
-    "input_scale",
-    _input_scale,
-    look_at="health/activation_rms",
-    about="the batch: its range, constant or wild columns",
+    "input_scale", _input_scale, look_at="health/activation_rms", about="the batch: its range, constant or wild columns"
 )

@@ -353,11 +353,7 @@ def _is_wide(weight: Reading | None) -> bool:
     return weight is not None and weight.moments.rms >= EMBEDDING_RMS_LARGE
 
 
-INITIAL_LOSS = Rule(
-    "initial_loss",
-    initial_loss,
-    about="a first loss far above that of a constant answer or of chance",
-)
+INITIAL_LOSS = Rule("initial_loss", initial_loss, about="a first loss far above that of a constant answer or of chance")
 
 SPIKE = Rule(
     "spike",
