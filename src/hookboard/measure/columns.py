@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hookboard.measure.rounds import Merging, once
 from hookboard.measure.row import EMPTY, unit_of
 from hookboard.measure.values import Values
 
@@ -52,13 +53,13 @@ class Columns(ABC):
         """
 
     @abstractmethod
-    def merge(self, numbers: Tensor, rows: Tensor, owner: Tensor, merged: Tensor) -> Tensor:
-        """Merge the columns of several tensors into those of the tensors concatenated.
+    def merge(self, numbers: Tensor, rows: Tensor, owner: Tensor | slice, merged: Tensor) -> Merging[Tensor]:
+        """Merge the columns of several tensors into those of the tensors concatenated, in one or more rounds.
 
         Args:
             numbers: shape (n, width): the columns of n tensors. Those of empty tensors are ignored.
             rows: shape (n, WIDTH): the moments of the tensors.
-            owner: shape (n,), int64: the index of the result that each tensor is merged into.
+            owner: what picks the result that each tensor is merged into, as `merged[owner]`.
             merged: shape (owners, WIDTH): the moments of the results.
 
         Returns:
@@ -99,7 +100,7 @@ class Tails(Columns):
             cubes, fourths = cubes + torch.dot(square, away), fourths + torch.dot(square, square)
         return _roots(torch.stack([cubes, fourths]) / row[0].clamp(min=1)) * unit
 
-    def merge(self, numbers: Tensor, rows: Tensor, owner: Tensor, merged: Tensor) -> Tensor:
+    def merge(self, numbers: Tensor, rows: Tensor, owner: Tensor | slice, merged: Tensor) -> Merging[Tensor]:
         """Merge what `measure` returned by the formula of Pebay, an extension of Chan's, see `Columns.merge`."""
         # Pebay, "Formulas for robust, one-pass parallel computation of covariances and arbitrary-order statistical
         # moments", 2008, for any number of parts.
@@ -109,9 +110,8 @@ class Tails(Columns):
         away, square = mean - (merged[:, 1] / unit)[owner], deviation.square()
         cubes = third**3 + 3 * away * square + away**3
         fourths = fourth**4 + 4 * away * third**3 + 6 * away.square() * square + away**4
-        sums = rows[:, :1] * torch.stack([cubes, fourths], dim=1)
-        means = sums.new_zeros(len(merged), 2).index_add_(0, owner, sums) / merged[:, :1].clamp(min=1)
-        return _roots(means) * unit[:, None]
+        (sums,) = yield [("sum", rows[:, :1] * torch.stack([cubes, fourths], dim=1))]
+        return _roots(sums / merged[:, :1].clamp(min=1)) * unit[:, None]
 
 
 def _blocks(values: Values) -> Sequence[Tensor]:
@@ -150,9 +150,9 @@ class SaturatedCount(Columns):
             found += torch.count_nonzero(wide <= low) + torch.count_nonzero(wide >= high)
         return found
 
-    def merge(self, numbers: Tensor, rows: Tensor, owner: Tensor, merged: Tensor) -> Tensor:
+    def merge(self, numbers: Tensor, rows: Tensor, owner: Tensor | slice, merged: Tensor) -> Merging[Tensor]:
         """Return the sum of the counts, shape (owners, 1)."""
-        return numbers.new_zeros(len(merged), 1).index_add_(0, owner, numbers.where(rows[:, :1] != 0, 0))
+        return (yield from once("sum", numbers.where(rows[:, :1] != 0, 0)))
 
 
 class Covariance(Columns):
@@ -186,33 +186,27 @@ class Covariance(Columns):
         numbers[2 + MAX_SAMPLED_CHANNELS :] = square[first, second]
         return numbers
 
-    def merge(self, numbers: Tensor, rows: Tensor, owner: Tensor, merged: Tensor) -> Tensor:
+    def merge(self, numbers: Tensor, rows: Tensor, owner: Tensor | slice, merged: Tensor) -> Merging[Tensor]:
         """Merge by Chan's formula for each pair of channels.
 
         The first column is NaN if the tensors differ in the number of channels, or none has a finite value.
         """
-        owners, is_there = len(merged), rows[:, :1] != 0
+        is_there = rows[:, :1] != 0
         numbers = numbers.where(is_there, 0)
         scale = unit_of(rows[:, 8], rows[:, 9]) / unit_of(merged[:, 8], merged[:, 9])[owner]
         scale = scale[:, None].where(is_there, 0)
         count, channels, means, square = numbers.split([1, 1, MAX_SAMPLED_CHANNELS, len(_PAIRS[0])], dim=1)
         means, square = means * scale, square * scale.square()
-
-        def mean_of(each: Tensor) -> Tensor:
-            summed = each.new_zeros(owners, each.shape[1]).index_add_(0, owner, count * each)
-            mean: Tensor = summed / total.clamp(min=1)
-            return mean
-
-        total = count.new_zeros(owners, 1).index_add_(0, owner, count)
-        mean = mean_of(means)
+        # Of rows without channels, which are NaN, the count tells.
+        ends = torch.cat([channels.nan_to_num(), (-channels.nan_to_num()).where(is_there, -math.inf)], dim=1)
+        sums, ends = yield [("sum", torch.cat([count, count * means], dim=1)), ("max", ends)]
+        total, most, least = sums[:, :1], ends[:, :1].clamp(min=0), -ends[:, 1:]
+        mean = sums[:, 1:] / total.clamp(min=1)
         away = means - mean[owner]
         first, second = _pairs(rows.device)
-        square = mean_of(square + away[:, first] * away[:, second])
-        most = channels.new_zeros(owners).scatter_reduce_(0, owner, channels[:, 0], "amax")
-        least = channels.where(is_there, math.inf)[:, 0]
-        least = least.new_full((owners,), math.inf).scatter_reduce_(0, owner, least, "amin")
-        total = total.where((most == least)[:, None], math.nan)
-        return torch.cat([total, most[:, None], mean, square], dim=1)
+        (squares,) = yield [("sum", count * (square + away[:, first] * away[:, second]))]
+        square = squares / total.clamp(min=1)
+        return torch.cat([total.where(most == least, math.nan), most, mean, square], dim=1)
 
 
 def effective_rank(numbers: list[float]) -> float:

@@ -1,25 +1,22 @@
 """Merges rows into the row of all their values together."""
 
-import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from hookboard.measure import native
 from hookboard.measure.columns import Columns
+from hookboard.measure.rounds import Merging, by_owner, run, together
 from hookboard.measure.row import WIDTH, unit_of
+
+EACH = slice(None)
+"""Stands for the owner of each row where every row has a result of its own: rows of several processes."""
 
 
 def merge(rows: Tensor, owner: Tensor, owners: int) -> Tensor:
-    """Merge the moments of each owner's rows into the moments of all their values together.
-
-    The algorithm of Chan, Golub and LeVeque ("Updating formulae and a pairwise algorithm for computing sample
-    variances", 1979) for any number of parts: with `n = sum n_i`,
-
-        mean = sum(n_i mean_i) / n,    n deviation^2 = sum(n_i (deviation_i^2 + (mean_i - mean)^2))
-
-    It is computed in units of the owner's largest value, where no square overflows or underflows.
+    """Merge the moments of each owner's rows into the moments of all their values together, see `moments`.
 
     Args:
         rows: shape (n, WIDTH), float64.
@@ -31,19 +28,44 @@ def merge(rows: Tensor, owner: Tensor, owners: int) -> Tensor:
     """
     if native.can_merge(rows, owner):
         return native.merged(rows, owner, owners)
-    merged = rows.new_zeros(owners, WIDTH).index_add_(0, owner, rows)
-    low, high = merged[:, 8], merged[:, 9]
-    low.fill_(math.inf).scatter_reduce_(0, owner, rows[:, 8], "amin")
-    high.fill_(-math.inf).scatter_reduce_(0, owner, rows[:, 9], "amax")
+    return run(moments(rows, owner), by_owner(owner, owners))
 
-    unit = unit_of(low, high)[:, None]
-    part, count = rows[:, 1:4] / unit[owner], rows[:, :1]
-    at_least_one = merged[:, :1].clamp(min=1)
-    means = part.new_zeros(owners, 3).index_add_(0, owner, count * part).div_(at_least_one)
-    squares = count[:, 0] * (part[:, 1].square() + (part[:, 0] - means[owner, 0]).square())
-    means[:, 1] = (part.new_zeros(owners).index_add_(0, owner, squares) / at_least_one[:, 0]).sqrt_()
-    merged[:, 1:4] = means * unit
-    return merged
+
+def moments(rows: Tensor, owner: Tensor | slice) -> Merging[Tensor]:
+    """Merge moments.
+
+    The algorithm of Chan, Golub and LeVeque ("Updating formulae and a pairwise algorithm for computing sample
+    variances", 1979) for any number of parts: with `n = sum n_i`,
+
+        mean = sum(n_i mean_i) / n,    n deviation^2 = sum(n_i (deviation_i^2 + (mean_i - mean)^2))
+
+    It is computed in units of the owner's largest value, where no square overflows or underflows.
+
+    Args:
+        rows: shape (n, WIDTH), float64.
+        owner: as in `merge`, or EACH.
+    """
+    (ends,) = yield [("max", torch.stack([-rows[:, 8], rows[:, 9]], dim=1))]
+    unit = unit_of(ends[:, 0], ends[:, 1])[:, None]
+    count, part = rows[:, :1], rows[:, 1:4] / unit[owner]
+    (sums,) = yield [("sum", torch.cat([count, rows[:, 4:8], count * part[:, ::2]], dim=1))]
+    at_least_one = sums[:, :1].clamp(min=1)
+    means = sums[:, 5:] / at_least_one
+    away = part[:, :1] - means[owner, :1]
+    (squares,) = yield [("sum", count * (part[:, 1:2].square() + away.square()))]
+    deviation = (squares / at_least_one).sqrt_()
+    of_unit = torch.cat([means[:, :1], deviation, means[:, 1:]], dim=1) * unit
+    return torch.cat([sums[:, :1], of_unit, sums[:, 1:5], -ends[:, :1], ends[:, 1:]], dim=1)
+
+
+def further(rows: Tensor, owner: Tensor | slice, merged: Tensor, more: Sequence[Columns]) -> Merging[list[Tensor]]:
+    """Merge the columns after the moments, see `merge_rows`, with the merged moments of each result."""
+    parts: list[Merging[Any]] = []
+    start = WIDTH
+    for columns in more:
+        parts.append(columns.merge(rows[:, start : start + columns.width], rows[:, :WIDTH], owner, merged))
+        start += columns.width
+    return together(*parts)
 
 
 def merge_rows(rows: Tensor, owner: Tensor, owners: int, more: Sequence[Columns]) -> Tensor:
@@ -61,9 +83,10 @@ def merge_rows(rows: Tensor, owner: Tensor, owners: int, more: Sequence[Columns]
     merged = merge(rows[:, :WIDTH], owner, owners)
     if not more:
         return merged
-    parts, start = [merged], WIDTH
-    for columns in more:
-        numbers = rows[:, start : start + columns.width]
-        parts.append(columns.merge(numbers, rows[:, :WIDTH], owner, merged))
-        start += columns.width
-    return torch.cat(parts, dim=1)
+    return torch.cat([merged, *run(further(rows, owner, merged, more), by_owner(owner, owners))], dim=1)
+
+
+def merging(rows: Tensor, more: Sequence[Columns]) -> Merging[Tensor]:
+    """Merge rows of several processes, each with as many in the same order, as `merge_rows` does."""
+    merged = yield from moments(rows[:, :WIDTH], EACH)
+    return torch.cat([merged, *(yield from further(rows, EACH, merged, more))], dim=1)

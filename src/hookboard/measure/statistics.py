@@ -14,6 +14,7 @@ from torch import Tensor
 from hookboard.checks import check_differ, check_function, check_identifier, check_name, object_at, several
 from hookboard.measure.columns import Columns, SaturatedCount, width_of
 from hookboard.measure.derived import DERIVED, SATURATED, AxisScale, MergedSite
+from hookboard.measure.rounds import Merging, once, together
 from hookboard.measure.row import WIDTH, Moments, elements_in
 from hookboard.measure.values import Values
 from hookboard.messages import unknown
@@ -171,11 +172,7 @@ class Statistic:
         if _is_built_in(self.name):
             raise ValueError(f"name={self.name!r} is taken by a built-in statistic.")
         check_function("measure", self.measure, "a function that takes a tensor")
-        check_name("merge", self.merge, _REDUCTIONS)
-
-
-_REDUCTIONS = {"mean": "sum", "sum": "sum", "min": "amin", "max": "amax"}
-"""Each merge rule, and what `scatter_reduce_` calls it; the mean is the sum of numbers with weights."""
+        check_name("merge", self.merge, ("mean", "sum", "min", "max"))
 
 
 @dataclass(frozen=True)
@@ -208,16 +205,31 @@ class OwnColumns(Columns):
                 found.append(number.detach().reshape(()))
         return torch.stack(found)
 
-    def merge(self, numbers: Tensor, rows: Tensor, owner: Tensor, merged: Tensor) -> Tensor:
+    def merge(self, numbers: Tensor, rows: Tensor, owner: Tensor | slice, merged: Tensor) -> Merging[Tensor]:
         """Merge each column by its statistic's rule; NaN where no tensor had an element."""
-        owners, elements = len(merged), elements_in(rows)
-        owner = owner.where(elements != 0, owners)  # rows of empty tensors go into a result of their own
-        found = numbers.new_full((owners + 1, self.width), math.nan)
-        share = elements / elements.new_zeros(owners + 1).index_add_(0, owner, elements)[owner]
-        for column, given, statistic in zip(found.unbind(1), numbers.unbind(1), self.statistics, strict=True):
-            given = given * share if statistic.merge == "mean" else given
-            column.scatter_reduce_(0, owner, given, _REDUCTIONS[statistic.merge], include_self=False)
-        return found[:owners]
+        elements, total = elements_in(rows)[:, None], elements_in(merged)[:, None]
+        columns = zip(self.statistics, numbers.split(1, dim=1), strict=True)
+        merges = (_by_rule(statistic.merge, given, elements, total[owner]) for statistic, given in columns)
+        found = torch.cat((yield from together(*merges)), dim=1)
+        return found.where(total != 0, math.nan)
+
+
+def _by_rule(rule: str, given: Tensor, elements: Tensor, total: Tensor) -> Merging[Tensor]:
+    """Merge one column by a rule of `Statistic.merge`. All are of shape (n, 1).
+
+    Args:
+        rule: the rule.
+        given: the column.
+        elements: the number of elements of each tensor.
+        total: that of all tensors of its result.
+    """
+    is_there = elements != 0
+    if rule in ("mean", "sum"):
+        return (yield from once("sum", (given * (elements / total) if rule == "mean" else given).where(is_there, 0)))
+    sign, is_nan = -1 if rule == "min" else 1, given.isnan()
+    ends = (sign * given).where(is_there & ~is_nan, -math.inf)
+    nans, ends = yield [("sum", (is_there & is_nan).to(given)), ("max", ends)]
+    return (sign * ends).where(nans == 0, math.nan)
 
 
 @dataclass(frozen=True)
