@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import hookboard
+from hookboard import jobs
 from hookboard.measure import BINS, FORMULAS, accelerator, measure, measure_channels, merge_rows, plan
 
 CUDA = torch.device("cuda", 0)
@@ -223,22 +224,23 @@ def pretend_cuda(device: Pretended, monkeypatch: Any) -> None:
     """Something stands in for each name of `torch.cuda` that is asked for."""
 
     class Event:
-        is_over = False
+        """Is over when it is asked for the third time."""
 
         def __init__(self, **options: Any) -> None:
-            pass
+            self.questions = 0
 
         def record(self, stream: Any = None) -> None:
             pass
 
         def synchronize(self) -> None:
-            if not self.is_over:
-                device.wait("an event")
-            self.is_over = True
+            device.wait("an event")
 
         def query(self) -> bool:
-            device.arrive()
-            return True
+            self.questions += 1
+            is_over = self.questions > 2
+            if is_over:
+                device.arrive()
+            return is_over
 
     class Stream:
         def __init__(self, index: int) -> None:
@@ -268,6 +270,7 @@ def pretend_cuda(device: Pretended, monkeypatch: Any) -> None:
     }
     for name, stand_in in stand_ins.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
+    monkeypatch.setattr(jobs.time, "sleep", lambda seconds: device.wait("sleep"))
     monkeypatch.setattr("hookboard.recording.store.stream_number", number_of_stream)
     monkeypatch.setattr(accelerator, "stream_number", number_of_stream)
     monkeypatch.setattr("hookboard.recording.arena.keep_for_stream", device.kept_for_stream.append)

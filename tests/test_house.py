@@ -56,6 +56,7 @@ GROUND = [
     "checks",
     "eager",
     "either_lightning",
+    "jobs",
     "layers",
     "layouts",
     "messages",
@@ -66,6 +67,7 @@ GROUND = [
     "prompts",
     "ranks",
     "records",
+    "rounds",
 ]
 GROUND += ["selection", "sites", "state", "torch_private", "user_code"]
 """The flat files below all rooms; they import each other only."""

@@ -1,16 +1,13 @@
 """Warnings, lines of information, errors about unknown names, and lists of names in one line."""
 
 import difflib
-import functools
 import itertools
 import logging
 import os
-import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 
 MAX_LISTED = 12
 MAX_QUOTED_CHARS = 120
@@ -42,38 +39,12 @@ def warn(text: str) -> None:
 
     It never raises: if a filter turns warnings into errors (`python -W error`), the warning is shown nevertheless.
     """
-    hand_over(functools.partial(_give, f"{PREFIX}{text}"))
-
-
-def _give(text: str) -> None:
     # Where our code stands is of no use to the reader, nor is its text, which Python would print.
     place = "hookboard", 1
     try:
-        warnings.warn_explicit(HookboardWarning(text), HookboardWarning, *place)
+        warnings.warn_explicit(HookboardWarning(f"{PREFIX}{text}"), HookboardWarning, *place)
     except HookboardWarning as given:
         warnings.showwarning(given, HookboardWarning, *place)
-
-
-_thread = threading.local()
-
-
-def hand_over(task: Callable[[], None]) -> None:
-    """Run a task for the training thread: at once, or, inside `handing_over`, append it to the list given there."""
-    tasks = getattr(_thread, "tasks", None)
-    if tasks is None:
-        task()
-    else:
-        tasks.append(task)
-
-
-@contextmanager
-def handing_over(tasks: list[Callable[[], None]]) -> Iterator[None]:
-    """Append what this thread passes to `hand_over` to `tasks` in this context, warnings included; nothing is run."""
-    _thread.tasks = tasks
-    try:
-        yield
-    finally:
-        _thread.tasks = None
 
 
 def rank_zero_warn(text: str) -> None:
@@ -87,12 +58,12 @@ def inform(text: str) -> None:
 
     Lightning's own lines go to the same logger.
     """
-    hand_over(functools.partial(_log, logging.INFO, text))
+    _log(logging.INFO, text)
 
 
 def alert(text: str) -> None:
     """Log a line as `inform` does, but as a warning: it reaches those who have silenced Lightning's information."""
-    hand_over(functools.partial(_log, logging.WARNING, text))
+    _log(logging.WARNING, text)
 
 
 def _log(level: int, text: str) -> None:

@@ -1,30 +1,23 @@
 """Several processes (ranks) that train one model: which of them measures a tensor, and how they merge the results."""
 
 import math
-import threading
-import time
+import pickle
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext, suppress
 from datetime import timedelta
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from hookboard.jobs import Steps
+from hookboard.rounds import Kind, Merging, Part, once, parts_of
 from hookboard.torch_private import set_timeout, waited
 
 T = TypeVar("T")
-
-MAX_PEERS = 64
-"""Up to this many ranks, each talks to every other. More form a grid, which merges along its rows and then its columns:
-each of 1,024 ranks then has 62 connections instead of 1,023.
-"""
-
-MAX_MERGE_BYTES = 1 << 24
-"""Maximum size of the part of a block that is merged at a time: a rank holds a few times this besides the block."""
 
 CONNECT_TIMEOUT, ANSWER_TIMEOUT = timedelta(minutes=1), timedelta(minutes=30)
 """How long a rank waits for the others: while they connect, and in an exchange, for which a rank that saves a
@@ -38,6 +31,10 @@ exchanges behind. Then it goes on without them.
 
 _HAS_LEFT = "another rank has stopped measuring, or has ended"
 _ARE_APART = "the ranks are no longer at the same point of the run"
+
+_given_up: list[tuple[dist.ProcessGroup, list[Any]]] = []
+"""Groups in which this process takes no further part, with their exchanges that may never end: freeing such a group
+would wait for them."""
 
 
 class RanksLostError(RuntimeError):
@@ -63,192 +60,173 @@ def gathered(mine: T, device: torch.device) -> list[T]:
     return everyones
 
 
-class Level(NamedTuple):
-    """A group of ranks that exchange with each other, the present process among them.
-
-    Args:
-        group: the process group.
-        size: the number of ranks in it.
-        rank: the number of this rank in it.
-    """
-
-    group: dist.ProcessGroup
-    size: int
-    rank: int
-
-
 class Ranks:
-    """Connects the processes of the default process group by process groups of our own. Every rank must make a `Ranks`.
+    """Connects the processes of the default process group by a group of our own. Every rank must make a `Ranks`.
 
-    What they merge cannot mix with what the training sends in the default group, so one thread of each rank may merge
-    while training goes on, all ranks in the same order. It happens on the host, whatever device trains, and takes no
-    memory or time of an accelerator. An exchange with a rank that has left or died raises `RanksLostError`.
-
-    Args:
-        most_peers: maximum number of ranks that talk to each other directly, see `MAX_PEERS`.
+    What they merge cannot mix with what the training sends in the default group. Nothing here waits: the methods
+    return `Steps`, which yield until the others have sent what they have, and which all ranks must take in the same
+    order. It happens on the host, whatever device trains, and takes no memory or time of an accelerator. An exchange
+    with a rank that has left or died raises `RanksLostError`.
 
     Raises:
         RuntimeError: the ranks cannot be connected.
     """
 
-    def __init__(self, most_peers: int = MAX_PEERS) -> None:
+    def __init__(self) -> None:
         self.size, self.rank = dist.get_world_size(), dist.get_rank()
-        self._levels: list[Level] = []
         self._is_exchanging = False
-        columns = 1 if self.size <= most_peers else _divisor(self.size)
-        within = self.size // columns
-        # The larger level comes first: after it a rank has so much less to send.
-        rows = [range(start, start + within) for start in range(0, self.size, within)]
-        self._connect(rows)
-        if columns > 1:
-            self._connect([range(start, self.size, within) for start in range(within)])
-
-    def _connect(self, groups: Iterable[range]) -> None:
+        self._works: list[Any] = []
+        """The exchanges that were started last."""
+        _given_up[:] = [each for each in _given_up if not _are_over(each[1])]
         # What serves tensors on the host in the default group, if anything does.
         backend = dict(kind.split(":") for kind in dist.get_backend_config().split(",")).get("cpu", "gloo")
-        for ranks in groups:  # every rank must make each of them
-            group = dist.new_group(list(ranks), timeout=CONNECT_TIMEOUT, backend=backend)
-            if self.rank in ranks:
-                assert isinstance(group, dist.ProcessGroup)
-                self._levels.append(Level(group, len(ranks), ranks.index(self.rank)))
-                set_timeout(group, ANSWER_TIMEOUT)
+        group = dist.new_group(timeout=CONNECT_TIMEOUT, backend=backend)
+        assert isinstance(group, dist.ProcessGroup)
+        set_timeout(group, ANSWER_TIMEOUT)
+        self._group: dist.ProcessGroup | None = group
 
-    def at(self, point: str, exchange: Callable[[], T]) -> T:
-        """Return what `exchange` returns, after checking that all ranks have given the same name as `point`.
+    def at(self, point: str, exchange: Steps[T]) -> Steps[T]:
+        """Take the steps of `exchange`, after checking that all ranks have given the same name as `point`.
 
-        Every rank must call it. If it fails, this rank takes no further part: what it would exchange next would not be
-        what the others exchange, and gloo aborts a process that receives more than it expects.
+        If it fails, this rank takes no further part: what it would exchange next would not be what the others
+        exchange, and gloo aborts a process that receives more than it expects.
 
         Raises:
             RanksLostError: a rank does not take part, or is at another point.
         """
         self._is_exchanging = True
         try:
-            self._meet(zlib.crc32(point.encode()))
-            found = exchange()
+            yield from self._meet(zlib.crc32(point.encode()))
+            found = yield from exchange
         except BaseException:
             self.close()
             raise
         self._is_exchanging = False
         return found
 
-    def _meet(self, number: float) -> None:
-        ends = torch.tensor([[number, -number]], dtype=torch.float64, device="cpu")
-        highest, lowest = self.merge(ends, lambda parts: parts.amax(0))[0].tolist()
+    def _meet(self, number: float) -> Steps[None]:
+        highest, lowest = yield from self._largest(number, -number)
         if highest != -lowest:
             raise RanksLostError(_HAS_LEFT if highest == math.inf else _ARE_APART)
 
-    def merge(self, block: Tensor, merge: Callable[[Tensor], Tensor]) -> Tensor:
-        """Merge a block of rows over all ranks. Every rank must call this, with an equal shape.
+    def _largest(self, *numbers: float) -> Steps[list[float]]:
+        own = torch.tensor(numbers, dtype=torch.float64, device="cpu")
+        return (yield from self.merge(once("max", own))).tolist()
 
-        Each rank merges a share of the rows and sends it to all others. So the result is the same on every rank to the
-        bit, and a rank sends, receives and holds about twice the block, however many ranks there are.
+    def merge(self, merging: Merging[T]) -> Steps[T]:
+        """Run a merge over all ranks: the parts of each, of equal shape, are combined element by element.
 
-        Args:
-            block: shape (n, width), on the host.
-            merge: takes rows of several ranks, shape (ranks, m, width), and returns them merged, shape (m, width).
-
-        Returns:
-            Shape (n, width).
+        The result is the same on every rank to the bit. A rank sends, receives and holds about twice its own numbers,
+        however many ranks there are.
 
         Raises:
             RanksLostError: a rank does not take part.
         """
-        merged = torch.empty(block.shape, dtype=block.dtype, device=block.device)
-        at_once = max(1, MAX_MERGE_BYTES // max(1, block.shape[1] * block.element_size()))
-        for part, into in zip(block.split(at_once), merged.split(at_once), strict=True):
-            into.copy_(self._merged(part, merge))
-        return merged
+        parts, found = parts_of(merging, None)
+        while parts is not None:
+            parts, found = parts_of(merging, (yield from self._combined(parts)))
+        return found  # type: ignore[return-value]  # after the last round it is there
 
-    def _merged(self, rows: Tensor, merge: Callable[[Tensor], Tensor]) -> Tensor:
-        shares: list[list[int]] = []
-        levels = self._connected()
-        for level in levels:
-            share = [len(rows) // level.size + (other < len(rows) % level.size) for other in range(level.size)]
-            shares.append(share)
-            mine = share[level.rank]
-            theirs = rows.new_zeros(level.size * mine, rows.shape[1])
-            _exchange(level, theirs, rows, [mine] * level.size, share)
-            rows = merge(theirs.view(level.size, mine, rows.shape[1])) if mine else theirs
-        for level, share in reversed(list(zip(levels, shares, strict=True))):
-            mine = share[level.rank]
-            whole = rows.new_zeros(sum(share), rows.shape[1])
-            _exchange(level, whole, rows.repeat(level.size, 1), share, [mine] * level.size)
-            rows = whole
+    def _combined(self, parts: Sequence[Part]) -> Steps[list[Tensor]]:
+        """Combine parts over the ranks: those of a kind go together, in one exchange."""
+        kinds: dict[Kind, list[Tensor]] = {}
+        for kind, numbers in parts:
+            kinds.setdefault(kind, []).append(numbers.reshape(-1))
+        with torch.inference_mode(False):  # what is made in it could not be changed outside of it
+            blocks = {kind: torch.cat(each) for kind, each in kinds.items()}
+        how = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
+        group = self._connected()
+        self._works = [
+            dist.all_reduce(block, how[kind], group=group, async_op=True)
+            for kind, block in blocks.items()
+            if block.numel()
+        ]
+        yield from self._ended()
+        combined = {kind: iter(blocks[kind].split([len(one) for one in each])) for kind, each in kinds.items()}
+        return [next(combined[kind]).view(numbers.shape) for kind, numbers in parts]
+
+    def _ended(self) -> Steps[None]:
+        """Yield until the exchanges that were started last have ended."""
+        try:
+            for work in self._works:
+                while not work.is_completed():
+                    yield
+                work.wait()  # which raises the error if there was one
+        except RuntimeError as error:
+            raise _lost(error) from error
         self._connected()
-        return rows
 
-    def combine(self, mine: T, combine: Callable[[list[T]], T]) -> T:
-        """Combine the objects of all ranks. Every rank must call it. Meant for what is small or rare.
-
-        Args:
-            mine: the object of this rank.
-            combine: takes the objects of several ranks, in rank order, and returns one of the same kind. With many
-                ranks it is called again with such results.
+    def gather(self, mine: T) -> Steps[list[T]]:
+        """Return the objects of all ranks, in rank order. Meant for what is small and rare.
 
         Raises:
             RanksLostError: a rank does not take part.
         """
-        for level in self._connected():
-            everyones = [mine] * level.size
-            try:
-                dist.all_gather_object(everyones, mine, group=level.group)
-            except RuntimeError as error:
-                raise _lost(error) from error
-            mine = combine(everyones)
-        return mine
+        own = torch.frombuffer(bytearray(pickle.dumps(mine)), dtype=torch.uint8)
+        (longest,) = yield from self._largest(len(own))
+        padded = torch.cat([own, own.new_zeros(int(longest) - len(own))])
+        everyones = [torch.empty_like(padded) for _ in range(self.size)]
+        self._works = [dist.all_gather(everyones, padded, group=self._connected(), async_op=True)]
+        yield from self._ended()
+        return [pickle.loads(each.numpy().tobytes()) for each in everyones]  # which ignores what follows the object
 
-    def is_any(self, mine: bool) -> bool:
-        """Return True if `mine` is True on any rank. Every rank must call this."""
-        own = torch.tensor([[mine]], dtype=torch.float64, device="cpu")
-        return bool(self.merge(own, lambda parts: parts.amax(0)).item())
+    def is_any(self, mine: bool) -> Steps[bool]:
+        """Return True if `mine` is True on any rank."""
+        return bool((yield from self._largest(mine))[0])
 
-    def union(self, mine: Iterable[T]) -> list[T]:
+    def union(self, mine: Iterable[T]) -> Steps[list[T]]:
         """Return the items of all ranks, each once, in the same order on every rank."""
-        return self.combine(list(mine), lambda lists: list(dict.fromkeys(item for items in lists for item in items)))
+        mine = list(mine)
+        number = zlib.crc32(pickle.dumps(mine))
+        highest, lowest = yield from self._largest(number, -number)
+        # Most often all have the same, and what each has need not be sent to each.
+        lists = [mine] if highest == -lowest else (yield from self.gather(mine))
+        return list(dict.fromkeys(item for items in lists for item in items))
 
-    def _connected(self) -> list[Level]:
-        if not self._levels:
+    def _connected(self) -> dist.ProcessGroup:
+        if self._group is None:
             raise RanksLostError("this rank takes part no longer")
-        return self._levels
+        return self._group
 
     def leave(self) -> None:
-        """Take no further part; a thread tells the other ranks, whose next `at` raises a `RanksLostError`.
+        """Take no further part, and tell the other ranks, without waiting: their next `at` raises a `RanksLostError`.
 
-        Closing connections is not enough: they stay open while a process that this one has forked, such as a
+        Closing the connections is not enough: they stay open while a process that this one has forked, such as a
         DataLoader's worker, is alive.
         """
-        if self._is_exchanging:  # the others would not meet it
-            self.close()
-        else:
-            threading.Thread(target=self._take_leave, name="hookboard leaves", daemon=True).start()
-
-    def _take_leave(self) -> None:
-        with suppress(Exception):  # whoever has gone need not be told
-            self._meet(math.inf)
+        if not self._is_exchanging:  # otherwise the others would not meet it
+            with suppress(Exception):  # whoever has gone need not be told
+                next(self._meet(math.inf))
         self.close()
 
     def close(self) -> None:
-        """Close the connections and take no further part."""
-        levels, self._levels = self._levels, []
-        for level in levels:
-            with suppress(ValueError, AssertionError):  # the default group has ended, and all others with it
-                dist.destroy_process_group(level.group)
+        """Take no further part, and close the connections once nothing is exchanged over them."""
+        group, self._group = self._group, None
+        works, self._works = self._works, []  # they too hold the connections
+        if group is None:
+            return
+        with suppress(ValueError, AssertionError):  # the default group has ended, and all others with it
+            dist.destroy_process_group(group)
+        if not _are_over(works):
+            _given_up.append((group, works))
 
 
-def connected(device: torch.device, most_peers: int = MAX_PEERS) -> tuple[Ranks | None, str]:
+def _are_over(works: Iterable[Any]) -> bool:
+    return all(work.is_completed() for work in works)
+
+
+def connected(device: torch.device) -> tuple[Ranks | None, str]:
     """Connect the ranks. Every rank must call this.
 
     Args:
         device: the device that this rank trains on.
-        most_peers: see `Ranks`.
 
     Returns:
         The ranks and ""; if not every rank could be connected, None and the reason, the same on every rank.
     """
     ranks, fault = None, ""
     try:
-        ranks = Ranks(most_peers)
+        ranks = Ranks()
     except Exception as error:
         fault = f"{type(error).__name__}: {error}"
     try:
@@ -263,24 +241,6 @@ def connected(device: torch.device, most_peers: int = MAX_PEERS) -> tuple[Ranks 
         "the processes could not be connected to merge what they measure. Set GLOO_SOCKET_IFNAME to the network "
         f"interface they share, or sync_dist=False ({faults[0]})"
     )
-
-
-def _divisor(size: int) -> int:
-    """Return the largest divisor of `size` that is at most its square root."""
-    return max(divisor for divisor in range(1, math.isqrt(size) + 1) if size % divisor == 0)
-
-
-def _exchange(level: Level, into: Tensor, given: Tensor, received: list[int], sent: list[int]) -> None:
-    pause = 1e-4
-    try:
-        work: Any = dist.all_to_all_single(into, given, received, sent, group=level.group, async_op=True)
-        while not work.is_completed():
-            # Not in `wait`: a thread that comes out of it while the interpreter ends would abort the process.
-            time.sleep(pause)
-            pause = min(2 * pause, 0.01)
-        work.wait()
-    except RuntimeError as error:
-        raise _lost(error) from error
 
 
 def _lost(error: RuntimeError) -> RanksLostError:

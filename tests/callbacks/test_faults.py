@@ -31,7 +31,6 @@ def test_a_statistic_that_raises_switches_its_site_off(tmp_path):
     assert "activation_mean/net.2" not in found
 
 
-@pytest.mark.parametrize("in_thread", [False, True])
 @pytest.mark.parametrize(
     ("watching", "said"),
     [
@@ -39,10 +38,9 @@ def test_a_statistic_that_raises_switches_its_site_off(tmp_path):
         (GradientLogger(statistics=Statistic("mine", fails_on_odd_widths)), "grad_output of 'net.2' is switched off"),
         (HealthMonitor(rules=Rule("odd", lambda run: [1 / 0])), "the rule 'odd' of HealthMonitor is switched off"),
     ],
-    ids=["in a forward hook", "in a gradient hook", "in the worker"],
+    ids=["in a forward hook", "in a gradient hook", "in a job"],
 )
-def test_training_goes_on_where_a_filter_makes_errors_of_warnings(tmp_path, monkeypatch, in_thread, watching, said):
-    monkeypatch.setattr("hookboard.loops.callback.has_own_thread", lambda device: in_thread)
+def test_training_goes_on_where_a_filter_makes_errors_of_warnings(tmp_path, watching, said):
     with warnings.catch_warnings(record=True) as shown:
         warnings.simplefilter("error", HookboardWarning)
         run = fit(tmp_path, Toy(mlp()), batches(4, 4, 4), watching)

@@ -1,6 +1,4 @@
-"""Who waits for an accelerator: on a pretended one, of which each wait is known with its thread and stack."""
-
-from collections import Counter
+"""Nothing waits for an accelerator at a due step: on a pretended one, of which each wait is known with its stack."""
 
 import pytest
 import torch
@@ -27,29 +25,21 @@ from hookboard import (
     ParameterLogger,
     Statistic,
 )
-from hookboard.loops.worker import Worker
 from hookboard.measure import accelerator
 
 STEPS = 5
 DATA = batches(*[8] * STEPS)
 NEVER = 10**9
-FIRST_LOOKS = [0]
-"""The steps at which HealthMonitor looks where its cadence never comes."""
 
 
 @pytest.fixture(params=["the kernels", "torch's operations"])
 def device(request, monkeypatch):
-    device, work = Pretended(), Worker._work
-
-    def work_there(self, jobs):
-        with device.modes():
-            work(self, jobs)
+    device = Pretended()
 
     def backward_there(*args, backward=torch.autograd._engine_run_backward, **options):
         with Functions(device):  # which is off inside of what it has intercepted, as a backward pass
             return backward(*args, **options)
 
-    monkeypatch.setattr(Worker, "_work", work_there)
     monkeypatch.setattr(torch.autograd, "_engine_run_backward", backward_there)
     pretend_cuda(device, monkeypatch)
     if request.param == "the kernels":
@@ -99,24 +89,21 @@ WAYS = {
 
 
 @pytest.mark.parametrize(("model", "options"), WAYS.values(), ids=WAYS)
-def test_only_the_thread_of_a_callback_waits_and_once_for_each_due_step(tmp_path, device, model, options):
+def test_no_due_step_waits(tmp_path, device, model, options):
     callbacks = every_callback()
     if len(model().net) < 6:
         callbacks[1] = GradientLogger("net.2", roles=["grad_output", "grad_input", "parameter_grad"], every_n_steps=1)
     run = train(tmp_path, device, *callbacks, model=model(), **options())
-    expected = {f"hookboard {type(callback).__name__}": run.global_step for callback in callbacks}
-    assert_none([wait for wait in device.waits if wait.thread not in expected])
-    assert Counter(wait.thread for wait in device.waits) == expected
+    assert_none([wait for wait in device.waits if not is_after_training(wait)])
+    assert len(scalars(tmp_path)["activation_mean/net.0"]) == run.global_step
 
 
 @pytest.mark.parametrize("order", ["channel", "strongest"])
-def test_pictures_are_drawn_by_a_thread_that_waits_once_for_each_of_its_due_steps(tmp_path, device, order):
+def test_no_picture_of_a_training_step_waits(tmp_path, device, order):
     of_training = {"stage": "train", "every_n_steps": 1}
     callbacks = [FeatureMapLogger("net.*", channels=2, order=order, **of_training), KernelLogger(every_n_steps=1)]
     train(tmp_path, device, *callbacks, model=Toy(convolutional()))
-    expected = {f"hookboard {type(callback).__name__}": STEPS for callback in callbacks}
-    assert_none([wait for wait in device.waits if wait.thread not in expected])
-    assert Counter(wait.thread for wait in device.waits) == expected
+    assert_none([wait for wait in device.waits if not is_after_training(wait)])
 
 
 PICTURES = [part.reshape(8, 1, 2, 2) for part in DATA]
@@ -129,12 +116,10 @@ def classifier():
 
 
 @pytest.mark.parametrize("method", ["grad_cam", "eigen_cam"])
-def test_class_activation_maps_are_drawn_by_a_thread_that_waits_once(tmp_path, device, method):
+def test_class_activation_maps_wait_at_most_at_the_end_of_the_evaluation(tmp_path, device, method):
     callback = CAMLogger("net.1", method=method, every_n_steps=1)
     train(tmp_path, device, callback, model=classifier(), data=PICTURES, **VALIDATED)
-    expected = {"hookboard CAMLogger": 1}
-    assert_none([wait for wait in device.waits if wait.thread not in expected])
-    assert Counter(wait.thread for wait in device.waits) == expected
+    assert_none([wait for wait in device.waits if "in end_evaluation" not in wait.stack])
 
 
 def test_class_activation_maps_of_a_device_are_those_of_the_cpu(tmp_path, device):
@@ -170,16 +155,14 @@ def assert_none(waits):
 
 
 def is_after_training(wait):
-    """Whether it waits for the losses since the last look, after the last batch."""
-    return "_judge_at_end" in wait.stack
+    """Whether it waits after the last batch: for the last due steps, and for the losses since then."""
+    return "in end_training" in wait.stack
 
 
 def test_in_steps_that_are_not_due_nothing_waits(tmp_path, device):
     callbacks = [ActivationLogger(every_n_steps=NEVER), GradientLogger(every_n_steps=NEVER)]
     train(tmp_path, device, *callbacks, HealthMonitor(every_n_steps=NEVER, window=1, audit=False))
-    waits = [wait for wait in device.waits if not is_after_training(wait)]
-    assert_none([wait for wait in waits if wait.thread != "hookboard HealthMonitor"])
-    assert len(waits) == len(FIRST_LOOKS)
+    assert_none([wait for wait in device.waits if not is_after_training(wait)])
 
 
 def test_the_training_waits_at_most_while_its_first_step_is_read(tmp_path, device):

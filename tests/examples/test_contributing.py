@@ -18,6 +18,7 @@ from hookboard.auditing.rules import TracedStep
 from hookboard.callbacks.pictures import Draw, PictureLogger, PictureState
 from hookboard.editing import EditRule
 from hookboard.images import Picture
+from hookboard.jobs import then
 from hookboard.loops import Loop, Selection
 from hookboard.measure import FORMULAS
 from hookboard.measure.statistics import _formula
@@ -46,6 +47,7 @@ IMPORTED = {
     "nn": nn,
     "select": select,
     "sent_together": sent_together,
+    "then": then,
     "write": write,
 }
 """What the examples take as given."""

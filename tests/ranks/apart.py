@@ -1,7 +1,7 @@
 """Exchanges on two ranks until they come apart, and saves how each of them learns it: python apart.py FOLDER CASE ...
 
 CASE is `elsewhere` (the ranks are at different points, where they exchange blocks of other sizes), `broken` (the second
-has a fault in the middle of an exchange, and its thread goes on to the next), or `left` (the second leaves, and a
+has a fault in the middle of an exchange, and goes on to the next), or `left` (the second leaves, and a
 process that it has forked lives on).
 """
 
@@ -9,25 +9,27 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
+from hookboard.jobs import Steps, finished
 from hookboard.ranks import Ranks, RanksLostError
+from hookboard.rounds import once
 
 
 class BrokenOnPurposeError(Exception):
     pass
 
 
-def merged(ranks: Ranks, rows: int) -> None:
-    ranks.merge(torch.ones(rows, 1, dtype=torch.float64), lambda parts: parts.sum(0))
+def merged(ranks: Ranks, *sizes: int) -> Steps[None]:
+    for rows in sizes:
+        yield from ranks.merge(once("sum", torch.ones(rows, 1, dtype=torch.float64)))
 
 
-def breaks(ranks: Ranks) -> None:
-    merged(ranks, 1)
+def breaks(ranks: Ranks) -> Steps[None]:
+    yield from merged(ranks, 1)
     raise BrokenOnPurposeError
 
 
@@ -40,26 +42,26 @@ def lives_on(ranks: Ranks) -> int:
     return child
 
 
-def fault_at(ranks: Ranks, point: str, exchange: Callable[[], object]) -> str:
+def fault_at(ranks: Ranks, point: str, exchange: Steps[None]) -> str:
     try:
-        ranks.at(point, exchange)
+        finished(ranks.at(point, exchange))
     except (RanksLostError, BrokenOnPurposeError) as error:
         return f"{type(error).__name__}: {error}"
     return ""
 
 
 def come_apart(case: str, ranks: Ranks) -> list[str]:
-    ranks.at("start", lambda: merged(ranks, 3))
+    finished(ranks.at("start", merged(ranks, 3)))
     is_second, child = ranks.rank == 1, None
     faults: list[str] = []
     if case == "left" and is_second:
         child = lives_on(ranks)
     else:
-        points = [("one", lambda: merged(ranks, 5)), ("other", lambda: merged(ranks, 2))]
+        points = [("one", merged(ranks, 5)), ("other", merged(ranks, 2))]
         if case == "elsewhere" and is_second:
             points.reverse()
         if case == "broken":
-            points[0] = ("one", lambda: breaks(ranks) if is_second else [merged(ranks, rows) for rows in (1, 5)])
+            points[0] = ("one", breaks(ranks) if is_second else merged(ranks, 1, 5))
         faults = [fault_at(ranks, point, exchange) for point, exchange in points]
     dist.barrier()
     if child is not None:

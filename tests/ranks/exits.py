@@ -1,17 +1,16 @@
-"""Ends with a thread that waits for another rank, which goes while the interpreter ends: python exits.py STORE RANK.
+"""Ends in the middle of an exchange; the other rank goes while the interpreter ends: python exits.py STORE RANK.
 
 The exit status of rank 0 tells whether it has survived that.
 """
 
 import sys
-import threading
 import time
-from contextlib import suppress
 
 import torch
 import torch.distributed as dist
 
-from hookboard.ranks import Ranks, RanksLostError
+from hookboard.ranks import Ranks
+from hookboard.rounds import once
 
 
 class Late:
@@ -23,11 +22,6 @@ class Late:
     sleep = staticmethod(time.sleep)
 
 
-def wait_for_the_other(ranks):
-    with suppress(RanksLostError):
-        ranks.merge(torch.ones(2, 1, dtype=torch.float64), lambda parts: parts.sum(0))
-
-
 if __name__ == "__main__":
     store, rank = sys.argv[1], int(sys.argv[2])
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
@@ -35,7 +29,9 @@ if __name__ == "__main__":
     if rank:
         time.sleep(2)
         ranks.close()
+        time.sleep(5)
     else:
-        threading.Thread(target=wait_for_the_other, args=[ranks], daemon=True).start()
+        next(ranks.merge(once("sum", torch.ones(2, 1, dtype=torch.float64))))
+        ranks.leave()
         time.sleep(0.5)
         late = Late()

@@ -2,8 +2,9 @@
 
 python left.py FOLDER CASE
 
-CASE is what rank 1 does in the fourth step: it is `slow`, `raises`, `dies` or is `stuck`; or its monitor is `broken` in
-the middle of a look; or its epochs are `shorter`, by two steps, and there are two of them, each with a validation.
+They look at every eighth step. CASE is what rank 1 does in the third of them: it is `slow`, `raises`, `dies` or is
+`stuck`; or its monitor is `broken` in the middle of a look; or its epochs are `shorter`, by two steps, and there are
+two of them, each with a validation.
 Without callbacks rank 0 would notice none of this.
 """
 
@@ -26,7 +27,7 @@ from hookboard import ActivationLogger, HealthMonitor, HookboardWarning
 from hookboard.callbacks.loss_meter import Losses
 from hookboard.loops import callback as base
 
-STEPS, AT, SLOW = 8, 3, 2.0
+STEPS, EVERY, AT, EACH, SLOW = 48, 8, 23, 0.02, 4.0
 
 
 class BrokenOnPurposeError(Exception):
@@ -44,6 +45,7 @@ class Model(Toy):
         self.trainer.model.require_backward_grad_sync = False
 
     def training_step(self, batch, batch_idx):
+        time.sleep(EACH)
         if self.global_rank and batch_idx == AT:
             if self.case == "slow":
                 time.sleep(SLOW)
@@ -94,17 +96,17 @@ def main(folder, case):
     # At each batch rank 0 tells the others whether it has been asked to end.
     TrainingEpochLoop._broadcast_sigterm_tensor = lambda self: None
     base.MAX_WAIT_SECONDS = 1.0 if case == "stuck" else 60.0
-    monitor, clock = HealthMonitor(every_n_steps=1, window=1), Clock()
+    monitor, clock = HealthMonitor(every_n_steps=EVERY, window=1), Clock()
     is_second, is_shorter = os.environ["LOCAL_RANK"] == "1", case == "shorter"
     if case == "broken" and is_second:
-        break_at(AT)
+        break_at(AT // EVERY)
     trainer = Trainer(
         max_epochs=2 if is_shorter else 1,
         accelerator="cpu",
         devices=2,
         strategy="ddp",
         logger=TensorBoardLogger(folder, name="", version=""),
-        callbacks=[clock, ActivationLogger(every_n_steps=1), monitor],
+        callbacks=[clock, ActivationLogger(every_n_steps=EVERY), monitor],
         enable_progress_bar=False,
         enable_model_summary=False,
         enable_checkpointing=False,

@@ -1,4 +1,4 @@
-"""Records on several ranks that share no model, and saves what each has read: python merged.py FOLDER MOST_PEERS.
+"""Records on several ranks that share no model, and saves what each has read: python merged.py FOLDER.
 
 It counts what a rank hands to collectives. The last of the ranks then closes its groups, as one does that gives up.
 """
@@ -61,27 +61,27 @@ class Counted:
 
     def __init__(self) -> None:
         self.bytes = 0
-        exchange, gather = dist.all_to_all_single, dist.distributed_c10d.all_gather
+        reduce, gather = dist.all_reduce, dist.all_gather
 
-        def counted_exchange(into, given, *args, **kwargs):
+        def counted_reduce(given, *args, **kwargs):
             self.bytes += given.nbytes
-            return exchange(into, given, *args, **kwargs)
+            return reduce(given, *args, **kwargs)
 
         def counted_gather(into, given, *args, **kwargs):
             self.bytes += given.nbytes
             return gather(into, given, *args, **kwargs)
 
-        dist.all_to_all_single, dist.distributed_c10d.all_gather = counted_exchange, counted_gather
+        dist.all_reduce, dist.all_gather = counted_reduce, counted_gather
 
     def take(self) -> int:
         taken, self.bytes = self.bytes, 0
         return taken
 
 
-def main(folder: str, most_peers: str) -> None:
+def main(folder: str) -> None:
     rank, size = int(os.environ["LOCAL_RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
-    ranks, counted = Ranks(int(most_peers)), Counted()
+    ranks, counted = Ranks(), Counted()
     mine, read, handed = recorder(ranks), [], []
     for step in range(STEPS):
         read.append(flushed(mine, given(rank, step)))

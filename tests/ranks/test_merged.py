@@ -13,15 +13,13 @@ from merged import LONELY, SITES, STEPS, WEIGHT, flushed, given, recorder
 
 pytestmark = pytest.mark.spawns
 
-RANKS = {"2": (2, 64), "4": (4, 64), "8": (8, 64), "8 in a grid": (8, 4)}
 
-
-@pytest.fixture(scope="module", params=list(RANKS))
+@pytest.fixture(scope="module", params=[2, 4, 8])
 def ran(request, run_script, tmp_path_factory):
     """How many ranks there were; of each what it has read, the bytes it has handed over, how it lost another."""
-    size, most_peers = RANKS[request.param]
+    size = request.param
     folder = tmp_path_factory.mktemp("merged")
-    done = run_script(Path(__file__).with_name("merged.py"), folder, most_peers, ranks=size)
+    done = run_script(Path(__file__).with_name("merged.py"), folder, ranks=size)
     assert done.returncode == 0, done.stderr
     return size, [torch.load(folder / str(rank), weights_only=False) for rank in range(size)]
 
@@ -80,13 +78,13 @@ def test_every_rank_has_the_same_to_the_bit(ran):
                 np.testing.assert_array_equal(read[step][site].channels, reading.channels)
 
 
-def test_the_bytes_that_a_rank_hands_over_are_about_twice_its_rows_whatever_their_number(ran):
+def test_the_bytes_that_a_rank_hands_over_are_about_its_rows_whatever_their_number(ran):
     _, kept = ran
     for read, handed, _ in kept:
         readings = read[-1].values()
         bins = 8 * sum(reading.histogram is not None for reading in readings) * (1 << 13)
         own = sum(reading.channels.nbytes for reading in readings) + bins
-        assert own < handed[-1] < 3 * own
+        assert own < handed[-1] < 1.5 * own  # of which an all-reduce sends and receives each number twice
 
 
 def test_every_rank_learns_that_one_has_closed(ran):

@@ -1,7 +1,6 @@
 """What several callbacks write of one step, in a fit, to the real loggers, offline."""
 
 import csv
-import time
 
 import numpy as np
 import pytest
@@ -47,13 +46,18 @@ def test_a_validation_is_in_the_row_of_the_step_before_it(tmp_path):
     assert is_validated == [False, True, False, False, True, False]
 
 
-def test_workers_that_are_slow_write_one_row_for_each_step_in_order(tmp_path, monkeypatch):
-    monkeypatch.setattr("hookboard.loops.callback.has_own_thread", lambda device: True)
-    real, pause = Recorder.send, iter([0.02, 0.0] * 60)
+def test_numbers_that_are_there_late_are_one_row_for_each_step_in_order(tmp_path, monkeypatch):
+    real, delays = Recorder.send, iter([7, 0] * 60)
 
     def slowly(*given, **named):
-        arrived, seconds = real(*given, **named), next(pause)
-        return lambda: (time.sleep(seconds), arrived())[1]
+        arriving, delay = real(*given, **named), next(delays)
+
+        def arrived():
+            for _ in range(delay):
+                yield
+            return (yield from arriving)
+
+        return arrived()
 
     monkeypatch.setattr(Recorder, "send", slowly)
     mine = ActivationLogger("net.0", every_n_steps=1), GradientLogger("net.0", every_n_steps=2)

@@ -23,6 +23,7 @@ from hookboard.attribution import (
 from hookboard.callbacks.pictures import Draw, PictureLogger, PictureState
 from hookboard.checks import check_list, check_name, check_normalization, is_whole, wrong
 from hookboard.images import Picture, aspect_of, maps_in, overlays, samples_first, unnormalized
+from hookboard.jobs import Steps, then
 from hookboard.loops import Loop, NothingToShowError, Selection
 from hookboard.nested import tensors_in
 from hookboard.recording import sent_together
@@ -149,11 +150,11 @@ class CAMLogger(PictureLogger):
             with loop.in_precision(), quiet, _without_other_ranks(loop):
                 with_gradient = method.needs == "gradient"
                 seen.append(attribute(call, layer, self._chooser(labels), with_gradient=with_gradient))
-        sent = _sent([{"pictures": call.pictures, "labels": labels}, *map(vars, seen)])
+        arriving = _sent([{"pictures": call.pictures, "labels": labels}, *map(vars, seen)])
         aspect, source = aspect_of([("", call.pictures)]), self._source(state)
 
-        def draw() -> dict[str, Picture]:
-            given, *parts = sent()
+        def draw(groups: list[dict[str, Any]]) -> dict[str, Picture]:
+            given, *parts = groups
             shown, labels = unnormalized(given["pictures"], self.mean, self.std), given["labels"]
             pictures = {}
             for layer, part in zip(layers, parts, strict=True):
@@ -169,7 +170,7 @@ class CAMLogger(PictureLogger):
                 )
             return pictures
 
-        return draw
+        return then(arriving, draw)
 
     def _chooser(self, labels: Tensor | None) -> Callable[[Tensor], Tensor]:
         """Return the function that `attribute` calls with scores (n, classes) to get the explained classes (n,)."""
@@ -245,15 +246,14 @@ class _ShownBatch:
     batch: Any
 
 
-def _sent(groups: Sequence[Mapping[str, Tensor | None]]) -> Callable[[], list[dict[str, Any]]]:
-    """Start copying all tensors to the host; return a function that waits and returns the groups with the copies."""
-    arrived = sent_together([tensor for group in groups for tensor in group.values() if tensor is not None])
+def _sent(groups: Sequence[Mapping[str, Tensor | None]]) -> Steps[list[dict[str, Any]]]:
+    """Start copying all tensors to the host; return the steps until they are there, which return the groups of them."""
 
-    def groups_there() -> list[dict[str, Any]]:
-        there = iter(arrived())
+    def grouped(copies: list[Tensor]) -> list[dict[str, Any]]:
+        there = iter(copies)
         return [{name: None if old is None else next(there) for name, old in group.items()} for group in groups]
 
-    return groups_there
+    return then(sent_together([tensor for group in groups for tensor in group.values() if tensor is not None]), grouped)
 
 
 def _no_such_class(target: str | int, wanted: list[int], last: int) -> NothingToShowError:

@@ -23,6 +23,7 @@ from hookboard.images import (
     select_inputs,
     select_maps,
 )
+from hookboard.jobs import then
 from hookboard.loops import Loop, Selection, listed_gaps, names_in
 from hookboard.messages import inform, rank_zero_warn
 from hookboard.nested import tensors_in
@@ -175,11 +176,11 @@ class FeatureMapLogger(PictureLogger):
             self._name_gaps(loop, state, taken)
         kept = {site: part for site, part in taken.shown.items() if part.values.numel()}
         sent = [part for each in kept.values() for part in (each.values, each.channels)]
-        arrived = sent_together(sent if taken.inputs is None else [taken.inputs, *sent])
+        arriving = sent_together(sent if taken.inputs is None else [taken.inputs, *sent])
         source = self._source(state)
 
-        def draw() -> dict[str, Picture]:
-            hosts = iter(arrived())
+        def draw(copies: list[Tensor]) -> dict[str, Picture]:
+            hosts = iter(copies)
             inputs = None if taken.inputs is None else drawn_inputs(next(hosts), 2 * self.size)
             pictures = {}
             for site, part in kept.items():
@@ -190,7 +191,7 @@ class FeatureMapLogger(PictureLogger):
                 pictures[self._tag(site.path)] = drawn
             return pictures
 
-        return draw if kept else None
+        return then(arriving, draw) if kept else None
 
     def _name_gaps(self, loop: Loop, state: PictureState, taken: "_ShownTensors") -> None:
         """Warn once about all modules without a picture, with the reason for each.

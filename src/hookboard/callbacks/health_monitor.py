@@ -1,5 +1,6 @@
 """`HealthMonitor`: says which layer is sick, since when and why."""
 
+import functools
 import html
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
@@ -38,6 +39,7 @@ from hookboard.health import (
     rules_of,
 )
 from hookboard.hooks import Taps
+from hookboard.jobs import Steps, then
 from hookboard.layers import ChannelDims, Layer, layers_of
 from hookboard.loops import Loop, Selection, StageState, is_due
 from hookboard.messages import warn_switched_off
@@ -197,12 +199,12 @@ class HealthMonitor(SiteLogger[HealthState]):
     @property
     def verdicts(self) -> Verdicts:
         """The verdicts on the run so far, worst first."""
-        self._worker.wait()
+        self._jobs.finish()
         return Verdicts(self._verdicts)
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows, as HTML: headline, verdicts, map of activations; before any look its repr."""
-        self._worker.wait()
+        self._jobs.finish()
         if self._run is None or not self._run.seen:
             return f"<pre>{html.escape(repr(self))}</pre>"
         return cell(self._run, self._verdicts)
@@ -302,7 +304,7 @@ class HealthMonitor(SiteLogger[HealthState]):
         before = state.selection
         super()._follow(loop, state)
         if state.selection is not before:
-            self._worker.settle()  # it may be judging
+            self._jobs.finish()  # earlier looks are judged first
             state.follow(self._known[state.stage], self._layers(state.selection))
 
     # What it does at each step.
@@ -344,9 +346,9 @@ class HealthMonitor(SiteLogger[HealthState]):
         losses = [] if state.stop_on.is_ending else state.last_losses()
         events = [*state.nans.new_events(), *state.nans.late_events(losses)]
         if (ranks := self._ranks) is not None:  # which tell at looks only what has happened
-            firsts = self._at("end", lambda: firsts_over_ranks(ranks, events))
-            self._leave_to_worker(state, lambda: self._tell(state, firsts()), loop.logged_step, AT_END)
-            self._worker.settle()
+            firsts = then(firsts_over_ranks(ranks, events), functools.partial(self._tell, state))
+            self._do_later(state, self._at("end", firsts), loop.logged_step, AT_END)
+            self._jobs.finish()
         else:
             self._tell(state, events)
         if state.reporter is not None and state.stage in self._live and not state.stop_on.is_ending:
@@ -389,7 +391,7 @@ class HealthMonitor(SiteLogger[HealthState]):
         Do nothing if ranks merge: then all report it together at the next look.
         """
         if self._ranks is None and (events := state.nans.new_events()):
-            self._worker.settle()  # it may be judging
+            self._jobs.finish()  # earlier looks are judged first
             self._tell(state, events)
             self._end_if_asked(loop, state)
 
@@ -401,7 +403,7 @@ class HealthMonitor(SiteLogger[HealthState]):
     def _before_optimizer_step(self, loop: Loop, state: HealthState, optimizer: Optimizer) -> None:
         super()._before_optimizer_step(loop, state, optimizer)
         if self._has_lazy:  # by now they have their shapes
-            self._worker.settle()
+            self._jobs.finish()
             state.follow(self._known[state.stage], self._layers(state.selection))
         for each in loop.optimizers:
             stepped, held_back = steps_of(loop, each, state.weights)
@@ -409,7 +411,7 @@ class HealthMonitor(SiteLogger[HealthState]):
             state.held_back |= held_back
 
     def _log(self, loop: Loop, state: HealthState) -> None:
-        self._draw_cell()  # with the looks before this one, which the worker has read
+        self._draw_cell()  # with the looks before this one
         training, step, losses, ranks = self._live.get("train"), loop.logged_step, state.losses.take(), self._ranks
         state.gaps_are_named = True
         if state.stage == "train":
@@ -420,21 +422,22 @@ class HealthMonitor(SiteLogger[HealthState]):
             judging = None if training is None else training.evaluation(step, loop.evaluation_loss)
         sent = self._send(loop, state, losses.waiting)
 
-        def take() -> None:
-            readings = sent().filled()
+        def take() -> Steps[None]:
+            readings = (yield from sent).filled()
             self._readings = readings.values()
-            verdicts = None if judging is None else judging(readings)
+            verdicts = None if judging is None else (yield from judging(readings))
             self._verdicts = self._verdicts if verdicts is None else verdicts
             if ranks is not None and state is training and self.stop_on is not None:
-                state.stop_on.is_asked_of_all = ranks.is_any(state.stop_on.guilty(self._verdicts) is not None)
+                is_guilty = state.stop_on.guilty(self._verdicts) is not None
+                state.stop_on.is_asked_of_all = yield from ranks.is_any(is_guilty)
 
-        self._leave_to_worker(state, self._at(f"{state.stage} {step}", take), step, WHEN_WRITTEN[state.stage])
+        self._do_later(state, self._at(f"{state.stage} {step}", take()), step, WHEN_WRITTEN[state.stage])
         if state.stage == "train" and self.stop_on is not None:
             self._end_if_asked(loop, state)
 
     def _end_if_asked(self, loop: Loop, state: HealthState) -> None:
         if self.stop_on is not None and not state.stop_on.is_ending:
-            self._worker.settle()
+            self._jobs.finish()
             state.stop_on.end_if_asked(loop, self._verdicts, with_others=self._merges(loop))
 
     def written_tags(self) -> Iterator[str]:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from hookboard.callbacks.layer_news import Facts
@@ -15,14 +16,16 @@ from hookboard.callbacks.reporter import Reporter, StopOn
 from hookboard.callbacks.step_watch import StepWatch
 from hookboard.health import HeldBack, Look, Loss, StepFacts, Stepped, Verdict, parts_of, restore_judge
 from hookboard.hooks import Taps
+from hookboard.jobs import Steps
 from hookboard.layers import Layer
 from hookboard.ranks import Ranks
-from hookboard.recording import Readings
+from hookboard.recording import Readings, sent_together
+from hookboard.rounds import once, together
 from hookboard.sites import Site
 
-Judging = Callable[[Readings], tuple[Verdict, ...] | None]
-"""Takes the readings of a step or evaluation loop that are not empty. Returns the verdicts on the run, worst first;
-None where this rank does not judge."""
+Judging = Callable[[Readings], Steps[tuple[Verdict, ...] | None]]
+"""Takes the readings of a step or evaluation loop that are not empty. Its steps return the verdicts on the run, worst
+first; None where this rank does not judge."""
 
 _is_trained = operator.attrgetter("requires_grad")
 
@@ -90,8 +93,6 @@ class HealthState(MeasurementState):
     def look(self, step: int, news: Facts, losses: Losses, ranks: Ranks | None) -> Judging:
         """Collect what is known of this step; return a function that takes its readings and has them judged.
 
-        Any thread may call the function. If there are several ranks, each must call it.
-
         Args:
             step: the optimizer step.
             news: what `LayerNews.collect` returned.
@@ -109,11 +110,13 @@ class HealthState(MeasurementState):
                 layers, lambda: [layer.name for layer in layers], news, self.recorder, self.every_n_steps
             )
 
-        def take(readings: Readings) -> tuple[Verdict, ...] | None:
+        def take(readings: Readings) -> Steps[tuple[Verdict, ...] | None]:
             seen = losses.read(readings.along)
             told = [*events, *self.nans.late_events(seen)]
             if ranks is not None:
-                seen, told = mean_over_ranks(ranks, seen), firsts_over_ranks(ranks, told)
+                is_told = once("max", torch.tensor([bool(told)], dtype=torch.float64, device="cpu"))
+                seen, has_told = yield from ranks.merge(together(mean_over_ranks(seen), is_told))
+                told = (yield from firsts_over_ranks(ranks, told)) if has_told else []
             if self.reporter is None:
                 return None
             overflowed = is_scaled and bool(readings.overflowed.any())
@@ -137,9 +140,10 @@ class HealthState(MeasurementState):
 
     def evaluation(self, step: int, loss: Tensor | None) -> Judging:
         """Return a function that takes the readings of an evaluation loop and has them and `loss` judged, as `look`."""
+        arriving = sent_together([] if loss is None else [loss])
 
-        def judged(readings: Readings) -> tuple[Verdict, ...] | None:
-            losses = [] if loss is None else [Loss(step, 0, float(loss))]  # which may wait for the device
+        def judged(readings: Readings) -> Steps[tuple[Verdict, ...] | None]:
+            losses = [Loss(step, 0, value.item()) for value in (yield from arriving)]
             return None if self.reporter is None else self.reporter.see_evaluation(Look(step, 0, readings, losses))
 
         return judged

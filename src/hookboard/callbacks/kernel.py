@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from hookboard.callbacks.pictures import Draw, PictureLogger, PictureState
 from hookboard.images import CONVOLUTIONS, Picture, kernel_picture, selected_kernels
+from hookboard.jobs import then
 from hookboard.loops import Loop, Selection
 from hookboard.messages import warn_switched_off
 from hookboard.parameters import weight_in_use
@@ -97,16 +98,15 @@ class KernelLogger(PictureLogger):
             before = state.memory.setdefault(module, now)  # a module that was added during the fit starts here
             parts += [now, now if before is None else before]
             shapes[name] = weight.shape
-        arrived = sent_together(parts)
 
-        def draw() -> dict[str, Picture]:
-            hosts = iter(arrived())
+        def draw(copies: list[Tensor]) -> dict[str, Picture]:
+            hosts = iter(copies)
             return {
                 self._tag(name): kernel_picture(next(hosts), next(hosts), name, shape, size=self.size)
                 for name, shape in shapes.items()
             }
 
-        return draw if shapes else None
+        return then(sent_together(parts), draw) if shapes else None
 
     def _part(self, weight: Tensor) -> Tensor:
         """Return the first kernels and channels of a weight. A sharded one is gathered: every rank must call this."""

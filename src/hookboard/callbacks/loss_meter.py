@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hookboard.health import Loss
 from hookboard.measure import needs_host
-from hookboard.ranks import Ranks
+from hookboard.rounds import Merging, once
 from hookboard.torch_private import version_of
 
 MOST_LOSSES = 4096
@@ -164,38 +164,29 @@ def _stacked(parts: Sequence[LossPart]) -> Tensor | None:
     return torch.stack([loss.to(there[0].device) for loss in there]).to(wide)
 
 
-def mean_over_ranks(ranks: Ranks, losses: Sequence[Loss]) -> list[Loss]:
+def mean_over_ranks(losses: Sequence[Loss]) -> Merging[list[Loss]]:
     """Return the loss of each step, averaged over the ranks that have it: its gradient is what all follow.
 
-    Every rank must call this. Of more than MOST_LOSSES steps only the last ones are returned.
+    Of more than MOST_LOSSES steps only the last ones are returned. Where ranks are at different batches of a step, it
+    has the later one.
 
     Args:
-        ranks: the processes.
         losses: the losses of this rank since the last call.
     """
-    first = min((loss.step for loss in losses), default=math.inf)
-    last = max((loss.step for loss in losses), default=-math.inf)
-    ends = torch.tensor([[-first], [last]], dtype=torch.float64, device="cpu")
-    first, last = (ranks.merge(ends, lambda parts: parts.amax(0))[:, 0] * torch.tensor([-1, 1], device="cpu")).tolist()
-    if first > last:  # no rank has any
+    own = [loss.step for loss in losses]
+    ends = [-min(own, default=math.inf), max(own, default=-math.inf)]
+    before, last = (yield from once("max", torch.tensor(ends, dtype=torch.float64, device="cpu"))).tolist()
+    if -before > last:  # no rank has any
         return []
-    first, last = max(int(first), int(last) - MOST_LOSSES + 1), int(last)
-    table = torch.zeros(last - first + 1, 4, dtype=torch.float64, device="cpu")
+    first = max(int(-before), int(last) - MOST_LOSSES + 1)
+    sums, most = torch.zeros(2, int(last) - first + 1, 2, dtype=torch.float64, device="cpu")
     for loss in losses:
         if loss.step >= first:
-            table[loss.step - first] = table.new_tensor([loss.value, 1, loss.batch_idx, loss.backwards])
+            sums[loss.step - first] = sums.new_tensor([loss.value, 1])
+            most[loss.step - first] = sums.new_tensor([loss.batch_idx, loss.backwards])
+    sums, most = yield [("sum", sums), ("max", most)]
     return [
         Loss(first + place, int(batch_idx), total / count, int(backwards))
-        for place, (total, count, batch_idx, backwards) in enumerate(ranks.merge(table, _summed).tolist())
+        for place, ((total, count), (batch_idx, backwards)) in enumerate(zip(sums.tolist(), most.tolist(), strict=True))
         if count
     ]
-
-
-def _summed(parts: Tensor) -> Tensor:
-    """Merge the tables of all ranks, shape (ranks, steps, 4), into one, shape (steps, 4).
-
-    The first two columns, loss and count, are summed; the others are those of the first rank with a count.
-    """
-    first = (parts[:, :, 1] > 0).long().argmax(0)
-    rest = parts[first, torch.arange(parts.shape[1], device=parts.device), 2:]
-    return torch.cat([parts[:, :, :2].sum(0), rest], dim=1)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from hookboard.first_nan import BlackBox, late_event
 from hookboard.health import Loss, Nonfinite
+from hookboard.jobs import Steps
 from hookboard.ranks import Ranks
 
 
@@ -35,8 +36,8 @@ class NanWatch:
         return [] if event is None else [event]
 
 
-def firsts_over_ranks(ranks: Ranks, events: list[Nonfinite]) -> list[Nonfinite]:
-    """Return the first event of each step, over all ranks. Every rank must call this.
+def firsts_over_ranks(ranks: Ranks, events: list[Nonfinite]) -> Steps[list[Nonfinite]]:
+    """Return the first event of each step, over all ranks. Every rank must take these steps.
 
     As each rank has other batches, the evidence of an event that depends on the batch begins with the rank.
     """
@@ -46,7 +47,7 @@ def firsts_over_ranks(ranks: Ranks, events: list[Nonfinite]) -> list[Nonfinite]:
         else replace(event, evidence=f"Rank {ranks.rank}: {event.evidence}")
         for event in events
     ]
-    return ranks.combine(named, _firsts) if ranks.is_any(bool(named)) else []
+    return _firsts((yield from ranks.gather(named)))
 
 
 def _firsts(ranks: Sequence[Sequence[Nonfinite]]) -> list[Nonfinite]:

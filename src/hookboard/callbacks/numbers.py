@@ -13,6 +13,7 @@ from hookboard.callbacks.measurement_state import MeasurementState, MissingSites
 from hookboard.callbacks.weights import Part, measure_gradients, measure_weights
 from hookboard.checks import check_steps, check_switches, chosen, wrong
 from hookboard.hooks import Taps
+from hookboard.jobs import Steps
 from hookboard.loops import HookboardCallback, Loop, StageState, names_in
 from hookboard.measure import DERIVED, Plan, Statistic, as_list, needs_host, plan
 from hookboard.messages import inform
@@ -80,7 +81,7 @@ class SiteLogger(HookboardCallback[V]):
     @property
     def readings(self) -> ReadingList:
         """The merged readings of the last due step or evaluation loop, but none of sites with only empty tensors."""
-        self._worker.wait()
+        self._jobs.finish()
         if not isinstance(self._readings, ReadingList):  # they are made at the first request
             self._readings = ReadingList(self._readings)
         return self._readings
@@ -234,16 +235,14 @@ class SiteLogger(HookboardCallback[V]):
             state.news.facts = None
         self._say_changed(state, changed, model)
 
-    def _send(self, loop: Loop, state: V, along: Tensor | None = None) -> Callable[[], Readings]:
-        """Send what was measured in the step or loop, see `Recorder.send`; prepare the loggers."""
-        if loop.is_rank_zero:
-            state.loggers.prepare()
+    def _send(self, loop: Loop, state: V, along: Tensor | None = None) -> Steps[Readings]:
+        """Send what was measured in the step or loop, see `Recorder.send`."""
         if state.loss_scale is None:
             return state.recorder.send(None, along)
         return state.loss_scale.send(state.recorder, loop, state.weights, along)
 
     def _log(self, loop: Loop, state: V) -> None:
-        """Send what was measured in the step or loop, and have the worker write it when it has arrived."""
+        """Send what was measured in the step or loop, and write it when it has arrived."""
         model, step, writes, news = loop.model, loop.logged_step, loop.is_rank_zero, state.news
         facts = news.collect(model, state.selection) if news.facts is None else news.facts
         gaps = None
@@ -252,8 +251,8 @@ class SiteLogger(HookboardCallback[V]):
             gaps = MissingSites.of(self._name, state, self._expected(state), names_in(model))
         sent = self._at(f"{state.stage} {step}", self._send(loop, state))
 
-        def write() -> None:
-            readings = sent()
+        def write() -> Steps[None]:
+            readings = yield from sent
             filled = readings.filled()
             self._readings = filled.values()
             if writes:
@@ -264,7 +263,7 @@ class SiteLogger(HookboardCallback[V]):
             if gaps is not None:
                 gaps.say(state, step, list(readings.values()), self._names, self._why_not_there)
 
-        self._leave_to_worker(state, write, step, WHEN_WRITTEN[state.stage])
+        self._do_later(state, write(), step, WHEN_WRITTEN[state.stage])
 
     def _expected(self, state: V) -> list[tuple[str, Role]]:
         """Return (name, role) for each module and parameter; a due step should measure a tensor of each pair."""

@@ -1,7 +1,7 @@
 """`PictureLogger`: the base of callbacks that log pictures of one batch."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,7 @@ from hookboard.checks import check_steps, check_whole
 from hookboard.eager import run_eagerly
 from hookboard.hooks import Taps
 from hookboard.images import Picture
+from hookboard.jobs import Steps, then
 from hookboard.loops import HookboardCallback, Loop, StageState, is_due
 from hookboard.messages import inform, rank_zero_warn
 from hookboard.sites import Stage
@@ -20,8 +21,8 @@ from hookboard.writers import Entry
 STEPS_PER_LOG = 20
 """By default, pictures are logged every this many times `log_every_n_steps`, because they cost more than numbers."""
 
-Draw = Callable[[], dict[str, Picture]]
-"""Waits for the tensors of a batch to reach the host, and returns their pictures by tag. Any thread may call it."""
+Draw = Steps[dict[str, Picture]]
+"""Yields until the tensors of a batch have reached the host, and returns their pictures by tag."""
 
 
 @dataclass
@@ -99,7 +100,7 @@ class PictureLogger(HookboardCallback[PictureState]):
 
     @abstractmethod
     def _pictures(self, loop: Loop, state: PictureState) -> Draw | None:
-        """Start the copies to the host and return the function that draws the pictures; None if there is no picture."""
+        """Start the copies to the host and return what draws the pictures then; None if there is no picture."""
 
     def _tag(self, name: str) -> str:
         return f"{self.kind}/{name}"
@@ -154,19 +155,18 @@ class PictureLogger(HookboardCallback[PictureState]):
         state.taken = self._take(loop.model, batch, state)
 
     def _end_batch(self, loop: Loop, state: PictureState, has_stepped: bool) -> None:
-        """Make the pictures, and have the worker write them; in training, only if the optimizers have stepped."""
+        """Make the pictures, and write them when all is there; in training, only if the optimizers have stepped."""
         if not has_stepped:
             return
         draw, step = self._pictures(loop, state), loop.logged_step
         state.is_first, state.taken = False, None
         if draw is None or not loop.is_rank_zero:
             return
-        state.loggers.prepare()
 
-        def write() -> None:
-            state.loggers.write(Entry(step, pictures=draw()))
+        def write(pictures: dict[str, Picture]) -> None:
+            state.loggers.write(Entry(step, pictures=pictures))
 
-        self._leave_to_worker(state, write, step, "at the end of a batch")
+        self._do_later(state, then(draw, write), step, "at the end of a batch")
 
     def _end_evaluation(self, loop: Loop, state: PictureState) -> None:
         """End the stage with a warning if the evaluation has ended before the batch that is shown."""

@@ -1,7 +1,6 @@
 """The base class of all callbacks, and the loops that call it: of a Lightning Trainer, and of a loop without one.
 
-It also keeps errors away from training (`callback.py`), writes in a thread (`worker.py`), and saves the state of
-callbacks in checkpoints (`saved.py`).
+It also keeps errors away from training (`callback.py`), and saves the state of callbacks in checkpoints (`saved.py`).
 """
 
 from hookboard.loops.bare import watch

@@ -18,7 +18,6 @@ A callback has a `StageState` for each stage. Its two ExitStacks remove hooks an
 has ended, one when the stage ends. An error in a callback ends its stage, not the run.
 """
 
-import functools
 from collections.abc import Callable, Set
 from contextlib import suppress
 from typing import Any, ParamSpec, TypeVar
@@ -27,6 +26,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from hookboard.jobs import Jobs, Patience, Steps
 from hookboard.loops.callback_methods import (
     CallbackMethods,
     NothingToShowError,
@@ -46,7 +46,6 @@ from hookboard.loops.stage_state import (
     said_of_changes,
 )
 from hookboard.loops.trainer import TrainerLoop, let_go_of_model, without_trainer
-from hookboard.loops.worker import Patience, Worker, has_own_thread
 from hookboard.messages import alert, inform, rank_zero_warn, warn_switched_off
 from hookboard.ranks import MAX_WAIT_SECONDS, Ranks, connected, has_process_group
 from hookboard.selection import NothingToSelectError
@@ -76,7 +75,7 @@ class HookboardCallback(CallbackMethods[W]):
         super().__init__()
         self._live: dict[str, W] = {}
         """The state of each stage that is measured in the present run, by name of the stage."""
-        self._worker = Worker()
+        self._jobs = Jobs()
         self._watched: Callable[[], Loop | None] | None = None
         """A weak reference to the loop that it has joined last; None before."""
         self._ranks: Ranks | None = None
@@ -91,7 +90,7 @@ class HookboardCallback(CallbackMethods[W]):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes that are configuration; those of a run have their initial values in a copy."""
-        self._worker.wait()
+        self._jobs.finish()
         nothing = dict.fromkeys(["_watched", "_ranks", "patience", "_kept", "_loaded"])
         return without_trainer(self.__dict__) | nothing | {"_live": {}}
 
@@ -237,6 +236,7 @@ class HookboardCallback(CallbackMethods[W]):
 
     def before_backward(self, loop: Loop, loss: Tensor) -> None:
         """Call `_see_loss` if the callback sees every step, then `_before_backward` if the batch is due."""
+        self._jobs.advance()
         state = self._live.get("train")
         if state is not None and self.sees_every_step:
             self._do(state, "before the backward pass", self._see_loss, loop, state, loss)
@@ -245,6 +245,7 @@ class HookboardCallback(CallbackMethods[W]):
 
     def after_backward(self, loop: Loop) -> None:
         """Call `_see_gradients` if the callback sees every step, then `_after_backward` if the batch is due."""
+        self._jobs.advance()
         state = self._live.get("train")
         if state is not None and self.sees_every_step:
             self._do(state, "after the backward pass", self._see_gradients, loop, state)
@@ -253,6 +254,7 @@ class HookboardCallback(CallbackMethods[W]):
 
     def before_optimizer_step(self, loop: Loop, optimizer: Optimizer) -> None:
         """Call `_see_step` if the callback sees every step, then `_before_optimizer_step` if the batch is due."""
+        self._jobs.advance()
         state = self._live.get("train")
         if state is not None and self.sees_every_step:
             self._do(state, "before the optimizer step", self._see_step, loop, state, optimizer)
@@ -276,6 +278,7 @@ class HookboardCallback(CallbackMethods[W]):
 
         Hooks that change tensors stay until `leave_batch`.
         """
+        self._jobs.advance()
         state = self._live.get(stage)
         if state is None:
             return
@@ -293,13 +296,12 @@ class HookboardCallback(CallbackMethods[W]):
         self._end_batch(loop, state, has_stepped)
 
     def leave_batch(self) -> None:
-        """Run the tasks that the worker has handed over, then remove the hooks that are left of the previous batch.
+        """Go on with the jobs, then remove the hooks that are left of the previous batch.
 
         These are hooks that change tensors, and all hooks of a batch that did not end. It gets no `_end_batch`, and
         what was measured in its step is dropped: it may be tried again, as after a lack of memory.
         """
-        if self._worker.tasks:
-            self._worker.catch_up()
+        self._jobs.advance()
         for state in list(self._live.values()):
             if state.is_due and state.stage == "train":
                 self._do(state, "after a batch that did not end", state.forget)
@@ -316,8 +318,8 @@ class HookboardCallback(CallbackMethods[W]):
             self._do(state, "at the end of a batch", self._see_batch_end, loop, state)
 
     def end_training(self, loop: Loop) -> None:
-        """Wait for the worker, then call `_end_training` for each stage."""
-        self._worker.settle()
+        """Finish all jobs, then call `_end_training` for each stage."""
+        self._jobs.finish()
         for state in list(self._live.values()):
             self._do(state, "at the end of the training", self._end_training, loop, state)
 
@@ -333,13 +335,13 @@ class HookboardCallback(CallbackMethods[W]):
         self._begin_evaluation(loop, state)
 
     def end_evaluation(self, loop: Loop) -> None:
-        """Call `leave_batch`, then `_end_evaluation` if the stage is live; wait for the worker unless ranks merge."""
+        """Call `leave_batch`, then `_end_evaluation` if the stage is live; finish all jobs unless ranks merge."""
         self.leave_batch()
         state = self._live.get(loop.stage)
         if state is not None:
             self._do(state, "at the end of an evaluation", self._end_evaluation, loop, state)
         if self._ranks is None:  # other ranks may still be evaluating
-            self._worker.settle()
+            self._jobs.finish()
 
     def _start(self, loop: Loop, running: Set[str]) -> None:
         """Select the modules, and attach the hooks of those stages of the callback that are in `running`."""
@@ -349,11 +351,10 @@ class HookboardCallback(CallbackMethods[W]):
         if decision.reason:
             inform(f"{self._name} {self.verb} nothing: {decision.reason}.")
         elif self._takes_part(loop) and self._connect_ranks(loop):
-            in_thread = has_own_thread(loop.device) or self._ranks is not None
             if self._ranks is not None:  # once one callback has waited in vain, the others wait less
                 others = (one.patience for one in loop.callbacks if isinstance(one, HookboardCallback))
                 self.patience = next(filter(None, others), Patience(MAX_WAIT_SECONDS))
-            self._worker = Worker(f"hookboard {self._name}", in_thread, self.patience)
+            self._jobs = Jobs(self.patience)
             said: set[str] = set()
             for stage in decision.stages:
                 if stage in running:
@@ -456,7 +457,7 @@ class HookboardCallback(CallbackMethods[W]):
         """End a stage after an error; if ranks merge, end all stages, because other ranks cannot merge without us."""
         for each in (ended := [state] if self._ranks is None else [state, *self._live.values()]):
             each.has_fault = True
-        self._worker.settle()
+        self._jobs.finish()
         for each in ended:
             if self._live.pop(each.stage, None) is not None:
                 self._leave(each)
@@ -465,16 +466,16 @@ class HookboardCallback(CallbackMethods[W]):
             self._ranks.leave()
             self._ranks = self.patience = None
 
-    def _at(self, point: str, exchange: Callable[[], T]) -> Callable[[], T]:
-        """Return `exchange`, or, if ranks merge, a function for any thread that calls it through `Ranks.at`."""
-        return exchange if self._ranks is None else functools.partial(self._ranks.at, point, exchange)
+    def _at(self, point: str, exchange: Steps[T]) -> Steps[T]:
+        """Return `exchange`; if ranks merge, taken through `Ranks.at`."""
+        return exchange if self._ranks is None else self._ranks.at(point, exchange)
 
-    def _leave_to_worker(self, state: W, job: Callable[[], None], step: int, when: str) -> None:
-        """Run a job in the worker, without waiting for it. An error in it is handled as in `_do`.
+    def _do_later(self, state: W, job: Steps[None], step: int, when: str) -> None:
+        """Run a job, without waiting for it. An error in it is handled as in `_do`.
 
         Args:
             state: the stage that an error ends.
-            job: a function that reads neither the Trainer nor the model, nor makes a logger's `experiment`.
+            job: the job, which reads neither the Trainer nor the model: both may have changed.
             step: the optimizer step of what it logs.
             when: the point of the run, used in the warning.
         """
@@ -483,12 +484,12 @@ class HookboardCallback(CallbackMethods[W]):
             if not isinstance(error, Exception) or not self._end_stage_after(state, when, error):
                 raise error
 
-        self._worker.do(job, on_fault, step)
+        self._jobs.add(job, on_fault, step)
 
     def _end_all(self) -> None:
-        """Wait for the worker, disconnect the ranks, and end all stages, whatever fails."""
+        """Finish all jobs, disconnect the ranks, and end all stages, whatever fails."""
         try:
-            self._worker.close()
+            self._jobs.finish()
         finally:
             if self._ranks is not None:
                 self._ranks.close()
@@ -504,7 +505,7 @@ class HookboardCallback(CallbackMethods[W]):
         """Return the entry for a checkpoint, after the fit the one from its end; None if there is no state to save."""
         if not self._live or not loop.is_fitting:
             return self._kept
-        self._worker.wait()
+        self._jobs.finish()
         return checkpoint_entry(self._name, self._arguments(), self._live, loop.batch_to_repeat)
 
     def _arguments(self) -> dict[str, str]:

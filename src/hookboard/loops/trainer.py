@@ -165,13 +165,12 @@ class Members(list[Any]):
     def leave_batch(self, loop: Loop) -> None:
         """Call `leave_batch` of each member; before a training batch, also `write_rows` for the steps that are over.
 
-        A step is over when its validation is, and when no worker still has a job of it or of an earlier one.
+        A step is over when its validation is, and when no member still has a job of it or of an earlier one.
         """
-        unfinished = [member._worker.first_step for member in self]  # a job may finish from here on
         for member in self:
             member.leave_batch()
         if waiting.rows and loop.stage == "train":
-            write_rows(min([loop.logged_step, *unfinished]))
+            write_rows(min([loop.logged_step, *(member._jobs.first_step for member in self)]))
 
     def call_each(self, method: str, loop: Loop, *args: Any) -> None:
         """Call this method of each member; at the end of the training and of the run, also call `write_rows`."""

@@ -22,7 +22,7 @@ from hookboard.measure.derived import DERIVED
 from hookboard.measure.device import measuring_device, needs_host
 from hookboard.measure.histogram import BINS, Histogram, histograms
 from hookboard.measure.measuring import ChannelRows, measure, measure_channels
-from hookboard.measure.merge import merge_rows
+from hookboard.measure.merge import merge_rows, merging
 from hookboard.measure.native import (
     Form,
     can_subtract,
@@ -95,6 +95,7 @@ __all__ = [
     "measure_jobs",
     "measuring_device",
     "merge_rows",
+    "merging",
     "needs_host",
     "new_bins",
     "new_rows",

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from hookboard.measure import native
 from hookboard.measure.columns import Columns
-from hookboard.measure.rounds import Merging, by_owner, run, together
 from hookboard.measure.row import WIDTH, unit_of
+from hookboard.rounds import Merging, by_owner, run, together
 
 EACH = slice(None)
 """Stands for the owner of each row where every row has a result of its own: rows of several processes."""

@@ -4,8 +4,8 @@ Each tensor becomes a row (numbers that can be merged). `Recorder.flush` collect
 the host, merges it over the ranks, and makes the readings. From these, callbacks make the entry that loggers write.
 """
 
-from hookboard.recording.packet import sent, sent_together
+from hookboard.recording.packet import sent_together
 from hookboard.recording.readings import FORMS, Places, Reading, ReadingList, Readings
 from hookboard.recording.recorder import Recorder
 
-__all__ = ["FORMS", "Places", "Reading", "ReadingList", "Readings", "Recorder", "sent", "sent_together"]
+__all__ = ["FORMS", "Places", "Reading", "ReadingList", "Readings", "Recorder", "sent_together"]

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hookboard.jobs import Steps, until
 from hookboard.measure import (
     BINS,
     EMPTY,
@@ -20,8 +21,10 @@ from hookboard.measure import (
     elements_in,
     empty_row,
     merge_rows,
+    merging,
 )
 from hookboard.ranks import Ranks
+from hookboard.rounds import Merging, once, together
 from hookboard.sites import Site
 
 
@@ -125,7 +128,7 @@ class Exchange:
         self._more = more
         self._agreed: Layout = {}
 
-    def merged(self, packet: Packet) -> Packet:
+    def merged(self, packet: Packet) -> Steps[Packet]:
         """Return the merged packet of all ranks, in the layout that they have agreed on.
 
         They agree on a new layout if a rank has a new site, or a site with other channels than before or with a
@@ -143,15 +146,12 @@ class Exchange:
             for (site, extent), is_now in zip(mine.items(), is_measured, strict=True)
             if site not in self._agreed or (is_now and not self._agreed[site].holds(extent))
         }
-        flags = torch.cat([packet.flags.new_tensor([bool(new)]), packet.flags])
-        flags = self._ranks.merge(flags[:, None], lambda parts: parts.amax(0))[:, 0]
-        if flags[0]:
-            for site, extent in self._ranks.union(new.items()):
+        found = yield from self._ranks.merge(self._merging(packet, is_new=bool(new)))
+        if found[0][0]:
+            for site, extent in (yield from self._ranks.union(new.items())):
                 self._agreed[site] = self._agreed.get(site, extent).joined(extent)
-        rows, channels, bins = _blocks(packet, self._agreed, empty_row(self._more))
-        rows = self._ranks.merge(rows, functools.partial(_merged, more=self._more))
-        channels = self._ranks.merge(channels, functools.partial(_merged, more=()))
-        bins = self._ranks.merge(bins, lambda parts: parts.sum(0))
+            found = yield from self._ranks.merge(self._merging(packet, is_new=False))
+        flags, rows, channels, bins = found
         # The dtype is that of the rank's own tensors, if it has measured any.
         agreed = self._agreed.items()
         layout = {site: each._replace(dtype=mine.get(site, each).dtype or each.dtype) for site, each in agreed}
@@ -166,6 +166,12 @@ class Exchange:
             bins=[None if each is None else each[0] for each in counted],
             flags=flags[1:],
         )
+
+    def _merging(self, packet: Packet, *, is_new: bool) -> Merging[list[Tensor]]:
+        """Merge the flags, the first of them whether the layout is new, with what the layout agreed so far has."""
+        flags = torch.cat([packet.flags.new_tensor([is_new]), packet.flags]).double()
+        rows, channels, bins = _blocks(packet, self._agreed, empty_row(self._more))
+        return together(once("max", flags), merging(rows, self._more), merging(channels, ()), once("sum", bins))
 
 
 def _blocks(packet: Packet, layout: Layout, empty: Sequence[float]) -> tuple[Tensor, Tensor, Tensor]:
@@ -205,24 +211,12 @@ def _split(block: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray | None]:
     return [part if len(part) and not math.isnan(part[0, 0]) else None for part in parts]
 
 
-def _merged(parts: Tensor, more: Sequence[Columns]) -> Tensor:
-    """Merge the rows of several ranks: from shape (ranks, n, width) to (n, width)."""
-    ranks, rows, width = parts.shape
-    return merge_rows(parts.reshape(-1, width), torch.arange(rows, device=parts.device).repeat(ranks), rows, more)
-
-
-def sent(tensor: Tensor) -> Callable[[], Tensor]:
-    """Start the copy of a tensor to the host, see `sent_together`."""
-    arrived = sent_together([tensor])
-    return lambda: arrived()[0]
-
-
-def sent_together(tensors: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
+def sent_together(tensors: Sequence[Tensor]) -> Steps[list[Tensor]]:
     """Start the copies of tensors to the host. On other devices than CUDA they are made at once.
 
     Returns:
-        A function that waits for the copies, once for each device, and returns them in the order of `tensors`; of a
-        tensor on the CPU it returns the tensor itself, not a copy. Any thread may call it.
+        Steps until the copies are there, which return them in the order of `tensors`; of a tensor on the CPU they
+        return the tensor itself, not a copy.
     """
     hosts, events = list[Tensor](), dict[torch.device, torch.cuda.Event]()
     for tensor in tensors:
@@ -233,15 +227,18 @@ def sent_together(tensors: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
         with torch.inference_mode(False):
             hosts.append(torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True))
         hosts[-1].copy_(tensor, non_blocking=True)
-        if tensor.device not in events:
-            # A thread that waits for it sleeps, and leaves the core to the training.
-            events[tensor.device] = torch.cuda.Event(blocking=True)
+        events.setdefault(tensor.device, torch.cuda.Event())
     for device, event in events.items():
         event.record(torch.cuda.current_stream(device))
 
-    def arrived() -> list[Tensor]:
+    def arrived() -> Steps[list[Tensor]]:
         for event in events.values():
-            event.synchronize()
+            yield from until(functools.partial(_is_over, event))
         return hosts
 
-    return arrived
+    return arrived()
+
+
+def _is_over(event: torch.cuda.Event) -> bool:
+    # While a CUDA graph is captured, to ask would break it.
+    return not torch.cuda.is_current_stream_capturing() and event.query()

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hookboard.jobs import Steps, finished
 from hookboard.layouts import shape_of
 from hookboard.measure import (
     FIELDS,
@@ -267,7 +268,7 @@ class Recorder:
 
     def flush(self) -> Readings:
         """Return what was measured since the last flush, and forget it. Waits for the device."""
-        return self.send()()
+        return finished(self.send())
 
     def forget(self) -> None:
         """Drop what was measured since the last flush. It does not wait for the device."""
@@ -275,7 +276,7 @@ class Recorder:
             for store in self._stores.values():
                 store.forget()
 
-    def send(self, flags: Tensor | None = None, along: Tensor | None = None) -> Callable[[], Readings]:
+    def send(self, flags: Tensor | None = None, along: Tensor | None = None) -> Steps[Readings]:
         """Take what was measured since the last flush, forget it, and start its copy to the host.
 
         Args:
@@ -284,9 +285,8 @@ class Recorder:
             along: shape (n,), numbers on any device that go to the host with the same copy, to `Readings.along`.
 
         Returns:
-            A function that waits for the device and for the other ranks, and returns the readings. It must be called
-            once; another thread may do so while this one measures on. What was sent first must be fetched first. It
-            raises a `RanksLostError` if a rank that merges no longer takes part.
+            Steps until the numbers have arrived and the ranks have merged them, which return the readings. What was
+            sent first must be fetched first. They raise a `RanksLostError` if a rank that merges no longer takes part.
         """
         given = [_NONE if flags is None else flags, _NONE if along is None else along]
         # A tensor that another thread measures meanwhile is wholly in this flush or wholly in the next.
@@ -299,17 +299,19 @@ class Recorder:
                 for store, own in zip(stores, kept, strict=True)
             ]
 
-        def arrived() -> Readings:
-            taken = [sending() for sending in sendings]
+        def arrived() -> Steps[Readings]:
+            taken: list[Taken] = []
+            for sending in sendings:
+                taken.append((yield from sending))  # noqa: PERF401  # a comprehension cannot yield
             packet, measured = self._packet(layout, taken)
             if self._exchange is not None:
-                packet = self._exchange.merged(packet)
+                packet = yield from self._exchange.merged(packet)
             readings = self._readings(packet, measured)
             for store, each in zip(stores, taken, strict=True):
                 store.give_back(each.counts)
             return readings if self._finish is None else self._finish(readings)
 
-        return arrived
+        return arrived()
 
     def _packet(self, layout: Layout, taken: Sequence[Taken]) -> tuple[Packet, set[int]]:
         """Return what all stores have measured, and the indices of the sites of which a tensor was measured here."""

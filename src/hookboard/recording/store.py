@@ -1,12 +1,13 @@
 """`Store`: what a recorder keeps of the tensors of one device between two flushes."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from hookboard.jobs import Steps
 from hookboard.measure import ChannelRows, Columns, Job, Row, has_kernels, new_bins, report_compile_time
 from hookboard.recording.arena import Arena
 from hookboard.recording.packet import SiteNumbers, sent_together
@@ -150,7 +151,7 @@ class Store:
         counts = {index: self._counts.pop(index) for index in [*self._counts] if index in measured}
         return KeptRows(rows, calls, counts, measured)
 
-    def send(self, kept: "KeptRows", sites: int, along: Sequence[Tensor]) -> Callable[[], "Taken"]:
+    def send(self, kept: "KeptRows", sites: int, along: Sequence[Tensor]) -> Steps["Taken"]:
         """Start the copy of what was measured to the host, and empty the arena. No thread may measure meanwhile.
 
         Args:
@@ -159,7 +160,7 @@ class Store:
             along: further tensors of this device or of the CPU, which go with the same copy.
 
         Returns:
-            A function that waits for the copy. Any thread may call it, once.
+            Steps until the copy is there.
         """
         streams = self._join_streams()
         parts: list[Tensor] = list(along)
@@ -176,8 +177,8 @@ class Store:
         for stream in streams:
             stream.wait_stream(torch.cuda.current_stream(self.device))
 
-        def taken() -> Taken:
-            copies = iter(arrived())
+        def taken() -> Steps[Taken]:
+            copies = iter((yield from arrived))
             of_others = [next(copies) for _ in along]
             rows = next(copies) if has_rows else None
             # A copy: a reading that is kept must not keep page-locked memory.
@@ -189,7 +190,7 @@ class Store:
                 counts = {index: bins for index, bins in of_site.items() if bins is not None}
             return Taken(rows, kept.measured, own, counts, found, of_others)
 
-        return taken
+        return taken()
 
     def forget(self) -> None:
         """Drop what was measured since the last flush. No thread may measure meanwhile."""

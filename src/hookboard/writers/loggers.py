@@ -1,6 +1,5 @@
 """`Loggers`: writes entries to all loggers of a run; a logger that fails is left out from then on."""
 
-import functools
 import math
 import operator
 import threading
@@ -10,7 +9,7 @@ from pathlib import Path
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from torch.utils.tensorboard import SummaryWriter
 
-from hookboard.messages import hand_over, warn, warn_switched_off
+from hookboard.messages import warn, warn_switched_off
 from hookboard.writers.entry import Entry, joined
 from hookboard.writers.registry import folder_of, known_type, place_of, write
 
@@ -33,7 +32,6 @@ class Loggers:
         self.are_given = bool(self.loggers)
         """True also after all of them have failed, which takes them out of `loggers`."""
         self.owner = owner
-        self._in_any_thread: list[Logger] | None = None
 
     @property
     def places(self) -> list[str]:
@@ -50,30 +48,16 @@ class Loggers:
             str(Path(folder, f"{tag}.html")) if (folder := folder_of(logger)) else place_of(logger) for logger in taking
         ]
 
-    def prepare(self) -> None:
-        """Create the event files in this thread, and note which loggers any thread may use; further calls do nothing.
-
-        Experiments of loggers with a writer of their own, such as W&B, are created when they are written to.
-        The training thread must call it before another thread may write: until then, `write` hands all entries over to
-        the training thread.
-        """
-        if self._in_any_thread is None:
-            self._in_any_thread = [logger for logger in self.loggers if _takes_in_any_thread(logger)]
-
     def write(self, entry: Entry) -> None:
-        """Write an entry to each logger.
+        """Write an entry to TensorBoard; other loggers get it from `write_rows`.
 
-        Any thread may call it. Loggers that only the training thread may use are left to that thread (`hand_over`), and
-        get it from `write_rows`, with what other callbacks write at the same step.
+        There it is joined with what other callbacks write at the same step.
         """
         for logger in list(self.loggers):
-            if logger in (self._in_any_thread or ()):
+            if _takes_several(logger):
                 self.write_row(logger, entry, [self])
             else:
-                hand_over(functools.partial(self._add, logger, entry))
-
-    def _add(self, logger: Logger, entry: Entry) -> None:
-        waiting.rows.setdefault((id(logger), entry.step), []).append((logger, self, entry))
+                waiting.rows.setdefault((id(logger), entry.step), []).append((logger, self, entry))
 
     def write_row(self, logger: Logger, entry: Entry, owners: "Sequence[Loggers]") -> None:
         """Write to one logger an entry that several owners have made together, unless it has failed for all of them.
@@ -123,8 +107,8 @@ def write_rows(before: float = math.inf) -> None:
         first.write_row(logger, joined([entry for *_, entry in row]), [owner for _, owner, _ in row])
 
 
-def _takes_in_any_thread(logger: Logger) -> bool:
-    """Return True if any thread may write to the logger: only TensorBoard's, whose writer puts all into a queue."""
+def _takes_several(logger: Logger) -> bool:
+    """Return True if the logger may get several entries of one step, which only TensorBoard's does."""
     writer = write.dispatch(type(logger))
     if writer not in (write.dispatch(TensorBoardLogger), write.dispatch(object)):
         return False

@@ -1,0 +1,148 @@
+"""`Jobs`: what a callback has begun at a due step and finishes once the device, or other processes, are ready.
+
+All of it runs in the training thread: at the first opportunity at which there is nothing to wait for.
+"""
+
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Generator
+from typing import NamedTuple, TypeVar
+
+S = TypeVar("S")
+T = TypeVar("T")
+
+Steps = Generator[None, None, T]
+"""What takes several steps: it yields, without waiting, where it cannot go on yet. It returns what came of it."""
+
+OnFault = Callable[[BaseException], None]
+
+MAX_UNFINISHED_JOBS = 4
+"""Maximum number of unfinished jobs. With more, `Jobs.add` waits until one has finished."""
+
+
+def until(is_ready: Callable[[], bool]) -> Steps[None]:
+    """Yield until the function returns True."""
+    while not is_ready():
+        yield
+
+
+def then(steps: Steps[S], use: Callable[[S], T]) -> Steps[T]:
+    """Take the steps, then call the function with what came of them; return what it returns."""
+    return use((yield from steps))
+
+
+def finished(steps: Steps[T]) -> T:
+    """Return what came of the steps, and wait for it."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+        time.sleep(1e-4)
+
+
+class Patience:
+    """The time that the training thread waits for other processes, shared by all callbacks of a run.
+
+    Args:
+        seconds: how long `wait_for` waits. Once it has waited in vain, each further call waits for at most a second,
+            until one succeeds.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._left = seconds
+
+    def wait_for(self, is_so: Callable[[], bool]) -> bool:
+        """Wait until `is_so()` is True or the time is over; return its last value."""
+        if is_so():
+            return True
+        end, pause = time.monotonic() + max(self._left, min(self.seconds, 1.0)), 1e-4
+        while not (has_come := is_so()) and time.monotonic() < end:
+            time.sleep(pause)
+            pause = min(2 * pause, 1e-3)
+        self._left = self.seconds if has_come else 0.0
+        return has_come
+
+
+class _Job(NamedTuple):
+    steps: Steps[None]
+    on_fault: OnFault
+    step: int
+
+
+class Jobs:
+    """Runs jobs one after another, as far as they can go on.
+
+    An error ends its job, and `on_fault` gets it. In a job, no method waits. A copied or unpickled `Jobs` is a new one.
+
+    Args:
+        patience: how long to wait for a job; None for no limit. If that was in vain, all unfinished jobs are dropped,
+            and `on_fault` of the first gets a TimeoutError: it may wait for a process that has ended.
+    """
+
+    def __init__(self, patience: Patience | None = None) -> None:
+        self._patience = Patience(math.inf) if patience is None else patience
+        self._unfinished: deque[_Job] = deque()
+        self._running = threading.Lock()
+        """Held while a job runs: a thread of the user's may ask for what the job is about to find."""
+        self._thread: int | None = None
+        """The thread that runs a job, which may ask for that too."""
+
+    def __reduce__(self) -> tuple[type["Jobs"], tuple[()]]:
+        return Jobs, ()
+
+    @property
+    def first_step(self) -> float:
+        """The earliest step of an unfinished job, see `add`; infinite if there is none."""
+        return min((job.step for job in self._unfinished), default=math.inf)
+
+    def add(self, steps: Steps[None], on_fault: OnFault, step: int) -> None:
+        """Begin a job, when those before it have finished, and wait while there are too many.
+
+        Args:
+            steps: the job.
+            on_fault: called with an error in the job; it may raise.
+            step: the optimizer step that the job belongs to.
+        """
+        self._unfinished.append(_Job(steps, on_fault, step))
+        self._wait(MAX_UNFINISHED_JOBS)
+
+    def advance(self) -> None:
+        """Go on with the jobs, without waiting."""
+        while self._unfinished and self._running.acquire(blocking=False):
+            job, fault = self._unfinished[0], None
+            try:
+                self._thread = threading.get_ident()
+                next(job.steps)
+                return
+            except StopIteration:
+                self._unfinished.popleft()
+            except BaseException as error:  # `on_fault` handles it, and may wait for the jobs that are left
+                self._unfinished.popleft()
+                fault = error
+            finally:
+                self._thread = None
+                self._running.release()
+            if fault is not None:
+                job.on_fault(fault)
+
+    def finish(self) -> None:
+        """Wait until all jobs have finished."""
+        self._wait(0)
+
+    def _wait(self, most: int) -> None:
+        """Wait until at most so many jobs are unfinished."""
+
+        def are_few() -> bool:
+            self.advance()
+            return len(self._unfinished) <= most or self._thread == threading.get_ident()
+
+        if not self._patience.wait_for(are_few):
+            (_, on_fault, _), *_ = lost = list(self._unfinished)
+            self._unfinished.clear()
+            for job in lost:
+                job.steps.close()
+            on_fault(TimeoutError(f"nothing has come of it for {self._patience.seconds:.0f} seconds"))

@@ -1,0 +1,173 @@
+"""Numbers that come some time after their step, as of a GPU or with several ranks: in order, and none is lost."""
+
+import copy
+import errno
+import pickle
+import threading
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from toys import Toy, batches, events, fit, mlp, records, scalars
+
+from hookboard import ActivationLogger, GradientLogger, HealthMonitor, HookboardWarning, ParameterLogger
+from hookboard.jobs import MAX_UNFINISHED_JOBS
+from hookboard.recording import Recorder
+
+STEPS = MAX_UNFINISHED_JOBS + 4
+
+
+class Late:
+    """Nothing that was measured is there until it is let through, or is asked for so many times."""
+
+    def __init__(self, questions):
+        self.questions = questions
+
+
+@pytest.fixture(autouse=True)
+def late(monkeypatch):
+    late, send = Late(7), Recorder.send
+    threads = threading.active_count()
+
+    def sent(*given, **named):
+        arriving, asked = send(*given, **named), iter(range(10**9))
+
+        def arrived():
+            while next(asked) < late.questions:
+                yield
+            return (yield from arriving)
+
+        return arrived()
+
+    monkeypatch.setattr(Recorder, "send", sent)
+    yield late
+    assert threading.active_count() <= threads
+
+
+class Ends(Callback):
+    """Ends the run in a step by an error, when so many entries wait; then the numbers come."""
+
+    def __init__(self, late, step, error):
+        self.late, self.step, self.error = late, step, error
+        late.questions = 10**6
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if batch_idx == self.step:
+            self.late.questions = 0
+            raise self.error
+
+
+class UserError(RuntimeError):
+    """An error of the user's."""
+
+
+@pytest.mark.parametrize("error", [UserError("by the user"), KeyboardInterrupt()], ids=repr)
+def test_with_the_queue_full_an_end_by_an_error_loses_nothing(tmp_path, late, error):
+    callback = ActivationLogger("net.0", every_n_steps=1)
+    run = [callback, Ends(late, MAX_UNFINISHED_JOBS - 1, error)]
+    with pytest.raises((UserError, KeyboardInterrupt, SystemExit)) as seen:
+        fit(tmp_path, Toy(mlp()), batches(*[4] * STEPS), *run)
+    assert seen.value is error or isinstance(error, KeyboardInterrupt)
+    assert list(scalars(tmp_path)["activation_mean/net.0"]) == list(range(MAX_UNFINISHED_JOBS))
+    assert len(callback.readings) == 1
+
+
+def test_with_the_queue_full_a_full_disk_is_one_warning_and_the_users_error_is_seen(tmp_path, late, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    monkeypatch.setattr("hookboard.writers.tensorboard.quick_writer_of", full)
+    run = [ActivationLogger("net.0", every_n_steps=1), Ends(late, MAX_UNFINISHED_JOBS - 1, UserError())]
+
+    def fails():
+        with pytest.raises(UserError):
+            fit(tmp_path, Toy(mlp()), batches(*[4] * STEPS), *run)
+
+    with pytest.warns(HookboardWarning, match="switched off.*no space left") as said:
+        fails()
+    assert len([w for w in said if w.category is HookboardWarning]) == 1
+
+
+def test_readings_after_a_step_are_those_of_that_step(tmp_path):
+    callback, seen = ActivationLogger("net.0", every_n_steps=1), []
+
+    class Reads(Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            seen.append(callback.readings[0].moments.count)
+
+    fit(tmp_path, Toy(mlp()), batches(4, 5, 6), callback, Reads())
+    assert seen == [4 * 8, 5 * 8, 6 * 8]
+
+
+def test_entries_keep_their_order_and_all_of_two_callbacks_and_two_loggers_are_there(tmp_path):
+    both = [
+        TensorBoardLogger(tmp_path / "tb", name=None, version=""),
+        CSVLogger(tmp_path / "csv", name=None, version=""),
+    ]
+    callbacks = [ActivationLogger(every_n_steps=1), GradientLogger(every_n_steps=1), ParameterLogger(every_n_steps=2)]
+    fit(tmp_path, Toy(mlp()), batches(*[4] * STEPS), *callbacks, logger=both)
+    for kind in ("activation", "gradient"):
+        ours = [e.step for e in records(tmp_path / "tb") if any(v.tag.startswith(kind) for v in e.summary.value)]
+        assert ours == list(range(STEPS))
+    header, *rows = (tmp_path / "csv" / "metrics.csv").read_text().splitlines()
+    column = header.split(",").index("gradient_std/net.0")
+    assert len([row for row in rows if row.split(",")[column]]) == STEPS
+
+
+def test_a_fault_in_what_is_done_later_is_one_warning(tmp_path, monkeypatch):
+    def broken(self, readings):
+        raise RuntimeError("broken on purpose")
+
+    monkeypatch.setattr(ActivationLogger, "_finish", broken)
+    with pytest.warns(HookboardWarning, match="ActivationLogger .* switched off.*broken on purpose") as said:
+        run = fit(tmp_path, Toy(mlp()), batches(*[4] * STEPS), ActivationLogger(every_n_steps=1))
+    assert len([w for w in said if w.category is HookboardWarning]) == 1
+    assert run.global_step == STEPS
+
+
+def test_a_callback_fits_twice(tmp_path):
+    callback = ActivationLogger("net.0", every_n_steps=1)
+    for folder in ("one", "two"):
+        fit(tmp_path / folder, Toy(mlp()), batches(4, 4, 4), callback)
+        assert list(scalars(tmp_path / folder)["activation_mean/net.0"]) == [0, 1, 2]
+
+
+def test_an_evaluation_is_written_when_it_has_ended(tmp_path):
+    callback, seen = ActivationLogger("net.0", stages="validate"), []
+
+    class Looks(Callback):
+        def on_validation_end(self, trainer, pl_module):
+            seen.append(callback._jobs.first_step)
+
+    run = fit(tmp_path, Toy(mlp()), batches(4, 4), callback, Looks(), limit_val_batches=2)
+    assert run.global_step == 2
+    assert set(seen) == {float("inf")}
+    assert "validate_activation_mean/net.0" in scalars(tmp_path)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda callback: pickle.loads(pickle.dumps(callback))])
+def test_a_copy_made_amid_the_fit_has_the_readings_and_jobs_of_its_own(tmp_path, copied):
+    callback, copies = ActivationLogger("net.0", every_n_steps=1), []
+
+    class Copies(Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            copies.append(copied(callback))
+
+    fit(tmp_path, Toy(mlp()), batches(4, 5), callback, Copies())
+    assert [one.readings[0].moments.count for one in copies] == [4 * 8, 5 * 8]
+    fit(tmp_path / "again", Toy(mlp()), batches(6), copies[0])
+    assert copies[0].readings[0].moments.count == 6 * 8
+
+
+def test_the_monitor_says_and_ends_what_it_does_where_nothing_is_late(tmp_path, late):
+    found = []
+    for late.questions in (7, 0):
+        torch.manual_seed(0)
+        model = Toy(mlp(), loss=lambda y: y.square().mean() * 1e6)
+        monitor = HealthMonitor(every_n_steps=1, window=1, stop_on="alarm")
+        run = fit(tmp_path / str(late.questions), model, batches(*[8] * 12), monitor)
+        found.append((monitor.verdicts, run.global_step, events(tmp_path / str(late.questions)).Tags()["images"]))
+    assert found[0] == found[1]
+    assert found[0][0]
+    assert found[0][1] < 12
