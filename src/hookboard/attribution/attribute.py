@@ -11,15 +11,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
-from hookboard.hooks import READS_BEFORE_EDITS, fused_layers, is_own_call
+from hookboard.hooks import READS_BEFORE_EDITS, fused_layers, hooked, is_own_call
 from hookboard.layouts import shape_of
 from hookboard.nested import map_tensors, tensors_in
 from hookboard.ranks import whole
 from hookboard.replay import undisturbed
 from hookboard.selection import named_submodules
-from hookboard.torch_private import Detour
 
 Shape = tuple[int, ...]
 
@@ -108,14 +106,11 @@ class ClassificationTap:
             if isinstance(module, torch.jit.ScriptModule):
                 continue
             if id(module) in inside_fused:  # where a hook would change what torch computes
-                self._hooks.callback(Detour(module, _ignore, functools.partial(self._note, name)).end)
-                continue
-            before = module.register_forward_pre_hook(self._before, with_kwargs=True, prepend=True)
-            after = module.register_forward_hook(
-                functools.partial(self._after, name), with_kwargs=True, always_call=True
-            )
-            self._hooks.enter_context(before)
-            self._hooks.enter_context(after)
+                hooks = hooked(module, after=functools.partial(self._note, name), is_hidden=True)
+            else:
+                after = functools.partial(self._after, name)
+                hooks = hooked(module, self._before, after, with_kwargs=True, always_call=True)
+            self._hooks.enter_context(hooks)
 
     def detach(self) -> None:
         """Remove every hook."""
@@ -172,10 +167,6 @@ class ClassificationTap:
             args, kwargs = entered.first_samples
             kept, calls = min(count, self._samples), running.calls[entered.start :]
             self.found = Classification(module, args, kwargs, calls, kept, count)
-
-
-def _ignore(*_: object) -> None:
-    pass
 
 
 @dataclass(frozen=True)
@@ -364,8 +355,7 @@ def attribute(
         with ExitStack() as hooks:
             hooks.enter_context(_cut_graph(layer, held))
             if linear:
-                keep = linear[-1].register_forward_pre_hook(lambda _, args: pooled.append(args[0].detach()))
-                hooks.enter_context(keep)
+                hooks.enter_context(hooked(linear[-1], lambda _, args, kwargs: pooled.append(args[0].detach())))
             output = call.module(*call.args, **call.kwargs)
         if layer.number not in held:
             raise ValueError(f"module {layer.name!r} was not called, or without a floating-point tensor")
@@ -388,8 +378,8 @@ def _gradient(scores: Tensor, classes: Tensor, held: Tensor, name: str) -> Tenso
     return gradient
 
 
-def _cut_graph(layer: TargetLayer, held: dict[int, Tensor]) -> RemovableHandle:
-    """Add a hook that cuts the autograd graph at the layer, and return its handle.
+def _cut_graph(layer: TargetLayer, held: dict[int, Tensor]) -> ExitStack:
+    """Hook the layer so that the autograd graph is cut there, until the returned stack is closed.
 
     The hook puts the layer's tensor, as a leaf that requires gradients, into `held` under the number of the call. The
     model continues with a copy of it, which may be changed in place.
@@ -404,8 +394,8 @@ def _cut_graph(layer: TargetLayer, held: dict[int, Tensor]) -> RemovableHandle:
         return _replaced(value, first, held[layer.number].clone())
 
     if layer.is_input:
-        return layer.module.register_forward_pre_hook(lambda _, args, kwargs: cut((args, kwargs)), with_kwargs=True)
-    return layer.module.register_forward_hook(lambda _, args, output: cut(output))
+        return hooked(layer.module, lambda _, args, kwargs: cut((args, kwargs)))
+    return hooked(layer.module, after=lambda _, args, output: cut(output))
 
 
 def _replaced(value: Any, old: Tensor, new: Tensor) -> Any:

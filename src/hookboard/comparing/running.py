@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DataParallel, DistributedDataParallel
-from torch.utils.hooks import RemovableHandle
 
-from hookboard.hooks import own_call
+from hookboard.hooks import hooked, own_call
 from hookboard.nested import map_tensors, named_inputs, tensors_in
 from hookboard.ranks import local
 from hookboard.state import State, same_random_state
@@ -322,7 +321,6 @@ def shown(model: nn.Module, see: See) -> Iterator[tuple[Step, Step]]:
         What is to be called before and after the model itself: its own hooks may be inside a compiled graph.
     """
     calls: Counter[str] = Counter()
-    handles: list[RemovableHandle] = []
 
     def replaced(spots: list[tuple[Spot, Tensor]], value: Any) -> Any:
         seen = [see(spot, tensor) for spot, tensor in spots]
@@ -342,7 +340,7 @@ def shown(model: nn.Module, see: See) -> Iterator[tuple[Step, Step]]:
         for path, tensor in tensors_in(new):
             if tensor.requires_grad:
                 spot = Spot(name, calls[name], "gradient", path)
-                handles.append(tensor.register_hook(functools.partial(see, spot)))
+                hooks.enter_context(tensor.register_hook(functools.partial(see, spot)))
         calls[name] += 1
         return new
 
@@ -357,12 +355,9 @@ def shown(model: nn.Module, see: See) -> Iterator[tuple[Step, Step]]:
         # like tensors have no values.
         return in_backward() or in_transform()
 
-    for name, module in watched_modules(model).items():
-        if name:
-            handles.append(module.register_forward_pre_hook(functools.partial(hook_before, name), with_kwargs=True))
-            handles.append(module.register_forward_hook(functools.partial(hook_after, name)))
-    try:
+    with ExitStack() as hooks:
+        for name, module in watched_modules(model).items():
+            if name:
+                of_module = functools.partial(hook_before, name), functools.partial(hook_after, name)
+                hooks.enter_context(hooked(module, *of_module))
         yield before, after
-    finally:
-        for handle in handles:
-            handle.remove()

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from hookboard.checks import check_function, check_list, check_name, check_number, check_whole, is_whole, wrong
-from hookboard.hooks import EDITS_GRADIENTS, EDITS_VALUES, is_own_call, sort_hooks, spare_of
+from hookboard.hooks import EDITS_GRADIENTS, EDITS_VALUES, hooked, is_own_call, spare_of
 from hookboard.layouts import shape_in_words
 from hookboard.nested import map_tensors
 from hookboard.selection import Patterns, Types, check_selection
-from hookboard.torch_private import forward_hooks_of, forward_pre_hooks_of, in_backward, version_of
+from hookboard.torch_private import in_backward, version_of
 
 EditFunction = Callable[[Tensor], Tensor]
 """Takes a tensor and returns a new one of the same shape, dtype and device; never works in place."""
@@ -332,12 +332,9 @@ class Edits:
             _check(name, module, self._role)
         for name, module in self._modules.items():
             hook = _EditHook(name, self._role, self._rule, self._made)
-            if self._role in ("output", "grad_output"):
-                self._hooks.enter_context(module.register_forward_hook(hook.after))
-                sort_hooks(forward_hooks_of(module))
-            else:
-                self._hooks.enter_context(module.register_forward_pre_hook(hook.before, with_kwargs=True))
-                sort_hooks(forward_pre_hooks_of(module))
+            of_output = self._role in ("output", "grad_output")
+            given = (None, hook.after) if of_output else (hook.before, None)
+            self._hooks.enter_context(hooked(module, *given))
 
     def detach(self) -> None:
         """Remove every hook."""

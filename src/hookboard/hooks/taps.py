@@ -2,15 +2,16 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.hooks import RemovableHandle
 
 from hookboard.hooks.fused import fused_layers, unhooked
 from hookboard.hooks.gradients import Switch
 from hookboard.hooks.graphs import GraphEnd
+from hookboard.hooks.hooked import hooked
 from hookboard.hooks.module_tap import ModuleTap
 from hookboard.sites import Role, Site
 from hookboard.torch_private import (
@@ -18,29 +19,8 @@ from hookboard.torch_private import (
     forward_hooks_of,
     forward_pre_hooks_of,
     has_compiled_anything,
-    renumber,
     version_of,
 )
-
-READS_BEFORE_EDITS, EDITS_VALUES, READS, EDITS_GRADIENTS = range(4)
-"""The place of a hook among those of its module: the attribute `place_among_hooks` of its owner, `READS` without it."""
-
-
-def sort_hooks(hooks: dict[int, Callable[..., Any]]) -> None:
-    """Sort the hooks of a module in place.
-
-    First come hooks that read tensors before any edit, then edits of values in the order in which they were attached,
-    then all other hooks, and last the edits of gradients in reverse order, because backward runs in reverse.
-    """
-
-    def place(key: int) -> tuple[int, int]:
-        kind = getattr(getattr(hooks[key], "__self__", None), "place_among_hooks", READS)
-        if kind in (READS, READS_BEFORE_EDITS):
-            return kind, 0
-        return kind, -key if kind == EDITS_GRADIENTS else key
-
-    for key in sorted(hooks, key=place):
-        hooks[key] = hooks.pop(key)
 
 
 class Hook:
@@ -52,7 +32,7 @@ class Hook:
         before: whether there is a pre-hook too.
     """
 
-    __slots__ = ("_detour", "_handles", "before", "taps", "users")
+    __slots__ = ("_on_module", "before", "taps", "users")
 
     def __init__(self, before: bool = False) -> None:
         self.before = before
@@ -60,10 +40,7 @@ class Hook:
         """The active taps."""
         self.users = 0
         """How many `Taps` have called `hold` and not yet `release`."""
-        self._handles: dict[str, RemovableHandle] = {}
-        """By the name of the method that is hooked."""
-        self._detour: Detour | None = None
-        """Calls `enter` and `leave` where torch must find no hook on the module."""
+        self._on_module = ExitStack()
 
     def __reduce__(self) -> tuple[type["Hook"], tuple[()]]:
         # A copied or unpickled model has the hook, but no taps.
@@ -118,33 +95,20 @@ class Hook:
 
         Args:
             module: the module.
-            numbers: the id of each handle, by the name of the hooked method; filled here. In older versions of torch,
-                equal modules share a compiled graph only if the ids of their hooks are equal.
-            is_hidden: whether torch must find no hook on the module, see `fused.py`.
+            numbers: see `hooked`.
+            is_hidden: see `hooked`.
         """
         self.users += 1
-        if self.users > 1:
-            return
-        if is_hidden:
-            self._detour = Detour(module, self.enter, self.leave)
-            return
-        self._handles["leave"] = module.register_forward_hook(self.leave, with_kwargs=True)
-        if self.before:
-            self._handles["enter"] = module.register_forward_pre_hook(self.enter, with_kwargs=True)
-        for when, handle in self._handles.items():
-            renumber(handle, numbers.setdefault(when, handle.id))
-        sort_hooks(forward_hooks_of(module))
-        sort_hooks(forward_pre_hooks_of(module))
+        if self.users == 1:
+            # A detour costs nothing more with both, and a tap that needs `enter` may join it later.
+            before = self.enter if self.before or is_hidden else None
+            self._on_module = hooked(module, before, self.leave, with_kwargs=True, is_hidden=is_hidden, numbers=numbers)
 
     def release(self) -> None:
         """Count one user less; after the last, remove the hooks."""
         self.users -= 1
         if not self.users:
-            if self._detour is not None:
-                self._detour.end()
-                self._detour = None
-            for handle in self._handles.values():
-                handle.remove()
+            self._on_module.close()
 
 
 def hook_of(module: nn.Module, before: bool, *, is_hidden: bool = False) -> Hook:
