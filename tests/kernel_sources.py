@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from hookboard.measure import accelerator
+from hookboard.measure.memory import FIRST, LAST, RUNS, WHOLE, Shape, shape_in_memory
 
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -22,10 +23,10 @@ FAST_FLOAT64 = {80, 90, 100}
 """Compute capabilities whose cards add float64 at half the speed of float32, most of them."""
 
 LAYOUTS = {
-    accelerator.WHOLE: (torch.Size([1 << 24]), None),
-    accelerator.FIRST: (torch.Size([4096, 4096]), 0),
-    accelerator.RUNS: (torch.Size([64, 256, 56, 56]), 1),
-    accelerator.LAST: (torch.Size([8192, 4096]), 1),
+    WHOLE: (torch.Size([1 << 24]), None),
+    FIRST: (torch.Size([4096, 4096]), 0),
+    RUNS: (torch.Size([64, 256, 56, 56]), 1),
+    LAST: (torch.Size([8192, 4096]), 1),
 }
 """Of each layout a tensor that has it, and the dimension of its channels."""
 
@@ -45,11 +46,11 @@ class Variant(NamedTuple):
         shape, dim = LAYOUTS[self.layout]
         # Only its dtype and address are looked at: it is the memory of two numbers.
         memory = torch.empty(64, dtype=TYPES[self.dtype])
-        of_shape = accelerator._shape_of(shape, torch.empty(shape, device="meta").stride(), dim)
+        of_shape = shape_in_memory(shape, torch.empty(shape, device="meta").stride(), dim)
         return accelerator.Job(memory[0 if self.aligned else 1 :], None, of_shape)
 
 
-def way_of(variant: Variant, shape: accelerator.Shape | None = None) -> accelerator.Way:
+def way_of(variant: Variant, shape: Shape | None = None) -> accelerator.Way:
     """How the launcher measures it."""
     flags = variant.aligned, variant.bins, variant.abs_mean, variant.scale
     return accelerator._way(shape or variant.job().shape, TYPES[variant.dtype], torch.device("cpu"), *flags)
@@ -62,8 +63,8 @@ def source_of(capability: int, variant: Variant) -> tuple[Any, int]:
     from hookboard.measure import triton_kernel
 
     shape, warps = variant.job().shape, 8 if variant.bins else 4
-    if variant.together and shape.layout == accelerator.WHOLE:
-        shape = shape._replace(layout=accelerator.FIRST)
+    if variant.together and shape.layout == WHOLE:
+        shape = shape._replace(layout=FIRST)
     constants = {**way_of(variant, shape).constants, "PAIRS": capability not in FAST_FLOAT64}
     if variant.together:
         pointers = {"like": f"*{variant.dtype}", "scale": "*fp32", "table": "*i64", "copies": "*i32"}
@@ -97,9 +98,9 @@ def compiled(capability: int, variant: Variant) -> Any:
 
 
 OF_A_FIRST_STEP = [
-    *(Variant("bf16", accelerator.WHOLE, bins=bins) for bins in (False, True)),
-    *(Variant("bf16", layout, bins=True, abs_mean=False) for layout in (accelerator.RUNS, accelerator.LAST)),
-    *(Variant("bf16", accelerator.FIRST, abs_mean=False, aligned=aligned, together=True) for aligned in (True, False)),
+    *(Variant("bf16", WHOLE, bins=bins) for bins in (False, True)),
+    *(Variant("bf16", layout, bins=True, abs_mean=False) for layout in (RUNS, LAST)),
+    *(Variant("bf16", FIRST, abs_mean=False, aligned=aligned, together=True) for aligned in (True, False)),
 ]
 
 

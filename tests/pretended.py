@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 import hookboard
 from hookboard import jobs
-from hookboard.measure import BINS, FORMULAS, accelerator, measure, measure_channels, merge_rows, plan
+from hookboard.measure import BINS, FORMULAS, accelerator, measure, measure_channels, memory, merge_rows, plan
 
 CUDA = torch.device("cuda", 0)
 PACKAGE = str(Path(hookboard.__file__).parent)
@@ -289,7 +289,7 @@ class PretendedAccelerator(CPUAccelerator):
 
 def pretend_kernels(device: Pretended, monkeypatch: Any) -> None:
     """The kernels of Triton are launched by code of ours, and what they would measure is measured on the CPU."""
-    measure, many, state = accelerator.measure, accelerator._launch_many, accelerator._State()
+    measure, many, state = accelerator.measure_into, accelerator._launch_many, accelerator._State()
     device.launches = launches = []
 
     def launch(name: str, way: Any, grid: Any, pointers: Any, numbers: Any) -> bool:
@@ -314,8 +314,8 @@ def pretend_kernels(device: Pretended, monkeypatch: Any) -> None:
 
     monkeypatch.setattr(accelerator, "_state", state)
     monkeypatch.setattr(accelerator, "_launch", launch)
-    monkeypatch.setattr(accelerator, "measure", alone)
-    monkeypatch.setattr("hookboard.recording.arena.measure_job", alone)
+    monkeypatch.setattr(accelerator, "measure_into", alone)
+    monkeypatch.setattr("hookboard.recording.arena.measure_into", alone)
     monkeypatch.setattr(accelerator, "_launch_many", together)
 
 
@@ -325,10 +325,10 @@ def as_kernels_do(target: Any, scale: Tensor | None) -> None:
 
     def numbers(tensor: Tensor, apart: int) -> Tensor:
         shape, stride = {
-            accelerator.WHOLE: ((form.inner,), (1,)),
-            accelerator.FIRST: ((form.channels, form.inner), (apart, 1)),
-            accelerator.RUNS: ((form.outer, form.channels, form.inner), (form.channels * apart, apart, 1)),
-            accelerator.LAST: ((form.outer, form.channels), (form.channels, 1)),
+            memory.WHOLE: ((form.inner,), (1,)),
+            memory.FIRST: ((form.channels, form.inner), (apart, 1)),
+            memory.RUNS: ((form.outer, form.channels, form.inner), (form.channels * apart, apart, 1)),
+            memory.LAST: ((form.outer, form.channels), (form.channels, 1)),
         }[form.layout]
         return tensor.detach().as_strided(shape, stride)
 
@@ -337,7 +337,7 @@ def as_kernels_do(target: Any, scale: Tensor | None) -> None:
     found = torch.zeros(BINS, dtype=torch.long)
     rows = torch.as_tensor(measure(values, every, counts=found, scale=scale), dtype=torch.float64)[None]
     if form.every:
-        dim = 0 if form.layout == accelerator.FIRST else 1
+        dim = 0 if form.layout == memory.FIRST else 1
         rows = torch.cat([rows, torch.as_tensor(measure_channels(values, dim, every, scale=scale)[1])])
     if not target.is_fresh:
         owner = torch.arange(len(rows)).repeat(2)

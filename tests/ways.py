@@ -1,12 +1,13 @@
 """The ways on which the door measures, all on tensors of the CPU."""
 
+import functools
+
 import numpy as np
 import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from hookboard.measure import BINS, FORMULAS, WIDTH, Moments, can_subtract, form_of, histograms, measure, native, plan
-from hookboard.measure.measuring import row_on_device
+from hookboard.measure import BINS, FORMULAS, WIDTH, Moments, by_torch, form_of, histograms, measure, native, plan
 from hookboard.measure.values import values_of
 
 ALL = plan(list(FORMULAS))
@@ -36,7 +37,11 @@ def without_a_compiler(tensor, plan=ALL, **options):
 
 def on_device(tensor, plan=ALL, counts=None, moments_only=False):
     """The way of an accelerator, which is the same code on any device."""
-    return row_on_device(tensor, values_of(tensor, may_wait=False), plan, counts, moments_only)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "_native", None)
+        patch.setattr(by_torch, "may_wait_for", lambda tensor: False)
+        patch.setattr("hookboard.measure.measuring.values_of", functools.partial(values_of, may_wait=False))
+        return measure(tensor, plan, counts=counts, moments_only=moments_only)
 
 
 def by_kernel(tensor, dim=None, counts=None, minus=None):
@@ -46,8 +51,12 @@ def by_kernel(tensor, dim=None, counts=None, minus=None):
 
 def kernel_reads(tensor, dim=None, minus=None):
     """Whether the kernel takes a tensor, the dimension of its channels, and what is subtracted from it."""
-    form = form_of(tensor, dim)
-    return form is not None and (minus is None or can_subtract(minus, form))
+    return is_read(tensor, form_of(tensor, dim), minus)
+
+
+def is_read(tensor, form, minus=None):
+    """Whether the kernel takes a tensor in a form, and what is subtracted from it."""
+    return form is not None and native.read(tensor, form, with_abs_mean=False, minus=minus) is not None
 
 
 WAYS = [on_cpu, without_a_compiler, on_device]

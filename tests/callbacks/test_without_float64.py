@@ -141,7 +141,7 @@ def test_the_second_moment_of_an_optimizer_is_read():
 
 
 def test_one_line_says_that_it_waits(monkeypatch, tmp_path, caplog):
-    monkeypatch.setattr("hookboard.measure.device.WITHOUT_FLOAT64", {"cpu"})
+    monkeypatch.setattr("hookboard.measure.card.WITHOUT_FLOAT64", {"cpu"})
     with caplog.at_level(logging.INFO):
         fit(tmp_path, Toy(mlp()), batches(2, 2), HealthMonitor(every_n_steps=1), ParameterLogger(every_n_steps=1))
     lines = [record.getMessage() for record in caplog.records if "no float64" in record.getMessage()]

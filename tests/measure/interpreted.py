@@ -10,7 +10,7 @@ import torch
 from oracle import assert_true, normal, row_of, rows_of_channels
 from ways import statistics
 
-from hookboard.measure import BINS, FORMULAS, WIDTH, accelerator, native, plan
+from hookboard.measure import BINS, FORMULAS, WIDTH, accelerator, memory, native, plan
 from hookboard.measure.histogram import as_single, bins_of
 from hookboard.measure.values import unscaled
 from hookboard.recording import Recorder
@@ -45,7 +45,7 @@ def small_tiles(monkeypatch):
     tiles = accelerator._tiles
 
     def small(layout, dtype, has_bins):
-        rows = 8 if layout == accelerator.LAST else 16
+        rows = 8 if layout == memory.LAST else 16
         return tiles(layout, dtype, has_bins)._replace(rows=rows, at_once=4 if has_bins else 1)
 
     monkeypatch.setattr(accelerator, "_tiles", small)
@@ -87,7 +87,7 @@ def measured(values, dim=None, *, counts=None, scale=None, into=None):
     job = accelerator.job_of(values, dim)
     rows = torch.full((job.rows, WIDTH), math.nan, dtype=torch.float64) if into is None else into
     target = accelerator.Target(job, rows, into is None, counts)
-    assert accelerator.measure(target, with_abs_mean=True, scale=scale)
+    assert accelerator.measure_into(target, with_abs_mean=True, scale=scale)
     return rows
 
 
@@ -143,8 +143,8 @@ def test_a_channel_without_a_finite_value_in_the_first_tiles_takes_no_precision(
 
 
 def test_no_program_has_more_tiles_than_its_counts_hold():
-    shape = accelerator.Shape(accelerator.FIRST, 1, 300, 2047 * 8192, 2047 * 8192, 1)
-    tiles = accelerator._tiles(accelerator.FIRST, torch.bfloat16, has_bins=True)
+    shape = memory.Shape(memory.FIRST, 1, 300, 2047 * 8192, 2047 * 8192, 1)
+    tiles = accelerator._tiles(memory.FIRST, torch.bfloat16, has_bins=True)
     programs, _ = accelerator._grid(shape, tiles, torch.device("cpu"), has_bins=True)
     blocks = -(-shape.inner // (tiles.rows * tiles.wide * tiles.at_once))
     assert -(-blocks // programs) * tiles.at_once <= accelerator.MAX_TILES
@@ -261,7 +261,7 @@ def test_many_tensors_and_differences_are_measured_together(small_tiles, monkeyp
             job = accelerator.job_of(tensor, None if minus is not None else dim, minus)
             targets.append(accelerator.Target(job, torch.empty(job.rows, WIDTH, dtype=torch.float64), True, None))
             true.append(tensor if minus is None else tensor.float() - minus.float())
-    assert not accelerator.measure_many(targets, with_abs_mean=True)
+    assert not accelerator.measure_all_into(targets, with_abs_mean=True)
     assert names == ["measure_many"] * 2, "those that are aligned, and those that are not"
     for target, values in zip(targets, true, strict=True):
         assert_true(statistics(target.rows[0]), [values])
@@ -274,7 +274,7 @@ def test_tensors_that_are_measured_together_have_bins_of_their_own(bins_are_coun
     found, rows = [counts() for _ in tensors], torch.empty(4, 1, WIDTH, dtype=torch.float64)
     jobs = map(accelerator.job_of, tensors)
     targets = [accelerator.Target(*each) for each in zip(jobs, rows, [True] * 4, found, strict=True)]
-    assert not accelerator.measure_many(targets, with_abs_mean=True)
+    assert not accelerator.measure_all_into(targets, with_abs_mean=True)
     for tensor, bins in zip(tensors, found, strict=True):
         assert torch.equal(bins, finite_bins(tensor))
 
@@ -404,13 +404,13 @@ def test_a_variant_that_fails_leaves_the_others(monkeypatch):
         target = accelerator.Target(
             accelerator.job_of(normal(9, dtype=dtype)), torch.empty(1, WIDTH).double(), True, None
         )
-        assert accelerator.measure(target, with_abs_mean=True) is (dtype is torch.bfloat16)
+        assert accelerator.measure_into(target, with_abs_mean=True) is (dtype is torch.bfloat16)
 
 
 def test_a_lack_of_memory_is_not_the_end_of_a_kernel(monkeypatch):
     said = fails_to_launch(monkeypatch, "Triton Error [CUDA]: out of memory")
     target = accelerator.Target(accelerator.job_of(normal(9)), torch.empty(1, WIDTH).double(), True, None)
-    assert [accelerator.measure(target, with_abs_mean=True) for _ in range(2)] == [False, True]
+    assert [accelerator.measure_into(target, with_abs_mean=True) for _ in range(2)] == [False, True]
     assert not said
 
 
@@ -428,9 +428,9 @@ def test_long_compiling_is_said_once_with_its_seconds(monkeypatch):
 @pytest.mark.parametrize(("shape", "dim"), [((9, 50), 1), ((2, 50, 3, 2), 1), ((50, 4), 0)], ids=str)
 def test_every_kth_channel_of_a_wide_tensor_has_its_row(small_tiles, monkeypatch, shape, dim):
     monkeypatch.setattr("hookboard.measure.row.MAX_CHANNEL_ROWS", 16)
-    accelerator._shape_of.cache_clear()
+    memory.shape_in_memory.cache_clear()
     tensor = normal(*shape)
     rows = measured(tensor * 1024, dim, scale=torch.tensor(1024.0))
-    accelerator._shape_of.cache_clear()
+    memory.shape_in_memory.cache_clear()
     assert_rows(rows[1:], [tensor], dim, every=4)
     assert_true(statistics(rows[0]), [tensor])

@@ -63,7 +63,7 @@ class Driver:
 
 def measured(tensor):
     job = job_of(tensor)
-    return accelerator.measure(Target(job, new_rows(job.rows, tensor.device), True, None), with_abs_mean=True)
+    return accelerator.measure_into(Target(job, new_rows(job.rows, tensor.device), True, None), with_abs_mean=True)
 
 
 def main(backend, architecture, warp):
@@ -76,7 +76,7 @@ def main(backend, architecture, warp):
     worked = [measured(tensor), measured(tensor), measured(tensor.view(-1)[1:])]
     job = job_of(tensor)
     targets = [Target(job, new_rows(1, tensor.device), True, None) for _ in range(3)]
-    worked += [not accelerator.measure_many(targets, with_abs_mean=False) for _ in range(2)]
+    worked += [not accelerator.measure_all_into(targets, with_abs_mean=False) for _ in range(2)]
     print(
         json.dumps(
             {

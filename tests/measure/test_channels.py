@@ -11,7 +11,7 @@ from torch import nn
 from ways import ALL, no_counts
 
 from hookboard.measure import FIELDS, WIDTH, Statistic, measure, measure_channels, native, plan
-from hookboard.measure.measuring import rows_of_channels
+from hookboard.measure.by_torch import rows_of_channels
 
 
 def on_cpu(tensor, dim):
@@ -209,7 +209,7 @@ def test_bins_and_statistics_of_the_user_are_those_of_the_whole_tensor(tensor):
 
 
 def test_the_blocks_of_a_large_tensor_on_a_device_merge_to_the_truth(monkeypatch):
-    monkeypatch.setattr("hookboard.measure.device.BLOCK", 100)
+    monkeypatch.setattr("hookboard.measure.by_torch.BLOCK", 100)
     tensor = spoiled((30, 19, 5), math.nan, 1e5)
     assert_rows(rows_of_channels(tensor, 1, ALL.wanted), true_rows([tensor], 1))
 

@@ -9,7 +9,7 @@ from ways import as_row, every_way, no_counts, on_cpu
 
 from hookboard import Statistic
 from hookboard.measure import DERIVED, WIDTH, Moments, measure_channels, merge_rows, plan
-from hookboard.measure.measuring import rows_of_channels
+from hookboard.measure.by_torch import rows_of_channels
 
 EVERYTHING = plan(list(DERIVED))
 WITHOUT_CHANNELS = ("dead_fraction", "effective_rank")

@@ -36,6 +36,9 @@ TENSORS = {
     "every third unit, not finite": (with_holes(100, 9)[::2], 0),
     "a unit larger than a chunk": (normal(6, 5000)[::2], 0),
     "more units than are worked on at once": (normal(1000, 20)[::4], 0),
+    "transposed": (normal(30, 41).t(), 0),
+    "in any order": (normal(3, 4, 5, 6).permute(2, 0, 3, 1), 2),
+    "in any order, without its channels": (normal(3, 4, 5, 6).permute(2, 0, 3, 1), None),
 }
 
 
@@ -55,7 +58,7 @@ def test_the_row_of_a_tensor_is_that_of_its_values(tensor, dim):
 
 @pytest.mark.parametrize("tensor", [t for t, _ in TENSORS.values()], ids=TENSORS)
 def test_a_difference_is_that_of_float32(tensor):
-    minus = normal(*tensor.shape, mean=0.5)
+    minus = torch.empty_like(tensor).copy_(normal(*tensor.shape, mean=0.5))  # in the same order
     assert kernel_reads(tensor, None, minus)
     counts = no_counts()
     row, _ = by_kernel(tensor, counts=counts, minus=minus)
@@ -76,13 +79,13 @@ def freed(tensor):
 
 ALONE = {
     "integers": (torch.arange(3), None, None),
-    "transposed": (normal(3, 4).t(), None, None),
     "gaps in a unit": (normal(4, 6)[:, ::2], 0, None),
     "expanded": (normal(1, 3).expand(4, 3), 0, None),
     "turned back to front by strides that overlap": (torch.as_strided(normal(9), (3, 3), (2, 1)), 0, None),
     "freed": (freed(normal(4, 4)), None, None),
     "a slice of what was freed": (freed(normal(4, 4)[::2]), 0, None),
     "units that are not the first dimension of a slice": (normal(8, 5)[::2], 1, None),
+    "another order in what is subtracted": (normal(3, 4).t(), None, normal(4, 3)),
     "another shape to subtract": (normal(3, 4), None, normal(4, 3)),
     "gaps in what is subtracted": (normal(3, 4), None, normal(6, 4)[::2]),
     "another type to subtract": (normal(3), None, normal(3, dtype=torch.float64)),

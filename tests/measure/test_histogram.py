@@ -7,7 +7,7 @@ from oracle import normal
 from ways import every_way, histogram, histogram_of, no_counts, on_cpu, without_a_compiler
 
 from hookboard.measure import histograms
-from hookboard.measure.cpu import BLOCK
+from hookboard.measure.by_torch import BLOCK_ON_HOST as BLOCK
 
 
 def counts_of(*tensors, measured=on_cpu):

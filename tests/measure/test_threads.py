@@ -17,14 +17,14 @@ def test_what_several_threads_measure_at_once_is_what_each_measures_alone(measur
         return (normal(20_000 + k, std=3.0) + k).to(dtype)
 
     def work(k):
-        return [on_cpu(of(k), counts=counts) for _ in range(20)]
+        return [on_cpu(of(k), counts=counts[k]) for _ in range(20)]
 
-    counts = no_counts()
+    counts = [no_counts() for _ in range(8)]
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(4) as threads:
         if measured is without_a_compiler:
             patch.setattr("hookboard.measure.native._native", None)
         rows = list(threads.map(work, range(8)))
-    assert counts.sum() == sum(20 * (20_000 + k) for k in range(8))
+    assert [each.sum() for each in counts] == [20 * (20_000 + k) for k in range(8)]
     for k, measured_rows in enumerate(rows):
         values = of(k).to(torch.complex128).abs() if dtype.is_complex else of(k)
         for row in measured_rows[::5]:

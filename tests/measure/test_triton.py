@@ -15,7 +15,7 @@ import pytest
 import torch
 from kernel_sources import LAYOUTS, OF_A_FIRST_STEP, TYPES, Variant, compiled, way_of
 
-from hookboard.measure import accelerator
+from hookboard.measure import accelerator, memory
 from hookboard.measure.histogram import bins_of
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="there is no Triton here")
@@ -98,7 +98,7 @@ def test_values_are_loaded_16_bytes_at_once_in_a_loop_without_a_barrier(dtype, l
 @pytest.mark.large
 @needs_today
 def test_a_histogram_of_normal_values_takes_at_most_one_atomic_addition_for_32_values(tmp_path):
-    variant = Variant("bf16", accelerator.WHOLE, bins=True)
+    variant = Variant("bf16", memory.WHOLE, bins=True)
     kernel, way, values = compiled(90, variant), way_of(variant), variant.job().shape.inner
     operations, loops = disassembled(kernel, tmp_path)
     # One that returns what was there, by one thread, counts programs.

@@ -8,7 +8,7 @@ from oracle import assert_true, normal, truth
 from ways import as_row, every_way, on_cpu, on_device, statistics
 
 from hookboard.measure import FIELDS, merge_rows, plan
-from hookboard.measure.cpu import BLOCK
+from hookboard.measure.by_torch import BLOCK_ON_HOST as BLOCK
 
 FLOAT32_MAX = torch.finfo(torch.float32).max
 FLOAT64_MAX = torch.finfo(torch.float64).max

@@ -9,7 +9,7 @@ from oracle import assert_true, normal, rows_of_channels
 
 from hookboard.measure import FORMULAS, MAX_CHANNEL_ROW_BYTES, WIDTH, plan
 from hookboard.recording import Recorder
-from hookboard.recording.rows import MOST_CALLS
+from hookboard.recording.rows import GROWTH
 from hookboard.sites import Site
 
 A, B = Site("a", "output"), Site("b", "output")
@@ -40,13 +40,21 @@ def test_calls_of_a_site_merge_for_each_channel():
     assert_true(reading.statistics, parts)
 
 
-def test_more_calls_than_are_kept_merge_on_the_way():
-    mine, parts = recorder(), list(normal(5 * MOST_CALLS + 3, 3, 4, mean=5.0))
+def test_more_calls_than_are_kept_merge_on_the_way(monkeypatch):
+    monkeypatch.setattr("hookboard.recording.rows.MOST_ROWS", 1)
+    mine, parts = recorder(), list(normal(20 * GROWTH + 3, 3, 4, mean=5.0))
     for part in parts:
         mine.open(A)(part)
-        assert max(map(len, mine._main._channels._calls.values())) < MOST_CALLS
+        assert len(mine._main.rows.kept) < GROWTH
     (reading,) = mine.flush().values()
     assert_channels(reading, parts)
+
+
+def test_a_site_whose_channels_changed_has_none_after_a_merge_on_the_way_either(monkeypatch):
+    monkeypatch.setattr("hookboard.recording.rows.MOST_ROWS", 1)
+    for odd in (normal(3), normal(3, 5)):
+        reading = read(recorder(), *[normal(3, 4)] * 3, odd, *[normal(3, 4)] * 3 * GROWTH)
+        assert reading.channels is None
 
 
 def test_types_of_several_calls_may_differ():
@@ -194,5 +202,5 @@ def test_the_rows_of_a_million_channels_are_bounded_while_calls_wait():
     mine, tensor = recorder(), normal(1, 1_000_003)
     for _ in range(3):
         mine.open(A)(tensor)
-    assert max(rows.nbytes for calls in mine._main._channels._calls.values() for rows in calls) <= MAX_CHANNEL_ROW_BYTES
-    assert mine.slots.extents[A].rows * 8 * WIDTH <= MAX_CHANNEL_ROW_BYTES
+    assert max(rows.nbytes for _, _, rows in mine._main.rows.kept) <= MAX_CHANNEL_ROW_BYTES
+    assert mine.slots.by_site[A].extent.rows * 8 * WIDTH <= MAX_CHANNEL_ROW_BYTES

@@ -174,7 +174,8 @@ def test_a_tensor_on_the_host_is_measured_there_though_its_site_has_bins_on_a_de
     for part in parts[1:]:
         mine.open(Site("a", "output"))(in_another_thread(part.clone))
     (reading,) = mine.flush().values()
-    assert given == [False, False]
+    assert given
+    assert not any(given)
     assert_true(reading.statistics, parts)
     assert reading.histogram.counts.sum() == 800
     np.testing.assert_allclose(reading.channels, rows_of_channels(parts, 1), rtol=1e-6)
@@ -246,7 +247,7 @@ def test_memory_on_the_device_grows_no_further_once_all_sites_are_known(device):
 
 
 def test_a_lack_of_memory_is_met_by_small_temporaries():
-    from hookboard.measure import device as by_torch
+    from hookboard.measure import by_torch
 
     assert by_torch.BLOCK * 20 <= 100e6, "the temporaries of a block are some 20 bytes for each value"
     values = torch.cat([normal(by_torch.BLOCK), normal(3)])
@@ -327,7 +328,7 @@ def test_what_a_first_launch_has_measured_is_not_measured_again_where_memory_lac
 
 def test_a_common_launch_that_fails_switches_its_sites_off_and_the_training_goes_on(device, monkeypatch):
     mine = recorder()
-    monkeypatch.setattr(mine._main, "measure_together", failing_once(None, ValueError("no idea")))
+    monkeypatch.setattr(mine._main.arena, "measure_together", failing_once(None, ValueError("no idea")))
     with pytest.warns(UserWarning, match="parameter of 'a' is switched off .*no idea"):
         mine.observe_all([(Site("a", "parameter"), there(device, normal(8, 4)), None)])
     assert not len(mine.flush())
@@ -362,10 +363,11 @@ def test_an_empty_call_leaves_the_channels_of_the_others(device):
 
 @pytest.mark.parametrize("shape", [(10_000_000, 16), (1, 70_000, 7), (1, 1 << 23)], ids=str)
 @pytest.mark.parametrize("dim", [0, 1])
-def test_no_launch_has_more_groups_than_a_card_takes_nor_much_memory(shape, dim):
-    form = accelerator._shape_of(torch.Size(shape), torch.empty(shape, device="meta").stride(), dim)
-    if form is not None:  # otherwise torch takes each k-th channel out of it first
-        way = accelerator._way(form, torch.float32, torch.device("cpu"), True, False, True, False)
+def test_no_launch_has_more_groups_than_a_card_takes_nor_much_memory(monkeypatch, shape, dim):
+    monkeypatch.setattr(accelerator, "DEVICES", {"cpu"})
+    job = accelerator.job_of(torch.empty(shape), dim)  # of which no page is ever touched
+    if job is not None:  # otherwise torch takes each k-th channel out of it first
+        way = accelerator._way(job.shape, torch.float32, torch.device("cpu"), True, False, True, False)
         assert way.groups <= 65535
         assert way.scratch * 80 < 10e6
 

@@ -18,7 +18,7 @@ def said(monkeypatch, caplog):
         monkeypatch.setattr(native, "_native", kernel)
         with caplog.at_level(logging.INFO, "lightning.pytorch"):
             for _ in range(2):
-                RowBuffer([], torch.device("cpu")).merged([(0, empty_row([]))], 1)
+                RowBuffer([], torch.device("cpu")).rows([(0, empty_row([]), None)], 1)
         return [record.getMessage() for record in caplog.records]
 
     yield lines

@@ -100,7 +100,7 @@ def test_a_graph_is_neither_built_nor_kept():
     mine = recorder()
     x = torch.ones(3, requires_grad=True)
     mine.open(A)(x * 2)
-    assert not mine._main._rows.merged(mine._main._rows.take(), 1).requires_grad
+    assert not mine._main.rows.rows(mine._main.rows.take(), 1).requires_grad
 
 
 def test_an_empty_tensor_gives_an_empty_reading():

@@ -1,5 +1,3 @@
-import threading
-
 import pytest
 import torch
 from oracle import assert_true, normal
@@ -23,7 +21,7 @@ def filled():
         if index % 3 == 0:
             buffer.append(2, measure(part[:0], everything, moments_only=True))
     memory = len(buffer.kept)
-    return buffer.merged(buffer.take(), 8), parts, memory
+    return buffer.rows(buffer.take(), 8), parts, memory
 
 
 def test_rows_that_were_merged_on_the_way_are_as_true_as_rows_that_were_kept(filled):
@@ -53,16 +51,3 @@ def test_of_wide_rows_fewer_are_kept():
     for _ in range(100):
         buffer.append(0, row)
     assert len(buffer.kept) * wide.width < MOST_ROWS * WIDTH
-
-
-def test_no_row_is_lost_while_several_threads_append(monkeypatch):
-    monkeypatch.setattr("hookboard.recording.rows.MOST_ROWS", 16)
-    buffer, row = RowBuffer([], CPU), measure(torch.ones(1), plan("mean"))
-    threads = [threading.Thread(target=lambda k=k: [buffer.append(k, row) for _ in range(500)]) for k in range(4)]
-    for thread in threads:
-        thread.start()
-    found = torch.zeros(4, dtype=torch.float64)
-    while any(thread.is_alive() for thread in threads):
-        found += buffer.merged(buffer.take(), 4)[:, 0]
-    found += buffer.merged(buffer.take(), 4)[:, 0]
-    assert found.tolist() == [500] * 4

@@ -1,8 +1,10 @@
 """Reduces a tensor to a row (count, mean, deviation and so on), merges rows exactly, and computes statistics from them.
 
-`measure` takes a tensor and returns its row; `measure_channels` returns a row for each channel too. `form_of` describes
-how the compiled kernel reads a tensor; `read` uses that description to measure further tensors of the same form, with
-less overhead. Besides these, only `is_like`, `can_subtract` and `blocks_of` are given tensors of a model.
+`measure` takes a tensor and returns its row; `measure_channels` returns a row for each channel too. Three backends do
+the work, each in a file: `native` calls the kernel in C, `accelerator` those of Triton, and each has a `measure` that
+returns None for a tensor that its kernels cannot read; `by_torch` measures all. Recorders see tensors of the same form
+in each step, and ask the kernels with less overhead: `form_of` describes how the one in C reads a tensor, and `read`
+reads others like it; `job_of` describes a tensor for those of Triton, and `measure_into` merges it into rows in memory.
 """
 
 from hookboard.measure.accelerator import (
@@ -10,24 +12,22 @@ from hookboard.measure.accelerator import (
     Target,
     has_kernels,
     job_of,
+    measure_all_into,
+    measure_into,
     new_bins,
     new_rows,
     report_compile_time,
     uploaded_from,
 )
-from hookboard.measure.accelerator import measure as measure_job
-from hookboard.measure.accelerator import measure_many as measure_jobs
+from hookboard.measure.card import measuring_device, needs_host
 from hookboard.measure.columns import Columns, empty_row, width_of
 from hookboard.measure.derived import DERIVED
-from hookboard.measure.device import measuring_device, needs_host
 from hookboard.measure.histogram import BINS, Histogram, histograms
-from hookboard.measure.measuring import ChannelRows, measure, measure_channels
+from hookboard.measure.measuring import measure, measure_channels
 from hookboard.measure.merge import merge_rows, merging
 from hookboard.measure.native import (
     Form,
-    can_subtract,
     form_of,
-    is_like,
     read,
     report_missing_kernel,
 )
@@ -38,6 +38,7 @@ from hookboard.measure.row import (
     MAX_CHANNEL_ROWS,
     REQUESTABLE,
     WIDTH,
+    ChannelRows,
     Moments,
     Row,
     channel_row_count,
@@ -79,7 +80,6 @@ __all__ = [
     "Target",
     "as_list",
     "blocks_of",
-    "can_subtract",
     "channel_row_count",
     "channel_stride",
     "elements_in",
@@ -87,12 +87,11 @@ __all__ = [
     "form_of",
     "has_kernels",
     "histograms",
-    "is_like",
     "job_of",
     "measure",
+    "measure_all_into",
     "measure_channels",
-    "measure_job",
-    "measure_jobs",
+    "measure_into",
     "measuring_device",
     "merge_rows",
     "merging",

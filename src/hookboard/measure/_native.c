@@ -1,4 +1,4 @@
-/* One pass over values where torch needs five. Optional: without it cpu.py does the same with torch's own
+/* One pass over values where torch needs five. Optional: without it by_torch.py does the same with torch's own
    operations. native.py, the only caller, holds the tensors alive, and has looked at each that comes as the address
    of its first value. */
 
@@ -54,7 +54,7 @@
 #define CHANNEL 128     /* values that take as long as to finish the row of a channel */
 #define TENSOR 512      /* values that take as long as to begin with another tensor */
 
-static const double CANCELLATION = 1e-6; /* as MIN_VARIANCE_SHARE in cpu.py */
+static const double CANCELLATION = 1e-6; /* as MIN_VARIANCE_SHARE in by_torch.py */
 
 enum { FLOAT32, FLOAT64, BFLOAT16, FLOAT16 }; /* as in native.py */
 enum { COUNT, MEAN, M2, ABS_SUM, ZEROS, NANS, POSINF, NEGINF, MIN, MAX, WIDTH }; /* as in row.py */
@@ -445,7 +445,7 @@ static void do_piece(const Job *job, size_t piece, const Also *also)
         OF[job->type].add_values(found, job, begin, end, also);
 }
 
-/* Whether the squares of the row's values stay in the range of float64, as in cpu.py. */
+/* Whether the squares of the row's values stay in the range of float64, as in by_torch.py. */
 static int is_safe(const double *row)
 {
     double size = fmax(-row[MIN], row[MAX]);

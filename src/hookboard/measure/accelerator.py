@@ -1,7 +1,7 @@
 """Launches the kernels of `triton_kernel`. Only this file passes tensors to them.
 
 Nothing here waits for the device. Where Triton is missing, or a kernel fails, tensors are measured by torch's own
-operations (`device.py`), which are right too, but are some forty launches for each tensor.
+operations (`by_torch.py`), which are right too, but are some forty launches for each tensor.
 """
 
 import contextlib
@@ -13,11 +13,12 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hookboard.measure.card import adds_float64_fast, processors
 from hookboard.measure.histogram import BINS
-from hookboard.measure.row import WIDTH, channel_row_count, channel_stride
+from hookboard.measure.memory import FIRST, LAST, WHOLE, Shape, can_subtract, is_plain, shape_in_memory
+from hookboard.measure.row import WIDTH, channel_row_count
 from hookboard.measure.values import with_memory
 from hookboard.messages import inform, warn_switched_off
 from hookboard.torch_private import stream_number
@@ -67,29 +68,6 @@ usually a few hundred. It has at least this many values, if there are as many.""
 
 LONG_COMPILE_SECONDS = 1.0
 """If compiling takes longer than this, users are told."""
-
-WHOLE, FIRST, RUNS, LAST = range(4)
-"""How channels lie in memory, see `triton_kernel`."""
-
-
-class Shape(NamedTuple):
-    """How a tensor lies in memory, see `triton_kernel.measure`.
-
-    Args:
-        layout: WHOLE, FIRST, RUNS or LAST.
-        outer: how many runs a channel has; for LAST, its values.
-        channels: how many there are; 1 without channels.
-        inner: the length of a run.
-        apart: the distance of the first values of two channels.
-        every: each `every`-th channel has a row; 0 if none has.
-    """
-
-    layout: int
-    outer: int
-    channels: int
-    inner: int
-    apart: int
-    every: int
 
 
 class Job(NamedTuple):
@@ -194,10 +172,7 @@ def job_of(tensor: Tensor, dim: int | None = None, minus: Tensor | None = None) 
     Raises:
         TypeError: the memory of the tensor has been freed.
     """
-    kind = type(tensor)
-    if not (kind is Tensor or kind is nn.Parameter) or not has_kernels(tensor.device):
-        return None
-    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized or not tensor.numel():
+    if not is_plain(tensor) or not has_kernels(tensor.device) or not tensor.numel():
         return None
     with_memory(tensor)
     if tensor.dtype not in DTYPES:
@@ -206,72 +181,17 @@ def job_of(tensor: Tensor, dim: int | None = None, minus: Tensor | None = None) 
         tensor = tensor.float()
     elif tensor.is_neg():
         tensor = tensor.resolve_neg()
-    shape = _shape_of(tensor.shape, tensor.stride(), dim)
-    if shape is None:
+    shape = shape_in_memory(tensor.shape, tensor.stride(), dim)
+    if shape is None or (shape.apart > shape.inner and shape.channels > MAX_PARTS):
         tensor = tensor.contiguous()
-        shape = _shape_of(tensor.shape, tensor.stride(), dim)
-    job = None if shape is None else Job(tensor, minus, shape)
-    return job if job is None or minus is None or _fits(minus, job) else None
-
-
-@functools.lru_cache(maxsize=1 << 14)
-def _shape_of(shape: torch.Size, stride: tuple[int, ...], dim: int | None) -> Shape | None:
-    """Return how a tensor lies in memory; None if it has to be copied."""
-    if dim is not None and (not -len(shape) <= dim < len(shape) or not shape[dim]):
-        dim = None
-    values, order = math.prod(shape), dense_order(shape, stride)
-    if order is None:
-        parts, inner = shape[0], values // shape[0]
-        has_gaps_between_parts_alone = stride[0] >= inner and dense_order(shape[1:], stride[1:]) == [
-            *range(len(shape) - 1)
-        ]
-        if dim not in (None, 0, -len(shape)) or not has_gaps_between_parts_alone or parts > MAX_PARTS:
-            return None
-        return Shape(FIRST, 1, parts, inner, stride[0], 0 if dim is None else channel_stride(parts))
-    if dim is None:
-        return Shape(WHOLE, 1, 1, values, values, 0)
-    place, sizes = order.index(dim % len(shape)), [shape[each] for each in order]
-    outer, channels, inner = math.prod(sizes[:place]), sizes[place], math.prod(sizes[place + 1 :])
-    every = channel_stride(channels)
-    if channels > MAX_CHANNELS:
+        shape = shape_in_memory(tensor.shape, tensor.stride(), dim)
+    if shape is None or shape.channels > MAX_CHANNELS or not (minus is None or can_subtract(minus, tensor)):
         return None
-    if inner == 1:
-        return Shape(LAST, outer, channels, 1, 1, every)
-    return Shape(FIRST if outer == 1 else RUNS, outer, channels, inner, inner, every)
+    return Job(tensor, minus, shape)
 
 
-def dense_order(shape: Sequence[int], stride: Sequence[int]) -> list[int] | None:
-    """Return the dimensions in their order in memory, the one with stride 1 last; None if there are gaps.
-
-    Examples:
-        >>> tensor = torch.empty(2, 3, 4, 5, memory_format=torch.channels_last)
-        >>> dense_order(tensor.shape, tensor.stride())
-        [0, 2, 3, 1]
-    """
-    order = sorted(range(len(shape)), key=lambda dim: (stride[dim], shape[dim]), reverse=True)
-    expected = 1
-    for dim in reversed(order):
-        if shape[dim] != 1:
-            if stride[dim] != expected:
-                return None
-            expected *= shape[dim]
-    return order
-
-
-def _fits(minus: Tensor, job: Job) -> bool:
-    """Return True if `minus` can be subtracted: it lies without gaps, in the order of the job's values."""
-    values = job.values
-    if minus.dtype is not values.dtype or minus.device != values.device or minus.shape != values.shape:
-        return False
-    if type(minus) is not Tensor or minus.layout is not torch.strided or minus.is_neg() or not minus.data_ptr():
-        return False
-    if job.shape.apart == job.shape.inner or job.shape.layout == WHOLE:
-        return minus.stride() == values.stride()
-    return minus.is_contiguous()
-
-
-def measure(target: Target, *, with_abs_mean: bool, scale: Tensor | None = None) -> bool:
-    """Measure a tensor in one launch, on the current stream of its device.
+def measure_into(target: Target, *, with_abs_mean: bool, scale: Tensor | None = None) -> bool:
+    """Measure a tensor, and merge it into its rows, in one launch, on the current stream of its device.
 
     Args:
         target: what is measured, and where the results go. It has no `minus`.
@@ -293,13 +213,24 @@ def measure(target: Target, *, with_abs_mean: bool, scale: Tensor | None = None)
     return _launch("measure", way, (way.programs, way.groups, 1), pointers, (*shape[1:], int(is_fresh)))
 
 
-def measure_many(targets: Iterable[Target], *, with_abs_mean: bool, scale: Tensor | None = None) -> list[Target]:
-    """Measure many tensors of one device, in as few launches as they have dtypes, layouts and alignments.
+def measure(tensor: Tensor, dim: int | None = None, *, with_abs_mean: bool) -> tuple[Tensor, Tensor | None] | None:
+    """Return the row of a tensor, and the rows of its channels, see `job_of`; None if no kernel can measure it."""
+    job = job_of(tensor, dim)
+    if job is None:
+        return None
+    rows = new_rows(job.rows, tensor.device)
+    if not measure_into(Target(job, rows, is_fresh=True, counts=None), with_abs_mean=with_abs_mean):
+        return None
+    return rows[0], rows[1:] if job.channels else None
+
+
+def measure_all_into(targets: Iterable[Target], *, with_abs_mean: bool, scale: Tensor | None = None) -> list[Target]:
+    """Do what `measure_into` does with many tensors of one device, in a launch for each dtype, layout and alignment.
 
     Args:
         targets: what is measured, and where the results go; no two have the same rows.
-        with_abs_mean: as in `measure`.
-        scale: as in `measure`.
+        with_abs_mean: as in `measure_into`.
+        scale: as in `measure_into`.
 
     Returns:
         The targets for which that did not work: nothing has changed there.

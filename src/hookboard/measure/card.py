@@ -10,6 +10,9 @@ import torch
 FASTER_THAN = 4
 """Up to this ratio of single to double speed, kernels sum in float64; beyond it, pairs of float32 are faster."""
 
+WITHOUT_FLOAT64 = frozenset({"mps"})
+"""Types of devices without float64, which sums need; tensors there are copied to the CPU to be measured."""
+
 _SINGLE_TO_DOUBLE = 87
 """CU_DEVICE_ATTRIBUTE_SINGLE_TO_DOUBLE_PRECISION_PERF_RATIO of CUDA's driver, which torch does not tell."""
 
@@ -39,3 +42,17 @@ def adds_float64_fast(device: torch.device) -> bool:
     except (OSError, AttributeError):
         return True
     return not is_known or ratio.value <= FASTER_THAN
+
+
+def needs_host(device: torch.device) -> bool:
+    """Return True if tensors of this device are measured on the CPU, because the device has no float64."""
+    return device.type in WITHOUT_FLOAT64
+
+
+def measuring_device(device: torch.device) -> torch.device:
+    """Return the device on which tensors of a device are measured: itself, or the CPU if it has no float64.
+
+    >>> measuring_device(torch.device("mps"))
+    device(type='cpu')
+    """
+    return torch.device("cpu") if needs_host(device) else device

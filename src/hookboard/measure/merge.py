@@ -26,9 +26,8 @@ def merge(rows: Tensor, owner: Tensor, owners: int) -> Tensor:
     Returns:
         The merged rows, shape (owners, WIDTH); an owner without rows gets the row of an empty tensor.
     """
-    if native.can_merge(rows, owner):
-        return native.merged(rows, owner, owners)
-    return run(moments(rows, owner), by_owner(owner, owners))
+    by_kernel = native.merge(rows, owner, owners)
+    return run(moments(rows, owner), by_owner(owner, owners)) if by_kernel is None else by_kernel
 
 
 def moments(rows: Tensor, owner: Tensor | slice) -> Merging[Tensor]:

@@ -4,15 +4,14 @@ Large tensors are measured by torch's own threads, as many as torch uses. The re
 """
 
 import functools
-import math
-import threading
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hookboard.measure.row import WIDTH, channel_stride, has_channels
+from hookboard.measure.memory import can_subtract, is_plain, shape_in_memory
+from hookboard.measure.row import WIDTH
 from hookboard.messages import inform
 
 try:
@@ -22,9 +21,6 @@ except ImportError:  # there was no C compiler when hookboard was installed
 
 _TYPES = {torch.float32: (0, 4), torch.float64: (1, 8), torch.bfloat16: (2, 2), torch.float16: (3, 2)}
 """The dtypes that the kernel reads: its number for each, and the bytes of a value."""
-
-_COUNTING = threading.Lock()
-"""Held while bins are added: the kernel may run without the interpreter's lock."""
 
 
 @functools.cache
@@ -61,12 +57,10 @@ class Form(NamedTuple):
 
 
 def form_of(tensor: Tensor, dim: int | None = None) -> Form | None:
-    """Return how the kernel reads the tensor; None if it must not.
+    """Return how the kernel reads a tensor; None if it cannot.
 
-    The kernel reads plain tensors of floats on the CPU that are contiguous, channels last (with 4 dimensions), or
-    contiguous but for gaps between the parts of their first dimension, as `weight[::4]` is. A subclass may have no
-    memory of its own, a tensor inside `torch.func` has none, a view may stand for the negative of its memory, and FSDP
-    frees the memory of tensors that still exist.
+    The kernel reads plain tensors of floats on the CPU that have no gaps, or gaps only between the parts of their first
+    dimension, as `weight[::4]` has.
 
     Args:
         tensor: the tensor.
@@ -74,82 +68,17 @@ def form_of(tensor: Tensor, dim: int | None = None) -> Form | None:
             more channels than get a row each is not read, see `channel_stride`; one with gaps is read only if the
             channels are dimension 0.
     """
-    if not is_readable(tensor):
+    if _native is None or not is_plain(tensor) or not (tensor.is_cpu and tensor.dtype in _TYPES and tensor.numel()):
         return None
-    dim = dim % tensor.dim() if dim is not None and has_channels(tensor, dim) else None
-    if dim is not None and channel_stride(tensor.shape[dim]) > 1:
+    shape = shape_in_memory(tensor.shape, tensor.stride(), dim)
+    if shape is None or shape.every > 1:
         return None
-    values = reach = tensor.numel()
-    if tensor.is_contiguous() or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)):
-        outer, channels, inner = (1, 0, values) if dim is None else _extents(tensor, dim)
-        apart = inner
-    elif not dim and values and _has_gaps_between_parts_alone(tensor):
-        inner, apart = values // len(tensor), tensor.stride(0)
-        outer, channels = (len(tensor), 0) if dim is None else (1, len(tensor))
-        reach = (len(tensor) - 1) * apart + inner
-    else:
-        return None
-    given = _TYPES[tensor.dtype][0], outer, channels, inner, apart
-    form = Form(tensor.shape, tensor.stride(), tensor.dtype, dim, channels, reach, given)
-    return form if is_readable(tensor, reach) else None
-
-
-def is_like(tensor: Tensor, form: Form) -> bool:
-    """Return True if `read` may read this tensor with a form made for another one; much faster than `form_of`."""
-    return (
-        tensor.dtype is form.dtype
-        and is_readable(tensor, form.reach)
-        and tensor.shape == form.shape
-        and tensor.stride() == form.stride
-    )
-
-
-def can_subtract(minus: Tensor, form: Form) -> bool:
-    """Return True if `read` can subtract `minus` from a tensor of this form.
-
-    It can if the form has no channels, and `minus` has the same shape, dtype and order in memory, without gaps.
-    """
-    values, stride = minus.numel(), form.stride
-    if form.channels or minus.dtype is not form.dtype or not is_readable(minus, values) or minus.shape != form.shape:
-        return False
-    if form.reach != values:  # only between the parts of the first dimension
-        stride = (values // len(minus), *stride[1:])
-    strides = zip(minus.shape, minus.stride(), stride, strict=True)
-    return minus.stride() == stride or all(size == 1 or own == wanted for size, own, wanted in strides)
-
-
-def is_readable(tensor: Tensor, values: int = 0) -> bool:
-    """Return True for a plain tensor on the CPU, of a dtype that the kernel reads, whose memory has not been freed.
-
-    Args:
-        tensor: the tensor.
-        values: how many values its memory must hold, from its first one on.
-    """
-    kind = type(tensor)
-    is_plain = (
-        _native is not None
-        and (kind is Tensor or kind is nn.Parameter)
-        and tensor.dtype in _TYPES
-        and tensor.is_cpu
-        and tensor.layout is torch.strided
-        and not tensor.is_nested
-        and not tensor.is_neg()
-    )
-    try:
-        needed = _TYPES[tensor.dtype][1] * (tensor.storage_offset() + values) if is_plain else 0
-        return is_plain and tensor.untyped_storage().nbytes() >= needed and tensor.data_ptr() != 0
-    except RuntimeError:  # a tensor inside torch.func
-        return False
-
-
-def _has_gaps_between_parts_alone(tensor: Tensor) -> bool:
-    """Return True if each part along the first dimension is contiguous, and the parts do not overlap."""
-    inner = left = tensor.numel() // len(tensor)
-    for size, stride in zip(tensor.shape[1:], tensor.stride()[1:], strict=True):
-        left //= size
-        if size > 1 and stride != left:
-            return False
-    return tensor.stride(0) >= inner
+    has_gaps = shape.apart > shape.inner
+    reach = (shape.channels - 1) * shape.apart + shape.inner if has_gaps else tensor.numel()
+    outer, channels = (shape.outer, shape.channels) if shape.every else (shape.channels, 0)
+    given = _TYPES[tensor.dtype][0], outer, channels, shape.inner, shape.apart
+    of_channels = dim % tensor.dim() if dim is not None and shape.every else None
+    return Form(tensor.shape, tensor.stride(), tensor.dtype, of_channels, channels, reach, given)
 
 
 def read(
@@ -159,53 +88,64 @@ def read(
     with_abs_mean: bool,
     counts: Tensor | None = None,
     minus: Tensor | None = None,
-) -> tuple[list[float] | None, np.ndarray | None]:
+) -> tuple[list[float] | None, np.ndarray | None] | None:
     """Measure a tensor by the kernel: its row, and the rows of its channels if the form has some.
+
+    It looks at each tensor before its address goes to the kernel: a subclass may have no memory of its own, a tensor
+    inside `torch.func` has none, a view may stand for the negative of its memory, and FSDP frees the memory of tensors
+    that still exist.
 
     Args:
         tensor: the tensor.
-        form: how to read it: what `form_of` returned for it, or for a tensor that it `is_like`.
+        form: how to read it: what `form_of` returned for it, or for another tensor before.
         with_abs_mean: whether to measure `abs_mean`; otherwise that column is 0.
         counts: the bins of the values are added to this, shape (BINS,), int64, contiguous, on the CPU.
-        minus: is subtracted from the tensor first, in float32 at least; it must have passed `can_subtract`.
+        minus: is subtracted from the tensor first, in float32 at least.
 
     Returns:
-        The row, WIDTH floats; and the rows of the channels, shape (channels, WIDTH), float64, None without channels. If
-        squares of float64 values leave the range of float64, in any channel, the row is None and the rows of the
-        channels are wrong; the bins have been counted.
+        None, and nothing is counted, if the kernel must not read the tensor in this form, or cannot subtract `minus`:
+        it can if that lies in the same order, without gaps, and the form has no channels.
+        Otherwise the row, WIDTH floats; and the rows of the channels, shape (channels, WIDTH), float64, None without
+        channels. If squares of float64 values leave the range of float64, in any channel, the row is None and the rows
+        of the channels are wrong; the bins have been counted.
     """
+    kind = type(tensor)
+    is_alike = (
+        (kind is Tensor or kind is nn.Parameter)
+        and tensor.dtype is form.dtype
+        and tensor.is_cpu
+        and tensor.layout is torch.strided
+        and not (tensor.is_nested or tensor.is_neg())
+        and tensor.shape == form.shape
+        and tensor.stride() == form.stride
+    )
+    if not is_alike or not (minus is None or (not form.channels and can_subtract(minus, tensor))):
+        return None
+    try:
+        needed = _TYPES[form.dtype][1] * (tensor.storage_offset() + form.reach)
+        address = tensor.data_ptr() if tensor.untyped_storage().nbytes() >= needed else 0
+    except RuntimeError:  # a tensor inside torch.func
+        return None
+    if not address:
+        return None
     less = 0 if minus is None else minus.data_ptr()
-    given, threads = (tensor.data_ptr(), less, *form.given, with_abs_mean), torch.get_num_threads()
-    if counts is None:
-        row, memory = _native.measure(*given, 0, threads)
-    else:
-        with _COUNTING:
-            row, memory = _native.measure(*given, counts.data_ptr(), threads)
+    into = 0 if counts is None else counts.data_ptr()
+    row, memory = _native.measure(address, less, *form.given, with_abs_mean, into, torch.get_num_threads())
     return row, None if memory is None else np.ndarray((form.channels, WIDTH), np.float64, memory)
 
 
-def _extents(tensor: Tensor, dim: int) -> tuple[int, int, int]:
-    """Return the tensor's shape in memory as (outer, channels, inner); `dim` is the dimension of the channels."""
-    shape: tuple[int, ...] = tensor.shape
-    channels = shape[dim]
-    if not tensor.is_contiguous():  # channels last: in memory they are the last dimension
-        shape, dim = (shape[0], shape[2], shape[3], shape[1]), (0, 3, 1, 2)[dim]
-    return math.prod(shape[:dim]), channels, math.prod(shape[dim + 1 :])
+def measure(
+    tensor: Tensor, dim: int | None = None, *, with_abs_mean: bool, counts: Tensor | None = None
+) -> tuple[list[float] | None, np.ndarray | None] | None:
+    """Return what `read` does of a tensor in the form that `form_of` finds; None also if it finds none."""
+    form = form_of(tensor, dim)
+    return None if form is None else read(tensor, form, with_abs_mean=with_abs_mean, counts=counts)
 
 
-def can_merge(rows: Tensor, owner: Tensor) -> bool:
-    """Return True if `merged` can be used: a kernel is there, `rows` is contiguous on the CPU, `owner` is int64."""
-    return _native is not None and rows.is_cpu and rows.is_contiguous() and owner.dtype is torch.long
-
-
-def merged(rows: Tensor, owner: Tensor, owners: int) -> Tensor:
-    """Merge the rows of each owner by the kernel; arguments and result are those of `merge.merge`."""
+def merge(rows: Tensor, owner: Tensor, owners: int) -> Tensor | None:
+    """Merge the rows of each owner by the kernel, as `merge.merge` does; None if it cannot read them."""
+    if _native is None or not (rows.is_cpu and rows.is_contiguous() and owner.dtype is torch.long):
+        return None
     owner = owner.contiguous()
     memory = _native.merge_all(rows.data_ptr(), owner.data_ptr(), len(rows), owners)
     return torch.from_numpy(np.ndarray((owners, WIDTH), np.float64, memory))
-
-
-def add_counts(counts: Tensor, more: Tensor) -> None:
-    """Add `more` to `counts` in place, both of shape (BINS,), int64, while no other thread adds."""
-    with _COUNTING:
-        counts += more

@@ -33,6 +33,9 @@ Row = list[float] | Tensor
 """What measuring one tensor gives: a list of at least WIDTH floats for a tensor on the CPU; otherwise a float64 tensor
 on its device, shape (width,)."""
 
+ChannelRows = np.ndarray | Tensor
+"""The row of each channel, shape (channels, WIDTH), float64: an array if the tensor was on the CPU, otherwise a tensor
+on its device. Of a tensor with very many channels every k-th has a row, see `channel_stride`."""
 
 MAX_CHANNEL_ROW_BYTES = 320 << 10
 """Maximum size of the rows of one site's channels, which are copied to the host and sent to other ranks."""

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hookboard.measure import Job, Target, measure_job, measure_jobs, new_bins, new_rows
+from hookboard.measure import Job, Target, measure_all_into, measure_into, new_bins, new_rows
 from hookboard.recording.packet import SiteNumbers
 from hookboard.torch_private import keep_for_stream
 
@@ -134,7 +134,7 @@ class Arena:
         """
         target, done = self._target(index, job, has_bins), False
         try:
-            done = measure_job(target, with_abs_mean=with_abs_mean, scale=scale)
+            done = measure_into(target, with_abs_mean=with_abs_mean, scale=scale)
         finally:
             if not done and target.is_fresh:
                 self._has_common.pop(index)
@@ -154,7 +154,7 @@ class Arena:
         failed: set[int] | None = None
         try:
             targets += map(self._target, *zip(*jobs, strict=True))
-            found = measure_jobs(targets, with_abs_mean=with_abs_mean, scale=scale)
+            found = measure_all_into(targets, with_abs_mean=with_abs_mean, scale=scale)
             failed = {target.rows.data_ptr() for target in found}
         finally:
             missing = [n for n, target in enumerate(targets) if failed is None or target.rows.data_ptr() in failed]

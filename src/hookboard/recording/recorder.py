@@ -4,7 +4,7 @@ import functools
 import math
 import threading
 from collections.abc import Callable, Container, Iterable, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,15 +24,11 @@ from hookboard.measure import (
     Plan,
     Row,
     blocks_of,
-    can_subtract,
-    channel_row_count,
     elements_in,
     empty_row,
     form_of,
     histograms,
-    is_like,
     job_of,
-    measure,
     measure_channels,
     measuring_device,
     needs_host,
@@ -43,10 +39,9 @@ from hookboard.messages import warn_switched_off
 from hookboard.ranks import Ranks, own_part
 from hookboard.recording.packet import Exchange, Extent, Layout, Packet, SiteNumbers
 from hookboard.recording.readings import Places, Readings
+from hookboard.recording.rows import NO_CHANNELS
 from hookboard.recording.store import Store, Taken
 from hookboard.sites import ROLES, Role, Site, Stage
-
-_NO_LOCK = nullcontext()
 
 _MIN, _MAX = FIELDS.index("min"), FIELDS.index("max")
 
@@ -91,10 +86,7 @@ class Slots:
         wants_bins: Callable[[Site, Tensor], bool],
     ) -> None:
         self.by_site: dict[Site, Slot] = {}
-        self.in_order: list[Slot] = []
-        """The slots by index."""
-        self.extents: Layout = {}
-        """The extent of each slot, by site."""
+        """The slots by site, in the order of their indices."""
         self._plan_of = plan_of
         self._wants_bins = wants_bins
         self._changing = threading.Lock()
@@ -106,10 +98,7 @@ class Slots:
     def _add(self, site: Site) -> Slot:
         with self._changing:
             if site not in self.by_site:
-                slot = Slot(len(self.by_site), site, self._plan_of(site))
-                self.in_order.append(slot)
-                self.by_site[site] = slot
-                self.extents[site] = slot.extent
+                self.by_site[site] = Slot(len(self.by_site), site, self._plan_of(site))
             return self.by_site[site]
 
     def meet(self, slot: Slot, tensor: Tensor) -> None:
@@ -117,12 +106,8 @@ class Slots:
         with self._changing:
             if slot.extent.dtype is None:
                 has_bins = not slot.traits.moments_only and self._wants_bins(slot.site, tensor)
-                self.resize(slot, slot.extent._replace(has_bins=has_bins))
-            self.resize(slot, slot.extent._replace(dtype=tensor.dtype))
-
-    def resize(self, slot: Slot, extent: Extent) -> None:
-        """Replace the extent of a slot."""
-        slot.extent = self.extents[slot.site] = extent
+                slot.extent = slot.extent._replace(has_bins=has_bins)
+            slot.extent = slot.extent._replace(dtype=tensor.dtype)
 
     def shapes(self, role: Role) -> dict[str, tuple[int, ...]]:
         """Return the shape of the first tensor of each module or parameter in a role, by name.
@@ -154,7 +139,7 @@ class Waiting(NamedTuple):
     slot: Slot
     job: Job
     scale: Tensor | None
-    again: tuple[Slot, Tensor, bool, Tensor | None]
+    again: tuple[Slot, Tensor, int | None, Tensor | None]
 
 
 class Recorder:
@@ -204,8 +189,8 @@ class Recorder:
         """True if at least one site may count bins."""
         self._with_abs_mean = "abs_mean" in self._plan.wanted
         self._lock = threading.RLock()
-        """Held while the row of a tensor is kept with its bins or channels, while kernels are launched, and while all
-        is taken: no flush has one without the other."""
+        """Held while a tensor is measured and its rows are kept, and while all is taken: no flush has the row of a
+        tensor without its bins."""
         self._histogram = histogram
         self._channels = channels
         self._ends = ends
@@ -248,14 +233,19 @@ class Recorder:
             try:
                 with self._lock:
                     store.follow()
-                    missing = store.measure_together(jobs, with_abs_mean=self._with_abs_mean, scale=some[0].scale)
+                    assert store.arena is not None  # in whose place no tensor would wait
+                    missing = store.arena.measure_together(jobs, with_abs_mean=self._with_abs_mean, scale=some[0].scale)
             except torch.OutOfMemoryError:
                 pass  # torch measures one after the other
             except Exception as error:  # the training goes on without them
                 self.switch_off([each.slot.site for each in some], error)
                 continue
             for number in missing:
-                self._shielded(some[number].slot, self._by_torch, *some[number].again)
+                again = some[number].again
+                try:
+                    self._by_torch(*again)
+                except Exception as error:
+                    self.switch_off([again[0].site], error)
 
     def switch_off(self, sites: Sequence[Site], error: Exception) -> None:
         """Leave these sites out from now on; one warning names the first of them and the error."""
@@ -292,12 +282,8 @@ class Recorder:
         # A tensor that another thread measures meanwhile is wholly in this flush or wholly in the next.
         with self._lock:
             stores = [store for store in self._stores.values() if store is self._main or not store.is_empty]
-            kept = [store.take() for store in stores]
-            layout = dict(self.slots.extents)  # after the rows were taken: each of their sites is among them
-            sendings = [
-                store.send(own, len(layout), given if store is self._main else ())
-                for store, own in zip(stores, kept, strict=True)
-            ]
+            layout = {site: slot.extent for site, slot in self.slots.by_site.copy().items()}
+            sendings = [store.send(len(layout), given if store is self._main else ()) for store in stores]
 
         def arrived() -> Steps[Readings]:
             taken: list[Taken] = []
@@ -343,55 +329,58 @@ class Recorder:
     def _observe(
         self, slot: Slot, tensor: Tensor, minus: Tensor | None = None, together: dict[int, Waiting] | None = None
     ) -> None:
-        """Measure a tensor, or its difference from another; with `together`, a kernel may measure it later."""
+        """Measure a tensor, or its difference from another; with `together`, a kernel may measure it later.
+
+        If that fails, the site is switched off.
+        """
         if self._off and slot.site in self._off:
             return
-        try:  # not `_shielded`: this runs for each tensor, and a call costs as much as measuring a small one
-            self._measure(slot, tensor, minus, together)
+        try:
+            # Nearly every tensor has the form of the one before it at its site: then nothing else is to be checked.
+            form = slot.form if self.scale is None else None
+            if form is None or form.dtype is not slot.extent.dtype or not self._read(slot, tensor, form, minus):
+                self._measure(slot, tensor, minus, together)
         except Exception as error:
             self.switch_off([slot.site], error)
 
-    def _shielded(self, slot: Slot, measure: Callable[..., object], *args: Any) -> None:
-        """Call a function that measures a tensor of a site; if that fails, the site is switched off."""
-        try:
-            measure(*args)
-        except Exception as error:
-            self.switch_off([slot.site], error)
+    def _read(self, slot: Slot, tensor: Tensor, form: Form, minus: Tensor | None) -> bool:
+        """Measure a tensor by the compiled kernel, and keep its rows; return False if the kernel cannot."""
+        store = self._host  # what has a form is on the CPU
+        with self._lock:
+            counts = store.counts(slot.index) if slot.extent.has_bins else None
+            found = read(tensor, form, with_abs_mean=self._with_abs_mean, counts=counts, minus=minus)
+            if found is None:
+                return False
+            row, channels = found
+            if row is None:  # but `read` has counted the bins
+                self._keep_measured(slot, tensor if minus is None else tensor - minus, form.dim, None)
+            elif form.channels == slot.extent.channels:
+                store.rows.append(slot.index, row, NO_CHANNELS if self._channels is None else channels)
+            else:
+                self._keep(slot, tensor, row, channels, form.channels)
+        return True
 
     def _measure(
         self, slot: Slot, tensor: Tensor, minus: Tensor | None, together: dict[int, Waiting] | None = None
     ) -> None:
-        form, part, is_whole = slot.form, tensor, True
-        # Nearly every tensor has the form of the one before it at its site: then nothing else is to be checked.
-        if form is None or form.dtype is not slot.extent.dtype or self.scale is not None or not is_like(part, form):
-            prepared = self._prepared(slot, tensor)
-            if prepared is None:
-                return
-            part, is_whole = prepared
-            if minus is not None and minus.device != part.device:
-                minus = minus.to(part.device)
-            if self._by_kernel(slot, part, is_whole, minus, together):
-                return
-            form = self._form(slot, part, is_whole)
-        if minus is not None and (form is None or not can_subtract(minus, form)):
-            self._by_torch(slot, tensor, is_whole, minus)  # the whole, if both are split over processes
+        prepared = self._prepared(slot, tensor)
+        if prepared is None:
             return
-        if form is None:
-            self._by_torch(slot, part, is_whole, None)
+        part, is_whole = prepared
+        if minus is not None and minus.device != part.device:
+            minus = minus.to(part.device)
+        # The part of a DTensor may hold only some of the channels, and other ranks would not know which.
+        dim = None if self._channels is None or not is_whole else self._channels(slot.site, part)
+        if self._by_kernel(slot, part, dim, minus, together):
             return
-        store, has_bins = self._host, slot.extent.has_bins  # what has a form is on the CPU
-        with self._lock if has_bins else _NO_LOCK:
-            counts = store.counts(slot.index) if has_bins else None
-            found, rows = read(part, form, with_abs_mean=self._with_abs_mean, counts=counts, minus=minus)
-            if found is None:  # but `read` has counted the bins
-                self._keep_measured(slot, part if minus is None else part - minus, is_whole, None)
-            elif self._channels is None:
-                store.append(slot.index, found)
-            else:
-                self._keep(slot, part, found, rows)
+        form = slot.form = self._form(slot, part, dim)
+        if form is not None and self._read(slot, part, form, minus):
+            return
+        # Of a difference the whole, if both are split over processes.
+        self._by_torch(slot, part if minus is None else tensor, dim, minus)
 
     def _by_kernel(
-        self, slot: Slot, part: Tensor, is_whole: bool, minus: Tensor | None, together: dict[int, Waiting] | None
+        self, slot: Slot, part: Tensor, dim: int | None, minus: Tensor | None, together: dict[int, Waiting] | None
     ) -> bool:
         """Have a kernel of an accelerator measure a tensor, now or with others; return False if none can."""
         store, scale = self._store(part.device), self.scale if slot.traits.is_gradient else None
@@ -403,13 +392,13 @@ class Recorder:
             if scale is not None and scale.dtype is not torch.float32:
                 return False
             scale = None if scale is None else scale.to(part.device, non_blocking=True)
-            job = job_of(part, self._dim(slot, part, is_whole), minus)
+            job = job_of(part, dim, minus)
             if job is None:
                 return False
             if together is not None:
                 if slot.index in together:  # a launch merges one tensor into a row
                     self._launch(together)
-                together[slot.index] = Waiting(slot, job, scale, (slot, part, is_whole, minus))
+                together[slot.index] = Waiting(slot, job, scale, (slot, part, dim, minus))
             elif minus is not None:
                 return False
             else:
@@ -420,15 +409,15 @@ class Recorder:
                 if not done:
                     return False
         if job.channels and slot.extent.channels != job.channels:
-            self.slots.resize(slot, slot.extent._replace(channels=job.channels))
+            slot.extent = slot.extent._replace(channels=job.channels)
         return True
 
-    def _by_torch(self, slot: Slot, part: Tensor, is_whole: bool, minus: Tensor | None) -> None:
+    def _by_torch(self, slot: Slot, part: Tensor, dim: int | None, minus: Tensor | None) -> None:
         """Measure a tensor, or its difference from another, where no kernel can read it as it is."""
         if minus is None:
-            with self._lock if slot.extent.has_bins else _NO_LOCK:
+            with self._lock:
                 counts = self._store(part.device).counts(slot.index) if slot.extent.has_bins else None
-                self._keep_measured(slot, part, is_whole, counts)
+                self._keep_measured(slot, part, dim, counts)
             return
         # A block holds only some of the channels.
         blocks = blocks_of(part, minus) if self._channels is None else [(part, minus)]
@@ -436,16 +425,12 @@ class Recorder:
             wide = single_at_least(one.dtype)  # neighbouring weights differ by less than half precision resolves
             self._measure(slot, one.to(wide) - less.to(wide), None)
 
-    def _keep_measured(self, slot: Slot, part: Tensor, is_whole: bool, counts: Tensor | None) -> None:
+    def _keep_measured(self, slot: Slot, part: Tensor, dim: int | None, counts: Tensor | None) -> None:
         """Measure a tensor, whose values are added to the bins `counts` unless None, and keep its rows."""
         scale = self.scale if slot.traits.is_gradient else None
         of: dict[str, Any] = {"counts": counts, "moments_only": slot.traits.moments_only, "scale": scale}
-        dim = self._dim(slot, part, is_whole)
-        if dim is None:
-            self._keep(slot, part, measure(part, slot.plan, **of), None)
-        else:
-            row, channels = measure_channels(part, dim, slot.plan, **of)
-            self._keep(slot, part, row, channels, None if channels is None else part.shape[dim])
+        row, channels = measure_channels(part, dim, slot.plan, **of)
+        self._keep(slot, part, row, channels, 0 if channels is None or dim is None else part.shape[dim])
 
     def _store(self, device: torch.device) -> Store:
         """Return the store of a device; adds it if it is not there yet."""
@@ -478,21 +463,13 @@ class Recorder:
         """Return True if a tensor of a site was measured since the last flush."""
         return any(slot.index in store.indices for store in self._stores.values())
 
-    def _form(self, slot: Slot, part: Tensor, is_whole: bool) -> Form | None:
+    def _form(self, slot: Slot, part: Tensor, dim: int | None) -> Form | None:
         """Return how the compiled kernel reads the part; None if the kernel cannot do all that is wanted."""
         if slot.plan.more or not part.numel() or (self.scale is not None and slot.traits.is_gradient):
             return None
-        slot.form = form_of(part, self._dim(slot, part, is_whole))
-        return slot.form
+        return form_of(part, dim)
 
-    def _dim(self, slot: Slot, part: Tensor, is_whole: bool) -> int | None:
-        """Return the dimension of the channels; None if no channels are measured."""
-        # The part of a DTensor may hold only some of the channels, and other ranks would not know which.
-        return None if self._channels is None or not is_whole else self._channels(slot.site, part)
-
-    def _keep(
-        self, slot: Slot, tensor: Tensor, row: Row, channels: ChannelRows | None, width: int | None = None
-    ) -> None:
+    def _keep(self, slot: Slot, tensor: Tensor, row: Row, channels: ChannelRows | None, width: int) -> None:
         """Keep a tensor's row and those of its channels.
 
         Args:
@@ -500,21 +477,15 @@ class Recorder:
             tensor: the tensor.
             row: its row.
             channels: the rows of its channels; None if it has none.
-            width: the number of channels; None if each has a row.
+            width: the number of channels, with or without a row; 0 if it has none.
         """
-        store = self._store(tensor.device)
         if self._channels is None or not tensor.numel():
-            store.append(slot.index, row)
-            return
-        if channels is not None:
-            width, before = len(channels) if width is None else width, slot.extent.channels
-            if width != before:
-                self.slots.resize(slot, slot.extent._replace(channels=width))
-                # With as many rows as before, but of other channels, they would be merged with those.
-                channels = None if len(channels) == channel_row_count(before) else channels
-        with self._lock:
-            store.append(slot.index, row)
-            store.append_channels(slot.index, channels)
+            channels = NO_CHANNELS
+        elif channels is not None and width != slot.extent.channels:
+            before, slot.extent = slot.extent, slot.extent._replace(channels=width)
+            # With as many rows as before, but of other channels, they would be merged with those.
+            channels = None if len(channels) == before.rows else channels
+        self._store(tensor.device).rows.append(slot.index, row, channels)
 
     def _plan_of(self, site: Site) -> Plan:
         return self._plan if self._ends is None else self._plan.with_limits(self._ends(site))

@@ -1,7 +1,6 @@
-"""`RowBuffer` and `ChannelBuffer`: keep the rows of tensors and of their channels until a flush merges them."""
+"""`RowBuffer`: keeps the rows of tensors, and those of their channels, until a flush merges them."""
 
-import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -20,15 +19,21 @@ from hookboard.measure import (
 )
 
 MOST_ROWS = 4096
-"""Maximum number of rows that are kept before those of each site are merged, as in a long validation loop. Of wider
-rows it is as many as take the same memory."""
+"""How many rows, those of channels too, are kept before those of each site are merged, as in a long validation loop. Of
+wider rows it is as many as take the same memory."""
 
-MOST_CALLS = 16
-"""Maximum number of calls of a site whose rows of channels are kept before they are merged."""
+GROWTH = 4
+"""Rows are merged again when this many times as many are kept as the last merge left."""
+
+NO_CHANNELS: ChannelRows = np.empty((0, WIDTH))
+"""In place of the rows of channels: they are not measured, or the tensor is empty."""
+
+Kept = tuple[int, Row, ChannelRows | None]
+"""What is kept of a tensor: the index of its site, its row, and the rows of its channels; None if it has none."""
 
 
 class RowBuffer:
-    """Keeps rows in the order in which they come. Several threads may append.
+    """Keeps rows in the order in which they come. One thread at a time may use it.
 
     Args:
         more: the columns that follow the moments in a row.
@@ -37,43 +42,42 @@ class RowBuffer:
 
     def __init__(self, more: Sequence[Columns], device: torch.device) -> None:
         self.device = device
-        self.kept: list[tuple[int, Row]] = []
-        """(index of a site, one of its rows): those merged early, by index, then the others as they were appended."""
+        self.kept: list[Kept] = []
+        """Those merged early, by the index of the site, then the others as they were appended."""
         self._more = more
         self._empty = empty_row(more)
-        self._least = MOST_ROWS * WIDTH // (WIDTH + width_of(more))
-        self._most = self._least
-        self._merging = threading.Lock()
+        self._count = 0
+        self._most = self._least = MOST_ROWS * WIDTH // (WIDTH + width_of(more))
 
     @property
     def indices(self) -> set[int]:
         """The indices of the sites that have a row."""
-        return {index for index, _ in self.kept}
+        return {index for index, _, _ in self.kept}
 
-    def append(self, index: int, row: Row) -> None:
-        """Keep a row; if very many are kept, merge those of each site.
+    def append(self, index: int, row: Row, channels: ChannelRows | None = NO_CHANNELS) -> None:
+        """Keep the rows of a tensor; if very many are kept, merge those of each site.
 
         Args:
             index: the index of the site.
             row: WIDTH + width_of(more) numbers.
+            channels: one row per channel. After None, or rows of another number of channels than before, the site has
+                none until the next `take`.
         """
-        # Needs no lock: it is one step for the interpreter.
-        self.kept.append((index, row))
-        if len(self.kept) >= self._most:
+        self.kept.append((index, row, channels))
+        self._count += 1 if channels is None else 1 + len(channels)
+        if self._count >= self._most:
             self._merge_early()
 
-    def take(self) -> list[tuple[int, Row]]:
-        """Empty the buffer, and return what it held: (index of the site, row) pairs, as `merged` takes them."""
-        with self._merging:
-            rows = self.kept[:]
-            del self.kept[: len(rows)]  # others may have come after them
-            return rows
+    def take(self) -> list[Kept]:
+        """Empty the buffer, and return what it held."""
+        kept, self.kept, self._count = self.kept, [], 0
+        return kept
 
-    def merged(self, rows: list[tuple[int, Row]], sites: int) -> Tensor:
+    def rows(self, kept: Sequence[Kept], sites: int) -> Tensor:
         """Merge the rows of each site.
 
         Args:
-            rows: the rows that `take` has returned.
+            kept: what `take` has returned.
             sites: the number of sites.
 
         Returns:
@@ -84,25 +88,45 @@ class RowBuffer:
             return torch.empty(0, WIDTH + width_of(self._more), dtype=torch.float64, device=self.device)
         if self.device.type == "cpu":
             report_missing_kernel()
-        return self._merged(rows, sites)
+        row_of = {index: row for index, row, _ in kept}
+        if len(row_of) == len(kept):  # there is nothing to merge
+            return self._block([row_of.get(index, self._empty) for index in range(sites)])
+        owner = uploaded_from(torch.tensor([index for index, _, _ in kept], device="cpu"), self.device)
+        return merge_rows(self._block([row for _, row, _ in kept]), owner, sites, self._more)
+
+    def channels(self, kept: Sequence[Kept]) -> dict[int, ChannelRows | None]:
+        """Merge the rows of the channels of each site, all in one call.
+
+        Args:
+            kept: what `take` has returned.
+
+        Returns:
+            Index of the site -> its rows, shape (channels, WIDTH), on the device; None if its tensors have no channels
+            in common. Sites of which no channels were measured are left out.
+        """
+        calls: dict[int, list[ChannelRows] | None] = {}
+        for index, _, rows in kept:
+            if rows is None:
+                calls[index] = None
+            elif len(rows):
+                of_site = calls.setdefault(index, [])
+                if of_site and of_site[0].shape != rows.shape:
+                    calls[index] = None
+                elif of_site is not None:
+                    of_site.append(rows)
+        merged = iter(self._merged([each for each in calls.values() if each is not None and len(each) > 1]))
+        return {
+            index: None if each is None else next(merged) if len(each) > 1 else self._here(each[0])
+            for index, each in calls.items()
+        }
 
     def _merge_early(self) -> None:
-        with self._merging:
-            if len(self.kept) < self._most:  # another thread has done it
-                return
-            rows = self.kept[:]
-            indices = sorted({index for index, _ in rows})
-            merged = self._merged(rows, indices[-1] + 1)
-            each = merged.tolist() if merged.is_cpu else merged.unbind()
-            self.kept[: len(rows)] = [(index, each[index]) for index in indices]
-            self._most = max(self._least, 2 * len(indices))
-
-    def _merged(self, rows: list[tuple[int, Row]], sites: int) -> Tensor:
-        row_of = dict(rows)
-        if len(row_of) == len(rows):  # there is nothing to merge
-            return self._block([row_of.get(index, self._empty) for index in range(sites)])
-        owner = uploaded_from(torch.tensor([index for index, _ in rows], device="cpu"), self.device)
-        return merge_rows(self._block([row for _, row in rows]), owner, sites, self._more)
+        sites = sorted(self.indices)
+        merged, channels = self.rows(self.kept, sites[-1] + 1), self.channels(self.kept)
+        each = merged.tolist() if merged.is_cpu else merged.unbind()
+        self.kept = [(index, each[index], channels.get(index, NO_CHANNELS)) for index in sites]
+        self._count = sum(1 if rows is None else 1 + len(rows) for _, _, rows in self.kept)
+        self._most = max(self._least, GROWTH * self._count)
 
     def _block(self, rows: Sequence[Row]) -> Tensor:
         """Return the rows as one float64 matrix on the device."""
@@ -112,90 +136,24 @@ class RowBuffer:
         empty = uploaded_from(torch.tensor(others[:1], dtype=torch.float64, device="cpu"), self.device).unbind()
         return torch.stack([row if isinstance(row, Tensor) else empty[0] for row in rows])
 
-
-class ChannelBuffer:
-    """Keeps the rows of the channels of each site. One thread at a time may use it.
-
-    Args:
-        device: where the rows are merged.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._calls: dict[int, list[ChannelRows] | None] = {}
-
-    def append(self, index: int, rows: ChannelRows | None) -> None:
-        """Keep the rows of the channels of one call.
-
-        Args:
-            index: the index of the site.
-            rows: one row per channel; None if the call had no channels. After such a call, or one with another number
-                of channels than before, nothing is kept for the site until the next `take`.
-        """
-        calls = self._calls.setdefault(index, [])
-        if calls is None:
-            return
-        if rows is None or (calls and calls[0].shape != rows.shape):
-            self._calls[index] = None
-            return
-        calls.append(rows)
-        if len(calls) >= MOST_CALLS:
-            calls[:] = self._merged([calls])
-
-    def take(self) -> dict[int, list[ChannelRows] | None]:
-        """Empty the buffer, and return what it held, as `merged` takes it.
-
-        Returns:
-            Index of the site -> the rows of each of its calls; None if its calls have no channels in common.
-        """
-        calls, self._calls = self._calls, {}
-        return calls
-
-    def merged(self, calls: Mapping[int, list[ChannelRows] | None]) -> dict[int, ChannelRows | None]:
-        """Merge the rows of the calls of each site into one row per channel.
-
-        Args:
-            calls: what `take` has returned.
-
-        Returns:
-            Index of the site -> its rows, shape (channels, WIDTH), on the device; None as in `calls`.
-        """
-        if not calls:
-            return {}
-        merged = iter(self._merged([each for each in calls.values() if each is not None]))
-        return {index: None if each is None else next(merged) for index, each in calls.items()}
-
-    def _merged(self, sites: Sequence[list[ChannelRows]]) -> list[ChannelRows]:
-        """Return the merged rows of each site, on the device, in the order of `sites`. All are merged in one call.
-
-        Args:
-            sites: for each site the rows of its calls, one or more.
-        """
-        several = [calls for calls in sites if len(calls) > 1]
-        parts = iter(self._merged_together(several) if several else ())
-        return [
-            next(parts)
-            if len(calls) > 1
-            else calls[0]
-            if isinstance(calls[0], np.ndarray)
-            else _on(self._device, calls[0])
-            for calls in sites
-        ]
-
-    def _merged_together(self, sites: Sequence[list[ChannelRows]]) -> Sequence[Tensor]:
+    def _merged(self, sites: Sequence[list[ChannelRows]]) -> Sequence[Tensor]:
+        """Return the merged rows of the channels of each site, from those of its calls."""
+        if not sites:
+            return []
         rows = [each for calls in sites for each in calls]
         counts = [len(calls[0]) for calls in sites]
         owner, start = [], 0
         for calls, channels in zip(sites, counts, strict=True):
             owner += len(calls) * [np.arange(start, start + channels)]
             start += channels
-        if self._device.type == "cpu":
+        if self.device.type == "cpu":
             block = torch.from_numpy(np.concatenate(rows))  # it takes tensors of the CPU too
         else:
-            block = torch.cat([_on(self._device, each) for each in rows])
-        merged = merge_rows(block, _on(self._device, np.concatenate(owner)), start, ())
-        return list(torch.split(merged, counts))
+            block = torch.cat([torch.as_tensor(self._here(each)) for each in rows])
+        owners = uploaded_from(torch.from_numpy(np.concatenate(owner)), self.device)
+        return torch.split(merge_rows(block, owners, start, ()), counts)
 
-
-def _on(device: torch.device, rows: ChannelRows) -> Tensor:
-    return rows if isinstance(rows, Tensor) else uploaded_from(torch.from_numpy(rows), device)
+    def _here(self, rows: ChannelRows) -> ChannelRows:
+        """Return rows on the device; on the CPU they stay what they are."""
+        is_there = isinstance(rows, Tensor) or self.device.type == "cpu"
+        return rows if is_there else uploaded_from(torch.from_numpy(rows), self.device)

@@ -8,27 +8,11 @@ import torch
 from torch import Tensor
 
 from hookboard.jobs import Steps
-from hookboard.measure import ChannelRows, Columns, Job, Row, has_kernels, new_bins, report_compile_time
+from hookboard.measure import Columns, has_kernels, new_bins, report_compile_time
 from hookboard.recording.arena import Arena
 from hookboard.recording.packet import SiteNumbers, sent_together
-from hookboard.recording.rows import ChannelBuffer, RowBuffer
+from hookboard.recording.rows import RowBuffer
 from hookboard.torch_private import stream_number
-
-
-class KeptRows(NamedTuple):
-    """What a store has kept row by row since the last flush.
-
-    Args:
-        rows: (index of a site, one of its rows).
-        calls: by site, the rows of the channels of each call, see `ChannelBuffer.take`.
-        counts: by site, its bins on the CPU.
-        measured: the sites.
-    """
-
-    rows: list[tuple[int, Row]]
-    calls: dict[int, list[ChannelRows] | None]
-    counts: dict[int, Tensor]
-    measured: set[int]
 
 
 class Taken(NamedTuple):
@@ -74,9 +58,8 @@ class Store:
     def __init__(self, more: Sequence[Columns], device: torch.device) -> None:
         self.device = device
         self.arena = Arena(device) if device.type != "cpu" or has_kernels(device) else None
-        self._more = more
-        self._rows = RowBuffer(more, device)
-        self._channels = ChannelBuffer(device)
+        self.rows = RowBuffer(more, device)
+        """What was measured otherwise than into the arena."""
         self._counts: dict[int, Tensor] = {}
         """The bins of the running step by site, where there is no arena."""
         self._spare: dict[int, Tensor] = {}
@@ -89,12 +72,12 @@ class Store:
     @property
     def indices(self) -> set[int]:
         """The indices of the sites that were measured since the last flush."""
-        return self._rows.indices if self.arena is None else self._rows.indices | self.arena.indices
+        return self.rows.indices if self.arena is None else self.rows.indices | self.arena.indices
 
     @property
     def is_empty(self) -> bool:
         """True if nothing was measured since the last flush."""
-        return not (self._rows.kept or (self.arena is not None and self.arena.indices))
+        return not (self.rows.kept or (self.arena is not None and self.arena.indices))
 
     def follow(self) -> None:
         """Have the current stream wait for the one before it, so that launches run in the order in which they are made.
@@ -117,14 +100,6 @@ class Store:
                 self._streams.pop(number, None)
             self._streams[number], self._last = stream, number
 
-    def measure_together(
-        self, jobs: Sequence[tuple[int, Job, bool]], *, with_abs_mean: bool, scale: Tensor | None
-    ) -> Sequence[int]:
-        """Do what `Arena.measure_together` does; without an arena, no tensor can be measured."""
-        if self.arena is None:
-            return range(len(jobs))
-        return self.arena.measure_together(jobs, with_abs_mean=with_abs_mean, scale=scale)
-
     def counts(self, index: int) -> Tensor:
         """Return the bins of a site, shape (BINS,), int64."""
         if self.arena is not None:
@@ -136,26 +111,10 @@ class Store:
             self._counts[index] = counts
         return counts
 
-    def append(self, index: int, row: Row) -> None:
-        """Keep the row of a tensor."""
-        self._rows.append(index, row)
-
-    def append_channels(self, index: int, rows: ChannelRows | None) -> None:
-        """Keep the rows of the channels of a tensor, see `ChannelBuffer.append`."""
-        self._channels.append(index, rows)
-
-    def take(self) -> "KeptRows":
-        """Take what was kept row by row, and forget it. What is in the arena is taken by `send`."""
-        rows, calls = self._rows.take(), self._channels.take()
-        measured = {index for index, _ in rows}
-        counts = {index: self._counts.pop(index) for index in [*self._counts] if index in measured}
-        return KeptRows(rows, calls, counts, measured)
-
-    def send(self, kept: "KeptRows", sites: int, along: Sequence[Tensor]) -> Steps["Taken"]:
-        """Start the copy of what was measured to the host, and empty the arena. No thread may measure meanwhile.
+    def send(self, sites: int, along: Sequence[Tensor]) -> Steps["Taken"]:
+        """Take what was measured, and start its copy to the host. No thread may measure meanwhile.
 
         Args:
-            kept: what `take` has returned.
             sites: the number of sites.
             along: further tensors of this device or of the CPU, which go with the same copy.
 
@@ -163,11 +122,13 @@ class Store:
             Steps until the copy is there.
         """
         streams = self._join_streams()
-        parts: list[Tensor] = list(along)
-        has_rows = bool(kept.rows) or self.arena is None
+        kept, parts = self.rows.take(), list[Tensor](along)
+        measured = {index for index, _, _ in kept}
+        counts = {index: self._counts.pop(index) for index in [*self._counts] if index in measured}
+        has_rows = bool(kept) or self.arena is None
         if has_rows:
-            parts.append(self._rows.merged(kept.rows, sites))
-        channels = self._channels.merged(kept.calls)
+            parts.append(self.rows.rows(kept, sites))
+        channels = self.rows.channels(kept)
         parts += [rows for rows in channels.values() if isinstance(rows, Tensor)]
         of_arena, contents = ([], None) if self.arena is None else self.arena.sent()
         arrived = sent_together([*parts, *of_arena])
@@ -183,18 +144,20 @@ class Store:
             rows = next(copies) if has_rows else None
             # A copy: a reading that is kept must not keep page-locked memory.
             own = {i: next(copies).numpy().copy() if isinstance(each, Tensor) else each for i, each in channels.items()}
-            in_arena, found, counts = list(copies), dict[int, SiteNumbers](), kept.counts
+            in_arena, found, bins_of = list(copies), dict[int, SiteNumbers](), counts
             if contents is not None:
                 found = contents.found(in_arena)
-                of_site = {index: contents.bins(index, in_arena) for index in kept.measured - found.keys()}
-                counts = {index: bins for index, bins in of_site.items() if bins is not None}
-            return Taken(rows, kept.measured, own, counts, found, of_others)
+                of_site = {index: contents.bins(index, in_arena) for index in measured - found.keys()}
+                bins_of = {index: bins for index, bins in of_site.items() if bins is not None}
+            return Taken(rows, measured, own, bins_of, found, of_others)
 
         return taken()
 
     def forget(self) -> None:
         """Drop what was measured since the last flush. No thread may measure meanwhile."""
-        self.give_back(self.take().counts)
+        self.rows.take()
+        self.give_back(self._counts)
+        self._counts = {}
         if self.arena is not None:
             self._join_streams()
             self.arena.clear()

@@ -1,0 +1,118 @@
+"""How a plain tensor lies in memory, for the kernels that read it there."""
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from hookboard.measure.row import channel_stride
+from hookboard.measure.values import with_memory
+
+WHOLE, FIRST, RUNS, LAST = range(4)
+"""How channels lie in memory, see `triton_kernel`."""
+
+
+class Shape(NamedTuple):
+    """How a tensor lies in memory, see `triton_kernel.measure`.
+
+    Args:
+        layout: WHOLE, FIRST, RUNS or LAST.
+        outer: how many runs a channel has; for LAST, its values.
+        channels: how many there are; 1 without channels.
+        inner: the length of a run.
+        apart: the distance of the first values of two channels; `inner`, if there are no gaps.
+        every: each `every`-th channel has a row; 0 if none has.
+    """
+
+    layout: int
+    outer: int
+    channels: int
+    inner: int
+    apart: int
+    every: int
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Return True for a tensor with memory of its own: no subclass, sparse, nested or quantized one."""
+    kind = type(tensor)
+    return (
+        (kind is Tensor or kind is nn.Parameter)
+        and tensor.layout is torch.strided
+        and not (tensor.is_nested or tensor.is_quantized)
+    )
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def shape_in_memory(shape: torch.Size, stride: tuple[int, ...], dim: int | None) -> Shape | None:
+    """Return how a tensor that is not empty lies in memory.
+
+    Args:
+        shape: its shape.
+        stride: its strides.
+        dim: the dimension of the channels that have rows; None, or one that there is not, for no channels.
+
+    Returns:
+        None if it has gaps, unless they are only between the parts of the first dimension, as in `weight[::4]`, and no
+        other one has the channels.
+    """
+    if dim is not None and (not -len(shape) <= dim < len(shape) or not shape[dim]):
+        dim = None
+    values, order = math.prod(shape), dense_order(shape, stride)
+    if order is None:
+        inner = values // shape[0]
+        has_gaps_between_parts_alone = stride[0] >= inner and dense_order(shape[1:], stride[1:]) == [
+            *range(len(shape) - 1)
+        ]
+        if dim not in (None, 0, -len(shape)) or not has_gaps_between_parts_alone:
+            return None
+        return Shape(FIRST, 1, shape[0], inner, stride[0], 0 if dim is None else channel_stride(shape[0]))
+    if dim is None:
+        return Shape(WHOLE, 1, 1, values, values, 0)
+    place, sizes = order.index(dim % len(shape)), [shape[each] for each in order]
+    outer, channels, inner = math.prod(sizes[:place]), sizes[place], math.prod(sizes[place + 1 :])
+    every = channel_stride(channels)
+    if inner == 1:
+        return Shape(LAST, outer, channels, 1, 1, every)
+    return Shape(FIRST if outer == 1 else RUNS, outer, channels, inner, inner, every)
+
+
+def dense_order(shape: Sequence[int], stride: Sequence[int]) -> list[int] | None:
+    """Return the dimensions in their order in memory, the one with stride 1 last; None if there are gaps.
+
+    Examples:
+        >>> tensor = torch.empty(2, 3, 4, 5, memory_format=torch.channels_last)
+        >>> dense_order(tensor.shape, tensor.stride())
+        [0, 2, 3, 1]
+    """
+    order = sorted(range(len(shape)), key=lambda dim: (stride[dim], shape[dim]), reverse=True)
+    expected = 1
+    for dim in reversed(order):
+        if shape[dim] != 1:
+            if stride[dim] != expected:
+                return None
+            expected *= shape[dim]
+    return order
+
+
+def can_subtract(minus: Tensor, values: Tensor) -> bool:
+    """Return True if a kernel can read `minus` beside `values`: it lies in the same order, without gaps."""
+    if not is_plain(minus) or minus.dtype is not values.dtype or minus.device != values.device or minus.is_neg():
+        return False
+    if minus.shape != values.shape or not _lies_as(minus.shape, minus.stride(), values.stride()):
+        return False
+    try:
+        with_memory(minus)
+    except (TypeError, RuntimeError):  # its memory was freed; or it is a tensor inside torch.func
+        return False
+    return True
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _lies_as(shape: torch.Size, stride: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    """Return True if a tensor with these strides has no gaps and the order of the other, which may have some."""
+    order, wanted = dense_order(shape, stride), dense_order(shape, other)
+    wanted = [*range(len(shape))] if wanted is None else wanted  # parts with gaps between them follow each other
+    return order is not None and [d for d in order if shape[d] > 1] == [d for d in wanted if shape[d] > 1]
