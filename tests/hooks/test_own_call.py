@@ -227,6 +227,21 @@ def test_the_second_call_is_of_the_edited_model_in_whatever_order_they_came(name
     torch.testing.assert_close(seen.scores, scores)
 
 
+@pytest.mark.parametrize("role", ["grad_output", "output"])
+def test_the_gradient_of_the_second_call_is_that_of_the_edited_layer(role):
+    holder, pictures = Holder(), torch.randn(2, 3, 8, 8)
+    tap, edits = ClassificationTap(holder, 2), Edits({"net.1": holder.model.net[1]}, role, Scale(2.0))
+    tap.attach()
+    holder(pictures)
+    tap.detach()
+    plain = attributed(holder.model, tap, pictures)
+    edits.attach()
+    edited = attributed(holder.model, tap, pictures)
+    assert plain.gradient.any()
+    torch.testing.assert_close(edited.gradient, plain.gradient * (2 if role == "grad_output" else 1))
+    torch.testing.assert_close(edited.activation, plain.activation * (2 if role == "output" else 1))
+
+
 def test_two_that_look_for_a_classifier_do_not_see_each_others_call():
     holder, pictures = Holder(), torch.randn(2, 3, 8, 8)
     first, second = ClassificationTap(holder, 1), ClassificationTap(holder, 2)

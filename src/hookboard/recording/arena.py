@@ -122,39 +122,27 @@ class Arena:
         """The indices of the sites that were measured since the last flush."""
         return set(self._has_common)
 
-    def measure(self, index: int, job: Job, *, has_bins: bool, with_abs_mean: bool, scale: Tensor | None) -> bool:
-        """Merge a tensor into the rows and bins of a site; return False if it could not be measured.
-
-        Args:
-            index: the index of the site.
-            job: the tensor.
-            has_bins: whether to count its bins.
-            with_abs_mean: whether the column `abs_mean` is filled.
-            scale: the tensor is divided by this first, shape (), float32, on the device.
-        """
-        target, done = self._target(index, job, has_bins), False
-        try:
-            done = measure_into(target, with_abs_mean=with_abs_mean, scale=scale)
-        finally:
-            if not done and target.is_fresh:
-                self._has_common.pop(index)
-        return done
-
-    def measure_together(
+    def measure(
         self, jobs: Sequence[tuple[int, Job, bool]], *, with_abs_mean: bool, scale: Tensor | None
-    ) -> list[int]:
-        """Merge tensors of different sites, in a few launches; return which of them could not be measured.
+    ) -> Sequence[int]:
+        """Merge tensors of different sites into their rows and bins, in a few launches.
 
         Args:
             jobs: the index of the site, the tensor, and whether to count bins.
-            with_abs_mean: as in `measure`.
-            scale: as in `measure`.
+            with_abs_mean: whether the column `abs_mean` is filled.
+            scale: the tensors are divided by this first, shape (), float32, on the device.
+
+        Returns:
+            Which of them could not be measured.
         """
         targets = list[Target]()
         failed: set[int] | None = None
         try:
             targets += map(self._target, *zip(*jobs, strict=True))
-            found = measure_all_into(targets, with_abs_mean=with_abs_mean, scale=scale)
+            if len(targets) == 1 and targets[0].job.minus is None:  # there is a kernel with less overhead
+                found = [] if measure_into(targets[0], with_abs_mean=with_abs_mean, scale=scale) else targets
+            else:
+                found = measure_all_into(targets, with_abs_mean=with_abs_mean, scale=scale)
             failed = {target.rows.data_ptr() for target in found}
         finally:
             missing = [n for n, target in enumerate(targets) if failed is None or target.rows.data_ptr() in failed]

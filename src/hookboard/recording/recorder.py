@@ -4,7 +4,6 @@ import functools
 import math
 import threading
 from collections.abc import Callable, Container, Iterable, Sequence
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -227,25 +226,30 @@ class Recorder:
             alike.setdefault((each.job.values.device, each.scale is None), []).append(each)
         together.clear()
         for (device, _), some in alike.items():
-            store = self._store(device)
-            jobs = [(each.slot.index, each.job, each.slot.extent.has_bins) for each in some]
-            missing: Sequence[int] = range(len(some))
-            try:
-                with self._lock:
-                    store.follow()
-                    assert store.arena is not None  # in whose place no tensor would wait
-                    missing = store.arena.measure_together(jobs, with_abs_mean=self._with_abs_mean, scale=some[0].scale)
-            except torch.OutOfMemoryError:
-                pass  # torch measures one after the other
-            except Exception as error:  # the training goes on without them
-                self.switch_off([each.slot.site for each in some], error)
-                continue
-            for number in missing:
-                again = some[number].again
+            self._launch_alike(self._store(device), some)
+
+    def _launch_alike(self, store: Store, waiting: Sequence[Waiting]) -> None:
+        """Measure tensors of one device with one scale; what no kernel can be launched for is measured by torch."""
+        assert store.arena is not None  # otherwise none would wait
+        jobs = [(each.slot.index, each.job, each.slot.extent.has_bins) for each in waiting]
+        missing: Sequence[int] = range(len(waiting))
+        try:
+            with self._lock:
+                store.follow()
+                missing = store.arena.measure(jobs, with_abs_mean=self._with_abs_mean, scale=waiting[0].scale)
+        except torch.OutOfMemoryError:
+            pass  # torch measures one after the other, which needs less at once
+        except Exception as error:  # the training goes on without them
+            self.switch_off([each.slot.site for each in waiting], error)
+            return
+        for number, each in enumerate(waiting):
+            if number in missing:
                 try:
-                    self._by_torch(*again)
+                    self._by_torch(*each.again)
                 except Exception as error:
-                    self.switch_off([again[0].site], error)
+                    self.switch_off([each.slot.site], error)
+            elif each.job.channels and each.slot.extent.channels != each.job.channels:
+                each.slot.extent = each.slot.extent._replace(channels=each.job.channels)
 
     def switch_off(self, sites: Sequence[Site], error: Exception) -> None:
         """Leave these sites out from now on; one warning names the first of them and the error."""
@@ -386,7 +390,6 @@ class Recorder:
         store, scale = self._store(part.device), self.scale if slot.traits.is_gradient else None
         with self._lock:  # the streams follow each other in the order of the launches
             store.follow()
-            has_bins = slot.extent.has_bins
             if store.arena is None or slot.plan.more:
                 return False
             if scale is not None and scale.dtype is not torch.float32:
@@ -395,21 +398,13 @@ class Recorder:
             job = job_of(part, dim, minus)
             if job is None:
                 return False
-            if together is not None:
-                if slot.index in together:  # a launch merges one tensor into a row
-                    self._launch(together)
-                together[slot.index] = Waiting(slot, job, scale, (slot, part, dim, minus))
-            elif minus is not None:
-                return False
-            else:
-                options: dict[str, Any] = {"has_bins": has_bins, "with_abs_mean": self._with_abs_mean, "scale": scale}
-                done = False
-                with suppress(torch.OutOfMemoryError):  # torch's operations need less at once
-                    done = store.arena.measure(slot.index, job, **options)
-                if not done:
-                    return False
-        if job.channels and slot.extent.channels != job.channels:
-            slot.extent = slot.extent._replace(channels=job.channels)
+            waiting = Waiting(slot, job, scale, (slot, part, dim, minus))
+            if together is None:
+                self._launch_alike(store, [waiting])
+                return True
+            if slot.index in together:  # a launch merges one tensor into a row
+                self._launch(together)
+            together[slot.index] = waiting
         return True
 
     def _by_torch(self, slot: Slot, part: Tensor, dim: int | None, minus: Tensor | None) -> None:

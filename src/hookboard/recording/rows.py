@@ -115,10 +115,13 @@ class RowBuffer:
                 elif of_site is not None:
                     of_site.append(rows)
         merged = iter(self._merged([each for each in calls.values() if each is not None and len(each) > 1]))
-        return {
-            index: None if each is None else next(merged) if len(each) > 1 else self._here(each[0])
-            for index, each in calls.items()
-        }
+        is_cpu, found = self.device.type == "cpu", dict[int, ChannelRows | None]()
+        for index, each in calls.items():
+            if each is None or len(each) > 1:
+                found[index] = None if each is None else next(merged)
+            else:
+                found[index] = each[0] if is_cpu else self._here(each[0])
+        return found
 
     def _merge_early(self) -> None:
         sites = sorted(self.indices)
@@ -149,11 +152,10 @@ class RowBuffer:
         if self.device.type == "cpu":
             block = torch.from_numpy(np.concatenate(rows))  # it takes tensors of the CPU too
         else:
-            block = torch.cat([torch.as_tensor(self._here(each)) for each in rows])
+            block = torch.cat([self._here(each) for each in rows])
         owners = uploaded_from(torch.from_numpy(np.concatenate(owner)), self.device)
         return torch.split(merge_rows(block, owners, start, ()), counts)
 
-    def _here(self, rows: ChannelRows) -> ChannelRows:
-        """Return rows on the device; on the CPU they stay what they are."""
-        is_there = isinstance(rows, Tensor) or self.device.type == "cpu"
-        return rows if is_there else uploaded_from(torch.from_numpy(rows), self.device)
+    def _here(self, rows: ChannelRows) -> Tensor:
+        """Return rows on the device."""
+        return rows if isinstance(rows, Tensor) else uploaded_from(torch.from_numpy(rows), self.device)
