@@ -2,7 +2,6 @@
 
 from hookboard.comparing.compare import compare, record, record_run
 from hookboard.comparing.comparison import Comparison
-from hookboard.comparing.comparison_page import comparison_page
 from hookboard.comparing.faults import Difference
 from hookboard.comparing.running import Runner, shown
 
@@ -11,7 +10,6 @@ __all__ = [
     "Difference",
     "Runner",
     "compare",
-    "comparison_page",
     "record",
     "record_run",
     "shown",

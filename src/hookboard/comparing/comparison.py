@@ -85,23 +85,21 @@ class Comparison:
     def _repr_html_(self) -> str:
         head = "".join(f"<p>{html.escape(line)}</p>" for line in str(self).splitlines())
         header = ["module", "tensor", "as it is", "alone", "rounding", "1e-8 to 1; line: rounding", ""]
-        return f"{head}{table_html(header, [self._cells(row) for row in self.worst(MAX_ROWS)])}"
+        return f"{head}{table_html(header, [self._cells(row) for row in self._worst()])}"
 
-    def worst(self, most: float = math.inf) -> list[Row]:
+    def _worst(self) -> list[Row]:
         """Return the row of each module that is farthest beyond rounding, in the order of execution.
 
-        Args:
-            most: how many rows; if there are more, those that are farthest.
+        Of more than MAX_ROWS modules those that are farthest: equal ones must not hide the others.
         """
         worst: dict[str, Row] = {}
         for row in self.rows:
             before = worst.setdefault(row.spot.module, row)
             if self._rank(row) > self._rank(before):
                 worst[row.spot.module] = row
-        if len(worst) > most:  # equal modules must not hide the others
-            kept = {row.spot.module for row in sorted(worst.values(), key=self._rank, reverse=True)[: int(most)]}
-            worst = {name: row for name, row in worst.items() if name in kept}
-        return list(worst.values())
+        farthest = sorted(worst.values(), key=self._rank, reverse=True)[:MAX_ROWS]
+        kept = {row.spot.module for row in farthest}
+        return [row for name, row in worst.items() if name in kept]
 
     def _rank(self, row: Row) -> tuple[bool, bool, float]:
         holds_later = math.isnan(row.alone) and row.spot.part == "gradient"  # what differs after its module, too
@@ -110,12 +108,12 @@ class Comparison:
     def _cells(self, row: Row) -> list[str]:
         numbers = [f"{number:.1e}" for number in (row.as_is, row.alone, row.expected)]
         spot = replace(row.spot, module="")
-        bar = bar_of(row.distance, row.expected, "#d62728" if self._mark(row) else "#7f9fbf")
+        bar = _bar(row.distance, row.expected, "#d62728" if self._mark(row) else "#7f9fbf")
         tensor = str(spot).partition("(")[2].removesuffix(")")
         return [row.spot.module or "the whole model", tensor, *numbers, bar, self._mark(row).strip()]
 
 
-def bar_of(relative: float, expected: float, colour: str) -> Markup:
+def _bar(relative: float, expected: float, colour: str) -> Markup:
     """Return a bar as long as the logarithm of a difference, with a line at what rounding may give."""
     title = html.escape(f"relative {relative:.2g}, expected from rounding below {expected:.1g}")
     return Markup(

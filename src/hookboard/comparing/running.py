@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
@@ -15,7 +14,6 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from hookboard.hooks import hooked, own_call
 from hookboard.nested import map_tensors, named_inputs, tensors_in
-from hookboard.ranks import local
 from hookboard.state import State, same_random_state
 from hookboard.torch_private import (
     buffers_of,
@@ -82,17 +80,17 @@ def watched_modules(model: nn.Module) -> dict[str, nn.Module]:
 
 @dataclass
 class ModelRunner:
-    """Runs a model on these inputs, see `run`.
+    """Runs a model on these inputs, and its backward pass if there is a loss; it is a `Runner`.
 
-    Some models change their own weights when they are called, such as a momentum encoder. The first run keeps a copy of
-    the weights, and tells whether later ones need it.
+    Weights, buffers, attributes, random state and gradients are as before when it ends, so the next run draws the same
+    random numbers.
 
     Args:
         model: the model.
-        inputs: its argument.
+        inputs: its argument; a tuple holds several, a dict those with names. They are copied, moved to its device, and
+            floating ones are converted to the type of its parameters.
         loss: from what it returns to a scalar; None: no backward pass.
-        dtypes: the type that a parameter or buffer has, by name; the others keep their own.
-        keeps_weights: whether a run keeps a copy of the weights.
+        dtypes: the type that a parameter or buffer has in a run, by name; the others keep their own.
         side: which of two models it is, `left` or `right`, used in errors.
         other: what the other model returns, used in errors, such as "(8, 3)"; "" if unknown.
     """
@@ -101,45 +99,54 @@ class ModelRunner:
     inputs: Any
     loss: Loss | None = None
     dtypes: Mapping[str, torch.dtype] = field(default_factory=dict)
-    keeps_weights: bool = True
     side: str = ""
     other: str = ""
 
     def __call__(self, see: See, at_end: Callable[[], None]) -> None:
-        """Run the model once; it is a `Runner`."""
+        """Run the model once; an error of torch names the model, and the module in which it was."""
+        where = "before its first module"
 
-        def at_end_too() -> None:
-            at_end()
-            self.keeps_weights = self.keeps_weights and _norms(self.model) != before
+        def see_too(spot: Spot, tensor: Tensor) -> Tensor | None:
+            nonlocal where
+            where = _where(spot, tensor)
+            return see(spot, tensor)
 
-        before = _norms(self.model) if self.keeps_weights else []
+        try:
+            self._run(see_too, at_end)
+        except RuntimeError as error:
+            if type(error) is not RuntimeError or isinstance(error.__cause__, RuntimeError):
+                raise
+            raise RuntimeError(f"the {self._name} fails {where}: {error}") from error
+
+    def _run(self, see: See, at_end: Callable[[], None]) -> None:
+        model = self.model
         with ExitStack() as until_end:
-            if self.keeps_weights:
-                until_end.callback(State(self.model, with_weights=True).restore)
-            loss = None if self.loss is None else self._loss
-            where = "before its first module"
-
-            def see_too(spot: Spot, tensor: Tensor) -> Tensor | None:
-                nonlocal where
-                where = _where(spot, tensor)
-                return see(spot, tensor)
-
-            try:
-                run(self.model, self.inputs, loss, see_too, at_end_too, dtypes=self.dtypes)
-            except RuntimeError as error:
-                if type(error) is not RuntimeError or isinstance(error.__cause__, RuntimeError):
-                    raise
-                raise RuntimeError(f"the {self._name} fails {where}: {error}") from error
+            until_end.enter_context(torch.inference_mode(False))
+            # It takes effect when it is made, not when it is entered: the line above must have saved the mode before.
+            until_end.enter_context(torch.set_grad_enabled(self.loss is not None))
+            until_end.enter_context(own_call())
+            until_end.enter_context(same_random_state())
+            # With weights: some models change their own when they are called, such as a momentum encoder.
+            until_end.callback(State(model, with_weights=True).restore)
+            until_end.callback(_split_again, model)
+            until_end.enter_context(_converted(model, self.dtypes))
+            args, kwargs = _arguments(model, self.inputs)
+            before, after = until_end.enter_context(shown(model, see))
+            args, kwargs = before("", (args, kwargs))
+            returned = after("", model(*args, **kwargs))
+            if self.loss is not None:
+                self._loss_of(returned).backward()
+            at_end()
 
     @property
     def _name(self) -> str:
         return f"{self.side} model".lstrip()
 
-    def _loss(self, returned: Any) -> Tensor:
+    def _loss_of(self, returned: Any) -> Tensor:
         """Call the loss; an error of torch names the model and the shapes that both return."""
         assert self.loss is not None
         try:
-            return self.loss(returned)
+            value = self.loss(returned)
         except (RuntimeError, ValueError) as error:
             if type(error) not in (RuntimeError, ValueError):
                 raise
@@ -147,6 +154,9 @@ class ModelRunner:
             raise type(error)(
                 f"loss= fails on what the {self._name} returns, {shapes_in(returned)}{beside}: {error}"
             ) from error
+        if not isinstance(value, Tensor):
+            raise TypeError(f"loss must return a tensor; got a {type(value).__name__}")
+        return value
 
 
 def _where(last: Spot, tensor: Tensor) -> str:
@@ -167,12 +177,6 @@ def shapes_in(value: Any) -> str:
     return ", ".join(str(tuple(tensor.shape)) for _, tensor in tensors_in(value))
 
 
-def _norms(model: nn.Module) -> list[float]:
-    weights = (local(one).detach() for one in model.parameters())
-    real = (torch.view_as_real(one) if one.is_complex() else one for one in weights)
-    return [float(torch.linalg.vector_norm(one.float())) for one in real]
-
-
 def is_opaque(module: nn.Module) -> bool:
     """Return True for a module whose inner calls cannot be seen: it is compiled or scripted."""
     return is_compiled(module) or isinstance(module, torch.jit.ScriptModule)
@@ -188,54 +192,6 @@ def plain_name(model: nn.Module, name: str) -> str:
     if isinstance(model, DistributedDataParallel | DataParallel):
         name = f"{name}.".removeprefix("module.").rstrip(".")
     return name
-
-
-def run(
-    model: nn.Module,
-    inputs: Any,
-    loss: Loss | None,
-    see: See,
-    at_end: Callable[[], None],
-    *,
-    dtypes: Mapping[str, torch.dtype] = MappingProxyType({}),
-) -> None:
-    """Run the model once, and its backward pass if there is a loss.
-
-    Buffers, attributes, random state and gradients are as before when it ends, so the next run draws the same random
-    numbers. Weights that the forward pass itself changes are not put back, see `ModelRunner`.
-
-    Args:
-        model: the model.
-        inputs: its argument; a tuple holds several, a dict those with names. They are copied, moved to its device, and
-            floating ones are converted to the type of its parameters.
-        loss: from what it returns to a scalar; None: no backward pass.
-        see: called with each tensor; what it returns, if not None, takes the tensor's place.
-        at_end: called before anything is restored.
-        dtypes: the type that a parameter or buffer has in this run, by name; the others keep their own.
-    """
-    parameters = list(model.parameters())
-    gradients = list(map(gradient_of, parameters))
-    with ExitStack() as until_end:
-        until_end.enter_context(torch.inference_mode(False))
-        # It takes effect when it is made, not when it is entered: the line above must have saved the mode before.
-        until_end.enter_context(torch.set_grad_enabled(loss is not None))
-        until_end.enter_context(own_call())
-        until_end.enter_context(same_random_state())
-        until_end.callback(State(model).restore)
-        until_end.callback(_set_gradients, parameters, gradients)
-        until_end.callback(_split_again, model)
-        _set_gradients(parameters, [None] * len(parameters))
-        until_end.enter_context(_converted(model, dtypes))
-        args, kwargs = _arguments(model, inputs)
-        before, after = until_end.enter_context(shown(model, see))
-        args, kwargs = before("", (args, kwargs))
-        returned = after("", model(*args, **kwargs))
-        if loss is not None:
-            value = loss(returned)
-            if not isinstance(value, Tensor):
-                raise TypeError(f"loss must return a tensor; got a {type(value).__name__}")
-            value.backward()
-        at_end()
 
 
 def gradient_of(parameter: Tensor) -> Tensor | None:

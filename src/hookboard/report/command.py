@@ -68,7 +68,6 @@ def parser() -> argparse.ArgumentParser:
     compare.add_argument("left", help="a file that hookboard.record has written, or a folder of StepRecorder")
     compare.add_argument("right", help="another one")
     compare.add_argument("--table", action="store_true", help="print a line for each tensor too")
-    compare.add_argument("--report", type=Path, metavar="FILE", help="write a page in one file too")
     compare.set_defaults(command=_compare)
     return made
 
@@ -112,12 +111,10 @@ def _runs(arguments: argparse.Namespace) -> int:
 
 
 def _compare(arguments: argparse.Namespace) -> int:
-    from hookboard.comparing import compare, comparison_page  # it imports torch, which the other commands do not need
+    from hookboard.comparing import compare  # it imports torch, which the other commands do not need
 
     found = compare(arguments.left, arguments.right)
     _print([str(found), *([found.table()] if arguments.table else [])])
-    if arguments.report:
-        arguments.report.write_text(comparison_page(found, arguments.left, arguments.right), encoding="utf-8")
     return DIFFERENT if found.differences else 0
 
 
