@@ -1,6 +1,5 @@
 """Patterns in messages: as few names as say the same, and no name too many."""
 
-import time
 from random import Random
 
 import pytest
@@ -64,13 +63,6 @@ def test_patterns_match_what_they_are_defined_to_match():
         pattern = "".join(random.choices(["a", "b", ".", "*", "**", "**."], k=random.randrange(6)))
         meant = [name for name in names if by_definition(pattern, name) and (name or pattern != "*")]
         assert matched(pattern, names) == meant, pattern
-
-
-@pytest.mark.parametrize("pattern", [16 * "*" + "x", 20 * "*a" + "b", 20 * "**.*." + "**x", 500 * "**a" + "x"])
-def test_a_pattern_of_many_stars_is_matched_at_once(pattern):
-    start = time.process_time()
-    assert matched(pattern, 10 * [50 * "a" + 25 * ".a"]) == []
-    assert time.process_time() - start < 1
 
 
 def test_a_single_star_does_not_match_the_model_itself():

@@ -19,6 +19,12 @@ EXCLUDE_PREFIX = "!"
 REGEX_PREFIX = "re:"
 """The prefix of a regular expression."""
 
+STAR = r"(\*\*\.|\*\*|\*)"
+"""The regular expression of a star of a pattern."""
+
+# "**." also stands for no module at all, as "**/" does in gitignore.
+_STARS = {"*": r"([^.]*)", "**": r"(.*)", "**.": r"((?:.+\.)?)"}
+
 MAX_STARS = 4
 
 
@@ -58,42 +64,23 @@ def matched(pattern: str, names: Iterable[str]) -> list[str]:
     >>> matched("**.conv", ["conv", "a.conv", "a.b.conv", "a.conv2"])
     ['conv', 'a.conv', 'a.b.conv']
     """
-    if pattern.startswith(REGEX_PREFIX):
-        try:
+    try:
+        if pattern.startswith(REGEX_PREFIX):
             expression = re.compile(pattern.removeprefix(REGEX_PREFIX))
-        except (re.error, OverflowError, RecursionError) as error:
-            raise ValueError(f"{pattern!r} is not a regular expression: {error}") from error
-        return [name for name in names if expression.fullmatch(name)]
-    parts = re.split(r"(\*\*\.|\*\*|\*)", pattern)
-    return [name for name in names if (name or pattern != "*") and _is_match(parts, name)]
-
-
-def _is_match(parts: Sequence[str], name: str) -> bool:
-    """Return True if a name matches the parts of a pattern: stars and the text between them.
-
-    It follows all ways to match at once, as bits of an integer, one for each position in the name. A regular expression
-    would try them one after another, which takes forever with a dozen stars.
-    """
-    if not name.startswith(parts[0]):
-        return False
-    places: dict[str, int] = defaultdict(int)  # bit i: the letter stands at i
-    for i, letter in enumerate(name):
-        places[letter] |= 1 << i
-    letters, dots = (1 << len(name)) - 1, places["."]
-    ends = 1  # bit i: the parts so far match the first i letters
-    for part in parts:
-        first = ends & -ends
-        if part == "**":
-            ends = (letters << 1 | 1) & -first
-        elif part == "**.":  # also stands for no module at all, as "**/" does in gitignore
-            ends |= (dots & -(first << 1)) << 1
-        elif part == "*":
-            others = letters & ~dots
-            ends |= ((ends & others) + others) ^ others  # the sum carries each end on to the next dot
         else:
-            for letter in part:
-                ends = (ends & places[letter]) << 1
-    return bool(ends >> len(name) & 1)
+            expression = re.compile(expression_of(pattern), re.DOTALL)  # a name may have any character
+    except (re.error, OverflowError, RecursionError) as error:
+        raise ValueError(f"{pattern!r} is not a regular expression: {error}") from error
+    return [name for name in names if (name or pattern != "*") and expression.fullmatch(name)]
+
+
+def expression_of(pattern: str) -> str:
+    r"""Return the regular expression of a pattern with stars, which has a group for each of them.
+
+    >>> expression_of("encoder.layer.*")
+    'encoder\\.layer\\.([^.]*)'
+    """
+    return "".join(_STARS.get(part, re.escape(part)) for part in re.split(STAR, pattern))
 
 
 def folded(names: Iterable[str], among: Iterable[str] = ()) -> str:

@@ -83,10 +83,10 @@ def test_what_is_recorded_of_a_step_is_what_the_step_computes(tmp_path):
     model = Trained()
     before = copy.deepcopy(model)
     run(tmp_path, model, StepRecorder(str(tmp_path / "a"), [0]))
-    from hookboard.comparing.recorded import Recorded
+    from hookboard.comparing.recorded import opened
     from hookboard.comparing.running import Spot
 
-    with Recorded(tmp_path / "a" / "step_00000000.zip") as recorded:
+    with opened(tmp_path / "a" / "step_00000000.zip") as recorded:
         spot = Spot("net.conv1", 0, "output", "")
         given = recorded.tensor(recorded.index.spots[spot])
         torch.testing.assert_close(given, before.net.conv1(IMAGES[0]), rtol=0, atol=0)

@@ -1,18 +1,19 @@
 """The first tensor in which two captures differ by more than rounding."""
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import count
 
 from torch import Tensor
 
 from hookboard.capturing import Captured
 from hookboard.comparing.comparison import Comparison, Row
-from hookboard.comparing.distance import distance, step_of
-from hookboard.comparing.faults import BEYOND_ROUNDING, Difference, Faults, Sides
-from hookboard.comparing.forced import Found
+from hookboard.comparing.distance import step_of
+from hookboard.comparing.faults import BEYOND_ROUNDING, Difference, Faults, sides_of
+from hookboard.comparing.forced import Found, measured
 from hookboard.comparing.matching import first_outputs, matched
-from hookboard.comparing.recorded import Index, StoredTensor, facts_of_module
+from hookboard.comparing.recorded import Index, Recorded, StoredTensor, dtype_name, facts_of_module
 from hookboard.comparing.running import Part, Spot
 from hookboard.sites import Role
 
@@ -28,21 +29,6 @@ CANCELLED = 40.0
 small difference of large numbers (a choice, somewhat more than in any of the models of `benchmarks.compare`)."""
 
 
-@dataclass(frozen=True)
-class Kept:
-    """What a capture holds, as `compare` names it.
-
-    Args:
-        index: its modules, tensors and weights; the tensors in the order in which they were seen.
-        tensors: the tensors.
-        weights: parameters and buffers of its modules, as they are now.
-    """
-
-    index: Index
-    tensors: Mapping[Spot, Tensor]
-    weights: Mapping[str, Tensor]
-
-
 def of_captures(left: Captured, right: Captured, names: Mapping[str, str] | None) -> Comparison:
     """Find the first tensor that differs by more than rounding.
 
@@ -54,16 +40,11 @@ def of_captures(left: Captured, right: Captured, names: Mapping[str, str] | None
         right: another one.
         names: as for `compare`.
     """
-    here, there = _kept(left), _kept(right)
+    here, there = _recorded(left), _recorded(right)
     twins = matched(here.index, list(there.index.modules), first_outputs(there.index), names)
-    back = {twin: own for own, twin in twins.items()}
-    found = Found()
-    for spot, tensor in here.tensors.items():
-        other = there.tensors.get(replace(spot, module=back.get(spot.module, spot.module)))
-        if other is not None and spot.module in back:
-            found.add(spot, tensor, other)
-    step = _step((*here.tensors.values(), *there.tensors.values()))
-    faults = Faults(here.index, _sides(here, there, back), {}, step)
+    step = step_of(here.dtypes | there.dtypes)
+    faults = Faults(here.index, sides_of(here, there, twins, step), {}, step)
+    found = measured(here, there, twins)
     rows, differing, largest = list[Row](), list[Row](), 0.0
     for spot, seen in found.spots.items():
         times = CANCELLED if "gradient" in spot.part else 1.0
@@ -83,48 +64,23 @@ def of_captures(left: Captured, right: Captured, names: Mapping[str, str] | None
     return Comparison(tuple(first), tuple(rows), twins, tuple(notes))
 
 
-def _step(tensors: Iterable[Tensor]) -> float:
-    return step_of({tensor.dtype for tensor in tensors if tensor.is_floating_point()})
+def _recorded(captured: Captured) -> Recorded:
+    """Return a capture as a recording: tensors in the order in which they were seen, and weights as they are now."""
+    index, held = Index(), dict[int, Tensor]()
+    numbers = count()
 
+    def put(tensor: Tensor) -> StoredTensor:
+        entry = StoredTensor(next(numbers), dtype_name(tensor), tuple(tensor.shape))
+        held[entry.number] = tensor
+        return entry
 
-def _kept(captured: Captured) -> Kept:
-    index, tensors, weights = Index(), dict[Spot, Tensor](), dict[str, Tensor]()
     for name, one in captured.items():
         index.modules[name] = facts_of_module(one.module)
-        own = [*one.module.named_parameters(recurse=False), *one.module.named_buffers(recurse=False)]
-        weights |= {f"{name}.{key}".lstrip("."): tensor.detach() for key, tensor in own}
+        for key, tensor in (*one.module.named_parameters(recurse=False), *one.module.named_buffers(recurse=False)):
+            index.weights[f"{name}.{key}".lstrip(".")] = put(tensor.detach())
     for site, call, tensor in captured.in_order():
-        tensors[Spot(site.name, call, PARTS[site.role], site.index)] = tensor
-    index.spots = {spot: _described(tensor) for spot, tensor in tensors.items()}
-    index.weights = {name: _described(tensor) for name, tensor in weights.items()}
-    return Kept(index, tensors, weights)
-
-
-def _described(tensor: Tensor) -> StoredTensor:
-    return StoredTensor(0, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
-
-
-def _sides(here: Kept, there: Kept, back: Mapping[str, str]) -> Sides:
-    """Compare the modules as they are now.
-
-    Args:
-        here: the left capture.
-        there: the right one.
-        back: name of each left module to the right one.
-    """
-    facts, weights, shapes = {}, {}, {}
-    step = _step((*here.weights.values(), *there.weights.values()))
-    for name, twin in back.items():
-        if name in here.index.modules and twin in there.index.modules:
-            facts[name] = here.index.modules[name], there.index.modules[twin]
-    for name, tensor in here.weights.items():
-        module, _, own = name.rpartition(".")
-        other = there.weights.get(f"{back.get(module, module)}.{own}".lstrip("."))
-        if other is not None and other.shape != tensor.shape:
-            shapes[name] = tuple(tensor.shape), tuple(other.shape)
-        elif other is not None and (seen := distance(tensor, other)).relative > step:
-            weights[name] = seen
-    return Sides(facts, weights, shapes, {}, list(here.index.modules))
+        index.spots[Spot(site.name, call, PARTS[site.role], site.index)] = put(tensor)
+    return Recorded(index, lambda entry: held[entry.number])
 
 
 def _cause(spot: Spot, found: Found, faults: Faults) -> str:

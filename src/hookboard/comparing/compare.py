@@ -16,11 +16,11 @@ from torch.nn.parameter import is_lazy
 from hookboard.capturing import Captured
 from hookboard.comparing.captures import of_captures
 from hookboard.comparing.comparison import Comparison, Row
-from hookboard.comparing.distance import Distance, distance, step_of
+from hookboard.comparing.distance import Distance, step_of
 from hookboard.comparing.faults import Faults, sides_of
-from hookboard.comparing.forced import Found, beside, other_dtypes, renamed, rounding_in, rounding_of
+from hookboard.comparing.forced import beside, measured, other_dtypes, rounding_in, rounding_of
 from hookboard.comparing.matching import first_outputs, is_first_output, matched
-from hookboard.comparing.recorded import Recorded, add_index, write
+from hookboard.comparing.recorded import Recorded, add_index, opened, write
 from hookboard.comparing.running import Loss, ModelRunner, Runner, Spot, same_gradients, watched_modules
 from hookboard.messages import listed, quoted
 from hookboard.nested import tensors_in
@@ -66,7 +66,7 @@ def record_run(model: nn.Module, runner: Runner, path: str | os.PathLike[str]) -
         path: the file.
     """
     index = write(model, runner, path)
-    with Recorded(path, index) as recorded:
+    with opened(path, index) as recorded:
         index.step = step_of(recorded.dtypes)
         names = {name: name for name in watched_modules(model)}
         index.rounding = rounding_of(model, runner, recorded, names, index.step)
@@ -139,12 +139,12 @@ def compare(
         if isinstance(left, nn.Module):
             path = Path(until_end.enter_context(tempfile.TemporaryDirectory())) / "left.zip"
             runner = ModelRunner(left, inputs, loss, side="left")
-            recorded = until_end.enter_context(Recorded(path, write(left, runner, path)))
+            recorded = until_end.enter_context(opened(path, write(left, runner, path)))
         else:
-            recorded = until_end.enter_context(Recorded(left))
+            recorded = until_end.enter_context(opened(left))
         if isinstance(right, nn.Module):
             return _beside(runner, recorded, right, inputs, loss, names)
-        return _of_recordings(recorded, until_end.enter_context(Recorded(right)), names)
+        return _of_recordings(recorded, until_end.enter_context(opened(right)), names)
 
 
 def _check_names(names: object) -> None:
@@ -218,27 +218,14 @@ def _beside(
 
 def _of_recordings(left: Recorded, right: Recorded, names: Mapping[str, str] | None) -> Comparison:
     """Compare two recordings. Which later differences come from the first one cannot be told without the models."""
-    there = right.index
-    twins = matched(left.index, list(there.modules), first_outputs(there), names)
+    twins = matched(left.index, list(right.index.modules), first_outputs(right.index), names)
     step = step_of(left.dtypes | right.dtypes)
     times = max(1.0, step / left.index.step) if left.index.step else 1.0
     rounding = {key: times * value for key, value in left.index.added_up.items()}
     faults = Faults(left.index, sides_of(left, right, twins, step), rounding, step)
-    found = Found()
-    for spot, entry in there.spots.items():
-        at = replace(spot, module=twins.get(spot.module, ""))
-        if spot.module in twins and (own := left.index.spots.get(at)) is not None:
-            found.add(at, left.tensor(own), right.tensor(entry))
-    for part, ours, theirs in (
-        (found.gradients, left.index.gradients, there.gradients),
-        (found.buffers, left.index.after, there.after),
-    ):
-        for name, entry in theirs.items():
-            if (own := ours.get(twin := renamed(name, twins))) is not None and own.shape == entry.shape:
-                part[twin] = distance(left.tensor(own), right.tensor(entry))
-    spots = [spot for spot in left.index.spots if spot in found.spots]
-    rows = [Row(spot, found.spots[spot].relative, math.nan, faults.expected(spot)) for spot in spots]
-    notes, further = faults.notes(found)[:1], sum(faults.is_fault(spot, found.spots[spot]) for spot in spots) - 1
+    found = measured(left, right, twins)
+    rows = [Row(spot, seen.relative, math.nan, faults.expected(spot)) for spot, seen in found.spots.items()]
+    notes, further = faults.notes(found)[:1], sum(faults.is_fault(*each) for each in found.spots.items()) - 1
     if further > 0:
         notes.append(f"{further} tensors after the first differ too: compare the models to see which by themselves")
     return Comparison(tuple(faults.first(found)), tuple(rows), twins, tuple(notes))

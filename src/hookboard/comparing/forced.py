@@ -141,6 +141,29 @@ def beside(
     return found
 
 
+def measured(left: Recorded, right: Recorded, names: Mapping[str, str]) -> Found:
+    """Measure how far each tensor of the right recording is from the left one, in the order of the left one.
+
+    Args:
+        left: a recording.
+        right: another one.
+        names: its name of each module to the left one.
+    """
+    found, back = Found(), {name: own for own, name in names.items()}
+    for spot, entry in left.index.spots.items():
+        twin = right.index.spots.get(replace(spot, module=back.get(spot.module, spot.module)))
+        if spot.module in back and twin is not None:
+            found.add(spot, left.tensor(entry), right.tensor(twin))
+    for part, ours, theirs in (
+        (found.gradients, left.index.gradients, right.index.gradients),
+        (found.buffers, left.index.after, right.index.after),
+    ):
+        for name, entry in theirs.items():
+            if (own := ours.get(at := renamed(name, names))) is not None and own.shape == entry.shape:
+                part[at] = distance(left.tensor(own), right.tensor(entry))
+    return found
+
+
 def _noise_in_saved(model: nn.Module, noise: Callable[[Tensor], Tensor]) -> AbstractContextManager[object]:
     """Return a context in which what operations save for the backward pass has noise, other than weights.
 

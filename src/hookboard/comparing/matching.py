@@ -7,6 +7,7 @@ from difflib import SequenceMatcher
 from hookboard.comparing.recorded import Index
 from hookboard.comparing.running import Spot
 from hookboard.messages import unknown
+from hookboard.patterns import STAR, expression_of
 
 SAME_NAMES_MIN = 0.5
 """Share of the modules that must have the same name in both models to be matched by name (a choice)."""
@@ -43,7 +44,7 @@ def _by_patterns(here: Iterable[str], others: Collection[str], names: Mapping[st
     used = set()
     for name in here:
         for pattern, other in names.items():
-            if (match := re.fullmatch(f"{_expression(pattern)}(\\..*)?", name)) is None:
+            if (match := re.fullmatch(f"{expression_of(pattern)}(\\..*)?", name)) is None:
                 continue
             used.add(pattern)
             *parts, rest = match.groups(default="")
@@ -57,7 +58,7 @@ def _by_patterns(here: Iterable[str], others: Collection[str], names: Mapping[st
     for pattern, other in names.items():
         if pattern not in used:
             raise unknown("name in names", pattern, here)
-        if not any(re.fullmatch(f"{_expression(other)}(\\..*)?", name) for name in others):
+        if not any(re.fullmatch(f"{expression_of(other)}(\\..*)?", name) for name in others):
             raise unknown("name in names", other, others)
     return found
 
@@ -69,17 +70,7 @@ def _filled(pattern: str, parts: Iterable[str]) -> str:
     'blocks.3.attn'
     """
     texts = iter(parts)
-    return re.sub(r"\*+", lambda star: next(texts, star[0]), pattern)
-
-
-def _expression(pattern: str) -> str:
-    r"""Return the regular expression of a pattern, with a group for each star.
-
-    >>> _expression("encoder.layer.*")
-    'encoder\\.layer\\.([^.]+)'
-    """
-    parts = re.split(r"(\*\*|\*)", pattern)
-    return "".join({"**": "(.+)", "*": "([^.]+)"}.get(part, re.escape(part)) for part in parts)
+    return re.sub(STAR, lambda star: next(texts, star[0]), pattern)
 
 
 def first_outputs(recorded: Index) -> list[tuple[str, tuple[int, ...]]]:

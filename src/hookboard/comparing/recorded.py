@@ -1,12 +1,13 @@
 """What a model gave for a batch, in a file: the tensors of every call of a module, its weights, and what it is."""
 
+import functools
 import itertools
 import json
 import os
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -76,8 +77,28 @@ class Index:
     step: float = 0.0
 
 
+@dataclass(frozen=True)
 class Recorded:
-    """A recorded call, whose tensors are read one at a time. It is a context that closes its file.
+    """A recorded call.
+
+    Args:
+        index: what is in it.
+        tensor: reads one of its tensors.
+    """
+
+    index: Index
+    tensor: Callable[[StoredTensor], Tensor]
+
+    @property
+    def dtypes(self) -> set[torch.dtype]:
+        """The floating types of its tensors."""
+        entries = itertools.chain(self.index.spots.values(), self.index.weights.values())
+        return {dtype for entry in entries if (dtype := getattr(torch, entry.dtype)).is_floating_point}
+
+
+@contextmanager
+def opened(path: str | os.PathLike[str], index: Index | None = None) -> Iterator[Recorded]:
+    """Open a recording, whose tensors are read one at a time.
 
     Args:
         path: the file.
@@ -87,45 +108,34 @@ class Recorded:
         FileNotFoundError: there is no such file, or it is a folder.
         ValueError: it is damaged, no recording, or of another version.
     """
+    try:
+        file = zipfile.ZipFile(path)
+        index = _index_of(json.loads(file.read(INDEX))) if index is None else index
+    except (FileNotFoundError, IsADirectoryError, PermissionError) as error:  # Windows refuses to open a folder
+        if isinstance(error, PermissionError) and not os.path.isdir(path):
+            raise
+        what = "is a folder" if os.path.isdir(path) else "is not there"
+        valid = "a file that hookboard.record has written, or two folders of StepRecorder"
+        raise FileNotFoundError(f"{os.fspath(path)} {what}: give {valid}") from error
+    except (zipfile.BadZipFile, LookupError, TypeError, ValueError, AttributeError) as error:
+        raise ValueError(f"{os.fspath(path)} is no recording of hookboard, or is damaged: {error!r}") from error
+    with file:
+        yield Recorded(index, functools.partial(_read, file))
 
-    def __init__(self, path: str | os.PathLike[str], index: Index | None = None) -> None:
-        try:
-            self._file = zipfile.ZipFile(path)
-            self.index = _index_of(json.loads(self._file.read(INDEX))) if index is None else index
-        except (FileNotFoundError, IsADirectoryError, PermissionError) as error:  # Windows refuses to open a folder
-            if isinstance(error, PermissionError) and not os.path.isdir(path):
-                raise
-            what = "is a folder" if os.path.isdir(path) else "is not there"
-            valid = "a file that hookboard.record has written, or two folders of StepRecorder"
-            raise FileNotFoundError(f"{os.fspath(path)} {what}: give {valid}") from error
-        except (zipfile.BadZipFile, KeyError, LookupError, TypeError, ValueError, AttributeError) as error:
-            raise ValueError(f"{os.fspath(path)} is no recording of hookboard, or is damaged: {error!r}") from error
 
-    def __enter__(self) -> "Recorded":
-        return self
+def _read(file: zipfile.ZipFile, entry: StoredTensor) -> Tensor:
+    try:
+        content = bytearray(file.read(str(entry.number)))
+        dtype = getattr(torch, entry.dtype)
+        flat = torch.frombuffer(content, dtype=dtype) if content else torch.empty(0, dtype=dtype, device="cpu")
+        return flat.reshape(entry.shape)
+    except (zipfile.BadZipFile, KeyError, RuntimeError, ValueError, TypeError, AttributeError) as error:
+        raise ValueError(f"a tensor of the recording is damaged: {error}") from error
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._file.close()
 
-    def tensor(self, entry: StoredTensor) -> Tensor:
-        """Read a tensor.
-
-        Raises:
-            ValueError: the file is damaged.
-        """
-        try:
-            content = bytearray(self._file.read(str(entry.number)))
-            dtype = getattr(torch, entry.dtype)
-            flat = torch.frombuffer(content, dtype=dtype) if content else torch.empty(0, dtype=dtype, device="cpu")
-            return flat.reshape(entry.shape)
-        except (zipfile.BadZipFile, KeyError, RuntimeError, ValueError, TypeError, AttributeError) as error:
-            raise ValueError(f"a tensor of the recording is damaged: {error}") from error
-
-    @property
-    def dtypes(self) -> set[torch.dtype]:
-        """The floating types of its tensors."""
-        entries = itertools.chain(self.index.spots.values(), self.index.weights.values())
-        return {dtype for entry in entries if (dtype := getattr(torch, entry.dtype)).is_floating_point}
+def dtype_name(tensor: Tensor) -> str:
+    """Return the name of a tensor's type, such as `float32`."""
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def write(model: nn.Module, runner: Runner, path: str | os.PathLike[str]) -> Index:
@@ -143,7 +153,7 @@ def write(model: nn.Module, runner: Runner, path: str | os.PathLike[str]) -> Ind
             tensor = whole(tensor.detach())
             if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized or tensor.is_meta:
                 return None
-            entry = StoredTensor(next(numbers), str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+            entry = StoredTensor(next(numbers), dtype_name(tensor), tuple(tensor.shape))
             flat = tensor.cpu().contiguous().reshape(-1)
             with file.open(zipfile.ZipInfo(str(entry.number)), "w", force_zip64=True) as content:
                 content.write(flat.view(torch.uint8).numpy().data)
@@ -169,64 +179,44 @@ def write(model: nn.Module, runner: Runner, path: str | os.PathLike[str]) -> Ind
 
 def add_index(path: str | os.PathLike[str], index: Index) -> None:
     """Write the index of a file that `write` has written."""
-    spots = [[asdict(spot), asdict(entry)] for spot, entry in index.spots.items()]
-    by_name = {
-        part: {n: asdict(e) for n, e in getattr(index, part).items()} for part in ("weights", "after", "gradients")
-    }
-
-    def numbers(part: Mapping[Spot | str, float]) -> list[Any]:
-        return [[asdict(key) if isinstance(key, Spot) else key, value] for key, value in part.items()]
-
-    text = json.dumps(
-        {
-            "version": VERSION,
-            "modules": {name: asdict(facts) for name, facts in index.modules.items()},
-            "spots": spots,
-            **by_name,
-            "tied": index.tied,
-            "rounding": numbers(index.rounding),
-            "added_up": numbers(index.added_up),
-            "step": index.step,
-        }
-    )
+    fields = {name: _packed(part) for name, part in vars(index).items()}
     with zipfile.ZipFile(path, "a") as file:
-        file.writestr(INDEX, text, zipfile.ZIP_DEFLATED)
+        file.writestr(INDEX, json.dumps({"version": VERSION, **fields}), zipfile.ZIP_DEFLATED)
+
+
+def _packed(part: Any) -> Any:
+    """Return a part of an index for JSON, in which spots cannot be keys: these become pairs in a list."""
+    if not isinstance(part, dict):
+        return asdict(part) if isinstance(part, ModuleFacts | StoredTensor | Spot) else part
+    pairs = [[_packed(key), _packed(value)] for key, value in part.items()]
+    return pairs if any(isinstance(key, Spot) for key in part) else dict(pairs)
 
 
 def _index_of(given: dict[str, Any]) -> Index:
     if given["version"] != VERSION:
         raise ValueError(f"it has version {given['version']!r}, and this hookboard reads {VERSION}")
 
-    def entry(fields: dict[str, Any]) -> StoredTensor:
-        dtype = str(fields["dtype"])
-        if not isinstance(getattr(torch, dtype, None), torch.dtype):
-            raise ValueError(f"unknown type {dtype!r}")
-        return StoredTensor(int(fields["number"]), dtype, tuple(map(int, fields["shape"])))
+    def part(name: str, made: Callable[[Any], Any]) -> dict[Any, Any]:
+        pairs = given[name].items() if isinstance(given[name], dict) else given[name]
+        return {Spot(**key) if isinstance(key, dict) else str(key): made(value) for key, value in pairs}
 
-    def entries(part: str) -> dict[str, StoredTensor]:
-        return {str(name): entry(fields) for name, fields in given[part].items()}
-
-    modules = {
-        str(name): ModuleFacts(
-            str(one["type"]), bool(one["training"]), {str(k): str(v) for k, v in one["attributes"].items()}
-        )
-        for name, one in given["modules"].items()
-    }
-
-    def numbers(part: str) -> dict[Spot | str, float]:
-        return {Spot(**key) if isinstance(key, dict) else str(key): float(value) for key, value in given[part]}
-
+    entries = {name: part(name, _entry) for name in ("spots", "weights", "after", "gradients")}
+    numbers = {name: part(name, float) for name in ("rounding", "added_up")}
     return Index(
-        modules,
-        {Spot(**spot): entry(fields) for spot, fields in given["spots"]},
-        entries("weights"),
-        entries("after"),
-        entries("gradients"),
-        {str(name): str(first) for name, first in given["tied"].items()},
-        numbers("rounding"),
-        numbers("added_up"),
-        float(given["step"]),
+        modules=part("modules", _facts), tied=part("tied", str), step=float(given["step"]), **entries, **numbers
     )
+
+
+def _entry(fields: dict[str, Any]) -> StoredTensor:
+    dtype = str(fields["dtype"])
+    if not isinstance(getattr(torch, dtype, None), torch.dtype):
+        raise ValueError(f"unknown type {dtype!r}")
+    return StoredTensor(int(fields["number"]), dtype, tuple(map(int, fields["shape"])))
+
+
+def _facts(fields: dict[str, Any]) -> ModuleFacts:
+    attributes = {str(name): str(value) for name, value in fields["attributes"].items()}
+    return ModuleFacts(str(fields["type"]), bool(fields["training"]), attributes)
 
 
 def facts_of(model: nn.Module) -> dict[str, ModuleFacts]:
