@@ -1,10 +1,8 @@
 """Warnings, lines of information, errors about unknown names, and lists of names in one line."""
 
 import difflib
-import itertools
 import logging
 import os
-import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterable
@@ -13,8 +11,8 @@ MAX_LISTED = 12
 MAX_QUOTED_CHARS = 120
 """Maximum number of characters that are quoted of what a user has given."""
 
-MAX_COMPARED_CHARS, MAX_COMPARE_SECONDS = 200, 0.5
-"""Maximum length of the names that `closest` compares, and maximum seconds that it takes for all of them."""
+MAX_COMPARED_CHARS = 200
+"""Maximum length of the names that `closest` compares."""
 
 
 PREFIX = "hookboard: "
@@ -94,34 +92,22 @@ def warn_switched_off(what: str, error: Exception) -> None:
     warn(f"{what} is switched off from here on; all else goes on. Cause: {cause}")
 
 
-def closest(given: str, valid: Iterable[str], count: int = 3) -> list[str]:
-    """Return up to `count` of the valid names that resemble `given`, best first; [] if none does.
+def closest(given: str, valid: Iterable[str]) -> list[str]:
+    """Return up to three of the valid names that resemble `given`, best first; [] if none does.
 
-    A dotted name is also compared by its last part, so that `layr1` finds `backbone.layer1`. Very long names are
-    skipped, and so are names that cannot be compared within MAX_COMPARE_SECONDS seconds.
+    A dotted name is also compared by its last part, so that `layr1` finds `backbone.layer1`. Very long names, which
+    take seconds to compare, are skipped.
 
     >>> closest("encoder.layr1", ["encoder.layer1", "encoder.layer2", "head"])
     ['encoder.layer1', 'encoder.layer2']
     """
-    until = time.monotonic() + MAX_COMPARE_SECONDS
-    valid = [name for name in dict.fromkeys(valid) if len(name) <= MAX_COMPARED_CHARS]
-    tails = {name: name.rpartition(".")[2] for name in valid}
-    whole = _near(given, valid, count, 0.5, until)
-    near = _near(given.rpartition(".")[2], tails.values(), count, 0.6, until)
-    by_tail = [name for name in valid if tails[name] in near]
-    return list(dict.fromkeys([*whole, *by_tail]))[:count]
-
-
-def _near(given: str, names: Iterable[str], count: int, cutoff: float, until: float) -> list[str]:
-    """Do what `difflib.get_close_matches` does, until a deadline.
-
-    Comparing two names of 200 letters can take half a second.
-    """
     if len(given) > MAX_COMPARED_CHARS:
         return []
-    in_time = itertools.takewhile(lambda name: time.monotonic() < until, names)
-    close = (name for name in in_time if difflib.get_close_matches(given, [name], 1, cutoff))
-    return difflib.get_close_matches(given, close, count, cutoff)
+    tails = {name: name.rpartition(".")[2] for name in valid if len(name) <= MAX_COMPARED_CHARS}
+    whole = difflib.get_close_matches(given, tails, cutoff=0.5)
+    near = difflib.get_close_matches(given.rpartition(".")[2], tails.values())
+    by_tail = [name for name in tails if tails[name] in near]
+    return list(dict.fromkeys([*whole, *by_tail]))[:3]
 
 
 def unknown(kind: str, given: object, valid: Iterable[str], most: int | None = 32) -> ValueError:

@@ -185,19 +185,6 @@ def test_two_views_of_a_sample_are_no_targets():
     assert (found.rule, found.severity) == ("cannot_learn", "note")
 
 
-def test_shuffled_labels_are_noted_and_right_ones_are_not():
-    batches = classes()
-    order = torch.randperm(256, generator=torch.Generator().manual_seed(1))
-    labels = torch.cat([y for _, y in batches])[order].split(32)
-    shuffled = [(x, y) for (x, _), y in zip(batches, labels, strict=True)]
-    torch.manual_seed(0)
-    big = nn.Sequential(nn.Linear(6, 256), nn.ReLU(), nn.Linear(256, 3))
-    assert tried(big, batches, Adam(big.parameters(), lr=0.01), cross_entropy) == {}
-    found = tried(big, shuffled, Adam(big.parameters(), lr=0.01), cross_entropy)
-    assert [*found] == ["labels"]
-    assert found["labels"].severity == "note"
-
-
 def test_a_rate_millions_of_times_too_small_is_still_told_from_a_model_that_cannot_learn():
     model = net()
     assert [*tried(model, regression(), SGD(model.parameters(), lr=1e-7))] == ["learning_rate"]
@@ -517,42 +504,6 @@ def test_of_a_loss_that_can_be_negative_the_lines_say_from_where_to_where_it_goe
     )
     assert "The loss can be negative, so these lines do not tell which rate is better." in found.tried
     assert found.findings == []
-
-
-def as_dict(batches):
-    return [{"picture": x, "about": {"kind": y, "box": y.float().unsqueeze(1)}} for x, y in batches]
-
-
-def dict_step(model):
-    def step(batch):
-        kinds, boxes = model(batch["picture"] / 2).split([3, 1], 1)
-        return cross_entropy(kinds, batch["about"]["kind"]) + mse_loss(boxes, batch["about"]["box"])
-
-    return step
-
-
-def test_the_targets_are_found_in_a_batch_of_any_structure_and_exchanged_together():
-    model = net(4)
-    found = experiment(Setting(model, [Adam(model.parameters(), lr=0.01)], dict_step(model)), as_dict(classes()), 60)
-    assert found.findings == []
-    assert any("the loss on others is" in line for line in found.tried)
-
-
-def test_targets_of_any_structure_that_belong_to_other_inputs_are_told():
-    model, batches = net(4), classes()
-    for i, (x, y) in enumerate(batches):
-        batches[i] = x, y[torch.randperm(len(y), generator=torch.Generator().manual_seed(i))]
-    setting = Setting(model, [Adam(model.parameters(), lr=0.05)], dict_step(model))
-    found = experiment(setting, as_dict(batches), 60).findings
-    assert [one.rule for one in found] == ["labels"]
-
-
-def test_what_a_layer_takes_is_no_target_and_the_page_says_why_none_was_tried():
-    embed, head = nn.Embedding(3, 6), nn.Linear(6, 1)
-    model = nn.ModuleList([embed, head])
-    step = lambda batch: mse_loss(head(batch[0] + embed(batch[1])), torch.zeros(32, 1))  # noqa: E731
-    found = experiment(Setting(model, [Adam(model.parameters(), lr=0.01)], step), classes(), 60)
-    assert "The targets were not tried: no tensor of the batch is known to go into the loss alone." in found.tried
 
 
 def test_a_step_that_computes_derivatives_is_tried_too():

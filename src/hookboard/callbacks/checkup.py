@@ -24,10 +24,9 @@ class Checkup(HookboardCallback[StageState]):
     Afterwards the model, the optimizers, the schedulers and the random state are put back, and loggers get nothing;
     what your code does besides, such as printing or writing a file, happens each time. At the first batch it reports
     what `audit` finds in the step. Then it trains a few steps from the present weights, at rates from a thousandth to a
-    thousand times yours, to see whether the model learns at all, at which rate, and whether it learns more from the
-    right targets than from exchanged ones. The report is logged as information,
-    and written as text under `checkup`. On several ranks, under manual optimization, with several optimizers or without
-    a Trainer it does nothing, not even the audit, and one line says so.
+    thousand times yours, to see whether the model learns at all, and at which rate. The report is logged as
+    information, and written as text under `checkup`. On several ranks, under manual optimization, with several
+    optimizers or without a Trainer it does nothing, not even the audit, and one line says so.
 
     Args:
         seconds: The budget of the experiments: after this time no further step begins. Left out: 30.

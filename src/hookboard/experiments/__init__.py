@@ -1,4 +1,4 @@
-"""Trains a model for a few steps to see whether it learns, at which rate, from which targets; then restores it."""
+"""Trains a model for a few steps to see whether it learns, and at which rate; then restores it."""
 
 from hookboard.experiments.batches import read_apart
 from hookboard.experiments.experiment import Experiments, Setting, experiment

@@ -1,4 +1,4 @@
-"""`experiment`: tries on a few batches whether a model learns, at which rate, and from which targets."""
+"""`experiment`: tries on a few batches whether a model learns, and at which rate."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -23,13 +23,11 @@ from hookboard.experiments.attempt import (
     losses_of,
     restoring,
 )
-from hookboard.experiments.labels import MIN_SAMPLES, judge_equal, judge_labels, said_of_labels, tried_labels
 from hookboard.experiments.rates import (
     FACTORS,
     STUCK_SHARE,
     RatePair,
     RateTrial,
-    advised,
     happened,
     has_no_bound,
     is_too_large,
@@ -39,7 +37,7 @@ from hookboard.experiments.rates import (
     tried_longer,
     tried_rates,
 )
-from hookboard.experiments.targets import find_targets, of_batches, samples_in
+from hookboard.experiments.targets import find_targets, judge_targets, of_batches, samples_in
 from hookboard.health import Finding
 from hookboard.replay import CannotRunAgainError, loss_of_step
 
@@ -50,11 +48,10 @@ MIN_SAMPLES_TOGETHER, MAX_BATCHES = 32, 16
 """Rates are tried on the first batches: as many as have this many samples, at most this many batches (choices)."""
 
 RATES_SHARE = 0.6
-"""The share of the time for the rates; the rest is for the targets (a choice)."""
+"""The share of the time for the rates; the rest is for second trials with more steps (a choice)."""
 
 LONGER = 4
-"""The trial of the targets, and the second one of a rate that seems too large, take this many times more steps (a
-choice)."""
+"""The second trial of a rate takes this many times more steps (a choice)."""
 
 DENSE_TARGETS = 64
 """Samples with more targets, such as images, may have noise that a small model cannot learn (a choice)."""
@@ -103,14 +100,14 @@ def trainer_of(pl_module: LightningModule) -> Trainer | None:
 
 
 def experiment(setting: Setting, batches: Sequence[Any], seconds: float) -> Experiments:
-    """Try whether the model learns a few batches, at which rate, and whether its targets fit better than permuted ones.
+    """Try whether the model learns a few batches, and at which rate.
 
     Afterwards the model, the optimizers, the schedulers and the random state are put back; what the user's code does
     besides happens.
 
     Args:
         setting: the model, and how it is trained.
-        batches: on the model's device. Rates are tried on the first ones, targets on all.
+        batches: on the model's device. Rates are tried on the first ones, and if one seems too large, on all.
         seconds: the budget: after that no further step begins.
 
     Returns:
@@ -181,7 +178,7 @@ def _clipped(trainer: Trainer, optimizer: Optimizer) -> None:
 
 
 def _experiments(recipe: Recipe, setting: Setting, batches: Sequence[Any]) -> Experiments:
-    """Run all experiments, as far as there is time: gradients first, then rates, then targets."""
+    """Run all experiments, as far as there is time: gradients first, then rates."""
     findings, tried = [], []
     began = perf_counter()
     try:
@@ -191,7 +188,7 @@ def _experiments(recipe: Recipe, setting: Setting, batches: Sequence[Any]) -> Ex
             return Experiments([], [f"Nothing was tried: the loss is {loss}."])
         targets = find_targets(recipe, batches)
         together = _first_batches(batches, targets)
-        findings += judge_equal(batches, targets)
+        findings += judge_targets(batches, targets)
         unlearnable = judge_gradients(recipe, together[0])
         findings += unlearnable
         if not unlearnable:
@@ -209,9 +206,6 @@ def _experiments(recipe: Recipe, setting: Setting, batches: Sequence[Any]) -> Ex
                 is_scheduled=any("initial_lr" in group for group in optimizer.param_groups),
                 total=setting.total_steps,
             )
-            said, found = _labels(recipe, batches, targets, trials, is_clear=not findings)
-            tried.append(said)
-            findings += found
     except OutOfTimeError:
         tried.append("The budget of seconds was used up before anything could be tried.")
     tried.append(f"This took {perf_counter() - began:.1f} s; weights, optimizer and random state are as before.")
@@ -289,40 +283,3 @@ def said_of_rates(trials: Sequence[RateTrial], of_what: str) -> list[str]:
     if has_no_bound(trials):
         lines.append("The loss can be negative, so these lines do not tell which rate is better.")
     return lines
-
-
-def _labels(
-    recipe: Recipe,
-    batches: Sequence[Any],
-    targets: Targets,
-    trials: Sequence[RateTrial],
-    *,
-    is_clear: bool,
-) -> tuple[str, list[Finding]]:
-    """Try the targets at the advised rate.
-
-    Args:
-        recipe: how the model is trained.
-        batches: all batches.
-        targets: their targets.
-        trials: of the rates.
-        is_clear: whether nothing was found so far; otherwise the targets are not tried.
-
-    Returns:
-        What was tried, or why not; and the findings.
-    """
-    best, samples = advised(trials), sum(samples_in(batches, targets))
-    reason = ""
-    if not targets.paths:
-        reason = "no tensor of the batch is known to go into the loss alone"
-    elif not is_clear:
-        reason = "fix what was found first"
-    elif best is None:
-        reason = "the loss fell at no rate"
-    elif len(batches) < 2 or samples < MIN_SAMPLES:
-        reason = f"that takes 2 batches and {MIN_SAMPLES} samples, and there are {len(batches)} and {samples}"
-    elif (trial := tried_labels(recipe, batches, targets, best.factor, LONGER * best.steps)) is None:
-        reason = "there was no time left"
-    else:
-        return f"At lr {best.rate:.2g}: {said_of_labels(trial)}.", judge_labels(trial)
-    return f"The targets were not tried: {reason}.", []
