@@ -95,6 +95,7 @@ class HealthRecord:
             shown, and `effects`, the verdicts that follow from these, in one list per rule. Every verdict is on one
             card. () stands for a card for each verdict.
         shows: the quantity whose chart shows the first verdict best; "" if there is none.
+        texts: a paragraph for each card, as it is printed at the end of a fit.
     """
 
     every_n_steps: int
@@ -105,6 +106,7 @@ class HealthRecord:
     values: Mapping[str, np.ndarray]
     cards: tuple[Mapping[str, Any], ...] = ()
     shows: str = ""
+    texts: tuple[str, ...] = ()
 
     def strings(self) -> list[bytes]:
         """Return the strings to store, which `health_record` reads: the fields as JSON, then each quantity's values."""
@@ -151,8 +153,8 @@ def health_record(strings: Sequence[bytes]) -> HealthRecord:
         verdicts = tuple(dict(verdict) for verdict in given["verdicts"])
         cards = _cards(given.get("cards"), len(verdicts))
         every_n_steps, headline = as_int64(given["every_n_steps"]), str(given["headline"])
-        shows = str(given.get("shows", ""))
-        return HealthRecord(every_n_steps, headline, verdicts, layers, steps, values, cards, shows)
+        shows, texts = str(given.get("shows", "")), tuple(map(str, given.get("texts", ())))
+        return HealthRecord(every_n_steps, headline, verdicts, layers, steps, values, cards, shows, texts)
     except _NOT_OURS as error:
         raise ValueError(f"no record of health: {error!r}") from error
 

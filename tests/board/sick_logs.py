@@ -5,6 +5,7 @@ import math
 import numpy as np
 from board.logs import record, scalars, write
 
+from hookboard.health import Verdict
 from hookboard.records import HEALTH, LAYERS, HealthRecord, LayerFacts, LayersRecord
 
 PARTS = {
@@ -99,7 +100,8 @@ def write_run(folder, *, has_record=True, is_judged=True, seed=0, steps=STEPS):
         )
         values = {"activation_rms": activations, "gradient_rms": gradients}
         headline = "1 alarm and 1 note in 75 layers at 60 looks, from step 0 to 118."
-        health = HealthRecord(2, headline, VERDICTS, tuple(names), STEPS, values)
+        texts = tuple(str(Verdict(**one)) for one in VERDICTS)
+        health = HealthRecord(2, headline, VERDICTS, tuple(names), STEPS, values, texts=texts)
         events.append(record(0, f"{LAYERS}/HealthMonitor", LayersRecord("HealthMonitor", 2, facts).strings()))
         events += [record(STEPS[-1], HEALTH, health.strings())] if is_judged else []
     write(folder, events)

@@ -19,7 +19,7 @@ from documents.pages import commands
 
 import hookboard
 from hookboard import Verdict
-from hookboard.health.folding import cards_of
+from hookboard.health.folding import cards_of, folded_verdicts
 from hookboard.health.report import closing
 from hookboard.health.run import Run
 from hookboard.layers import Layer
@@ -46,7 +46,8 @@ def command(logs, capsys, monkeypatch):
 def judged(folder, verdicts, cards=(), layers=("a", "b", "c", "d"), headline="The headline."):
     fields = [{**vars(one)} for one in verdicts]
     values = {"activation_rms": np.ones((len(layers), 1))}
-    written = HealthRecord(1, headline, tuple(fields), layers, (0,), values, tuple(map(vars, cards)))
+    texts = tuple(map(str, folded_verdicts(verdicts, layers)))
+    written = HealthRecord(1, headline, tuple(fields), layers, (0,), values, tuple(map(vars, cards)), texts=texts)
     write(folder, [record(0, HEALTH, written.strings())])
 
 

@@ -404,6 +404,7 @@ def _record_of(run: Run, verdicts: Sequence[Verdict], every_n_steps: int, shows:
         {quantity: course for quantity, course in values.items() if not np.isnan(course).all()},
         tuple(asdict(card) for card in cards_of(verdicts)),
         shows,
+        tuple(map(str, folded_verdicts(verdicts, [layer.name for layer in run.layers]))),
     )
 
 
