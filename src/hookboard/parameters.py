@@ -1,9 +1,10 @@
 """The weights that modules compute with, and the parameters behind them (pruned and parametrized ones included)."""
 
+import copy
 import functools
 import random
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +17,8 @@ from torch.nn.utils import parametrize
 from torch.optim import Optimizer
 
 from hookboard.eager import run_eagerly
-from hookboard.state import State, same_random_state
-from hookboard.torch_private import buffers_of, is_compiled, modules_of, parameters_of, without_hooks
+from hookboard.state import same_random_state
+from hookboard.torch_private import buffers_of, drop_hooks, is_compiled, modules_of, parameters_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,82 +115,48 @@ def weight_in_use(module: nn.Module, attribute: str = "weight") -> Tensor:
     if attribute in parametrized(module):
         parametrization: Any = module.parametrizations[attribute]  # type: ignore[index]  # a ModuleDict
         # Past its hooks and past the cache of `parametrize.cached()`, which the next forward would read.
-        return _computed(parametrization, parametrization.forward)
+        return _computed(parametrization, lambda twin: twin.forward())
     held = parameters_of(module).get(attribute, vars(module).get(attribute))
-    return held.detach() if isinstance(held, Tensor) else _computed(module, lambda: getattr(module, attribute))
+    return held.detach() if isinstance(held, Tensor) else _computed(module, lambda twin: getattr(twin, attribute))
 
 
-def _computed(module: nn.Module, compute: Callable[[], Tensor]) -> Tensor:
-    """Return the tensor that a module's code computes from its parameters, detached, and undo all side effects.
+def _computed(module: nn.Module, compute: Callable[[Any], Tensor]) -> Tensor:
+    """Return the tensor that a module's code computes from its parameters, detached.
 
-    The code runs in evaluation mode and without autocast. Random state, parameters, buffers, attributes and modes are
-    restored afterwards. Hooks on the module and on the modules inside it do not run, except torch's own. The global
-    random generators are seeded with 0, so that two results differ only if the module does.
+    The code runs on a copy of the module, in evaluation mode and without autocast, and without hooks except torch's
+    own. The random state is restored afterwards. The global random generators are seeded with 0, so that two results
+    differ only if the module does.
 
     Args:
         module: the module whose code runs.
-        compute: runs the code and returns the tensor.
+        compute: runs the code of the copy and returns the tensor.
 
     Raises:
         TypeError: the code returned something else.
     """
-    parts = [part for part in module.modules() if not isinstance(part, torch.jit.ScriptModule)]
-    eagerly = run_eagerly() if any(map(is_compiled, parts)) else nullcontext()
-    devices = {tensor.device.type for held in _tensors_of(parts) for tensor in held.values() if tensor is not None}
+    parts = list(module.modules())
+    held = (one for part in parts for one in (parameters_of(part), buffers_of(part), vars(part)))
+    tensors = [tensor for one in held for tensor in one.values() if isinstance(tensor, Tensor)]
     with ExitStack() as until_computed:
         until_computed.enter_context(torch.no_grad())
-        until_computed.enter_context(eagerly)
+        until_computed.enter_context(run_eagerly() if any(map(is_compiled, parts)) else nullcontext())
         until_computed.enter_context(same_random_state())
-        for device in filter(torch.amp.is_autocast_available, devices):
+        for device in filter(torch.amp.is_autocast_available, {tensor.device.type for tensor in tensors}):
             until_computed.enter_context(torch.autocast(device, enabled=False))
-        until_computed.callback(State(module).restore)
-        until_computed.enter_context(_evaluating(module))
-        until_computed.enter_context(without_hooks(parts))
-        until_computed.enter_context(_on_copies(parts))
+        # Without gradients, and also of tensors in a graph, which cannot be copied.
+        twin = copy.deepcopy(module, {id(tensor): tensor.detach().clone() for tensor in tensors})
+        drop_hooks(twin.modules())
+        for part in twin.modules():
+            part.training = False
         random.seed(0)
         np.random.seed(0)
         torch.default_generator.manual_seed(0)
         if torch.cuda.is_initialized():  # otherwise the seed would replace the one that the user has set for its start
             torch.cuda.manual_seed_all(0)
-        weight = compute()
+        weight = compute(twin)
         if not isinstance(weight, Tensor):
             raise TypeError(f"a weight that is no tensor: {type(weight).__name__}")
         return weight.detach()
-
-
-@contextmanager
-def _evaluating(module: nn.Module) -> Iterator[None]:
-    """Put a module and those inside it in evaluation mode in this context: some change their state in training."""
-    modes = [(part, part.training) for part in module.modules()]
-    try:
-        for part, _ in modes:
-            part.training = False
-        yield
-    finally:
-        for part, mode in modes:
-            part.training = mode
-
-
-@contextmanager
-def _on_copies(parts: list[nn.Module]) -> Iterator[None]:
-    """Replace parameters and buffers by copies in this context: autograd would notice if the tensors were restored."""
-    copies: dict[int, Tensor] = {}
-    with ExitStack() as until_end:
-        for held in _tensors_of(parts):
-            before = dict(held)
-            until_end.callback(held.update, before)
-            until_end.callback(held.clear)  # which comes first
-            for name, tensor in before.items():
-                if tensor is not None:
-                    if id(tensor) not in copies:
-                        copies[id(tensor)] = tensor.detach().clone()
-                    held[name] = copies[id(tensor)]
-        yield
-
-
-def _tensors_of(parts: list[nn.Module]) -> Iterator[dict[str, Any]]:
-    for part in parts:
-        yield from (parameters_of(part), buffers_of(part))
 
 
 def weights_of(modules: Mapping[str, nn.Module]) -> dict[str, Weight]:

@@ -5,7 +5,7 @@ import re
 import types
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Set
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -108,26 +108,13 @@ def forward_pre_hooks_of(module: nn.Module) -> OrderedDict[int, Callable[..., An
     return module._forward_pre_hooks  # type: ignore[return-value]  # it is one, torch declares a dict
 
 
-@contextmanager
-def without_hooks(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Disable forward hooks and pre-hooks of these modules in this context, except torch's own, such as `prune`'s."""
-    with ExitStack() as until_end:
-        for module in modules:
-            for hooks in (module._forward_hooks, module._forward_pre_hooks):
-                before: dict[int, Any] = dict(hooks)
-                for number, hook in before.items():
-                    if (getattr(hook, "__module__", None) or "").partition(".")[0] != "torch":
-                        del hooks[number]
-                if len(hooks) < len(before):
-                    until_end.callback(_refill, hooks, before)
-        yield
-
-
-def _refill(hooks: dict[int, Any], before: dict[int, Any]) -> None:
-    """Restore the hooks of `before` in place and in order; hooks that were added since follow them."""
-    came = {number: hook for number, hook in hooks.items() if number not in before}
-    hooks.clear()
-    hooks.update(before | came)
+def drop_hooks(modules: Iterable[nn.Module]) -> None:
+    """Remove the forward hooks and pre-hooks of these modules, except torch's own, such as `prune`'s."""
+    for module in modules:
+        for hooks in (module._forward_hooks, module._forward_pre_hooks):
+            for number, hook in list(hooks.items()):
+                if (getattr(hook, "__module__", None) or "").partition(".")[0] != "torch":
+                    del hooks[number]
 
 
 def renumber(handle: RemovableHandle, number: int) -> None:
