@@ -1,6 +1,7 @@
 """Recorded training steps: the step and the module in which two runs part."""
 
 import copy
+import logging
 import re
 
 import pytest
@@ -122,3 +123,17 @@ def test_folders_without_a_step_in_common_are_told(tmp_path):
     run(tmp_path, Trained(), StepRecorder(str(tmp_path / "b"), [1]))
     with pytest.raises(ValueError, match="have no recorded step in common"):
         compare(tmp_path / "a", tmp_path / "b")
+
+
+def test_a_step_with_manual_optimization_is_not_recorded_and_one_line_says_so(tmp_path, caplog):
+    class Manual(Trained):
+        automatic_optimization = False
+
+        def training_step(self, batch):
+            self.manual_backward(super().training_step(batch))
+            self.optimizers().step()
+
+    with caplog.at_level(logging.INFO, "lightning.pytorch"):
+        run(tmp_path, Manual(), StepRecorder(str(tmp_path / "a"), [0]))
+    assert "StepRecorder did not record step 0: its optimization is manual." in caplog.text
+    assert not list((tmp_path / "a").glob("*.zip"))

@@ -11,7 +11,7 @@ from hookboard.checks import wrong
 from hookboard.comparing import record_run, shown
 from hookboard.loops import HookboardCallback, Loop, Selection, StageState
 from hookboard.messages import inform
-from hookboard.replay import CannotRunAgainError, run_step, undisturbed
+from hookboard.replay import CannotRunAgainError, loss_of_step, undisturbed
 from hookboard.sites import Stage
 
 
@@ -22,9 +22,9 @@ class StepRecorder(HookboardCallback[StageState]):
     on as without it; what your code does besides, such as printing or writing a file, happens each time. Under gradient
     accumulation only the first batch of a step is recorded. `hookboard.compare("run_a", "run_b")` tells the first step
     and module in which two runs differ by more than rounding. A step that takes an iterator, or with manual
-    optimization on several ranks, is not recorded, and one line says so. Of several ranks each records what
-    it computes from its own part of the batch, before gradients are averaged, into a folder of its own: compare runs
-    with as many ranks. Where all ranks must call a module together, as with FSDP, nothing is recorded.
+    optimization, is not recorded, and one line says so. Of several ranks each records what it computes from its own
+    part of the batch, before gradients are averaged, into a folder of its own: compare runs with as many ranks. Where
+    all ranks must call a module together, as with FSDP, nothing is recorded.
 
     Args:
         folder: Where the files are written, one for each step: `step_00000010.zip`; with several ranks
@@ -99,8 +99,8 @@ def _run(
     see: Callable[..., Tensor | None],
     at_end: Callable[[], None],
 ) -> None:
-    """Run a training step and its backward passes without a trace, show each tensor to `see`, then call `at_end`."""
+    """Run a training step and its backward pass without a trace, show each tensor to `see`, then call `at_end`."""
     module: Any = loop.model
     with undisturbed(module, batch, trainer=loop.trainer, is_whole_step=True), shown(module, see):
-        run_step(loop.trainer, module, batch, batch_idx, at_backward=lambda loss: loss.backward())
+        loss_of_step(loop.trainer, module, batch, batch_idx).backward()
         at_end()

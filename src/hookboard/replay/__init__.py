@@ -6,7 +6,6 @@ from hookboard.replay.step import (
     loss_in,
     loss_of_step,
     replaced,
-    run_step,
     undisturbed,
 )
 
@@ -16,6 +15,5 @@ __all__ = [
     "loss_in",
     "loss_of_step",
     "replaced",
-    "run_step",
     "undisturbed",
 ]

@@ -1,7 +1,7 @@
 """Runs code of a model, or its `training_step`, once more and puts the model back."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -81,63 +81,32 @@ def nested_parts(value: Any) -> Iterator[Any]:
         yield from nested_parts(item)
 
 
-def run_step(
-    trainer: Trainer | None,
-    pl_module: LightningModule,
-    batch: Any,
-    batch_idx: int,
-    at_backward: Callable[[Tensor], None],
-) -> None:
-    """Run `training_step` once, without backward passes and optimizer steps. Call it inside `undisturbed`.
+def loss_of_step(trainer: Trainer | None, pl_module: LightningModule, batch: Any, batch_idx: int = 0) -> Tensor:
+    """Run `training_step` once, and return its loss with its graph. Call it inside `undisturbed`.
 
     The module is called without its strategy's wrapper (such as DDP), on this rank alone.
 
     Args:
         trainer: the Trainer; None if there is none.
-        pl_module: its LightningModule.
+        pl_module: its LightningModule, under automatic optimization.
         batch: the batch.
         batch_idx: its index.
-        at_backward: called with each loss instead of its backward pass; under automatic optimization once, at the end.
 
     Raises:
-        CannotRunAgainError: the step takes an iterator in place of a batch, its optimization is manual on several
-            ranks, or it is automatic and the step returned no loss.
+        CannotRunAgainError: the optimization is manual, the step takes an iterator in place of a batch, or it returned
+            no loss.
     """
-    _check(trainer, pl_module, batch)
-    with ExitStack() as until_end:
-        if trainer is not None:
-            until_end.enter_context(trainer.precision_plugin.train_step_context())
-        if not pl_module.automatic_optimization:
-            until_end.enter_context(_idle(trainer, pl_module))
-            until_end.enter_context(
-                replaced(pl_module, manual_backward=lambda loss, *args, **kwargs: at_backward(loss))
-            )
-        returned = call_training_step(pl_module, batch, batch_idx)
-        if pl_module.automatic_optimization:
-            loss = loss_in(returned)
-            if not isinstance(loss, Tensor):
-                raise CannotRunAgainError("training_step returned no loss when it ran again")
-            at_backward(loss)
-
-
-def loss_of_step(trainer: Trainer | None, pl_module: LightningModule, batch: Any, batch_idx: int = 0) -> Tensor:
-    """Run `training_step` as `run_step` does, under automatic optimization, and return its loss with its graph.
-
-    Raises:
-        CannotRunAgainError: as `run_step`.
-    """
-    losses: list[Tensor] = []
-    run_step(trainer, pl_module, batch, batch_idx, losses.append)
-    return losses[-1]
-
-
-def _check(trainer: Trainer | None, pl_module: LightningModule, batch: Any) -> None:
+    if not pl_module.automatic_optimization:
+        raise CannotRunAgainError("its optimization is manual")
     if is_param_in_hook_signature(pl_module.training_step, "dataloader_iter", explicit=True):
         raise CannotRunAgainError("training_step takes its batches from an iterator")
     if any(isinstance(part, Iterator) for part in nested_parts(batch)):
         raise CannotRunAgainError("the batch holds an iterator, which can be read only once")
-    if not pl_module.automatic_optimization and trainer is not None and trainer.world_size > 1:
-        raise CannotRunAgainError("its optimization is manual, and there are several ranks")
+    with nullcontext() if trainer is None else trainer.precision_plugin.train_step_context():
+        loss = loss_in(call_training_step(pl_module, batch, batch_idx))
+    if not isinstance(loss, Tensor):
+        raise CannotRunAgainError("training_step returned no loss when it ran again")
+    return loss
 
 
 def call_training_step(pl_module: LightningModule, batch: Any, batch_idx: int) -> Any:
@@ -153,47 +122,6 @@ def loss_in(returned: Any) -> Any:
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
     pass
-
-
-class _Idle:
-    """Replaces an optimizer or scheduler: `step`, `zero_grad` and `toggle_model` change nothing.
-
-    `step` still calls a closure and returns its result. All other attributes are those of the real object.
-    """
-
-    def __init__(self, real: Any) -> None:
-        self._real = real
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._real, name)
-
-    def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
-        return closure() if callable(closure) else None
-
-    zero_grad = _nothing
-
-    def toggle_model(self, sync_grad: bool = True) -> AbstractContextManager[None]:
-        return nullcontext()
-
-
-def _idled(given: Any) -> Any:
-    if isinstance(given, list | tuple):
-        return [_Idle(one) for one in given]
-    return None if given is None else _Idle(given)
-
-
-@contextmanager
-def _idle(trainer: Trainer | None, pl_module: LightningModule) -> Iterator[None]:
-    """Make optimizers, schedulers and gradient clipping of manual optimization do nothing inside the context."""
-    optimizers, schedulers = _idled(pl_module.optimizers()), _idled(pl_module.lr_schedulers())
-    names = ("toggle_optimizer", "untoggle_optimizer", "clip_gradients")
-    with ExitStack() as until_end:
-        until_end.enter_context(replaced(pl_module, **dict.fromkeys(names, _nothing)))
-        until_end.enter_context(replaced(pl_module, optimizers=lambda *args, **kwargs: optimizers))
-        until_end.enter_context(replaced(pl_module, lr_schedulers=lambda: schedulers))
-        for optimizer in [] if trainer is None else trainer.optimizers:  # the user may hold them too
-            until_end.enter_context(replaced(optimizer, step=_nothing, zero_grad=_nothing))
-        yield
 
 
 @contextmanager
