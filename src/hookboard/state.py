@@ -137,19 +137,16 @@ def _keep_tensor(tensor: Tensor, undo: Undo) -> Iterable[object]:
         return tensor.detach().unbind()  # views
     if not tensor.is_meta:
         grad = tensor.grad if tensor.is_leaf else None
-        undo.append((_rewrite, tensor, tensor.detach().clone(), tensor.requires_grad, grad))
+        undo.append((_rewrite, tensor, tensor.data, tensor.detach().clone(), tensor.requires_grad, grad))
     return []
 
 
 def _keep_weight(weight: nn.Parameter, undo: Undo) -> Iterable[object]:
     if is_lazy(weight):
         return []
-    is_plain = type(weight).__torch_dispatch__ is Tensor.__torch_dispatch__ and not weight.is_meta
-    values = (weight.data, weight.detach().clone()) if is_plain else None
-    grad = weight.grad if weight.is_leaf else None
-    undo.append((_rewrite_weight, weight, values, weight.requires_grad, grad))
+    undo.append((_set_grad, weight, weight.requires_grad, weight.grad if weight.is_leaf else None))
     weight.grad = None
-    return [] if is_plain else wrapped_by(weight)
+    return _keep_tensor(weight, undo)
 
 
 @_keep.register
@@ -181,8 +178,9 @@ def _keep_what_it_holds(value: Any, undo: Undo) -> Iterable[object]:
     return list(value)
 
 
-@_keep.register
-def _keep_torch_generator(generator: torch.Generator, undo: Undo) -> Iterable[object]:
+@_keep.register(torch.Generator)
+@_keep.register(np.random.RandomState)
+def _keep_generator(generator: Any, undo: Undo) -> Iterable[object]:
     undo.append((generator.set_state, generator.get_state()))
     return []
 
@@ -195,19 +193,8 @@ def _keep_random(generator: random.Random, undo: Undo) -> Iterable[object]:
 
 
 @_keep.register
-def _keep_random_state(generator: np.random.RandomState, undo: Undo) -> Iterable[object]:
-    undo.append((generator.set_state, generator.get_state()))
-    return []
-
-
-@_keep.register
 def _keep_numpy_generator(generator: np.random.Generator, undo: Undo) -> Iterable[object]:
-    return [generator.bit_generator]
-
-
-@_keep.register
-def _keep_bit_generator(generator: np.random.BitGenerator, undo: Undo) -> Iterable[object]:
-    undo.append((setattr, generator, "state", generator.state))
+    undo.append((setattr, generator.bit_generator, "state", generator.bit_generator.state))
     return []
 
 
@@ -242,32 +229,35 @@ def _exchange(value: Any, before: list[Any]) -> None:
         fill(before)
 
 
-def _rewrite_weight(
-    weight: nn.Parameter, values: tuple[Tensor, Tensor] | None, required_grad: bool, grad: Tensor | None
-) -> None:
-    if not weight.is_leaf:
-        weight.detach_()  # as in `_rewrite`, also below
-    if weight.requires_grad != required_grad:  # of a weight made in inference mode it cannot even be set to what it is
-        weight.requires_grad_(required_grad)
-    weight.grad = grad
-    if values is None:
+def _rewrite(tensor: Tensor, held: Tensor, before: Tensor, required_grad: bool, grad: Tensor | None) -> None:
+    """Give a tensor the values that it had, in the memory that it had.
+
+    Args:
+        tensor: the tensor.
+        held: its data then.
+        before: a copy of its values then.
+        required_grad: whether it required gradients.
+        grad: its gradient then.
+    """
+    if not tensor.is_leaf and not required_grad:
+        tensor.detach_()  # changed in place with gradients, it would hold the graph of our call
+    if tensor.is_leaf:
+        _set_grad(tensor, required_grad, grad)
+    if held.layout != torch.strided:  # its memory is that of several tensors
+        tensor.data = before
         return
-    held, before = values  # in the memory that it had
-    if weight.layout != torch.strided or weight.shape != held.shape or weight.data_ptr() != held.data_ptr():
-        weight.data = held
-    if not held.is_cpu or held.layout != torch.strided or not torch.equal(held, before):
+    if tensor.layout != torch.strided or tensor.shape != held.shape or tensor.data_ptr() != held.data_ptr():
+        tensor.data = held
+    # Batch norm changes its buffers without a new version: only the values tell. To compare them waits for a device.
+    if not held.is_cpu or not torch.equal(held, before):
+        # Past its version: a graph that holds the tensor gets back the very values that it was built with.
         held.copy_(before)
 
 
-def _rewrite(tensor: Tensor, before: Tensor, required_grad: bool, grad: Tensor | None) -> None:
-    if tensor.requires_grad and not required_grad and not tensor.is_leaf:
-        tensor.detach_()  # changed in place with gradients, it would hold the graph of our call
-    elif tensor.is_leaf and (tensor.requires_grad != required_grad or tensor.grad is not grad):
+def _set_grad(tensor: Tensor, required_grad: bool, grad: Tensor | None) -> None:
+    if not tensor.is_leaf:
+        tensor.detach_()
+    if tensor.requires_grad != required_grad:  # of a tensor made in inference mode it cannot even be set to what it is
         tensor.requires_grad_(required_grad)
+    if tensor.grad is not grad:
         tensor.grad = grad
-    if tensor.shape != before.shape:
-        tensor.data = before
-    # Batch norm changes its buffers without a new version: only the values tell. To compare them waits for a device.
-    elif not tensor.is_cpu or tensor.layout != torch.strided or not torch.equal(tensor, before):
-        # Past its version: a graph that holds the tensor gets back the very values that it was built with.
-        tensor.data.copy_(before)

@@ -57,6 +57,7 @@ KINDS = {
     "a generator of Python": (lambda: random.Random(0), lambda k, x: k.random()),
     "a tensor in a dict": (lambda: {"m": torch.zeros(())}, lambda k, x: decays(k["m"], x)),
     "a tensor in a tuple": (lambda: (torch.zeros(()),), lambda k, x: decays(k[0], x)),
+    "a sparse tensor": (lambda: torch.ones(1).to_sparse(), lambda k, x: k.mul_(0.9).sum()),
     "a tensor that takes on a graph": (lambda: {"mean": torch.zeros(())}, remembers_gradients),
     "a nested tensor": (lambda: torch.nested.nested_tensor([torch.zeros(1)]), lambda k, x: decays(k.unbind()[0], x)),
     "a jagged tensor": (
