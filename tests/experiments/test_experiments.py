@@ -50,7 +50,7 @@ def step_of(model, loss=mse_loss):
 
 
 def run_experiments(model, batches, optimizer, budget, step=None):
-    return experiment(Setting(model, [optimizer], step), batches, budget).findings
+    return [*experiment(Setting(model, [optimizer], step), batches, budget).findings]
 
 
 def tried(model, batches, optimizer, loss=mse_loss, budget=60):
@@ -194,7 +194,7 @@ def test_a_loss_that_is_not_finite_is_not_tried():
     model = net()
     model[0].weight.data.fill_(torch.nan)
     setting = Setting(model, [SGD(model.parameters(), lr=1)], step_of(model))
-    assert experiment(setting, regression(), 60).tried == ["Nothing was tried: the loss is nan."]
+    assert experiment(setting, regression(), 60).tried == ("Nothing was tried: the loss is nan.",)
 
 
 def test_labels_that_are_all_the_same_are_an_alarm():
@@ -503,7 +503,7 @@ def test_of_a_loss_that_can_be_negative_the_lines_say_from_where_to_where_it_goe
         f"lr 0.01 (yours): it goes from {losses[0]:.3g} to {sum(losses[-5:]) / 5:.3g} within 30 steps" in found.tried[4]
     )
     assert "The loss can be negative, so these lines do not tell which rate is better." in found.tried
-    assert found.findings == []
+    assert found.findings == ()
 
 
 def test_a_step_that_computes_derivatives_is_tried_too():
@@ -515,7 +515,7 @@ def test_a_step_that_computes_derivatives_is_tried_too():
         return mse_loss(slope.sum(1, keepdim=True), batch[1])
 
     found = experiment(Setting(model, [Adam(model.parameters(), lr=0.01)], step), regression(), 60)
-    assert found.findings == []
+    assert found.findings == ()
     assert any("lr 0.01 (yours): it falls by" in line for line in found.tried)
 
 

@@ -113,7 +113,7 @@ def capture(
         if not isinstance(one, Edit):
             raise wrong("edit", one, "an Edit, which says where too, as in Edit(Zero(), 'layer1')")
         edits.append(Edits(_select(model, one.modules, one.types), one.role, one.rule))
-    seen = Captured(_select(model, modules, types), wanted, Keeper(copy, device), calls)
+    seen = Captured(_select(model, modules, types), wanted, copy, device, calls)
     with run_eagerly(), ExitStack() as hooks:
         hooks.enter_context(seen.attached())
         for each in edits:
@@ -345,7 +345,7 @@ class KeptTensor:
 
     tensor: Tensor
     version: int | None
-    number: int = 0
+    number: int
 
     def value(self, what: str) -> Tensor:
         """Return the tensor.
@@ -358,24 +358,6 @@ class KeptTensor:
         return self.tensor
 
 
-@dataclass
-class Keeper:
-    """Options for keeping tensors: whether to copy them, and the device to move them to (None: their own)."""
-
-    copy: bool
-    device: str | torch.device | None
-
-    def keep(self, tensor: Tensor) -> KeptTensor:
-        """Return the tensor, or a detached copy if `copy` is set or it is an inference tensor, on the device to use."""
-        # An inference tensor has no version that would tell a change.
-        if self.copy or tensor.is_inference():
-            given = tensor.detach()
-            # Not every kind of tensor can be given to `to`.
-            return KeptTensor(given.clone() if self.device is None else given.to(self.device, copy=True), None)
-        moved = tensor if self.device is None else tensor.to(self.device)
-        return KeptTensor(moved, version_of(moved))
-
-
 class Captured(Mapping[str, CapturedModule]):
     """The result of `hookboard.capture`: a mapping from names to `CapturedModule`.
 
@@ -384,14 +366,20 @@ class Captured(Mapping[str, CapturedModule]):
     Args:
         modules: name to module.
         roles: which of their tensors are kept.
-        keeper: how tensors are kept.
+        copy: whether copies are kept.
+        device: the device to move kept tensors to; None: their own.
         calls: how many calls of each module are kept; None for all.
     """
 
     def __init__(
-        self, modules: Mapping[str, nn.Module], roles: Sequence[CaptureRole], keeper: Keeper, calls: int | None
+        self,
+        modules: Mapping[str, nn.Module],
+        roles: Sequence[CaptureRole],
+        copy: bool,
+        device: str | torch.device | None,
+        calls: int | None,
     ) -> None:
-        self._keeper = keeper
+        self._copy, self._device = copy, device
         self._most = calls
         self._count = 0
         self._switch = Switch()
@@ -570,9 +558,19 @@ class Captured(Mapping[str, CapturedModule]):
             if earlier is not None and site.role.startswith("grad"):
                 # Of several backward passes the gradients add up, as they do in `.grad`.
                 tensor = earlier.value(str(site)) + tensor.to(earlier.tensor.device)
-            slots[site.index] = kept = self._keeper.keep(tensor)
-            kept.number = self._count if earlier is None else earlier.number
+            slots[site.index] = self._kept(tensor, self._count if earlier is None else earlier.number)
             self._count += 1
+
+    def _kept(self, tensor: Tensor, number: int) -> KeptTensor:
+        # An inference tensor has no version that would tell a change: it is copied in any case.
+        if self._copy or tensor.is_inference():
+            given = tensor.detach()
+            # Not every kind of tensor can be given to `to`.
+            return KeptTensor(
+                given.clone() if self._device is None else given.to(self._device, copy=True), None, number
+            )
+        moved = tensor if self._device is None else tensor.to(self._device)
+        return KeptTensor(moved, version_of(moved), number)
 
 
 def _shapes(kept: Mapping[str, KeptTensor]) -> str:

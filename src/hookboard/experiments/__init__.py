@@ -1,14 +1,13 @@
 """Trains a model for a few steps to see whether it learns, and at which rate; then restores it."""
 
 from hookboard.experiments.batches import read_apart
-from hookboard.experiments.experiment import Experiments, Setting, experiment
-from hookboard.experiments.one_page import BATCHES, SECONDS, CheckupReport, check_up, checkup
+from hookboard.experiments.experiment import CheckupReport, Setting, experiment
+from hookboard.experiments.one_page import BATCHES, SECONDS, check_up, checkup
 
 __all__ = [
     "BATCHES",
     "SECONDS",
     "CheckupReport",
-    "Experiments",
     "Setting",
     "check_up",
     "checkup",

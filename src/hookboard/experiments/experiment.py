@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
@@ -60,16 +60,32 @@ LOSS_SCALE = 1024.0
 """What the loss is multiplied by if the Trainer uses a GradScaler; small enough for most models (a choice)."""
 
 
-class Experiments(NamedTuple):
-    """The results of the experiments.
+@dataclass(frozen=True)
+class CheckupReport:
+    """What `checkup` or `experiment` found. `str` gives it as a page of text.
 
     Args:
         findings: what is wrong, alarms first.
         tried: sentences: what was measured, what was not tried, and why.
     """
 
-    findings: list[Finding]
-    tried: list[str]
+    findings: tuple[Finding, ...]
+    tried: tuple[str, ...]
+
+    def __str__(self) -> str:
+        """Return a headline, then the findings with their advice, then what was tried."""
+        counted = [(sum(f.severity == kind for f in self.findings), kind) for kind in ("alarm", "note")]
+        said = ", ".join(f"{count} {kind}{'s' * (count > 1)}" for count, kind in counted if count)
+        lines = [f"Checkup: {said or 'nothing stands out'}", ""]
+        for found in self.findings:
+            where = f" in {found.module}" if found.module else ""
+            lines += [
+                f"{found.severity.upper()} {found.rule}{where}",
+                f"  {found.evidence}",
+                f"  -> {found.advice}",
+                "",
+            ]
+        return "\n".join([*lines, *self.tried])
 
 
 @dataclass(frozen=True)
@@ -91,15 +107,7 @@ class Setting:
     total_steps: float = math.inf
 
 
-def trainer_of(pl_module: LightningModule) -> Trainer | None:
-    """Return the module's Trainer; None if it has none."""
-    try:
-        return pl_module.trainer
-    except RuntimeError:
-        return None
-
-
-def experiment(setting: Setting, batches: Sequence[Any], seconds: float) -> Experiments:
+def experiment(setting: Setting, batches: Sequence[Any], seconds: float) -> CheckupReport:
     """Try whether the model learns a few batches, and at which rate.
 
     Afterwards the model, the optimizers, the schedulers and the random state are put back; what the user's code does
@@ -118,13 +126,13 @@ def experiment(setting: Setting, batches: Sequence[Any], seconds: float) -> Expe
     """
     reason = _why_not(setting, batches)
     if reason:
-        return Experiments([], [f"Nothing was tried: {reason}."])
+        return CheckupReport((), (f"Nothing was tried: {reason}.",))
     try:
         recipe = _recipe(setting, perf_counter() + seconds)
         check_memory(recipe.copied)
         return _experiments(recipe, setting, batches)
     except CannotRunAgainError as error:
-        return Experiments([], [f"Nothing was tried: {error}."])
+        return CheckupReport((), (f"Nothing was tried: {error}.",))
 
 
 def _why_not(setting: Setting, batches: Sequence[Any]) -> str:
@@ -177,7 +185,7 @@ def _clipped(trainer: Trainer, optimizer: Optimizer) -> None:
     trainer.precision_plugin.clip_gradients(optimizer, value, algorithm or "norm")  # type: ignore[arg-type]  # Lightning takes its value
 
 
-def _experiments(recipe: Recipe, setting: Setting, batches: Sequence[Any]) -> Experiments:
+def _experiments(recipe: Recipe, setting: Setting, batches: Sequence[Any]) -> CheckupReport:
     """Run all experiments, as far as there is time: gradients first, then rates."""
     findings, tried = [], []
     began = perf_counter()
@@ -185,7 +193,7 @@ def _experiments(recipe: Recipe, setting: Setting, batches: Sequence[Any]) -> Ex
         with restoring(recipe, batches[:1]):
             [loss] = losses_of(recipe, batches[:1])
         if not math.isfinite(loss):
-            return Experiments([], [f"Nothing was tried: the loss is {loss}."])
+            return CheckupReport((), (f"Nothing was tried: the loss is {loss}.",))
         targets = find_targets(recipe, batches)
         together = _first_batches(batches, targets)
         findings += judge_targets(batches, targets)
@@ -209,7 +217,7 @@ def _experiments(recipe: Recipe, setting: Setting, batches: Sequence[Any]) -> Ex
     except OutOfTimeError:
         tried.append("The budget of seconds was used up before anything could be tried.")
     tried.append(f"This took {perf_counter() - began:.1f} s; weights, optimizer and random state are as before.")
-    return Experiments(sorted(findings, key=lambda finding: finding.severity != "alarm"), tried)
+    return CheckupReport(tuple(sorted(findings, key=lambda finding: finding.severity != "alarm")), tuple(tried))
 
 
 def _first_batches(batches: Sequence[Any], targets: Targets) -> Sequence[Any]:

@@ -2,19 +2,18 @@
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 from typing import Any, cast
 
-from lightning.pytorch import LightningModule
+from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hookboard.auditing import audit, findings_of_optimizers, findings_of_schedules
 from hookboard.either_lightning import is_lightning
 from hookboard.experiments.batches import read_apart
-from hookboard.experiments.experiment import Setting, experiment, trainer_of
+from hookboard.experiments.experiment import CheckupReport, Setting, experiment
 from hookboard.health import Finding
 from hookboard.replay import CannotRunAgainError, loss_of_step, undisturbed
 from hookboard.state import same_random_state
@@ -24,34 +23,6 @@ BATCHES = 8
 
 SECONDS = 30.0
 """The budget of the experiments if the user gives none (a choice)."""
-
-
-@dataclass(frozen=True)
-class CheckupReport:
-    """What `checkup` found. `str` gives it as a page of text.
-
-    Args:
-        findings: what is wrong, alarms first.
-        tried: sentences: what was measured, what was not tried, and why.
-    """
-
-    findings: tuple[Finding, ...]
-    tried: tuple[str, ...]
-
-    def __str__(self) -> str:
-        """Return a headline, then the findings with their advice, then what was tried."""
-        counted = [(sum(f.severity == kind for f in self.findings), kind) for kind in ("alarm", "note")]
-        said = ", ".join(f"{count} {kind}{'s' * (count > 1)}" for count, kind in counted if count)
-        lines = [f"Checkup: {said or 'nothing stands out'}", ""]
-        for found in self.findings:
-            where = f" in {found.module}" if found.module else ""
-            lines += [
-                f"{found.severity.upper()} {found.rule}{where}",
-                f"  {found.evidence}",
-                f"  -> {found.advice}",
-                "",
-            ]
-        return "\n".join([*lines, *self.tried])
 
 
 def checkup(
@@ -104,8 +75,16 @@ def checkup(
         raise ValueError("data: it has no batch.")
     if is_lightning(model, LightningModule):
         batches = [model.transfer_batch_to_device(batch, model.device, 0) for batch in batches]
-    trainer = trainer_of(model) if is_lightning(model, LightningModule) else None
+    trainer = _trainer_of(model) if is_lightning(model, LightningModule) else None
     return check_up(Setting(model, optimizers, step, trainer), batches, seconds)
+
+
+def _trainer_of(pl_module: LightningModule) -> Trainer | None:
+    """Return the module's Trainer; None if it has none."""
+    try:
+        return pl_module.trainer
+    except RuntimeError:
+        return None
 
 
 def _first_of(data: Iterable[Any]) -> list[Any]:

@@ -12,7 +12,6 @@ from hookboard.images.picture import (
     ALARM,
     FONT_SIZE,
     INK,
-    LEVELS,
     MARGIN,
     MISSING,
     NOT_FINITE,
@@ -24,6 +23,7 @@ from hookboard.images.picture import (
     Pixels,
     draw_ticks,
     font,
+    indices,
     pen,
 )
 
@@ -200,11 +200,8 @@ def _edges(rows: int, kinds: Mapping[int, Mark]) -> list[int]:
 
 
 def _indices(values: np.ndarray, scale: ColourScale) -> Pixels:
-    shares = scale.shares(values)
-    has_value = np.isfinite(shares)
-    drawn = np.full(values.shape, MISSING, np.uint8)
-    drawn[has_value] = np.rint(shares[has_value] * (LEVELS - 1)).astype(np.uint8)
-    drawn[np.isinf(values)] = NOT_FINITE
+    drawn = indices(scale.shares(values))
+    drawn[np.isnan(values)] = MISSING
     return drawn
 
 
