@@ -10,7 +10,7 @@ from hookboard import compare, record
 from hookboard.auditing import Targets
 from hookboard.auditing.optimizing import _lost_epsilon
 from hookboard.auditing.scheduling import scheduled_rates
-from hookboard.comparing.forced import RoundingNoise
+from hookboard.comparing.forced import rounding_noise
 from hookboard.experiments.targets import exchanged
 from hookboard.first_nan.bad_operation import BadOperation, CallPlace
 from hookboard.first_nan.explain import _cause
@@ -31,7 +31,7 @@ def empty_tensor_of_a_recording(folder):
 
 WAYS = {
     "targets of other samples": lambda _: exchanged([(X, X)], Targets(("1",)), 0)[0][1].tolist(),
-    "noise of the size of rounding": lambda _: RoundingNoise(0.1, 0)(X).tolist(),
+    "noise of the size of rounding": lambda _: rounding_noise(0.1, 0)(X).tolist(),
     "channels of a picture": lambda _: select_maps(
         maps_in(PICTURES, nn.Conv2d(3, 3, 1, device="cpu"), aspect=None), channels=2, order="channel", size=4
     ).channels.tolist(),

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from torchmetrics import MeanMetric
 
 from hookboard.experiments import Setting, attempt, checkup, experiment, read_apart
-from hookboard.experiments.rates import RatePair, RateTrial, judge_rates
+from hookboard.experiments.rates import RateTrial, judge_rates
 from hookboard.replay import CannotRunAgainError
 
 pytestmark = pytest.mark.unit
@@ -128,7 +128,7 @@ def test_a_loss_that_blows_up_is_a_multiple_of_its_value():
     best = RateTrial(0.1, 0.01, 30, before=2.0, after=0.5, right=1.0, exchanged=2.0)
     yours = RateTrial(1.0, 0.1, 30, before=2.0, after=6e9, right=1.0, exchanged=2.0)
     options = {"has_targets": True, "is_dense": False, "groups": 1, "is_scheduled": False, "total": 100.0}
-    [found] = judge_rates([best, yours], [RatePair(yours, best)], **options)
+    [found] = judge_rates([best, yours], [(yours, best)], **options)
     assert (found.rule, found.severity) == ("learning_rate", "alarm")
     assert found.evidence.endswith(f"at yours (0.1) it rises to {6e9 / 2.0:.1g} times its value")
 

@@ -36,6 +36,10 @@ class Distance:
     right: float
 
 
+BROKEN = Distance(math.inf, math.nan, (), math.nan, math.nan)
+"""How far what is missing, or has another shape, is from what is there."""
+
+
 def distance(left: Tensor, right: Tensor) -> Distance:
     """Measure how far `right` is from `left`, of the same shape; a DTensor only if all ranks do.
 

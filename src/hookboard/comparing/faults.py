@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from hookboard.comparing.distance import Distance, distance
+from hookboard.comparing.distance import BROKEN, Distance, distance
 from hookboard.comparing.forced import Found, renamed
 from hookboard.comparing.recorded import Index, ModuleFacts, Recorded, buffers_in, facts_of, parameters_in, tied_in
 from hookboard.comparing.running import Part, Spot, watched_modules
@@ -21,10 +21,6 @@ ADDED_UP, ADDED_UP_SHARE = 3.0, 0.125
 """What adding numbers in another order may change, in rounding steps of the type they are added in (float32, also for
 coarser ones): the first, or where a module has weights this share of the root of their number for each output, if that
 is more (choices)."""
-
-
-BROKEN = Distance(math.inf, math.nan, (), math.nan, math.nan)
-"""How far what is missing is from what is there."""
 
 
 @dataclass(frozen=True)

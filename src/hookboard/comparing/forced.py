@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 from torch.autograd.graph import Node
 
-from hookboard.comparing.distance import Distance, converted, distance, is_extreme
+from hookboard.comparing.distance import BROKEN, Distance, converted, distance, is_extreme
 from hookboard.comparing.recorded import Recorded, buffers_in, gradients_in, parameters_in
 from hookboard.comparing.running import Runner, Spot
 from hookboard.ranks import local
@@ -50,7 +50,7 @@ class Found:
         """Measure a tensor beside the recorded one; None if their shapes differ."""
         if left.shape != right.shape:
             self.shapes[spot] = tuple(left.shape), tuple(right.shape)
-            self.spots[spot] = Distance(math.inf, math.nan, (), math.nan, math.nan)
+            self.spots[spot] = BROKEN
             return None
         self.spots[spot] = distance(left, right)
         return self.spots[spot]
@@ -241,7 +241,7 @@ def rounding_of(
     """
     largest: dict[Spot | str, float] = {}
     for seed in range(NOISE_RUNS):
-        noise = RoundingNoise(step, seed)
+        noise = rounding_noise(step, seed)
         found = beside(model, runner, recorded, names, is_forced=is_forced, noise=noise)
         for key, seen in _all_of(found):
             largest[key] = max(largest.get(key, 0.0), seen.relative)
@@ -294,25 +294,22 @@ def _all_of(found: Found) -> Iterator[tuple[Spot | str, Distance]]:
     yield from found.buffers.items()
 
 
-class RoundingNoise:
-    """Changes floating numbers by a rounding step, up or down at random.
+def rounding_noise(step: float, seed: int) -> Callable[[Tensor], Tensor]:
+    """Return a function that changes floating numbers by a rounding step, up or down at random.
 
     Args:
         step: the rounding step of a number of size 1.
         seed: of the random numbers.
     """
+    generator = torch.Generator("cpu").manual_seed(seed)
 
-    def __init__(self, step: float, seed: int) -> None:
-        self._step = step
-        self._generator = torch.Generator("cpu").manual_seed(seed)
-
-    def __call__(self, tensor: Tensor) -> Tensor:
-        """Return the tensor with noise; one of whole numbers as it is."""
+    def noisy(tensor: Tensor) -> Tensor:
         if tensor.is_complex():
-            return torch.view_as_complex(self(torch.view_as_real(tensor.resolve_conj())))
+            return torch.view_as_complex(noisy(torch.view_as_real(tensor.resolve_conj())))
         if not tensor.is_floating_point():
             return tensor
-        up = torch.rand(tensor.shape, generator=self._generator, dtype=torch.float32, device="cpu") < 0.5
-        factor = 1 + self._step * (2 * up.to(tensor.device, torch.float64) - 1)
-        noisy = (tensor.to(torch.float64) * factor).to(tensor.dtype)
-        return torch.where(is_extreme(tensor), tensor, noisy)
+        up = torch.rand(tensor.shape, generator=generator, dtype=torch.float32, device="cpu") < 0.5
+        factor = 1 + step * (2 * up.to(tensor.device, torch.float64) - 1)
+        return torch.where(is_extreme(tensor), tensor, (tensor.to(torch.float64) * factor).to(tensor.dtype))
+
+    return noisy

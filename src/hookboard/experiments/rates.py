@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from hookboard.auditing import Targets
 from hookboard.experiments.attempt import (
@@ -132,16 +132,8 @@ def _further(trials: Sequence[RateTrial]) -> Sequence[float]:
     return HIGHER if STUCK_SHARE > highest.fall > before.fall else ()
 
 
-class RatePair(NamedTuple):
-    """A trial at the user's rate, and one at another rate on the same batches.
-
-    Args:
-        yours: at the user's rate.
-        best: at the other rate.
-    """
-
-    yours: RateTrial
-    best: RateTrial
+RatePair = tuple[RateTrial, RateTrial]
+"""A trial at the user's rate, and one at another rate on the same batches."""
 
 
 def tried_longer(
@@ -161,7 +153,8 @@ def tried_longer(
     """
     try:
         rest = losses_without_updates(recipe, batches, count + 1)
-        return [RatePair(*(_tried(recipe, batches, f, rest, targets) for f in (1.0, best.factor)))]
+        yours, other = (_tried(recipe, batches, factor, rest, targets) for factor in (1.0, best.factor))
+        return [(yours, other)]
     except OutOfTimeError:
         return []
 
@@ -243,14 +236,14 @@ def judge_rates(
     if all(trial.fall < STUCK_SHARE for trial in trials):
         if len(trials) < len(FACTORS):
             return []
-        return _nothing_learns(trials, next((pair.best for pair in pairs), None), has_targets and not is_dense)
+        return _nothing_learns(trials, next((other for _, other in pairs), None), has_targets and not is_dense)
     best = lower_one(trials)
     if best is not None and not math.isfinite(yours.after):
         return [_of_rate(yours, best, groups, "alarm")]
     for pair in pairs:
         if is_too_large(pair, has_targets=has_targets):
             return [_of_rate(*pair, groups, "alarm")]
-    if best is not None and is_too_large(RatePair(yours, best), has_targets=has_targets):
+    if best is not None and is_too_large((yours, best), has_targets=has_targets):
         return [] if pairs else [_of_rate(yours, best, groups, "note")]  # with momentum a loss can rise at first
     higher = [trial for trial in trials if trial.factor > 1]
     best, enough = advised(higher), next((trial for trial in higher if trial.fall >= FALLEN_SHARE), None)
