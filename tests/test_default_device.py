@@ -30,7 +30,7 @@ def empty_tensor_of_a_recording(folder):
 
 
 WAYS = {
-    "targets of other samples": lambda _: exchanged([(X, X)], Targets(("1",)), 0)[0][1].tolist(),
+    "targets of other samples": lambda _: exchanged([(X, X)], Targets(("1",)))[0][1].tolist(),
     "noise of the size of rounding": lambda _: rounding_noise(0.1, 0)(X).tolist(),
     "channels of a picture": lambda _: select_maps(
         maps_in(PICTURES, nn.Conv2d(3, 3, 1, device="cpu"), aspect=None), channels=2, order="channel", size=4

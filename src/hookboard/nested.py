@@ -16,12 +16,11 @@ _TRACES_ATTRIBUTES = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 9)
 """Older torch cannot trace `__dict__`: inside a graph a rebuilt dataclass then keeps its fields and nothing else."""
 
 
-def tensors_in(value: object, path: str = "") -> Iterator[tuple[str, Tensor]]:
+def tensors_in(value: object) -> Iterator[tuple[str, Tensor]]:
     """Yield every tensor in `value` with its path: the indices or keys that lead to it, joined by slashes.
 
     It looks inside tuples, lists, mappings and dataclasses; fields of named tuples and dataclasses count as keys. Other
-    objects are taken to hold no tensor. If two keys read the same, such as 1 and "1", the second path ends in "~2". All
-    paths begin with `path`, that of `value` itself.
+    objects are taken to hold no tensor. If two keys read the same, such as 1 and "1", the second path ends in "~2".
 
     >>> import torch
     >>> x = torch.zeros(1)
@@ -33,10 +32,10 @@ def tensors_in(value: object, path: str = "") -> Iterator[tuple[str, Tensor]]:
     ['1', '1~2']
     """
     if isinstance(value, Tensor):
-        yield path, value
+        yield "", value
         return
     taken: list[str] = []  # also by None: where one call has None and the next a tensor, paths stay as they are
-    for wanted, item in _leaves(value, path):
+    for wanted, item in _leaves(value):
         unique, number = wanted, 1
         while unique in taken:
             number += 1
@@ -46,7 +45,7 @@ def tensors_in(value: object, path: str = "") -> Iterator[tuple[str, Tensor]]:
             yield unique, item
 
 
-def _leaves(value: object, path: str) -> Iterator[tuple[str, object]]:
+def _leaves(value: object, path: str = "") -> Iterator[tuple[str, object]]:
     for key, item in _items(value):
         where = f"{path}/{key}" if path else str(key)
         if isinstance(item, Tensor) or not _is_container(item):

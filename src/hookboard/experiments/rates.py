@@ -176,7 +176,7 @@ def _tried(recipe: Recipe, batches: Sequence[Any], factor: float, rest: Sequence
         if len(losses) == len(rest) and math.isfinite(losses[-1]):
             after = sum(losses[-last:]) / last
             if targets.paths:
-                right, other = (sum(losses_of(recipe, some)) for some in (batches, exchanged(batches, targets, 0)))
+                right, other = (sum(losses_of(recipe, some)) for some in (batches, exchanged(batches, targets)))
     rate = float(current_rates(recipe.optimizer)[0]) * factor
     return RateTrial(factor, rate, len(losses) - 1, sum(rest[-last:]) / last, after, right, other)
 

@@ -48,10 +48,10 @@ def samples_in(batches: Sequence[Any], targets: Targets) -> list[int]:
     return [len(target) for target in of_batches(batches, targets.paths[0])] if targets.paths else [0] * len(batches)
 
 
-def exchanged(batches: Sequence[Any], targets: Targets, seed: int) -> list[Any]:
+def exchanged(batches: Sequence[Any], targets: Targets) -> list[Any]:
     """Return the batches with the targets permuted at random over the samples of all of them, all in the same order."""
     sizes = samples_in(batches, targets)
-    order = torch.randperm(sum(sizes), generator=torch.Generator("cpu").manual_seed(seed), device="cpu")
+    order = torch.randperm(sum(sizes), generator=torch.Generator("cpu").manual_seed(0), device="cpu")
     news: list[dict[str, Tensor]] = [{} for _ in batches]
     for path in targets.paths:
         whole = torch.cat(of_batches(batches, path))
