@@ -3,19 +3,26 @@
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Sequence
+import textwrap
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
+from hookboard.board import Board, LoggedRun, loss_tag, natural_key
+from hookboard.records import HEALTH
 from hookboard.report.folders import open_folders
 from hookboard.report.one_file import page_of
-from hookboard.report.wording import run_lines, verdict_lines
 
 ALARM, DIFFERENT, BAD_INPUT = 1, 1, 2
 """Exit statuses; 0 means that there is no alarm, or no difference, and nothing to warn of."""
 
 MAX_RUNS = 8
 """Maximum number of runs of a report, which holds the comparison of every two of them."""
+
+WIDTH = 100
+"""Width of the output, in characters, as in the terminal while a run trains."""
 
 
 def main(given: Sequence[str] | None = None) -> int:
@@ -85,7 +92,7 @@ def _verdicts(arguments: argparse.Namespace) -> int:
         found = [{"run": name, "headline": said.headline, "verdicts": said.verdicts} for name, said in judged]
         _print([json.dumps(found, indent=2)])
     else:
-        _print(line for run in runs for line in verdict_lines(run))
+        _print(line for run in runs for line in _verdict_lines(run))
     warnings = [f"hookboard: {run.name}: {warning}" for run in runs for warning in run.warnings]
     if not judged:
         warnings.append("hookboard: HealthMonitor watched none of these runs.")
@@ -106,7 +113,7 @@ def _report(arguments: argparse.Namespace) -> int:
 
 def _runs(arguments: argparse.Namespace) -> int:
     board, names = open_folders(arguments.folder)
-    _print(run_lines(board, names))
+    _print(_run_lines(board, names))
     return 0
 
 
@@ -125,3 +132,47 @@ def _print(lines: Iterable[str], file: object = None) -> None:
     for line in lines:
         shown = "".join(letter if letter.isprintable() or letter == "\n" else "?" for letter in line)
         print(shown.encode(encoding, "replace").decode(encoding), file=stream)  # type: ignore[arg-type]
+
+
+def _verdict_lines(run: LoggedRun) -> list[str]:
+    """Return a run's headline and the paragraphs of its health record, as lines of at most WIDTH characters.
+
+    One line says so if HealthMonitor did not watch the run.
+    """
+    if run.health is None:
+        return [f"{run.name}: HealthMonitor did not watch this run."]
+    lines = _wrapped(f"{run.name}: {run.health.headline}", "")
+    for paragraph in run.health.texts:
+        lines += _wrapped(paragraph, "  ")
+    return lines
+
+
+def _wrapped(text: str, start: str) -> list[str]:
+    return textwrap.wrap(
+        " ".join(text.split()), WIDTH, initial_indent=start, subsequent_indent="    ", break_on_hyphens=False
+    )
+
+
+def _run_lines(board: Board, names: Iterable[str]) -> Iterator[str]:
+    """Yield the header and the lines of a table of runs, the sickest first; runs without a health record come last."""
+    table = sorted((_line_of(board, name) for name in names), key=lambda line: line[0])
+    yield f"{'alarms':>6} {'notes':>6} {'steps':>9}  {'last look':16}  {'loss':24}  run"
+    yield from (text for _, text in table)
+
+
+def _line_of(board: Board, name: str) -> tuple[tuple[Any, ...], str]:
+    """Return the sort key and the line of a run."""
+    run, source = board.logged_run(name), board.source
+    looks = source.last_tensors(run=name).get(name, {})
+    seen, alarms, notes = "-", "-", "-"
+    rank: tuple[Any, ...] = (True, 0, 0, natural_key(name))
+    if run.health is not None:
+        count = sum(verdict["severity"] == "alarm" for verdict in run.health.verdicts)
+        others = len(run.health.verdicts) - count
+        alarms, notes, rank = str(count), str(others), (False, -count, -others, natural_key(name))
+        seen = time.strftime("%Y-%m-%d %H:%M", time.localtime(looks[HEALTH].wall_time))
+    tag = loss_tag(source.last_scalars(name).get(name, {}))
+    loss = "-"
+    if tag and len(values := source.scalars(name, [tag])[tag].values):
+        loss = f"{values[-1]:.4g} {tag}"
+    return rank, f"{alarms:>6} {notes:>6} {run.last_step:>9}  {seen:16}  {loss:24}  {name}"
