@@ -91,6 +91,20 @@ def test_all_verdicts_are_in_it_worst_first():
     assert record.headline.startswith("120 notes in 3 layers")
 
 
+def test_each_of_its_cards_has_the_paragraph_of_the_terminal():
+    judge = judge_of()
+    see(judge, 0)
+    alike = [Verdict("note", "mine", name, 0, None, f"It gave {i}.", "Leave it.") for i, name in enumerate(NAMES)]
+    verdicts = [*alike, Verdict("note", "other", "net.0", 1, 1, "It jumped.", "Wait.")]
+    (record,) = records(Page(1).last(judge.run, verdicts))
+    assert record.texts == (
+        "note: mine in net.0 since step 0: It gave 0. The same rule and advice hold for 3 layers: net.* (3). "
+        "Try: Leave it.",
+        "note: other in net.0 at step 1: It jumped. Try: Wait.",
+    )
+    assert len(record.cards) == 2
+
+
 @pytest.mark.parametrize(
     ("look_at", "shown"),
     [("gradient_rms", "gradient_rms"), ("dead_fraction", "activation_rms"), ("before_nonfinite", ""), ("mine", "")],
