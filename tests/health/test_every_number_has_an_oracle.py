@@ -82,11 +82,12 @@ def rules_by_function(tree: ast.Module) -> dict[str, set[str]]:
                     reach(node.id, rule)
 
     for call, where in calls(tree):
-        named = [keyword.value.value for keyword in call.keywords if keyword.arg == "rule"]
         if call.func.id == "Rule" and isinstance(call.args[0], ast.Constant):
             reach(getattr(call.args[1], "id", ""), call.args[0].value)
-        elif call.func.id == "Finding" and named:
-            reach(where, named[0])
+        elif call.func.id == "Finding":
+            for keyword in call.keywords:
+                if keyword.arg == "rule":
+                    reach(where, keyword.value.value)
     return rules
 
 

@@ -1,7 +1,4 @@
-"""`RULES`: every built-in rule, about numbers and about the code of the step.
-
-Each `Rule` that stands in a file of `health/rules/` is one of them, and each in one of the files of `_ABOUT_THE_STEP`.
-"""
+"""`RULES`: each `Rule` in a file of `health/rules/`, about numbers, or in one of those below, about the step."""
 
 from importlib import import_module
 

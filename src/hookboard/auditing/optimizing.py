@@ -38,10 +38,7 @@ class Outsider(NamedTuple):
 
 
 def findings_of_optimizers(
-    optimizers: Sequence[Optimizer],
-    model: nn.Module,
-    reached: Collection[str] | None,
-    outside: Sequence[Outsider] = (),
+    optimizers: Sequence[Optimizer], model: nn.Module, reached: Collection[str] | None, outside: Sequence[Outsider] = ()
 ) -> Iterator[Finding]:
     """Yield findings on the optimizers and their settings.
 
@@ -92,10 +89,7 @@ OPTIMIZER_SETTINGS = Rule(
 def _not_in_optimizer(
     held: set[int], parameters: Mapping[str, nn.Parameter], reached: Collection[str], outside: Sequence[Outsider]
 ) -> Iterator[Finding]:
-    """Yield a finding if trainable parameters that a gradient reaches are not held by an optimizer.
-
-    And an alarm if all gradients go to parameters that are not the model's, such as those of a copy.
-    """
+    """Yield a finding on trained parameters that no optimizer holds, and on gradients that reach those of others alone."""
     trained = {name: p for name, p in parameters.items() if p.requires_grad and name in reached}
     left_out = [name for name, p in trained.items() if id(p) not in held]
     stepped = sum(p.requires_grad and id(p) in held for p in parameters.values())
@@ -149,10 +143,7 @@ class Unfrozen:
         self._trainable: set[str] = set()
 
     def see(self, optimizers: Sequence[Optimizer], model: nn.Module) -> list[Finding] | None:
-        """Return an alarm if parameters have become trainable, get a gradient, and are in no optimizer.
-
-        None if none have become trainable since the last call.
-        """
+        """Return an alarm on those that get a gradient and are in no optimizer; None if none have become trainable."""
         parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         new = parameters.keys() - self._trainable if self._trainable else set[str]()
         self._trainable |= parameters.keys()

@@ -54,7 +54,8 @@ class Reporter:
 
         def judged(judge: Judge) -> tuple[Verdict, ...]:
             verdicts = judge.see(look, facts)
-            self._keep_for_page(look.losses)
+            if self.page_at_end is not None:
+                self.page_at_end.see(look.losses)
             self._say_new(verdicts)
             entry = self._page.entry(judge.run, verdicts)
             entry.records.update(records(judge.run.layers))
@@ -69,7 +70,8 @@ class Reporter:
 
     def end(self, losses: Sequence[Loss]) -> tuple[Verdict, ...] | None:
         """Have the whole training judged, with the losses since the last look."""
-        self._keep_for_page(losses)
+        if self.page_at_end is not None:
+            self.page_at_end.see(losses)
         return self._judged(lambda judge: judge.end(losses))
 
     def tell(self, events: Sequence[Nonfinite], *, is_searched: bool) -> tuple[Verdict, ...] | None:
@@ -113,10 +115,6 @@ class Reporter:
             say("\n".join(closing(run, verdicts, self._loggers.places if self._loggers.are_given else None)))
         except Exception as error:
             warn_switched_off("the last verdict of HealthMonitor", error)
-
-    def _keep_for_page(self, losses: Sequence[Loss]) -> None:
-        if self.page_at_end is not None:
-            self.page_at_end.see(losses)
 
     def _say_new(self, verdicts: Sequence[Verdict]) -> None:
         """Warn of each alarm that is not in `alarms` yet, and add it to them."""

@@ -34,6 +34,7 @@ class StepWatch:
         self._stale: StaleGradients | None = None
         self._modes = Modes() if "eval_mode" in asked else None
         self._unfrozen = Unfrozen() if asked else None
+        self._off: set[str] = set()
         self._is_read = STEP.isdisjoint(asked)
         self.facts = StepFacts(is_tried=is_tried)
         """What is known so far, to be given to the judge."""
@@ -54,7 +55,9 @@ class StepWatch:
             self._live.before_backward(loss)
             self.programs = self._live.programs
         if is_due and self._modes is not None:
-            found = self._guarded("_modes", self._modes.see, loop.model, loop.logged_step)
+            found = self._guarded(
+                "the search for layers left in evaluation mode", self._modes.see, loop.model, loop.logged_step
+            )
             self._add(found or (), loop.logged_step)
         if self._stale is not None:
             self._watch_stale(self._stale.before_backward)
@@ -69,7 +72,9 @@ class StepWatch:
     def see_step(self, loop: Loop, optimizer: Optimizer, is_due: bool) -> None:
         """Note that an optimizer is about to step."""
         if is_due and self._unfrozen is not None:
-            found = self._guarded("_unfrozen", self._unfrozen.see, loop.optimizers, loop.model)
+            found = self._guarded(
+                "the search for weights that are unfrozen later", self._unfrozen.see, loop.optimizers, loop.model
+            )
             if found is not None and self._is_read:  # what was said of frozen weights no longer holds
                 kept = [one for one in self.facts.findings if one.rule != "frozen"]
                 self.facts = self.facts._replace(findings=kept)
@@ -98,7 +103,7 @@ class StepWatch:
         self._live = None
 
     def _watch_stale(self, watch: Callable[..., Finding | None], *given: Any) -> None:
-        found = self._guarded("_stale", watch, *given)
+        found = self._guarded("the search for gradients that are not cleared", watch, *given)
         if found is not None:
             # All steps of the optimizer were without gradients.
             first = self._judge.run.first if self._judge is not None and found.rule != "stale_gradients" else None
@@ -106,24 +111,19 @@ class StepWatch:
         if self._stale is not None and self._stale.is_over:
             self._stale = None
 
-    def _guarded(self, name: str, watch: Callable[..., T], *given: Any) -> T | None:
-        """Return what `watch` returns; None after an error, which switches off the attribute of this name."""
+    def _guarded(self, what: str, watch: Callable[..., T], *given: Any) -> T | None:
+        """Return what `watch` returns; None after an error, which switches off what is named."""
+        if what in self._off:
+            return None
         try:
             with computing_plainly():
                 return watch(*given)
         except Exception as error:
-            setattr(self, name, None)
-            warn_switched_off(_WATCHED[name], error)
+            self._off.add(what)
+            warn_switched_off(what, error)
             return None
 
     def _add(self, found: Sequence[Finding], since: int | None = None) -> None:
         """Add what was found in the training step, perhaps since an earlier one; the next look judges it."""
         new = [replace(one, since=since) for one in found]
         self.facts = self.facts._replace(findings=[*self.facts.findings, *new])
-
-
-_WATCHED = {
-    "_stale": "the search for gradients that are not cleared",
-    "_modes": "the search for layers left in evaluation mode",
-    "_unfrozen": "the search for weights that are unfrozen later",
-}

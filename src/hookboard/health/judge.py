@@ -112,7 +112,8 @@ class Judge:
 
     def __init__(self, rules: Sequence[Rule], layers: Mapping[str, Layer], window: int) -> None:
         self.run = Run(layers, window)
-        self._rules = list(rules)
+        # What is found in the code of the step is there at once.
+        self._rules = [replace(rule, at_once=True) if rule.of == "step" else rule for rule in rules]
         self._names = [rule.name for rule in rules]
         self._open: dict[Key, Case] = {}
         self._closed: dict[Key, Case] = {}
@@ -123,12 +124,7 @@ class Judge:
         self._asks = 0  # how often that was
 
     def see(self, look: Look, facts: StepFacts | None = None) -> tuple[Verdict, ...]:
-        """Add a measured step, ask the rules (see `STEPS_BETWEEN_ASKING`), and return the verdicts, worst first.
-
-        Args:
-            look: the step.
-            facts: what is known of the training besides; left out, what was known before.
-        """
+        """Add a measured step, ask the rules (see `STEPS_BETWEEN_ASKING`), and return the verdicts, worst first."""
         self.run.facts = self.run.facts if facts is None else facts
         self.run.see(look)
         self._verdicts = None
@@ -143,7 +139,7 @@ class Judge:
             self._asks += 1
             self._ask(look.step, [rule for rule in self._rules if rule.of != "end"])
         else:
-            self._ask(look.step, [rule for rule in self._rules if rule.of != "end" and _is_at_once(rule)])
+            self._ask(look.step, [rule for rule in self._rules if rule.at_once and rule.of != "end"])
         return self.verdicts
 
     def see_evaluation(self, look: Look) -> tuple[Verdict, ...]:
@@ -352,7 +348,7 @@ class Judge:
         case = self._open.get(key)
         if case is None:
             last = step if symptom.until is None else symptom.until
-            case = self._open[key] = Case(step, last, symptom, _is_at_once(rule))
+            case = self._open[key] = Case(step, last, symptom, rule.at_once)
         was_said, losses = case.is_said, self.run.losses
         # A loss that is stuck crosses the border of harm now and then.
         is_kept = not (case.is_hard or losses.is_harmed) and self._well < self.run.window
@@ -371,10 +367,6 @@ class Judge:
             del self._open[key]
         elif case.missed >= self.run.window:
             self._closed[key] = self._open.pop(key)
-
-
-def _is_at_once(rule: Rule) -> bool:
-    return rule.at_once or rule.of == "step"
 
 
 def _as_effect(verdict: Verdict, cause: Verdict) -> Verdict:
