@@ -89,7 +89,7 @@ OPTIMIZER_SETTINGS = Rule(
 def _not_in_optimizer(
     held: set[int], parameters: Mapping[str, nn.Parameter], reached: Collection[str], outside: Sequence[Outsider]
 ) -> Iterator[Finding]:
-    """Yield a finding on trained parameters that no optimizer holds, and on gradients that reach those of others alone."""
+    """Yield a finding on trained parameters that no optimizer holds, or on gradients that reach no parameter held."""
     trained = {name: p for name, p in parameters.items() if p.requires_grad and name in reached}
     left_out = [name for name, p in trained.items() if id(p) not in held]
     stepped = sum(p.requires_grad and id(p) in held for p in parameters.values())
