@@ -11,12 +11,12 @@ one rank is real, torch's fake process group stands for the others: what this ra
 run, and no byte goes over a network. The third has no training: a recorder as `HealthMonitor` has it measures tensors
 in the shapes of the model, and merges the rows.
 
-Bytes are counted where they are handed to collectives of hookboard's own groups. "Hands over" counts what stays with
-this rank too, "sends" does not, and counts what is gathered once for each rank that gets it. CPU time is that of the
-threads that merge, without network. "Look" is the time from the end of the step until all of it is merged, "start" that
-of connecting the ranks. Memory is the peak of the process beyond what it held when the first merge began, in looks of
-their own, in which freed memory goes back to the system at once. Network times are computed: what is sent, divided by
-the bandwidth. Of several looks the median counts, of several processes the largest.
+Bytes are counted where they are handed to collectives of hookboard's own groups ("hands over"). "Sends" is computed
+from that: in a ring, all but a rank's share of each number passes twice; what is gathered counts once for each rank
+that gets it. "Look" is the time from the end of the step until all of it is merged and read, CPU time that of the
+process meanwhile, "start" the time of connecting the ranks. Memory is the peak of the process beyond what it held when
+the look began, in looks of their own, in which freed memory goes back to the system at once. Network times are
+computed: what is sent, divided by the bandwidth. Of several looks the median counts, of several processes the largest.
 """
 
 import argparse

@@ -3,9 +3,8 @@
 import ctypes
 import functools
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -62,73 +61,57 @@ class Look(NamedTuple):
 
 
 class Tally:
-    """Counts what this process hands to collectives of `Ranks`, and what they take. Merges wait for the gate.
+    """Counts what this process hands to collectives of `Ranks`, and what they take.
 
-    Where the process group is torch's fake one, it gives what all ranks would if they had what this one has.
+    Where the process group is torch's fake one, it gives what this rank has, as if the others had nothing.
     """
 
     def __init__(self) -> None:
-        self.gate = threading.Event()
-        self.gate.set()
         self.start = {"connections": 0, "connecting": 0.0}
-        self._look, self._held = Look(), 0
-        self._lock = threading.Lock()
-        self._exchange, self._new_group = dist.all_to_all_single, dist.new_group
-        dist.all_to_all_single, dist.new_group = self._exchanged, self._grouped
-        for name in ("all_gather", "all_gather_single"):  # torch gathers objects by one or the other
-            gather = getattr(dist.distributed_c10d, name, None)
-            setattr(dist.distributed_c10d, name, functools.partial(self._gathered, gather))
-        Ranks.merge, Ranks.combine = self._timed(Ranks.merge), self._timed(Ranks.combine)
+        self._look, self._held, self._cpu, self._start = Look(), 0, 0.0, 0.0
+        self._reduce, self._gather, self._new_group = dist.all_reduce, dist.all_gather, dist.new_group
+        dist.all_reduce, dist.all_gather, dist.new_group = self._reduced, self._gathered, self._grouped
+        at = Ranks.at
 
-    def take(self, seconds: float = 0.0) -> Look:
-        """What was counted since the last call."""
-        extra = memory("VmHWM") - self._held
+        def begins(*given: Any) -> Any:
+            self.begin()
+            return at(*given)
+
+        Ranks.at = begins
+
+    def begin(self) -> None:
+        """A look begins, unless it has begun."""
+        if not self._held:
+            Path("/proc/self/clear_refs").write_text("5")  # the peak is what is held now
+            self._held, self._cpu, self._start = memory("VmRSS"), time.process_time(), time.perf_counter()
+
+    def take(self) -> Look:
+        """What was counted since the look began."""
+        extra, cpu, seconds = memory("VmHWM") - self._held, time.process_time(), time.perf_counter()
         look, self._look, self._held = self._look, Look(), 0
-        return look._replace(extra=extra, seconds=seconds)
+        return look._replace(extra=extra, cpu=cpu - self._cpu, seconds=seconds - self._start)
 
     def _add(self, **counted: float) -> None:
-        with self._lock:
-            self._look = self._look._replace(**{key: getattr(self._look, key) + by for key, by in counted.items()})
+        self._look = self._look._replace(**{key: getattr(self._look, key) + by for key, by in counted.items()})
 
-    def _exchanged(self, into: Tensor, given: Tensor, received: list[int], sent: list[int], **options: Any) -> Any:
-        group = options["group"]
-        rank = dist.get_rank(group)
-        own = given[sum(sent[:rank]) :][: sent[rank]]
-        self._add(handed=given.nbytes, sent=given.nbytes - own.nbytes, messages=len(sent) - 1)
-        if dist.get_backend(group) != "fake":
-            return self._exchange(into, given, received, sent, **options)
-        for part in into.split(max(1, len(own))):  # as if the others had what this rank has
-            part.copy_(own[: len(part)])
-        return SimpleNamespace(is_completed=lambda: True, wait=lambda: None)
+    def _reduced(self, given: Tensor, *args: Any, **options: Any) -> Any:
+        if options.get("async_op"):  # gloo reduces in a ring: each number passes twice, in parts
+            others, size = dist.get_world_size() - 1, dist.get_world_size()
+            self._add(handed=given.nbytes, sent=2 * given.nbytes * others // size, messages=2 * others)
+        return self._reduce(given, *args, **options)
 
-    def _gathered(self, gather: Any, into: Any, given: Tensor, group: Any = None, **options: Any) -> Any:
-        if group is not None:
-            others = dist.get_world_size(group) - 1
+    def _gathered(self, into: Any, given: Tensor, **options: Any) -> Any:
+        if options.get("async_op"):
+            others = dist.get_world_size() - 1
             self._add(handed=given.nbytes, sent=others * given.nbytes, messages=others)
-        return gather(into, given, group=group, **options)
+        return self._gather(into, given, **options)
 
-    def _grouped(self, ranks: list[int], **options: Any) -> Any:
-        self.start["connections"] += len(ranks) - 1 if dist.get_rank() in ranks else 0
+    def _grouped(self, **options: Any) -> Any:
+        self.start["connections"] += dist.get_world_size() - 1
         start = time.perf_counter()
-        group = self._new_group(ranks, **options)
+        group = self._new_group(**options)
         self.start["connecting"] += time.perf_counter() - start
         return group
-
-    def _timed(self, merges: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(merges)
-        def timed(*args: Any) -> Any:
-            self.gate.wait()
-            with self._lock:
-                if not self._held:
-                    Path("/proc/self/clear_refs").write_text("5")  # the peak is what is held now
-                    self._held = memory("VmRSS")
-            start = time.thread_time()
-            try:
-                return merges(*args)
-            finally:
-                self._add(cpu=time.thread_time() - start)
-
-        return timed
 
 
 def memory(kind: str) -> int:
@@ -175,14 +158,11 @@ class Looks(Callback):
     def on_train_batch_start(self, *args: Any) -> None:
         if len(self.looks) == 1 + LATER:
             give_back_memory()
-        self.tally.gate.clear()
 
     def on_train_batch_end(self, *args: Any) -> None:
-        start = time.perf_counter()
-        self.tally.gate.set()
         for callback in self.watched:
             assert callback.readings  # waits until they are there
-        self.looks.append(self.tally.take(time.perf_counter() - start))
+        self.looks.append(self.tally.take())
 
 
 def trained(strategy: Any, devices: int) -> dict[str, Any]:
@@ -289,6 +269,7 @@ def merged(name: str, size: int) -> dict[str, Any]:
         if look == 1 + LATER:
             give_back_memory()
         recorder.observe_all((site, torch.randn(shape, dtype=dtype_of(site)), None) for site, shape in shapes.items())
+        tally.begin()
         readings = recorder.flush().values()
         looks.append(tally.take())
     channels = sum(0 if reading.channels is None else len(reading.channels) for reading in readings)

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from hookboard import jobs
-from hookboard.jobs import MAX_UNFINISHED_JOBS, Jobs, Patience, finished, then, until
+from hookboard.jobs import MANY_JOBS, Jobs, Patience, finished, then, until
 
 pytestmark = pytest.mark.unit
 
@@ -47,7 +47,7 @@ def test_a_job_with_nothing_to_wait_for_has_finished_when_it_is_added(gate):
 
 def test_jobs_finish_in_order_when_they_can_and_nobody_waits(gate):
     done, mine = [], Jobs()
-    for name in range(MAX_UNFINISHED_JOBS):
+    for name in range(MANY_JOBS):
         add(mine, noting(done, name, gate))
     mine.advance()
     assert done == []
@@ -56,12 +56,12 @@ def test_jobs_finish_in_order_when_they_can_and_nobody_waits(gate):
     assert done == [0, 1]
     gate.open()
     mine.finish()
-    assert done == [*range(MAX_UNFINISHED_JOBS)]
+    assert done == [*range(MANY_JOBS)]
 
 
 def test_with_too_many_jobs_one_is_awaited(gate):
     done, mine = [], Jobs()
-    for name in range(MAX_UNFINISHED_JOBS):
+    for name in range(MANY_JOBS):
         add(mine, noting(done, name, gate))
     threading.Timer(0.05, gate.open, [1]).start()
     add(mine, noting(done, "last", gate))
@@ -70,7 +70,7 @@ def test_with_too_many_jobs_one_is_awaited(gate):
 
 def test_an_interrupt_of_a_wait_loses_nothing(gate, monkeypatch):
     done, mine = [], Jobs()
-    for name in range(MAX_UNFINISHED_JOBS):
+    for name in range(MANY_JOBS):
         add(mine, noting(done, name, gate))
 
     def interrupted(seconds):
@@ -82,20 +82,21 @@ def test_an_interrupt_of_a_wait_loses_nothing(gate, monkeypatch):
             add(mine, noting(done, "last", gate))
     gate.open()
     mine.finish()
-    assert done == [*range(MAX_UNFINISHED_JOBS), "last"]
+    assert done == [*range(MANY_JOBS), "last"]
 
 
-def failing(error):
-    yield
+def failing(error, gate):
+    while not gate.left:
+        yield
     raise error
 
 
 def test_an_error_ends_its_job_alone(gate):
     done, faults, mine = [], [], Jobs()
-    gate.open()
     error = RuntimeError("broken on purpose")
-    add(mine, failing(error), faults.append)
+    add(mine, failing(error, gate), faults.append)
     add(mine, noting(done, "next", gate))
+    gate.open()
     mine.finish()
     assert faults == [error]
     assert done == ["next"]
@@ -103,9 +104,9 @@ def test_an_error_ends_its_job_alone(gate):
 
 def test_what_is_called_with_an_error_may_finish_the_other_jobs(gate):
     done, mine = [], Jobs()
-    gate.open()
-    add(mine, failing(RuntimeError()), lambda error: (mine.finish(), done.append("fault")))
+    add(mine, failing(RuntimeError(), gate), lambda error: (mine.finish(), done.append("fault")))
     add(mine, noting(done, "next", gate))
+    gate.open()
     mine.finish()
     assert done == ["next", "fault"]
 

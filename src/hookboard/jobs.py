@@ -18,8 +18,9 @@ Steps = Generator[None, None, T]
 
 OnFault = Callable[[BaseException], None]
 
-MAX_UNFINISHED_JOBS = 4
-"""Maximum number of unfinished jobs. With more, `Jobs.add` waits until one has finished."""
+MANY_JOBS, TOO_MANY_JOBS, PAUSE_SECONDS = 4, 16, 0.1
+"""With more than this many unfinished jobs `Jobs.add` waits for so many seconds; with more than too many, until one has
+finished. Another process that is to finish a job with this one may itself be waiting for this one to train on."""
 
 
 def until(is_ready: Callable[[], bool]) -> Steps[None]:
@@ -59,12 +60,21 @@ class Patience:
         """Wait until `is_so()` is True or the time is over; return its last value."""
         if is_so():
             return True
-        end, pause = time.monotonic() + max(self._left, min(self.seconds, 1.0)), 1e-4
-        while not (has_come := is_so()) and time.monotonic() < end:
-            time.sleep(pause)
-            pause = min(2 * pause, 1e-3)
+        has_come = _waited(is_so, max(self._left, min(self.seconds, 1.0)))
         self._left = self.seconds if has_come else 0.0
         return has_come
+
+    def hurry(self) -> None:
+        """Wait for at most a second from now on."""
+        self._left = 0.0
+
+
+def _waited(is_so: Callable[[], bool], seconds: float) -> bool:
+    end, pause = time.monotonic() + seconds, 1e-4
+    while not (has_come := is_so()) and time.monotonic() < end:
+        time.sleep(pause)
+        pause = min(2 * pause, 1e-3)
+    return has_come
 
 
 class _Job(NamedTuple):
@@ -108,7 +118,8 @@ class Jobs:
             step: the optimizer step that the job belongs to.
         """
         self._unfinished.append(_Job(steps, on_fault, step))
-        self._wait(MAX_UNFINISHED_JOBS)
+        _waited(lambda: self._has_at_most(MANY_JOBS), PAUSE_SECONDS)
+        self._wait(TOO_MANY_JOBS)
 
     def advance(self) -> None:
         """Go on with the jobs, without waiting."""
@@ -135,14 +146,14 @@ class Jobs:
 
     def _wait(self, most: int) -> None:
         """Wait until at most so many jobs are unfinished."""
-
-        def are_few() -> bool:
-            self.advance()
-            return len(self._unfinished) <= most or self._thread == threading.get_ident()
-
-        if not self._patience.wait_for(are_few):
+        if not self._patience.wait_for(lambda: self._has_at_most(most)):
             (_, on_fault, _), *_ = lost = list(self._unfinished)
             self._unfinished.clear()
             for job in lost:
                 job.steps.close()
             on_fault(TimeoutError(f"nothing has come of it for {self._patience.seconds:.0f} seconds"))
+
+    def _has_at_most(self, most: int) -> bool:
+        """Go on with the jobs; return True if at most so many are left then, or if this is called in a job."""
+        self.advance()
+        return len(self._unfinished) <= most or self._thread == threading.get_ident()

@@ -154,6 +154,7 @@ class Ranks:
                 work.wait()  # which raises the error if there was one
         except RuntimeError as error:
             raise _lost(error) from error
+        self._works = []  # they hold what was exchanged
         self._connected()
 
     def gather(self, mine: T) -> Steps[list[T]]:

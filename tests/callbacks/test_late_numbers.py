@@ -12,10 +12,10 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from toys import Toy, batches, events, fit, mlp, records, scalars
 
 from hookboard import ActivationLogger, GradientLogger, HealthMonitor, HookboardWarning, ParameterLogger
-from hookboard.jobs import MAX_UNFINISHED_JOBS
+from hookboard.jobs import MANY_JOBS
 from hookboard.recording import Recorder
 
-STEPS = MAX_UNFINISHED_JOBS + 4
+STEPS = MANY_JOBS + 4
 
 
 class Late:
@@ -65,11 +65,11 @@ class UserError(RuntimeError):
 @pytest.mark.parametrize("error", [UserError("by the user"), KeyboardInterrupt()], ids=repr)
 def test_with_the_queue_full_an_end_by_an_error_loses_nothing(tmp_path, late, error):
     callback = ActivationLogger("net.0", every_n_steps=1)
-    run = [callback, Ends(late, MAX_UNFINISHED_JOBS - 1, error)]
+    run = [callback, Ends(late, MANY_JOBS - 1, error)]
     with pytest.raises((UserError, KeyboardInterrupt, SystemExit)) as seen:
         fit(tmp_path, Toy(mlp()), batches(*[4] * STEPS), *run)
     assert seen.value is error or isinstance(error, KeyboardInterrupt)
-    assert list(scalars(tmp_path)["activation_mean/net.0"]) == list(range(MAX_UNFINISHED_JOBS))
+    assert list(scalars(tmp_path)["activation_mean/net.0"]) == list(range(MANY_JOBS))
     assert len(callback.readings) == 1
 
 
@@ -78,7 +78,7 @@ def test_with_the_queue_full_a_full_disk_is_one_warning_and_the_users_error_is_s
         raise OSError(errno.ENOSPC, "no space left on device")
 
     monkeypatch.setattr("hookboard.writers.tensorboard.quick_writer_of", full)
-    run = [ActivationLogger("net.0", every_n_steps=1), Ends(late, MAX_UNFINISHED_JOBS - 1, UserError())]
+    run = [ActivationLogger("net.0", every_n_steps=1), Ends(late, MANY_JOBS - 1, UserError())]
 
     def fails():
         with pytest.raises(UserError):

@@ -304,8 +304,12 @@ class HealthMonitor(SiteLogger[HealthState]):
         before = state.selection
         super()._follow(loop, state)
         if state.selection is not before:
-            self._jobs.finish()  # earlier looks are judged first
-            state.follow(self._known[state.stage], self._layers(state.selection))
+            self._follow_layers(loop, state)
+
+    def _follow_layers(self, loop: Loop, state: HealthState) -> None:
+        """Watch the layers as they are now, which earlier looks are judged without."""
+        told = state.follow(self._known[state.stage], self._layers(state.selection))
+        self._do_later(state, told, loop.logged_step, WHEN_WRITTEN[state.stage])
 
     # What it does at each step.
 
@@ -403,8 +407,7 @@ class HealthMonitor(SiteLogger[HealthState]):
     def _before_optimizer_step(self, loop: Loop, state: HealthState, optimizer: Optimizer) -> None:
         super()._before_optimizer_step(loop, state, optimizer)
         if self._has_lazy:  # by now they have their shapes
-            self._jobs.finish()
-            state.follow(self._known[state.stage], self._layers(state.selection))
+            self._follow_layers(loop, state)
         for each in loop.optimizers:
             stepped, held_back = steps_of(loop, each, state.weights)
             state.stepped |= stepped

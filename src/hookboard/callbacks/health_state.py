@@ -153,18 +153,26 @@ class HealthState(MeasurementState):
         losses = self.losses.take()
         return losses.read([] if losses.waiting is None else losses.waiting.tolist())
 
-    def follow(self, known: dict[str, Layer], layers: Mapping[str, Layer]) -> None:
+    def follow(self, known: dict[str, Layer], layers: Mapping[str, Layer]) -> Steps[None]:
         """Replace the watched layers after the model has changed.
 
         Args:
             known: the layers by name that the recorder reads; changed in place.
             layers: the new ones by name.
+
+        Returns:
+            A job that tells the judge, which must have seen all earlier looks by then.
         """
         known.clear()
         known.update(layers)
         self.recorder.slots.forget_shapes()
-        if self.reporter is not None and self.reporter.judge is not None:
-            self.reporter.judge.run.follow(known)
+
+        def told() -> Steps[None]:
+            if self.reporter is not None and self.reporter.judge is not None:
+                self.reporter.judge.run.follow(dict(layers))
+            yield from ()
+
+        return told()
 
     def close(self) -> None:
         """Report the verdicts of the run, also after an exception or a fault; it does not raise."""

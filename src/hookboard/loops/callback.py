@@ -26,7 +26,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hookboard.jobs import Jobs, Patience, Steps
+from hookboard.jobs import Jobs, Patience, Steps, then, until
 from hookboard.loops.callback_methods import (
     CallbackMethods,
     NothingToShowError,
@@ -112,8 +112,8 @@ class HookboardCallback(CallbackMethods[W]):
     on_test_start = on_predict_start = on_validation_start
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """End the run, see `end_run`: Lightning does not call `teardown` after a failure."""
-        self.teardown(trainer, pl_module, "")
+        """End the run, see `break_off`: Lightning does not call `teardown` after a failure."""
+        self.break_off(TrainerLoop(trainer))
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """End the run, see `end_run`."""
@@ -125,6 +125,8 @@ class HookboardCallback(CallbackMethods[W]):
         An error only logs a line. Nothing is saved while the callback takes part in the run of another Trainer.
         """
         loop = TrainerLoop(trainer)
+        if self._ranks is not None:  # rank 0 would wait for those that wait for the checkpoint
+            self._jobs.finish()
         if loop.is_rank_zero and not self._is_taken(loop):
             try:
                 save(self._entry(loop), checkpoint)
@@ -174,6 +176,12 @@ class HookboardCallback(CallbackMethods[W]):
         finally:
             let_go_of_model(self)
             loop.leave(self)
+
+    def break_off(self, loop: Loop) -> None:
+        """End the run after an error, see `end_run`: other ranks may be waiting for this one, so it hurries."""
+        if self.patience is not None:
+            self.patience.hurry()
+        self.end_run(loop)
 
     def _other(self, loop: Loop) -> Loop | None:
         """Return the loop that this callback joined last if it still exists and is not `loop`; otherwise None."""
@@ -455,16 +463,19 @@ class HookboardCallback(CallbackMethods[W]):
 
     def _drop(self, state: W) -> None:
         """End a stage after an error; if ranks merge, end all stages, because other ranks cannot merge without us."""
-        for each in (ended := [state] if self._ranks is None else [state, *self._live.values()]):
-            each.has_fault = True
-        self._jobs.finish()
+        ranks, self._ranks = self._ranks, None
+        ended = [state] if ranks is None else [state, *self._live.values()]
         for each in ended:
-            if self._live.pop(each.stage, None) is not None:
-                self._leave(each)
-                each.remove_hooks()
-        if self._ranks is not None:
-            self._ranks.leave()
-            self._ranks = self.patience = None
+            each.has_fault = True
+        ended = [each for each in ended if self._live.pop(each.stage, None) is not None]
+        if ranks is None:
+            self._jobs.finish()
+        else:  # they may be waiting for this one: it tells them after the jobs that are left, and waits for nothing
+            self.patience = None
+            self._jobs.add(then(until(lambda: True), lambda _: ranks.leave()), _raised, 0)
+        for each in ended:
+            self._leave(each)
+            each.remove_hooks()
 
     def _at(self, point: str, exchange: Steps[T]) -> Steps[T]:
         """Return `exchange`; if ranks merge, taken through `Ranks.at`."""
@@ -516,3 +527,7 @@ class HookboardCallback(CallbackMethods[W]):
     def _name(self) -> str:
         """The name of its class, used in messages."""
         return type(self).__name__
+
+
+def _raised(error: BaseException) -> None:
+    raise error

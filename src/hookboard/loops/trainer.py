@@ -178,7 +178,7 @@ class Members(list[Any]):
             for member in list(self):
                 getattr(member, method)(loop, *args)
         finally:
-            if waiting.rows and method in ("end_training", "end_run"):
+            if waiting.rows and method in ("end_training", "end_run", "break_off"):
                 write_rows()
 
     def listen(self, loop: Loop) -> None:
@@ -251,7 +251,8 @@ class FirstCallback(Callback):
     on_train_epoch_end = _for_each_member("end_epoch")  # a batch that an early end left open gets no `_end_batch`
     on_train_end = _for_each_member("end_training")
     on_validation_end = on_test_end = on_predict_end = _for_each_member("end_evaluation")
-    on_exception = teardown = _for_each_member("end_run")
+    teardown = _for_each_member("end_run")
+    on_exception = _for_each_member("break_off")
 
     def __init__(self, members: Members, last: "LastCallback") -> None:
         self.members = members
