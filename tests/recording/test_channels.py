@@ -203,4 +203,4 @@ def test_the_rows_of_a_million_channels_are_bounded_while_calls_wait():
     for _ in range(3):
         mine.open(A)(tensor)
     assert max(rows.nbytes for _, _, rows in mine._main.rows.kept) <= MAX_CHANNEL_ROW_BYTES
-    assert mine.slots.by_site[A].extent.rows * 8 * WIDTH <= MAX_CHANNEL_ROW_BYTES
+    assert mine._slots[A].extent.rows * 8 * WIDTH <= MAX_CHANNEL_ROW_BYTES

@@ -165,7 +165,7 @@ class HealthState(MeasurementState):
         """
         known.clear()
         known.update(layers)
-        self.recorder.slots.forget_shapes()
+        self.recorder.forget_shapes()
 
         def told() -> Steps[None]:
             if self.reporter is not None and self.reporter.judge is not None:

@@ -119,7 +119,7 @@ class LayerNews:
         self._of = (order_key, facts)
         try:
             # The gradient of an output has the shape of the output.
-            self._shapes = {**recorder.slots.shapes("grad_output"), **recorder.slots.shapes("output"), **self._shapes}
+            self._shapes = {**recorder.shapes("grad_output"), **recorder.shapes("output"), **self._shapes}
             layers = tuple(replace(facts[name], output=self._shapes.get(name)) for name in order())
             strings = LayersRecord(self._callback, every_n_steps, layers).strings()
         except Exception as error:

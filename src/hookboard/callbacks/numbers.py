@@ -168,7 +168,7 @@ class SiteLogger(HookboardCallback[V]):
         state.taps.attach()
         state.weights = self._weights(state.selection.owners)
         state.before.forget()
-        state.recorder.slots.forget_shapes()
+        state.recorder.forget_shapes()
         state.news.facts = None
 
     def _begin_batch(self, loop: Loop, state: V, batch: Any) -> None:

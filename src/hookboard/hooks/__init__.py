@@ -4,7 +4,6 @@ from hookboard.hooks.backward_calls import hearing_backward
 from hookboard.hooks.fused import fused_layers, unhooked
 from hookboard.hooks.gradients import Observer, Switch, watch_output, why_no_gradient
 from hookboard.hooks.hooked import EDITS_GRADIENTS, EDITS_VALUES, READS_BEFORE_EDITS, hooked
-from hookboard.hooks.input_gradients import Edges, InputGradients, edges_of
 from hookboard.hooks.module_tap import UNKNOWN, around_measuring
 from hookboard.hooks.own_call import is_own_call, own_call, spare_of
 from hookboard.hooks.taps import NO_GRADIENT, Taps
@@ -15,13 +14,10 @@ __all__ = [
     "NO_GRADIENT",
     "READS_BEFORE_EDITS",
     "UNKNOWN",
-    "Edges",
-    "InputGradients",
     "Observer",
     "Switch",
     "Taps",
     "around_measuring",
-    "edges_of",
     "fused_layers",
     "hearing_backward",
     "hooked",

@@ -71,60 +71,6 @@ class Slot:
         """The shape of the first tensor; None before, and for nested tensors."""
 
 
-class Slots:
-    """The slots of a recorder. Several threads may add slots and call `meet`.
-
-    Args:
-        plan_of: returns the statistics to measure at a site.
-        wants_bins: returns whether a site has a histogram, given its first tensor.
-    """
-
-    def __init__(
-        self,
-        plan_of: Callable[[Site], Plan],
-        wants_bins: Callable[[Site, Tensor], bool],
-    ) -> None:
-        self.by_site: dict[Site, Slot] = {}
-        """The slots by site, in the order of their indices."""
-        self._plan_of = plan_of
-        self._wants_bins = wants_bins
-        self._changing = threading.Lock()
-
-    def of(self, site: Site) -> Slot:
-        """Return the slot of a site; adds it if it is not there yet."""
-        return self.by_site.get(site) or self._add(site)
-
-    def _add(self, site: Site) -> Slot:
-        with self._changing:
-            if site not in self.by_site:
-                self.by_site[site] = Slot(len(self.by_site), site, self._plan_of(site))
-            return self.by_site[site]
-
-    def meet(self, slot: Slot, tensor: Tensor) -> None:
-        """Note the dtype of a site's first tensor of a step; at its very first, decide if the site has a histogram."""
-        with self._changing:
-            if slot.extent.dtype is None:
-                has_bins = not slot.traits.moments_only and self._wants_bins(slot.site, tensor)
-                slot.extent = slot.extent._replace(has_bins=has_bins)
-            slot.extent = slot.extent._replace(dtype=tensor.dtype)
-
-    def shapes(self, role: Role) -> dict[str, tuple[int, ...]]:
-        """Return the shape of the first tensor of each module or parameter in a role, by name.
-
-        Of several sites it is that of the first one with a shape.
-        """
-        shapes: dict[str, tuple[int, ...]] = {}
-        for slot in list(self.by_site.values()):
-            if slot.site.role == role and slot.shape is not None:
-                shapes.setdefault(slot.site.name, slot.shape)
-        return shapes
-
-    def forget_shapes(self) -> None:
-        """Set `shape` and `form` of all slots to None: modules were replaced, and the next tensors set them again."""
-        for slot in list(self.by_site.values()):
-            slot.shape = slot.form = None
-
-
 class Waiting(NamedTuple):
     """A tensor that waits for a common launch.
 
@@ -173,7 +119,8 @@ class Recorder:
         ranks: Ranks | None = None,
     ) -> None:
         self.stage: Stage = stage
-        self.slots = Slots(self._plan_of, self._wants_bins)
+        self._slots: dict[Site, Slot] = {}
+        """In the order of their indices."""
         self._main = Store(plan.more, measuring_device(device))
         self._stores = {self._main.device: self._main}
         """By device: a model may span several, or have layers on the host."""
@@ -188,8 +135,8 @@ class Recorder:
         """True if at least one site may count bins."""
         self._with_abs_mean = "abs_mean" in self._plan.wanted
         self._lock = threading.RLock()
-        """Held while a tensor is measured and its rows are kept, and while all is taken: no flush has the row of a
-        tensor without its bins."""
+        """Held while a slot changes, while a tensor is measured and its rows are kept, and while all is taken: no flush
+        has the row of a tensor without its bins."""
         self._histogram = histogram
         self._channels = channels
         self._ends = ends
@@ -203,7 +150,7 @@ class Recorder:
 
         If measuring fails, that function warns once, and does nothing from then on.
         """
-        return functools.partial(self._observe, self.slots.of(site))
+        return functools.partial(self._observe, self._slot(site))
 
     def observe_all(self, tensors: Iterable[tuple[Site, Tensor, Tensor | None]]) -> None:
         """Measure many tensors, or differences of tensors: on an accelerator in a few launches.
@@ -213,10 +160,10 @@ class Recorder:
         Args:
             tensors: the site, the tensor, and the tensor to subtract from it first, in float32 at least; None for none.
         """
-        by_site = self.slots.by_site
+        slots = self._slots
         together: dict[int, Waiting] = {}
         for site, tensor, minus in tensors:
-            self._observe(by_site.get(site) or self.slots.of(site), tensor, minus, together)
+            self._observe(slots.get(site) or self._slot(site), tensor, minus, together)
         self._launch(together)
 
     def _launch(self, together: dict[int, Waiting]) -> None:
@@ -260,6 +207,22 @@ class Recorder:
         """Return True if measuring this role of this module or parameter has failed, on any rank."""
         return any((site.name, site.role) == (name, role) for site in self._off)
 
+    def shapes(self, role: Role) -> dict[str, tuple[int, ...]]:
+        """Return the shape of the first tensor of each module or parameter in a role, by name.
+
+        Of several sites it is that of the first one with a shape.
+        """
+        shapes: dict[str, tuple[int, ...]] = {}
+        for slot in list(self._slots.values()):
+            if slot.site.role == role and slot.shape is not None:
+                shapes.setdefault(slot.site.name, slot.shape)
+        return shapes
+
+    def forget_shapes(self) -> None:
+        """Forget the shapes: modules were replaced, and the next tensors set them again."""
+        for slot in list(self._slots.values()):
+            slot.shape = slot.form = None
+
     def flush(self) -> Readings:
         """Return what was measured since the last flush, and forget it. Waits for the device."""
         return finished(self.send())
@@ -286,7 +249,7 @@ class Recorder:
         # A tensor that another thread measures meanwhile is wholly in this flush or wholly in the next.
         with self._lock:
             stores = [store for store in self._stores.values() if store is self._main or not store.is_empty]
-            layout = {site: slot.extent for site, slot in self.slots.by_site.copy().items()}
+            layout = {site: slot.extent for site, slot in self._slots.items()}
             sendings = [store.send(len(layout), given if store is self._main else ()) for store in stores]
 
         def arrived() -> Steps[Readings]:
@@ -446,15 +409,18 @@ class Recorder:
             part = own_part(tensor, is_replicated=of_parameter, rank=self._rank)
         if part is None:
             return None
-        noted = slot.extent.dtype
-        # Only a site that had a dtype before can have rows; to search them takes long.
-        if noted is not part.dtype and (noted is None or not self._has_measured(slot)):
-            self.slots.meet(slot, part)
+        with self._lock:
+            noted = slot.extent.dtype
+            if noted is None and not slot.traits.moments_only:
+                slot.extent = slot.extent._replace(has_bins=self._wants_bins(slot.site, part))
+            # That of the first tensor of a step. Only a site that had one before can have rows: to search takes long.
+            if noted is None or (noted is not part.dtype and not self._has_rows(slot)):
+                slot.extent = slot.extent._replace(dtype=part.dtype)
         if slot.shape is None:
             slot.shape = shape_of(tensor)
         return part, part is tensor
 
-    def _has_measured(self, slot: Slot) -> bool:
+    def _has_rows(self, slot: Slot) -> bool:
         """Return True if a tensor of a site was measured since the last flush."""
         return any(slot.index in store.indices for store in self._stores.values())
 
@@ -482,8 +448,13 @@ class Recorder:
             channels = None if len(channels) == before.rows else channels
         self._store(tensor.device).rows.append(slot.index, row, channels)
 
-    def _plan_of(self, site: Site) -> Plan:
-        return self._plan if self._ends is None else self._plan.with_limits(self._ends(site))
+    def _slot(self, site: Site) -> Slot:
+        """Return the slot of a site; adds it if it is not there yet."""
+        with self._lock:
+            if site not in self._slots:
+                plan = self._plan if self._ends is None else self._plan.with_limits(self._ends(site))
+                self._slots[site] = Slot(len(self._slots), site, plan)
+            return self._slots[site]
 
     def _wants_bins(self, site: Site, tensor: Tensor) -> bool:
         if "bins" in self._plan.wanted or isinstance(self._histogram, bool):
@@ -501,7 +472,7 @@ class Recorder:
         elements = elements_in(rows)
         for row in np.flatnonzero(np.isnan(elements)):  # measuring has failed on a rank
             self._off.add(sites[row])
-        is_empty, slots = elements == 0, self.slots.by_site
+        is_empty, slots = elements == 0, self._slots
         is_read = (elements > 0) | is_empty
         for row in np.flatnonzero(is_empty):
             slot = slots.get(sites[row])
