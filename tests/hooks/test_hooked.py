@@ -1,11 +1,13 @@
 """Hooks on modules: in their order, and none is left."""
 
 import functools
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+import hookboard
 from hookboard.hooks import EDITS_GRADIENTS, EDITS_VALUES, READS_BEFORE_EDITS, hooked
 from hookboard.torch_private import Detour, forward_hooks_of, forward_pre_hooks_of
 
@@ -72,3 +74,9 @@ def test_what_a_hook_returns_replaces_inputs_and_outputs():
     with hooked(module, doubled, functools.partial(moved, 1), with_kwargs=True):
         assert module(torch.ones(1)).item() == 3
     assert module(torch.ones(1)).item() == 1
+
+
+def test_hooks_on_modules_are_put_on_in_one_place():
+    sources = Path(hookboard.__file__).parent.rglob("*.py")
+    puts = [source.name for source in sources if "register_forward" in source.read_text(encoding="utf-8")]
+    assert puts == ["hooked.py"]
