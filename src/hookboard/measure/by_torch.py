@@ -54,27 +54,24 @@ EXACT_AS_FLOAT32 = {
 """The dtypes all of whose values float32 can represent."""
 
 
-def row_of(values: Values, wanted: frozenset[str]) -> Tensor:
-    """Measure the values.
-
-    Returns:
-        Their row, shape (WIDTH,), float64, on their device. Columns of `REQUESTABLE` that are not in `wanted` may be 0.
-    """
+def row_of(values: Values, wanted: frozenset[str]) -> Row:
+    """Measure the values; columns of `REQUESTABLE` that are not in `wanted` may be 0."""
     numbers = values.numbers
     found = by_kernel(numbers, None, wanted)
-    blocks = numbers.split(BLOCK_ON_HOST if may_wait_for(numbers) else BLOCK) if found is None else ()
-    rows = [_row_of_block(block, wanted) for block in blocks] if found is None else [_on_device(found[0], numbers)]
+    blocks = () if found is not None else numbers.split(BLOCK_ON_HOST if may_wait_for(numbers) else BLOCK)
+    rows = [found[0]] if found is not None else [_row_of_block(block, wanted) for block in blocks]
     if values.zeros:
         zeros = torch.zeros(WIDTH, dtype=torch.float64, device=numbers.device)
         zeros[0], zeros[4] = values.zeros, values.zeros
         rows.append(zeros)
-    row = rows[0] if len(rows) == 1 else _merged(torch.stack(rows))
+    row = rows[0] if len(rows) == 1 else _merged(torch.stack([_as_tensor(each, numbers) for each in rows]))
     if values.holes is not None:
+        row = _as_tensor(row, numbers)
         row[5] -= values.holes
     return row
 
 
-def rows_of(tensor: Tensor, dim: int, wanted: frozenset[str]) -> tuple[Tensor, ChannelRows]:
+def rows_of(tensor: Tensor, dim: int, wanted: frozenset[str]) -> tuple[Row, ChannelRows]:
     """Return the row of a tensor, and the rows of its channels, shape (channels, WIDTH), on its device.
 
     Args:
@@ -86,7 +83,7 @@ def rows_of(tensor: Tensor, dim: int, wanted: frozenset[str]) -> tuple[Tensor, C
         tensor = _as_float(tensor)
     found = by_kernel(tensor, dim, wanted)
     if found is not None and found[1] is not None:
-        return _on_device(found[0], tensor), found[1]
+        return found[0], found[1]
     channels = rows_of_channels(tensor, dim, wanted)
     return _merged(channels), channels.numpy() if channels.is_cpu else channels
 
@@ -109,7 +106,7 @@ def may_wait_for(tensor: Tensor) -> bool:
     return tensor.is_cpu
 
 
-def _on_device(row: Row, like: Tensor) -> Tensor:
+def _as_tensor(row: Row, like: Tensor) -> Tensor:
     return torch.as_tensor(row, dtype=torch.float64, device=like.device)
 
 
@@ -131,8 +128,7 @@ def _as_float(block: Tensor) -> Tensor:
     return block.to(torch.float32 if is_single else torch.float64).contiguous()
 
 
-def _row_of_block(block: Tensor, wanted: frozenset[str]) -> Tensor:
-    """Return the row of a block, shape (WIDTH,), float64, on its device."""
+def _row_of_block(block: Tensor, wanted: frozenset[str]) -> Row:
     if not block.numel():
         return _empty_rows(1, block.device)[0]
     if not may_wait_for(block):
@@ -140,11 +136,11 @@ def _row_of_block(block: Tensor, wanted: frozenset[str]) -> Tensor:
     block = _as_float(block)
     found = by_kernel(block, None, wanted)
     if found is not None:
-        return _on_device(found[0], block)
+        return found[0]
     low, high = (extreme.item() for extreme in torch.aminmax(block))
     if math.isfinite(low) and math.isfinite(high):
-        return torch.tensor(_row_of_finite(block, low, high, wanted), dtype=torch.float64, device="cpu")
-    row = _row_of_block(block[torch.isfinite(block)], wanted)
+        return _row_of_finite(block, low, high, wanted)
+    row = _as_tensor(_row_of_block(block[torch.isfinite(block)], wanted), block)
     row[5:8] = torch.stack([found.sum() for found in (block.isnan(), block == math.inf, block == -math.inf)])
     return row
 

@@ -98,17 +98,17 @@ def measure_channels(
     if found is not None and counts_now is not None:
         counts = None
     values = values_of(tensor)  # raises if its memory has been freed
-    moments = None if row is None else torch.tensor(row, dtype=torch.float64, device="cpu")
-    if moments is None and each is not None:
-        moments, channels = by_torch.rows_of(tensor.resolve_neg(), each, plan.wanted)
-    elif moments is None:
-        moments = by_torch.row_of(values, plan.wanted)
+    if row is None and each is not None:
+        row, channels = by_torch.rows_of(tensor.resolve_neg(), each, plan.wanted)
+    elif row is None:
+        row = by_torch.row_of(values, plan.wanted)
     if is_sampled and dim is not None:
         _, channels = by_torch.rows_of(sample_of(tensor, dim).resolve_neg(), dim, plan.wanted)
     moments_only = moments_only or not (values.numbers.numel() or values.zeros)
     if plan.more:
+        moments = torch.as_tensor(row, dtype=torch.float64, device=values.numbers.device)
         more = [columns.measure(tensor, values, moments, dim) for columns in plan.more] if not moments_only else []
-        moments = torch.cat([moments, *(more or [moments.new_full((plan.width - WIDTH,), math.nan)])])
+        row = torch.cat([moments, *(more or [moments.new_full((plan.width - WIDTH,), math.nan)])])
     if counts is not None and not moments_only:
         by_torch.count_into(counts, values)
-    return moments.tolist() if moments.is_cpu else moments, channels
+    return row.tolist() if isinstance(row, Tensor) and row.is_cpu else row, channels
