@@ -63,7 +63,7 @@ GROUND = [
     "nested",
     "parameters",
     "patterns",
-    "packing",
+    "kept",
     "prompts",
     "ranks",
     "records",

@@ -10,6 +10,7 @@ from typing import Literal
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from hookboard.kept import kept
 from hookboard.layouts import shape_of
 from hookboard.parameters import Weight
 from hookboard.sites import ROLES, Site
@@ -88,6 +89,7 @@ RANGES = {
 """The range of each bounded activation, by class name; a Hardtanh may be given another one."""
 
 
+@kept
 @dataclass(frozen=True)
 class Layer:
     """One module that is watched.

@@ -10,9 +10,9 @@ from torch import nn
 from toys import ALWAYS, Toy, batches, events, loader, trainer
 
 from hookboard import ActivationLogger, Finding, HealthMonitor, Intervention, KernelLogger, ParameterLogger, Rule, Scale
+from hookboard.kept import KEPT
 from hookboard.loops import callback as base
-from hookboard.loops import saved
-from hookboard.loops.saved import KEY
+from hookboard.loops.saved import KEY, VERSION
 
 DATA = batches(*[4] * 12)
 
@@ -190,16 +190,32 @@ def parts_in(tree):
 
 
 def without_one(parts):
-    """The parts, without the first attribute of each object."""
-    for one in [each for each in parts_in(parts) if isinstance(each, dict) and "is" in each]:
-        one["of"].pop(next(iter(one["of"]), None), None)
+    """The parts, without the last attribute of each object."""
+    for one in {id(each): each for each in parts_in(parts["tree"]) if isinstance(each, dict) and None in each}.values():
+        one.popitem()
     return parts
 
 
 def shorter(parts):
-    """The parts, with one number less in each array."""
-    for one in [each for each in parts_in(parts) if isinstance(each, dict) and "array" in each]:
-        one["array"] = one["array"].flatten()[:-1]
+    """The parts, with one number less of each dtype."""
+    return {**parts, "numbers": {kind: joined[:-1] for kind, joined in parts["numbers"].items()}}
+
+
+def of_fewer_layers(parts):
+    """The parts, with one layer less in the tables of the run."""
+    table = parts["tree"]["train"]["judge"]["run"]["table"]
+    for columns in table["columns"]:
+        columns["shape"] = (*columns["shape"][:-1], columns["shape"][-1] - 1)
+    return parts
+
+
+def of_one_look_less(parts):
+    parts["tree"]["train"]["judge"]["run"]["table"]["steps"].pop()
+    return parts
+
+
+def with_a_foreign_class(parts):
+    parts["tree"]["train"]["judge"]["run"]["first"] = {None: "Path", "path": "/"}
     return parts
 
 
@@ -210,9 +226,11 @@ SPOILED = {
     "no entry": lambda entries: ["x"],
     "a part is missing": lambda entries: [{"callback": "HealthMonitor", "version": 1}],
     "no parts": lambda entries: [{**entries[0], "parts": "text"}],
-    "an unknown class": lambda entries: [{**entries[0], "parts": {"is": "Path", "of": {}}}],
+    "an unknown class": lambda entries: [{**entries[0], "parts": with_a_foreign_class(entries[0]["parts"])}],
     "a part of an object is missing": lambda entries: [{**entries[0], "parts": without_one(entries[0]["parts"])}],
-    "a tensor of another shape": lambda entries: [{**entries[0], "parts": shorter(entries[0]["parts"])}],
+    "a number is missing": lambda entries: [{**entries[0], "parts": shorter(entries[0]["parts"])}],
+    "an array of another shape": lambda entries: [{**entries[0], "parts": of_fewer_layers(entries[0]["parts"])}],
+    "a step is missing": lambda entries: [{**entries[0], "parts": of_one_look_less(entries[0]["parts"])}],
 }
 
 
@@ -303,24 +321,70 @@ def test_a_kernel_is_compared_with_that_of_the_very_start(tmp_path, said):
     assert first.kernels.equal(pictured()[1].weight)
 
 
-LAYOUT = "2695e5f0933b03e7"
+LAYOUT = "3102b9be9b4d7163"
 
 
 def names_in(tree):
-    """Each class in the tree and each mapping with names as keys, with these names."""
-    if isinstance(tree, dict) and "is" in tree:
-        yield tree["is"], tuple(tree["of"])
-    if isinstance(tree, dict) and "mapping" in tree:
-        yield "mapping", tuple(key for key, _ in tree["mapping"] if isinstance(key, str) and "net" not in key)
-    for part in tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ():
+    """The attributes of each object in a tree that lasts for a fit."""
+    if isinstance(tree, dict) and tree.get(None) == "lasting":
+        yield tuple(map(str, tree))
+    for part in tree.values() if isinstance(tree, dict) else ():
         yield from names_in(part)
 
 
 def test_the_format_is_that_of_its_version(tmp_path):
     """Where something else is kept than before, `VERSION` in `saved.py` must be another number, and `LAYOUT` too."""
     path = checkpoint(tmp_path, monitor(rules=None), KernelLogger(every_n_steps=2), model=Toy(pictured()))
-    found = set()
+    found = {(name, names) for name, (_, names) in KEPT.items()}
     for entry in torch.load(path, weights_only=True)[KEY]:
-        found |= set(names_in(entry["parts"]))
-    found |= {(cls.__name__, tuple(vars(cls).get("__dataclass_fields__", ()))) for cls in saved.FORMS}
-    assert (saved.VERSION, hashlib.sha256(repr(sorted(found)).encode()).hexdigest()[:16]) == (8, LAYOUT)
+        found |= set(names_in(entry["parts"]["tree"]))
+    assert (VERSION, hashlib.sha256(repr(sorted(found)).encode()).hexdigest()[:16]) == (8, LAYOUT)
+
+
+def lasting_in(lasting):
+    """The object, and what it keeps that keeps something itself."""
+    yield lasting
+    for part in (getattr(lasting, name) for name in lasting.keeps):
+        if hasattr(part, "keeps"):
+            yield from lasting_in(part)
+
+
+NOT_KEPT = {
+    # what it is given
+    "Judge": {"_rules", "_names"} | {"_verdicts"},
+    "Run": {"window", "_watched", "why_silent", "unhooked", "held_back", "findings", "facts", "is_tried"}
+    # and what follows from the rest
+    | {"arrays", "now", "latest", "initial", "_ordered_by"},
+    "RunTable": {"layers"} | {"recent", "_recent", "_end", "_course", "_spoiled"},
+    "LossCurve": {"_harm"},
+}
+
+
+def test_each_attribute_of_a_run_is_kept_or_known_not_to_be(tmp_path):
+    """A new attribute is one more name in `keeps`; or in NOT_KEPT, if a resumed fit has it without a checkpoint."""
+
+    class Sees(Callback):
+        def on_train_end(self, trainer, pl_module):
+            judge = callback._live["train"].judge
+            self.found = {type(one).__name__: vars(one).keys() - set(one.keeps) for one in lasting_in(judge)}
+
+    sees, callback = Sees(), monitor()
+    checkpoint(tmp_path, sees, callback)
+    assert sees.found == NOT_KEPT
+
+
+def test_a_layer_may_have_any_name(tmp_path, said):
+    def odd():
+        torch.manual_seed(0)
+        return nn.ModuleDict({"None": nn.Linear(4, 8), "array": nn.Linear(8, 8), "lasting": nn.Linear(8, 3)})
+
+    class InTurn(Toy):
+        def training_step(self, batch):
+            for layer in self.net.values():
+                batch = layer(batch)
+            return batch.square().mean()
+
+    callback = monitor()
+    goes_on(tmp_path, checkpoint(tmp_path, monitor(), model=InTurn(odd())), callback, model=InTurn(odd()))
+    assert said == []
+    assert "3 layers at 12 looks" in text_of(tmp_path / "second")

@@ -7,13 +7,12 @@ import pytest
 from health.looks import reading, row
 from health.runs import falling, linear, noise, nothing, outputs, rectified, run_of, symptoms, weights, without_weights
 
-from hookboard.health import FORMS
 from hookboard.health.rules.input_data import INPUT_SCALE
 from hookboard.health.rules.signal import COLLAPSED
 from hookboard.health.rules.units import DEAD_UNITS, SYMMETRIC_UNITS
 from hookboard.health.run_table import Silence
+from hookboard.kept import set_state, state_of
 from hookboard.measure import channel_row_count
-from hookboard.packing import packed, unpacked
 from hookboard.recording import Readings
 from hookboard.sites import Site
 
@@ -108,6 +107,12 @@ def test_whether_a_wide_layer_gives_enough_answers_goes_by_all_of_its_units(each
 
 
 def test_a_checkpoint_keeps_the_width_of_a_sample():
-    table = Readings.of([wide(outputs("fc", noise(ROWS)))])
-    (made, silence) = unpacked(packed((table, Silence(ROWS, WIDE)), FORMS), FORMS)
-    assert (made.at(0).width, made.at(0).sample_of, silence.width) == (WIDE, WIDE, WIDE)
+    class Wide:
+        keeps = ("table", "silence")
+        table = Readings.of([wide(outputs("fc", noise(ROWS)))])
+        silence = Silence.of(ROWS, WIDE)
+
+    resumed = Wide()
+    set_state({"": resumed}, state_of({"": Wide()}))
+    assert resumed.table is not Wide.table
+    assert (resumed.table.at(0).width, resumed.table.at(0).sample_of, resumed.silence.width) == (WIDE, WIDE, WIDE)

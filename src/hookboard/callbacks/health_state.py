@@ -3,7 +3,6 @@
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +13,7 @@ from hookboard.callbacks.measurement_state import MeasurementState
 from hookboard.callbacks.nan_watch import NanWatch, firsts_over_ranks
 from hookboard.callbacks.reporter import Reporter, StopOn
 from hookboard.callbacks.step_watch import StepWatch
-from hookboard.health import HeldBack, Look, Loss, StepFacts, Stepped, Verdict, parts_of, restore_judge
+from hookboard.health import HeldBack, Look, Loss, StepFacts, Stepped, Verdict
 from hookboard.hooks import Taps
 from hookboard.jobs import Steps
 from hookboard.layers import Layer
@@ -48,6 +47,8 @@ class HealthState(MeasurementState):
         why_silent: layer name to why it gave no output at the first look, if it gave none; None before.
     """
 
+    keeps = (*MeasurementState.keeps, "first_step", "losses", "to_repeat", "reporter", "nans")
+
     losses: LossMeter = field(default_factory=LossMeter, kw_only=True)
     stepped: dict[str, Stepped] = field(default_factory=dict, kw_only=True)
     held_back: dict[str, HeldBack] = field(default_factory=dict, kw_only=True)
@@ -64,31 +65,12 @@ class HealthState(MeasurementState):
         """Return a function that measures a tensor of the batch, if its numbers are floating point."""
         return lambda tensor: self.recorder.open(site)(tensor) if tensor.dtype.is_floating_point else None
 
-    def state_dict(self, again: tuple[int, int] | None) -> dict[str, Any]:
-        """Return the state of the base class, of judge, black box and losses, for a checkpoint."""
-        judge, box = None if self.reporter is None else self.reporter.judge, self.nans.box
-        return {
-            **super().state_dict(again),
-            "first_step": self.first_step,
-            "told": self.nans.told,
-            "losses": self.losses.state_dict(again),
-            "judge": None if judge is None else parts_of(judge),
-            "alarms": set() if self.reporter is None else self.reporter.alarms,
-            "black_box": None if box is None else box.state_dict(),
-        }
-
-    def load_state_dict(self, parts: Mapping[str, Any]) -> None:
-        """Restore the state of a checkpoint, to go on judging its run; a rank without a judge restores the rest."""
+    def on_restored(self) -> None:
+        """Drop the losses of a batch that runs again, and note the alarms of the fit that this one continues."""
+        self.losses.drop(self.to_repeat)
         judge = None if self.reporter is None else self.reporter.judge
-        if self.reporter is not None and judge is not None and parts["judge"] is not None:
-            restore_judge(judge, parts["judge"], {layer.name: layer for layer in judge.run.layers})
-            self.reporter.alarms = parts["alarms"]
+        if judge is not None:
             self.stop_on.earlier = frozenset((v.rule, v.module) for v in judge.verdicts if v.severity == "alarm")
-        if self.nans.box is not None and parts["black_box"] is not None:
-            self.nans.box.load_state_dict(parts["black_box"])
-        self.first_step, self.nans.told = parts["first_step"], parts["told"]
-        self.losses.load_state_dict(parts["losses"])
-        super().load_state_dict(parts)
 
     def look(self, step: int, news: Facts, losses: Losses, ranks: Ranks | None) -> Judging:
         """Collect what is known of this step; return a function that takes its readings and has them judged.

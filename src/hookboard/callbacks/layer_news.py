@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any
 
 from torch import nn
 
+from hookboard.kept import kept
 from hookboard.layers import order_with_late
 from hookboard.layouts import shape_of
 from hookboard.loops import Selection
@@ -15,6 +15,8 @@ from hookboard.recording import Places, Recorder
 from hookboard.records import LAYERS, LayerFacts, LayersRecord
 from hookboard.selection import named_submodules
 from hookboard.sites import Role
+
+kept(LayerFacts)  # here, because records.py is also loaded where there is no torch
 
 _OF_CALLS: tuple[Role, ...] = ("output", "grad_output", "input", "grad_input")
 """Roles whose sites are opened in the order in which modules run; those of gradients too, as their hooks are put on
@@ -31,6 +33,9 @@ class LayerNews:
         callback: the name of the callback's class.
     """
 
+    # What the record is made of. It is written again in a resumed fit, which may have a new folder.
+    keeps = ("_earlier", "_met", "_ran", "_shapes")
+
     def __init__(self, callback: str) -> None:
         self._callback = callback
         self.facts: Facts | None = None
@@ -38,21 +43,12 @@ class LayerNews:
         self.seen: tuple[Places | None, Facts | None] = (None, None)
         """The places and facts of the last call of `record`: called again with the same ones it returns {}."""
         self._of: tuple[object, Facts | None] = (None, None)
-        self._earlier: dict[str, LayerFacts] = {}
+        self._earlier: Mapping[str, LayerFacts] = {}  # of the latest call of `in_order`, also in the fit before
         self._last: list[bytes] = []
         self._is_off = False
         self._met: frozenset[str] = frozenset()
         self._ran: list[str] = []
         self._shapes: dict[str, tuple[int, ...]] = {}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what the record is made of, for a checkpoint."""
-        facts = self._of[1] or self._earlier
-        return {"facts": dict(facts), "met": self._met, "ran": self._ran, "shapes": self._shapes}
-
-    def load_state_dict(self, parts: Mapping[str, Any]) -> None:
-        """Restore the parts of a checkpoint. The record is written again: the fit may have a new folder."""
-        self._earlier, self._met, self._ran, self._shapes = (parts[name] for name in ("facts", "met", "ran", "shapes"))
 
     def collect(self, model: nn.Module, selection: Selection) -> "Facts":
         """Read from the model what the other methods need, keep it in `facts`, and return it; empty after an error.
@@ -116,7 +112,7 @@ class LayerNews:
             return {}
         if facts is not self._of[1]:
             self._shapes = self._shapes if self._of[1] is None and facts == self._earlier else {}
-        self._of = (order_key, facts)
+        self._of, self._earlier = (order_key, facts), facts
         try:
             # The gradient of an output has the shape of the output.
             self._shapes = {**recorder.shapes("grad_output"), **recorder.shapes("output"), **self._shapes}

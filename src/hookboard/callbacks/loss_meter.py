@@ -2,9 +2,9 @@
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -75,6 +75,8 @@ class Losses:
 class LossMeter:
     """Keeps the loss of each backward pass until the next look; the device has nothing to do before."""
 
+    keeps = ("known",)
+
     def __init__(self) -> None:
         self._parts: deque[LossPart] = deque(maxlen=MOST_LOSSES)
         self._may_overflow = False
@@ -102,23 +104,22 @@ class LossMeter:
         self._parts.append(LossPart(step, batch_idx, loss.reshape(()), version_of(loss)))
         return None
 
-    def state_dict(self, again: tuple[int, int] | None) -> dict[str, Any]:
-        """Return the losses that are kept, for a checkpoint.
+    @property
+    def known(self) -> tuple[list[tuple[int, int, float | None]], Tensor | None]:
+        """Step, batch index and value of each loss, the value None if it is on a device; and these values, stacked."""
+        kept = [part for part in _known(self._parts) if part.loss is not None]
+        return [(*part[:2], None if isinstance(part.loss, Tensor) else part.loss) for part in kept], _stacked(kept)
 
-        Args:
-            again: (step, batch index) of a batch whose losses are left out; None to keep all.
-        """
-        kept = [part for part in _known(self._parts) if part[:2] != again and part.loss is not None]
-        on_host = [None if isinstance(part.loss, Tensor) else part.loss for part in kept]
-        return {"places": [part[:2] for part in kept], "on_host": on_host, "waiting": _stacked(kept)}
-
-    def load_state_dict(self, parts: Mapping[str, Any]) -> None:
-        """Restore the losses of a checkpoint."""
-        arrived = iter([] if parts["waiting"] is None else parts["waiting"].tolist())
-        losses = [next(arrived) if loss is None else loss for loss in parts["on_host"]]
-        places = parts["places"]
-        kept = [LossPart(step, batch_idx, loss) for (step, batch_idx), loss in zip(places, losses, strict=True)]
+    @known.setter
+    def known(self, given: tuple[list[tuple[int, int, float | None]], Tensor | None]) -> None:
+        losses, waiting = given
+        arrived = iter([] if waiting is None else waiting.tolist())
+        kept = (LossPart(step, at, next(arrived) if loss is None else loss) for step, at, loss in losses)
         self._parts = deque(kept, maxlen=MOST_LOSSES)
+
+    def drop(self, place: tuple[int, int] | None) -> None:
+        """Drop the losses of a batch, given its step and its index; None drops nothing."""
+        self._parts = deque((part for part in self._parts if part[:2] != place), maxlen=MOST_LOSSES)
 
     def take(self) -> Losses:
         """Return the losses since the last call and forget them: at most the last MOST_LOSSES.

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import nn
 
@@ -36,6 +36,8 @@ class MeasurementState(StageState):
         news: makes the record of the layers for the tab in TensorBoard; all stages of a callback share it.
     """
 
+    keeps: ClassVar[tuple[str, ...]] = ("gaps_are_named", "news", "before")
+
     recorder: Recorder = field(init=False)
     taps: Taps = field(init=False)
     roles: Sequence[Role] = field(default=(), kw_only=True)
@@ -44,18 +46,6 @@ class MeasurementState(StageState):
     gaps_are_named: bool = field(default=False, kw_only=True)
     loss_scale: LossScale | None = field(default=None, kw_only=True)
     news: LayerNews = field(init=False)
-
-    def state_dict(self, again: tuple[int, int] | None) -> dict[str, Any]:
-        """Return whether gaps were named, what is known of the layers, and the state of `Turns` if any."""
-        turns = {} if self.before.turns is None else {"turns": self.before.turns.state_dict()}
-        return {"gaps_are_named": self.gaps_are_named, "news": self.news.state_dict(), **turns}
-
-    def load_state_dict(self, parts: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        if self.before.turns is not None:
-            self.before.turns.load_state_dict(parts["turns"])
-        self.gaps_are_named = parts["gaps_are_named"]
-        self.news.load_state_dict(parts["news"])
 
     def observe(self, on: bool) -> None:
         """Switch the hooks on or off: off while other callbacks run in the middle of a batch."""

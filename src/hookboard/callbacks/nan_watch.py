@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from hookboard.first_nan import BlackBox, late_event
 from hookboard.health import Loss, Nonfinite
@@ -18,6 +19,8 @@ class NanWatch:
         finds_late: whether a loss that is not finite is reported when it is read.
         told: number of NaN or Inf that have been reported.
     """
+
+    keeps: ClassVar[tuple[str, ...]] = ("box", "told")
 
     box: BlackBox | None = None
     finds_late: bool = False

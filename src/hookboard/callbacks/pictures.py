@@ -1,11 +1,10 @@
 """`PictureLogger`: the base of callbacks that log pictures of one batch."""
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from hookboard.checks import check_steps, check_whole
@@ -38,6 +37,8 @@ class PictureState(StageState):
         memory: a tensor of each module that is kept from one picture to the next; None for a module that failed.
     """
 
+    keeps = ("last", "is_first", "kept_tensors")
+
     last: int | None = field(default=None, kw_only=True)
     is_awaited: bool = field(default=False, kw_only=True)
     is_first: bool = field(default=True, kw_only=True)
@@ -45,22 +46,17 @@ class PictureState(StageState):
     taps: Taps | None = field(default=None, kw_only=True)
     memory: dict[nn.Module, Tensor | None] = field(default_factory=dict, kw_only=True)
 
-    def state_dict(self, again: tuple[int, int] | None) -> dict[str, Any]:
-        """Return the step of the last pictures and the kept tensors, for a checkpoint."""
-        memory = {name: kept for name, module in self._modules if (kept := self.memory.get(module)) is not None}
-        return {"last": self.last, "is_first": self.is_first, "memory": memory}
-
-    def load_state_dict(self, parts: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned; kept tensors only of modules that still exist with the same shape."""
-        self.last, self.is_first = parts["last"], parts["is_first"]
-        for name, module in self._modules:
-            now, earlier = self.memory.get(module), parts["memory"].get(name)
-            if now is not None and earlier is not None and now.shape == earlier.shape:
-                self.memory[module] = torch.from_numpy(earlier).to(now)
-
     @property
-    def _modules(self) -> Iterable[tuple[str, nn.Module]]:
-        return self.selection.modules.items()
+    def kept_tensors(self) -> dict[str, Tensor]:
+        """The tensors of `memory` by the name of their module; those set are taken if module and shape are the same."""
+        modules = self.selection.modules.items()
+        return {name: tensor for name, module in modules if (tensor := self.memory.get(module)) is not None}
+
+    @kept_tensors.setter
+    def kept_tensors(self, given: Mapping[str, Tensor]) -> None:
+        for name, now in self.kept_tensors.items():
+            if name in given and now.shape == given[name].shape:
+                self.memory[self.selection.modules[name]] = given[name].to(now)
 
     def observe(self, on: bool) -> None:
         """Switch the taps on or off: off while other callbacks run in the middle of a batch."""

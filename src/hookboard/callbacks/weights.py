@@ -84,6 +84,8 @@ def measure_gradients(
 class WeightsBefore:
     """Copies of weights from before the optimizer step. The memory of the copies is used again in the next step."""
 
+    keeps = ("turns",)
+
     def __init__(self) -> None:
         self.turns: Turns | None = None
         """Chooses the weights that are copied in a step; None if all are."""
@@ -203,6 +205,8 @@ class Turns:
     weights.
     """
 
+    keeps = ("next",)
+
     def __init__(self) -> None:
         self.waiting: frozenset[str] = frozenset()
         """The names of the weights that were not chosen in the last step."""
@@ -225,17 +229,18 @@ class Turns:
             f"updates are measured by turns, each in about one of {math.ceil(needed / MOST_COPIED_BYTES)} logged steps"
         )
 
-    def state_dict(self) -> str | None:
-        """Return, for a checkpoint, the name of the weight that is copied next; None before the first step."""
-        return next(iter(self._missed), None)
+    @property
+    def next(self) -> str | None:
+        """The name of the weight that is copied next; None before the first step."""
+        return next(iter(self._missed), self._first)
 
-    def load_state_dict(self, parts: str | None) -> None:
-        """Restore from a checkpoint which weight is next."""
-        self._first = parts
+    @next.setter
+    def next(self, name: str | None) -> None:
+        self._first = name
 
     def forget(self) -> None:
         """Restart because other weights are watched now, with the one that has waited longest if it is among them."""
-        self._first = self.state_dict() or self._first
+        self._first = self.next
         self._missed, self._bytes, self._chosen, self._left = {}, {}, set(), MOST_COPIED_BYTES
 
     def of(self, weights: Mapping[str, Weight]) -> dict[str, Weight]:

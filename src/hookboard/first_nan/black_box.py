@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, ParamSpec
 
 import torch
@@ -31,8 +31,6 @@ LIST_EVERY_N_BATCHES = 100
 
 _STEEP = frozenset({"sqrt", "rsqrt", "pow", "norm", "linalgvectornorm", "where", "acos", "asin", "cdist"})
 """Operations whose derivative may be infinite or NaN; as autograd names them."""
-
-_SAVED = ("events", "count", "_searches", "_is_bad", "_stepped")
 
 P = ParamSpec("P")
 
@@ -72,6 +70,9 @@ class BlackBox:
         world_size: the number of processes.
     """
 
+    # So that an ongoing event does not count as a new one.
+    keeps = ("events", "count", "_searches", "_is_bad", "_stepped")
+
     def __init__(self, model: nn.Module, *, is_scaled: bool = False, world_size: int = 1) -> None:
         self.events: list[Nonfinite] = []
         """The events so far, at most MAX_EVENTS."""
@@ -94,14 +95,6 @@ class BlackBox:
         self._loss = math.nan
         self._stepped: tuple[int, int, float] | None = None
         self._sentinels = Sentinels(model)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the events and counts so far, for a checkpoint."""
-        return {name: getattr(self, name) for name in _SAVED}
-
-    def load_state_dict(self, parts: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned, so that an ongoing event does not count as a new one."""
-        vars(self).update({name: parts[name] for name in _SAVED})
 
     @_shielded
     def begin_batch(self, batch: Any, batch_idx: int, step: int) -> None:

@@ -7,7 +7,6 @@ To add a rule, see `rules/__init__.py`.
 """
 
 from hookboard.health.cell import Verdicts, cell
-from hookboard.health.checkpoint import FORMS, parts_of, restore_judge
 from hookboard.health.judge import Judge
 from hookboard.health.look import MEASURED_VALUES_MAX, HeldBack, Look, Loss, NeedsHistogram, Stepped, every_unit
 from hookboard.health.page import VERDICT, Page
@@ -19,7 +18,6 @@ from hookboard.health.rules.shared import SCALE_TARGETS
 from hookboard.health.run import Run, StepFacts
 
 __all__ = [
-    "FORMS",
     "LOOK_RULES",
     "MEASURED_VALUES_MAX",
     "SCALE_TARGETS",
@@ -47,8 +45,6 @@ __all__ = [
     "ended_by",
     "every_unit",
     "news",
-    "parts_of",
-    "restore_judge",
     "rules_in",
     "rules_of",
 ]

@@ -10,6 +10,7 @@ from hookboard.health.rules import LOOK_RULES
 from hookboard.health.rules.numerics import NONFINITE
 from hookboard.health.rules.shared import to_stable_rate
 from hookboard.health.run import Run, StepFacts
+from hookboard.kept import kept
 from hookboard.layers import Layer
 from hookboard.messages import quoted, warn_switched_off
 
@@ -26,6 +27,7 @@ WINDOWS_ALWAYS_ASKED = 4
 and quickly (a choice)."""
 
 
+@kept
 @dataclass
 class Case:
     """The symptoms of one rule at one module, from the first to the latest.
@@ -110,6 +112,8 @@ class Judge:
             ends when its symptom has been missing for as many looks. Only looks at which its rule was asked count.
     """
 
+    keeps = ("run", "_open", "_closed", "_alarmed", "_well", "_asked", "_asks")
+
     def __init__(self, rules: Sequence[Rule], layers: Mapping[str, Layer], window: int) -> None:
         self.run = Run(layers, window)
         # What is found in the code of the step is there at once.
@@ -122,6 +126,10 @@ class Judge:
         self._well = 0  # looks at which the loss was well since it showed harm
         self._asked: int | None = None  # the step of the look at which all rules were asked last
         self._asks = 0  # how often that was
+
+    def on_restored(self) -> None:
+        """Make the verdicts, which raises here and not in the next step if a checkpoint does not fit together."""
+        self._verdicts = self._sorted()
 
     def see(self, look: Look, facts: StepFacts | None = None) -> tuple[Verdict, ...]:
         """Add a measured step, ask the rules (see `STEPS_BETWEEN_ASKING`), and return the verdicts, worst first."""

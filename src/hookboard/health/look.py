@@ -8,12 +8,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from hookboard.kept import kept
 from hookboard.layers import Layer
 from hookboard.measure import channel_stride
 from hookboard.recording import Reading, Readings
 from hookboard.sites import ROLES, Role, Site
 
 
+@kept
 @dataclass(frozen=True, slots=True)
 class Loss:
     """The loss of one optimizer step, or of a validation.
@@ -33,6 +35,7 @@ class Loss:
     backwards: int = 1
 
 
+@kept
 @dataclass(frozen=True, slots=True)
 class Stepped:
     """What an optimizer does with one weight at this step.
@@ -65,6 +68,7 @@ class HeldBack:
     largest_norm: float
 
 
+@kept
 @dataclass(frozen=True)
 class Look:
     """One measured step, or an evaluation loop.

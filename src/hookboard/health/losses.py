@@ -5,6 +5,7 @@ import math
 import operator
 from collections import deque
 from collections.abc import Iterable, Sequence
+from typing import ClassVar
 
 import numpy as np
 
@@ -120,6 +121,10 @@ AT_ZERO_SHARE = 1e-3
 
 class LossHistory:
     """Losses of a run in bounded memory: the first, the latest, and what is needed of those between."""
+
+    keeps: ClassVar[tuple[str, ...]] = ("first", "recent", "steps", "largest", "lowest", "best", "chance", "spreads")
+    keeps += ("first_spread", "reach", "first_nonfinite", "is_mixed", "spikes", "reached_chance", "start", "noise")
+    keeps += ("_paired", "_noise", "_every")
 
     def __init__(self) -> None:
         self.first: list[Loss] = []

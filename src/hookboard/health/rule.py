@@ -18,6 +18,7 @@ from hookboard.checks import (
     object_at,
     several,
 )
+from hookboard.kept import kept
 from hookboard.messages import listed, quoted, unknown
 from hookboard.patterns import is_pattern, matched, parted
 
@@ -101,6 +102,7 @@ def sentence(text: str, module: str = "") -> str:
     return text if first is None or first.group() == module else text[0].upper() + text[1:]
 
 
+@kept
 @dataclass(frozen=True)
 class Finding:
     """What a rule finds at one measured step, or in the code of the training step. What lasts becomes a verdict.

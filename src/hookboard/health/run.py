@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from hookboard.health.run_table import (
     silent_in,
 )
 from hookboard.health.stage_comparison import StageComparison, compared
+from hookboard.kept import kept
 from hookboard.layers import Flow, Layer, order_with_late
 from hookboard.measure import FIELDS
 from hookboard.messages import unknown
@@ -78,6 +79,10 @@ class Run:
         window: how many looks a symptom must last.
     """
 
+    keeps: ClassVar[tuple[str, ...]] = ("layers", "looks", "first", "evaluation", "comparisons", "evaluation_losses")
+    keeps += ("rate_jumps", "losses", "silence", "seen", "peak_rate", "first_move", "first_nonfinite", "_is_masked")
+    keeps += ("table", "_ran", "_answers")
+
     def __init__(self, layers: Mapping[str, Layer], window: int) -> None:
         self.window = window
         self.layers: list[Layer] = list(layers.values())
@@ -122,7 +127,7 @@ class Run:
         """The first look as arrays over all layers."""
         self._ran: dict[str, None] = {}
         self._ordered_by: object = None  # of the latest look whose layers are all in order
-        self._defined = list(layers)
+        self._watched = dict(layers)  # in the order of their definition
         self._answers = ""
 
     @property
@@ -174,16 +179,26 @@ class Run:
         self._ran = {name: None for name in self._ran if name in layers}
         self.silence = {name: silence for name, silence in self.silence.items() if name in same}
         self.layers = [layers[name] for name in names]
-        self._defined = list(layers)
+        self._watched = dict(layers)
         self._reorder(place)
 
     def _reorder(self, place: Sequence[int]) -> None:
         """Bring the table into the order of `layers`, see `RunTable.reorder`, and rebuild the arrays."""
         self.table.reorder(self.layers, place)
         self._ordered_by = None
-        self.make_arrays()
+        self._make_arrays()
 
-    def make_arrays(self) -> None:
+    def on_restored(self) -> None:
+        """Go on with the layers of the model as it is now, which may differ from those of the checkpoint.
+
+        Raises:
+            ValueError: the table does not have a column for each layer of the checkpoint.
+        """
+        if any(columns.shape[1:] != (len(QUANTITIES), len(self.layers)) for columns in self.table.columns):
+            raise ValueError("the table of the run is not that of its layers")
+        self.follow(self._watched)
+
+    def _make_arrays(self) -> None:
         """Rebuild `arrays`, `now`, `latest` and `initial` from the looks and the layers."""
         self.arrays = self.table.layers
         if self.first is not None:
@@ -326,7 +341,7 @@ class Run:
         for name, width, samples, is_silent in silent_in(self.latest):
             silence = self.silence.get(name)
             if silence is None or silence.width != width:
-                silence = self.silence[name] = Silence(len(samples), width)
+                silence = self.silence[name] = Silence.of(len(samples), width)
             if silence.is_any or is_silent is not None:  # otherwise no unit is silent, and none was
                 silence.see(look.step, samples, is_silent)
 
@@ -341,7 +356,7 @@ class Run:
         self._ordered_by = look.table.places
 
     def _order(self, known: dict[str, Layer], ran: Iterable[str]) -> None:
-        order = order_with_late(list(self._ran) or list(ran), ran, self._defined)
+        order = order_with_late(list(self._ran) or list(ran), ran, list(self._watched))
         self._ran = dict.fromkeys(order)
         order += [name for name in known if name not in self._ran]
         before = {name: place for place, name in enumerate(known)}
@@ -359,6 +374,7 @@ RATE_JUMP_FACTOR = 3.0
 looks, which do not count; a restart only returns to its old value)."""
 
 
+@kept
 @dataclass(frozen=True)
 class RateJump:
     """A learning rate far above all earlier ones.

@@ -7,13 +7,13 @@ more than one over a single layer. `quantities_of` reduces it to one number for 
 import functools
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from hookboard.health.look import Look
+from hookboard.kept import kept
 from hookboard.layers import Kind, Layer
 from hookboard.measure import FIELDS
 from hookboard.recording import Places, Readings
@@ -58,6 +58,8 @@ class RunTable:
         layers: all watched layers, in the order of execution.
     """
 
+    keeps = ("steps", "recent_steps", "columns", "_every", "_since")
+
     def __init__(self, layers: Sequence[Layer]) -> None:
         self.layers = LayerArrays(layers)
         """What depends on the layers alone, as arrays."""
@@ -68,13 +70,13 @@ class RunTable:
         shape = len(QUANTITIES), len(self.layers.names)
         # Looks come first, so that memory is used as the run goes on. `recent` slides through a block of twice its
         # length, and moves to its beginning when it comes to its end: it holds views.
-        self._recent = np.empty((2 * RECENT_LOOKS, *shape))
-        self._end = 0  # of the part of `_recent` in use
+        self._recent: np.ndarray
+        self._end: int  # of the part of `_recent` in use
         self.recent: dict[str, np.ndarray]
         """Each quantity at the latest looks, shape (layers, at most 64), float64; valid until the next look."""
-        self._show_recent()
-        self._course = np.empty((COURSE_COLUMNS + 1, *shape))
-        self._spoiled = np.empty((COURSE_COLUMNS + 1, *shape), dtype=bool)
+        self._course: np.ndarray
+        self._spoiled: np.ndarray
+        self.columns = [np.empty((0, *shape)), np.empty((0, *shape)), np.empty((0, *shape), dtype=bool)]
         self._every = 1  # once in how many looks a column is added to `course`
         self._since = 0  # looks since the last one
 
@@ -105,8 +107,7 @@ class RunTable:
                 block[: len(self.steps)] = block[::2]
 
     def _show_recent(self) -> None:
-        latest = self._recent[max(0, self._end - RECENT_LOOKS) : self._end]
-        self.recent = dict(zip(QUANTITIES, latest.transpose(1, 2, 0), strict=True))
+        self.recent = dict(zip(QUANTITIES, self.columns[0].transpose(1, 2, 0), strict=True))
 
     def course(self, quantity: str, first: int | None = None) -> np.ndarray:
         """Return a quantity over the whole run, shape (layers, len(`steps`)), float64.
@@ -132,51 +133,45 @@ class RunTable:
             place: the index of each in the old order; for a new layer the number of old layers.
         """
         self.layers = LayerArrays(layers)
-        self._recent = _in_order(self._recent, self._end, place, np.nan)
+        latest, course, spoiled = self.columns
+        self.columns = [
+            _in_order(latest, place, np.nan),
+            _in_order(course, place, np.nan),
+            _in_order(spoiled, place, False),
+        ]
+
+    @property
+    def columns(self) -> list[np.ndarray]:
+        """What is filled in of `recent`, `course` and `is_spoiled`, shape (looks, quantities, layers) each."""
+        latest = self._recent[max(0, self._end - RECENT_LOOKS) : self._end]
+        return [latest, self._course[: len(self.steps)], self._spoiled[: len(self.steps)]]
+
+    @columns.setter
+    def columns(self, filled: Sequence[np.ndarray]) -> None:
+        latest, course, spoiled = filled
+        if [*map(len, filled)] != [len(self.recent_steps), len(self.steps), len(self.steps)]:
+            raise ValueError("the columns of the table are not those of its steps")
+        self._end = len(latest)
+        self._recent, self._course = _with_room(latest, 2 * RECENT_LOOKS), _with_room(course, COURSE_COLUMNS + 1)
+        self._spoiled = _with_room(spoiled, COURSE_COLUMNS + 1)
         self._show_recent()
-        self._course = _in_order(self._course, len(self.steps), place, np.nan)
-        self._spoiled = _in_order(self._spoiled, len(self.steps), place, False)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return everything but the layers, for a checkpoint."""
-        filled = len(self.steps)
-        return {
-            "steps": self.steps,
-            "values": {quantity: self._course[:filled, row] for quantity, row in _ROW_OF.items()},
-            "spoiled": {quantity: self._spoiled[:filled, row] for quantity, row in _ROW_OF.items()},
-            "every": self._every,
-            "since": self._since,
-            "recent_steps": self.recent_steps,
-            "recent": self.recent,
-        }
-
-    @staticmethod
-    def of_parts(layers: Sequence[Layer], parts: Mapping[str, Any]) -> "RunTable":
-        """Make a table from what `state_dict` returned."""
-        table = RunTable(layers)
-        table.steps, table._every, table._since = parts["steps"], parts["every"], parts["since"]
-        table.recent_steps = parts["recent_steps"]
-        for quantity, row in _ROW_OF.items() if table.steps else ():
-            table._course[: len(table.steps), row] = parts["values"][quantity]
-            table._spoiled[: len(table.steps), row] = parts["spoiled"][quantity]
-            table._end = parts["recent"][quantity].shape[1]
-            table._recent[: table._end, row] = parts["recent"][quantity].T
-        table._show_recent()
-        return table
 
 
-def _in_order(block: np.ndarray, filled: int, place: Sequence[int], new: float) -> np.ndarray:
-    """Reorder the last axis (the layers) of an array: like `block[..., place]`, with `new` at an index past the end.
+def _in_order(columns: np.ndarray, place: Sequence[int], new: float) -> np.ndarray:
+    """Reorder the last axis (the layers) of an array: like `columns[..., place]`, with `new` at an index past the end.
 
-    Only the first `filled` entries of the first axis are set; the others are uninitialized memory.
-
-    >>> _in_order(np.array([[1.0, 2.0]]), 1, [1, 0, 2], np.nan)
+    >>> _in_order(np.array([[1.0, 2.0]]), [1, 0, 2], np.nan)
     array([[ 2.,  1., nan]])
     """
-    filler = np.full((filled, *block.shape[1:-1], 1), new, block.dtype)
-    made = np.empty((*block.shape[:-1], len(place)), block.dtype)
-    made[:filled] = np.concatenate([block[:filled], filler], axis=-1)[..., list(place)]
-    return made
+    filler = np.full((*columns.shape[:-1], 1), new, columns.dtype)
+    return np.concatenate([columns, filler], axis=-1)[..., list(place)]
+
+
+def _with_room(filled: np.ndarray, length: int) -> np.ndarray:
+    """Return an array of this length that begins with the filled part; the rest is uninitialized memory."""
+    block = np.empty((length, *filled.shape[1:]), filled.dtype)
+    block[: len(filled)] = filled
+    return block
 
 
 class LayerArrays:
@@ -459,26 +454,32 @@ USUAL_SILENCE_QUANTILE = 0.75
 """The usual silence in a layer is this quantile, over its units, of the longest silence that has ended (a choice)."""
 
 
+@kept
+@dataclass(eq=False)
 class Silence:
     """Counts for each unit of one layer how long no sample has activated it. All arrays have the shape (units,).
 
     Args:
-        units: number of units that are measured.
-        width: number of units of the layer. Left out: `units`.
+        width: number of units of the layer, of which as many are measured as the arrays are long.
+        since: the optimizer step of the first look of the current silence; without meaning for an active unit.
+        looks: number of looks that the current silence has lasted; 0 for an active unit.
+        samples: number of values (samples x positions) that the current silence has lasted.
+        ended: the longest silence that has ended, in looks; 0 if none has.
+        is_any: True if any unit is silent now.
     """
 
-    def __init__(self, units: int, width: int | None = None) -> None:
-        self.width = units if width is None else width
-        self.since = np.zeros(units)
-        """The optimizer step of the first look of the current silence; without meaning for an active unit."""
-        self.looks = np.zeros(units, dtype=np.int64)
-        """Number of looks that the current silence has lasted; 0 for an active unit."""
-        self.samples = np.zeros(units)
-        """Number of values (samples x positions) that the current silence has lasted."""
-        self.ended = np.zeros(units, dtype=np.int64)
-        """The longest silence that has ended, in looks; 0 if none has."""
-        self.is_any = False
-        """True if any unit is silent now."""
+    width: int
+    since: np.ndarray
+    looks: np.ndarray
+    samples: np.ndarray
+    ended: np.ndarray
+    is_any: bool = False
+
+    @staticmethod
+    def of(units: int, width: int) -> "Silence":
+        """Return the counts of this many measured units of a layer of this width, none of them silent yet."""
+        of_looks = np.zeros((2, units), dtype=np.int64)
+        return Silence(width, np.zeros(units), of_looks[0], np.zeros(units), of_looks[1])
 
     def see(self, step: int, samples: np.ndarray, is_silent: np.ndarray | None) -> None:
         """Update the counts with one look.

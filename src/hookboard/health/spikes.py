@@ -8,6 +8,7 @@ import numpy as np
 
 from hookboard.health.look import Loss
 from hookboard.health.robust import median
+from hookboard.kept import kept
 
 SPIKE_DEVIATIONS = 10.0
 """A spike lies this many robust standard deviations above the median of the losses before it."""
@@ -33,6 +34,7 @@ TINY_DEVIATION = 1e-12
 """Avoids division by zero."""
 
 
+@kept
 @dataclass(frozen=True)
 class Spike:
     """A loss far above its own history.

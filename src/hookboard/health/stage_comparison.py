@@ -8,6 +8,7 @@ from itertools import pairwise
 import numpy as np
 
 from hookboard.health.look import Look
+from hookboard.kept import kept
 from hookboard.layers import Layer
 from hookboard.measure import FIELDS
 
@@ -17,6 +18,7 @@ FAINT_DEVIATION_SHARE = 0.1
 """Floor of a channel's standard deviation, as a share of the layer's RMS (a choice)."""
 
 
+@kept
 @dataclass(frozen=True)
 class Gap:
     """How far the outputs of one layer in an evaluation are from those in training.
@@ -39,6 +41,7 @@ class Gap:
     evaluation: float
 
 
+@kept
 @dataclass(frozen=True)
 class Running:
     """The running statistics of one batch norm, compared with the statistics of batches.
@@ -57,6 +60,7 @@ class Running:
     before: float
 
 
+@kept
 @dataclass(frozen=True)
 class StageComparison:
     """An evaluation, compared with the last look in training before it.

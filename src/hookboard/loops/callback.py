@@ -1,14 +1,14 @@
 """`HookboardCallback`: which method of a callback is called at which point of a run.
 
     on_fit_start, or on_<loop>_start of a loop by itself   _select, _why_not; _prepare and _attach for each stage
-        on_train_start, on_<loop>_start                    _begin_training, load_state_dict; _begin_evaluation
+        on_train_start, on_<loop>_start                    _begin_training, StageState.keeps; _begin_evaluation
             on_<stage>_batch_start                         _wants; if that is True, _begin_batch
                 on_before_backward, on_after_backward      _before_backward, _after_backward
                 on_before_optimizer_step                   _before_optimizer_step
             on_<stage>_batch_end                           until_batch_end is closed; _end_batch
         on_<loop>_end, on_train_end                        _end_evaluation, _end_training
     teardown or on_exception                               all hooks are removed
-    on_save_checkpoint, whenever that is                   StageState.state_dict
+    on_save_checkpoint, whenever that is                   StageState.keeps
 
 The hooks on the left between the first line and the last two are those of `FirstCallback` and `LastCallback` in
 `trainer.py`: no callback implements them itself. If a callback has `sees_every_step`, these methods are also called at
@@ -517,7 +517,9 @@ class HookboardCallback(CallbackMethods[W]):
         if not self._live or not loop.is_fitting:
             return self._kept
         self._jobs.finish()
-        return checkpoint_entry(self._name, self._arguments(), self._live, loop.batch_to_repeat)
+        for state in self._live.values():
+            state.to_repeat = loop.batch_to_repeat
+        return checkpoint_entry(self._name, self._arguments(), self._live)
 
     def _arguments(self) -> dict[str, str]:
         """Return the arguments that must be equal in a resumed fit, as text, see `saved.arguments_of`."""

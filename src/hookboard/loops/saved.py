@@ -11,43 +11,39 @@ from typing import Any
 
 import numpy as np
 
-from hookboard.health import FORMS as OF_HEALTH
+from hookboard.kept import set_state, state_of
 from hookboard.loops.stage_state import StageState
-from hookboard.packing import Codecs, dataclass_codec, on_host, packed, unpacked
-from hookboard.records import LayerFacts
 
 KEY = "hookboard"
 
 VERSION = 8
 """The format of an entry, the only one that can be restored. Increase it whenever what is saved changes."""
 
-FORMS: Codecs = {**OF_HEALTH, LayerFacts: dataclass_codec(LayerFacts)}
-
 VARIABLE = ("stop_on", "nonfinite", "sync_dist", "report")
 """The arguments that may differ in the resumed fit."""
 
 
 def checkpoint_entry(
-    name: str, arguments: Mapping[str, str], states: Mapping[str, StageState], again: tuple[int, int] | None
+    name: str, arguments: Mapping[str, str], states: Mapping[str, StageState]
 ) -> dict[str, Any] | None:
-    """Return the checkpoint entry of a callback, with tensors still on the device; None if no stage has a state.
+    """Return the checkpoint entry of a callback, with tensors still on the device; None if no stage keeps anything.
 
     Args:
         name: the name of the callback's class.
         arguments: the callback's arguments, see `arguments_of`.
         states: its state of each stage.
-        again: the batch that the resumed fit runs again, see `StageState.state_dict`.
     """
-    parts = {stage: found for stage, state in states.items() if (found := state.state_dict(again))}
-    if not parts:
+    keeping = {stage: state for stage, state in states.items() if state.keeps}
+    if not keeping:
         return None
-    return {"version": VERSION, "callback": name, "arguments": arguments, "parts": packed(parts, FORMS)}
+    return {"version": VERSION, "callback": name, "arguments": arguments, "parts": state_of(keeping)}
 
 
 def save(entry: Mapping[str, Any] | None, checkpoint: dict[str, Any]) -> None:
     """Append an entry to the list in a checkpoint, which waits for the device; None is not appended."""
     if entry is not None:
-        checkpoint.setdefault(KEY, []).append({**entry, "parts": on_host(entry["parts"])})
+        tensors = [tensor.cpu() for tensor in entry["parts"]["tensors"]]
+        checkpoint.setdefault(KEY, []).append({**entry, "parts": {**entry["parts"], "tensors": tensors}})
 
 
 def arguments_of(callback: object, every_n_steps: int) -> dict[str, str]:
@@ -83,44 +79,18 @@ def restore(
         ValueError: the entries for this class have other arguments or an unknown version, or are damaged; or there is
             none although it must be there.
     """
-    parts = taken_from(loaded, name, arguments)
-    if parts is None and must_be_there:
-        raise ValueError("it holds nothing of this callback")
-    for stage, state in states.items():
-        if parts is not None and stage in parts:
-            state.load_state_dict(parts[stage])
-
-
-def taken_from(entries: Any, name: str, arguments: Mapping[str, str]) -> dict[str, Any] | None:
-    """Remove the first entry with this class and these arguments from the list, and return its state dicts by stage.
-
-    So of several equal callbacks each gets an entry of its own.
-
-    Args:
-        entries: the list that the checkpoint has under `KEY`.
-        name: the name of the callback's class.
-        arguments: the callback's arguments, see `arguments_of`.
-
-    Returns:
-        The state dict of each stage; None if there is no entry for this class.
-
-    Raises:
-        ValueError: the entries for this class have other arguments or an unknown version, or are damaged.
-    """
     try:
-        of_class = [entry for entry in entries if entry["callback"] == name]
-        if not of_class:
-            return None
+        of_class = [entry for entry in loaded if entry["callback"] == name]
         if other := next((entry for entry in of_class if entry["version"] != VERSION), None):
             raise ValueError(f"what it holds has version {other['version']!r}, and this hookboard reads {VERSION}")
         mine = next((entry for entry in of_class if entry["arguments"] == arguments), None)
-        if mine is None:
+        if mine is not None:
+            loaded[:] = [entry for entry in loaded if entry is not mine]  # the next equal callback has the next entry
+            set_state(states, mine["parts"])
+        elif of_class:
             raise ValueError(_difference(of_class[0]["arguments"], arguments))
-        entries[:] = [entry for entry in entries if entry is not mine]
-        parts = unpacked(mine["parts"], FORMS)
-        if not isinstance(parts, dict):
-            raise ValueError(f"its parts are a {type(parts).__name__}")
-        return parts
+        elif must_be_there:
+            raise ValueError("it holds nothing of this callback")
     except (LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error
 

@@ -4,7 +4,7 @@ import operator
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -58,7 +58,12 @@ class StageState:
         sees_steps: whether `_before_optimizer_step` is called in measured batches.
         until_end: closed when the stage ends; removes the hooks of the stage.
         until_batch_end: closed when a measured batch has ended; removes the hooks of the batch.
+        to_repeat: the step and index of the batch that a fit resumed from the checkpoint being written will run again;
+            None if there is none.
     """
+
+    keeps: ClassVar[tuple[str, ...]] = ()
+    """What a checkpoint keeps, see `hookboard.kept`."""
 
     stage: Stage
     every_n_steps: int
@@ -73,6 +78,7 @@ class StageState:
     sees_steps: bool = False
     until_end: ExitStack = field(default_factory=ExitStack)
     until_batch_end: ExitStack = field(default_factory=ExitStack)
+    to_repeat: tuple[int, int] | None = None
 
     def remove_hooks(self) -> None:
         """Close both ExitStacks, which removes all hooks of the stage; an error gives a warning."""
@@ -87,17 +93,6 @@ class StageState:
 
     def forget(self) -> None:
         """Drop what was measured in a step or an evaluation that did not end. Here it does nothing."""
-
-    def state_dict(self, again: tuple[int, int] | None) -> dict[str, Any]:
-        """Return what a checkpoint saves of this stage, packed by `hookboard.packing`; by default {}: nothing.
-
-        Args:
-            again: the step and index of the running batch, if the resumed fit will run it again; None otherwise.
-        """
-        return {}
-
-    def load_state_dict(self, parts: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned, before the first batch of a resumed fit."""
 
 
 def is_due(step: int, every_n_steps: int) -> bool:

@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hookboard.kept import kept
+
 MANTISSA_BITS = 4
 """Sixteen bins for each power of two: none is wider than 1/16 of its value (TensorBoard's own grow by 1/10)."""
 
@@ -46,6 +48,7 @@ def bins_of(single: Tensor) -> Tensor:
     return (single.contiguous().view(torch.int32).reshape(-1) >> SHIFT) & (BINS - 1)
 
 
+@kept
 @dataclass(frozen=True, slots=True)
 class Histogram:
     """Counts between ascending edges, of the finite values of one site.

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from hookboard.checks import check_differ, check_function, check_identifier, check_name, object_at, several
+from hookboard.kept import kept
 from hookboard.measure.columns import Columns, SaturatedCount, width_of
 from hookboard.measure.derived import DERIVED, SATURATED, AxisScale, MergedSite
 from hookboard.measure.row import WIDTH, Moments, elements_in
@@ -86,6 +87,7 @@ FORMULAS: dict[str, Formula] = {
 """The built-in statistics that follow from the moments alone, by name; `DERIVED` has the others."""
 
 
+@kept
 class StatisticTable(NamedTuple):
     """The statistics of many sites: a row for each site, a column for each statistic.
 

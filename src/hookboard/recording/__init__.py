@@ -5,7 +5,7 @@ the host, merges it over the ranks, and makes the readings. From these, callback
 """
 
 from hookboard.recording.packet import sent_together
-from hookboard.recording.readings import FORMS, Places, Reading, ReadingList, Readings
+from hookboard.recording.readings import Places, Reading, ReadingList, Readings
 from hookboard.recording.recorder import Recorder
 
-__all__ = ["FORMS", "Places", "Reading", "ReadingList", "Readings", "Recorder", "sent_together"]
+__all__ = ["Places", "Reading", "ReadingList", "Readings", "Recorder", "sent_together"]

@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from hookboard.kept import kept
 from hookboard.measure import FIELDS, WIDTH, Histogram, Moments, StatisticTable
-from hookboard.packing import Codec, Codecs, dataclass_codec
 from hookboard.prompts import table_html, text_table
 from hookboard.sites import Role, Site, Stage
+
+kept(Site)  # here, because sites.py is also loaded where there is no torch
 
 _COUNT = FIELDS.index("count")
 _NONFINITE = slice(FIELDS.index("nan"), FIELDS.index("neginf") + 1)
@@ -94,6 +96,7 @@ class ReadingList(tuple[Reading, ...]):
         return ["name", "tensor", *names], rows
 
 
+@kept
 class Places:
     """The sites of a table's rows, and lookups from sites to rows.
 
@@ -145,6 +148,7 @@ class Places:
         return found
 
 
+@kept
 @dataclass(eq=False)
 class Readings(Mapping[Site, Reading]):
     """The readings of one flush by site, in the order in which the sites were measured first.
@@ -297,62 +301,3 @@ class Readings(Mapping[Site, Reading]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Readings.of, (list(self.values()),)
-
-
-# What a checkpoint holds of readings, see `hookboard.packing`.
-
-
-def _parts(readings: Readings) -> dict[str, Any]:
-    """Return what a checkpoint holds of readings. Of the histograms only those of outputs: no others are read later."""
-    sites, columns = readings.places.sites, readings.statistics
-    there = [rows for rows in readings.channels if rows is not None]
-    drawn = enumerate(readings.histograms)
-    return {
-        "places": readings.places,
-        "stage": readings.stage,
-        "rows": readings.rows,
-        "channels": np.array([-1 if rows is None else len(rows) for rows in readings.channels], np.int64),
-        "widths": np.array(readings.widths, np.int64),
-        "channel_rows": np.concatenate(there) if there else np.empty((0, WIDTH)),
-        "dtypes": [None if dtype is None else str(dtype).removeprefix("torch.") for dtype in readings.dtypes],
-        **columns._asdict(),
-        "histograms": {row: each for row, each in drawn if each is not None and sites[row].role == "output"},
-    }
-
-
-def _made(parts: dict[str, Any]) -> Readings:
-    """Return the readings that `_parts` has taken apart, none marked as overflowed.
-
-    Raises:
-        ValueError: the parts do not have one entry for each site.
-    """
-    places, drawn = parts["places"], parts["histograms"]
-    columns = StatisticTable(parts["names"], parts["values"], parts["is_there"])
-    channels = _split(parts["channel_rows"], parts["channels"])
-    dtypes = [None if name is None else getattr(torch, name) for name in parts["dtypes"]]
-    widths = parts["widths"].tolist()
-    if not len(parts["rows"]) == len(channels) == len(dtypes) == len(widths) == len(places.sites) == len(columns[1]):
-        raise ValueError("the readings of a look are not those of its sites")
-    histograms = [drawn.get(row) for row in range(len(places.sites))]
-    overflowed = np.zeros(len(widths), bool)  # only those of the running look are asked for
-    return Readings(places, parts["rows"], channels, dtypes, widths, columns, histograms, parts["stage"], overflowed)
-
-
-def _split(rows: np.ndarray, sizes: np.ndarray) -> list[np.ndarray | None]:
-    """Split the rows of all channels by site; a size of -1 gives None."""
-    ends = np.cumsum(np.maximum(sizes, 0)).tolist()
-    # Copies: to keep the rows of one site must not keep those of all others in memory.
-    return [None if size < 0 else rows[end - size : end].copy() for size, end in zip(sizes.tolist(), ends, strict=True)]
-
-
-_OF_SITES = ("name", "role", "index")
-
-FORMS: Codecs = {
-    Places: Codec(
-        lambda places: {name: [getattr(site, name) for site in places.sites] for name in _OF_SITES},
-        lambda parts: Places([Site(*each) for each in zip(*(parts[name] for name in _OF_SITES), strict=True)]),
-    ),
-    Histogram: dataclass_codec(Histogram),
-    Readings: Codec(_parts, _made),
-}
-"""How `hookboard.packing` packs `Readings` and their parts."""

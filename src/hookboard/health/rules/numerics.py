@@ -12,6 +12,7 @@ from hookboard.health.robust import median_of
 from hookboard.health.rule import Finding, Rule, Severity
 from hookboard.health.rules.shared import WHOLE_MODEL_SHARE, harm_of, is_rate_low_by_schedule, severity_of
 from hookboard.health.run import Run
+from hookboard.kept import kept
 from hookboard.layers import Layer
 from hookboard.recording import Reading
 
@@ -19,6 +20,7 @@ Pass = Literal["start", "batch", "forward", "backward", "optimizer"]
 """The passes in their order within a step."""
 
 
+@kept
 @dataclass(frozen=True)
 class Nonfinite:
     """The step in which NaN or Inf appeared.
