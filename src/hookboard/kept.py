@@ -127,7 +127,6 @@ def _set_state(owners: Mapping[str, Lasting], state: Mapping[str, Any]) -> None:
 
 
 def _set_attributes(owner: Any, tree: Mapping[Any, Any], value: Callable[[Any], Any]) -> None:
-    _check_names(type(owner).__name__, tree, owner.keeps)
     for name in owner.keeps:
         now, part = getattr(owner, name), tree[name]
         lasts, lasted = hasattr(now, "keeps"), isinstance(part, dict) and part.get(None) == "lasting"
@@ -137,11 +136,6 @@ def _set_attributes(owner: Any, tree: Mapping[Any, Any], value: Callable[[Any], 
             setattr(owner, name, value(part))
     if hasattr(owner, "on_restored"):
         owner.on_restored()
-
-
-def _check_names(owner: str, tree: Mapping[Any, Any], names: tuple[str, ...]) -> None:
-    if set(tree) != {None, *names}:
-        raise ValueError(f"a {owner} has other parts: {', '.join(map(str, tree))}")
 
 
 def _values(state: Mapping[str, Any]) -> Callable[[Any], Any]:
@@ -172,7 +166,6 @@ def _values(state: Mapping[str, Any]) -> Callable[[Any], Any]:
         if word in ("set", "frozenset"):
             return {"set": set, "frozenset": frozenset}[word](map(value, tree["of"]))
         cls, names = KEPT[word]
-        _check_names(word, tree, names)
         return cls(**{name: value(tree[name]) for name in names})
 
     return value
