@@ -215,7 +215,7 @@ def of_one_look_less(parts):
 
 
 def with_a_foreign_class(parts):
-    parts["tree"]["train"]["judge"]["run"]["first"] = {None: "Path", "path": "/"}
+    parts["tree"]["train"]["judge"]["run"]["single_looks"][0] = {None: "Path", "path": "/"}
     return parts
 
 
@@ -321,7 +321,7 @@ def test_a_kernel_is_compared_with_that_of_the_very_start(tmp_path, said):
     assert first.kernels.equal(pictured()[1].weight)
 
 
-LAYOUT = "3102b9be9b4d7163"
+LAYOUT = "e73e2082b75fdec5"
 
 
 def names_in(tree):
@@ -354,7 +354,7 @@ NOT_KEPT = {
     "Judge": {"_rules", "_names"} | {"_verdicts"},
     "Run": {"window", "_watched", "why_silent", "unhooked", "held_back", "findings", "facts", "is_tried"}
     # and what follows from the rest
-    | {"arrays", "now", "latest", "initial", "_ordered_by"},
+    | {"first", "evaluation", "first_nonfinite", "arrays", "now", "latest", "initial", "_ordered_by"},
     "RunTable": {"layers"} | {"recent", "_recent", "_end", "_course", "_spoiled"},
     "LossCurve": {"_harm"},
 }

@@ -79,9 +79,9 @@ class Run:
         window: how many looks a symptom must last.
     """
 
-    keeps: ClassVar[tuple[str, ...]] = ("layers", "looks", "first", "evaluation", "comparisons", "evaluation_losses")
-    keeps += ("rate_jumps", "losses", "silence", "seen", "peak_rate", "first_move", "first_nonfinite", "_is_masked")
-    keeps += ("table", "_ran", "_answers")
+    keeps: ClassVar[tuple[str, ...]] = ("layers", "looks", "single_looks", "comparisons", "evaluation_losses")
+    keeps += ("rate_jumps", "losses", "silence", "seen", "peak_rate", "first_move", "_is_masked", "table", "_ran")
+    keeps += ("_answers",)
 
     def __init__(self, layers: Mapping[str, Layer], window: int) -> None:
         self.window = window
@@ -187,6 +187,23 @@ class Run:
         self.table.reorder(self.layers, place)
         self._ordered_by = None
         self._make_arrays()
+
+    @property
+    def single_looks(self) -> list[Look | None]:
+        """`first`, `evaluation` and `first_nonfinite` for a checkpoint: unless among `looks`, without their channels.
+
+        No built-in rule asks for those, which take up most of a look.
+        """
+        return [
+            look
+            if look is None or any(look is other for other in self.looks)
+            else replace(look, readings=replace(look.table, channels=[None] * len(look.table)))
+            for look in (self.first, self.evaluation, self.first_nonfinite)
+        ]
+
+    @single_looks.setter
+    def single_looks(self, looks: Sequence[Look | None]) -> None:
+        self.first, self.evaluation, self.first_nonfinite = looks
 
     def on_restored(self) -> None:
         """Go on with the layers of the model as it is now, which may differ from those of the checkpoint.
