@@ -129,7 +129,7 @@ WRITTEN: dict[tuple[str, str], Callable[[], Iterable[str]]] = {
     ("docs/statistics.md", "statistics"): statistics,
     ("docs/layers.md", "callbacks"): callbacks,
     ("docs/pictures.md", "callbacks of pictures"): lambda: callbacks(PictureLogger),
-    ("docs/edits.md", "edit rules"): edit_rules,
+    ("docs/capture.md", "edit rules"): edit_rules,
     ("src/hookboard/board/logged_run.py", "scales"): scales,
 }
 """File and name of each part that is written, and its lines."""

@@ -24,9 +24,7 @@ PAGES = {
 FOUND_LATER = {
     "api.md",
     "benchmark.md",
-    "benchmark-others.md",
     "changelog.md",
-    "compare-benchmark.md",
     "contributing.md",
     "questions.md",
 }

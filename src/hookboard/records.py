@@ -1,6 +1,6 @@
 """Records: what the TensorBoard tab needs besides scalars, histograms and pictures, and how they are stored.
 
-A record is a tensor of strings under the plugin name `hookboard`; docs/record.md describes it for other programs that
+A record is a tensor of strings under the plugin name `hookboard`; docs/inside.md describes it for other programs that
 read it. Its first string is JSON and has the version; the others are packed columns of numbers.
 """
 

@@ -40,7 +40,7 @@ def scalars(step, values):
 
 
 def record(step, tag, strings):
-    """A tensor under hookboard's plugin name, as docs/record.md describes it."""
+    """A tensor under hookboard's plugin name, as docs/inside.md describes it."""
     event = Event(step=step)
     metadata = SummaryMetadata(plugin_data={"plugin_name": PLUGIN}, data_class=DATA_CLASS_TENSOR)
     tensor = tensor_util.make_tensor_proto(np.array(strings, dtype=object))

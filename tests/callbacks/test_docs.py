@@ -83,10 +83,10 @@ def test_a_default_that_has_a_name_in_the_source_is_said_in_the_docstring(name):
 OF_PICTURES = [each for name in CALLBACKS if issubclass(each := getattr(callbacks, name), PictureLogger)]
 
 
-def test_every_kind_of_tag_is_on_the_page_of_tags():
+def test_every_kind_of_tag_is_on_the_page_of_loggers():
     kinds = {f"{end.format(traits.kind)}" for traits in ROLES.values() for end in ("{}_", "{}s/")}
     kinds |= {f"{each.kind}/" for each in OF_PICTURES if each.kind}
-    page = (DOCS / "tags.md").read_text()
+    page = (DOCS / "loggers.md").read_text()
     assert [kind for kind in sorted(kinds) if f"`{kind}" not in page] == []
 
 

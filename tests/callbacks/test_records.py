@@ -223,8 +223,8 @@ def test_a_csv_logger_has_no_records(tmp_path):
 
 
 def example():
-    """The Python of docs/record.md."""
-    (code,) = re.findall(r"```python\n(.*?)```", Path("docs/record.md").read_text(), re.DOTALL)
+    """The Python of docs/inside.md."""
+    (code,) = re.findall(r"```python\n(.*?)```", Path("docs/inside.md").read_text(), re.DOTALL)
     return code
 
 

@@ -54,7 +54,7 @@ def test_a_page_loads_nothing_from_another_host(site):
         ("silence", "health/#turn-things-off"),
         ("exclude", "health/#turn-things-off"),
         ("freeze", "rules/#frozen"),
-        ("attention head", "edits/#the-rules"),
+        ("attention head", "capture/#the-rules"),
         ("attention head", "pictures/#which-shapes"),
         ("port", "compare/"),
         ("overhead", "cost/"),

@@ -23,7 +23,7 @@ from toys import Toy, batches, fit, mlp
 from hookboard import ActivationLogger, HealthMonitor
 from hookboard.messages import alert, inform
 
-TRIED_ELSEWHERE = {"docs/record.md"}
+TRIED_ELSEWHERE = {"docs/inside.md"}
 """tests/callbacks/test_records.py reads a log with the example of this page."""
 
 PYTHON = [page for page in PAGES if blocks(page, "python") and page not in TRIED_ELSEWHERE]
@@ -98,9 +98,9 @@ def test_tensors_are_captured_as_their_page_says(given):
 
 
 def test_tensors_are_changed_as_their_page_says(given):
-    seen = run("docs/edits.md", given)["seen"]
-    assert seen["stem.conv"].output[:, 3].count_nonzero() == 0
-    assert seen["stem.conv"].output[:, :3].count_nonzero() > 0
+    changed = run("docs/capture.md", given)["changed"]
+    assert changed["stem.conv"].output[:, 3].count_nonzero() == 0
+    assert changed["stem.conv"].output[:, :3].count_nonzero() > 0
 
 
 def test_a_statistic_and_a_rule_of_ones_own_work_as_their_page_says(tmp_path, given):
@@ -138,7 +138,7 @@ def test_what_float16_would_lose_is_measured_as_the_page_of_precision_says(given
 
 
 def test_the_ratios_of_updates_are_read_as_the_page_of_rates_says(given):
-    ratios = run("docs/rate.md", given)["ratios"]
+    ratios = run("docs/checkup.md", given)["ratios"]
     assert ratios.keys() == {name for name, _ in given["trained"]["model"].named_parameters()}
     assert all(ratio > 0 for ratio in ratios.values())
 

@@ -2,6 +2,7 @@
 
 import copy
 import random
+import re
 import time
 from pathlib import Path
 
@@ -474,7 +475,8 @@ def test_a_dict_that_makes_what_it_is_asked_for_is_not_asked():
 def test_the_page_prints_what_its_document_shows(capsys):
     page = (Path(__file__).parents[2] / "docs" / "checkup.md").read_text()
     shown = page.partition("```text\n")[2].partition("...")[0]
-    exec(page.split("```python\n")[2].partition("```")[0], {})
+    (example,) = [code for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "checkup(line" in code]
+    exec(example, {})
     assert capsys.readouterr().out.startswith(shown)
 
 

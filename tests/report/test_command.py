@@ -194,7 +194,7 @@ def test_the_command_needs_neither_torch_nor_lightning(logs):
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/report.md", "docs/tab.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/tab.md"])
 def test_the_commands_of_the_pages_are_understood(page):
     found = [command for command in commands(page) if re.match("hookboard (?!report$)", command)]
     assert found

@@ -41,7 +41,7 @@ class Intervention(HookboardCallback[_EditState]):
     interventions with the same role write theirs under `interventions/<role>/2` and so on.
 
     Args:
-        rule: The change: one of hookboard's rules (docs/edits.md), as in `hookboard.Zero()` (in YAML by `class_path`
+        rule: The change: one of hookboard's rules (docs/capture.md), as in `hookboard.Zero()` (in YAML by `class_path`
             and `init_args`), or any function that takes a tensor and returns another of the same shape, type and device
             (in YAML its dotted path).
         modules: Pattern or patterns over dotted module names, relative to the LightningModule. `*` stays within one

@@ -279,8 +279,8 @@ class Edit:
     """A rule, and the tensors that it changes.
 
     Args:
-        rule: One of hookboard's rules (docs/edits.md), as in `Zero()`, or any function that takes a tensor and returns
-            a new one of the same shape, dtype and device.
+        rule: One of hookboard's rules (docs/capture.md), as in `Zero()`, or any function that takes a tensor and
+            returns a new one of the same shape, dtype and device.
         modules: Pattern or patterns over dotted module names. Left out: every leaf module, or, with `types`, every
             module of those types.
         types: Class names or classes; subclasses count, a leading `!` excludes.
