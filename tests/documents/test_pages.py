@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from documents.pages import PAGES, ROOT, anchors, blocks, commands, languages, links, rows, words
+from documents.pages import PAGES, ROOT, anchors, blocks, commands, languages, links, rows, words, words_by_hand
 
 import hookboard
 
@@ -19,6 +19,12 @@ every_page = pytest.mark.parametrize("page", PAGES)
 @pytest.mark.parametrize("page", MOST_WORDS)
 def test_a_page_is_read_in_a_few_minutes(page):
     assert words(page) <= MOST_WORDS[page]
+
+
+def test_the_documents_are_few_and_read_in_an_hour():
+    pages = PAGES.keys() - {"README.md"}
+    assert len(pages) <= 24
+    assert sum(map(words_by_hand, pages)) <= 15_500
 
 
 @every_page

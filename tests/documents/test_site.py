@@ -58,6 +58,13 @@ def test_a_page_loads_nothing_from_another_host(site):
         ("attention head", "pictures/#which-shapes"),
         ("port", "compare/"),
         ("overhead", "cost/"),
+        ("resume", "setups/#resume-from-a-checkpoint"),
+        ("NCCL", "limits/#on-a-gpu"),
+        ("WandbLogger", "loggers/"),
+        ("only validation", "layers/"),
+        ("Is this alarm true", "health/#is-this-alarm-true"),
+        ("stop the run", "health/#options"),
+        ("not measured", "limits/"),
     ],
 )
 def test_a_word_that_users_look_for_leads_the_search_to_its_place(site, word, place):
