@@ -144,6 +144,10 @@ class Jobs:
         """Wait until all jobs have finished."""
         self._wait(0)
 
+    def give_a_second(self) -> None:
+        """Wait until all jobs have finished, for at most a second; those that have not go on later."""
+        _waited(lambda: self._has_at_most(0), 1.0)
+
     def _wait(self, most: int) -> None:
         """Wait until at most so many jobs are unfinished."""
         if not self._patience.wait_for(lambda: self._has_at_most(most)):

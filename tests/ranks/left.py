@@ -5,7 +5,8 @@ python left.py FOLDER CASE
 They look at every eighth step. CASE is what rank 1 does in the third of them: it is `slow`, `raises`, `dies` or is
 `stuck`; or its monitor is `broken` in the middle of a look; or its epochs are `shorter`, by two steps, and there are
 two of them, each with a validation.
-Without callbacks rank 0 would notice none of this.
+Without callbacks rank 0 would notice none of this. Or gradients are shared, and rank 0 alone is `asked` for what it
+has measured, after each look.
 """
 
 import os
@@ -42,7 +43,7 @@ class Model(Toy):
         self.case, self.folder = case, folder
 
     def on_train_start(self):
-        self.trainer.model.require_backward_grad_sync = False
+        self.trainer.model.require_backward_grad_sync = self.case == "asked"
 
     def training_step(self, batch, batch_idx):
         time.sleep(EACH)
@@ -72,6 +73,17 @@ def break_at(looks):
     Losses.read = broken
 
 
+class Asks(Callback):
+    """Asks a callback for its readings, on rank 0 alone."""
+
+    def __init__(self, logger):
+        self.logger, self.found = logger, []
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if trainer.is_global_zero and (batch_idx + 1) % EVERY == 0:
+            self.found.append(len(self.logger.readings))
+
+
 class Clock(Callback):
     """The longest time that a step has taken."""
 
@@ -97,6 +109,8 @@ def main(folder, case):
     TrainingEpochLoop._broadcast_sigterm_tensor = lambda self: None
     base.MAX_WAIT_SECONDS = 1.0 if case == "stuck" else 60.0
     monitor, clock = HealthMonitor(every_n_steps=EVERY, window=1), Clock()
+    activations = ActivationLogger(every_n_steps=EVERY)
+    asks = Asks(activations)
     is_second, is_shorter = os.environ["LOCAL_RANK"] == "1", case == "shorter"
     if case == "broken" and is_second:
         break_at(AT // EVERY)
@@ -106,7 +120,7 @@ def main(folder, case):
         devices=2,
         strategy="ddp",
         logger=TensorBoardLogger(folder, name="", version=""),
-        callbacks=[clock, ActivationLogger(every_n_steps=EVERY), monitor],
+        callbacks=[clock, activations, monitor, *([asks] if case == "asked" else [])],
         enable_progress_bar=False,
         enable_model_summary=False,
         enable_checkpointing=False,
@@ -121,6 +135,7 @@ def main(folder, case):
         ended = time.perf_counter()
     texts = [str(warning.message) for warning in said if warning.category is HookboardWarning]
     kept = {"steps": trainer.global_step, "longest": clock.longest, "after": ended - clock.last, "said": texts}
+    kept["found"] = asks.found
     rank = trainer.global_rank
     torch.save(kept, folder / f"saving.{rank}")
     (folder / f"saving.{rank}").rename(folder / f"left.{rank}")

@@ -39,6 +39,14 @@ def test_no_step_waits_for_another_rank(left, case):
     assert kept["longest"] < SLOW / 2
 
 
+def test_one_rank_alone_may_be_asked_for_its_readings_while_the_others_wait_for_its_gradients(left):
+    kept, folder = left("asked")
+    assert (kept["said"], kept["steps"]) == ([], STEPS)
+    assert kept["longest"] < SLOW / 2
+    assert kept["found"][-1] > 0
+    assert list(scalars(folder)[TAG]) == list(range(EVERY - 1, STEPS, EVERY))
+
+
 def test_what_a_slow_rank_measures_is_awaited_at_the_end_and_logged(left):
     kept, folder = left("slow")
     assert kept["said"] == []

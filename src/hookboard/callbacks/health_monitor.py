@@ -199,12 +199,12 @@ class HealthMonitor(SiteLogger[HealthState]):
     @property
     def verdicts(self) -> Verdicts:
         """The verdicts on the run so far, worst first."""
-        self._jobs.finish()
+        self._catch_up()
         return Verdicts(self._verdicts)
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows, as HTML: headline, verdicts, map of activations; before any look its repr."""
-        self._jobs.finish()
+        self._catch_up()
         if self._run is None or not self._run.seen:
             return f"<pre>{html.escape(repr(self))}</pre>"
         return cell(self._run, self._verdicts)

@@ -81,7 +81,7 @@ class SiteLogger(HookboardCallback[V]):
     @property
     def readings(self) -> ReadingList:
         """The merged readings of the last due step or evaluation loop, but none of sites with only empty tensors."""
-        self._jobs.finish()
+        self._catch_up()
         if not isinstance(self._readings, ReadingList):  # they are made at the first request
             self._readings = ReadingList(self._readings)
         return self._readings

@@ -90,9 +90,20 @@ class HookboardCallback(CallbackMethods[W]):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes that are configuration; those of a run have their initial values in a copy."""
-        self._jobs.finish()
+        self._catch_up()
         nothing = dict.fromkeys(["_watched", "_ranks", "patience", "_kept", "_loaded"])
         return without_trainer(self.__dict__) | nothing | {"_live": {}}
+
+    def _catch_up(self) -> None:
+        """Finish all jobs, for somebody who asks for what comes of them.
+
+        With several ranks it waits a second at most: if this one alone is asked, the others do not wait with it, and in
+        the backward pass they may be waiting for this one.
+        """
+        if self._ranks is None:
+            self._jobs.finish()
+        else:
+            self._jobs.give_a_second()
 
     # The hooks that a Trainer calls. `FirstCallback` and `LastCallback` have the others.
 
