@@ -203,19 +203,19 @@ def shorter(parts):
 
 def of_fewer_layers(parts):
     """The parts, with one layer less in the tables of the run."""
-    table = parts["tree"]["train"]["judge"]["run"]["table"]
+    table = parts["tree"]["train"]["reporter"]["judge"]["run"]["table"]
     for columns in table["columns"]:
         columns["shape"] = (*columns["shape"][:-1], columns["shape"][-1] - 1)
     return parts
 
 
 def of_one_look_less(parts):
-    parts["tree"]["train"]["judge"]["run"]["table"]["steps"].pop()
+    parts["tree"]["train"]["reporter"]["judge"]["run"]["table"]["steps"].pop()
     return parts
 
 
 def with_a_foreign_class(parts):
-    parts["tree"]["train"]["judge"]["run"]["single_looks"][0] = {None: "Path", "path": "/"}
+    parts["tree"]["train"]["reporter"]["judge"]["run"]["single_looks"][0] = {None: "Path", "path": "/"}
     return parts
 
 
@@ -321,7 +321,7 @@ def test_a_kernel_is_compared_with_that_of_the_very_start(tmp_path, said):
     assert first.kernels.equal(pictured()[1].weight)
 
 
-LAYOUT = "e73e2082b75fdec5"
+LAYOUT = "c2f2d579ade6cc0c"
 
 
 def names_in(tree):
@@ -352,7 +352,7 @@ def lasting_in(lasting):
 NOT_KEPT = {
     # what it is given
     "Judge": {"_rules", "_names"} | {"_verdicts"},
-    "Run": {"window", "_watched", "why_silent", "unhooked", "held_back", "findings", "facts", "is_tried"}
+    "Run": {"window", "_watched", "facts"}
     # and what follows from the rest
     | {"first", "evaluation", "first_nonfinite", "arrays", "now", "latest", "initial", "_ordered_by"},
     "RunTable": {"layers"} | {"recent", "_recent", "_end", "_course", "_spoiled"},
@@ -365,7 +365,7 @@ def test_each_attribute_of_a_run_is_kept_or_known_not_to_be(tmp_path):
 
     class Sees(Callback):
         def on_train_end(self, trainer, pl_module):
-            judge = callback._live["train"].judge
+            judge = callback._live["train"].reporter.judge
             self.found = {type(one).__name__: vars(one).keys() - set(one.keeps) for one in lasting_in(judge)}
 
     sees, callback = Sees(), monitor()

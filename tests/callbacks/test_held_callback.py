@@ -5,6 +5,7 @@ import weakref
 
 import pytest
 import torch
+from lateness import make_late
 from lightning.pytorch import Callback, LightningModule
 from torch import nn
 from toys import trainer
@@ -103,10 +104,11 @@ def run(folder, callback, how):
 HOW = [("a fit", False), ("a fit", True), ("a fit that fails", True), ("a validation", False)]
 
 
-@pytest.mark.parametrize(("how", "has_thread"), HOW, ids=lambda each: {True: "with a thread", False: "alone"}.get(each))
+@pytest.mark.parametrize(("how", "is_late"), HOW, ids=lambda each: {True: "late", False: "at once"}.get(each))
 @pytest.mark.parametrize("name", MAKE)
-def test_a_callback_that_is_held_after_a_run_keeps_nothing_of_it(name, how, has_thread, tmp_path, monkeypatch):
-    monkeypatch.setattr("hookboard.loops.callback.has_own_thread", lambda device: has_thread)
+def test_a_callback_that_is_held_after_a_run_keeps_nothing_of_it(name, how, is_late, tmp_path, monkeypatch):
+    if is_late:
+        make_late(monkeypatch)
     callback = MAKE[name]()
     held = run(tmp_path, callback, how)
     gc.collect()

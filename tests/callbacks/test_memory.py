@@ -6,6 +6,7 @@ import sys
 import pytest
 import torch
 from health.runs import linear, noise, outputs, weights, without_weights
+from lateness import make_late
 from lightning.pytorch import Callback
 from toys import Toy, batches, fit, mlp
 
@@ -61,7 +62,7 @@ def small_histories(monkeypatch):
 
 @pytest.mark.usefixtures("small_histories")
 def test_nothing_is_kept_of_a_step(tmp_path, monkeypatch):
-    monkeypatch.setattr("hookboard.loops.callback.has_own_thread", lambda device: True)
+    make_late(monkeypatch)
     options = {"every_n_steps": 2, "histogram": True}
     watching = [ActivationLogger(**options), GradientLogger(**options), ParameterLogger(**options)]
     watching.append(HealthMonitor(every_n_steps=2))

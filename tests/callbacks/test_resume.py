@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 import torch
 from board import logs
+from lateness import make_late
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint, OnExceptionCheckpoint
 from lightning.pytorch.loggers import TensorBoardLogger
@@ -313,7 +314,7 @@ class Losses(Callback):
 
     def on_train_end(self, trainer, pl_module):
         monitor = next(callback for callback in trainer.callbacks if isinstance(callback, HealthMonitor))
-        losses = monitor._live["train"].judge.run.losses
+        losses = monitor._live["train"].reporter.judge.run.losses
         self.steps, self.is_mixed = [loss.step for loss in losses.recent], losses.is_mixed
 
 
@@ -358,10 +359,11 @@ def loggers(**options):
     ]
 
 
-@pytest.fixture(params=["on the CPU", "with a thread"])
+@pytest.fixture(params=["at once", "late"])
 def two_runs(request, tmp_path, monkeypatch):
     """The folders of a fit, and of the same fit in two parts, with a validation at each sixth step."""
-    monkeypatch.setattr("hookboard.loops.callback.has_own_thread", lambda device: request.param == "with a thread")
+    if request.param == "late":
+        make_late(monkeypatch)
     options = {"limit_val_batches": 1, "val_check_interval": 6}
     trainer(tmp_path / "whole", *loggers(), **options).fit(Pictured(), Loader(), validation())
     path = tmp_path / "middle.ckpt"
