@@ -18,12 +18,12 @@ from pkgutil import iter_modules
 import yaml
 from lightning.pytorch.loggers import Logger
 
-from hookboard.auditing import RULES
 from hookboard.callbacks.pictures import PictureLogger
-from hookboard.editing import EditRule
+from hookboard.capturing import EditRule
 from hookboard.health import Rule
 from hookboard.loops import HookboardCallback
 from hookboard.measure import DERIVED, FORMULAS
+from hookboard.tracing import RULES
 
 ROOT = Path(__file__).parents[1]
 
@@ -109,7 +109,7 @@ def callbacks(base: type = HookboardCallback) -> Iterator[str]:
 def edit_rules() -> Iterator[str]:
     """Yield the table of the rules that change tensors."""
     rows = []
-    for name, module in classes("hookboard.editing", EditRule).items():
+    for name, module in classes("hookboard.capturing", EditRule).items():
         rule = getattr(import_module(module), name)
         rows.append((f"`{name}({', '.join(inspect.signature(rule).parameters)})`", first_sentence(rule)))
     yield from table(
@@ -173,7 +173,7 @@ def written() -> dict[str, str]:
 def missing_exports() -> dict[str, dict[str, str]]:
     """What is public and not exported yet: file to name to the module that has it."""
     of_callbacks = classes("hookboard.callbacks", HookboardCallback)
-    of_edits = classes("hookboard.editing", EditRule)
+    of_edits = classes("hookboard.capturing", EditRule)
     of_loggers = classes("hookboard.writers", Logger)
     faces = {"callbacks": of_callbacks, "editing": of_edits, "writers": of_loggers}
     wanted = {f"src/hookboard/{room}/__init__.py": names for room, names in faces.items()}

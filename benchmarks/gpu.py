@@ -33,9 +33,8 @@ from lightning.pytorch import Callback
 from overhead import NEVER, Turns, interval, quartiles, ratio, take_turns
 
 from hookboard import ActivationLogger, GradientLogger, HealthMonitor
-from hookboard.measure import plan
-from hookboard.recording import Recorder
-from hookboard.sites import Site
+from hookboard.measure import Recorder, plan
+from hookboard.model.sites import Site
 
 DEFAULT = plan(["mean", "std", "abs_max", "zero_fraction", "nonfinite_count"])
 SITE = Site("layer", "output")

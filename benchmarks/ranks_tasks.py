@@ -19,11 +19,11 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import DataLoader
 
 from hookboard import ActivationLogger, GradientLogger, HealthMonitor
+from hookboard.base.ranks import Ranks, connected
 from hookboard.callbacks.health_monitor import layers_in
 from hookboard.loops.stage_state import StageState
-from hookboard.ranks import Ranks, connected
-from hookboard.recording import Recorder
-from hookboard.sites import Site
+from hookboard.measure import Recorder
+from hookboard.model.sites import Site
 from hookboard.writers import Loggers
 
 LATER = 5

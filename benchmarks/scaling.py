@@ -29,9 +29,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from hookboard import ActivationLogger, GradientLogger, HealthMonitor, ParameterLogger
-from hookboard.measure import BINS, DEFAULT, measure, plan
-from hookboard.recording import Recorder
-from hookboard.sites import Site
+from hookboard.measure import BINS, DEFAULT, Recorder, measure, plan
+from hookboard.model.sites import Site
 
 NEVER = 10**9
 PICTURE = Path(__file__).parents[1] / "docs" / "images" / "scaling.png"

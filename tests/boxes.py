@@ -7,8 +7,8 @@ import torch
 from lightning.pytorch import Callback
 from toys import Toy, fit
 
-from hookboard.first_nan.black_box import BlackBox
 from hookboard.loops.trainer import TrainerLoop
+from hookboard.tracing.black_box import BlackBox
 
 
 class Box(Callback):

@@ -1,6 +1,6 @@
 """What a due step has measured comes some time later, as of a GPU or with several ranks."""
 
-from hookboard.jobs import Jobs
+from hookboard.base.jobs import Jobs
 
 
 def make_late(monkeypatch, questions=7):

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import hookboard
-from hookboard import jobs
+from hookboard.base import jobs
 from hookboard.measure import BINS, FORMULAS, accelerator, measure, measure_channels, memory, merge_rows, plan
 
 CUDA = torch.device("cuda", 0)
@@ -271,9 +271,9 @@ def pretend_cuda(device: Pretended, monkeypatch: Any) -> None:
     for name, stand_in in stand_ins.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
     monkeypatch.setattr(jobs.time, "sleep", lambda seconds: device.wait("sleep"))
-    monkeypatch.setattr("hookboard.recording.store.stream_number", number_of_stream)
+    monkeypatch.setattr("hookboard.measure.store.stream_number", number_of_stream)
     monkeypatch.setattr(accelerator, "stream_number", number_of_stream)
-    monkeypatch.setattr("hookboard.recording.arena.keep_for_stream", device.kept_for_stream.append)
+    monkeypatch.setattr("hookboard.measure.arena.keep_for_stream", device.kept_for_stream.append)
 
 
 def number_of_stream(device: torch.device) -> int:
@@ -315,7 +315,7 @@ def pretend_kernels(device: Pretended, monkeypatch: Any) -> None:
     monkeypatch.setattr(accelerator, "_state", state)
     monkeypatch.setattr(accelerator, "_launch", launch)
     monkeypatch.setattr(accelerator, "measure_into", alone)
-    monkeypatch.setattr("hookboard.recording.arena.measure_into", alone)
+    monkeypatch.setattr("hookboard.measure.arena.measure_into", alone)
     monkeypatch.setattr(accelerator, "_launch_many", together)
 
 

@@ -7,15 +7,15 @@ from torch import nn
 from torch.optim.lr_scheduler import StepLR
 
 from hookboard import compare, record
-from hookboard.auditing import Targets
-from hookboard.auditing.optimizing import _lost_epsilon
-from hookboard.auditing.scheduling import scheduled_rates
 from hookboard.comparing.forced import rounding_noise
 from hookboard.experiments.targets import exchanged
-from hookboard.first_nan.bad_operation import BadOperation, CallPlace
-from hookboard.first_nan.explain import _cause
 from hookboard.images.feature_maps import maps_in, select_maps
 from hookboard.images.overlay import unnormalized
+from hookboard.tracing import Targets
+from hookboard.tracing.bad_operation import BadOperation, CallPlace
+from hookboard.tracing.explain import _cause
+from hookboard.tracing.optimizing import _lost_epsilon
+from hookboard.tracing.scheduling import scheduled_rates
 
 HALF = nn.Parameter(torch.zeros(2, dtype=torch.float16))
 SGD = torch.optim.SGD([nn.Parameter(torch.zeros(2))], lr=1.0)

@@ -384,7 +384,7 @@ BUILT_WRONG = {
     ),
     "an import from above": (
         imports_upward,
-        {"measure/rows.py": "from hookboard.hooks import Taps", "hooks/__init__.py": ""},
+        {"measure/rows.py": "from hookboard.measure import Taps", "hooks/__init__.py": ""},
     ),
     "a logger of numbers that judges": (
         forbidden_imports,
@@ -416,7 +416,7 @@ BUILT_WRONG = {
     ),
     "two files import each other": (
         circles,
-        {"sites.py": "from hookboard.nested import a", "nested.py": "from hookboard.sites import b"},
+        {"sites.py": "from hookboard.model.nested import a", "nested.py": "from hookboard.model.sites import b"},
     ),
     "a file imports the face of its own room": (
         circles,
@@ -439,14 +439,14 @@ DOCUMENTED = "\n".join(
 ROWS = "class Row:\n    def __init__(self):\n        self._n = 1\n" + DOCUMENTED
 
 BUILT_RIGHT = {
-    "editing/__init__.py": "from hookboard.editing.taps import Taps",
-    "editing/taps.py": "from hookboard.measure import Row, rows\nfrom hookboard.sites import Site\nclass Taps: ...",
+    "editing/__init__.py": "from hookboard.capturing.taps import Taps",
+    "editing/taps.py": "from hookboard.measure import Row, rows\nfrom hookboard.model.sites import Site\nclass Taps: ...",
     "measure/__init__.py": f"{FACE}, rows",
     "measure/rows.py": ROWS,
     "sites.py": "import torch\nclass Site: ...",
     "torch_private.py": "from torch._C import _x",
     "loops/trainer.py": "def f(trainer): return trainer.global_step",
-    "__init__.py": "from hookboard.editing import Taps",
+    "__init__.py": "from hookboard.capturing import Taps",
 }
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hookboard.records import VERSION, HealthRecord, LayerFacts, LayersRecord, health_record, layers_record
+from hookboard.base.records import VERSION, HealthRecord, LayerFacts, LayersRecord, health_record, layers_record
 
 LAYERS = LayersRecord(
     "ActivationLogger",

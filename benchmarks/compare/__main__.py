@@ -30,7 +30,7 @@ from benchmarks.compare.others import TOLERANCE, Call, Norms, first_apart, norms
 from torch import nn
 
 from hookboard import Comparison, compare
-from hookboard.nested import map_tensors
+from hookboard.model.nested import map_tensors
 
 MISTAKES_EACH = 3
 

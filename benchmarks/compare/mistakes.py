@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookboard.nested import map_tensors, tensors_in
+from hookboard.model.nested import map_tensors, tensors_in
 
 FEW_CHANGED = 1e-4
 """A mistake that changes what its module returns by less than this, relative to its norm, is not planted."""

@@ -156,7 +156,7 @@ def all_cases() -> list[Case]:
 
 def loss(output: Any) -> Tensor:
     """Return the mean square of the floating tensors that a model returns."""
-    from hookboard.nested import tensors_in
+    from hookboard.model.nested import tensors_in
 
     found = [tensor for _, tensor in tensors_in(output) if tensor.is_floating_point() and tensor.requires_grad]
     return torch.stack([tensor.float().square().mean() for tensor in found]).sum()

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hookboard.nested import tensors_in
+from hookboard.model.nested import tensors_in
 
 TOLERANCE = 1e-3
 """Norms that differ by more than this, relative to the larger, are told apart."""

@@ -8,9 +8,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 
 from hookboard import HealthMonitor
-from hookboard.hooks import Taps
 from hookboard.loops import Loop
-from hookboard.sites import Site
+from hookboard.measure import Taps
+from hookboard.model.sites import Site
 
 TOLD = ("see", "see_evaluation", "add", "end")
 """Everything that a judge is told by."""

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from benchmarks.health.alarms import Alarm
 from benchmarks.health.trace import Trace
 
-from hookboard.auditing import RULES
 from hookboard.health import Judge, Rule, Verdict
+from hookboard.tracing import RULES
 
 WINDOW = 3
 """How many looks a symptom must last, as by default."""

@@ -16,7 +16,7 @@ from benchmarks.health.cases import Truth
 from torch import Tensor
 
 from hookboard.health import Look
-from hookboard.layers import Layer
+from hookboard.model.layers import Layer
 
 FOLDER = Path(__file__).parent / "cache"
 """Where traces are kept."""

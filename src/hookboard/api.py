@@ -1,6 +1,7 @@
 """Everything public: what `from hookboard import ...` finds."""
 
-from hookboard.auditing import audit
+from hookboard.base.messages import HookboardWarning
+from hookboard.board import Measured, ReadRun, read
 from hookboard.callbacks import (
     ActivationLogger,
     CAMLogger,
@@ -13,17 +14,14 @@ from hookboard.callbacks import (
     ParameterLogger,
     StepRecorder,
 )
-from hookboard.capturing import Captured, CapturedModule, capture
+from hookboard.capturing import Captured, CapturedModule, Clamp, ClipNorm, Edit, Noise, Replace, Scale, Zero, capture
 from hookboard.comparing import Comparison, Difference, compare, record
-from hookboard.editing import Clamp, ClipNorm, Edit, Noise, Replace, Scale, Zero
 from hookboard.experiments import CheckupReport, checkup
 from hookboard.health import Finding, Rule, Run, Verdict
 from hookboard.loops import for_transformers, watch
-from hookboard.measure import Histogram, Moments, Statistic
-from hookboard.messages import HookboardWarning
-from hookboard.recording import Reading
-from hookboard.report import Measured, ReadRun, read
-from hookboard.sites import Site
+from hookboard.measure import Histogram, Moments, Reading, Statistic
+from hookboard.model.sites import Site
+from hookboard.tracing import audit
 
 __all__ = [
     "ActivationLogger",

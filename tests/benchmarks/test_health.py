@@ -14,7 +14,7 @@ from benchmarks.health.plants import PLANTS
 from benchmarks.health.runner import train
 from benchmarks.health.trace import Head
 
-from hookboard.auditing import RULES
+from hookboard.tracing import RULES
 
 ORDER = ["net.a", "net.b", "net.c", "net.d"]
 TRUTH = Truth(frozenset({"dead_units"}), frozenset({"net.b"}), (50, 50))

@@ -106,3 +106,18 @@ def tab(opened_tab):
 def values():
     """The RMS of outputs and of gradients of the run `sick`, as they are stored: in float32."""
     return [rows.astype(np.float32).astype(np.float64) for rows in sick_values(layers_of())]
+
+
+@pytest.fixture(scope="session", name="logs")  # its file has a module of that name
+def report_logs(tmp_path_factory):
+    """A sick run, one with hostile names, one that HealthMonitor did not watch, and two folders that are no runs."""
+    folder = tmp_path_factory.mktemp("report") / "logs"
+    write_run(folder / "sick")
+    logs.write(
+        folder / "sick", [logs.scalars(step, {"train/loss": 2.0 - step / 118, "val_loss": 9.0}) for step in STEPS]
+    )
+    write_foreign(folder / "zoo", runs.NASTY)
+    write_run(folder / "a_loggers", is_judged=False)
+    logs.write(folder / "theirs", runs.RUNS["theirs"])
+    (folder / "empty").mkdir()
+    return folder

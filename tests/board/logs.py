@@ -26,7 +26,7 @@ with warnings.catch_warnings():
 
     from hookboard.board import HookboardPlugin
 
-from hookboard.records import PLUGIN
+from hookboard.base.records import PLUGIN
 
 KEPT = {"scalars": 0, "histograms": 0, "images": 0, PLUGIN: 10}
 """How much TensorBoard is to keep of each plugin's tags: all, but for records."""

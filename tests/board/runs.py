@@ -8,7 +8,7 @@ import numpy as np
 from board.logs import histogram, picture, record, scalars
 from PIL import Image
 
-from hookboard.records import HEALTH, LAYERS, VERSION, HealthRecord, LayerFacts, LayersRecord
+from hookboard.base.records import HEALTH, LAYERS, VERSION, HealthRecord, LayerFacts, LayersRecord
 
 NAN, INF = math.nan, math.inf
 

@@ -5,8 +5,8 @@ import math
 import numpy as np
 from board.logs import record, scalars, write
 
+from hookboard.base.records import HEALTH, LAYERS, HealthRecord, LayerFacts, LayersRecord
 from hookboard.health import Verdict
-from hookboard.records import HEALTH, LAYERS, HealthRecord, LayerFacts, LayersRecord
 
 PARTS = {
     "self_attn": ("MultiheadAttention", 0.1),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from board import logs, runs
 
-from hookboard.records import HEALTH, LAYERS, HealthRecord
+from hookboard.base.records import HEALTH, LAYERS, HealthRecord
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of what TensorBoard comes with

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from hookboard.board import STATIC
-from hookboard.selection import select
+from hookboard.model.selection import select
 
 pytestmark = pytest.mark.browser
 

@@ -11,8 +11,8 @@ import pytest
 from board import logs, runs
 from tensorboard.compat.proto.types_pb2 import DT_FLOAT, DT_STRING
 
+from hookboard.base.records import HEALTH, LAYERS
 from hookboard.board import board as answers
-from hookboard.records import HEALTH, LAYERS
 
 GOOD = [logs.scalars(0, {"activation_std/net.0": 1.0}), logs.record(0, f"{LAYERS}/Mine", runs.LAYERS_RECORD.strings())]
 

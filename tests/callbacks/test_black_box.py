@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from toys import Toy, batches, fit, hooked, mlp
 
 from hookboard import HealthMonitor, Intervention
-from hookboard.first_nan.black_box import BlackBox
+from hookboard.tracing.black_box import BlackBox
 
 
 def spoiled_at(index, value=math.nan, count=6):
@@ -424,7 +424,7 @@ def test_a_fault_of_ours_never_stops_training(monkeypatch):
     def fail(*args, **kwargs):
         raise RuntimeError("a fault of ours")
 
-    monkeypatch.setattr("hookboard.first_nan.black_box.bad_operation_in", fail)
+    monkeypatch.setattr("hookboard.tracing.black_box.bad_operation_in", fail)
     with pytest.warns(UserWarning, match=r"switched off.*a fault of ours"):
         fit(None, Toy(mlp(), lambda y: y.mean() * math.nan), batches(8, 8), Box())
 

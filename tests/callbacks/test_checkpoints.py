@@ -10,7 +10,7 @@ from torch import nn
 from toys import ALWAYS, Toy, batches, events, loader, trainer
 
 from hookboard import ActivationLogger, Finding, HealthMonitor, Intervention, KernelLogger, ParameterLogger, Rule, Scale
-from hookboard.kept import KEPT
+from hookboard.base.kept import KEPT
 from hookboard.loops import callback as base
 from hookboard.loops.saved import KEY, VERSION
 

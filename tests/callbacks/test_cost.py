@@ -5,10 +5,10 @@ import torch
 from toys import Toy, batches, fit, mlp, records
 
 from hookboard import ActivationLogger, GradientLogger, ParameterLogger
+from hookboard.measure.packet import sent_together
+from hookboard.measure.recorder import Recorder
 from hookboard.measure.statistics import plan
-from hookboard.recording.packet import sent_together
-from hookboard.recording.recorder import Recorder
-from hookboard.sites import Site
+from hookboard.model.sites import Site
 
 
 def everything(**options):
@@ -41,7 +41,7 @@ def test_one_transfer_for_each_callback_and_due_step(tmp_path, histogram, monkey
             others.append(self)
         return to_cpu(self, *args, **kwargs)
 
-    monkeypatch.setattr("hookboard.recording.store.sent_together", counted)
+    monkeypatch.setattr("hookboard.measure.store.sent_together", counted)
     monkeypatch.setattr(torch.Tensor, "cpu", noticed)
     fit(tmp_path, Toy(mlp()), batches(*[4] * 6), *everything(every_n_steps=2, histogram=histogram))
     assert others == []
@@ -78,5 +78,5 @@ def test_nothing_is_measured_when_no_step_is_due(tmp_path, monkeypatch):
     def forbidden(*args, **kwargs):
         raise AssertionError("measured")
 
-    monkeypatch.setattr("hookboard.recording.Recorder._observe", forbidden)
+    monkeypatch.setattr("hookboard.measure.Recorder._observe", forbidden)
     fit(tmp_path, Toy(mlp()), batches(4, 4), *everything(every_n_steps=100))

@@ -14,7 +14,7 @@ from hookboard import callbacks
 from hookboard.callbacks.parameter import FURTHER
 from hookboard.callbacks.pictures import PictureLogger
 from hookboard.measure import DERIVED, FORMULAS
-from hookboard.sites import ROLES
+from hookboard.model.sites import ROLES
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -112,7 +112,7 @@ def test_a_fault_in_reading_a_step_ends_the_watch_alone(tmp_path, monkeypatch):
     def broken(self, *args):
         raise RuntimeError("no flush today")
 
-    monkeypatch.setattr("hookboard.recording.recorder.Recorder.send", broken)
+    monkeypatch.setattr("hookboard.measure.recorder.Recorder.send", broken)
     with pytest.warns(UserWarning, match="at the end of a batch.*no flush today") as said:
         run = fit(tmp_path, Toy(mlp()), batches(4, 4, 4), ActivationLogger(every_n_steps=1))
     assert len([w for w in said if "hookboard" in str(w.message)]) == 1

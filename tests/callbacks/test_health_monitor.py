@@ -11,8 +11,8 @@ from torch import nn
 from toys import ALWAYS, RecordsLoss, Toy, batches, fit, hooked, mlp
 
 from hookboard import Finding, HealthMonitor, HookboardWarning, Rule
-from hookboard.auditing import RULES
-from hookboard.sites import Site
+from hookboard.model.sites import Site
+from hookboard.tracing import RULES
 
 
 def recording():

@@ -19,11 +19,10 @@ from toys import ALWAYS, Toy, batches, events, fit, hooked, mlp, trainer
 from hookboard import HealthMonitor, HookboardWarning, Rule, health
 from hookboard.callbacks import loss_meter
 from hookboard.callbacks.loss_meter import LossMeter
-from hookboard.first_nan.black_box import BlackBox
-from hookboard.first_nan.detect import Sentinels
 from hookboard.health import Judge, Loss, Page
-from hookboard.measure import FIELDS
-from hookboard.recording import Recorder
+from hookboard.measure import FIELDS, Recorder
+from hookboard.tracing.black_box import BlackBox
+from hookboard.tracing.detect import Sentinels
 
 
 def loaders(data):

@@ -10,7 +10,8 @@ import pytest
 from PIL import Image
 from toys import Toy, batches, fit, mlp
 
-from hookboard import ActivationLogger, HealthMonitor, HookboardWarning, Intervention, Scale, prompts
+from hookboard import ActivationLogger, HealthMonitor, HookboardWarning, Intervention, Scale
+from hookboard.base import prompts
 
 
 def monitored(net=None, **options):

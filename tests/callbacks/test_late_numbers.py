@@ -12,8 +12,8 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from toys import Toy, batches, events, fit, mlp, records, scalars
 
 from hookboard import ActivationLogger, GradientLogger, HealthMonitor, HookboardWarning, ParameterLogger
-from hookboard.jobs import MANY_JOBS
-from hookboard.recording import Recorder
+from hookboard.base.jobs import MANY_JOBS
+from hookboard.measure import Recorder
 
 STEPS = MANY_JOBS + 4
 

@@ -11,11 +11,10 @@ from lightning.pytorch import Callback
 from toys import Toy, batches, fit, mlp
 
 from hookboard import ActivationLogger, GradientLogger, HealthMonitor, ParameterLogger
-from hookboard.auditing import RULES
 from hookboard.health import Judge, Look, Loss, losses, run_table
-from hookboard.measure import FORMULAS, plan
-from hookboard.recording import Recorder
-from hookboard.sites import Site
+from hookboard.measure import FORMULAS, Recorder, plan
+from hookboard.model.sites import Site
+from hookboard.tracing import RULES
 
 STEPS = 1000
 WARM = 200

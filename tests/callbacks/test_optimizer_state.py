@@ -10,7 +10,7 @@ from torch.nn.utils import prune
 from toys import EachStep, Toy, batches, fit, mlp, scalars
 
 from hookboard import ParameterLogger
-from hookboard.recording import Recorder
+from hookboard.measure import Recorder
 
 MOMENTS = ["exp_avg_rms", "exp_avg_sq_rms"]
 

@@ -14,7 +14,7 @@ from toys import ALWAYS, Raw, Toy, batches, events, fit, loader, mlp, scalars, t
 from toys import records as events_in
 
 from hookboard import ActivationLogger, GradientLogger, HealthMonitor, ParameterLogger
-from hookboard.records import HEALTH, LayerFacts, health_record, layers_record
+from hookboard.base.records import HEALTH, LayerFacts, health_record, layers_record
 
 LINEAR = ("torch.nn.modules.linear.Linear",)
 RELU = ("torch.nn.modules.activation.ReLU",)
@@ -203,7 +203,7 @@ def test_a_fault_in_making_a_record_is_said_once_and_the_numbers_are_written(tmp
     def broken(self, *given):
         raise RuntimeError("no record today")
 
-    monkeypatch.setattr("hookboard.records.LayersRecord.strings", broken)
+    monkeypatch.setattr("hookboard.base.records.LayersRecord.strings", broken)
     with pytest.warns(UserWarning, match="hookboard") as said:
         run = fit(tmp_path, Toy(mlp()), batches(6, 6, 6), make(every_n_steps=1))
     (message,) = [str(w.message) for w in said if "hookboard" in str(w.message)]

@@ -6,10 +6,10 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from board.test_one_file import answers_in
 from lightning.pytorch import Callback
 from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.loggers.logger import DummyLogger
-from report.test_one_file import answers_in
 from toys import Toy, batches, fit, mlp
 
 from hookboard import HealthMonitor, HookboardWarning
@@ -110,7 +110,7 @@ def test_a_fit_that_fails_has_it_up_to_there(tmp_path, spare):
 
 
 def test_a_fault_in_writing_it_is_one_warning(tmp_path, spare, monkeypatch):
-    monkeypatch.setattr("hookboard.report.page_in", Mock(side_effect=RuntimeError("on purpose")))
+    monkeypatch.setattr("hookboard.board.page_in", Mock(side_effect=RuntimeError("on purpose")))
     with pytest.warns(HookboardWarning, match="the report of HealthMonitor.*on purpose"):
         watched(CSVLogger(tmp_path, name="run", version=""), report=True)
     assert list(spare.iterdir()) == []

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from hookboard.first_nan import detect
-from hookboard.first_nan.detect import MAX_SENTINELS, Sentinels, nonfinite_gradients
+from hookboard.tracing import detect
+from hookboard.tracing.detect import MAX_SENTINELS, Sentinels, nonfinite_gradients
 
 pytestmark = pytest.mark.unit
 

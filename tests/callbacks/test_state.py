@@ -123,6 +123,6 @@ def test_what_the_code_does_to_objects_of_its_own_stays(tmp_path):
 
 
 def test_a_model_that_holds_too_much_ends_the_maps_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr("hookboard.state.MAX_OBJECTS", 10)
+    monkeypatch.setattr("hookboard.model.state.MAX_OBJECTS", 10)
     with pytest.warns(UserWarning, match="holds more than 10 objects"):
         trained(tmp_path, "a list in a dict", CAMLogger(every_n_steps=1))

@@ -5,7 +5,7 @@ import torch
 from toys import batches, mlp
 
 from hookboard import HealthMonitor, watch
-from hookboard.auditing import Modes, StaleGradients, Unfrozen
+from hookboard.tracing import Modes, StaleGradients, Unfrozen
 
 pytestmark = pytest.mark.trains
 

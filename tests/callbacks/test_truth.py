@@ -10,7 +10,7 @@ from toys import EachStep, Raw, Toy, batches, events, fit, mlp, scalars
 
 from hookboard import ActivationLogger, GradientLogger
 from hookboard.measure.statistics import FORMULAS
-from hookboard.sites import ROLES
+from hookboard.model.sites import ROLES
 
 ALL = tuple(FORMULAS)
 

@@ -12,7 +12,7 @@ from toys import EachStep, Toy, batches, fit, loader, mlp, trainer
 from hookboard import ParameterLogger
 from hookboard.callbacks import weights
 from hookboard.callbacks.weights import MOST_MISSED, Turns
-from hookboard.parameters import weights_of
+from hookboard.model.parameters import weights_of
 
 FIRST, SECOND, THIRD = {"net.0.weight"}, {"net.0.bias", "net.2.weight"}, {"net.2.bias"}
 """The parameters of `mlp()` have 128, 32, 96 and 12 bytes: with room for 130 these have their turn together."""

@@ -16,11 +16,10 @@ from toys import Toy, batches, fit, mlp
 from hookboard import HealthMonitor, ParameterLogger
 from hookboard.callbacks.loss_meter import LossMeter
 from hookboard.callbacks.weights import measure_rms_t
-from hookboard.first_nan.detect import Sentinels
-from hookboard.measure import plan
-from hookboard.parameters import weights_of
-from hookboard.recording import Recorder
-from hookboard.sites import Site
+from hookboard.measure import Recorder, plan
+from hookboard.model.parameters import weights_of
+from hookboard.model.sites import Site
+from hookboard.tracing.detect import Sentinels
 
 MPS = torch.device("mps")
 DEVICE = Tensor.device.__get__

@@ -14,7 +14,7 @@ from comparing.nets import INPUTS, ConvNet, Transformer, loss, model, planted
 from torch import nn
 
 from hookboard import compare, record
-from hookboard.report import main
+from hookboard.board import main
 
 GELU = ("blocks.1.act (output)", lambda net: setattr(net.blocks[1], "act", nn.GELU("tanh")))
 

@@ -100,7 +100,7 @@ def test_every_script_module_and_test_that_is_named_is_there(page):
 def test_every_option_of_a_script_is_there(page):
     for command in commands(page):
         script = re.search(r"(?:benchmarks|examples)/\w+\.py", command)
-        places = ("benchmarks/*.py", "benchmarks/*/*.py", "examples/*.py", "src/hookboard/report/command.py")
+        places = ("benchmarks/*.py", "benchmarks/*/*.py", "examples/*.py", "src/hookboard/board/command.py")
         scripts = [ROOT / script[0]] if script else [path for place in places for path in ROOT.glob(place)]
         known = "".join(path.read_text() for path in scripts)
         for option in set(re.findall(r"(?:^|(?<=\s))--[a-z][\w-]*", command)) - ELSEWHERE:

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 from toys import Toy, batches, fit, mlp
 
 from hookboard import ActivationLogger, HealthMonitor
-from hookboard.messages import alert, inform
+from hookboard.base.messages import alert, inform
 
 TRIED_ELSEWHERE = {"docs/inside.md"}
 """tests/callbacks/test_records.py reads a log with the example of this page."""

@@ -8,14 +8,13 @@ from documents.pages import PAGES, named_first, prose
 
 import hookboard
 from hookboard import callbacks
-from hookboard.attribution import METHODS
-from hookboard.auditing import RULES
 from hookboard.callbacks.parameter import FURTHER
 from hookboard.callbacks.pictures import PictureLogger
-from hookboard.editing import EditRule
+from hookboard.capturing import METHODS, EditRule
 from hookboard.health.run_table import QUANTITIES
 from hookboard.measure import DERIVED, FORMULAS
-from hookboard.sites import ROLES
+from hookboard.model.sites import ROLES
+from hookboard.tracing import RULES
 
 
 def test_every_statistic_has_its_formula():

@@ -14,16 +14,15 @@ from torch import Tensor, nn
 from toys import Toy, batches, fit, images, mlp
 
 from hookboard import ActivationLogger, Edit, Finding, HealthMonitor, Rule, Run, audit, capture
-from hookboard.auditing.rules import TracedStep
+from hookboard.base.jobs import then
 from hookboard.callbacks.pictures import Draw, PictureLogger, PictureState
-from hookboard.editing import EditRule
+from hookboard.capturing import EditRule
 from hookboard.images import Picture
-from hookboard.jobs import then
 from hookboard.loops import Loop, Selection
-from hookboard.measure import FORMULAS
+from hookboard.measure import FORMULAS, sent_together
 from hookboard.measure.statistics import _formula
-from hookboard.recording import sent_together
-from hookboard.selection import select
+from hookboard.model.selection import select
+from hookboard.tracing.rules import TracedStep
 from hookboard.writers.entry import Entry
 from hookboard.writers.registry import place_of, write
 
@@ -115,7 +114,7 @@ def test_a_health_rule():
 
 def test_a_rule_about_the_step(monkeypatch):
     rule = defined("ROUNDED", TracedStep=TracedStep)
-    monkeypatch.setattr("hookboard.auditing.reading.QUESTIONS", [rule])
+    monkeypatch.setattr("hookboard.tracing.reading.QUESTIONS", [rule])
     net = mlp()
     (found,) = audit(net, batches(8)[0], lambda batch: net(batch).round().sum())
     assert (found.severity, found.rule) == ("note", "rounded")

@@ -20,7 +20,7 @@ from torchmetrics import MeanMetric
 
 from hookboard.experiments import Setting, attempt, checkup, experiment, read_apart
 from hookboard.experiments.rates import RateTrial, judge_rates
-from hookboard.replay import CannotRunAgainError
+from hookboard.tracing import CannotRunAgainError
 
 pytestmark = pytest.mark.unit
 

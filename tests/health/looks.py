@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from hookboard.health import Look, Loss, Stepped
-from hookboard.layers import Layer
-from hookboard.measure import FIELDS, Moments
-from hookboard.recording import Reading
-from hookboard.sites import Role, Site
+from hookboard.measure import FIELDS, Moments, Reading
+from hookboard.model.layers import Layer
+from hookboard.model.sites import Role, Site
 
 
 def row(

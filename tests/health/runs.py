@@ -6,8 +6,8 @@ import numpy as np
 from health.looks import layers, look, reading, row
 
 from hookboard.health import Finding, Rule, Run
-from hookboard.layers import Kind, Layer
-from hookboard.recording import Reading
+from hookboard.measure import Reading
+from hookboard.model.layers import Kind, Layer
 
 WINDOW = 3
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from hookboard.layers import ChannelDims, DefinedDims, layers_of
-from hookboard.parameters import weights_of
-from hookboard.selection import named_submodules
-from hookboard.sites import Site
+from hookboard.model.layers import ChannelDims, DefinedDims, layers_of
+from hookboard.model.parameters import weights_of
+from hookboard.model.selection import named_submodules
+from hookboard.model.sites import Site
 
 MODEL = nn.ModuleDict(
     {

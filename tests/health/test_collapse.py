@@ -5,7 +5,7 @@ from health.looks import reading, row
 from health.runs import falling, harmed, linear, noise, outputs, run_of, symptoms
 
 from hookboard.health.rules.signal import COLLAPSED
-from hookboard.layers import Layer
+from hookboard.model.layers import Layer
 
 NAMES = [f"fc{i}" for i in range(8)]
 CHAIN = [linear(name) for name in NAMES]

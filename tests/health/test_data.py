@@ -7,8 +7,8 @@ from health.looks import reading, row
 from health.runs import falling, harmed, linear, outputs, run_of, symptoms
 
 from hookboard.health.rules.input_data import EQUAL_VALUES_MIN, INPUT_SCALE
-from hookboard.layers import Layer
-from hookboard.sites import Site
+from hookboard.model.layers import Layer
+from hookboard.model.sites import Site
 
 
 def batch(rows):

@@ -9,7 +9,6 @@ from health import runs
 from health.looks import reading, row
 from health.trainings import LAYERS, places, seen, training
 
-from hookboard.auditing import RULES
 from hookboard.health import Judge, Run
 from hookboard.health.rules.evaluation import (
     BATCH_ALIKE_CHANCE_FACTOR,
@@ -21,8 +20,9 @@ from hookboard.health.rules.evaluation import (
     STRANGE_STATISTICS_DISTANCE,
 )
 from hookboard.health.stage_comparison import Gap, Running, StageComparison
-from hookboard.layers import Layer
 from hookboard.measure import FIELDS
+from hookboard.model.layers import Layer
+from hookboard.tracing import RULES
 
 GAP_RULE = RULES["train_eval_gap"]
 CHANGING = LAYERS | {"fc1": replace(LAYERS["fc1"], kind="other")}

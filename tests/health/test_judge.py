@@ -8,10 +8,10 @@ import pytest
 from health import looks
 from health.trainings import LAYERS, WINDOW, linear
 
+from hookboard.base.messages import HookboardWarning
 from hookboard.health import Finding, Judge, Look, Rule, Run, StepFacts, Stepped, Verdict
 from hookboard.health.causes import explained
-from hookboard.layers import Flow, Layer
-from hookboard.messages import HookboardWarning
+from hookboard.model.layers import Flow, Layer
 
 pytestmark = pytest.mark.usefixtures("at_every_look")
 

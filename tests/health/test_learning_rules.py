@@ -9,7 +9,6 @@ from health import looks
 from health.looks import reading, row
 from health.trainings import LAYERS, WEIGHTS, WINDOW, falling, judged, of, places, seen, stuck, symptoms, training
 
-from hookboard.auditing import RULES
 from hookboard.health import Judge, Look, Loss, Run, StepFacts
 from hookboard.health.losses import STEPS_BEFORE_STUCK, LossHistory
 from hookboard.health.rules.learning import (
@@ -20,7 +19,8 @@ from hookboard.health.rules.learning import (
 )
 from hookboard.health.rules.shared import growth_of
 from hookboard.health.spikes import SPIKE_ALONE_SHARE
-from hookboard.layers import Layer
+from hookboard.model.layers import Layer
+from hookboard.tracing import RULES
 
 SPIKE, NOT_LEARNING = RULES["spike"], RULES["not_learning"]
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from health.looks import look, reading, row
 
 from hookboard.health import Nonfinite, before_nonfinite
-from hookboard.sites import Site
+from hookboard.model.sites import Site
 
 
 def event(step=3, during="forward", **options):

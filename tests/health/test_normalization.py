@@ -7,7 +7,7 @@ from health.looks import dropped, reading, row
 from health.runs import falling, harmed, linear, noise, nothing, outputs, run_of, symptoms, without_weights
 
 from hookboard.health.rules.scale import ACTIVATION_SCALE, GAIN_LOSS_PER_STEP, GAIN_SHARE_LOST
-from hookboard.layers import Layer
+from hookboard.model.layers import Layer
 
 
 def normed(deviations, gain=0.8, trainable=True, losses=falling):

@@ -8,10 +8,10 @@ import torch
 from health import looks
 from health.trainings import LAYERS, WEIGHTS, WINDOW, falling, judged, of, places, stuck, symptoms, training, typed
 
-from hookboard.auditing import RULES
 from hookboard.health.rules.numerics import FLOAT16_HEADROOM_FACTOR, SWALLOWED_SHARE_NOTE, UNDERFLOW_SHARE_NOTE
 from hookboard.measure import Histogram, Moments
-from hookboard.sites import Site
+from hookboard.model.sites import Site
+from hookboard.tracing import RULES
 
 NONFINITE, PRECISION = RULES["nonfinite"], RULES["precision"]
 

@@ -6,7 +6,6 @@ import pytest
 from health import trainings
 from health.looks import layers, look, reading, row
 
-from hookboard.auditing import RULES, STEP
 from hookboard.health import Finding, Judge, Page, Rule, StepFacts, Verdict, closing, news
 from hookboard.health.folding import Card, cards_of, folded_verdicts
 from hookboard.health.page import (
@@ -21,7 +20,8 @@ from hookboard.health.page import (
 from hookboard.health.report import caveat, headline
 from hookboard.images.heat_map import MARKS
 from hookboard.images.picture import MISSING, NOT_FINITE
-from hookboard.layers import Layer
+from hookboard.model.layers import Layer
+from hookboard.tracing import RULES, STEP
 
 ALARM = Verdict("alarm", "dead_units", "net.7", 20, None, "96 of 96 units gave 0.", "Lower the rate.")
 

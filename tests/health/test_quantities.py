@@ -8,10 +8,9 @@ from oracle import normal
 
 from hookboard.health import Look
 from hookboard.health.run_table import QUANTITIES, RECENT_LOOKS, LayerArrays, LookArrays, RunTable, quantities_of
-from hookboard.layers import Layer
-from hookboard.measure import plan
-from hookboard.recording import Recorder
-from hookboard.sites import Site
+from hookboard.measure import Recorder, plan
+from hookboard.model.layers import Layer
+from hookboard.model.sites import Site
 
 LAYERS = [
     Layer("a", "Linear", "linear", ("a.weight", "a.bias")),

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from health.looks import layers, look, reading, row
 
+from hookboard.base.records import HEALTH, health_record
 from hookboard.health import Finding, Judge, Page, Rule, Verdict
 from hookboard.health.run_table import QUANTITIES
-from hookboard.layers import Layer
-from hookboard.records import HEALTH, health_record
+from hookboard.model.layers import Layer
 
 NAMES = ["net.0", "net.1", "net.2"]
 
@@ -165,7 +165,7 @@ def test_a_fault_is_said_once_and_the_page_is_written(monkeypatch):
     def broken(self):
         raise RuntimeError("no record today")
 
-    monkeypatch.setattr("hookboard.records.HealthRecord.strings", broken)
+    monkeypatch.setattr("hookboard.base.records.HealthRecord.strings", broken)
     judge, page = judge_of(), Page(1)
     see(judge, 0)
     with pytest.warns(UserWarning, match="record of the run's health .* is switched off.*no record today"):

@@ -9,7 +9,7 @@ from health.looks import look, reading, row
 from torch import nn
 
 from hookboard.health.stage_comparison import MOVED_CHANNEL_SHARE, running_of
-from hookboard.layers import Layer
+from hookboard.model.layers import Layer
 
 LAYERS = [Layer("fc", "Linear", "linear"), Layer("bn", "BatchNorm1d", "norm", ("bn.weight", "bn.bias"))]
 

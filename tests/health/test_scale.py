@@ -8,7 +8,7 @@ from health.runs import falling, harmed, linear, noise, nothing, outputs, run_of
 
 from hookboard.health import StepFacts
 from hookboard.health.rules.scale import ACTIVATION_SCALE
-from hookboard.layers import Flow, Layer
+from hookboard.model.layers import Flow, Layer
 
 NAMES = [f"fc{i}" for i in range(8)]
 CHAIN = [linear(name) for name in NAMES]

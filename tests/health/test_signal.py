@@ -8,8 +8,8 @@ from health.looks import reading, row
 from health.runs import falling, harmed, linear, noise, outputs, run_of, symptoms, without_weights
 
 from hookboard.health.rules.signal import SATURATED
-from hookboard.layers import Layer
 from hookboard.measure import Histogram
+from hookboard.model.layers import Layer
 
 CHAIN = [
     linear("fc0"),

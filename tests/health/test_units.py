@@ -19,7 +19,7 @@ from health.runs import (
 )
 
 from hookboard.health.rules.units import DEAD_UNITS, FAINT_INPUT_SPREAD
-from hookboard.layers import Layer
+from hookboard.model.layers import Layer
 
 UNITS = 8
 

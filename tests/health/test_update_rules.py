@@ -20,9 +20,9 @@ from health.trainings import (
     training,
 )
 
-from hookboard.auditing import RULES
-from hookboard.health.rules import LOOK_RULES
-from hookboard.sites import Site
+from hookboard.health import LOOK_RULES
+from hookboard.model.sites import Site
+from hookboard.tracing import RULES
 
 OF_LOOKS = [rule for rule in LOOK_RULES if rule.of != "end"]
 TOO_SMALL, TOO_LARGE = RULES["update_too_small"], RULES["update_too_large"]

@@ -7,14 +7,13 @@ import pytest
 from health.looks import reading, row
 from health.runs import falling, linear, noise, nothing, outputs, rectified, run_of, symptoms, weights, without_weights
 
+from hookboard.base.kept import set_state, state_of
 from hookboard.health.rules.input_data import INPUT_SCALE
 from hookboard.health.rules.signal import COLLAPSED
 from hookboard.health.rules.units import DEAD_UNITS, SYMMETRIC_UNITS
 from hookboard.health.run_table import Silence
-from hookboard.kept import set_state, state_of
-from hookboard.measure import channel_row_count
-from hookboard.recording import Readings
-from hookboard.sites import Site
+from hookboard.measure import Readings, channel_row_count
+from hookboard.model.sites import Site
 
 WIDE = 16_384
 ROWS = channel_row_count(WIDE)

@@ -9,9 +9,9 @@ from health import looks
 from health.looks import reading, row
 
 from hookboard.health import Finding, Judge, Look, Rule, Run, Stepped
-from hookboard.layers import Layer
-from hookboard.recording import Reading
-from hookboard.sites import Role, Site
+from hookboard.measure import Reading
+from hookboard.model.layers import Layer
+from hookboard.model.sites import Role, Site
 
 WINDOW = 3
 VARIANTS = 16

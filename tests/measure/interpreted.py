@@ -10,11 +10,10 @@ import torch
 from oracle import assert_true, normal, row_of, rows_of_channels
 from ways import statistics
 
-from hookboard.measure import BINS, FORMULAS, WIDTH, accelerator, memory, native, plan
+from hookboard.measure import BINS, FORMULAS, WIDTH, Recorder, accelerator, memory, native, plan
 from hookboard.measure.histogram import as_single, bins_of
 from hookboard.measure.values import unscaled
-from hookboard.recording import Recorder
-from hookboard.sites import Site
+from hookboard.model.sites import Site
 
 sys.path.append(str(Path(__file__).parent))
 from test_truth import MANY_VALUES

@@ -5,9 +5,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from hookboard.measure import FIELDS, FORMULAS, blocks_of, plan, values
-from hookboard.recording import Recorder
-from hookboard.sites import Site
+from hookboard.measure import FIELDS, FORMULAS, Recorder, blocks_of, plan, values
+from hookboard.model.sites import Site
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +61,7 @@ def measured_update(after, before):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_an_update_that_the_kernel_cannot_read_is_that_of_the_whole_tensor(dtype, monkeypatch):
-    monkeypatch.setattr("hookboard.recording.recorder.form_of", lambda tensor, dim: None)  # as on a GPU
+    monkeypatch.setattr("hookboard.measure.recorder.form_of", lambda tensor, dim: None)  # as on a GPU
     before, change = torch.randn(2, 7, 11, generator=torch.Generator().manual_seed(0))
     before, after = before.to(dtype), (before + 0.1 * change).to(dtype)
     with Largest() as largest:

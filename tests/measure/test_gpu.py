@@ -13,9 +13,8 @@ from torch import nn
 from toys import Toy, batches, fit, mlp
 
 from hookboard import ActivationLogger, GradientLogger, HealthMonitor, ParameterLogger
-from hookboard.measure import FORMULAS, accelerator, plan
-from hookboard.recording import Recorder
-from hookboard.sites import Site
+from hookboard.measure import FORMULAS, Recorder, accelerator, plan
+from hookboard.model.sites import Site
 
 sys.path.insert(0, str(Path(__file__).parent))  # there is another one in tests/callbacks
 from test_truth import MANY_VALUES

@@ -8,10 +8,9 @@ import torch
 from oracle import assert_true, normal, row_of, rows_of_channels
 from ways import ALL, by_kernel, kernel_reads, no_counts, on_cpu, statistics, without_a_compiler
 
-from hookboard.measure import measure_channels, plan
+from hookboard.measure import Recorder, measure_channels, plan
 from hookboard.measure.histogram import as_single, bins_of
-from hookboard.recording import Recorder
-from hookboard.sites import Site
+from hookboard.model.sites import Site
 
 pytest.importorskip("hookboard.measure._native", reason="installed without a C compiler")
 

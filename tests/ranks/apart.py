@@ -14,9 +14,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from hookboard.jobs import Steps, finished
-from hookboard.ranks import Ranks, RanksLostError
-from hookboard.rounds import once
+from hookboard.base.jobs import Steps, finished
+from hookboard.base.ranks import Ranks, RanksLostError
+from hookboard.base.rounds import once
 
 
 class BrokenOnPurposeError(Exception):

@@ -8,10 +8,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hookboard.measure import FORMULAS, plan
-from hookboard.ranks import Ranks
-from hookboard.recording import Recorder
-from hookboard.sites import Site
+from hookboard.base.ranks import Ranks
+from hookboard.measure import FORMULAS, Recorder, plan
+from hookboard.model.sites import Site
 
 LAYER, WEIGHT, LONELY, LATE = (
     Site("layer", "output"),

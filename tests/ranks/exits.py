@@ -9,8 +9,8 @@ import time
 import torch
 import torch.distributed as dist
 
-from hookboard.ranks import Ranks
-from hookboard.rounds import once
+from hookboard.base.ranks import Ranks
+from hookboard.base.rounds import once
 
 
 class Late:

@@ -22,8 +22,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.utils.data import DataLoader, IterableDataset
 
 from hookboard import HealthMonitor, HookboardWarning, Rule
+from hookboard.base.ranks import local
 from hookboard.health import Page
-from hookboard.ranks import local
 
 EACH = 64
 CASES = (

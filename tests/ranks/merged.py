@@ -12,10 +12,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hookboard import Statistic
-from hookboard.measure import FORMULAS, plan
-from hookboard.ranks import Ranks, RanksLostError
-from hookboard.recording import Recorder
-from hookboard.sites import Site
+from hookboard.base.ranks import Ranks, RanksLostError
+from hookboard.measure import FORMULAS, Recorder, plan
+from hookboard.model.sites import Site
 
 SITES = [Site(f"layer{number}", "output") for number in range(5)]
 LONELY = Site("lonely", "output")

@@ -17,7 +17,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import nn
 from torch.utils.data import DataLoader
 
-from hookboard.ranks import gathered
+from hookboard.base.ranks import gathered
 
 
 class Faulty(nn.Module):

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from hookboard import ranks
+from hookboard.base import ranks
 
 
 @pytest.fixture

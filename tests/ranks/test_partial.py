@@ -7,9 +7,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial
 
 from hookboard import HookboardWarning
-from hookboard.measure import plan
-from hookboard.recording import Recorder
-from hookboard.sites import Site
+from hookboard.measure import Recorder, plan
+from hookboard.model.sites import Site
 
 SITE = Site("layer", "output")
 

@@ -8,9 +8,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.compat.proto.summary_pb2 import HistogramProto
 from torch import nn
 
-from hookboard.measure import plan
-from hookboard.recording import Recorder
-from hookboard.sites import Site
+from hookboard.measure import Recorder, plan
+from hookboard.model.sites import Site
 from hookboard.writers import Entry
 from hookboard.writers.tensorboard import write_to_tensorboard
 from hookboard.writers.tensorboard_private import quick_writer_of

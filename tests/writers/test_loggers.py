@@ -9,8 +9,8 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.util import tensor_util
 
+from hookboard.base.messages import HookboardWarning
 from hookboard.images import Picture
-from hookboard.messages import HookboardWarning
 from hookboard.writers import Entry, Loggers, Table, write_rows
 
 TABLE = Table(("layer", "why"), (("a|b", "x"), ("c", "y")), "**two** rows")

@@ -9,8 +9,8 @@ from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, WandbLogger
 from toys import Toy, batches, fit, loader, mlp, trainer
 
 from hookboard import ActivationLogger, GradientLogger, HealthMonitor
-from hookboard.messages import HookboardWarning
-from hookboard.recording import Recorder
+from hookboard.base.messages import HookboardWarning
+from hookboard.measure import Recorder
 from hookboard.writers import Entry, Loggers, write_rows
 
 pytestmark = pytest.mark.trains

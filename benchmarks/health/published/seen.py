@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from benchmarks.health.alarms import Alarm
 
 from hookboard.health import Look
-from hookboard.layers import Layer
-from hookboard.recording import Reading
-from hookboard.sites import Role
+from hookboard.measure import Reading
+from hookboard.model.layers import Layer
+from hookboard.model.sites import Role
 
 LOOKS_PER_EPOCH = 2
 

@@ -4,25 +4,10 @@
 Nothing here imports torch or Lightning: TensorBoard loads the plugin at every start.
 """
 
-from hookboard.board.board import Answer, Bands, Board
-from hookboard.board.logged_run import LoggedRun, loss_tag, natural_key
-from hookboard.board.plugin import STATIC, HookboardPlugin, packed_plotly, picture_type
-from hookboard.board.source import LastPoint, RefusalError, Source, cells_of, columns_for
+from hookboard.board.command import main
+from hookboard.board.one_file import page_in
+from hookboard.board.plugin import STATIC, HookboardPlugin, packed_plotly
+from hookboard.board.readback import Measured, ReadRun, read
+from hookboard.board.source import Source
 
-__all__ = [
-    "STATIC",
-    "Answer",
-    "Bands",
-    "Board",
-    "HookboardPlugin",
-    "LastPoint",
-    "LoggedRun",
-    "RefusalError",
-    "Source",
-    "cells_of",
-    "columns_for",
-    "loss_tag",
-    "natural_key",
-    "packed_plotly",
-    "picture_type",
-]
+__all__ = ["STATIC", "HookboardPlugin", "Measured", "ReadRun", "Source", "main", "packed_plotly", "page_in", "read"]

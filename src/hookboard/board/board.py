@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from hookboard.base.records import HEALTH, LayerFacts
 from hookboard.board.logged_run import (
     LoggedRun,
     Series,
@@ -36,8 +37,7 @@ from hookboard.board.source import (
     json_numbers,
     no_such,
 )
-from hookboard.records import HEALTH, LayerFacts
-from hookboard.sites import read_histogram_tag
+from hookboard.model.sites import read_histogram_tag
 
 Value = TypeVar("Value")
 

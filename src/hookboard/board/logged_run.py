@@ -8,9 +8,8 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from hookboard.board.source import LastPoint, Source
-from hookboard.messages import listed
-from hookboard.records import (
+from hookboard.base.messages import listed
+from hookboard.base.records import (
     HEALTH,
     LAYERS,
     PLUGIN,
@@ -21,7 +20,8 @@ from hookboard.records import (
     health_record,
     layers_record,
 )
-from hookboard.sites import ROLES, Stage, Tag, read_scalar_tag
+from hookboard.board.source import LastPoint, Source
+from hookboard.model.sites import ROLES, Stage, Tag, read_scalar_tag
 
 Natural = tuple[tuple[bool, int, str], ...]
 

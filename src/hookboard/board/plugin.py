@@ -13,10 +13,10 @@ from tensorboard.plugins import base_plugin
 from tensorboard.util import tb_logging
 from werkzeug import Request, Response
 
+from hookboard.base.records import PLUGIN
 from hookboard.board.board import Answer, Board, Cache, packed_json
 from hookboard.board.logged_run import LoggedRun, is_of_hookboard
 from hookboard.board.source import RefusalError, Source
-from hookboard.records import PLUGIN
 
 STATIC = Path(__file__).parent / "static"
 

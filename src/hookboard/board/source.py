@@ -9,8 +9,8 @@ import numpy as np
 from tensorboard.data.provider import RunTagFilter
 from tensorboard.errors import PublicError
 
-from hookboard.messages import listed, unknown
-from hookboard.records import MAX_NAME_CHARS, PLUGIN
+from hookboard.base.messages import listed, unknown
+from hookboard.base.records import MAX_NAME_CHARS, PLUGIN
 
 
 class RefusalError(ValueError):

@@ -5,13 +5,13 @@ from typing import Literal, get_args
 
 from torch import nn
 
+from hookboard.base.checks import chosen
 from hookboard.callbacks.measurement_state import MeasurementState
 from hookboard.callbacks.numbers import SiteLogger
-from hookboard.checks import chosen
 from hookboard.loops import Selection
 from hookboard.measure import DEFAULT, Statistic
-from hookboard.selection import select
-from hookboard.sites import Stage
+from hookboard.model.selection import select
+from hookboard.model.sites import Stage
 
 ActivationRole = Literal["output", "input"]
 

@@ -8,7 +8,11 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from hookboard.attribution import (
+from hookboard.base.checks import check_list, check_name, check_normalization, is_whole, wrong
+from hookboard.base.jobs import Steps, then
+from hookboard.base.torch_private import NoCollectives
+from hookboard.callbacks.pictures import Draw, PictureLogger, PictureState
+from hookboard.capturing import (
     MAX_PICTURE_CHANNELS,
     METHODS,
     Attribution,
@@ -20,16 +24,12 @@ from hookboard.attribution import (
     default_layer,
     named_layer,
 )
-from hookboard.callbacks.pictures import Draw, PictureLogger, PictureState
-from hookboard.checks import check_list, check_name, check_normalization, is_whole, wrong
 from hookboard.images import Picture, aspect_of, maps_in, overlays, samples_first, unnormalized
-from hookboard.jobs import Steps, then
 from hookboard.loops import Loop, NothingToShowError, Selection
-from hookboard.nested import tensors_in
-from hookboard.recording import sent_together
-from hookboard.replay import replaced
-from hookboard.selection import check_selection, select
-from hookboard.torch_private import NoCollectives
+from hookboard.measure import sent_together
+from hookboard.model.nested import tensors_in
+from hookboard.model.selection import check_selection, select
+from hookboard.tracing import replaced
 
 EvaluationStage = Literal["validate", "test", "predict"]
 
@@ -54,7 +54,7 @@ class CAMLogger(PictureLogger):
             last layer whose output is as high and wide as that of the last convolution; in a transformer, the input of
             the last attention, without the class token.
         method: `grad_cam`, `grad_cam++`, `layer_cam`, `xgrad_cam`, `hires_cam`, `eigen_cam` (for no class), or `cam`,
-            which needs a linear head on the globally averaged layer. `hookboard.attribution.methods` names the papers.
+            which needs a linear head on the globally averaged layer. `hookboard.capturing.methods` names the papers.
         target: The class that is explained: the `predicted` one, that of the `label`, or the index of a class, from 0.
         stage: The stage that is shown. Here `validate`, `test` or `predict`.
         samples: How many samples are shown, from the first of the batch.

@@ -6,12 +6,12 @@ from typing import Any
 
 from torch import nn
 
-from hookboard.checks import check_number, is_finite
+from hookboard.base.checks import check_number, is_finite
+from hookboard.base.messages import inform
 from hookboard.experiments import BATCHES, SECONDS, CheckupReport, Setting, check_up, read_apart
 from hookboard.loops import HookboardCallback, Loop, Selection, StageState
-from hookboard.messages import inform
-from hookboard.replay import CannotRunAgainError, undisturbed
-from hookboard.sites import Stage
+from hookboard.model.sites import Stage
+from hookboard.tracing import CannotRunAgainError, undisturbed
 from hookboard.writers import Entry
 
 READING_SHARE = 0.2

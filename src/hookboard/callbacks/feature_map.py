@@ -6,9 +6,11 @@ from typing import Any, Literal, get_args
 
 from torch import Tensor, nn
 
+from hookboard.base.checks import check_list, check_name, is_finite, wrong
+from hookboard.base.jobs import then
+from hookboard.base.messages import inform, rank_zero_warn
+from hookboard.base.ranks import whole
 from hookboard.callbacks.pictures import Draw, PictureLogger, PictureState
-from hookboard.checks import check_list, check_name, is_finite, wrong
-from hookboard.hooks import Observer, Taps
 from hookboard.images import (
     CONVOLUTIONS,
     Order,
@@ -23,14 +25,11 @@ from hookboard.images import (
     select_inputs,
     select_maps,
 )
-from hookboard.jobs import then
 from hookboard.loops import Loop, Selection, listed_gaps, names_in
-from hookboard.messages import inform, rank_zero_warn
-from hookboard.nested import tensors_in
-from hookboard.ranks import whole
-from hookboard.recording import sent_together
-from hookboard.selection import check_selection, named_submodules, select
-from hookboard.sites import Site, Stage
+from hookboard.measure import Observer, Taps, sent_together
+from hookboard.model.nested import tensors_in
+from hookboard.model.selection import check_selection, named_submodules, select
+from hookboard.model.sites import Site, Stage
 
 MAX_DEFAULT_MODULES = 16
 """Maximum number of modules that are shown if the user names none."""

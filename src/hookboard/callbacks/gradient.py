@@ -5,13 +5,13 @@ from typing import Literal, get_args
 
 from torch import nn
 
+from hookboard.base.checks import chosen
 from hookboard.callbacks.measurement_state import MeasurementState
 from hookboard.callbacks.numbers import SiteLogger
-from hookboard.checks import chosen
 from hookboard.loops import Selection
 from hookboard.measure import DEFAULT, Statistic
-from hookboard.parameters import Weight
-from hookboard.selection import NothingToSelectError, select
+from hookboard.model.parameters import Weight
+from hookboard.model.selection import NothingToSelectError, select
 
 GradientRole = Literal["grad_output", "grad_input", "parameter_grad"]
 

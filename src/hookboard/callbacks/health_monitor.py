@@ -10,7 +10,10 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import SGD, AdamW, Optimizer
 
-from hookboard.auditing import RULES
+from hookboard.base.checks import check_name, check_switches, check_whole
+from hookboard.base.jobs import Steps, then
+from hookboard.base.messages import warn_switched_off
+from hookboard.base.prompts import LiveCell
 from hookboard.callbacks.checkup import Checkup
 from hookboard.callbacks.health_state import HealthState, Judging
 from hookboard.callbacks.nan_watch import firsts_over_ranks
@@ -19,8 +22,6 @@ from hookboard.callbacks.report_at_end import ReportAtEnd
 from hookboard.callbacks.reporter import Reporter, StopOn
 from hookboard.callbacks.step_watch import StepWatch
 from hookboard.callbacks.weights import Part, say_split
-from hookboard.checks import check_name, check_switches, check_whole
-from hookboard.first_nan import BlackBox
 from hookboard.health import (
     MEASURED_VALUES_MAX,
     VERDICT,
@@ -38,17 +39,14 @@ from hookboard.health import (
     every_unit,
     rules_of,
 )
-from hookboard.hooks import Taps
-from hookboard.jobs import Steps, then
-from hookboard.layers import ChannelDims, Layer, layers_of
 from hookboard.loops import Loop, Selection, StageState, is_due
-from hookboard.messages import warn_switched_off
-from hookboard.nested import tensors_in
-from hookboard.parameters import Weight
-from hookboard.prompts import LiveCell
-from hookboard.recording import Recorder
-from hookboard.selection import NothingToSelectError, is_read_by_parent, select
-from hookboard.sites import Role, Site, Stage
+from hookboard.measure import Recorder, Taps
+from hookboard.model.layers import ChannelDims, Layer, layers_of
+from hookboard.model.nested import tensors_in
+from hookboard.model.parameters import Weight
+from hookboard.model.selection import NothingToSelectError, is_read_by_parent, select
+from hookboard.model.sites import Role, Site, Stage
+from hookboard.tracing import RULES, BlackBox
 
 MEASURED = ("rms", "zero_fraction")
 """The statistics that make the recorder fill the columns that rules read."""

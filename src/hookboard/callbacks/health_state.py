@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from hookboard.base.jobs import Steps
+from hookboard.base.ranks import Ranks
+from hookboard.base.rounds import once, together
 from hookboard.callbacks.layer_news import Facts
 from hookboard.callbacks.loss_meter import Losses, LossMeter, mean_over_ranks
 from hookboard.callbacks.measurement_state import MeasurementState
@@ -14,13 +17,9 @@ from hookboard.callbacks.nan_watch import NanWatch, firsts_over_ranks
 from hookboard.callbacks.reporter import Reporter, StopOn
 from hookboard.callbacks.step_watch import StepWatch
 from hookboard.health import HeldBack, Look, Loss, StepFacts, Stepped, Verdict
-from hookboard.hooks import Taps
-from hookboard.jobs import Steps
-from hookboard.layers import Layer
-from hookboard.ranks import Ranks
-from hookboard.recording import Readings, sent_together
-from hookboard.rounds import once, together
-from hookboard.sites import Site
+from hookboard.measure import Readings, Taps, sent_together
+from hookboard.model.layers import Layer
+from hookboard.model.sites import Site
 
 Judging = Callable[[Readings], Steps[tuple[Verdict, ...] | None]]
 """Takes the readings of a step or evaluation loop that are not empty. Its steps return the verdicts on the run, worst

@@ -6,13 +6,13 @@ from typing import Any, get_args
 
 from torch import Tensor, nn
 
-from hookboard.checks import check_name, check_whole, chosen
-from hookboard.eager import run_eagerly
-from hookboard.editing import EditRole, EditRule, Edits, check_rule
+from hookboard.base.checks import check_name, check_whole, chosen
+from hookboard.base.eager import run_eagerly
+from hookboard.base.messages import rank_zero_warn
+from hookboard.capturing import EditRole, EditRule, Edits, check_rule
 from hookboard.loops import HookboardCallback, Loop, Selection, StageState
-from hookboard.messages import rank_zero_warn
-from hookboard.selection import NothingToSelectError, check_selection, select
-from hookboard.sites import ROLES, Stage
+from hookboard.model.selection import NothingToSelectError, check_selection, select
+from hookboard.model.sites import ROLES, Stage
 from hookboard.writers import Entry
 
 

@@ -5,15 +5,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from hookboard.base.jobs import then
+from hookboard.base.messages import warn_switched_off
+from hookboard.base.ranks import whole
 from hookboard.callbacks.pictures import Draw, PictureLogger, PictureState
 from hookboard.images import CONVOLUTIONS, Picture, kernel_picture, selected_kernels
-from hookboard.jobs import then
 from hookboard.loops import Loop, Selection
-from hookboard.messages import warn_switched_off
-from hookboard.parameters import weight_in_use
-from hookboard.ranks import whole
-from hookboard.recording import sent_together
-from hookboard.selection import NothingToSelectError, check_selection, select
+from hookboard.measure import sent_together
+from hookboard.model.parameters import weight_in_use
+from hookboard.model.selection import NothingToSelectError, check_selection, select
 
 
 class KernelLogger(PictureLogger):

@@ -5,16 +5,16 @@ from dataclasses import replace
 
 from torch import nn
 
-from hookboard.kept import kept
-from hookboard.layers import order_with_late
-from hookboard.layouts import shape_of
+from hookboard.base.kept import kept
+from hookboard.base.messages import warn_switched_off
+from hookboard.base.records import LAYERS, LayerFacts, LayersRecord
 from hookboard.loops import Selection
-from hookboard.messages import warn_switched_off
-from hookboard.parameters import weights_of
-from hookboard.recording import Places, Recorder
-from hookboard.records import LAYERS, LayerFacts, LayersRecord
-from hookboard.selection import named_submodules
-from hookboard.sites import Role
+from hookboard.measure import Places, Recorder
+from hookboard.model.layers import order_with_late
+from hookboard.model.layouts import shape_of
+from hookboard.model.parameters import weights_of
+from hookboard.model.selection import named_submodules
+from hookboard.model.sites import Role
 
 kept(LayerFacts)  # here, because records.py is also loaded where there is no torch
 

@@ -9,10 +9,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hookboard.base.rounds import Merging, once
+from hookboard.base.torch_private import version_of
 from hookboard.health import Loss
 from hookboard.measure import needs_host
-from hookboard.rounds import Merging, once
-from hookboard.torch_private import version_of
 
 MOST_LOSSES = 4096
 """How many losses of backward passes are kept between two looks; of more, those of the last steps."""

@@ -10,16 +10,16 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from hookboard.jobs import Steps
-from hookboard.layouts import stored
+from hookboard.base.jobs import Steps
+from hookboard.base.messages import rank_zero_warn
+from hookboard.base.ranks import local
+from hookboard.base.torch_private import has_unscaled, scale_of
 from hookboard.loops import Loop
-from hookboard.messages import rank_zero_warn
-from hookboard.parameters import Weight
-from hookboard.ranks import local
-from hookboard.recording import Readings, Recorder
-from hookboard.selection import named_submodules
-from hookboard.sites import ROLES, Site
-from hookboard.torch_private import has_unscaled, scale_of
+from hookboard.measure import Readings, Recorder
+from hookboard.model.layouts import stored
+from hookboard.model.parameters import Weight
+from hookboard.model.selection import named_submodules
+from hookboard.model.sites import ROLES, Site
 
 
 class LossScale:

@@ -6,19 +6,17 @@ from typing import Any, ClassVar
 
 from torch import nn
 
+from hookboard.base.messages import inform, rank_zero_warn
 from hookboard.callbacks.layer_news import LayerNews
 from hookboard.callbacks.loss_scale import LossScale
 from hookboard.callbacks.weights import WeightsBefore
-from hookboard.hooks import Taps
-from hookboard.layers import DefinedDims, layers_of, saturation_limits
 from hookboard.loops import StageState, listed_gaps
-from hookboard.measure import Plan
-from hookboard.messages import inform, rank_zero_warn
-from hookboard.parameters import Weight, weights_of, why_silent
-from hookboard.patterns import folded
-from hookboard.recording import Reading, Recorder
-from hookboard.selection import named_submodules
-from hookboard.sites import ROLES, Role, Site
+from hookboard.measure import Plan, Reading, Recorder, Taps
+from hookboard.model.layers import DefinedDims, layers_of, saturation_limits
+from hookboard.model.parameters import Weight, weights_of, why_silent
+from hookboard.model.patterns import folded
+from hookboard.model.selection import named_submodules
+from hookboard.model.sites import ROLES, Role, Site
 
 
 @dataclass

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from hookboard.first_nan import BlackBox, late_event
+from hookboard.base.jobs import Steps
+from hookboard.base.ranks import Ranks
 from hookboard.health import Loss, Nonfinite
-from hookboard.jobs import Steps
-from hookboard.ranks import Ranks
+from hookboard.tracing import BlackBox, late_event
 
 
 @dataclass

@@ -7,21 +7,31 @@ from typing import Any, TypeVar, get_args
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from hookboard.base.checks import check_steps, check_switches, chosen, wrong
+from hookboard.base.jobs import Steps
+from hookboard.base.messages import inform
+from hookboard.base.torch_private import forget_graphs
 from hookboard.callbacks.layer_news import LayerNews
 from hookboard.callbacks.loss_scale import LossScale
 from hookboard.callbacks.measurement_state import MeasurementState, MissingSites, channels_and_ends
 from hookboard.callbacks.weights import Part, measure_gradients, measure_weights
-from hookboard.checks import check_steps, check_switches, chosen, wrong
-from hookboard.hooks import Taps
-from hookboard.jobs import Steps
 from hookboard.loops import HookboardCallback, Loop, StageState, names_in
-from hookboard.measure import DERIVED, Plan, Statistic, as_list, needs_host, plan
-from hookboard.messages import inform
-from hookboard.parameters import Weight, are_unchanged, weights_of
-from hookboard.recording import Reading, ReadingList, Readings, Recorder
-from hookboard.selection import check_selection
-from hookboard.sites import ROLES, Role, Site, Stage
-from hookboard.torch_private import forget_graphs
+from hookboard.measure import (
+    DERIVED,
+    Plan,
+    Reading,
+    ReadingList,
+    Readings,
+    Recorder,
+    Statistic,
+    Taps,
+    as_list,
+    needs_host,
+    plan,
+)
+from hookboard.model.parameters import Weight, are_unchanged, weights_of
+from hookboard.model.selection import check_selection
+from hookboard.model.sites import ROLES, Role, Site, Stage
 from hookboard.writers import Entry
 
 V = TypeVar("V", bound=MeasurementState)

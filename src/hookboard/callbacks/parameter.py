@@ -9,6 +9,7 @@ import numpy as np
 from torch import nn
 from torch.optim import Optimizer
 
+from hookboard.base.messages import inform
 from hookboard.callbacks.measurement_state import MeasurementState
 from hookboard.callbacks.numbers import SiteLogger
 from hookboard.callbacks.weights import (
@@ -23,11 +24,9 @@ from hookboard.callbacks.weights import (
     with_states,
 )
 from hookboard.loops import Loop, Selection
-from hookboard.measure import FORMULAS, Moments, Plan, Statistic, as_list, plan
-from hookboard.messages import inform
-from hookboard.recording import Readings
-from hookboard.selection import select
-from hookboard.sites import Role
+from hookboard.measure import FORMULAS, Moments, Plan, Readings, Statistic, as_list, plan
+from hookboard.model.selection import select
+from hookboard.model.sites import Role
 
 USUAL = ("update_norm", "update_ratio")
 

@@ -7,14 +7,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from hookboard.checks import check_steps, check_whole
-from hookboard.eager import run_eagerly
-from hookboard.hooks import Taps
+from hookboard.base.checks import check_steps, check_whole
+from hookboard.base.eager import run_eagerly
+from hookboard.base.jobs import Steps, then
+from hookboard.base.messages import inform, rank_zero_warn
 from hookboard.images import Picture
-from hookboard.jobs import Steps, then
 from hookboard.loops import HookboardCallback, Loop, StageState, is_due
-from hookboard.messages import inform, rank_zero_warn
-from hookboard.sites import Stage
+from hookboard.measure import Taps
+from hookboard.model.sites import Stage
 from hookboard.writers import Entry
 
 STEPS_PER_LOG = 20

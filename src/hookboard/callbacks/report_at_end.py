@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
+from hookboard.base.messages import inform, warn_switched_off
 from hookboard.health import Loss
-from hookboard.messages import inform, warn_switched_off
 from hookboard.writers import Entry, EventFiles, Loggers
 
 REPORT, LOSS = "report", "loss"
@@ -30,7 +30,7 @@ class ReportAtEnd:
         Args:
             step: the step to write it at; None to write no page, because nothing was looked at.
         """
-        from hookboard.report import page_in  # it imports TensorBoard's readers
+        from hookboard.board import page_in  # it imports TensorBoard's readers
 
         try:
             folder = self._files.folder()

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
+from hookboard.base.messages import alert, inform, warn_switched_off
 from hookboard.callbacks.report_at_end import ReportAtEnd
 from hookboard.health import (
     Judge,
@@ -16,9 +17,8 @@ from hookboard.health import (
     ended_by,
     news,
 )
-from hookboard.layers import Layer
 from hookboard.loops import Loop
-from hookboard.messages import alert, inform, warn_switched_off
+from hookboard.model.layers import Layer
 from hookboard.writers import Entry, Loggers
 
 BEFORE = "health/before_nonfinite"

@@ -7,12 +7,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from hookboard.checks import wrong
+from hookboard.base.checks import wrong
+from hookboard.base.messages import inform
 from hookboard.comparing import record_run, shown
 from hookboard.loops import HookboardCallback, Loop, Selection, StageState
-from hookboard.messages import inform
-from hookboard.replay import CannotRunAgainError, loss_of_step, undisturbed
-from hookboard.sites import Stage
+from hookboard.model.sites import Stage
+from hookboard.tracing import CannotRunAgainError, loss_of_step, undisturbed
 
 
 class StepRecorder(HookboardCallback[StageState]):

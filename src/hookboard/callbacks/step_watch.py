@@ -7,12 +7,11 @@ from typing import Any, TypeVar
 from torch import Tensor
 from torch.optim import Optimizer
 
-from hookboard.auditing import STEP, LiveStep, Modes, StaleGradients, Unfrozen
-from hookboard.first_nan import Program
+from hookboard.base.messages import warn_switched_off
+from hookboard.base.torch_private import computing_plainly
 from hookboard.health import Finding, Judge, StepFacts
 from hookboard.loops import Loop
-from hookboard.messages import warn_switched_off
-from hookboard.torch_private import computing_plainly
+from hookboard.tracing import STEP, LiveStep, Modes, Program, StaleGradients, Unfrozen
 
 T = TypeVar("T")
 

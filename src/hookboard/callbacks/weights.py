@@ -13,12 +13,20 @@ from torch.nn import Parameter
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from hookboard.measure import FORMULAS, Moments, StatisticTable, blocks_of, needs_host, single_at_least
-from hookboard.messages import listed, warn
-from hookboard.parameters import Weight, stepped_by
-from hookboard.recording import Readings, Recorder
-from hookboard.sites import Role, Site
-from hookboard.torch_private import copied_together
+from hookboard.base.messages import listed, warn
+from hookboard.base.torch_private import copied_together
+from hookboard.measure import (
+    FORMULAS,
+    Moments,
+    Readings,
+    Recorder,
+    StatisticTable,
+    blocks_of,
+    needs_host,
+    single_at_least,
+)
+from hookboard.model.parameters import Weight, stepped_by
+from hookboard.model.sites import Role, Site
 
 
 class Part(NamedTuple):

@@ -1,9 +1,54 @@
 """`capture`: keep the tensors of modules without a Trainer, for example in a notebook."""
 
+from hookboard.capturing.attribute import (
+    MAX_PICTURE_CHANNELS,
+    Attribution,
+    Classification,
+    ClassificationTap,
+    TargetLayer,
+    attribute,
+    default_layer,
+    named_layer,
+)
 from hookboard.capturing.captured import Captured, CapturedModule, capture
+from hookboard.capturing.edits import (
+    Clamp,
+    ClipNorm,
+    Edit,
+    EditRole,
+    EditRule,
+    Edits,
+    Noise,
+    Replace,
+    Scale,
+    Zero,
+    check_rule,
+)
+from hookboard.capturing.methods import METHODS, Method
 
 __all__ = [
+    "MAX_PICTURE_CHANNELS",
+    "METHODS",
+    "Attribution",
     "Captured",
     "CapturedModule",
+    "Clamp",
+    "Classification",
+    "ClassificationTap",
+    "ClipNorm",
+    "Edit",
+    "EditRole",
+    "EditRule",
+    "Edits",
+    "Method",
+    "Noise",
+    "Replace",
+    "Scale",
+    "TargetLayer",
+    "Zero",
+    "attribute",
     "capture",
+    "check_rule",
+    "default_layer",
+    "named_layer",
 ]

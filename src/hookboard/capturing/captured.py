@@ -13,26 +13,28 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from hookboard.checks import check_switches, check_text, check_whole, chosen, wrong
-from hookboard.eager import run_eagerly
-from hookboard.editing import Edit, EditFunction, Edits, apply_rule, check_rule, edited_gradient
-from hookboard.hooks import (
+from hookboard.base.checks import check_switches, check_text, check_whole, chosen, wrong
+from hookboard.base.eager import run_eagerly
+from hookboard.base.messages import unknown
+from hookboard.base.prompts import Markup, ShownText, image_html, pandas_for, table_html, text_table
+from hookboard.base.torch_private import in_backward, version_of
+from hookboard.capturing.edits import Edit, EditFunction, Edits, apply_rule, check_rule, edited_gradient
+from hookboard.images import Picture, dense, feature_maps, maps_in, samples_first, select_maps
+from hookboard.measure import (
     NO_GRADIENT,
     UNKNOWN,
+    Moments,
     Switch,
     Taps,
     is_own_call,
+    measure,
+    plan,
     watch_output,
     why_no_gradient,
 )
-from hookboard.images import Picture, dense, feature_maps, maps_in, samples_first, select_maps
-from hookboard.layouts import shape_in_words
-from hookboard.measure import Moments, measure, plan
-from hookboard.messages import unknown
-from hookboard.prompts import Markup, ShownText, image_html, pandas_for, table_html, text_table
-from hookboard.selection import Patterns, Types, select
-from hookboard.sites import ROLES, Role, Site
-from hookboard.torch_private import in_backward, version_of
+from hookboard.model.layouts import shape_in_words
+from hookboard.model.selection import Patterns, Types, select
+from hookboard.model.sites import ROLES, Role, Site
 
 if TYPE_CHECKING:
     import pandas

@@ -15,7 +15,7 @@ from hookboard.comparing.forced import Found, measured
 from hookboard.comparing.matching import first_outputs, matched
 from hookboard.comparing.recorded import Index, Recorded, StoredTensor, dtype_name, facts_of_module
 from hookboard.comparing.running import Part, Spot
-from hookboard.sites import Role
+from hookboard.model.sites import Role
 
 PARTS: dict[Role, Part] = {
     "input": "input",

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from hookboard.base.messages import listed, quoted
 from hookboard.capturing import Captured
 from hookboard.comparing.captures import of_captures
 from hookboard.comparing.comparison import Comparison, Row
@@ -22,8 +23,7 @@ from hookboard.comparing.forced import beside, measured, other_dtypes, rounding_
 from hookboard.comparing.matching import first_outputs, is_first_output, matched
 from hookboard.comparing.recorded import Recorded, add_index, opened, write
 from hookboard.comparing.running import Loss, ModelRunner, Runner, Spot, same_gradients, watched_modules
-from hookboard.messages import listed, quoted
-from hookboard.nested import tensors_in
+from hookboard.model.nested import tensors_in
 
 Side = nn.Module | str | os.PathLike[str] | Captured
 """A model, the path of a recording of one, or what `capture` has kept of one."""

@@ -5,9 +5,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from hookboard.base.prompts import MAX_ROWS, Markup, table_html
 from hookboard.comparing.faults import Difference
 from hookboard.comparing.running import Spot
-from hookboard.prompts import MAX_ROWS, Markup, table_html
 
 SCALE = 1e-8, 1.0
 """The differences at the left and right end of a bar (a choice)."""

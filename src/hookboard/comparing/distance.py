@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hookboard.ranks import whole
+from hookboard.base.ranks import whole
 
 CHUNK = {"cpu": 1 << 16}
 """Elements that are compared at a time, in float64, by type of device: few enough for the caches of a CPU."""

@@ -8,11 +8,11 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from hookboard.base.messages import listed
 from hookboard.comparing.distance import BROKEN, Distance, distance
 from hookboard.comparing.forced import Found, renamed
 from hookboard.comparing.recorded import Index, ModuleFacts, Recorded, buffers_in, facts_of, parameters_in, tied_in
 from hookboard.comparing.running import Part, Spot, watched_modules
-from hookboard.messages import listed
 
 BEYOND_ROUNDING = 3.0
 """A difference counts from this many times what rounding may give (a choice)."""

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 from torch.autograd.graph import Node
 
+from hookboard.base.ranks import local
 from hookboard.comparing.distance import BROKEN, Distance, converted, distance, is_extreme
 from hookboard.comparing.recorded import Recorded, buffers_in, gradients_in, parameters_in
 from hookboard.comparing.running import Runner, Spot
-from hookboard.ranks import local
 
 NOISE_RUNS = 3
 """How often a model runs with rounding noise, to see how much rounding may change (a choice)."""

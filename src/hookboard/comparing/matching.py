@@ -4,10 +4,10 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from difflib import SequenceMatcher
 
+from hookboard.base.messages import unknown
 from hookboard.comparing.recorded import Index
 from hookboard.comparing.running import Spot
-from hookboard.messages import unknown
-from hookboard.patterns import STAR, expression_of
+from hookboard.model.patterns import STAR, expression_of
 
 SAME_NAMES_MIN = 0.5
 """Share of the modules that must have the same name in both models to be matched by name (a choice)."""

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hookboard.base.ranks import whole
 from hookboard.comparing.running import Runner, Spot, gradient_of, plain_name
-from hookboard.ranks import whole
 
 VERSION = 1
 """The version of the format. A file of another one is refused."""

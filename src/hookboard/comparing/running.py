@@ -12,10 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from hookboard.hooks import hooked, own_call
-from hookboard.nested import map_tensors, named_inputs, tensors_in
-from hookboard.state import State, same_random_state
-from hookboard.torch_private import (
+from hookboard.base.torch_private import (
     buffers_of,
     in_backward,
     in_transform,
@@ -23,6 +20,9 @@ from hookboard.torch_private import (
     is_compiled_in_place,
     without_wrappers,
 )
+from hookboard.measure import hooked, own_call
+from hookboard.model.nested import map_tensors, named_inputs, tensors_in
+from hookboard.model.state import State, same_random_state
 
 Part = Literal["input", "output", "gradient", "input gradient", "weight"]
 """Which tensors of a call: what the module was given, what it returned, the gradient of that, or, in a capture, of what

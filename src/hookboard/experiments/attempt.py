@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import SGD, Optimizer
 
-from hookboard.layouts import bytes_of
-from hookboard.nested import tensors_in
-from hookboard.replay import CannotRunAgainError, undisturbed
-from hookboard.state import State, same_random_state
-from hookboard.torch_private import STEP_HOOKS
+from hookboard.base.torch_private import STEP_HOOKS
+from hookboard.model.layouts import bytes_of
+from hookboard.model.nested import tensors_in
+from hookboard.model.state import State, same_random_state
+from hookboard.tracing import CannotRunAgainError, undisturbed
 
 GIVE_UP_RATIO = 100.0
 """With `gives_up`, training ends once the loss is this many times the first one (a choice)."""

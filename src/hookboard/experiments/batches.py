@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from torch.utils.data import DataLoader, IterableDataset
 
-from hookboard.layouts import bytes_of
-from hookboard.nested import tensors_in
-from hookboard.replay import CannotRunAgainError
-from hookboard.state import State, same_random_state
+from hookboard.model.layouts import bytes_of
+from hookboard.model.nested import tensors_in
+from hookboard.model.state import State, same_random_state
+from hookboard.tracing import CannotRunAgainError
 
 MAX_BYTES = 1 << 28
 """A data set whose attributes hold more bytes in tensors and arrays is not read, as they would be copied (a choice)."""

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from hookboard.auditing import Targets
-from hookboard.either_lightning import is_lightning
+from hookboard.base.either_lightning import is_lightning
 from hookboard.experiments.attempt import (
     OutOfTimeError,
     Recipe,
@@ -39,7 +38,7 @@ from hookboard.experiments.rates import (
 )
 from hookboard.experiments.targets import find_targets, judge_targets, of_batches, samples_in
 from hookboard.health import Finding
-from hookboard.replay import CannotRunAgainError, loss_of_step
+from hookboard.tracing import CannotRunAgainError, Targets, loss_of_step
 
 STEPS, MIN_STEPS = 30, 10
 """Optimizer steps at each rate, and the fewest if time is short (choices)."""

@@ -10,13 +10,19 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hookboard.auditing import audit, findings_of_optimizers, findings_of_schedules
-from hookboard.either_lightning import is_lightning
+from hookboard.base.either_lightning import is_lightning
 from hookboard.experiments.batches import read_apart
 from hookboard.experiments.experiment import CheckupReport, Setting, experiment
 from hookboard.health import Finding
-from hookboard.replay import CannotRunAgainError, loss_of_step, undisturbed
-from hookboard.state import same_random_state
+from hookboard.model.state import same_random_state
+from hookboard.tracing import (
+    CannotRunAgainError,
+    audit,
+    findings_of_optimizers,
+    findings_of_schedules,
+    loss_of_step,
+    undisturbed,
+)
 
 BATCHES = 8
 """How many batches experiments use (a choice)."""

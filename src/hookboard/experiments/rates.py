@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hookboard.auditing import Targets
 from hookboard.experiments.attempt import (
     OutOfTimeError,
     Recipe,
@@ -19,6 +18,7 @@ from hookboard.experiments.attempt import (
 )
 from hookboard.experiments.targets import exchanged
 from hookboard.health import Finding, Severity
+from hookboard.tracing import Targets
 
 FACTORS = (1.0, 0.1, 10.0, 0.01, 100.0, 0.001, 1000.0)
 """Multiples of the user's learning rate that are tried, in this order."""

@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookboard.auditing import Targets, targets_in
 from hookboard.experiments.attempt import Recipe, restoring
 from hookboard.health import Finding
-from hookboard.nested import map_tensors, tensors_in
+from hookboard.model.nested import map_tensors, tensors_in
+from hookboard.tracing import Targets, targets_in
 
 MIN_SAMPLES = 64
 """With fewer samples nothing is said of the targets (a choice)."""

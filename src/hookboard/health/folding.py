@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hookboard.health.rule import Verdict
-from hookboard.patterns import folded
+from hookboard.model.patterns import folded
 
 FOLDED_LAYERS_MIN = 3
 """Number of layers from which verdicts of one rule with the same advice are shown as one (a choice)."""

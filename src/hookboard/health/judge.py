@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from hookboard.base.kept import kept
+from hookboard.base.messages import quoted, warn_switched_off
 from hookboard.health.causes import OF_THE_WHOLE, ORDER, explained
 from hookboard.health.look import Look, Loss
 from hookboard.health.rule import Finding, Rule, Verdict
@@ -10,9 +12,7 @@ from hookboard.health.rules import LOOK_RULES
 from hookboard.health.rules.numerics import NONFINITE
 from hookboard.health.rules.shared import to_stable_rate
 from hookboard.health.run import Run, StepFacts
-from hookboard.kept import kept
-from hookboard.layers import Layer
-from hookboard.messages import quoted, warn_switched_off
+from hookboard.model.layers import Layer
 
 Key = tuple[str, str]
 """The name of a rule, and of a module."""

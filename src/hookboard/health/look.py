@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from hookboard.kept import kept
-from hookboard.layers import Layer
-from hookboard.measure import channel_stride
-from hookboard.recording import Reading, Readings
-from hookboard.sites import ROLES, Role, Site
+from hookboard.base.kept import kept
+from hookboard.measure import Reading, Readings, channel_stride
+from hookboard.model.layers import Layer
+from hookboard.model.sites import ROLES, Role, Site
 
 
 @kept

@@ -7,6 +7,8 @@ from dataclasses import asdict
 
 import numpy as np
 
+from hookboard.base.messages import warn_switched_off
+from hookboard.base.records import HEALTH, HealthRecord
 from hookboard.health.folding import cards_of, folded_verdicts
 from hookboard.health.report import caveat, coverage, headline, left_out
 from hookboard.health.robust import median, percentiles
@@ -14,8 +16,6 @@ from hookboard.health.rule import Severity, Verdict
 from hookboard.health.run import Run
 from hookboard.health.run_table import QUANTITIES
 from hookboard.images import ColourScale, Mark, Picture, heat_map
-from hookboard.messages import warn_switched_off
-from hookboard.records import HEALTH, HealthRecord
 from hookboard.writers import Entry, Table, escaped, markdown
 
 VERDICT = "health/verdict"

@@ -8,7 +8,7 @@ from hookboard.health.folding import folded_verdicts
 from hookboard.health.rule import Verdict
 from hookboard.health.run import Run
 from hookboard.measure import MAX_CHANNEL_ROWS
-from hookboard.patterns import folded
+from hookboard.model.patterns import folded
 
 CLOSING_VERDICTS_MAX = 5
 """Maximum number of verdicts printed to the terminal at the end of a fit."""

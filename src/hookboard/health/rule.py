@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any, Literal, get_args
 
-from hookboard.checks import (
+from hookboard.base.checks import (
     check_differ,
     check_function,
     check_identifier,
@@ -18,9 +18,9 @@ from hookboard.checks import (
     object_at,
     several,
 )
-from hookboard.kept import kept
-from hookboard.messages import listed, quoted, unknown
-from hookboard.patterns import is_pattern, matched, parted
+from hookboard.base.kept import kept
+from hookboard.base.messages import listed, quoted, unknown
+from hookboard.model.patterns import is_pattern, matched, parted
 
 Severity = Literal["alarm", "note"]
 Severities = Literal["alarm", "note", "alarm or note"]

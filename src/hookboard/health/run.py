@@ -9,6 +9,8 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
+from hookboard.base.kept import kept
+from hookboard.base.messages import unknown
 from hookboard.health.look import HeldBack, Look, Loss
 from hookboard.health.losses import LossCurve
 from hookboard.health.robust import median, median_of
@@ -23,11 +25,9 @@ from hookboard.health.run_table import (
     silent_in,
 )
 from hookboard.health.stage_comparison import StageComparison, compared
-from hookboard.kept import kept
-from hookboard.layers import Flow, Layer, order_with_late
 from hookboard.measure import FIELDS
-from hookboard.messages import unknown
-from hookboard.sites import Role
+from hookboard.model.layers import Flow, Layer, order_with_late
+from hookboard.model.sites import Role
 
 BLOWN_UP_LOSS_FACTOR = 10.0
 """A loss this many times its start has blown up before it became NaN (a choice: the logarithm of 0 gives Inf at once).

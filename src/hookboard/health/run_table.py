@@ -12,12 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hookboard.base.kept import kept
 from hookboard.health.look import Look
-from hookboard.kept import kept
-from hookboard.layers import Kind, Layer
-from hookboard.measure import FIELDS
-from hookboard.recording import Places, Readings
-from hookboard.sites import Role
+from hookboard.measure import FIELDS, Places, Readings
+from hookboard.model.layers import Kind, Layer
+from hookboard.model.sites import Role
 
 QUANTITIES: dict[str, str] = {
     "activation_rms": "The RMS of the layer's output.",

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hookboard.base.kept import kept
 from hookboard.health.look import Loss
 from hookboard.health.robust import median
-from hookboard.kept import kept
 
 SPIKE_DEVIATIONS = 10.0
 """A spike lies this many robust standard deviations above the median of the losses before it."""

@@ -7,10 +7,10 @@ from itertools import pairwise
 
 import numpy as np
 
+from hookboard.base.kept import kept
 from hookboard.health.look import Look
-from hookboard.kept import kept
-from hookboard.layers import Layer
 from hookboard.measure import FIELDS
+from hookboard.model.layers import Layer
 
 _MEAN, _DEVIATION, _MIN, _MAX = map(FIELDS.index, ("mean", "deviation", "min", "max"))
 

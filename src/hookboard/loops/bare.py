@@ -17,14 +17,14 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.tensorboard import SummaryWriter
 
-from hookboard.checks import check_switches, check_whole, wrong
-from hookboard.either_lightning import is_wrapped
-from hookboard.hooks import hearing_backward
+from hookboard.base.checks import check_switches, check_whole, wrong
+from hookboard.base.either_lightning import is_wrapped
+from hookboard.base.messages import warn_switched_off
+from hookboard.base.ranks import has_process_group
 from hookboard.loops.callback import HookboardCallback
 from hookboard.loops.loop import Loop
 from hookboard.loops.trainer import Members, scaler_of_fabric
-from hookboard.messages import warn_switched_off
-from hookboard.ranks import has_process_group
+from hookboard.measure import hearing_backward
 from hookboard.writers import write_rows
 
 

@@ -26,7 +26,9 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hookboard.jobs import Jobs, Patience, Steps, then, until
+from hookboard.base.jobs import Jobs, Patience, Steps, then, until
+from hookboard.base.messages import alert, inform, rank_zero_warn, warn_switched_off
+from hookboard.base.ranks import MAX_WAIT_SECONDS, Ranks, connected, has_process_group
 from hookboard.loops.callback_methods import (
     CallbackMethods,
     NothingToShowError,
@@ -46,9 +48,7 @@ from hookboard.loops.stage_state import (
     said_of_changes,
 )
 from hookboard.loops.trainer import TrainerLoop, let_go_of_model, without_trainer
-from hookboard.messages import alert, inform, rank_zero_warn, warn_switched_off
-from hookboard.ranks import MAX_WAIT_SECONDS, Ranks, connected, has_process_group
-from hookboard.selection import NothingToSelectError
+from hookboard.model.selection import NothingToSelectError
 from hookboard.writers import Loggers
 
 P = ParamSpec("P")

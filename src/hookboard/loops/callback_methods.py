@@ -9,11 +9,11 @@ from lightning.pytorch import Callback
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from hookboard.base.messages import inform, rank_zero_warn
+from hookboard.base.ranks import has_process_group
 from hookboard.loops.loop import Loop
 from hookboard.loops.stage_state import Selection, StageState, is_due
-from hookboard.messages import inform, rank_zero_warn
-from hookboard.ranks import has_process_group
-from hookboard.sites import Stage
+from hookboard.model.sites import Stage
 
 W = TypeVar("W", bound=StageState)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from hookboard.kept import set_state, state_of
+from hookboard.base.kept import set_state, state_of
 from hookboard.loops.stage_state import StageState
 
 KEY = "hookboard"

@@ -9,12 +9,12 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from hookboard.messages import rank_zero_warn
-from hookboard.parameters import weights_of
-from hookboard.patterns import folded
-from hookboard.ranks import gathered
-from hookboard.selection import named_submodules
-from hookboard.sites import Role, Stage
+from hookboard.base.messages import rank_zero_warn
+from hookboard.base.ranks import gathered
+from hookboard.model.parameters import weights_of
+from hookboard.model.patterns import folded
+from hookboard.model.selection import named_submodules
+from hookboard.model.sites import Role, Stage
 from hookboard.writers import Loggers
 
 
@@ -63,7 +63,7 @@ class StageState:
     """
 
     keeps: ClassVar[tuple[str, ...]] = ()
-    """What a checkpoint keeps, see `hookboard.kept`."""
+    """What a checkpoint keeps, see `hookboard.base.kept`."""
 
     stage: Stage
     every_n_steps: int

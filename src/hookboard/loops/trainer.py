@@ -23,9 +23,9 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch import Tensor
 from torch.amp import GradScaler
 
-from hookboard.either_lightning import is_lightning, is_wrapped
+from hookboard.base.either_lightning import is_lightning, is_wrapped
+from hookboard.base.messages import ask_for_rank
 from hookboard.loops.loop import Loop
-from hookboard.messages import ask_for_rank
 from hookboard.writers import waiting, write_rows
 
 ask_for_rank(lambda: getattr(rank_zero_only, "rank", 0) == 0)

@@ -7,102 +7,84 @@ in each step, and ask the kernels with less overhead: `form_of` describes how th
 reads others like it; `job_of` describes a tensor for those of Triton, and `measure_into` merges it into rows in memory.
 """
 
-from hookboard.measure.accelerator import (
-    Job,
-    Target,
-    has_kernels,
-    job_of,
-    measure_all_into,
-    measure_into,
-    new_bins,
-    new_rows,
-    report_compile_time,
-    uploaded_from,
-)
+from hookboard.measure.backward_calls import hearing_backward
 from hookboard.measure.card import measuring_device, needs_host
-from hookboard.measure.columns import Columns, empty_row, width_of
+from hookboard.measure.columns import empty_row
 from hookboard.measure.derived import DERIVED
+from hookboard.measure.fused import fused_layers
+from hookboard.measure.gradients import Observer, Switch, watch_output, why_no_gradient
 from hookboard.measure.histogram import BINS, Histogram, histograms
+from hookboard.measure.hooked import EDITS_GRADIENTS, EDITS_VALUES, READS_BEFORE_EDITS, hooked
 from hookboard.measure.measuring import measure, measure_channels
-from hookboard.measure.merge import merge_rows, merging
-from hookboard.measure.native import (
-    Form,
-    form_of,
-    read,
-    report_missing_kernel,
-)
+from hookboard.measure.merge import merge_rows
+from hookboard.measure.module_tap import UNKNOWN, around_measuring
+from hookboard.measure.native import form_of
+from hookboard.measure.own_call import is_own_call, own_call, spare_of
+from hookboard.measure.packet import sent_together
+from hookboard.measure.readings import Places, Reading, ReadingList, Readings
+from hookboard.measure.recorder import Recorder
 from hookboard.measure.row import (
-    EMPTY,
     FIELDS,
     MAX_CHANNEL_ROW_BYTES,
     MAX_CHANNEL_ROWS,
-    REQUESTABLE,
     WIDTH,
-    ChannelRows,
     Moments,
-    Row,
     channel_row_count,
     channel_stride,
-    elements_in,
 )
-from hookboard.measure.statistics import (
-    DEFAULT,
-    FORMULAS,
-    Plan,
-    Statistic,
-    StatisticTable,
-    as_list,
-    plan,
-)
+from hookboard.measure.statistics import DEFAULT, FORMULAS, Plan, Statistic, StatisticTable, as_list, plan
+from hookboard.measure.taps import NO_GRADIENT, Taps
 from hookboard.measure.values import blocks_of, single_at_least
 
 __all__ = [
     "BINS",
     "DEFAULT",
     "DERIVED",
-    "EMPTY",
+    "EDITS_GRADIENTS",
+    "EDITS_VALUES",
     "FIELDS",
     "FORMULAS",
     "MAX_CHANNEL_ROWS",
     "MAX_CHANNEL_ROW_BYTES",
-    "REQUESTABLE",
+    "NO_GRADIENT",
+    "READS_BEFORE_EDITS",
+    "UNKNOWN",
     "WIDTH",
-    "ChannelRows",
-    "Columns",
-    "Form",
     "Histogram",
-    "Job",
     "Moments",
+    "Observer",
+    "Places",
     "Plan",
-    "Row",
+    "Reading",
+    "ReadingList",
+    "Readings",
+    "Recorder",
     "Statistic",
     "StatisticTable",
-    "Target",
+    "Switch",
+    "Taps",
+    "around_measuring",
     "as_list",
     "blocks_of",
     "channel_row_count",
     "channel_stride",
-    "elements_in",
     "empty_row",
     "form_of",
-    "has_kernels",
+    "fused_layers",
+    "hearing_backward",
     "histograms",
-    "job_of",
+    "hooked",
+    "is_own_call",
     "measure",
-    "measure_all_into",
     "measure_channels",
-    "measure_into",
     "measuring_device",
     "merge_rows",
-    "merging",
     "needs_host",
-    "new_bins",
-    "new_rows",
+    "own_call",
     "plan",
-    "read",
-    "report_compile_time",
-    "report_missing_kernel",
+    "sent_together",
     "single_at_least",
-    "uploaded_from",
-    "width_of",
+    "spare_of",
+    "watch_output",
+    "why_no_gradient",
 ]

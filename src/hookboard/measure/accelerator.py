@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from hookboard.base.messages import inform, warn_switched_off
+from hookboard.base.torch_private import stream_number
 from hookboard.measure.card import adds_float64_fast, processors
 from hookboard.measure.histogram import BINS
 from hookboard.measure.memory import FIRST, LAST, WHOLE, Shape, can_subtract, is_plain, shape_in_memory
 from hookboard.measure.row import WIDTH, channel_row_count
 from hookboard.measure.values import with_memory
-from hookboard.messages import inform, warn_switched_off
-from hookboard.torch_private import stream_number
 
 DEVICES = {"cuda"}
 """The types of devices that the kernels run on. Tests add the CPU, where Triton's interpreter runs them."""

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hookboard.base.rounds import Merging, once
 from hookboard.measure.row import EMPTY, unit_of
 from hookboard.measure.values import Values
-from hookboard.rounds import Merging, once
 
 BLOCK_ON_CPU, BLOCK_ELSEWHERE = 1 << 16, 1 << 24
 """The number of values worked on at once, which bounds the memory of temporaries; on the CPU they fit the cache."""

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hookboard.kept import kept
+from hookboard.base.kept import kept
 
 MANTISSA_BITS = 4
 """Sixteen bins for each power of two: none is wider than 1/16 of its value (TensorBoard's own grow by 1/10)."""

@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hookboard.base.rounds import Merging, by_owner, run, together
 from hookboard.measure import native
 from hookboard.measure.columns import Columns
 from hookboard.measure.row import WIDTH, unit_of
-from hookboard.rounds import Merging, by_owner, run, together
 
 EACH = slice(None)
 """Stands for the owner of each row where every row has a result of its own: rows of several processes."""

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from hookboard.base.messages import inform
 from hookboard.measure.memory import can_subtract, is_plain, shape_in_memory
 from hookboard.measure.row import WIDTH
-from hookboard.messages import inform
 
 try:
     import hookboard.measure._native as _native

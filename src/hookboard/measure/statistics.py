@@ -11,14 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hookboard.checks import check_differ, check_function, check_identifier, check_name, object_at, several
-from hookboard.kept import kept
+from hookboard.base.checks import check_differ, check_function, check_identifier, check_name, object_at, several
+from hookboard.base.kept import kept
+from hookboard.base.messages import unknown
+from hookboard.base.rounds import Merging, once, together
 from hookboard.measure.columns import Columns, SaturatedCount, width_of
 from hookboard.measure.derived import DERIVED, SATURATED, AxisScale, MergedSite
 from hookboard.measure.row import WIDTH, Moments, elements_in
 from hookboard.measure.values import Values
-from hookboard.messages import unknown
-from hookboard.rounds import Merging, once, together
 
 DEFAULT = ("mean", "std", "abs_max", "zero_fraction", "nonfinite_count")
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.masked import MaskedTensor
 
-from hookboard.torch_private import as_plain, is_fake, is_inside_transform
+from hookboard.base.torch_private import as_plain, is_fake, is_inside_transform
 
 _COMPRESSED = {torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc}
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
 from hookboard.images import Picture
-from hookboard.recording import Reading
+from hookboard.measure import Reading
 from hookboard.writers.table import Table
 
 
@@ -20,7 +20,7 @@ class Entry:
         texts: tag to text in Markdown.
         tables: tag to table.
         pages: tag to a page in HTML that needs nothing else.
-        records: tag to the strings of a record, see `hookboard.records`. They are for the tab and the page:
+        records: tag to the strings of a record, see `hookboard.base.records`. They are for the tab and the page:
             loggers that neither reads leave them out without a warning.
     """
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from torch.utils.tensorboard import SummaryWriter
 
-from hookboard.messages import warn, warn_switched_off
+from hookboard.base.messages import warn, warn_switched_off
 from hookboard.writers.entry import Entry, joined
 from hookboard.writers.registry import folder_of, known_type, place_of, write
 

@@ -8,9 +8,9 @@ from tensorboard.compat.proto import types_pb2
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import DATA_CLASS_TENSOR, HistogramProto, Summary, SummaryMetadata
 
+from hookboard.base.records import PLUGIN
 from hookboard.images import Picture
-from hookboard.recording import Reading
-from hookboard.records import PLUGIN
+from hookboard.measure import Reading
 from hookboard.writers.entry import Entry
 from hookboard.writers.registry import command, folder_of, place_of, write
 from hookboard.writers.tensorboard_private import quick_writer_of

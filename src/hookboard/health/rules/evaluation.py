@@ -12,8 +12,8 @@ from hookboard.health.rules.scale import uses_batch_statistics
 from hookboard.health.rules.shared import harm_of
 from hookboard.health.run import Run
 from hookboard.health.stage_comparison import Gap, StageComparison
-from hookboard.layers import Kind
 from hookboard.measure import FIELDS
+from hookboard.model.layers import Kind
 
 EVALUATIONS_MIN = 4
 """Number of validations before which nothing is said of their losses (a choice)."""

@@ -9,10 +9,9 @@ import numpy as np
 from hookboard.health.rule import Finding, Rule, Severity
 from hookboard.health.rules.shared import are_targets_unscaled, counted, harm_of, severity_of, weight_gain
 from hookboard.health.run import Run
-from hookboard.layers import NORM_KINDS, Layer
-from hookboard.measure import FIELDS, channel_stride
-from hookboard.recording import Reading
-from hookboard.sites import Site
+from hookboard.measure import FIELDS, Reading, channel_stride
+from hookboard.model.layers import NORM_KINDS, Layer
+from hookboard.model.sites import Site
 
 _COUNT, _MEAN, _DEVIATION, _MIN, _MAX = map(FIELDS.index, ("count", "mean", "deviation", "min", "max"))
 

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from hookboard.base.messages import listed
 from hookboard.health.look import Loss
 from hookboard.health.losses import (
     BLOCK_STEPS,
@@ -33,8 +34,7 @@ from hookboard.health.rules.shared import (
 )
 from hookboard.health.run import Run
 from hookboard.health.spikes import Spike, is_new_level
-from hookboard.messages import listed
-from hookboard.recording import Reading
+from hookboard.measure import Reading
 
 GRADIENT_SPIKE_FACTOR = 10.0
 """A gradient is a spike if it is this many times the usual one, and its logarithm as many robust standard deviations

@@ -7,14 +7,14 @@ from typing import Literal, get_args
 
 import torch
 
+from hookboard.base.kept import kept
 from hookboard.health.look import Look
 from hookboard.health.robust import median_of
 from hookboard.health.rule import Finding, Rule, Severity
 from hookboard.health.rules.shared import WHOLE_MODEL_SHARE, harm_of, is_rate_low_by_schedule, severity_of
 from hookboard.health.run import Run
-from hookboard.kept import kept
-from hookboard.layers import Layer
-from hookboard.recording import Reading
+from hookboard.measure import Reading
+from hookboard.model.layers import Layer
 
 Pass = Literal["start", "batch", "forward", "backward", "optimizer"]
 """The passes in their order within a step."""

@@ -24,7 +24,7 @@ from hookboard.health.rules.shared import (
     stepped_weights,
 )
 from hookboard.health.run import Run
-from hookboard.layers import Layer
+from hookboard.model.layers import Layer
 
 BACKBONE_SHARE = 0.5
 """If the weights that no optimizer holds are those of this share of the layers, from the first one on, they are taken

@@ -21,8 +21,8 @@ from hookboard.health.rules.shared import (
     weight_gain,
 )
 from hookboard.health.run import Run
-from hookboard.layers import NORM_KINDS, Kind, Layer
-from hookboard.sites import Role
+from hookboard.model.layers import NORM_KINDS, Kind, Layer
+from hookboard.model.sites import Role
 
 DROPOUT_KINDS: frozenset[Kind] = frozenset({"dropout"})
 

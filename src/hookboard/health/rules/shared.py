@@ -13,10 +13,9 @@ from hookboard.health.losses import LossHistory
 from hookboard.health.robust import median, median_of
 from hookboard.health.rule import Severity
 from hookboard.health.run import Run
-from hookboard.layers import Kind, Layer
-from hookboard.measure import FIELDS
-from hookboard.recording import Reading
-from hookboard.sites import Role
+from hookboard.measure import FIELDS, Reading
+from hookboard.model.layers import Kind, Layer
+from hookboard.model.sites import Role
 
 WHOLE_MODEL_SHARE = 0.8
 """What holds for this share of the layers is reported once, for the whole model (a choice)."""

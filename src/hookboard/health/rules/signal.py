@@ -21,9 +21,8 @@ from hookboard.health.rules.shared import (
     source_of,
 )
 from hookboard.health.run import SOFTMAX_GRADIENT_MEAN_MAX, Run
-from hookboard.layers import RANGES, SATURATED_SHARE, Kind, Layer
-from hookboard.measure import FIELDS
-from hookboard.recording import Reading
+from hookboard.measure import FIELDS, Reading
+from hookboard.model.layers import RANGES, SATURATED_SHARE, Kind, Layer
 
 _MIN, _MAX = map(FIELDS.index, ("min", "max"))
 

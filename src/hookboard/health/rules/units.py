@@ -22,9 +22,8 @@ from hookboard.health.rules.shared import (
 )
 from hookboard.health.run import Run
 from hookboard.health.run_table import SILENT_AT_ZERO_KINDS, Silence, Units, onsets
-from hookboard.layers import NORM_KINDS, Kind, Layer
-from hookboard.measure import FIELDS, channel_stride
-from hookboard.recording import Reading
+from hookboard.measure import FIELDS, Reading, channel_stride
+from hookboard.model.layers import NORM_KINDS, Kind, Layer
 
 _COUNT, _MEAN, _DEVIATION, _ZEROS = map(FIELDS.index, ("count", "mean", "deviation", "zeros"))
 _MAX, _MIN = map(FIELDS.index, ("max", "min"))

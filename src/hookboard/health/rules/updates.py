@@ -17,7 +17,7 @@ from hookboard.health.rules.shared import (
     weight_gain,
 )
 from hookboard.health.run import RateJump, Run
-from hookboard.layers import Layer
+from hookboard.model.layers import Layer
 
 UPDATE_RATIO_USUAL = 1e-3
 """Update ratio of a usual step (Karpathy's rule of thumb)."""

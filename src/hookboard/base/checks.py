@@ -1,0 +1,272 @@
+"""Checks of arguments that users pass. Each raises ValueError, also for a wrong type.
+
+The errors name the argument, quote its value, and say what is valid.
+"""
+
+import importlib
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from hookboard.base.messages import quoted, unknown
+
+Name = TypeVar("Name", bound=str)
+T = TypeVar("T")
+
+
+def wrong(option: str, given: object, valid: str, otherwise: str | None = None) -> ValueError:
+    """Return the error for an invalid argument.
+
+    Args:
+        option: the name of the argument.
+        given: its value.
+        valid: what is valid, in words.
+        otherwise: ends the hint "leave it out ...", as in "for no limit"; may be "". None if it must be given.
+
+    >>> wrong("samples", 0, "a whole number, 1 or more")
+    ValueError('samples=0: give a whole number, 1 or more.')
+    """
+    end = "" if otherwise is None else f"; leave it out {otherwise}".rstrip()
+    return ValueError(f"{option}={quoted(given)}: give {valid}{end}.")
+
+
+def check_switches(**given: object) -> None:
+    """Check arguments that are True or False.
+
+    Raises:
+        ValueError: an argument is neither.
+    """
+    for option, value in given.items():
+        if not isinstance(value, bool | np.bool_):
+            raise wrong(option, value, "True or False")
+
+
+def check_whole(option: str, given: Any, least: int | None = 1, of: str = "", otherwise: str | None = None) -> None:
+    """Check that an argument is a whole number.
+
+    Args:
+        option: the name of the argument.
+        given: its value.
+        least: the smallest valid number; None if there is none.
+        of: what is counted, such as "optimizer steps".
+        otherwise: see `wrong`; if it is given, None is valid.
+
+    Raises:
+        ValueError: it is not a whole number, or too small.
+    """
+    if given is None and otherwise is not None:
+        return
+    if not is_whole(given) or (least is not None and given < least):
+        limit = "" if least is None else f", {least} or more"
+        raise wrong(option, given, f"a whole number{of and f' of {of}'}{limit}", otherwise)
+
+
+def check_steps(every_n_steps: Any, otherwise: str) -> None:
+    """Check that `every_n_steps` is a whole number of at least 1, or None. For `otherwise` see `wrong`."""
+    check_whole("every_n_steps", every_n_steps, of="optimizer steps", otherwise=otherwise)
+
+
+def check_number(
+    option: str,
+    given: Any,
+    valid: str = "a number",
+    is_valid: Callable[[float], bool] = lambda number: True,
+    otherwise: str | None = None,
+) -> None:
+    """Check that an argument is a number.
+
+    Args:
+        option: the name of the argument.
+        given: its value.
+        valid: which numbers are valid, in words.
+        is_valid: returns True for a valid number; it is also called with NaN.
+        otherwise: see `wrong`; if it is given, None is valid.
+
+    Raises:
+        ValueError: it is not a number, or not a valid one.
+    """
+    if given is None and otherwise is not None:
+        return
+    if not is_number(given) or not is_valid(given):
+        raise wrong(option, given, valid, otherwise)
+
+
+def is_whole(given: object) -> bool:
+    """Return True for an integer of Python or NumPy; bool does not count."""
+    return isinstance(given, int | np.integer) and not isinstance(given, bool)
+
+
+def is_number(given: object) -> bool:
+    """Return True for a real number of Python or NumPy, including NaN and infinities."""
+    return is_whole(given) or isinstance(given, float | np.floating)
+
+
+def is_finite(given: Any) -> bool:
+    """Return True for a real number that is neither NaN nor infinite."""
+    return is_number(given) and bool(abs(given) < math.inf)
+
+
+def check_text(**given: object) -> None:
+    """Check arguments that are strings.
+
+    Raises:
+        ValueError: an argument is not a string.
+    """
+    for option, value in given.items():
+        if not isinstance(value, str):
+            raise wrong(option, value, "a string")
+
+
+def check_identifier(option: str, given: object) -> None:
+    """Check a name that becomes part of tags.
+
+    Raises:
+        ValueError: it is not made of letters, digits and underscores, or begins with a digit.
+    """
+    if not isinstance(given, str) or not given.isidentifier():
+        raise wrong(option, given, "a name of letters, digits and underscores, as in 'near_zero'")
+
+
+def check_function(option: str, given: object, valid: str) -> None:
+    """Check that something can be called. A class cannot: most likely its parentheses were forgotten.
+
+    Raises:
+        ValueError: it cannot be called, or is a class.
+    """
+    if not callable(given) or isinstance(given, type):
+        raise wrong(option, given, valid)
+
+
+def check_name(option: str, given: object, valid: Iterable[str]) -> None:
+    """Check an argument that takes one of several names.
+
+    Raises:
+        ValueError: it is none of them.
+    """
+    valid = list(valid)
+    if not isinstance(given, str) or given not in valid:
+        raise unknown(option, given, valid, most=None)
+
+
+def chosen(option: str, given: str | Sequence[str], valid: Sequence[Name]) -> list[Name]:
+    """Check an argument that takes one name or several.
+
+    Args:
+        option: the name of the argument in the plural.
+        given: one name or several.
+        valid: all valid names.
+
+    Returns:
+        The given names, in the order of `valid`.
+
+    Raises:
+        ValueError: no name is given, or one is not in `valid`.
+
+    >>> chosen("roles", "input", ["output", "input"])
+    ['input']
+    """
+    names = several(option, given, object, f"one or more of: {', '.join(valid)}")
+    for name in names:
+        check_name(option.removesuffix("s"), name, valid)
+    return [name for name in valid if name in names]
+
+
+def check_differ(option: str, given: object, names: Sequence[str]) -> None:
+    """Check that no name occurs twice in `names`; the error quotes `given`, the argument that has the names.
+
+    Raises:
+        ValueError: one does.
+    """
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ValueError(f"{option}={quoted(given)}: {twice!r} is the name of two {option}; rename one.")
+
+
+def check_list(
+    option: str, given: Any, is_valid: Callable[[Any], bool], valid: str, otherwise: str | None = None
+) -> None:
+    """Check a list, or another sequence, with at least one element.
+
+    Args:
+        option: the name of the argument.
+        given: its value.
+        is_valid: returns True for a valid element.
+        valid: what is valid, in words.
+        otherwise: see `wrong`. None is no valid value of the argument in any case.
+
+    Raises:
+        ValueError: it is not a list, it is empty, or an element is invalid.
+    """
+    if not is_list(given) or not given or not all(map(is_valid, given)):
+        raise wrong(option, given, valid, otherwise)
+
+
+def check_normalization(mean: Sequence[float] | None, std: Sequence[float] | None) -> None:
+    """Check the mean and standard deviation that pictures were normalized with, one number per channel.
+
+    Raises:
+        ValueError: only one is given, they differ in length, or one is not a list of finite numbers, in `std` above 0.
+    """
+    if mean is not None:
+        check_list("mean", mean, is_finite, "a list with a number for each channel", "with std")
+    if std is not None:
+        valid = "a list with a number above 0 for each channel"
+        check_list("std", std, lambda each: is_finite(each) and each > 0, valid, "with mean")
+    if len(mean or ()) != len(std or ()):
+        raise ValueError(f"mean={mean!r}, std={std!r}: give both, equally long, or neither.")
+
+
+def is_list(given: object) -> bool:
+    """Return True for a list or another sequence, but not for strings, sets (their order varies) and iterators."""
+    return isinstance(given, Sequence) and not isinstance(given, str | bytes)
+
+
+def several(option: str, given: Any, kinds: Any, valid: str, otherwise: str | None = None) -> list[Any]:
+    """Check an argument that takes one value or a list of values.
+
+    Args:
+        option: the name of the argument.
+        given: its value.
+        kinds: the class of each value, or a tuple of classes, as for `isinstance`.
+        valid: what is valid, in words.
+        otherwise: see `wrong`. None is no valid value of the argument in any case.
+
+    Returns:
+        A list of the values.
+
+    Raises:
+        ValueError: a value is of another class, or the list is empty.
+
+    >>> several("types", "Conv2d", str, "the name of a class, or several in a list")
+    ['Conv2d']
+    """
+    found = list(given) if is_list(given) else [given]
+    if not found or not all(isinstance(each, kinds) for each in found):
+        raise wrong(option, given, valid, otherwise)
+    return found
+
+
+def object_at(path: str, kind: type[T], what: str) -> T:
+    """Import the object at a dotted path.
+
+    Args:
+        path: module and attribute, joined by a dot.
+        kind: the class that it must be an instance of.
+        what: what it is for the user, used in errors: "rule", "statistic".
+
+    Raises:
+        ValueError: the path cannot be imported, or the object is not a `kind`.
+
+    >>> object_at("math.pi", float, "number")
+    3.141592653589793
+    """
+    module, _, attribute = path.rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"{what} {path!r} cannot be imported: {error}") from error
+    if not isinstance(found, kind):
+        raise ValueError(f"{what} {path!r} is a {type(found).__name__}, not a hookboard.{kind.__name__}.")
+    return found

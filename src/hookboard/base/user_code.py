@@ -1,0 +1,35 @@
+"""Tells the user's code from that of libraries, in the frames of a running call."""
+
+import functools
+import importlib.util
+import inspect
+from pathlib import Path
+from types import FrameType
+
+import torch
+
+from hookboard.base.either_lightning import PACKAGES
+
+_LIBRARIES = (
+    "<",
+    *(
+        f"{Path(spec.origin).parent}/"
+        for name in (*PACKAGES, "transformers", "accelerate")
+        if (spec := importlib.util.find_spec(name)) and spec.origin
+    ),
+    *(f"{Path(file).parent}/" for file in (inspect.getfile(torch), __file__)),
+)
+"""Prefixes of the paths of files whose lines tell a user nothing."""
+
+
+@functools.cache
+def is_of_library(path: str) -> bool:
+    """Return True if a file belongs to torch, Lightning, Hugging Face or hookboard, or is none, such as `<stdin>`."""
+    return path.startswith(_LIBRARIES)
+
+
+def user_frame(frame: FrameType | None) -> FrameType | None:
+    """Return `frame` or the nearest of its callers that runs the user's code; None if there is none."""
+    while frame is not None and is_of_library(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame

@@ -1,0 +1,179 @@
+"""The command `hookboard`: verdicts, runs and differences in the terminal, and a page in one file."""
+
+import argparse
+import json
+import sys
+import textwrap
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from hookboard.base.records import HEALTH
+from hookboard.board.board import Board
+from hookboard.board.folders import open_folders
+from hookboard.board.logged_run import LoggedRun, loss_tag, natural_key
+from hookboard.board.one_file import page_of
+
+ALARM, DIFFERENT, BAD_INPUT = 1, 1, 2
+"""Exit statuses; 0 means that there is no alarm, or no difference, and nothing to warn of."""
+
+MAX_RUNS = 8
+"""Maximum number of runs of a report, which holds the comparison of every two of them."""
+
+WIDTH = 100
+"""Width of the output, in characters, as in the terminal while a run trains."""
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    """Run the command.
+
+    Args:
+        given: its arguments; None for those of the process.
+
+    Returns:
+        The exit status: 1 if `verdicts` found an alarm or `compare` a difference; 2 for bad input, no command, or if
+        `verdicts` found no alarm but has a record that it could not read, or no run that HealthMonitor watched;
+        otherwise 0.
+
+    Raises:
+        SystemExit: the arguments are wrong, or ask for help.
+    """
+    made = parser()
+    arguments = made.parse_args(given)
+    if arguments.command is None:
+        made.print_help(sys.stderr)
+        return BAD_INPUT
+    try:
+        return int(arguments.command(arguments))
+    except (ValueError, OSError) as error:
+        _print([f"hookboard: {error}"], sys.stderr)
+        return BAD_INPUT
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands.
+
+    The parsed arguments have, as `command`, the function to call with them; None if no command was given.
+    """
+    made = argparse.ArgumentParser(prog="hookboard", description="Shows what hookboard logged, without TensorBoard.")
+    shown = "show the version and exit"
+    made.add_argument("--version", action="store_const", dest="command", const=_version, help=shown)
+    commands = made.add_subparsers(title="commands", metavar="command", description="See hookboard COMMAND --help.")
+    verdicts = commands.add_parser("verdicts", help="what HealthMonitor says; exit status 1 if there is an alarm")
+    verdicts.add_argument("folder", nargs="+", help="the folder of a run, or one with several runs")
+    verdicts.add_argument("--json", action="store_true", help="print a list with an object for each run")
+    verdicts.set_defaults(command=_verdicts)
+    report = commands.add_parser("report", help="the tab's page in one file, to send")
+    report.add_argument("folder", nargs="+", help="the folder of a run; several are compared")
+    report.add_argument("-o", "--output", type=Path, default="report.html", help="the file (default: %(default)s)")
+    report.set_defaults(command=_report)
+    runs = commands.add_parser("runs", help="all runs, sick ones first")
+    runs.add_argument("folder", nargs="+", help="a folder with runs")
+    runs.set_defaults(command=_runs)
+    compare = commands.add_parser("compare", help="where two recordings of models differ; exit status 1 if they do")
+    compare.add_argument("left", help="a file that hookboard.record has written, or a folder of StepRecorder")
+    compare.add_argument("right", help="another one")
+    compare.add_argument("--table", action="store_true", help="print a line for each tensor too")
+    compare.set_defaults(command=_compare)
+    return made
+
+
+def _version(arguments: argparse.Namespace) -> int:
+    _print([f"hookboard {metadata.version('hookboard')}"])
+    return 0
+
+
+def _verdicts(arguments: argparse.Namespace) -> int:
+    board, names = open_folders(arguments.folder)
+    runs = [board.logged_run(name) for name in names]
+    judged = [(run.name, run.health) for run in runs if run.health is not None]
+    if arguments.json:
+        found = [{"run": name, "headline": said.headline, "verdicts": said.verdicts} for name, said in judged]
+        _print([json.dumps(found, indent=2)])
+    else:
+        _print(line for run in runs for line in _verdict_lines(run))
+    warnings = [f"hookboard: {run.name}: {warning}" for run in runs for warning in run.warnings]
+    if not judged:
+        warnings.append("hookboard: HealthMonitor watched none of these runs.")
+    _print(warnings, sys.stderr)
+    has_alarm = any(verdict["severity"] == "alarm" for _, said in judged for verdict in said.verdicts)
+    return ALARM if has_alarm else BAD_INPUT if warnings else 0
+
+
+def _report(arguments: argparse.Namespace) -> int:
+    board, names = open_folders(arguments.folder)
+    if len(names) > MAX_RUNS:
+        raise ValueError(f"a report holds at most {MAX_RUNS} runs, not {len(names)}: give the folders of some of them.")
+    content = page_of(board, names).encode()
+    arguments.output.write_bytes(content)
+    _print([f"{arguments.output}: {', '.join(names)}, {len(content) / 1e6:.1f} MB"])
+    return 0
+
+
+def _runs(arguments: argparse.Namespace) -> int:
+    board, names = open_folders(arguments.folder)
+    _print(_run_lines(board, names))
+    return 0
+
+
+def _compare(arguments: argparse.Namespace) -> int:
+    from hookboard.comparing import compare  # it imports torch, which the other commands do not need
+
+    found = compare(arguments.left, arguments.right)
+    _print([str(found), *([found.table()] if arguments.table else [])])
+    return DIFFERENT if found.differences else 0
+
+
+def _print(lines: Iterable[str], file: object = None) -> None:
+    """Print lines; what the terminal cannot show, or would act upon, becomes a question mark."""
+    stream = file or sys.stdout
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    for line in lines:
+        shown = "".join(letter if letter.isprintable() or letter == "\n" else "?" for letter in line)
+        print(shown.encode(encoding, "replace").decode(encoding), file=stream)  # type: ignore[arg-type]
+
+
+def _verdict_lines(run: LoggedRun) -> list[str]:
+    """Return a run's headline and the paragraphs of its health record, as lines of at most WIDTH characters.
+
+    One line says so if HealthMonitor did not watch the run.
+    """
+    if run.health is None:
+        return [f"{run.name}: HealthMonitor did not watch this run."]
+    lines = _wrapped(f"{run.name}: {run.health.headline}", "")
+    for paragraph in run.health.texts:
+        lines += _wrapped(paragraph, "  ")
+    return lines
+
+
+def _wrapped(text: str, start: str) -> list[str]:
+    return textwrap.wrap(
+        " ".join(text.split()), WIDTH, initial_indent=start, subsequent_indent="    ", break_on_hyphens=False
+    )
+
+
+def _run_lines(board: Board, names: Iterable[str]) -> Iterator[str]:
+    """Yield the header and the lines of a table of runs, the sickest first; runs without a health record come last."""
+    table = sorted((_line_of(board, name) for name in names), key=lambda line: line[0])
+    yield f"{'alarms':>6} {'notes':>6} {'steps':>9}  {'last look':16}  {'loss':24}  run"
+    yield from (text for _, text in table)
+
+
+def _line_of(board: Board, name: str) -> tuple[tuple[Any, ...], str]:
+    """Return the sort key and the line of a run."""
+    run, source = board.logged_run(name), board.source
+    looks = source.last_tensors(run=name).get(name, {})
+    seen, alarms, notes = "-", "-", "-"
+    rank: tuple[Any, ...] = (True, 0, 0, natural_key(name))
+    if run.health is not None:
+        count = sum(verdict["severity"] == "alarm" for verdict in run.health.verdicts)
+        others = len(run.health.verdicts) - count
+        alarms, notes, rank = str(count), str(others), (False, -count, -others, natural_key(name))
+        seen = time.strftime("%Y-%m-%d %H:%M", time.localtime(looks[HEALTH].wall_time))
+    tag = loss_tag(source.last_scalars(name).get(name, {}))
+    loss = "-"
+    if tag and len(values := source.scalars(name, [tag])[tag].values):
+        loss = f"{values[-1]:.4g} {tag}"
+    return rank, f"{alarms:>6} {notes:>6} {run.last_step:>9}  {seen:16}  {loss:24}  {name}"

@@ -1,0 +1,93 @@
+"""Opens folders with event files."""
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
+from tensorboard.backend.event_processing.io_wrapper import IsSummaryEventsFile
+from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
+from tensorboard.context import RequestContext
+
+from hookboard.base.messages import unknown, warn
+from hookboard.base.records import PLUGIN
+from hookboard.board.board import Board
+from hookboard.board.source import Source
+
+KEPT = {"scalars": 0, "histograms": 0, "images": 0, PLUGIN: 10}
+"""By plugin, how many points of each tag are kept; 0 is all. The last health record holds everything."""
+
+
+def open_folders(folders: Sequence[str | os.PathLike[str]]) -> tuple[Board, list[str]]:
+    """Read the event files in some folders and below.
+
+    A run is named by its path from the parent of the folder, or from what the parents of several folders share.
+
+    Args:
+        folders: at least one.
+
+    Returns:
+        What answers requests from the data, and the names of the runs that have data of hookboard, in natural order.
+
+    Raises:
+        ValueError: a folder does not exist, or has a name that TensorBoard cannot read, or none has data of hookboard.
+    """
+    paths = [_existing(Path(folder)).resolve() for folder in folders]
+    base = os.path.commonpath([path.parent for path in paths])
+    try:
+        multiplexer = _read(paths, base)
+    except UnicodeEncodeError as error:  # TensorBoard encodes paths, unlike Python, which takes any bytes
+        cure = "rename it, or set PYTHONUTF8=1 if its name is right"
+        raise ValueError(f"the path {error.object!r} is no text in UTF-8, which TensorBoard needs: {cure}.") from error
+    board = Board(Source(MultiplexerDataProvider(multiplexer, base), RequestContext(), ""))
+    names = [run["name"] for run in board.runs()["runs"]]
+    if not names:
+        given = " and ".join(repr(os.fspath(folder)) for folder in folders)
+        raise ValueError(f"no event file in {given} has data of hookboard (TensorBoardLogger writes event files).")
+    return board, names
+
+
+def _read(paths: Sequence[Path], base: str) -> EventMultiplexer:
+    """Return the event files in some folders, read. Of what cannot be read a warning names the folder and the cause."""
+    multiplexer = EventMultiplexer(tensor_size_guidance=KEPT)
+    for place in (place for path in paths for place in _with_events(path)):
+        name = Path(os.path.relpath(place, base)).as_posix()
+        multiplexer.AddRun(place, name)
+        try:
+            multiplexer.GetAccumulator(name).Reload()
+        except UnicodeEncodeError:  # for which `open_folders` has a text
+            raise
+        except Exception as error:  # a file may hold any nonsense; what stands before it was read
+            warn(f"{place}: the rest of its event files cannot be read: {type(error).__name__}: {error}")
+    return multiplexer
+
+
+def _with_events(path: Path) -> Iterator[str]:
+    """Return the folders, among this one and those below, in which there are event files."""
+
+    def left_out(error: OSError) -> None:
+        warn(f"a folder was left out: {error}")
+
+    for place, _, files in os.walk(path, followlinks=True, onerror=left_out):
+        found = [os.path.join(place, name) for name in files if IsSummaryEventsFile(name)]
+        if pipes := [file for file in found if os.path.exists(file) and not os.path.isfile(file)]:
+            warn(f"{place} was left out: {pipes[0]!r} is not a regular file, and reading it might never end.")
+        elif found:
+            yield place
+
+
+def _existing(path: Path) -> Path:
+    """Return the path if it is a folder.
+
+    Raises:
+        ValueError: it is a file, or does not exist; then the error names folders like it, if there are any.
+    """
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise ValueError(f"{str(path)!r} is a file; give the folder of a run.")
+    parent = _existing(path.parent)
+    folders = sorted(str(place) for place in parent.iterdir() if place.is_dir())
+    if not folders:
+        raise ValueError(f"unknown folder {str(path)!r}: {str(parent)!r} has no folders.")
+    raise unknown("folder", str(path), folders)

@@ -1,0 +1,402 @@
+"""Finds a model's classifier and target layer, and reads the layer's output and the gradient of the class score."""
+
+import functools
+import itertools
+import math
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hookboard.base.ranks import whole
+from hookboard.measure import READS_BEFORE_EDITS, fused_layers, hooked, is_own_call
+from hookboard.model.layouts import shape_of
+from hookboard.model.nested import map_tensors, tensors_in
+from hookboard.model.selection import named_submodules
+from hookboard.tracing import undisturbed
+
+Shape = tuple[int, ...]
+
+MAX_PICTURE_CHANNELS = 16
+"""Maximum number of channels of a picture, spectral bands included; a tensor with more is taken for a feature map."""
+
+
+@dataclass(frozen=True)
+class InnerCall:
+    """One call of a module inside the classifier.
+
+    Args:
+        name: the module's dotted name.
+        module: the module.
+        given: the shape of the first tensor among its arguments; () if there is none, or if that is nested.
+        returned: the shape of the first tensor that it returned; () likewise.
+    """
+
+    name: str
+    module: nn.Module
+    given: Shape
+    returned: Shape
+
+
+@dataclass(frozen=True)
+class Classification:
+    """A call that turned pictures of shape (n, channels, height, width) into class scores.
+
+    Args:
+        module: the module that was called.
+        args: its positional arguments, copied, for the first samples only.
+        kwargs: its keyword arguments, likewise.
+        calls: the calls of modules inside it, in the order in which they ended.
+        count: number of samples in `args` and `kwargs`.
+        of: number of samples in the batch.
+    """
+
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    calls: Sequence[InnerCall]
+    count: int
+    of: int
+
+    @property
+    def pictures(self) -> Tensor:
+        """The pictures among the arguments, shape (n, channels, height, width)."""
+        pictures = _pictures_in((self.args, self.kwargs))
+        assert pictures is not None
+        return pictures
+
+
+class ClassificationTap:
+    """Hooks all modules of a model to find the outermost call that turns pictures into class scores.
+
+    That call is in `found`, which is None until there is one. Calls that hookboard makes itself are ignored. Arguments
+    are kept as they were before any edit, because a repeated call is edited again. An error in the hooks never reaches
+    the model: it is stored in `error`, and the hooks then do nothing. In a copy of the model, saved or not, the hooks
+    do nothing.
+
+    Args:
+        model: the model to watch.
+        samples: number of samples whose arguments are kept.
+    """
+
+    place_among_hooks = READS_BEFORE_EDITS
+
+    def __init__(self, model: nn.Module, samples: int) -> None:
+        self.found: Classification | None = None
+        self.error: Exception | None = None
+        self._model = model
+        self._samples = samples
+        self._hooks = ExitStack()
+        self._running = _ThreadCalls()
+        self._depth_of_found = 0
+        self._is_on = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ClassificationTap, (nn.Module(), self._samples)
+
+    def attach(self) -> None:
+        """Start to watch the calls of all modules of the model, except TorchScript modules."""
+        self._is_on = True
+        inside_fused = {id(module) for layer in fused_layers(self._model) for module in layer}
+        for name, module in [("", self._model), *named_submodules(self._model)]:
+            if isinstance(module, torch.jit.ScriptModule):
+                continue
+            if id(module) in inside_fused:  # where a hook would change what torch computes
+                hooks = hooked(module, after=functools.partial(self._note, name), is_hidden=True)
+            else:
+                after = functools.partial(self._after, name)
+                hooks = hooked(module, self._before, after, with_kwargs=True, always_call=True)
+            self._hooks.enter_context(hooks)
+
+    def detach(self) -> None:
+        """Remove every hook."""
+        self._is_on = False
+        self._hooks.close()
+
+    def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._is_watching():
+            try:
+                pictures = _pictures_in((args, kwargs))
+                count = 0 if pictures is None else len(pictures)
+                given = self._first_samples((args, kwargs), count) if count else None
+                entered = _Entered(len(self._running.calls), count, given, module.__dict__.get("forward"))
+                self._running.entered.append(entered)
+            except Exception as error:
+                self.error = error
+
+    def _first_samples(self, given: Any, count: int) -> Any:
+        def first(tensor: Tensor) -> Tensor:
+            return tensor[: self._samples].clone() if tensor.ndim and len(tensor) == count else tensor
+
+        # What is made under inference_mode could not be saved for a gradient.
+        with torch.inference_mode(False):
+            return map_tensors(first, given)
+
+    def _after(self, name: str, module: nn.Module, args: Any, kwargs: Any, output: object) -> None:
+        if self._is_watching():
+            try:
+                self._leave(name, module, (args, kwargs), output)
+            except Exception as error:
+                self.error = error
+
+    def _note(self, name: str, module: nn.Module, args: Any, kwargs: Any, output: object) -> None:
+        """Record a call inside a fused transformer layer, which cannot be the classifier."""
+        if self._is_watching():
+            self._append(name, module, (args, kwargs), output)
+
+    def _append(self, name: str, module: nn.Module, given: Any, output: object) -> None:
+        self._running.calls.append(InnerCall(name, module, _first_shape(given), _first_shape(output)))
+
+    def _is_watching(self) -> bool:
+        return self._is_on and self.error is None and not is_own_call()
+
+    def _leave(self, name: str, module: nn.Module, given: Any, output: object) -> None:
+        running = self._running
+        entered = running.entered.pop()
+        self._append(name, module, given, output)
+        depth, count = len(running.entered), entered.count
+        is_outer = self.found is None or depth < self._depth_of_found
+        # Under DDP Lightning calls the module with another `forward`, which puts the old one back and runs the step.
+        is_redirected = module.__dict__.get("forward") is not entered.forward
+        if count and is_outer and not is_redirected and scores_in(output, count) is not None:
+            self._depth_of_found = depth
+            args, kwargs = entered.first_samples
+            kept, calls = min(count, self._samples), running.calls[entered.start :]
+            self.found = Classification(module, args, kwargs, calls, kept, count)
+
+
+@dataclass(frozen=True)
+class _Entered:
+    """A call that is still running.
+
+    Args:
+        start: number of calls that had ended before it.
+        count: number of pictures in its arguments; 0 if there are none.
+        first_samples: its positional and keyword arguments for the first samples; None if there are no pictures.
+        forward: the `forward` that the module had as an attribute of its own, besides that of its class.
+    """
+
+    start: int
+    count: int
+    first_samples: Any
+    forward: object
+
+
+class _ThreadCalls(threading.local):
+    """The running calls of this thread, innermost last, and the calls that have ended."""
+
+    def __init__(self) -> None:
+        self.entered: list[_Entered] = []
+        self.calls: list[InnerCall] = []
+
+
+def _pictures_in(given: object) -> Tensor | None:
+    """Return the first tensor of shape (n, channels, height, width) with at most MAX_PICTURE_CHANNELS channels."""
+    return next(
+        (t for _, t in tensors_in(given) if not t.is_nested and t.ndim == 4 and t.shape[1] <= MAX_PICTURE_CHANNELS),
+        None,
+    )
+
+
+def _first_shape(value: object) -> Shape:
+    return next((shape_of(tensor) or () for _, tensor in tensors_in(value)), ())
+
+
+def scores_in(output: object, count: int) -> Tensor | None:
+    """Return the class scores in a model's output: a floating tensor of shape (count, classes).
+
+    It is one called "logits" or "scores", or else the first of this shape.
+
+    Args:
+        output: what the model returned.
+        count: number of samples.
+
+    Returns:
+        Shape (count, classes), or None if there is no such tensor. Shape (count, 1) becomes two classes: class 1 has
+        the score, class 0 its negative.
+
+    >>> scores_in({"loss": torch.tensor(0.5), "logits": torch.tensor([[2.0], [-1.0]])}, count=2)
+    tensor([[-2.,  2.],
+            [ 1., -1.]])
+    """
+    found = {
+        path: t
+        for path, t in tensors_in(output)
+        if not t.is_nested and t.ndim == 2 and len(t) == count and t.is_floating_point()
+    }
+    named = [t for path, t in found.items() if path.rpartition("/")[2] in ("logits", "scores")]
+    scores = next(iter([*named, *found.values()]), None)
+    return torch.cat([-scores, scores], dim=1) if scores is not None and scores.shape[1] == 1 else scores
+
+
+@dataclass(frozen=True)
+class TargetLayer:
+    """The module whose output (with `is_input`: first input) is explained.
+
+    Args:
+        name: the module's dotted name.
+        module: the module.
+        number: which of its calls, counted from 0.
+        is_input: True to explain its first input instead of its output.
+    """
+
+    name: str
+    module: nn.Module
+    number: int = 0
+    is_input: bool = False
+
+
+def default_layer(calls: Sequence[InnerCall]) -> TargetLayer:
+    """Return the layer to explain if the user names none: the last one whose output still has positions.
+
+    In a convolutional network this is the last layer whose output has the height and width of the last convolution's
+    output, so that normalization and ReLU after it are included. In a transformer it is the input of the last
+    attention, or of the last `nn.TransformerEncoderLayer`: after it the scores may depend on the class token alone.
+
+    Args:
+        calls: the calls inside the classifier, in the order in which they ended.
+
+    Raises:
+        ValueError: no module returned maps.
+    """
+    convolutions = [
+        k for k, call in enumerate(calls) if isinstance(call.module, nn.Conv2d) and math.prod(call.returned[2:]) > 1
+    ]
+    attentions = [
+        k
+        for k, call in enumerate(calls)
+        if (isinstance(call.module, nn.TransformerEncoderLayer) or "attention" in type(call.module).__name__.lower())
+        and len(call.given) in (3, 4)
+    ]
+    last = -1
+    if convolutions:
+        size = calls[convolutions[-1]].returned[2:]
+        last = max(k for k, call in enumerate(calls) if len(call.returned) == 4 and call.returned[2:] == size)
+    if attentions and attentions[-1] > last:
+        call = calls[attentions[-1]]
+        return TargetLayer(call.name, call.module, _number(calls, attentions[-1]), is_input=True)
+    if last < 0:
+        raise ValueError("no module returned maps larger than one pixel: name a layer with `modules`")
+    return TargetLayer(calls[last].name, calls[last].module, _number(calls, last))
+
+
+def named_layer(calls: Sequence[InnerCall], name: str) -> TargetLayer:
+    """Return the `TargetLayer` for a module: its output in the last of its calls that returned maps or tokens.
+
+    These are tensors with four or three dimensions.
+
+    Args:
+        calls: the calls inside the classifier, in the order in which they ended.
+        name: a dotted module name.
+
+    Raises:
+        ValueError: no call of this module returned such a tensor.
+    """
+    for k, call in reversed(list(enumerate(calls))):
+        if call.name == name and len(call.returned) in (3, 4):
+            return TargetLayer(name, call.module, _number(calls, k))
+    raise ValueError(f"module {name!r} returned no maps of shape (n, channels, height, width), and no tokens")
+
+
+def _number(calls: Sequence[InnerCall], k: int) -> int:
+    """Return which of its module's calls the k-th call is, counted from 0."""
+    return sum(call.module is calls[k].module for call in calls[:k])
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """The output of a target layer for some samples (its first input with `TargetLayer.is_input`), and its gradient.
+
+    Args:
+        activation: that output or input, such as shape (n, channels, height, width) or (n, tokens, channels).
+        gradient: the gradient of each sample's class score with respect to `activation`, same shape; None if not
+            computed.
+        scores: the class scores, shape (n, number of classes).
+        classes: the explained class of each sample, shape (n,).
+        pooled: the input of the last linear layer, shape (n, features) in most classifiers; None without a linear
+            layer.
+        weight: that layer's weights for each sample's class, shape (n, features); None if it has not one output for
+            each class.
+    """
+
+    activation: Tensor
+    gradient: Tensor | None
+    scores: Tensor
+    classes: Tensor
+    pooled: Tensor | None
+    weight: Tensor | None
+
+
+def attribute(
+    call: Classification, layer: TargetLayer, choose: Callable[[Tensor], Tensor], *, with_gradient: bool
+) -> Attribution:
+    """Call the model once more on the kept samples; return a layer's tensor, its gradient if asked, and the scores.
+
+    Modules stay in training or evaluation mode, and attached edits apply. The call leaves no trace, see `undisturbed`.
+
+    Args:
+        call: the module to call, and its arguments.
+        layer: the layer to read.
+        choose: maps the scores, shape (n, classes), to the class of each sample, shape (n,).
+        with_gradient: True to compute the gradient.
+
+    Raises:
+        ValueError: the layer was not called, the model did not return class scores again, or with `with_gradient` they
+            do not depend on the layer.
+    """
+    linear = [c.module for c in call.calls if isinstance(c.module, nn.Linear)]
+    held: dict[int, Tensor] = {}
+    pooled: list[Tensor] = []
+    with undisturbed(call.module):
+        with ExitStack() as hooks:
+            hooks.enter_context(_cut_graph(layer, held))
+            if linear:
+                hooks.enter_context(hooked(linear[-1], lambda _, args, kwargs: pooled.append(args[0].detach())))
+            output = call.module(*call.args, **call.kwargs)
+        if layer.number not in held:
+            raise ValueError(f"module {layer.name!r} was not called, or without a floating-point tensor")
+        scores = scores_in(output, call.count)
+        if scores is None:
+            raise ValueError("the model did not return class scores again")
+        classes = choose(scores.detach())
+        gradient = _gradient(scores, classes, held[layer.number], layer.name) if with_gradient else None
+        is_head = bool(linear) and len(linear[-1].weight) == scores.shape[1]
+        weight = whole(linear[-1].weight.detach())[classes] if is_head else None
+    activation, scores = held[layer.number].detach(), scores.detach()
+    return Attribution(activation, gradient, scores, classes, pooled[-1] if pooled else None, weight)
+
+
+def _gradient(scores: Tensor, classes: Tensor, held: Tensor, name: str) -> Tensor:
+    score = scores.gather(1, classes[:, None]).sum()
+    gradient = torch.autograd.grad(score, held, allow_unused=True)[0] if score.requires_grad else None
+    if gradient is None:
+        raise ValueError(f"the class scores do not depend on module {name!r}, or it runs under torch.no_grad()")
+    return gradient
+
+
+def _cut_graph(layer: TargetLayer, held: dict[int, Tensor]) -> ExitStack:
+    """Hook the layer so that the autograd graph is cut there, until the returned stack is closed.
+
+    The hook puts the layer's tensor, as a leaf that requires gradients, into `held` under the number of the call. The
+    model continues with a copy of it, which may be changed in place.
+    """
+    calls = itertools.count()
+
+    def cut(value: Any) -> Any:
+        first = next((t for _, t in tensors_in(value) if t.is_floating_point()), None)
+        if next(calls) != layer.number or first is None:
+            return None
+        held[layer.number] = first.detach().requires_grad_()
+        return _replaced(value, first, held[layer.number].clone())
+
+    if layer.is_input:
+        return hooked(layer.module, lambda _, args, kwargs: cut((args, kwargs)))
+    return hooked(layer.module, after=lambda _, args, output: cut(output))
+
+
+def _replaced(value: Any, old: Tensor, new: Tensor) -> Any:
+    return map_tensors(lambda tensor: new if tensor is old else tensor, value)

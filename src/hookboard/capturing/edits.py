@@ -1,0 +1,446 @@
+"""Rules that change tensors, and the hooks that apply them to the inputs, outputs or gradients of modules.
+
+To add a rule, write a subclass of `EditRule`; `python -m benchmarks.document` exports it.
+"""
+
+import copy
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from hookboard.base.checks import check_function, check_list, check_name, check_number, check_whole, is_whole, wrong
+from hookboard.base.torch_private import in_backward, version_of
+from hookboard.measure import EDITS_GRADIENTS, EDITS_VALUES, hooked, is_own_call, spare_of
+from hookboard.model.layouts import shape_in_words
+from hookboard.model.nested import map_tensors
+from hookboard.model.selection import Patterns, Types, check_selection
+
+EditFunction = Callable[[Tensor], Tensor]
+"""Takes a tensor and returns a new one of the same shape, dtype and device; never works in place."""
+
+
+class EditRule(ABC):
+    """Base class of hookboard's own rules. A plain function from tensor to tensor is a rule as well."""
+
+    @abstractmethod
+    def __call__(self, tensor: Tensor) -> Tensor:
+        """Return a new tensor of the same shape, dtype and device; the given one stays as it is."""
+
+
+@dataclass(frozen=True)
+class Scale(EditRule):
+    """Multiply the tensor by a factor.
+
+    Args:
+        factor: The factor. 0 sets everything to zero (but NaN and infinity to NaN), -1 changes the sign.
+
+    Examples:
+        >>> Scale(2.0)(torch.tensor([1.0, -3.0]))
+        tensor([ 2., -6.])
+    """
+
+    factor: float
+
+    def __post_init__(self) -> None:
+        check_number("factor", self.factor)
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        """Return `tensor * factor`, same shape and dtype."""
+        return tensor * self.factor
+
+
+@dataclass(frozen=True)
+class Clamp(EditRule):
+    """Limit every element to a range.
+
+    Args:
+        min: The lower limit. Left out: none.
+        max: The upper limit. Left out: none.
+
+    Raises:
+        ValueError: Neither limit is given, or `min` is above `max`.
+
+    Examples:
+        >>> Clamp(min=0.0)(torch.tensor([1.0, -3.0]))
+        tensor([1., 0.])
+    """
+
+    min: float | None = None
+    max: float | None = None
+
+    def __post_init__(self) -> None:
+        limits = {"min": self.min, "max": self.max}
+        for option, limit in limits.items():
+            check_number(option, limit, "a number, not NaN", lambda limit: not math.isnan(limit), "for no limit")
+        given = [limit for limit in limits.values() if limit is not None]
+        if not given or given != sorted(given):
+            raise ValueError(f"min={self.min!r}, max={self.max!r}: give min, max, or both with min <= max.")
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        """Return `tensor.clamp(min, max)`, same shape and dtype."""
+        return tensor.clamp(self.min, self.max)
+
+
+@dataclass(frozen=True)
+class ClipNorm(EditRule):
+    """Scale the tensor down if its L2 norm is larger than a limit, as `torch.nn.utils.clip_grad_norm_` does.
+
+    The norm is that of the whole tensor, all samples together.
+
+    Args:
+        max_norm: The limit. Tensors with a norm up to this stay as they are.
+
+    Examples:
+        >>> ClipNorm(1.0)(torch.tensor([3.0, 4.0]))
+        tensor([0.6000, 0.8000])
+    """
+
+    max_norm: float
+
+    def __post_init__(self) -> None:
+        check_number("max_norm", self.max_norm, "a number, 0 or more", lambda norm: norm >= 0)
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        """Return `tensor * min(1, max_norm / (norm + 1e-6))`, same shape and dtype."""
+        wide = tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+        share: Tensor = self.max_norm / (torch.linalg.vector_norm(wide) + 1e-6)
+        return tensor * share.clamp(max=1.0)
+
+
+@dataclass(frozen=True)
+class Zero(EditRule):
+    """Set the tensor to zero, or some channels of it.
+
+    Args:
+        channels: The indices along `dim` that are set to zero. Left out: everything.
+        dim: The dimension of `channels`. In a tensor of shape (n, channels, ...) it is 1, in one of shape
+            (n, tokens, features) it is -1.
+
+    Raises:
+        ValueError: When it is applied: the tensor has no such channel.
+
+    Examples:
+        >>> Zero(channels=[1])(torch.ones(1, 3))
+        tensor([[1., 0., 1.]])
+    """
+
+    channels: Sequence[int] | None = None
+    dim: int = 1
+
+    def __post_init__(self) -> None:
+        if self.channels is not None:
+            check_list("channels", self.channels, is_whole, "a list of indices, as in [3]", "for all")
+        check_whole("dim", self.dim, least=None)
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        """Return the tensor with zeros, same shape and dtype; NaN and infinity become zero too."""
+        if self.channels is None:
+            return tensor.masked_fill(torch.ones((), dtype=torch.bool, device=tensor.device), 0)
+        count = tensor.shape[self.dim] if -tensor.ndim <= self.dim < tensor.ndim else 0
+        if not all(-count <= channel < count for channel in self.channels):
+            raise ValueError(f"{self!r}: a tensor of shape {tuple(tensor.shape)} has {count} channels along {self.dim}")
+        return tensor.index_fill(self.dim, torch.tensor(list(self.channels), device=tensor.device), 0)
+
+
+@dataclass(frozen=True)
+class Noise(EditRule):
+    """Add normal noise with mean 0.
+
+    The noise comes from the rule's own generator on each device, so that the random state of the run does not change.
+    Inputs and outputs of a checkpointed module cannot have noise: the recomputation would draw other numbers.
+
+    Args:
+        std: The standard deviation of the noise.
+        seed: The seed of the generators. A copied or unpickled rule starts from this seed again.
+
+    Examples:
+        >>> before = torch.get_rng_state()
+        >>> Noise(0.1)(torch.zeros(2)).ne(0).all(), torch.get_rng_state().equal(before)
+        (tensor(True), True)
+    """
+
+    std: float
+    seed: int = 0
+    _generators: dict[torch.device, torch.Generator] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    def __post_init__(self) -> None:
+        check_number("std", self.std, "a finite number, 0 or more", lambda std: 0 <= std < math.inf)
+        valid = "a whole number from 0 to 2**64 - 1"
+        check_number("seed", self.seed, valid, lambda seed: is_whole(seed) and 0 <= seed < 2**64)
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        """Return `tensor` plus noise, same shape and dtype."""
+        if tensor.device not in self._generators:
+            self._generators[tensor.device] = torch.Generator(tensor.device).manual_seed(int(self.seed))
+        generator = self._generators[tensor.device]
+        noise = torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype, device=tensor.device)
+        return tensor + self.std * noise
+
+    def with_its_state(self) -> "Noise":
+        """Return a copy that will draw the same numbers as this rule would next.
+
+        >>> noise = Noise(1.0)
+        >>> _ = noise(torch.zeros(2))
+        >>> noise.with_its_state()(torch.zeros(2)).equal(noise(torch.zeros(2)))
+        True
+        """
+        twin = Noise(self.std, self.seed)
+        twin._generators.update({device: each.clone_state() for device, each in self._generators.items()})
+        return twin
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the generators: a copy starts from the seed."""
+        return {"std": self.std, "seed": self.seed, "_generators": {}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore what `__getstate__` returned."""
+        self.__dict__.update(state)
+
+
+@dataclass(frozen=True, eq=False)
+class Replace(EditRule):
+    """Replace the tensor by a stored one ("activation patching").
+
+    Args:
+        value: A tensor of the same shape. It is moved to the device and dtype of the tensor that it replaces.
+
+    Examples:
+        >>> Replace(torch.ones(2))(torch.zeros(2))
+        tensor([1., 1.])
+    """
+
+    value: Tensor
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.value, Tensor):
+            raise wrong("value", self.value, "a tensor")
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        """Return a copy of `value` in the dtype and on the device of `tensor`."""
+        # A copy: what follows may work in place.
+        return self.value.to(tensor.device, tensor.dtype, copy=True)
+
+
+def check_rule(option: str, given: object) -> None:
+    """Check a rule before there is a tensor to change.
+
+    Raises:
+        ValueError: it is not a function, or it is a class.
+    """
+    check_function(option, given, "one of hookboard's rules, as in Zero(), or a function from tensor to tensor")
+
+
+def apply_rule(rule: EditFunction, tensor: Tensor, what: str) -> Tensor:
+    """Apply a rule and check what it returns.
+
+    Args:
+        rule: the rule.
+        tensor: the tensor to change.
+        what: names the tensor in errors.
+
+    Returns:
+        A new tensor of the same shape, dtype and device.
+
+    Raises:
+        ValueError: the rule returned something of another shape, dtype or device.
+        RuntimeError: the rule worked in place.
+    """
+    version = None if tensor.is_inference() else version_of(tensor)
+    result = rule(tensor)
+    if version is not None and version_of(tensor) != version:
+        raise RuntimeError(
+            f"the rule for the {what} works in place, on a tensor that others need: it must return a new tensor"
+        )
+    given, got = (_description(x) for x in (tensor, result))
+    if got != given:
+        raise ValueError(f"the rule for the {what} must return a tensor like its argument: {given}, got {got}")
+    return result
+
+
+def _description(value: object) -> str:
+    if not isinstance(value, Tensor):
+        return type(value).__name__
+    return f"{shape_in_words(value)} {str(value.dtype).removeprefix('torch.')} on {value.device}"
+
+
+EditRole = Literal["input", "output", "grad_input", "grad_output"]
+
+
+@dataclass(frozen=True)
+class Edit:
+    """A rule, and the tensors that it changes.
+
+    Args:
+        rule: One of hookboard's rules (docs/capture.md), as in `Zero()`, or any function that takes a tensor and
+            returns a new one of the same shape, dtype and device.
+        modules: Pattern or patterns over dotted module names. Left out: every leaf module, or, with `types`, every
+            module of those types.
+        types: Class names or classes; subclasses count, a leading `!` excludes.
+        role: Which tensors of a module are changed: `input`, `output`, `grad_input` (the gradient that it passes back
+            to its inputs) or `grad_output` (the gradient that arrives at its outputs).
+    """
+
+    rule: EditFunction
+    modules: Patterns | None = None
+    types: Types | None = None
+    role: EditRole = "output"
+
+    def __post_init__(self) -> None:
+        check_rule("rule", self.rule)
+        check_selection(self.modules, self.types)
+        check_name("role", self.role, get_args(EditRole))
+
+
+class Edits:
+    """Hooks that apply one rule to some modules.
+
+    Values are changed before other hooks read them, gradients before earlier hooks do. Of several edits on one module,
+    the one attached first applies first.
+
+    In a call that hookboard makes itself (`hookboard.measure.own_call`) a copy of the rule is applied, so that the rule
+    does not change, and `check_made` does not count the call. Rules are copied with `copy.deepcopy`, `Noise` with the
+    state of its generators. What a plain function keeps in a closure or a global is not copied.
+
+    Args:
+        modules: name to module.
+        role: which of their tensors are changed.
+        rule: the change, applied to each floating-point or complex tensor.
+    """
+
+    def __init__(self, modules: Mapping[str, nn.Module], role: EditRole, rule: EditFunction) -> None:
+        self._modules = dict(modules)
+        self._role = role
+        self._rule = rule
+        self._hooks = ExitStack()
+        self._made: set[str] = set()
+
+    def attach(self) -> None:
+        """Hook every module.
+
+        Raises:
+            ValueError: a module cannot be edited; then none is hooked.
+        """
+        for name, module in self._modules.items():
+            _check(name, module, self._role)
+        for name, module in self._modules.items():
+            hook = _EditHook(name, self._role, self._rule, self._made)
+            of_output = self._role in ("output", "grad_output")
+            given = (None, hook.after) if of_output else (hook.before, None)
+            self._hooks.enter_context(hooked(module, *given))
+
+    def detach(self) -> None:
+        """Remove every hook."""
+        self._hooks.close()
+
+    def check_made(self) -> None:
+        """Check that the rule was applied to at least one tensor of every module, whether or not it changed a number.
+
+        Raises:
+            LookupError: it was applied to none of some module.
+        """
+        names = [repr(name) for name in self._modules if name not in self._made]
+        if names:
+            is_gradient = self._role.startswith("grad")
+            cause = "no gradient came to it" if is_gradient else "it was not called, or only without tensors"
+            raise LookupError(f"the edit of the {self._role} of {', '.join(names)} changed nothing: {cause}")
+
+
+def _check(name: str, module: nn.Module, role: EditRole) -> None:
+    if isinstance(module, torch.jit.ScriptModule):
+        raise ValueError(f"{name!r} cannot be edited: hooks never fire in a TorchScript module")
+    if role == "grad_input" and any(getattr(part, "inplace", False) for part in module.modules()):
+        raise ValueError(
+            f"the grad_input of {name!r} cannot be edited: it works in place, on a tensor that others may use"
+        )
+
+
+class _EditHook:
+    """The hooks of one module that apply a rule to its tensors of one role, and add its name to `made`.
+
+    They hold no module, because autograd graphs hold them. A copy does nothing.
+    """
+
+    def __init__(
+        self, name: str = "", role: EditRole | None = None, rule: EditFunction | None = None, made: Any = None
+    ) -> None:
+        self.name = name
+        self.role = role
+        self.rule = rule
+        self.made = made
+
+    @property
+    def place_among_hooks(self) -> int:
+        return EDITS_GRADIENTS if self.role in ("grad_input", "grad_output") else EDITS_VALUES
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _EditHook, ()
+
+    def after(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        return self._changed(output)
+
+    def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self._changed((args, kwargs))
+
+    def _changed(self, value: Any) -> Any:
+        if self.rule is None:
+            return None
+        # Decided now, for the gradient too: backward may run in another thread.
+        rule, made = (spare_of(self.rule, _copied), set()) if is_own_call() else (self.rule, self.made)
+
+        def change(tensor: Tensor) -> Tensor:
+            return self._apply(rule, tensor, made)
+
+        if self.role in ("grad_input", "grad_output"):
+            return map_tensors(lambda t: edited_gradient(t, change) if t.requires_grad else t, value)
+        return map_tensors(lambda t: change(t) if t.is_floating_point() or t.is_complex() else t, value)
+
+    def _apply(self, rule: EditFunction, tensor: Tensor, made: set[str]) -> Tensor:
+        if isinstance(rule, Noise) and self.role in ("input", "output") and in_backward():
+            raise RuntimeError(f"{self.name!r} is checkpointed: its recomputation would draw other noise")
+        made.add(self.name)
+        return apply_rule(rule, tensor, f"{self.role} of {self.name!r}")
+
+
+def _copied(rule: EditFunction) -> EditFunction:
+    """Copy a rule with its current state."""
+    if isinstance(rule, Noise):
+        return rule.with_its_state()
+    try:
+        return copy.deepcopy(rule)
+    except Exception as error:
+        raise RuntimeError(
+            f"hookboard calls the model once more with a copy of the rule {rule!r}, which cannot be copied: {error}"
+        ) from error
+
+
+def edited_gradient(tensor: Tensor, change: EditFunction) -> Tensor:
+    """Copy a tensor so that `change` is applied to the gradient that flows back through the copy.
+
+    Args:
+        tensor: a tensor that requires a gradient.
+        change: takes the gradient of the copy and returns the gradient of `tensor`, same shape and dtype.
+
+    Returns:
+        A copy in separate memory, which may be changed in place.
+    """
+    copy: Tensor = _EditedGradient.apply(tensor, change)
+    return copy
+
+
+class _EditedGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, change: EditFunction) -> Tensor:
+        ctx.change = change
+        return tensor.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return ctx.change(grad), None

@@ -1,0 +1,197 @@
+"""`Arena`: the rows and bins of sites on an accelerator, which kernels merge tensors into."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hookboard.base.torch_private import keep_for_stream
+from hookboard.measure.accelerator import Job, Target, measure_all_into, measure_into, new_bins, new_rows
+from hookboard.measure.packet import SiteNumbers
+
+
+class RowsAt(NamedTuple):
+    """Where the numbers of a site are.
+
+    Args:
+        slab: which slab of rows.
+        start: the first of its rows there: that of the site, then those of its channels.
+        channels: the number of channels; 0 without rows of channels.
+        rows: these rows.
+    """
+
+    slab: int
+    start: int
+    channels: int
+    rows: Tensor
+
+
+class Contents(NamedTuple):
+    """Where the numbers of the sites are in what an arena sends to the host.
+
+    Args:
+        slabs: the number of slabs of rows, which come first; those of bins follow.
+        places: by site, where its rows are.
+        bins_of: by site, where its bins are: the slab, and the row in it.
+        has_common: by site that was measured, whether all its tensors had the same channels.
+    """
+
+    slabs: int
+    places: dict[int, RowsAt]
+    bins_of: dict[int, tuple[int, int]]
+    has_common: dict[int, bool]
+
+    def found(self, copies: Sequence[Tensor]) -> dict[int, SiteNumbers]:
+        """Return what was measured of each site, from the copies on the host."""
+        # As arrays: to take a part of a tensor takes ten times as long.
+        slabs, result = [copy.numpy() for copy in copies[: self.slabs]], {}
+        for index, is_common in self.has_common.items():
+            place = self.places[index]
+            own = slabs[place.slab][place.start : place.start + place.rows.shape[0]]
+            result[index] = SiteNumbers(
+                own[0], own[1:] if is_common and place.channels else None, self.bins(index, copies)
+            )
+        return result
+
+    def bins(self, index: int, copies: Sequence[Tensor]) -> Tensor | None:
+        """Return the bins of a site, shape (BINS,); None if it has none."""
+        if index not in self.bins_of:
+            return None
+        slab, row = self.bins_of[index]
+        return copies[self.slabs + slab][row]
+
+
+class Slabs:
+    """Memory for the rows, or bins, of sites: one tensor, and further ones while it is too small.
+
+    Args:
+        new: makes a tensor of so many rows.
+        least: the rows of the first one.
+    """
+
+    def __init__(self, new: Callable[[int], Tensor], least: int) -> None:
+        self._new = new
+        self._least = least
+        self.parts: list[Tensor] = []
+        self.used: list[int] = []
+
+    def take(self, count: int) -> tuple[int, int]:
+        """Return where `count` rows next to each other are free: the index of the tensor, and of the first row."""
+        if not self.parts or self.used[-1] + count > len(self.parts[-1]):
+            self.parts.append(self._new(max(self._least, count, sum(map(len, self.parts)))))
+            self.used.append(0)
+        start = self.used[-1]
+        self.used[-1] += count
+        return len(self.parts) - 1, start
+
+    def filled(self) -> list[Tensor]:
+        """Return the used rows of each tensor."""
+        return [part[:used] for part, used in zip(self.parts, self.used, strict=True)]
+
+    def join(self, count: int) -> bool:
+        """If there are several tensors, replace them by one of `count` rows, and return True."""
+        if len(self.parts) < 2:
+            return False
+        for part in self.parts:
+            keep_for_stream(part)
+        self.parts, self.used = [self._new(max(self._least, count))], [0]
+        return True
+
+
+class Arena:
+    """The rows and bins of sites on an accelerator. Each tensor is merged into those of its site by one launch.
+
+    So calls of a module need no memory of their own, and a flush is a copy of a few tensors, however many sites there
+    are. One thread at a time may use it.
+
+    Args:
+        device: the accelerator.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._rows = Slabs(lambda count: new_rows(count, device), 512)
+        self._bins = Slabs(lambda count: new_bins(count, device), 8)
+        self._places: dict[int, RowsAt] = {}
+        self._bins_of: dict[int, tuple[int, int]] = {}
+        self._has_common: dict[int, bool] = {}
+        """Of each site measured since the last flush, whether all its tensors had the same channels."""
+
+    @property
+    def indices(self) -> set[int]:
+        """The indices of the sites that were measured since the last flush."""
+        return set(self._has_common)
+
+    def measure(
+        self, jobs: Sequence[tuple[int, Job, bool]], *, with_abs_mean: bool, scale: Tensor | None
+    ) -> Sequence[int]:
+        """Merge tensors of different sites into their rows and bins, in a few launches.
+
+        Args:
+            jobs: the index of the site, the tensor, and whether to count bins.
+            with_abs_mean: whether the column `abs_mean` is filled.
+            scale: the tensors are divided by this first, shape (), float32, on the device.
+
+        Returns:
+            Which of them could not be measured.
+        """
+        targets = list[Target]()
+        failed: set[int] | None = None
+        try:
+            targets += map(self._target, *zip(*jobs, strict=True))
+            if len(targets) == 1 and targets[0].job.minus is None:  # there is a kernel with less overhead
+                found = [] if measure_into(targets[0], with_abs_mean=with_abs_mean, scale=scale) else targets
+            else:
+                found = measure_all_into(targets, with_abs_mean=with_abs_mean, scale=scale)
+            failed = {target.rows.data_ptr() for target in found}
+        finally:
+            missing = [n for n, target in enumerate(targets) if failed is None or target.rows.data_ptr() in failed]
+            for number in missing:
+                if targets[number].is_fresh:
+                    self._has_common.pop(jobs[number][0])
+        return missing
+
+    def counts(self, index: int) -> Tensor:
+        """Return the bins of a site, shape (BINS,), int64."""
+        place = self._bins_of.get(index)
+        if place is None:
+            place = self._bins_of[index] = self._bins.take(1)
+        return self._bins.parts[place[0]][place[1]]
+
+    def _target(self, index: int, job: Job, has_bins: bool) -> Target:
+        place, has_begun = self._places.get(index), index in self._has_common
+        channels = job.channels
+        if place is None or (not has_begun and place.channels != channels):
+            slab, start = self._rows.take(job.rows)
+            place = RowsAt(slab, start, channels, self._rows.parts[slab][start : start + job.rows])
+            self._places[index] = place
+        # Before anything says that the rows are filled: memory may lack for the bins.
+        bins = self.counts(index) if has_bins else None
+        if not has_begun:
+            self._has_common[index] = True
+        elif place.channels != channels:
+            self._has_common[index] = False
+            job = job.without_channels()
+        return Target(job, place.rows, not has_begun, bins)
+
+    def sent(self) -> tuple[list[Tensor], "Contents"]:
+        """Return the tensors to copy to the host, and what finds the numbers of each site in the copies.
+
+        `clear` must be called once the copies have been ordered.
+        """
+        rows, bins = self._rows.filled(), self._bins.filled()
+        # Triton's interpreter runs on the CPU, where nothing is copied.
+        parts = [part.clone() if part.is_cpu else part for part in (*rows, *bins)]
+        return parts, Contents(len(rows), self._places.copy(), self._bins_of.copy(), self._has_common)
+
+    def clear(self) -> None:
+        """Forget what was measured. Memory that grew is joined, for as many rows as were measured now."""
+        rows = sum(self._places[index].rows.shape[0] for index in self._has_common)
+        self._has_common = {}
+        if self._rows.join(rows):
+            self._places = {}
+        if self._bins.join(len(self._bins_of)):
+            self._bins_of = {}
+        else:
+            for part in self._bins.parts:
+                part.zero_()

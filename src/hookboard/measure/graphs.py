@@ -1,0 +1,248 @@
+"""Shows tensors inside the graphs of torch.compile to taps.
+
+Equal modules share a graph, so a graph must not contain anything that belongs to one of them: no name, no tap. Instead
+it calls the operator `hookboard::show` with the tensor and a small tensor, the module's key. When the graph runs, the
+operator finds the tap by this key and shows it the tensor, which the tap handles as in eager mode.
+"""
+
+import itertools
+import weakref
+from collections.abc import Collection, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from hookboard.base.torch_private import in_transform
+from hookboard.measure.gradients import why_no_gradient
+from hookboard.model.nested import can_be_filled, map_tensors, named_inputs, tensors_in
+from hookboard.model.sites import Role
+
+
+class Receiver(Protocol):
+    """What a graph sends its tensors to: a tap of `hookboard.measure`."""
+
+    def receive(self, role: Role, path: str, tensor: Tensor | None, cause: str) -> None:
+        """Receive a tensor of a call of the module.
+
+        Args:
+            role: the role of the tensor.
+            path: its index or key if there are several, as in `Site.index`.
+            tensor: the detached tensor; None if there is none to send.
+            cause: why not; "" with a tensor, or if only the fact that the module was called is sent.
+        """
+
+
+_RECEIVERS: dict[int, weakref.ref[Receiver]] = {}
+"""The number that stands for a receiver in graphs -> the receiver. Not a WeakValueDictionary: its callbacks may run in
+the garbage collector, where Python drops a KeyboardInterrupt."""
+_NUMBERS = itertools.count()
+
+FORGET_EVERY = 1024
+"""Dead receivers are removed once per this many new ones."""
+
+_LIBRARY = torch.library.Library("hookboard", "DEF")
+# It runs Python, which a replayed CUDA graph would skip. Older versions of torch have no such tag.
+# It says that it changes the key, which it does not: so the compiler neither merges equal calls nor drops any.
+_LIBRARY.define(
+    "show(Tensor(a!) key, Tensor? tensor, str role, str path, str cause) -> ()",
+    tags=[tag for name, tag in torch.Tag.__members__.items() if name == "cudagraph_unsafe"],
+)
+
+
+@torch.library.impl(_LIBRARY, "show", "CompositeExplicitAutograd")
+def _show(key: Tensor, tensor: Tensor | None, role: Role, path: str, cause: str) -> None:
+    known = _RECEIVERS.get(int(key))
+    receiver = None if known is None else known()
+    if receiver is not None:
+        receiver.receive(role, path, tensor, cause)
+
+
+@torch.library.register_fake("hookboard::show", lib=_LIBRARY)  # type: ignore[untyped-decorator]  # torch has no types for it
+def _(key: Tensor, tensor: Tensor | None, role: str, path: str, cause: str) -> None:
+    pass
+
+
+KEEPS_ITS_OUTPUT = (nn.ReLU, nn.Hardtanh, nn.LeakyReLU, nn.ELU, nn.CELU, nn.SELU, nn.Threshold, nn.RReLU)
+"""Activations that, in place, compute their gradient from their output: it must not be changed in place afterwards."""
+
+
+RETURNED = "the module returned its input, whose gradient a compiled graph cannot show"
+
+
+class GraphEnd:
+    """The hooks of a tap that torch.compile traces into a graph; the graph holds this object instead of the tap.
+
+    Args:
+        receiver: the tap. It is referenced weakly, because a graph may live longer.
+        module: the module that is hooked. No reference to it is kept.
+    """
+
+    def __init__(self, receiver: Receiver, module: nn.Module) -> None:
+        number = next(_NUMBERS)
+        if number % FORGET_EVERY == 0:
+            for gone in [known for known, each in list(_RECEIVERS.items()) if each() is None]:
+                _RECEIVERS.pop(gone, None)
+        _RECEIVERS[number] = weakref.ref(receiver)
+        self._works_in_place = any(getattr(part, "inplace", False) for part in module.modules())
+        self._returns_its_input = all(map(_does_nothing, module.modules()))
+        self._keeps_its_output = isinstance(module, KEEPS_ITS_OUTPUT)
+        with torch.inference_mode(False):
+            # Not shape (): the compiler may move such a tensor to the device, where reading it would be a wait.
+            self._forward_key = torch.tensor([number], device="cpu")
+            # The graph of a backward pass must not change a tensor of the forward graph.
+            self._backward_key = torch.tensor([number], device="cpu")
+
+    def before(self, roles: Collection[Role], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Forward pre-hook: sends the inputs to the tap if `roles` has "input".
+
+        Returns:
+            For "grad_input" the (args, kwargs) to call the module with, whose gradients go to the tap when they are
+            computed; None if nothing is to be replaced.
+        """
+        if in_transform():
+            return None
+        tensors = list(tensors_in(named_inputs(args, kwargs)))
+        if "input" in roles:
+            self._show_all("input", tensors)
+        if "grad_input" not in roles:
+            return None
+        if self._works_in_place:
+            self._explain("grad_input", "in a compiled graph the gradient of an input that is changed in place is lost")
+            return None
+        if self._returns_its_input:
+            self._explain("grad_input", RETURNED)
+            return None
+        return self._with_gradients_shown("grad_input", (args, kwargs), tensors, [])
+
+    def after(self, roles: Collection[Role], args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> Any:
+        """Forward hook: tells the tap of the call, and sends the output if `roles` has "output".
+
+        Returns:
+            For "grad_output" the output to return instead, whose gradients go to the tap when they are computed; None
+            if nothing is to be replaced.
+        """
+        if in_transform():  # tensors outside of the transform, such as the key, must not be changed inside it
+            return None
+        tensors = list(tensors_in(output))
+        self._explain("output", "")  # the module was called
+        if not tensors:
+            nothing = f"the module returned {type(output).__name__}, in which there is no tensor"
+            for role in roles:
+                if role in ("output", "grad_output"):
+                    self._explain(role, nothing)
+            return None
+        if "output" in roles:
+            self._show_all("output", tensors)
+        if "grad_output" not in roles:
+            return None
+        given = [] if self._keeps_its_output else [t for _, t in tensors_in(named_inputs(args, kwargs))]
+        return self._with_gradients_shown("grad_output", output, tensors, given)
+
+    def _explain(self, role: Role, cause: str) -> None:
+        torch.ops.hookboard.show(self._forward_key, None, role, "", cause)
+
+    def _show_all(self, role: Role, tensors: list[tuple[str, Tensor]]) -> None:
+        for path, tensor in tensors:
+            if _is_plain(tensor):
+                torch.ops.hookboard.show(self._forward_key, tensor.detach(), role, path, "")
+            else:
+                self._explain(role, _not_plain(tensor))
+
+    def _with_gradients_shown(
+        self, role: Role, value: Any, tensors: list[tuple[str, Tensor]], given: list[Tensor]
+    ) -> Any:
+        """Replace tensors by copies whose gradients go to the tap in the backward pass.
+
+        Args:
+            role: "grad_input" or "grad_output".
+            value: holds the tensors: the (args, kwargs) or the output of the module.
+            tensors: the tensors in it, with their paths.
+            given: see `_why_not_shown`.
+
+        Returns:
+            The value with copies in place of the tensors; None if no tensor can be replaced.
+        """
+        if not can_be_filled(value):
+            self._explain(role, "a compiled graph cannot put other tensors in a container of its class")
+            return None
+        shown: list[tuple[Tensor, Tensor]] = []
+        for tensor, paths in _paths_by_tensor(tensors):
+            cause = _why_not_shown(role, tensor, given)
+            if cause:
+                self._explain(role, cause)
+                continue
+            copy = tensor
+            for path in paths:
+                copy = _ShownGradient.apply(copy, self._backward_key, role, path)
+            shown.append((tensor, copy))
+        if not shown:
+            return None
+
+        def exchange(tensor: Tensor) -> Tensor:
+            for old, copy in shown:
+                if old is tensor:
+                    return copy
+            return tensor
+
+        return map_tensors(exchange, value)
+
+
+def _does_nothing(module: nn.Module) -> bool:
+    return isinstance(module, (nn.Identity, nn.Sequential)) or (isinstance(module, nn.Dropout) and module.p == 0)
+
+
+def _why_not_shown(role: Role, tensor: Tensor, given: list[Tensor]) -> str:
+    """Return why a compiled graph cannot show the gradient of a tensor; "" if it can.
+
+    Args:
+        role: `grad_input` or `grad_output`.
+        tensor: the input or output whose gradient is to be shown.
+        given: inputs that must not be replaced by a copy if the module returns them; empty for `grad_input`.
+    """
+    if not tensor.requires_grad:
+        return f"the {'input' if role == 'grad_input' else 'output'} {why_no_gradient(tensor)}"
+    if not _is_plain(tensor):
+        return _not_plain(tensor)
+    for other in given:
+        if other is tensor:
+            return RETURNED
+    return ""
+
+
+def _paths_by_tensor(tensors: list[tuple[str, Tensor]]) -> list[tuple[Tensor, list[str]]]:
+    """Group (path, tensor) pairs by tensor: return each tensor once, with the list of its paths."""
+    found: list[tuple[Tensor, list[str]]] = []
+    for path, tensor in tensors:
+        known = [paths for other, paths in found if other is tensor]
+        if known:
+            known[0].append(path)
+        else:
+            found.append((tensor, [path]))
+    return found
+
+
+class _ShownGradient(torch.autograd.Function):
+    """Identity whose backward pass sends the gradient to the tap: tensor hooks with side effects cannot be traced.
+
+    It returns a copy, which the compiler optimizes away: on a view, a later in-place operation would fail.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, key: Tensor, role: str, path: str) -> Tensor:
+        ctx.key, ctx.role, ctx.path = key, role, path
+        return tensor.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        torch.ops.hookboard.show(ctx.key, grad.detach(), ctx.role, ctx.path, "")
+        return grad, None, None, None
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Return True if `hookboard::show` accepts the tensor: it is not nested, and of no subclass but Parameter."""
+    return type(tensor) in (Tensor, nn.Parameter) and not tensor.is_nested
+
+
+def _not_plain(tensor: Tensor) -> str:
+    return f"a compiled graph cannot show tensors of type {type(tensor).__name__}"

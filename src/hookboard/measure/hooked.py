@@ -1,0 +1,77 @@
+"""`hooked`: puts hooks on a module, in the order that hookboard's hooks need, and takes them off together."""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+from torch import nn
+
+from hookboard.base.torch_private import Detour, forward_hooks_of, forward_pre_hooks_of, renumber
+
+READS_BEFORE_EDITS, EDITS_VALUES, READS, EDITS_GRADIENTS = range(4)
+"""The place of a hook among those of its module: the attribute `place_among_hooks` of its owner, `READS` without it."""
+
+
+def hooked(
+    module: nn.Module,
+    before: Callable[..., Any] | None = None,
+    after: Callable[..., Any] | None = None,
+    *,
+    with_kwargs: bool = False,
+    always_call: bool = False,
+    is_hidden: bool = False,
+    numbers: dict[str, int] | None = None,
+) -> ExitStack:
+    """Hook a module, until the returned stack is closed or its context ends, with or without an error.
+
+    Of the module's hooks, those run first that read tensors before any edit, then edits of values in the order in which
+    they were attached, then all other hooks, those of others too, and last the edits of gradients in reverse order,
+    because backward runs in reverse.
+
+    Args:
+        module: the module.
+        before: takes the module, its arguments and keyword arguments before a call; what it returns, if not None,
+            replaces `(args, kwargs)`. None for no hook.
+        after: takes the module, its arguments and its output after a call; what it returns, if not None, replaces the
+            output.
+        with_kwargs: whether `after` takes the keyword arguments, too, before the output. Without need it must not: if
+            another thread calls the module while it is hooked or unhooked, torch may leave them out.
+        always_call: whether `after` is called if the module raised an error, too.
+        is_hidden: whether torch must find no hook on the module, see `fused.py`. Then nothing is replaced, and `after`
+            takes the keyword arguments and is not called after an error.
+        numbers: the id of the handle of each kind of hook, filled by the first call and used by those that follow. In
+            older versions of torch, equal modules share a compiled graph only if the ids of their hooks are equal.
+    """
+    hooks = ExitStack()
+    if is_hidden:
+        hooks.callback(Detour(module, before or _ignore, after or _ignore).end)
+        return hooks
+    handles = {}
+    if after is not None:
+        handles["after"] = module.register_forward_hook(after, with_kwargs=with_kwargs, always_call=always_call)
+    if before is not None:
+        handles["before"] = module.register_forward_pre_hook(before, with_kwargs=True)
+    for kind, handle in handles.items():
+        hooks.callback(handle.remove)
+        if numbers is not None:
+            renumber(handle, numbers.setdefault(kind, handle.id))
+    _sort(forward_hooks_of(module))
+    _sort(forward_pre_hooks_of(module))
+    return hooks
+
+
+def _sort(hooks: dict[int, Callable[..., Any]]) -> None:
+    """Sort the hooks of a module in place."""
+
+    def place(key: int) -> tuple[int, int]:
+        kind = getattr(getattr(hooks[key], "__self__", None), "place_among_hooks", READS)
+        if kind in (READS, READS_BEFORE_EDITS):
+            return kind, 0
+        return kind, -key if kind == EDITS_GRADIENTS else key
+
+    for key in sorted(hooks, key=place):
+        hooks[key] = hooks.pop(key)
+
+
+def _ignore(*_: object) -> None:
+    pass

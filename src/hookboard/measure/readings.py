@@ -1,0 +1,305 @@
+"""`Reading`: the result for one site after a step; `Readings`: all results of one flush, as a table."""
+
+import math
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from hookboard.base.kept import kept
+from hookboard.base.prompts import table_html, text_table
+from hookboard.measure.histogram import Histogram
+from hookboard.measure.row import FIELDS, WIDTH, Moments
+from hookboard.measure.statistics import StatisticTable
+from hookboard.model.sites import Role, Site, Stage
+
+kept(Site)  # here, because sites.py is also loaded where there is no torch
+
+_COUNT = FIELDS.index("count")
+_NONFINITE = slice(FIELDS.index("nan"), FIELDS.index("neginf") + 1)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Reading:
+    """The result for one site after an optimizer step or an evaluation loop.
+
+    Args:
+        site: the tensor slot: name, role and index.
+        moments: count, mean, extremes and so on of all its tensors in the step, as if they were one tensor.
+        statistics: name to value, as they are logged.
+        histogram: the histogram of the finite values; None if histograms are off.
+        stage: the stage: `train`, `validate`, `test` or `predict`.
+        overflowed: whether gradients of the site's optimizer were not finite under a GradScaler, which then skips the
+            step. `statistics` then holds the counts, and NaN for all others.
+        channels: one merged row for each channel (unit), shape (channels, columns of `hookboard.measure.FIELDS`),
+            float64; of more than 4096 channels for every k-th: 0, k, 2 * k ..., with the smallest k that leaves no more
+            than 4096. None if channels are not measured, or if the tensors of the step had different numbers of them.
+        dtype: the dtype of its first tensor in the step, of a gradient as autograd gave it; None if unknown.
+        width: how many channels there are, with or without a row. Left out: as many as there are rows.
+    """
+
+    site: Site
+    moments: Moments
+    statistics: dict[str, float]
+    histogram: Histogram | None
+    stage: Stage = "train"
+    overflowed: bool = False
+    channels: np.ndarray | None = field(default=None, repr=False, compare=False)
+    dtype: torch.dtype | None = None
+    width: int = field(default=0, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.channels is not None and not self.width:
+            object.__setattr__(self, "width", len(self.channels))
+
+    def __repr__(self) -> str:
+        """Return site and statistics in one line, and what is not the default of stage, histogram and `overflowed`."""
+        parts = [f"{name}={value:.4g}" for name, value in self.statistics.items()]
+        if self.histogram is not None:
+            parts.append("histogram")
+        if self.overflowed:
+            parts.append("overflowed")
+        stage = "" if self.stage == "train" else f", {self.stage}"
+        return f"Reading({' '.join(_site_in_words(self.site))}{stage}: {', '.join(parts) or 'no statistics'})"
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether none of the tensors had an element."""
+        return not (self.moments.count or self.moments.nonfinite)
+
+    @property
+    def sample_of(self) -> int | None:
+        """The number of channels if only every k-th has a row; None if all have one, or no channels are measured."""
+        return None if self.channels is None or len(self.channels) == self.width else self.width
+
+
+def _site_in_words(site: Site) -> list[str]:
+    """Return the name of the module or parameter ("model" for the whole model), and the role with the index, if any."""
+    return [site.name or "model", f"{site.role} {site.index}".strip()]
+
+
+class ReadingList(tuple[Reading, ...]):
+    """The readings of a step, which have one stage. A prompt and a notebook show them as a table."""
+
+    def __repr__(self) -> str:
+        return text_table(*self._table()) if self else "()"
+
+    def _repr_html_(self) -> str:
+        return table_html(*self._table()) if self else "No readings yet."
+
+    def _table(self) -> tuple[list[str], list[list[str]]]:
+        names = list(dict.fromkeys(name for reading in self for name in reading.statistics))
+        rows = [
+            [*_site_in_words(one.site), *(f"{one.statistics[n]:.4g}" if n in one.statistics else "" for n in names)]
+            for one in self
+        ]
+        return ["name", "tensor", *names], rows
+
+
+@kept
+class Places:
+    """The sites of a table's rows, and lookups from sites to rows.
+
+    A recorder passes the same object on while its sites stay the same, so that lookups are cached.
+
+    Args:
+        sites: the site of each row.
+    """
+
+    def __init__(self, sites: Sequence[Site]) -> None:
+        self.sites = list(sites)
+        self._rows: dict[Site, int] = {site: row for row, site in enumerate(self.sites)}
+        self._first: dict[Role, dict[str, int]] = {}
+        self._of_role: dict[Role, list[Site]] = {}
+        for site, row in self._rows.items():
+            self._first.setdefault(site.role, {}).setdefault(site.name, row)
+            self._of_role.setdefault(site.role, []).append(site)
+        self._asked: dict[tuple[Role, tuple[str, ...]], np.ndarray] = {}
+        self.tags: tuple[Hashable, list[str], np.ndarray] = None, [], np.empty(0, np.intp)
+        """The last result of `Readings.scalars`: what it depended on, the tags, and the place of each value."""
+        self.subset: tuple[list[int], Places] | None = None
+        """The rows that `Readings.where` has selected last, and their places."""
+
+    def row(self, site: Site) -> int | None:
+        """Return the row of a site; None if there is none."""
+        return self._rows.get(site)
+
+    def first(self, role: Role) -> Mapping[str, int]:
+        """Return the row of each module or parameter in a role, by name, in order; of several tensors the first."""
+        return self._first.get(role, {})
+
+    def of_role(self, role: Role) -> list[Site]:
+        """Return the sites of a role, in the order of their rows."""
+        return self._of_role.get(role, [])
+
+    def is_of(self, role: Role) -> np.ndarray:
+        """Return which rows have this role, shape (sites,), bool."""
+        return np.array([site.role == role for site in self.sites], bool)
+
+    def rows(self, role: Role, names: tuple[str, ...]) -> np.ndarray:
+        """Return the row of each named module or parameter in a role, -1 where there is none, shape (names,), int.
+
+        Of several tensors it is the row of the first.
+        """
+        found = self._asked.get((role, names))
+        if found is None:
+            first = self.first(role)
+            found = self._asked[role, names] = np.array([first.get(name, -1) for name in names], dtype=np.intp)
+        return found
+
+
+@kept
+@dataclass(eq=False)
+class Readings(Mapping[Site, Reading]):
+    """The readings of one flush by site, in the order in which the sites were measured first.
+
+    It is a table, because most readings are only read as columns: an object for each would cost more than all else in
+    a flush.
+
+    Args:
+        places: the site of each row.
+        rows: the moments of each site, shape (sites, WIDTH), float64: the columns of `hookboard.measure.FIELDS`.
+        channels: the rows of the channels of each site, see `Reading.channels`.
+        dtypes: the dtype of the tensors of each site, see `Reading.dtype`.
+        widths: how many channels each site has, see `Reading.width`.
+        statistics: the statistics of all sites.
+        histograms: the histogram of each site; None where there is none.
+        stage: the stage of all readings.
+        overflowed: see `Reading.overflowed`, shape (sites,), bool.
+        flags: the numbers that came with the flush: the largest that any rank reported of each.
+        along: further numbers that came with the flush, of this rank.
+    """
+
+    places: Places
+    rows: np.ndarray
+    channels: Sequence[np.ndarray | None]
+    dtypes: Sequence[torch.dtype | None]
+    widths: Sequence[int]
+    statistics: StatisticTable
+    histograms: Sequence[Histogram | None]
+    stage: Stage
+    overflowed: np.ndarray
+    flags: Sequence[float] = ()
+    along: Sequence[float] = ()
+    _made: dict[int, Reading] = field(default_factory=dict, init=False)
+
+    @staticmethod
+    def of(readings: Iterable[Reading]) -> "Readings":
+        """Make a table of readings, which must have the same stage."""
+        made = list(readings)
+        table = Readings(
+            Places([reading.site for reading in made]),
+            np.array([reading.moments for reading in made], dtype=np.float64).reshape(-1, WIDTH),
+            [reading.channels for reading in made],
+            [reading.dtype for reading in made],
+            [reading.width for reading in made],
+            StatisticTable.of([reading.statistics for reading in made]),
+            [reading.histogram for reading in made],
+            made[0].stage if made else "train",
+            np.array([reading.overflowed for reading in made], bool),
+        )
+        table._made = dict(enumerate(made))
+        return table
+
+    def at(self, row: int) -> Reading:
+        """Return the reading of a row."""
+        reading = self._made.get(row)
+        if reading is None:
+            reading = self._made[row] = Reading(
+                self.places.sites[row],
+                Moments._make(self.rows[row].tolist()),
+                self.statistics.at(row),
+                self.histograms[row],
+                self.stage,
+                bool(self.overflowed[row]),
+                self.channels[row],
+                self.dtypes[row],
+                self.widths[row],
+            )
+        return reading
+
+    def scalars(self) -> dict[str, float]:
+        """Return the statistics of all sites by tag. Two sites may share a tag: then the last one has it."""
+        names, values, is_there = self.statistics
+        state = self.stage, names, is_there.tobytes()
+        if self.places.tags[0] != state:
+            tags = [tag for site in self.places.sites for tag in site.scalar_tags(names, self.stage)]
+            picked = {tags[place]: place for place in np.flatnonzero(is_there).tolist()}
+            self.places.tags = state, [*picked], np.array([*picked.values()], dtype=np.intp)
+        _, tags, picked_places = self.places.tags
+        return dict(zip(tags, values.ravel()[picked_places].tolist(), strict=True))
+
+    def with_histogram(self) -> dict[str, Reading]:
+        """Return the readings that have a histogram, by the tag of the histogram."""
+        sites = enumerate(self.places.sites)
+        return {site.histogram_tag(self.stage): self.at(row) for row, site in sites if self.histograms[row] is not None}
+
+    def blanked(self, rows: np.ndarray, *, overflowed: bool = False) -> "Readings":
+        """Return a copy in which some rows have NaN for all statistics except counts, and no histogram.
+
+        Args:
+            rows: which, shape (sites,), bool.
+            overflowed: whether to mark these rows as overflowed and add `nonfinite_count`, how many values are NaN or
+                infinite.
+        """
+        columns = self.statistics
+        if overflowed:
+            columns = columns.joined({"nonfinite_count": self.rows[:, _NONFINITE].sum(axis=1)}, rows)
+        columns = columns._replace(values=columns.values.copy())
+        for place, name in enumerate(columns.names):
+            if not name.endswith("_count"):
+                columns.values[rows, place] = math.nan
+        kept = [None if is_blank else each for each, is_blank in zip(self.histograms, rows.tolist(), strict=True)]
+        marked = self.overflowed | rows if overflowed else self.overflowed
+        return replace(self, statistics=columns, histograms=kept, overflowed=marked)
+
+    def where(self, is_kept: np.ndarray) -> "Readings":
+        """Return the readings of some of the sites: those where `is_kept`, shape (sites,), is true."""
+        if is_kept.all():
+            return self
+        kept = np.flatnonzero(is_kept).tolist()
+        subset = self.places.subset
+        if subset is None or subset[0] != kept:
+            subset = self.places.subset = kept, Places([self.places.sites[row] for row in kept])
+        return replace(
+            self,
+            places=subset[1],
+            rows=self.rows[kept],
+            channels=[self.channels[row] for row in kept],
+            dtypes=[self.dtypes[row] for row in kept],
+            widths=[self.widths[row] for row in kept],
+            statistics=self.statistics.where(is_kept),
+            histograms=[self.histograms[row] for row in kept],
+            overflowed=self.overflowed[kept],
+        )
+
+    @property
+    def is_finite(self) -> np.ndarray:
+        """Whether all values of a site are finite, shape (sites,), bool."""
+        return np.asarray((self.rows[:, _NONFINITE] == 0).all(axis=1))
+
+    @property
+    def is_filled(self) -> np.ndarray:
+        """Whether the tensors of a site had an element, shape (sites,), bool."""
+        return np.asarray((self.rows[:, _COUNT] > 0) | (self.rows[:, _NONFINITE] != 0).any(axis=1))
+
+    def filled(self) -> "Readings":
+        """Return the readings of sites whose tensors had an element."""
+        return self.where(self.is_filled)
+
+    def __getitem__(self, site: Site) -> Reading:
+        row = self.places.row(site)
+        if row is None:
+            raise KeyError(site)
+        return self.at(row)
+
+    def __iter__(self) -> Iterator[Site]:
+        return iter(self.places.sites)
+
+    def __len__(self) -> int:
+        return len(self.places.sites)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Readings.of, (list(self.values()),)

@@ -1,0 +1,394 @@
+"""What is known of layers besides their numbers: kind, weights, where channels stand, and which feeds which."""
+
+import functools
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from hookboard.base.kept import kept
+from hookboard.model.layouts import shape_of
+from hookboard.model.parameters import Weight
+from hookboard.model.sites import ROLES, Site
+
+Kind = Literal[
+    "rectifier",
+    "bounded",
+    "smooth",
+    "norm",
+    "activated_norm",
+    "linear",
+    "conv",
+    "embedding",
+    "recurrent",
+    "attention",
+    "dropout",
+    "other",
+]
+
+_KINDS: dict[Kind, tuple[type[nn.Module], ...]] = {
+    "rectifier": (nn.ReLU, nn.ReLU6, nn.Threshold),
+    "bounded": (nn.Tanh, nn.Sigmoid, nn.Hardtanh, nn.Hardsigmoid, nn.Softsign),
+    "smooth": (nn.GELU, nn.SiLU, nn.Mish, nn.ELU, nn.SELU, nn.CELU, nn.LeakyReLU, nn.PReLU, nn.Softplus, nn.Hardswish),
+    "norm": (
+        nn.BatchNorm1d,
+        nn.BatchNorm2d,
+        nn.BatchNorm3d,
+        nn.SyncBatchNorm,
+        nn.InstanceNorm1d,
+        nn.InstanceNorm2d,
+        nn.InstanceNorm3d,
+        nn.LayerNorm,
+        nn.GroupNorm,
+        nn.RMSNorm,
+    ),
+    "linear": (nn.Linear, nn.Bilinear),
+    "conv": (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
+    "embedding": (nn.Embedding, nn.EmbeddingBag),
+    "recurrent": (nn.RNNBase, nn.RNNCellBase),
+    "attention": (nn.MultiheadAttention,),
+    "dropout": (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout),
+}
+"""The kinds of layers: a layer is compared with others of its kind first. Order matters: `ReLU6` is a `Hardtanh` too.
+"""
+
+NORM_NAME = re.compile(r"(?<!Weight)(?<!Spectral)(?<!Act)(?:[Nn]orm|NORM)(?:ali[sz](?:e|er|ation))?(?![a-z])")
+"""Class names of normalization layers that are none of torch's, such as `LlamaRMSNorm`. Weight and spectral norms
+normalize weights, and the `ActNorm` of a normalizing flow is an affine map."""
+
+LEAKY_NAME = re.compile(r"GELU|Gelu|S[Ii]L[Uu]|Swish|Mish|(?<![a-z])ELU|SELU|CELU|Leaky|[PR]Re[Ll][Uu]|Softplus")
+"""Class names of smooth or leaky activations that are none of torch's, such as `QuickGELUActivation`."""
+
+RECTIFIER_NAME = re.compile(r"Re[Ll][Uu]")
+"""Class names of activations that give 0 below 0, unless `LEAKY_NAME` fits, such as `ReLUSquaredActivation`."""
+
+NORM_KINDS: frozenset[Kind] = frozenset({"norm", "activated_norm"})
+"""Kinds of layers that normalize."""
+
+CHANNELS_SECOND_NAME = re.compile(r"Batch|Group|Instance|\dd")
+"""Class names of normalization layers whose channels are the second dimension; in others they are the last. If only one
+of these two dimensions has as many elements as the layer has gains, it is that one, whatever the name.
+"""
+
+SATURATED_SHARE = 0.97
+"""An output is saturated if it is beyond this share of the way from the middle of its range to the end: for tanh beyond
+2.1, where it passes 6 % of the gradient (Karpathy).
+"""
+
+RANGES = {
+    "Tanh": (-1.0, 1.0),
+    "Sigmoid": (0.0, 1.0),
+    "Hardtanh": (-1.0, 1.0),
+    "Hardsigmoid": (0.0, 1.0),
+    "Softsign": (-1.0, 1.0),
+}
+"""The range of each bounded activation, by class name; a Hardtanh may be given another one."""
+
+
+@kept
+@dataclass(frozen=True)
+class Layer:
+    """One module that is watched.
+
+    Args:
+        name: its dotted name.
+        type: the name of its class.
+        kind: its kind; `other` if it is none of the known ones.
+        weights: the dotted names of its own weights, without those of submodules.
+        trainable: the weights of which a parameter requires gradients.
+        shapes: the shape of each weight, by dotted name; if a parametrization computes it, that of its first original
+            parameter. Nested weights are left out.
+        computed: the weights that a parametrization computes; they have no gradient of their own.
+    """
+
+    name: str
+    type: str
+    kind: Kind
+    weights: tuple[str, ...] = ()
+    trainable: frozenset[str] = frozenset()
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    computed: frozenset[str] = frozenset()
+
+    @property
+    def is_called(self) -> bool:
+        """True if the module can be called: it is neither the LightningModule nor a container of parameters."""
+        return bool(self.name) and self.type not in ("ParameterList", "ParameterDict")
+
+    @property
+    def is_batch_norm(self) -> bool:
+        """True for a batch norm, unless it applies an activation too."""
+        return self.kind == "norm" and "BatchNorm" in self.type
+
+    @functools.cached_property
+    def has_matrix(self) -> bool:
+        """True if a weight has at least two dimensions or an unknown shape; gains and biases often start at 0 or 1."""
+        return any(len(self.shapes.get(name, (1, 1))) > 1 for name in self.weights)
+
+    @functools.cached_property
+    def stepped(self) -> tuple[str, ...]:
+        """The names of the trainable weights that get a gradient, so without those that a parametrization computes."""
+        return tuple(name for name in self.weights if name in self.trainable - self.computed)
+
+
+def kind_of(module: nn.Module) -> Kind:
+    """Return the kind of a module; `other` if it is none of the known ones.
+
+    A class that does not derive from one of torch's is recognized by its name, if its parts fit: a norm has no
+    parameters but gains and biases, an activation has none. A norm that applies an activation too is an
+    `activated_norm`.
+
+    >>> kind_of(nn.ReLU()), kind_of(nn.Sequential(nn.ReLU()))
+    ('rectifier', 'other')
+    """
+    kind = next((kind for kind, types in _KINDS.items() if isinstance(module, types)), None) or _kind_by_name(module)
+    if kind == "norm" and any(not isinstance(child, nn.Identity) for child in module.children()):
+        return "activated_norm"
+    return kind
+
+
+def _kind_by_name(module: nn.Module) -> Kind:
+    name = type(module).__name__
+    if any(True for child in module.children() for _ in child.parameters()):
+        return "other"  # a block
+    if NORM_NAME.search(name):
+        return "norm" if all(is_lazy(p) or _is_vector(shape_of(p)) for p in module.parameters()) else "other"
+    if any(True for _ in module.parameters()) or any(True for _ in module.children()):
+        return "other"
+    if name in RANGES:
+        return "bounded"
+    if LEAKY_NAME.search(name):
+        return "smooth"
+    return "rectifier" if RECTIFIER_NAME.search(name) else "other"
+
+
+def _is_vector(shape: Sequence[int] | None) -> bool:
+    """Return True if at most one dimension of a shape is not 1, or the shape is unknown (None)."""
+    return shape is None or math.prod(shape) == max(shape, default=1)
+
+
+def layers_of(modules: Mapping[str, nn.Module], weights: Mapping[str, Weight]) -> dict[str, Layer]:
+    """Return a `Layer` for each module, by name.
+
+    Args:
+        modules: name to module: all that are watched or own weights.
+        weights: the weights of these modules, by dotted name; lazy ones, which have no shape yet, left out.
+
+    >>> layers_of({"head": nn.Linear(2, 1)}, {})["head"].kind
+    'linear'
+    """
+    owned: dict[int, list[str]] = {}
+    for name, weight in weights.items():
+        owned.setdefault(id(weight.module), []).append(name)
+    layers = {}
+    for name, module in modules.items():
+        names = tuple(owned.get(id(module), ()))
+        shapes = {weight: shape for weight in names if (shape := shape_of(weights[weight].parameters[0])) is not None}
+        computed = frozenset(weight for weight in names if weights[weight].is_computed)
+        trainable = _trainable(names, weights)
+        layers[name] = Layer(name, type(module).__name__, kind_of(module), names, trainable, shapes, computed)
+    return layers
+
+
+def _trainable(names: Iterable[str], weights: Mapping[str, Weight]) -> frozenset[str]:
+    return frozenset(name for name in names if any(p.requires_grad for p in weights[name].parameters))
+
+
+def saturation_limits(module: nn.Module) -> tuple[float, float] | None:
+    """Return the lower and upper output at which a bounded activation counts as saturated; None for other modules.
+
+    >>> saturation_limits(nn.Tanh())
+    (-0.97, 0.97)
+    """
+    if kind_of(module) != "bounded":
+        return None
+    if isinstance(module, nn.Hardtanh):
+        low, high = module.min_val, module.max_val
+    else:
+        low, high = next(RANGES[kind.__name__] for kind in type(module).__mro__ if kind.__name__ in RANGES)
+    middle, half = (low + high) / 2, (high - low) / 2
+    return middle - SATURATED_SHARE * half, middle + SATURATED_SHARE * half
+
+
+def order_with_late(order: Iterable[str], late: Iterable[str], defined: Sequence[str]) -> list[str]:
+    """Return an order of execution with later layers put in, each after all layers that the model defines before it.
+
+    Args:
+        order: the names of the layers that ran at first, in that order.
+        late: the names to add; some may be in `order` already.
+        defined: all names, in the order of the model.
+
+    >>> order_with_late(["c", "a"], ["b"], ["a", "b", "c"])
+    ['c', 'a', 'b']
+    >>> order_with_late(["b", "a"], ["c"], ["a", "b", "c"])
+    ['b', 'a', 'c']
+    """
+    order = list(order)
+    there = set(order)
+    missing = [name for name in dict.fromkeys(late) if name not in there]
+    if missing:
+        places = {name: place for place, name in enumerate(defined)}
+        for name in missing:
+            own = places[name]
+            behind = [place for place, other in enumerate(order, 1) if places.get(other, own) < own]
+            order.insert(behind[-1] if behind else 0, name)
+    return order
+
+
+@dataclass(frozen=True)
+class Flow:
+    """Which layer's output flows into which other layer, in one step that was read; empty if none was read.
+
+    Args:
+        above: layer to the layers whose output flows into it, also through others: bit `i` of the number stands for
+            the `i`-th layer of this mapping.
+    """
+
+    above: Mapping[str, int] = field(default_factory=dict)
+
+    @functools.cached_property
+    def _places(self) -> dict[str, int]:
+        return {name: place for place, name in enumerate(self.above)}
+
+    def are_apart(self, one: str, other: str) -> bool:
+        """Return True if these are two known layers, and the output of neither flows into the other.
+
+        >>> flow = Flow({"stem": 0b000, "left": 0b001, "right": 0b001})
+        >>> flow.are_apart("left", "right"), flow.are_apart("stem", "left"), flow.are_apart("left", "unknown")
+        (True, False, False)
+        """
+        if one == other or not {one, other} <= self.above.keys():
+            return False
+        return not (self.above[one] >> self._places[other] | self.above[other] >> self._places[one]) & 1
+
+
+class ChannelDims:
+    """A function that finds the dimension of a tensor that holds its channels (units, features).
+
+    Call it in the order of execution, at least once for each layer: a layer without weights, such as an activation
+    function, has its channels where the layer before it had them at the first call.
+
+    Args:
+        layers: all watched layers, by name.
+
+    Examples:
+        >>> import torch
+        >>> dims = ChannelDims({"conv": Layer("conv", "Conv2d", "conv"), "relu": Layer("relu", "ReLU", "rectifier")})
+        >>> [dims(Site(name, "output"), torch.zeros(2, 3, 8, 8)) for name in ("conv", "relu")]
+        [1, 1]
+    """
+
+    def __init__(self, layers: Mapping[str, Layer]) -> None:
+        self._layers = layers
+        self._is_last = False
+        self._known: dict[tuple[str, int], tuple[Layer | None, bool]] = {}
+
+    def __call__(self, site: Site, tensor: Tensor) -> int | None:
+        """Return the dimension of the site's tensor that holds the channels; remember it for layers without weights.
+
+        None if the tensor has fewer than two dimensions, or the role is none of `input`, `output`, `parameter` and
+        `parameter_grad`.
+        """
+        if site.role == "input" and not site.name:
+            return _of_batch(tensor)
+        if site.role in ("parameter", "parameter_grad"):
+            return 0 if tensor.dim() >= 2 else None  # the unit whose weights these are
+        if site.role not in ("output", "input") or tensor.dim() < 2:
+            return None
+        layer, key = self._layers.get(site.name), (site.name, tensor.dim())
+        known = self._known.get(key)
+        if known is None or known[0] is not layer:  # a model may get another layer of that name
+            is_last = _gains_stand_last(layer, tensor)
+            is_last = _stands_last(layer, self._is_last) if is_last is None else is_last
+            known = self._known[key] = layer, is_last
+        self._is_last = known[1]
+        return _dim(layer, tensor, self._is_last)
+
+
+class DefinedDims:
+    """A function that finds the dimension of a tensor that holds its channels; tensors may come in any order.
+
+    A layer without weights is taken to follow the layer that the model defines before it; a module with submodules, to
+    end with the last of them.
+
+    Args:
+        layers: all layers of the model by name, in the order in which it defines them.
+
+    Examples:
+        >>> import torch
+        >>> layers = {"fc": Layer("fc", "Linear", "linear"), "gelu": Layer("gelu", "GELU", "smooth")}
+        >>> DefinedDims(layers)(Site("gelu", "grad_output"), torch.zeros(2, 7, 16))
+        2
+    """
+
+    def __init__(self, layers: Mapping[str, Layer]) -> None:
+        self._layers = layers
+        self._stands_last: dict[str, bool] = {}
+        is_last = False
+        for name, layer in layers.items():
+            is_last = _stands_last(layer, is_last)
+            parts = name.split(".")
+            for depth in range(len(parts) + 1):
+                self._stands_last[".".join(parts[:depth])] = is_last
+
+    def __call__(self, site: Site, tensor: Tensor) -> int | None:
+        """Return the dimension of the site's tensor that holds the channels; None if it has none."""
+        if tensor.dim() < 2 or ROLES[site.role].moments_only:
+            return None
+        if ROLES[site.role].of_parameter:
+            return 0
+        layer = self._layers.get(site.name)
+        is_last = _gains_stand_last(layer, tensor)
+        return _dim(layer, tensor, self._stands_last.get(site.name, False) if is_last is None else is_last)
+
+
+def _stands_last(layer: Layer | None, before: bool) -> bool:
+    """Return True if the last dimension of a layer's output holds its channels.
+
+    `before` is the answer for the layer before it; it is returned if the layer is None, or of a kind that keeps the
+    order of its input's dimensions.
+    """
+    if layer is None:
+        return before
+    if layer.kind in ("linear", "embedding", "recurrent", "attention"):
+        return True
+    if layer.kind in NORM_KINDS:
+        return CHANNELS_SECOND_NAME.search(layer.type) is None
+    return before and layer.kind != "conv"
+
+
+def _gains_stand_last(layer: Layer | None, tensor: Tensor) -> bool | None:
+    """Return which dimension of a norm's output has as many elements as the norm has gains.
+
+    Returns:
+        True if only the last has, False if only the second has; None if both or neither have, or if it is no norm.
+    """
+    if layer is None or layer.kind not in NORM_KINDS or not layer.shapes:
+        return None
+    gains = math.prod(next(iter(layer.shapes.values())))
+    is_last = tensor.shape[-1] == gains
+    return is_last if is_last != (tensor.shape[1] == gains) else None
+
+
+def _dim(layer: Layer | None, tensor: Tensor, is_last: bool) -> int:
+    """Return the channel dimension of a tensor with at least two dimensions.
+
+    For a convolution it follows from the shape of the kernels; otherwise it is the last if `is_last`, else dimension 1.
+    """
+    if layer is not None and layer.kind == "conv" and layer.shapes:
+        spatial = len(next(iter(layer.shapes.values()))) - 2
+        return tensor.dim() - spatial - 1
+    return tensor.dim() - 1 if is_last else 1
+
+
+def _of_batch(tensor: Tensor) -> int | None:
+    """Return the feature dimension of a batch: 2 of three-dimensional tensors (sequences), 1 of all others.
+
+    None if the tensor has fewer than two dimensions or holds integers, such as tokens.
+    """
+    if tensor.dim() < 2 or not tensor.dtype.is_floating_point:
+        return None
+    return 2 if tensor.dim() == 3 else 1

@@ -1,0 +1,133 @@
+"""Patterns over dotted names: which names they match, and how messages write many names as one pattern.
+
+The page of the tab reads them too: `board/static/patterns.js`.
+"""
+
+import itertools
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from hookboard.base.messages import listed
+
+T = TypeVar("T")
+
+EXCLUDE_PREFIX = "!"
+"""The prefix of a pattern that excludes what it matches."""
+
+REGEX_PREFIX = "re:"
+"""The prefix of a regular expression."""
+
+STAR = r"(\*\*\.|\*\*|\*)"
+"""The regular expression of a star of a pattern."""
+
+# "**." also stands for no module at all, as "**/" does in gitignore.
+_STARS = {"*": r"([^.]*)", "**": r"(.*)", "**.": r"((?:.+\.)?)"}
+
+MAX_STARS = 4
+
+
+def parted(given: Iterable[T]) -> tuple[list[T], list[T]]:
+    """Split what a user has given into what is included, and what a leading `!` excludes, without the `!`.
+
+    What is not a string, such as a class, is included.
+
+    >>> parted(["layers.*", "!layers.0"])
+    (['layers.*'], ['layers.0'])
+    """
+    included: list[T] = []
+    excluded: list[Any] = []
+    for one in given:
+        if isinstance(one, str) and one.startswith(EXCLUDE_PREFIX):
+            excluded.append(one.removeprefix(EXCLUDE_PREFIX))
+        else:
+            included.append(one)
+    return included, excluded
+
+
+def is_pattern(name: str) -> bool:
+    """Return True if a name is meant to match others: it has a star or begins with `re:`."""
+    return "*" in name or name.startswith(REGEX_PREFIX)
+
+
+def matched(pattern: str, names: Iterable[str]) -> list[str]:
+    """Return the names that a pattern matches as a whole.
+
+    Args:
+        pattern: `*` stays within one name, `**` crosses dots; a leading `re:` makes it a regular expression.
+        names: dotted names; "" is the model itself, which a single `*` does not match.
+
+    Raises:
+        ValueError: what follows `re:` is not a regular expression.
+
+    >>> matched("**.conv", ["conv", "a.conv", "a.b.conv", "a.conv2"])
+    ['conv', 'a.conv', 'a.b.conv']
+    """
+    try:
+        if pattern.startswith(REGEX_PREFIX):
+            expression = re.compile(pattern.removeprefix(REGEX_PREFIX))
+        else:
+            expression = re.compile(expression_of(pattern), re.DOTALL)  # a name may have any character
+    except (re.error, OverflowError, RecursionError) as error:
+        raise ValueError(f"{pattern!r} is not a regular expression: {error}") from error
+    return [name for name in names if (name or pattern != "*") and expression.fullmatch(name)]
+
+
+def expression_of(pattern: str) -> str:
+    r"""Return the regular expression of a pattern with stars, which has a group for each of them.
+
+    >>> expression_of("encoder.layer.*")
+    'encoder\\.layer\\.([^.]*)'
+    """
+    return "".join(_STARS.get(part, re.escape(part)) for part in re.split(STAR, pattern))
+
+
+def folded(names: Iterable[str], among: Iterable[str] = ()) -> str:
+    """Write dotted names in one line; names that differ only in parts that are numbers become one pattern with stars.
+
+    A pattern is used only if it matches no other name in `among`. The number of its names follows in parentheses. After
+    the first 12 names and patterns only the number of the others is given.
+
+    Args:
+        names: the names to write.
+        among: all names of the model; it may leave out those of `names`.
+
+    >>> folded(["layers.0.proj", "layers.1.proj", "head"])
+    'layers.*.proj (2), head'
+    >>> folded(["layers.0", "layers.1"], among=["layers.final"])
+    'layers.0, layers.1'
+    """
+    names = list(dict.fromkeys(names))
+    likely = Counter(pattern for name in names for pattern in _with_stars(name))
+    patterns = {pattern for pattern, count in likely.items() if count > 1}
+    starred: dict[int, set[tuple[int, ...]]] = defaultdict(set)  # by depth, as a star stays within one name
+    for parts in (pattern.split(".") for pattern in patterns):
+        starred[len(parts)].add(tuple(i for i, part in enumerate(parts) if part == "*"))
+    alike: dict[str, set[str]] = defaultdict(set)
+    for name in {*names, *among} - {""}:
+        for places in starred[name.count(".") + 1]:
+            alike[_starred(name, places)].add(name)
+    meant = {pattern: alike[pattern] for pattern in patterns if alike[pattern] <= set(names)}
+    said: dict[str, None] = {}
+    done: set[str] = set()
+    for name in names:
+        if name not in done:
+            usable = [p for p in _with_stars(name) if p in meant and not meant[p] & done]
+            best = max(usable, key=lambda pattern: len(meant[pattern]), default=None)
+            done |= meant[best] if best else {name}
+            said[f"{best} ({len(meant[best])})" if best else name] = None
+    return listed(said)
+
+
+def _with_stars(name: str) -> Iterator[str]:
+    """Yield the name with each choice of its parts that are numbers (the first MAX_STARS of them) replaced by stars."""
+    numbers = [i for i, part in enumerate(name.split(".")) if part.isdigit()][:MAX_STARS]
+    for count in range(1, len(numbers) + 1):
+        for chosen_ones in itertools.combinations(numbers, count):
+            yield _starred(name, chosen_ones)
+
+
+def _starred(name: str, places: Sequence[int]) -> str:
+    """Return a dotted name with stars in place of the parts at these places, counted from 0."""
+    return ".".join("*" if i in places else part for i, part in enumerate(name.split(".")))

@@ -1,0 +1,237 @@
+"""Selects modules by patterns and types."""
+
+import pydoc
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Literal, TypeVar
+
+from torch import nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torchmetrics import Metric
+
+from hookboard.base.checks import several
+from hookboard.base.messages import closest, listed
+from hookboard.model.parameters import parametrized
+from hookboard.model.patterns import EXCLUDE_PREFIX, REGEX_PREFIX, matched, parted
+
+T = TypeVar("T", bound=str | type)
+Patterns = str | Sequence[str]
+Types = str | type | Sequence[str | type]
+
+WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
+PARAMETRIZATIONS = "parametrizations"
+
+
+class NothingToSelectError(ValueError):
+    """The user gave neither patterns nor types, and the model has nothing to select by default."""
+
+
+def select(
+    root: nn.Module,
+    modules: Patterns | None = None,
+    types: Types | None = None,
+    *,
+    owning: Literal["forward", "parameters"] = "forward",
+) -> dict[str, nn.Module]:
+    """Return the submodules of `root` that the patterns and types select, in the model's order.
+
+    Args:
+        root: the module whose submodules are selected. With `owning="parameters"` the root itself can be selected too,
+            under the name `""`: by default, by its type, by the patterns `""` and `**`, or by a regular expression.
+        modules: a pattern or several, over dotted names relative to `root`. `*` stays within one name, `**` crosses
+            dots, a leading `!` excludes, a leading `re:` is a regular expression that must match the whole name. Left
+            out: every leaf module (except metrics of torchmetrics), or, with `types`, every module of those types; none
+            of those that `is_read_by_parent` tells of, unless there is no other.
+        types: classes or class names (`Conv2d`, `torch.nn.Conv2d`); subclasses count, a leading `!` excludes. With
+            `modules`, both must match.
+        owning: what a module must have to be selected: a `forward` to hook, or `parameters` of its own. With
+            `parameters`, `modules` left out means every module that owns some, leaf or not.
+
+    Returns:
+        Name to module. A module with several names has its first.
+
+    Raises:
+        ValueError: a pattern or a type matches nothing, or no module is selected.
+        NothingToSelectError: neither patterns nor types are given, and there is nothing to select.
+
+    Examples:
+        >>> net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Sequential(nn.Conv2d(2, 2, 3), nn.ReLU()))
+        >>> list(select(net, "**", types="Conv2d"))
+        ['0', '2.0']
+        >>> list(select(net, ["*", "!2"]))
+        ['0', '1']
+    """
+    named = dict(named_submodules(root))
+    if owning == "parameters":
+        named = {"": root, **named}
+    patterns, kinds = check_selection(modules, types)
+    (wanted, unwanted), (wanted_types, unwanted_types) = parted(patterns), parted(kinds)
+
+    by_name = _matcher(wanted, lambda pattern: _names_matching(pattern, named))
+    by_type = _matcher(wanted_types, lambda kind: _names_of_type(kind, named))
+    dropped = (_matcher(unwanted, lambda pattern: _names_matching(pattern, named)) or set()) | (
+        _matcher(unwanted_types, lambda kind: _names_of_type(kind, named)) or set()
+    )
+
+    chosen = set(named) if by_name is None else by_name
+    if by_type is not None:
+        chosen = chosen & by_type
+    chosen = chosen - dropped
+    if by_name is None and owning == "forward":
+        if by_type is None:
+            chosen = {name for name in chosen if _is_leaf(name, named[name])}
+        everything = {"": root, **named}
+        chosen = {name for name in chosen if not is_read_by_parent(name, everything)} or chosen
+    kept = {name: module for name, module in named.items() if name in chosen and _owns(module, owning)}
+    if not kept:
+        raise _nothing_left(modules, types, owning, [n for n in named if n in chosen], named)
+    return kept
+
+
+def is_read_by_parent(name: str, modules: Mapping[str, nn.Module]) -> bool:
+    """Return True for the `out_proj` of an `nn.MultiheadAttention`, which uses its weights and never calls it.
+
+    It has no output to measure, so it is selected by a pattern only.
+
+    Args:
+        name: the name of the module.
+        modules: name to module; "" is the model.
+
+    >>> is_read_by_parent("out_proj", {"": nn.MultiheadAttention(4, 2)})
+    True
+    """
+    above, _, own = name.rpartition(".")
+    parent = modules.get(above) if own == "out_proj" else None
+    return isinstance(parent, nn.MultiheadAttention) and type(parent).forward is nn.MultiheadAttention.forward
+
+
+def named_submodules(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield every submodule except `root`, by its dotted name without parts that wrappers add (such as `_orig_mod`).
+
+    If a wrapper and the module inside it then have the same name, the name means the module inside.
+    """
+    everything = dict(root.named_modules())
+    found: dict[str, nn.Module] = {}
+    for name, module in everything.items():
+        parts = name.split(".")
+        own = [part for i, part in enumerate(parts) if not _is_wrapping(parts, i, everything)]
+        if own and name:
+            found[".".join(own)] = module
+    yield from found.items()
+
+
+def _is_wrapping(parts: list[str], i: int, everything: dict[str, nn.Module]) -> bool:
+    if parts[i] in WRAPPERS:
+        return True
+    parent = everything.get(".".join(parts[:i]))
+    return parts[i] == "module" and isinstance(parent, DistributedDataParallel | DataParallel)
+
+
+def check_selection(modules: object, types: object = None) -> tuple[list[str], list[str | type]]:
+    """Check what was given as `modules=` and `types=`, without a model.
+
+    Returns:
+        The patterns and the types, as lists; an empty list for None.
+
+    Raises:
+        ValueError: one of the arguments is of another type or an empty list, or a regular expression is invalid.
+    """
+    a_pattern = (
+        "a pattern over names of modules, such as 'layers.*', or several in a list (a class belongs in types=, the "
+        "model in Trainer.fit)"
+    )
+    a_type = "a class or its name, such as 'Conv2d', or several in a list"
+    default = "for the default"
+    patterns = [] if modules is None else several("modules", modules, str, a_pattern, default)
+    try:
+        for pattern in patterns:
+            matched(pattern.removeprefix(EXCLUDE_PREFIX), ())
+    except ValueError as error:
+        raise ValueError(f"modules: {error}") from error
+    return patterns, [] if types is None else several("types", types, (str, type), a_type, default)
+
+
+def _matcher(given: list[T], names_of: Callable[[T], set[str]]) -> set[str] | None:
+    """Return the union of `names_of(one)` over all `given`; None, for no restriction, if nothing is given."""
+    return set().union(*map(names_of, given)) if given else None
+
+
+def _names_matching(pattern: str, named: dict[str, nn.Module]) -> set[str]:
+    found = set(matched(pattern, named))
+    if not found:
+        named = {name: module for name, module in named.items() if name}
+        raise ValueError(
+            f"modules: the pattern {pattern!r} matches no module{_meant(pattern, named)}. "
+            f"The modules are: {listed(named)}."
+        )
+    return found
+
+
+def _meant(pattern: str, named: dict[str, nn.Module]) -> str:
+    """Guess what a pattern that matches nothing was meant to be: a clause such as "; it is a type: ...", or ""."""
+    if any(type(module).__name__ == pattern for module in named.values()):
+        return f"; it is a type: give types={pattern!r}"
+    owner, _, attribute = pattern.rpartition(".")
+    if owner in named and attribute in dict(named[owner].named_parameters(recurse=False)):
+        return f"; it is a parameter: name its module, {owner!r}"
+    wider = re.sub(r"(?<!\*)\*(?!\*)", "**", pattern)
+    if wider != pattern and not pattern.startswith(REGEX_PREFIX):
+        count = len(matched(wider, named))
+        if count:
+            return f"; '*' stays within one name: {wider!r} matches {count}"
+    near = closest(pattern.removeprefix(REGEX_PREFIX), named)
+    return f"; the closest are {', '.join(map(repr, near))}" if near else ""
+
+
+def _names_of_type(kind: str | type, named: dict[str, nn.Module]) -> set[str]:
+    found = {name for name, module in named.items() if _is_of_type(module, kind)}
+    if not found:
+        present = sorted({type(module).__name__ for module in named.values()})
+        given = kind if isinstance(kind, str) else kind.__name__
+        near = closest(given, present)
+        hint = f"; the closest are {', '.join(map(repr, near))}" if near else ""
+        raise ValueError(f"types: no module is a {given!r}{hint}. The types are: {listed(present)}.")
+    return found
+
+
+def _is_of_type(module: nn.Module, kind: str | type) -> bool:
+    if isinstance(kind, type):
+        return isinstance(module, kind)
+    if "." not in kind:
+        return any(cls.__name__ == kind for cls in type(module).__mro__)
+    located = pydoc.locate(kind)
+    return isinstance(located, type) and isinstance(module, located)
+
+
+def _is_leaf(name: str, module: nn.Module) -> bool:
+    """Return True for a module without submodules that is part of the model, so no metric and no parametrization.
+
+    An `nn.MultiheadAttention` is one, as it never calls the module that it has.
+    """
+    inside_parametrization = PARAMETRIZATIONS in name.split(".")
+    names = [child for child, _ in module.named_children() if child != PARAMETRIZATIONS]
+    children = [child for child in names if not is_read_by_parent(child, {"": module})]
+    return not children and not inside_parametrization and not isinstance(module, Metric)
+
+
+def _owns(module: nn.Module, what: Literal["forward", "parameters"]) -> bool:
+    if what == "parameters":
+        return next(module.parameters(recurse=False), None) is not None or bool(parametrized(module))
+    return getattr(type(module), "forward", None) is not nn.Module.forward
+
+
+def _nothing_left(
+    modules: Patterns | None, types: Types | None, owning: str, chosen: list[str], named: dict[str, nn.Module]
+) -> ValueError:
+    if modules is None and types is None:
+        what = "submodule whose forward could be hooked" if owning == "forward" else "parameter"
+        return NothingToSelectError(f"the model has no {what}")
+    given = ", ".join(
+        f"{key}={value!r}" for key, value in (("modules", modules), ("types", types)) if value is not None
+    )
+    kinds = {name: f"{name} ({type(module).__name__})" for name, module in named.items() if name}
+    if any(chosen):
+        lack = "a forward of its own to hook" if owning == "forward" else "a parameter of its own"
+        selected = listed(kinds[name] for name in chosen if name)
+        return ValueError(f"{given} selects {selected}, but none of them has {lack}.")
+    return ValueError(f"{given} selects no module. The modules are: {listed(kinds.values())}.")

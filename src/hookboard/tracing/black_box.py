@@ -1,0 +1,242 @@
+"""`BlackBox`: checks every batch for a NaN or Inf, and finds the operation that produced the first one."""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Concatenate, ParamSpec
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from hookboard.base.messages import listed, warn_switched_off
+from hookboard.base.ranks import local
+from hookboard.base.torch_private import version_of
+from hookboard.health import Nonfinite
+from hookboard.measure import measuring_device
+from hookboard.model.layouts import stored
+from hookboard.model.nested import tensors_in
+from hookboard.tracing.bad_operation import Program, bad_operation_in, nodes_behind
+from hookboard.tracing.detect import Sentinels, nonfinite_gradients
+from hookboard.tracing.explain import backward_event, batch_event, forward_event, parameter_event, unlocated_event
+
+MAX_EVENTS = 3
+"""Maximum number of events that are explained in one fit."""
+
+MAX_SEARCHES = 10
+"""Maximum number of batches in which the operation is searched in one fit. Under a GradScaler some have no fault."""
+
+LIST_EVERY_N_BATCHES = 100
+"""At the first batch and every this many batches, the parameters are listed again, since a model may change."""
+
+_STEEP = frozenset({"sqrt", "rsqrt", "pow", "norm", "linalgvectornorm", "where", "acos", "asin", "cdist"})
+"""Operations whose derivative may be infinite or NaN; as autograd names them."""
+
+P = ParamSpec("P")
+
+
+def _shielded(method: Callable[Concatenate["BlackBox", P], None]) -> Callable[Concatenate["BlackBox", P], None]:
+    """Wrap a method so that an error gives a warning and switches the black box off instead of being raised."""
+
+    @functools.wraps(method)
+    def shielded(box: "BlackBox", /, *args: P.args, **kwargs: P.kwargs) -> None:
+        if not box.is_off:
+            try:
+                method(box, *args, **kwargs)
+            except Exception as error:
+                box.is_off = True
+                box.end_batch()
+                warn_switched_off("the search for the first NaN or Inf", error)
+
+    return shielded
+
+
+class BlackBox:
+    """Checks the loss and a few gradients of every batch, and explains the first that is not finite.
+
+    Call its methods at every training batch in this order: `begin_batch`; `before_backward` and `after_backward` for
+    each backward pass; `before_optimizer_step`; `end_batch`. None of them raises: if one fails, it gives a warning and
+    the black box is switched off.
+
+    No code of the user runs for it: the graph of the loss tells the operation, as far as it has saved what operations
+    took and gave. Of several bad batches in a row only the first is searched, and there are at most MAX_EVENTS such
+    events; other bad batches are counted.
+
+    The host waits for the device in each step. `late_event` is what can be known without.
+
+    Args:
+        model: the model.
+        is_scaled: True if there is a GradScaler. Gradients are then not checked, because they overflow now and then.
+        world_size: the number of processes.
+    """
+
+    # So that an ongoing event does not count as a new one.
+    keeps = ("events", "count", "_searches", "_is_bad", "_stepped")
+
+    def __init__(self, model: nn.Module, *, is_scaled: bool = False, world_size: int = 1) -> None:
+        self.events: list[Nonfinite] = []
+        """The events so far, at most MAX_EVENTS."""
+        self.count = 0
+        """Number of batches whose loss or gradients were not finite."""
+        self.is_off = False
+        """True after an error in one of its methods; it then does nothing."""
+        self.programs: Sequence[Program] = ()
+        """The nodes behind the losses of the first step, which tell layer and line of the same nodes later."""
+        self._model = model
+        self._world_size = world_size
+        self._is_scaled = is_scaled
+        self._searches = 0
+        self._batches = 0
+        self._was_bad = self._is_bad = False
+        self._here: tuple[int, int] = (0, 0)
+        self._batch: Any = None
+        self._versions: list[int] = []
+        self._backwards = 0
+        self._loss = math.nan
+        self._stepped: tuple[int, int, float] | None = None
+        self._sentinels = Sentinels(model)
+
+    @_shielded
+    def begin_batch(self, batch: Any, batch_idx: int, step: int) -> None:
+        """Call before `training_step`. The batch is kept until `end_batch`.
+
+        Args:
+            batch: the batch that `training_step` will get; None if it is not known.
+            batch_idx: its index.
+            step: the optimizer step that it belongs to, as loggers count steps.
+        """
+        self._here, self._backwards, self._loss = (step, batch_idx), 0, math.nan
+        self._was_bad, self._is_bad = self._is_bad, False
+        if self._batches % LIST_EVERY_N_BATCHES in (0, 1):  # lazy layers have their parameters from the first batch on
+            self._sentinels = Sentinels(self._model)
+        self._batches += 1
+        if self._may_search:
+            self._batch, self._versions = batch, _versions_in(batch)
+
+    @_shielded
+    def before_backward(self, loss: Tensor, value: float | None = None) -> None:
+        """Call before each backward pass. Checks the loss; if it is not finite, its graph is searched.
+
+        Args:
+            loss: what the backward pass starts from.
+            value: the loss as a number, if the host knows it already; it may be without the scale.
+        """
+        self._backwards += 1
+        self._loss = _value_of(loss) if value is None else value
+        if not math.isfinite(self._loss):
+            self._add_event(lambda: self._search_forward(loss))
+
+    @_shielded
+    def after_backward(self) -> None:
+        """Call after each backward pass. Checks a few gradients, and all of them if one is not finite."""
+        if math.isfinite(self._loss):
+            self._check_gradients()
+
+    @_shielded
+    def before_optimizer_step(self) -> None:
+        """Call before the optimizer changes weights; under a GradScaler, before it may skip the step.
+
+        Checks the gradients if `after_backward` was not called in this batch, because the user calls
+        `loss.backward()`.
+        """
+        if not self._backwards:
+            self._check_gradients()
+        self._stepped = (*self._here, self._loss)
+
+    def end_batch(self) -> None:
+        """Drop the batch."""
+        self._batch = None
+
+    def _check_gradients(self) -> None:
+        if self._is_scaled:
+            return
+        values = self._sentinels.values()
+        if values is None:
+            return
+        if not math.isfinite(float(values.sum(dtype=torch.float32))):  # the sum of finite values rarely overflows
+            spoiled = nonfinite_gradients(self._model)
+            if spoiled:
+                self._add_event(lambda: self._search_backward(spoiled))
+
+    def _add_event(self, search: Callable[[], Nonfinite | None]) -> None:
+        """Count a bad batch once; if it is the first in a row, call `search` and keep the event that it returns.
+
+        If `search` returns None, the batch has no fault and does not count. Once there are MAX_EVENTS events or were
+        MAX_SEARCHES searches, `search` is not called.
+        """
+        if self._is_bad:
+            return
+        self._is_bad = True
+        if not self._was_bad and self._may_search:
+            self._searches += 1
+            event = search()
+            if event is None:
+                self._is_bad = False
+                return
+            self.events.append(event)
+        self.count += bool(self.events)
+
+    @property
+    def _may_search(self) -> bool:
+        return len(self.events) < MAX_EVENTS and self._searches < MAX_SEARCHES
+
+    def _search_forward(self, loss: Tensor) -> Nonfinite | None:
+        """Return an event that tells what made a loss NaN or Inf.
+
+        None under a GradScaler if the graph shows nothing but an infinite loss: then only the scale was too large.
+        """
+        for name, parameter in self._model.named_parameters():
+            if not is_lazy(parameter) and not bool(torch.isfinite(local(stored(parameter.detach()))).all()):
+                return parameter_event(name, parameter, *self._here, self._stepped)
+        was_changed = self._versions != _versions_in(self._batch)
+        names = [node.name() for node in nodes_behind(loss)]
+        program = next((one for one in self.programs if [step.node for step in one] == names), ())
+        origin = bad_operation_in(loss, self._model, program)
+        is_taker = origin is not None and not origin.name and not origin.place.is_after
+        taker = origin.place.module if origin is not None and is_taker else ""
+        of_batch = functools.partial(batch_event, self._batch, *self._here, self._loss, taker, was_changed=was_changed)
+        if (event := of_batch()) is not None:
+            return event
+        if self._is_scaled and math.isinf(self._loss) and (origin is None or not origin.taker):
+            return None
+        if (origin is None or not origin.name) and (event := of_batch(counts_masks=True)) is not None:
+            return event
+        if origin is None:
+            why = "what its operations took is not kept, as in compiled code, checkpoints and custom functions"
+            return unlocated_event(False, *self._here, why, loss=self._loss)
+        last_loss = math.nan if self._stepped is None else self._stepped[2]
+        return forward_event(origin, *self._here, self._loss, last_loss)
+
+    def _search_backward(self, spoiled: dict[str, str]) -> Nonfinite:
+        """Return an event that tells which layers have bad gradients although the loss is finite.
+
+        Args:
+            spoiled: dotted name of each parameter with a bad gradient, mapped to the name of its module.
+        """
+        program = self.programs[0] if len(self.programs) == 1 else ()
+        last = {step.module: number for number, step in enumerate(program)}
+        in_order = sorted(spoiled, key=lambda name: last.get(spoiled[name], -1))
+        behind = program[last[spoiled[in_order[-1]]] :] if spoiled[in_order[-1]] in last else ()
+        steep = {
+            f"{operation}() at {step.line}" if step.line else f"{operation}()"
+            for step in behind
+            if (operation := step.node.partition("Backward")[0].lower()) in _STEEP
+        }
+        if self._world_size > 1:  # it may be that of another rank
+            why = "they are averaged over the ranks, and may come from another rank"
+            return unlocated_event(True, *self._here, why, in_order)
+        return backward_event({name: spoiled[name] for name in in_order}, listed(sorted(steep), 3), *self._here)
+
+
+def _value_of(loss: Tensor) -> float:
+    """Return the loss as a number: of several elements the sum, of complex ones the absolute value."""
+    loss = loss.detach().abs() if loss.is_complex() else loss.detach()
+    return float(loss if loss.numel() == 1 else loss.to(measuring_device(loss.device)).sum(dtype=torch.float64))
+
+
+def _versions_in(batch: Any) -> list[int]:
+    """Return the version number of each tensor in a batch, which in-place changes increase; 0 for inference tensors."""
+    given = batch if type(batch) in (tuple, list) else [batch]
+    # This runs in every step, and nearly every batch is a few plain tensors.
+    tensors = given if all(type(part) is Tensor for part in given) else [tensor for _, tensor in tensors_in(batch)]
+    return [0 if tensor.is_inference() else version_of(tensor) for tensor in tensors]

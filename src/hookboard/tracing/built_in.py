@@ -1,0 +1,19 @@
+"""`RULES`: each `Rule` in a file of `health/rules/`, about numbers, or in one of those below, about the step."""
+
+from importlib import import_module
+
+from hookboard.health import LOOK_RULES, Rule, rules_in
+
+_ABOUT_THE_STEP = "influence rules modes dependence order handwritten scaling inputs cuts optimizing stale scheduling"
+
+STEP_RULES: tuple[Rule, ...] = tuple(
+    rule for file in _ABOUT_THE_STEP.split() for rule in rules_in(import_module(f"hookboard.tracing.{file}"))
+)
+"""The rules about the code of the first training step, in the order in which they are asked. Where several functions
+answer for one rule, each stands in a `Rule` of that name."""
+
+RULES: dict[str, Rule] = {rule.name: rule for rule in (*LOOK_RULES, *STEP_RULES) if rule.about}
+"""Every built-in rule by name; of several with one name that which says what it sees."""
+
+STEP = frozenset(rule.name for rule in RULES.values() if rule.of == "step")
+"""The names of the rules that judge the code of the training step."""

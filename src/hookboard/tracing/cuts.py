@@ -1,0 +1,172 @@
+"""Finds where gradients are cut between the trainable parameters and the loss."""
+
+import math
+from collections.abc import Iterator, Mapping
+
+from hookboard.base.messages import listed
+from hookboard.health import Finding, Rule
+from hookboard.tracing.calls import CUTS, Op, Value
+from hookboard.tracing.ledger import joining, terms_of, trained_by
+from hookboard.tracing.rules import FLAT, LOSSES, TracedStep
+
+_CREATING = frozenset(
+    {"zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like", "randint_like"}
+    | {"new_zeros", "new_ones", "new_full", "new_empty", "new_tensor", "shape", "size"}
+)
+"""Functions that take nothing but shape, dtype and device from a tensor."""
+
+
+def cut(done: TracedStep) -> Iterator[Finding]:
+    """Yield a finding for the call that cuts the gradient of the most trainable parameters.
+
+    It is an alarm if no parameter gets a gradient, or if it cuts a whole term of the loss, and a note otherwise.
+    Without such a call, yield an alarm if all gradients are exactly 0.
+    """
+    if done.trained and len(done.without) == len(done.trained):
+        yield from _of_all(done)
+        return
+    takers = _takers_of_cuts(done)
+    without = next(_term_without_gradient(done, takers), None)
+    if without is not None:
+        yield without
+        return
+    cuts: dict[object, tuple[Op, set[str]]] = {}  # by line: a loop makes one often
+    for value in done.loss.ancestors(lambda one: not _is_straight_through(one, takers)):
+        op = value.op
+        if op is None or op.name == "requires_grad":  # which freezes a parameter on purpose
+            continue
+        if value.requires_grad or op.name in _CREATING or (op.name, op.place) in cuts:
+            continue
+        if any(given.requires_grad for given in op.inputs):
+            lost = {name for given in op.inputs for name in trained_by(given) or ()}.intersection(done.without)
+            cuts[op.name, op.place] = op, lost
+    op, lost = max(cuts.values(), key=lambda pair: len(pair[1]), default=(None, set[str]()))
+    if op is not None and lost:
+        yield Finding(
+            op.place.module,
+            f"{_named(op)} at {op.place} cuts the gradient of {len(lost)} of {len(done.trained)} trainable "
+            f"parameters: {listed(sorted(lost), 3)}",
+            f"remove the {_named(op)}; where it is meant, as in a teacher, set requires_grad=False on what shall stay "
+            "as it is",
+        )
+    else:
+        yield from _gone(done)
+
+
+CUT = Rule(
+    "cut",
+    cut,
+    of="step",
+    about="a term of the loss that trains nothing: `detach`, `item` or `no_grad` cuts its gradient, or it is cleared "
+    "before an optimizer steps; gradients that are all 0; as a note, a call that cuts the gradient of some "
+    "parameters",
+)
+
+
+def _takers_of_cuts(done: TracedStep) -> Mapping[Value, list[Op]]:
+    """Return which calls take the results of `CUTS`."""
+    takers: dict[Value, list[Op]] = {}
+    for op in done.step.ops:
+        for given in op.inputs:
+            if given.op is not None and given.op.name in CUTS:
+                takers.setdefault(given, []).append(op)
+    return takers
+
+
+def _is_straight_through(value: Value, takers: Mapping[Value, list[Op]]) -> bool:
+    """Return True if a value is only added to, or taken from, what it comes from, as in `x + (q - x).detach()`."""
+    taking = takers.get(value)
+    if not taking or not all(op.name in ("add", "radd", "sub", "rsub") for op in taking):
+        return False
+    before = {id(one) for one in value.ancestors()}
+    return all(id(given) in before for op in taking for given in op.inputs)
+
+
+def _term_without_gradient(done: TracedStep, takers: Mapping[Value, list[Op]]) -> Iterator[Finding]:
+    """Yield an alarm for a term of the loss that comes from the parameters and passes them no gradient."""
+    for term in terms_of(done.loss):
+        if term.requires_grad or not term.of_parameters or _is_straight_through(term, takers):
+            continue
+        before = (value.op for value in term.ancestors() if value.op is not None and not value.requires_grad)
+        op = next((op for op in before if any(given.requires_grad for given in op.inputs)), None)
+        if op is None and term.op is not None and term.op.name in LOSSES:
+            yield Finding(
+                term.op.place.module,
+                f"a term of the loss, {term.op.name} at {term.op.place}, takes nothing that needs a gradient: it "
+                "trains nothing",
+                "give it the output of the model that is trained",
+                "alarm",
+            )
+            return
+        if op is None or op.name in _CREATING:
+            continue
+        yield _without_gradient(op)
+        return
+    terms = [term.op for term in terms_of(done.loss) if term.op is not None and not term.op.inputs]  # as of `tensor`
+    given = (given for op in (*joining(done.loss), *terms) for given in op.arguments.values())
+    numbers = [one for one in given if isinstance(one, float) and not _is_short(one)]  # 1.0 may stand in the code
+    for op in done.step.ops if numbers else ():
+        number = op.number or 0.0
+        is_of_model = any(given.of_parameters for given in op.inputs)
+        if is_of_model and not _is_short(number) and any(_is_short(one / number) for one in numbers):  # weighted
+            yield _without_gradient(op)
+            return
+
+
+def _is_short(number: float) -> bool:
+    """Return True for a number of at most three digits, as people write."""
+    return math.isfinite(number) and abs(number - float(f"{number:.3g}")) <= 1e-12 * abs(number)
+
+
+def _without_gradient(op: Op) -> Finding:
+    is_derivative = op.name == "grad" and "outputs" in op.arguments
+    return Finding(
+        op.place.module,
+        f"a term of the loss comes from {_named(op)} at {op.place}, which passes no gradient on: it trains nothing",
+        "call torch.autograd.grad with create_graph=True"
+        if is_derivative
+        else f"compute it without {_named(op)}; to log the sum of several losses, add them for the log alone",
+        "alarm",
+    )
+
+
+def _of_all(done: TracedStep) -> Iterator[Finding]:
+    """Yield an alarm for a loss that needs a gradient and gives none to any parameter; it names the last cut."""
+    before = list(done.loss.ancestors())
+    of_others = [value for value in before if value.op is None and value.requires_grad and value.parameter is None]
+    if not done.loss.requires_grad or any(value.path is None for value in of_others):
+        return  # the backward pass raises an error that says so; or the loss trains a tensor outside of the model
+    without = {id(value.op) for value in before if not value.requires_grad}
+    taking = [op for op in done.step.ops if op.place.file and any(given.requires_grad for given in op.inputs)]
+    cutting = [op for op in taking if id(op) in without] or [op for op in taking if op.name in CUTS or not op.with_grad]
+    for op in cutting[-1:]:
+        yield Finding(
+            op.place.module,
+            f"no gradient reaches any of the {len(done.trained)} trainable parameters; the last call that passes none "
+            f"is {_named(op)} at {op.place}",
+            f"compute the loss from the outputs without {_named(op)}",
+            "alarm",
+        )
+
+
+def _named(op: Op) -> str:
+    """Return what cuts the gradient at a call: its name, or `torch.no_grad()`."""
+    return f"{op.name}()" if op.with_grad or op.name in CUTS else "torch.no_grad()"
+
+
+def _gone(done: TracedStep) -> Iterator[Finding]:
+    """Yield an alarm if all gradients are exactly 0; it names a function such as `round` on the way to the loss."""
+    if done.number == 0 or done.has_gradient is not False:
+        return
+    values = [value for value in done.loss.ancestors() if value.op is not None and value.op.name in FLAT]
+    flat = next((value.op for value in values if value.requires_grad and value.of_parameters), None)
+    yield Finding(
+        "" if flat is None else flat.place.module,
+        f"the gradients of all {len(done.trained)} trainable parameters are exactly 0"
+        + (f": that of {flat.name} at {flat.place} is 0 everywhere" if flat else ", and the loss is not"),
+        f"compute the loss from what {flat.name} takes; use {flat.name} for metrics only"
+        if flat
+        else "look for what multiplies by 0 on the way to the loss: a mask, or an activation that is dead or saturated",
+        "alarm",
+        is_root=flat is not None,
+    )

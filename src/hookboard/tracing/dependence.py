@@ -1,0 +1,271 @@
+"""Finds outputs that depend on what they must not: on other samples of the batch, or on their own targets.
+
+The recorded calls are made again with one sample, or one position, exchanged for another: what moves depends on it.
+"""
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from hookboard.health import Finding, Rule
+from hookboard.tracing.calls import RESHAPES, Op, Value, loss_part
+from hookboard.tracing.positions import (
+    ROUNDING,
+    Meeting,
+    ahead_of,
+    meetings_of,
+    of_positions,
+    other_positions,
+    tensor_of,
+)
+from hookboard.tracing.rules import TracedStep
+from hookboard.tracing.tape import UNANSWERED, Tape
+
+AGREEMENT = 1e-2
+"""A replay whose loss is further off than this share of it is not used (a choice): half precision rounds."""
+
+PART = 4096
+"""About so many numbers of each sample are compared (a choice)."""
+
+OVERLAP = 0.75
+"""If a smaller share of the targets of a sample meets outputs of it, they are those of others (a choice)."""
+
+
+def dependence(done: TracedStep) -> Iterator[Finding]:
+    """Yield an alarm for outputs that depend on other samples than their targets, or on what they are to predict.
+
+    Nothing is asked if the replayed loss is another one than that of the step.
+    """
+    meetings = meetings_of(done)
+    try:
+        count, is_clear = _count_of(done)
+        found = [one for meeting in meetings[:4] for one in ahead_of(done, meeting)]
+        ahead = min(found, key=lambda one: one.shift != 1, default=None)  # others may predict further ahead
+        variants = [{}, _other_sample(done, count)] + (other_positions(done, ahead) if ahead is not None else [])
+        if not any(variants):
+            return
+        flat = [one for one in meetings if len(one.target.shape) == 1 < len(one.target.origin.shape)][: bool(count)]
+        moves = _Moves(count, [one.output for one in (*flat, *([ahead.meeting] if ahead is not None else ()))])
+        for value, other in variants[1].items():
+            moves.note(None, value, [tensor_of(done, value), other])
+        tape = Tape(done.step, done.loss)
+        loss = float(tape.run(variants, moves.note)[0].detach().double().mean())
+        wanted = [Tape(done.step, one.target).run(variants[:2]) for one in flat]
+    except UNANSWERED as error:
+        done.step.not_asked = str(error).split(". ")[0].splitlines()[0] if str(error) else type(error).__name__
+        return
+    if not math.isclose(loss, done.number, rel_tol=AGREEMENT, abs_tol=1e-6):
+        done.step.not_asked = "made again, its calls give another loss"
+        return
+    if is_clear:
+        yield from _of_samples(done, tape, moves)
+    for meeting, targets in zip(flat, wanted, strict=True):
+        yield from _of_orders(meeting, moves.kept[meeting.output][:2], targets)
+    if ahead is not None:
+        yield from of_positions(ahead, moves.kept[ahead.meeting.output])
+
+
+BATCH_MIXING = Rule(
+    "batch_mixing",
+    dependence,
+    of="step",
+    about="with another first sample, the outputs of other samples change: a softmax, attention or recurrent layer "
+    "over the samples, a view for a transpose, a wrong index; a note where that may be intended",
+)
+FUTURE_LEAK = Rule(
+    "future_leak",
+    None,
+    of="step",
+    about="outputs change with the very input that they are to predict: the targets are inputs of later positions, "
+    "which the model sees, or tokens that are not shifted",
+    gives="alarm",
+)
+
+
+def _count_of(done: TracedStep) -> tuple[int, bool]:
+    """Return the length of the first dimension of the batch, 0 if it has several, and whether it is that of samples.
+
+    It is if the loss depends on a tensor of the batch with one number per sample, shape (n,) or (n, 1), on pictures, on
+    tensors that differ in their second dimension, or on nothing but matrices of real numbers with as many rows.
+    """
+    given = [value for value in done.loss.ancestors() if value.path is not None and value.op is None]
+    shapes = [value.shape for value in given]
+    counts = {shape[0] for shape in shapes if len(shape) == 1 or (len(shape) == 2 and shape[1] == 1)}
+    if all(len(shape) == 2 for shape in shapes) and all(tensor_of(done, value).is_floating_point() for value in given):
+        counts |= {shape[0] for shape in shapes}
+    first = counts or {shape[0] for shape in shapes if shape}
+    # Pictures have their samples first; sequences may have them second, but then all tensors have.
+    is_clear = not any(len(shape) == 3 and shape[0] == shape[1] for shape in shapes) and (
+        len(counts) == 1
+        or len({shape[1] for shape in shapes if len(shape) > 1}) > 1
+        or max(map(len, shapes), default=0) > 3
+    )
+    count = first.pop() if len(first) == 1 else 0
+    return count if count > 1 else 0, is_clear
+
+
+def _other_sample(done: TracedStep, count: int) -> dict[Value, Tensor]:
+    """Return the tensors of the batch with the first sample exchanged for another one."""
+    changed = {}
+    for value in done.loss.ancestors() if count else ():
+        axes = [axis for axis, size in enumerate(value.shape) if size == count]
+        if value.path is not None and value.op is None and axes:
+            rows = tensor_of(done, value).clone().movedim(axes[0], 0)
+            others = (rows != rows[0]).reshape(count, -1).sum(1)
+            rows[0] = rows[others.argmax()].clone()
+            changed[value] = rows.movedim(0, axes[0])
+    return changed
+
+
+class _Moves:
+    """What moves in each variant, noted while the calls are made again.
+
+    Args:
+        count: how many samples the batch has; 0 if that is not clear.
+        kept: the values of which all numbers are kept.
+    """
+
+    def __init__(self, count: int, kept: list[Value]) -> None:
+        self.count = count
+        self.of: dict[Value, list[Tensor]] = {}
+        """For each value of real numbers, by how much each sample of it moves, in each layout that it may have."""
+        self.most: dict[Value, Tensor] = {}
+        """By how much they move at most."""
+        self.kept: dict[Value, list[Tensor]] = {value: [] for value in kept}
+
+    def note(self, op: Op | None, value: Value, tensors: list[Tensor]) -> None:
+        if value in self.kept:
+            self.kept[value] = [tensor.detach() for tensor in tensors]
+        before, after = tensors[:2]
+        if not self.count or before.shape != after.shape or not (before.is_floating_point() and before.numel()):
+            return
+        axes = self._axes(before)
+        self.of[value] = [_moved(before.movedim(axis, 0), after.movedim(axis, 0), self.count) for axis in axes]
+        # Samples and positions may be in one dimension, and features be as many as samples.
+        given = [one.shape for one in op.inputs] if op is not None else []
+        is_cut_anew = len(given) == 1 and math.prod(given[0]) == before.numel() and given[0][:1] != before.shape[:1]
+        if not (axes and is_cut_anew) and before.dim() and len(before) % self.count == 0:
+            rows = _moved(before, after, len(before))
+            self.of[value] += [rows.reshape(self.count, -1).amax(1), rows.reshape(-1, self.count).amax(0)]
+        self.most[value] = self.of[value][0].amax() if self.of[value] else _moved(before, after, 1).amax()
+
+    def _axes(self, tensor: Tensor) -> list[int]:
+        return [axis for axis, size in enumerate(tensor.shape) if size == self.count]
+
+    def mixes(self, value: Value) -> bool | None:
+        """Return whether other samples than the first move; None if the samples cannot be told apart, or none moves."""
+        layouts = self.of.get(value)
+        if not layouts:
+            return None
+        found = [each.tolist() for each in layouts]
+        largest = max(max(each) for each in found)
+        return all(max(each[1:]) > ROUNDING * min(largest, 1e30) for each in found) if largest > 0 else None
+
+
+def _moved(before: Tensor, after: Tensor, rows: int) -> Tensor:
+    """Return by how much the rows of a tensor move at most, shape (rows,), by a part of the numbers of each."""
+    stride = before.numel() // (rows * PART) | 1  # odd, so that it meets all channels
+    before, after = (one.detach().reshape(rows, -1)[:, ::stride] for one in (before, after))
+    # Infinities that stay have not moved.
+    return (after - before).abs().float().masked_fill(after == before, 0).nan_to_num(torch.inf).amax(1)
+
+
+def _of_samples(done: TracedStep, tape: Tape, moves: _Moves) -> Iterator[Finding]:
+    """Yield a finding for the first call that takes samples and mixes them, if the outputs are mixed in the end."""
+    of_loss, meetings = set(loss_part(done.loss)), meetings_of(done)
+    heads = [one for op in of_loss for one in op.inputs if one.of_parameters and one.op not in of_loss]
+    is_in_model = any(moves.mixes(one) for one in heads)
+    compared = [
+        {value.op for value in one.output.ancestors()}
+        for one in meetings
+        if moves.mixes(one.output)
+        and one.output.shape[0] == one.target.shape[0]
+        and moves.mixes(one.target) is not True
+    ]
+    for op in tape.ops:
+        mixed = [one for one in op.results if moves.mixes(one)]
+        given = [one for one in op.inputs if one.path is not None or (one in moves.most and float(moves.most[one]) > 0)]
+        if not mixed or not given or any(moves.mixes(one) for one in given):
+            continue
+        result = mixed[0]
+        if not result.requires_grad and op.name not in RESHAPES:
+            return  # inputs that are mixed on purpose, as in mixup; or choices, as of experts
+        if not is_in_model and not any(op in ops for ops in compared):
+            continue
+        if not _is_meant(op, given, result, moves):
+            # Rows of numbers may be the positions of one sequence, or the objects of one scene.
+            is_open = len(given[0].shape) == 2 and given[0].shape[0] == moves.count and op not in of_loss
+            yield _mixing(op, given[0], result, may_be_meant=is_open)
+        return
+
+
+def _is_meant(op: Op, given: list[Value], result: Value, moves: _Moves) -> bool:
+    """Return True if a call shows that it mixes samples on purpose.
+
+    It takes two outputs, a target, a number of the whole batch, such as a deviation, or an adjacency matrix; or it
+    takes the batch as one sequence, or as a list; or it makes a matrix of all pairs, or a number of the whole batch; or
+    it puts whole samples in another order, which their numbers do not tell.
+    """
+    count, first = result.shape.count(moves.count), given[0].shape
+    others = [one for one in op.inputs if one not in given and one.parameter is None and not one.requires_grad]
+    is_adjacency = any(len(one.shape) > 1 and one.shape[-1] == one.shape[-2] for one in others)
+    is_adjacency |= any(len(one.origin.shape) == 2 == one.origin.shape[0] for one in others)  # pairs of nodes
+    is_one = math.prod(result.shape) == moves.count or (len(given[0].shape) == 3 and given[0].shape[1] == 1)
+    is_whole = any(not moves.of.get(one, [Tensor()]) for one in given) or count < first.count(moves.count)
+    is_pairs = count > max(1, first.count(moves.count)) or result.shape == (moves.count,) * 2
+    # In another order, those that move do so by as much as the first one, and some stay where they were.
+    before, after = moves.of.get(given[0]), {*moves.of[result][0].tolist()}
+    is_order = before is not None and {0.0} <= after <= {0.0, *before[0].tolist()}
+    is_order &= first == result.shape and not any(one.of_batch for one in others)
+    is_target = any(not one.of_parameters for one in given) and any(one.of_parameters for one in given)
+    return len(set(given)) > 1 or is_pairs or is_target or is_whole or is_adjacency or is_one or is_order
+
+
+def _mixing(op: Op, first: Value, result: Value, *, may_be_meant: bool) -> Finding:
+    shape, count = list(first.shape), first.shape[0]
+    if op.name in ("view", "reshape") and count in result.shape:
+        is_clear = len(result.shape) == len(shape) == len(set(shape))
+        order = ", ".join(str(shape.index(size)) for size in result.shape) if is_clear else "..."
+        is_exchange = list(result.shape) == [shape[1], count, *shape[2:]]
+        moved = (
+            f"makes {list(result.shape)} of {shape} without moving an element: dimension {result.shape.index(count)} "
+            "is then as long as the batch, but what lies at one index of it comes from several samples"
+        )
+        advice = f"use {'transpose(0, 1)' if is_exchange else f'permute({order})'} in place of the {op.name}"
+    else:
+        moved = f"takes {shape}, and mixes its samples: with another first sample, the outputs for others change"
+        advice = "give it the dimensions in the order that it takes, so that each sample stays by itself"
+        if op.name in ("softmax", "log_softmax"):
+            advice = f"use dim={1 if len(shape) == 2 else -1}"
+        elif op.name in ("getitem", "gather", "index_select", "take_along_dim"):
+            advice = "let the index of each sample stay within its own rows"
+        elif op.name in ("lstm", "gru", "rnn_tanh", "rnn_relu", "multi_head_attention_forward"):
+            advice = "set batch_first=True"
+    return Finding(
+        op.place.module,
+        f"{op.name} at {op.place} {moved}",
+        advice,
+        "note" if may_be_meant else "alarm",
+        rule="batch_mixing",
+    )
+
+
+def _of_orders(meeting: Meeting, outputs: list[Tensor], targets: list[Tensor]) -> Iterator[Finding]:
+    """Yield an alarm if the rows of outputs and targets that belong to the first sample are not the same rows."""
+    if len(outputs[0]) != len(targets[0]):
+        return
+    of_output = (outputs[0] != outputs[1]).reshape(len(outputs[0]), -1).any(1)
+    of_target, op = targets[0] != targets[1], meeting.op
+    if bool(of_target.any()) and (of_output & of_target).sum() < OVERLAP * of_target.sum():
+        elsewhere = (of_output & ~of_target).nonzero().flatten().tolist()
+        if elsewhere:
+            yield Finding(
+                op.place.module,
+                f"{op.name} at {op.place} compares outputs of the first sample with targets of others, as in row "
+                f"{elsewhere[-1]} of {len(of_output)}: they are flattened in different orders",
+                "transpose the outputs or the targets before they are flattened, so that both are (samples, positions)",
+                "alarm",
+                rule="loss_shape",
+            )

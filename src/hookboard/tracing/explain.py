@@ -1,0 +1,258 @@
+"""Describes what gave the first NaN or Inf as a `Nonfinite` event, in sentences for the user."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hookboard.base.messages import listed
+from hookboard.base.ranks import local
+from hookboard.health import Loss, Nonfinite, Pass
+from hookboard.model.nested import tensors_in
+from hookboard.tracing.bad_operation import SOFTMAXES, BadOperation
+
+GROWN_ABOVE = 1e6
+"""Above this, a value before the NaN or Inf shows that values grew until they overflowed."""
+
+MAX_NAMED_ROWS = 5
+"""Maximum number of batch rows that are named."""
+
+_CHECK = "Look for a division by 0, the logarithm or the root of 0, or an overflow there; add an epsilon or clamp."
+
+
+def forward_event(
+    origin: BadOperation, step: int, batch_idx: int, loss: float, last_loss: float = math.nan
+) -> Nonfinite:
+    """Describe a loss that is not finite because of an operation.
+
+    Args:
+        origin: the operation.
+        step: the optimizer step.
+        batch_idx: the index of the batch.
+        loss: the loss.
+        last_loss: the loss of the previous step.
+    """
+    place = origin.place
+    where = place.at
+    where += f" {'after' if place.is_after else 'in'} {place.module!r}" if place.module else ""
+    found = "" if origin.given is None else f" ({described([origin.given])})"
+    if origin.name:
+        said = f"came from {_plain(origin.name)}(){where}{found}"
+    else:
+        can = f", where {listed(place.before, 3)} can" if place.before else ""
+        said = f"went into {_plain(origin.taker)}(){where}{found}; code before made it{can}"
+        if origin.is_maker:
+            said = f"came from {_plain(origin.taker)}(){where}{found}, or from code before{can}"
+    why, advice = _cause(origin)
+    evidence = f"The loss of step {step}, batch {batch_idx}, is {loss}. The first value that is not finite {said}"
+    evidence += f": {why}." if why else "."
+    taken = list(origin.taken.values())
+    largest = max([last_loss, *(_largest(tensor) for tensor in taken)])
+    if largest > GROWN_ABOVE:
+        advice = f"Values had grown to {largest:.3g} before: lower the learning rate, warm it up, or clip gradients."
+    module = "" if place.is_after and not origin.name and not origin.is_maker else place.module
+    return Nonfinite(module, "forward", step, batch_idx, evidence, advice or _CHECK)
+
+
+def batch_event(
+    batch: Any, step: int, batch_idx: int, loss: float, taker: str, *, was_changed: bool, counts_masks: bool = False
+) -> Nonfinite | None:
+    """Describe a NaN or Inf in the batch; None if there is none.
+
+    Args:
+        batch: the batch.
+        step: the optimizer step.
+        batch_idx: the index of the batch.
+        loss: the loss.
+        taker: the layer that takes it first; "" if unknown.
+        was_changed: True if the step changed the batch in place.
+        counts_masks: True to count a tensor with -Inf alone, as masks have.
+    """
+    floats = [tensor for _, tensor in tensors_in(batch) if tensor.is_floating_point() or tensor.is_complex()]
+    bad = [tensor for tensor in floats if _has_nan_or_inf(tensor, counts_masks)]
+    if not bad:
+        return None
+    held = described(bad) + rows_in(batch)
+    met = f"; {taker!r} is the first that takes it" if taker else ""
+    evidence = f"The batch {batch_idx} of step {step} holds {held}{met}, and the loss is {loss}."
+    if was_changed:
+        evidence += " training_step changes the batch in place: before, it may have been finite."
+    advice = f"Look at the data of batch {batch_idx}: find and drop such samples, or fill what is missing."
+    return Nonfinite(taker, "batch", step, batch_idx, evidence, advice)
+
+
+def rows_in(batch: Any) -> str:
+    """Name the rows of a batch that hold a NaN or Inf; "" if there are none.
+
+    >>> rows_in([torch.zeros(2), torch.tensor([[0.0], [float("nan")]])])
+    ' in row 1 of tensor 1'
+    """
+    found = []
+    for path, tensor in tensors_in(batch):
+        if tensor.layout is not torch.strided or tensor.is_nested or not tensor.dim():
+            continue
+        rows = (~torch.isfinite(tensor)).flatten(1).any(1) if tensor.dim() > 1 else ~torch.isfinite(tensor)
+        bad = [str(row) for row in rows.nonzero().flatten().tolist()]
+        if bad:
+            which = f"{'row' if len(bad) == 1 else 'rows'} {listed(bad, MAX_NAMED_ROWS)}"
+            found.append(f"{which} of tensor {path}" if path else which)
+    return f" in {'; '.join(found)}" if found else ""
+
+
+def backward_event(spoiled: Mapping[str, str], after: str, step: int, batch_idx: int) -> Nonfinite:
+    """Describe gradients that are not finite although the loss is.
+
+    Args:
+        spoiled: the names of the parameters whose gradients are not finite to those of their layers, in the order in
+            which the step used the layers.
+        after: operations behind the last of these layers whose derivative may be infinite; "" if none is known.
+        step: the optimizer step.
+        batch_idx: the index of the batch.
+    """
+    name, module = list(spoiled.items())[-1]
+    evidence = (
+        f"{len(spoiled)} parameters have gradients that are not finite in the backward pass of step {step}, batch "
+        f"{batch_idx}, although the loss is finite. The last one that the forward pass uses is {name!r}"
+        + (f"; after it come {after}." if after else ".")
+    )
+    advice = (
+        "From there on look for an operation whose derivative is infinite, such as the root or norm of 0, or for a NaN "
+        "that torch.where hides; clamp before it."
+    )
+    return Nonfinite(module, "backward", step, batch_idx, evidence, advice)
+
+
+def parameter_event(
+    name: str, values: Tensor, step: int, batch_idx: int, stepped: tuple[int, int, float] | None
+) -> Nonfinite:
+    """Describe weights that were not finite before the forward pass, as an event of the last optimizer step.
+
+    Before the first one, the event is that of the step in which they were found.
+
+    Args:
+        name: the dotted name of the parameter.
+        values: its values.
+        step: the step in which it was found.
+        batch_idx: the index of its batch.
+        stepped: step, batch index and loss of the last optimizer step, NaN for a loss that is not known; None before
+            the first.
+    """
+    held, module = described([values]), name.rpartition(".")[0]
+    if stepped is None:
+        evidence = f"The parameter {name!r} holds {held} before the first optimizer step of this fit."
+        advice = "Look at the initialization, and at the checkpoint that was loaded."
+        return Nonfinite(module, "start", step, batch_idx, evidence, advice)
+    at, its_batch, loss = stepped
+    finite = f"; the loss of that step was finite ({loss:.3g})" if math.isfinite(loss) else ""
+    evidence = f"The optimizer step of step {at}, batch {its_batch}, left {held} in the parameter {name!r}{finite}."
+    advice = (
+        "Lower the learning rate, or clip gradients; look at the optimizer's eps and at the gradients of that step."
+    )
+    return Nonfinite(module, "optimizer", at, its_batch, evidence, advice)
+
+
+def unlocated_event(
+    is_backward: bool, step: int, batch_idx: int, why: str, spoiled: Sequence[str] = (), loss: float | None = None
+) -> Nonfinite:
+    """Describe a non-finite loss or gradient whose module could not be found.
+
+    Args:
+        is_backward: whether gradients are not finite, rather than the loss.
+        step: the optimizer step.
+        batch_idx: the index of the batch.
+        why: completes the sentence "The module is not known: ".
+        spoiled: the parameters with non-finite gradients, in model order; the module of the last is the best guess.
+        loss: the loss, if it is known; ignored for gradients.
+    """
+    module = spoiled[-1].rpartition(".")[0] if spoiled else ""
+    if is_backward:
+        evidence = f"Gradients of step {step}, batch {batch_idx}, are not finite"
+        evidence += f", that of {spoiled[-1]!r} is the last in the model" if spoiled else ""
+    else:
+        evidence = f"The loss of step {step}, batch {batch_idx}, is {'not finite' if loss is None else loss}"
+    evidence += f". The module is not known: {why}."
+    advice = "Train this batch once more with torch.autograd.set_detect_anomaly(True)."
+    during: Pass = "backward" if is_backward else "forward"
+    return Nonfinite(module, during, step, batch_idx, evidence, advice, is_located=False)
+
+
+def late_event(losses: Iterable[Loss]) -> Nonfinite | None:
+    """Describe the first loss that is not finite, which the host learns after the step; None if all are finite."""
+    bad = next((loss for loss in losses if not math.isfinite(loss.value)), None)
+    if bad is None:
+        return None
+    why = "losses are read at the next look; nonfinite='exact' finds it in the step itself"
+    return unlocated_event(False, bad.step, bad.batch_idx, why, loss=bad.value)
+
+
+def described(tensors: Sequence[Tensor]) -> str:
+    """Describe the values of all these tensors: "3 NaN in 128 values", "96 values up to 2.5", or "" for no tensor."""
+    if not tensors:
+        return ""
+    held = [local(tensor.detach()) for tensor in tensors]
+    count = sum(tensor.numel() for tensor in held)
+    numbers = [(int(torch.isnan(t).sum()), int(torch.isinf(t).sum())) for t in held]
+    nan, inf = (sum(column) for column in zip(*numbers, strict=True))
+    bad = " and ".join(f"{number} {kind}" for number, kind in ((nan, "NaN"), (inf, "Inf")) if number)
+    return f"{bad} in {count} values" if bad else f"{count} values up to {max(map(_largest, held)):.3g}"
+
+
+def _largest(tensor: Tensor) -> float:
+    held = local(tensor.detach()).abs()
+    held = held[torch.isfinite(held)]
+    return float(held.max()) if held.numel() else 0.0
+
+
+def _has_nan_or_inf(tensor: Tensor, counts_masks: bool) -> bool:
+    held = local(tensor.detach())
+    return not bool((torch.isfinite(held) | (not counts_masks and held == -torch.inf)).all())
+
+
+def _plain(name: str) -> str:
+    return _PLAIN_NAMES.get(name, name)
+
+
+_PLAIN_NAMES = {"addmm": "linear", "mm": "matmul", "bmm": "matmul", "linalgvectornorm": "norm"}
+_PLAIN_NAMES |= {"logsoftmax": "log_softmax", "safesoftmax": "softmax", "nllloss": "nll_loss"}
+"""Names of autograd to those of functions that users know."""
+
+_ROOTS = frozenset({"sqrt", "rsqrt", "pow"})
+_LOGARITHMS = frozenset({"log", "log2", "log10", "log1p"})
+
+
+def _cause(origin: BadOperation) -> tuple[str, str]:
+    """Return what is wrong with the inputs of the operation, as a clause, and what to change; each "" if not known."""
+    first, name = origin.taken.get("self"), origin.taker if origin.is_maker else origin.name
+    if name == "nllloss":
+        return "none of its targets counts", "Leave out batches all of whose targets are `ignore_index`."
+    if name == "mean" or (first is not None and not first.numel()):
+        return "it is the mean of no values", "Leave the term out where nothing is selected."
+    if name in SOFTMAXES and origin.is_maker:
+        return "", "Look for a row that is masked throughout, or for a NaN or Inf in what it takes."
+    if name in SOFTMAXES and origin.given is not None:
+        rows = int(torch.isnan(local(origin.given)).all(-1).sum())
+        said = "1 row is" if rows == 1 else f"{rows} rows are"
+        advice = "Let each row see at least one place, or leave rows without any out."
+        return (f"{said} masked throughout", advice) if rows else ("", "")
+    if name in ("div", "reciprocal"):
+        divisor = origin.taken.get("other", origin.taken.get("self") if name == "reciprocal" else None)
+        zeros = 0 if divisor is None else int((divisor == 0).sum())
+        return _counted(zeros, "of its divisors", "0"), "Add an epsilon to the divisor, or leave these values out."
+    if name in _LOGARITHMS and first is not None:
+        least = -1 if name == "log1p" else 0
+        low = _counted(int((first <= least).sum()), f"of its {first.numel()} inputs", f"{least} or less")
+        return low, "Clamp its input above 0."
+    if name in _ROOTS:
+        low = "" if first is None else _counted(int((first <= 0).sum()), f"of its {first.numel()} inputs", "0 or less")
+        return low, "Clamp its input above 0, or check the power."
+    if name == "exp":
+        advice = "Subtract the maximum first, or clamp its input; as an activation, use ReLU or GELU in place of it."
+        return "", advice
+    return "", ""
+
+
+def _counted(count: int, what: str, value: str) -> str:
+    """Return a clause such as "2 of its 8 inputs are 0 or less"; "" for a count of 0."""
+    return f"{count} {what} {'is' if count == 1 else 'are'} {value}" if count else ""

@@ -1,0 +1,172 @@
+"""Finds faults in losses that are written with arithmetic, in place of a loss function."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hookboard.health import Finding, Rule
+from hookboard.tracing.calls import RESHAPES, Op, Value
+from hookboard.tracing.rules import ROUNDING, TracedStep
+
+_ARITHMETIC = """
+add radd iadd sub rsub isub mul rmul imul div truediv rtruediv itruediv pow square abs sqrt neg exp log log1p log2 log10
+cosh clamp clip relu softplus where maximum minimum mean sum norm nan_to_num
+"""
+ARITHMETIC = frozenset(_ARITHMETIC.split()) | RESHAPES
+"""Functions that a loss is written with: each number of the result depends on numbers at the same place, or on all."""
+
+LOGARITHMS = frozenset({"log", "log2", "log10"})
+_SUMS = frozenset({"add", "radd", "iadd", "sub", "rsub", "mul", "rmul", "neg", "sum", "mean", "clamp"}) | RESHAPES
+
+
+class LogarithmInput(NamedTuple):
+    """The limits of what a logarithm was given, as tensors of shape () on the same device.
+
+    Args:
+        negative: how many numbers are negative.
+        low: the smallest number.
+        high: the largest number.
+        total: how many numbers there are.
+    """
+
+    negative: Tensor
+    low: Tensor
+    high: Tensor
+    total: int
+
+
+class Product(NamedTuple):
+    """A product of an output, which needs a gradient, and a target, which depends on the batch alone.
+
+    Args:
+        output: the value of the output.
+        target: the value of the target.
+        output_limits: the smallest and largest number of the output, on its device.
+        target_limits: the smallest and largest number of the target, on its device.
+    """
+
+    output: Value
+    target: Value
+    output_limits: tuple[Tensor, Tensor]
+    target_limits: tuple[Tensor, Tensor]
+
+
+def _of_logarithm(op: Op, given: Mapping[str, Tensor], results: Sequence[Tensor]) -> LogarithmInput | None:
+    """Return the limits of a logarithm's input; None if it needs no gradient, or is empty, complex or not dense."""
+    values = next(iter(given.values())).detach()
+    if not op.inputs[0].requires_grad or not _has_limits(values):
+        return None
+    return LogarithmInput((values < 0).sum(), *values.aminmax(), values.numel())
+
+
+def _of_product(op: Op, given: Mapping[str, Tensor], results: Sequence[Tensor]) -> Product | None:
+    """Return the product of an output and a target; None for others."""
+    pairs = list(zip(op.inputs, given.values(), strict=False))
+    for (output, values), (target, wanted) in (pairs, pairs[::-1]) if len(pairs) == 2 else ():
+        is_product = output.requires_grad and target.of_batch and not target.of_parameters
+        if is_product and _has_limits(values) and _has_limits(wanted):
+            return Product(output, target, values.detach().aminmax(), wanted.detach().aminmax())
+    return None
+
+
+def _has_limits(tensor: Tensor) -> bool:
+    """Return True if min and max of a tensor can be computed: it is dense, real and not empty."""
+    is_dense = tensor.layout is torch.strided and not tensor.is_nested
+    return is_dense and not tensor.is_complex() and tensor.numel() > 0
+
+
+OBSERVERS = {**dict.fromkeys(LOGARITHMS, _of_logarithm), **dict.fromkeys(("mul", "rmul"), _of_product)}
+"""Function name to what is called with its tensors; see `StepTrace`."""
+
+
+def calls_from(value: Value, names: frozenset[str]) -> Iterator[Op]:
+    """Yield the calls that a value was computed by, each once, from the last one back.
+
+    The inputs of a call are followed only if its function is in `names`; so the last calls yielded may be of others.
+    """
+    waiting, seen = [value], set[int]()
+    while waiting:
+        op = waiting.pop().op
+        if op is not None and id(op) not in seen:
+            seen.add(id(op))
+            yield op
+            if op.name in names:
+                waiting += op.inputs
+
+
+def loss_input(done: TracedStep) -> Iterator[Finding]:
+    """Yield an alarm for a logarithm of negative numbers that makes the loss NaN, and for a Dice loss of logits."""
+    if not done.is_finite:
+        on_the_way = {id(value.op) for value in done.loss.ancestors()}
+        bad = [
+            op
+            for op in done.step.ops
+            if isinstance(op.seen, LogarithmInput) and id(op) in on_the_way and bool(op.seen.negative > 0)
+        ]
+        for op in bad[:1]:
+            negative, low, high, total = op.seen
+            yield Finding(
+                op.place.module,
+                f"{op.name} at {op.place} takes numbers above 0; its input is {float(low):.3g} to {float(high):.3g}: "
+                f"{int(negative):,} of {total:,} give NaN",
+                "for logits use cross_entropy or binary_cross_entropy_with_logits; for probabilities put softmax or "
+                "sigmoid before it",
+                "alarm",
+            )
+    for op, product in _overlaps(done):
+        low, high = map(float, product.output_limits)
+        if low < -ROUNDING or high > 1 + ROUNDING:
+            yield Finding(
+                op.place.module,
+                f"the overlap at {op.place} is that of probabilities and masks, and its outputs are {low:.3g} to "
+                f"{high:.3g}",
+                "put sigmoid or softmax before it",
+                "alarm",
+            )
+
+
+LOSS_INPUT_BY_HAND = Rule("loss_input", loss_input, of="step")
+
+
+def targets(done: TracedStep) -> Iterator[Finding]:
+    """Yield an alarm for targets outside of 0 to 1 in a binary cross entropy or a Dice loss."""
+    named = [(op, product, "the overlap") for op, product in _overlaps(done)]
+    named += [(op, product, "the binary cross entropy") for op, product in _binary_cross_entropies(done)]
+    for op, product, what in named:
+        low, high = map(float, product.target_limits)
+        if low < -ROUNDING or high > 1 + ROUNDING:
+            yield Finding(
+                op.place.module,
+                f"{what} at {op.place} takes targets of 0 to 1, they are {low:g} to {high:g}",
+                "encode two classes as 0 and 1; scale masks of 0 and 255; for more classes use cross_entropy",
+                "alarm",
+            )
+
+
+TARGETS_BY_HAND = Rule("targets", targets, of="step")
+
+
+def _binary_cross_entropies(done: TracedStep) -> Iterator[tuple[Op, Product]]:
+    """Yield call and product of `y * log(p)` in each handwritten `y * log(p) + (1 - y) * log(...)` in the loss."""
+    products = [op for op in calls_from(done.loss, ARITHMETIC) if isinstance(op.seen, Product)]
+    products = [op for op in products if op.seen.output.made_by == "log"]
+    for op in products:
+        for other in products:
+            inverse = other.seen.target.origin.op
+            if inverse is not None and inverse.name == "rsub" and inverse.inputs[0].origin is op.seen.target.origin:
+                yield op, op.seen
+
+
+def _overlaps(done: TracedStep) -> Iterator[tuple[Op, Product]]:
+    """Yield call and product in each `(output * target).sum() / (output.sum() + target.sum())`, as in Dice and IoU."""
+    for division in calls_from(done.loss, ARITHMETIC):
+        if division.name not in ("div", "truediv") or len(division.inputs) != 2:
+            continue
+        above, below = (list(calls_from(value, _SUMS)) for value in division.inputs)
+        summed = {id(op.inputs[0].origin) for op in below if op.name == "sum" and op.inputs}
+        for op in above:
+            product = op.seen
+            if isinstance(product, Product) and {id(product.output.origin), id(product.target.origin)} <= summed:
+                yield op, product

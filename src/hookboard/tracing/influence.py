@@ -1,0 +1,96 @@
+"""Finds calls whose result is the same whatever they take, or is not used."""
+
+import ast
+import linecache
+import math
+from collections.abc import Iterator
+
+from hookboard.health import Finding, Rule
+from hookboard.tracing.calls import Place
+from hookboard.tracing.handwritten import ARITHMETIC, calls_from
+from hookboard.tracing.rules import REGRESSION, TracedStep, in_numbers, last_softmaxes, losses_of
+
+
+def no_influence(done: TracedStep) -> Iterator[Finding]:
+    """Yield a finding for a softmax or norm over one number, a cross entropy of one class, and an unused result."""
+    for call in losses_of(done):
+        if call.op.name == "cross_entropy" and call.values.dim() > 1 and call.values.shape[1] == 1:
+            yield Finding(
+                call.op.place.module,
+                f"cross_entropy at {call.op.place} gets one class: its loss is 0 whatever the model gives",
+                "give the model an output for each class, or use binary_cross_entropy_with_logits",
+                "alarm",
+            )
+    for call, op, shape, dim in last_softmaxes(done):
+        if shape[dim] == 1:
+            is_share = bool(((call.wanted >= 0) & (call.wanted <= 1)).all())
+            yield Finding(
+                op.place.module,
+                f"{op.name} at {op.place} runs over a dimension of size 1 of {list(shape)}: its output is "
+                f"{'1' if op.name == 'softmax' else '0'} whatever comes in",
+                "use sigmoid for one output, or give the model an output for each class"
+                if is_share or call.op.name not in REGRESSION | {"sub", "rsub"}
+                else f"remove the {op.name}: the targets are {in_numbers(call.wanted)}",
+                "alarm",
+            )
+    if not any(shape[dim] == 1 for _, _, shape, dim in last_softmaxes(done)):
+        yield from _over_one_number(done)
+    yield from _results_dropped(done)
+
+
+NO_INFLUENCE = Rule(
+    "no_influence",
+    no_influence,
+    of="step",
+    about="a softmax or norm over one value, a cross entropy of one class, or attention that does not know the order "
+    "of its tokens; as a note, a line whose result is unused, such as `scores.masked_fill(...)`",
+)
+
+
+PURE = frozenset({"masked_fill", "masked_scatter", "relu", "gelu", "dropout", "softmax", "log_softmax", "sigmoid"})
+PURE |= frozenset({"view", "reshape", "flatten", "permute", "transpose", "squeeze", "unsqueeze", "clamp", "detach"})
+"""Functions that leave their input as it is: a call as a statement has no effect."""
+
+
+def _over_one_number(done: TracedStep) -> Iterator[Finding]:
+    """Yield a finding for a softmax over the one output of a linear layer, and for a layer norm of one feature."""
+    of_loss = {id(op) for op in calls_from(done.loss, ARITHMETIC)}
+    for value in done.loss.ancestors():
+        op = value.op
+        if op is None or not op.inputs or not op.inputs[0].of_parameters:
+            continue
+        before, dim = op.inputs[0], op.arguments.get("dim", op.arguments.get("1"))
+        is_linear = before.op is not None and before.op.name == "linear" and before.shape[-1:] == (1,)
+        is_norm = op.name == "layer_norm" and math.prod(op.arguments.get("normalized_shape", (0,))) == 1
+        is_softmax = op.name in ("softmax", "log_softmax") and is_linear and dim in (-1, len(before.shape) - 1)
+        if is_softmax or is_norm:
+            yield Finding(
+                op.place.module,
+                f"{op.name} at {op.place} runs over a dimension of size 1 of {list(before.shape)}: its output is "
+                "the same whatever comes in",
+                f"remove the {op.name}, or let it run over a longer dimension",
+                "alarm" if is_norm or id(op) in of_loss else "note",  # one expert may be meant
+            )
+
+
+def _results_dropped(done: TracedStep) -> Iterator[Finding]:
+    """Yield a note for a line such as `scores.masked_fill(mask, -1e9)`, whose result is not assigned."""
+    calls = {(op.name, op.place): op for op in done.step.ops if op.name in PURE and op.place.file}
+    for (name, place), op in calls.items():
+        if not op.arguments.get("inplace") and _is_statement(name, place):
+            yield Finding(
+                place.module,
+                f"the result of {name} at {place} is not used: it returns a new tensor, and does not change its input",
+                "assign the result, as in x = ...",
+            )
+
+
+def _is_statement(name: str, place: Place) -> bool:
+    """Return True if a line of code is nothing but a call of a function or method of this name."""
+    try:
+        [statement] = ast.parse(linecache.getline(place.file, place.line).strip()).body
+    except (SyntaxError, ValueError):
+        return False
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    function = call.func if isinstance(call, ast.Call) else None
+    return bool(getattr(function, "attr", getattr(function, "id", "")) == name)

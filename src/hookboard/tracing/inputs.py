@@ -1,0 +1,357 @@
+"""Finds faults in the data that enter the model and the loss: their scale, leaks, padding, weights of classes."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hookboard.health import Finding, Rule
+from hookboard.tracing.calls import Op, Value
+from hookboard.tracing.rules import OBSERVERS, LossCall, TracedStep, in_numbers, losses_of
+
+WEIGHING = ("linear", "conv1d", "conv2d", "conv3d", "lstm", "gru", "rnn_tanh", "rnn_relu")
+"""Functions whose first argument is weighed by parameters."""
+
+RMS_LARGE, RMS_SMALL = 20.0, 1e-2
+"""Data whose RMS is beyond these are not normalized: pixels of 0 to 255 have 100, standardized data 1 (choices)."""
+
+MAX_COLUMNS = 4096
+"""Wider data are not searched for the targets (a choice)."""
+
+EXACT_CORRELATION = 1 - 1e-6
+"""Correlation from which a column of the data is a target, scaled."""
+
+ENOUGH_BITS = 64
+"""The targets must carry this much, in bits, for that to be no chance (a choice)."""
+
+MAX_TARGETS = 64
+"""Of samples with more targets, such as pictures, the first are looked at, and of more loss calls too (a choice)."""
+
+
+class Embedded(NamedTuple):
+    """A call of an embedding with tokens of the batch.
+
+    Args:
+        op: the call.
+        tokens: shape (samples, positions).
+    """
+
+    op: Op
+    tokens: Tensor
+
+
+def note_embedding(op: Op, given: Mapping[str, Tensor], results: Sequence[Tensor]) -> Embedded | None:
+    """Return the call if its tokens have two dimensions and come from the batch, and its result needs a gradient.
+
+    Otherwise None.
+    """
+    tokens, ids = given.get("input"), op.arguments.get("input")
+    if tokens is None or ids is None or tokens.dim() != 2 or ids.origin.path is None or not results[0].requires_grad:
+        return None
+    return Embedded(op, tokens)
+
+
+class DataInput(NamedTuple):
+    """The first argument of a function with parameters, if it comes from data alone.
+
+    Args:
+        op: the call.
+        value: the value of the argument.
+        tensor: the argument, detached.
+    """
+
+    op: Op
+    value: Value
+    tensor: Tensor
+
+
+def note_input(op: Op, given: Mapping[str, Tensor], results: Sequence[Tensor]) -> DataInput | None:
+    """Return the first argument of the call if it is floating-point and no parameter had a part in it; else None."""
+    name = next(iter(given), "")
+    value = op.arguments.get(name)
+    if not isinstance(value, Value) or value.of_parameters or not given[name].is_floating_point():
+        return None
+    return DataInput(op, value, given[name].detach())
+
+
+def _inputs_of(done: TracedStep) -> Iterator[DataInput]:
+    """Yield what enters the model, in the order of the calls that take it, each tensor once."""
+    seen = set[int]()
+    for op in done.step.ops:
+        if isinstance(op.seen, DataInput) and id(op.seen.value.origin) not in seen:
+            seen.add(id(op.seen.value.origin))
+            yield op.seen
+
+
+def input_scale(done: TracedStep) -> Iterator[Finding]:
+    """Yield a note for the first data that enter the model far from an RMS of 1, if they are not in the batch.
+
+    Those of the batch are measured at each look.
+    """
+    for data in _inputs_of(done):
+        rms = float(data.tensor.double().square().mean().sqrt()) if data.tensor.numel() else 0.0
+        if RMS_SMALL < rms < RMS_LARGE or rms == 0 or not math.isfinite(rms):
+            continue
+        if any(value.path in done.step.float_paths for value in data.value.ancestors()):
+            continue
+        advice = "divide it by less: it seems to be scaled down twice"
+        if rms >= RMS_LARGE:
+            advice = "scale it: subtract the mean of each column and divide by its standard deviation"
+        yield Finding(
+            data.op.place.module,
+            f"the data that enter the model in {data.op.name} at {data.op.place} are {in_numbers(data.tensor)}, with "
+            f"an RMS of {rms:.3g}; about 1 is usual",
+            advice,
+        )
+        return
+
+
+INPUT_SCALE = Rule("input_scale", input_scale, of="step")
+
+
+MIN_PADDED_SHARE, MIN_PADDED_ROWS = 0.2, 0.5
+"""Targets count as padded if at least this share of the rows (the second number) ends in a run of the same number, and
+these runs are at least the first share of all targets (choices)."""
+
+MIN_RUN = 2
+"""A row is padded if it ends with at least this many equal numbers (a choice)."""
+
+MIN_LABELS = 32
+"""With fewer targets nothing is said of the weights of their classes (a choice)."""
+
+RARE_SHARE, FREQUENT_SHARE = 0.2, 0.5
+"""A class is rare below the first share of the targets, and frequent above the second (choices)."""
+
+WEIGHT_FACTOR = 2.0
+"""A frequent class must have this many times the weight of a rare one to be worth a note (a choice)."""
+
+
+def padding(done: TracedStep) -> Iterator[Finding]:
+    """Yield a note if a loss over sequences counts what pads them."""
+    for call in losses_of(done):
+        if call.op.name not in ("cross_entropy", "nll_loss") or not call.counts_all or call.target.origin.path is None:
+            continue
+        rows = _rows_of(call)
+        if rows is None:
+            continue
+        pad = padding_of(rows)
+        if pad is None or pad == call.op.arguments.get("ignore_index", -100):
+            continue
+        share = float((runs_of(rows, pad)).double().mean())
+        yield Finding(
+            call.op.place.module,
+            f"{share:.0%} of the targets of {call.op.name} at {call.op.place} are the number {pad} that fills rows up "
+            "to their end: the loss counts them like any other",
+            f"give the loss ignore_index={pad}, if that is padding",
+        )
+
+
+PADDING = Rule("padding", padding, of="step", about="the loss counts what pads the rows of a batch", gives="note")
+
+
+_FLATTENING = frozenset({"view", "reshape", "flatten", "contiguous", "clone", "long", "to"})
+
+
+def _rows_of(call: LossCall) -> Tensor | None:
+    """Return the targets as they were before they were flattened, shape (samples, positions); None if they are none."""
+    value = call.target
+    while len(value.shape) != 2 and value.op is not None and value.op.name in _FLATTENING:
+        value = value.op.inputs[0]
+    is_known = len(value.shape) == 2 and math.prod(value.shape) == call.wanted.numel()
+    return call.wanted.reshape(value.shape) if is_known and not call.wanted.is_floating_point() else None
+
+
+def runs_of(rows: Tensor, pad: int) -> Tensor:
+    """Return which elements belong to a run of `pad` that lasts to the end of their row; shape of `rows`, bool."""
+    return (rows == pad).flip(1).cumprod(1).flip(1).bool()
+
+
+def padding_of(rows: Tensor) -> int | None:
+    """Return the number that pads the rows; None if they are not padded."""
+    pad = int(rows[:, -1].mode().values)
+    lengths = runs_of(rows, pad).sum(1)
+    has_ends = (lengths >= MIN_RUN).double().mean() >= MIN_PADDED_ROWS and lengths.unique().numel() > 1
+    return pad if has_ends and lengths.sum() >= MIN_PADDED_SHARE * rows.numel() else None
+
+
+def class_weights(done: TracedStep) -> Iterator[Finding]:
+    """Yield a note if a frequent class has a larger weight in the loss than a rare one."""
+    for call in losses_of(done):
+        weight, wanted = call.weight, call.wanted.detach()
+        if weight is None or wanted.numel() < MIN_LABELS or wanted.is_complex():
+            continue
+        if call.op.name == "binary_cross_entropy_with_logits":
+            yield from _positive(call, weight, wanted.double())
+        elif call.op.name in ("cross_entropy", "nll_loss") and not wanted.is_floating_point():
+            yield from _of_classes(call, weight.double(), wanted.flatten())
+
+
+CLASS_WEIGHTS = Rule(
+    "class_weights",
+    class_weights,
+    of="step",
+    about="a frequent class has a larger weight in the loss than a rare one",
+    gives="note",
+)
+
+
+def _positive(call: LossCall, weight: Tensor, wanted: Tensor) -> Iterator[Finding]:
+    if weight.numel() != 1:
+        return
+    share, factor = float(wanted.mean()), float(weight)
+    is_wrong = (share < RARE_SHARE and factor < 1 / WEIGHT_FACTOR) or (
+        share > 1 - RARE_SHARE and factor > WEIGHT_FACTOR
+    )
+    if is_wrong and 0 < share < 1:
+        yield Finding(
+            call.op.place.module,
+            f"pos_weight of {call.op.name} at {call.op.place} is {factor:.3g}, and {share:.1%} of the targets are "
+            f"positive: the rarer class counts less",
+            f"set pos_weight to negatives / positives, here about {(1 - share) / share:.2g}",
+        )
+
+
+def _of_classes(call: LossCall, weight: Tensor, wanted: Tensor) -> Iterator[Finding]:
+    known = wanted[(wanted >= 0) & (wanted < len(weight)) & (wanted != call.op.arguments.get("ignore_index", -100))]
+    if len(known) < MIN_LABELS:
+        return
+    shares = torch.bincount(known, minlength=len(weight)).double() / len(known)
+    most = int(shares.argmax())
+    rare = (shares > 0) & (shares < RARE_SHARE)
+    if shares[most] < FREQUENT_SHARE or not rare.any():
+        return
+    heaviest = float(weight[rare].max())
+    if float(weight[most]) >= WEIGHT_FACTOR * heaviest:
+        yield Finding(
+            call.op.place.module,
+            f"the weights of {call.op.name} at {call.op.place} are {float(weight[most]):.3g} for class {most}, which "
+            f"is {float(shares[most]):.0%} of the targets, and at most {heaviest:.3g} for rare ones",
+            "give rare classes the larger weight, such as 1 / frequency",
+        )
+
+
+AGREEING_SHARE = 0.99
+"""A mask is the wrong way round if at least this share of it hides what is no padding, or shows what is (a choice)."""
+
+
+class Masked(NamedTuple):
+    """A call of attention with a mask over the positions of its keys.
+
+    Args:
+        hidden: which positions it hides, shape (samples, positions), bool.
+        rows: how many rows of the mask are fully masked, and how many there are; None if none is, or if the result has
+            no NaN.
+    """
+
+    hidden: Tensor
+    rows: tuple[int, int] | None
+
+
+def note_mask(op: Op, given: Mapping[str, Tensor], results: Sequence[Tensor]) -> object:
+    """Return a `Masked` if the call has a `key_padding_mask` of two dimensions; otherwise what is its field `rows`."""
+    rows = OBSERVERS[op.name](op, given, results)
+    mask = given.get("key_padding_mask")
+    if mask is None or mask.dim() != 2:
+        return rows
+    return Masked(mask.detach() if mask.dtype is torch.bool else mask.detach() == -math.inf, rows)
+
+
+def padding_mask(done: TracedStep) -> Iterator[Finding]:
+    """Yield an alarm for attention that hides all tokens and shows the padding."""
+    embedded = [op.seen.tokens for op in done.step.ops if isinstance(op.seen, Embedded)]
+    for op in done.step.ops:
+        if not isinstance(op.seen, Masked):
+            continue
+        hidden = op.seen.hidden
+        for tokens in embedded:
+            pad = padding_of(tokens) if tokens.shape == hidden.shape else None
+            if pad is not None and float((hidden != runs_of(tokens, pad)).double().mean()) >= AGREEING_SHARE:
+                yield Finding(
+                    op.place.module,
+                    f"the key_padding_mask of attention at {op.place} hides {float(hidden.double().mean()):.0%} of the "
+                    f"positions, all that hold a token, and shows the padding (token {pad})",
+                    "invert it: True hides a position, so give tokens == pad",
+                    "alarm",
+                )
+                return
+
+
+PADDING_MASK = Rule(
+    "padding_mask",
+    padding_mask,
+    of="step",
+    about="a key_padding_mask that hides the tokens and shows the padding",
+    gives="alarm",
+)
+
+
+def target_leak(done: TracedStep) -> Iterator[Finding]:
+    """Yield an alarm if one column of the data that enter the model is the target.
+
+    It is a note if it is so up to scale and offset, as in simple made data. A model that is to give back its input is
+    left out, and data of a single column, as a line may be exact.
+    """
+    inputs, found = list(_inputs_of(done)), list[tuple[LossCall, DataInput, tuple[int, int, float, bool]]]()
+    for call in losses_of(done)[:MAX_TARGETS]:
+        if call.target.origin.path is None or call.wanted.dim() == 0 or call.wanted.is_complex():
+            continue
+        matches = ((data, _column_of(call, data.tensor)) for data in inputs if call.wanted.numel())
+        found += [(call, data, match) for data, match in matches if match is not None]
+    if not found:
+        return
+    call, data, (column, width, correlation, is_same) = found[0]
+    if len({match[0] for _, one, match in found if one is data}) > width / 2:
+        return  # a model that gives back its input, with a loss for each column
+    yield Finding(
+        data.op.place.module,
+        f"column {column} of the {width} that enter the model in {data.op.name} at {data.op.place} is the "
+        f"target of {call.op.name} at {call.op.place}: over {len(call.wanted)} samples their correlation is "
+        f"{correlation:.6f}",
+        "take this column out of the inputs, unless it is known when the model is used",
+        "alarm" if is_same else "note",
+    )
+
+
+TARGET_LEAK = Rule(
+    "target_leak",
+    target_leak,
+    of="step",
+    about="a column of the input is the target; a note if it is so up to scale and offset",
+)
+
+
+def _column_of(call: LossCall, given: Tensor) -> tuple[int, int, float, bool] | None:
+    """Return which column of `given` is the target: index, number of columns, correlation, whether they are equal.
+
+    None if none is, if most of several targets are columns, or if there are too few samples to tell.
+    """
+    wanted = call.wanted.detach().double().reshape(len(call.wanted), -1)
+    if len(given) != len(wanted) or given.dim() < 2 or not wanted.shape[1] < MAX_COLUMNS:
+        return None
+    columns = given.double().reshape(len(given), -1)
+    if not 1 < columns.shape[1] <= MAX_COLUMNS or not bool(columns.isfinite().all()):
+        return None
+    telling = [column for column in wanted[:, :MAX_TARGETS].T if _bits_in(column) >= ENOUGH_BITS]
+    exact = [(column, *match) for column in telling if (match := _match(column, columns)) is not None]
+    if not exact or (len(telling) > 1 and 2 * len(exact) > len(telling)):
+        return None
+    target, column, correlation = exact[0]
+    return column, columns.shape[1], correlation, torch.equal(target, columns[:, column])
+
+
+def _bits_in(column: Tensor) -> float:
+    """Return the entropy of the values in a column, in bits, times the number of elements: 0 if all are equal."""
+    _, counts = column.unique(return_counts=True)
+    shares = counts.double() / len(column)
+    return float(-(shares * shares.log2()).sum()) * len(column)
+
+
+def _match(target: Tensor, columns: Tensor) -> tuple[int, float] | None:
+    """Return index and correlation of the column that is the target up to scale and offset; None if none is."""
+    target, columns = target - target.mean(), columns - columns.mean(0)
+    sizes = target.norm() * columns.norm(dim=0)
+    cosines = torch.where(sizes > 0, target @ columns / sizes.clamp(min=1e-300), 0.0)
+    best = int(cosines.abs().argmax())
+    return (best, float(cosines[best])) if float(cosines[best].abs()) >= EXACT_CORRELATION else None

@@ -1,0 +1,175 @@
+"""`Ledger`: keeps account of what becomes of the gradient of each term of each loss in a step."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from hookboard.health import Finding
+from hookboard.tracing.calls import Op, Place, Value
+
+_JOINING = frozenset({"add", "radd", "iadd", "sub", "rsub", "isub", "mean", "sum", "neg", "stack"})
+_WEIGHING = frozenset({"mul", "rmul", "imul", "div", "truediv", "itruediv"})
+
+
+def joining(loss: Value) -> Iterator[Op]:
+    """Yield the calls that add up single numbers to the loss."""
+    for value in _sums(loss):
+        if value.op is not None and value.op.name in _JOINING:
+            yield value.op
+
+
+def terms_of(loss: Value) -> list[Value]:
+    """Return the single numbers that the loss is a sum of, whatever they are multiplied by, unless it is 0.
+
+    Of those that one line makes in a loop, it is the one that comes last in the sum.
+    """
+    found = [value for value in _sums(loss) if not _parts(value) and not _is_nothing(value)]
+    return list({kind_of(value): value for value in reversed(found)}.values())
+
+
+def kind_of(term: Value) -> object:
+    """Return what terms have in common that one line makes of the outputs of the same layers, as in a loop."""
+    if term.op is None:
+        return term
+    names, seen, waiting = set[str](), set[Op](), [term.op]
+    while waiting:
+        op = waiting.pop()
+        if op in seen:
+            continue
+        seen.add(op)
+        own = {given.parameter for given in op.inputs if given.parameter is not None}
+        names |= own
+        waiting += [] if own else [given.op for given in op.inputs if given.op is not None]
+    return term.op.name, term.op.place, term.requires_grad, frozenset(names)
+
+
+def _sums(loss: Value) -> Iterator[Value]:
+    waiting, seen = [loss], set[Value]()
+    while waiting:
+        value = waiting.pop()
+        if value not in seen:
+            seen.add(value)
+            yield value
+            waiting.extend(_parts(value))
+
+
+def _is_nothing(value: Value) -> bool:
+    """Return True for 0 times something, as where a library wants a loss that needs a gradient."""
+    op = value.op
+    return (
+        op is not None
+        and op.name in _WEIGHING
+        and any(given == 0 for given in op.arguments.values() if isinstance(given, int | float))
+    )
+
+
+def _parts(value: Value) -> list[Value]:
+    """Return the single numbers whose sum a value is a multiple of; [] if it is no such sum."""
+    op = value.op
+    if op is None or op.name not in _JOINING | _WEIGHING or _is_nothing(value):
+        return []
+    is_sum = op.name in _JOINING or len(op.inputs) == 1  # of one, times a plain number
+    parts = op.inputs if is_sum else [given for given in op.inputs if given.requires_grad]
+    if op.name in ("mean", "sum") and (stacked := op.inputs[0].op) is not None and stacked.name in ("stack", "cat"):
+        parts = stacked.inputs
+    return parts if all(math.prod(given.shape) == 1 for given in parts) else []
+
+
+def trained_by(value: Value) -> set[str] | None:
+    """Return the names of the parameters that a gradient of this value reaches.
+
+    None if it also goes through what no recorded call has computed, such as compiled code.
+    """
+    names, seen, waiting = set[str](), set[Value](), [value]
+    while waiting:
+        one = waiting.pop()
+        if one in seen or not one.requires_grad:
+            continue
+        seen.add(one)
+        if one.parameter is not None:
+            names.add(one.parameter)
+        elif one.op is None and one.path is None:
+            return None
+        if one.op is not None:
+            waiting.extend(one.op.inputs)
+    return names
+
+
+class Ledger:
+    """Notes for each term whether its gradient waits, is used, or is thrown away.
+
+    It is used if an optimizer that has one of its weights steps, or if code reads the gradient of one. It is thrown
+    away if all of its weights have lost theirs before. Not asked of terms that give another tensor a gradient as well,
+    such as an input: that may be all they are for.
+
+    Args:
+        model: the model.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._parameters: Mapping[str, nn.Parameter] = dict(model.named_parameters())
+        self._waiting: list[tuple[Place, set[str]]] = []
+        self._passes: dict[Place, list[bool]] = {}
+        """For the place of each term, whether it was used, for each backward pass whose gradient is accounted for."""
+        self._read = 0
+        self.is_in_closure = False
+        """Whether an optimizer calls a closure, as often as it likes: it uses each gradient."""
+
+    def before_backward(self, loss: Value, ops: Sequence[Op]) -> None:
+        """Note the terms of a loss whose backward pass comes next."""
+        self.settle(ops)
+        for term in terms_of(loss) if not self.is_in_closure else ():
+            before = (value.tensor() for value in term.ancestors() if value.parameter is None)
+            if any(one is not None and one.requires_grad and (one.is_leaf or one.retains_grad) for one in before):
+                continue
+            if term.op is not None and term.op.place.file and (names := trained_by(term)):
+                self._waiting.append((term.op.place, names))
+
+    def after_backward(self) -> None:
+        """Leave out terms whose gradient is gone when the backward pass ends: a hook has used it, to step at once."""
+        self._waiting = [
+            one for one in self._waiting if any(self._parameters[name].grad is not None for name in one[1])
+        ]
+
+    def before_step(self, optimizer: Any, ops: Sequence[Op]) -> None:
+        """Note that an optimizer steps."""
+        self.settle(ops)
+        held = {id(one) for group in optimizer.param_groups for one in group["params"]}
+        self._use({name for name, one in self._parameters.items() if id(one) in held})
+
+    def settle(self, ops: Sequence[Op]) -> None:
+        """Account for gradients that were read or thrown away since the last call."""
+        came, self._read = ops[self._read :], len(ops)
+        self._use({one.parameter for op in came if op.name == "grad" for one in op.inputs if one.parameter is not None})
+        for place, names in self._waiting:
+            if all(self._parameters[name].grad is None for name in names):
+                self._passes.setdefault(place, []).append(False)
+                names.clear()
+        self._waiting = [one for one in self._waiting if one[1]]
+
+    def _use(self, used: set[str]) -> None:
+        for place, names in self._waiting:
+            if names & used:
+                self._passes.setdefault(place, []).append(True)
+                names.clear()
+        self._waiting = [one for one in self._waiting if one[1]]
+
+    def findings(self) -> Iterator[Finding]:
+        """Yield an alarm for the first term whose gradient was thrown away in most backward passes."""
+        for place, were_used in self._passes.items():
+            thrown = were_used.count(False)
+            if thrown > len(were_used) / 2:
+                passes = f", in {thrown} of {len(were_used)} backward passes" if len(were_used) > 1 else ""
+                yield Finding(
+                    place.module,
+                    f"the term at {place} is part of the loss and trains nothing: its gradient is cleared before an "
+                    f"optimizer steps{passes}",
+                    "call zero_grad() before the backward pass or after step(), not between them; and let the "
+                    "optimizer of these weights step next",
+                    "alarm",
+                    is_root=False,
+                    rule="cut",
+                )
+                return

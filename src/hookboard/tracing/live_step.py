@@ -1,0 +1,229 @@
+"""`LiveStep`: reads the first training step of a run while it runs."""
+
+import math
+import weakref
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+from torch import Tensor, nn
+
+from hookboard.base.messages import inform, warn
+from hookboard.base.torch_private import computing_plainly
+from hookboard.health import Finding, StepFacts
+from hookboard.measure import own_call
+from hookboard.tracing.bad_operation import Program
+from hookboard.tracing.calls import Value
+from hookboard.tracing.ledger import Ledger
+from hookboard.tracing.optimizing import Outsider, findings_of_optimizers, outsiders
+from hookboard.tracing.program import TooLongError
+from hookboard.tracing.reading import QUESTIONS, Reader, alarms_first, any_not_zero
+from hookboard.tracing.rules import findings_of
+from hookboard.tracing.scheduling import findings_of_schedules
+from hookboard.tracing.standing_aside import standing_aside
+
+MAX_TRIES = 3
+"""A first batch without a backward pass is followed by another try, at most this many in all (a choice)."""
+
+_SCALING = frozenset({"truediv", "div", "mul", "rmul", "mean"})
+"""The functions by which a library scales a loss, or averages it over devices."""
+
+
+class LiveStep:
+    """Follows the first training step of a run, and judges each of its losses right before the backward pass.
+
+    The step is the first batch with a backward pass, of at most MAX_TRIES. Call `begin` before each of these batches,
+    `before_backward` and `after_backward` around backward passes that the loop tells, `end` after each batch, and
+    `leave` when the run ends, whatever happens. Nothing here raises: an error of ours ends the reading, not the step.
+
+    Args:
+        loop: the `Loop` of the run.
+    """
+
+    def __init__(self, loop: Any) -> None:
+        self._loop = loop
+        self._model: nn.Module = loop.model
+        # Under automatic optimization Lightning tells the one loss; elsewhere there may be several in a batch.
+        self._has_one_loss = loop.trainer is not None and getattr(loop.model, "automatic_optimization", True)
+        self._until_end = ExitStack()
+        self._reader: Reader | None = None
+        self._ledger: Ledger | None = None
+        self._tries, self._has_failed = 0, False
+        self._last: Callable[[], Tensor | None] = lambda: None
+        self._findings: list[Finding] = []
+        self._outside: list[Outsider] = []
+        self._facts = StepFacts()
+        self.programs: list[Program] = []
+        """The autograd nodes behind each loss so far, with layer and line."""
+        self._schedules: list[Finding] | None = None
+
+    def begin(self, batch: Any) -> None:
+        """Follow the batch that comes next."""
+        self.leave()
+        self._tries += 1
+        try:
+            with computing_plainly():
+                self._follow(batch)
+        except Exception as error:
+            self._say_not_read(error)
+            self._has_failed = True
+            self.leave()
+
+    def _follow(self, batch: Any) -> None:
+        if self._schedules is None:  # before their first step
+            self._schedules = []
+            if self._loop.trainer is not None:
+                self._schedules += findings_of_schedules(self._loop.trainer, self._loop.model)
+        self._reader = Reader(self._model, batch, self._hear)
+        trace, self._ledger = self._reader.step, Ledger(self._model)
+        self._until_end.enter_context(standing_aside(trace, self._hear, self._at_step))
+        trace.begin()
+
+    def _hear(self, loss: Tensor) -> bool:
+        """Judge a loss that the loop has not told, if it is one of the model's; the backward pass runs."""
+        if self._reader is not None and not self._has_one_loss:
+            try:
+                is_ours = self._reader.leads_to(loss)
+            except Exception as error:
+                self._reader.step.give_up(error)
+            else:
+                if is_ours:
+                    self.before_backward(loss)
+        return True
+
+    def _at_step(self, optimizer: Any, has_closure: bool) -> None:
+        """Note that an optimizer is about to step; None once it has."""
+        if self._reader is not None and self._ledger is not None:
+            self._ledger.is_in_closure = has_closure
+            try:
+                with computing_plainly():
+                    if optimizer is not None:
+                        self._ledger.before_step(optimizer, self._reader.step.ops)
+            except Exception as error:
+                self._reader.step.give_up(error)
+
+    def before_backward(self, loss: Tensor) -> None:
+        """Judge what led to a loss whose backward pass comes next; no effect if that has been done for this loss."""
+        reader = self._reader
+        if reader is None or reader.step.is_over or self._last() is loss:
+            return
+        self._last = weakref.ref(loss)
+        try:
+            with reader.step.aside(), computing_plainly(), own_call(), self._loop.unobserved():
+                self._judge(reader, loss)
+        except Exception as error:
+            reader.step.give_up(error)
+        if self._has_one_loss:
+            reader.step.is_over = True
+            self._stop()
+
+    def _judge(self, reader: Reader, loss: Tensor) -> None:
+        value, factor = self._unscaled(reader.step.value_of(loss))
+        done = reader.take_loss(loss, value, factor)
+        before = reader.step.not_asked
+        self._findings += findings_of(done, QUESTIONS)
+        if len(reader.losses) > 1:  # the tensors of those before are gone on purpose
+            reader.step.not_asked = before
+        if self._ledger is not None:
+            self._ledger.before_backward(value, reader.step.ops)
+        self._facts = reader.facts(self._facts.flow if len(reader.losses) > 1 else None)
+        self.programs.append(reader.step.program_of(loss))
+        known = [one.reference() for one in self._outside]
+        self._outside += outsiders(reader.step, [one for one in reader.outside if all(one is not k for k in known)])
+        reader.outside.clear()  # the step may have made them for itself
+        reader.step.let_go()  # nothing of ours outlives the backward pass
+
+    def _unscaled(self, value: Value) -> tuple[Value, float]:
+        """Return the loss as the user's code computed it, and by what a library multiplied it since."""
+        factor = 1.0
+        while (op := value.op) is not None and op.name in _SCALING and op.inputs:
+            if op.place.file or op.place.module or op.inputs[0].shape not in ((), value.shape):
+                break
+            numbers = [one for one in op.arguments.values() if isinstance(one, int | float)]
+            by = float(numbers[0]) if numbers else 1.0
+            if len(op.inputs) == 2:  # the scale of a GradScaler is a tensor
+                by = float(self._loop.scaler.get_scale()) if self._loop.scaler is not None else 1.0
+            factor *= by if op.name in ("mul", "rmul") else 1 / by
+            value = op.inputs[0]
+        return (value, factor) if factor and math.isfinite(factor) else (value, 1.0)
+
+    def after_backward(self) -> None:
+        """Note whether the backward pass has given any gradient that is not 0."""
+        reader = self._reader
+        if reader is None or not reader.losses:
+            return
+        with reader.step.aside(), computing_plainly():
+            if self._ledger is not None:
+                self._ledger.after_backward()
+            came = [p.grad for p in self._model.parameters() if p.requires_grad and p.grad is not None]
+            # Where a gradient has come and is gone, a hook took it in the backward pass.
+            if not reader.has_gradient and (came or not reader.reached):
+                reader.has_gradient = any_not_zero(came)
+
+    def end(self) -> StepFacts | None:
+        """End the batch; return what is known of the step, or None if another batch is to be followed."""
+        self._stop()
+        reader = self._reader
+        if reader is None:
+            return StepFacts(findings=self._of_optimizers(None)) if self._has_failed else None
+        if not reader.losses and reader.step.fault is None and self._tries < MAX_TRIES:
+            self.leave()
+            return None
+        facts, found, reached = StepFacts(), list[Finding](), None
+        try:
+            if reader.step.fault is not None:
+                self._say_not_read(reader.step.fault)
+            elif reader.losses:
+                with computing_plainly():
+                    if self._ledger is not None:
+                        self._ledger.settle(reader.step.ops)
+                        self._findings += self._ledger.findings()
+                    found = alarms_first([*self._findings, *reader.cuts()])
+                facts, reached = self._facts, reader.reached
+                self._say_opaque(reader)
+        except Exception as error:
+            self._say_not_read(error)
+        found += self._of_optimizers(reached)
+        self.leave()
+        return facts._replace(findings=found)
+
+    def _of_optimizers(self, reached: set[str] | None) -> list[Finding]:
+        try:
+            with computing_plainly():
+                found = findings_of_optimizers(self._loop.optimizers, self._model, reached, self._outside)
+                return [*found, *(self._schedules or ())]
+        except Exception as error:
+            warn(f"the optimizers were not read: {type(error).__name__}: {error}")
+            return []
+
+    def _say_not_read(self, error: Exception) -> None:
+        if isinstance(error, TooLongError):
+            inform(f"the training step was not read: {error}.")
+        else:
+            warn(f"the training step was not read: {type(error).__name__}: {error}")
+
+    def _say_opaque(self, reader: Reader) -> None:
+        """Say in one line each what was not looked into."""
+        if reader.step.compiled_calls:
+            inform(
+                f"the training step was read, except for {reader.step.compiled_calls} calls of compiled code, which "
+                "cannot be looked into."
+            )
+        if reader.step.not_asked:
+            inform(
+                "whether outputs depend on other samples, or on what they are to predict, was not asked: "
+                f"{reader.step.not_asked}."
+            )
+
+    def _stop(self) -> None:
+        """Take the trace off the stack, and everything back that was replaced for it."""
+        if self._reader is not None:
+            self._reader.step.leave()
+        self._until_end.close()
+
+    def leave(self) -> None:
+        """Stop following, and drop all that is kept of the step."""
+        self._stop()
+        if self._reader is not None:
+            self._reader.forget()
+            self._reader = self._ledger = None

@@ -1,0 +1,200 @@
+"""Finds norms and dropouts in the wrong mode, batch norms whose statistics never move, and dropouts of nearly all."""
+
+from collections.abc import Iterator
+
+from torch import nn
+
+from hookboard.base.messages import listed
+from hookboard.health import Finding, Rule
+from hookboard.tracing.calls import Op
+from hookboard.tracing.rules import TracedStep
+
+_WITH_MODES = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, nn.Dropout, nn.Dropout1d, nn.Dropout2d)
+
+
+def _has_a_mode(module: nn.Module) -> bool:
+    """Return True if a norm or dropout acts differently in training: it has running statistics, or p > 0."""
+    is_norm = getattr(module, "track_running_stats", False) and getattr(module, "running_mean", None) is not None
+    return is_norm or getattr(module, "p", 0) > 0
+
+
+def eval_mode(done: TracedStep) -> Iterator[Finding]:
+    """Yield a note if norms or dropouts are in evaluation mode, or those of frozen modules in training mode.
+
+    Batch norms whose running statistics never move from 0 and 1 are an alarm: in evaluation mode they normalize
+    nothing.
+    """
+    yield from _still_statistics(done.step.model)
+    modules: dict[str, nn.Module] = {}
+    frozen: list[str] = []
+    restless: list[str] = []
+    for name, module in done.step.model.named_modules():
+        names = (f"{name}.{own}".lstrip(".") for own, _ in module.named_parameters())
+        if any(f"{name}.".startswith(part) for part in frozen):
+            if isinstance(module, _WITH_MODES) and _has_a_mode(module) and module.training:
+                restless.append(name)
+        elif _is_frozen(module) and not any(own in done.trained for own in names):
+            frozen.append(f"{name}." if name else "")
+            if isinstance(module, _WITH_MODES) and _has_a_mode(module) and module.training:
+                restless.append(name)
+        elif isinstance(module, _WITH_MODES) and _has_a_mode(module):
+            modules[name] = module
+    idle = [name for name, module in modules.items() if not module.training]
+    if idle:
+        kinds = sorted({type(modules[name]).__name__ for name in idle})
+        new = [name for name in idle if _is_new(modules[name])]
+        as_new = f"; the running statistics of {len(new)} are as new, so that they normalize nothing" if new else ""
+        yield Finding(
+            "",
+            f"{len(idle)} of {len(modules)} layers that behave differently in training ({', '.join(kinds)}) are in "
+            f"evaluation mode: {listed(idle, 3)}{as_new}",
+            "call train() on them" + ("" if new else ", unless they are to stay as they are"),
+            "alarm" if new else "note",
+        )
+    if restless:
+        yield Finding(
+            "",
+            f"norms and dropouts of frozen modules are in training mode ({len(restless)}): {listed(restless, 3)}",
+            "unless that is meant, call eval() on the module before the fit, and again wherever train() is called",
+        )
+
+
+EVAL_MODE = Rule(
+    "eval_mode",
+    eval_mode,
+    of="step",
+    about="batch norms whose running statistics were never made, never move, or do not follow the weights, as in an "
+    "average of a model; as notes, norms or dropouts in evaluation mode while the model trains, or in training "
+    "mode in a frozen module",
+)
+
+
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
+
+def _trained_with_modes(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the norms and dropouts with a mode by name, without those in frozen modules."""
+    modules = dict(model.named_modules())
+    frozen = tuple(f"{name}." for name, module in modules.items() if name and _is_frozen(module))
+    return {
+        name: module
+        for name, module in modules.items()
+        if isinstance(module, _WITH_MODES) and _has_a_mode(module) and not f"{name}.".startswith(frozen)
+    }
+
+
+def _is_frozen(module: nn.Module) -> bool:
+    has_any = next(module.parameters(), None) is not None
+    return has_any and not any(parameter.requires_grad for parameter in module.parameters())
+
+
+class Modes:
+    """Watches the modes of a model's norms and dropouts from the first step that it is told of."""
+
+    def __init__(self) -> None:
+        self._awake: set[str] | None = None
+        self._has_seen_copies = False
+
+    def see(self, model: nn.Module, step: int) -> list[Finding]:
+        """Return what is wrong at an optimizer step since the first one; each fault once."""
+        if self._awake is None:
+            self._awake = {name for name, module in _trained_with_modes(model).items() if module.training}
+            return []
+        return [*self._left_in_evaluation(model, step), *self._without_statistics(model)]
+
+    def _left_in_evaluation(self, model: nn.Module, step: int) -> Iterator[Finding]:
+        """Yield an alarm if all that were in training mode are in evaluation mode while the model trains.
+
+        Not if the modules around them are in training mode: then someone has frozen the statistics of the norms.
+        """
+        modules = dict(model.named_modules())
+        # What has been frozen since is in evaluation mode on purpose.
+        there = {name: one for name, one in _trained_with_modes(model).items() if name in (self._awake or ())}
+        around = [modules[name.rpartition(".")[0]] for name in there if name]
+        if not there or any(module.training for module in (*there.values(), *around)):
+            return
+        self._awake = set()
+        kinds = sorted({type(module).__name__ for module in there.values()})
+        yield Finding(
+            "",
+            f"all {len(there)} layers that were in training mode at the first step and behave differently then "
+            f"({', '.join(kinds)}) are in evaluation mode at step {step}: {listed(sorted(there), 3)}",
+            "call train() after each evaluation",
+            "alarm",
+            rule="eval_mode",
+        )
+
+    def _without_statistics(self, model: nn.Module) -> Iterator[Finding]:
+        """Yield an alarm if frozen batch norms in evaluation mode have weights from elsewhere, and no statistics.
+
+        So it is where an average of a model, such as a teacher, follows its parameters and not its buffers.
+        """
+        norms = {name: one for name, one in model.named_modules() if isinstance(one, _BATCH_NORMS) and _is_frozen(one)}
+        new = [name for name, norm in norms.items() if not norm.training and _is_new(norm) and _has_moved(norm)]
+        if new and not self._has_seen_copies:
+            self._has_seen_copies = True
+            yield Finding(
+                new[0],
+                f"{len(new)} of {len(norms)} batch norms of frozen modules have the running statistics of a new layer, "
+                f"and weights that are not those of one: {listed(new, 3)}",
+                "copy the buffers too, as torch.optim.swa_utils.AveragedModel does with use_buffers=True",
+                "alarm",
+                rule="eval_mode",
+            )
+
+
+def _has_moved(norm: nn.Module) -> bool:
+    weight = getattr(norm, "weight", None)
+    return weight is not None and not bool((weight == 1).all())
+
+
+def _is_new(module: nn.Module) -> bool:
+    """Return True for a batch norm whose running statistics are a mean of 0 and a variance of 1."""
+    mean, variance = getattr(module, "running_mean", None), getattr(module, "running_var", None)
+    return mean is not None and variance is not None and not mean.any() and bool((variance == 1).all())
+
+
+def _still_statistics(model: nn.Module) -> Iterator[Finding]:
+    """Yield an alarm if batch norms have a momentum of 0, and running statistics as torch initializes them."""
+    norms = {name: norm for name, norm in model.named_modules() if isinstance(norm, _BATCH_NORMS)}
+    still = [name for name, norm in norms.items() if norm.training and norm.momentum == 0 and _is_new(norm)]
+    if still:
+        yield Finding(
+            still[0],
+            f"momentum=0 in {len(still)} of {len(norms)} batch norms: their running statistics stay at a mean of 0 and "
+            f"a variance of 1, which evaluation uses: {listed(still, 3)}",
+            "set momentum=0.1: torch takes this share of each batch, other libraries the share that is kept",
+            "alarm",
+        )
+
+
+DROPOUTS = frozenset({"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"})
+
+HEAVY_SHARE = 0.9
+"""Share of values that a dropout must drop to be an alarm: 0.5 is usual, 0.8 the largest in use."""
+
+
+def dropout(done: TracedStep) -> Iterator[Finding]:
+    """Yield an alarm for the dropouts that drop 90 % of the values or more, but not all."""
+    heavy = {str(op.place): (op, share) for op in done.step.ops if HEAVY_SHARE <= (share := _dropped(op)) < 1}
+    if heavy:
+        op, share = next(iter(heavy.values()))
+        yield Finding(
+            op.place.module,
+            f"{op.name} at {listed(list(heavy), 3)} drops {share:.0%} of the values, and scales the rest by "
+            f"{1 / (1 - share):.3g}: p is the share that is dropped, not the share that is kept",
+            f"set p={1 - share:.2g}, or at most 0.5",
+            "alarm",
+        )
+
+
+DROPOUT = Rule("dropout", dropout, of="step", about="a dropout that drops 90 % of the values or more", gives="alarm")
+
+
+def _dropped(op: Op) -> float:
+    """Return the share of values that a call drops; 0 for other functions and where it is switched off."""
+    if op.name not in DROPOUTS:
+        return 0.0
+    share = op.arguments.get("p", op.arguments.get("1", 0.5))
+    is_on = op.arguments.get("training", op.arguments.get("2", True))
+    return float(share) if is_on and isinstance(share, int | float) else 0.0

@@ -1,0 +1,363 @@
+"""Finds faults in the optimizers of a fit, and in what they hold."""
+
+import math
+import weakref
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
+
+from hookboard.base.messages import listed
+from hookboard.health import Finding, Rule
+from hookboard.tracing.calls import Value
+from hookboard.tracing.program import StepTrace
+
+
+class Outsider(NamedTuple):
+    """A parameter that the model does not have, and that a gradient reaches.
+
+    Args:
+        reference: leads to it; to None after the step if the step had made it for itself.
+        name: where a list or dict of the model holds it, such as `net.layers[0].weight`; "" if none does.
+        line: the line of code that uses it first, as in `model.py:31`; "" if it is not known.
+        shape: its shape.
+        is_fresh: whether it looks as torch initializes linear layers.
+        is_copy: whether it is nearly a parameter of the model, as an average of its weights is.
+    """
+
+    reference: "weakref.ref[nn.Parameter]"
+    name: str
+    line: str
+    shape: tuple[int, ...]
+    is_fresh: bool
+    is_copy: bool
+
+
+def findings_of_optimizers(
+    optimizers: Sequence[Optimizer], model: nn.Module, reached: Collection[str] | None, outside: Sequence[Outsider] = ()
+) -> Iterator[Finding]:
+    """Yield findings on the optimizers and their settings.
+
+    They are: trainable parameters that get a gradient and are in no optimizer; how many weights are frozen, if some
+    are; and unusual settings.
+
+    Args:
+        optimizers: all optimizers.
+        model: the model.
+        reached: the names of the parameters that a gradient reaches; None if they are not known: then nothing is said
+            of parameters that are in no optimizer.
+        outside: the parameters that a gradient reaches and that the model does not have.
+    """
+    parameters = {name: p for name, p in model.named_parameters() if not is_lazy(p)}
+    held = _held_by(optimizers)
+    outside = [one for one in outside if id(one.reference()) not in held]
+    if reached is not None and held:
+        yield from _not_in_optimizer(held, parameters, reached, outside)
+    if outside and held:
+        yield from _not_in_model(outside, may_be_meant=not getattr(model, "automatic_optimization", True))
+    yield from _frozen(parameters)
+    yield from _settings(optimizers)
+
+
+def _held_by(optimizers: Sequence[Optimizer]) -> set[int]:
+    """Return the ids of all tensors that the optimizers hold."""
+    return {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+
+
+NOT_IN_OPTIMIZER = Rule(
+    "not_in_optimizer",
+    None,
+    of="step",
+    about="parameters that get a gradient and are in no optimizer; an alarm if that is all of them, if they were "
+    "frozen at first, or if they belong to layers that the model does not have, as in a list or in a copy",
+)
+FROZEN = Rule(
+    "frozen", None, of="step", about="how many weights are trained, and which modules are frozen", gives="note"
+)
+OPTIMIZER_SETTINGS = Rule(
+    "optimizer_settings",
+    None,
+    of="step",
+    about="an epsilon that is 0 in float16; as a note, an epsilon, momentum or beta far from any usual one",
+)
+
+
+def _not_in_optimizer(
+    held: set[int], parameters: Mapping[str, nn.Parameter], reached: Collection[str], outside: Sequence[Outsider]
+) -> Iterator[Finding]:
+    """Yield a finding on trained parameters that no optimizer holds, or on gradients that reach no parameter held."""
+    trained = {name: p for name, p in parameters.items() if p.requires_grad and name in reached}
+    left_out = [name for name, p in trained.items() if id(p) not in held]
+    stepped = sum(p.requires_grad and id(p) in held for p in parameters.values())
+    if stepped and outside and not reached:
+        line = next((f", first used at {one.line}" for one in outside if one.line), "")
+        yield Finding(
+            "",
+            f"no gradient reaches any of the {stepped} parameters of the model that the optimizers hold; it reaches "
+            f"{len(outside)} others{line}",
+            "compute the loss with the model's own parameters, or with tensors that are computed from them, as "
+            "torch.func.functional_call takes: a copy of the model passes nothing on to it",
+            "alarm",
+            rule="not_in_optimizer",
+        )
+    if not left_out:
+        return
+    if not any(id(p) in held for p in parameters.values()):
+        yield Finding(
+            "",
+            f"the optimizers hold {len(held)} tensors, and none of them is a parameter of the model",
+            "give the optimizer the parameters of the model that is trained, not those of an earlier copy",
+            "alarm",
+            rule="not_in_optimizer",
+        )
+        return
+    if len(left_out) == len(trained):
+        others = [p for p in parameters.values() if id(p) in held]
+        yield Finding(
+            "",
+            f"none of the {len(trained)} trainable parameters that get a gradient is in an optimizer, which holds "
+            f"{len(others)} others, {sum(not p.requires_grad for p in others)} of them frozen",
+            f"give the optimizer the parameters that are trainable now, such as {left_out[0]}: collect them after the "
+            "model is complete, its adapters and new heads included",
+            "alarm",
+            rule="not_in_optimizer",
+        )
+        return
+    yield Finding(
+        "",
+        f"{len(left_out)} of {len(trained)} trainable parameters that get a gradient are in no optimizer, and stay as "
+        f"they are: {listed(left_out, 3)}",
+        "give them to the optimizer, or set requires_grad=False on what shall stay as it is",
+        rule="not_in_optimizer",
+    )
+
+
+class Unfrozen:
+    """Watches which parameters become trainable after the first step that it is told of."""
+
+    def __init__(self) -> None:
+        self._trainable: set[str] = set()
+
+    def see(self, optimizers: Sequence[Optimizer], model: nn.Module) -> list[Finding] | None:
+        """Return an alarm on those that get a gradient and are in no optimizer; None if none have become trainable."""
+        parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+        new = parameters.keys() - self._trainable if self._trainable else set[str]()
+        self._trainable |= parameters.keys()
+        if not new:
+            return None
+        held = _held_by(optimizers)
+        left = [name for name in sorted(new) if parameters[name].grad is not None and id(parameters[name]) not in held]
+        if not left:
+            return []
+        return [
+            Finding(
+                "",
+                f"{len(left)} parameters that were frozen at first are trainable now, get a gradient and are in no "
+                f"optimizer, so that they stay as they are: {listed(left, 3)}",
+                "give them to the optimizer with add_param_group, or all parameters from the beginning",
+                "alarm",
+                rule="not_in_optimizer",
+            )
+        ]
+
+
+def outsiders(step: StepTrace, outside: Iterable[nn.Parameter]) -> list[Outsider]:
+    """Describe parameters that the model of a step does not have, without keeping them."""
+    own, names = list(step.model.parameters()), _names_in_containers(step.model) if outside else {}
+    return [
+        Outsider(
+            weakref.ref(one),
+            names.get(id(one), ""),
+            _first_line(step, step.value_of(one)),
+            tuple(one.shape),
+            _is_fresh(one.detach()),
+            any(_is_copy(one, of) for of in own),
+        )
+        for one in outside
+    ]
+
+
+def _names_in_containers(model: nn.Module) -> dict[int, str]:
+    """Return the id of each parameter of a layer in a list, tuple or dict of a module, with its name from the model."""
+    found = dict[int, str]()
+    for path, module in model.named_modules():
+        for attribute, held in vars(module).items():
+            several = held.items() if type(held) is dict else enumerate(held) if type(held) in (list, tuple) else ()
+            for key, one in several:
+                if isinstance(one, nn.Module) and not attribute.startswith("_"):
+                    where = f"{path}{path and '.'}{attribute}[{key!r}]"
+                    found |= {id(parameter): f"{where}.{name}" for name, parameter in one.named_parameters()}
+    return found
+
+
+def _first_line(step: StepTrace, value: Value) -> str:
+    return next((op.place.short_line for op in step.ops if any(given is value for given in op.inputs)), "")
+
+
+def _not_in_model(left: Sequence[Outsider], *, may_be_meant: bool) -> Iterator[Finding]:
+    """Yield a finding on parameters that neither the model nor an optimizer has, and that a gradient reaches.
+
+    It is an alarm if a matrix among them looks as torch initializes it, so that nobody has trained it, or if they are
+    layers in a list that are too small to tell; but a note if that `may_be_meant`, as of a copy of the model that
+    `training_step` trains by itself. Nothing is said if all such matrices are copies of the model's, as averages of its
+    weights are, and of what the step makes for itself, such as a perturbation, unless it looks like a layer.
+    """
+    fresh = [one for one in left if one.is_fresh]
+    matrices = fresh or [one for one in left if len(one.shape) > 1]
+    made = sum(one.reference() is None for one in left)
+    if (matrices and all(one.is_copy for one in matrices)) or (made and not fresh):
+        return
+    anew = f", {made} of them made by the step itself" if made else ""
+    shapes = listed(dict.fromkeys(str(list(one.shape)) for one in fresh), 3)
+    as_torch = f"; {len(fresh)} look as torch initializes them, of shapes {shapes}" if fresh else ""
+    named, line = [one.name for one in left if one.name], next((one.line for one in left if one.line), "")
+    who = f": {listed(named, 3)}" if named else f": {len(left)}{anew}"
+    is_open = bool(named) and all(math.prod(one.shape) < FRESH_COUNT for one in left)
+    yield Finding(
+        "",
+        f"a gradient reaches parameters that neither the model nor an optimizer has{who}{as_torch}"
+        + (f"; they are used at {line}" if line else ""),
+        ("make layers in __init__" if made else "keep layers in an nn.ModuleList, not in a list")
+        + ", so that the model has their parameters; nothing, if they are not to be trained, as of a fixed network in "
+        "the loss",
+        "alarm" if (fresh or is_open) and not may_be_meant else "note",
+        rule="not_in_optimizer",
+    )
+
+
+NEAR_COPY = 0.5
+"""A matrix is a copy of another if its difference from it is less than this share of it (a choice): that of two random
+ones is sqrt(2) times as large."""
+
+
+def _is_copy(one: nn.Parameter, of: nn.Parameter) -> bool:
+    """Return True if two parameters have one shape and type, and nearly equal numbers."""
+    if one.shape != of.shape or one.dtype != of.dtype or one.device != of.device:
+        return False
+    return bool((one.detach() - of.detach()).norm() <= NEAR_COPY * of.detach().norm())
+
+
+def _frozen(parameters: Mapping[str, nn.Parameter]) -> Iterator[Finding]:
+    """Yield a note with the numbers of trained and frozen weights, if some but not all are frozen."""
+    frozen = {name: p.numel() for name, p in parameters.items() if not p.requires_grad}
+    count = sum(p.numel() for p in parameters.values())
+    if frozen and sum(frozen.values()) < count:
+        yield Finding(
+            "",
+            f"{count - sum(frozen.values()):,} of {count:,} weights are trained; frozen are all of "
+            f"{listed(_whole(parameters, frozen), 8)}{_untrained(parameters, frozen)}",
+            "set requires_grad=True on what shall learn; nothing, if that is meant, as below an adapter",
+            rule="frozen",
+        )
+
+
+LARGE_EPSILON = 1e-3
+"""An epsilon of Adam above this is of the size of its denominator or above: the steps shrink (a choice)."""
+
+LARGE_MOMENTUM = 0.995
+"""A momentum from this on averages over 200 steps or more (a choice)."""
+
+
+DIVIDE_IN_FLOAT16 = (torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.RMSprop)
+"""Optimizers that divide by the root of an average in the type of the parameter, unless they are fused."""
+
+
+def _lost_epsilon(optimizer: Optimizer) -> Iterator[Finding]:
+    """Yield an alarm if the epsilon is 0 in float16, in which the optimizer divides by it and the gradient's root."""
+    if type(optimizer) not in DIVIDE_IN_FLOAT16:
+        return
+    for group in optimizer.param_groups:
+        count = sum(p.dtype is torch.float16 and p.requires_grad for p in group["params"])
+        # Both divide the epsilon by the learning rate first.
+        is_larger = group.get("capturable") or group.get("differentiable") or group.get("fused")
+        if count and not is_larger and not torch.tensor(group["eps"], dtype=torch.float16, device="cpu"):
+            yield Finding(
+                "",
+                f"{type(optimizer).__name__}: its eps of {group['eps']:.3g} is 0 in float16, the type of {count} of "
+                "its trained parameters: it divides by 0 where the square of a gradient is 0 too",
+                "set eps=1e-4, or keep the weights in float32 (precision='16-mixed') or bfloat16",
+                "alarm",
+                rule="optimizer_settings",
+            )
+            return
+
+
+def _settings(optimizers: Sequence[Optimizer]) -> Iterator[Finding]:
+    """Yield a finding for each setting of an optimizer that is far from any usual one.
+
+    They are: an epsilon that is 0 in float16; as notes, an Adam with a large epsilon, betas of which the first is the
+    larger, and a large momentum.
+    """
+    for optimizer in optimizers:
+        yield from _lost_epsilon(optimizer)
+        kind = type(optimizer).__name__
+        said: dict[str, str] = {}
+        for group in optimizer.param_groups:
+            betas, epsilon, momentum = (group.get(name) for name in ("betas", "eps", "momentum"))
+            if "Adam" in kind and isinstance(epsilon, float) and epsilon > LARGE_EPSILON:
+                said[f"its eps is {epsilon:.3g}, where 1e-8 is usual: it outweighs small gradients"] = "set eps=1e-8"
+            if isinstance(betas, tuple | list) and len(betas) == 2 and betas[0] > betas[1]:
+                said[f"its betas are {tuple(betas)}, the first above the second"] = "set betas=(0.9, 0.999)"
+            if isinstance(momentum, float) and momentum >= LARGE_MOMENTUM:
+                steps = math.inf if momentum >= 1 else 1 / (1 - momentum)
+                said[f"its momentum is {momentum:.4g}: it averages over {steps:.0f} steps"] = "set momentum=0.9"
+        for evidence, advice in said.items():
+            yield Finding("", f"{kind}: {evidence}", advice, rule="optimizer_settings")
+
+
+FRESH_DEVIATION = 0.1
+"""Weights look as torch initializes them if their standard deviation is within this share of it (a choice)."""
+
+FRESH_COUNT = 64
+"""Smaller weights are not judged (a choice)."""
+
+
+def _untrained(parameters: Mapping[str, nn.Parameter], frozen: Collection[str]) -> str:
+    """Return a clause that names frozen matrices which look as torch initializes them; "" if none does.
+
+    Copies of trained ones, as in a teacher or a target network, are left out.
+    """
+    trained = [parameter for name, parameter in parameters.items() if name not in frozen]
+    names = [
+        name
+        for name in frozen
+        if _is_fresh(parameters[name].detach()) and not any(_is_copy(parameters[name], one) for one in trained)
+    ]
+    if not names:
+        return ""
+    return f"; those of {listed(names, 4)} look as torch initializes them, so nobody has trained them"
+
+
+def _is_fresh(weight: torch.Tensor) -> bool:
+    """Return True if a weight is spread as torch initializes linear layers: evenly within 1 / root of the inputs."""
+    if weight.dim() < 2 or weight.numel() < FRESH_COUNT or not weight.is_floating_point():
+        return False
+    bound = 1 / math.sqrt(math.prod(weight.shape[1:]))
+    deviation, largest = float(weight.double().std()), float(weight.abs().max())
+    return abs(deviation * math.sqrt(3) / bound - 1) <= FRESH_DEVIATION and largest <= bound * 1.001
+
+
+def _whole(parameters: Collection[str], frozen: Collection[str]) -> list[str]:
+    """Return the fewest names of modules and parameters that together cover the frozen parameters, and no others.
+
+    >>> _whole(["net.0.weight", "net.0.bias", "head.weight"], ["net.0.weight", "net.0.bias"])
+    ['net']
+    """
+    all_of = Counter(path for name in parameters for path in _paths_to(name))
+    frozen_of = Counter(path for name in frozen for path in _paths_to(name))
+    wholes = (next(path for path in _paths_to(name) if all_of[path] == frozen_of[path]) for name in frozen)
+    return list(dict.fromkeys(wholes))
+
+
+def _paths_to(name: str) -> Iterator[str]:
+    """Yield the names of the modules that contain a parameter, from the outermost, then the parameter's.
+
+    >>> list(_paths_to("net.0.weight"))
+    ['net', 'net.0', 'net.0.weight']
+    """
+    parts = name.split(".")
+    return (".".join(parts[:depth]) for depth in range(1, len(parts) + 1))

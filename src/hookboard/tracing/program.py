@@ -1,0 +1,480 @@
+"""`StepTrace`: records each function of torch that a training step calls, with its file and line."""
+
+import bisect
+import functools
+import inspect
+import os
+import threading
+import traceback
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from types import FrameType, FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.overrides import TorchFunctionMode
+
+from hookboard.base.torch_private import (
+    autocast_of,
+    calls_of_modules,
+    can_be_read,
+    computing_plainly,
+    generators,
+    put_on_stack,
+    sequence_number,
+    sequence_number_of,
+    state_of,
+    take_off_stack,
+    unheard,
+)
+from hookboard.base.user_code import is_of_library
+from hookboard.model.layers import Flow
+from hookboard.model.nested import tensors_in
+from hookboard.tracing.bad_operation import Program, ProgramStep, nodes_behind
+from hookboard.tracing.calls import CUTS, Observer, Op, Place, Value, tensors_of
+
+MAX_OPS = 100_000
+"""A step with more calls is not read (a choice): it may train another model."""
+
+_CALLERS = (
+    "/hookboard/auditing/audit.py",
+    "/hookboard/replay/step.py",
+    "/lightning/pytorch/trainer/call.py",
+    "/lightning/pytorch/loops/",
+    "/pytorch_lightning/trainer/call.py",
+    "/pytorch_lightning/loops/",
+    "/lightning/fabric/",
+    "/lightning_fabric/",
+    "/transformers/trainer.py",
+    "/accelerate/accelerator.py",
+    "/torch/amp/grad_scaler.py",
+)
+"""Parts of the paths of files that call the step, or scale its loss: the search for the user's line ends there."""
+
+_ROOT = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
+_OWN, _EDITING, _TRACING = _ROOT, os.path.join(_ROOT, "editing", ""), os.path.abspath(__file__)
+_OPTIM = os.path.join(os.path.dirname(inspect.getfile(torch.optim)), "")
+_OVERRIDES = inspect.getfile(torch.overrides)
+
+_MODULE_CALLS = calls_of_modules()
+"""The code that calls a module, with its arguments as `args` and `kwargs`."""
+
+_RISKY = {
+    **{
+        name: name for name in ("log", "log2", "log10", "log1p", "sqrt", "rsqrt", "pow", "exp", "reciprocal", "softmax")
+    },
+    **dict.fromkeys(("div", "truediv", "rtruediv", "divide"), "div"),
+}
+"""Name of a function that can make a NaN or Inf to what it is called in messages."""
+
+
+_NOWHERE = Place("", "", 0)
+
+
+class TooLongError(RuntimeError):
+    """A step makes more calls than MAX_OPS."""
+
+
+class StepTrace(TorchFunctionMode):
+    """Records each call of a function of torch that its thread makes between `begin` and `leave`.
+
+    It raises nothing: an error of ours ends the record, and `fault` says what it was. Calls by hookboard itself, but
+    for edits, and by optimizers are left out.
+
+    Args:
+        model: the model whose step runs.
+        batch: the batch that the step takes.
+        observers: function name to what is called with the tensors of each call of that function.
+        at_backward: called with the loss before `loss.backward()`, which then runs if it returns True.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        batch: object,
+        observers: Mapping[str, Observer],
+        at_backward: Callable[[Tensor], bool],
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.ops: list[Op] = []
+        """Every call, in order."""
+        self.thread = threading.get_ident()
+        self.is_over = False
+        self.fault: Exception | None = None
+        """Why the record is not complete; None if it is."""
+        self.compiled_calls = 0
+        """How many calls of compiled code were not looked into."""
+        self.replayed = 0.0
+        """How many seconds calls were made again."""
+        self.not_asked = ""
+        """Why the calls could not be made again; "" if they could."""
+        self.loss_calls: dict[Value, list[Any]] = {}
+        """By loss, what `losses_of` has found, with its tensors, until `let_go`."""
+        self._at_backward = at_backward
+        self._observers = observers
+        self._values: dict[int, Value] = {}
+        self.given: dict[Value, Tensor] = {}
+        """The tensors that no call of the step has computed, up to the backward pass."""
+        self._made: dict[int, Place] = {}
+        """For the last autograd node of each call, by its sequence number, where the call was made."""
+        self._without_node: list[tuple[int, str]] = []
+        """The calls in `_RISKY` that made no node, with the sequence number of the node that comes next."""
+        self._callers: set[int] = set()
+        """The ids of the frames in which the step runs."""
+        self._first_number = 0
+        """The sequence number of the first node that the step makes."""
+        self._modules = {id(module): name for name, module in model.named_modules()}
+        self._buffers = {id(buffer) for buffer in model.buffers()}
+        self.float_paths: set[str] = set()
+        """The paths of the tensors of the batch that hold floating point numbers, or enter the model as such."""
+        self._entered: set[Value] = set()
+        """The tensors of the batch; of a batch that is not told, those that the model is called with."""
+        self.note_batch(batch)
+        self._is_batch_known = bool(self._entered)
+        for name, parameter in model.named_parameters():
+            self._note(parameter, None, parameter=name)
+        self._is_sharded = any(isinstance(parameter, DTensor) for parameter in model.parameters())
+
+    def note_batch(self, batch: object) -> None:
+        """Record the tensors of a batch; those that were computed from parameters, or are noted already, are left."""
+        for path, tensor in tensors_in(batch):
+            value = self._known(tensor)
+            if value is None or not (value.of_parameters or value.of_batch):
+                value = self._note(tensor, None, path=path)
+            if value not in self._entered and not value.of_parameters:
+                self._entered.add(value)
+                if tensor.is_floating_point():
+                    self.float_paths.update(one.path for one in value.ancestors() if one.path is not None)
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Call the function, and record the call if it returns a tensor or is one of `CUTS`."""
+        kwargs = kwargs or {}
+        caller = _caller_in(inspect.currentframe())
+        is_foreign = threading.get_ident() != self.thread or torch.compiler.is_compiling() or torch.jit.is_tracing()
+        if self.is_over or is_foreign or _is_own(caller.f_code.co_filename):
+            return func(*args, **kwargs)
+        noted, runs = None, True
+        try:
+            if func is Tensor.backward:
+                runs = self._at_backward(args[0])
+            else:
+                with unheard():
+                    noted = self._before(func, args, kwargs)
+        except Exception as error:
+            self.give_up(error)
+        if not runs:
+            return None
+        if "_stacklevel" in kwargs:  # for a warning of the caller's caller
+            kwargs = {**kwargs, "_stacklevel": kwargs["_stacklevel"] + _FRAMES}
+        returned = _called_from(caller, func, args, kwargs)
+        try:
+            if noted is not None and not self.is_over:
+                with unheard():
+                    self._after(args, returned, *noted)
+        except Exception as error:
+            self.give_up(error)
+        return returned
+
+    def _before(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Return the call that comes, and its arguments that are tensors."""
+        if not self._is_batch_known:
+            self._note_inputs()
+        arguments = _bound(func, args, kwargs)
+        op = Op(
+            _name_of(func),
+            {key: self._seen(argument) for key, argument in arguments.items()},
+            _NOWHERE,
+            torch.is_grad_enabled(),
+            func,
+            [(generator, state_of(generator)) for generator in generators(kwargs.get("generator"))],
+        )
+        tensors = {key: argument for key, argument in arguments.items() if isinstance(argument, Tensor)}
+        if _changes_in_place(func) and args and isinstance(args[0], Tensor):
+            value = self.value_of(args[0])
+            if value in self.given and value.parameter is None:
+                with computing_plainly():
+                    self.given[value] = args[0].detach().clone()
+        return op, tensors
+
+    def _note_inputs(self) -> None:
+        """Record the arguments of the running call of the model: some loops do not tell the batch.
+
+        They are read from the stack. A hook on the model would become part of compiled code.
+        """
+        frame = inspect.currentframe()
+        while frame is not None:
+            if frame.f_code in _MODULE_CALLS and frame.f_locals["self"] is self.model:
+                self.note_batch([frame.f_locals["args"], frame.f_locals["kwargs"]])
+                return
+            frame = frame.f_back
+
+    def _after(self, args: Sequence[Any], returned: Any, op: Op, given: Mapping[str, Tensor]) -> None:
+        """Record a call that has been made."""
+        # Item assignment returns nothing: its result is the tensor that it has changed in place.
+        name, results = op.name, [args[0]] if op.name == "setitem" else list(tensors_of(returned))
+        place = self._place() if results or name in CUTS else None
+        if place is None:
+            return
+        if len(self.ops) >= MAX_OPS:
+            raise TooLongError(f"it makes more than {MAX_OPS:,} calls")
+        op.place, op.number = place, returned if isinstance(returned, float) else None
+        op.drawn = [(generator, state) for generator, state in op.drawn if state != state_of(generator)]
+        op.autocast = autocast_of(given.values())
+        observer = self._observers.get(name)
+        if observer is not None and all(map(can_be_read, [*given.values(), *results])):
+            with computing_plainly():
+                op.seen = observer(op, given, results)
+        self.ops.append(op)
+        for tensor in results:
+            known = self._known(tensor)  # of a call that returns what it takes, as `to` may
+            op.results.append(self._note(tensor, op, parameter=None if known is None else known.parameter))
+            if tensor.grad_fn is not None:
+                self._made[sequence_number_of(tensor.grad_fn)] = place
+            elif name in _RISKY:
+                where = f" at {place.short_line}" if place.file else ""
+                self._without_node.append((sequence_number(), f"{_RISKY[name]}(){where}"))
+
+    def begin(self) -> None:
+        """Put this trace on this thread's stack of modes."""
+        self._callers = {id(frame) for frame, _ in traceback.walk_stack(inspect.currentframe())}
+        self._first_number = sequence_number()
+        put_on_stack(self)
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Record what is called inside the context; raise an error of ours at its end."""
+        self.begin()
+        try:
+            yield
+        finally:
+            self.leave()
+        if self.fault is not None:
+            raise self.fault
+
+    def leave(self) -> None:
+        """End the record, and take this trace off the stack, wherever it stands."""
+        self.is_over = True
+        if threading.get_ident() == self.thread:
+            take_off_stack(self)
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Take this trace off the stack inside the context; it stays away if it is over by the end."""
+        was_there = threading.get_ident() == self.thread and take_off_stack(self)
+        try:
+            yield
+        finally:
+            if was_there and not self.is_over:
+                put_on_stack(self)
+
+    def give_up(self, error: Exception) -> None:
+        """End the record because of an error of ours."""
+        self.fault, self.is_over = error.with_traceback(None), True  # the traceback holds the tensors of the step
+        self.forget()
+
+    def program_of(self, loss: Tensor) -> Program:
+        """Return the autograd nodes behind a loss, in the order in which they were made, with layer and line."""
+        numbers, found, start = sorted(self._made), list[ProgramStep](), 0
+        nodes = nodes_behind(loss)
+        counts = Counter(map(sequence_number_of, nodes))  # each thread counts for itself
+        for node in nodes:
+            number = sequence_number_of(node)
+            index = bisect.bisect_left(numbers, number)
+            is_known = index < len(numbers) and number >= self._first_number and counts[number] == 1
+            place = self._made[numbers[index]] if is_known else _NOWHERE
+            upto = bisect.bisect_right(self._without_node, number, key=lambda call: call[0])
+            before = dict.fromkeys(call for _, call in self._without_node[start:upto])
+            found.append(ProgramStep(node.name(), place.module, place.short_line, tuple(before)))
+            start = upto
+        return found
+
+    def flow(self) -> Flow:
+        """Return which layer's output flows into which other one.
+
+        A tensor that comes from neither the batch, a parameter nor a recorded call, such as the result of a compiled
+        block, may come from any earlier layer.
+        """
+        above: dict[str, int] = {}
+        bits: dict[str, int] = {}
+        behind: dict[int, int] = {}
+        for op in self.ops:
+            given = 0
+            for value in op.inputs:
+                if value.op is not None:
+                    given |= behind.get(id(value.op), 0)
+                elif value.path is None and value.parameter is None:
+                    given |= (1 << len(above)) - 1
+            name = op.place.module
+            if name:
+                bits.setdefault(name, 1 << len(above))
+                above[name] = above.get(name, 0) | given
+            behind[id(op)] = given | bits.get(name, 0)
+        return Flow(above)
+
+    def forget(self) -> None:
+        """Clear the record, which frees the tensors that observers kept, with their graphs."""
+        self.let_go()
+        for op in self.ops:  # values and calls lead to each other, and a tensor with a weak reference cannot be swapped
+            op.results.clear()
+        self.ops.clear()
+        self._entered.clear()
+        self._values.clear()
+        self._made.clear()
+        self._without_node.clear()
+
+    def let_go(self) -> None:
+        """Drop the tensors that observers kept, and the graphs of the step."""
+        self.given.clear()
+        self.loss_calls.clear()
+        for op in self.ops:
+            op.seen = None  # which may hold the operation in turn
+
+    def value_of(self, tensor: Tensor) -> Value:
+        """Return the `Value` of a tensor; a tensor that was not seen before gets one without a call."""
+        value, is_new = self._known(tensor), False
+        if value is None:
+            path = f"given {len(self._values)}" if self._is_data(tensor) else None
+            value, is_new = self._note(tensor, None, path), True
+        if isinstance(tensor, nn.Parameter) and value.parameter is None and (is_new or self._is_sharded):
+            # FSDP2 puts other parameters into the modules while they run, which it has used before.
+            value.parameter = next((name for name, one in self.model.named_parameters() if one is tensor), None)
+            value.of_parameters |= value.parameter is not None
+        return value
+
+    def _is_data(self, tensor: Tensor) -> bool:
+        """Return True if a tensor that the step was not told of seems to be part of a batch that it was not told of.
+
+        It has as many samples as what the model was called with, if that is known.
+        """
+        if self._is_batch_known or tensor.requires_grad or tensor.is_nested or id(tensor) in self._buffers:
+            return False
+        if isinstance(tensor, nn.Parameter) or not tensor.dim():
+            return False
+        return not self._entered or any(tensor.shape[:1] == value.shape[:1] for value in self._entered)
+
+    def _known(self, tensor: Tensor) -> Value | None:
+        """Return the `Value` of a tensor that was seen before; None for others."""
+        value = self._values.get(id(tensor))
+        return None if value is None or value.tensor() is not tensor else value
+
+    def _note(self, tensor: Tensor, op: Op | None, path: str | None = None, parameter: str | None = None) -> Value:
+        """Record a tensor, and return its value."""
+        inputs = [] if op is None else op.inputs
+        of_batch = path is not None or any(value.of_batch for value in inputs)
+        of_parameters = parameter is not None or any(value.of_parameters for value in inputs)
+        shape = () if tensor.is_nested else tuple(tensor.shape)
+        value = Value(op, path, parameter, shape, tensor.requires_grad, of_batch, of_parameters, weakref.ref(tensor))
+        self._values[id(tensor)] = value
+        if op is None and tensor.grad_fn is None:
+            self.given[value] = tensor
+        return value
+
+    def _seen(self, argument: Any) -> Any:
+        """Return an argument with the value in place of each tensor, also in lists, tuples and slices."""
+        if isinstance(argument, Tensor):
+            return self.value_of(argument)
+        if isinstance(argument, slice):
+            return slice(*map(self._seen, (argument.start, argument.stop, argument.step)))
+        if isinstance(argument, (tuple, list)):
+            parts = [self._seen(part) for part in argument]
+            return parts if isinstance(argument, list) else tuple(parts)
+        return argument
+
+    def _place(self) -> Place | None:
+        """Return the innermost line of the user's code in the stack, and the innermost layer of the model.
+
+        None if hookboard itself, but for an edit, or an optimizer makes the call.
+        """
+        file, line, module = "", 0, ""
+        # Never the locals of this frame: they would hold the frame, and with it every tensor of the call.
+        frame = inspect.currentframe()
+        while frame is not None and frame.f_code.co_filename == _TRACING:
+            frame = frame.f_back
+        while frame is not None and not (file and module):
+            path = frame.f_code.co_filename
+            if not file and not module and (_is_own(path) or path.startswith(_OPTIM)):
+                return None
+            if _is_caller(path):
+                break
+            # To read the locals of a frame makes it hold these objects to its end: one that outlives the step must not.
+            if not module and frame.f_code.co_varnames[:1] == ("self",) and id(frame) not in self._callers:
+                module = self._modules.get(id(frame.f_locals.get("self")), "")
+            if not file and not is_of_library(path):
+                file, line = path, frame.f_lineno
+            if frame.f_code.co_name == "__torch_function__":  # the user's line has called it
+                file, line = "", 0
+            frame = frame.f_back
+        return Place(module, file, line)
+
+
+@functools.cache
+def _is_own(path: str) -> bool:
+    """Return True for files of hookboard whose calls are not the step's."""
+    return path.startswith(_OWN) and not path.startswith(_EDITING) and not _is_caller(path)
+
+
+@functools.cache
+def _is_caller(path: str) -> bool:
+    return any(caller in path for caller in _CALLERS)
+
+
+def _caller_in(handler: FrameType | None) -> FrameType:
+    """Return the frame that has called a function of torch, from that of `__torch_function__`."""
+    assert handler is not None
+    frame = handler.f_back
+    assert frame is not None
+    # A function that is written in Python calls a function of `torch.overrides`.
+    if frame.f_code.co_filename == _OVERRIDES and frame.f_back is not None and frame.f_back.f_back is not None:
+        return frame.f_back.f_back
+    return frame
+
+
+_FRAMES = 5
+"""How many frames lie between a function that is written in Python, when it is called again, and its first call."""
+
+_CALL = (lambda function, args, kwargs: function(*args, **kwargs)).__code__
+
+
+def _called_from(frame: FrameType, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Call a function so that a warning that it gives names the line of the frame, and comes once for that line."""
+    code = _CALL.replace(co_filename=frame.f_code.co_filename, co_firstlineno=frame.f_lineno)
+    return FunctionType(code, frame.f_globals)(func, args, kwargs)
+
+
+def _name_of(func: Callable[..., Any]) -> str:
+    """Return a function's name without underscores at its ends; for an attribute's getter, the attribute's name."""
+    name = getattr(func, "__name__", "")
+    if name == "__get__":
+        name = getattr(getattr(func, "__self__", None), "__name__", "")
+    return name.strip("_")
+
+
+def _bound(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments by name; positional ones of a function that is not written in Python by index ("0", ...)."""
+    signature = _signature_of(func)
+    with suppress(TypeError):  # the call does not match the signature
+        if signature is not None:
+            return signature.bind(*args, **kwargs).arguments
+    return {**{str(index): argument for index, argument in enumerate(args)}, **kwargs}
+
+
+@functools.cache
+def _signature_of(func: Callable[..., Any]) -> inspect.Signature | None:
+    """Return the signature of a function written in Python; None for others."""
+    try:
+        return inspect.signature(func) if inspect.isfunction(func) else None
+    except ValueError:  # it wraps a function in C
+        return None
+
+
+def _changes_in_place(func: Callable[..., Any]) -> bool:
+    """Return True for functions such as `add_`, `__iadd__` and `__setitem__`."""
+    name = getattr(func, "__name__", "")
+    return name == "__setitem__" or (name.endswith("_") and not name.endswith("__")) or name.startswith("__i")

@@ -1,0 +1,173 @@
+"""`Reader`: traces a step while it runs, and applies all rules to it."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from hookboard.base.ranks import local
+from hookboard.base.torch_private import can_be_read, computing_plainly, is_opaque
+from hookboard.health import Finding, StepFacts
+from hookboard.model.layers import Flow
+from hookboard.tracing import handwritten
+from hookboard.tracing.built_in import STEP_RULES
+from hookboard.tracing.calls import Value
+from hookboard.tracing.cuts import CUT
+from hookboard.tracing.inputs import WEIGHING, note_embedding, note_input, note_mask
+from hookboard.tracing.ledger import kind_of, terms_of
+from hookboard.tracing.program import StepTrace
+from hookboard.tracing.rules import OBSERVERS, TracedStep, findings_of
+from hookboard.tracing.scaling import constant_loss
+
+QUESTIONS = [rule for rule in STEP_RULES if rule is not CUT]
+"""The rules that judge the code of a step up to one of its losses. `cut` needs all of them: it is asked at the end."""
+
+
+class Reader:
+    """Traces a step and judges it: run it inside `reading`, give its loss to `take_loss`, then ask `findings`.
+
+    Args:
+        model: the model.
+        batch: the batch that the step takes.
+        at_backward: called with the loss before `loss.backward()`, which then runs if it returns True. Left out:
+            `take_without_backward`, and it does not run.
+    """
+
+    def __init__(self, model: nn.Module, batch: object, at_backward: Callable[[Tensor], bool] | None = None) -> None:
+        self.step = StepTrace(
+            model,
+            batch,
+            {
+                **OBSERVERS,
+                **handwritten.OBSERVERS,
+                "embedding": note_embedding,
+                **dict.fromkeys(WEIGHING, note_input),
+                "multi_head_attention_forward": note_mask,
+            },
+            at_backward or self._take_only,
+        )
+        self._parameters = dict(model.named_parameters())
+        self._trained = {name for name, parameter in self._parameters.items() if parameter.requires_grad}
+        self.losses: list[TracedStep] = []
+        """The step up to each of its losses."""
+        self.has_gradient: bool | None = None
+        """Whether any of the losses gives a gradient that is not 0; None if that is not known."""
+        self.reached: set[str] = set()
+        """The names of the parameters that a gradient reaches from any of the losses."""
+        self.outside: list[nn.Parameter] = []
+        """The parameters that a gradient reaches and that the model does not have, as those of layers in a list."""
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Record the functions of torch that are called inside the context."""
+        with self.step.recording():
+            yield
+
+    def _take_only(self, loss: Tensor) -> bool:
+        with computing_plainly():
+            self.take_without_backward(loss)
+        return False
+
+    def take_without_backward(self, loss: Tensor) -> None:
+        """Note a tensor as a loss of the step whose backward pass will not run: its gradients are computed here.
+
+        They are not where a custom `autograd.Function` is in the graph, which may do anything: FSDP's writes gradients.
+        """
+        self.take_loss(loss)
+        weights = [parameter for parameter in self._parameters.values() if parameter.requires_grad]
+        if weights and loss.requires_grad and not self.has_gradient and _leaves_of(loss) is not None:
+            with self.step.aside():  # these calls are not the step's
+                try:
+                    gradients = torch.autograd.grad(loss, weights, retain_graph=True, allow_unused=True)
+                except RuntimeError:  # the loss is no single number, or the graph was freed or changed in place
+                    return
+                self.has_gradient = any_not_zero(gradients)
+
+    def take_loss(self, loss: Tensor, of: Value | None = None, factor: float = 1.0) -> TracedStep:
+        """Note a tensor as a loss of the step, from which a backward pass would start; return the step up to there.
+
+        Args:
+            loss: the tensor.
+            of: the value that the rules take for the loss. Left out: that of the tensor.
+            factor: what that value is multiplied by to give the tensor.
+        """
+        is_finite = bool(loss.detach().isfinite().all())
+        number = float(loss.detach()) / factor if loss.numel() == 1 and not loss.is_complex() else math.nan
+        value = of or self.step.value_of(loss)
+        value.requires_grad = loss.requires_grad  # it may have been set since
+        self.losses.append(TracedStep(self.step, value, self._trained, (), is_finite, number))
+        leaves = _leaves_of(loss)
+        if leaves is None:  # what the backward pass of a custom function does is unknown
+            self.reached |= self._parameters.keys()
+            return self.losses[-1]
+        names = {id(leaf): self.step.value_of(leaf).parameter for leaf in leaves}
+        self.reached |= {name for name in names.values() if name is not None}
+        known = {id(one) for one in self.outside}
+        self.outside += [
+            leaf for leaf in leaves if isinstance(leaf, nn.Parameter) and not names[id(leaf)] and id(leaf) not in known
+        ]
+        return self.losses[-1]
+
+    def leads_to(self, loss: Tensor) -> bool:
+        """Return True if a gradient of the loss reaches a parameter of the model, or may do so."""
+        leaves = _leaves_of(loss)
+        return leaves is None or any(self.step.value_of(leaf).parameter is not None for leaf in leaves)
+
+    def forget(self) -> None:
+        """Clear the record, which frees the tensors of the step and their graphs."""
+        self.step.forget()
+        self.losses.clear()
+        self.outside.clear()
+
+    def facts(self, flow: Flow | None = None) -> StepFacts:
+        """Return what the judge of a run is told of the step so far.
+
+        Args:
+            flow: which layer's output flows into which; left out, what the calls so far tell.
+        """
+        first, *others = self.losses
+        terms = [one for done in self.losses for one in terms_of(done.loss) if one.requires_grad and one.of_batch]
+        kinds = {kind_of(one) for one in terms}
+        flow = self.step.flow() if flow is None else flow
+        return StepFacts(flow, first.number, math.nan if others else constant_loss(first), is_sum=len(kinds) > 1)
+
+    def findings(self) -> list[Finding]:
+        """Return the findings of all rules for each loss, alarms first; equal ones once."""
+        found = [finding for done in self.losses for finding in findings_of(done, QUESTIONS)]
+        return alarms_first([*found, *self.cuts()])
+
+    def cuts(self) -> list[Finding]:
+        """Return what `cut` finds for each loss, once all backward passes have run."""
+        without = self._trained - self.reached
+        steps = [done._replace(without=without, has_gradient=self.has_gradient) for done in self.losses]
+        return [finding for done in steps for finding in findings_of(done, [CUT])]
+
+
+def alarms_first(found: Iterable[Finding]) -> list[Finding]:
+    """Return findings, alarms first; equal ones once."""
+    return sorted(dict.fromkeys(found), key=lambda finding: finding.severity != "alarm")
+
+
+def any_not_zero(gradients: Iterable[Tensor | None]) -> bool:
+    """Return True if a gradient has an element other than 0, or cannot be read; None is no gradient."""
+    held = (local(one) for one in gradients if one is not None)
+    return any(not can_be_read(one) or bool(one.any()) for one in held)
+
+
+def _leaves_of(loss: Tensor) -> list[Tensor] | None:
+    """Return the tensors that a gradient of the loss reaches; None if a custom `autograd.Function` is in its graph."""
+    leaves, seen, waiting = [loss] if loss.is_leaf else [], set(), [loss.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if is_opaque(node):
+            return None
+        leaf = getattr(node, "variable", None)
+        if leaf is not None:
+            leaves.append(leaf)
+        waiting.extend(before for before, _ in node.next_functions)
+    return leaves

@@ -1,0 +1,612 @@
+"""Rules that find faults in a traced step, and the loss calls that they judge."""
+
+import itertools
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hookboard.base.messages import warn_switched_off
+from hookboard.health import SCALE_TARGETS, Finding, Rule
+from hookboard.tracing.calls import RESHAPES, Observer, Op, Value, loss_part
+from hookboard.tracing.program import StepTrace
+
+PROBABILITIES = frozenset({"softmax", "sigmoid", "hardsigmoid"})
+LOG_PROBABILITIES = frozenset({"log_softmax", "log_sigmoid"})
+
+RANGES: dict[str, tuple[float, float]] = {
+    "sigmoid": (0, 1),
+    "hardsigmoid": (0, 1),
+    "softmax": (0, 1),
+    "tanh": (-1, 1),
+    "hardtanh": (-1, 1),
+    "softsign": (-1, 1),
+    "relu": (0, math.inf),
+    "relu6": (0, 6),
+    "softplus": (0, math.inf),
+    "log_softmax": (-math.inf, 0),
+    "log_sigmoid": (-math.inf, 0),
+}
+"""The range of each function's outputs."""
+
+FLAT = frozenset({"round", "floor", "ceil", "trunc", "fix", "sign", "sgn", "heaviside"})
+"""Functions whose gradient is 0 wherever it is defined."""
+
+TAKES_LOGITS = frozenset({"cross_entropy", "binary_cross_entropy_with_logits", "multilabel_soft_margin_loss"})
+REGRESSION = frozenset({"mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"})
+BINARY = frozenset({"binary_cross_entropy", "binary_cross_entropy_with_logits"})
+LOSSES = TAKES_LOGITS | REGRESSION | BINARY | {"nll_loss", "kl_div"}
+ROUNDING = 1e-3
+"""How far numbers may be outside of a range: interpolation and half precision round (a choice)."""
+
+SUM_DEVIATION = 0.1
+"""How far the sum of probabilities may be from 1: half precision rounds (a choice)."""
+
+UNSCALED_TARGETS = 10
+"""Targets of a regression with a larger mean or standard deviation are a note: most initializations give outputs of
+about 1 (a choice)."""
+
+ONE_CLASS_SAMPLES = 32
+"""If a batch has at least this many samples, of three or more classes, and all are of one class, that is an alarm (a
+choice). With a class that makes up three quarters of the data, it happens in 1 of 10,000 batches."""
+
+
+class TracedStep(NamedTuple):
+    """A step that has run, up to one of its losses.
+
+    Args:
+        step: the recorded calls.
+        loss: the value of the loss.
+        trained: the names of the trainable parameters.
+        without: the names of the trainable parameters that no gradient reaches from any loss of the step.
+        is_finite: whether the loss is finite.
+        number: the loss as a number; NaN if it has several elements.
+        has_gradient: whether any loss of the step gives a gradient that is not 0; None if that is not known.
+    """
+
+    step: StepTrace
+    loss: Value
+    trained: Collection[str]
+    without: Collection[str]
+    is_finite: bool
+    number: float
+    has_gradient: bool | None = None
+
+
+class LossCall(NamedTuple):
+    """A call that compares an output with a target: of a loss function, or a subtraction.
+
+    Args:
+        op: the call.
+        output: the value of the output.
+        target: the value of the target.
+        values: the output as a detached tensor.
+        wanted: the target as a tensor.
+        counts_all: whether every element of the target counts: False with weights or `reduction="none"`, after which a
+            mask may follow.
+        weight: the weights of the classes, or of the positive one; None without any.
+    """
+
+    op: Op
+    output: Value
+    target: Value
+    values: Tensor
+    wanted: Tensor
+    counts_all: bool = True
+    weight: Tensor | None = None
+
+
+def _of_loss(op: Op, given: Mapping[str, Tensor], results: Sequence[Tensor]) -> LossCall | None:
+    """Return the call of a loss function that takes an `input` and a `target`; None for others."""
+    if {"input", "target"} <= given.keys():
+        output, target = op.arguments["input"], op.arguments["target"]
+        counts_all = op.arguments.get("reduction") != "none" and "weight" not in given
+        weight = given.get("pos_weight", given.get("weight"))
+        return LossCall(op, output, target, given["input"].detach(), given["target"].detach(), counts_all, weight)
+    return None
+
+
+def _of_difference(op: Op, given: Mapping[str, Tensor], results: Sequence[Tensor]) -> LossCall | None:
+    """Return a subtraction between a tensor that needs a gradient and one from the batch alone; None for others."""
+    pairs = list(zip(op.inputs, given.values(), strict=False))
+    if len(pairs) == 2:
+        for (output, values), (target, wanted) in (pairs, pairs[::-1]):
+            if output.requires_grad and target.of_batch and not target.of_parameters:
+                return LossCall(op, output, target, values.detach(), wanted.detach())
+    return None
+
+
+def losses_of(done: TracedStep) -> Sequence[LossCall]:
+    """Return the calls of loss functions, and each output minus target that is summed up to the loss.
+
+    Those on an output that needs no gradient are left out: they compute metrics. So are those that do not lead to the
+    loss, as of another model, unless the loss comes from code that nobody can look into.
+    """
+    if done.loss in done.step.loss_calls:  # many rules ask
+        return done.step.loss_calls[done.loss]
+    reduced, behind = {id(op) for op in _only_reduced(done.loss)}, list(done.loss.ancestors())
+    is_known = all(value.op or value.path or value.parameter or not value.requires_grad for value in behind)
+    leading = {id(value.op) for value in behind}
+    calls = [op.seen for op in done.step.ops if isinstance(op.seen, LossCall) and op.seen.output.requires_grad]
+    calls = [call for call in calls if call.op.name in LOSSES or id(call.op) in reduced]
+    found = [call for call in calls if id(call.op) in leading]
+    return done.step.loss_calls.setdefault(done.loss, found if found or is_known else calls)
+
+
+_REDUCING = frozenset({"mean", "sum", "pow", "square", "abs", "sqrt", "norm", "clamp", "neg", "add", "radd"})
+_REDUCING |= {"mul", "rmul", "div", "truediv", "rtruediv"}
+
+
+def _only_reduced(loss: Value) -> Iterator[Op]:
+    """Yield the calls from which functions in `_REDUCING` alone lead to the loss, and the calls of these functions.
+
+    It stops at a call with several inputs, such as loss times mask, unless its result is one number.
+    """
+    waiting, seen = [loss], set[int]()
+    while waiting:
+        value = waiting.pop()
+        op = value.op
+        if op is not None and id(op) not in seen:
+            seen.add(id(op))
+            yield op
+            is_one = len({id(given) for given in op.inputs}) == 1  # also of a difference times itself
+            if op.name in _REDUCING and (is_one or math.prod(value.shape) == 1):
+                waiting.extend(op.inputs)
+
+
+def loss_input(done: TracedStep) -> Iterator[Finding]:
+    """Yield an alarm for a loss function whose input is not the logits or log-probabilities that it takes."""
+    for call in losses_of(done):
+        name, made_by, values = call.op.name, call.output.made_by, call.values
+        # cross_entropy gives the same for log-probabilities as for logits.
+        is_harmless = made_by == "softplus" or (made_by == "log_softmax" and name == "cross_entropy")
+        if name in TAKES_LOGITS and made_by in RANGES and not is_harmless:
+            yield _of_logits(call)
+        elif name == "cross_entropy" and are_probabilities(values):
+            yield Finding(
+                call.op.place.module,
+                f"cross_entropy at {call.op.place} takes logits; each of the {len(values):,} rows of its input sums to "
+                f"1, with numbers of {in_numbers(values)}{_from(call.output)}",
+                "give it the numbers before they were made probabilities",
+                "alarm",
+            )
+        if name == "nll_loss" and values.dim() > 1 and values.is_floating_point() and not _weighs_logs(call.output):
+            sums = values.double().exp().sum(1)
+            sums = sums[call.wanted != call.op.arguments.get("ignore_index", -100)]
+            if bool(((sums - 1).abs() > SUM_DEVIATION).any()):
+                came = f", it comes from {_origin(call.output)}" if made_by else ""
+                yield Finding(
+                    call.op.place.module,
+                    f"nll_loss at {call.op.place} takes log-probabilities, which sum to 1 after exp; its input sums to "
+                    f"{in_numbers(sums)}{came}",
+                    _for_nll_loss(call),
+                    "alarm",
+                )
+        if name == "kl_div" and bool((values > ROUNDING).any()):
+            yield Finding(
+                call.op.place.module,
+                f"kl_div at {call.op.place} takes log-probabilities, which are at most 0; its input is "
+                f"{in_numbers(values)}{_from(call.output)}",
+                f"use log_softmax{' in place of the softmax' * (made_by == 'softmax')}: it takes logarithms",
+                "alarm",
+            )
+
+
+LOSS_INPUT = Rule(
+    "loss_input",
+    loss_input,
+    of="step",
+    about="a loss for logits gets the output of softmax, sigmoid, tanh or ReLU; one for log-probabilities gets "
+    "something else; one written by hand takes the logarithm or Dice overlap of logits",
+    gives="alarm",
+)
+
+
+def _weighs_logs(value: Value) -> bool:
+    """Return True if a value is log-probabilities that were multiplied or selected since, as in a focal loss."""
+    while (
+        value.op is not None
+        and value.op.name in RESHAPES
+        and math.prod(value.op.inputs[0].shape) == math.prod(value.shape)
+    ):
+        value = value.op.inputs[0]
+    before = value.ancestors(lambda one: one.op is not None and not any(given.parameter for given in one.op.inputs))
+    made_by = [one.op.name for one in before if one.op is not None]
+    return "log_softmax" in made_by[1:] and made_by[0] != "exp"
+
+
+def _for_nll_loss(call: LossCall) -> str:
+    """Return the advice for an `nll_loss` that gets something other than log-probabilities."""
+    made_by = call.output.made_by
+    sums = call.values.double().sum(1)
+    if bool((call.values < 0).any()) or bool(((sums - 1).abs() > SUM_DEVIATION).any()):
+        if made_by in ("softmax", "log_softmax"):
+            return f"use log_softmax(dim=1) in place of the {made_by}, which runs over another dimension"
+        return "put log_softmax(dim=1) before it, or give the raw logits to cross_entropy"
+    remedies = {"exp": "remove the exp", "softmax": "use log_softmax in place of the softmax"}
+    return remedies.get(made_by, "take the logarithm of its input") + ": it gets probabilities"
+
+
+def are_probabilities(values: Tensor) -> bool:
+    """Return True if the rows of a matrix sum to 1 without negative numbers; False if there are fewer than 8 rows."""
+    if values.dim() != 2 or len(values) < 8 or values.shape[1] < 2:
+        return False
+    some = (values[:8], values)  # most are decided by the first rows
+    return all(bool((part >= 0).all()) and bool(((part.double().sum(1) - 1).abs() < ROUNDING).all()) for part in some)
+
+
+def _of_logits(call: LossCall) -> Finding:
+    """Return the alarm for a loss that takes logits and got the output of a function such as softmax.
+
+    For `cross_entropy` it also says how small the loss can get with such inputs.
+    """
+    made_by, classes = call.output.made_by, call.values.shape[1] if call.values.dim() > 1 else 1
+    low, high = _limits_of(call.output) or (-math.inf, math.inf)
+    bound = ""
+    if (
+        call.op.name == "cross_entropy"
+        and call.counts_all
+        and math.isfinite(low)
+        and math.isfinite(high)
+        and classes > 1
+    ):
+        least = math.log1p((classes - 1) * math.exp(low - high))
+        bound = f"; with {classes} logits of {low:g} to {high:g} the loss of a sample cannot fall below {least:.3g}"
+    return Finding(
+        _module_of(call.output),
+        f"{call.op.name} at {call.op.place} takes logits, its input comes from {_origin(call.output)}{bound}",
+        f"remove the {made_by}; where probabilities are wanted, compute them outside of the loss",
+        "alarm",
+    )
+
+
+def loss_shape(done: TracedStep) -> Iterator[Finding]:
+    """Yield an alarm if outputs and targets broadcast, or if a view mixes positions and classes in front of a loss."""
+    yield from _broadcast(done)
+    yield from _mixed(done)
+
+
+LOSS_SHAPE = Rule(
+    "loss_shape",
+    loss_shape,
+    of="step",
+    about="output and target have shapes that broadcast, such as (N, 1) and (N,), so that each output is compared with "
+    "every target; a view for a transpose mixes classes and positions; or outputs and targets are flattened in "
+    "different orders",
+    gives="alarm",
+)
+
+
+def _broadcast(done: TracedStep) -> Iterator[Finding]:
+    """Yield an alarm if output and target broadcast so that each output is compared with every target.
+
+    Of functions other than those of regression that is said of the shapes (n, 1) and (n,) alone: others are made to
+    combine all pairs.
+    """
+    for op in loss_part(done.loss):
+        for output, target in itertools.permutations(op.inputs, 2) if len(op.inputs) < 4 else ():
+            if not output.requires_grad or not target.of_batch or target.requires_grad or output.shape == target.shape:
+                continue
+            # All pairs are wanted where both were given a dimension for it, as of quantiles.
+            is_regression = op.name in REGRESSION and not all(
+                one.op and _makes_pairs(one.op) for one in (output, target)
+            )
+            both = _common_shape(output.shape, target.shape)
+            if both not in (output.shape, target.shape, ()) and (
+                is_regression or (both == op.results[0].shape and _is_column_and_row(output, target))
+            ):
+                yield Finding(
+                    op.place.module,
+                    f"at {op.place} an output of shape {list(output.shape)} meets targets of shape "
+                    f"{list(target.shape)}: each output is compared with every target, {list(both)}",
+                    "give both the same shape, with squeeze(1) or unsqueeze(1)",
+                    "alarm",
+                )
+
+
+def _common_shape(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape that two shapes broadcast to; () if they do not."""
+    try:
+        return tuple(torch.broadcast_shapes(one, other))
+    except RuntimeError:
+        return ()
+
+
+def _is_column_and_row(one: Value, other: Value) -> bool:
+    """Return True for the shapes (n, 1) and (n,) with n > 1, unless a call has made one so to combine all pairs."""
+    row, column = sorted((one, other), key=lambda value: len(value.shape))
+    is_shape = len(row.shape) == 1 and row.shape[0] > 1 and column.shape == (*row.shape, 1)
+    return is_shape and not any(value.op is not None and _makes_pairs(value.op) for value in (row, column))
+
+
+def _makes_pairs(op: Op) -> bool:
+    """Return True for a call that makes a row or column to combine all pairs, such as an index or `view(-1, 1)`."""
+    is_column_of_row = op.name in ("view", "reshape") and len(op.inputs[0].shape) == 1
+    return is_column_of_row or op.name in _MAKING_PAIRS
+
+
+_MAKING_PAIRS = frozenset({"getitem", "unsqueeze", "sum", "norm", "mean", "amax", "max", "logsumexp"})
+
+
+def _mixed(done: TracedStep) -> Iterator[Finding]:
+    """Yield an alarm for a view that exchanges classes and positions in front of a loss, in place of a transpose."""
+    for call in losses_of(done):
+        op = call.output.op
+        if call.op.name not in ("cross_entropy", "nll_loss") or op is None or op.name not in ("view", "reshape"):
+            continue
+        before, after = op.inputs[0].shape, call.output.shape
+        if len(before) > 2 and after == (before[0], before[-1], *before[1:-1]) != before:
+            remedy = "transpose(1, 2)" if len(before) == 3 else "movedim(-1, 1)"
+        elif _has_classes_second(op.inputs[0]) and after == (math.prod(before) // before[1], before[1]):
+            remedy = f"movedim(1, -1).reshape(-1, {before[1]})"
+        else:
+            continue
+        yield Finding(
+            op.place.module,
+            f"{op.name} at {op.place} makes {list(after)} of {list(before)} without moving an element: classes and "
+            f"positions are mixed in what {call.op.name} at {call.op.place} takes",
+            f"use {remedy} in place of the {op.name}",
+            "alarm",
+        )
+
+
+def _has_classes_second(value: Value) -> bool:
+    """Return True for shape (N, C, ...), unless a view made it or its last dimension may be the classes as well."""
+    shape = value.shape
+    is_made_by_view = value.op is not None and value.op.name in ("view", "reshape", "unflatten")
+    return len(shape) > 2 and math.prod(shape[2:]) > 1 and shape[-1] != shape[1] and not is_made_by_view
+
+
+def last_softmaxes(done: TracedStep) -> Iterator[tuple[LossCall, Op, tuple[int, ...], int]]:
+    """Yield each (log-)softmax whose output a loss takes: loss call, softmax call, its input's shape, its `dim`."""
+    calls = {id(call.output.origin.op): call for call in losses_of(done) if call.output.origin.op is not None}
+    for key, call in calls.items():
+        op = call.output.origin.op
+        assert op is not None
+        if id(op) != key or op.name not in ("softmax", "log_softmax") or not op.inputs:
+            continue
+        shape, dim = op.inputs[0].shape, op.arguments.get("dim", op.arguments.get("1"))
+        if dim is None:  # torch then chooses, with a warning
+            dim = 0 if len(shape) in (0, 1, 3) else 1
+        if not isinstance(dim, int) or not shape:
+            continue
+        yield call, op, shape, dim
+
+
+def output_range(done: TracedStep) -> Iterator[Finding]:
+    """Yield a finding for targets outside of the range of the model's last function."""
+    yield from _sums_that_differ(done)
+    for call in losses_of(done):
+        limits = _limits_of(call.output) if call.counts_all else None
+        if limits is None or call.op.name not in REGRESSION | {"binary_cross_entropy", "sub", "rsub"}:
+            continue
+        wanted = call.wanted.detach().double()
+        outside = int(((wanted < limits[0] - ROUNDING) | (wanted > limits[1] + ROUNDING)).sum())
+        if outside:
+            yield Finding(
+                _module_of(call.output),
+                f"{_origin(call.output)} gives {_interval(limits)}, and the targets at {call.op.place} are "
+                f"{in_numbers(wanted)}: {outside:,} of {wanted.numel():,} cannot be reached",
+                f"remove the {call.output.made_by}, or scale the targets into its range",
+                "alarm" if outside > wanted.numel() / 100 else "note",
+            )
+
+
+OUTPUT_RANGE = Rule(
+    "output_range",
+    output_range,
+    of="step",
+    about="the model's last function cannot produce some of the targets, such as negative ones after ReLU or several "
+    "labels at once after softmax; a note if "
+    "that is at most 1 % of them",
+)
+
+
+def _sums_that_differ(done: TracedStep) -> Iterator[Finding]:
+    """Yield a finding for a softmax, whose outputs sum to 1, with targets that do not, such as several labels."""
+    for call, op, shape, dim in last_softmaxes(done):
+        is_compared = call.op.name in REGRESSION | {"binary_cross_entropy", "sub", "rsub"} and call.counts_all
+        is_over_samples = len(shape) > 1 and dim % len(shape) == 0
+        if op.name != "softmax" or not is_compared or is_over_samples or shape[dim] < 2 or call.wanted.shape != shape:
+            continue
+        sums = call.wanted.detach().double().sum(dim)
+        outside = int(((sums - 1).abs() > SUM_DEVIATION).sum())
+        if outside:
+            yield Finding(
+                op.place.module,
+                f"the outputs of softmax at {op.place} sum to 1, and the targets of a sample at {call.op.place} to "
+                f"{in_numbers(sums)}: those of {outside:,} of {sums.numel():,} samples cannot be reached",
+                "where several labels may hold at once, remove the softmax and use binary_cross_entropy_with_logits, "
+                "with sigmoid where probabilities are needed; otherwise scale the targets to sum to 1",
+                "alarm" if outside > sums.numel() / 100 else "note",
+            )
+
+
+def targets(done: TracedStep) -> Iterator[Finding]:
+    """Yield a finding for targets that the loss does not accept, that are all equal, or that should be scaled."""
+    for call in losses_of(done):
+        wanted, place = call.wanted.detach(), call.op.place
+        if call.op.name in BINARY and call.counts_all and wanted.numel():
+            low, high = float(wanted.min()), float(wanted.max())
+            if low < -ROUNDING or high > 1 + ROUNDING:
+                yield Finding(
+                    place.module,
+                    f"{call.op.name} at {place} takes targets of 0 to 1, they are {low:g} to {high:g}: its loss has "
+                    "no lower bound",
+                    "encode two classes as 0 and 1; for more classes use cross_entropy",
+                    "alarm",
+                )
+        if call.op.name == "cross_entropy" and wanted.is_floating_point() and wanted.dim() == call.values.dim():
+            sums = wanted.double().sum(1 if wanted.dim() > 1 else 0)
+            if bool(((sums - 1).abs() > SUM_DEVIATION)[sums != 0].any()):  # a row of zeros is left out
+                yield Finding(
+                    place.module,
+                    f"cross_entropy at {place} takes the probabilities of the classes, which sum to 1; those of a "
+                    f"sample sum to {in_numbers(sums)}",
+                    "give class numbers, or probabilities; for several labels at once use "
+                    "binary_cross_entropy_with_logits",
+                )
+        if call.op.name in REGRESSION | {"sub", "rsub"} and wanted.numel() > 1 and not wanted.is_complex():
+            spread, mean = float(wanted.double().std()), float(wanted.double().mean())
+            if spread > UNSCALED_TARGETS or abs(mean) > UNSCALED_TARGETS:
+                yield Finding(
+                    place.module,
+                    f"the targets at {place} are {in_numbers(wanted)}, with a mean of {mean:.3g} and a standard "
+                    f"deviation of {spread:.3g}",
+                    SCALE_TARGETS,
+                )
+        yield from _all_the_same(call)
+
+
+TARGETS = Rule(
+    "targets",
+    targets,
+    of="step",
+    about="targets that the loss does not accept, tokens that are shifted twice, or a batch of at least 32 samples of "
+    "one class of several; as notes, targets that should be scaled, or are all the same",
+)
+
+
+def _all_the_same(call: LossCall) -> Iterator[Finding]:
+    """Yield a finding if all targets are equal: an alarm if they are class numbers of ONE_CLASS_SAMPLES samples."""
+    wanted, place = call.wanted.detach(), call.op.place
+    is_soft = call.op.name == "cross_entropy" and wanted.is_floating_point()
+    if (
+        call.target.origin.path is None
+        or is_soft
+        or wanted.numel() <= 7
+        or not bool((wanted == wanted.flatten()[0]).all())
+    ):
+        return
+    classes = call.values.shape[1] if call.op.name in ("cross_entropy", "nll_loss") and call.values.dim() == 2 else 0
+    is_each = len(call.target.origin.shape) == 1 and wanted.numel() >= ONE_CLASS_SAMPLES
+    yield Finding(
+        place.module,
+        f"all {wanted.numel()} targets of the batch at {place} are {float(wanted.flatten()[0]):g}"
+        + (f", of {classes} classes" if classes else ""),
+        "look at the labels that the data set gives, at whether it is shuffled, and at the weights of a sampler",
+        "alarm" if classes > 2 and is_each else "note",
+    )
+
+
+def masked_row(done: TracedStep) -> Iterator[Finding]:
+    """Yield an alarm if the loss is not finite and attention has rows that are fully masked, which give NaN."""
+    rows = [(op, getattr(op.seen, "rows", op.seen)) for op in done.step.ops if op.name in ATTENTION]
+    found = [(op, *masked) for op, masked in rows if masked]
+    if found and not done.is_finite:
+        op, masked, rows = found[0]
+        others = f", and so are some in {len(found) - 1} calls after it" if len(found) > 1 else ""
+        yield Finding(
+            op.place.module,
+            f"{masked} of {rows} rows of the mask of {op.name} at {op.place} hide everything, which gives NaN{others}",
+            "let each row see at least one position, such as itself",
+            "alarm",
+        )
+
+
+MASKED_ROW = Rule(
+    "masked_row",
+    masked_row,
+    of="step",
+    about="rows of attention that are fully masked, and make the loss NaN",
+    gives="alarm",
+)
+
+
+ATTENTION = frozenset({"scaled_dot_product_attention", "multi_head_attention_forward", "softmax"})
+
+
+def _of_attention(op: Op, given: Mapping[str, Tensor], results: Sequence[Tensor]) -> tuple[int, int] | None:
+    """Return how many rows are fully masked, and how many there are; None if the result has no NaN."""
+    rows = _masked_rows(op, given)
+    if rows is None or not bool(rows.any()) or not bool(results[0].isnan().any()):
+        return None
+    return int(rows.sum()), rows.numel()
+
+
+def _masked_rows(op: Op, given: Mapping[str, Tensor]) -> Tensor | None:
+    """Return which rows of an attention are fully masked, a bool tensor; None if that cannot be told.
+
+    Of `softmax` these are the rows whose scores are all -inf; None if its `dim` is not an int. Of other functions they
+    are those of `attn_mask`, or else the samples of `key_padding_mask`; None without a mask.
+    """
+    if op.name == "softmax":
+        dim, scores = op.arguments.get("dim", op.arguments.get("1")), next(iter(given.values()))
+        return (scores.detach() == -math.inf).all(dim) if isinstance(dim, int) else None
+    mask = given.get("attn_mask", given.get("3", given.get("key_padding_mask")))
+    if mask is None or mask.is_floating_point():
+        return None if mask is None else (mask == -math.inf).all(-1)
+    # True means "look at it" in one function, and "do not" in the other.
+    return (~mask if op.name == "scaled_dot_product_attention" else mask).all(-1)
+
+
+OBSERVERS: Mapping[str, Observer] = {
+    **dict.fromkeys(LOSSES, _of_loss),
+    **dict.fromkeys(("sub", "rsub"), _of_difference),
+    **dict.fromkeys(ATTENTION, _of_attention),
+}
+"""Function name to what is called with its tensors; see `StepTrace`."""
+
+
+def findings_of(done: TracedStep, rules: Sequence[Rule]) -> list[Finding]:
+    """Return the findings of the rules, equal ones once. A rule that raises gives a warning and no findings."""
+    return list(dict.fromkeys(finding for rule in rules for finding in _asked(rule, done)))
+
+
+def _asked(rule: Rule, done: TracedStep) -> list[Finding]:
+    try:
+        return [] if rule.judge is None else [replace(one, rule=one.rule or rule.name) for one in rule.judge(done)]
+    except Exception as error:
+        warn_switched_off(f"the rule {rule.name!r} of audit", error)
+        return []
+
+
+def _limits_of(value: Value) -> tuple[float, float] | None:
+    """Return the range (low, high) of the function that computed the value, infinite where open; None if not known."""
+    op = value.origin.op
+    if op is None or op.name not in RANGES.keys() | {"clamp", "clip"}:
+        return None
+    if op.name in ("clamp", "clip"):
+        low, high = op.arguments.get("min", op.arguments.get("1")), op.arguments.get("max", op.arguments.get("2"))
+        is_plain = all(given is None or isinstance(given, int | float) for given in (low, high))
+        return (-math.inf if low is None else low, math.inf if high is None else high) if is_plain else None
+    if op.name == "hardtanh":  # ReLU6 calls it too
+        return float(op.arguments.get("min_val", -1)), float(op.arguments.get("max_val", 1))
+    return RANGES[op.name]
+
+
+def _origin(value: Value) -> str:
+    """Return in words which function computed a value's numbers, and where: `softmax at model.py:7 (in net.2)`.
+
+    Views and casts are skipped. Only for a value that a call of the step computed; `_from` is for any value.
+    """
+    op = value.origin.op
+    assert op is not None
+    return f"{op.name} at {op.place}"
+
+
+def _module_of(value: Value) -> str:
+    """Return the name of the layer that computed the value; "" if none did."""
+    return "" if value.origin.op is None else value.origin.op.place.module
+
+
+def _from(value: Value) -> str:
+    """Return ", and comes from ..." for a sentence on the value; "" if no call of the step computed it."""
+    return f", and comes from {_origin(value)}" if value.origin.op is not None else ""
+
+
+def in_numbers(tensor: Tensor) -> str:
+    """Return the smallest and largest element, as in `-1.5 to 3`; one number if they are equal."""
+    low, high = float(tensor.detach().min()), float(tensor.detach().max())
+    return f"{low:.3g}" if low == high else f"{low:.3g} to {high:.3g}"
+
+
+def _interval(limits: tuple[float, float]) -> str:
+    """Return a range in words: `0 to 1`, `0 and more` or `at most 0`."""
+    low, high = limits
+    if math.isinf(high):
+        return f"{low:g} and more"
+    return f"at most {high:g}" if math.isinf(low) else f"{low:g} to {high:g}"

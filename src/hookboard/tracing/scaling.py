@@ -1,0 +1,215 @@
+"""What the loss is a multiple of: finds signs and factors that harm, and computes the best constant answer's loss."""
+
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from hookboard.health import Finding, Rule
+from hookboard.tracing.calls import RESHAPES, Op, Value
+from hookboard.tracing.rules import BINARY, LOSSES, LossCall, TracedStep
+
+TINY_FACTOR = 1e-6
+"""A loss that is multiplied by no more than this is an alarm (a choice): Adam adds 1e-8 to the root of its second
+moment."""
+
+SMALL_LOSS = 1e-3
+"""A loss with a tiny factor is an alarm only if it is smaller than this (a choice)."""
+
+
+class Scaled(NamedTuple):
+    """A loss as the multiple of the mean of some tensor.
+
+    Args:
+        op: the call that returned the tensor.
+        factor: what its mean is multiplied by to give the loss.
+        smallest: the multiplication with the smallest factor on the way to the loss; None without one.
+    """
+
+    op: Op
+    factor: float
+    smallest: Op | None
+
+
+def unbounded_loss(done: TracedStep) -> Iterator[Finding]:
+    """Yield an alarm if the loss is an error times a negative number, or something else without a lower bound.
+
+    Training then makes the error larger, or follows the difference or log-probability to minus infinity.
+    """
+    scaled = mean_behind(done.loss)
+    if scaled is None:
+        return
+    yield from _without_bound(scaled)
+    if scaled.factor >= 0 or not _is_error(scaled.op):
+        return
+    yield Finding(
+        scaled.op.place.module,
+        f"the loss is {scaled.factor:.3g} times the {scaled.op.name} at {scaled.op.place}, an error that is never "
+        "negative: it has no lower bound, and training makes the error larger",
+        "remove the minus",
+        "alarm",
+    )
+
+
+UNBOUNDED_LOSS = Rule(
+    "unbounded_loss",
+    unbounded_loss,
+    of="step",
+    about="the loss is minus an error, or a plain difference to the targets",
+    gives="alarm",
+)
+
+
+def _without_bound(scaled: Scaled) -> Iterator[Finding]:
+    """Yield an alarm for a plain difference to the targets, and for their log-probabilities without a minus."""
+    op = scaled.op
+    if op.name in ("sub", "rsub") and _has_target(op) and op.seen.output.shape == op.seen.target.shape:
+        what, advice = "the difference of outputs and targets", "take its square or its absolute value"
+    elif scaled.factor > 0 and op.name in ("getitem", "gather") and _are_log_probabilities_of_targets(op):
+        what, advice = "the log-probability of the targets", "put a minus before it, or use cross_entropy"
+    else:
+        return
+    yield Finding(
+        op.place.module,
+        f"the loss is {scaled.factor:.3g} times {what} at {op.place}, which has no lower bound",
+        advice,
+        "alarm",
+    )
+
+
+def _are_log_probabilities_of_targets(op: Op) -> bool:
+    """Return True if a call picks from log-probabilities by an index that is in the batch."""
+    picked, *index = op.inputs
+    return picked.made_by == "log_softmax" and any(value.origin.path is not None for value in index)
+
+
+def loss_scale(done: TracedStep) -> Iterator[Finding]:
+    """Yield an alarm if the loss is multiplied by next to nothing, and a note if it is exactly 0."""
+    if done.number == 0:
+        yield Finding("", "the loss of the first batch is exactly 0", "look at what it is made of")
+    scaled = mean_behind(done.loss)
+    if scaled is None or scaled.smallest is None or not 0 < abs(scaled.factor) <= TINY_FACTOR:
+        return
+    if abs(done.number) < SMALL_LOSS:
+        yield Finding(
+            scaled.smallest.place.module,
+            f"the loss is multiplied by {scaled.factor:.3g} at {scaled.smallest.place}, and is {done.number:.3g}",
+            "remove the factor; the learning rate scales the steps",
+            "alarm",
+        )
+
+
+LOSS_SCALE = Rule(
+    "loss_scale", loss_scale, of="step", about="a loss that is multiplied by 1e-6 or less; a note if it is exactly 0"
+)
+
+
+def mean_behind(loss: Value) -> Scaled | None:
+    """Follow a loss back through means, sums, reshapes and factors, up to the call whose mean it is a multiple of.
+
+    Returns None if that is no call of the step, but a tensor from elsewhere.
+    """
+    value, factor, smallest, least = loss, 1.0, None, 1.0
+    while value.op is not None:
+        op = value.op
+        by = _factor_of(op, value)
+        if by is None:
+            break
+        factor *= by
+        if op.name in _MULTIPLYING and abs(by) < least:
+            smallest, least = op, abs(by)
+        value = op.inputs[0]
+    if value.op is None:
+        return None
+    if value.op.arguments.get("reduction") == "sum" and isinstance(value.op.seen, LossCall):
+        factor *= value.op.seen.wanted.numel()
+    return Scaled(value.op, factor, smallest)
+
+
+_MULTIPLYING = frozenset({"mul", "rmul", "div", "truediv"})
+
+
+def _factor_of(op: Op, value: Value) -> float | None:
+    """Return the factor by which a call multiplies the mean of its input; None if it does anything else.
+
+    Args:
+        op: the call.
+        value: its result.
+    """
+    if len(op.inputs) != 1:
+        return None
+    if op.name == "mean" or (op.name in RESHAPES and math.prod(op.inputs[0].shape) == math.prod(value.shape)):
+        return 1.0
+    if op.name == "sum":
+        return math.prod(op.inputs[0].shape) / max(1, math.prod(value.shape))
+    if op.name in ("neg", "negative"):
+        return -1.0
+    numbers = [given for given in op.arguments.values() if _is_number(given)]
+    if op.name not in _MULTIPLYING or len(numbers) != 1 or numbers[0] == 0:
+        return None
+    return float(numbers[0]) if op.name in ("mul", "rmul") else 1 / float(numbers[0])
+
+
+def _is_number(given: Any) -> bool:
+    """Return True for an int or a float, but not for a bool."""
+    return isinstance(given, int | float) and not isinstance(given, bool)
+
+
+def _is_error(op: Op) -> bool:
+    """Return True if a call computes an error that is never negative, between an output and a target of the batch."""
+    if op.name in ("square", "abs") or (op.name == "pow" and 2 in op.arguments.values()):
+        source = op.inputs[0].origin.op if op.inputs else None
+        return source is not None and source.name in ("sub", "rsub") and _has_target(source)
+    return op.name in LOSSES - {"kl_div"} and _has_target(op)
+
+
+def _has_target(op: Op) -> bool:
+    """Return True if a call compares an output that needs a gradient with a tensor of the batch."""
+    call = op.seen
+    return isinstance(call, LossCall) and call.output.requires_grad and call.target.origin.path is not None
+
+
+SQUARED = frozenset({"mse_loss", "square", "pow"})
+ABSOLUTE = frozenset({"l1_loss", "abs"})
+
+
+def constant_loss(done: TracedStep) -> float:
+    """Return the least loss on this batch of a model that gives every sample the same output.
+
+    It is known where the loss is a squared or absolute error or a binary cross entropy, averaged or summed, between an
+    output and a tensor of the batch, times a positive number. Each element of the output has its own constant.
+
+    Returns:
+        The loss; NaN if it is not known.
+    """
+    scaled = mean_behind(done.loss)
+    if scaled is None or not scaled.factor > 0:
+        return math.nan
+    op, call = scaled.op, scaled.op.seen
+    if op.name in ("square", "abs") or (op.name == "pow" and 2 in op.arguments.values()):
+        source = op.inputs[0].origin.op if op.inputs else None
+        call = source.seen if source is not None and source.name in ("sub", "rsub") else None
+    if not isinstance(call, LossCall) or not call.counts_all or call.weight is not None:
+        return math.nan
+    wanted = call.wanted.detach()
+    if call.target.origin.path is None or math.prod(op.inputs[0].shape) != wanted.numel():  # a part of the errors
+        return math.nan
+    if call.values.shape != wanted.shape or wanted.dim() == 0 or not wanted.is_floating_point():
+        return math.nan
+    return scaled.factor * _mean_error(op.name, wanted.double().reshape(len(wanted), -1))
+
+
+def _mean_error(loss: str, wanted: Tensor) -> float:
+    """Return the mean loss on `wanted`, shape (samples, columns), of the best constant for each column.
+
+    NaN unless `loss` is the name of a function in SQUARED, ABSOLUTE or BINARY, the latter with targets of 0 to 1.
+    """
+    if loss in SQUARED:
+        return float(wanted.var(0, correction=0).mean())
+    if loss in ABSOLUTE:
+        return float((wanted - wanted.median(0).values).abs().mean())
+    if loss in BINARY and bool(((wanted >= 0) & (wanted <= 1)).all()):
+        share = wanted.mean(0)
+        return float(-(share.xlogy(share) + (1 - share).xlogy(1 - share)).mean())
+    return math.nan

@@ -1,0 +1,240 @@
+"""Finds faults in the schedules of a fit before its first step."""
+
+import copy
+import dis
+import functools
+import inspect
+import math
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from types import BuiltinFunctionType, FunctionType
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, ReduceLROnPlateau
+
+from hookboard.base.either_lightning import PACKAGES
+from hookboard.health import Finding, Rule
+
+MAX_RATES = 2000
+"""At most about this many rates of a schedule are looked at, evenly spread over the fit (a choice)."""
+
+DEFAULT_EPOCHS = 1000
+"""Lightning's default of `max_epochs`. Such a fit is meant to be stopped early, so its length is unknown."""
+
+MAX_SCHEDULED_STEPS = 20_000
+"""A longer schedule is not judged, because each of its steps has to be taken (a choice: about half a second)."""
+
+ZERO_RATE = 1e-6
+"""A learning rate below this share of the largest one counts as 0 (a choice)."""
+
+ZERO_RATE_SHARE_ALARM = 0.5
+"""A schedule is an alarm if the rate is 0 in a larger share of its steps (a choice)."""
+
+PEAK_SHARE_NOTE, PEAK_SHARE_ALARM = 0.5, 0.1
+"""A schedule that is stepped once an epoch is a note, or an alarm, if its rate reaches at most this share of what it
+would reach if stepped in each batch (choices)."""
+
+MIN_CYCLES = 2
+"""A cosine that goes up and down at least this often in a fit is a note (a choice): it is meant to end at the bottom.
+"""
+
+PURE_NAMES = frozenset({"math", "min", "max", "int", "float", "cos", "sin", "pi", "sqrt", "exp", "pow", "abs", "round"})
+"""The names that a user's function of a schedule may use: with these it only computes (a choice)."""
+
+
+def findings_of_schedules(trainer: Trainer, pl_module: LightningModule) -> Iterator[Finding]:
+    """Yield findings on the learning rates that schedules will give, before their first step.
+
+    They are on schedules that are stepped too often or too seldom: the rate is 0 in most steps, stays far below its
+    peak, or goes up and down like no cosine is meant to. None in a resumed fit, whose earlier rates are unknown, and
+    for schedules that call code of the user or are stepped by it.
+    """
+    package = pl_module.lr_scheduler_step.__module__.partition(".")[0]
+    is_stepped_by_lightning = pl_module.automatic_optimization and package in PACKAGES
+    if trainer.global_step or not is_stepped_by_lightning:
+        return
+    for config in trainer.lr_scheduler_configs:
+        count = _steps_of(trainer, config)
+        if count is None or isinstance(config.scheduler, ReduceLROnPlateau) or not calls_no_user(config.scheduler):
+            continue
+        rates = list(scheduled_rates(config.scheduler, count, keep=[pl_module, trainer]))
+        peak, zero = max(rates), _share_of_zeros(rates)
+        if zero > ZERO_RATE_SHARE_ALARM and math.isfinite(peak):
+            last = max(i for i, rate in enumerate(rates) if rate > ZERO_RATE * peak) if peak > 0 else 0
+            end = round((last + 1) / len(rates) * count)
+            unit = "steps" if config.interval == "step" else "epochs"
+            yield Finding(
+                "",
+                f"{type(config.scheduler).__name__} makes the learning rate 0 in {zero:.0%} of the {count:,} {unit} of "
+                f"this fit; it is largest with {peak:.3g}, and 0 after {end:,} {unit}",
+                _for_epochs(trainer, pl_module, config)
+                + f"give the schedule the {count:,} {unit} that it is stepped; its interval is {config.interval!r}",
+                "alarm",
+                rule="schedule",
+            )
+        else:
+            yield from _never_at_its_peak(trainer, pl_module, config, peak)
+            yield from _cycles(trainer, config, count)
+
+
+SCHEDULE = Rule(
+    "schedule",
+    None,
+    of="step",
+    about="the rate is 0 in more than half of the steps, or stays below half of its peak because a schedule that "
+    "counts batches is stepped once an epoch; as a note, a cosine goes up again",
+)
+
+
+def calls_no_user(scheduler: object) -> bool:
+    """Return True if a schedule, with those inside it, is of a library and calls no code of the user but arithmetic."""
+    waiting, seen = [scheduler], set[int]()
+    while waiting:
+        part = waiting.pop()
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        if isinstance(part, LRScheduler):
+            if not (_is_of_library(type(part)) and _is_of_library(type(part).step)):
+                return False
+            waiting += [held for name, held in vars(part).items() if name != "optimizer"]
+        elif isinstance(part, Mapping):
+            waiting += part.values()
+        elif isinstance(part, list | tuple):
+            waiting += part
+        elif callable(part) and not _only_computes(part):
+            return False
+    return True
+
+
+def _is_of_library(function: Any) -> bool:
+    """Return True if a class or a function stands in the standard library or in an installed package."""
+    try:
+        file = inspect.getfile(function)  # not its `__module__`, which `functools.wraps` copies
+    except (TypeError, OSError):  # built in, of a notebook, or not made by Python code, as mocks are
+        return False
+    return any(part in file for part in ("site-packages", "dist-packages", "/lib/python"))
+
+
+def _only_computes(function: Any) -> bool:
+    """Return True for functions of libraries, and those that only compute from their argument and from numbers."""
+    while isinstance(function, functools.partial):
+        if not all(isinstance(one, int | float | str | None) for one in (*function.args, *function.keywords.values())):
+            return False
+        function = function.func
+    function = getattr(function, "__func__", function)
+    if not isinstance(function, FunctionType):
+        return isinstance(function, BuiltinFunctionType) or _is_of_library(type(function))
+    if _is_of_library(function):
+        return True
+    code = function.__code__
+    held = [cell.cell_contents for cell in function.__closure__ or ()]
+    held += [function.__globals__.get(name) for name in code.co_names if name not in PURE_NAMES]
+    storing = ("STORE_GLOBAL", "STORE_DEREF", "STORE_ATTR", "STORE_SUBSCR")
+    stores = any(one.opname.startswith(storing) for one in dis.get_instructions(code))
+    return not stores and all(isinstance(one, int | float) for one in held)
+
+
+def _never_at_its_peak(trainer: Trainer, pl_module: LightningModule, config: Any, peak: float) -> Iterator[Finding]:
+    """Yield a finding for a schedule that is stepped in each epoch, and would reach a far higher rate in each batch."""
+    batches = trainer.estimated_stepping_batches
+    if config.interval != "epoch" or not 1 < batches <= MAX_SCHEDULED_STEPS:
+        return
+    rates = list(scheduled_rates(config.scheduler, int(batches), keep=[pl_module, trainer]))
+    highest = max(rates)
+    if peak <= PEAK_SHARE_NOTE * highest and math.isfinite(highest):
+        every = max(1, int(batches) // MAX_RATES)
+        yield Finding(
+            "",
+            f"{type(config.scheduler).__name__} is stepped once in each of {trainer.max_epochs} epochs, and its rate "
+            f"is at most {peak:.3g} in this fit; stepped in each of {int(batches):,} batches it reaches {highest:.3g} "
+            f"after {rates.index(highest) * every:,}",
+            "if it counts batches, return {'scheduler': ..., 'interval': 'step'} from configure_optimizers; otherwise "
+            f"shorten its warm-up, which takes more than the {trainer.max_epochs} epochs",
+            "alarm" if peak <= PEAK_SHARE_ALARM * highest else "note",
+            rule="schedule",
+        )
+
+
+def _cycles(trainer: Trainer, config: Any, count: int) -> Iterator[Finding]:
+    """Yield a note for a CosineAnnealingLR that is stepped several times its `T_max`."""
+    scheduler = config.scheduler
+    if not isinstance(scheduler, CosineAnnealingLR) or count < 2 * MIN_CYCLES * scheduler.T_max:
+        return
+    unit = "steps" if config.interval == "step" else "epochs"
+    yield Finding(
+        "",
+        f"CosineAnnealingLR takes the rate down in T_max={scheduler.T_max:,} {unit} and up again in as many; this fit "
+        f"has {count:,} {unit}",
+        f"set T_max={count:,}"
+        + (
+            f", or interval='epoch' if T_max counts the {trainer.max_epochs} epochs"
+            if config.interval == "step"
+            else ""
+        ),
+        rule="schedule",
+    )
+
+
+def _share_of_zeros(rates: Sequence[float]) -> float:
+    return sum(rate <= ZERO_RATE * max(rates) for rate in rates) / len(rates)
+
+
+def _for_epochs(trainer: Trainer, pl_module: LightningModule, config: Any) -> str:
+    """Return advice to step a schedule once in an epoch if it is stepped more often and would be sound then, or ""."""
+    epochs = trainer.max_epochs or -1
+    if config.interval != "step" or not 1 < epochs <= MAX_SCHEDULED_STEPS:
+        return ""
+    if _share_of_zeros(list(scheduled_rates(config.scheduler, epochs, keep=[pl_module, trainer]))) > 0:
+        return ""
+    return f"set interval='epoch' if it is meant to be stepped in each of the {epochs:,} epochs; otherwise "
+
+
+def _steps_of(trainer: Trainer, config: Any) -> int | None:
+    """Return how often a scheduler steps in the fit; None if unknown, less than 2, or too often to try."""
+    total: float
+    if trainer.max_epochs == DEFAULT_EPOCHS and trainer.max_steps in (-1, None):
+        return None
+    if config.interval == "epoch":
+        total = trainer.max_epochs or -1
+        if trainer.max_steps not in (-1, None):
+            return None
+    else:
+        total = trainer.max_steps if trainer.max_epochs in (-1, None) else trainer.estimated_stepping_batches
+    if not math.isfinite(total) or total <= 1:
+        return None
+    count = int(total) // max(1, config.frequency)
+    return count if 1 < count <= MAX_SCHEDULED_STEPS else None
+
+
+def scheduled_rates(scheduler: LRScheduler, count: int, keep: list[object]) -> Iterator[float]:
+    """Yield the current learning rate and those that a scheduler will give next, found by stepping a copy of it.
+
+    Of several parameter groups the largest rate is taken. If there are more than MAX_RATES, only every n-th is given.
+
+    Args:
+        scheduler: it and its optimizer are not changed.
+        count: how many rates, the current one included.
+        keep: objects that the copy shares with the original, such as the model to which a lambda of it refers.
+    """
+    options = [
+        {name: value for name, value in group.items() if name != "params"} for group in scheduler.optimizer.param_groups
+    ]
+    stand_in = torch.optim.SGD([{"params": [torch.zeros(1, device="cpu")]} for _ in options], lr=0.0)
+    for group, given in zip(stand_in.param_groups, options, strict=True):
+        group.update(copy.deepcopy(given))
+    memo = {id(scheduler.optimizer): stand_in, **{id(value): value for value in keep}}
+    spare = copy.deepcopy(scheduler, memo)
+    every = max(1, count // MAX_RATES)
+
+    def rates() -> Iterator[float]:
+        for _ in range(count):
+            yield max(float(group["lr"]) for group in stand_in.param_groups)
+            spare.step()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield from islice(rates(), 0, None, every)

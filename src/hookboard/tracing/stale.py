@@ -1,0 +1,278 @@
+"""`StaleGradients`: detects an optimizer that steps with gradients of its previous step, or without any."""
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeGuard
+
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from hookboard.base.either_lightning import is_lightning
+from hookboard.base.ranks import local
+from hookboard.base.torch_private import version_of
+from hookboard.base.user_code import is_of_library, user_frame
+from hookboard.health import Finding, Rule
+from hookboard.tracing.calls import Place
+
+SAMPLED_PARAMETERS = 8
+"""About this many parameters of each optimizer are looked at (a choice): `zero_grad` clears all or none."""
+
+WATCHED_STEPS = 4
+"""How many steps of each optimizer are watched (a choice): the fault shows from the second one on."""
+
+
+STALE_GRADIENTS = Rule(
+    "stale_gradients",
+    None,
+    of="step",
+    about="an optimizer steps with gradients that were not cleared since its step before",
+    gives="alarm",
+)
+CLEARED_GRADIENTS = Rule(
+    "cleared_gradients",
+    None,
+    of="step",
+    about="`zero_grad()` is called between the backward pass and the step",
+    gives="alarm",
+)
+WRONG_OPTIMIZER = Rule(
+    "wrong_optimizer",
+    None,
+    of="step",
+    about="an optimizer steps without gradients, after a backward pass for another one",
+    gives="alarm",
+)
+
+
+@dataclass
+class _Watched:
+    """The state of the detection for one optimizer.
+
+    Args:
+        optimizer: the optimizer.
+        steps: how often the optimizer has stepped.
+        backwards: how many backward passes began since its last step.
+        left: sampled parameters whose gradient was not cleared since its last step.
+        empty: how many of its first steps in a row had no gradient while another optimizer's parameters had one.
+        given: sampled parameters with a gradient after the latest backward pass; of these `is_any` is also whether it
+            was finite, as those that are not may be cleared on purpose.
+        cleared: how many of its first steps in a row came after its gradients were cleared.
+        is_decided: whether the optimizer is no longer watched.
+    """
+
+    optimizer: Optimizer
+    steps: int = 0
+    backwards: int = 0
+    left: "list[_Left]" = field(default_factory=list)
+    empty: int = 0
+    given: "list[_Left]" = field(default_factory=list)
+    cleared: int = 0
+    is_decided: bool = False
+
+
+class _Left(NamedTuple):
+    """What an optimizer's step left as the gradient of a parameter, seen when the next backward pass begins.
+
+    Args:
+        parameter: the parameter.
+        identity: the `id` of the gradient. The tensor is not referenced, which would keep its memory after `zero_grad`.
+        version: its version counter after the latest backward pass. It grows with each change in place.
+        is_any: shape (), bool: whether it had an element other than 0 before each backward pass so far. It stays on
+            the device, to avoid waiting.
+    """
+
+    parameter: Tensor
+    identity: int
+    version: int
+    is_any: Tensor
+
+    @property
+    def is_untouched(self) -> bool:
+        """Whether the parameter still has this gradient, unchanged."""
+        gradient = self.parameter.grad
+        return gradient is not None and id(gradient) == self.identity and version_of(gradient) == self.version
+
+
+EMPTY_STEPS = 2
+"""An optimizer whose first steps have no gradient, this many, is an alarm (a choice)."""
+
+CLEARED_STEPS = 4
+"""An optimizer whose first steps have cleared gradients, this many, is an alarm (a choice): the first batches may be
+skipped on purpose."""
+
+
+class StaleGradients:
+    """Detects that nothing clears the gradients between two steps of an optimizer, or that it never has any.
+
+    It never has any if they are cleared between the backward pass and the step, or are those of another optimizer.
+
+    Its methods are to be called at each training batch. It samples a few gradients in the first WATCHED_STEPS steps.
+
+    Args:
+        model: the model.
+        optimizers: the optimizers of the Trainer.
+    """
+
+    def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+        self._model = model
+        self._watched = {id(optimizer): _Watched(optimizer) for optimizer in optimizers}
+        self._stale: list[tuple[str, Place, int]] = []
+        """Of each optimizer that stepped with stale gradients in the current batch: class, user's line, gradients."""
+        self._empty: list[Finding] = []
+        """Alarms of the current batch on optimizers without a gradient."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no optimizer is watched any more, and all that was found has been reported."""
+        return not self._stale and not self._empty and all(watched.is_decided for watched in self._watched.values())
+
+    def before_backward(self) -> None:
+        """Note that a backward pass begins: sample what the last step left, or drop what was cleared since."""
+        for watched in self._watched.values():
+            watched.backwards += 1
+            if watched.backwards == 1:
+                watched.left = _sampled(watched.optimizer) if watched.steps and not watched.is_decided else []
+                continue
+            if not all(left.is_untouched for left in watched.left):
+                watched.left = []
+            # `grad.data.zero_()` clears a gradient without a change of its version.
+            watched.left = [
+                left._replace(is_any=left.is_any & local(grad).any())
+                for left in watched.left
+                if _is_plain(grad := left.parameter.grad)
+            ]
+
+    def after_backward(self) -> None:
+        """Record the versions of the sampled gradients again, because a backward pass may have added to them."""
+        for watched in self._watched.values():
+            held = [(left, left.parameter.grad) for left in watched.left]
+            watched.left = [left._replace(version=version_of(grad)) for left, grad in held if grad is not None]
+            if not watched.is_decided and watched.cleared == watched.steps:
+                watched.given = [
+                    one._replace(is_any=one.is_any & _ends(grad).isfinite().all())
+                    for one in _sampled(watched.optimizer)
+                    if (grad := one.parameter.grad) is not None
+                ]
+
+    def before_step(self, optimizer: Optimizer) -> None:
+        """Note that an optimizer is about to step, and whether its gradients are stale; `end_batch` reports it."""
+        watched = self._watched.get(id(optimizer))
+        if watched is None or watched.is_decided:
+            return
+        is_stale = watched.backwards > 0 and any(bool(left.is_any) for left in watched.left)
+        others = [other.optimizer for other in self._watched.values() if other is not watched]
+        is_cleared = (
+            watched.backwards > 0 and watched.cleared == watched.steps and _are_cleared(optimizer, watched.given)
+        )
+        watched.cleared += is_cleared
+        if watched.backwards and watched.empty == watched.steps and not is_cleared and not _has_gradient(optimizer):
+            watched.empty += any(map(_has_gradient, others))
+        if watched.cleared == CLEARED_STEPS == watched.steps + 1:
+            self._empty.append(_with_cleared_gradients(optimizer, _place_of_step(self._model)))
+        elif watched.empty == EMPTY_STEPS == watched.steps + 1:
+            self._empty.append(_without_gradient(optimizer, _place_of_step(self._model)))
+        watched.given = []
+        watched.steps, watched.backwards, watched.left = watched.steps + 1, 0, []
+        watched.is_decided = is_stale or watched.steps > WATCHED_STEPS
+        if is_stale:
+            count = sum(p.grad is not None for group in optimizer.param_groups for p in group["params"])
+            self._stale.append((type(optimizer).__name__, _place_of_step(self._model), count))
+
+    def end_batch(self) -> Finding | None:
+        """Return one alarm on what was found in the batch that ends, or None.
+
+        It names all optimizers with stale gradients; only if there are none, the first one without a gradient.
+        """
+        stale, self._stale = self._stale, []
+        empty, self._empty = self._empty, []
+        if not stale:
+            return empty[0] if empty else None
+        steps = " and ".join(f"{kind} steps at {place}" for kind, place, _ in stale)
+        count = " and ".join(f"{count}" for *_, count in stale)
+        whose, clear = ("its step", "zero_grad()") if len(stale) == 1 else ("the step", "zero_grad() of each")
+        return Finding(
+            "",
+            f"{steps} with gradients to which those of {whose} before were added: nothing cleared them in between "
+            f"({count} parameters)",
+            f"call {clear} before the backward pass",
+            "alarm",
+            rule="stale_gradients",
+        )
+
+
+def _without_gradient(optimizer: Optimizer, place: Place) -> Finding:
+    return Finding(
+        "",
+        f"{type(optimizer).__name__} steps at {place} while no parameter of it has a gradient: the backward pass "
+        "before reached only those of another optimizer",
+        "check that each loss is followed by the step of its own optimizer: self.optimizers() gives them in the order "
+        "of configure_optimizers, and zero_grad() of one must not clear what another one needs",
+        "alarm",
+        rule="wrong_optimizer",
+    )
+
+
+def _with_cleared_gradients(optimizer: Optimizer, place: Place) -> Finding:
+    return Finding(
+        "",
+        f"{type(optimizer).__name__} steps at {place} after its gradients were cleared: the backward pass before gave "
+        f"them, and none is left, in {CLEARED_STEPS} steps in a row",
+        "call zero_grad() before the backward pass or after step(), not between them; nothing, if it is meant to leave "
+        "these weights as they are at first",
+        "alarm",
+        rule="cleared_gradients",
+    )
+
+
+def _are_cleared(optimizer: Optimizer, given: Sequence["_Left"]) -> bool:
+    """Return True if gradients were given, one of them finite and not 0, and all that is left of any is None or 0.
+
+    It is False for an optimizer with a `step` of its own, which may keep gradients elsewhere.
+    """
+    is_known = type(optimizer).step.__module__.startswith("torch.")
+    if not is_known or not given or any(one.is_untouched for one in given):
+        return False
+    if not any(bool(one.is_any) for one in given):
+        return False
+    # Those that were not sampled, too: of some layers, or of the weights alone, they are cleared on purpose.
+    left = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    return all(map(_is_plain, left)) and not any(bool(local(grad).any()) for grad in left)
+
+
+def _has_gradient(optimizer: Optimizer) -> bool:
+    """Return True if a parameter of the optimizer has a gradient; whether it is 0 is left open, to avoid waiting."""
+    return any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
+
+
+def _sampled(optimizer: Optimizer) -> list[_Left]:
+    """Return the present gradients of a few of an optimizer's parameters."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    some = parameters[:: max(1, len(parameters) // SAMPLED_PARAMETERS)]
+    return [_Left(p, id(g), version_of(g), _ends(g).any()) for p in some if _is_plain(g := p.grad) and g.numel()]
+
+
+def _ends(gradient: Tensor) -> Tensor:
+    """Return the least and the greatest number in a gradient, which is fast, in one tensor; NaN if it has any."""
+    held = local(gradient)
+    return torch.stack((torch.view_as_real(held) if held.is_complex() else held).aminmax())
+
+
+def _is_plain(gradient: Tensor | None) -> TypeGuard[Tensor]:
+    """Return True for a dense tensor that is not nested."""
+    return gradient is not None and gradient.layout is torch.strided and not gradient.is_nested
+
+
+def _place_of_step(model: nn.Module) -> Place:
+    """Return the user's line that calls `step()`; under automatic optimization where they define `optimizer_zero_grad`.
+
+    Its file is "" if that is no code of the user.
+    """
+    if is_lightning(model, LightningModule) and model.automatic_optimization:
+        function = type(model).optimizer_zero_grad
+        path = inspect.getfile(function)
+        return Place("", "" if is_of_library(path) else path, function.__code__.co_firstlineno)
+    frame = user_frame(inspect.currentframe())
+    return Place("", "", 0) if frame is None else Place("", frame.f_code.co_filename, frame.f_lineno)

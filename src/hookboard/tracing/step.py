@@ -1,0 +1,137 @@
+"""Runs code of a model, or its `training_step`, once more and puts the model back."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.loggers.logger import DummyLogger
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
+
+from hookboard.base.eager import run_eagerly
+from hookboard.base.either_lightning import is_lightning
+from hookboard.base.torch_private import NoCollectives
+from hookboard.measure import own_call
+from hookboard.model.state import State, same_random_state
+
+
+class CannotRunAgainError(RuntimeError):
+    """Raised where code must not run once more. The message gives the reason as a clause, without a full stop."""
+
+
+@contextmanager
+def undisturbed(
+    module: nn.Module, *given: object, trainer: Trainer | None = None, is_whole_step: bool = False
+) -> Iterator[None]:
+    """Enable gradients, let code of `module` run inside the context, and put back the model and the random state.
+
+    Inside, compiled code runs uncompiled, hookboard's hooks observe nothing, edits use copies of their rules, and what
+    a LightningModule logs is discarded. Put back are the random states (of Python, NumPy, torch on CPU and CUDA), and
+    the buffers and attributes of the model, see `State`. What the code does besides happens.
+
+    Args:
+        module: the module.
+        given: other objects that the code may change, such as its arguments.
+        trainer: the Trainer of a LightningModule whose step is to run. Its loggers get nothing, and with several ranks
+            a collective raises.
+        is_whole_step: put back also the parameters (their gradients are None inside) and, with a Trainer, its
+            optimizers and schedulers.
+    """
+    with ExitStack() as until_end:
+        for context in (torch.inference_mode(False), torch.enable_grad(), run_eagerly(), own_call()):
+            until_end.enter_context(context)
+        until_end.enter_context(same_random_state())
+        held = [module, *given]
+        if is_whole_step and trainer is not None:
+            held += [part for optimizer in trainer.optimizers for part in (optimizer.param_groups, optimizer.state)]
+            held += map(vars, _schedulers_of(trainer))
+        until_end.callback(State(*held, with_weights=is_whole_step).restore)
+        if is_lightning(module, LightningModule):
+            until_end.enter_context(replaced(module, log=_nothing, log_dict=_nothing))
+        if trainer is not None:
+            until_end.callback(setattr, trainer, "loggers", trainer.loggers)
+            trainer.loggers = [DummyLogger() for _ in trainer.loggers]
+            if trainer.world_size > 1:
+                alone = "one rank alone runs its batch again, and the others would not answer"
+                until_end.enter_context(NoCollectives(alone))
+        yield
+
+
+def _schedulers_of(trainer: Trainer) -> list[LRScheduler]:
+    """Return the learning rate schedulers, including those that another one wraps."""
+    found: list[Any] = [config.scheduler for config in trainer.lr_scheduler_configs]
+    for scheduler in found:  # which grows
+        parts = (part for value in vars(scheduler).values() for part in nested_parts(value))
+        found.extend(part for part in parts if isinstance(part, LRScheduler))
+    return found
+
+
+def nested_parts(value: Any) -> Iterator[Any]:
+    """Yield the value itself, and every item of the mappings, tuples and lists inside it.
+
+    >>> list(nested_parts({"x": [1, 2]}))
+    [{'x': [1, 2]}, [1, 2], 1, 2]
+    """
+    yield value
+    items = value.values() if isinstance(value, Mapping) else value if isinstance(value, tuple | list) else ()
+    for item in items:
+        yield from nested_parts(item)
+
+
+def loss_of_step(trainer: Trainer | None, pl_module: LightningModule, batch: Any, batch_idx: int = 0) -> Tensor:
+    """Run `training_step` once, and return its loss with its graph. Call it inside `undisturbed`.
+
+    The module is called without its strategy's wrapper (such as DDP), on this rank alone.
+
+    Args:
+        trainer: the Trainer; None if there is none.
+        pl_module: its LightningModule, under automatic optimization.
+        batch: the batch.
+        batch_idx: its index.
+
+    Raises:
+        CannotRunAgainError: the optimization is manual, the step takes an iterator in place of a batch, or it returned
+            no loss.
+    """
+    if not pl_module.automatic_optimization:
+        raise CannotRunAgainError("its optimization is manual")
+    if is_param_in_hook_signature(pl_module.training_step, "dataloader_iter", explicit=True):
+        raise CannotRunAgainError("training_step takes its batches from an iterator")
+    if any(isinstance(part, Iterator) for part in nested_parts(batch)):
+        raise CannotRunAgainError("the batch holds an iterator, which can be read only once")
+    with nullcontext() if trainer is None else trainer.precision_plugin.train_step_context():
+        loss = loss_in(call_training_step(pl_module, batch, batch_idx))
+    if not isinstance(loss, Tensor):
+        raise CannotRunAgainError("training_step returned no loss when it ran again")
+    return loss
+
+
+def call_training_step(pl_module: LightningModule, batch: Any, batch_idx: int) -> Any:
+    """Return `training_step(batch, batch_idx)`, or `training_step(batch)` if it takes no index."""
+    with_index = is_param_in_hook_signature(pl_module.training_step, "batch_idx", min_args=2)
+    return pl_module.training_step(batch, batch_idx) if with_index else pl_module.training_step(batch)
+
+
+def loss_in(returned: Any) -> Any:
+    """Return the entry "loss" of a dict that `training_step` returned, None without one; anything else as it is."""
+    return returned.get("loss") if isinstance(returned, Mapping) else returned
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    pass
+
+
+@contextmanager
+def replaced(owner: Any, **attributes: Any) -> Iterator[None]:
+    """Set attributes of an object inside the context, bypassing the `__setattr__` of its class, and restore them."""
+    before = {name: owner.__dict__[name] for name in attributes if name in owner.__dict__}
+    try:
+        owner.__dict__.update(attributes)
+        yield
+    finally:
+        for name in attributes:
+            owner.__dict__.pop(name, None)
+        owner.__dict__.update(before)

@@ -1,0 +1,196 @@
+"""`Tape`: makes the recorded calls behind a loss again on other numbers. No code of the user's runs."""
+
+import functools
+import inspect
+import math
+import re
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hookboard.base.torch_private import NothingOfOthers, computing_plainly, has_memory, set_state, state_of
+from hookboard.tracing.calls import Op, Value, tensors_of
+from hookboard.tracing.program import StepTrace
+
+SECONDS = 1.0
+"""When all replays of a step have taken longer, they are given up (a choice)."""
+
+BYTES = 2**26
+"""A replay that takes more memory, and more than the results of the calls, is not begun (a choice)."""
+
+Watch = Callable[[Op, Value, list[Tensor]], object]
+"""Takes a call, a value that it returned, and the tensor that this is in each variant."""
+
+
+class CannotReplayError(RuntimeError):
+    """The calls cannot be made again."""
+
+
+UNANSWERED = (RuntimeError, ValueError, TypeError, IndexError, KeyError)
+"""What ends a question, and nothing else: CannotReplayError, and what torch raises where a tensor is of an odd kind, or
+where a number that the step has read from one no longer fits the exchanged one."""
+
+
+class Tape:
+    """The recorded calls behind a value, in order.
+
+    Args:
+        step: the recorded calls.
+        end: the value, such as the loss.
+    """
+
+    def __init__(self, step: StepTrace, end: Value) -> None:
+        self._step, self._end = step, end
+        behind = list(end.ancestors())
+        wanted = {id(value.op) for value in behind}
+        self.ops = [op for op in step.ops if id(op) in wanted]
+        self.leaves = [value for value in behind if value.op is None]
+        """The values that no call has computed."""
+        self._last_use = {value: index for index, op in enumerate(self.ops) for value in (*op.results, *op.inputs)}
+        self._last_use[end] = len(self.ops)
+
+    def run(
+        self,
+        variants: Sequence[Mapping[Value, Tensor]],
+        watch: Watch = lambda op, value, tensors: None,
+        *,
+        without_dropout: bool = False,
+    ) -> list[Tensor]:
+        """Return the last value in each variant; all are computed side by side, call by call.
+
+        A batch norm takes the statistics of the first variant in all of them: through these, samples may influence
+        each other. Random numbers are those of the step.
+
+        Args:
+            variants: the tensors that replace some that no call has computed, in each.
+            watch: called with what each call returns.
+            without_dropout: whether nothing is dropped.
+
+        Raises:
+            CannotReplayError: a tensor is gone, or it takes too much memory, or all replays longer than SECONDS.
+        """
+        if any(_is_foreign(op.function) or any(map(callable, op.arguments.values())) for op in self.ops):
+            raise CannotReplayError("its calls are not all torch's own")
+        begun = time.monotonic()
+        try:
+            return self._run(variants, watch, begun + SECONDS - self._step.replayed, without_dropout)
+        finally:
+            self._step.replayed += time.monotonic() - begun
+
+    def _run(
+        self, variants: Sequence[Mapping[Value, Tensor]], watch: Watch, until: float, without_dropout: bool
+    ) -> list[Tensor]:
+        """Do what `run` does, until a time as of `time.monotonic()`."""
+        if time.monotonic() > until:
+            raise CannotReplayError("it takes too long")
+        kept = {value: self._copy(value) for value in self.leaves if not all(value in given for given in variants)}
+        held = {value: [given.get(value, kept.get(value)) for given in variants] for value in self.leaves}
+        needs_grad = any(op.name == "grad" for op in self.ops)
+        weights = [one for value, one in kept.items() if isinstance(value.tensor(), nn.Parameter)]
+        sizes = [[4 * math.prod(value.shape) for value in op.results] for op in self.ops]
+        total = sum(map(sum, sizes))
+        most = total if needs_grad else 2 * max((sum(each) for each in sizes), default=0)  # what it takes and returns
+        if most * len(variants) > max(total, BYTES):
+            raise CannotReplayError("it takes too much memory")
+        with _undisturbed(self.ops), computing_plainly(), NothingOfOthers(weights):
+            for index, op in enumerate(self.ops):
+                if time.monotonic() > until:
+                    raise CannotReplayError("it takes too long")
+                if not held.keys() >= set(op.inputs):
+                    raise CannotReplayError("a tensor is gone")
+                with torch.set_grad_enabled(needs_grad and op.with_grad):
+                    each = list(_made_again(op, held, len(variants), _NO_DROPOUT if without_dropout else {}))
+                for value, *tensors in zip(op.results, *each, strict=True):
+                    held[value] = tensors
+                    watch(op, value, tensors)
+                del each
+                for value in {*op.inputs, *op.results}:
+                    if self._last_use[value] <= index:
+                        del held[value]
+        return held[self._end]  # type: ignore[return-value]  # each is there
+
+    def _copy(self, value: Value) -> Tensor:
+        """Return a tensor that no call has computed, in memory of its own unless it is a parameter."""
+        tensor = self._step.given.get(value, value.tensor())
+        # FSDP frees the memory of weights that it has gathered, and what is computed with a part waits for other ranks.
+        is_plain = getattr(type(tensor), "__torch_dispatch__", None) is Tensor.__torch_dispatch__  # unlike a DTensor
+        if tensor is None or not is_plain or not (tensor.is_sparse or has_memory(tensor)):
+            raise CannotReplayError("a tensor is gone, or a part of it is elsewhere")
+        copied = tensor.detach() if isinstance(tensor, nn.Parameter) else tensor.detach().clone()
+        return copied.requires_grad_(tensor.requires_grad)
+
+
+@functools.cache
+def _is_foreign(function: Callable[..., Any]) -> bool:
+    """Return True for functions that are not of torch."""
+    module = getattr(function, "__module__", None) or "torch"
+    return module != "torch" and not module.startswith("torch.")
+
+
+_NO_DROPOUT = {"training": False, "dropout_p": 0.0}
+
+
+def _made_again(
+    op: Op, held: Mapping[Value, list[Any]], count: int, instead: Mapping[str, Any]
+) -> Iterator[list[Tensor]]:
+    """Yield the tensors that a call returns in each variant, with other arguments in place of those that it has."""
+    instead = {name: other for name, other in instead.items() if name in op.arguments}
+    if op.name == "batch_norm" and op.arguments.get("training"):
+        values = held[op.arguments["input"]][0].detach().float()
+        variance, mean = torch.var_mean(values, [dim for dim in range(values.dim()) if dim != 1], correction=0)
+        dtype = values.dtype if op.arguments.get("weight") is None else held[op.arguments["weight"]][0].dtype
+        instead = {"running_mean": mean.to(dtype), "running_var": variance.to(dtype), "training": False}
+    for index in range(count):
+        for generator, state in op.drawn:
+            set_state(generator, state)
+        arguments = {key: _filled(given, held, index) for key, given in op.arguments.items()} | dict(instead)
+        args, kwargs = _as_called(op.function, arguments)
+        with ExitStack() as until_end:
+            if op.autocast is not None:
+                kind, dtype = op.autocast
+                until_end.enter_context(torch.autocast(kind, dtype, cache_enabled=False))
+            returned = op.function(*args, **kwargs)
+        yield [args[0]] if op.name == "setitem" else list(tensors_of(returned))
+
+
+def _filled(given: Any, held: Mapping[Value, list[Any]], index: int) -> Any:
+    """Return an argument with tensors of a variant in place of the values."""
+    if isinstance(given, Value):
+        return held[given][index]
+    if isinstance(given, list | tuple):
+        parts = [_filled(part, held, index) for part in given]
+        return parts if isinstance(given, list) else tuple(parts)
+    if isinstance(given, slice):
+        return slice(*(_filled(part, held, index) for part in (given.start, given.stop, given.step)))
+    return given
+
+
+def _as_called(function: Callable[..., Any], arguments: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return positional and keyword arguments from those by name, or by index."""
+    if "0" in arguments or not inspect.isfunction(function):
+        args = tuple(given for key, given in arguments.items() if key.isdigit())
+        return args, {key: given for key, given in arguments.items() if not key.isdigit()}
+    bound = inspect.BoundArguments(inspect.signature(function), arguments)
+    return bound.args, bound.kwargs
+
+
+@contextmanager
+def _undisturbed(ops: Sequence[Op]) -> Iterator[None]:
+    """Give random numbers back their state after the context, and let no function warn a second time."""
+    drawn = {id(generator): generator for op in ops for generator, _ in op.drawn}
+    states = [(generator, state_of(generator)) for generator in drawn.values()]
+    # Not `catch_warnings`: it makes all warnings that come once come once more.
+    here = ("ignore", None, Warning, re.compile(r"hookboard\."), 0)
+    warnings.filters.insert(0, here)  # type: ignore[attr-defined]  # a list
+    try:
+        with torch.autograd.graph.disable_saved_tensors_hooks("hooks on saved tensors would be called once more"):
+            yield
+    finally:
+        warnings.filters.remove(here)  # type: ignore[attr-defined]
+        for generator, state in states:
+            set_state(generator, state)

@@ -1,0 +1,47 @@
+"""Messages hold wherever they come: in a run, and at a prompt."""
+
+import linecache
+import warnings
+
+import pytest
+import torch
+from toys import mlp
+
+from hookboard import HookboardWarning, capture
+from hookboard.base import messages
+from hookboard.measure import module_tap
+
+
+def test_a_hook_that_fails_at_a_prompt_does_not_speak_of_a_run(monkeypatch):
+    def fails(*given):
+        raise RuntimeError("on purpose")
+
+    monkeypatch.setattr(module_tap, "tensors_in", fails)
+    net = mlp()
+    with pytest.warns(HookboardWarning) as said, capture(net, "0"):
+        net(torch.randn(2, 4))
+    (text,) = [str(w.message) for w in said]
+    assert "on purpose" in text
+    assert not any(word in text for word in (" run", " fit", "training"))
+
+
+def test_a_warning_shows_its_text_and_no_line_of_our_code():
+    with pytest.warns(HookboardWarning) as said:
+        messages.warn("something")
+    (warning,) = said
+    assert (str(warning.message), warning.filename) == ("hookboard: something", "hookboard")
+    assert not linecache.getline(warning.filename, warning.lineno)
+
+
+def test_the_line_of_a_warning_names_hookboard_twice_at_most():
+    with pytest.warns(HookboardWarning) as said:
+        messages.warn("something")
+    line = warnings.formatwarning(said[0].message, said[0].category, said[0].filename, said[0].lineno)
+    assert line == "hookboard:1: HookboardWarning: something\n"
+
+
+def test_a_filter_that_makes_errors_of_warnings_makes_none_of_ours():
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("error")
+        messages.warn("something")
+    assert [(str(w.message), w.category) for w in shown] == [("hookboard: something", HookboardWarning)]

@@ -1,0 +1,203 @@
+"""The command `hookboard`: what it prints, and its exit status."""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+import pytest
+from board import runs
+from board.logs import record, write
+from board.sick_logs import SICK, VERDICTS
+from documents.pages import commands
+
+import hookboard
+from hookboard import Verdict
+from hookboard.base.records import HEALTH, HealthRecord
+from hookboard.board import main
+from hookboard.board.command import parser
+from hookboard.health.folding import cards_of, folded_verdicts
+from hookboard.health.report import closing
+from hookboard.health.run import Run
+from hookboard.model.layers import Layer
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def command(logs, capsys, monkeypatch):
+    """Runs the command in the folder above the logs; exit status, lines of output, lines of errors."""
+    monkeypatch.chdir(logs.parent)
+
+    def run(*given):
+        status = main([str(one) for one in given])
+        shown = capsys.readouterr()
+        return status, shown.out.splitlines(), shown.err.splitlines()
+
+    return run
+
+
+def judged(folder, verdicts, cards=(), layers=("a", "b", "c", "d"), headline="The headline."):
+    fields = [{**vars(one)} for one in verdicts]
+    values = {"activation_rms": np.ones((len(layers), 1))}
+    texts = tuple(map(str, folded_verdicts(verdicts, layers)))
+    written = HealthRecord(1, headline, tuple(fields), layers, (0,), values, tuple(map(vars, cards)), texts=texts)
+    write(folder, [record(0, HEALTH, written.strings())])
+
+
+def test_the_console_script_is_the_command():
+    text = (ROOT / "pyproject.toml").read_text()
+    module, name = re.search(r'^hookboard = "(.+):(.+)"$', text.partition("[project.scripts]")[2], re.M).groups()
+    assert getattr(import_module(module), name) is main
+
+
+def test_without_a_command_all_commands_are_listed_and_the_exit_status_is_2(command):
+    status, shown, errors = command()
+    assert (status, shown) == (2, [])
+    assert [line.split()[0] for line in errors if line.startswith("    ")] == ["verdicts", "report", "runs", "compare"]
+
+
+def test_the_version_is_that_of_the_package(command):
+    assert command("--version") == (0, [f"hookboard {hookboard.__version__}"], [])
+
+
+def test_a_recording_that_is_not_there_is_named_with_what_is_expected(command):
+    status, shown, (error,) = command("compare", "a.zip", "b.zip")
+    assert (status, shown) == (2, [])
+    assert error == (
+        "hookboard: a.zip is not there: give a file that hookboard.record has written, or two folders of StepRecorder"
+    )
+
+
+def test_verdicts_of_a_sick_run_are_printed_and_its_exit_status_is_1(command):
+    status, shown, errors = command("verdicts", "logs/sick")
+    assert (status, errors) == (1, [])
+    assert shown[0] == "sick: 1 alarm and 1 note in 75 layers at 60 looks, from step 0 to 118."
+    assert shown[1].startswith(f"  alarm: dead_units in {SICK} since step 10: 256 of 256 units gave")
+    assert shown[3].startswith("  note: no_gradient in encoder.layers.7.norm2 from step 20 to 60: ")
+    assert max(map(len, shown)) <= 100
+
+
+def test_verdicts_are_in_the_words_of_the_summary_in_the_terminal(command, tmp_path):
+    alike = [Verdict("alarm", "odd", f"net.{i}", 0, None, f"It gave {i}.", "Look.") for i in range(4)]
+    effect = Verdict("note", "late", "head", 3, 9, "It is late.", "Wait.", follows_from=("odd", "net.2"))
+    batch = Verdict("note", "spike", "", 5, 5, "It jumped.", "Lower the rate.", batch_idx=7)
+    verdicts = [*alike, effect, batch]
+    layers = ("net.0", "net.1", "net.2", "net.3", "head", "tail")
+    judged(tmp_path / "run", verdicts, cards_of(verdicts), layers)
+    _, shown, _ = command("verdicts", tmp_path / "run")
+    _, in_mind, *said = closing(Run({name: Layer(name, "Linear", "linear") for name in layers}, 1), verdicts)
+    assert in_mind == "  Fix what is alarmed first: a note may be its effect, or meant."
+    assert shown[1:] == said[: len(shown) - 1]
+
+
+def test_without_an_alarm_the_exit_status_is_0(command, tmp_path):
+    judged(tmp_path / "run", [Verdict("note", "odd", "a", 0, None, "It is odd.", "Look.")])
+    status, shown, errors = command("verdicts", tmp_path / "run")
+    assert (status, errors) == (0, [])
+    assert shown[1] == "  note: odd in a since step 0: It is odd. Try: Look."
+
+
+def test_an_alarm_in_one_of_several_runs_is_enough(command, tmp_path):
+    judged(tmp_path / "runs" / "well", [])
+    judged(tmp_path / "runs" / "ill", [Verdict("alarm", "odd", "a", 0, 3, "It was odd.", "Look.")])
+    status, shown, _ = command("verdicts", tmp_path / "runs")
+    assert status == 1
+    assert [line.partition(":")[0] for line in shown if not line.startswith(" ")] == ["runs/ill", "runs/well"]
+
+
+def test_verdicts_as_json_have_the_fields_of_a_verdict(command):
+    status, shown, _ = command("verdicts", "logs/sick", "--json")
+    (run,) = json.loads("\n".join(shown))
+    assert status == 1
+    assert (run["run"], run["headline"][:7]) == ("sick", "1 alarm")
+    assert run["verdicts"] == [{**verdict, "follows_from": None} for verdict in VERDICTS]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["verdicts", "logs/sikc"], "unknown folder 'logs/sikc'; did you mean 'logs/sick'"),
+        (["runs", "lgos/sick/deep"], "unknown folder 'lgos'; did you mean 'logs'?"),
+        (["runs", "logs/empty/run"], "unknown folder 'logs/empty/run': 'logs/empty' has no folders."),
+        (["runs", "logs/theirs"], "no event file in 'logs/theirs' has data of hookboard (TensorBoardLogger writes"),
+        (["verdicts", "logs/theirs/events.out.tfevents.1.test"], "is a file; give the folder of a run."),
+        (["verdicts", "logs/a_loggers"], "HealthMonitor watched none of these runs."),
+    ],
+)
+def test_bad_input_is_quoted_and_its_exit_status_is_2(command, given, said):
+    status, _, errors = command(*given)
+    assert status == 2
+    assert errors[0].startswith("hookboard: ")
+    assert said in errors[0]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the names of folders are any bytes there alone")
+def test_a_folder_whose_name_is_no_text_is_named_with_what_to_do(command, logs, tmp_path):
+    folder = os.path.join(os.fsencode(tmp_path), b"l\xe4ufe")
+    shutil.copytree(os.fsencode(logs / "sick"), folder)
+    for given in ("verdicts", "runs", "report"):
+        status, shown, (line,) = command(given, tmp_path)
+        assert (status, shown) == (2, [])
+        assert line.startswith("hookboard: the path ")
+        assert r"l\udce4ufe" in line
+        assert line.endswith(
+            "is no text in UTF-8, which TensorBoard needs: rename it, or set PYTHONUTF8=1 if its name is right."
+        )
+
+
+def test_an_unknown_command_has_exit_status_2(command):
+    with pytest.raises(SystemExit, match="2"):
+        command("verdict", "logs/sick")
+
+
+def test_a_damaged_record_is_no_clean_bill_of_health(command, tmp_path):
+    write(tmp_path / "run", runs.RUNS["corrupt"])
+    judged(tmp_path / "other", [])
+    status, _, errors = command("verdicts", tmp_path)
+    assert status == 2
+    assert any("hookboard/health" in line for line in errors)
+
+
+def test_runs_are_listed_with_the_sickest_first(command):
+    status, shown, errors = command("runs", "logs")
+    assert (status, errors) == (0, [])
+    assert shown[0].split() == ["alarms", "notes", "steps", "last", "look", "loss", "run"]
+    assert [line.split()[-1] for line in shown[1:]] == ["logs/zoo", "logs/sick", "logs/a_loggers"]
+    assert shown[2].split()[:3] == ["1", "1", "118"]
+    assert "1 train/loss" in shown[2]
+    assert shown[3].split()[:5] == ["-", "-", "118", "-", "1"]
+
+
+def test_what_a_terminal_would_act_upon_is_not_printed(command, tmp_path):
+    judged(
+        tmp_path / "run", [Verdict("alarm", "odd", "a", 0, 3, "\x1b[2J\x07gone", "\x9b1mLook.")], headline="\x1b]0;me"
+    )
+    _, shown, _ = command("verdicts", tmp_path / "run")
+    assert "\n".join(shown).replace("\n", "").isprintable()
+    assert "?[2J?gone" in shown[1]
+
+
+@pytest.mark.spawns
+def test_the_command_needs_neither_torch_nor_lightning(logs):
+    script = (
+        "import sys; from hookboard.board import main; main(['verdicts', sys.argv[1]]); main(['runs', sys.argv[1]]);"
+        "print([name for name in ('torch', 'lightning') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script, logs], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/tab.md"])
+def test_the_commands_of_the_pages_are_understood(page):
+    found = [command for command in commands(page) if re.match("hookboard (?!report$)", command)]
+    assert found
+    for command in found:
+        for one in command.split(", "):
+            assert callable(parser().parse_args(shlex.split(one)[1:]).command)

@@ -1,0 +1,243 @@
+import gc
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+from hookboard.measure.gradients import Switch, watch_output
+from hookboard.measure.input_gradients import InputGradients, edges_of
+
+
+@pytest.fixture
+def on():
+    switch = Switch()
+    switch.on = True
+    return switch
+
+
+def seen_by(tensor, switch):
+    seen = []
+    watch_output(tensor, lambda grad: seen.append(grad.clone()), switch)
+    return seen
+
+
+def test_the_gradient_of_an_output_is_that_of_autograd(on):
+    w = torch.ones(3, requires_grad=True)
+    y = w * 2
+    seen = seen_by(y, on)
+    (y**2).sum().backward()
+    assert seen[0].tolist() == [4.0, 4.0, 4.0]
+
+
+def test_an_in_place_operation_afterwards_does_not_change_whose_gradient_it_is(on):
+    w = torch.tensor([-1.0, 2.0], requires_grad=True)
+    y = w * 1
+    seen = seen_by(y, on)
+    (y.relu_() * 3).sum().backward()
+    assert seen[0].tolist() == [0.0, 3.0]
+
+
+def test_a_view_that_is_modified_in_place_while_nobody_holds_its_base_has_its_gradient(on):
+    seen = []
+
+    def shown(tensor):
+        watch_output(tensor, lambda grad: seen.append(grad.clone()), on)
+        return tensor
+
+    w = torch.tensor([[-1.0, 2.0]], requires_grad=True)
+    loss = (nn.functional.relu(shown((w * 1).view(-1)), inplace=True) * 3).sum()
+    gc.collect()
+    loss.backward()
+    assert [grad.tolist() for grad in seen] == [[0.0, 3.0]]
+
+
+def test_an_output_that_the_loss_does_not_depend_on_has_none_though_another_of_the_same_operation_has_one(on):
+    std, mean = torch.std_mean(torch.ones(3, requires_grad=True) * 2)  # as of an LSTM of cuDNN
+    seen, of_view = seen_by(mean, on), seen_by(mean.view(1), on)
+    std.backward()
+    assert seen == of_view == []
+
+
+def test_a_view_that_nothing_modified_is_seen_once(on):
+    w = torch.ones(1, 2, requires_grad=True)
+    y = (w * 1).view(-1)
+    seen = seen_by(y, on)
+    (y * 3).sum().backward()
+    assert [grad.tolist() for grad in seen] == [[3.0, 3.0]]
+
+
+def test_a_view_that_took_no_part_has_no_gradient_although_its_base_has(on):
+    w = torch.ones(1, 2, requires_grad=True)
+    base = w * 1
+    y = base.view(-1)
+    seen = seen_by(y, on)
+    base.sum().backward()
+    assert y.numel() == 2
+    assert seen == []
+
+
+def test_each_backward_through_one_graph_is_seen(on):
+    w = torch.ones(1, 2, requires_grad=True)
+    y = (w * 1).view(-1)
+    seen = seen_by(y, on)
+    y.sum().backward(retain_graph=True)
+    y.sum().backward()
+    assert len(seen) == 2
+
+
+def test_nothing_is_seen_while_the_switch_is_off(on):
+    y = torch.ones(2, requires_grad=True) * 1
+    seen = seen_by(y, on)
+    on.on = False
+    y.sum().backward()
+    assert seen == []
+
+
+def test_a_hook_on_a_leaf_can_be_removed(on):
+    leaf = torch.ones(2, requires_grad=True)
+    handle = watch_output(leaf, lambda grad: None, on)
+    handle.remove()
+    assert not leaf._backward_hooks
+
+
+def test_a_hook_keeps_no_tensor_alive(on):
+    w = torch.ones(2, requires_grad=True)
+    y = (w * 1).view(-1)
+    seen_by(y, on)
+    alive = weakref.ref(y)
+    y.sum().backward()
+    del y
+    gc.collect()
+    assert alive() is None
+
+
+class Twice(nn.Module):
+    """Uses its input on two edges."""
+
+    def forward(self, x):
+        return x.sin() + x.cos()
+
+
+class Residual(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return x + self.inner(x)
+
+
+def input_gradient(module, x, on, loss=lambda y: (y**2).sum()):
+    """What the module passes back to `x`, which must be no leaf."""
+    seen = []
+    edges, since = edges_of([("", x)]), torch.autograd._get_sequence_nr()
+    y = module(x)
+    gradients = InputGradients(edges, [y], since, {"": lambda grad: seen.append(grad.clone())}, on)
+    loss(y).backward()
+    gradients.settle()
+    return seen
+
+
+def truth_by_backward_hook(module, x, loss=lambda y: (y**2).sum()):
+    """What PyTorch's own full backward hook calls the module's grad_input."""
+    seen = []
+    handle = module.register_full_backward_hook(lambda m, grad_input, grad_output: seen.append(grad_input[0]))
+    loss(module(x)).backward()
+    handle.remove()
+    return seen
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        nn.Linear(3, 2),
+        nn.Sequential(nn.Linear(3, 3), nn.GELU(), nn.Linear(3, 1)),
+        Twice(),
+        Residual(nn.Linear(3, 3)),
+        nn.LayerNorm(3),
+        nn.Flatten(),
+    ],
+    ids=lambda module: type(module).__name__,
+)
+@pytest.mark.parametrize("shape", [(4, 3), (2, 4, 3)])
+def test_the_gradient_of_an_input_is_that_of_a_full_backward_hook(module, shape, on):
+    w = torch.randn(shape, requires_grad=True)
+    (mine,) = input_gradient(module, w * 1, on)
+    (true,) = truth_by_backward_hook(module, w * 1)
+    torch.testing.assert_close(mine, true, rtol=1e-6, atol=0)
+
+
+def test_other_uses_of_the_input_are_not_counted(on):
+    w = torch.randn(4, 3, requires_grad=True)
+    x = w * 1
+    linear = nn.Linear(3, 3)
+    (mine,) = input_gradient(linear, x, on, loss=lambda y: (y + 10 * x).sum())
+    torch.testing.assert_close(mine, torch.ones(4, 3) @ linear.weight)
+
+
+def test_a_way_to_the_input_that_is_older_than_the_call_is_not_the_modules(on):
+    x = torch.tensor([0.5], requires_grad=True) * 1
+    hidden = x.sin()
+
+    class ReadsHidden(nn.Module):
+        def forward(self, x):
+            return x * hidden
+
+    (mine,) = input_gradient(ReadsHidden(), x, on, loss=lambda y: y.sum())
+    assert mine.equal(hidden.detach())
+
+
+def test_an_in_place_module_passes_back_to_the_value_before(on):
+    w = torch.tensor([[-1.0, 2.0]], requires_grad=True)
+    (mine,) = input_gradient(nn.ReLU(inplace=True), w * 1, on)
+    assert mine.tolist() == [[0.0, 4.0]]
+
+
+def test_an_input_that_is_a_leaf_has_its_gradient(on):
+    x = torch.ones(1, 3, requires_grad=True)
+    linear = nn.Linear(3, 1)
+    (mine,) = input_gradient(linear, x, on, loss=lambda y: y.sum())
+    assert mine.equal(linear.weight)
+
+
+def test_an_edge_that_the_loss_does_not_reach_leaves_the_rest(on):
+    w = torch.ones(2, requires_grad=True)
+    x = w * 1
+    seen = []
+    edges, since = edges_of([("", x)]), torch.autograd._get_sequence_nr()
+    used, unused = x * 2, x * 3
+    gradients = InputGradients(edges, [used, unused], since, {"": lambda grad: seen.append(grad.clone())}, on)
+    used.sum().backward()
+    assert seen == [], "the other edge might still bring its part"
+    gradients.settle()
+    assert [grad.tolist() for grad in seen] == [[2.0, 2.0]]
+
+
+def test_an_input_that_the_output_does_not_depend_on_is_reported(on):
+    x = torch.ones(2, requires_grad=True) * 1
+    edges, since = edges_of([("0", x)]), torch.autograd._get_sequence_nr()
+    y = torch.ones(2, requires_grad=True) * 3
+    assert InputGradients(edges, [y], since, {"0": lambda grad: None}, on).unreached == ["0"]
+
+
+def test_parts_of_an_input_gradient_from_two_backward_passes_are_not_added_up(on):
+    x = torch.ones(2, requires_grad=True)
+    inputs, since = edges_of([("", x)]), torch.autograd._get_sequence_nr()
+    first, second = 3 * x, -3 * x
+    seen = []
+    gradients = InputGradients(inputs, [first, second], since, {"": lambda grad: seen.append(grad.tolist())}, on)
+    first.sum().backward(retain_graph=True)
+    (first + second).sum().backward()
+    gradients.settle()
+    assert seen == [[3.0, 3.0], [0.0, 0.0]]
+
+
+def test_an_output_that_is_returned_twice_counts_once_in_the_gradient_of_the_input(on):
+    x = torch.ones(2, requires_grad=True)
+    inputs, since = edges_of([("", x)]), torch.autograd._get_sequence_nr()
+    y = 3 * x
+    seen = []
+    InputGradients(inputs, [y, y], since, {"": lambda grad: seen.append(grad.tolist())}, on)
+    (y + y).sum().backward()
+    assert seen == [[6.0, 6.0]]

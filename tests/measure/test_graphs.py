@@ -1,0 +1,539 @@
+import inspect
+import warnings
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from oracle import assert_true
+from torch import Tensor, nn
+from torch._dynamo.utils import counters
+from torch._inductor.utils import run_and_get_code
+from torch.utils.checkpoint import checkpoint
+
+from hookboard import HookboardWarning, Statistic
+from hookboard.measure import graphs
+from hookboard.measure.graphs import GraphEnd
+from hookboard.measure.recorder import Recorder
+from hookboard.measure.statistics import FORMULAS, plan
+from hookboard.measure.taps import Taps
+from hookboard.model.nested import tensors_in
+from hookboard.model.selection import select
+
+pytestmark = [
+    pytest.mark.compiles,
+    # What torch says where it compiles.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"),
+]
+
+NAMES = tuple(FORMULAS)
+
+is_old = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 9)
+newer_torch = pytest.mark.skipif(is_old, reason="torch before 2.9 cannot trace the model, or loses its gradient")
+
+
+def cnn():
+    torch.manual_seed(0)
+    convolution = [nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.Conv2d(8, 8, 3)]
+    return nn.Sequential(*convolution, nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(8 * 4 * 4, 5))
+
+
+class Block(nn.Module):
+    def __init__(self, width=8):
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.attention = nn.Linear(width, 3 * width)
+        self.up = nn.Linear(width, 2 * width)
+        self.gelu = nn.GELU()
+        self.down = nn.Linear(2 * width, width)
+
+    def forward(self, x):
+        q, k, v = self.attention(self.norm(x)).chunk(3, -1)
+        x = x + nn.functional.scaled_dot_product_attention(q, k, v)
+        return x + self.down(self.gelu(self.up(x)))
+
+
+class Transformer(nn.Module):
+    def __init__(self, depth=2, **checkpointing):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(11, 8)
+        self.blocks = nn.ModuleList(Block() for _ in range(depth))
+        self.head = nn.Linear(8, 11)
+        self.checkpointing = checkpointing
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = checkpoint(block, x, **self.checkpointing) if self.checkpointing else block(x)
+        return self.head(x)
+
+
+def images(step):
+    return torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(step))
+
+
+def text(step):
+    return torch.randint(11, (3, 6), generator=torch.Generator().manual_seed(step))
+
+
+def train(net, make_input, steps, *, roles=("output", "grad_output"), run=None, statistics=NAMES, histogram=False):
+    """Every due step's readings, and the weights afterwards; every second step is due."""
+    recorder = Recorder(plan(statistics), torch.device("cpu"), histogram=histogram)
+    taps = Taps(select(net), roles, recorder.open, in_graphs=True)
+    taps.attach()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    readings = []
+    for step in range(steps):
+        taps.active = step % 2 == 1
+        optimizer.zero_grad()
+        (net if run is None else run)(make_input(step)).square().mean().backward()
+        optimizer.step()
+        taps.settle()
+        if taps.active:
+            readings.append({reading.site: reading for reading in recorder.flush().values()})
+    taps.detach()
+    return readings, [p.detach().clone() for p in net.parameters()]
+
+
+def assert_equal_readings(found, expected, rel=1e-5):
+    assert len(found) == len(expected) > 0
+    for mine, theirs in zip(found, expected, strict=True):
+        assert mine.keys() == theirs.keys()
+        for site, reading in theirs.items():
+            other = mine[site].statistics
+            scale = reading.statistics.get("abs_max", 1.0)
+            for name, value in reading.statistics.items():
+                close = pytest.approx(value, rel=rel, abs=rel * scale if name == "mean" else 0, nan_ok=True)
+                assert other[name] == close, (site, name)
+
+
+def short_cnn():
+    torch.manual_seed(0)
+    convolution = [nn.Conv2d(3, 4, 3, stride=2), nn.BatchNorm2d(4), nn.ReLU(inplace=True)]
+    return nn.Sequential(*convolution, nn.Flatten(), nn.Linear(4 * 3 * 3, 5))
+
+
+# Each layer costs seconds where nothing is cached, as inductor has C++ compiled for it: these have few.
+@pytest.mark.parametrize(
+    ("make", "make_input"),
+    [(short_cnn, images), (lambda: Transformer(depth=1), text)],
+    ids=["CNN with in-place ReLU", "transformer"],
+)
+def test_a_compiled_graph_measures_what_eager_does(make, make_input):
+    roles = ("output", "input", "grad_output")
+    expected, weights = train(make(), make_input, 20, roles=roles)
+    net = make()
+    compiled = torch.compile(net, fullgraph=True)
+    found, compiled_weights = train(net, make_input, 20, roles=roles, run=compiled)
+    assert_equal_readings(found, expected)
+    assert not counters["graph_break"]
+    assert counters["stats"]["unique_graphs"] <= 2
+    for mine, theirs in zip(compiled_weights, weights, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_a_graph_computes_nothing_that_only_hookboard_needs():
+    net = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))  # which needs no kernel of its own
+    recorder = Recorder(plan(NAMES), torch.device("cpu"))
+    taps = Taps(select(net), ("output", "grad_output"), recorder.open, in_graphs=True)
+    taps.attach()
+    taps.active = True
+
+    def run(x):
+        torch.compile(net, fullgraph=True)(x).backward(torch.ones(3, 4))
+
+    _, codes = run_and_get_code(run, rows_of_four(0).requires_grad_())
+    taps.detach()
+    assert len(recorder.flush()) == 4
+    assert sum(code.count("hookboard.show") for code in codes) >= 6
+    assert not any("cpp_fused" in code or "copy_" in code for code in codes)
+
+
+def test_sixteen_equal_blocks_share_their_graphs():
+    def compiled(depth):
+        net = Transformer(depth)
+        for block in net.blocks:
+            block.compile(fullgraph=True, backend="aot_eager")
+        return net
+
+    bare = compiled(16)
+    for step in range(2):
+        bare(text(step)).square().mean().backward()
+    graphs_without = counters["stats"]["unique_graphs"]
+    torch.compiler.reset()
+    counters.clear()
+    found, _ = train(compiled(16), text, 6)
+    assert counters["stats"]["unique_graphs"] <= 2 * graphs_without
+    assert not counters["graph_break"]
+    expected, _ = train(Transformer(16), text, 6)
+    assert_equal_readings(found, expected)
+
+
+CHECKPOINTING = {
+    "reentrant": {"use_reentrant": True},
+    "non-reentrant": {"use_reentrant": False},
+    "without early stop": {"use_reentrant": False, "early_stop": False},
+    "random state not kept": {"use_reentrant": False, "preserve_rng_state": False},
+}
+
+
+if "early_stop" not in inspect.signature(checkpoint).parameters:  # torch 2.6
+    del CHECKPOINTING["without early stop"]
+
+
+# The random state is no matter of the graph, and where a recomputation stops is none of a graph around it.
+CHECKPOINTED = [
+    *(("eager", kind) for kind in CHECKPOINTING),
+    *(("compiled around", kind) for kind in ("reentrant", "non-reentrant")),
+    *(("compiled inside", kind) for kind in CHECKPOINTING if "random" not in kind),
+]
+
+
+@pytest.mark.parametrize(("how", "kind"), CHECKPOINTED)
+def test_checkpointing_changes_no_count_and_no_value(how, kind):
+    expected, _ = train(Transformer(), text, 4)
+    net, run = Transformer(**CHECKPOINTING[kind]), None
+    if how == "compiled around":
+        run = torch.compile(net, backend="aot_eager")
+    elif how == "compiled inside":
+        for block in net.blocks:
+            block.compile(fullgraph=True, backend="aot_eager")
+    found, _ = train(net, text, 4, run=run)
+    assert_equal_readings(found, expected)
+
+
+class Several(nn.Module):
+    def forward(self, x, *, shift):
+        return {"sum": x + shift, "parts": (x.relu(), [shift * x])}
+
+
+class Branching(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(4, 4)
+        self.several = Several()
+
+    def forward(self, x):
+        out = self.several(self.first(x), shift=x)
+        return out["sum"] + out["parts"][0] + out["parts"][1][0]
+
+
+def rows_of_four(step):
+    return torch.randn(3, 4, generator=torch.Generator().manual_seed(step))
+
+
+def test_several_tensors_and_ones_own_statistics_are_measured_under_their_names():
+    large = Statistic("large", lambda x: (x.abs() > 1).double().mean(), merge="mean")
+    most = Statistic("most", lambda x: x.double().max(), merge="max")
+    options = {"roles": ("output", "input", "grad_output", "grad_input"), "statistics": [*NAMES, large, most]}
+    expected, _ = train(Branching(), rows_of_four, 4, histogram=True, **options)
+    net = Branching()
+    run = torch.compile(net, fullgraph=True, backend="aot_eager")
+    found, _ = train(net, rows_of_four, 4, run=run, histogram=True, **options)
+    assert {site.path for site in expected[0] if site.role == "output"} >= {"several/sum", "several/parts/1/0"}
+    assert_equal_readings(found, expected)
+    site = next(site for site in expected[0] if site.path == "first" and site.role == "output")
+    mine, theirs = found[0][site].histogram, expected[0][site].histogram
+    assert mine.counts.tolist() == theirs.counts.tolist()
+
+
+class Calls(nn.Module):
+    """Calls `inner` once for each way, on the output of a linear layer, and adds up what comes back."""
+
+    def __init__(self, inner, ways):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(4, 4)
+        self.inner = inner
+        self.ways = ways
+
+    def forward(self, x):
+        y = self.first(x)
+        return sum(tensor.sum() for way in self.ways for _, tensor in tensors_in(self.inner(y, way)))
+
+
+class InWays(nn.Module):
+    """Returns what it is asked for, in one of several structures."""
+
+    def forward(self, x, way):
+        if way == "tensor":
+            return x + 1
+        if way == "pair":
+            return x + 10, x + 20
+        if way == "many":
+            return tuple(x + k for k in range(12))
+        if way == "twice":
+            y = 2 * x
+            return y, y
+        return {way: x * len(way)}
+
+
+ALL_ROLES = ("input", "output", "grad_input", "grad_output")
+
+
+def assert_same_compiled(make, make_input=rows_of_four, *, fullgraph=True, **options):
+    """Four steps of the compiled network give the readings of the eager one; returns them."""
+    expected, _ = train(make(), make_input, 4, **options)
+    net = make()
+    found, _ = train(net, make_input, 4, run=torch.compile(net, fullgraph=fullgraph, backend="aot_eager"), **options)
+    assert_equal_readings(found, expected)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("ways", "histogram"),
+    [
+        (("a", "bb"), True),
+        (("tensor", "pair"), False),
+        (("tensor", "tensor"), False),  # which the compiler computes once
+        (("many",), True),
+        (("twice",), False),
+    ],
+    ids=str,
+)
+def test_each_path_of_a_module_in_a_graph_has_a_row_of_its_own(ways, histogram):
+    found = assert_same_compiled(lambda: Calls(InWays(), ways), roles=ALL_ROLES, histogram=histogram)
+    paths = {site.index for site in found[0] if (site.name, site.role) == ("inner", "output")}
+    shown = {"a": {"a"}, "bb": {"bb"}, "tensor": {""}, "pair": {"0", "1"}, "twice": {"0", "1"}}
+    assert paths == set().union(*(shown.get(way, set(map(str, range(12)))) for way in ways))
+    if histogram:
+        assert all(reading.histogram.counts.sum() == reading.moments.count for reading in found[0].values())
+
+
+def no_number(x):
+    raise RuntimeError("no number today")
+
+
+BAD = {
+    "raises": (no_number, "no number today"),
+    "several numbers": (lambda x: x, "numbers, not one"),
+}
+UNTRACEABLE = {
+    "numpy": lambda x: float(np.abs(x.numpy()).max()),
+    "item": lambda x: x.abs().max().item(),
+    "branches on values": lambda x: 1.0 if x.sum() > 0 else -1.0,
+}
+
+
+@pytest.mark.parametrize("measure", UNTRACEABLE.values(), ids=UNTRACEABLE)
+def test_a_statistic_that_cannot_be_traced_is_measured_in_a_graph_as_it_is_outside(measure):
+    own = Statistic("own", measure, merge="max")
+    assert_same_compiled(cnn, images, statistics=["mean", own])
+
+
+@pytest.mark.parametrize(("measure", "message"), BAD.values(), ids=BAD)
+def test_a_statistic_that_fails_in_a_graph_switches_its_sites_off_and_training_goes_on(measure, message):
+    own = Statistic("own", lambda x: measure(x) if x.dim() == 2 else x.double().sum(), merge="sum")
+    _, expected = train(cnn(), images, 4)
+    net = cnn()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", HookboardWarning)
+        run = torch.compile(net, fullgraph=True, backend="aot_eager")
+        found, weights = train(net, images, 4, run=run, statistics=["mean", own])
+    ours = [str(w.message) for w in said if w.category is HookboardWarning]
+    assert len(ours) == 4  # of `5` and `6`, what flows forward and backward
+    assert all(message in text and "is switched off" in text for text in ours)
+    assert {site.name for site in found[-1]} == {"0", "1", "2", "3", "4"}
+    for mine, theirs in zip(weights, expected, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+class Jagged(nn.Module):
+    def forward(self, x):
+        return torch.nested.nested_tensor_from_jagged(x, torch.tensor([0, 1, 3]))
+
+
+class Named(torch.Tensor):
+    pass
+
+
+class Wraps(nn.Module):
+    def forward(self, x):
+        return x.as_subclass(Named)
+
+
+class Unwraps(nn.Module):
+    def forward(self, x):
+        return x.values() if x.is_nested else x.as_subclass(Tensor)
+
+
+class PerSample(nn.Module):
+    """Runs a module under a function transform."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return torch.func.vmap(self.inner)(x) + torch.func.grad(lambda t: self.inner(t).sum())(x)
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "cause"),
+    [
+        (lambda: nn.Sequential(nn.Linear(4, 4), Jagged(), Unwraps()), "1", "tensors of type NestedTensor"),
+        pytest.param(
+            lambda: nn.Sequential(nn.Linear(4, 4), Wraps(), Unwraps()), "1", "tensors of type Named", marks=newer_torch
+        ),
+        pytest.param(PerSample, "inner", "function transform", marks=newer_torch),
+    ],
+    ids=["nested", "subclass", "vmap"],
+)
+def test_a_tensor_that_a_graph_cannot_show_is_named_and_training_goes_on(make, name, cause):
+    torch.manual_seed(0)
+    net = make()
+    recorder = Recorder(plan(NAMES), torch.device("cpu"))
+    taps = Taps(select(net), ("output", "grad_output"), recorder.open, in_graphs=True)
+    taps.attach()
+    taps.active = True
+    torch.compile(net, backend="aot_eager")(rows_of_four(0)).sum().backward()
+    measured = {(reading.site.name, reading.site.role) for reading in recorder.flush().values()}
+    taps.detach()
+    for role in ("output", "grad_output"):
+        assert (name, role) not in measured
+        assert cause in taps.why_silent(name, role)
+
+
+def test_values_near_the_limit_of_float32_are_true_in_a_graph():
+    net = nn.Sequential(nn.Identity())
+    recorder = Recorder(plan(NAMES), torch.device("cpu"))
+    taps = Taps(select(net), ("output",), recorder.open, in_graphs=True)
+    taps.attach()
+    taps.active = True
+    values = torch.tensor([3e38, -3e38, 1e38, 0.0])
+    torch.compile(net, fullgraph=True, backend="aot_eager")(values)
+    (reading,) = recorder.flush().values()
+    taps.detach()
+    assert_true(reading.statistics, [values])
+
+
+class Rooted(nn.Module):
+    """Leaves its graph for a sparse tensor, which no graph holds."""
+
+    def forward(self, x):
+        return x.relu().to_sparse()
+
+
+class Dense(nn.Module):
+    def forward(self, x):
+        return x.to_dense()
+
+
+@newer_torch
+def test_hooks_between_two_graphs_measure_as_eager_ones_do():
+    def net():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(4, 4), Rooted(), Dense(), nn.Linear(4, 4))
+
+    assert_same_compiled(net, fullgraph=False, roles=ALL_ROLES)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_autocast_and_accumulation_inside_a_graph_keep_the_numbers_true(dtype):
+    net = cnn()
+    recorder = Recorder(plan(NAMES), torch.device("cpu"))
+    taps = Taps(select(net, "6"), ("output",), recorder.open, in_graphs=True)
+    taps.attach()
+    taps.active = True
+    compiled = torch.compile(net, fullgraph=True, backend="aot_eager")
+    outputs = []
+    for step in range(3):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype is torch.bfloat16):
+            outputs.append(compiled(images(step)))
+    (reading,) = recorder.flush().values()
+    taps.detach()
+    assert outputs[0].dtype is dtype
+    assert_true(reading.statistics, outputs)
+
+
+def test_nan_inside_a_graph_is_counted_and_left_out():
+    net = nn.Sequential(nn.Identity())
+    recorder = Recorder(plan(NAMES), torch.device("cpu"))
+    taps = Taps(select(net), ("output",), recorder.open, in_graphs=True)
+    taps.attach()
+    taps.active = True
+    values = torch.tensor([1.0, float("nan"), float("inf"), -2.0, 0.0])
+    torch.compile(net, fullgraph=True)(values)
+    (reading,) = recorder.flush().values()
+    taps.detach()
+    assert_true(reading.statistics, [values])
+
+
+class Doubles(nn.Module):
+    """Doubles in place what an inner module has made of a hidden tensor, and goes on with the hidden tensor."""
+
+    def __init__(self, inner):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(4, 4)
+        self.inner = inner
+
+    def forward(self, x):
+        hidden = self.first(x)
+        y = self.inner(hidden)
+        y *= 2
+        return hidden.square() + y
+
+
+@cache
+def weights_alone(inner):
+    """The weights that this network is trained to, compiled and without a hook."""
+    net = Doubles(inner())
+    run = torch.compile(net, fullgraph=True, backend="aot_eager")
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    for step in range(4):
+        optimizer.zero_grad()
+        run(rows_of_four(step)).square().mean().backward()
+        optimizer.step()
+    return list(net.parameters())
+
+
+@pytest.mark.parametrize("inner", [nn.Identity, lambda: nn.Sequential(nn.Identity()), lambda: nn.Dropout(0.0)])
+@pytest.mark.parametrize("roles", [("grad_output",), ("output", "grad_input")], ids=str)
+def test_an_input_that_is_returned_and_changed_in_place_trains_compiled_as_it_does_alone(inner, roles):
+    net = Doubles(inner())
+    run = torch.compile(net, fullgraph=True, backend="aot_eager")
+    _, weights = train(net, rows_of_four, 4, run=run, roles=roles)
+    for mine, theirs in zip(weights, weights_alone(inner), strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+class Residual(nn.Module):
+    """Its block works in place on a tensor that is needed again."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(4, 4)
+        self.block = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(4, 4))
+
+    def forward(self, x):
+        hidden = self.first(x)
+        return self.block(hidden) + hidden
+
+
+def test_a_block_that_changes_its_input_in_place_trains_compiled_as_it_does_alone():
+    _, expected = train(Residual(), rows_of_four, 4, roles=("grad_input",))
+    net = Residual()
+    run = torch.compile(net, fullgraph=True, backend="aot_eager")
+    _, weights = train(net, rows_of_four, 4, run=run, roles=("grad_input",))
+    for mine, theirs in zip(weights, expected, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_receivers_that_are_gone_are_forgotten(monkeypatch):
+    monkeypatch.setattr(graphs, "FORGET_EVERY", 1)
+
+    class Takes:
+        def receive(self, role, path, tensor, cause):
+            pass
+
+    kept = Takes()
+    GraphEnd(kept, nn.ReLU())
+    for _ in range(5):
+        GraphEnd(Takes(), nn.ReLU())
+    alive = [reference() for reference in graphs._RECEIVERS.values()]
+    assert sum(isinstance(each, Takes) for each in alive) == 1
+    assert alive.count(None) <= 1

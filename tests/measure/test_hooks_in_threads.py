@@ -1,0 +1,132 @@
+"""Modules that several threads call at once, as a server or a parallel evaluation does."""
+
+import threading
+
+import pytest
+import torch
+from oracle import assert_true, normal
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from hookboard import Statistic
+from hookboard.measure import FORMULAS, Recorder, Taps, plan
+from hookboard.model.selection import select
+
+THREADS, CALLS = 4, 60
+ROLES = ("input", "output", "grad_input", "grad_output")
+
+
+def in_threads(work):
+    """Runs work(k) in thread k, all at once; an error in one of them is raised here."""
+    errors = []
+    start = threading.Barrier(THREADS)
+
+    def run(k):
+        try:
+            start.wait()
+            work(k)
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(k,)) for k in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+class Doubles(nn.Module):
+    def forward(self, x):
+        return 2 * x
+
+
+@pytest.fixture
+def readings():
+    """Of a network of which each thread makes forward and backward passes of its own."""
+    net = nn.Sequential(Doubles(), Doubles())
+    own = Statistic("own", lambda x: x.double().square().sum(), merge="sum")
+    recorder = Recorder(plan((*FORMULAS, own)), torch.device("cpu"), histogram=True)
+    taps = Taps(select(net), ROLES, recorder.open)
+    taps.attach()
+    taps.active = True
+    inputs = [[normal(64 + k, 33 + call).requires_grad_() for call in range(CALLS)] for k in range(THREADS)]
+
+    def passes(k):
+        for x in inputs[k]:
+            (net(x) * x.detach()).sum().backward()
+
+    in_threads(passes)
+    taps.settle()
+    found = recorder.flush().values()
+    taps.detach()
+    return {(reading.site.name, reading.site.role): reading for reading in found}, [x for xs in inputs for x in xs]
+
+
+FACTORS = {
+    ("0", "input"): 1,
+    ("0", "output"): 2,
+    ("1", "input"): 2,
+    ("1", "output"): 4,
+    ("1", "grad_output"): 1,
+    ("1", "grad_input"): 2,
+    ("0", "grad_output"): 2,
+    ("0", "grad_input"): 4,
+}
+
+
+def test_every_call_of_every_thread_is_measured_once(readings):
+    found, inputs = readings
+    assert found.keys() == FACTORS.keys()
+    for site, factor in FACTORS.items():
+        statistics = dict(found[site].statistics)
+        tensors = [factor * x.detach() for x in inputs]
+        own = statistics.pop("own")
+        assert own == pytest.approx(sum(t.double().square().sum().item() for t in tensors))
+        assert_true(statistics, tensors)
+
+
+def test_the_bins_of_all_threads_add_up(readings):
+    found, inputs = readings
+    for reading in found.values():
+        assert reading.histogram.counts.sum() == sum(x.numel() for x in inputs)
+
+
+class Adds(nn.Module):
+    def forward(self, x, y):
+        return x + y
+
+
+def test_what_a_module_passes_back_to_inputs_that_another_thread_has_made_is_its_own_part():
+    add = Adds()
+    found = {}
+    taps = Taps({"add": add}, ["grad_input"], lambda site: lambda grad: found.setdefault(site.index, grad.clone()))
+    taps.attach()
+    taps.active = True
+    x, made = torch.ones(2, requires_grad=True), []
+    numbers_here = torch.autograd._get_sequence_nr()
+
+    def work():
+        while torch.autograd._get_sequence_nr() <= numbers_here + 10:  # each thread counts by itself
+            x.sin()
+        made.append(3 * x)
+        made.append(5 * made[0])
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    add(*made).sum().backward()
+    taps.detach()
+    assert {index: grad.tolist() for index, grad in found.items()} == {"0": [1.0, 1.0], "1": [1.0, 1.0]}
+
+
+def test_numbers_of_hooks_are_taken_and_never_given_back():
+    net = nn.Sequential(*[nn.Linear(1, 1) for _ in range(3)])
+    before = RemovableHandle.next_id
+    taps = Taps(select(net), ["input", "output"], lambda site: lambda tensor: None)
+    taps.attach()
+    assert RemovableHandle.next_id == before + 6
+    assert len({tuple(module._forward_hooks) for module in net}) == 1  # equal modules are to share their graphs
+    taps.detach()
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in net)

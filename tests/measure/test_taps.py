@@ -1,0 +1,455 @@
+import copy
+import gc
+import io
+import pickle
+import sys
+import threading
+import time
+import warnings
+import weakref
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from torchvision.models import resnet18
+
+from hookboard.measure.taps import Taps
+from hookboard.model.nested import tensors_in
+from hookboard.model.selection import select
+from hookboard.model.sites import Site
+
+
+class Seen(dict):
+    """Keeps a copy of every tensor that passes, by site."""
+
+    def open(self, site):
+        return lambda tensor: self.setdefault(site, []).append(tensor.detach().clone())
+
+    def paths(self, role="output"):
+        return {site.path for site in self if site.role == role}
+
+
+def tapped(modules, roles=("output",)):
+    seen = Seen()
+    if isinstance(modules, nn.Module):
+        modules = select(modules)
+    taps = Taps(modules, roles, seen.open)
+    taps.attach()
+    taps.active = True
+    return taps, seen
+
+
+def hooks_on(model):
+    return [m for m in model.modules() if m._forward_hooks or m._forward_pre_hooks or m._backward_hooks]
+
+
+@dataclass
+class Pair:
+    mean: Tensor
+    deviation: Tensor
+
+
+class Returns(nn.Module):
+    def __init__(self, make):
+        super().__init__()
+        self.make = make
+
+    def forward(self, *args, **kwargs):
+        return self.make(*args, **kwargs)
+
+
+def test_outputs_pass_as_they_were_before_an_in_place_operation():
+    net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True))
+    _, seen = tapped(net)
+    x = torch.randn(3, 4)
+    net(x)
+    assert seen[Site("0", "output")][0].equal(net[0](x).detach())
+    assert seen[Site("0", "output")][0].min() < 0
+
+
+def test_inputs_pass_as_they_were_before_the_module_changed_them():
+    net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True))
+    _, seen = tapped(net, ["input"])
+    net(torch.randn(3, 4))
+    assert seen[Site("1", "input")][0].min() < 0
+
+
+@pytest.mark.parametrize(
+    ("make", "paths"),
+    [
+        (lambda x: (x, x), {"m/0", "m/1"}),
+        (lambda x: [x], {"m/0"}),
+        (lambda x: {"logits": x, "state": (x,)}, {"m/logits", "m/state/0"}),
+        (lambda x: Pair(x, x), {"m/mean", "m/deviation"}),
+        (lambda x: x, {"m"}),
+    ],
+    ids=["tuple", "list", "dict", "dataclass", "tensor"],
+)
+def test_outputs_of_any_structure_are_opened(make, paths):
+    _, seen = tapped({"m": (module := Returns(make))}, ["output", "grad_output"])
+    output = module(torch.ones(2, requires_grad=True) * 1)
+    tensors = [site for site in seen if site.role == "output"]
+    sum(t.sum() for _, t in tensors_in(output)).backward()
+    assert seen.paths() == paths
+    assert seen.paths("grad_output") == paths
+    assert len(tensors) == len(paths)
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "paths"),
+    [
+        ((torch.ones(1),), {}, {"m"}),
+        ((torch.ones(1), torch.ones(1)), {}, {"m/0", "m/1"}),
+        ((), {"x": torch.ones(1)}, {"m/x"}),
+        ((torch.ones(1),), {"mask": torch.ones(1)}, {"m/0", "m/mask"}),
+        (((torch.ones(1), torch.ones(1)),), {}, {"m/0", "m/1"}),
+    ],
+    ids=["one", "two", "keyword", "both", "tuple"],
+)
+def test_inputs_are_named_as_they_are_passed(args, kwargs, paths):
+    _, seen = tapped({"m": (module := Returns(lambda *a, **k: torch.ones(1)))}, ["input"])
+    module(*args, **kwargs)
+    assert seen.paths("input") == paths
+
+
+def test_a_module_called_several_times_passes_every_call():
+    linear = nn.Linear(2, 2)
+    _, seen = tapped({"shared": linear}, ["output", "grad_output"])
+    linear(linear(linear(torch.ones(1, 2)))).sum().backward()
+    assert len(seen[Site("shared", "output")]) == 3
+    assert len(seen[Site("shared", "grad_output")]) == 3
+
+
+def test_gradients_on_a_residual_network_with_in_place_relu_equal_autograd():
+    torch.manual_seed(0)
+    net = resnet18(num_classes=3)
+    twin = copy.deepcopy(net)
+    for module in twin.modules():
+        if isinstance(module, nn.ReLU):
+            module.inplace = False  # so that the outputs kept below are still what the modules returned
+    _, seen = tapped(net, ["grad_output"])
+    kept = {}
+    for name, module in select(twin, ["**", "!**.relu", "!layer*.*.bn2"]).items():  # a block adds to bn2's in place
+        module.register_forward_hook(lambda module, args, output, name=name: kept.update({name: output}))
+    x = torch.randn(2, 3, 32, 32)
+    net(x).square().sum().backward()
+    truth = torch.autograd.grad(twin(x).square().sum(), list(kept.values()))
+    assert len(kept) > 40
+    for name, true in zip(kept, truth, strict=True):
+        if (site := Site(name, "grad_output")) in seen:
+            assert seen[site][0].equal(true), name
+    assert len(seen) == len(select(net))
+
+
+def test_the_outputs_of_an_inactive_tap_pass_unseen():
+    net = nn.Sequential(nn.Linear(1, 1))
+    taps, seen = tapped(net, ["input", "output", "grad_output", "grad_input"])
+    taps.active = False
+    net(torch.ones(1, 1, requires_grad=True)).sum().backward()
+    assert not seen
+
+
+def test_detaching_leaves_no_hook_and_silences_graphs_that_live_on():
+    net = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    taps, seen = tapped(net, ["output", "input", "grad_output", "grad_input"])
+    loss = net(torch.ones(1, 2, requires_grad=True)).sum()
+    taps.detach()
+    taps.detach()
+    seen.clear()
+    loss.backward()
+    assert not hooks_on(net)
+    assert not seen
+
+
+def two_stages(net, roles=("output", "grad_output"), others=("output", "grad_output")):
+    """Taps of two stages on the same modules, attached and not active, with what each has seen."""
+    here, there = Seen(), Seen()
+    training = Taps(select(net), roles, here.open)
+    training.attach()
+    evaluation = Taps(select(net), others, there.open)
+    evaluation.attach()
+    return (training, here), (evaluation, there)
+
+
+def call(net, number):
+    net(torch.full((1, 2), float(number), requires_grad=True)).sum().backward()
+
+
+def test_taps_of_two_stages_share_one_hook_of_each_module():
+    net = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    two_stages(net)
+    assert [len(module._forward_hooks) for module in net] == [1, 1]
+
+
+def test_of_taps_with_a_common_hook_those_that_are_active_see_a_call():
+    net = nn.Sequential(nn.Identity())
+    (training, here), (evaluation, there) = two_stages(net)
+    for number, active in enumerate([[training], [evaluation], [training, evaluation], []]):
+        for taps in active:
+            taps.active = True
+        call(net, number)
+        for taps in active:
+            taps.active = False
+    assert [t[0, 0].item() for t in here[Site("0", "output")]] == [0.0, 2.0]
+    assert [t[0, 0].item() for t in there[Site("0", "output")]] == [1.0, 2.0]
+    assert len(here[Site("0", "grad_output")]) == len(there[Site("0", "grad_output")]) == 2
+
+
+def test_a_gradient_goes_to_the_stage_in_which_its_output_came():
+    net = nn.Sequential(nn.Linear(2, 2))
+    (training, here), (evaluation, there) = two_stages(net)
+    training.active = True
+    loss = net(torch.ones(1, 2)).sum()
+    evaluation.active = True
+    net(torch.ones(1, 2))
+    loss.backward()
+    assert len(here[Site("0", "grad_output")]) == 1
+    assert Site("0", "grad_output") not in there
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_stage_that_ends_leaves_the_hooks_to_the_other(first):
+    net = nn.Sequential(nn.Linear(2, 2))
+    stages = two_stages(net)
+    (ending, _), (staying, seen) = stages[first], stages[1 - first]
+    ending.detach()
+    staying.active = True
+    call(net, 1)
+    assert len(seen[Site("0", "output")]) == 1
+    staying.detach()
+    assert not hooks_on(net)
+
+
+def test_stages_that_watch_other_tensors_have_hooks_of_their_own():
+    net = nn.Sequential(nn.Linear(2, 2))
+    (training, here), (evaluation, there) = two_stages(net, others=["input"])
+    for taps in (training, evaluation):
+        taps.active = True
+    call(net, 1)
+    assert here.keys() == {Site("0", "output"), Site("0", "grad_output")}
+    assert there.keys() == {Site("0", "input")}
+    training.detach()
+    evaluation.detach()
+    assert not hooks_on(net)
+
+
+def test_a_hook_of_somebody_else_between_them_keeps_its_place():
+    net = nn.Sequential(nn.Identity())
+    first, before = tapped(net)
+    net[0].register_forward_hook(lambda module, args, output: output + 1)
+    second, behind = tapped(net)
+    net(torch.zeros(1))
+    assert [t.item() for t in before[Site("0", "output")]] == [0.0]
+    assert [t.item() for t in behind[Site("0", "output")]] == [1.0]
+    first.detach()
+    second.detach()
+    assert len(net[0]._forward_hooks) == 1
+
+
+def test_the_hook_of_a_copy_of_the_model_serves_nobody():
+    net = nn.Sequential(nn.Identity())
+    tapped(net)
+    copied = copy.deepcopy(net)
+    taps, seen = tapped(copied)
+    copied(torch.zeros(1))
+    assert len(seen[Site("0", "output")]) == 1
+    taps.detach()
+    assert len(copied[0]._forward_hooks) == 1  # the dead one, which nothing removes from copies
+
+
+def added(module, number, **options):
+    return module.register_forward_hook(lambda module, args, output: output + number, **options)
+
+
+def test_idle_hooks_keep_their_place_among_those_of_others():
+    net = nn.Sequential(nn.Identity())
+    added(net[0], 1)
+    first, early = tapped(net)
+    added(net[0], 10)
+    second, late = tapped(net)
+    for taps in (first, second):
+        taps.active = False
+    added(net[0], 100)
+    added(net[0], 1000, prepend=True)
+    for taps in (second, first):
+        taps.active = True
+    assert net(torch.zeros(1)).item() == 1111
+    assert [t.item() for t in early[Site("0", "output")]] == [1001.0]
+    assert [t.item() for t in late[Site("0", "output")]] == [1011.0]
+
+
+@pytest.mark.parametrize("roles", [["output"], ["input", "output", "grad_input"]], ids=["behind", "before and behind"])
+def test_other_threads_call_a_model_while_taps_are_switched_on_and_off(roles):
+    net = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
+    x, failed, is_over = torch.ones(1, 2), [], threading.Event()
+    true = net(x)
+
+    def call_on():
+        try:
+            while not is_over.is_set():
+                assert torch.equal(net(x), true)
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=call_on) for _ in range(3)]
+    switched, interval = time.monotonic() + 1.0, sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    for thread in threads:
+        thread.start()
+    taps, _ = tapped(net, roles)
+    try:
+        while time.monotonic() < switched:
+            taps.active = not taps.active
+    finally:
+        sys.setswitchinterval(interval)
+        is_over.set()
+        for thread in threads:
+            thread.join()
+        taps.detach()
+    assert failed == []
+
+
+def test_hooks_of_others_stay():
+    linear = nn.Linear(1, 1)
+    linear.register_forward_hook(lambda *_: None)
+    taps, _ = tapped({"m": linear})
+    taps.detach()
+    assert len(linear._forward_hooks) == 1
+
+
+def test_no_tensor_outlives_the_step():
+    net = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Flatten())
+    taps, _ = tapped(net, ["output", "input", "grad_output", "grad_input"])
+    x = torch.ones(1, 2, requires_grad=True)
+    y = net(x)
+    y.sum().backward()
+    alive = weakref.ref(y)
+    taps.settle()
+    del y
+    gc.collect()
+    assert alive() is None
+    assert not x._backward_hooks
+
+
+def test_an_output_that_is_a_parameter_keeps_no_hook_after_the_step():
+    weight = nn.Parameter(torch.ones(2))
+    taps, seen = tapped({"m": (module := Returns(lambda: weight))}, ["grad_output"])
+    module().sum().backward()
+    taps.settle()
+    assert len(seen[Site("m", "grad_output")]) == 1
+    assert not weight._backward_hooks
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_checkpointed_activation_passes_once(reentrant):
+    block = nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2))
+    _, seen = tapped(block, ["output", "grad_output"])
+    x = torch.ones(1, 2, requires_grad=True)
+    checkpoint(block, x, use_reentrant=reentrant).sum().backward()
+    assert {site.path: len(tensors) for site, tensors in seen.items() if site.role == "output"} == {
+        "0": 1,
+        "1": 1,
+        "2": 1,
+    }
+    assert {site.path: len(tensors) for site, tensors in seen.items() if site.role == "grad_output"} == {
+        "0": 1,
+        "1": 1,
+        "2": 1,
+    }
+
+
+def silent(modules, role, run):
+    taps, _ = tapped(modules, [role])
+    run()
+    return taps.why_silent("m", role)
+
+
+def test_why_a_module_was_silent_is_established():
+    linear, x = nn.Linear(1, 1), torch.ones(1, 1)
+    frozen = nn.Linear(1, 1).requires_grad_(False)
+    argmax, text = Returns(lambda x: x.argmax()), Returns(lambda x: "text")
+
+    def no_grad():
+        with torch.no_grad():
+            linear(x)
+
+    assert "was not called (or" in silent({"m": linear}, "output", lambda: None)
+    assert "forward was called directly" in silent({"m": linear}, "output", lambda: linear.forward(x).sum().backward())
+    assert "under torch.no_grad()" in silent({"m": linear}, "grad_output", no_grad)
+    assert "frozen" in silent({"m": frozen}, "grad_output", lambda: frozen(x))
+    assert "int64, which carries no gradient" in silent({"m": argmax}, "grad_output", lambda: argmax(x))
+    assert "returned str, in which there is no tensor" in silent({"m": text}, "output", lambda: text(x))
+    assert "the loss does not depend on the output" in silent({"m": linear}, "grad_output", lambda: linear(x))
+    assert "the input carries no gradient" in silent({"m": linear}, "grad_input", lambda: linear(x))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit", "ignore:.*torch.jit:FutureWarning")
+def test_a_scripted_module_is_said_to_be_one():
+    scripted = torch.jit.script(nn.Linear(1, 1))
+    assert "TorchScript" in silent({"m": scripted}, "output", lambda: scripted(torch.ones(1, 1)))
+
+
+def test_a_fault_in_opening_an_output_is_said_once_and_training_goes_on():
+    class Broken(dict):
+        def items(self):
+            raise RuntimeError("no items today")
+
+    _, seen = tapped({"m": (module := Returns(lambda: Broken()))})
+    with pytest.warns(UserWarning, match=r"module 'm' is switched off.*no items today"):
+        module()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        module()
+    assert not seen
+
+
+def test_a_copied_and_a_pickled_model_see_nothing():
+    net = nn.Sequential(nn.Linear(1, 1))
+    _, seen = tapped(net)
+    saved = io.BytesIO()
+    torch.save(net, saved)
+    saved.seek(0)
+    for twin in (copy.deepcopy(net), pickle.loads(pickle.dumps(net)), torch.load(saved, weights_only=False)):
+        twin(torch.ones(1, 1))
+    assert not seen
+
+
+@pytest.mark.compiles
+def test_a_compiled_module_is_left_alone():
+    net = nn.Sequential(nn.Linear(2, 2), nn.ReLU(inplace=True))
+    taps, seen = tapped(net, ["output", "grad_output"])
+    compiled = torch.compile(net, backend="aot_eager", fullgraph=True)
+    compiled(torch.ones(1, 2)).sum().backward()
+    assert not seen
+    assert "compiled" in taps.why_silent("0", "output")
+
+
+class Retries(nn.Module):
+    """Calls itself, which fails, and goes on without."""
+
+    def forward(self, x, inner=False):
+        if inner:
+            raise ValueError("on purpose")
+        try:
+            self(x * 5, inner=True)
+        except ValueError:
+            return 2 * x
+
+
+def test_a_call_inside_a_call_that_fails_leaves_the_outer_one_right():
+    net = nn.Sequential(Retries())
+    taps, seen = tapped(net, ["grad_input", "output"])
+    x = torch.ones(3, requires_grad=True)
+    net(x).sum().backward()
+    taps.detach()
+    assert [grad.tolist() for grad in seen[Site("0", "grad_input")]] == [[2.0, 2.0, 2.0]]
+
+
+def test_a_gradient_from_before_is_not_taken_for_one_that_came_without_a_call():
+    net = nn.Sequential(nn.Linear(2, 2))
+    net(torch.ones(1, 2)).sum().backward()
+    taps, _ = tapped(net)
+    taps.detach()
+    assert "received a gradient" not in taps.why_silent("0", "output")

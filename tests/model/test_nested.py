@@ -1,0 +1,348 @@
+import types
+from collections import OrderedDict, UserDict, defaultdict, namedtuple
+from collections.abc import Mapping, MutableMapping
+from dataclasses import InitVar, dataclass, field, fields
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hookboard.model.nested import can_be_filled, map_tensors, tensors_in
+
+X = torch.zeros(1)
+is_old = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 9)
+Point = namedtuple("Point", "x y")
+
+
+@dataclass
+class Output:
+    logits: Tensor
+    loss: Tensor | None = None
+
+
+@pytest.mark.parametrize(
+    ("value", "paths"),
+    [
+        (X, [""]),
+        ((X, X), ["0", "1"]),
+        ([X, None, X], ["0", "2"]),
+        ({"a": X, "b": (X, X)}, ["a", "b/0", "b/1"]),
+        (OrderedDict(last=X), ["last"]),
+        (Point(X, X), ["x", "y"]),
+        (Output(X), ["logits"]),
+        (Output, []),
+        (None, []),
+        ("text", []),
+        (3.0, []),
+    ],
+)
+def test_tensors_are_found_under_their_index_or_key(value, paths):
+    assert [path for path, _ in tensors_in(value)] == paths
+
+
+@pytest.mark.parametrize(
+    ("value", "paths"),
+    [
+        ({1: X, "1": X}, ["1", "1~2"]),
+        ({"a/b": X, "a": {"b": X}}, ["a/b", "a/b~2"]),
+        ({1: X, "1": X, "1~2": X}, ["1", "1~2", "1~2~2"]),
+        ({1: None, "1": X}, ["1~2"]),
+        ([{0: X, "0": X}, X], ["0/0", "0/0~2", "1"]),
+    ],
+)
+def test_keys_that_read_the_same_have_paths_of_their_own(value, paths):
+    assert [path for path, _ in tensors_in(value)] == paths
+
+
+def test_an_lstm_has_three_outputs():
+    output = nn.LSTM(2, 3)(torch.zeros(4, 1, 2))
+    assert [path for path, _ in tensors_in(output)] == ["0", "1/0", "1/1"]
+
+
+# The same structure with other tensors.
+
+
+@dataclass
+class Lazy:
+    given: Tensor
+    made: Tensor = field(init=False)
+
+    def __post_init__(self):
+        self.made = self.given * 10
+
+
+@dataclass
+class Tripled:
+    tensor: Tensor
+
+    def __post_init__(self):
+        self.tensor = self.tensor * 3
+        self.note = "kept"
+
+
+@dataclass
+class Unset:
+    given: Tensor
+    later: Tensor = field(init=False)
+
+
+@dataclass(slots=True)
+class UnsetSlotted:
+    given: Tensor
+    later: Tensor = field(init=False)
+
+
+class TripledItems(OrderedDict):
+    """Copies of it are made by its constructor."""
+
+    def __init__(self, **items):
+        super().__init__({key: tensor * 3 for key, tensor in items.items()})
+
+    def __reduce__(self):
+        return lambda items: type(self)(**items), (dict(self),)
+
+
+@dataclass(frozen=True)
+class Frozen:
+    tensor: Tensor
+    name: str = "frozen"
+
+
+@dataclass(slots=True)
+class Slotted:
+    tensor: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenSlotted:
+    tensor: Tensor
+
+
+@dataclass
+class Scaled:
+    tensor: Tensor
+    factor: InitVar[float]
+
+    def __post_init__(self, factor):
+        self.tensor = self.tensor * factor
+
+
+@dataclass
+class ModelOutput(OrderedDict):
+    """As Hugging Face's models return: items and attributes are the same."""
+
+    logits: Tensor | None = None
+    loss: Tensor | None = None
+
+    def __post_init__(self):
+        for each in fields(self):
+            if getattr(self, each.name) is not None:
+                OrderedDict.__setitem__(self, each.name, getattr(self, each.name))
+
+    def __reduce__(self):
+        return type(self), (self.logits, self.loss)
+
+
+class Named(dict):
+    def __init__(self, name, **items):
+        super().__init__(items)
+        self.name = name
+
+
+class Wraps(MutableMapping):
+    """Copies share what they hold."""
+
+    def __init__(self, items):
+        self.items_held = items
+
+    def __getitem__(self, key):
+        return self.items_held[key]
+
+    def __setitem__(self, key, value):
+        self.items_held[key] = value
+
+    def __delitem__(self, key):
+        del self.items_held[key]
+
+    def __iter__(self):
+        return iter(self.items_held)
+
+    def __len__(self):
+        return len(self.items_held)
+
+
+class Labelled(namedtuple("Labelled", "x y")):
+    def __new__(cls, x):
+        return super().__new__(cls, x, "label")
+
+
+class Pair(tuple):
+    def __new__(cls, one, other):
+        made = super().__new__(cls, (one, other))
+        made.note = "kept"
+        return made
+
+
+class Notes(list):
+    note = ""
+
+
+def notes(*items):
+    made = Notes(items)
+    made.note = "kept"
+    return made
+
+
+VALUES: dict[str, Any] = {
+    "tuple": lambda: (X, 1),
+    "list": lambda: [X, None],
+    "dict": lambda: {"a": X, 2: X},
+    "nested": lambda: {"a": [X, (X, {"b": X})]},
+    "ordered": lambda: OrderedDict(last=X, first=X),
+    "default": lambda: defaultdict(list, a=X),
+    "user's": lambda: UserDict(a=X),
+    "own arguments": lambda: Named("me", a=X),
+    "shares": lambda: Wraps({"a": X}),
+    "read only": lambda: types.MappingProxyType({"a": X}),
+    "named tuple": lambda: Point(X, 2),
+    "named tuple with own arguments": lambda: Labelled(X),
+    "tuple with own arguments": lambda: Pair(X, 1),
+    "list with a note": lambda: notes(X),
+    "what torch.max returns": lambda: torch.max(torch.zeros(2, 2), 0),
+    "packed": lambda: nn.utils.rnn.pack_sequence([torch.zeros(3), torch.zeros(2)]),
+    "dataclass": lambda: Output(X),
+    "init=False": lambda: Lazy(X),
+    "frozen": lambda: Frozen(X),
+    "slots": lambda: Slotted(X),
+    "frozen with slots": lambda: FrozenSlotted(X),
+    "InitVar": lambda: Scaled(X, 3.0),
+    "changed by its constructor": lambda: Tripled(X),
+    "never set": lambda: Unset(X),
+    "slot never set": lambda: UnsetSlotted(X),
+    "items changed by its constructor": lambda: TripledItems(a=X),
+    "both": lambda: ModelOutput(logits=X),
+}
+
+
+def contents(value):
+    return [(path, tensor.tolist()) for path, tensor in tensors_in(value)]
+
+
+@pytest.mark.parametrize("make", VALUES.values(), ids=VALUES)
+def test_a_structure_stays_the_same_with_other_tensors_in_it(make):
+    value = make()
+    before = contents(value)
+    changed = map_tensors(lambda tensor: tensor + 1, value)
+    assert type(changed) is type(value)
+    expected = [(path, (tensor + 1).tolist()) for path, tensor in tensors_in(value)]
+    assert contents(changed) == expected
+    assert changed is not value
+    assert contents(value) == before, "the caller's own was changed"
+
+
+@pytest.mark.parametrize("make", VALUES.values(), ids=VALUES)
+def test_a_structure_in_which_nothing_changes_is_the_very_same(make):
+    value = make()
+    assert map_tensors(lambda tensor: tensor, value) is value
+
+
+@pytest.mark.parametrize("value", [torch.Size([2, 3]), "text", None, 3.0, Output, [], ()])
+def test_what_holds_no_tensor_is_left_alone(value):
+    assert map_tensors(lambda tensor: tensor + 1, value) is value
+
+
+def test_what_a_container_holds_besides_is_kept():
+    assert map_tensors(lambda x: x + 1, VALUES["default"]()).default_factory is list
+    assert map_tensors(lambda x: x + 1, VALUES["own arguments"]()).name == "me"
+    assert map_tensors(lambda x: x + 1, VALUES["tuple with own arguments"]()).note == "kept"
+    assert map_tensors(lambda x: x + 1, VALUES["list with a note"]()).note == "kept"
+    assert map_tensors(lambda x: x + 1, VALUES["frozen"]()).name == "frozen"
+
+
+@pytest.mark.parametrize("make", [Tripled, Lazy, lambda x: TripledItems(a=x), lambda x: Scaled(x, 3.0)])
+def test_no_constructor_changes_the_new_tensors(make):
+    changed = map_tensors(lambda tensor: torch.full_like(tensor, 7.0), make(X))
+    assert {tensor.item() for _, tensor in tensors_in(changed)} == {7.0}
+
+
+def test_items_that_are_attributes_too_stay_one():
+    changed = map_tensors(lambda x: x + 1, ModelOutput(logits=X))
+    assert changed.logits is changed["logits"]
+    assert changed.loss is None
+
+
+class Closed(Mapping):
+    """Takes no items."""
+
+    def __getitem__(self, key):
+        return {"a": X}[key]
+
+    def __iter__(self):
+        return iter(["a"])
+
+    def __len__(self):
+        return 1
+
+
+def test_a_container_that_cannot_be_made_anew_is_named():
+    with pytest.raises(TypeError, match="a Closed cannot be rebuilt with other tensors in it"):
+        map_tensors(lambda x: x + 1, Closed())
+
+
+TRACED = [
+    *("tuple", "list", "dict", "nested", "ordered", "named tuple", "dataclass", "frozen", "slots", "InitVar"),
+    *("init=False", "changed by its constructor", "never set", "slot never set"),
+]
+
+
+@pytest.mark.compiles
+@pytest.mark.parametrize("name", TRACED)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # torch's, where it compiles
+def test_common_structures_can_be_traced_in_one_graph(name):
+    torch.compiler.reset()
+
+    @torch.compile(backend="eager", fullgraph=True)
+    def run(value):
+        return map_tensors(lambda tensor: tensor + 1, value)
+
+    value = VALUES[name]()
+    assert contents(run(value)) == contents(map_tensors(lambda tensor: tensor + 1, value))
+    torch.compiler.reset()
+
+
+@pytest.mark.compiles
+@pytest.mark.skipif(is_old, reason="torch 2.6 makes no dataclass inside of a graph")
+@pytest.mark.parametrize("make", [Tripled, Lazy, Output, Frozen, Slotted])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # torch's, where it compiles
+def test_what_a_graph_makes_itself_is_filled_without_its_constructor(make):
+    torch.compiler.reset()
+
+    @torch.compile(backend="eager", fullgraph=True)
+    def run(x):
+        value = make(x)
+        return map_tensors(lambda tensor: torch.full_like(tensor, 7.0), value) if can_be_filled(value) else None
+
+    changed = run(X)
+    assert type(changed) is make
+    assert {tensor.item() for _, tensor in tensors_in(changed)} == {7.0}
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize(
+    "name", ["named tuple with own arguments", "both", "user's", "shares", "read only", "list with a note"]
+)
+def test_what_code_of_its_class_would_have_to_make_is_not_filled_in_a_graph(name):
+    value = VALUES[name]()
+    assert not can_be_filled(value)
+    assert not can_be_filled([{"deep": value}])
+
+
+@pytest.mark.parametrize("value", [X, None, [None, "text"], Closed, torch.Size([2]), UserDict(a=1)])
+def test_what_needs_no_filling_can_be_filled(value):
+    assert can_be_filled(value)
+
+
+@pytest.mark.parametrize("name", [*TRACED, "what torch.max returns", "default", "own arguments"])
+def test_plain_containers_can_be_filled(name):
+    assert can_be_filled(VALUES[name]())

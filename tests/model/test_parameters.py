@@ -1,0 +1,88 @@
+"""Whether the weights of a model are still those that were found is told without finding them again."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations, prune
+
+from hookboard.model.parameters import are_unchanged, weight_in_use, weights_of
+
+pytestmark = pytest.mark.unit
+
+
+def modules():
+    first, last = nn.Linear(3, 3), nn.Linear(3, 3)
+    last.weight = first.weight
+    return {"first": first, "relu": nn.ReLU(), "last": last, "norm": nn.BatchNorm1d(3, affine=False)}
+
+
+def replace_a_parameter(found):
+    found["first"].bias = nn.Parameter(torch.zeros(3))
+
+
+def tie_what_was_apart(found):
+    found["last"].bias = found["first"].bias
+
+
+def prune_a_weight(found):
+    prune.l1_unstructured(found["first"], "weight", amount=1)
+
+
+def parametrize_a_weight(found):
+    parametrizations.weight_norm(found["last"], "bias")
+
+
+def add_a_parameter(found):
+    found["relu"].slope = nn.Parameter(torch.zeros(1))
+
+
+def exchange_a_module(found):
+    found["last"] = nn.Linear(3, 3)
+
+
+def drop_a_module(found):
+    del found["last"]
+
+
+CHANGES = [
+    replace_a_parameter,
+    tie_what_was_apart,
+    prune_a_weight,
+    parametrize_a_weight,
+    add_a_parameter,
+    exchange_a_module,
+    drop_a_module,
+]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_other_weights_are_noticed(change):
+    found = modules()
+    weights = weights_of(found)
+    assert are_unchanged(weights, found)
+    change(found)
+    assert not are_unchanged(weights, found)
+
+
+def test_pruned_weights_are_still_the_same_after_a_step():
+    found = {"head": prune.l1_unstructured(nn.Linear(3, 2), "weight", amount=1)}
+    weights = weights_of(found)
+    with torch.no_grad():
+        found["head"].weight_orig.add_(1)
+    assert are_unchanged(weights, found)
+
+
+def test_weights_are_asked_anew_when_a_mask_is_taken_away():
+    found = {"head": prune.l1_unstructured(nn.Linear(3, 2), "weight", amount=1)}
+    weights = weights_of(found)
+    prune.remove(found["head"], "weight")
+    assert not are_unchanged(weights, found)
+
+
+def test_the_seed_that_cuda_will_start_with_stays_the_users(monkeypatch):
+    """What seeds CUDA before it is in use is kept for its start, and replaces what was kept before."""
+    seeded = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded.append)
+    weight_in_use(nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4)))
+    assert seeded == []

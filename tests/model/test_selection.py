@@ -1,0 +1,147 @@
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations
+from torchmetrics import MeanMetric
+
+from hookboard.model.selection import select
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv1 = nn.Conv2d(2, 2, 3)
+        self.relu = nn.ReLU6()
+
+    def forward(self, x):
+        return self.relu(self.conv1(x))
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer1 = nn.Sequential(Block(), Block())
+        self.layer2 = nn.Sequential(Block())
+        self.conv1 = nn.Conv2d(1, 2, 3)
+        self.heads = nn.ModuleList([nn.Linear(2, 1), nn.Linear(2, 1)])
+        self.accuracy = MeanMetric()
+
+    def forward(self, x):
+        return x
+
+
+NET = Net()
+LEAVES = [
+    *["layer1.0.conv1", "layer1.0.relu", "layer1.1.conv1", "layer1.1.relu"],
+    *["layer2.0.conv1", "layer2.0.relu", "conv1", "heads.0", "heads.1"],
+]
+
+
+@pytest.mark.parametrize(
+    ("modules", "types", "selected"),
+    [
+        (None, None, LEAVES),
+        ("conv1", None, ["conv1"]),
+        ("layer1", None, ["layer1"]),
+        ("layer*", None, ["layer1", "layer2"]),
+        ("layer*.*", None, ["layer1.0", "layer1.1", "layer2.0"]),
+        ("layer*.**", "Conv2d", ["layer1.0.conv1", "layer1.1.conv1", "layer2.0.conv1"]),
+        ("**.conv1", None, ["layer1.0.conv1", "layer1.1.conv1", "layer2.0.conv1", "conv1"]),
+        ("layer1.**.relu", None, ["layer1.0.relu", "layer1.1.relu"]),
+        (["layer2.**", "conv1"], None, ["layer2.0", "layer2.0.conv1", "layer2.0.relu", "conv1"]),
+        (["layer1.**", "!layer1.0.**"], "Conv2d", ["layer1.1.conv1"]),
+        ("!layer*.**", None, ["conv1", "heads.0", "heads.1"]),
+        (r"re:layer[12]\.0", None, ["layer1.0", "layer2.0"]),
+        (None, "Linear", ["heads.0", "heads.1"]),
+        (None, nn.Linear, ["heads.0", "heads.1"]),
+        (None, "torch.nn.Linear", ["heads.0", "heads.1"]),
+        (None, ["Linear", "Block"], ["layer1.0", "layer1.1", "layer2.0", "heads.0", "heads.1"]),
+        (None, "Hardtanh", ["layer1.0.relu", "layer1.1.relu", "layer2.0.relu"]),
+        (None, ["Hardtanh", "Linear", "!ReLU6"], ["heads.0", "heads.1"]),
+        (None, "!ReLU6", [n for n in LEAVES if "relu" not in n]),
+    ],
+)
+def test_patterns_and_types_select(modules, types, selected):
+    assert list(select(NET, modules, types)) == selected
+
+
+def test_containers_that_are_never_called_are_left_out():
+    assert "heads" not in select(NET, "**")
+
+
+def test_default_for_parameters_is_every_module_that_owns_some():
+    class Token(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.token = nn.Parameter(torch.zeros(1))
+            self.body = nn.Sequential(nn.Linear(1, 1), nn.ReLU())
+
+    root = nn.Sequential(Token())
+    assert list(select(root, owning="parameters")) == ["0", "0.body.0"]
+
+
+@pytest.mark.parametrize(
+    ("modules", "types", "message"),
+    [
+        ("layr1.**", None, r"the pattern 'layr1\.\*\*' matches no module"),
+        ("conv2", None, "'conv2'.*closest are 'conv1'"),
+        ("layer1.0.cnv1", None, r"closest are 'layer1\.0\.conv1'"),
+        ("!conv2", None, "'conv2'.*closest are 'conv1'"),
+        (None, "Conv3d", "no module is a 'Conv3d'; the closest are 'Conv2d'"),
+        (None, "!Conv3d", "no module is a 'Conv3d'"),
+        (None, nn.Conv3d, "no module is a 'Conv3d'"),
+        ("heads", None, r"'heads' selects heads \(ModuleList\), but none of them has a forward"),
+        ("conv1", "Linear", "modules='conv1', types='Linear' selects no module"),
+        ("re:(", None, r"modules: 're:\(' is not a regular expression"),
+        (nn.Linear, None, "a class belongs in types="),
+    ],
+)
+def test_what_selects_nothing_is_an_error_that_helps(modules, types, message):
+    with pytest.raises(ValueError, match=message):
+        select(NET, modules, types)
+
+
+def test_selecting_parameters_of_modules_without_any_is_an_error():
+    with pytest.raises(ValueError, match=r"relu \(ReLU6\).*none of them has a parameter"):
+        select(NET, "**.relu", owning="parameters")
+
+
+def test_a_shared_module_is_selected_once():
+    shared = nn.Linear(1, 1)
+    assert list(select(nn.Sequential(shared, nn.ReLU(), shared))) == ["0", "1"]
+
+
+@pytest.mark.compiles
+def test_names_do_not_show_what_compile_wraps():
+    root = nn.Module()
+    root.net = torch.compile(nn.Sequential(nn.Linear(1, 1)))
+    selected = select(root)
+    assert list(selected) == ["net.0"]
+    assert select(root, "net")["net"] is root.net._orig_mod
+
+
+def test_names_do_not_show_what_data_parallel_wraps():
+    root = nn.Module()
+    root.net = nn.DataParallel(nn.Sequential(nn.Linear(1, 1)))
+    root.module = nn.ReLU()
+    assert list(select(root)) == ["net.0", "module"]
+
+
+def test_a_reparametrized_layer_is_still_a_leaf():
+    root = nn.Sequential(parametrizations.weight_norm(nn.Linear(2, 2)))
+    assert list(select(root)) == ["0"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "hint"),
+    [
+        ("Conv2d", "it is a type: give types='Conv2d'"),
+        ("a.b.conv.weight", "it is a parameter: name its module, 'a.b.conv'"),
+        ("a.*v", r"'\*' stays within one name: 'a.\*\*v' matches 1"),
+        ("a.b.cnv", "the closest are 'a.b.conv'"),
+    ],
+)
+def test_a_pattern_that_matches_nothing_says_what_was_likely_meant(pattern, hint):
+    net = nn.ModuleDict({"a": nn.ModuleDict({"b": nn.ModuleDict({"conv": nn.Conv2d(1, 1, 1)})})})
+    with pytest.raises(ValueError, match=hint):
+        select(net, pattern)

@@ -1,0 +1,476 @@
+"""Faulty steps as beginners write them, each with the healthy step that it was meant to be."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as f
+
+from hookboard.tracing import audit
+
+pytestmark = pytest.mark.unit
+
+torch.manual_seed(0)
+N = 16
+X = torch.randn(N, 4)
+CLASSES = torch.arange(N) % 3
+BINARY = (torch.arange(N) % 2).float()
+REAL = torch.linspace(-2, 2, N)
+ONE_HOT = f.one_hot(CLASSES, 3).float()
+SEQUENCES = torch.randn(N, 10, 4)
+TAGS = torch.randint(0, 3, (N, 10))
+IMAGES = torch.randn(N, 1, 8, 8)
+PIXELS = torch.randint(0, 3, (N, 8, 8))
+MASKS = (torch.rand(N, 1, 8, 8) > 0.5).float()
+BY_CLASS, BY_BINARY, BY_REAL, BY_SIGN = (X, CLASSES), (X, BINARY), (X, REAL), (X, BINARY * 2 - 1)
+LONG = (SEQUENCES, CLASSES)
+MASKED = (IMAGES, MASKS)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.hidden = nn.Linear(4, 8)
+        self.three, self.one = nn.Linear(8, 3), nn.Linear(8, 1)
+        self.query, self.key = nn.Linear(4, 8), nn.Linear(4, 8)
+        self.conv = nn.Conv2d(1, 1, 3, padding=1)
+        self.segment = nn.Conv2d(1, 3, 3, padding=1)
+        self.lstm, self.lstm_first = nn.LSTM(4, 8), nn.LSTM(4, 8, batch_first=True)
+        self.gru = nn.GRU(4, 8)
+        self.layer = nn.TransformerEncoderLayer(8, 2, 8, dropout=0.0)
+        self.layer_first = nn.TransformerEncoderLayer(8, 2, 8, dropout=0.0, batch_first=True)
+        self.relu, self.relu_in_place = nn.ReLU(), nn.ReLU(inplace=True)
+        self.norm = nn.LayerNorm(1)
+
+    def forward(self, x):
+        return self.three(f.relu(self.hidden(x)))
+
+    def single(self, x):
+        return self.one(f.relu(self.hidden(x)))
+
+    def attend(self, x, dim):
+        scores = torch.bmm(self.query(x), self.key(x).transpose(1, 2)) / math.sqrt(8)
+        return self.three(torch.bmm(f.softmax(scores, dim=dim), self.hidden(x)).mean(1))
+
+
+def binary_cross_entropy_by_hand(p, y):
+    return -(y * torch.log(p) + (1 - y) * torch.log(1 - p)).mean()
+
+
+def dice(p, y):
+    return 1 - (2 * (p * y).sum() + 1) / (p.sum() + y.sum() + 1)
+
+
+def dice_of_each(p, y):
+    return (1 - 2 * (p * y).sum((1, 2, 3)) / (p.sum((1, 2, 3)) + y.sum((1, 2, 3)))).mean()
+
+
+def iou(p, y):
+    both = torch.sum(p * y)
+    return 1 - both / (torch.sum(p) + torch.sum(y) - both)
+
+
+def focal(p, y):
+    of_class = torch.where(y == 1, p, 1 - p)
+    return (-((1 - of_class) ** 2) * torch.log(of_class)).mean()
+
+
+def square(output, target):
+    difference = output - target
+    return (difference * difference).mean()
+
+
+def huber(output, target):
+    size = torch.abs(output - target)
+    return torch.where(size < 1, 0.5 * size**2, size - 0.5).mean()
+
+
+def picked(p):
+    return p[torch.arange(N), CLASSES]
+
+
+def softmax_by_hand(x):
+    return x.exp() / x.exp().sum(1, keepdim=True)
+
+
+def viewed_as_time_first_of_channels(net, x):
+    return net.three(net.lstm(x.transpose(1, 2).contiguous().view(10, N, 4))[0][-1])
+
+
+def viewed_as_time_first(net, x):
+    return net.three(net.lstm(x.view(x.size(1), x.size(0), -1))[0][-1])
+
+
+def switched_on(net, x, y):
+    loss = f.mse_loss(net.single(x).detach()[:, 0], y)
+    loss.requires_grad = True
+    return loss
+
+
+def not_assigned(net, x):
+    x = net.hidden(x)
+    f.relu(x)
+    return net.three(x)
+
+
+def mask_not_assigned(net, x):
+    scores = torch.bmm(net.query(x), net.key(x).transpose(1, 2))
+    scores.masked_fill(torch.ones(10, 10).triu(1).bool(), -1e9)
+    return net.three(torch.bmm(scores.softmax(-1), net.hidden(x)).mean(1))
+
+
+def pooled_by_attention(net, x, dim):
+    weights = f.softmax(net.one(net.hidden(x)), dim=dim)
+    return net.three((weights * net.hidden(x)).sum(1))
+
+
+FAULTS = {
+    "softmax over the samples, log by hand": (
+        "batch_mixing",
+        BY_CLASS,
+        lambda n, x, y: -picked(torch.log(f.softmax(n(x), dim=0))).mean(),
+    ),
+    "softmax over the samples, one-hot": (
+        "batch_mixing",
+        (X, ONE_HOT),
+        lambda n, x, y: f.mse_loss(f.softmax(n(x), dim=0), y),
+    ),
+    "attention over the samples": ("batch_mixing", LONG, lambda n, x, y: f.cross_entropy(n.attend(x, 0), y)),
+    "LSTM": ("batch_mixing", LONG, lambda n, x, y: f.cross_entropy(n.three(n.lstm(x)[0][:, -1]), y)),
+    "GRU": ("batch_mixing", LONG, lambda n, x, y: f.cross_entropy(n.three(n.gru(x)[0].mean(1)), y)),
+    "LSTM after a layer": (
+        "batch_mixing",
+        LONG,
+        lambda n, x, y: f.cross_entropy(n.three(n.lstm(torch.tanh(n.hidden(x))[:, :, :4])[0][:, -1]), y),
+    ),
+    "transformer": ("batch_mixing", LONG, lambda n, x, y: f.cross_entropy(n.three(n.layer(n.hidden(x)).mean(1)), y)),
+    "view for permute": ("batch_mixing", LONG, lambda n, x, y: f.cross_entropy(viewed_as_time_first(n, x), y)),
+    "view for a permute of all three": (
+        "batch_mixing",
+        LONG,
+        lambda n, x, y: f.cross_entropy(viewed_as_time_first_of_channels(n, x), y),
+    ),
+    "view for permute where the positions are a multiple of the samples": (
+        "batch_mixing",
+        (torch.randn(5, 10, 4), CLASSES[:5]),
+        lambda n, x, y: f.cross_entropy(n.three(n.lstm(x.view(10, 5, 4).mul(2))[0][-1]), y),
+    ),
+    "view for transpose": ("loss_shape", (SEQUENCES, TAGS), lambda n, x, y: f.cross_entropy(n(x).view(N, 3, 10), y)),
+    "view for permute in front of the loss": (
+        "loss_shape",
+        (IMAGES, PIXELS),
+        lambda n, x, y: f.cross_entropy(n.segment(x).contiguous().view(-1, 3), y.view(-1)),
+    ),
+    "softmax by hand": ("loss_input", BY_CLASS, lambda n, x, y: f.cross_entropy(softmax_by_hand(n(x)), y)),
+    "softmax, clamped": (
+        "loss_input",
+        BY_CLASS,
+        lambda n, x, y: f.cross_entropy(f.softmax(n(x), 1).clamp(1e-6, 1.0), y),
+    ),
+    "log_softmax for BCE": (
+        "loss_input",
+        (X, ONE_HOT),
+        lambda n, x, y: f.binary_cross_entropy_with_logits(f.log_softmax(n(x), 1), y),
+    ),
+    "log of logits": ("loss_input", BY_CLASS, lambda n, x, y: -torch.log(picked(n(x))).mean()),
+    "BCE of logits": ("loss_input", BY_BINARY, lambda n, x, y: binary_cross_entropy_by_hand(n(x)[:, 0], y)),
+    "focal loss of logits": ("loss_input", BY_BINARY, lambda n, x, y: focal(n(x)[:, 0], y)),
+    "Dice of logits": ("loss_input", MASKED, lambda n, x, y: dice(n.conv(x).view(-1), y.view(-1))),
+    "Dice of each of logits": ("loss_input", MASKED, lambda n, x, y: dice_of_each(n.conv(x), y)),
+    "IoU of logits": ("loss_input", MASKED, lambda n, x, y: iou(n.conv(x), y)),
+    "difference times itself": ("loss_shape", BY_REAL, lambda n, x, y: square(n.single(x), y)),
+    "log cosh": ("loss_shape", BY_REAL, lambda n, x, y: torch.log(torch.cosh(n.single(x) - y)).mean()),
+    "Huber": ("loss_shape", BY_REAL, lambda n, x, y: huber(n.single(x), y)),
+    "BCE by hand": ("loss_shape", BY_BINARY, lambda n, x, y: binary_cross_entropy_by_hand(n.single(x).sigmoid(), y)),
+    "a likelihood": (
+        "loss_shape",
+        BY_REAL,
+        lambda n, x, y: -torch.distributions.Normal(n.single(x), 1.0).log_prob(y).mean(),
+    ),
+    "the value of the next state": (
+        "loss_shape",
+        BY_REAL,
+        lambda n, x, y: ((n.single(x) - (y + 0.9 * n(x).detach().amax(1))) ** 2).mean(),
+    ),
+    "hinge": ("loss_shape", BY_SIGN, lambda n, x, y: torch.clamp(1 - y * n.single(x), min=0).mean()),
+    "weighted": ("loss_shape", BY_REAL, lambda n, x, y: ((n.single(x) - y) ** 2 * (1 + y.abs())).mean()),
+    "a loss of a number": (
+        "cut",
+        BY_REAL,
+        lambda n, x, y: torch.tensor(f.mse_loss(n.single(x)[:, 0], y).item(), requires_grad=True),
+    ),
+    "data": ("cut", BY_REAL, lambda n, x, y: f.mse_loss(n.single(x).data[:, 0], y).requires_grad_()),
+    "a gradient that is switched on": ("cut", BY_REAL, switched_on),
+    "argmax": ("cut", BY_CLASS, lambda n, x, y: f.mse_loss(n(x).argmax(1).float(), y.float()).requires_grad_()),
+    "NumPy": ("cut", BY_CLASS, lambda n, x, y: f.cross_entropy(n(torch.tensor(x.numpy())).data.requires_grad_(), y)),
+    "the error rate": ("cut", BY_CLASS, lambda n, x, y: (n(x).argmax(1) != y).float().mean().requires_grad_()),
+    "rounded": ("cut", BY_BINARY, lambda n, x, y: f.mse_loss(n.single(x)[:, 0].sigmoid().round(), y)),
+    "signs": ("cut", BY_SIGN, lambda n, x, y: f.mse_loss(torch.sign(n.single(x)[:, 0]), y)),
+    "thresholded": (
+        "cut",
+        BY_BINARY,
+        lambda n, x, y: f.mse_loss((n.single(x)[:, 0] > 0.5).float(), y).requires_grad_(),
+    ),
+    "-1 and 1": ("targets", BY_SIGN, lambda n, x, y: binary_cross_entropy_by_hand(n.single(x)[:, 0].sigmoid(), y)),
+    "masks of 0 and 255": ("targets", (IMAGES, MASKS * 255), lambda n, x, y: dice(n.conv(x).sigmoid(), y)),
+    "tanh at the end": ("output_range", BY_REAL, lambda n, x, y: square(torch.tanh(n.single(x))[:, 0], y)),
+    "clamp at the end": ("output_range", BY_REAL, lambda n, x, y: f.mse_loss(n.single(x).clamp(min=0)[:, 0], y)),
+    "softmax of one": (
+        "no_influence",
+        BY_BINARY,
+        lambda n, x, y: -(y * torch.log(f.softmax(n.single(x), dim=1)[:, 0] + 1e-6)).mean(),
+    ),
+    "a norm of one feature": ("no_influence", BY_REAL, lambda n, x, y: f.mse_loss(n.norm(n.single(x))[:, 0], y)),
+    "no square": ("unbounded_loss", BY_REAL, lambda n, x, y: (n.single(x)[:, 0] - y).mean()),
+    "no minus": ("unbounded_loss", BY_CLASS, lambda n, x, y: f.log_softmax(n(x), 1)[range(N), y].mean()),
+}
+
+NOTES = {
+    "ReLU not assigned": ("no_influence", BY_CLASS, lambda n, x, y: f.cross_entropy(not_assigned(n, x), y)),
+    "mask not assigned": ("no_influence", LONG, lambda n, x, y: f.cross_entropy(mask_not_assigned(n, x), y)),
+    "weights of attention over one": (
+        "no_influence",
+        LONG,
+        lambda n, x, y: f.cross_entropy(pooled_by_attention(n, x, -1), y),
+    ),
+    "samples attend to each other": (
+        "batch_mixing",
+        BY_CLASS,
+        lambda n, x, y: f.cross_entropy(n.three(n.layer_first(n.hidden(x))), y),
+    ),
+    "weights over the samples": (
+        "batch_mixing",
+        BY_CLASS,
+        lambda n, x, y: f.cross_entropy(n.three(n.hidden(x) * f.softmax(n.hidden(x), dim=0)), y),
+    ),
+}
+
+
+def found_in(batch, step):
+    torch.manual_seed(1)
+    net = Net()
+    return audit(net, batch, lambda batch: step(net, *batch))
+
+
+REGROUPED = {
+    "windows as long as the batch": ((4, 16, 8), (16, 4, 8)),
+    "groups of as many features as samples": ((4, 16), (16, 4)),
+    "positions merged, features split into heads": ((2, 4, 8), (8, 2, 4)),
+    "pairs of samples, features flattened": ((8, 2, 4), (4, 2, 8)),
+    "samples joined to groups": ((8, 2, 4), (2, 8, 4)),
+}
+
+
+@pytest.mark.parametrize("name", REGROUPED)
+def test_samples_that_are_cut_or_joined_are_not_said_to_move_to_another_dimension(name):
+    before, after = REGROUPED[name]
+    net, head = nn.Linear(before[-1], before[-1]), nn.Linear(before[-1], 3)
+
+    def step(batch):
+        x, y = batch
+        out = head(net(x).view(after).tanh().view(before))
+        return f.cross_entropy(out if len(before) == 2 else out.mean(1), y)
+
+    batch = torch.randn(before), CLASSES[: before[0]]
+    assert not audit(nn.ModuleList([net, head]), batch, step)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "remedy"),
+    [
+        ((5, 3, 7, 6), (3, 5, 7, 6), "transpose(0, 1)"),
+        ((5, 3, 7, 6), (3, 5, 6, 7), "permute(1, 0, 3, 2)"),
+        ((5, 7, 3), (7, 3, 5), "permute(1, 2, 0)"),
+    ],
+)
+def test_the_advice_for_a_view_gives_the_shape_that_was_wanted(before, after, remedy):
+    x = torch.arange(math.prod(before)).view(before) // math.prod(before[1:])  # its numbers are those of the samples
+    net = nn.Linear(math.prod(before) // 5, 3)
+
+    def step(batch):
+        at = after.index(5)
+        return f.cross_entropy(net(batch[0].view(after).movedim(at, 0).flatten(1)), batch[1])
+
+    (found,) = audit(net, (x.float(), CLASSES[:5]), step)
+    assert found.advice == f"use {remedy} in place of the view"
+    # The oracle: what lies at one index of the dimension that is named is of several samples, and of one by the advice.
+    at = after.index(5)
+    assert f"dimension {at} is then as long as the batch" in found.evidence
+    assert all(len(part.unique()) > 1 for part in x.view(after).unbind(at))
+    advised = eval(f"x.{remedy}")
+    assert advised.shape == after
+    assert all(len(part.unique()) == 1 for part in advised.unbind(at))
+
+
+@pytest.mark.filterwarnings("ignore:Using a target size")
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_an_alarm_with_its_line(name):
+    rule, batch, step = FAULTS[name]
+    alarms = [finding for finding in found_in(batch, step) if finding.severity == "alarm"]
+    and_gone = ["cut"] if name in ("hinge", "softmax of one") else []  # all gradients are exactly 0 as well
+    assert [finding.rule for finding in alarms] == [rule, *and_gone]
+    assert "test_beginners.py:" in alarms[0].evidence
+
+
+@pytest.mark.parametrize("name", NOTES)
+def test_what_may_be_meant_is_a_note(name):
+    rule, batch, step = NOTES[name]
+    assert [(finding.rule, finding.severity) for finding in found_in(batch, step)] == [(rule, "note")]
+
+
+def assigned_in_place(net, x):
+    x = net.hidden(x)
+    net.relu_in_place(x)
+    return net.three(x)
+
+
+def masked_in_place(net, x):
+    scores = torch.bmm(net.query(x), net.key(x).transpose(1, 2))
+    scores.masked_fill_(torch.ones(10, 10).triu(1).bool(), -1e9)
+    return net.three(torch.bmm(scores.softmax(-1), net.hidden(x)).mean(1))
+
+
+def mixed_up(net, x, y):
+    order = torch.randperm(N)
+    output = net(0.7 * x + 0.3 * x[order])
+    return 0.7 * f.cross_entropy(output, y) + 0.3 * f.cross_entropy(output, y[order])
+
+
+def contrasted(net, x, y):
+    one, other = f.normalize(net.hidden(x)), f.normalize(net.query(x))
+    both = one @ other.T / 0.1
+    return -(f.softmax(both, 0).diag().log() + f.log_softmax(both, 1).diag()).mean()
+
+
+def deviation_of_the_batch(net, x, y):
+    hidden = net.hidden(x)
+    return f.cross_entropy(net.three(hidden + hidden.std(0).mean()), y)
+
+
+def straight_through(net, x, y):
+    p = net.single(x)[:, 0].sigmoid()
+    return f.mse_loss(p + (p.round() - p).detach(), y)
+
+
+def shifted(net, x, y):
+    """Relative positions: the view moves them on purpose."""
+    scores = torch.bmm(net.query(x), net.key(x).transpose(1, 2))
+    scores = f.pad(scores, (1, 0)).view(N, 11, 10)[:, 1:]
+    return f.cross_entropy(net.three(torch.bmm(scores.softmax(-1), net.hidden(x)).mean(1)), y)
+
+
+def outside_of_the_model(net, x, y):
+    return f.mse_loss(net(x).std().item() * OUTSIDE, y)
+
+
+OUTSIDE = torch.zeros(N, requires_grad=True)
+
+
+def frozen_in_the_step(net, x, y):
+    net.hidden.weight.requires_grad_(False)
+    return f.cross_entropy(net(x), y)
+
+
+def one_sentence(net, x, y):
+    """The tutorial of PyTorch: a batch is a sentence, and each word has a tag."""
+    return f.cross_entropy(net.three(net.lstm(x.view(len(x), 1, -1))[0].view(len(x), -1)), y)
+
+
+HEALTHY = {
+    "softmax over classes": (BY_CLASS, lambda n, x, y: -picked(torch.log(f.softmax(n(x), dim=1))).mean()),
+    "attention": (LONG, lambda n, x, y: f.cross_entropy(n.attend(x, -1), y)),
+    "batch first": (LONG, lambda n, x, y: f.cross_entropy(n.three(n.lstm_first(x)[0][:, -1]), y)),
+    "transposed": (LONG, lambda n, x, y: f.cross_entropy(n.three(n.lstm(x.transpose(0, 1))[0][-1]), y)),
+    "permuted": (LONG, lambda n, x, y: f.cross_entropy(n.three(n.lstm(x.permute(1, 0, 2))[0][-1]), y)),
+    "time first": (
+        (SEQUENCES.transpose(0, 1), CLASSES),
+        lambda n, x, y: f.cross_entropy(n.three(n.lstm(x)[0][-1]), y),
+    ),
+    "one sentence": (BY_CLASS, one_sentence),
+    "transformer, batch first": (
+        LONG,
+        lambda n, x, y: f.cross_entropy(n.three(n.layer_first(n.hidden(x)).mean(1)), y),
+    ),
+    "transformer, time first": (
+        LONG,
+        lambda n, x, y: f.cross_entropy(n.three(n.layer(n.hidden(x).transpose(0, 1)).mean(0)), y),
+    ),
+    "mixup": (BY_CLASS, mixed_up),
+    "in-batch negatives": (BY_CLASS, contrasted),
+    "deviation of the batch": (BY_CLASS, deviation_of_the_batch),
+    "classes second": ((SEQUENCES, TAGS), lambda n, x, y: f.cross_entropy(n(x).transpose(1, 2), y)),
+    "pixels flattened": (
+        (IMAGES, PIXELS),
+        lambda n, x, y: f.cross_entropy(n.segment(x).permute(0, 2, 3, 1).reshape(-1, 3), y.view(-1)),
+    ),
+    "classes second, made by a view": (
+        (SEQUENCES, TAGS),
+        lambda n, x, y: f.cross_entropy(n(x).view(N, 3, 10).view(-1, 3), y.view(-1)),
+    ),
+    "flattened": ((SEQUENCES, TAGS), lambda n, x, y: f.cross_entropy(n(x).view(-1, 3), y.view(-1))),
+    "relative positions": (LONG, shifted),
+    "BCE by hand": (BY_BINARY, lambda n, x, y: binary_cross_entropy_by_hand(n.single(x)[:, 0].sigmoid(), y)),
+    "focal": (BY_BINARY, lambda n, x, y: focal(n.single(x)[:, 0].sigmoid(), y)),
+    "Dice": (MASKED, lambda n, x, y: dice(n.conv(x).sigmoid(), y)),
+    "IoU": (MASKED, lambda n, x, y: iou(n.conv(x).sigmoid(), y)),
+    "a mean under a mask": (MASKED, lambda n, x, y: ((n.conv(x) ** 2) * y).sum() / y.sum()),
+    "hinge": (BY_SIGN, lambda n, x, y: torch.clamp(1 - y * n.single(x).squeeze(1), min=0).mean()),
+    "a likelihood": (
+        BY_REAL,
+        lambda n, x, y: -torch.distributions.Normal(n.single(x)[:, 0], 1.0).log_prob(y).mean(),
+    ),
+    "pairs": (BY_REAL, lambda n, x, y: (n.single(x)[:, 0].unsqueeze(1) - y).abs().mean()),
+    "pairs by a view": (BY_REAL, lambda n, x, y: (n.single(x)[:, 0].view(-1, 1) - y).abs().mean()),
+    "a tensor outside of the model": (BY_REAL, outside_of_the_model),
+    "a distance to all": (BY_REAL, lambda n, x, y: (n(x).pow(2).sum(1, keepdim=True) - y).abs().mean()),
+    "straight through": (BY_BINARY, straight_through),
+    "in place": (BY_CLASS, lambda n, x, y: f.cross_entropy(assigned_in_place(n, x), y)),
+    "masked in place": (LONG, lambda n, x, y: f.cross_entropy(masked_in_place(n, x), y)),
+    "log_softmax twice": (BY_CLASS, lambda n, x, y: f.cross_entropy(f.log_softmax(n(x), 1), y)),
+    "a softmax over the items of a list": (BY_REAL, lambda n, x, y: -(f.log_softmax(n.single(x), 0)[:, 0] * y).mean()),
+    "frozen in the step": (BY_CLASS, frozen_in_the_step),
+    "a critic": (BY_REAL, lambda n, x, y: (n.single(x) - n.single(x + 1)).mean()),
+    "weights of attention": (LONG, lambda n, x, y: f.cross_entropy(pooled_by_attention(n, x, 1), y)),
+}
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_nothing_is_said_of_the_step_that_was_meant(name):
+    assert found_in(*HEALTHY[name]) == ()
+
+
+def test_the_targets_of_a_softmax_over_the_samples_are_not_summed_as_those_of_a_sample():
+    found = found_in(*FAULTS["softmax over the samples, one-hot"][1:])
+    assert all("of a sample" not in finding.evidence for finding in found)
+
+
+def test_the_negative_numbers_that_a_logarithm_takes_are_counted():
+    torch.manual_seed(1)
+    net = Net()
+    negative = int((picked(net(X).double()) < 0).sum())
+    (found,) = found_in(*FAULTS["log of logits"][1:])
+    assert found.rule == "loss_input"
+    assert f": {negative} of 16 give NaN" in found.evidence
+
+
+def test_the_range_of_the_logits_whose_overlap_is_taken():
+    torch.manual_seed(1)
+    outputs = Net().double().conv(IMAGES.double())
+    (found,) = found_in(*FAULTS["Dice of logits"][1:])
+    assert found.rule == "loss_input"
+    assert f"masks, and its outputs are {outputs.min():.3g} to {outputs.max():.3g}" in found.evidence
+
+
+def test_a_padding_mask_that_hides_a_whole_sample_is_found():
+    attention, padding = nn.MultiheadAttention(4, 1, batch_first=True), torch.zeros(N, 10, dtype=torch.bool)
+    padding[2] = True
+    step = lambda x: attention(x, x, x, key_padding_mask=padding)[0].square().mean()  # noqa: E731
+    (found,) = audit(attention, SEQUENCES, step)
+    assert found.rule == "masked_row"
+    assert found.evidence.startswith("1 of 16 rows")
+
+
+def test_a_loss_times_a_millionth_is_an_alarm():
+    (found,) = found_in(BY_REAL, lambda n, x, y: 1e-6 * f.mse_loss(n.single(x)[:, 0], y))
+    assert (found.rule, found.severity) == ("loss_scale", "alarm")

@@ -1,0 +1,109 @@
+"""The loss of the best constant answer, against the least that a search over constants finds."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, l1_loss, mse_loss
+
+from hookboard.tracing.reading import Reader
+
+pytestmark = pytest.mark.unit
+
+torch.manual_seed(0)
+X = torch.randn(16, 4)
+REAL = torch.randn(16, 3) * torch.tensor([1.0, 5.0, 0.1]) + 2
+BITS = (torch.rand(16, 3) < 0.3).float()
+
+
+def constant_of(loss, target):
+    model, batch = nn.Linear(4, 3), (X, target)
+    reader = Reader(model, batch)
+    with reader.reading():
+        reader.take_loss(loss(model(batch[0]), batch[1]))
+    return reader.facts().constant_loss
+
+
+def searched(loss, target):
+    """The least loss of outputs that are the same for every sample."""
+    answer = target.double().mean(0).requires_grad_()
+    optimizer = torch.optim.LBFGS([answer], lr=0.1, max_iter=1000, line_search_fn="strong_wolfe")
+
+    def closure():
+        optimizer.zero_grad()
+        value = loss(answer.expand(len(target), -1), target.double())
+        value.backward()
+        return value
+
+    optimizer.step(closure)
+    return closure().item()
+
+
+KNOWN = {
+    "a squared error": (mse_loss, REAL),
+    "one by hand, summed": (lambda o, t: (o - t).pow(2).sum(), REAL),
+    "twice a squared error": (lambda o, t: 2 * mse_loss(o, t, reduction="sum") / len(t), REAL),
+    "a binary cross entropy": (binary_cross_entropy_with_logits, BITS),
+}
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_it_is_the_least_loss_of_a_constant(name):
+    loss, target = KNOWN[name]
+    assert constant_of(loss, target) == pytest.approx(searched(loss, target), rel=1e-4)
+
+
+def test_of_an_absolute_error_it_is_that_of_the_median():
+    """Its gradient jumps, so that all targets are tried: the best constant is one of them."""
+    least = [min(float((column - answer).abs().mean()) for answer in column) for column in REAL.T]
+    assert constant_of(l1_loss, REAL) == pytest.approx(sum(least) / 3, rel=1e-5)
+
+
+UNKNOWN = {
+    "positives that count more": (
+        lambda o, t: binary_cross_entropy_with_logits(o, t, pos_weight=torch.tensor(6.0)),
+        BITS,
+    ),
+    "errors of one column": (lambda o, t: (o - t).square()[:, -1].mean(), REAL),
+    "a column of the errors": (lambda o, t: (o - t)[:, 0].square().mean(), REAL),
+    "class numbers": (cross_entropy, torch.arange(16) % 3),
+    "a reward": (lambda o, t: -mse_loss(o, t), REAL),
+    "a mask": (lambda o, t: (mse_loss(o, t, reduction="none") * (t > 0)).mean(), REAL),
+    "two errors": (lambda o, t: mse_loss(o, t) + l1_loss(o, t), REAL),
+    "targets that the step makes": (lambda o, t: mse_loss(o, torch.randn(16, 3)), REAL),
+    "shapes that broadcast": (lambda o, t: mse_loss(o[:, :1], t), REAL),
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+@pytest.mark.filterwarnings("ignore:Using a target size")
+def test_of_other_losses_it_is_not_known(name):
+    assert math.isnan(constant_of(*UNKNOWN[name]))
+
+
+SINGLE = {
+    "one term": (lambda o, t: cross_entropy(o, t), False),
+    "a term and a penalty of weights": (lambda o, t: cross_entropy(o, t) + 1e-3 * WEIGHT.square().sum(), False),
+    "a term for each sample": (lambda o, t: sum(cross_entropy(o[i], t[i]) for i in range(4)) / 4, False),
+    "two heads": (lambda o, t: cross_entropy(o, t) + cross_entropy(HEAD(o), t), True),
+    "two terms": (lambda o, t: cross_entropy(o, t) + 0.5 * o.square().mean(), True),
+    "two means": (lambda o, t: torch.stack([cross_entropy(o, t), helped(o, t)]).mean(), True),
+}
+
+
+def helped(o, t):
+    return cross_entropy(2 * o, t)
+
+
+WEIGHT, HEAD = nn.Parameter(torch.ones(3)), nn.Linear(3, 3)
+
+
+@pytest.mark.parametrize("name", SINGLE)
+def test_a_loss_of_several_terms_that_depend_on_the_batch_is_a_sum(name):
+    loss, is_sum = SINGLE[name]
+    model, batch = nn.Linear(4, 3), (X, torch.arange(16) % 3)
+    reader = Reader(nn.ModuleList([model, HEAD]), batch)
+    with reader.reading():
+        reader.take_loss(loss(model(batch[0]), batch[1]))
+    assert reader.facts().is_sum is is_sum

@@ -1,0 +1,182 @@
+"""Outputs that depend on other samples or on their own targets are found, and those that are meant to are not."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy, mse_loss, normalize, relu
+
+from hookboard.tracing import audit
+
+pytestmark = pytest.mark.unit
+
+torch.manual_seed(0)
+SEQUENCES, CLASSES = torch.randn(4, 6, 5), torch.arange(4) % 3
+
+
+class Body(nn.Module):
+    """A layer, something in between, and a head that takes the mean over positions."""
+
+    def __init__(self, between, inputs=5, features=8):
+        super().__init__()
+        self.stem, self.head, self.between = nn.Linear(inputs, features), nn.Linear(features, 3), between
+
+    def forward(self, x):
+        x = self.between(self.stem(x))
+        return self.head(x.flatten(1, -2).mean(1) if x.dim() > 2 else x)
+
+
+def mixing(between, x=SEQUENCES, targets=CLASSES, **options):
+    model = Body(between, x.shape[-1], **options)
+    found = audit(model, (x, targets), lambda batch: cross_entropy(model(batch[0]), batch[1]))
+    return [(one.severity, one.evidence.split(" at ")[0]) for one in found if one.rule == "batch_mixing"]
+
+
+def attention(x, dim):
+    return (x @ x.transpose(1, 2)).softmax(dim) @ x
+
+
+@pytest.mark.parametrize(
+    ("between", "name"),
+    [
+        (lambda x: attention(x, 0), "softmax"),
+        (lambda x: x.view(6, 4, 8).transpose(0, 1), "view"),
+        (lambda x: x.reshape(6, 4, 8).transpose(0, 1), "reshape"),
+        (lambda x: normalize(x, dim=0), "normalize"),
+        (lambda x: x.cumsum(0), "cumsum"),
+    ],
+)
+def test_a_call_that_mixes_samples_is_an_alarm(between, name):
+    assert mixing(between) == [("alarm", name)]
+
+
+def test_a_view_that_mixes_samples_is_an_alarm_also_if_positions_are_a_multiple_of_them():
+    assert mixing(lambda x: x.view(8, 4, 8).transpose(0, 1), torch.randn(4, 8, 5)) == [("alarm", "view")]
+
+
+def test_rows_that_are_mixed_are_a_note_for_they_may_be_the_objects_of_one_scene():
+    assert mixing(lambda x: x.softmax(0), SEQUENCES[:, 0]) == [("note", "softmax")]
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        lambda x: attention(x, -1),
+        lambda x: 0.7 * x + 0.3 * x[[2, 0, 3, 1]],
+        lambda x: 0.7 * x + 0.3 * x[torch.tensor([2, 0, 3, 1])],
+        lambda x: 0.7 * x + 0.3 * x.flip(0),
+        lambda x: 0.7 * x + 0.3 * x.roll(1, 0),
+        lambda x: x - x.mean(0),
+    ],
+    ids=["attends", "list", "index", "flip", "roll", "mean"],
+)
+def test_nothing_is_said_of_samples_that_stay_by_themselves_or_are_put_in_another_order(between):
+    assert mixing(between) == []
+
+
+def test_nothing_is_said_of_mixed_up_inputs():
+    model = Body(lambda x: x)
+
+    def step(batch):
+        order = torch.tensor([2, 0, 3, 1])
+        output = model(0.7 * batch[0] + 0.3 * batch[0][order])
+        return 0.7 * cross_entropy(output, batch[1]) + 0.3 * cross_entropy(output, batch[1][order])
+
+    assert audit(model, (SEQUENCES, CLASSES), step) == ()
+
+
+def test_a_number_of_the_whole_batch_is_none_where_features_are_as_many_as_samples():
+    between = lambda x: torch.cat([x[:, :-1], x.var(0).mean().expand(4, 1, 4)], 1)  # noqa: E731
+    assert mixing(between, torch.randn(4, 6, 5), features=4) == []
+
+
+def test_distances_of_all_pairs_are_none_where_features_are_as_many_as_samples():
+    model = nn.Linear(5, 4)
+
+    def step(batch):
+        distances = torch.cdist(model(batch[0]), model(batch[0]))
+        is_same = batch[1][:, None] == batch[1]
+        return relu((distances * is_same).amax(1) - (distances + 9 * is_same).amin(1) + 1).mean()
+
+    def step_of_one(batch):
+        output = model(batch[0])
+        distances = torch.cdist(output, output)
+        is_same = batch[1][:, None] == batch[1]
+        return relu((distances * is_same).amax(1) - (distances + 9 * is_same).amin(1) + 1).mean()
+
+    for each in (step, step_of_one):
+        assert audit(model, (SEQUENCES[:, 0], CLASSES), each) == ()
+
+
+def test_two_views_in_one_batch_stay_by_themselves_where_features_are_as_many_as_samples():
+    model = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 4))
+
+    def step(batch):
+        output = normalize(model(torch.cat(batch)), dim=1)
+        alike = (output @ output.T).masked_fill(torch.eye(8).bool(), -1e4)
+        return cross_entropy(alike, (torch.arange(8) + 4) % 8)
+
+    assert audit(model, (torch.randn(4, 5), torch.randn(4, 5)), step) == ()
+
+
+def test_nodes_that_take_those_at_the_other_end_of_an_edge_are_none():
+    stem, head = nn.Linear(5, 8), nn.Linear(8, 3)
+    nodes, edges = torch.randn(12, 5), torch.stack([torch.arange(12).roll(3), torch.arange(12)])
+
+    def step(batch):
+        features = stem(batch[0])
+        return cross_entropy(head(features.new_zeros(12, 8).index_add(0, batch[1][1], features[batch[1][0]])), batch[2])
+
+    assert audit(nn.ModuleList([stem, head]), (nodes, edges, torch.arange(12) % 3), step) == ()
+
+
+SERIES = torch.randn(4, 12, 2).cumsum(1)
+
+
+class Convolves(nn.Module):
+    def __init__(self, padding):
+        super().__init__()
+        self.padding, self.net = padding, nn.Conv1d(2, 2, 3)
+
+    def forward(self, x):
+        return self.net(nn.functional.pad(x.transpose(1, 2), self.padding)).transpose(1, 2)
+
+
+@pytest.mark.parametrize(("padding", "rules"), [((1, 1), ["future_leak"]), ((2, 0), [])])
+def test_a_convolution_that_sees_the_next_number_is_an_alarm(padding, rules):
+    model = Convolves(padding)
+    found = audit(model, SERIES, lambda batch: mse_loss(model(batch[:, :-1]), batch[:, 1:]))
+    assert [one.rule for one in found] == rules
+
+
+TOKENS = torch.randint(0, 20, (3, 9), generator=torch.Generator().manual_seed(0))
+
+
+class Reads(nn.Module):
+    """Reads tokens from left to right, after a summary of others."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(20, 8), nn.Linear(8, 20)
+        self.reads_all, self.net = nn.GRU(8, 8, batch_first=True), nn.GRU(8, 8, batch_first=True)
+
+    def forward(self, tokens, others=None):
+        start = None if others is None else self.reads_all(self.embed(others))[1]
+        return self.head(self.net(self.embed(tokens), start)[0]).flatten(0, 1)
+
+
+def test_a_decoder_may_see_what_it_is_to_predict_through_an_encoder():
+    model = Reads()
+    assert audit(model, TOKENS, lambda batch: cross_entropy(model(batch[:, :-1], batch), batch[:, 1:].flatten())) == ()
+
+
+def test_targets_two_tokens_later_are_an_alarm_unless_others_are_the_next_ones():
+    model, further = Reads(), Reads()
+
+    def next_but_one(batch):
+        return cross_entropy(further(batch[:, :-2]), batch[:, 2:].flatten())
+
+    (found,) = audit(further, TOKENS, next_but_one)
+    assert (found.rule, found.severity) == ("targets", "alarm")
+    both = nn.ModuleList([model, further])
+    step = lambda batch: cross_entropy(model(batch[:, :-1]), batch[:, 1:].flatten()) + next_but_one(batch)  # noqa: E731
+    assert audit(both, TOKENS, step) == ()

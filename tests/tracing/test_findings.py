@@ -1,0 +1,604 @@
+"""What is found in a step that is wrong, and that nothing is found in one that is not."""
+
+import math
+import time
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule
+from torch import nn
+from torch.nn.functional import (
+    binary_cross_entropy,
+    binary_cross_entropy_with_logits,
+    cosine_similarity,
+    cross_entropy,
+    kl_div,
+    l1_loss,
+    mse_loss,
+    nll_loss,
+)
+
+from hookboard.tracing import audit
+
+pytestmark = pytest.mark.unit
+
+torch.manual_seed(0)
+X = torch.randn(16, 4)
+CLASSES = torch.arange(16) % 3
+BINARY = (torch.arange(16) % 2).float()
+REAL = torch.linspace(-2, 2, 16)
+LABELS = torch.stack([BINARY, BINARY, 1 - BINARY], dim=1)
+
+
+def net(*tail, outputs=3):
+    return nn.Sequential(nn.Linear(4, outputs), *tail)
+
+
+def first(output):
+    return output[:, 0]
+
+
+def by_hand(output, target):
+    return ((output - target) ** 2).mean()
+
+
+def by_hand_reversed(output, target):
+    return (target - output).abs().sum() / len(target)
+
+
+FAULTS = {
+    "softmax before cross_entropy": (net(nn.Softmax(1)), cross_entropy, CLASSES, None, "loss_input", "1"),
+    "ReLU before cross_entropy": (net(nn.ReLU()), cross_entropy, CLASSES, None, "loss_input", "1"),
+    "sigmoid before cross_entropy": (net(nn.Sigmoid()), nn.CrossEntropyLoss(), CLASSES, None, "loss_input", "1"),
+    "sigmoid before logits": (
+        net(nn.Sigmoid(), outputs=1),
+        nn.BCEWithLogitsLoss(),
+        BINARY,
+        first,
+        "loss_input",
+        "1",
+    ),
+    "nll_loss of logits": (net(), nll_loss, CLASSES, None, "loss_input", ""),
+    "nll_loss of probabilities": (net(nn.Softmax(1)), nll_loss, CLASSES, None, "loss_input", ""),
+    "softmax of one": (net(nn.Softmax(1), outputs=1), binary_cross_entropy, BINARY, first, "no_influence", "1"),
+    "one class": (net(outputs=1), cross_entropy, torch.zeros(16, dtype=torch.long), None, "no_influence", ""),
+    "kl_div of probabilities": (
+        net(nn.Softmax(1)),
+        nn.KLDivLoss(reduction="batchmean"),
+        torch.full((16, 3), 1 / 3),
+        None,
+        "loss_input",
+        "",
+    ),
+    "sigmoid, wide targets": (net(nn.Sigmoid(), outputs=1), mse_loss, REAL, first, "output_range", "1"),
+    "tanh, wide targets": (net(nn.Tanh(), outputs=1), l1_loss, REAL, first, "output_range", "1"),
+    "ReLU, negative targets": (net(nn.ReLU(), outputs=1), by_hand, REAL, first, "output_range", "1"),
+    "softmax over several labels": (net(nn.Softmax(1)), mse_loss, LABELS, None, "output_range", "1"),
+    "class numbers for BCE": (
+        net(outputs=1),
+        binary_cross_entropy_with_logits,
+        CLASSES.float(),
+        first,
+        "targets",
+        "",
+    ),
+    "-1 and 1 for BCE": (net(outputs=1), nn.BCEWithLogitsLoss(), BINARY * 2 - 1, first, "targets", ""),
+    "broadcast by hand": (net(outputs=1), by_hand, REAL, None, "loss_shape", ""),
+    "broadcast the other way": (net(outputs=1), by_hand_reversed, REAL, None, "loss_shape", ""),
+}
+
+
+def found_in(model, loss, target, shape):
+    shape = shape or (lambda output: output)
+    return audit(model, (X, target), lambda batch: loss(shape(model(batch[0])), batch[1]))
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_an_alarm_with_its_rule_and_layer(name):
+    model, loss, target, shape, rule, module = FAULTS[name]
+    alarms = [finding for finding in found_in(model, loss, target, shape) if finding.severity == "alarm"]
+    and_gone = {("cut", "")} if name == "softmax of one" else set()  # all gradients are exactly 0 as well
+    assert {(finding.rule, finding.module) for finding in alarms} == {(rule, module), *and_gone}
+
+
+class Counted(torch.autograd.Function):
+    backward_passes = 0
+
+    @staticmethod
+    def forward(_, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(_, gradient):
+        Counted.backward_passes += 1
+        return gradient
+
+
+def test_an_audit_keeps_no_gradient_and_runs_no_backward_pass_of_an_own_function():
+    model = nn.Linear(4, 3)
+    model.weight.grad = torch.ones(3, 4)
+    for step in (lambda x: model(x).square().mean(), lambda x: Counted.apply(model(x)).square().mean()):
+        audit(model, torch.randn(8, 4), step)
+        assert model.weight.grad.eq(1).all()
+        assert model.bias.grad is None
+    assert Counted.backward_passes == 0
+
+
+def test_the_audit_of_a_step_says_so_if_all_gradients_are_exactly_0():
+    model = nn.Sequential(nn.Linear(4, 3), nn.ReLU())
+    nn.init.constant_(model[0].bias, -100.0)  # no unit is ever on
+    batch = torch.randn(8, 4)
+    [alarm] = [one for one in audit(model, batch, lambda x: (model(x) - 1).square().mean()) if one.severity == "alarm"]
+    assert (alarm.rule, alarm.module) == ("cut", "")
+    assert "the gradients of all 2 trainable parameters are exactly 0" in alarm.evidence
+
+
+@pytest.mark.parametrize(
+    ("model", "loss", "advice"),
+    [
+        (net(), nll_loss, "put log_softmax(dim=1) before it, or give the raw logits to cross_entropy"),
+        (net(nn.Softmax(1)), nll_loss, "use log_softmax in place of the softmax: it gets probabilities"),
+        (net(nn.LogSoftmax(1)), lambda o, t: nll_loss(o.exp(), t), "remove the exp: it gets probabilities"),
+        (
+            net(nn.Softmax(1)),
+            lambda o, t: nll_loss(o.clamp(1e-9), t),
+            "take the logarithm of its input: it gets probabilities",
+        ),
+    ],
+    ids=["logits", "softmax", "exp", "clamp"],
+)
+def test_the_advice_for_nll_loss_names_the_one_call_to_change(model, loss, advice):
+    assert [finding.advice for finding in found_in(model, loss, CLASSES, None)] == [advice]
+
+
+def advice_of(loss, outputs, targets):
+    """The advice to alarms on the input of a loss, of a step that scales its outputs by a weight of 1."""
+    scale = nn.Linear(1, 1, bias=False)
+    nn.init.ones_(scale.weight)
+    found = audit(scale, (outputs, targets), lambda batch: loss(batch[0] * scale.weight[0, 0], batch[1]))
+    return [finding.advice for finding in found if finding.rule == "loss_input"]
+
+
+@pytest.mark.filterwarnings("ignore:reduction")
+@pytest.mark.parametrize("shape", [(4, 3), (4, 3, 5), (16, 3, 2, 2)], ids=["a small batch", "sequences", "images"])
+def test_probabilities_are_not_advised_to_go_through_log_softmax(shape):
+    outputs, targets = torch.randn(shape), torch.zeros(shape[0], *shape[2:], dtype=torch.long)
+    assert advice_of(lambda o, t: nll_loss(o.softmax(1), t), outputs, targets) == [
+        "use log_softmax in place of the softmax: it gets probabilities"
+    ]
+    assert advice_of(lambda o, t: nll_loss(o.softmax(1).clamp(1e-9), t), outputs, targets) == [
+        "take the logarithm of its input: it gets probabilities"
+    ]
+    for made_by in (torch.softmax, torch.log_softmax):
+        assert advice_of(lambda o, t, made_by=made_by: nll_loss(made_by(o, 0), t), outputs, targets) == [
+            f"use log_softmax(dim=1) in place of the {made_by.__name__}, which runs over another dimension"
+        ]
+    wanted = torch.full(shape, 1 / 3)
+    assert advice_of(lambda o, t: nn.functional.kl_div(o.softmax(1), t), outputs, wanted) == [
+        "use log_softmax in place of the softmax: it takes logarithms"
+    ]
+
+
+HEALTHY = {
+    "cross_entropy": (net(), cross_entropy, CLASSES, None),
+    "nll_loss": (net(nn.LogSoftmax(1)), nll_loss, CLASSES, None),
+    "BCE": (net(nn.Sigmoid(), outputs=1), nn.BCELoss(), BINARY, first),
+    "BCE with logits": (net(outputs=1), nn.BCEWithLogitsLoss(), BINARY, first),
+    "MSE": (net(outputs=1), mse_loss, REAL, first),
+    "MSE by hand": (net(outputs=1), by_hand, REAL, first),
+    "sigmoid for targets of 0 to 1": (net(nn.Sigmoid(), outputs=1), mse_loss, BINARY, first),
+    "ReLU for positive targets": (net(nn.ReLU(), outputs=1), mse_loss, REAL.abs(), first),
+    "soft labels": (net(), cross_entropy, torch.full((16, 3), 1 / 3), None),
+    "logits capped by tanh": (net(nn.Tanh()), lambda o, t: cross_entropy(30 * o, t), CLASSES, None),
+    "one target for all": (net(), by_hand, REAL[:3], None),
+    "missing labels, masked after the loss": (
+        net(nn.Sigmoid(), outputs=1),
+        lambda o, t: (mse_loss(o, t, reduction="none") * (t >= 0)).mean(),
+        REAL,
+        first,
+    ),
+    "missing labels, weighted": (
+        net(outputs=1),
+        lambda o, t: binary_cross_entropy_with_logits(o, t, weight=(t >= 0).float()),
+        BINARY * 2 - 1,
+        first,
+    ),
+    "a masked difference": (
+        net(nn.Sigmoid(), outputs=1),
+        lambda o, t: ((o - t) ** 2 * (t >= 0)).sum(),
+        REAL,
+        first,
+    ),
+    "ignored rows of zeros": (
+        net(nn.LogSoftmax(1)),
+        lambda o, t: nll_loss(o * (t >= 0)[:, None], t),
+        torch.where(CLASSES == 2, -100, CLASSES),
+        None,
+    ),
+    "ReLU6": (net(nn.ReLU6(), outputs=1), mse_loss, REAL.abs() * 2, first),
+    "a wide Hardtanh": (net(nn.Hardtanh(-5, 5), outputs=1), mse_loss, REAL, first),
+    "distances of all pairs": (net(), lambda o, t: (o[:, 0][:, None] - t).abs().mean(), REAL, None),
+    "a metric of the raw scale": (
+        net(outputs=1),
+        lambda o, t: mse_loss(o, t) + 0 * l1_loss(o.detach() * 500, t * 500),
+        REAL,
+        first,
+    ),
+    "targets that rounding puts above 1": (net(outputs=1), nn.BCEWithLogitsLoss(), BINARY * (1 + 4e-7), first),
+}
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_nothing_is_found_in_a_healthy_step(name):
+    assert found_in(*HEALTHY[name]) == ()
+
+
+def test_the_line_of_the_loss_and_that_of_the_softmax_are_named():
+    model = net(nn.Softmax(1))
+
+    def step(batch):
+        output = model(batch[0])
+        return cross_entropy(output, batch[1])
+
+    (found,) = audit(model, (X, CLASSES), step)
+    start = step.__code__.co_firstlineno
+    assert f"cross_entropy at test_findings.py:{start + 2} takes logits" in found.evidence
+    assert f"softmax at test_findings.py:{start + 1} (in 1)" in found.evidence
+
+
+def test_the_bound_that_is_named_is_that_of_the_best_possible_probabilities():
+    model = net(nn.Softmax(1))
+    best = cross_entropy(torch.eye(3, dtype=torch.float64), torch.arange(3)).item()
+    (found,) = found_in(model, cross_entropy, CLASSES, None)
+    assert f"with 3 logits of 0 to 1 the loss of a sample cannot fall below {best:.3g}" in found.evidence
+
+
+def test_the_targets_out_of_reach_are_counted():
+    model, loss, target, shape, *_ = FAULTS["ReLU, negative targets"]
+    (found,) = found_in(model, loss, target, shape)
+    assert f"{(target.double() < 0).sum()} of 16 cannot be reached" in found.evidence
+
+
+def test_the_samples_whose_labels_do_not_sum_to_1_are_counted():
+    (found,) = found_in(net(nn.Softmax(1)), mse_loss, LABELS, None)
+    assert f"those of {(LABELS.double().sum(1) != 1).sum()} of 16 samples cannot be reached" in found.evidence
+
+
+@pytest.mark.parametrize(
+    ("shift", "advice"),
+    [
+        (0, "use sigmoid"),
+        (1, "remove the softmax: the targets are 1 to 2"),
+    ],
+)
+def test_sigmoid_in_place_of_a_softmax_over_one_value_is_advised_for_targets_that_it_can_give(shift, advice):
+    found = found_in(net(nn.Softmax(1), outputs=1), mse_loss, BINARY + shift, first)
+    assert found[0].rule == "no_influence"
+    assert found[0].advice.startswith(advice)
+
+
+def test_class_weights_of_several_labels_are_a_note():
+    (found,) = found_in(net(), cross_entropy, torch.ones(16, 3), None)
+    assert (found.rule, found.severity) == ("targets", "note")
+    assert "those of a sample sum to 3" in found.evidence
+
+
+def test_unscaled_targets_are_a_note_with_their_mean_and_deviation():
+    target = 200 + 75 * REAL
+    (found,) = found_in(net(outputs=1), mse_loss, target, first)
+    assert (found.rule, found.severity) == ("targets", "note")
+    assert f"a mean of {target.double().mean():.3g} and a standard deviation of {target.double().std():.3g}" in (
+        found.evidence
+    )
+
+
+def test_targets_that_are_all_alike_are_a_note():
+    (found,) = found_in(net(), cross_entropy, torch.ones(16, dtype=torch.long), None)
+    assert found.evidence.startswith("all 16 targets of the batch")
+
+
+@pytest.mark.parametrize(("samples", "classes", "severity"), [(32, 3, "alarm"), (31, 3, "note"), (32, 2, "note")])
+def test_many_samples_of_one_class_of_several_are_an_alarm(samples, classes, severity):
+    model, batch = net(outputs=classes), (torch.randn(samples, 4), torch.ones(samples, dtype=torch.long))
+    (found,) = audit(model, batch, lambda batch: cross_entropy(model(batch[0]), batch[1]))
+    assert (found.rule, found.severity) == ("targets", severity)
+
+
+def test_a_sequence_of_one_class_is_a_note():
+    model, batch = net(), (torch.randn(8, 8, 4), torch.ones(8, 8, dtype=torch.long))
+    (found,) = audit(model, batch, lambda batch: cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten()))
+    assert (found.rule, found.severity) == ("targets", "note")
+
+
+def test_labels_that_the_step_makes_itself_may_be_alike():
+    model = net(outputs=1)
+    assert audit(model, X, lambda x: binary_cross_entropy_with_logits(model(x), torch.ones(16, 1))) == ()
+
+
+def test_log_softmax_over_the_samples_is_found():
+    found = found_in(net(nn.LogSoftmax(0)), nll_loss, CLASSES, None)
+    assert any((one.rule, one.severity, one.advice) == ("batch_mixing", "alarm", "use dim=1") for one in found)
+
+
+def test_a_detach_that_leaves_parameters_without_gradient_is_named():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
+    step = lambda batch: cross_entropy(model[1](model[0](batch[0]).detach()), batch[1])  # noqa: E731
+    (found,) = audit(model, (X, CLASSES), step)
+    assert found.rule == "cut"
+    assert found.evidence.startswith(f"detach() at test_findings.py:{step.__code__.co_firstlineno}")
+    assert "2 of 4 trainable parameters: 0.bias, 0.weight" in found.evidence
+
+
+def test_where_the_output_after_a_detach_makes_the_targets_too_the_detach_is_named():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+
+    def step(batch):
+        judged = model[1](model[0](batch).detach())
+        return binary_cross_entropy_with_logits(judged, torch.ones_like(judged))
+
+    (found,) = audit(model, X, step)
+    assert (found.rule, found.evidence.partition("()")[0]) == ("cut", "detach")
+
+
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_derivatives_in_a_term_of_the_loss_need_a_graph(create_graph):
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+
+    def step(batch):
+        x = batch.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=create_graph, retain_graph=True)
+        return slope.square().mean() + 2 * model(batch).square().mean()
+
+    found = audit(model, X, step)
+    assert [(one.rule, one.severity) for one in found] == ([] if create_graph else [("cut", "alarm")])
+    if found:
+        line = step.__code__.co_firstlineno + 2
+        assert found[0].evidence.startswith(f"a term of the loss comes from grad() at test_findings.py:{line}")
+        assert found[0].advice == "call torch.autograd.grad with create_graph=True"
+
+
+@pytest.mark.parametrize("is_of_student", [False, True])
+def test_a_loss_function_of_a_frozen_model_alone_is_a_term_that_trains_nothing(is_of_student):
+    student, teacher = nn.Linear(4, 3), nn.Linear(4, 3).requires_grad_(False)
+
+    def step(batch):
+        x, y = batch
+        told, output = teacher(x).softmax(1), student(x)
+        given = (output if is_of_student else teacher(x)).log_softmax(1)
+        return cross_entropy(output, y) + 0.5 * kl_div(given, told, reduction="batchmean")
+
+    found = audit(nn.ModuleList([student, teacher]), (X, CLASSES), step)
+    alarms = [one for one in found if one.severity == "alarm"]
+    assert [one.rule for one in alarms] == ([] if is_of_student else ["cut"])
+    if alarms:
+        assert f"kl_div at test_findings.py:{step.__code__.co_firstlineno + 4}" in alarms[0].evidence
+
+
+JOINED = {
+    "detach": lambda term, other: term + other.detach(),
+    "item": lambda term, other: term + other.item(),
+    "item, weighted": lambda term, other: term + 0.5 * other.item(),
+    "item, as a tensor": lambda term, other: term + torch.tensor(other.item()),
+    "in a stack": lambda term, other: torch.stack([term, other.detach()]).mean(),
+}
+
+
+@pytest.mark.parametrize("name", JOINED)
+def test_a_term_that_is_detached_is_an_alarm(name):
+    model = nn.Linear(4, 3)
+    step = lambda x: JOINED[name](model(x).square().mean(), model(x).mean())  # noqa: E731
+    (found,) = audit(model, X, step)
+    assert (found.rule, found.severity) == ("cut", "alarm")
+    assert found.evidence.endswith("which passes no gradient on: it trains nothing")
+
+
+@pytest.mark.parametrize(
+    ("p", "training", "count"), [(0.95, True, 1), (0.95, False, 0), (0.5, True, 0), (1.0, True, 0)]
+)
+def test_a_dropout_that_leaves_next_to_nothing_is_an_alarm_as_module_and_as_function(p, training, count):
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3))
+    step = lambda batch: cross_entropy(  # noqa: E731
+        model[1](nn.functional.dropout(model[0](batch[0]), p, training)), batch[1]
+    )
+    found = [one for one in audit(model, (X, CLASSES), step) if one.rule == "dropout"]
+    assert len(found) == count
+    module = nn.Sequential(nn.Linear(4, 8), nn.Dropout(p), nn.Linear(8, 3)).train(training)
+    found += [one for one in found_in(module, cross_entropy, CLASSES, None) if one.rule == "dropout"]
+    assert len(found) == 2 * count
+    for one in found:
+        assert f"drops {p:.0%} of the values, and scales the rest by {1 / (1 - p):.3g}" in one.evidence
+        assert one.advice == f"set p={1 - p:.2g}, or at most 0.5"
+
+
+def test_no_grad_that_leaves_parameters_without_gradient_is_named():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
+
+    def step(batch):
+        with torch.no_grad():
+            hidden = model[0](batch[0])
+        return cross_entropy(model[1](hidden), batch[1])
+
+    (found,) = audit(model, (X, CLASSES), step)
+    assert found.rule == "cut"
+    assert "torch.no_grad()" in found.evidence
+
+
+def test_a_stopped_gradient_that_leaves_every_parameter_another_way_is_no_fault():
+    online, head = nn.Linear(4, 4), nn.Linear(4, 4)
+    model = nn.ModuleList([online, head])
+    step = lambda x: -cosine_similarity(head(online(x)), online(x + 0.1).detach()).mean()  # noqa: E731
+    assert audit(model, X, step) == ()
+
+
+def test_a_row_of_attention_that_sees_nothing_is_found_where_it_gives_nan():
+    model = nn.MultiheadAttention(4, 1, batch_first=True)
+    mask = torch.eye(8, dtype=torch.bool)
+    mask[3] = True
+    x = torch.randn(2, 8, 4)
+    (found,) = audit(model, x, lambda x: model(x, x, x, attn_mask=mask)[0].square().mean())
+    assert found.rule == "masked_row"
+    assert found.evidence.startswith("1 of 8 rows")
+
+
+def test_a_teacher_that_stands_in_the_place_of_the_output_is_no_output():
+    student, teacher = nn.Linear(4, 3), nn.Sequential(nn.Linear(4, 3), nn.ReLU()).requires_grad_(False)
+    assert audit(nn.ModuleList([student, teacher]), X, lambda x: mse_loss(teacher(x), student(x))) == ()
+
+
+def test_an_output_that_is_changed_in_place_no_longer_has_the_range_of_its_function():
+    model = net(nn.Sigmoid())
+
+    def step(batch):
+        output = model(batch[0]).clone()
+        output[:, 2:] = output[:, 2:] * 8 - 4
+        return mse_loss(output, batch[1])
+
+    assert audit(model, (X, REAL[:, None].expand(16, 3)), step) == ()
+
+
+def test_masked_rows_of_a_finite_loss_are_no_fault():
+    model = nn.Linear(4, 4)
+
+    def step(x):
+        scores = model(x).masked_fill(torch.arange(16)[:, None] < 2, float("-inf"))
+        return scores.softmax(-1).nan_to_num(0).square().sum()
+
+    assert audit(model, X, step) == ()
+
+
+def test_many_tensors_in_a_list_are_read_in_a_moment():
+    model = net(outputs=1)
+    began = time.process_time()
+    audit(model, X, lambda x: torch.stack([model(x[:1]).sum()] * 20_000).mean())
+    assert time.process_time() - began < 2
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_nested_tensor_in_the_batch_is_read_without_an_error():
+    batch = X, torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    model = net()
+    assert audit(model, batch, lambda batch: model(batch[0]).square().mean()) == ()
+
+
+def test_layers_in_evaluation_mode_are_a_note():
+    model = net(nn.BatchNorm1d(3), nn.Dropout())
+    model(X)  # its statistics are those of data
+    model[1].eval()
+    (found,) = found_in(model, cross_entropy, CLASSES, None)
+    assert (found.rule, found.severity) == ("eval_mode", "note")
+    assert found.evidence.startswith("1 of 2 layers")
+
+
+def test_a_norm_in_evaluation_mode_that_has_never_seen_data_is_an_alarm():
+    model = net(nn.BatchNorm1d(3))
+    model[1].eval()
+    before = model[0](X)
+    assert torch.allclose(model[1](before), before, rtol=1e-4)  # the oracle: it normalizes nothing
+    (found,) = found_in(model, cross_entropy, CLASSES, None)
+    assert (found.rule, found.severity, found.advice) == ("eval_mode", "alarm", "call train() on them")
+    assert found.evidence.endswith("the running statistics of 1 are as new, so that they normalize nothing")
+
+
+def test_a_straight_through_estimator_is_no_cut():
+    model = net(nn.Linear(3, 3))
+    model.codes = nn.Parameter(torch.tensor([[-1.0], [0.0], [1.0]]))
+
+    def quantized(x):
+        given = model[1](model[0](x))[:, :1]
+        nearest = model.codes[(given - model.codes.T).abs().argmin(1)]
+        return (given + (nearest - given).detach() - 2).square().mean()
+
+    def cut(x):
+        return (model[1](model[0](x).detach())[:, :1] - 2).square().mean()
+
+    assert [one.rule for one in audit(model, X, quantized)] == []
+    assert [one.rule for one in audit(model, X, cut)] == ["cut"]
+
+
+@pytest.mark.parametrize(("momentum", "mean", "is_said"), [(0.0, 0.0, True), (0.0, 0.5, False), (0.1, 0.0, False)])
+def test_running_statistics_that_never_move_from_0_and_1_are_an_alarm(momentum, mean, is_said):
+    norm = nn.BatchNorm1d(3, momentum=momentum)
+    norm.running_mean += mean
+    found = [one for one in found_in(net(norm), cross_entropy, CLASSES, None) if one.rule == "eval_mode"]
+    assert [(one.severity, one.module) for one in found] == [("alarm", "1")] * is_said
+    norm(torch.randn(8, 3) + 7)  # the oracle: a batch of another mean moves them, or not
+    assert (momentum == 0) == bool((norm.running_mean == mean).all())
+    assert not is_said or "momentum=0 in 1 of 1 batch norms: their running statistics stay" in found[0].evidence
+
+
+def test_a_frozen_part_in_training_mode_is_a_note():
+    teacher = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Dropout()).requires_grad_(False)
+    model = nn.ModuleDict({"teacher": teacher, "net": net()})
+    step = lambda batch: mse_loss(model["net"](batch), model["teacher"](batch))  # noqa: E731
+    (found,) = [one for one in audit(model, X, step) if one.rule == "eval_mode"]
+    assert found.evidence.startswith(
+        "norms and dropouts of frozen modules are in training mode (2): teacher.1, teacher.2"
+    )
+
+
+def test_a_frozen_part_in_evaluation_mode_is_meant():
+    teacher = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Dropout()).eval().requires_grad_(False)
+    model = nn.ModuleDict({"teacher": teacher, "student": nn.Linear(4, 3)})
+    assert audit(model, X, lambda x: (model["student"](x) - teacher(x)).square().mean()) == ()
+
+
+class Classifier(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = net(nn.BatchNorm1d(3), nn.Dropout(), nn.Softmax(1))
+
+    def training_step(self, batch, batch_idx):
+        return cross_entropy(self.net(batch[0]), batch[1])
+
+
+def test_a_lightning_module_needs_no_step():
+    (found,) = audit(Classifier(), (X, CLASSES))
+    assert (found.rule, found.module) == ("loss_input", "net.3")
+
+
+def test_a_plain_module_needs_one():
+    with pytest.raises(TypeError, match="Sequential, which has no training_step: give step="):
+        audit(net(), (X, CLASSES))
+
+
+def test_a_loss_that_is_no_tensor_is_an_error():
+    with pytest.raises(TypeError, match="a loss of type float"):
+        audit(net(), X, lambda batch: 1.0)
+
+
+def test_the_model_and_the_random_state_are_put_back():
+    model = Classifier()
+    model.net[0].weight.grad = torch.ones(3, 4)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    state = torch.random.get_rng_state()
+    audit(model, (X, CLASSES))
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert torch.equal(model.net[0].weight.grad, torch.ones(3, 4))
+    assert model.net[0].bias.grad is None
+
+
+def test_a_step_that_raises_leaves_no_trace_either():
+    model = Classifier()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+
+    def step(batch):
+        model.net(batch[0])
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        audit(model, (X, CLASSES), step)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_a_loss_of_infinities_is_read_without_an_error():
+    assert audit(net(outputs=1), (X, REAL), lambda batch: (batch[1] * math.inf).sum()) == ()
+
+
+def test_findings_are_printed_as_sentences_in_a_line_each():
+    model = net(nn.Softmax(1))
+    found = audit(model, X, lambda batch: cross_entropy(model(batch), CLASSES))
+    assert isinstance(found, tuple)
+    assert str(found).startswith("alarm: loss_input in 1: ")
+    assert ". Try: " in str(found)
+    assert str(found) == repr(found) == "\n".join(map(str, found))

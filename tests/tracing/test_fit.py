@@ -1,0 +1,198 @@
+"""What HealthMonitor says of the code of the first training step."""
+
+import sys
+from copy import deepcopy
+from importlib import import_module
+from pkgutil import iter_modules
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule
+from torch import nn
+from torch.nn.functional import cross_entropy
+from toys import Toy, batches, fit, mlp
+
+import hookboard
+from hookboard import HealthMonitor, watch
+from hookboard.health import rules_in
+from hookboard.tracing import RULES, STEP, Modes
+from hookboard.tracing.built_in import STEP_RULES
+from hookboard.tracing.program import StepTrace
+
+pytestmark = pytest.mark.trains
+
+X, CLASSES = torch.randn(8, 4), torch.arange(8) % 3
+
+
+class Classifier(LightningModule):
+    def __init__(self, *tail):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3), *tail)
+        self.calls = []
+
+    def training_step(self, batch, batch_idx):
+        self.calls.append(batch_idx)
+        return cross_entropy(self.net(batch[0]), batch[1])
+
+    def validation_step(self, batch, batch_idx):
+        pass
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class Manual(Classifier):
+    def __init__(self, *tail):
+        super().__init__(*tail)
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        self.optimizers().zero_grad()
+        self.manual_backward(cross_entropy(self.net(batch[0]), batch[1]))
+        self.optimizers().step()
+
+
+def data(count=4):
+    return [(X, CLASSES)] * count
+
+
+def verdicts_of(tmp_path, model, **options):
+    monitor = HealthMonitor(every_n_steps=1, **options)
+    fit(tmp_path, model, data(), monitor)
+    return monitor.verdicts
+
+
+def test_that_all_gradients_are_0_follows_from_what_makes_them_0(tmp_path):
+    model = Classifier(nn.ReLU())
+    nn.init.constant_(model.net[2].bias, -100.0)
+    found = verdicts_of(tmp_path, model)
+    gone = next(one for one in found if one.rule == "cut")
+    assert "are exactly 0" in gone.evidence
+    assert gone.follows_from is not None
+    assert (found[0].rule, gone.follows_from[0]) == ("loss_input", "loss_input")
+
+
+@pytest.mark.parametrize("kind", [Classifier, Manual])
+def test_a_fault_in_the_step_is_an_alarm_from_the_first_look_on(tmp_path, kind):
+    first = verdicts_of(tmp_path, kind(nn.Softmax(1)))[0]
+    assert (first.severity, first.rule, first.module, first.since, first.until) == (
+        "alarm",
+        "loss_input",
+        "net.3",
+        0,
+        None,
+    )
+    assert "cross_entropy at test_fit.py" in first.evidence
+
+
+@pytest.mark.parametrize("kind", [Classifier, Manual])
+def test_nothing_is_said_of_a_healthy_step(tmp_path, kind):
+    assert not STEP.intersection(verdict.rule for verdict in verdicts_of(tmp_path, kind()))
+
+
+def test_a_rule_that_is_not_asked_says_nothing(tmp_path):
+    assert verdicts_of(tmp_path, Classifier(nn.Softmax(1)), rules=["loss_shape"]) == ()
+
+
+def test_every_function_that_is_asked_answers_for_a_rule_that_says_what_it_sees():
+    assert {rule.name for rule in STEP_RULES} - {"input_scale"} == STEP
+    assert RULES.keys() >= {rule.name for rule in STEP_RULES}
+
+
+def test_every_rule_in_a_file_of_the_audit_is_asked():
+    files = [import_module(f"hookboard.tracing.{file.name}") for file in iter_modules(hookboard.tracing.__path__)]
+    assert {rule for file in files for rule in rules_in(file)} == {*STEP_RULES}
+
+
+def test_what_the_step_notes_is_as_if_it_had_run_once(tmp_path):
+    model = Classifier()
+    fit(tmp_path, model, data(3), HealthMonitor(every_n_steps=1))
+    assert model.calls == [0, 1, 2]
+
+
+def test_it_is_not_read_where_the_audit_is_off(tmp_path):
+    verdicts = verdicts_of(tmp_path, Classifier(nn.Softmax(1)), audit=False)
+    assert not STEP.intersection(verdict.rule for verdict in verdicts)
+
+
+def trained(tmp_path, *callbacks):
+    torch.manual_seed(3)
+    model = Classifier(nn.Dropout())
+    fit(tmp_path, model, data(), *callbacks)
+    return model.state_dict()
+
+
+def test_the_weights_are_those_of_a_training_without_the_monitor(tmp_path):
+    bare, watched = trained(tmp_path / "a"), trained(tmp_path / "b", HealthMonitor())
+    assert all(torch.equal(value, watched[name]) for name, value in bare.items())
+
+
+@pytest.mark.parametrize("place", [(StepTrace, "_place"), ("hookboard.tracing.reading", "findings_of")])
+def test_a_fault_of_ours_is_one_warning_and_the_fit_goes_on(tmp_path, monkeypatch, place):
+    def broken(*args):
+        raise ZeroDivisionError("ours")
+
+    owner, name = place
+    owner = sys.modules[owner] if isinstance(owner, str) else owner
+    monkeypatch.setattr(owner, name, broken)
+    monitor = HealthMonitor(every_n_steps=1)
+    with pytest.warns(UserWarning, match="the training step was not read: ZeroDivisionError: ours"):
+        run = fit(tmp_path, Toy(mlp()), batches(4, 4), monitor)
+    assert run.global_step == 2
+
+
+def modes_said(change):
+    """What is said of a net that this function changes after the third step, with the step since when."""
+    net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.1), nn.Linear(8, 3))
+    model, monitor = nn.Sequential(net), HealthMonitor(every_n_steps=1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watch(model, optimizer, [monitor]) as run:
+        for step in range(6):
+            with run.step((X, CLASSES)):
+                cross_entropy(model(X), CLASSES).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            if step == 2:
+                change(net)
+    return [(one.severity, one.since) for one in monitor.verdicts if one.rule == "eval_mode"]
+
+
+def test_a_model_that_stays_in_evaluation_mode_after_an_evaluation_is_an_alarm_from_that_step_on():
+    assert modes_said(nn.Module.eval) == [("alarm", 3)]
+
+
+@pytest.mark.parametrize("has_buffers", [False, True])
+def test_an_average_that_follows_the_weights_of_norms_and_not_their_statistics_is_an_alarm(has_buffers):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+    both = nn.ModuleDict({"net": net, "teacher": deepcopy(net).requires_grad_(False).eval()})
+    optimizer, monitor = torch.optim.SGD(net.parameters(), lr=0.1), HealthMonitor(every_n_steps=1)
+    x, y = torch.randn(16, 4), torch.randint(3, (16,))
+    with watch(both, optimizer, [monitor]) as run:
+        for _ in range(4):
+            with run.step((x, y)):
+                told = both["teacher"](x).softmax(1)
+                (cross_entropy(net(x), y) + (net(x).softmax(1) - told).square().mean()).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            for its, mine in zip(both["teacher"].parameters(), net.parameters(), strict=True):
+                its.lerp_(mine.detach(), 0.1)
+            if has_buffers:
+                both["teacher"].load_state_dict(net.state_dict())
+    said = [(one.severity, one.module) for one in monitor.verdicts if one.rule == "eval_mode"]
+    assert said == ([] if has_buffers else [("alarm", "teacher.1")])
+
+
+def test_norms_that_are_frozen_later_are_meant():
+    assert modes_said(lambda net: net[1].eval()) == []
+    assert modes_said(lambda net: [net[1].eval(), net[3].eval()]) == []
+
+
+def test_a_part_that_is_frozen_later_with_all_norms_is_meant():
+    body = nn.ModuleDict({"body": nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8)), "head": nn.Linear(8, 3)})
+    modes = Modes()
+    assert modes.see(body, 0) == []
+    body["body"].requires_grad_(False).eval()
+    assert modes.see(body, 3) == []
+    body["body"].requires_grad_(True)
+    assert [found.evidence.partition(":")[2] for found in modes.see(body, 4)] == [" body.1"]

@@ -1,0 +1,325 @@
+"""The same fault of a step gets the same alarm in each loop, and training goes on as without a monitor."""
+
+import contextlib
+import logging
+
+import pytest
+import torch
+from lightning.fabric import Fabric
+from lightning.pytorch import LightningModule
+from torch import nn
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
+from toys import fit
+
+from hookboard import HealthMonitor, for_transformers, watch
+from hookboard.tracing import STEP
+
+pytestmark = [pytest.mark.trains, pytest.mark.filterwarnings("ignore:hookboard.*had nothing to measure")]
+
+STEPS, ROWS = 3, 8
+
+
+def draw(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+X = torch.randn(STEPS * ROWS, 4, generator=draw())
+CLASSES = torch.arange(STEPS * ROWS) % 3
+REAL = torch.randn(STEPS * ROWS, generator=draw(1))
+BITS = (REAL > 0).float()
+TOKENS = torch.randint(11, (STEPS * ROWS, 12), generator=draw(2))
+FAULTS = {}
+
+
+class Net(nn.Module):
+    def __init__(self, *layers):
+        super().__init__()
+        self.net = nn.Sequential(*layers or (nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)))
+
+    def forward(self, x, labels):
+        return {"loss": self.loss_of(x, labels)}
+
+    def loss_of(self, x, labels):
+        return cross_entropy(self.net(x), labels)
+
+
+def fault(rule, x=X, labels=CLASSES):
+    def register(kind):
+        FAULTS[kind.__name__] = kind, rule, x, labels
+        return kind
+
+    return register
+
+
+@fault("")
+class Healthy(Net):
+    pass
+
+
+@fault("loss_input")
+class SoftmaxBeforeCrossEntropy(Net):
+    def loss_of(self, x, labels):
+        return cross_entropy(self.net(x).softmax(1), labels)
+
+
+@fault("loss_input", labels=BITS)
+class SigmoidTwice(Net):
+    def loss_of(self, x, labels):
+        return binary_cross_entropy_with_logits(self.net(x)[:, 0].sigmoid(), labels)
+
+
+@fault("loss_shape", labels=REAL)
+class Broadcasts(Net):
+    def __init__(self):
+        super().__init__(nn.Linear(4, 1))
+
+    def loss_of(self, x, labels):
+        return (self.net(x) - labels).square().mean()
+
+
+@fault("cut")
+class DetachesItsFeatures(Net):
+    def loss_of(self, x, labels):
+        return cross_entropy(self.net[2](self.net[:2](x).detach()), labels)
+
+
+@fault("cut", labels=REAL)
+class Rounds(Net):
+    def loss_of(self, x, labels):
+        return mse_loss(self.net(x)[:, 0].round(), labels)
+
+
+@fault("unbounded_loss", labels=REAL)
+class HasTheWrongSign(Net):
+    def loss_of(self, x, labels):
+        return -mse_loss(self.net(x)[:, 0], labels)
+
+
+@fault("loss_scale")
+class ScalesItsLossAway(Net):
+    def loss_of(self, x, labels):
+        return 1e-9 * cross_entropy(self.net(x), labels)
+
+
+@fault("no_influence", labels=BITS)
+class SoftmaxOverOneOutput(Net):
+    def loss_of(self, x, labels):
+        return mse_loss(self.net(x)[:, :1].softmax(1)[:, 0], labels)
+
+
+@fault("not_in_optimizer")
+class KeepsALayerInAList(Net):
+    def __init__(self):
+        super().__init__()
+        self.layers = [nn.Linear(4, 16)]
+        self.last = nn.Linear(16, 3)
+
+    def loss_of(self, x, labels):
+        return cross_entropy(self.last(self.layers[0](x).relu()) + self.net(x), labels)
+
+
+@fault("eval_mode")
+class StaysInEvaluation(Net):
+    def __init__(self):
+        super().__init__(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+
+    def loss_of(self, x, labels):
+        self.eval()
+        return super().loss_of(x, labels)
+
+
+@fault("future_leak", TOKENS, TOKENS)
+class SeesLaterTokens(Net):
+    is_causal = False
+
+    def __init__(self):
+        super().__init__(nn.Embedding(11, 8))
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.encoder, self.head = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False), nn.Linear(8, 11)
+
+    def loss_of(self, x, labels):
+        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1] - 1) if self.is_causal else None
+        logits = self.head(self.encoder(self.net(x[:, :-1]), mask, is_causal=self.is_causal))
+        return cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten())
+
+
+@fault("", TOKENS, TOKENS)
+class SeesEarlierTokens(SeesLaterTokens):
+    is_causal = True
+
+
+def optimizer_of(model):
+    return torch.optim.SGD(model.parameters(), lr=0.01)
+
+
+def batches_of(x, labels):
+    return list(zip(x.split(ROWS), labels.split(ROWS), strict=True))
+
+
+class InLightning(LightningModule):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def training_step(self, batch, batch_idx):
+        return self.model(*batch)["loss"]
+
+    def validation_step(self, batch, batch_idx):
+        pass
+
+    def configure_optimizers(self):
+        return optimizer_of(self)
+
+
+def lightning(folder, model, x, labels, monitor=None):
+    fit(folder, InLightning(model), batches_of(x, labels), *[monitor] if monitor else [])
+
+
+def watched(model, optimizer, monitor):
+    return watch(model, optimizer, monitor) if monitor else contextlib.nullcontext()
+
+
+def step_of(run, *batch):
+    return contextlib.nullcontext() if run is None else run.step(*batch)
+
+
+def bare(folder, model, x, labels, monitor=None):
+    optimizer = optimizer_of(model)
+    with watched(model, optimizer, monitor) as run:
+        for batch in batches_of(x, labels):
+            with step_of(run):  # it tells no batch
+                model(*batch)["loss"].backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+
+def fabric(folder, model, x, labels, monitor=None, **options):
+    launched = Fabric(accelerator="cpu", **{"devices": 1, **options})
+    launched.launch()
+    model, optimizer = launched.setup(model, optimizer_of(model))
+    with watched(model, optimizer, monitor) as run:
+        for batch in batches_of(x, labels):
+            with step_of(run, batch):
+                launched.backward(model(*batch)["loss"])
+                optimizer.step()
+                optimizer.zero_grad()
+
+
+def accelerated(folder, model, x, labels, monitor=None, **options):
+    accelerator = pytest.importorskip("accelerate").Accelerator(cpu=True, gradient_accumulation_steps=2, **options)
+    model, optimizer = accelerator.prepare(model, optimizer_of(model))
+    with watched(model, optimizer, monitor) as run:
+        for batch in batches_of(x, labels):
+            with step_of(run, batch), accelerator.accumulate(model):
+                accelerator.backward(model(*batch)["loss"])
+                optimizer.step()
+                optimizer.zero_grad()
+
+
+def hugging_face(folder, model, x, labels, monitor=None):
+    transformers = pytest.importorskip("transformers")
+    arguments = transformers.TrainingArguments(
+        output_dir=str(folder),
+        optim="sgd",
+        max_steps=STEPS,
+        per_device_train_batch_size=ROWS,
+        train_sampling_strategy="sequential",
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+        use_cpu=True,
+    )
+    rows = [{"x": one, "labels": label} for one, label in zip(x, labels, strict=True)]
+    callbacks = [for_transformers(monitor, [])] if monitor else []
+    transformers.Trainer(model, arguments, train_dataset=rows, callbacks=callbacks).train()
+
+
+LOOPS = [lightning, bare, fabric, accelerated, hugging_face]
+
+
+def trained(loop, folder, kind, x, labels, monitor=None):
+    """The weights after a training from the same start on the same batches."""
+    torch.manual_seed(0)
+    model = kind()
+    loop(folder, model, x, labels, monitor)
+    return model.state_dict()
+
+
+@pytest.mark.filterwarnings("ignore:Found .* in eval mode")
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_found_in_each_loop_and_the_training_is_the_same(tmp_path, loop, name):
+    kind, rule, *data = FAULTS[name]
+    expected = trained(loop, tmp_path / "bare", kind, *data)
+    monitor = HealthMonitor(every_n_steps=1)
+    weights = trained(loop, tmp_path / "watched", kind, *data, monitor)
+    assert all(torch.equal(value, weights[name]) for name, value in expected.items())
+    found = {verdict.rule: verdict for verdict in monitor.verdicts if verdict.rule in STEP}
+    assert (rule in found) if rule else not found
+    if rule in ("loss_input", "loss_shape", "unbounded_loss", "loss_scale"):
+        assert "test_loops.py:" in found[rule].evidence
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_callback_that_does_nothing_there_is_not_advised(tmp_path, loop, caplog):
+    with caplog.at_level(logging.INFO):
+        trained(loop, tmp_path, Healthy, X, CLASSES, HealthMonitor(every_n_steps=1))
+    assert ("Checkup" in caplog.text) is (loop is lightning)
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_inputs_out_of_scale_are_found_once_in_each_loop(tmp_path, loop):
+    expected = trained(loop, tmp_path / "bare", Healthy, 1000 * X, CLASSES)
+    monitor = HealthMonitor(every_n_steps=1, window=1)
+    weights = trained(loop, tmp_path / "watched", Healthy, 1000 * X, CLASSES, monitor)
+    assert all(torch.equal(value, weights[name]) for name, value in expected.items())
+    assert [verdict.rule for verdict in monitor.verdicts].count("input_scale") == 1
+
+
+def findings_of(loss_of, outputs=1):
+    """The rules that fire on a loss of outputs and targets, in a loop that tells no batch."""
+    model, monitor = nn.Sequential(nn.Linear(4, outputs)), HealthMonitor(every_n_steps=1)
+    optimizer = optimizer_of(model)
+    with watch(model, optimizer, monitor) as run:
+        for x, targets in batches_of(X, REAL):
+            with run.step():
+                loss_of(model(x), targets).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    return STEP & {verdict.rule for verdict in monitor.verdicts}
+
+
+def test_a_target_is_known_where_the_loop_tells_no_batch():
+    assert findings_of(lambda outputs, targets: (outputs - targets).square().mean()) == {"loss_shape"}
+
+
+def test_a_target_that_is_converted_before_the_model_runs_is_known_where_the_loop_tells_no_batch():
+    model, monitor = nn.Sequential(nn.Linear(4, 1)), HealthMonitor(every_n_steps=1)
+    optimizer = optimizer_of(model)
+    with watch(model, optimizer, monitor) as run, run.step():
+        targets = REAL[:ROWS].double().float()
+        (model(X[:ROWS]) - targets).square().mean().backward()
+        optimizer.step()
+    assert "loss_shape" in {verdict.rule for verdict in monitor.verdicts}
+
+
+def test_a_constant_is_no_target_where_the_loop_tells_no_batch():
+    means = torch.zeros(3)
+    assert not findings_of(lambda outputs, targets: (outputs - means - targets[:, None]).square().mean(), 3)
+
+
+class Logits(SeesLaterTokens):
+    def forward(self, tokens):
+        return self.head(self.encoder(self.net(tokens)))
+
+
+def test_a_leak_is_found_in_outputs_that_fabric_has_hooked():
+    launched, monitor = Fabric(accelerator="cpu", devices=1), HealthMonitor(every_n_steps=1)
+    model = Logits()
+    model, optimizer = launched.setup(model, optimizer_of(model))
+    tokens = TOKENS[:ROWS]
+    with watch(model, optimizer, monitor) as run, run.step(tokens):
+        logits = model(tokens[:, :-1])
+        launched.backward(cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()))
+        optimizer.step()
+    assert "future_leak" in {verdict.rule for verdict in monitor.verdicts}

@@ -1,0 +1,573 @@
+"""What is said of the optimizers and schedulers of a fit before its first step."""
+
+import copy
+import functools
+import math
+import random
+from time import perf_counter
+
+import pytest
+import torch
+from lightning.pytorch import Callback, LightningModule
+from recorded import numbers
+from torch import nn
+from torch.optim import lr_scheduler
+from torch.utils.data import DataLoader
+from toys import batches, fit, trainer
+
+from hookboard import HealthMonitor
+from hookboard.tracing.optimizing import _frozen, _lost_epsilon
+from hookboard.tracing.scheduling import scheduled_rates
+
+pytestmark = [
+    pytest.mark.trains,
+    pytest.mark.filterwarnings("ignore:The epoch parameter in `scheduler.step"),  # a SequentialLR of torch 2.6
+]
+
+OURS = {"not_in_optimizer", "frozen", "schedule"}
+
+
+class Model(LightningModule):
+    def __init__(self, optimized=None, frozen=(), scheduled=None, interval="step"):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 4))
+        self.head = nn.Linear(4, 1)
+        self.optimized = optimized or (lambda model: model.parameters())
+        self.scheduled, self.interval = scheduled, interval
+        for name in frozen:
+            self.get_submodule(name).requires_grad_(False)
+
+    def training_step(self, batch):
+        return self.head(self.body(batch)).square().mean()
+
+    def validation_step(self, batch):
+        pass
+
+    def rate_at(self, step):
+        return max(0.0, 1 - step / 2)
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.AdamW(self.optimized(self), lr=0.01)
+        if self.scheduled is None:
+            return optimizer
+        scheduler = self.scheduled(self, optimizer)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": self.interval}}
+
+
+def said(model, count=10, **options):
+    monitor = HealthMonitor(every_n_steps=1)
+    fit(None, model, batches(*[8] * count), monitor, **options)
+    return [verdict for verdict in monitor.verdicts if verdict.rule in OURS]
+
+
+def test_parameters_that_no_optimizer_holds_are_a_note_with_their_number():
+    (found,) = said(Model(lambda model: model.head.parameters()))
+    assert (found.severity, found.rule) == ("note", "not_in_optimizer")
+    assert found.evidence.startswith("6 of 8 trainable parameters that get a gradient are in no optimizer")
+    assert "body.0.weight" in found.evidence
+
+
+def frozen_body(model):
+    """Return the parameters that were there before the adapter, as a list that is made too early would hold."""
+    model.body.requires_grad_(False)
+    return model.body.parameters()
+
+
+def test_an_optimizer_without_any_parameter_that_is_trained_is_an_alarm_with_one_that_is():
+    found = said(Model(frozen_body))[0]
+    assert (found.severity, found.rule) == ("alarm", "not_in_optimizer")
+    assert found.evidence == (
+        "none of the 2 trainable parameters that get a gradient is in an optimizer, which holds 6 others, 6 of them "
+        "frozen"
+    )
+    assert "head.weight" in found.advice
+
+
+def test_an_optimizer_of_another_model_is_an_alarm():
+    found = said(Model(lambda model: copy.deepcopy(model.body).parameters()))[0]
+    assert (found.severity, found.rule) == ("alarm", "not_in_optimizer")
+    assert "hold 6 tensors" in found.evidence
+
+
+def test_that_no_weight_moves_follows_from_an_optimizer_without_them():
+    monitor = HealthMonitor(every_n_steps=1)
+    fit(None, Model(lambda model: copy.deepcopy(model.body).parameters()), batches(*[8] * 10), monitor)
+    [still] = [verdict for verdict in monitor.verdicts if verdict.rule == "not_updated"]
+    assert still.follows_from is not None
+    assert still.follows_from[0] == "not_in_optimizer"
+
+
+def test_nothing_is_said_where_the_optimizers_hold_every_parameter():
+    assert said(Model()) == []
+
+
+def test_what_is_frozen_is_a_note_with_the_numbers_of_weights():
+    model = Model(frozen=["body.0", "body.1", "head"])
+    (found,) = said(model)
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    count = sum(p.numel() for p in model.parameters())
+    assert (found.severity, found.rule) == ("note", "frozen")
+    assert found.evidence == f"{trained} of {count} weights are trained; frozen are all of body.0, body.1, head"
+
+
+def test_a_frozen_copy_of_weights_that_learn_is_not_said_to_be_untrained():
+    class Taught(Model):
+        def __init__(self):
+            super().__init__()
+            self.body = nn.Sequential(nn.Linear(16, 32), nn.Linear(32, 4))
+            self.head = nn.Linear(4, 1)
+            self.teacher = copy.deepcopy(self.body).requires_grad_(False)
+
+        def training_step(self, batch):
+            x = batch.repeat(1, 4)
+            return (self.body(x) - self.teacher(x)).square().mean() + self.head(self.body(x)).square().mean()
+
+    (found,) = said(Taught())
+    assert found.evidence.endswith("frozen are all of teacher")
+
+
+@pytest.mark.parametrize("is_held", [False, True])
+def test_what_is_trainable_only_later_must_be_in_an_optimizer(is_held):
+    class Unfrozen(Model):
+        def on_train_batch_start(self, batch, batch_idx):
+            self.body.requires_grad_(batch_idx > 3)
+
+    model = Unfrozen(lambda model: model.parameters() if is_held else model.head.parameters())
+    model.body.requires_grad_(False)
+    monitor = HealthMonitor(every_n_steps=1)
+    fit(None, model, batches(*[8] * 10), monitor)
+    assert "frozen" not in {verdict.rule for verdict in monitor.verdicts if verdict.until is None}
+    found = [verdict for verdict in monitor.verdicts if verdict.rule == "not_in_optimizer"]
+    assert len(found) == (0 if is_held else 1)
+    for verdict in found:
+        (count,) = numbers("# parameters that were frozen at first are trainable now", verdict.evidence)
+        assert (verdict.severity, verdict.since, count) == ("alarm", 4, len(list(model.body.parameters())))
+
+
+def test_frozen_weights_that_look_as_torch_initializes_them_are_named():
+    class Wide(Model):
+        def __init__(self, is_trained):
+            super().__init__()
+            self.body = nn.Sequential(nn.Linear(16, 32), nn.Linear(32, 4))
+            self.head = nn.Linear(4, 1)
+            if is_trained:
+                nn.init.normal_(self.body[0].weight, std=0.3)
+            self.body[0].requires_grad_(False)
+
+        def training_step(self, batch):
+            return self.head(self.body(batch.repeat(1, 4))).square().mean()
+
+    (found,) = said(Wide(is_trained=False))
+    assert found.evidence.endswith(
+        "; those of body.0.weight look as torch initializes them, so nobody has trained them"
+    )
+    (found,) = said(Wide(is_trained=True))
+    assert found.evidence.endswith("frozen are all of body.0")
+
+
+class Hidden(Model):
+    """Has a layer in a list, where `parameters()` does not find it."""
+
+    def __init__(self, optimized=None):
+        super().__init__(optimized)
+        self.hidden = [nn.Linear(4, 32), nn.Linear(32, 4)]
+
+    def training_step(self, batch):
+        return self.head(self.hidden[1](self.hidden[0](self.body(batch)).relu())).square().mean()
+
+
+def test_layers_in_a_list_are_an_alarm_with_their_parameters():
+    model = Hidden()
+    before = [layer.weight.clone() for layer in model.hidden]
+    (found,) = said(model)
+    assert all(torch.equal(layer.weight, old) for layer, old in zip(model.hidden, before, strict=True))  # the oracle
+    assert (found.severity, found.rule) == ("alarm", "not_in_optimizer")
+    line = Hidden.training_step.__code__.co_firstlineno + 1
+    assert found.evidence == (
+        "a gradient reaches parameters that neither the model nor an optimizer has: hidden[1].weight, "
+        "hidden[0].weight, hidden[0].bias and 1 more; 2 look as torch initializes them, of shapes [4, 32], [32, 4]; "
+        f"they are used at test_optimizing.py:{line}"
+    )
+
+
+def test_layers_in_a_list_that_are_too_small_to_look_like_anything_are_an_alarm_too():
+    model = Hidden()
+    model.hidden = [nn.Linear(4, 5), nn.Linear(5, 4)]
+    (found,) = said(model)
+    assert (found.severity, found.rule) == ("alarm", "not_in_optimizer")
+
+
+def test_layers_in_a_list_are_fine_if_an_optimizer_has_them():
+    def all_of(model):
+        return [*model.parameters(), *(p for layer in model.hidden for p in layer.parameters())]
+
+    assert said(Hidden(all_of)) == []
+
+
+def test_a_trained_network_in_a_list_is_a_note():
+    """As one whose features a loss compares."""
+    model = Hidden()
+    for layer in model.hidden:
+        nn.init.normal_(layer.weight)
+    (found,) = said(model)
+    assert (found.severity, found.rule) == ("note", "not_in_optimizer")
+
+
+def test_a_copy_that_the_step_trains_by_itself_is_a_note():
+    class Meta(Model):
+        def __init__(self):
+            super().__init__()
+            self.automatic_optimization = False
+
+        def training_step(self, batch):
+            wide = [copy.deepcopy(nn.Linear(4, 32))]
+            inner = torch.optim.SGD(wide[0].parameters(), lr=0.1)
+            self.manual_backward(wide[0](self.body(batch)).square().mean())
+            inner.step()
+            self.optimizers().step()
+            self.optimizers().zero_grad()
+
+    (found,) = [one for one in said(Meta()) if "neither" in one.evidence]
+    assert (found.severity, found.rule) == ("note", "not_in_optimizer")
+
+
+class Reaching(Model):
+    """Has a loss to which the function adds what it computes of the model, the batch and a copy in a list."""
+
+    def __init__(self, more):
+        super().__init__()
+        self.more, self.body, self.head = more, nn.Sequential(nn.Linear(4, 32)), nn.Linear(32, 1)
+        self.hidden = [copy.deepcopy(self.body)]
+
+    def training_step(self, batch):
+        return self.head(self.body(batch)).square().mean() + self.more(self, batch).square().mean()
+
+
+def after_steps(weight):
+    return nn.Parameter(weight.detach() + 0.1 * weight.detach().std() * torch.randn(weight.shape))
+
+
+def at_a_perturbation(model, batch):
+    return model.body(batch + nn.Parameter(torch.zeros(batch.shape)))
+
+
+HEALTHY_OUTSIDE = {
+    "a copy, as an average of the weights": lambda model, batch: model.hidden[0](batch),
+    "a copy after some steps": lambda model, batch: batch @ after_steps(model.body[0].weight).T,
+    "a perturbation that is learned in the step": at_a_perturbation,
+}
+
+
+@pytest.mark.parametrize("name", HEALTHY_OUTSIDE)
+def test_copies_of_the_models_weights_and_what_a_step_makes_for_itself_are_fine(name):
+    assert said(Reaching(HEALTHY_OUTSIDE[name])) == []
+
+
+def test_a_layer_that_the_step_makes_is_an_alarm_that_says_so():
+    (found,) = said(Reaching(lambda model, batch: nn.Linear(4, 32)(batch)))
+    assert (found.severity, found.rule) == ("alarm", "not_in_optimizer")
+    assert "nor an optimizer has: 2, 2 of them made by the step itself; 1 look as torch" in found.evidence
+    assert found.advice.startswith("make layers in __init__")
+
+
+def test_what_is_frozen_as_a_whole_has_one_name():
+    (found,) = said(Model(frozen=["body"]))
+    assert found.evidence.endswith("frozen are all of body")
+
+
+@pytest.mark.parametrize(
+    ("make", "said_of_it"),
+    [
+        (lambda parameters: torch.optim.Adam(parameters, eps=0.1), "Adam: its eps is 0.1, where 1e-8 is usual"),
+        (lambda parameters: torch.optim.AdamW(parameters, betas=(0.999, 0.9)), "the first above the second"),
+        (
+            lambda parameters: torch.optim.SGD(parameters, 0.1, 0.999),
+            "its momentum is 0.999: it averages over 1000 steps",
+        ),
+        (lambda parameters: torch.optim.SGD(parameters, 0.1, 0.9), None),
+    ],
+    ids=["eps", "betas", "momentum", "usual"],
+)
+def test_settings_of_an_optimizer_that_nobody_uses_are_a_note(make, said_of_it):
+    model = Model()
+    model.configure_optimizers = lambda: make(model.parameters())
+    monitor = HealthMonitor(every_n_steps=1)
+    fit(None, model, batches(8, 8), monitor)
+    found = [verdict.evidence for verdict in monitor.verdicts if verdict.rule == "optimizer_settings"]
+    assert len(found) == (said_of_it is not None)
+    assert said_of_it is None or said_of_it in found[0]
+
+
+def settings_of(model, dtype):
+    monitor = HealthMonitor(every_n_steps=1)
+    fit(None, model, [batch.to(dtype) for batch in batches(8, 8)], monitor)
+    return [verdict for verdict in monitor.verdicts if verdict.rule == "optimizer_settings"]
+
+
+def stepped(make):
+    """What a step makes of a weight in float16 whose gradient's square is 0 there: the oracle."""
+    weight = nn.Parameter(torch.ones(1, dtype=torch.float16))
+    weight.grad = torch.full((1,), 1e-4, dtype=torch.float16)
+    make([weight]).step()
+    return weight.detach()
+
+
+@pytest.mark.parametrize("eps", [1e-8, 1e-4])
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.RMSprop])
+def test_an_epsilon_that_is_0_in_float16_is_an_alarm_where_a_step_divides_by_it(kind, eps):
+    model = Model().half()
+    model.configure_optimizers = lambda: kind(model.parameters(), eps=eps)
+    found = settings_of(model, torch.float16)
+    is_lost = not stepped(lambda parameters: kind(parameters, eps=eps)).isfinite()
+    assert is_lost == (eps == 1e-8)
+    assert [v.severity for v in found] == ["alarm"] * is_lost
+    if is_lost:
+        count = len(list(model.parameters()))
+        assert f"its eps of 1e-08 is 0 in float16, the type of {count} of its trained parameters" in found[0].evidence
+
+
+def test_an_epsilon_of_frozen_weights_in_float16_is_fine():
+    """As of a base that adapters are added to."""
+
+    class Adapted(Model):
+        def training_step(self, batch):
+            return self.head(self.body[0](batch.half())[:, :4].float()).square().mean()
+
+    model = Adapted()
+    model.body.half().requires_grad_(False)
+    model.configure_optimizers = lambda: torch.optim.AdamW(model.parameters())
+    assert not settings_of(model, torch.float32)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW])
+def test_an_epsilon_that_is_divided_by_the_rate_first_is_fine(kind):
+    optimizer = kind([torch.ones(1, dtype=torch.float16)], differentiable=True)
+    (weight,) = optimizer.param_groups[0]["params"]
+    weight.grad = torch.zeros(1, dtype=torch.float16)
+    optimizer.step()
+    assert weight == 1  # the oracle
+    weight.requires_grad_()
+    assert list(_lost_epsilon(optimizer)) == []
+    optimizer.param_groups[0]["differentiable"] = False
+    assert len(list(_lost_epsilon(optimizer))) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_epsilon_of_1e_8_is_fine_in_other_types(dtype):
+    model = Model().to(dtype)
+    model.configure_optimizers = lambda: torch.optim.Adam(model.parameters())
+    assert not settings_of(model, dtype)
+
+
+def linear(steps):
+    return lambda model, optimizer: lr_scheduler.LinearLR(optimizer, 1.0, 0.0, steps)
+
+
+def test_a_rate_that_is_0_for_most_of_the_fit_is_an_alarm_with_the_share():
+    found = next(verdict for verdict in said(Model(scheduled=linear(3)), 20) if verdict.rule == "schedule")
+    assert found.severity == "alarm"
+    zero = sum(1 - min(step, 3) / 3 == 0 for step in range(20)) / 20
+    assert f"makes the learning rate 0 in {zero:.0%} of the 20 steps" in found.evidence
+    assert "largest with 0.01, and 0 after 3 steps" in found.evidence
+
+
+def warm_up(steps):
+    return lambda model, optimizer: lr_scheduler.LambdaLR(optimizer, lambda step: min(step, steps) / steps)
+
+
+@pytest.mark.parametrize(("steps", "severity"), [(30, "alarm"), (8, "note"), (3, None)])
+def test_a_warm_up_that_counts_batches_and_is_stepped_once_an_epoch_is_found(steps, severity):
+    found = [
+        v for v in said(Model(scheduled=warm_up(steps), interval="epoch"), 10, max_epochs=4) if v.rule == "schedule"
+    ]
+    assert [verdict.severity for verdict in found] == ([] if severity is None else [severity])
+    if severity is not None:
+        assert "LambdaLR is stepped once in each of 4 epochs" in found[0].evidence
+        told = numbers(
+            "its rate is at most # in this fit; stepped in each of # batches it reaches # after #", found[0].evidence
+        )
+        assert told == pytest.approx((0.01 * 3 / steps, 40, 0.01, steps), rel=1e-2)
+        assert "'interval': 'step'" in found[0].advice
+
+
+@pytest.mark.parametrize(("period", "count"), [(2, 1), (20, 0)])
+def test_a_cosine_that_goes_up_again_many_times_is_a_note(period, count):
+    model = Model(scheduled=lambda model, optimizer: lr_scheduler.CosineAnnealingLR(optimizer, period))
+    found = [verdict for verdict in said(model, 10, max_epochs=2) if verdict.rule == "schedule"]
+    assert [verdict.severity for verdict in found] == ["note"] * count
+    if count:
+        assert numbers("down in T_max=# steps and up again in as many; this fit has # steps", found[0].evidence) == [
+            2,
+            20,
+        ]
+        assert found[0].advice.startswith("set T_max=20, or interval='epoch' if T_max counts the 2 epochs")
+
+
+@pytest.mark.parametrize(("gamma", "is_for_epochs"), [(0.5, True), (0.001, False)])
+def test_a_schedule_that_is_sound_once_in_an_epoch_is_advised_to_be_stepped_so(gamma, is_for_epochs):
+    model = Model(scheduled=lambda model, optimizer: lr_scheduler.ExponentialLR(optimizer, gamma))
+    found = next(verdict for verdict in said(model, 20, max_epochs=6) if verdict.rule == "schedule")
+    assert ("interval='epoch' if it is meant to be stepped in each of the 6 epochs" in found.advice) is is_for_epochs
+    assert "give the schedule the 120 steps" in found.advice
+
+
+def test_a_schedule_that_counts_on_a_method_of_the_model_is_read():
+    model = Model(scheduled=lambda model, optimizer: lr_scheduler.LambdaLR(optimizer, model.rate_at))
+    assert "schedule" in {verdict.rule for verdict in said(model)}
+
+
+class StopsAtOnce(Callback):
+    def on_train_batch_end(self, trainer, *args):
+        trainer.should_stop = True
+
+
+def test_nothing_is_said_of_a_schedule_where_nobody_says_how_long_the_fit_is():
+    monitor = HealthMonitor(every_n_steps=1)
+    fit(None, Model(scheduled=linear(3)), batches(8, 8), monitor, StopsAtOnce(), max_epochs=1000)
+    assert "schedule" not in {verdict.rule for verdict in monitor.verdicts}
+
+
+SOUND = {
+    "a line to the end": linear(10),
+    "a cosine": lambda model, optimizer: lr_scheduler.CosineAnnealingLR(optimizer, 10),
+    "one cycle": lambda model, optimizer: lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=11),
+    "a warm-up": lambda model, optimizer: lr_scheduler.SequentialLR(
+        optimizer,
+        [lr_scheduler.LinearLR(optimizer, 0.01, total_iters=5), lr_scheduler.ExponentialLR(optimizer, 0.9)],
+        [5],
+    ),
+    "steps": lambda model, optimizer: lr_scheduler.MultiStepLR(optimizer, [4, 8]),
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_nothing_is_said_of_a_sound_schedule(name):
+    assert said(Model(scheduled=SOUND[name])) == []
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", SOUND)
+def test_the_rates_that_are_read_are_those_that_the_schedule_gives_and_it_stays_as_it_is(name):
+    model = Model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    scheduler = SOUND[name](model, optimizer)
+    before = copy.deepcopy(scheduler.state_dict()), copy.deepcopy(optimizer.param_groups)
+    read = list(scheduled_rates(scheduler, 9, [model]))
+    after = scheduler.state_dict(), optimizer.param_groups
+    assert str(before) == str(after)
+    made = []
+    for _ in range(9):
+        made.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    assert all(math.isclose(one, other) for one, other in zip(read, made, strict=True))
+
+
+def test_of_a_fit_that_goes_on_no_schedule_is_judged(tmp_path, caplog):
+    def linear(model, optimizer):
+        return lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, 1 - step / 20))
+
+    path = tmp_path / "half.ckpt"
+    fit(None, Model(scheduled=linear), batches(*[8] * 14)).save_checkpoint(path)
+    run = trainer(None, monitor := HealthMonitor(every_n_steps=1), max_epochs=2)
+    given = DataLoader(batches(*[8] * 14), batch_size=None)
+    run.fit(Model(scheduled=linear), given, given, ckpt_path=path)
+    assert run.global_step == 28
+    assert [verdict for verdict in monitor.verdicts if verdict.rule == "schedule"] == []
+    assert "were not read" not in caplog.text
+
+
+CALLS = []
+
+
+def test_what_the_functions_of_a_schedule_change_is_put_back():
+    class Counts(Model):
+        calls = 0
+
+        def rate_at(self, step):
+            self.calls += 1
+            CALLS.append(step)
+            return 0.99**self.calls + random.random() + float(torch.rand(()))
+
+    def trained(*watching):
+        random.seed(0)
+        CALLS.clear()
+        model = Counts(scheduled=lambda model, optimizer: lr_scheduler.LambdaLR(optimizer, model.rate_at))
+        run = fit(None, model, batches(*[8] * 5), *watching)
+        rates = run.lr_scheduler_configs[0].scheduler.get_last_lr()
+        return rates, model.calls, list(CALLS), random.random(), float(torch.rand(()))
+
+    assert trained(HealthMonitor()) == trained()
+
+
+def test_a_step_that_was_put_in_place_of_a_library_s_is_never_called_for_a_look(monkeypatch):
+    steps, real = [], lr_scheduler.ExponentialLR.step
+    monkeypatch.setattr(
+        lr_scheduler.ExponentialLR, "step", functools.wraps(real)(lambda *args: steps.append(real(*args)))
+    )
+    model = Model(scheduled=lambda model, optimizer: lr_scheduler.ExponentialLR(optimizer, 0.9))
+    fit(None, model, batches(*[8] * 3), HealthMonitor())
+    assert len(steps) == 1 + 3  # torch calls it once when the schedule is made
+
+
+class NotOfTorch:
+    """As a scheduler of another library, such as timm."""
+
+    def __init__(self, optimizer):
+        self.optimizer, self.steps = optimizer, []
+
+    def step(self, epoch=None):
+        self.steps.append(epoch)
+
+    def state_dict(self):
+        return {}
+
+    load_state_dict = state_dict
+
+    def __deepcopy__(self, memo):
+        return self
+
+
+class StepsByItself(Model):
+    def lr_scheduler_step(self, scheduler, metric):
+        scheduler.step()
+
+
+def test_a_scheduler_that_is_none_of_torch_s_is_never_stepped_for_a_look():
+    model = Model(scheduled=lambda model, optimizer: NotOfTorch(optimizer))
+    model.lr_scheduler_step = lambda scheduler, metric: scheduler.step()
+    run = fit(None, model, batches(*[8] * 3), HealthMonitor())
+    assert len(run.lr_scheduler_configs[0].scheduler.steps) == 3
+
+
+@pytest.mark.parametrize("file", [__file__, "/venv/lib/python3.12/site-packages/models.py"])
+def test_nothing_is_said_of_a_schedule_that_the_model_steps_by_itself(monkeypatch, file):
+    code = StepsByItself.lr_scheduler_step.__code__.replace(co_filename=file)
+    monkeypatch.setattr(StepsByItself.lr_scheduler_step, "__code__", code)
+    assert not said(StepsByItself(scheduled=linear(3)), 20)
+
+
+def test_nothing_is_said_of_a_schedule_under_manual_optimization():
+    class Manual(Model):
+        def __init__(self):
+            super().__init__(scheduled=warm_up(16), interval="epoch")
+            self.automatic_optimization = False
+
+        def training_step(self, batch):
+            self.optimizers().zero_grad()
+            self.manual_backward(super().training_step(batch))
+            self.optimizers().step()
+            self.lr_schedulers().step()
+
+    assert not said(Manual(), 5, max_epochs=4)
+
+
+def test_thousands_of_frozen_parameters_are_named_at_once():
+    weight, frozen = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1), requires_grad=False)
+    held = {f"layers.{i}.attention.base.weight": frozen for i in range(3000)}
+    adapters = {f"layers.{i}.attention.adapter.weight": weight for i in range(3000)}
+    began = perf_counter()
+    (found,) = _frozen(held | adapters)
+    assert perf_counter() - began < 1
+    assert "layers.0.attention.base, layers.1.attention.base" in found.evidence

@@ -1,0 +1,83 @@
+"""Losses that are minus an error, or multiplied by next to nothing."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
+
+from hookboard.tracing import audit
+
+pytestmark = pytest.mark.unit
+
+torch.manual_seed(0)
+X = torch.randn(16, 4)
+REAL = torch.randn(16, 1)
+CLASSES = torch.arange(16) % 3
+
+
+def found_in(loss, target=REAL, outputs=1):
+    model = nn.Linear(4, outputs)
+    return audit(model, (X, target), lambda batch: loss(model(batch[0]), batch[1]))
+
+
+UNBOUNDED = {
+    "minus a function": (lambda o, t: -mse_loss(o, t), -1),
+    "minus a part of it": (lambda o, t: (-0.5 * mse_loss(o, t)).mean(), -0.5),
+    "minus a square by hand": (lambda o, t: -((t - o) ** 2).mean(), -1),
+    "minus absolute values": (lambda o, t: -(o - t).abs().sum() / 4, -4),
+}
+
+
+@pytest.mark.parametrize("name", UNBOUNDED)
+def test_a_loss_that_is_minus_an_error_is_an_alarm_with_its_factor(name):
+    loss, factor = UNBOUNDED[name]
+    (found,) = found_in(loss)
+    assert (found.rule, found.severity) == ("unbounded_loss", "alarm")
+    assert found.evidence.startswith(f"the loss is {factor:.3g} times the")
+    assert "test_scaling.py:" in found.evidence
+
+
+SOUND = {
+    "an error": mse_loss,
+    "a tenth of it": lambda o, t: 0.1 * mse_loss(o, t),
+    "twice minus": lambda o, t: -1 * -mse_loss(o, t),
+    "a sum over its number": lambda o, t: ((o - t) ** 2).sum() / 16,
+    "an error less another": lambda o, t: mse_loss(o, t) - 0.1 * o.square().mean(),
+    "a likelihood": lambda o, t: -torch.distributions.Normal(o, 1.0).log_prob(t).mean(),
+    "a reward": lambda o, t: -(torch.log_softmax(o, 0) * t).mean(),
+    "a critic without targets": lambda o, t: -o.mean(),
+    "labels that the step makes": lambda o, t: -binary_cross_entropy_with_logits(o, torch.zeros(16, 1)),
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_nothing_is_said_of_a_sound_loss(name):
+    assert found_in(SOUND[name]) == ()
+
+
+TINY = {
+    "a factor": (lambda o, t: 1e-8 * mse_loss(o, t), 1e-8),
+    "a division": (lambda o, t: mse_loss(o, t) / 1e9, 1e-9),
+    "two of them": (lambda o, t: mse_loss(o, t) * 1e-4 * 1e-5, 1e-9),
+}
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_a_loss_that_is_multiplied_by_next_to_nothing_is_an_alarm_with_the_factor_and_the_loss(name):
+    loss, factor = TINY[name]
+    torch.manual_seed(1)
+    model = nn.Linear(4, 1)
+    (found,) = audit(model, (X, REAL), lambda batch: loss(model(batch[0]), batch[1]))
+    assert (found.rule, found.severity) == ("loss_scale", "alarm")
+    number = factor * ((model(X).double() - REAL.double()) ** 2).mean().item()
+    assert f"the loss is multiplied by {factor:.3g} at" in found.evidence
+    assert found.evidence.endswith(f", and is {number:.3g}")
+
+
+def test_a_sum_over_many_that_is_divided_by_their_number_is_fine():
+    assert found_in(lambda o, t: ((o - t).expand(16, 2_000_000) ** 2).sum() / (16 * 2_000_000)) == ()
+
+
+def test_a_loss_of_0_is_a_note():
+    found = found_in(lambda o, t: (0 * cross_entropy(o, t)).relu(), CLASSES, 3)
+    assert [(finding.rule, finding.severity) for finding in found] == [("loss_scale", "note")]
