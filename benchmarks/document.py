@@ -175,7 +175,7 @@ def missing_exports() -> dict[str, dict[str, str]]:
     of_callbacks = classes("hookboard.callbacks", HookboardCallback)
     of_edits = classes("hookboard.capturing", EditRule)
     of_loggers = classes("hookboard.writers", Logger)
-    faces = {"callbacks": of_callbacks, "editing": of_edits, "writers": of_loggers}
+    faces = {"callbacks": of_callbacks, "capturing": of_edits, "writers": of_loggers}
     wanted = {f"src/hookboard/{room}/__init__.py": names for room, names in faces.items()}
     wanted["src/hookboard/api.py"] = {name: f"hookboard.{room}" for room, names in faces.items() for name in names}
     texts = {path: (ROOT / path).read_text(encoding="utf-8") for path in wanted}

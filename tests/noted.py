@@ -1,4 +1,4 @@
-"""Variables of a file that a step changes, see `auditing/test_no_trace.py`."""
+"""Variables of a file that a step changes, see `tracing/test_no_trace.py`."""
 
 COUNT = 0
 

@@ -18,78 +18,37 @@ ROOMS = [
     "callbacks",  # what a Trainer is given
     "loops",  # when it is called, and what stands between it and the run
     "experiments",  # a model tried on some batches, and put back
-    "auditing",  # a training step, read from the batch to the loss
-    "first_nan",  # the first NaN or Inf: noticed, searched for, explained
-    "report",  # event files -> a page in one file, the terminal, arrays
+    "board",  # event files -> the tab in TensorBoard, a page in one file, the terminal, arrays
+    "comparing",  # two models, module by module
+    "capturing",  # tensors at a prompt: kept, changed, and class-activation maps
+    "tracing",  # a training step, followed from the batch to the loss and to its first NaN
     "health",  # readings -> verdicts
     "writers",  # readings and pictures -> a logger
-    "board",  # the tab in TensorBoard
-    "attribution",  # class-activation maps
-    "comparing",  # two models, module by module
-    "capturing",  # tensors at a prompt
-    "replay",  # a call or a step once more, without a trace
-    "recording",  # rows -> readings
-    "editing",  # tensors on their way through modules, changed
-    "hooks",  # on modules and gradients, which only observe
-    "measure",  # a tensor -> a row
+    "measure",  # hooks on modules -> tensors -> rows -> readings
     "images",  # tensors -> pictures
+    "model",  # names, kinds of layers, parameters, which of them are selected
+    "base",  # messages, checks, ranks, the private names of torch
 ]
-"""From top to bottom: a room imports from those below it, through their `__init__.py`, and from the ground floor."""
+"""From top to bottom: a room imports from those below it, through their `__init__.py`."""
 
-WITHOUT_LIGHTNING = [
-    "callbacks",
-    "first_nan",
-    "report",
-    "health",
-    "board",
-    "attribution",
-    "capturing",
-    "comparing",
-    "recording",
-    "editing",
-]
-WITHOUT_LIGHTNING += ["hooks", "measure", "images"]
-WITHOUT_LIGHTNING += ["records", "sites", "selection", "layers", "nested", "parameters", "prompts", "state"]
+FACELESS = ["model", "base"]
+"""Their files have little to do with each other, and each is imported by its name."""
+
+WITHOUT_LIGHTNING = [room for room in ROOMS if room not in ("loops", "experiments", "tracing", "writers", "base")]
 """What serves a run without a Trainer too."""
 
-GROUND = [
-    "checks",
-    "eager",
-    "either_lightning",
-    "jobs",
-    "layers",
-    "layouts",
-    "messages",
-    "nested",
-    "parameters",
-    "patterns",
-    "kept",
-    "prompts",
-    "ranks",
-    "records",
-    "rounds",
-]
-GROUND += ["selection", "sites", "state", "torch_private", "user_code"]
-"""The flat files below all rooms; they import each other only."""
-
-OF_OTHERS = ["torch_private.py", "loops/trainer.py", "writers/tensorboard_private.py"]
+OF_OTHERS = ["base/torch_private.py", "loops/trainer.py", "writers/tensorboard_private.py"]
 """The only files with private names of torch and of Lightning."""
 
 FORBIDDEN = {
-    "hooks/": "measure",  # who observes does not know what becomes of a tensor
-    **dict.fromkeys(
-        [
-            f"callbacks/{name}"
-            for name in ("activation", "gradient", "parameter", "numbers", "measurement_state", "weights")
-        ],
-        "health",  # a logger of numbers judges nothing
-    ),
+    f"callbacks/{name}": "health"  # a logger of numbers judges nothing
+    for name in ("activation", "gradient", "parameter", "numbers", "measurement_state", "weights")
 }
 """What imports nothing of a room, although that is below it."""
 
 ASKS_A_TRAINER = {
-    "replay/": "repeats the step of a LightningModule, which has loggers, schedulers and a data module to put back",
-    "auditing/scheduling.py": "reads the schedules that Lightning steps",
+    "tracing/step.py": "repeats the step of a LightningModule, which has loggers and schedulers to put back",
+    "tracing/scheduling.py": "reads the schedules that Lightning steps",
     "experiments/experiment.py": "trains some such steps",
 }
 """Where a Trainer is asked for what no `Loop` has, and why; all others ask a `Loop`, which need not be a Trainer's."""
@@ -118,16 +77,14 @@ def in_the_house() -> Sources:
 
 
 def room_of(path: str) -> str:
-    """The folder; `api.py` and the top `__init__.py` are "" and each file of the ground floor is a room by itself."""
-    if path == "api.py":
-        return ""
-    folder, _, _ = path.rpartition("/")
-    return folder.partition("/")[0] or path.removesuffix(".py").removesuffix("__init__")
+    """The folder; "" for `api.py` and the top `__init__.py`; a file beside the folders is no room, but its own name."""
+    folder, slash, _ = path.partition("/")
+    return folder if slash else "" if path in ("api.py", "__init__.py") else path
 
 
 def floor_of(room: str) -> int:
     """How far down a room is; the top is -1."""
-    return ROOMS.index(room) if room in ROOMS else -1 if room == "" else len(ROOMS)
+    return ROOMS.index(room) if room in ROOMS else -1
 
 
 def imports(path: str, sources: Sources) -> Iterator[tuple[str, str, int]]:
@@ -171,8 +128,8 @@ def face(below: str, sources: Sources) -> set[str]:
 
 
 def unknown_rooms(sources: Sources) -> list[str]:
-    rooms = {room_of(path) for path in sources} - {"", *ROOMS, *GROUND}
-    return [f"{room} is neither a room nor a file of the ground floor in tests/test_house.py" for room in sorted(rooms)]
+    rooms = {room_of(path) for path in sources} - {"", *ROOMS}
+    return [f"{room} is no room in tests/test_house.py" for room in sorted(rooms)]
 
 
 def imports_upward(sources: Sources) -> list[str]:
@@ -199,7 +156,8 @@ def imports_past_a_face(sources: Sources) -> list[str]:
         f"{path}:{line} imports {target}, not the face of its room: from hookboard.{room_of(target)} import ..."
         for path in sources
         for target, _, line in imports(path, sources)
-        if "/" in target and not target.endswith("__init__.py") and room_of(target) != room_of(path)
+        if "/" in target and not target.endswith("__init__.py")
+        if room_of(target) not in (room_of(path), *FACELESS)
     ]
 
 
@@ -375,61 +333,67 @@ BUILT_WRONG = {
     "a folder that is no room": (unknown_rooms, {"cellar/wine.py": ""}),
     "two classes of one name": (
         equal_names,
-        {"hooks/taps.py": "class Row: ...", "measure/rows.py": "class Row: ..."},
+        {"images/taps.py": "class Row: ...", "measure/rows.py": "class Row: ..."},
     ),
-    "two files of one name": (equal_names, {"hooks/taps.py": "", "editing/taps.py": ""}),
+    "two files of one name": (equal_names, {"images/taps.py": "", "measure/taps.py": ""}),
     "a callback that asks the Trainer": (
         questions_to_a_trainer,
         {"callbacks/numbers.py": "def f(loop): return loop.trainer.global_step"},
     ),
     "an import from above": (
         imports_upward,
-        {"measure/rows.py": "from hookboard.measure import Taps", "hooks/__init__.py": ""},
+        {"measure/rows.py": "from hookboard.health import Judge", "health/__init__.py": ""},
     ),
     "a logger of numbers that judges": (
         forbidden_imports,
         {"callbacks/numbers.py": "from hookboard.health import Judge", "health/__init__.py": "class Judge: ..."},
     ),
-    "the ground floor imports a room": (
+    "the lowest room imports another": (
         imports_upward,
-        {"sites.py": "import hookboard.images", "images/__init__.py": ""},
+        {"model/sites.py": "import hookboard.images", "images/__init__.py": ""},
     ),
-    "an import of the top": (imports_upward, {"sites.py": "from hookboard import Row", "__init__.py": FACE}),
-    "an import inside a function": (imports_upward, {"sites.py": "def f():\n    import hookboard.images.picture"}),
-    "a relative import from above": (imports_upward, {"measure/rows.py": "from ..hooks import Taps"}),
+    "an import of the top": (imports_upward, {"model/sites.py": "from hookboard import Row", "__init__.py": FACE}),
+    "an import inside a function": (
+        imports_upward,
+        {"model/sites.py": "def f():\n    import hookboard.images.picture"},
+    ),
+    "a relative import from above": (imports_upward, {"measure/rows.py": "from ..health import Taps"}),
     "past the face": (
         imports_past_a_face,
-        {"hooks/taps.py": FACE, "measure/__init__.py": FACE, "measure/rows.py": "class Row: ..."},
+        {"images/taps.py": FACE, "measure/__init__.py": FACE, "measure/rows.py": "class Row: ..."},
     ),
     "past the face, from the top": (imports_past_a_face, {"__init__.py": FACE, "measure/rows.py": "class Row: ..."}),
     "past the face, by the name of the file": (
         imports_past_a_face,
-        {"hooks/taps.py": "from hookboard.measure import rows", "measure/__init__.py": "", "measure/rows.py": ""},
+        {"images/taps.py": "from hookboard.measure import rows", "measure/__init__.py": "", "measure/rows.py": ""},
     ),
     "a private name": (
         imports_of_private_names,
-        {"hooks/taps.py": "from hookboard.measure import _row", "measure/__init__.py": "def _row(): ..."},
+        {"images/taps.py": "from hookboard.measure import _row", "measure/__init__.py": "def _row(): ..."},
     ),
     "Lightning where nothing is known of it": (
         imports_of_lightning,
-        {"hooks/taps.py": "from lightning import Trainer"},
+        {"images/taps.py": "from lightning import Trainer"},
     ),
     "two files import each other": (
         circles,
-        {"sites.py": "from hookboard.model.nested import a", "nested.py": "from hookboard.model.sites import b"},
+        {
+            "model/sites.py": "from hookboard.model.nested import a",
+            "model/nested.py": "from hookboard.model.sites import b",
+        },
     ),
     "a file imports the face of its own room": (
         circles,
         {"measure/__init__.py": FACE, "measure/rows.py": "from hookboard.measure import Moments"},
     ),
-    "a long function": (long_functions, {"sites.py": "def f():\n" + "    print()\n" * FUNCTION_LINES}),
-    "an attribute of torch's": (private_names_of_others, {"sites.py": "import torch\ntorch.Tensor()._base"}),
-    "a text in the encoding of the system": (texts_without_encoding, {"sites.py": "print(path.read_text())"}),
-    "a module of torch's": (private_names_of_others, {"sites.py": "from torch._dynamo import reset"}),
-    "an attribute by its name": (private_names_of_others, {"sites.py": "getattr(trainer, '_results')"}),
+    "a long function": (long_functions, {"model/sites.py": "def f():\n" + "    print()\n" * FUNCTION_LINES}),
+    "an attribute of torch's": (private_names_of_others, {"model/sites.py": "import torch\ntorch.Tensor()._base"}),
+    "a text in the encoding of the system": (texts_without_encoding, {"model/sites.py": "print(path.read_text())"}),
+    "a module of torch's": (private_names_of_others, {"model/sites.py": "from torch._dynamo import reset"}),
+    "an attribute by its name": (private_names_of_others, {"model/sites.py": "getattr(trainer, '_results')"}),
     "what a base class holds": (
         private_names_of_others,
-        {"sites.py": "class A(Module):\n    def f(self): self._buffers"},
+        {"model/sites.py": "class A(Module):\n    def f(self): self._buffers"},
     ),
 }
 
@@ -439,14 +403,14 @@ DOCUMENTED = "\n".join(
 ROWS = "class Row:\n    def __init__(self):\n        self._n = 1\n" + DOCUMENTED
 
 BUILT_RIGHT = {
-    "editing/__init__.py": "from hookboard.capturing.taps import Taps",
-    "editing/taps.py": "from hookboard.measure import Row, rows\nfrom hookboard.model.sites import Site\nclass Taps: ...",
+    "capturing/__init__.py": "from hookboard.capturing.taps import Taps",
+    "capturing/taps.py": "from hookboard.measure import Row, rows\nimport hookboard.model.sites\nclass Taps: ...",
     "measure/__init__.py": f"{FACE}, rows",
     "measure/rows.py": ROWS,
-    "sites.py": "import torch\nclass Site: ...",
-    "torch_private.py": "from torch._C import _x",
+    "model/sites.py": "import torch\nclass Site: ...",
+    "base/torch_private.py": "from torch._C import _x",
     "loops/trainer.py": "def f(trainer): return trainer.global_step",
-    "__init__.py": "from hookboard.capturing import Taps",
+    "__init__.py": "from hookboard.editing import Taps",
 }
 
 

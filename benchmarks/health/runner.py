@@ -29,9 +29,7 @@ SOURCES = (
     "benchmarks/health/controls/*.py",
     "src/hookboard/callbacks/*.py",
     "src/hookboard/health/look.py",
-    "src/hookboard/measure/*.py",
     "src/hookboard/measure/*.[cp]*",
-    "src/hookboard/measure/*.py",
 )
 """What decides what is in a trace."""
 

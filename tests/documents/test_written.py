@@ -39,7 +39,7 @@ def rules_that_reach(tree):
 def severities_of_findings():
     """What the code of each rule of the step gives: name to the constants in place of its severity."""
     found = {}
-    for path in (ROOT / "src" / "hookboard" / "auditing").glob("*.py"):
+    for path in (ROOT / "src" / "hookboard" / "tracing").glob("*.py"):
         tree = ast.parse(path.read_text())
         rules = rules_that_reach(tree)
         for top in tree.body:

@@ -12,13 +12,13 @@ TESTS = Path(__file__).parents[1]
 SOURCE = TESTS.parent / "src" / "hookboard"
 SENTENCES = [
     *(SOURCE / "health" / "rules").glob("*.py"),
-    *(SOURCE / "auditing").glob("*.py"),
+    *(SOURCE / "tracing").glob("*.py"),
     *(SOURCE / "experiments" / name for name in ("labels.py", "rates.py")),
     SOURCE / "health" / "losses.py",
 ]
 ORACLES = [
     *TESTS.glob("**/test_*evidence.py"),
-    *TESTS.glob("auditing/test_*.py"),
+    *TESTS.glob("tracing/test_*.py"),
     *(TESTS / "callbacks" / name for name in ("test_black_box.py",)),
     *(TESTS / "health" / name for name in ("test_held_back.py", "test_symmetry.py", "test_what_is_over.py")),
     TESTS / "experiments" / "test_experiments.py",

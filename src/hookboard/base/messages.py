@@ -150,7 +150,7 @@ def listed(names: Iterable[str], most: int = MAX_LISTED) -> str:
 
 def _place_of(error: Exception) -> str:
     """Return the innermost line outside of hookboard that an error passed, as " (model.py, line 7)"; "" if none."""
-    ours = os.path.dirname(os.path.abspath(__file__))
+    ours = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     lines = traceback.extract_tb(error.__traceback__)
     others = [line for line in lines if not os.path.abspath(line.filename).startswith(ours + os.sep)]
     return f" ({os.path.basename(others[-1].filename)}, line {others[-1].lineno})" if others else ""

@@ -17,7 +17,7 @@ _LIBRARIES = (
         for name in (*PACKAGES, "transformers", "accelerate")
         if (spec := importlib.util.find_spec(name)) and spec.origin
     ),
-    *(f"{Path(file).parent}/" for file in (inspect.getfile(torch), __file__)),
+    *(f"{folder}/" for folder in (Path(inspect.getfile(torch)).parent, Path(__file__).parents[1])),
 )
 """Prefixes of the paths of files whose lines tell a user nothing."""
 

@@ -16,7 +16,7 @@ from hookboard.board.board import Answer, Board
 from hookboard.board.folders import open_folders
 from hookboard.board.plugin import STATIC, packed_plotly
 
-OWN_STATIC = Path(__file__).parent / "static"
+OWN_STATIC = Path(__file__).parent / "report"
 
 FIRST = "report.js"
 """The module that imports all others."""

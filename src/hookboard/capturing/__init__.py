@@ -1,4 +1,8 @@
-"""`capture`: keep the tensors of modules without a Trainer, for example in a notebook."""
+"""Tensors on their way through modules, without a Trainer: kept (`capture`), changed (`Edit`), and made into maps.
+
+`edits.py` has the rules that change tensors. For class-activation maps `attribute.py` finds the classifier and the
+layer, and `methods.py` has the methods in one table.
+"""
 
 from hookboard.capturing.attribute import (
     MAX_PICTURE_CHANNELS,

@@ -1,7 +1,10 @@
-"""Reduces a tensor to a row (count, mean, deviation and so on), merges rows exactly, and computes statistics from them.
+"""The whole way of a number: hooks on modules, tensors measured as rows, rows merged into readings, statistics of them.
 
-`measure` takes a tensor and returns its row; `measure_channels` returns a row for each channel too. Three backends do
-the work, each in a file: `native` calls the kernel in C, `accelerator` those of Triton, and each has a `measure` that
+`taps.py` hooks modules and shows their tensors to an observer. `Recorder` measures each as a row, copies the rows of a
+step to the host, merges them over the ranks and makes the readings.
+
+`measure` returns the row of a single tensor, and `measure_channels` a row for each channel too. Three backends do the
+work, each in a file: `native` calls the kernel in C, `accelerator` those of Triton, and each has a `measure` that
 returns None for a tensor that its kernels cannot read; `by_torch` measures all. Recorders see tensors of the same form
 in each step, and ask the kernels with less overhead: `form_of` describes how the one in C reads a tensor, and `read`
 reads others like it; `job_of` describes a tensor for those of Triton, and `measure_into` merges it into rows in memory.

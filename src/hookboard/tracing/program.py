@@ -41,8 +41,8 @@ MAX_OPS = 100_000
 """A step with more calls is not read (a choice): it may train another model."""
 
 _CALLERS = (
-    "/hookboard/auditing/audit.py",
-    "/hookboard/replay/step.py",
+    "/hookboard/tracing/audit.py",
+    "/hookboard/tracing/step.py",
     "/lightning/pytorch/trainer/call.py",
     "/lightning/pytorch/loops/",
     "/pytorch_lightning/trainer/call.py",
@@ -56,7 +56,7 @@ _CALLERS = (
 """Parts of the paths of files that call the step, or scale its loss: the search for the user's line ends there."""
 
 _ROOT = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
-_OWN, _EDITING, _TRACING = _ROOT, os.path.join(_ROOT, "editing", ""), os.path.abspath(__file__)
+_OWN, _EDITS, _TRACING = _ROOT, os.path.join(_ROOT, "capturing", "edits.py"), os.path.abspath(__file__)
 _OPTIM = os.path.join(os.path.dirname(inspect.getfile(torch.optim)), "")
 _OVERRIDES = inspect.getfile(torch.overrides)
 
@@ -417,7 +417,7 @@ class StepTrace(TorchFunctionMode):
 @functools.cache
 def _is_own(path: str) -> bool:
     """Return True for files of hookboard whose calls are not the step's."""
-    return path.startswith(_OWN) and not path.startswith(_EDITING) and not _is_caller(path)
+    return path.startswith(_OWN) and path != _EDITS and not _is_caller(path)
 
 
 @functools.cache
