@@ -33,10 +33,11 @@ class RecordingMonitor(HealthMonitor):
 
     def _prepare(self, loop: Loop, watch: Any) -> None:
         super()._prepare(loop, watch)
-        if watch.judge is not None:
-            self.trace.layers = {layer.name: layer for layer in watch.judge.run.layers}
+        if watch.reporter is not None:
+            judge = watch.reporter.judge
+            self.trace.layers = {layer.name: layer for layer in judge.run.layers}
             for name in TOLD:
-                setattr(watch.judge, name, self._recorded(name, getattr(watch.judge, name)))
+                setattr(judge, name, self._recorded(name, getattr(judge, name)))
 
     def _recorded(self, name: str, tell: Callable[..., Any]) -> Callable[..., Any]:
         def keep(*given: Any, **named: Any) -> Any:
