@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hookboard import Statistic
+from hookboard.base.jobs import finished
 from hookboard.base.ranks import Ranks, RanksLostError
 from hookboard.measure import FORMULAS, Recorder, plan
 from hookboard.model.sites import Site
@@ -87,13 +88,12 @@ def main(folder: str) -> None:
         handed.append(counted.take())
     lost = ""
     if rank == size - 1:
-        ranks.close()
+        ranks.leave()
     else:
         try:
-            flushed(mine, given(rank, 0))
+            finished(ranks.at("the next look", mine.send()))
         except RanksLostError as error:
             lost = str(error)
-            ranks.close()
     torch.save((read, handed, lost), Path(folder) / str(rank))
     dist.barrier()
     dist.destroy_process_group()
