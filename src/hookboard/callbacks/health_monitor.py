@@ -196,7 +196,7 @@ class HealthMonitor(SiteLogger[HealthState]):
 
     @property
     def verdicts(self) -> Verdicts:
-        """The verdicts on the run so far, worst first."""
+        """The verdicts on the run so far, worst first; with several ranks perhaps without the latest looks."""
         self._catch_up()
         return Verdicts(self._verdicts)
 

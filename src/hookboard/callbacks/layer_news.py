@@ -53,8 +53,6 @@ class LayerNews:
     def collect(self, model: nn.Module, selection: Selection) -> "Facts":
         """Read from the model what the other methods need, keep it in `facts`, and return it; empty after an error.
 
-        It must be called in the training thread; the other methods may be called in any thread.
-
         Args:
             model: the whole model.
             selection: what is watched.

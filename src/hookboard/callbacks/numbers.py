@@ -90,7 +90,11 @@ class SiteLogger(HookboardCallback[V]):
 
     @property
     def readings(self) -> ReadingList:
-        """The merged readings of the last due step or evaluation loop, but none of sites with only empty tensors."""
+        """The merged readings of the last due step or evaluation loop, but none of sites with only empty tensors.
+
+        With several ranks, during a fit, this waits for the others for a second at most, and otherwise returns the last
+        readings that were merged.
+        """
         self._catch_up()
         if not isinstance(self._readings, ReadingList):  # they are made at the first request
             self._readings = ReadingList(self._readings)
