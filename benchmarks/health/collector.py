@@ -24,7 +24,7 @@ class RecordingMonitor(HealthMonitor):
 
     Args:
         trace: what it fills.
-        window: how many looks a symptom must last.
+        window: how many looks a finding must last.
     """
 
     def __init__(self, trace: Trace, window: int) -> None:

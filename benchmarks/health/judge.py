@@ -9,7 +9,7 @@ from hookboard.health import Judge, Rule, Verdict
 from hookboard.tracing import RULES
 
 WINDOW = 3
-"""How many looks a symptom must last, as by default."""
+"""How many looks a finding must last, as by default."""
 
 
 def judged(trace: Trace, rules: Sequence[Rule] | None = None, window: int = WINDOW) -> Judge:

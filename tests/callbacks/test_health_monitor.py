@@ -111,7 +111,7 @@ def test_the_verdicts_behind_the_last_step_of_a_fit_know_its_last_evaluation():
     assert [verdict.rule for verdict in monitor.verdicts] == ["both"]
 
 
-def test_a_symptom_becomes_a_verdict_when_it_has_lasted_for_the_window():
+def test_a_finding_becomes_a_verdict_when_it_has_lasted_for_the_window():
     monitor = HealthMonitor(rules=ALWAYS, window=4)
     fit(None, Toy(mlp()), batches(*[4] * 3), monitor)
     assert monitor.verdicts == ()

@@ -84,5 +84,5 @@ def falling(number: int) -> list[float]:
     return [2.3 * 0.98 ** (10 * number + i) for i in range(10)]
 
 
-def symptoms(rule: Rule, run: Run) -> list[Finding]:
+def findings(rule: Rule, run: Run) -> list[Finding]:
     return list(rule.judge(run))

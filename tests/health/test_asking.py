@@ -26,13 +26,13 @@ LATER = [step for step in asked_at(range(EARLY + 60)) if step >= EARLY]
 
 
 def said(steps, when, *, severity="note"):
-    """Since when and until when it is said, of a symptom that is there at some of the steps."""
+    """Since when and until when it is said, of a finding that is there at some of the steps."""
 
-    def symptoms(run):
+    def findings(run):
         if run.now.step in when:
             yield Finding("fc0", "odd", "look", severity)
 
-    judge = Judge([Rule("odd", symptoms)], LAYERS, WINDOW)
+    judge = Judge([Rule("odd", findings)], LAYERS, WINDOW)
     for step in steps:
         judge.see(looks.look(step, []))
     return [(verdict.since, verdict.until) for verdict in judge.verdicts]
@@ -67,7 +67,7 @@ def test_the_window_counts_the_looks_at_which_rules_are_asked():
 
 
 @pytest.mark.parametrize("severity", ["note", "alarm"])
-def test_a_symptom_seen_once_is_not_said(severity):
+def test_a_finding_seen_once_is_not_said(severity):
     assert said(range(EARLY + 40), LATER[:1], severity=severity) == []
 
 
@@ -77,6 +77,6 @@ def test_what_comes_once_in_some_steps_does_not_seem_to_last(period):
         assert said(range(EARLY + 60), range(phase, 200, period)) == []
 
 
-def test_a_verdict_ends_with_the_last_look_that_showed_its_symptom():
+def test_a_verdict_ends_with_the_last_look_that_showed_its_finding():
     first, last = LATER[0], LATER[2]
     assert said(range(last + 3 * FAR), range(first, last + 1)) == [(first, last)]

@@ -2,7 +2,7 @@
 
 import pytest
 from health.looks import reading, row
-from health.runs import falling, harmed, linear, noise, outputs, run_of, symptoms
+from health.runs import falling, findings, harmed, linear, noise, outputs, run_of
 
 from hookboard.health.rules.signal import COLLAPSED
 from hookboard.model.layers import Layer
@@ -20,60 +20,60 @@ def answers(spreads, names=NAMES):
 @pytest.mark.parametrize(("end", "fires"), [(0.03, False), (0.01, True)])
 def test_a_model_that_answers_all_samples_nearly_alike_is_worth_a_note(end, fires):
     run = run_of(CHAIN, lambda n: answers([1, 1, 1, 1, 0.5, 0.2, 0.1, end]), losses=falling)
-    assert [symptom.severity for symptom in symptoms(COLLAPSED, run)] == (["note"] if fires else [])
+    assert [finding.severity for finding in findings(COLLAPSED, run)] == (["note"] if fires else [])
 
 
 def test_it_is_an_alarm_where_the_loss_shows_harm():
-    (symptom,) = symptoms(COLLAPSED, run_of(CHAIN, lambda n: answers([1] * 7 + [0.01]), losses=harmed, count=12))
-    assert symptom.severity == "alarm"
+    (finding,) = findings(COLLAPSED, run_of(CHAIN, lambda n: answers([1] * 7 + [0.01]), losses=harmed, count=12))
+    assert finding.severity == "alarm"
 
 
 @pytest.mark.parametrize(("end", "count", "severity"), [(5e-4, 6, "alarm"), (5e-4, 3, "note"), (1e-7, 3, "alarm")])
 def test_it_is_an_alarm_by_itself_where_nothing_is_left_after_the_first_steps(end, count, severity):
-    (symptom,) = symptoms(COLLAPSED, run_of(CHAIN, lambda n: answers([1] * 7 + [end]), count=count, losses=falling))
-    assert symptom.severity == severity
+    (finding,) = findings(COLLAPSED, run_of(CHAIN, lambda n: answers([1] * 7 + [end]), count=count, losses=falling))
+    assert finding.severity == severity
 
 
 def test_numbers_to_be_hit_may_differ_by_a_thousandth_of_their_size():
     gradient = reading("fc7", "grad_output", [row(100, 0.01, 0.01), row(100, 0.02, 0.01)])
     run = run_of(CHAIN, lambda n: [*answers([1] * 7 + [5e-4]), gradient], losses=falling)
-    assert [symptom.severity for symptom in symptoms(COLLAPSED, run)] == ["note"]
+    assert [finding.severity for finding in findings(COLLAPSED, run)] == ["note"]
 
 
 def test_the_layer_is_named_that_loses_what_tells_samples_apart():
-    (symptom,) = symptoms(COLLAPSED, run_of(CHAIN, lambda n: answers([1, 0.8, 1, 1e-4, 1e-4, 2e-4, 1e-4, 1e-4])))
-    assert symptom.module == "fc3"
+    (finding,) = findings(COLLAPSED, run_of(CHAIN, lambda n: answers([1, 0.8, 1, 1e-4, 1e-4, 2e-4, 1e-4, 1e-4])))
+    assert finding.module == "fc3"
 
 
 def test_what_fades_from_layer_to_layer_is_the_matter_of_the_whole_model():
-    (symptom,) = symptoms(COLLAPSED, run_of(CHAIN, lambda n: answers([10 ** (-0.6 * i) for i in range(8)])))
-    assert symptom.module == ""
+    (finding,) = findings(COLLAPSED, run_of(CHAIN, lambda n: answers([10 ** (-0.6 * i) for i in range(8)])))
+    assert finding.module == ""
 
 
 def test_a_branch_that_gives_a_constant_is_healthy_unless_it_was_none_at_first():
     constant = [1, 1, 0, 0, 1, 1, 1, 1]
-    assert not symptoms(COLLAPSED, run_of(CHAIN, lambda n: answers(constant), losses=harmed))
-    (symptom,) = symptoms(COLLAPSED, run_of(CHAIN, lambda n: answers(constant if n else [1] * 8), losses=harmed))
-    assert (symptom.module, symptom.severity) == ("fc2", "note")
+    assert not findings(COLLAPSED, run_of(CHAIN, lambda n: answers(constant), losses=harmed))
+    (finding,) = findings(COLLAPSED, run_of(CHAIN, lambda n: answers(constant if n else [1] * 8), losses=harmed))
+    assert (finding.module, finding.severity) == ("fc2", "note")
 
 
 def test_a_constant_input_is_not_the_fault_of_a_layer():
-    assert not symptoms(COLLAPSED, run_of(CHAIN, lambda n: answers([0] * 8), losses=harmed))
+    assert not findings(COLLAPSED, run_of(CHAIN, lambda n: answers([0] * 8), losses=harmed))
 
 
 def test_a_single_number_far_from_0_is_healthy():
     # A year: 2000, give or take 1.
     read = [outputs("fc0", noise(8)), outputs("fc1", noise(8)), outputs("fc2", [row(100, 2000.0, 1.0)])]
-    assert not symptoms(COLLAPSED, run_of(CHAIN[:3], lambda n: read, losses=harmed))
+    assert not findings(COLLAPSED, run_of(CHAIN[:3], lambda n: read, losses=harmed))
 
 
 def test_one_sample_tells_nothing():
     rows = [row(1, 1.0, 0.0), row(1, -1.0, 0.0)]
     read = [outputs("fc0", noise(8)), *(outputs(name, rows) for name in NAMES[1:])]
-    assert not symptoms(COLLAPSED, run_of(CHAIN, lambda n: read, losses=harmed))
+    assert not findings(COLLAPSED, run_of(CHAIN, lambda n: read, losses=harmed))
 
 
 def test_what_a_softmax_makes_of_the_answers_is_no_matter():
     softmax = Layer("softmax", "Softmax", "other")
     read = [*answers([1, 1], NAMES[:2]), outputs("softmax", [row(100, 0.1, 1e-4) for _ in range(10)])]
-    assert not symptoms(COLLAPSED, run_of([*CHAIN[:2], softmax], lambda n: read, losses=harmed))
+    assert not findings(COLLAPSED, run_of([*CHAIN[:2], softmax], lambda n: read, losses=harmed))

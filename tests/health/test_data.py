@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 from health.looks import reading, row
-from health.runs import falling, harmed, linear, outputs, run_of, symptoms
+from health.runs import falling, findings, harmed, linear, outputs, run_of
 
 from hookboard.health.rules.input_data import EQUAL_VALUES_MIN, INPUT_SCALE
 from hookboard.model.layers import Layer
@@ -16,7 +16,7 @@ def batch(rows):
 
 
 def judged(rows, losses=falling):
-    return symptoms(INPUT_SCALE, run_of([linear("fc")], lambda n: [batch(rows)], losses=losses))
+    return findings(INPUT_SCALE, run_of([linear("fc")], lambda n: [batch(rows)], losses=losses))
 
 
 def standard(columns):
@@ -30,13 +30,13 @@ def test_standardized_data_is_healthy():
 @pytest.mark.parametrize(("deviation", "fires"), [(8.0, False), (74.0, True), (0.05, False), (0.005, True)])
 def test_an_input_far_from_1_is_worth_a_note(deviation, fires):
     found = judged([row(100, deviation, deviation) for _ in range(3)])
-    assert [symptom.severity for symptom in found] == (["note"] if fires else [])
+    assert [finding.severity for finding in found] == (["note"] if fires else [])
 
 
 def test_it_is_an_alarm_where_the_loss_shows_harm():
-    (symptom,) = judged([row(100, 127, 74, low=0, high=255)] * 3, harmed)
-    assert (symptom.module, symptom.severity) == ("", "alarm")
-    assert symptom.evidence.startswith("tensor 0 of the batch: the input ranges from 0 to 255, with an RMS of 147")
+    (finding,) = judged([row(100, 127, 74, low=0, high=255)] * 3, harmed)
+    assert (finding.module, finding.severity) == ("", "alarm")
+    assert finding.evidence.startswith("tensor 0 of the batch: the input ranges from 0 to 255, with an RMS of 147")
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_a_batch_of_one_sample_may_be_constant_by_chance(values, fires):
     """Each sample is all 0 or all 1."""
     rows = {value: [row(1, value, 0.0, low=value, high=value)] * 128 for value in (0.0, 1.0)}
     run = run_of([linear("fc")], lambda n: [batch(rows[values[n]])], len(values), losses=falling)
-    assert bool(symptoms(INPUT_SCALE, run)) is fires
+    assert bool(findings(INPUT_SCALE, run)) is fires
 
 
 @pytest.mark.parametrize(("deviation", "fires"), [(0.3, False), (0.02, True)])
@@ -58,7 +58,7 @@ def test_an_input_that_hardly_varies_is_worth_a_note(deviation, fires):
 @pytest.mark.parametrize(("times", "fires"), [(10, False), (100, True)])
 def test_a_column_a_hundred_times_as_large_as_the_others_is_named(times, fires):
     found = judged([*standard(8), row(100, 0.0, 1.0 * times)])
-    assert ["column 8 of the input" in symptom.evidence for symptom in found] == ([True] if fires else [])
+    assert ["column 8 of the input" in finding.evidence for finding in found] == ([True] if fires else [])
 
 
 def test_counts_of_words_have_a_long_tail():
@@ -75,14 +75,14 @@ def test_a_border_that_is_at_the_least_number_of_scaled_pixels_is_healthy():
 
 
 def test_a_column_that_never_changes_is_worth_a_note_and_no_more():
-    (symptom,) = judged([*standard(6), row(100, -0.42, 0.0)], harmed)
-    assert symptom.severity == "note"
-    assert "1 of 7 columns of the input never change: column 6 is -0.42" in symptom.evidence
+    (finding,) = judged([*standard(6), row(100, -0.42, 0.0)], harmed)
+    assert finding.severity == "note"
+    assert "1 of 7 columns of the input never change: column 6 is -0.42" in finding.evidence
 
 
 def test_a_batch_with_nan_is_an_alarm():
-    (symptom,) = judged([*standard(7), row(100, 0.0, 1.0, nonfinite=8)])
-    assert symptom.severity == "alarm"
+    (finding,) = judged([*standard(7), row(100, 0.0, 1.0, nonfinite=8)])
+    assert finding.severity == "alarm"
 
 
 def entrance(rms, gives, level, kind="linear", spread=1.0):
@@ -96,7 +96,7 @@ def entrance(rms, gives, level, kind="linear", spread=1.0):
     # It falls to its level from the second look on, and slowly on.
     losses = [2.3, *(level * 0.97**n for n in range(1, 20))]
     run = run_of([layer], lambda n: read, count=20, losses=lambda n: [losses[n]] * 10)
-    return [symptom.severity for symptom in symptoms(INPUT_SCALE, run)]
+    return [finding.severity for finding in findings(INPUT_SCALE, run)]
 
 
 def test_a_far_input_is_an_alarm_by_itself_where_much_of_the_first_loss_is_left():
@@ -122,14 +122,14 @@ def test_an_input_that_the_model_scales_itself_is_healthy():
 )
 def test_a_target_is_not_taken_for_what_goes_into_the_model(index, fires):
     given = dataclasses.replace(batch([row(100, 150.0, 80.0)] * 3), site=Site("", "input", index))
-    found = symptoms(INPUT_SCALE, run_of([linear("fc")], lambda n: [given], losses=harmed))
+    found = findings(INPUT_SCALE, run_of([linear("fc")], lambda n: [given], losses=harmed))
     assert bool(found) is fires
 
 
 def test_nan_among_the_targets_is_named_all_the_same():
     given = dataclasses.replace(batch([row(90, nonfinite=10)] * 3), site=Site("", "input", "1"))
-    (symptom,) = symptoms(INPUT_SCALE, run_of([linear("fc")], lambda n: [given], losses=harmed))
-    assert symptom.evidence.startswith("tensor 1 of the batch: 10 % of its values are NaN or infinite")
+    (finding,) = findings(INPUT_SCALE, run_of([linear("fc")], lambda n: [given], losses=harmed))
+    assert finding.evidence.startswith("tensor 1 of the batch: 10 % of its values are NaN or infinite")
 
 
 def constant(value, count, **others):
@@ -138,9 +138,9 @@ def constant(value, count, **others):
 
 @pytest.mark.parametrize("value", [0.0, -0.42, 255.0])
 def test_an_input_whose_values_are_all_equal_is_an_alarm_whatever_the_loss_does(value):
-    (symptom,) = judged(constant(value, EQUAL_VALUES_MIN))
-    assert (symptom.module, symptom.severity) == ("", "alarm")
-    assert symptom.evidence.startswith(f"tensor 0 of the batch: all 64 values of the input are {value:.3g}")
+    (finding,) = judged(constant(value, EQUAL_VALUES_MIN))
+    assert (finding.module, finding.severity) == ("", "alarm")
+    assert finding.evidence.startswith(f"tensor 0 of the batch: all 64 values of the input are {value:.3g}")
 
 
 def test_a_number_for_each_sample_may_be_a_constant():
@@ -164,11 +164,11 @@ def test_an_input_of_columns_that_differ_is_no_constant():
 
 def test_targets_that_are_all_equal_are_no_matter():
     given = dataclasses.replace(reading("", "input", constant(0.0, EQUAL_VALUES_MIN)), site=Site("", "input", "1"))
-    assert not symptoms(INPUT_SCALE, run_of([linear("fc")], lambda n: [given], losses=harmed))
+    assert not findings(INPUT_SCALE, run_of([linear("fc")], lambda n: [given], losses=harmed))
 
 
 @pytest.mark.parametrize(("left", "severity"), [(0, "note"), (5, "alarm")])
 def test_missing_values_that_the_model_replaces_are_a_note(left, severity):
     given = [batch([row(90, nonfinite=10)] * 3), outputs("fc", [row(100, nonfinite=left)] * 4)]
-    (symptom,) = symptoms(INPUT_SCALE, run_of([linear("fc")], lambda n: given, losses=falling))
-    assert symptom.severity == severity
+    (finding,) = findings(INPUT_SCALE, run_of([linear("fc")], lambda n: given, losses=falling))
+    assert finding.severity == severity

@@ -185,15 +185,15 @@ def compared(*norms, sizes=(0.0, 0.0, 2.0, 2.0, 2.0)):
 
 @pytest.mark.parametrize(("times", "severity"), [(0.97, "note"), (1.03, "alarm")])
 def test_running_statistics_that_match_no_batch_are_an_alarm(times, severity):
-    (symptom,) = compared({"bn": times * STRANGE_STATISTICS_DISTANCE}, {"bn": 2 * STRANGE_STATISTICS_DISTANCE})
-    assert (symptom.module, symptom.severity) == ("fc1", severity)
-    assert ("running statistics of bn match no batch" in symptom.evidence) is (severity == "alarm")
+    (finding,) = compared({"bn": times * STRANGE_STATISTICS_DISTANCE}, {"bn": 2 * STRANGE_STATISTICS_DISTANCE})
+    assert (finding.module, finding.severity) == ("fc1", severity)
+    assert ("running statistics of bn match no batch" in finding.evidence) is (severity == "alarm")
 
 
 def test_running_statistics_that_lag_behind_are_a_note_however_large_the_gap():
-    (symptom,) = compared({"bn": 0.1}, {"bn": 0.1}, sizes=(0.0, 0.0, 9.0, 9.0, 9.0))
-    assert symptom.severity == "note"
-    assert "they lag behind" in symptom.evidence
+    (finding,) = compared({"bn": 0.1}, {"bn": 0.1}, sizes=(0.0, 0.0, 9.0, 9.0, 9.0))
+    assert finding.severity == "note"
+    assert "they lag behind" in finding.evidence
 
 
 def test_the_same_norm_must_be_strange_in_both_evaluations():
@@ -211,15 +211,15 @@ def test_where_nothing_is_known_of_norms_a_gap_is_not_explained():
 
 @pytest.mark.parametrize(("times", "severity"), [(0.97, "note"), (1.03, "alarm")])
 def test_a_gap_that_begins_where_the_data_come_in_is_that_of_the_data(times, severity):
-    (symptom,) = compared({}, {}, sizes=(times * OTHER_DATA_GAP, *[3 * OTHER_DATA_GAP] * 4))
-    assert (symptom.module, symptom.severity) == ("fc0", severity)
-    assert symptom.evidence.endswith("it begins at the input: validation data differ from training data")
+    (finding,) = compared({}, {}, sizes=(times * OTHER_DATA_GAP, *[3 * OTHER_DATA_GAP] * 4))
+    assert (finding.module, finding.severity) == ("fc0", severity)
+    assert finding.evidence.endswith("it begins at the input: validation data differ from training data")
 
 
 def test_where_a_model_blew_up_a_gap_at_the_first_weights_may_be_theirs(monkeypatch):
     monkeypatch.setattr(Run, "has_blown_up", True)
-    (symptom,) = compared({}, {}, sizes=(3 * OTHER_DATA_GAP,) * 5)
-    assert symptom.evidence.endswith("validation data differ from training data, or its weights have changed since")
+    (finding,) = compared({}, {}, sizes=(3 * OTHER_DATA_GAP,) * 5)
+    assert finding.evidence.endswith("validation data differ from training data, or its weights have changed since")
 
 
 def batches(course, looks=LOOKS_BEFORE_BATCH_ALIKE, norm=NORM, gives=0.8, last="linear", is_mixed=False, count=100):
@@ -245,9 +245,9 @@ def turns(number, times=1.03):
 
 
 def test_batches_whose_samples_are_alike_are_an_alarm_at_the_first_batch_norm():
-    (symptom,) = batches(turns)
-    assert places([symptom]) == [("bn", "alarm")]
-    assert "the channels of head move by 0.98 standard deviations" in symptom.evidence
+    (finding,) = batches(turns)
+    assert places([finding]) == [("bn", "alarm")]
+    assert "the channels of head move by 0.98 standard deviations" in finding.evidence
 
 
 def test_batches_that_move_the_answers_less_are_well():

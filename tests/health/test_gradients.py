@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from health.looks import reading, row
-from health.runs import falling, harmed, linear, noise, outputs, run_of, symptoms, weights, without_weights
+from health.runs import falling, findings, harmed, linear, noise, outputs, run_of, weights, without_weights
 from torch import nn
 from toys import Toy, batches, fit
 
@@ -36,22 +36,22 @@ def steady(each):
 @pytest.mark.parametrize(("each", "fires"), [(0.0, False), (-0.4, False), (-0.6, True)])
 def test_a_gradient_that_falls_by_three_powers_of_ten_vanishes(each, fires):
     run = run_of(CHAIN, gradients(steady(each)))
-    assert bool(symptoms(VANISHING, run)) is fires
-    assert not symptoms(EXPLODING, run)
+    assert bool(findings(VANISHING, run)) is fires
+    assert not findings(EXPLODING, run)
 
 
 def test_what_a_layer_before_the_front_gets_by_rounding_is_no_part_of_the_fall():
     sizes = [-12.0, *[0.6 * (i - 7) for i in range(1, 8)]]
-    (symptom,) = symptoms(VANISHING, run_of(CHAIN, gradients(sizes)))
-    assert symptom.module == ""
-    assert "steadily, by a factor of" in symptom.evidence
+    (finding,) = findings(VANISHING, run_of(CHAIN, gradients(sizes)))
+    assert finding.module == ""
+    assert "steadily, by a factor of" in finding.evidence
 
 
 @pytest.mark.parametrize(("losses", "severity"), [(falling, "note"), (harmed, "alarm")])
 @pytest.mark.parametrize(("rule", "each"), [(VANISHING, -0.56), (EXPLODING, 0.48)])
 def test_it_is_an_alarm_where_the_loss_shows_harm(rule, each, losses, severity):
-    found = symptoms(rule, run_of(CHAIN, gradients(steady(each)), losses=losses))
-    assert [symptom.severity for symptom in found] == [severity]
+    found = findings(rule, run_of(CHAIN, gradients(steady(each)), losses=losses))
+    assert [finding.severity for finding in found] == [severity]
 
 
 @pytest.mark.parametrize(("moved", "severity"), [(True, "note"), (False, "alarm")])
@@ -67,60 +67,60 @@ def test_a_gradient_that_is_gone_from_layers_that_have_learnt_is_a_note(moved, s
         updates = [reading(f"{name}.weight", "parameter_update", noise(8, scale=1e-3)) for name in NAMES]
         return [*gradients(sizes)(n), *grads, *(updates if moved else [])]
 
-    (symptom,) = symptoms(VANISHING, run_of(CHAIN, of_look, losses=falling))
-    assert symptom.severity == severity
+    (finding,) = findings(VANISHING, run_of(CHAIN, of_look, losses=falling))
+    assert finding.severity == severity
 
 
 def test_the_layer_is_named_that_loses_most_of_the_gradient():
-    (symptom,) = symptoms(VANISHING, run_of(CHAIN, gradients([-4, -4, -4.1, -3.9, 0, 0.1, 0, 0])))
-    assert symptom.module == "fc4"
+    (finding,) = findings(VANISHING, run_of(CHAIN, gradients([-4, -4, -4.1, -3.9, 0, 0.1, 0, 0])))
+    assert finding.module == "fc4"
 
 
 @pytest.mark.parametrize(("rule", "each"), [(VANISHING, -0.6), (EXPLODING, 0.6)])
 def test_a_steady_change_is_the_matter_of_the_whole_model(rule, each):
-    (symptom,) = symptoms(rule, run_of(CHAIN, gradients(steady(each))))
-    assert symptom.module == ""
+    (finding,) = findings(rule, run_of(CHAIN, gradients(steady(each))))
+    assert finding.module == ""
 
 
 @pytest.mark.parametrize(("each", "count", "severity"), [(-0.56, 6, "note"), (-0.7, 3, "note"), (-0.7, 6, "alarm")])
 def test_it_is_an_alarm_by_itself_where_nothing_is_left_after_the_first_steps(each, count, severity):
-    (symptom,) = symptoms(VANISHING, run_of(CHAIN, gradients(steady(each)), count=count, losses=falling))
-    assert symptom.severity == severity
+    (finding,) = findings(VANISHING, run_of(CHAIN, gradients(steady(each)), count=count, losses=falling))
+    assert finding.severity == severity
 
 
 def test_a_branch_that_gets_little_is_healthy_where_the_layers_before_it_get_their_gradient():
-    assert not symptoms(VANISHING, run_of(CHAIN, gradients([0, -6, -6, 0, -6, -6, 0, 0])))
-    assert not symptoms(VANISHING, run_of(CHAIN, gradients([-6, 0, -6, 0, 0, 0, 0, 0])))  # it begins with one
-    assert symptoms(VANISHING, run_of(CHAIN, gradients([-6, -6, -6, 0, 0, 0, 0, 0])))
+    assert not findings(VANISHING, run_of(CHAIN, gradients([0, -6, -6, 0, -6, -6, 0, 0])))
+    assert not findings(VANISHING, run_of(CHAIN, gradients([-6, 0, -6, 0, 0, 0, 0, 0])))  # it begins with one
+    assert findings(VANISHING, run_of(CHAIN, gradients([-6, -6, -6, 0, 0, 0, 0, 0])))
 
 
 def test_zeros_are_not_the_matter_of_this_rule():
     read = gradients([0] * 8)
     zero = [reading(name, "grad_output", [row(100, 0.0, 0.0, zeros=100)]) for name in NAMES[:4]]
-    assert not symptoms(VANISHING, run_of(CHAIN, lambda n: [*read(n)[:8], *zero, *read(n)[12:]]))
+    assert not findings(VANISHING, run_of(CHAIN, lambda n: [*read(n)[:8], *zero, *read(n)[12:]]))
 
 
 @pytest.mark.parametrize(("each", "fires"), [(0.2, False), (0.35, True)])
 def test_a_gradient_that_grows_by_a_factor_of_70_explodes(each, fires):
     run = run_of(CHAIN, gradients(steady(each)))
-    assert bool(symptoms(EXPLODING, run)) is fires
-    assert not symptoms(VANISHING, run)
+    assert bool(findings(EXPLODING, run)) is fires
+    assert not findings(VANISHING, run)
 
 
 def test_the_layer_is_named_that_makes_the_gradient_explode():
-    (symptom,) = symptoms(EXPLODING, run_of(CHAIN, gradients([3, 3, 3.1, 2.9, 0, 0.1, 0, 0])))
-    assert symptom.module == "fc4"
+    (finding,) = findings(EXPLODING, run_of(CHAIN, gradients([3, 3, 3.1, 2.9, 0, 0.1, 0, 0])))
+    assert finding.module == "fc4"
 
 
 @pytest.mark.parametrize(("growth", "fires"), [(0.1, False), (0.5, True)])
 def test_gradients_that_grow_a_hundredfold_against_their_own_history_explode(growth, fires):
-    found = symptoms(EXPLODING, run_of(CHAIN, gradients([0] * 8, growth), count=15))
-    assert [symptom.module for symptom in found] == ([""] if fires else [])
+    found = findings(EXPLODING, run_of(CHAIN, gradients([0] * 8, growth), count=15))
+    assert [finding.module for finding in found] == ([""] if fires else [])
 
 
 def test_a_model_of_three_layers_has_no_course():
     run = run_of(CHAIN[:3], gradients([-6, -3, 0], names=NAMES[:3]))
-    assert not symptoms(VANISHING, run)
+    assert not findings(VANISHING, run)
 
 
 def with_activations(*types):
@@ -149,15 +149,15 @@ def test_advice_names_only_activations_that_the_model_has(types, advice):
     chain = with_activations(*types) if types else CHAIN
     names = [layer.name for layer in chain]
     sizes = [-0.6 * (len(names) - 1 - i) for i in range(len(names))]
-    (symptom,) = symptoms(VANISHING, run_of(chain, gradients(sizes, names=names)))
-    assert symptom.advice == advice
+    (finding,) = findings(VANISHING, run_of(chain, gradients(sizes, names=names)))
+    assert finding.advice == advice
 
 
 def test_what_is_gone_after_the_first_steps_needs_no_loss_though_it_shows_harm():
-    (symptom,) = symptoms(VANISHING, run_of(CHAIN, gradients(steady(-0.7)), losses=harmed))
-    assert (symptom.severity, symptom.is_hard) == ("alarm", True)
-    (symptom,) = symptoms(VANISHING, run_of(CHAIN, gradients(steady(-0.56)), losses=harmed))
-    assert (symptom.severity, symptom.is_hard) == ("alarm", False)
+    (finding,) = findings(VANISHING, run_of(CHAIN, gradients(steady(-0.7)), losses=harmed))
+    assert (finding.severity, finding.is_hard) == ("alarm", True)
+    (finding,) = findings(VANISHING, run_of(CHAIN, gradients(steady(-0.56)), losses=harmed))
+    assert (finding.severity, finding.is_hard) == ("alarm", False)
 
 
 def moved(change, rate=0.1, size=-0.7):
@@ -167,7 +167,7 @@ def moved(change, rate=0.1, size=-0.7):
     run = Run({layer.name: layer for layer in CHAIN}, 3)
     for look in run_of(CHAIN, lambda n: [*gradients(steady(size))(n), *weight], count=3).looks:
         run.see(replace(look, stepped={"fc0.weight": Stepped("SGD", rate, False)}))
-    return [symptom.severity for symptom in symptoms(VANISHING, run)]
+    return [finding.severity for finding in findings(VANISHING, run)]
 
 
 def test_a_gradient_so_small_that_it_moves_nothing_is_an_alarm_at_once():

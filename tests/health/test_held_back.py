@@ -1,4 +1,4 @@
-"""`clipping` and `weight_decay`: what is said equals what the raw tensors give, and what is usual is no symptom."""
+"""`clipping` and `weight_decay`: what is said equals what the raw tensors give, and what is usual is no finding."""
 
 import math
 import re
@@ -26,7 +26,7 @@ def exactly(name, role, rms):
     return looks.reading(name, role, [looks.row(100, 0.0, rms)])
 
 
-def symptoms(rule, held, change, losses=None, edit=lambda look: look):
+def findings(rule, held, change, losses=None, edit=lambda look: look):
     count = STEPS_BEFORE_STUCK
     run = seen(training(count, lambda step: change, losses=losses or falling(count), edit=edit))
     run.facts = StepFacts(held_back=dict.fromkeys(WEIGHTS, held))
@@ -44,12 +44,12 @@ NORM = math.sqrt(sum(math.prod(shape) for layer in LAYERS.values() for shape in 
 @pytest.mark.parametrize(("times", "fires"), [(0.99, True), (1.01, False)])
 def test_clipping_is_told_where_it_leaves_a_tenth(times, fires):
     held = HeldBack(0.0, False, times * CLIPPED_SHARE * NORM)
-    assert bool(symptoms("clipping", held, gradients(1.0))) is fires
+    assert bool(findings("clipping", held, gradients(1.0))) is fires
 
 
 def test_clipping_is_no_alarm_for_steps_that_do_not_follow_the_gradients_size():
     held = HeldBack(0.0, False, 1e-4)
-    assert places(symptoms("clipping", held, gradients(1.0), stuck(STEPS_BEFORE_STUCK))) == [("", "note")]
+    assert places(findings("clipping", held, gradients(1.0), stuck(STEPS_BEFORE_STUCK))) == [("", "note")]
 
 
 def moved(decay_share, ratio):
@@ -61,18 +61,18 @@ def moved(decay_share, ratio):
 
 @pytest.mark.parametrize(("times", "fires"), [(0.99, True), (1.01, False)])
 def test_decay_that_is_taken_outweighs_a_step_less_than_the_root_of_2_times_its_part(times, fires):
-    assert bool(symptoms("weight_decay", *moved(0.01, times * math.sqrt(2) * 0.01))) is fires
+    assert bool(findings("weight_decay", *moved(0.01, times * math.sqrt(2) * 0.01))) is fires
 
 
 def test_decay_that_hardly_moves_a_weight_is_well_even_without_a_gradient():
     share = 0.9 * UPDATE_RATIO_SMALL
-    assert symptoms("weight_decay", *moved(share, share)) == []
+    assert findings("weight_decay", *moved(share, share)) == []
 
 
 @pytest.mark.parametrize(("times", "fires"), [(1.01, True), (0.99, False)])
 def test_decay_that_is_added_is_compared_with_the_gradient(times, fires):
     before = {(name, "parameter_before"): exactly(name, "parameter_before", 0.1) for name in MATRICES}
-    found = symptoms("weight_decay", HeldBack(times * 10.0, False, math.inf), before | gradients(1.0))
+    found = findings("weight_decay", HeldBack(times * 10.0, False, math.inf), before | gradients(1.0))
     assert bool(found) is fires
 
 
@@ -85,7 +85,7 @@ def test_decay_that_is_added_is_compared_with_the_gradient(times, fires):
     ],
 )
 def test_decay_is_an_alarm_if_it_leaves_nothing_or_the_loss_shows_harm(share, losses, severity):
-    assert places(symptoms("weight_decay", *moved(share, share), losses=losses)) == [("", severity)]
+    assert places(findings("weight_decay", *moved(share, share), losses=losses)) == [("", severity)]
 
 
 class RawTensors(Callback):
@@ -148,8 +148,8 @@ def advised(decay, rate):
     def at_rate(look):
         return replace(look, stepped={name: replace(one, rate=rate) for name, one in look.stepped.items()})
 
-    (symptom,) = symptoms("weight_decay", HeldBack(decay, True, math.inf), moved(0, decay * rate)[1], edit=at_rate)
-    return symptom.advice
+    (finding,) = findings("weight_decay", HeldBack(decay, True, math.inf), moved(0, decay * rate)[1], edit=at_rate)
+    return finding.advice
 
 
 def test_a_usual_decay_that_takes_much_is_a_rate_that_is_too_high():

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("at_every_look")
 
 
 def at(*steps: int, module: str = "fc0", name: str = "odd", at_once: bool = False, **options) -> Rule:
-    """A rule that sees a symptom at these steps."""
+    """A rule that sees a finding at these steps."""
 
     def judge(run):
         if run.now.step in steps:
@@ -37,12 +37,12 @@ def spans(judge: Judge) -> list[tuple[str, int, int | None]]:
     return [(verdict.severity, verdict.since, verdict.until) for verdict in judge.verdicts]
 
 
-def test_nothing_is_said_of_a_run_without_symptoms():
+def test_nothing_is_said_of_a_run_without_findings():
     assert judged(at()).verdicts == ()
     assert Judge([at()], LAYERS, WINDOW).verdicts == ()
 
 
-def test_a_symptom_must_last_for_the_window():
+def test_a_finding_must_last_for_the_window():
     assert judged(at(3, 4)).verdicts == ()
     assert spans(judged(at(3, 4, 5), steps=6)) == [("note", 3, None)]
 
@@ -51,7 +51,7 @@ def test_the_looks_of_the_window_must_follow_each_other():
     assert judged(at(3, 4, 6, 7, 9, 10)).verdicts == ()
 
 
-def test_a_rule_that_judges_at_once_needs_one_symptom():
+def test_a_rule_that_judges_at_once_needs_one_finding():
     assert spans(judged(at(3, at_once=True, severity="alarm"))) == [("alarm", 3, 3)]
 
 
@@ -88,7 +88,7 @@ def test_an_event_that_comes_back_is_the_later_one():
     assert [(v.since, v.batch_idx) for v in verdicts] == [(15, 15)]
 
 
-def test_a_symptom_that_only_flickers_when_it_is_back_does_not_reopen_a_verdict():
+def test_a_finding_that_only_flickers_when_it_is_back_does_not_reopen_a_verdict():
     assert spans(judged(at(0, 1, 2, 19))) == [("note", 0, 2)]
 
 
@@ -97,7 +97,7 @@ def test_the_evidence_is_the_latest():
 
 
 def alarming(*steps: int) -> Rule:
-    """A symptom at every step, an alarm at these."""
+    """A finding at every step, an alarm at these."""
 
     def judge(run):
         yield Finding("fc0", "odd", "look", "alarm" if run.now.step in steps else "note")
@@ -153,7 +153,7 @@ def test_a_rule_that_raises_half_way_says_nothing():
         assert judged(Rule("broken", judge, at_once=True)).verdicts == ()
 
 
-def test_two_symptoms_of_one_layer_at_one_look_are_one():
+def test_two_findings_of_one_layer_at_one_look_are_one():
     def judge(run):
         yield Finding("fc0", "first", "look")
         yield Finding("fc0", "second", "look")
@@ -162,7 +162,7 @@ def test_two_symptoms_of_one_layer_at_one_look_are_one():
     assert judge.verdicts == ()
 
 
-def test_a_symptom_from_outside_is_said_at_once_with_its_own_step_and_batch():
+def test_a_finding_from_outside_is_said_at_once_with_its_own_step_and_batch():
     judge = judged(at(name="nonfinite"))
     judge.add("nonfinite", Finding("fc1", "NaN", "look", "alarm", batch_idx=7), step=0)
     assert [(v.severity, v.module, v.since, v.until, v.batch_idx) for v in judge.verdicts] == [
@@ -170,7 +170,7 @@ def test_a_symptom_from_outside_is_said_at_once_with_its_own_step_and_batch():
     ]
 
 
-def test_what_looks_show_after_a_symptom_from_outside_is_the_same_event():
+def test_what_looks_show_after_a_finding_from_outside_is_the_same_event():
     judge = Judge([at(5, 6, 7, name="nonfinite", at_once=True, module="head")], LAYERS, WINDOW)
     for step in range(8):
         if step == 5:
@@ -179,7 +179,7 @@ def test_what_looks_show_after_a_symptom_from_outside_is_the_same_event():
     assert [(v.module, v.since, v.until, v.evidence) for v in judge.verdicts] == [("fc1", 5, None, "NaN")]
 
 
-def test_a_symptom_from_outside_takes_the_place_of_what_looks_show():
+def test_a_finding_from_outside_takes_the_place_of_what_looks_show():
     judge = judged(at(*range(15, 20), name="nonfinite", at_once=True, module="head"))
     judge.add("nonfinite", Finding("fc1", "NaN", "look", "alarm", since=14), step=20)
     assert [(v.module, v.since) for v in judge.verdicts] == [("fc1", 14)]
@@ -304,7 +304,7 @@ def test_large_steps_explain_what_dies_after_them_and_not_what_was_dead_before()
 
 
 def soft(name: str, module: str = "fc0") -> Rule:
-    """A rule whose symptom is an alarm because of the loss."""
+    """A rule whose finding is an alarm because of the loss."""
 
     def judge(run):
         yield Finding(module, "odd", "look", "alarm" if run.losses.is_harmed else "note")
@@ -351,7 +351,7 @@ def test_what_explodes_before_nan_is_the_cause():
     assert of_two(at(*range(10, 20), name="exploding_gradient", severity="alarm"), nan)[0][1] == "nonfinite"
 
 
-def test_memory_does_not_grow_with_symptoms_that_flicker():
+def test_memory_does_not_grow_with_findings_that_flicker():
     def judge(run):
         for i, name in enumerate(LAYERS):
             if run.now.step // (i + 1) % 5 < 4:
@@ -449,7 +449,7 @@ def test_the_alarm_of_an_effect_does_not_wait_for_a_cause_that_only_flickers():
 
 
 def asked_at(name: str, of: str, asked: list[tuple[str, int]], *steps: int) -> Rule:
-    """A rule that notes when it is asked, and sees a symptom at these steps."""
+    """A rule that notes when it is asked, and sees a finding at these steps."""
 
     def judge(run):
         asked.append((name, run.now.step))

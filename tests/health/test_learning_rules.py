@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from health import looks
 from health.looks import reading, row
-from health.trainings import LAYERS, WEIGHTS, WINDOW, falling, judged, of, places, seen, stuck, symptoms, training
+from health.trainings import LAYERS, WEIGHTS, WINDOW, falling, findings, judged, of, places, seen, stuck, training
 
 from hookboard.health import Judge, Look, Loss, Run, StepFacts
 from hookboard.health.losses import STEPS_BEFORE_STUCK, LossHistory
@@ -95,7 +95,7 @@ def test_a_gradient_that_grows_by_less_is_well():
 
 
 def test_of_a_loss_at_chance_with_gradients_that_agree_on_nothing_the_data_is_suspected_and_no_layer_is_acquitted():
-    found = symptoms(NOT_LEARNING, training(STEPS_BEFORE_STUCK, losses=stuck(STEPS_BEFORE_STUCK)))
+    found = findings(NOT_LEARNING, training(STEPS_BEFORE_STUCK, losses=stuck(STEPS_BEFORE_STUCK)))
     assert places(found) == [("", "alarm")]
     assert found[0].since == 0
     assert found[0].advice.endswith("then check whether inputs and labels belong together, and the loss function")
@@ -104,34 +104,34 @@ def test_of_a_loss_at_chance_with_gradients_that_agree_on_nothing_the_data_is_su
 def test_a_loss_that_came_down_to_how_frequent_the_classes_are_may_be_on_a_plateau():
     losses = [*np.linspace(2.1, 1.7, 30), *[1.7] * (STEPS_BEFORE_STUCK - 30)]
     alike = {("head", "output"): of("head", "output", 1.1 * ANSWER_SPREAD_MIN)}
-    found = symptoms(NOT_LEARNING, training(STEPS_BEFORE_STUCK, lambda step: alike, losses=losses))
+    found = findings(NOT_LEARNING, training(STEPS_BEFORE_STUCK, lambda step: alike, losses=losses))
     assert places(found) == [("", "note")]
 
 
 def test_patience_is_needed_before_data_is_blamed():
-    assert symptoms(NOT_LEARNING, training(STEPS_BEFORE_STUCK - 1, losses=stuck(STEPS_BEFORE_STUCK - 1))) == []
+    assert findings(NOT_LEARNING, training(STEPS_BEFORE_STUCK - 1, losses=stuck(STEPS_BEFORE_STUCK - 1))) == []
 
 
 def test_gradients_that_agree_speak_against_bad_data():
     same = {(w, "parameter_grad"): of(w, "parameter_grad", 0.01) for w in WEIGHTS}
     assert (
-        symptoms(NOT_LEARNING, training(STEPS_BEFORE_STUCK, lambda step: same, losses=stuck(STEPS_BEFORE_STUCK))) == []
+        findings(NOT_LEARNING, training(STEPS_BEFORE_STUCK, lambda step: same, losses=stuck(STEPS_BEFORE_STUCK))) == []
     )
 
 
 def test_a_loss_that_falls_is_learning():
-    assert symptoms(NOT_LEARNING, training(STEPS_BEFORE_STUCK)) == []
+    assert findings(NOT_LEARNING, training(STEPS_BEFORE_STUCK)) == []
 
 
 def test_a_model_whose_rate_still_rises_has_time():
     made = training(STEPS_BEFORE_STUCK, losses=stuck(STEPS_BEFORE_STUCK), rate=lambda step: 1e-5 * (step + 1))
-    assert symptoms(NOT_LEARNING, made) == []
+    assert findings(NOT_LEARNING, made) == []
 
 
 def test_a_model_that_does_not_move_is_not_blamed_on_the_data():
     change = {(w, "parameter_update"): of(w, "parameter_update", 1e-9) for w in WEIGHTS}
     assert (
-        symptoms(NOT_LEARNING, training(STEPS_BEFORE_STUCK, lambda step: change, losses=stuck(STEPS_BEFORE_STUCK)))
+        findings(NOT_LEARNING, training(STEPS_BEFORE_STUCK, lambda step: change, losses=stuck(STEPS_BEFORE_STUCK)))
         == []
     )
 
@@ -155,7 +155,7 @@ def answered(deviation: float, size: float):
             ("head", "output"): reading("head", "output", [row(100, mean * (-1) ** i, deviation) for i in range(8)])
         }
 
-    return places(symptoms(NOT_LEARNING, training(STEPS_BEFORE_STUCK, change, losses=stuck(STEPS_BEFORE_STUCK))))
+    return places(findings(NOT_LEARNING, training(STEPS_BEFORE_STUCK, change, losses=stuck(STEPS_BEFORE_STUCK))))
 
 
 def test_small_answers_that_differ_by_a_share_of_their_size_speak():
@@ -196,7 +196,7 @@ def test_a_loss_that_stays_may_be_that_of_a_trained_model_where_chance_is_not_kn
     small = {(w, "parameter_update"): of(w, "parameter_update", 1e-6) for w in WEIGHTS}
     change = (lambda step: unbalanced(step) | small) if rule == "update_too_small" else unbalanced
     made = training(STEPS_BEFORE_STUCK, change, losses=stuck(STEPS_BEFORE_STUCK))
-    assert places(symptoms(RULES[rule], made)) == [("", "note")]
+    assert places(findings(RULES[rule], made)) == [("", "note")]
 
 
 @pytest.mark.parametrize(("outputs", "severity"), [(1.0, "note"), (1e5, "alarm")])
@@ -205,7 +205,7 @@ def test_a_loss_far_below_0_is_an_alarm_if_the_outputs_went_along(outputs, sever
         return unbalanced(step) | {("head", "output"): of("head", "output", outputs if step else 1.0)}
 
     losses = [2.3] * 4 + list(np.linspace(2.3, -1000.0, 56))
-    assert places(symptoms(NOT_LEARNING, training(60, change, losses=losses))) == [("", severity)]
+    assert places(findings(NOT_LEARNING, training(60, change, losses=losses))) == [("", severity)]
 
 
 def ended(losses, constant=math.nan, change=None, resumed=0, layers=LAYERS, **options):
@@ -380,9 +380,9 @@ def begun(start, constant, embedding=0.02):
 
 
 def test_first_losses_far_above_that_of_a_constant_are_reported_with_the_embeddings_that_are_wide():
-    (symptom,) = begun(30.0, 1.0, embedding=1.0)
-    assert "the first loss was 30, where the best constant answer gives 1:" in symptom.evidence
-    assert symptom.advice.startswith("initialize table smaller")
+    (finding,) = begun(30.0, 1.0, embedding=1.0)
+    assert "the first loss was 30, where the best constant answer gives 1:" in finding.evidence
+    assert finding.advice.startswith("initialize table smaller")
     assert begun(30.0, 1.0, embedding=0.02)[0].advice.startswith("initialize the last layer smaller")
 
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 from health.looks import dropped, reading, row
-from health.runs import falling, harmed, linear, noise, nothing, outputs, run_of, symptoms, without_weights
+from health.runs import falling, findings, harmed, linear, noise, nothing, outputs, run_of, without_weights
 
 from hookboard.health.rules.scale import ACTIVATION_SCALE, GAIN_LOSS_PER_STEP, GAIN_SHARE_LOST
 from hookboard.model.layers import Layer
@@ -18,7 +18,7 @@ def normed(deviations, gain=0.8, trainable=True, losses=falling):
         outputs("bn", [row(100, 0.1, deviation) for deviation in deviations]),
         reading("bn.weight", "parameter", [row(len(deviations), gain, 0.0)]),
     ]
-    return symptoms(ACTIVATION_SCALE, run_of([linear("conv", kind="conv"), norm], lambda n: read, losses=losses))
+    return findings(ACTIVATION_SCALE, run_of([linear("conv", kind="conv"), norm], lambda n: read, losses=losses))
 
 
 def test_a_batch_norm_whose_channels_deviate_by_its_gain_is_healthy():
@@ -46,14 +46,14 @@ def test_channels_into_which_nothing_comes_do_not_count():
 def test_a_dropout_that_drops_nearly_all_is_worth_a_note(zeros, fires):
     layers = [linear("fc"), without_weights("drop", "dropout", "Dropout")]
     left = [dropped(100, zeros) for _ in range(8)] if zeros < 100 else nothing(8)
-    found = symptoms(ACTIVATION_SCALE, run_of(layers, lambda n: [outputs("fc", noise(8)), outputs("drop", left)]))
+    found = findings(ACTIVATION_SCALE, run_of(layers, lambda n: [outputs("fc", noise(8)), outputs("drop", left)]))
     assert [(s.module, s.severity) for s in found] == ([("drop", "note")] if fires else [])
 
 
 def test_zeros_of_a_relu_that_is_no_module_are_not_taken_for_those_of_the_dropout_after_it():
     layers = [linear("fc"), without_weights("drop", "dropout", "Dropout")]
     rectified = [row(100, 0.1, 0.4, zeros=95, low=0.0) for _ in range(8)]
-    assert not symptoms(
+    assert not findings(
         ACTIVATION_SCALE, run_of(layers, lambda n: [outputs("fc", noise(8)), outputs("drop", rectified)])
     )
 
@@ -66,13 +66,13 @@ def test_of_two_dropouts_that_drop_nearly_all_the_loss_need_not_show_harm(losses
         zeros = {"drop0": 92, "drop1": second}
         drops = [outputs(name, [dropped(1000, 10 * z) for _ in range(8)]) for name, z in zeros.items()]
         read = [outputs("fc", noise(8, count=1000)), *drops]
-        return symptoms(ACTIVATION_SCALE, run_of(layers, lambda n: read, losses=losses))
+        return findings(ACTIVATION_SCALE, run_of(layers, lambda n: read, losses=losses))
 
     # The second one is given 80 values of 1000.
     assert [(s.module, s.severity) for s in found(99.1)] == [("drop0", severity)]
-    (symptom,) = found(99.3)
-    assert (symptom.module, symptom.severity) == ("drop0", "alarm")
-    assert symptom.evidence.endswith("So do 1 others.")
+    (finding,) = found(99.3)
+    assert (finding.module, finding.severity) == ("drop0", "alarm")
+    assert finding.evidence.endswith("So do 1 others.")
 
 
 def norms(count):
@@ -94,7 +94,7 @@ def test_other_statistics_are_those_of_half_of_the_norms_at_least(off, fires):
             yield outputs(norm.name, [row(100, 0.1, 0.8 * (1.2 if i >= 4 - off else 1.0)) for _ in range(8)])
             yield reading(norm.weights[0], "parameter", [row(8, 0.8, 0.0)])
 
-    found = symptoms(ACTIVATION_SCALE, run_of(given, seen, losses=falling))
+    found = findings(ACTIVATION_SCALE, run_of(given, seen, losses=falling))
     # It may be the first one of all whose statistics are nearest by chance.
     assert [(s.module, s.severity) for s in found] == ([("bn0", "note")] if fires else [])
 
@@ -110,7 +110,7 @@ def gained(*courses, every=10, losses=falling):
             if (gain := course(n)) is not None:
                 yield reading(norm.weights[0], "parameter", [row(8, gain, 0.0, zeros=0 if gain else 8)])
 
-    return symptoms(ACTIVATION_SCALE, run_of(given, seen, count=10, losses=losses, every=every))
+    return findings(ACTIVATION_SCALE, run_of(given, seen, count=10, losses=losses, every=every))
 
 
 def lost(left=0.95 * GAIN_SHARE_LOST, begin=0.8):
@@ -123,9 +123,9 @@ def kept(n):
 
 
 def test_gains_that_go_towards_0_are_an_alarm_since_they_began_to():
-    (symptom,) = gained(lost(), lost(), kept)
-    assert (symptom.module, symptom.severity, symptom.since) == ("bn0", "alarm", 40)
-    assert "fell to 0.19 of their first size (RMS) in 90 steps" in symptom.evidence
+    (finding,) = gained(lost(), lost(), kept)
+    assert (finding.module, finding.severity, finding.since) == ("bn0", "alarm", 40)
+    assert "fell to 0.19 of their first size (RMS) in 90 steps" in finding.evidence
 
 
 def test_gains_of_which_more_is_left_or_of_fewer_norms_are_well():

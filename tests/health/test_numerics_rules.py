@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from health import looks
-from health.trainings import LAYERS, WEIGHTS, WINDOW, falling, judged, of, places, stuck, symptoms, training, typed
+from health.trainings import LAYERS, WEIGHTS, WINDOW, falling, findings, judged, of, places, stuck, training, typed
 
 from hookboard.health.rules.numerics import FLOAT16_HEADROOM_FACTOR, SWALLOWED_SHARE_NOTE, UNDERFLOW_SHARE_NOTE
 from hookboard.measure import Histogram, Moments
@@ -94,14 +94,14 @@ def test_between_two_looks_the_loss_tells_the_step():
 
 def test_a_mask_is_a_note():
     change = {("act0", "output"): bad("act0", "output", neginf=50)}
-    found = symptoms(NONFINITE, training(change=lambda step: change))
+    found = findings(NONFINITE, training(change=lambda step: change))
     assert places(found) == [("act0", "note")]
     assert "mask" in found[0].advice
 
 
 def test_an_output_that_nobody_uses_is_a_note():
     change = {("act0", "output"): bad("act0", "output", nan=50)}
-    assert places(symptoms(NONFINITE, training(change=lambda step: change))) == [("act0", "note")]
+    assert places(findings(NONFINITE, training(change=lambda step: change))) == [("act0", "note")]
 
 
 def test_behind_a_mask_the_layer_that_gave_nan_is_named():
@@ -124,7 +124,7 @@ def test_a_nan_that_comes_after_a_mask_is_named_with_its_own_step(layer):
 def test_overflows_under_a_scaler_are_well():
     change = {(w, "parameter_grad"): bad(w, "parameter_grad", posinf=5) for w in WEIGHTS}
     made = training(change=lambda step: change, edit=lambda look: replace(look, overflowed=True))
-    assert symptoms(NONFINITE, made) == []
+    assert findings(NONFINITE, made) == []
 
 
 def test_when_all_is_finite_again_it_is_over():
@@ -149,21 +149,21 @@ def half(dtype, share: float, *names: str):
 
 def test_updates_that_bf16_swallows_are_a_note_and_with_harm_an_alarm():
     change = half(torch.bfloat16, SWALLOWED_SHARE_NOTE + 0.01)
-    assert places(symptoms(PRECISION, training(change=lambda step: change))) == [("", "note")]
-    found = symptoms(PRECISION, training(100, lambda step: change, losses=stuck(100)))
+    assert places(findings(PRECISION, training(change=lambda step: change))) == [("", "note")]
+    found = findings(PRECISION, training(100, lambda step: change, losses=stuck(100)))
     assert places(found) == [("", "alarm")]
     assert "91%" in found[0].evidence
 
 
 def test_where_bf16_swallows_next_to_all_updates_it_is_an_alarm_whatever_the_loss_does():
     change = half(torch.bfloat16, 0.995)
-    assert places(symptoms(PRECISION, training(change=lambda step: change))) == [("", "alarm")]
+    assert places(findings(PRECISION, training(change=lambda step: change))) == [("", "alarm")]
 
 
 def test_at_the_end_of_a_schedule_swallowed_updates_are_no_alarm():
     change = half(torch.bfloat16, 0.995)
     falling = training(change=lambda step: change, rate=lambda step: 0.1 * 0.5**step)
-    assert places(symptoms(PRECISION, falling)) == [("", "note")]
+    assert places(findings(PRECISION, falling)) == [("", "note")]
 
 
 @pytest.mark.parametrize(
@@ -172,12 +172,12 @@ def test_at_the_end_of_a_schedule_swallowed_updates_are_no_alarm():
     ids=["below the border", "float32"],
 )
 def test_updates_that_mostly_arrive_are_well(change):
-    assert symptoms(PRECISION, training(change=lambda step: change)) == []
+    assert findings(PRECISION, training(change=lambda step: change)) == []
 
 
 def test_one_layer_whose_updates_are_swallowed_is_named():
     change = half(torch.bfloat16, 0.1) | half(torch.bfloat16, 0.99, "fc1")
-    assert places(symptoms(PRECISION, training(change=lambda step: change))) == [("fc1", "note")]
+    assert places(findings(PRECISION, training(change=lambda step: change))) == [("fc1", "note")]
 
 
 def test_rows_without_a_gradient_are_not_swallowed():
@@ -185,7 +185,7 @@ def test_rows_without_a_gradient_are_not_swallowed():
     for weight in WEIGHTS:
         rare = looks.row(1000, 0.0, 0.01, zeros=990)
         change[weight, "parameter_grad"] = looks.reading(weight, "parameter_grad", [rare])
-    assert symptoms(PRECISION, training(change=lambda step: change)) == []
+    assert findings(PRECISION, training(change=lambda step: change)) == []
 
 
 def in_half(name: str, role: str, largest: float, tiny_share: float | None = None):
@@ -207,13 +207,13 @@ def test_outputs_near_the_largest_of_float16_are_named():
     limit = 65504 / FLOAT16_HEADROOM_FACTOR
     for factor, expected in ((1.01, [("fc1", "note")]), (0.99, [])):
         change = {("fc1", "output"): in_half("fc1", "output", factor * limit)}
-        assert places(symptoms(PRECISION, training(change=lambda step, c=change: c))) == expected
+        assert places(findings(PRECISION, training(change=lambda step, c=change: c))) == expected
 
 
 def test_gradients_below_the_normal_range_of_float16_are_named():
     for share, expected in ((UNDERFLOW_SHARE_NOTE + 0.01, [("fc1", "note")]), (UNDERFLOW_SHARE_NOTE - 0.01, [])):
         change = {("fc1", "grad_output"): in_half("fc1", "grad_output", 1e-2, share)}
-        assert places(symptoms(PRECISION, training(change=lambda step, c=change: c))) == expected
+        assert places(findings(PRECISION, training(change=lambda step, c=change: c))) == expected
 
 
 def test_the_window_applies_to_precision_and_not_to_nonfinite():

@@ -10,12 +10,12 @@ from health.trainings import (
     LAYERS,
     WEIGHTS,
     WINDOW,
+    findings,
     judged,
     linear,
     of,
     places,
     stuck,
-    symptoms,
     training,
     typed,
     zeros,
@@ -41,34 +41,34 @@ def cut_behind(name: str, by=lambda name, role: None):
 
 @pytest.mark.parametrize("by", [lambda name, role: None, zeros], ids=["none", "zeros"])
 def test_a_cut_is_named_where_the_gradient_is_lost_first(by):
-    found = symptoms(NO_GRADIENT, training(change=lambda step: cut_behind("fc1", by)))
+    found = findings(NO_GRADIENT, training(change=lambda step: cut_behind("fc1", by)))
     assert places(found) == [("fc1", "alarm")]
     assert "2 layers, fc0 to fc1" in found[0].evidence
 
 
 @pytest.mark.parametrize(("by", "is_root"), [(lambda name, role: None, True), (zeros, False)], ids=["none", "zeros"])
 def test_only_a_gradient_that_never_comes_is_a_fault_by_itself(by, is_root):
-    assert symptoms(NO_GRADIENT, training(change=lambda step: cut_behind("fc1", by)))[0].is_root is is_root
+    assert findings(NO_GRADIENT, training(change=lambda step: cut_behind("fc1", by)))[0].is_root is is_root
 
 
 def test_a_cut_behind_an_activation_is_named_there():
-    assert places(symptoms(NO_GRADIENT, training(change=lambda step: cut_behind("act1")))) == [("act1", "alarm")]
+    assert places(findings(NO_GRADIENT, training(change=lambda step: cut_behind("act1")))) == [("act1", "alarm")]
 
 
 def test_a_gradient_everywhere_is_well():
-    assert symptoms(NO_GRADIENT, training()) == []
+    assert findings(NO_GRADIENT, training()) == []
 
 
 def test_a_gradient_that_is_tiny_but_not_zero_is_none_of_this_rule():
     change = {(weight, "parameter_grad"): of(weight, "parameter_grad", 1e-30) for weight in LAYERS["fc0"].weights}
-    assert symptoms(NO_GRADIENT, training(change=lambda step: change)) == []
+    assert findings(NO_GRADIENT, training(change=lambda step: change)) == []
 
 
 def test_frozen_layers_are_no_matter():
     frozen = {**LAYERS, "fc0": replace(LAYERS["fc0"], trainable=frozenset())}
     held = [weight for weight in WEIGHTS if not weight.startswith("fc0")]
     made = training(change=lambda step: cut_behind("act0"), held=held, layers=frozen)
-    assert symptoms(NO_GRADIENT, made, frozen) == []
+    assert findings(NO_GRADIENT, made, frozen) == []
 
 
 def test_zeros_behind_a_layer_that_starts_at_zero_do_not_last():
@@ -78,7 +78,7 @@ def test_zeros_behind_a_layer_that_starts_at_zero_do_not_last():
 
 def test_zeros_before_the_first_step_of_a_warm_up_are_no_matter():
     made = training(change=lambda step: cut_behind("fc1", zeros), rate=0.0)
-    assert symptoms(NO_GRADIENT, made) == []
+    assert findings(NO_GRADIENT, made) == []
 
 
 def test_parts_of_a_gan_that_step_in_turns_are_well():
@@ -96,7 +96,7 @@ def test_an_expert_that_never_ran_is_a_note_that_says_so():
     gone = [("expert", "output"), ("expert", "grad_output")]
     gone += [(weight, "parameter_grad") for weight in layers["expert"].weights]
     made = training(change=lambda step: dict.fromkeys(gone), layers=layers, held=[*WEIGHTS, "expert.weight"])
-    found = symptoms(NO_GRADIENT, made, layers)
+    found = findings(NO_GRADIENT, made, layers)
     assert places(found) == [("expert", "note")]
     assert "never ran" in found[0].evidence
 
@@ -107,7 +107,7 @@ def test_a_layer_that_never_ran_and_is_no_expert_was_forgotten():
 
     def seen_for(count, layers=layers, name="extra"):
         held = [*WEIGHTS, f"{name}.weight"]
-        return symptoms(NO_GRADIENT, training(count, lambda step: gone, layers=layers, held=held), layers)
+        return findings(NO_GRADIENT, training(count, lambda step: gone, layers=layers, held=held), layers)
 
     assert places(seen_for(4 * WINDOW)) == [("extra", "note")]
     assert places(seen_for(4 * WINDOW + 1)) == [("extra", "alarm")]
@@ -128,19 +128,19 @@ def test_a_layer_that_runs_and_is_trained_only_between_looks_is_no_alarm():
         return {**gone, **changing("extra.weight")}
 
     made = training(4 * WINDOW + 1, change, layers=layers, held=held)
-    assert places(symptoms(NO_GRADIENT, made, layers)) == [("extra", "note")]
+    assert places(findings(NO_GRADIENT, made, layers)) == [("extra", "note")]
 
 
 def test_a_layer_whose_loss_is_added_only_between_looks_is_well():
     def change(step):
         return {**cut_behind("fc0"), **changing(*LAYERS["fc0"].weights)}
 
-    assert symptoms(NO_GRADIENT, training(change=change)) == []
+    assert findings(NO_GRADIENT, training(change=change)) == []
 
 
 def test_a_weight_that_a_parametrization_computes_has_no_gradient_of_its_own():
     computed = {**LAYERS, "fc0": replace(LAYERS["fc0"], computed=LAYERS["fc0"].trainable)}
-    assert symptoms(NO_GRADIENT, training(change=lambda step: cut_behind("fc0"), layers=computed), computed) == []
+    assert findings(NO_GRADIENT, training(change=lambda step: cut_behind("fc0"), layers=computed), computed) == []
 
 
 def test_one_of_several_experts_was_not_forgotten():
@@ -150,39 +150,39 @@ def test_one_of_several_experts_was_not_forgotten():
     )
     held = [*WEIGHTS, "experts.0.weight", "experts.1.weight"]
     made = training(4 * WINDOW + 1, lambda step: gone, layers=layers, held=held)
-    assert places(symptoms(NO_GRADIENT, made, layers)) == [("experts.1", "note")]
+    assert places(findings(NO_GRADIENT, made, layers)) == [("experts.1", "note")]
 
 
 def test_a_layer_of_its_own_that_stopped_running_is_no_expert():
     sites = [("head", "output"), ("head", "grad_output"), *((w, "parameter_grad") for w in LAYERS["head"].weights)]
     made = training(80, lambda step: dict.fromkeys(sites) if step > 3 else {})
-    found = [symptom for symptom in symptoms(NO_GRADIENT, made) if symptom.module == "head"]
+    found = [finding for finding in findings(NO_GRADIENT, made) if finding.module == "head"]
     assert found
-    assert all("expert" not in symptom.advice for symptom in found)
+    assert all("expert" not in finding.advice for finding in found)
 
 
 def test_a_layer_that_is_used_without_being_called_is_well():
     change = {("fc1", "output"): None, ("fc1", "grad_output"): None}
-    assert symptoms(NO_GRADIENT, training(change=lambda step: change)) == []
+    assert findings(NO_GRADIENT, training(change=lambda step: change)) == []
 
 
 def test_one_weight_of_a_layer_without_a_gradient_is_a_note():
     made = training(change=lambda step: {("fc1.bias", "parameter_grad"): zeros("fc1.bias", "parameter_grad")})
-    assert places(symptoms(NO_GRADIENT, made)) == [("fc1", "note")]
+    assert places(findings(NO_GRADIENT, made)) == [("fc1", "note")]
 
 
 def test_no_gradient_anywhere_is_an_alarm_unless_there_was_one_before():
     cut = cut_behind("head", zeros)
-    assert places(symptoms(NO_GRADIENT, training(change=lambda step: cut))) == [("head", "alarm")]
+    assert places(findings(NO_GRADIENT, training(change=lambda step: cut))) == [("head", "alarm")]
     done = training(50, lambda step: cut if step > 3 else {})
-    assert [severity for _, severity in places(symptoms(NO_GRADIENT, done))] == ["note"]
+    assert [severity for _, severity in places(findings(NO_GRADIENT, done))] == ["note"]
     harmed = training(100, lambda step: cut, losses=stuck(100))
-    assert places(symptoms(NO_GRADIENT, harmed)) == [("head", "alarm")]
+    assert places(findings(NO_GRADIENT, harmed)) == [("head", "alarm")]
 
 
 def test_a_step_that_the_scaler_skipped_tells_nothing():
     made = training(change=lambda step: cut_behind("fc1"), edit=lambda look: replace(look, overflowed=True))
-    assert symptoms(NO_GRADIENT, made) == []
+    assert findings(NO_GRADIENT, made) == []
 
 
 def still(*weights: str):
@@ -191,17 +191,17 @@ def still(*weights: str):
 
 def test_a_layer_in_no_optimizer_is_named():
     held = [weight for weight in WEIGHTS if not weight.startswith("fc1")]
-    found = symptoms(NOT_UPDATED, training(held=held))
+    found = findings(NOT_UPDATED, training(held=held))
     assert places(found) == [("fc1", "alarm")]
     assert "no optimizer" in found[0].evidence
 
 
 def test_a_backbone_that_the_optimizer_was_not_given_is_a_note():
-    assert places(symptoms(NOT_UPDATED, training(held=LAYERS["head"].weights))) == [("fc0", "note")]
+    assert places(findings(NOT_UPDATED, training(held=LAYERS["head"].weights))) == [("fc0", "note")]
 
 
 def test_an_optimizer_of_a_copy_moves_nothing():
-    found = symptoms(NOT_UPDATED, training(held=[]))
+    found = findings(NOT_UPDATED, training(held=[]))
     assert places(found) == [("", "alarm")]
     assert "not of a copy" in found[0].advice
 
@@ -211,15 +211,15 @@ def test_a_layer_that_was_frozen_in_the_course_of_the_fit_is_well():
     change = {(weight, "parameter_grad"): None for weight in weights}
     held = [weight for weight in WEIGHTS if weight not in weights]
     made = training(change=lambda step: change, held=held, edit=lambda look: replace(look, frozen=set(weights)))
-    assert symptoms(NOT_UPDATED, made) == []
-    assert symptoms(NO_GRADIENT, made) == []
+    assert findings(NOT_UPDATED, made) == []
+    assert findings(NO_GRADIENT, made) == []
 
 
 def test_a_layer_in_no_optimizer_is_found_by_the_gradient_of_its_output():
     weights = LAYERS["fc1"].weights
     change = {(weight, "parameter_grad"): None for weight in weights}
     held = [weight for weight in WEIGHTS if weight not in weights]
-    assert places(symptoms(NOT_UPDATED, training(change=lambda step: change, held=held))) == [("fc1", "alarm")]
+    assert places(findings(NOT_UPDATED, training(change=lambda step: change, held=held))) == [("fc1", "alarm")]
 
 
 def test_weights_that_move_without_an_optimizer_are_well():
@@ -227,12 +227,12 @@ def test_weights_that_move_without_an_optimizer_are_well():
     other = {(w, "parameter"): of(w, "parameter", 0.1) for w in LAYERS["fc1"].weights}
     held = [weight for weight in WEIGHTS if not weight.startswith("fc1")]
     made = training(7, lambda step: change if step % 2 else other, held=held)
-    assert symptoms(NOT_UPDATED, made) == []
+    assert findings(NOT_UPDATED, made) == []
 
 
 def test_a_layer_that_was_stepped_before_is_in_an_optimizer():
     made = training(held=lambda step: WEIGHTS if step == 0 else [w for w in WEIGHTS if not w.startswith("fc1")])
-    assert symptoms(NOT_UPDATED, made) == []
+    assert findings(NOT_UPDATED, made) == []
 
 
 def with_rate(rate_of):
@@ -245,7 +245,7 @@ def with_rate(rate_of):
 def test_a_layer_with_rate_zero_is_named():
     edit = with_rate(lambda name, step: 0.0 if name.startswith("fc1") else 1e-3)
     made = training(change=lambda step: still("fc1.weight", "fc1.bias"), edit=edit)
-    found = symptoms(NOT_UPDATED, made)
+    found = findings(NOT_UPDATED, made)
     assert places(found) == [("fc1", "alarm")]
     assert "learning rate is 0" in found[0].evidence
     assert found[0].is_root
@@ -254,16 +254,16 @@ def test_a_layer_with_rate_zero_is_named():
 def test_a_rate_that_has_come_down_to_zero_is_well():
     edit = with_rate(lambda name, step: 0.0 if name.startswith("fc1") and step > 1 else 1e-3)
     change = still("fc1.weight", "fc1.bias")
-    assert symptoms(NOT_UPDATED, training(change=lambda step: change if step > 1 else {}, edit=edit)) == []
+    assert findings(NOT_UPDATED, training(change=lambda step: change if step > 1 else {}, edit=edit)) == []
 
 
 def test_a_warm_up_from_zero_is_well():
-    assert symptoms(NOT_UPDATED, training(change=lambda step: still(*WEIGHTS), rate=0.0)) == []
+    assert findings(NOT_UPDATED, training(change=lambda step: still(*WEIGHTS), rate=0.0)) == []
 
 
 def test_a_rate_that_stays_zero_is_the_fault_of_the_whole_model():
     made = training(100, lambda step: still(*WEIGHTS), rate=0.0, losses=stuck(100))
-    assert places(symptoms(NOT_UPDATED, made)) == [("", "alarm")]
+    assert places(findings(NOT_UPDATED, made)) == [("", "alarm")]
 
 
 def test_updates_lost_in_rounding_name_the_type():
@@ -273,7 +273,7 @@ def test_updates_lost_in_rounding_name_the_type():
             ("fc1.weight", "parameter"): typed(of("fc1.weight", "parameter", 0.1), torch.bfloat16),
         }
 
-    found = symptoms(NOT_UPDATED, training(change=change))
+    found = findings(NOT_UPDATED, training(change=change))
     assert places(found) == [("fc1", "alarm")]
     assert "bfloat16" in found[0].evidence
 
@@ -283,7 +283,7 @@ def test_a_layer_that_has_moved_and_has_hardly_any_gradient_left_is_done(left, f
     names = LAYERS["fc1"].weights
     little = {(name, "parameter_grad"): of(name, "parameter_grad", left) for name in names}
     made = training(12, lambda step: {**still(*names), **little} if step > 2 else {})
-    assert bool(symptoms(NOT_UPDATED, made)) is fires
+    assert bool(findings(NOT_UPDATED, made)) is fires
 
 
 @pytest.mark.parametrize("names", [WEIGHTS[:2], WEIGHTS])
@@ -293,14 +293,14 @@ def test_weights_that_no_longer_move_at_the_end_of_a_schedule_are_well(names, ti
         return 1e-3 if step < 20 else times * SCHEDULE_END_SHARE * 1e-3
 
     made = training(40, lambda step: still(*names) if step >= 20 else {}, rate=rate)
-    assert bool(symptoms(NOT_UPDATED, made)) is fires
+    assert bool(findings(NOT_UPDATED, made)) is fires
 
 
 @pytest.mark.parametrize(("times", "fires"), [(0.9, False), (1.1, True)])
 def test_weights_that_no_longer_move_once_the_loss_is_at_0_are_well(times, fires):
     losses = [*[2.0] * 20, *[times * AT_ZERO_SHARE * 2.0] * 40]
     made = training(60, lambda step: still("fc1.weight", "fc1.bias") if step >= 20 else {}, losses=losses)
-    assert bool(symptoms(NOT_UPDATED, made)) is fires
+    assert bool(findings(NOT_UPDATED, made)) is fires
 
 
 @pytest.mark.parametrize(("times", "fires"), [(0.9, False), (1.1, True)])
@@ -312,31 +312,31 @@ def test_updates_lost_in_rounding_are_none_of_a_layer_where_all_steps_are_too_sm
         moves = {(w, role): replace(one, site=Site(w, role)) for w in WEIGHTS for role, one in read.items()}
         return moves | still("fc1.weight", "fc1.bias")
 
-    assert bool(symptoms(NOT_UPDATED, training(100, change, losses=stuck(100)))) is fires
+    assert bool(findings(NOT_UPDATED, training(100, change, losses=stuck(100)))) is fires
 
 
 def test_a_matrix_that_does_not_move_counts_and_a_bias_alone_does_not():
-    assert places(symptoms(NOT_UPDATED, training(change=lambda step: still("fc1.weight")))) == [("fc1", "alarm")]
-    assert symptoms(NOT_UPDATED, training(change=lambda step: still("fc1.bias"))) == []
+    assert places(findings(NOT_UPDATED, training(change=lambda step: still("fc1.weight")))) == [("fc1", "alarm")]
+    assert findings(NOT_UPDATED, training(change=lambda step: still("fc1.bias"))) == []
 
 
 def test_neighbours_that_do_not_move_are_said_once():
-    found = symptoms(NOT_UPDATED, training(change=lambda step: still(*WEIGHTS[:4])))
+    found = findings(NOT_UPDATED, training(change=lambda step: still(*WEIGHTS[:4])))
     assert places(found) == [("fc0", "alarm")]
     assert "the weights of 2 layers, fc0 to fc1, and they do not change: at a learning rate" in found[0].evidence
     assert not found[0].is_root
 
 
 def test_what_holds_for_all_layers_is_said_once():
-    assert places(symptoms(NOT_UPDATED, training(change=lambda step: still(*WEIGHTS)))) == [("", "alarm")]
+    assert places(findings(NOT_UPDATED, training(change=lambda step: still(*WEIGHTS)))) == [("", "alarm")]
 
 
 def test_weights_that_no_gradient_reaches_are_none_of_this_rule():
     change = {**still("fc1.weight", "fc1.bias"), **cut_behind("fc1")}
-    assert symptoms(NOT_UPDATED, training(change=lambda step: change)) == []
+    assert findings(NOT_UPDATED, training(change=lambda step: change)) == []
 
 
-def test_the_window_is_what_a_symptom_must_last():
+def test_the_window_is_what_a_finding_must_last():
     def change(step):
         return cut_behind("fc1") if step < WINDOW - 1 else {}
 
@@ -355,13 +355,13 @@ def test_a_layer_without_weights_in_the_optimizer_does_not_part_a_chain():
     change = {(w, "parameter_grad"): None for name in ("fc0", "fc1") for w in LAYERS[name].weights}
     change |= {(name, "grad_output"): None for name in ("fc0", "free", "fc1")}
     made = training(change=lambda step: change, layers=looks.layers(*extra.values()))
-    assert places(symptoms(NO_GRADIENT, made, extra)) == [("fc1", "alarm")]
+    assert places(findings(NO_GRADIENT, made, extra)) == [("fc1", "alarm")]
 
 
 def test_weights_that_are_nan_are_not_lost_in_rounding():
     still = looks.reading("fc1.weight", "parameter_update", [looks.row(90, 0.0, 0.0, zeros=90, nonfinite=10)])
     made = training(change=lambda step: {("fc1.weight", "parameter_update"): still})
-    assert symptoms(NOT_UPDATED, made) == []
+    assert findings(NOT_UPDATED, made) == []
 
 
 def deep(frozen, trained=("fc0", "fc1", "fc2", "fc3", "head")):
@@ -373,7 +373,7 @@ def deep(frozen, trained=("fc0", "fc1", "fc2", "fc3", "head")):
 def frozen_ones(frozen, **options):
     layers = deep(frozen)
     held = [weight for name, layer in layers.items() if name not in frozen for weight in layer.weights]
-    return symptoms(NOT_UPDATED, training(held=held, layers=layers, **options), layers)
+    return findings(NOT_UPDATED, training(held=held, layers=layers, **options), layers)
 
 
 def test_a_frozen_layer_between_trained_ones_is_a_note():
@@ -440,4 +440,4 @@ def test_a_gradient_that_came_only_at_the_first_look_is_gone_since_the_second():
 @pytest.mark.parametrize(("losses", "severity"), [(None, "note"), ([2.3] * 60, "alarm")])
 def test_a_layer_that_has_moved_and_no_longer_does_is_a_note_while_the_loss_is_lower_for_it(losses, severity):
     made = training(60, lambda step: still("fc1.weight", "fc1.bias") if step >= 50 else {}, losses=losses)
-    assert places(symptoms(NOT_UPDATED, made)) == [("fc1", severity)]
+    assert places(findings(NOT_UPDATED, made)) == [("fc1", severity)]

@@ -4,7 +4,7 @@ import math
 
 import pytest
 from health.looks import reading, row
-from health.runs import falling, harmed, linear, noise, nothing, outputs, run_of, symptoms, weights
+from health.runs import falling, findings, harmed, linear, noise, nothing, outputs, run_of, weights
 
 from hookboard.health import StepFacts
 from hookboard.health.rules.scale import ACTIVATION_SCALE
@@ -26,14 +26,14 @@ def scaled(decades, then=None, first_weights=None):
 
 
 def test_layers_of_about_the_same_scale_are_healthy():
-    assert not symptoms(ACTIVATION_SCALE, run_of(CHAIN, scaled([0, 0.3, -0.3, 0, 0.5, 0.2, -0.2, 0]), losses=harmed))
+    assert not findings(ACTIVATION_SCALE, run_of(CHAIN, scaled([0, 0.3, -0.3, 0, 0.5, 0.2, -0.2, 0]), losses=harmed))
 
 
 @pytest.mark.parametrize(("up", "fires"), [(1.0, False), (1.6, True), (-1.6, True)])
 def test_a_layer_that_scales_what_goes_in_by_another_factor_than_its_peers_is_out_of_line(up, fires):
-    found = symptoms(ACTIVATION_SCALE, run_of(CHAIN, scaled([0, 0, 0, 0, up, up, up, up])))
-    assert [symptom.module for symptom in found] == (["fc4"] if fires else [])
-    assert all("as initialized" in symptom.evidence for symptom in found)
+    found = findings(ACTIVATION_SCALE, run_of(CHAIN, scaled([0, 0, 0, 0, up, up, up, up])))
+    assert [finding.module for finding in found] == (["fc4"] if fires else [])
+    assert all("as initialized" in finding.evidence for finding in found)
 
 
 def test_a_layer_whose_peers_have_left_their_scale_is_not_out_of_line():
@@ -46,77 +46,77 @@ def test_a_layer_whose_peers_have_left_their_scale_is_not_out_of_line():
     later = [1.5 * i - (1.5 if i >= 4 else 0) for i in range(8)]
     heavy = [r for name in NAMES for r in weights(name, rows=noise(8, scale=0.1 if name == "fc4" else 3.0))]
     run = run_of(CHAIN, lambda n: [*grown([0] * 8 if n < 3 else later), *heavy])
-    assert "fc4" not in [symptom.module for symptom in symptoms(ACTIVATION_SCALE, run)]
+    assert "fc4" not in [finding.module for finding in findings(ACTIVATION_SCALE, run)]
 
 
 @pytest.mark.parametrize(("then", "advice"), [(None, "initialized"), ([0, 0, 0, 0, 2, 2, 2, 2], "not so at the first")])
 def test_a_layer_that_got_out_of_line_later_is_not_said_to_be_initialized_wrong(then, advice):
     began = [0, 0, 0, 0, 2, 2, 2, 2] if then is None else [0] * 8
-    (symptom, *_) = symptoms(ACTIVATION_SCALE, run_of(CHAIN, scaled(began, then=then)))
-    assert symptom.module == "fc4"
-    assert advice in symptom.advice
+    (finding, *_) = findings(ACTIVATION_SCALE, run_of(CHAIN, scaled(began, then=then)))
+    assert finding.module == "fc4"
+    assert advice in finding.advice
 
 
 @pytest.mark.parametrize(("losses", "severity"), [(falling, "note"), (harmed, "alarm")])
 def test_it_is_an_alarm_where_the_loss_shows_harm(losses, severity):
-    found = symptoms(ACTIVATION_SCALE, run_of(CHAIN, scaled([0, 0, 0, 0, 2, 2, 2, 2]), losses=losses))
-    assert [symptom.severity for symptom in found] == [severity]
+    found = findings(ACTIVATION_SCALE, run_of(CHAIN, scaled([0, 0, 0, 0, 2, 2, 2, 2]), losses=losses))
+    assert [finding.severity for finding in found] == [severity]
 
 
 @pytest.mark.parametrize(("each", "fires"), [(0.25, False), (0.4, True), (-0.25, False), (-0.4, True)])
 def test_activations_that_change_by_a_factor_of_100_along_depth_are_named_where_it_starts(each, fires):
-    found = symptoms(ACTIVATION_SCALE, run_of(CHAIN, scaled([each * i for i in range(8)]), losses=harmed))
-    assert [symptom.module for symptom in found] == (["fc0"] if fires else [])
+    found = findings(ACTIVATION_SCALE, run_of(CHAIN, scaled([each * i for i in range(8)]), losses=harmed))
+    assert [finding.module for finding in found] == (["fc0"] if fires else [])
 
 
 def test_a_layer_that_leaves_its_own_scale_has_drifted():
     drifted = [0, 0, 0, -2, 0, 0, 0, 0]
-    found = symptoms(ACTIVATION_SCALE, run_of(CHAIN, scaled([0] * 8, then=drifted), count=8))
-    assert "fc3" in [symptom.module for symptom in found]
-    assert any("in the first looks" in symptom.evidence or "at the first look" in symptom.evidence for symptom in found)
+    found = findings(ACTIVATION_SCALE, run_of(CHAIN, scaled([0] * 8, then=drifted), count=8))
+    assert "fc3" in [finding.module for finding in found]
+    assert any("in the first looks" in finding.evidence or "at the first look" in finding.evidence for finding in found)
 
 
 def test_a_branch_whose_weights_begin_at_0_may_be_small():
     # LoRA: B begins at 0, so that the first outputs are tiny.
     zero = weights("fc3", rows=nothing(8))
     small = [0, 0, 0, -4, 0, 0, 0, 0]
-    assert not symptoms(ACTIVATION_SCALE, run_of(CHAIN, scaled(small, first_weights=zero), losses=harmed))
-    assert symptoms(ACTIVATION_SCALE, run_of(CHAIN, scaled(small), losses=harmed))
+    assert not findings(ACTIVATION_SCALE, run_of(CHAIN, scaled(small, first_weights=zero), losses=harmed))
+    assert findings(ACTIVATION_SCALE, run_of(CHAIN, scaled(small), losses=harmed))
 
 
 def test_a_layer_with_the_weights_of_its_peers_is_in_line_though_what_ran_before_it_is_tiny():
     # Behind a branch that is scaled down, as by LayerScale.
     usual = [reading for name in NAMES for reading in weights(name)]
     sizes = [0, 0, 0, 0, 2, 2, 2, 2]
-    assert not symptoms(ACTIVATION_SCALE, run_of(CHAIN, scaled(sizes, first_weights=usual), losses=harmed))
+    assert not findings(ACTIVATION_SCALE, run_of(CHAIN, scaled(sizes, first_weights=usual), losses=harmed))
     heavy = [*usual, *weights("fc4", rows=noise(8, scale=10.0))]
-    assert symptoms(ACTIVATION_SCALE, run_of(CHAIN, scaled(sizes, first_weights=heavy), losses=harmed))
+    assert findings(ACTIVATION_SCALE, run_of(CHAIN, scaled(sizes, first_weights=heavy), losses=harmed))
 
 
 @pytest.mark.parametrize(("scale", "fires"), [(0.3, False), (0.02, True), (5.0, True)])
 def test_weights_of_all_layers_that_let_a_signal_fade_or_swell_are_the_matter_of_the_whole_model(scale, fires):
     # Biases keep the outputs at their scale.
     drawn = [reading for name in NAMES for reading in weights(name, rows=noise(8, scale=scale))]
-    found = symptoms(ACTIVATION_SCALE, run_of(CHAIN, scaled([0] * 8, first_weights=drawn)))
-    assert [symptom.module for symptom in found] == ([""] if fires else [])
+    found = findings(ACTIVATION_SCALE, run_of(CHAIN, scaled([0] * 8, first_weights=drawn)))
+    assert [finding.module for finding in found] == ([""] if fires else [])
 
 
 def test_weights_of_layers_that_run_side_by_side_scale_no_common_signal():
     drawn = [reading for name in NAMES for reading in weights(name, rows=noise(8, scale=0.02))]
     run = run_of(CHAIN, scaled([0] * 8, first_weights=drawn))
-    assert symptoms(ACTIVATION_SCALE, run)
+    assert findings(ACTIVATION_SCALE, run)
     run.facts = StepFacts(Flow(dict.fromkeys(NAMES, 0)))
-    assert not symptoms(ACTIVATION_SCALE, run)
+    assert not findings(ACTIVATION_SCALE, run)
 
 
 def test_weights_of_the_whole_model_are_named_before_the_slope_that_they_make():
     drawn = [reading for name in NAMES for reading in weights(name, rows=noise(8, scale=0.02))]
     slope = [-0.4 * i for i in range(8)]
-    found = symptoms(ACTIVATION_SCALE, run_of(CHAIN, scaled(slope, first_weights=drawn)))
+    found = findings(ACTIVATION_SCALE, run_of(CHAIN, scaled(slope, first_weights=drawn)))
     assert [(s.module, s.severity) for s in found] == [("", "alarm")]
     # Where weights do not explain it, the slope is said.
     usual = [reading for name in NAMES for reading in weights(name, rows=noise(8, scale=0.3))]
-    found = symptoms(ACTIVATION_SCALE, run_of(CHAIN, scaled(slope, first_weights=usual)))
+    found = findings(ACTIVATION_SCALE, run_of(CHAIN, scaled(slope, first_weights=usual)))
     assert [(s.module, s.severity) for s in found] == [("fc0", "note")]
 
 
@@ -132,9 +132,9 @@ def test_a_first_loss_far_above_chance_that_takes_long_to_come_down_makes_an_ala
     def losses(n):
         return [math.log(8) * times * falls ** (10 * n + i) for i in range(10)]
 
-    (symptom,) = symptoms(ACTIVATION_SCALE, run_of(CHAIN, scaled([0, 0, 0, 0, 2, 2, 2, 2]), losses=losses))
-    assert (symptom.severity == "alarm") is fires
-    assert ("where chance gives 2.08" in symptom.evidence) is fires
+    (finding,) = findings(ACTIVATION_SCALE, run_of(CHAIN, scaled([0, 0, 0, 0, 2, 2, 2, 2]), losses=losses))
+    assert (finding.severity == "alarm") is fires
+    assert ("where chance gives 2.08" in finding.evidence) is fires
 
 
 def recurrent(norm, weight="weight_hh_l0", began=None, losses=falling):
@@ -147,7 +147,7 @@ def recurrent(norm, weight="weight_hh_l0", began=None, losses=falling):
         weights = [reading(name, role, [row(16, 0.0, size / 4) for _ in range(64)]) for role, size in norms.items()]
         return [outputs("lstm", noise(16)), *weights]
 
-    return [symptom.severity for symptom in symptoms(ACTIVATION_SCALE, run_of([layer], seen, losses=losses))]
+    return [finding.severity for finding in findings(ACTIVATION_SCALE, run_of([layer], seen, losses=losses))]
 
 
 @pytest.mark.parametrize(("norm", "severities"), [(0.6, []), (2.9, []), (3.1, ["note"])])
@@ -176,7 +176,7 @@ def normalized(final):
     def seen(n):
         return [outputs("conv", noise(8)), outputs("bn", noise(8, scale=final ** (n / 9))), outputs("head", noise(8))]
 
-    return symptoms(ACTIVATION_SCALE, run_of(layers, seen, count=10, losses=falling))
+    return findings(ACTIVATION_SCALE, run_of(layers, seen, count=10, losses=falling))
 
 
 @pytest.mark.parametrize(("final", "fires"), [(0.1, False), (0.01, True)])
@@ -186,7 +186,7 @@ def test_a_norm_whose_output_fades_is_an_alarm_by_itself(final, fires):
 
 @pytest.mark.parametrize(("decades", "fires"), [(2.5, False), (3.5, True)])
 def test_a_model_whose_layers_all_grow_a_thousandfold_is_an_alarm_by_itself(decades, fires):
-    found = symptoms(ACTIVATION_SCALE, run_of(CHAIN, scaled([0] * 8, then=[decades] * 8), count=8, losses=falling))
+    found = findings(ACTIVATION_SCALE, run_of(CHAIN, scaled([0] * 8, then=[decades] * 8), count=8, losses=falling))
     assert [(s.module, s.severity) for s in found] == ([("", "alarm")] if fires else [])
 
 
@@ -199,5 +199,5 @@ def test_a_recurrent_layer_that_blows_up_what_goes_in_is_named_though_its_weight
     read = [outputs("embedding", noise(8)), outputs("rnn", noise(8, scale=size)), outputs("head", noise(8))]
     read.append(reading(name, "parameter", [row(8, 0.0, 0.6)] * 8))
     run = run_of([linear("embedding"), rnn, linear("head")], lambda n: read, losses=lambda n: [loss] * 10)
-    found = symptoms(ACTIVATION_SCALE, run)
-    assert [symptom.severity for symptom in found if symptom.module == "rnn"] == severities
+    found = findings(ACTIVATION_SCALE, run)
+    assert [finding.severity for finding in found if finding.module == "rnn"] == severities

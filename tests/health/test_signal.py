@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 from health.looks import reading, row
-from health.runs import falling, harmed, linear, noise, outputs, run_of, symptoms, without_weights
+from health.runs import falling, findings, harmed, linear, noise, outputs, run_of, without_weights
 
 from hookboard.health.rules.signal import SATURATED
 from hookboard.measure import Histogram
@@ -37,14 +37,14 @@ def chain(first, second):
 @pytest.mark.parametrize(("share", "fires"), [(0.49, False), (0.51, True)])
 def test_more_than_half_of_the_outputs_at_the_ends_are_saturated(share, fires):
     run = run_of(CHAIN, lambda n: chain(bounded("act0", 0.01), bounded("act1", share)))
-    found = symptoms(SATURATED, run)
-    assert [(symptom.module, symptom.severity) for symptom in found] == ([("fc1", "note")] if fires else [])
+    found = findings(SATURATED, run)
+    assert [(finding.module, finding.severity) for finding in found] == ([("fc1", "note")] if fires else [])
 
 
 def test_the_evidence_says_where_the_outputs_lie():
     run = run_of(CHAIN, lambda n: chain(bounded("act0", 0.01), bounded("act1", 0.9)))
-    (symptom,) = symptoms(SATURATED, run)
-    assert symptom.evidence == (
+    (finding,) = findings(SATURATED, run)
+    assert finding.evidence == (
         "90 % of the outputs of act1 (Tanh) lie at the ends of its range, from -1 to -0.98 or from 0.98 to 1."
     )
 
@@ -52,25 +52,25 @@ def test_the_evidence_says_where_the_outputs_lie():
 @pytest.mark.parametrize(("losses", "severity"), [(falling, "note"), (harmed, "alarm")])
 def test_it_is_an_alarm_where_the_loss_shows_harm(losses, severity):
     run = run_of(CHAIN, lambda n: chain(bounded("act0", 0.01), bounded("act1", 0.9)), losses=losses)
-    assert [symptom.severity for symptom in symptoms(SATURATED, run)] == [severity]
+    assert [finding.severity for finding in findings(SATURATED, run)] == [severity]
 
 
 def test_of_a_chain_of_saturated_layers_the_first_is_named():
     run = run_of(CHAIN, lambda n: chain(bounded("act0", 0.9), bounded("act1", 0.9)))
-    assert [symptom.module for symptom in symptoms(SATURATED, run)] == ["fc0"]
+    assert [finding.module for finding in findings(SATURATED, run)] == ["fc0"]
 
 
 def test_units_that_stay_at_one_end_are_saturated_without_a_histogram():
     rows = [row(100, mean=0.999, deviation=1e-4) for _ in range(5)] + [row(100, 0.0, 0.3) for _ in range(3)]
     run = run_of(CHAIN, lambda n: chain(bounded("act0", 0.01), outputs("act1", rows)))
-    assert [symptom.module for symptom in symptoms(SATURATED, run)] == ["fc1"]
+    assert [finding.module for finding in findings(SATURATED, run)] == ["fc1"]
 
 
 def test_a_sigmoid_that_is_sure_of_its_answer_is_healthy():
     layers = [linear("fc"), without_weights("act", "bounded", "Sigmoid")]
     read = [outputs("fc", noise(8)), bounded("act", 0.99, "Sigmoid")]
-    assert not symptoms(SATURATED, run_of(layers, lambda n: read, losses=falling))
-    assert symptoms(SATURATED, run_of(layers, lambda n: read, losses=harmed))
+    assert not findings(SATURATED, run_of(layers, lambda n: read, losses=falling))
+    assert findings(SATURATED, run_of(layers, lambda n: read, losses=harmed))
 
 
 LSTM = Layer("lstm", "LSTM", "recurrent", ("lstm.bias_ih_l0",), shapes={"lstm.bias_ih_l0": (256,)})
@@ -97,17 +97,17 @@ def lstm(rms, bias=(0.0, 0.1)):
 )
 def test_an_lstm_with_shut_gates_is_found_at_its_output_or_at_its_biases(rms, bias, fires):
     layers = [linear("embedding", kind="embedding"), LSTM]
-    assert bool(symptoms(SATURATED, run_of(layers, lambda n: lstm(rms, bias)))) is fires
+    assert bool(findings(SATURATED, run_of(layers, lambda n: lstm(rms, bias)))) is fires
 
 
 def test_an_lstm_that_lets_nothing_through_is_an_alarm_by_itself():
-    (symptom,) = symptoms(SATURATED, run_of([linear("embedding", kind="embedding"), LSTM], lambda n: lstm(1e-5)))
-    assert symptom.severity == "alarm"
+    (finding,) = findings(SATURATED, run_of([linear("embedding", kind="embedding"), LSTM], lambda n: lstm(1e-5)))
+    assert finding.severity == "alarm"
 
 
 def test_large_inputs_do_not_shut_the_gates_of_an_lstm():
     read = [outputs("embedding", noise(8, scale=300.0)), *lstm(0.5)[1:]]
-    assert not symptoms(SATURATED, run_of([linear("embedding", kind="embedding"), LSTM], lambda n: read))
+    assert not findings(SATURATED, run_of([linear("embedding", kind="embedding"), LSTM], lambda n: read))
 
 
 def test_a_whole_chain_at_its_ends_from_the_start_is_an_alarm_by_itself():
@@ -120,7 +120,7 @@ def test_a_whole_chain_at_its_ends_from_the_start_is_an_alarm_by_itself():
 
     def severities(share, first):
         run = run_of(layers, lambda n: seen(n, share if n else first))
-        return [symptom.severity for symptom in symptoms(SATURATED, run)]
+        return [finding.severity for finding in findings(SATURATED, run)]
 
     assert severities(0.7, first=0.7) == ["alarm"]
     assert severities(0.56, first=0.56) == ["alarm"]
@@ -131,8 +131,8 @@ def test_a_whole_chain_at_its_ends_from_the_start_is_an_alarm_by_itself():
 def test_an_lstm_whose_outputs_are_all_near_1_is_saturated():
     rows = [row(100, mean, 0.01, low=mean - 0.01, high=mean + 0.01) for mean in (0.985, -0.985)]
     run = run_of([LSTM], lambda n: [outputs("lstm", rows)])
-    (symptom,) = symptoms(SATURATED, run)
-    assert symptom.module == "lstm"
+    (finding,) = findings(SATURATED, run)
+    assert finding.module == "lstm"
 
 
 @pytest.mark.parametrize(
@@ -151,5 +151,5 @@ def test_a_softmax_before_a_loss_that_takes_one_itself_is_an_alarm(mean, start, 
         gradient = reading("softmax", "grad_output", [row(1000, mean, 0.3)])
         return [outputs("head", noise(10)), outputs("softmax", answers), gradient]
 
-    found = symptoms(SATURATED, run_of(layers, seen, losses=lambda n: [start] * 10))
+    found = findings(SATURATED, run_of(layers, seen, losses=lambda n: [start] * 10))
     assert [(s.module, s.severity) for s in found] == ([("softmax", "alarm")] if fires else [])

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from health.looks import reading, row
-from health.runs import falling, harmed, linear, noise, nothing, run_of, symptoms, weights
+from health.runs import falling, findings, harmed, linear, noise, nothing, run_of, weights
 
 from hookboard.health.rules.units import SYMMETRIC_UNITS, TWIN_WEIGHT_TOLERANCE
 
@@ -16,20 +16,20 @@ def equal(units, value=0.1):
 
 def symmetric(rows, gradient, layer=None):
     read = weights("fc0", len(rows), rows=rows, gradient=gradient)
-    return symptoms(SYMMETRIC_UNITS, run_of([layer or linear("fc0", len(rows))], lambda n: read))
+    return findings(SYMMETRIC_UNITS, run_of([layer or linear("fc0", len(rows))], lambda n: read))
 
 
 def test_units_with_equal_weights_and_equal_gradients_are_an_alarm():
-    (symptom,) = symmetric(equal(8), equal(8, 0.01))
-    assert (symptom.module, symptom.severity) == ("fc0", "alarm")
-    assert symptom.evidence.startswith("8 of 8 units of fc0.weight have the same weights and gradient as another unit")
+    (finding,) = symmetric(equal(8), equal(8, 0.01))
+    assert (finding.module, finding.severity) == ("fc0", "alarm")
+    assert finding.evidence.startswith("8 of 8 units of fc0.weight have the same weights and gradient as another unit")
 
 
 def test_a_pair_of_twins_is_a_note():
     rows, gradient = noise(8, 1), noise(8, 2, 0.01)
     rows[1], gradient[1] = rows[0], gradient[0]
-    (symptom,) = symmetric(rows, gradient)
-    assert symptom.severity == "note"
+    (finding,) = symmetric(rows, gradient)
+    assert finding.severity == "note"
 
 
 def test_the_rounding_of_float32_does_not_part_twins():
@@ -50,8 +50,8 @@ def test_a_layer_of_zeros_that_gets_different_gradients_is_healthy():
 
 
 def test_a_layer_of_zeros_that_gets_no_gradient_is_an_alarm():
-    (symptom,) = symmetric(nothing(8), nothing(8))
-    assert symptom.severity == "alarm"
+    (finding,) = symmetric(nothing(8), nothing(8))
+    assert finding.severity == "alarm"
 
 
 def test_pruned_units_are_no_twins():
@@ -72,15 +72,15 @@ def constant_at_first(value, losses, units=8, takes=8, kind="linear", deviation=
     read = weights("fc0", rows=noise(units))
     before = [reading("fc0.weight", "parameter_before", [row(8 * units, value, deviation)])]
     layer = linear("fc0", units, takes, kind)
-    return symptoms(SYMMETRIC_UNITS, run_of([layer], lambda n: [*read, *before], losses=losses))
+    return findings(SYMMETRIC_UNITS, run_of([layer], lambda n: [*read, *before], losses=losses))
 
 
 @pytest.mark.parametrize("losses", [falling, harmed])
 @pytest.mark.parametrize("kind", ["linear", "conv", "recurrent"])
 def test_a_layer_that_began_with_one_value_is_an_alarm_whatever_the_loss_does(kind, losses):
-    (symptom,) = constant_at_first(0.03, losses, kind=kind)
-    assert symptom.severity == "alarm"
-    assert symptom.evidence.startswith(
+    (finding,) = constant_at_first(0.03, losses, kind=kind)
+    assert finding.severity == "alarm"
+    assert finding.evidence.startswith(
         "all elements of fc0.weight were 0.03 at the start: its units start out identical"
     )
 
@@ -104,7 +104,7 @@ def test_a_constant_weight_of_one_dimension_is_a_note():
     layer = replace(linear("fc0"), shapes={"fc0.weight": (8,)}, weights=("fc0.weight",))
     before = [reading("fc0.weight", "parameter_before", [row(64, 0.03, 0.0)])]
     run = run_of([layer], lambda n: [*weights("fc0", rows=noise(8)), *before], losses=falling)
-    assert [s.severity for s in symptoms(SYMMETRIC_UNITS, run)] == ["note"]
+    assert [s.severity for s in findings(SYMMETRIC_UNITS, run)] == ["note"]
 
 
 def test_an_embedding_and_a_layer_whose_weights_differ_a_little_may_begin_so():
@@ -120,9 +120,9 @@ def test_a_layer_that_began_at_0_is_healthy_if_its_units_part():
 def test_of_several_layers_with_equal_units_the_first_is_named():
     layers = [linear("fc0"), linear("fc1")]
     read = [r for layer in layers for r in weights(layer.name, rows=equal(8), gradient=equal(8, 0.01))]
-    (symptom,) = symptoms(SYMMETRIC_UNITS, run_of(layers, lambda n: read))
-    assert symptom.module == "fc0"
-    assert symptom.evidence.endswith("The same is true of 1 later layer.")
+    (finding,) = findings(SYMMETRIC_UNITS, run_of(layers, lambda n: read))
+    assert finding.module == "fc0"
+    assert finding.evidence.endswith("The same is true of 1 later layer.")
 
 
 def seen_of(weight, inputs, wanted):
@@ -142,7 +142,7 @@ def seen_of(weight, inputs, wanted):
         reading("fc0.weight", "parameter_before", rows(weight)),
         reading("fc0.weight", "parameter_grad", rows(gradient)),
     ]
-    found = symptoms(SYMMETRIC_UNITS, run_of([linear("fc0", *weight.shape)], lambda n: read))
+    found = findings(SYMMETRIC_UNITS, run_of([linear("fc0", *weight.shape)], lambda n: read))
     both = np.hstack([weight, gradient])
     equal = sum((both == one).all(axis=1).sum() > 1 for one in both)
     return found, int(equal)
@@ -177,9 +177,9 @@ def test_rows_with_the_same_elements_in_another_order_are_no_copies_though_their
 def test_as_many_units_are_said_to_be_copies_as_there_are_equal_rows(copies):
     weight, inputs, wanted = RNG.normal(size=(8, 8)), RNG.normal(size=(128, 8)), RNG.normal(size=(128, 8))
     weight[:copies], wanted[:, :copies] = weight[0], wanted[:, :1]
-    ((symptom,), equal) = seen_of(weight, inputs, wanted)
+    ((finding,), equal) = seen_of(weight, inputs, wanted)
     assert equal == copies
-    assert symptom.evidence.startswith(
+    assert finding.evidence.startswith(
         f"{equal} of 8 units of fc0.weight have the same weights and gradient as another"
     )
-    assert symptom.severity == ("alarm" if copies > 4 else "note")
+    assert finding.severity == ("alarm" if copies > 4 else "note")

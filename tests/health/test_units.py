@@ -6,6 +6,7 @@ import pytest
 from health.looks import reading, row
 from health.runs import (
     falling,
+    findings,
     harmed,
     linear,
     noise,
@@ -13,7 +14,6 @@ from health.runs import (
     outputs,
     rectified,
     run_of,
-    symptoms,
     weights,
     without_weights,
 )
@@ -54,27 +54,27 @@ def negative(units, count=100):
 
 
 def test_a_layer_whose_units_are_all_dead_is_an_alarm_at_the_layer_whose_weights_make_it_so():
-    (symptom,) = symptoms(DEAD_UNITS, run_of(CHAIN, lambda n: chain(nothing(UNITS))))
-    assert (symptom.module, symptom.severity, symptom.since) == ("fc1", "alarm", 0)
-    assert symptom.evidence == (
+    (finding,) = findings(DEAD_UNITS, run_of(CHAIN, lambda n: chain(nothing(UNITS))))
+    assert (finding.module, finding.severity, finding.since) == ("fc1", "alarm", 0)
+    assert finding.evidence == (
         "8 of 8 units of act1 (ReLU) gave 0 at every look since step 0; in other layers of this kind 0 % are dead."
     )
 
 
 @pytest.mark.parametrize(("dead", "severity"), [(0, None), (2, None), (3, "note"), (7, "note"), (8, "alarm")])
 def test_nine_of_ten_units_make_an_alarm_and_a_smaller_share_a_note(dead, severity):
-    found = symptoms(DEAD_UNITS, run_of(CHAIN, lambda n: chain(partly_dead(dead)), losses=falling))
-    assert [symptom.severity for symptom in found] == ([severity] if severity else [])
+    found = findings(DEAD_UNITS, run_of(CHAIN, lambda n: chain(partly_dead(dead)), losses=falling))
+    assert [finding.severity for finding in found] == ([severity] if severity else [])
 
 
 @pytest.mark.parametrize(("dead", "severity"), [(5, "note"), (6, "alarm")])
 def test_three_quarters_of_the_units_make_an_alarm_if_the_loss_shows_harm(dead, severity):
-    (symptom,) = symptoms(DEAD_UNITS, run_of(CHAIN, lambda n: chain(partly_dead(dead)), losses=harmed))
-    assert symptom.severity == severity
+    (finding,) = findings(DEAD_UNITS, run_of(CHAIN, lambda n: chain(partly_dead(dead)), losses=harmed))
+    assert finding.severity == severity
 
 
 def test_a_layer_with_95_percent_zeros_whose_units_are_all_active_at_times_is_healthy():
-    assert not symptoms(DEAD_UNITS, run_of(CHAIN, lambda n: chain(rectified(UNITS, zeros=95)), losses=harmed))
+    assert not findings(DEAD_UNITS, run_of(CHAIN, lambda n: chain(rectified(UNITS, zeros=95)), losses=harmed))
 
 
 def test_units_that_take_turns_are_healthy():
@@ -84,23 +84,23 @@ def test_units_that_take_turns_are_healthy():
         return chain(halves[0] + halves[1])
 
     run = run_of(CHAIN, lambda n: turns(n), count=12)
-    assert not symptoms(DEAD_UNITS, run)
+    assert not findings(DEAD_UNITS, run)
 
 
 def test_a_unit_that_came_back_from_a_silence_must_be_silent_for_more_than_twice_as_long():
     def silent(n):
         return chain(rectified(UNITS) if n == 4 else nothing(UNITS))
 
-    assert not symptoms(DEAD_UNITS, run_of(CHAIN, silent, count=13))
-    (symptom,) = symptoms(DEAD_UNITS, run_of(CHAIN, silent, count=14))
-    assert symptom.since == 50
+    assert not findings(DEAD_UNITS, run_of(CHAIN, silent, count=13))
+    (finding,) = findings(DEAD_UNITS, run_of(CHAIN, silent, count=14))
+    assert finding.since == 50
 
 
 def test_units_that_died_later_are_dead_since_that_step():
-    (symptom,) = symptoms(
+    (finding,) = findings(
         DEAD_UNITS, run_of(CHAIN, lambda n: chain(nothing(UNITS) if n >= 7 else rectified(UNITS)), 10)
     )
-    assert (symptom.severity, symptom.since) == ("alarm", 70)
+    assert (finding.severity, finding.since) == ("alarm", 70)
 
 
 def dying_in_turn(*begins):
@@ -110,14 +110,14 @@ def dying_in_turn(*begins):
     def readings(n):
         return chain([(nothing(1) if n >= at else rectified(1))[0] for at in begins] + rectified(alive))
 
-    return symptoms(DEAD_UNITS, run_of(CHAIN, readings, 12))[0]
+    return findings(DEAD_UNITS, run_of(CHAIN, readings, 12))[0]
 
 
 def test_of_units_that_died_one_after_the_other_the_evidence_names_the_steps_at_which_they_did():
     # More than a quarter of the 8 units are dead since the third one died.
-    symptom = dying_in_turn(0, 0, 2, 4, 6)
-    assert symptom.since == 20
-    assert "act1 (ReLU) gave 0 at every look since step 60, 3 of them by step 20, 2 since step 0;" in symptom.evidence
+    finding = dying_in_turn(0, 0, 2, 4, 6)
+    assert finding.since == 20
+    assert "act1 (ReLU) gave 0 at every look since step 60, 3 of them by step 20, 2 since step 0;" in finding.evidence
 
 
 @pytest.mark.parametrize(
@@ -132,16 +132,16 @@ def test_the_rate_is_to_blame_for_dead_units_where_a_step_until_then_was_large()
     steps = [reading("fc1.weight", "parameter_before", [row(UNITS, 0.0, 0.1)] * UNITS)]
     steps += [reading("fc1.weight", "parameter_update", [row(UNITS, 0.0, 0.005)] * UNITS)]
     run = run_of(CHAIN, lambda n: [*chain(partly_dead(1) if n < 4 else nothing(UNITS)), *steps], count=8)
-    (symptom,) = symptoms(DEAD_UNITS, run)
-    assert symptom.advice == "Lower the learning rate or warm it up: by step 40 a step moved these weights by 5%."
+    (finding,) = findings(DEAD_UNITS, run)
+    assert finding.advice == "Lower the learning rate or warm it up: by step 40 a step moved these weights by 5%."
 
 
 def test_a_dropout_is_no_other_layer_of_the_kind_of_a_rectifier():
     alone = [linear("fc1"), without_weights("act1"), without_weights("drop", "dropout", "Dropout"), linear("head", 3)]
     given = ("fc1", noise(UNITS)), ("act1", partly_dead(4)), ("drop", partly_dead(4)), ("head", noise(3))
     readings = [*(outputs(*each) for each in given), *weights("fc1"), *weights("head", 3, seed=6)]
-    (symptom,) = symptoms(DEAD_UNITS, run_of(alone, lambda n: readings))
-    assert symptom.evidence == "4 of 8 units of act1 (ReLU) gave 0 at every look since step 0."
+    (finding,) = findings(DEAD_UNITS, run_of(alone, lambda n: readings))
+    assert finding.evidence == "4 of 8 units of act1 (ReLU) gave 0 at every look since step 0."
 
 
 @pytest.mark.parametrize(("dead", "enough"), [(UNITS - 1, 16), (UNITS, 4)], ids=["of some units", "of all units"])
@@ -149,19 +149,19 @@ def test_too_few_samples_tell_nothing(dead, enough):
     def few(count):
         return run_of(CHAIN, lambda n: chain(partly_dead(dead, count=count)), count=8)
 
-    assert not symptoms(DEAD_UNITS, few(enough - 1))
-    assert symptoms(DEAD_UNITS, few(enough))
+    assert not findings(DEAD_UNITS, few(enough - 1))
+    assert findings(DEAD_UNITS, few(enough))
 
 
 @pytest.mark.parametrize(("dead", "is_hard"), [(UNITS, True), (6, False)])
 def test_a_layer_as_good_as_dead_needs_no_loss_to_be_an_alarm(dead, is_hard):
-    (symptom,) = symptoms(DEAD_UNITS, run_of(CHAIN, lambda n: chain(partly_dead(dead)), losses=harmed))
-    assert (symptom.severity, symptom.is_hard) == ("alarm", is_hard)
+    (finding,) = findings(DEAD_UNITS, run_of(CHAIN, lambda n: chain(partly_dead(dead)), losses=harmed))
+    assert (finding.severity, finding.is_hard) == ("alarm", is_hard)
 
 
 def test_pruned_units_do_not_count():
     pruned = weights("fc1", rows=nothing(6) + noise(2, scale=0.1), gradient=nothing(6) + noise(2))
-    assert not symptoms(DEAD_UNITS, run_of(CHAIN, lambda n: chain(partly_dead(6), fc1_weights=pruned), losses=harmed))
+    assert not findings(DEAD_UNITS, run_of(CHAIN, lambda n: chain(partly_dead(6), fc1_weights=pruned), losses=harmed))
 
 
 def test_pruned_units_before_a_norm_do_not_count():
@@ -171,7 +171,7 @@ def test_pruned_units_before_a_norm_do_not_count():
     def seen(n):
         return [outputs("conv", noise(8)), outputs("bn", noise(8)), outputs("act", partly_dead(6)), *kept]
 
-    assert not symptoms(DEAD_UNITS, run_of(layers, seen))
+    assert not findings(DEAD_UNITS, run_of(layers, seen))
 
 
 def test_a_dead_layer_behind_a_norm_is_found_at_the_norm():
@@ -181,14 +181,14 @@ def test_a_dead_layer_behind_a_norm_is_found_at_the_norm():
     def seen(n):
         return [outputs("conv", noise(8)), outputs("bn", negative(8)), outputs("act", nothing(8)), *weights("conv")]
 
-    (symptom,) = symptoms(DEAD_UNITS, run_of(layers, seen))
-    assert symptom.module == "bn"
+    (finding,) = findings(DEAD_UNITS, run_of(layers, seen))
+    assert finding.module == "bn"
 
 
 def test_a_frozen_layer_with_dead_units_is_a_note():
     frozen = [*CHAIN[:2], linear("fc1", trainable=False), *CHAIN[3:]]
-    (symptom,) = symptoms(DEAD_UNITS, run_of(frozen, lambda n: chain(nothing(UNITS)), losses=harmed))
-    assert symptom.severity == "note"
+    (finding,) = findings(DEAD_UNITS, run_of(frozen, lambda n: chain(nothing(UNITS)), losses=harmed))
+    assert finding.severity == "note"
 
 
 def test_an_expert_that_gets_no_tokens_is_healthy():
@@ -196,7 +196,7 @@ def test_an_expert_that_gets_no_tokens_is_healthy():
         read = chain(nothing(UNITS))
         return read if n < 2 else read[:2]
 
-    assert not symptoms(DEAD_UNITS, run_of(CHAIN, seen))
+    assert not findings(DEAD_UNITS, run_of(CHAIN, seen))
 
 
 CALLED = [linear("fc1", 32), linear("fc2", 8, 32)]
@@ -213,21 +213,21 @@ def called(fc1, gradient, head=None):
 
 
 def test_units_in_front_of_a_function_are_dead_where_no_gradient_arrives():
-    (symptom,) = symptoms(DEAD_UNITS, run_of(CALLED, lambda n: called(negative(32), nothing(32))))
-    assert (symptom.module, symptom.severity, symptom.since) == ("fc1", "alarm", 0)
-    assert "32 of 32 units" in symptom.evidence
+    (finding,) = findings(DEAD_UNITS, run_of(CALLED, lambda n: called(negative(32), nothing(32))))
+    assert (finding.module, finding.severity, finding.since) == ("fc1", "alarm", 0)
+    assert "32 of 32 units" in finding.evidence
 
 
 def test_units_that_are_always_negative_but_get_a_gradient_are_healthy():
-    assert not symptoms(DEAD_UNITS, run_of(CALLED, lambda n: called(negative(32), noise(32, scale=0.01))))
+    assert not findings(DEAD_UNITS, run_of(CALLED, lambda n: called(negative(32), noise(32, scale=0.01))))
 
 
 def test_units_without_gradient_that_are_positive_at_times_are_not_dead():
-    assert not symptoms(DEAD_UNITS, run_of(CALLED, lambda n: called(noise(32), nothing(32))))
+    assert not findings(DEAD_UNITS, run_of(CALLED, lambda n: called(noise(32), nothing(32))))
 
 
 def test_nothing_is_dead_where_nothing_in_the_model_gets_a_gradient():
-    assert not symptoms(DEAD_UNITS, run_of(CALLED, lambda n: called(negative(32), nothing(32), nothing(8))))
+    assert not findings(DEAD_UNITS, run_of(CALLED, lambda n: called(negative(32), nothing(32), nothing(8))))
 
 
 def test_the_classes_of_a_head_that_never_come_are_healthy():
@@ -242,7 +242,7 @@ def test_the_classes_of_a_head_that_never_come_are_healthy():
             *weights("head", 32, 4, gradient=gradient),
         ]
 
-    assert not symptoms(DEAD_UNITS, run_of(layers, seen))
+    assert not findings(DEAD_UNITS, run_of(layers, seen))
 
 
 def test_of_a_large_weight_the_units_that_are_measured_count():
@@ -257,8 +257,8 @@ def test_of_a_large_weight_the_units_that_are_measured_count():
             *weights("fc2", 8, 5),
         ]
 
-    (symptom,) = symptoms(DEAD_UNITS, run_of(layers, seen))
-    assert symptom.evidence.startswith("8 of the 8 units looked at, of 32 gave nothing above 0")
+    (finding,) = findings(DEAD_UNITS, run_of(layers, seen))
+    assert finding.evidence.startswith("8 of the 8 units looked at, of 32 gave nothing above 0")
 
 
 def test_a_dropout_of_everything_is_dead():
@@ -267,8 +267,8 @@ def test_a_dropout_of_everything_is_dead():
     def seen(n):
         return [*chain(rectified(UNITS)), outputs("drop", nothing(UNITS))]
 
-    (symptom,) = symptoms(DEAD_UNITS, run_of(layers, seen))
-    assert (symptom.module, symptom.severity) == ("drop", "alarm")
+    (finding,) = findings(DEAD_UNITS, run_of(layers, seen))
+    assert (finding.module, finding.severity) == ("drop", "alarm")
 
 
 def test_a_dropout_behind_a_dead_layer_is_not_to_blame():
@@ -278,19 +278,19 @@ def test_a_dropout_behind_a_dead_layer_is_not_to_blame():
         read = chain(nothing(UNITS))
         return [*read[:4], outputs("drop", nothing(UNITS)), *read[4:]]
 
-    assert [symptom.module for symptom in symptoms(DEAD_UNITS, run_of(layers, seen))] == ["fc1"]
+    assert [finding.module for finding in findings(DEAD_UNITS, run_of(layers, seen))] == ["fc1"]
 
 
 def test_a_gelu_far_below_0_lets_next_to_no_gradient_through():
     little = [row(8, 0.0, 1e-8) for _ in range(32)]
     deep = [row(100, mean=-7.0, deviation=1.0) for _ in range(32)]
-    assert symptoms(DEAD_UNITS, run_of(CALLED, lambda n: called(deep, little)))
-    assert not symptoms(DEAD_UNITS, run_of(CALLED, lambda n: called(negative(32), little)))
+    assert findings(DEAD_UNITS, run_of(CALLED, lambda n: called(deep, little)))
+    assert not findings(DEAD_UNITS, run_of(CALLED, lambda n: called(negative(32), little)))
 
 
 def test_several_layers_with_some_dead_units_are_one_note_at_the_first():
     run = run_of(CHAIN, lambda n: chain(partly_dead(4), act0=partly_dead(3)), losses=falling)
-    assert [(s.module, s.severity) for s in symptoms(DEAD_UNITS, run)] == [("fc0", "note")]
+    assert [(s.module, s.severity) for s in findings(DEAD_UNITS, run)] == [("fc0", "note")]
 
 
 def test_units_behind_which_a_tanh_stands_are_not_dead_but_saturated():
@@ -300,14 +300,14 @@ def test_units_behind_which_a_tanh_stands_are_not_dead_but_saturated():
         fc1, *others = called(negative(32), nothing(32))
         return [fc1, outputs("act", [row(100, -1.0, 1e-4) for _ in range(32)]), *others]
 
-    assert not symptoms(DEAD_UNITS, run_of(layers, seen))
+    assert not findings(DEAD_UNITS, run_of(layers, seen))
 
 
 def test_what_a_dead_layer_feeds_is_not_called_dead():
     # Behind it all is constant, and half of the units are negative by chance.
     constant = [row(100, mean=-1.0, deviation=0.0) for _ in range(UNITS)]
     run = run_of(CHAIN, lambda n: chain(nothing(UNITS), fc1=constant, act0=nothing(UNITS)), losses=harmed)
-    assert [symptom.module for symptom in symptoms(DEAD_UNITS, run)] == ["fc0"]
+    assert [finding.module for finding in findings(DEAD_UNITS, run)] == ["fc0"]
 
 
 def test_units_beside_nan_are_not_judged():
@@ -316,13 +316,13 @@ def test_units_beside_nan_are_not_judged():
     outs, rows = nothing(2) + spoiled, [row(8)] * 2 + [row(0, 0.0, 0.0, nonfinite=8)] * 6
     looks = [partly_dead(2), partly_dead(2), partly_dead(2), outs, outs, outs]
     run = run_of(CHAIN, lambda n: chain(looks[n], fc1_weights=weights("fc1", rows=rows)), losses=falling)
-    assert symptoms(DEAD_UNITS, run) == []
+    assert findings(DEAD_UNITS, run) == []
 
 
 def test_weights_that_are_nan_are_not_taken_for_pruned_ones():
     rows = [row(8)] * 2 + [row(0, 0.0, 0.0, nonfinite=8)] * 6
     run = run_of(CHAIN, lambda n: chain(partly_dead(2), fc1_weights=weights("fc1", rows=rows)), losses=falling)
-    assert symptoms(DEAD_UNITS, run) == []
+    assert findings(DEAD_UNITS, run) == []
 
 
 def spread(share):
@@ -334,14 +334,14 @@ def spread(share):
 def test_units_that_are_given_next_to_a_constant_are_not_called_dead(times, fires):
     # Each of them is on or off for all samples, by chance.
     run = run_of(CHAIN, lambda n: chain(nothing(UNITS), act0=spread(times * FAINT_INPUT_SPREAD)))
-    assert [symptom.module for symptom in symptoms(DEAD_UNITS, run)] == (["fc1"] if fires else [])
+    assert [finding.module for finding in findings(DEAD_UNITS, run)] == (["fc1"] if fires else [])
 
 
 def test_what_goes_into_the_first_layer_is_not_known():
     # Counted backwards, the head stands right before it: what that gives says nothing of it.
     faint = [row(100, mean=-1.0, deviation=0.5 * FAINT_INPUT_SPREAD) for _ in range(3)]
     read = [*chain(rectified(UNITS), act0=nothing(UNITS)), outputs("head", faint)]
-    assert [symptom.module for symptom in symptoms(DEAD_UNITS, run_of(CHAIN, lambda n: read))] == ["fc0"]
+    assert [finding.module for finding in findings(DEAD_UNITS, run_of(CHAIN, lambda n: read))] == ["fc0"]
 
 
 def wide(dead, act1=20):
@@ -352,23 +352,23 @@ def wide(dead, act1=20):
     ("dead", "losses", "severity"), [(19, falling, "note"), (19, flat, "alarm"), (20, falling, "alarm")]
 )
 def test_a_layer_of_which_a_few_units_live_is_a_note_while_the_loss_falls_with_them(dead, losses, severity):
-    (symptom,) = symptoms(DEAD_UNITS, run_of(WIDE, lambda n: wide(dead), losses=losses))
-    assert symptom.severity == severity
+    (finding,) = findings(DEAD_UNITS, run_of(WIDE, lambda n: wide(dead), losses=losses))
+    assert finding.severity == severity
 
 
 def test_a_layer_that_starts_with_half_of_its_units_dead_and_loses_the_others_dies_then():
     run = run_of(CHAIN, lambda n: chain(partly_dead(4) if n < 4 else nothing(UNITS)), count=8)
-    (symptom,) = symptoms(DEAD_UNITS, run)
-    assert (symptom.severity, symptom.since) == ("alarm", 40)
-    assert symptom.advice.startswith("Check what this layer was given by step 40;")
+    (finding,) = findings(DEAD_UNITS, run)
+    assert (finding.severity, finding.since) == ("alarm", 40)
+    assert finding.advice.startswith("Check what this layer was given by step 40;")
 
 
 @pytest.mark.parametrize(("bias", "advice"), [(-5.0, "Initialize the biases"), (0.01, "Put a batch norm")])
 def test_the_biases_are_to_blame_for_units_dead_from_the_start_only_where_they_make_the_outputs_negative(bias, advice):
     biases = reading("fc1.bias", "parameter_before", [row(UNITS, bias, 0.01)])
     run = run_of(CHAIN, lambda n: [*chain(nothing(UNITS), fc1=negative(UNITS)), biases])
-    (symptom,) = symptoms(DEAD_UNITS, run)
-    assert symptom.advice.startswith(advice)
+    (finding,) = findings(DEAD_UNITS, run)
+    assert finding.advice.startswith(advice)
 
 
 @pytest.mark.parametrize("kind", ["a layer", "a norm"])
@@ -377,5 +377,5 @@ def test_a_bias_that_kills_units_is_said_as_a_number(kind):
     layer = replace(linear("fc1"), shapes=dict.fromkeys(names, (UNITS,)))
     biases = [reading(name, "parameter_before", [row(UNITS, -8.0 if "bias" in name else 1.0, 0.01)]) for name in names]
     layers = [*CHAIN[:2], layer, *CHAIN[3:]]
-    (symptom,) = symptoms(DEAD_UNITS, run_of(layers, lambda n: [*chain(nothing(UNITS), fc1=negative(UNITS)), *biases]))
-    assert symptom.advice == "Initialize the biases of this layer with 0: they are -8 in the mean."
+    (finding,) = findings(DEAD_UNITS, run_of(layers, lambda n: [*chain(nothing(UNITS), fc1=negative(UNITS)), *biases]))
+    assert finding.advice == "Initialize the biases of this layer with 0: they are -8 in the mean."

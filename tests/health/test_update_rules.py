@@ -9,6 +9,7 @@ from health.trainings import (
     LAYERS,
     WEIGHTS,
     falling,
+    findings,
     judged,
     linear,
     of,
@@ -16,7 +17,6 @@ from health.trainings import (
     risen,
     seen,
     stuck,
-    symptoms,
     training,
 )
 
@@ -42,46 +42,46 @@ def exactly(name: str, role: str, rms: float):
 
 def test_tiny_steps_of_a_model_that_does_not_learn_are_an_alarm():
     made = training(100, lambda step: moved(9e-5), losses=stuck(100))
-    found = symptoms(TOO_SMALL, made)
+    found = findings(TOO_SMALL, made)
     assert places(found) == [("", "alarm")]
     assert "AdamW" in found[0].evidence
 
 
 def test_steps_above_the_border_are_well_even_if_the_model_does_not_learn():
-    assert symptoms(TOO_SMALL, training(100, lambda step: moved(1.1e-4), losses=stuck(100))) == []
+    assert findings(TOO_SMALL, training(100, lambda step: moved(1.1e-4), losses=stuck(100))) == []
 
 
 def test_tiny_steps_of_a_model_that_learns_are_well():
-    assert symptoms(TOO_SMALL, training(60, lambda step: moved(1e-7))) == []
+    assert findings(TOO_SMALL, training(60, lambda step: moved(1e-7))) == []
 
 
 def test_tiny_steps_in_fine_tuning_are_no_alarm():
     made = training(60, lambda step: moved(1e-7), losses=[0.05 + 0.01 * (i % 3) for i in range(60)])
     # Eight channels at the end: a classifier of eight, which starts far below chance.
-    assert places(symptoms(TOO_SMALL, made)) == [("", "note")]
+    assert places(findings(TOO_SMALL, made)) == [("", "note")]
 
 
 def test_tiny_steps_in_a_warm_up_are_well():
     made = training(100, lambda step: moved(1e-7), losses=stuck(100), rate=lambda step: 1e-9 * (step + 1))
-    assert symptoms(TOO_SMALL, made) == []
+    assert findings(TOO_SMALL, made) == []
 
 
 def test_tiny_steps_at_the_end_of_a_schedule_are_well():
     made = training(100, lambda step: moved(1e-7), losses=stuck(100), rate=lambda step: 1e-3 * (1 - step / 100) ** 4)
-    assert symptoms(TOO_SMALL, made) == []
+    assert findings(TOO_SMALL, made) == []
 
 
 def test_a_layer_far_below_the_others_is_named():
     ratio = 9e-7
     made = training(change=lambda step: moved(1e-3) | moved(ratio, "fc1"))
-    assert places(symptoms(TOO_SMALL, made)) == [("fc1", "note")]
+    assert places(findings(TOO_SMALL, made)) == [("fc1", "note")]
     made = training(100, lambda step: moved(1e-3) | moved(ratio, "fc1"), losses=stuck(100))
-    assert places(symptoms(TOO_SMALL, made)) == [("fc1", "alarm")]
+    assert places(findings(TOO_SMALL, made)) == [("fc1", "alarm")]
 
 
 def test_rates_that_fall_from_layer_to_layer_are_well():
     made = training(change=lambda step: moved(1e-3) | moved(1e-5, "fc0") | moved(1e-4, "fc1"))
-    assert symptoms(TOO_SMALL, made) == []
+    assert findings(TOO_SMALL, made) == []
 
 
 @pytest.mark.usefixtures("at_every_look")
@@ -92,29 +92,29 @@ def test_large_steps_before_harm_are_an_alarm_since_they_began():
 
 
 def test_large_steps_without_harm_are_well():
-    assert symptoms(TOO_LARGE, training(60, lambda step: moved(0.2))) == []
+    assert findings(TOO_LARGE, training(60, lambda step: moved(0.2))) == []
 
 
 def test_harm_with_steps_below_the_border_is_not_blamed_on_them():
-    assert symptoms(TOO_LARGE, training(60, lambda step: moved(0.09), losses=risen(60))) == []
+    assert findings(TOO_LARGE, training(60, lambda step: moved(0.09), losses=risen(60))) == []
 
 
 def test_a_rate_that_jumps_is_an_alarm_since_the_jump():
     made = training(60, lambda step: moved(0.1 if step >= 30 else 2e-3), losses=risen(60))
-    found = symptoms(TOO_LARGE, made)
+    found = findings(TOO_LARGE, made)
     assert [(s.module, s.since) for s in found] == [("", 30)]
     assert "0.002 before" in found[0].evidence
 
 
 def test_one_large_step_is_no_rate_that_is_too_large():
-    assert symptoms(TOO_LARGE, training(60, lambda step: moved(9.0 if step == 30 else 1e-2), losses=risen(60))) == []
+    assert findings(TOO_LARGE, training(60, lambda step: moved(9.0 if step == 30 else 1e-2), losses=risen(60))) == []
 
 
 def test_a_layer_far_above_the_others_is_named():
     made = training(60, lambda step: moved(0.01) | moved(0.33, "fc1"), losses=risen(60))
-    assert places(symptoms(TOO_LARGE, made)) == [("fc1", "alarm")]
+    assert places(findings(TOO_LARGE, made)) == [("fc1", "alarm")]
     made = training(60, lambda step: moved(0.01) | moved(0.09, "fc1"), losses=risen(60))
-    assert symptoms(TOO_LARGE, made) == []
+    assert findings(TOO_LARGE, made) == []
 
 
 def test_a_layer_that_starts_at_zero_may_move_far():
@@ -122,12 +122,12 @@ def test_a_layer_that_starts_at_zero_may_move_far():
         before = exactly("fc1.weight", "parameter_before", 0.0 if step == 0 else 0.1)
         return moved(0.01) | moved(5.0, "fc1") | {("fc1.weight", "parameter_before"): before}
 
-    assert symptoms(TOO_LARGE, training(60, change, losses=risen(60))) == []
+    assert findings(TOO_LARGE, training(60, change, losses=risen(60))) == []
 
 
 def test_steps_from_weights_that_are_all_zero_are_not_counted():
     change = {(w, "parameter_before"): exactly(w, "parameter_before", 0.0) for w in WEIGHTS}
-    assert symptoms(TOO_LARGE, training(60, lambda step: change, losses=risen(60))) == []
+    assert findings(TOO_LARGE, training(60, lambda step: change, losses=risen(60))) == []
 
 
 def test_layers_that_never_ran_and_empty_looks_are_no_fault():
@@ -137,7 +137,7 @@ def test_layers_that_never_ran_and_empty_looks_are_no_fault():
     assert [rule.name for rule in OF_LOOKS if list(rule.judge(run))] == []
 
 
-def test_a_healthy_training_gives_no_symptom_of_any_rule():
+def test_a_healthy_training_gives_no_finding_of_any_rule():
     run = seen(training(120, losses=falling(120)))
     assert [rule.name for rule in OF_LOOKS if list(rule.judge(run))] == []
 
@@ -153,7 +153,7 @@ def test_a_schedule_that_is_one_cycle_is_well():
 def test_gains_and_biases_alone_are_not_judged():
     layers = {**LAYERS, "fc1": replace(LAYERS["fc1"], weights=("fc1.bias",), shapes={"fc1.bias": (8,)})}
     made = training(60, lambda step: moved(9.0, "fc1"), losses=risen(60), layers=layers)
-    assert symptoms(TOO_LARGE, made, layers) == []
+    assert findings(TOO_LARGE, made, layers) == []
 
 
 def test_what_is_left_beside_nan_is_no_small_step():
@@ -164,7 +164,7 @@ def test_what_is_left_beside_nan_is_no_small_step():
             part[name, role] = looks.reading(name, role, [looks.row(90, 0.0, size, nonfinite=10)])
         return part
 
-    assert symptoms(TOO_SMALL, training(100, spoiled, losses=stuck(100))) == []
+    assert findings(TOO_SMALL, training(100, spoiled, losses=stuck(100))) == []
 
 
 def test_steps_that_became_tiny_are_too_small_since_then_though_the_loss_shows_it_later():
@@ -173,9 +173,9 @@ def test_steps_that_became_tiny_are_too_small_since_then_though_the_loss_shows_i
         nothing = {(w, "parameter_update"): None for w in WEIGHTS} if step == 39 else {}
         return moved(9e-5 if step >= 40 else 1e-3) | nothing
 
-    found = symptoms(TOO_SMALL, training(100, change, losses=stuck(100)))
+    found = findings(TOO_SMALL, training(100, change, losses=stuck(100)))
     assert [(s.module, s.since) for s in found] == [("", 40)]
-    found = symptoms(TOO_SMALL, training(100, lambda step: moved(9e-5), losses=stuck(100)))
+    found = findings(TOO_SMALL, training(100, lambda step: moved(9e-5), losses=stuck(100)))
     assert [(s.module, s.since) for s in found] == [("", 0)]
 
 
@@ -191,7 +191,7 @@ def sized(*sizes: float, begin: float = 0.1):
 
 @pytest.mark.parametrize(("times", "fires"), [(29, False), (31, True)])
 def test_weights_that_have_grown_out_of_proportion_are_an_alarm_where_the_loss_does_not_fall(times, fires):
-    found = symptoms(TOO_LARGE, training(60, sized(1, 2, 10, times), losses=stuck(60)))
+    found = findings(TOO_LARGE, training(60, sized(1, 2, 10, times), losses=stuck(60)))
     assert places(found) == ([("", "alarm")] if fires else [])
     assert [s.since for s in found] == ([20] if fires else [])
 
@@ -201,15 +201,15 @@ def test_weights_may_grow_while_the_loss_falls_or_nobody_can_tell_whether_it_doe
         return replace(look, losses=[replace(loss, backwards=2) for loss in look.losses])
 
     grown = sized(1, 2, 10, 60)
-    assert symptoms(TOO_LARGE, training(60, grown)) == []
-    assert symptoms(TOO_LARGE, training(60, grown, losses=stuck(60), edit=several)) == []
+    assert findings(TOO_LARGE, training(60, grown)) == []
+    assert findings(TOO_LARGE, training(60, grown, losses=stuck(60), edit=several)) == []
 
 
 def test_the_weights_of_an_adapter_have_grown_though_all_others_are_frozen():
     held = ["fc1.weight", "fc1.bias"]
     grown = lambda step: {key: r for key, r in sized(1, 99)(step).items() if key[0] in held}  # noqa: E731
     made = training(60, grown, losses=stuck(60), held=held)
-    assert places(symptoms(TOO_LARGE, made)) == [("", "alarm")]
+    assert places(findings(TOO_LARGE, made)) == [("", "alarm")]
 
 
 @pytest.mark.parametrize(("norm", "fires"), [(0.097, False), (0.103, True)])
@@ -217,14 +217,14 @@ def test_weights_that_began_near_0_may_grow(norm, fires):
     # The L2 norm of the eight weights of a unit.
     grown = sized(1, 60, begin=norm / 8**0.5)
     made = training(60, grown, losses=stuck(60))
-    assert bool(symptoms(TOO_LARGE, made)) is fires
+    assert bool(findings(TOO_LARGE, made)) is fires
 
 
 def test_one_layer_that_has_grown_is_no_growth_of_the_model():
     one = ("fc1.weight", "fc1.bias")
     grown = lambda step: {key: r for key, r in sized(1, 99)(step).items() if key[0] in one}  # noqa: E731
     made = training(60, grown, losses=stuck(60))
-    assert symptoms(TOO_LARGE, made) == []
+    assert findings(TOO_LARGE, made) == []
 
 
 def test_weights_that_have_grown_between_two_columns_of_the_run_have_grown_now():
@@ -239,13 +239,13 @@ def test_weights_that_have_grown_between_two_columns_of_the_run_have_grown_now()
 
 def test_a_first_step_that_overwrites_the_weights_is_well_while_the_loss_falls():
     made = training(60, lambda step: moved(1.0 if step == 0 else 1e-3))
-    assert symptoms(TOO_LARGE, made) == []
+    assert findings(TOO_LARGE, made) == []
 
 
 @pytest.mark.parametrize("ratio", [0.6, 9.0])
 def test_one_large_step_at_the_start_is_not_why_a_loss_has_never_left_its_place(ratio):
     made = training(100, lambda step: moved(ratio if step == 0 else 1e-3), losses=stuck(100))
-    assert symptoms(TOO_LARGE, made) == []
+    assert findings(TOO_LARGE, made) == []
 
 
 def of_a_regression(ratio, losses, layers=LAYERS):
@@ -256,7 +256,7 @@ def of_a_regression(ratio, losses, layers=LAYERS):
         return replace(look, readings={**look.readings, site: of("head", "grad_output", 0.01, mean=0.01)})
 
     change = lambda step: moved(ratio if step == 0 else 1e-3, *layers)  # noqa: E731
-    return symptoms(TOO_LARGE, training(len(losses), change, losses, layers=layers, edit=edit), layers)
+    return findings(TOO_LARGE, training(len(losses), change, losses, layers=layers, edit=edit), layers)
 
 
 @pytest.mark.parametrize(("ratio", "loss", "fires"), [(0.53, 6.3, True), (0.47, 6.3, False), (0.53, 5.7, False)])
@@ -276,7 +276,7 @@ def test_a_loss_that_leapt_and_has_come_down_far_below_its_first_value_is_worth_
 def leapt(ratio=0.11, loss=6.3, edit=lambda look: look):
     """What is said of a loss that begins at 3, above chance, and leaps behind a first step of this size."""
     losses = [3.0, loss, *falling(58)]
-    return symptoms(
+    return findings(
         TOO_LARGE,
         training(60, lambda step: moved(ratio if step == 0 else 1e-3), losses, edit=edit),
     )
@@ -293,7 +293,7 @@ def test_a_loss_that_leaps_less_or_behind_a_smaller_step_is_well():
 
 def test_a_loss_that_leaps_and_stays_below_twice_chance_is_well():
     losses = [0.1, 4.0, *falling(58)]  # chance is 2.08
-    assert symptoms(TOO_LARGE, training(60, lambda step: moved(0.2 if step == 0 else 1e-3), losses)) == []
+    assert findings(TOO_LARGE, training(60, lambda step: moved(0.2 if step == 0 else 1e-3), losses)) == []
 
 
 def test_of_several_losses_none_leaps():
@@ -316,14 +316,14 @@ def summed(times, cosine, losses, first=0.01, edit=lambda look: look):
         rows = [looks.row(100, float(size * mean), size) for mean in (turned if step % 2 else one)]
         return {(w, "parameter_grad"): looks.reading(w, "parameter_grad", rows) for w in WEIGHTS}
 
-    return symptoms(TOO_LARGE, training(len(losses), change, losses, edit=edit))
+    return findings(TOO_LARGE, training(len(losses), change, losses, edit=edit))
 
 
 def test_gradients_that_add_up_are_an_alarm_where_the_loss_does_not_fall():
-    (symptom,) = summed(5.25, 0.96, stuck(60))
-    assert (symptom.module, symptom.severity) == ("", "alarm")
+    (finding,) = summed(5.25, 0.96, stuck(60))
+    assert (finding.module, finding.severity) == ("", "alarm")
     # They exceed three times the first ones then.
-    assert symptom.since == 28
+    assert finding.since == 28
 
 
 def test_gradients_that_grow_less_or_agree_less_are_well():
@@ -394,7 +394,7 @@ def growing(step: int):
 @pytest.mark.parametrize(("count", "fires"), [(20, False), (40, True)])
 def test_gradients_that_add_up_are_said_only_once_it_is_known_that_the_loss_does_not_fall(count, fires):
     flat = [1.0 + 0.001 * (i % 2) for i in range(count)]
-    assert bool(symptoms(TOO_LARGE, training(count, growing, losses=flat))) is fires
+    assert bool(findings(TOO_LARGE, training(count, growing, losses=flat))) is fires
 
 
 @pytest.mark.parametrize(("names", "fires"), [(["head"], False), (["fc1", "head"], True)])
@@ -408,7 +408,7 @@ def test_a_single_layer_may_leave_its_initialization_in_one_step(names, fires):
 def test_large_steps_that_were_over_when_the_loss_was_at_its_best_have_not_made_it_rise(well, severity):
     losses = [*np.linspace(2.3, 2.2, 10), *np.linspace(2.2, 0.5, well), *[2.9] * (80 - well)]
     made = training(90, lambda step: moved(0.2 if step < 8 else 1e-3), losses=losses)
-    (found,) = symptoms(TOO_LARGE, made)
+    (found,) = findings(TOO_LARGE, made)
     assert found.severity == severity
 
 
@@ -422,5 +422,5 @@ def test_large_steps_that_were_over_when_the_loss_was_at_its_best_have_not_made_
 )
 def test_the_rate_that_is_advised_would_have_made_the_first_step_a_hundredth_of_the_weights(rate, said):
     made = training(90, lambda step: moved(0.2), losses=risen(90), rate=rate)
-    (found,) = symptoms(TOO_LARGE, made)
+    (found,) = findings(TOO_LARGE, made)
     assert f"lower the learning rate {said}" in found.advice

@@ -5,7 +5,7 @@ import math
 
 import pytest
 from health.looks import reading, row
-from health.runs import falling, linear, noise, nothing, outputs, rectified, run_of, symptoms, weights, without_weights
+from health.runs import falling, findings, linear, noise, nothing, outputs, rectified, run_of, weights, without_weights
 
 from hookboard.base.kept import set_state, state_of
 from hookboard.health.rules.input_data import INPUT_SCALE
@@ -27,20 +27,20 @@ def wide(given, width=WIDE):
 
 def judged(columns):
     batch = dataclasses.replace(wide(reading("", "input", columns), 12_288), site=Site("", "input", "0"))
-    return symptoms(INPUT_SCALE, run_of([linear("fc")], lambda n: [batch], losses=falling))
+    return findings(INPUT_SCALE, run_of([linear("fc")], lambda n: [batch], losses=falling))
 
 
 def test_a_wild_column_is_named_by_its_place_among_all():
-    (symptom,) = judged([row(100, 0.0, 500.0 if i == 8 else 1.0) for i in range(4096)])
+    (finding,) = judged([row(100, 0.0, 500.0 if i == 8 else 1.0) for i in range(4096)])
     assert (
-        "column 24 of the input has an RMS of 500, 1 of the 4,096 columns looked at, of 12,288 are" in symptom.evidence
+        "column 24 of the input has an RMS of 500, 1 of the 4,096 columns looked at, of 12,288 are" in finding.evidence
     )
 
 
 def test_a_constant_column_is_named_by_its_place_among_all():
     constant = row(100, 7.0, 0.0)
-    (symptom,) = judged([constant if i == 5 else row(100, 0.1, 1.0) for i in range(4096)])
-    assert "1 of the 4,096 columns looked at, of 12,288 of the input never change: column 15 is 7" in symptom.evidence
+    (finding,) = judged([constant if i == 5 else row(100, 0.1, 1.0) for i in range(4096)])
+    assert "1 of the 4,096 columns looked at, of 12,288 of the input never change: column 15 is 7" in finding.evidence
 
 
 def test_copies_among_the_units_of_a_large_weight_are_those_of_the_sample():
@@ -52,8 +52,8 @@ def test_copies_among_the_units_of_a_large_weight_are_those_of_the_sample():
         *weights("fc1", rows=equal, gradient=gradient),
         *weights("fc2", seed=5),
     ]
-    (symptom,) = symptoms(SYMMETRIC_UNITS, run_of(layers, lambda n: readings))
-    assert symptom.evidence.startswith("8 of the 8 units looked at, of 32 of fc1.weight have the same weights")
+    (finding,) = findings(SYMMETRIC_UNITS, run_of(layers, lambda n: readings))
+    assert finding.evidence.startswith("8 of the 8 units looked at, of 32 of fc1.weight have the same weights")
 
 
 def rectifier(rows, weight):
@@ -65,14 +65,14 @@ def rectifier(rows, weight):
         *weights("fc", rows=weight, gradient=noise(len(weight))),
         *weights("head", 3, seed=6),
     ]
-    return symptoms(DEAD_UNITS, run_of(layers, lambda n: readings, losses=falling))
+    return findings(DEAD_UNITS, run_of(layers, lambda n: readings, losses=falling))
 
 
 def test_pruned_units_of_a_wide_layer_do_not_count():
     half = ROWS // 2
     assert not rectifier(nothing(half) + rectified(half), nothing(half) + noise(half))
-    (symptom,) = rectifier(nothing(half) + rectified(half), noise(ROWS))
-    assert symptom.evidence.startswith("2,048 of the 4,096 units looked at, of 16,384 in act (ReLU) gave 0")
+    (finding,) = rectifier(nothing(half) + rectified(half), noise(ROWS))
+    assert finding.evidence.startswith("2,048 of the 4,096 units looked at, of 16,384 in act (ReLU) gave 0")
 
 
 def test_the_units_of_a_narrower_layer_with_as_many_rows_are_no_units_of_a_wide_one():
@@ -85,8 +85,8 @@ def test_the_units_of_a_narrower_layer_with_as_many_rows_are_no_units_of_a_wide_
         *weights("fc", rows=nothing(ROWS)),
         *weights("head", 3, seed=6),
     ]
-    (symptom,) = symptoms(DEAD_UNITS, run_of(layers, lambda n: readings, losses=falling))
-    assert symptom.module == "act"
+    (finding,) = findings(DEAD_UNITS, run_of(layers, lambda n: readings, losses=falling))
+    assert finding.module == "act"
 
 
 def test_chance_goes_by_the_number_of_classes_and_not_by_that_of_rows():
@@ -101,7 +101,7 @@ def test_whether_a_wide_layer_gives_enough_answers_goes_by_all_of_its_units(each
         flat = [row(each, 1.0, 1e-5 if n else 0.5) for _ in range(ROWS)]
         return [outputs("fc", noise(8)), wide(outputs("head", flat)), *weights("fc")]
 
-    found = symptoms(COLLAPSED, run_of([linear("fc"), linear("head", WIDE)], seen, losses=falling))
+    found = findings(COLLAPSED, run_of([linear("fc"), linear("head", WIDE)], seen, losses=falling))
     assert bool(found) is is_said
 
 

@@ -135,7 +135,7 @@ def seen(made: Iterable[Look], layers: Mapping[str, Layer] = LAYERS, window: int
     return run
 
 
-def symptoms(rule: Rule, made: Iterable[Look], layers: Mapping[str, Layer] = LAYERS) -> list[Finding]:
+def findings(rule: Rule, made: Iterable[Look], layers: Mapping[str, Layer] = LAYERS) -> list[Finding]:
     """What the rule sees at the last look."""
     return list(rule.judge(seen(made, layers)))
 
@@ -148,8 +148,8 @@ def judged(rules: Sequence[Rule], made: Iterable[Look], layers: Mapping[str, Lay
 
 
 def places(found: Iterable[Finding]) -> list[tuple[str, str]]:
-    """Module and severity of each symptom."""
-    return [(symptom.module, symptom.severity) for symptom in found]
+    """Module and severity of each finding."""
+    return [(finding.module, finding.severity) for finding in found]
 
 
 def typed(one: Reading, dtype: object) -> Reading:

@@ -125,7 +125,7 @@ class HealthMonitor(SiteLogger[HealthState]):
         rules: Which rules to ask: names or patterns (`update_*`), or a `hookboard.Rule` of your own or its dotted path.
             A leading `!` excludes: `!dead_units` asks all rules but this one, `["*", "!dead_units", mine]` also yours.
             Left out: all that are built in.
-        window: How many looks a symptom must last before it is reported. What happens in one step, such as a NaN, is
+        window: How many looks a finding must last before it is reported. What happens in one step, such as a NaN, is
             reported at once.
         nonfinite: How the layer that gave the first NaN or infinity is found. `exact` looks at the loss before each
             backward pass, and at what its graph has saved; the host waits for the device at each step. `late` does

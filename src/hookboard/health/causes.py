@@ -1,7 +1,7 @@
-"""Which symptom follows from which: a verdict that another one explains is no alarm.
+"""Which finding follows from which: a verdict that another one explains is no alarm.
 
-What explains most comes first: faults of the data or of a step cause symptoms in many layers, a dead layer causes
-symptoms in all layers it feeds, and a loss that does not fall is the last thing to report.
+What explains most comes first: faults of the data or of a step cause findings in many layers, a dead layer causes
+findings in all layers it feeds, and a loss that does not fall is the last thing to report.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -17,13 +17,13 @@ When = Literal["by then", "not later", "earlier", "at the start", "by steps"]
 
 @dataclass(frozen=True)
 class Cause:
-    """A rule whose fault brings about the symptoms of other rules.
+    """A rule whose fault brings about the findings of other rules.
 
     Args:
         rule: the rule that names the cause.
-        effects: the rules whose symptoms it explains.
-        where: the layers whose symptoms it explains, relative to the layer of the cause: the `same` one; with `before`
-            also all that run before it; or `anywhere`. Where the cause or the symptom is of the whole model, any of
+        effects: the rules whose findings it explains.
+        where: the layers whose findings it explains, relative to the layer of the cause: the `same` one; with `before`
+            also all that run before it; or `anywhere`. Where the cause or the finding is of the whole model, any of
             the three holds.
         when: when the cause must have begun. `by then`: at most one window of looks later than the effect. `not later`:
             at the same step or earlier. `earlier`: at an earlier step. `at the start`: `by then`, and no later than
@@ -48,19 +48,19 @@ def _is_adaptive(run: Run) -> bool:
 
 
 _SIGNAL = ("activation_scale", "exploding_gradient", "vanishing_gradient", "saturated", "dead_units", "collapsed")
-"""Symptoms of the signal, forward and backward."""
+"""Findings of the signal, forward and backward."""
 
 _FORWARD = ("activation_scale", "saturated", "dead_units", "collapsed")
-"""Symptoms of the forward pass alone."""
+"""Findings of the forward pass alone."""
 
 _OF_BATCH = ("input_scale",)
 """Rules whose fault is in the batch, which other layers may take too."""
 
 _STANDSTILL = ("no_gradient", "not_updated", "update_too_small")
-"""Symptoms of weights that do not move as they should."""
+"""Findings of weights that do not move as they should."""
 
 _LAST = ("not_learning", "precision", "train_eval_gap")
-"""Rules whose symptoms follow from nearly everything."""
+"""Rules whose findings follow from nearly everything."""
 
 _OF_LOSS = (
     "vanishing_gradient",
@@ -71,7 +71,7 @@ _OF_LOSS = (
     "spike",
     *_LAST,
 )
-"""Rules whose symptoms follow from a faulty loss."""
+"""Rules whose findings follow from a faulty loss."""
 
 CAUSES: tuple[Cause, ...] = (
     Cause(

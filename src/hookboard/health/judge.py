@@ -1,4 +1,4 @@
-"""`Judge`: asks the rules after each look, and turns symptoms that last into verdicts."""
+"""`Judge`: asks the rules after each look, and turns findings that last into verdicts."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,19 +30,19 @@ and quickly (a choice)."""
 @kept
 @dataclass
 class Case:
-    """The symptoms of one rule at one module, from the first to the latest.
+    """The findings of one rule at one module, from the first to the latest.
 
     Args:
-        first: the step of the first symptom.
+        first: the step of the first finding.
         last: the last step at which it was present: a rule may report what is over.
-        symptom: the latest symptom.
-        at_once: True if one symptom is enough for a verdict and for an alarm.
+        finding: the latest finding.
+        at_once: True if one finding is enough for a verdict and for an alarm.
         is_exact: True if it was found outside of the looks, at its very step; see `Judge.add`.
         is_located: True if its module is known.
         is_searched: True if its batch was searched for the module without success.
         seen: number of consecutive looks that showed it, of those at which its rule was asked.
         missed: number of consecutive looks since then that did not show it.
-        alarms: number of latest symptoms in a row that were alarms; negative: that were notes.
+        alarms: number of latest findings in a row that were alarms; negative: that were notes.
         is_said: True if it has lasted long enough for a verdict.
         is_alarm: True if alarms have lasted long enough for the verdict to be an alarm.
         is_hard: True if one of its alarms did not depend on the loss: a hard one (`Finding.is_hard`), one found outside
@@ -52,7 +52,7 @@ class Case:
 
     first: int
     last: int
-    symptom: Finding
+    finding: Finding
     at_once: bool = False
     is_exact: bool = False
     is_located: bool = True
@@ -65,22 +65,22 @@ class Case:
     is_hard: bool = False
     size: float = 0.0
 
-    def add(self, symptom: Finding, step: int, window: int, is_kept: bool = False) -> None:
-        """Add the symptom of the latest look.
+    def add(self, finding: Finding, step: int, window: int, is_kept: bool = False) -> None:
+        """Add the finding of the latest look.
 
         Args:
-            symptom: the symptom.
+            finding: the finding.
             step: the optimizer step of the look.
-            window: number of looks that a symptom must last to be reported.
-            is_kept: True to keep an alarm an alarm although the symptom is a note.
+            window: number of looks that a finding must last to be reported.
+            is_kept: True to keep an alarm an alarm although the finding is a note.
         """
-        if symptom.since is not None:
-            self.first = symptom.since
-        self.symptom, self.missed = symptom, 0
-        self.last = step if symptom.until is None else max(self.last, symptom.until)
+        if finding.since is not None:
+            self.first = finding.since
+        self.finding, self.missed = finding, 0
+        self.last = step if finding.until is None else max(self.last, finding.until)
         self.seen += 1
-        self.size = max(self.size, symptom.size)
-        is_alarm = symptom.severity == "alarm" or (is_kept and self.is_alarm)
+        self.size = max(self.size, finding.size)
+        is_alarm = finding.severity == "alarm" or (is_kept and self.is_alarm)
         self.alarms = max(self.alarms, 0) + 1 if is_alarm else min(self.alarms, 0) - 1
         enough = 1 if self.at_once else window
         if abs(self.alarms) >= enough:
@@ -95,21 +95,21 @@ class Case:
             rule,
             module,
             self.first,
-            None if lasts and self.symptom.until is None else self.last,
-            self.symptom.evidence,
-            self.symptom.advice,
-            self.symptom.batch_idx,
+            None if lasts and self.finding.until is None else self.last,
+            self.finding.evidence,
+            self.finding.advice,
+            self.finding.batch_idx,
         )
 
 
 class Judge:
-    """Asks the rules after each look, and makes verdicts of the symptoms that last.
+    """Asks the rules after each look, and makes verdicts of the findings that last.
 
     Args:
         rules: the rules to ask.
         layers: every layer that is watched, by name.
-        window: number of looks for which a symptom must last to become a verdict, and an alarm to become one. A case
-            ends when its symptom has been missing for as many looks. Only looks at which its rule was asked count.
+        window: number of looks for which a finding must last to become a verdict, and an alarm to become one. A case
+            ends when its finding has been missing for as many looks. Only looks at which its rule was asked count.
     """
 
     keeps = ("run", "_open", "_closed", "_alarmed", "_well", "_asked", "_asks")
@@ -179,32 +179,32 @@ class Judge:
         self._verdicts = None
         return self.verdicts
 
-    def add(self, rule: str, symptom: Finding, step: int, is_located: bool = True, is_searched: bool = False) -> None:
-        """Add a symptom that was found outside of the looks, such as the module that gave the first NaN.
+    def add(self, rule: str, finding: Finding, step: int, is_located: bool = True, is_searched: bool = False) -> None:
+        """Add a finding made outside of the looks, such as the module that gave the first NaN.
 
-        It replaces what looks have shown of the same rule so far, unless that has ended. While it lasts, symptoms of
+        It replaces what looks have shown of the same rule so far, unless that has ended. While it lasts, findings of
         the rule at later looks count as this event, whatever layer they name.
 
         Args:
             rule: the name of the rule.
-            symptom: the symptom.
+            finding: the finding.
             step: the optimizer step.
-            is_located: True if its module is known. Otherwise the next look that shows the symptom sets the module.
+            is_located: True if its module is known. Otherwise the next look that shows the finding sets the module.
             is_searched: True if its batch was searched for the module without success. Then only the look of that very
                 step may set it: later ones show what spoiled weights have done.
         """
         self._verdicts = None
         for key in [key for key, case in self._open.items() if key[0] == rule and not case.is_exact]:
             del self._open[key]
-        self._closed.pop((rule, symptom.module), None)
-        case = Case(step, step, symptom, at_once=True, is_exact=True, is_hard=True)
+        self._closed.pop((rule, finding.module), None)
+        case = Case(step, step, finding, at_once=True, is_exact=True, is_hard=True)
         case.is_located, case.is_searched = is_located, is_searched
-        case.add(symptom, step, self.run.window)
-        self._open[rule, symptom.module] = case
+        case.add(finding, step, self.run.window)
+        self._open[rule, finding.module] = case
 
     @property
     def look_at(self) -> dict[str, str]:
-        """Name of each rule -> the tag of the chart or text that shows its symptoms; "" if there is none."""
+        """Name of each rule -> the tag of the chart or text that shows its findings; "" if there is none."""
         return {rule.name: rule.look_at for rule in self._rules}
 
     @property
@@ -223,7 +223,7 @@ class Judge:
         whole = {self._waits(verdict, case): verdict for verdict, case in cases.items()}
         cases = {verdict: cases[whole[verdict]] for verdict in whole}
         hard = {verdict for verdict, case in cases.items() if case.is_hard}
-        roots = {verdict for verdict, case in cases.items() if case.symptom.is_root}
+        roots = {verdict for verdict, case in cases.items() if case.finding.is_root}
         causes = explained(list(cases), self.run, hard, roots)
 
         def rank(verdict: Verdict) -> tuple[object, ...]:
@@ -264,15 +264,15 @@ class Judge:
         return verdict
 
     def _waits(self, verdict: Verdict, case: Case) -> Verdict:
-        """Return the verdict; as a note if it may follow from a symptom that is too recent for a verdict.
+        """Return the verdict; as a note if it may follow from a finding that is too recent for a verdict.
 
         An alarm is held back like this for one window of looks at most. The evidence then names the possible cause.
         """
         has_waited = abs(case.alarms) >= 2 * self.run.window
-        if case.at_once or case.symptom.is_root or has_waited or case.missed:
+        if case.at_once or case.finding.is_root or has_waited or case.missed:
             return verdict
         early = {
-            replace(open_.verdict(*key, self.run.window, True), severity=open_.symptom.severity): open_
+            replace(open_.verdict(*key, self.run.window, True), severity=open_.finding.severity): open_
             for key, open_ in self._open.items()
             if not open_.is_said and not open_.missed
         }
@@ -294,17 +294,17 @@ class Judge:
     def _ask(self, step: int, rules: Sequence[Rule]) -> None:
         seen: set[Key] = set()
         for rule in rules:
-            symptoms = self._findings_of(rule)
-            if symptoms and (exact := self._of_event(rule.name, symptoms[0], step)) is not None:
+            findings = self._findings_of(rule)
+            if findings and (exact := self._of_event(rule.name, findings[0], step)) is not None:
                 seen.add(exact)
                 case = self._open[exact]
                 case.last, case.missed, case.seen = step, 0, case.seen + 1
                 continue
-            for symptom in symptoms:
-                key = (rule.name, symptom.module)
+            for finding in findings:
+                key = (rule.name, finding.module)
                 if key not in seen:
                     seen.add(key)
-                    self._note(rule, symptom, step)
+                    self._note(rule, finding, step)
         names = {rule.name for rule in rules}
         for key in [key for key in self._open if key not in seen and key[0] in names]:
             self._miss(key)
@@ -332,40 +332,40 @@ class Judge:
             warn_switched_off(f"the rule {rule.name!r} of HealthMonitor", error)
             return []
 
-    def _of_event(self, rule: str, symptom: Finding, step: int) -> Key | None:
-        """Return the key of the open case that `add` made for this rule, to which a symptom belongs; None if none.
+    def _of_event(self, rule: str, finding: Finding, step: int) -> Key | None:
+        """Return the key of the open case that `add` made for this rule, to which a finding belongs; None if none.
 
-        If the module of that case was not known, set it to that of the symptom, unless `is_searched` forbids that.
+        If the module of that case was not known, set it to that of the finding, unless `is_searched` forbids that.
         """
         key = next((key for key, case in self._open.items() if key[0] == rule and case.is_exact), None)
         if key is None or self._open[key].is_located:
             return key
         if step == self._open[key].first or not self._open[key].is_searched:
             case = self._open.pop(key)
-            evidence, advice = symptom.evidence, symptom.advice
+            evidence, advice = finding.evidence, finding.advice
             if step != case.first:  # otherwise it shows the event itself
-                evidence = f"{case.symptom.evidence.rstrip('.')}; the next look, at step {step}: {evidence}"
-                advice = case.symptom.advice
-            case.symptom = replace(case.symptom, module=symptom.module, evidence=evidence, advice=advice)
-            case.is_located, key = True, (rule, symptom.module)
+                evidence = f"{case.finding.evidence.rstrip('.')}; the next look, at step {step}: {evidence}"
+                advice = case.finding.advice
+            case.finding = replace(case.finding, module=finding.module, evidence=evidence, advice=advice)
+            case.is_located, key = True, (rule, finding.module)
             self._open[key] = case
         return key
 
-    def _note(self, rule: Rule, symptom: Finding, step: int) -> None:
-        key = (rule.name, symptom.module)
+    def _note(self, rule: Rule, finding: Finding, step: int) -> None:
+        key = (rule.name, finding.module)
         case = self._open.get(key)
         if case is None:
-            last = step if symptom.until is None else symptom.until
-            case = self._open[key] = Case(step, last, symptom, rule.at_once)
+            last = step if finding.until is None else finding.until
+            case = self._open[key] = Case(step, last, finding, rule.at_once)
         was_said, losses = case.is_said, self.run.losses
         # A loss that is stuck crosses the border of harm now and then.
         is_kept = not (case.is_hard or losses.is_harmed) and self._well < self.run.window
-        case.add(symptom, step, self.run.window, is_kept)
-        needs_no_loss = symptom.is_hard or not (losses.is_harmed and losses.is_finite)
-        case.is_hard |= symptom.severity == "alarm" and needs_no_loss
+        case.add(finding, step, self.run.window, is_kept)
+        needs_no_loss = finding.is_hard or not (losses.is_harmed and losses.is_finite)
+        case.is_hard |= finding.severity == "alarm" and needs_no_loss
         if case.is_said and not was_said:
             earlier = self._closed.pop(key, None)
-            if earlier is not None and symptom.since is None:  # it has come back
+            if earlier is not None and finding.since is None:  # it has come back
                 case.first = earlier.first
 
     def _miss(self, key: Key) -> None:

@@ -52,7 +52,7 @@ class Page:
 
     Args:
         every_n_steps: number of steps between two looks; the table names it. None if unknown.
-        look_at: rule to the tag of the chart or text that shows its symptoms.
+        look_at: rule to the tag of the chart or text that shows its findings.
     """
 
     def __init__(self, every_n_steps: int | None = None, look_at: Mapping[str, str] | None = None) -> None:
@@ -244,7 +244,7 @@ def table_of(
         run: the run.
         verdicts: worst first.
         every_n_steps: number of steps between two looks; None if unknown.
-        look_at: rule to the tag of the chart or text that shows its symptoms.
+        look_at: rule to the tag of the chart or text that shows its findings.
     """
     shown_by = look_at or {}
     shown = folded_verdicts(verdicts, [layer.name for layer in run.layers])
@@ -343,7 +343,7 @@ class RunRecord:
     Args:
         every_n_steps: number of steps between two looks; None if unknown.
         growth: the factor, above 1.
-        look_at: rule to the tag of the chart or text that shows its symptoms.
+        look_at: rule to the tag of the chart or text that shows its findings.
     """
 
     def __init__(self, every_n_steps: int | None, growth: float, look_at: Mapping[str, str] | None = None) -> None:

@@ -36,8 +36,8 @@ class Verdict:
         rule: the name of the rule.
         module: the dotted name of the layer where the fault lies; "" for the whole model. Of a chain of sick layers
             it is the one where the chain starts.
-        since: the optimizer step of the first symptom.
-        until: the optimizer step of the last symptom; None while it lasts.
+        since: the optimizer step of the first finding.
+        until: the optimizer step of the last finding; None while it lasts.
         evidence: one sentence with the numbers, and what is usual for this model.
         advice: one sentence: what to try first.
         batch_idx: the index of the batch, for what happens in a single step; otherwise None.

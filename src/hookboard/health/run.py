@@ -76,7 +76,7 @@ class Run:
 
     Args:
         layers: every layer that is watched, by name.
-        window: how many looks a symptom must last.
+        window: how many looks a finding must last.
     """
 
     keeps: ClassVar[tuple[str, ...]] = ("layers", "looks", "single_looks", "comparisons", "evaluation_losses")

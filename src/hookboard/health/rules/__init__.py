@@ -1,7 +1,7 @@
 """The built-in rules about numbers, one file for each family: each `Rule` that a file of this folder holds is one.
 
 A rule is asked at every look and rarely has anything to say. So it first checks whole columns (`Run.recent`,
-`Run.latest`) for whether any layer can have the symptom at all, and then those layers one by one.
+`Run.latest`) for whether any layer can have the finding at all, and then those layers one by one.
 """
 
 from importlib import import_module

@@ -227,9 +227,9 @@ def _finite_or_not(reading: Reading) -> str:
 
 
 def precision(run: Run) -> Iterator[Finding]:
-    """Yield a symptom for each layer with values at the limits of float16, or updates that float16 or bfloat16 loses.
+    """Yield a finding for each layer with values at the limits of float16, or updates that float16 or bfloat16 loses.
 
-    If most layers lose updates, or have gradients that underflow, one symptom is of the whole model.
+    If most layers lose updates, or have gradients that underflow, one finding is of the whole model.
     """
     look = run.now
     if HALF_PRECISION_TYPES.isdisjoint(look.table.dtypes):

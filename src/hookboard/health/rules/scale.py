@@ -64,7 +64,7 @@ def normalization(run: Run) -> Iterator[Finding]:
         yield from _gains_lost(run)
         yield from _unnormalized(run)
     dropouts = np.flatnonzero(run.arrays.of_kind(DROPOUT_KINDS)).tolist()
-    heavy = [symptom for place in dropouts if (symptom := _heavy_dropout(run, place)) is not None]
+    heavy = [finding for place in dropouts if (finding := _heavy_dropout(run, place)) is not None]
     if len(heavy) > 1:  # what one after the other leaves is their product
         heavy[0] = replace(heavy[0], severity="alarm", evidence=f"{heavy[0].evidence} So do {len(heavy) - 1} others.")
     yield from heavy[:1]
@@ -269,10 +269,10 @@ def _activation_scale(run: Run) -> Iterator[Finding]:
     # One layer that is out of line moves all later ones.
     chain = [] if single else [*_along_weights(run, scales), *_of_few(run, scales), *_along_depth(run, scales)][:1]
     said: set[str] = set()
-    for symptom in (*single, *chain, *_recurrent(run), *normalization(run), *_drifted(run)):
-        if symptom.module not in said:
-            said.add(symptom.module)
-            yield symptom
+    for finding in (*single, *chain, *_recurrent(run), *normalization(run), *_drifted(run)):
+        if finding.module not in said:
+            said.add(finding.module)
+            yield finding
 
 
 def _out_of_line(run: Run, scales: Scales, first: Scales) -> Iterator[Finding]:

@@ -27,7 +27,7 @@ from hookboard.model.layers import RANGES, SATURATED_SHARE, Kind, Layer
 _MIN, _MAX = map(FIELDS.index, ("min", "max"))
 
 SATURATED_SHARE_NOTE = 0.5
-"""Share of saturated outputs from which it is a symptom (DeepDiagnosis)."""
+"""Share of saturated outputs from which a layer is reported (DeepDiagnosis)."""
 
 CHAIN_LAYERS_MIN = 3
 """Number of hidden layers that `CHAIN_SATURATED_SHARE_ALARM` needs (a choice)."""
@@ -79,7 +79,7 @@ def _saturated(run: Run) -> Iterator[Finding]:
         share, of = known[layer.name]
         is_sick = share >= SATURATED_SHARE_NOTE and not (layer.name == last and not run.losses.is_harmed)
         if is_sick and not before:
-            yield _symptom(run, layer, share, of, "alarm" if is_chain else severity_of(run))
+            yield _saturated_finding(run, layer, share, of, "alarm" if is_chain else severity_of(run))
         before = is_sick
     for layer in layers:
         if layer.kind == "recurrent":
@@ -144,7 +144,7 @@ def _range(layer: Layer, reading: Reading) -> tuple[float, float]:
     return (-1.0 if reading.moments.min < 0 else 0.0), 1.0
 
 
-def _symptom(run: Run, layer: Layer, share: float, of: str, severity: Severity) -> Finding:
+def _saturated_finding(run: Run, layer: Layer, share: float, of: str, severity: Severity) -> Finding:
     source = source_of(run, layer)
     evidence = f"{100 * share:.0f} % {of}"
     advice = (
@@ -285,7 +285,7 @@ COLLAPSED_ADVICE = "Check the input of this layer, its weights and its bias: its
 
 
 def _at_the_end(run: Run, layers: list[Layer], spreads: np.ndarray) -> Finding:
-    """Return the symptom of a model that gives nearly the same output for all samples.
+    """Return the finding of a model that gives nearly the same output for all samples.
 
     Its module is the layer that loses the difference; "" if the difference fades over several layers.
 

@@ -196,10 +196,10 @@ def _dead_units(run: Run) -> Iterator[Finding]:
         if severity == "note":
             noted.append(dead)
         else:
-            yield _dead_symptom(run, dead, severity)
+            yield _dead_finding(run, dead, severity)
     if noted:  # one note is enough: of several layers it is at the first
         first = min(noted, key=lambda dead: run.place(dead.source.name))
-        yield _dead_symptom(run, first, "note")
+        yield _dead_finding(run, first, "note")
 
 
 def _usual(run: Run, dead: Dead) -> list[float]:
@@ -241,7 +241,7 @@ def _is_gone(run: Run, dead: Dead) -> bool:
     return dead.share == 1 or (dead.share >= DEAD_SHARE_ALARM and is_idle)
 
 
-def _dead_symptom(run: Run, dead: Dead, severity: Severity) -> Finding:
+def _dead_finding(run: Run, dead: Dead, severity: Severity) -> Finding:
     usual = _usual(run, dead)
     # Of a layer that is as good as dead, half of the units may have been dead from the start, as with one input.
     limit = DEAD_SHARE_ALARM if dead.share >= DEAD_SHARE_ALARM else DEAD_SHARE_NOTE
@@ -411,10 +411,10 @@ TWIN_OUTPUT_TOLERANCE = 1e-3
 
 
 def _symmetric_units(run: Run) -> Iterator[Finding]:
-    """Report the first layer of each severity: where all weights are alike, all layers show the symptom."""
-    found = [symptom for place in _suspects(run) if (symptom := _in_layer(run, run.layers[place]))]
+    """Report the first layer of each severity: where all weights are alike, all layers show the finding."""
+    found = [finding for place in _suspects(run) if (finding := _in_layer(run, run.layers[place]))]
     for severity in ("alarm", "note"):
-        several = [symptom for symptom in found if symptom.severity == severity]
+        several = [finding for finding in found if finding.severity == severity]
         if several:
             noun = "layer" if len(several) == 2 else "layers"
             others = f" The same is true of {len(several) - 1} later {noun}." if len(several) > 1 else ""
@@ -474,9 +474,9 @@ def _in_layer(run: Run, layer: Layer) -> Finding | None:
         is_judged = weight.width == gradient.width
         twins = _twins(weight.channels, gradient.channels, outputs, value is not None) if is_judged else 0
         if twins:
-            return _symmetric_symptom(layer, name, twins, len(weight.channels), outputs is not None)
+            return _symmetric_finding(layer, name, twins, len(weight.channels), outputs is not None)
         if value is not None:
-            return _constant_symptom(run, layer, name, value)
+            return _constant_finding(run, layer, name, value)
     return None
 
 
@@ -489,7 +489,7 @@ def _constant_at_first(run: Run, name: str, units: int) -> float | None:
     return before.moments.mean if is_constant else None
 
 
-def _constant_symptom(run: Run, layer: Layer, name: str, value: float) -> Finding:
+def _constant_finding(run: Run, layer: Layer, name: str, value: float) -> Finding:
     course = [(look.step, _parted(look, name)) for look in (run.first or run.now, *run.looks)]
     now = course[-1][1]
     evidence = (
@@ -580,7 +580,7 @@ def _rounded(rows: np.ndarray, share: float) -> np.ndarray:
     return np.hstack([np.round(rows / (share * 10.0**decade)), decade])
 
 
-def _symmetric_symptom(layer: Layer, name: str, twins: int, units: int, has_outputs: bool) -> Finding:
+def _symmetric_finding(layer: Layer, name: str, twins: int, units: int, has_outputs: bool) -> Finding:
     share, width = twins / units, layer.shapes[name][0] if name in layer.shapes else units
     evidence = (
         f"{counted(twins, units, 'units', width if units < width else None)} of {name} have the same weights and "

@@ -173,7 +173,7 @@ def _jumped(run: Run, jump: RateJump) -> Finding:
 
 
 def _large_model(run: Run, steps: np.ndarray, whole: np.ndarray, first: int) -> Finding:
-    """Return the symptom of large steps of the whole model.
+    """Return the finding of large steps of the whole model.
 
     Args:
         run: the run.
