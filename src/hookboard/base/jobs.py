@@ -86,7 +86,8 @@ class _Job(NamedTuple):
 class Jobs:
     """Runs jobs one after another, as far as they can go on.
 
-    An error ends its job, and `on_fault` gets it. In a job, no method waits. A copied or unpickled `Jobs` is a new one.
+    An error ends its job, and `on_fault` gets it. Called from inside a job, no method waits. A copied or unpickled
+    `Jobs` is empty.
 
     Args:
         patience: how long to wait for a job; None for no limit. If that was in vain, all unfinished jobs are dropped,

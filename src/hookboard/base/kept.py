@@ -53,8 +53,8 @@ def state_of(value: Any) -> dict[str, Any]:
 
     Returns:
         `tree`: the value as dicts, lists and tuples. A dict with the key None stands for something else: None is the
-        name of no layer, so that no other dict has this key. `numbers`: those of all arrays, joined by dtype, as a file
-        takes far longer to write with a tensor for each. `tensors`: all tensors.
+        name of no layer, so that no other dict has this key. `numbers`: the values of all arrays, joined by dtype,
+        because a file with one tensor for each array takes far longer to write. `tensors`: all tensors.
 
     Raises:
         TypeError: the value contains something else.
@@ -105,7 +105,7 @@ def set_state(owners: Mapping[str, Lasting], state: Mapping[str, Any]) -> None:
     """Set the attributes of objects to what a checkpoint has kept.
 
     Args:
-        owners: the objects by name; those of which the checkpoint has nothing stay as they are.
+        owners: the objects by name; those that the checkpoint does not have stay as they are.
         state: what `state_of` returned for objects of the same classes, also by name.
 
     Raises:

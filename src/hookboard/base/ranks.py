@@ -128,7 +128,7 @@ class Ranks:
         return found  # type: ignore[return-value]  # after the last round it is there
 
     def _combined(self, parts: Sequence[Part]) -> Steps[list[Tensor]]:
-        """Combine parts over the ranks: those of a kind go together, in one exchange."""
+        """Combine parts over the ranks, in one exchange for all parts of a kind."""
         kinds: dict[Kind, list[Tensor]] = {}
         for kind, numbers in parts:
             kinds.setdefault(kind, []).append(numbers.reshape(-1))

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 Kind = Literal["sum", "max"]
 Part = tuple[Kind, Tensor]
-"""Numbers of each row, and how those of one result are combined. Numbers whose largest is asked for are never NaN."""
+"""Numbers, and how those of several rows or ranks are combined into one. With "max" they are never NaN."""
 
 Merging = Generator[Sequence[Part], Sequence[Tensor], T]
 """A merge: in each round it yields parts, and gets the same numbers combined, a row for each result, in their order."""

@@ -1,4 +1,4 @@
-"""Everything that needs private names of torch, but for those of its writer to TensorBoard. No other file uses them."""
+"""All uses of torch's private names, except those of its writer to TensorBoard. No other file has any."""
 
 import operator
 import re
@@ -242,7 +242,7 @@ def forget_graphs(model: nn.Module) -> None:
 
 
 def _may_hold(code: types.CodeType, held: Set[str]) -> bool:
-    """Return True if a graph of this code may hold a module, of which, or of whose class, `held` has the id."""
+    """Return True if a compiled graph of this code may hold a module whose id, or whose class's id, is in `held`."""
     guards = [str(entry.guard_manager) for entry in torch._dynamo.eval_frame._debug_get_cache_entry_list(code)]
     # Code without a graph calls no tensor operation, but with hooks it may.
     return not guards or any(not held.isdisjoint(re.findall(r"\d+", text)) for text in guards)
@@ -264,7 +264,7 @@ def is_inside_transform(tensor: Tensor) -> bool:
 
 
 def is_fake(tensor: Tensor) -> bool:
-    """Return True for a `FakeTensor`; a meta tensor, which has no values either, is none."""
+    """Return True for a `FakeTensor`; False for a meta tensor, which has no values either."""
     return isinstance(tensor, FakeTensor)
 
 
@@ -337,7 +337,7 @@ class NothingOfOthers(TorchDispatchMode):
 
 
 def copied_together(tensors: list[Tensor]) -> list[Tensor]:
-    """Return copies of tensors: those of one device and dtype are made in a few launches, not in one for each."""
+    """Copy tensors, with a few launches for all tensors of one device rather than one for each."""
     copies = [torch.empty_like(tensor) for tensor in tensors]
     by_device: dict[torch.device, tuple[list[Tensor], list[Tensor]]] = {}
     for copy, tensor in zip(copies, tensors, strict=True):
@@ -372,7 +372,7 @@ def stream_number(device: torch.device) -> int:
 def put_on_stack(mode: TorchFunctionMode) -> None:
     """Put a mode on this thread's stack of torch function modes, below all others but that of a default device.
 
-    There it stays when another one is ended, which takes the uppermost off, whichever that is.
+    There it stays when another mode is left, which pops the uppermost one, whichever that is.
     """
     others = [torch.overrides._pop_mode() for _ in _modes()]
     is_default = bool(others) and isinstance(others[-1], DeviceContext)
@@ -451,9 +451,9 @@ _PASSING_ON = ("torch.distributed.fsdp.", "torch.nn.parallel.")
 
 
 def is_opaque(node: Any) -> bool:
-    """Return True if a backward pass may reach more than the `next_functions` of an autograd node: a custom function's.
+    """Return True for the node of a custom function, whose backward may reach more than its `next_functions`.
 
-    Those of DDP and FSDP2 pass gradients on to their inputs.
+    False for the functions of DDP and FSDP2, which only pass gradients on to their inputs.
     """
     forward: Any = getattr(type(node), "_forward_cls", nn.Module)
     return isinstance(node, BackwardCFunction) and not forward.__module__.startswith(_PASSING_ON)

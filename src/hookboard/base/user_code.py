@@ -24,7 +24,7 @@ _LIBRARIES = (
 
 @functools.cache
 def is_of_library(path: str) -> bool:
-    """Return True if a file belongs to torch, Lightning, Hugging Face or hookboard, or is none, such as `<stdin>`."""
+    """Return True if a file belongs to torch, Lightning, Hugging Face or hookboard, or is none at all (`<stdin>`)."""
     return path.startswith(_LIBRARIES)
 
 

@@ -89,7 +89,7 @@ class _Room:
         return True
 
     def pictures(self, board: Board, listed: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        """Yield the last picture of each tag, with its data in place of its key; leave out those without room."""
+        """Yield the last picture of each tag, as a `data:` URL in place of its key; leave out those that do not fit."""
         for one in listed:
             data = board.source.picture(one["keys"][-1])
             mime = picture_type(data)

@@ -131,12 +131,12 @@ class Series:
 def read_tags(tags: Iterable[str], layers: Iterable[str] = ()) -> dict[str, Tag]:
     """Parse the scalar tags that hookboard wrote; skip all others.
 
-    Another program's `input_size/train` looks like one of ours. So a statistic that is not built in counts only if the
-    same row also has a built-in one, or if it belongs to a layer in hookboard's own record.
+    Another program's `input_size/train` looks like one of ours. So a statistic that is not built in counts only if
+    another tag of the same path has a built-in one, or if the path is a layer in hookboard's own record.
 
     Args:
         tags: the tags of a run.
-        layers: the names of the layers in its records.
+        layers: the names of the layers in the run's records.
     """
     read = {tag: said for tag in tags if (said := read_scalar_tag(tag)) is not None}
     known = {said.path for said in read.values() if said.statistic in SCALES} | set(layers)

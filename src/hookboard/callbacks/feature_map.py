@@ -236,7 +236,7 @@ class _ShownTensors:
 
 
 def _is_worth_showing(module: nn.Module) -> bool:
-    """Return True for a convolution or a transformer block: no attention itself, but an attention is its child."""
+    """Return True for a convolution, or for a transformer block: the parent of an attention, and none itself."""
     if isinstance(module, CONVOLUTIONS):
         return True
     return not _is_attention(module) and any(map(_is_attention, module.children()))

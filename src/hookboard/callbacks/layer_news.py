@@ -19,9 +19,9 @@ from hookboard.model.sites import Role
 kept(LayerFacts)  # here, because records.py is also loaded where there is no torch
 
 _OF_CALLS: tuple[Role, ...] = ("output", "grad_output", "input", "grad_input")
-"""Roles whose sites are opened in the order in which modules run; those of gradients too, as their hooks are put on
-tensors in the forward pass. The most telling come first: by its outputs a module comes after the modules inside it, by
-its inputs before them."""
+"""Roles whose sites are opened in the order in which modules run, gradients included: the forward pass puts their hooks
+on tensors. Outputs come first, which tell the order best: a module comes after the modules inside it; by its inputs it
+would come before them."""
 
 
 class LayerNews:

@@ -1,4 +1,4 @@
-"""`LossMeter`: the losses of all steps, of which none is read before the next look."""
+"""`LossMeter`: keeps the losses of all steps; those on a device are not read before the next look."""
 
 import math
 from collections import deque
@@ -15,7 +15,7 @@ from hookboard.health import Loss
 from hookboard.measure import needs_host
 
 MOST_LOSSES = 4096
-"""How many losses of backward passes are kept between two looks; of more, those of the last steps."""
+"""How many losses are kept between two looks: the latest ones."""
 
 LARGE_STORAGE = 4096
 """Of a loss that lies in more bytes than this, a copy is kept: the loss itself would keep all of them."""
@@ -44,7 +44,7 @@ class Losses:
     Args:
         parts: each backward pass, in order.
         waiting: the losses of `parts` that are tensors, stacked, shape (k,); None if there are none.
-        may_overflow: whether an infinite loss may be the work of a GradScaler; it is not known then.
+        may_overflow: True if a GradScaler may have made an infinite loss so; then that loss counts as unknown.
     """
 
     parts: Sequence[LossPart]
@@ -52,7 +52,7 @@ class Losses:
     may_overflow: bool = False
 
     def read(self, arrived: Sequence[float]) -> list[Loss]:
-        """Return the summed loss of each optimizer step in order, without steps of which a part is not known.
+        """Return the summed loss of each optimizer step in order, without steps that have an unknown part.
 
         Args:
             arrived: the numbers that `waiting` holds.
@@ -124,7 +124,7 @@ class LossMeter:
     def take(self) -> Losses:
         """Return the losses since the last call and forget them: at most the last MOST_LOSSES.
 
-        Where there were as many, those of the oldest step are left out, as some of them may be lost.
+        If there are as many, those of the oldest step are left out, because some of them may be lost.
         """
         parts, self._parts = _known(self._parts), deque(maxlen=MOST_LOSSES)
         if len(parts) == MOST_LOSSES:  # of the first step some may be lost: a part of its loss is not its loss

@@ -155,8 +155,8 @@ class Holders:
     def of_site(self, site: Site) -> set[int]:
         """Return the numbers of the optimizers that hold the parameter of a site, or a parameter of its module.
 
-        If no optimizer holds any of the module's, the answer is that of the nearest module around it of which one does;
-        all optimizers if there is no such module. For a parameter that no optimizer holds it is empty.
+        If no optimizer holds any of the module's parameters, the nearest enclosing module counts that has one which is
+        held; all optimizers if there is no such module. Empty for a parameter that no optimizer holds.
         """
         name = site.name
         if name in self.parameters:

@@ -29,7 +29,7 @@ class PictureState(StageState):
     """The state of a callback that logs pictures, in one stage.
 
     Args:
-        last: the optimizer step of the last evaluation of which pictures were logged; None before.
+        last: the optimizer step of the last evaluation whose pictures were logged; None before.
         is_awaited: True if the running evaluation has still to reach the batch that is shown.
         is_first: True until the first pictures are made.
         taken: what `_take` returned, from the start of the batch until its pictures are made.

@@ -16,7 +16,7 @@ from hookboard.tracing import CannotRunAgainError, loss_of_step, undisturbed
 
 
 class StepRecorder(HookboardCallback[StageState]):
-    """Records training steps, each of which it runs seven times first: what each module takes and gives, and gradients.
+    """Records what each module takes and gives in a training step, and gradients, from seven extra runs of the step.
 
     After each run the model, the optimizers, the schedulers and the random state are put back, and the training goes
     on as without it; what your code does besides, such as printing or writing a file, happens each time. Under gradient

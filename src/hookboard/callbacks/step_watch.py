@@ -111,7 +111,8 @@ class StepWatch:
             self._stale = None
 
     def _guarded(self, what: str, watch: Callable[..., T], *given: Any) -> T | None:
-        """Return what `watch` returns; None after an error, which switches off what is named."""
+        """Return what `watch` returns; None if it has failed, now or before. A failure gives one warning about
+        `what`."""
         if what in self._off:
             return None
         try:

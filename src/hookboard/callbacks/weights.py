@@ -247,12 +247,12 @@ class Turns:
         self._first = name
 
     def forget(self) -> None:
-        """Restart because other weights are watched now, with the one that has waited longest if it is among them."""
+        """Start anew with other weights; the one that has waited longest comes first if it is still among them."""
         self._first = self.next
         self._missed, self._bytes, self._chosen, self._left = {}, {}, set(), MOST_COPIED_BYTES
 
     def of(self, weights: Mapping[str, Weight]) -> dict[str, Weight]:
-        """Return those of the given weights that are copied in this step; call it before each optimizer's step."""
+        """Return the given weights that are copied in this step; call it before each optimizer's step."""
         for name, weight in weights.items():
             if name not in self._bytes:
                 self._bytes[name] = sum(map(bytes_of, weight.parameters))

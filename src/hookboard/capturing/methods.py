@@ -57,7 +57,7 @@ def layer_cam(a: Tensor, g: Tensor) -> Tensor:
 
 
 def xgrad_cam(a: Tensor, g: Tensor) -> Tensor:
-    """Sum the channels, each weighted by its gradient, averaged with the output as weights; negative sums become 0.
+    """Sum the channels, each weighted by `sum(g * a) / sum(a)` over its positions; negative sums become 0.
 
     Fu et al., "Axiom-based Grad-CAM", 2020, equation 8.
     """

@@ -19,8 +19,8 @@ class Row:
 
     Args:
         spot: the tensor.
-        as_is: its relative difference as the two models run, which holds those of all modules before; NaN if unknown.
-        alone: that of its own module, given what the left one was given; NaN if unknown.
+        as_is: its relative difference as the two models run, so with that of all earlier modules; NaN if unknown.
+        alone: its relative difference if its module gets the left model's inputs; NaN if unknown.
         expected: the relative difference that rounding may give.
     """
 
@@ -31,7 +31,7 @@ class Row:
 
     @property
     def distance(self) -> float:
-        """The difference that is judged: of its module alone, or, where that is unknown, as the models run."""
+        """The relative difference that is judged: `alone` if it is known, otherwise `as_is`; 0 if neither is known."""
         known = self.as_is if math.isnan(self.alone) else self.alone
         return 0.0 if math.isnan(known) else known
 

@@ -37,7 +37,7 @@ class Distance:
 
 
 BROKEN = Distance(math.inf, math.nan, (), math.nan, math.nan)
-"""How far what is missing, or has another shape, is from what is there."""
+"""The distance of a tensor that is missing or has another shape."""
 
 
 def distance(left: Tensor, right: Tensor) -> Distance:

@@ -133,7 +133,7 @@ def sides_of(recorded: Recorded, right: nn.Module | Recorded, names: Mapping[str
 
 
 def _with_article(name: str) -> str:
-    """Return the name of a class behind its article.
+    """Return the name of a class after its article.
 
     >>> _with_article("AvgPool2d"), _with_article("ReLU"), _with_article("LSTM")
     ('an AvgPool2d', 'a ReLU', 'an LSTM')
@@ -212,7 +212,7 @@ class Faults:
         return Difference(spot, found.spots[spot], self.expected(spot), cause)
 
     def before(self, spot: Spot, found: Found) -> tuple[str, str]:
-        """Return the cause of another input, and the module whose code gives it."""
+        """Return why the input of a module differs, as a clause, and the module whose code passes that input."""
         if not spot.module:
             return "the inputs of the models differ", ""
         parent = self._parent(spot.module)

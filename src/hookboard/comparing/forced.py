@@ -25,7 +25,7 @@ NOISE_RUNS = 3
 
 @dataclass
 class Found:
-    """How what a run gave differs from the recorded call.
+    """How a run differs from the recorded call.
 
     Args:
         spots: how far each tensor is from the recorded one, in the order in which they were seen.
@@ -35,7 +35,7 @@ class Found:
         buffers: how far each buffer is from the recorded one after the call, by its recorded name.
         gradients: the same for the gradient of each parameter.
         missing: names of recorded gradients that the run did not give.
-        added: names of weights of which only the run gave a gradient.
+        added: names of weights that got a gradient only in the run.
     """
 
     spots: dict[Spot, Distance] = field(default_factory=dict)
@@ -165,9 +165,9 @@ def measured(left: Recorded, right: Recorded, names: Mapping[str, str]) -> Found
 
 
 def _noise_in_saved(model: nn.Module, noise: Callable[[Tensor], Tensor]) -> AbstractContextManager[object]:
-    """Return a context in which what operations save for the backward pass has noise, other than weights.
+    """Return a context that adds noise to all that operations save for the backward pass, except weights.
 
-    A gradient may be a small difference of large numbers that one operation saves, such as those of attention.
+    A gradient may be a small difference of large numbers that one operation saves, as in attention.
     """
     weights = {weight.untyped_storage().data_ptr() for weight in map(local, model.parameters())}
 

@@ -160,7 +160,7 @@ class ModelRunner:
 
 
 def _where(last: Spot, tensor: Tensor) -> str:
-    """Return where a run is that has shown this tensor last, as a phrase."""
+    """Return where in the model a run is, as a phrase, from the last tensor that it has shown."""
     if last.part == "gradient" or (last.part == "output" and not last.module):
         return "in its backward pass"
     if last.part == "output":
@@ -183,7 +183,7 @@ def is_opaque(module: nn.Module) -> bool:
 
 
 def plain_name(model: nn.Module, name: str) -> str:
-    """Return the name of a module or parameter without those of the wrappers around it and around the model.
+    """Return the name of a module or parameter without the names of wrappers around it and around the model.
 
     >>> plain_name(torch.nn.DataParallel(nn.Linear(2, 2)), "module.weight")
     'weight'
@@ -220,7 +220,7 @@ def _set_gradients(parameters: list[nn.Parameter], gradients: list[Tensor | None
 
 
 def _split_again(model: nn.Module) -> None:
-    """Let FSDP2 put its parts of the weights back; after a forward pass alone the outermost module still has all."""
+    """Reshard the weights of FSDP2 modules: after a forward pass alone, the outermost one still holds them whole."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()

@@ -250,8 +250,8 @@ def _tried_longer(
 ) -> list[RatePair]:
     """Try rates for LONGER times the steps, where the trials leave something open.
 
-    If the loss fell at no rate, that is the best rate on the few batches. If the user's rate seems too large, it is
-    the best lower one on the few batches, and then on all of them if the user's rate learns from the few.
+    If the loss fell at no rate, try the best rate again on the few batches. If the user's rate seems too large, try the
+    best lower one on the few batches, and if that does not show it, on all batches.
     """
     best = lower_one(trials)
     most = max(trials, key=lambda trial: trial.fall, default=None)

@@ -49,7 +49,7 @@ def samples_in(batches: Sequence[Any], targets: Targets) -> list[int]:
 
 
 def exchanged(batches: Sequence[Any], targets: Targets) -> list[Any]:
-    """Return the batches with the targets permuted at random over the samples of all of them, all in the same order."""
+    """Return the batches with the targets permuted at random across all samples; several targets in the same order."""
     sizes = samples_in(batches, targets)
     order = torch.randperm(sum(sizes), generator=torch.Generator("cpu").manual_seed(0), device="cpu")
     news: list[dict[str, Tensor]] = [{} for _ in batches]

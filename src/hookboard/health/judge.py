@@ -167,7 +167,7 @@ class Judge:
         What the looks have made an alarm already is not judged again.
 
         Args:
-            losses: those of the steps since the last look.
+            losses: the losses of the steps since the last look.
         """
         self.run.losses.extend(losses)
         said = {key[0] for key, case in self._open.items() if case.is_said and case.is_alarm}

@@ -101,7 +101,7 @@ class Look:
     def of(self, name: str, role: Role) -> Reading | None:
         """Return the reading of a module or parameter in this role; None if there is none.
 
-        If the module has several such tensors, it is that of the first.
+        If the module has several such tensors, the first one counts.
         """
         row = self.table.places.first(role).get(name)
         return None if row is None else self.table.at(row)

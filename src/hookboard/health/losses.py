@@ -58,10 +58,10 @@ def is_another(chance: float, reach: float | None, first: float) -> bool:
 
 
 def is_far_above(chance: float, reach: float, first: float, start: float, low: float) -> bool:
-    """Return True if a loss stays far above that of chance: it has hardly come down from `start`, or is enormous.
+    """Return True if a loss stays far above `chance`: it has hardly come down from `start`, or is enormous.
 
-    The mean cross entropy of a classifier cannot exceed that of chance by more than its answers differ. Where the first
-    loss does, it is another loss, such as a sum or a square, and chance tells nothing.
+    False if the first loss cannot be a mean cross entropy, but a sum or a square (see `is_another`): then `chance`
+    tells nothing about it.
 
     Args:
         chance: the loss of a classifier that knows nothing.
@@ -459,7 +459,7 @@ class LossCurve(LossHistory):
 
     @property
     def has_recovered(self) -> bool:
-        """True if the loss shows no harm and lies clearly below its start, that of a classifier below chance too.
+        """True if the loss shows no harm and lies clearly below its start; a classifier's must lie below chance too.
 
         A loss that has stayed at its start or at chance, and crosses the border of harm by chance, has not recovered.
         Without `is_known` it is True if there is no harm.

@@ -223,8 +223,8 @@ def rules_of(given: "str | Rule | Sequence[str | Rule] | None", built_in: Mappin
         built_in: the built-in rules by name.
 
     Raises:
-        ValueError: none is given or left, a name or pattern is not that of a rule, a path does not lead to a `Rule`, or
-            two have the same name.
+        ValueError: none is given or left, a name or pattern matches no rule, a path does not lead to a `Rule`, or two
+            have the same name.
 
     >>> [rule.name for rule in rules_of("!a", {name: Rule(name, len) for name in ("a", "b")})]
     ['b']

@@ -132,7 +132,7 @@ class Run:
 
     @property
     def constant_loss(self) -> float:
-        """That of `facts`; NaN if the first loss that is logged is another, such as the sum over several batches."""
+        """`facts.constant_loss`; NaN if the first logged loss is another one, such as the sum over several batches."""
         first = self.losses.first[0].value if self.losses.first else math.nan
         is_another = abs(first - self.facts.loss) > SAME_LOSS_SHARE * abs(self.facts.loss)
         return math.nan if is_another else self.facts.constant_loss

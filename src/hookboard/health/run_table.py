@@ -459,7 +459,7 @@ class Silence:
     """Counts for each unit of one layer how long no sample has activated it. All arrays have the shape (units,).
 
     Args:
-        width: number of units of the layer, of which as many are measured as the arrays are long.
+        width: number of units of the layer. If it has more than the arrays, these have every k-th one.
         since: the optimizer step of the first look of the current silence; without meaning for an active unit.
         looks: number of looks that the current silence has lasted; 0 for an active unit.
         samples: number of values (samples x positions) that the current silence has lasted.

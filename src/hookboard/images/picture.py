@@ -87,7 +87,7 @@ class Bar:
         label: stands left of the bar.
         left: where the label begins, in pixels from the left of the picture's pixels.
         right: where the bar ends.
-        start: where the bar begins. Left out: behind the label.
+        start: where the bar begins. Left out: right after the label.
         ends: words at the ends of the bar, instead of all numbers.
         keys: further colours, by palette index, and what they mean.
     """
@@ -173,7 +173,7 @@ class Picture:
         draw_ticks(draw, marks, top + 16, (start, right), ink)
 
     def _colour(self, index: int) -> int | tuple[int, ...]:
-        """Return what draws this colour of the palette."""
+        """Return a colour of the palette as Pillow takes it: its index or, for a picture in RGB, its three values."""
         return index if self.pixels.ndim == 2 else tuple(self.palette[index].tolist())
 
     def _coloured(self, image: Image.Image) -> Image.Image:

@@ -30,7 +30,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """The dtypes that the kernels read."""
 
 AS_SINGLE = (torch.bool, torch.uint8, torch.int8, torch.int16)
-"""Further dtypes of which tensors are copied to float32, which has all of their values; so are floats of 8 bits."""
+"""Further dtypes, besides 8-bit floats, that are copied to float32, which has all of their values."""
 
 FIRST_WITH_SHARED_BINS = (3, 9)
 """The first version of Triton whose `histogram` counts thousands of bins well in shared memory, on NVIDIA's cards.
@@ -63,8 +63,8 @@ BINNED_VALUES = 1 << 13
 """The number of values that are counted into bins at once."""
 
 MIN_BINNED_VALUES = 1 << 14
-"""A program adds its bins to those of the tensor at the end, by an atomic addition for each bin that is not empty:
-usually a few hundred. It has at least this many values, if there are as many."""
+"""Minimum number of values of a program that counts bins, if the tensor has as many: at its end it adds each bin that
+is not empty to the tensor's by an atomic addition, usually a few hundred."""
 
 LONG_COMPILE_SECONDS = 1.0
 """If compiling takes longer than this, users are told."""
@@ -165,7 +165,7 @@ def job_of(tensor: Tensor, dim: int | None = None, minus: Tensor | None = None) 
 
     Args:
         tensor: detached; of any kind.
-        dim: the dimension of its channels, of which each has a row (of very many, each k-th, see `channel_stride`);
+        dim: the dimension of its channels, each of which gets a row (of very many every k-th, see `channel_stride`);
             None, or one that the tensor does not have, for no channels.
         minus: is to be subtracted from the tensor.
 

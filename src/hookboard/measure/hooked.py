@@ -24,9 +24,9 @@ def hooked(
 ) -> ExitStack:
     """Hook a module, until the returned stack is closed or its context ends, with or without an error.
 
-    Of the module's hooks, those run first that read tensors before any edit, then edits of values in the order in which
-    they were attached, then all other hooks, those of others too, and last the edits of gradients in reverse order,
-    because backward runs in reverse.
+    The module's hooks run in this order: those that read tensors before any edit; edits of values, in the order in
+    which they were attached; all other hooks, also those of other libraries; edits of gradients, the last attached
+    first, because backward runs in reverse.
 
     Args:
         module: the module.

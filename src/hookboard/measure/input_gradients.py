@@ -226,7 +226,7 @@ class _NodeHook:
 def _crossings(
     outputs: Iterable[Tensor], before: Collection[Node], since: int
 ) -> dict[tuple[Node, int], list[tuple[Node, int]]]:
-    """Return the edges of the module's part of the graph, by where they lead: those that leave it are among them.
+    """Return the edges of the module's part of the graph, by where they lead, including those that leave it.
 
     Args:
         outputs: the tensors that the module returned.

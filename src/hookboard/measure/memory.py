@@ -55,8 +55,8 @@ def shape_in_memory(shape: torch.Size, stride: tuple[int, ...], dim: int | None)
         dim: the dimension of the channels that have rows; None, or one that there is not, for no channels.
 
     Returns:
-        None if it has gaps, unless they are only between the parts of the first dimension, as in `weight[::4]`, and no
-        other one has the channels.
+        The shape in memory; None if the tensor has gaps that the kernels cannot skip. They can skip gaps between the
+        parts of the first dimension, as in `weight[::4]`, if no other dimension has the channels.
     """
     if dim is not None and (not -len(shape) <= dim < len(shape) or not shape[dim]):
         dim = None

@@ -195,9 +195,9 @@ class Recorder:
         return any((site.name, site.role) == (name, role) for site in self._off)
 
     def shapes(self, role: Role) -> dict[str, tuple[int, ...]]:
-        """Return the shape of the first tensor of each module or parameter in a role, by name.
+        """Return, by name, the shape that was measured for each module or parameter in a role.
 
-        Of several sites it is that of the first one with a shape.
+        If it has several sites, the first one with a shape counts.
         """
         shapes: dict[str, tuple[int, ...]] = {}
         for slot in list(self._slots.values()):
@@ -254,7 +254,7 @@ class Recorder:
         return arrived()
 
     def _packet(self, layout: Layout, taken: Sequence[Taken]) -> tuple[Packet, set[int]]:
-        """Return what all stores have measured, and the indices of the sites of which a tensor was measured here."""
+        """Return what all stores have measured, and the indices of the sites that were measured on this rank."""
         main, *others = taken
         rows = main.rows
         if rows is None:

@@ -13,8 +13,8 @@ from hookboard.measure.native import report_missing_kernel
 from hookboard.measure.row import WIDTH, ChannelRows, Row
 
 MOST_ROWS = 4096
-"""How many rows, those of channels too, are kept before those of each site are merged, as in a long validation loop. Of
-wider rows it is as many as take the same memory."""
+"""How many rows, the channels' included, are kept before the rows of each site are merged, as in a long validation
+loop. Of wider rows fewer are kept, in the same memory."""
 
 GROWTH = 4
 """Rows are merged again when this many times as many are kept as the last merge left."""
@@ -96,7 +96,7 @@ class RowBuffer:
 
         Returns:
             Index of the site -> its rows, shape (channels, WIDTH), on the device; None if its tensors have no channels
-            in common. Sites of which no channels were measured are left out.
+            in common. Sites without measured channels are left out.
         """
         calls: dict[int, list[ChannelRows] | None] = {}
         for index, _, rows in kept:

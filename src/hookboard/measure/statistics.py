@@ -1,4 +1,4 @@
-"""Statistics by name: the formulas of those that follow from a row, `Statistic` for the user's own, and `plan`."""
+"""Statistics by name: formulas of the statistics that follow from a row, `Statistic` for the user's own, and `plan`."""
 
 import functools
 import math

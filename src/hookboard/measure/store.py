@@ -175,7 +175,7 @@ class Store:
         return others
 
     def give_back(self, counts: Mapping[int, Tensor]) -> None:
-        """Empty bins that were taken, and keep them for the next step. Those of an arena are copies."""
+        """Zero bins that were taken, and keep them for the next step. Bins of an arena are copies, and are dropped."""
         if self.arena is not None:
             return
         for index, each in counts.items():

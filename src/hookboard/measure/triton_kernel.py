@@ -368,7 +368,7 @@ def _store(at, is_there, pivot, total, squares, magnitudes, low, high, seen, zer
 def _merge_all(
     rows, scratch, counters, channels, every, is_fresh, programs, group, LAYOUT: tl.constexpr, WIDE: tl.constexpr
 ):  # fmt: skip
-    """Merge the rows of a group of channels once all programs have written them, and in the end those of the tensor."""
+    """Merge the rows of a group of channels once all programs have written them, then those of all groups."""
     CHANNELS: tl.constexpr = WIDE if LAYOUT == LAST else 1
     ALONE: tl.constexpr = 256
     one = tl.arange(0, 1)

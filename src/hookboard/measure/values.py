@@ -18,7 +18,7 @@ _UNWRITTEN = 0x7FF8_5EED_5EED_5EED
 """The bits of a NaN that no computation gives."""
 
 _WRITES_ALL: weakref.WeakSet[type] = weakref.WeakSet()
-"""The subclasses of which a tensor has written all its numbers into a copy."""
+"""The subclasses that are known to write all their numbers when they are copied into a plain tensor."""
 
 MAX_BLOCK_VALUES = 1 << 22
 """Maximum number of values in a block of `blocks_of`: 16 MB in float32, which few weights of a usual model exceed."""

@@ -99,7 +99,7 @@ class Layer:
         type: the name of its class.
         kind: its kind; `other` if it is none of the known ones.
         weights: the dotted names of its own weights, without those of submodules.
-        trainable: the weights of which a parameter requires gradients.
+        trainable: the weights with a parameter that requires gradients.
         shapes: the shape of each weight, by dotted name; if a parametrization computes it, that of its first original
             parameter. Nested weights are left out.
         computed: the weights that a parametrization computes; they have no gradient of their own.

@@ -13,7 +13,7 @@ from hookboard.base.ranks import local
 from hookboard.base.torch_private import number_saved_by, saved_tensors_of, sequence_number_of
 
 _LOGARITHMS = {"log": 0.0, "log2": 0.0, "log10": 0.0, "log1p": -1.0}
-"""Name of a logarithm to the largest input of which it is not finite."""
+"""Name of a logarithm to the largest input at which it is not finite."""
 
 _MAKING = """
 div reciprocal sqrt rsqrt pow exp expm1 mul logsoftmax softmax safesoftmax mm addmm bmm dot convolution atanh acos asin
@@ -49,7 +49,8 @@ class ProgramStep(NamedTuple):
         node: its name.
         module: the layer that was running; "" if unknown.
         line: the user's line, such as "model.py:31"; "" if unknown.
-        before: the calls since the node before that can make a NaN or Inf and left no node, as they needed no gradient.
+        before: the calls after the previous node that can make a NaN or Inf, but left no node, as they needed no
+            gradient.
     """
 
     node: str

@@ -120,7 +120,7 @@ class Value:
         return "" if op is None else op.name
 
     def ancestors(self, wanted: "Callable[[Value], bool]" = lambda value: True) -> "Iterator[Value]":
-        """Yield this value and every value that it was computed from, each once; through wanted ones alone."""
+        """Yield this value and all that it was computed from, each once; stop at values that are not `wanted`."""
         seen: set[int] = set()
         waiting = [self]
         while waiting:
@@ -149,7 +149,7 @@ def _values_in(given: Any) -> "Iterator[Value]":
 
 
 def loss_part(loss: Value) -> list[Op]:
-    """Return the calls behind a loss, from the last one back, that no layer follows: none of them takes a parameter."""
+    """Return the calls from the last layer to the loss, last one first: those after the last that takes a parameter."""
     waiting, seen = [loss], dict[Op, None]()
     while waiting:
         value = waiting.pop()

@@ -30,7 +30,7 @@ PART = 4096
 """About so many numbers of each sample are compared (a choice)."""
 
 OVERLAP = 0.75
-"""If a smaller share of the targets of a sample meets outputs of it, they are those of others (a choice)."""
+"""If a smaller share of a sample's targets meets its outputs, they are another sample's targets (a choice)."""
 
 
 def dependence(done: TracedStep) -> Iterator[Finding]:
@@ -85,10 +85,10 @@ FUTURE_LEAK = Rule(
 
 
 def _count_of(done: TracedStep) -> tuple[int, bool]:
-    """Return the length of the first dimension of the batch, 0 if it has several, and whether it is that of samples.
+    """Return the length of the batch's first dimension, 0 if its tensors differ, and whether it counts the samples.
 
-    It is if the loss depends on a tensor of the batch with one number per sample, shape (n,) or (n, 1), on pictures, on
-    tensors that differ in their second dimension, or on nothing but matrices of real numbers with as many rows.
+    It does if the loss depends on a tensor of the batch with one number per sample, shape (n,) or (n, 1), on pictures,
+    on tensors that differ in their second dimension, or on nothing but matrices of real numbers with as many rows.
     """
     given = [value for value in done.loss.ancestors() if value.path is not None and value.op is None]
     shapes = [value.shape for value in given]
@@ -124,7 +124,7 @@ class _Moves:
 
     Args:
         count: how many samples the batch has; 0 if that is not clear.
-        kept: the values of which all numbers are kept.
+        kept: the values whose numbers are all kept.
     """
 
     def __init__(self, count: int, kept: list[Value]) -> None:

@@ -18,7 +18,7 @@ MAX_FIRST_MODULE_ELEMENTS = 65_536
 """Maximum number of elements of a parameter of the first module, or of a sparse gradient, that is read completely."""
 
 MAX_SENTINELS = 64
-"""Maximum number of small gradients that are read; likewise of large ones of which one column is read."""
+"""Maximum number of small gradients that are read, and of large ones of which one column is read."""
 
 MIN_SMALL_PARAMETERS = 8
 """With fewer small parameters than this, one column of each larger parameter is read too."""
@@ -54,7 +54,7 @@ class Sentinels:
         self._columns = _spread(large) if len(small) < MIN_SMALL_PARAMETERS else []
 
     def _gradients(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the gradients that are read completely, and those of which one column is read."""
+        """Return the gradients that are read completely, and the gradients of which one column is read."""
         whole, columns = _gradients_of(self._whole), _gradients_of(self._columns)
         for parameter in self._sparse:
             if parameter.grad is not None:

@@ -107,7 +107,7 @@ def backward_event(spoiled: Mapping[str, str], after: str, step: int, batch_idx:
     Args:
         spoiled: the names of the parameters whose gradients are not finite to those of their layers, in the order in
             which the step used the layers.
-        after: operations behind the last of these layers whose derivative may be infinite; "" if none is known.
+        after: operations after the last of these layers whose derivative may be infinite; "" if none is known.
         step: the optimizer step.
         batch_idx: the index of the batch.
     """
@@ -216,7 +216,7 @@ def _plain(name: str) -> str:
 
 _PLAIN_NAMES = {"addmm": "linear", "mm": "matmul", "bmm": "matmul", "linalgvectornorm": "norm"}
 _PLAIN_NAMES |= {"logsoftmax": "log_softmax", "safesoftmax": "softmax", "nllloss": "nll_loss"}
-"""Names of autograd to those of functions that users know."""
+"""Name of an operation in autograd to the function that users know it by."""
 
 _ROOTS = frozenset({"sqrt", "rsqrt", "pow"})
 _LOGARITHMS = frozenset({"log", "log2", "log10", "log1p"})

@@ -88,7 +88,7 @@ def _inputs_of(done: TracedStep) -> Iterator[DataInput]:
 def input_scale(done: TracedStep) -> Iterator[Finding]:
     """Yield a note for the first data that enter the model far from an RMS of 1, if they are not in the batch.
 
-    Those of the batch are measured at each look.
+    Data in the batch are measured at each look instead.
     """
     for data in _inputs_of(done):
         rms = float(data.tensor.double().square().mean().sqrt()) if data.tensor.numel() else 0.0

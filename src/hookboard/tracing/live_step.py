@@ -33,8 +33,9 @@ class LiveStep:
     """Follows the first training step of a run, and judges each of its losses right before the backward pass.
 
     The step is the first batch with a backward pass, of at most MAX_TRIES. Call `begin` before each of these batches,
-    `before_backward` and `after_backward` around backward passes that the loop tells, `end` after each batch, and
-    `leave` when the run ends, whatever happens. Nothing here raises: an error of ours ends the reading, not the step.
+    `before_backward` and `after_backward` around each backward pass that the loop announces, `end` after each batch,
+    and `leave` when the run ends, whatever happens. Nothing here raises: an error of ours ends the reading, not the
+    step.
 
     Args:
         loop: the `Loop` of the run.

@@ -89,7 +89,7 @@ OPTIMIZER_SETTINGS = Rule(
 def _not_in_optimizer(
     held: set[int], parameters: Mapping[str, nn.Parameter], reached: Collection[str], outside: Sequence[Outsider]
 ) -> Iterator[Finding]:
-    """Yield a finding on trained parameters that no optimizer holds, or on gradients that reach no parameter held."""
+    """Yield a finding on trained parameters that no optimizer holds, and one if no gradient reaches the model."""
     trained = {name: p for name, p in parameters.items() if p.requires_grad and name in reached}
     left_out = [name for name, p in trained.items() if id(p) not in held]
     stepped = sum(p.requires_grad and id(p) in held for p in parameters.values())
@@ -201,10 +201,10 @@ def _first_line(step: StepTrace, value: Value) -> str:
 def _not_in_model(left: Sequence[Outsider], *, may_be_meant: bool) -> Iterator[Finding]:
     """Yield a finding on parameters that neither the model nor an optimizer has, and that a gradient reaches.
 
-    It is an alarm if a matrix among them looks as torch initializes it, so that nobody has trained it, or if they are
-    layers in a list that are too small to tell; but a note if that `may_be_meant`, as of a copy of the model that
-    `training_step` trains by itself. Nothing is said if all such matrices are copies of the model's, as averages of its
-    weights are, and of what the step makes for itself, such as a perturbation, unless it looks like a layer.
+    An alarm if a matrix among them still looks as torch initializes it, so that it was never trained, or if they are
+    layers in a list that are too small to tell. A note otherwise, and if that `may_be_meant`, as for a copy of the
+    model that `training_step` trains itself. Nothing if all these matrices are copies of the model's, such as averaged
+    weights, or if the step has made the parameters, such as a perturbation, and none looks like a new layer.
     """
     fresh = [one for one in left if one.is_fresh]
     matrices = fresh or [one for one in left if len(one.shape) > 1]
@@ -289,8 +289,8 @@ def _lost_epsilon(optimizer: Optimizer) -> Iterator[Finding]:
 def _settings(optimizers: Sequence[Optimizer]) -> Iterator[Finding]:
     """Yield a finding for each setting of an optimizer that is far from any usual one.
 
-    They are: an epsilon that is 0 in float16; as notes, an Adam with a large epsilon, betas of which the first is the
-    larger, and a large momentum.
+    They are: an epsilon that is 0 in float16; as notes, a large epsilon of Adam, a first beta above the second, and a
+    large momentum.
     """
     for optimizer in optimizers:
         yield from _lost_epsilon(optimizer)

@@ -416,7 +416,7 @@ class StepTrace(TorchFunctionMode):
 
 @functools.cache
 def _is_own(path: str) -> bool:
-    """Return True for files of hookboard whose calls are not the step's."""
+    """Return True for files of hookboard, except edits, whose calls are part of the step, and what runs the step."""
     return path.startswith(_OWN) and path != _EDITS and not _is_caller(path)
 
 

@@ -57,7 +57,8 @@ class Reader:
         self.reached: set[str] = set()
         """The names of the parameters that a gradient reaches from any of the losses."""
         self.outside: list[nn.Parameter] = []
-        """The parameters that a gradient reaches and that the model does not have, as those of layers in a list."""
+        """The parameters that a gradient reaches and that the model does not have, such as those of layers in a plain
+        list."""
 
     @contextmanager
     def reading(self) -> Iterator[None]:

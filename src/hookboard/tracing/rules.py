@@ -122,8 +122,8 @@ def _of_difference(op: Op, given: Mapping[str, Tensor], results: Sequence[Tensor
 def losses_of(done: TracedStep) -> Sequence[LossCall]:
     """Return the calls of loss functions, and each output minus target that is summed up to the loss.
 
-    Those on an output that needs no gradient are left out: they compute metrics. So are those that do not lead to the
-    loss, as of another model, unless the loss comes from code that nobody can look into.
+    Calls on an output that needs no gradient are left out: they compute metrics. So are calls that do not lead to the
+    loss, such as those of another model, unless the loss comes from code that cannot be followed.
     """
     if done.loss in done.step.loss_calls:  # many rules ask
         return done.step.loss_calls[done.loss]
@@ -283,8 +283,8 @@ LOSS_SHAPE = Rule(
 def _broadcast(done: TracedStep) -> Iterator[Finding]:
     """Yield an alarm if output and target broadcast so that each output is compared with every target.
 
-    Of functions other than those of regression that is said of the shapes (n, 1) and (n,) alone: others are made to
-    combine all pairs.
+    Unless the function is a loss for regression, only the shapes (n, 1) and (n,) count: others are meant to combine all
+    pairs.
     """
     for op in loss_part(done.loss):
         for output, target in itertools.permutations(op.inputs, 2) if len(op.inputs) < 4 else ():
@@ -323,7 +323,7 @@ def _is_column_and_row(one: Value, other: Value) -> bool:
 
 
 def _makes_pairs(op: Op) -> bool:
-    """Return True for a call that makes a row or column to combine all pairs, such as an index or `view(-1, 1)`."""
+    """Return True if a call may make a row or column on purpose, to combine all pairs: an index, view or reduction."""
     is_column_of_row = op.name in ("view", "reshape") and len(op.inputs[0].shape) == 1
     return is_column_of_row or op.name in _MAKING_PAIRS
 
@@ -528,10 +528,10 @@ def _of_attention(op: Op, given: Mapping[str, Tensor], results: Sequence[Tensor]
 
 
 def _masked_rows(op: Op, given: Mapping[str, Tensor]) -> Tensor | None:
-    """Return which rows of an attention are fully masked, a bool tensor; None if that cannot be told.
+    """Return which rows of an attention are fully masked, a bool tensor; None if unknown.
 
-    Of `softmax` these are the rows whose scores are all -inf; None if its `dim` is not an int. Of other functions they
-    are those of `attn_mask`, or else the samples of `key_padding_mask`; None without a mask.
+    For `softmax` these are the rows whose scores are all -inf; None if its `dim` is not an int. For other functions
+    they are rows of `attn_mask`, or else samples of `key_padding_mask`; None without a mask.
     """
     if op.name == "softmax":
         dim, scores = op.arguments.get("dim", op.arguments.get("1")), next(iter(given.values()))

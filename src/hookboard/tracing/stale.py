@@ -105,9 +105,9 @@ skipped on purpose."""
 
 
 class StaleGradients:
-    """Detects that nothing clears the gradients between two steps of an optimizer, or that it never has any.
+    """Detects that nothing clears the gradients between two steps of an optimizer, or that it steps without any.
 
-    It never has any if they are cleared between the backward pass and the step, or are those of another optimizer.
+    It has none if they are cleared between the backward pass and the step, or belong to another optimizer.
 
     Its methods are to be called at each training batch. It samples a few gradients in the first WATCHED_STEPS steps.
 

@@ -67,7 +67,7 @@ class Tape:
         each other. Random numbers are those of the step.
 
         Args:
-            variants: the tensors that replace some that no call has computed, in each.
+            variants: for each variant, the tensors to take instead of values that no call computed, such as the batch.
             watch: called with what each call returns.
             without_dropout: whether nothing is dropped.
 
@@ -85,7 +85,7 @@ class Tape:
     def _run(
         self, variants: Sequence[Mapping[Value, Tensor]], watch: Watch, until: float, without_dropout: bool
     ) -> list[Tensor]:
-        """Do what `run` does, until a time as of `time.monotonic()`."""
+        """Do what `run` does; give up when `time.monotonic()` has reached `until`."""
         if time.monotonic() > until:
             raise CannotReplayError("it takes too long")
         kept = {value: self._copy(value) for value in self.leaves if not all(value in given for given in variants)}

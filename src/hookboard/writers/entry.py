@@ -19,9 +19,9 @@ class Entry:
         pictures: tag to picture.
         texts: tag to text in Markdown.
         tables: tag to table.
-        pages: tag to a page in HTML that needs nothing else.
-        records: tag to the strings of a record, see `hookboard.base.records`. They are for the tab and the page:
-            loggers that neither reads leave them out without a warning.
+        pages: tag to a self-contained page in HTML.
+        records: tag to the strings of a record, see `hookboard.base.records`. Only the tab and the page read them, from
+            event files; other loggers leave them out without a warning.
     """
 
     step: int

@@ -114,8 +114,8 @@ within one, for the samples of a batch to count as alike. Healthy runs with batc
 reach 0.31 after their first `LOOKS_BEFORE_BATCH_ALIKE` looks."""
 
 BATCH_ALIKE_CHANCE_FACTOR = 3.0
-"""For that the channel means must also move this many times as far as those of independent samples (a choice): with two
-samples in a batch, those move by 1."""
+"""For samples to count as alike, the channel means must also move this many times as far as with independent samples (a
+choice), where they move by 1 with two samples in a batch."""
 
 LOOKS_BEFORE_BATCH_ALIKE = 16
 """Number of looks before which the outputs still move on their own."""

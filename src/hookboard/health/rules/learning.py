@@ -191,11 +191,11 @@ END_STEPS = 16
 def ended_without_learning(run: Run) -> Iterator[Finding]:
     """Report the loss at the end of a training if it has learned nothing.
 
-    So it is if it is no better than that of always giving the same answer: chance for a classifier, otherwise
-    `Run.constant_loss`, if that is known (twice as much, if the loss has come down from its start). It is also
-    reported if a classifier that began well below chance ends clearly above its first loss; or above it at all, if the
-    first steps raised it and it never came back. It is an alarm, or a note if there were few steps, the learning rate
-    still rises, or a dropout drops most values. A resumed training is not judged, nor a last loss that is not finite.
+    It has if the loss is no better than that of a constant answer: chance for a classifier, otherwise
+    `Run.constant_loss`, if known (twice as much, if the loss has come down from its start). It is also reported if a
+    classifier that began well below chance ends clearly above its first loss; or above it at all, if the first steps
+    raised it and it never came back. It is an alarm, or a note if there were few steps, the learning rate still rises,
+    or a dropout drops most values. A resumed training is not judged, nor a last loss that is not finite.
     """
     losses = run.losses
     if not losses.is_known or not losses.is_finite or losses.first[0].step > 0:
@@ -323,7 +323,7 @@ EMBEDDING_RMS_LARGE = 0.5
 
 
 def initial_loss(run: Run) -> Iterator[Finding]:
-    """Report a first loss far above that of the same answer to all samples: the model's outputs are too wide."""
+    """Report a first loss far above the loss of a constant answer: the model's outputs are too large."""
     losses = run.losses
     if not losses.is_known or losses.first[0].step > 0 or are_targets_unscaled(run):
         return

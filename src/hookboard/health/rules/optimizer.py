@@ -27,8 +27,8 @@ from hookboard.health.run import Run
 from hookboard.model.layers import Layer
 
 BACKBONE_SHARE = 0.5
-"""If the weights that no optimizer holds are those of this share of the layers, from the first one on, they are taken
-for a frozen backbone: a note (a choice)."""
+"""If no optimizer holds the weights of the first layers, and these are at least this share of all layers, they are
+taken for a frozen backbone: a note (a choice)."""
 
 FROZEN_SHARE_NOTE = 0.25
 """Frozen layers between trained ones are worth a note up to this share of all layers (a choice: where adapters are
@@ -44,7 +44,8 @@ def no_gradient(run: Run) -> Iterator[Finding]:
     """Report weights that an optimizer steps but that no gradient reaches, or only zeros.
 
     Of several such layers in a row the last one is named: there the gradient is lost first. Nothing is reported while
-    all learning rates are 0 (the first step of a warm-up): weights after a layer that starts at 0 get none yet.
+    all learning rates are 0 (the first step of a warm-up): layers before one whose weights start at 0 get only zeros
+    until that one has moved.
     """
     look = run.now
     gradients = run.latest.rows["parameter_grad"]
@@ -104,10 +105,10 @@ def _never_ran(run: Run, layer: Layer, weights: list[str], is_cut: bool) -> Iter
 def _chains_without_gradient(run: Run, look: Look) -> tuple[list[list[Layer]], list[Layer]]:
     """Return the layers that ran and get no gradient, in lists of consecutive ones, and the layers that get one.
 
-    The latter include layers that get one in other steps, see `_comes_back` and `_is_trained_between`, and those with a
-    weight that a parametrization computes, of which that is not known. Layers without
-    weights that an optimizer steps are skipped: the layers before and after them count as consecutive. Layers that
-    neither ran nor get a gradient are skipped too.
+    The latter include layers that get one in other steps, see `_comes_back` and `_is_trained_between`, and layers with
+    a weight that a parametrization computes, whose gradient is unknown. Layers without weights that an optimizer steps
+    are skipped: the layers before and after them count as consecutive. Layers that neither ran nor get a gradient are
+    skipped too.
     """
     chains: list[list[Layer]] = []
     others: list[Layer] = []
@@ -394,7 +395,7 @@ DECAY_SHARE_ALARM = 0.01
 loss does: in 100 steps it leaves a third of a weight (a choice)."""
 
 ADAMW_DECAY = 0.01
-"""AdamW's default `weight_decay`. Up to this, what is too high is the rate that it is multiplied by."""
+"""AdamW's default `weight_decay`. Up to this, the learning rate that multiplies it is too high, not the decay."""
 
 
 def clipping(run: Run) -> Iterator[Finding]:

@@ -248,8 +248,8 @@ RECURRENT_NORM_MAX = 3.0
 starts with 0.58, trained layers of the benchmark's tuning half reach 1.4."""
 
 RECURRENT_RMS_MAX = 10.0
-"""RMS of the outputs of a recurrent layer, by itself and as a multiple of that of its input, from which its feedback
-grows without bounds: with tanh it is 1 at most (a choice)."""
+"""If the RMS of a recurrent layer's outputs is above this, and this many times the RMS of its input, its feedback grows
+without bounds: with tanh it is 1 at most (a choice)."""
 
 RECURRENT_KINDS: frozenset[Kind] = frozenset({"recurrent"})
 DRIFTING_KINDS: frozenset[Kind] = NORM_KINDS | {"linear", "conv", "recurrent", "embedding"}

@@ -265,7 +265,7 @@ def _is_whole(look: Look, name: str, shape: Sequence[int]) -> bool:
 
 
 def main_weights(layer: Layer, names: Iterable[str]) -> list[str]:
-    """Return those of the given weights of a layer that have two or more dimensions; all given ones if none has."""
+    """Return the given weights of a layer that have two or more dimensions; all of them if none has."""
     names = list(names)
     return [name for name in names if len(layer.shapes.get(name, ())) > 1] or names
 

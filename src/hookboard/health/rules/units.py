@@ -539,14 +539,15 @@ def _outputs_of(run: Run, layer: Layer, name: str, weight: Reading) -> np.ndarra
 def _twins(weights: np.ndarray, gradients: np.ndarray, outputs: np.ndarray | None, began_equal: bool) -> int:
     """Return how many units have the same weights, gradient and outputs as another unit.
 
-    Mean, deviation, min and max are compared, of outputs only what does not depend on their mean. They do not tell the
-    order of elements: the rows of an identity matrix have the same ones. So a unit counts only if it has a gradient, if
-    its elements are (or began) equal and are not 0, or if all units have only zeros: single ones are pruned.
+    Mean, deviation, min and max are compared; for outputs only deviation, min and max, the latter two relative to the
+    mean. They do not tell the order of elements: all rows of an identity matrix have the same. So a unit counts only if
+    it has a gradient, if its elements are (or began) equal and are not 0, or if all units have only zeros: single ones
+    are pruned.
 
     Args:
         weights: the statistics of each unit, shape (units, columns of `hookboard.measure.FIELDS`).
-        gradients: those of its gradient, same shape.
-        outputs: those of its outputs, same shape; None if unknown.
+        gradients: the statistics of its gradient, same shape.
+        outputs: the statistics of its outputs, same shape; None if unknown.
         began_equal: True if all elements were equal before the first step.
     """
     if not (np.isfinite(weights[:, _COMPARED]).all() and np.isfinite(gradients[:, _COMPARED]).all()):

@@ -39,9 +39,9 @@ FIRST_UPDATE_RATIO_OVERWRITES = 0.5
 half reach 0.14 (RMSprop, whose first step is the largest); a regression far from its targets may well go so far."""
 
 LOSS_LEAP_FACTOR = 2.0
-"""The loss leaps if after a first step above `UPDATE_RATIO_LARGE` it is this many times the first one, and that of
-chance: healthy trainings whose loss leaps were trained before, and move by 0.005 (seen on the benchmark's tuning half).
-Where chance is unknown the first step must be above `FIRST_UPDATE_RATIO_OVERWRITES`."""
+"""The loss leaps if, after a first step above `UPDATE_RATIO_LARGE`, it is this many times the first loss and this many
+times the loss at chance: healthy trainings whose loss leaps were trained before, and move by 0.005 (seen on the
+benchmark's tuning half). Where chance is unknown the first step must be above `FIRST_UPDATE_RATIO_OVERWRITES`."""
 
 LEAP_LOSS_SHARE_LEFT = 0.25
 """Share of the very first loss below which a loss that leapt has come back, and has learnt: a note (a choice)."""
