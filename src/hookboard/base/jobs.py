@@ -128,7 +128,7 @@ class Jobs:
             job, fault = self._unfinished[0], None
             try:
                 self._thread = threading.get_ident()
-                next(job.steps)
+                next(job.steps)  # until it has to wait again
                 return
             except StopIteration:
                 self._unfinished.popleft()

@@ -98,7 +98,7 @@ class Ranks:
         try:
             yield from self._meet(zlib.crc32(point.encode()))
             found = yield from exchange
-        except BaseException:
+        except BaseException:  # also GeneratorExit, where a job is dropped before its end
             self.close()
             raise
         self._is_exchanging = False
@@ -155,7 +155,7 @@ class Ranks:
         except RuntimeError as error:
             raise _lost(error) from error
         self._works = []  # they hold what was exchanged
-        self._connected()
+        self._connected()  # raises if this rank has left meanwhile
 
     def gather(self, mine: T) -> Steps[list[T]]:
         """Return the objects of all ranks, in rank order. Meant for what is small and rare.
@@ -197,6 +197,7 @@ class Ranks:
         """
         if not self._is_exchanging:  # otherwise the others would not meet it
             with suppress(Exception):  # whoever has gone need not be told
+                # The first step starts the exchange; nobody waits for the others.
                 next(self._meet(math.inf))
         self.close()
 
@@ -228,11 +229,11 @@ def connected(device: torch.device) -> tuple[Ranks | None, str]:
     ranks, fault = None, ""
     try:
         ranks = Ranks()
-    except Exception as error:
+    except Exception as error:  # told to all in `gathered`, which every rank must reach
         fault = f"{type(error).__name__}: {error}"
     try:
         faults = [f"rank {rank}: {fault}" for rank, fault in enumerate(gathered(fault, device)) if fault]
-    except Exception as error:
+    except Exception as error:  # a rank has ended, or the default group fails
         faults = [f"{type(error).__name__}: {error}"]
     if not faults:
         return ranks, ""
@@ -246,7 +247,7 @@ def connected(device: torch.device) -> tuple[Ranks | None, str]:
 
 def _lost(error: RuntimeError) -> RanksLostError:
     minutes = ANSWER_TIMEOUT.total_seconds() / 60
-    is_late = "imed out" in str(error)
+    is_late = "imed out" in str(error)  # with a small or a capital t
     return RanksLostError(f"another rank has not answered for {minutes:.0f} minutes" if is_late else _HAS_LEFT)
 
 

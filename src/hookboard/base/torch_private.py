@@ -65,7 +65,7 @@ def saved_tensors_of(node: Node) -> dict[str, Tensor]:
             try:
                 if getattr(raw, "unpack_hook", None) is None:
                     found[name.removeprefix("_raw_saved_")] = getattr(node, name.replace("_raw", ""))
-            except RuntimeError:
+            except RuntimeError:  # changed in place since it was saved
                 continue
     return {name: one for name, one in found.items() if isinstance(one, Tensor) and has_memory(one)}
 
@@ -376,6 +376,7 @@ def put_on_stack(mode: TorchFunctionMode) -> None:
     """
     others = [torch.overrides._pop_mode() for _ in _modes()]
     is_default = bool(others) and isinstance(others[-1], DeviceContext)
+    # `others` has the uppermost first, and a default device last.
     for one in [*others[len(others) - is_default :], mode, *reversed(others[: len(others) - is_default])]:
         torch.overrides._push_mode(one)
 

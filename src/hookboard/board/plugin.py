@@ -87,7 +87,7 @@ class HookboardPlugin(base_plugin.TBPlugin):  # type: ignore[misc]  # TensorBoar
                 return answer(Board(Source(self._provider, context, experiment), self._cache), request)
             except RefusalError as error:
                 return _fault(request, str(error), error.code)
-            except Exception as error:
+            except Exception as error:  # for the tab to show; TensorBoard would answer a bare 500
                 tb_logging.get_logger().exception("hookboard could not answer %s", request.full_path)
                 return _fault(request, f"hookboard could not answer because of an error of its own: {error!r}", 500)
 

@@ -227,6 +227,7 @@ class CAMLogger(PictureLogger):
         scores = seen.scores[k].float()
         are_shares = bool((scores >= 0).all()) and abs(float(scores.sum()) - 1) < 1e-3
         is_binary = len(scores) == 2 and bool(scores[0] == -scores[1])
+        # `attribute` gives the scores (-z, z) for one logit z: the softmax of their halves is its sigmoid.
         shares = scores if are_shares else (scores / 2 if is_binary else scores).softmax(dim=0)
         best = shares.argmax()
         parts = [f"predicted {named(best)} ({100 * shares[best]:.0f} %)"]

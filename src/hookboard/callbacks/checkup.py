@@ -106,5 +106,5 @@ def _batches_of(loop: Loop, batch: Any, until: float) -> tuple[list[Any], str]:
         with undisturbed(loop.model):
             more = read_apart(loop.train_dataloader, BATCHES - 1, until)
             return [batch, *(loop.on_device(one) for one in more)], ""
-    except Exception as error:
+    except Exception as error:  # the user's loader may raise anything, and one batch is enough
         return [batch], str(error) if isinstance(error, CannotRunAgainError) else f"{type(error).__name__}: {error}"

@@ -221,7 +221,7 @@ class HealthMonitor(SiteLogger[HealthState]):
             return
         try:
             self._cell.draw(is_last=is_last)
-        except Exception as error:
+        except Exception as error:  # drawing must not end the fit
             self._cell = None
             warn_switched_off("the cell that shows HealthMonitor", error)
 
@@ -414,6 +414,7 @@ class HealthMonitor(SiteLogger[HealthState]):
     def _log(self, loop: Loop, state: HealthState) -> None:
         self._draw_cell()  # with the looks before this one
         training, step, losses, ranks = self._live.get("train"), loop.logged_step, state.losses.take(), self._ranks
+        # Rules judge silent layers (`StepFacts.why_silent`), so nobody is warned of them here.
         state.gaps_are_named = True
         if state.stage == "train":
             facts = state.news.facts

@@ -151,7 +151,7 @@ class HealthState(MeasurementState):
         def told() -> Steps[None]:
             if self.reporter is not None and self.reporter.judge is not None:
                 self.reporter.judge.run.follow(dict(layers))
-            yield from ()
+            yield from ()  # which makes this a job: it waits for the looks before it
 
         return told()
 

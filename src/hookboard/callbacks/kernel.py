@@ -115,11 +115,12 @@ class KernelLogger(PictureLogger):
 
 def _weight_in_use(state: PictureState, name: str, module: nn.Module) -> Tensor | None:
     """Return the weight in use, or None, with one warning, if the user's code that computes it has failed."""
+    # None stands for a failure; a module without an entry has not failed.
     if state.memory.get(module, module) is None:
         return None
     try:
         return weight_in_use(module)
-    except Exception as error:
+    except Exception as error:  # a parametrization runs the user's code
         state.memory[module] = None
         warn_switched_off(f"the picture of {name!r}", error)
         return None

@@ -60,7 +60,7 @@ class LayerNews:
         self.facts = Facts()
         try:
             self.facts = facts_of_layers(model, {**selection.modules, **selection.owners})
-        except Exception as error:
+        except Exception as error:  # only the tab lacks it; the numbers are still logged
             self._switch_off(error)
         return self.facts
 
@@ -116,7 +116,7 @@ class LayerNews:
             self._shapes = {**recorder.shapes("grad_output"), **recorder.shapes("output"), **self._shapes}
             layers = tuple(replace(facts[name], output=self._shapes.get(name)) for name in order())
             strings = LayersRecord(self._callback, every_n_steps, layers).strings()
-        except Exception as error:
+        except Exception as error:  # as above
             self._switch_off(error)
             return {}
         if strings == self._last:

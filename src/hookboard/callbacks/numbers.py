@@ -152,7 +152,7 @@ class SiteLogger(HookboardCallback[V]):
             )
         state.roles = self._roles()
         state.recorder = self._recorder(loop, state)
-        state.taps = Taps({}, (), state.recorder.open)
+        state.taps = Taps({}, (), state.recorder.open)  # on nothing, until `_attach`
         state.news = next((other.news for other in self._live.values()), LayerNews(self._name))
         if any(ROLES[role].is_gradient for role in state.roles):
             scaler = loop.scaler
@@ -174,6 +174,7 @@ class SiteLogger(HookboardCallback[V]):
         )
 
     def _attach(self, loop: Loop, state: V) -> None:
+        # Graphs that are compiled already ignore new hooks.
         forget_graphs(loop.model)
         roles = [role for role in state.roles if not ROLES[role].of_parameter]
         modules, observer = state.selection.modules, state.recorder.open
@@ -193,6 +194,7 @@ class SiteLogger(HookboardCallback[V]):
         """Set the loss scale by which the recorder divides the gradients of this backward pass."""
         assert state.loss_scale is not None
         state.taps.show_pending()
+        # Not before: what has arrived in part carries the old scale.
         state.recorder.scale = state.loss_scale.before_backward()
 
     def _after_backward(self, state: V) -> None:
@@ -216,7 +218,7 @@ class SiteLogger(HookboardCallback[V]):
             if state.weights:
                 self._do(state, "after the optimizer step", self._measure_after_step, loop, state)
                 state.before.clear()
-            if state.stage in self._live:
+            if state.stage in self._live:  # otherwise an error above has ended the stage
                 self._log(loop, state)
 
     def _measure_after_step(self, loop: Loop, state: V) -> None:

@@ -156,6 +156,7 @@ class PictureLogger(HookboardCallback[PictureState]):
             return
         draw, step = self._pictures(loop, state), loop.logged_step
         state.is_first, state.taken = False, None
+        # Only now: for sharded weights, `_pictures` is a collective.
         if draw is None or not loop.is_rank_zero:
             return
 

@@ -40,7 +40,7 @@ class ReportAtEnd:
                 self._loggers.write(Entry(step, pages={REPORT: page}))
                 if places := self._loggers.places_of_page(REPORT):
                     inform(f"HealthMonitor: the page of this run is written: {'; '.join(places)}")
-        except Exception as error:
+        except Exception as error:  # a file or a logger may fail; the fit itself is over
             warn_switched_off("the report of HealthMonitor", error)
         finally:
             self._files.close()

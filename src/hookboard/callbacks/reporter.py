@@ -115,7 +115,7 @@ class Reporter:
             self._loggers.write(self._page.last(run, verdicts))
             say = alert if any(verdict.severity == "alarm" for verdict in verdicts) else inform
             say("\n".join(closing(run, verdicts, self._loggers.places if self._loggers.are_given else None)))
-        except Exception as error:
+        except Exception as error:  # this runs while the hooks are removed, perhaps after another error
             warn_switched_off("the last verdict of HealthMonitor", error)
 
     def _say_new(self, verdicts: Sequence[Verdict]) -> None:

@@ -111,14 +111,13 @@ class StepWatch:
             self._stale = None
 
     def _guarded(self, what: str, watch: Callable[..., T], *given: Any) -> T | None:
-        """Return what `watch` returns; None if it has failed, now or before. A failure gives one warning about
-        `what`."""
+        """Return what `watch` returns; None if it has failed, now or before, of which one warning says `what`."""
         if what in self._off:
             return None
         try:
             with computing_plainly():
                 return watch(*given)
-        except Exception as error:
+        except Exception as error:  # the judge goes on without what it finds
             self._off.add(what)
             warn_switched_off(what, error)
             return None

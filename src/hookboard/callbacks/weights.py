@@ -84,7 +84,7 @@ def measure_gradients(
             try:
                 measured = part.of(grad) if part is not None and grad.numel() > part.above else grad
                 given.append((_site(name, "parameter_grad"), measured, None))
-            except Exception as error:
+            except Exception as error:  # a gradient of a subclass may not let itself be cut
                 _switch_off(recorder, name, ["parameter_grad"], error)
     recorder.observe_all(given)
 
@@ -154,7 +154,7 @@ def _in_use(recorder: Recorder, name: str, weight: Weight, part: Part | None) ->
     try:
         whole = weight.in_use
         return part.of(whole) if part is not None and whole.numel() > part.above else whole
-    except Exception as error:
+    except Exception as error:  # a parametrization runs the user's code
         _switch_off(recorder, name, _OF_VALUES, error)
         return None
 
@@ -304,6 +304,7 @@ class Turns:
         if was_stepped or missed >= MOST_MISSED:
             del self._missed[name]
             missed = 0
+        # A name that was deleted comes last again.
         self._missed[name] = missed
 
 

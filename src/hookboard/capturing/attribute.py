@@ -125,7 +125,7 @@ class ClassificationTap:
                 given = self._first_samples((args, kwargs), count) if count else None
                 entered = _Entered(len(self._running.calls), count, given, module.__dict__.get("forward"))
                 self._running.entered.append(entered)
-            except Exception as error:
+            except Exception as error:  # kept for the caller: raised in a hook, it would end the user's forward pass
                 self.error = error
 
     def _first_samples(self, given: Any, count: int) -> Any:
@@ -140,7 +140,7 @@ class ClassificationTap:
         if self._is_watching():
             try:
                 self._leave(name, module, (args, kwargs), output)
-            except Exception as error:
+            except Exception as error:  # as above
                 self.error = error
 
     def _note(self, name: str, module: nn.Module, args: Any, kwargs: Any, output: object) -> None:

@@ -415,7 +415,7 @@ def _copied(rule: EditFunction) -> EditFunction:
         return rule.with_its_state()
     try:
         return copy.deepcopy(rule)
-    except Exception as error:
+    except Exception as error:  # the rule is the user's, and so is what it raises
         raise RuntimeError(
             f"hookboard calls the model once more with a copy of the rule {rule!r}, which cannot be copied: {error}"
         ) from error

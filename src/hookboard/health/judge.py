@@ -327,7 +327,7 @@ class Judge:
                         f"it yielded {quoted(one)}, a {type(one).__name__}; yield hookboard.Finding objects"
                     )
             return found
-        except Exception as error:
+        except Exception as error:  # the rule may be the user's; the others are still asked
             self._rules = [other for other in self._rules if other is not rule]
             warn_switched_off(f"the rule {rule.name!r} of HealthMonitor", error)
             return []

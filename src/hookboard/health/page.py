@@ -377,7 +377,7 @@ class RunRecord:
         try:
             shows = seen_in(self._look_at.get(verdicts[0].rule, "")) if verdicts else ""
             return {HEALTH: _record_of(run, verdicts, self._every_n_steps or 1, shows).strings()}
-        except Exception as error:
+        except Exception as error:  # only the tab lacks it; the page is still written
             self._is_off = True
             warn_switched_off("the record of the run's health for the tab in TensorBoard", error)
             return {}

@@ -87,7 +87,7 @@ class BareLoop(Loop):
                 until_end.callback(setattr, self, "_is_in_step", False)
             try:
                 yield
-            except BaseException:
+            except BaseException:  # KeyboardInterrupt too: the hooks of the batch must go
                 self._members.leave_batch(self)
                 raise
         self._members.call_each("end_batch", self, self.stage)
@@ -287,7 +287,7 @@ def _save(logger: Any) -> None:
     """Have a logger write what it holds back, as a Trainer does: a CSVLogger writes every 100 steps by itself."""
     try:
         logger.save()
-    except Exception as error:
+    except Exception as error:  # the loggers after it are still to be saved
         warn_switched_off(f"saving what {type(logger).__name__} has logged", error)
 
 

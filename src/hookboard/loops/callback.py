@@ -141,7 +141,7 @@ class HookboardCallback(CallbackMethods[W]):
         if loop.is_rank_zero and not self._is_taken(loop):
             try:
                 save(self._entry(loop), checkpoint)
-            except Exception as error:
+            except Exception as error:  # the user's checkpoint is written all the same
                 alert(f"what {self._name} has seen is not in the checkpoint: {type(error).__name__}: {error}")
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -233,7 +233,7 @@ class HookboardCallback(CallbackMethods[W]):
         try:
             must_be_there = self.remembers and bool(loop.logged_step)
             restore(loaded, self._name, self._arguments(), self._live, must_be_there)
-        except Exception as error:
+        except Exception as error:  # a damaged or foreign entry must not keep the fit from resuming
             alert(f"{self._name} begins anew, without what was seen before the checkpoint: {error}.")
 
     def begin_batch(self, loop: Loop, stage: str, batch: Any, batch_idx: int, dataloader_idx: int) -> None:
@@ -454,7 +454,7 @@ class HookboardCallback(CallbackMethods[W]):
         """
         try:
             method(*args, **kwargs)
-        except Exception as error:
+        except Exception as error:  # ours: the run goes on, unless it is meant to stop
             if not self._end_stage_after(state, when, error):
                 raise
 

@@ -85,7 +85,7 @@ class StageState:
         try:
             with self.until_end, self.until_batch_end:
                 self.is_due = False
-        except Exception as error:
+        except Exception as error:  # both stacks have run all their callbacks nevertheless
             rank_zero_warn(f"not all hooks of a callback could be removed: {type(error).__name__}: {error}")
 
     def observe(self, on: bool) -> None:

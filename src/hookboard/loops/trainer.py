@@ -175,7 +175,7 @@ class Members(list[Any]):
     def call_each(self, method: str, loop: Loop, *args: Any) -> None:
         """Call this method of each member; at the end of the training and of the run, also call `write_rows`."""
         try:
-            for member in list(self):
+            for member in list(self):  # a copy: `end_run` takes members off the list
                 getattr(member, method)(loop, *args)
         finally:
             if waiting.rows and method in ("end_training", "end_run", "break_off"):

@@ -379,6 +379,7 @@ def _way(
 def _tiles(layout: int, dtype: torch.dtype, has_bins: bool) -> _Tiles:
     vector, warps = 16 // dtype.itemsize, 8 if has_bins else 4
     wide = LAST_CHANNELS if layout == LAST else vector
+    # Each of a warp's 32 threads loads 16 bytes at a time, and twice if its program keeps neither bins nor channels.
     rows = 32 * warps * vector // wide * (1 if has_bins or layout == LAST else 2)
     at_once = BINNED_VALUES // (rows * wide) if has_bins and _counts_in_shared_memory() else 1
     return _Tiles(rows, wide, at_once, warps)
@@ -494,7 +495,8 @@ def _launch(
             else:
                 run(grid, pointers, addresses, numbers)
     except Exception as error:
-        # Triton raises a RuntimeError for it. The tensor is measured by torch, the next one by the kernel again.
+        # Whatever fails, torch measures this tensor. For a lack of memory Triton raises a RuntimeError, and the next
+        # tensor is measured by the kernel again.
         if "out of memory" not in str(error).lower():
             _state.failed.add(variant)
             if not _state.is_said:

@@ -187,6 +187,7 @@ class Arena:
     def clear(self) -> None:
         """Forget what was measured. Memory that grew is joined, for as many rows as were measured now."""
         rows = sum(self._places[index].rows.shape[0] for index in self._has_common)
+        # Rows need not be emptied: the first tensor of a site overwrites them (`is_fresh`).
         self._has_common = {}
         if self._rows.join(rows):
             self._places = {}

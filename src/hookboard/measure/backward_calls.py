@@ -40,6 +40,8 @@ def hearing_backward(listener: Listener) -> Iterator[None]:
             _listeners[here].remove(listener)
             if not _listeners[here]:
                 del _listeners[here]
+            # If somebody else has replaced it since, theirs stays: it calls ours, which passes all on without
+            # listeners.
             if not _listeners and torch.autograd.backward is _backward:
                 torch.autograd.backward = _replaced
 

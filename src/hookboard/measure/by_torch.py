@@ -67,7 +67,7 @@ def row_of(values: Values, wanted: frozenset[str]) -> Row:
     row = rows[0] if len(rows) == 1 else _merged(torch.stack([_as_tensor(each, numbers) for each in rows]))
     if values.holes is not None:
         row = _as_tensor(row, numbers)
-        row[5] -= values.holes
+        row[5] -= values.holes  # they are NaN, and were counted as such
     return row
 
 
@@ -156,6 +156,7 @@ def _row_of_finite(block: Tensor, low: float, high: float, wanted: frozenset[str
         wide = block.to(torch.float64, copy=True)
         size, unit = max(-low, high), 1.0
         if size and not SAFE_RANGE[0] < size < SAFE_RANGE[1]:
+            # A power of two: dividing by it is exact.
             unit = 2.0 ** (math.frexp(size)[1] - 1)
             wide.div_(unit)
         total = wide.sum().item()
@@ -175,6 +176,7 @@ def _squares_about(mean: float, total: float, wide: Tensor) -> float:
     about_mean = squares - total * mean
     if about_mean < MIN_VARIANCE_SHARE * squares:
         away = wide - mean
+        # The second term corrects for the rounding of `mean`.
         about_mean = torch.dot(away, away).item() - away.sum().item() ** 2 / wide.numel()
     return about_mean
 
@@ -261,4 +263,5 @@ def count_into(counts: Tensor, values: Values) -> None:
         else:
             counts.index_add_(0, bins, counts.new_ones(1).expand(bins.numel()))
     if values.zeros:
+        # The first bin begins at 0.
         counts[:1] += values.zeros

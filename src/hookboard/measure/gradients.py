@@ -77,7 +77,7 @@ def _show(observe: Observer, switch: Switch, grad: Tensor | None) -> None:
     """Tensor hook: observes the gradient while the switch is on. It holds no tensor, which would keep a graph alive."""
     # None: of several outputs of one operation, such as an LSTM of cuDNN, the loss does not depend on this one.
     if switch.on and grad is not None:
-        observe(grad)
+        observe(grad)  # not returned: autograd would take it for the gradient
 
 
 class MemoryLayout(NamedTuple):
@@ -187,6 +187,7 @@ def memory_of(view: Tensor) -> Memory | None:
         return None
     counter = base.detach()
     try:
+        # What `detach` returns shares the base's version counter, and keeps it when its memory is exchanged.
         counter.data = torch.empty(0, dtype=base.dtype, device=base.device)
     except RuntimeError:  # inside a torch.func transform
         return None

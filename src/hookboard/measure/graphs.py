@@ -205,7 +205,7 @@ def _why_not_shown(role: Role, tensor: Tensor, given: list[Tensor]) -> str:
     if not _is_plain(tensor):
         return _not_plain(tensor)
     for other in given:
-        if other is tensor:
+        if other is tensor:  # `tensor in given` would compare the elements
             return RETURNED
     return ""
 

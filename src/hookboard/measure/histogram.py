@@ -67,7 +67,9 @@ def _bin_edges() -> tuple[np.ndarray, np.ndarray]:
     """Return the indices of the finite bins in ascending order of values, and their edges, one more than bins."""
     finite = 255 << MANTISSA_BITS
     starts = (np.arange(finite + 1, dtype=np.uint32) << SHIFT).view(np.float32).astype(np.float64)
+    # The bits after those of the largest number are infinity's; the last bin ends where float32 does.
     starts[-1] = 2.0**128
+    # The bits of negative numbers, in the upper half of the bins, grow with the magnitude.
     order = np.concatenate([np.arange(finite)[::-1] + BINS // 2, np.arange(finite)])
     return order, np.concatenate([-starts[:0:-1], starts])
 
@@ -124,6 +126,7 @@ def histograms(
 def _sums(counts: np.ndarray, starts: np.ndarray) -> np.ndarray:
     """Return the sum of the counts from each start to the next; starts number the bins in ascending order of values."""
     half = len(_ORDER) // 2
+    # `reduceat` takes no start past the end, hence the last 0, and gives an element where there is nothing to add up.
     ordered = np.concatenate([counts[BINS // 2 + half - 1 : BINS // 2 - 1 : -1], counts[:half], [0.0]])
     return np.where(np.diff(starts) > 0, np.add.reduceat(ordered, starts[:-1]), 0.0)
 

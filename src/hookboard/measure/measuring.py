@@ -95,6 +95,7 @@ def measure_channels(
     row, channels = (None, None) if found is None else found
     if row is not None and not (plan.more or is_sampled):
         return row, channels
+    # The kernel has counted the bins, also where it has found no row.
     if found is not None and counts_now is not None:
         counts = None
     values = values_of(tensor)  # raises if its memory has been freed

@@ -44,6 +44,7 @@ def moments(rows: Tensor, owner: Tensor | slice) -> Merging[Tensor]:
         rows: shape (n, WIDTH), float64.
         owner: as in `merge`, or EACH.
     """
+    # The minimum as the largest negative: one round for both.
     (ends,) = yield [("max", torch.stack([-rows[:, 8], rows[:, 9]], dim=1))]
     unit = unit_of(ends[:, 0], ends[:, 1])[:, None]
     count, part = rows[:, :1], rows[:, 1:4] / unit[owner]

@@ -103,6 +103,7 @@ class CallCounter:
 
     def forget(self) -> None:
         """Drop the calls that have not ended, in all threads."""
+        # A new object: from here the lists of other threads cannot be emptied.
         self._here = CallStack()
 
 
@@ -160,7 +161,7 @@ class ModuleTap:
             for context in around_measuring:
                 show = context(show)
             show(*given)
-        except Exception as error:
+        except Exception as error:  # raised in a hook, it would end the training
             self.causes.update(dict.fromkeys(self.roles, f"could not be read: {error}"))
             self._is_off = True
             warn_switched_off(f"module {self.name!r}", error)

@@ -23,6 +23,7 @@ def own_call() -> Iterator[None]:
     try:
         yield
     finally:
+        # Not by `pop`: calls in several threads end in any order. In place, because taps hold this very list.
         own_calls[:] = [other for other in own_calls if other is not spares]
 
 

@@ -142,6 +142,7 @@ class Exchange:
         if found[0][0]:
             for site, extent in (yield from self._ranks.union(new.items())):
                 self._agreed[site] = self._agreed.get(site, extent).joined(extent)
+            # Again: what the first exchange merged was in the old layout.
             found = yield from self._ranks.merge(self._merging(packet, is_new=False))
         flags, rows, channels, bins = found
         # The dtype is that of the rank's own tensors, if it has measured any.

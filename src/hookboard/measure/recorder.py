@@ -180,7 +180,7 @@ class Recorder:
             if number in missing:
                 try:
                     self._by_torch(*each.again)
-                except Exception as error:
+                except Exception as error:  # as above; the others are measured
                     self.switch_off([each.slot.site], error)
             elif each.job.channels and each.slot.extent.channels != each.job.channels:
                 each.slot.extent = each.slot.extent._replace(channels=each.job.channels)
@@ -275,6 +275,7 @@ class Recorder:
                 if new.bins is not None:
                     bins[index] = new.bins
         if self._off:
+            # NaN tells the other ranks, which then leave these sites out too.
             rows[[number for number, site in enumerate(layout) if site in self._off]] = math.nan
         by_index = range(len(layout))
         packet = Packet(layout, rows, [*map(channels.get, by_index)], [*map(bins.get, by_index)], *main.along)
@@ -294,7 +295,7 @@ class Recorder:
             form = slot.form if self.scale is None else None
             if form is None or form.dtype is not slot.extent.dtype or not self._read(slot, tensor, form, minus):
                 self._measure(slot, tensor, minus, together)
-        except Exception as error:
+        except Exception as error:  # this may be inside a hook: the training goes on
             self.switch_off([slot.site], error)
 
     def _read(self, slot: Slot, tensor: Tensor, form: Form, minus: Tensor | None) -> bool:
@@ -340,6 +341,7 @@ class Recorder:
         store, scale = self._store(part.device), self.scale if slot.traits.is_gradient else None
         with self._lock:  # the streams follow each other in the order of the launches
             store.follow()
+            # The kernels fill the moments alone, and divide by a scale in float32 alone.
             if store.arena is None or slot.plan.more:
                 return False
             if scale is not None and scale.dtype is not torch.float32:

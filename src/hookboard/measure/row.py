@@ -100,6 +100,7 @@ def unit_of(low: Tensor, high: Tensor) -> Tensor:
         high: the largest value, of the same shape and dtype.
     """
     size = torch.maximum(low.abs(), high.abs())
+    # It lies in [0.5, 1), so that `size / (2 * mantissa)` is the power of two.
     mantissa = torch.frexp(size).mantissa
     return torch.where((size > 0) & (size < math.inf), size / (2 * mantissa), 1)
 

@@ -136,6 +136,7 @@ class Store:
         if self.arena is not None:
             report_compile_time()
             self.arena.clear()
+        # What they launch next is merged into the memory that is being copied.
         for stream in streams:
             stream.wait_stream(torch.cuda.current_stream(self.device))
 

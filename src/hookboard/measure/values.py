@@ -170,7 +170,7 @@ def _copied(tensor: Tensor) -> Tensor:
     copy = bits.view(torch.float64)
     try:
         (torch.view_as_complex(copy) if tensor.is_complex() else copy).copy_(tensor)
-    except Exception as error:
+    except Exception as error:  # the subclass copies itself, by code that may raise anything
         raise TypeError(f"a {kind} that cannot be copied into a plain tensor: {error}") from error
     is_known = type(tensor) in _WRITES_ALL
     if type(copy) is not Tensor or (not is_known and (bits == _UNWRITTEN).any().item()):

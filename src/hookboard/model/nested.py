@@ -149,7 +149,7 @@ def _rebuilt(value: Any, keys: Sequence[Any], items: Sequence[Any]) -> Any:
         twin = _with_attributes(object.__new__(kind), value)
         _set_fields(twin, keys, items)
         return twin
-    except Exception as error:
+    except Exception as error:  # the class is the user's, and so is what it raises
         raise TypeError(f"a {kind.__name__} cannot be rebuilt with other tensors in it: {error}") from error
 
 

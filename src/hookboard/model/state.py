@@ -78,7 +78,7 @@ class State:
                 function, *given = self._undo.pop()
                 try:
                     function(*given)
-                except Exception as error:
+                except Exception as error:  # raised below, once all else is restored
                     errors.append(error)
         if errors:
             raise errors[0]

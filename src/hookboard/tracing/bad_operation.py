@@ -247,6 +247,7 @@ def _is_bounded(node: Node, saved: Mapping[str, Tensor]) -> bool:
     if len(factors) != 1 or not leaves or not all(one.numel() for one in (*factors, *leaves)):
         return False
     largest = [float(local(one).abs().max()) for one in (*factors, *leaves)]
+    # A result adds up no more products than a weight has elements, and a bias.
     bound = largest[0] * max(*largest[1:], 1.0) * max(leaf.numel() for leaf in leaves) + max(largest)
     return bound < torch.finfo(factors[0].dtype).max
 

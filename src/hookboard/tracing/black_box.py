@@ -43,7 +43,7 @@ def _shielded(method: Callable[Concatenate["BlackBox", P], None]) -> Callable[Co
         if not box.is_off:
             try:
                 method(box, *args, **kwargs)
-            except Exception as error:
+            except Exception as error:  # each of its methods runs in the middle of the user's step
                 box.is_off = True
                 box.end_batch()
                 warn_switched_off("the search for the first NaN or Inf", error)

@@ -65,7 +65,7 @@ class LiveStep:
         try:
             with computing_plainly():
                 self._follow(batch)
-        except Exception as error:
+        except Exception as error:  # the user's step runs, followed or not; so with all below
             self._say_not_read(error)
             self._has_failed = True
             self.leave()
@@ -85,7 +85,7 @@ class LiveStep:
         if self._reader is not None and not self._has_one_loss:
             try:
                 is_ours = self._reader.leads_to(loss)
-            except Exception as error:
+            except Exception as error:  # ends the record
                 self._reader.step.give_up(error)
             else:
                 if is_ours:
@@ -100,7 +100,7 @@ class LiveStep:
                 with computing_plainly():
                     if optimizer is not None:
                         self._ledger.before_step(optimizer, self._reader.step.ops)
-            except Exception as error:
+            except Exception as error:  # ends the record
                 self._reader.step.give_up(error)
 
     def before_backward(self, loss: Tensor) -> None:
@@ -108,11 +108,12 @@ class LiveStep:
         reader = self._reader
         if reader is None or reader.step.is_over or self._last() is loss:
             return
+        # Weakly: a tensor keeps its graph.
         self._last = weakref.ref(loss)
         try:
             with reader.step.aside(), computing_plainly(), own_call(), self._loop.unobserved():
                 self._judge(reader, loss)
-        except Exception as error:
+        except Exception as error:  # ends the record
             reader.step.give_up(error)
         if self._has_one_loss:
             reader.step.is_over = True
@@ -182,7 +183,7 @@ class LiveStep:
                     found = alarms_first([*self._findings, *reader.cuts()])
                 facts, reached = self._facts, reader.reached
                 self._say_opaque(reader)
-        except Exception as error:
+        except Exception as error:  # what is known of the optimizers is still worth saying
             self._say_not_read(error)
         found += self._of_optimizers(reached)
         self.leave()
@@ -193,7 +194,7 @@ class LiveStep:
             with computing_plainly():
                 found = findings_of_optimizers(self._loop.optimizers, self._model, reached, self._outside)
                 return [*found, *(self._schedules or ())]
-        except Exception as error:
+        except Exception as error:  # an optimizer may be anything that has a `step`
             warn(f"the optimizers were not read: {type(error).__name__}: {error}")
             return []
 

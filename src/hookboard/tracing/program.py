@@ -167,7 +167,7 @@ class StepTrace(TorchFunctionMode):
             else:
                 with unheard():
                     noted = self._before(func, args, kwargs)
-        except Exception as error:
+        except Exception as error:  # the user's call must run, recorded or not
             self.give_up(error)
         if not runs:
             return None
@@ -178,7 +178,7 @@ class StepTrace(TorchFunctionMode):
             if noted is not None and not self.is_over:
                 with unheard():
                     self._after(args, returned, *noted)
-        except Exception as error:
+        except Exception as error:  # it has run, and what it returned is what counts
             self.give_up(error)
         return returned
 
@@ -193,6 +193,7 @@ class StepTrace(TorchFunctionMode):
             _NOWHERE,
             torch.is_grad_enabled(),
             func,
+            # Of these states `_after` keeps those that the call has moved on.
             [(generator, state_of(generator)) for generator in generators(kwargs.get("generator"))],
         )
         tensors = {key: argument for key, argument in arguments.items() if isinstance(argument, Tensor)}
@@ -362,6 +363,7 @@ class StepTrace(TorchFunctionMode):
     def _known(self, tensor: Tensor) -> Value | None:
         """Return the `Value` of a tensor that was seen before; None for others."""
         value = self._values.get(id(tensor))
+        # An id is given again to another tensor once the first one has died.
         return None if value is None or value.tensor() is not tensor else value
 
     def _note(self, tensor: Tensor, op: Op | None, path: str | None = None, parameter: str | None = None) -> Value:

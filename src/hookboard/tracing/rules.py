@@ -559,7 +559,7 @@ def findings_of(done: TracedStep, rules: Sequence[Rule]) -> list[Finding]:
 def _asked(rule: Rule, done: TracedStep) -> list[Finding]:
     try:
         return [] if rule.judge is None else [replace(one, rule=one.rule or rule.name) for one in rule.judge(done)]
-    except Exception as error:
+    except Exception as error:  # the rule may be the user's; the others are still asked
         warn_switched_off(f"the rule {rule.name!r} of audit", error)
         return []
 

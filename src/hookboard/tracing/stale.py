@@ -170,6 +170,7 @@ class StaleGradients:
         watched.cleared += is_cleared
         if watched.backwards and watched.empty == watched.steps and not is_cleared and not _has_gradient(optimizer):
             watched.empty += any(map(_has_gradient, others))
+        # Only if all its steps so far were such, this one included.
         if watched.cleared == CLEARED_STEPS == watched.steps + 1:
             self._empty.append(_with_cleared_gradients(optimizer, _place_of_step(self._model)))
         elif watched.empty == EMPTY_STEPS == watched.steps + 1:

@@ -49,6 +49,7 @@ def standing_aside(
             backward()
 
     with ExitStack() as until_end:
+        # What taps measure in the middle of the step is no part of it.
         around_measuring.append(apart := trace.aside())
         until_end.callback(around_measuring.remove, apart)
         until_end.enter_context(hearing_backward(hears))
@@ -67,6 +68,7 @@ def _replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[Non
     try:
         yield
     finally:
+        # Something else may stand there now, put by another trace or library: then ours is taken out from below it.
         now = getattr(owner, name)
         below = made.__wrapped__ if _is_ours(made) else real
         if now is made:
@@ -132,7 +134,7 @@ def _around_optimizers(
 
     def before(optimizer: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         if torch.compiler.is_compiling():
-            return
+            return  # the hook is traced, not called
         has_closure = len(args) > 1 or kwargs.get("closure") is not None
         if threading.get_ident() == trace.thread and not trace.is_over:
             at_step(optimizer, has_closure)

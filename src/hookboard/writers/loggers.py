@@ -73,7 +73,7 @@ class Loggers:
         name, names = type(logger).__name__, " and ".join(dict.fromkeys(owner.owner for owner in owners))
         try:
             refused = write(logger, entry)
-        except Exception as error:
+        except Exception as error:  # a logger may fail in any way, as without a network; others still get the entry
             for owner in owners:
                 owner.loggers.remove(logger)
             warn_switched_off(f"writing {names}'s values to {name}", error)
