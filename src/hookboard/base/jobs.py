@@ -14,7 +14,7 @@ S = TypeVar("S")
 T = TypeVar("T")
 
 Steps = Generator[None, None, T]
-"""What takes several steps: it yields, without waiting, where it cannot go on yet. It returns what came of it."""
+"""What takes several steps: it yields, without waiting, where it cannot go on yet. Its result is what it returns."""
 
 OnFault = Callable[[BaseException], None]
 
@@ -30,12 +30,12 @@ def until(is_ready: Callable[[], bool]) -> Steps[None]:
 
 
 def then(steps: Steps[S], use: Callable[[S], T]) -> Steps[T]:
-    """Take the steps, then call the function with what came of them; return what it returns."""
+    """Take the steps, then call the function with their result; return what it returns."""
     return use((yield from steps))
 
 
 def finished(steps: Steps[T]) -> T:
-    """Return what came of the steps, and wait for it."""
+    """Wait for the steps, and return their result."""
     while True:
         try:
             next(steps)
@@ -86,8 +86,7 @@ class _Job(NamedTuple):
 class Jobs:
     """Runs jobs one after another, as far as they can go on.
 
-    An error ends its job, and `on_fault` gets it. Called from inside a job, no method waits. A copied or unpickled
-    `Jobs` is empty.
+    An error ends its job, and `on_fault` gets it. Inside a job, no method waits. A copied or unpickled `Jobs` is empty.
 
     Args:
         patience: how long to wait for a job; None for no limit. If that was in vain, all unfinished jobs are dropped,

@@ -20,7 +20,7 @@ Merging = Generator[Sequence[Part], Sequence[Tensor], T]
 
 
 def parts_of(merging: Merging[T], combined: Sequence[Tensor] | None) -> tuple[Sequence[Part] | None, T | None]:
-    """Go on with a merge, given what came of the last round (None before the first).
+    """Go on with a merge, given the combined numbers of the last round (None before the first).
 
     Returns:
         The parts of the next round, and None; after the last round, None and what the merge returns.

@@ -39,10 +39,10 @@ class HealthState(MeasurementState):
         batch_idx: the index of the running batch.
         first_step: the optimizer step at which the fit began; None before.
         reporter: has the run judged; None in evaluations and on ranks that do not judge.
-        nans: which NaN or Inf have been told.
+        nans: which NaN or Inf have been reported.
         steps: reads the first training step, and watches later ones.
         stop_on: ends the fit at an alarm.
-        inputs: the hook on the model whose inputs stand for a batch that the loop does not tell; None if all are told.
+        inputs: hooks the model, whose inputs are taken for the batch if the loop passes none; None if it always does.
         why_silent: layer name to why it gave no output at the first look, if it gave none; None before.
     """
 

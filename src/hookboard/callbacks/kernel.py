@@ -36,7 +36,7 @@ class KernelLogger(PictureLogger):
 
     Raises:
         ValueError: At construction: a number below 1. At fit start: a pattern or type that matches no module of the
-            model, or modules of which none is a convolution.
+            model, or only modules that are no convolutions.
 
     Examples:
         >>> KernelLogger("backbone.conv1").modules

@@ -12,7 +12,7 @@ from hookboard.tracing import BlackBox, late_event
 
 @dataclass
 class NanWatch:
-    """Tells of each NaN or Inf once.
+    """Reports each NaN or Inf once.
 
     Args:
         box: finds the first NaN or Inf in its step; None where nobody asks for that.

@@ -73,7 +73,7 @@ class Recipe:
 
     @property
     def copied(self) -> list[Tensor]:
-        """Tensors as large as all that a trial adds: copies of the parameters, gradients, the state of the optimizer.
+        """Tensors as large as what a trial allocates: copies of the parameters, gradients, the state of the optimizer.
 
         A state that does not exist yet is taken for that of Adam, two numbers for each parameter, or of SGD's momentum.
         """

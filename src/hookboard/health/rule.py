@@ -261,7 +261,7 @@ def _matching(patterns: Iterable[str], names: Collection[str]) -> set[str]:
 
 
 def rules_in(file: ModuleType) -> tuple[Rule, ...]:
-    """Return the rules that stand in a file, in their order there."""
+    """Return the rules that a file defines, in their order there."""
     return tuple(value for value in vars(file).values() if isinstance(value, Rule))
 
 

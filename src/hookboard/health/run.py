@@ -55,7 +55,7 @@ class StepFacts(NamedTuple):
             gives is then unknown: an actor and its critic, or two players, hold each other where they are.
         findings: what was found in the code of the step.
         why_silent: layer name to why it most likely gave no output at the first look; only meaningful if it gave none.
-        unhooked: names of layers of which only the weights are measured, as their parent uses them itself.
+        unhooked: names of layers whose weights alone are measured, because their parent uses these itself.
         held_back: weight name to its weight decay and gradient clipping; only weights that an optimizer holds.
         is_tried: whether the run has the callback `Checkup`, or it would do nothing there.
     """

@@ -95,7 +95,7 @@ class HookboardCallback(CallbackMethods[W]):
         return without_trainer(self.__dict__) | nothing | {"_live": {}}
 
     def _catch_up(self) -> None:
-        """Finish all jobs, for somebody who asks for what comes of them.
+        """Finish all jobs, because their results are asked for.
 
         With several ranks it waits a second at most: if this one alone is asked, the others do not wait with it, and in
         the backward pass they may be waiting for this one.

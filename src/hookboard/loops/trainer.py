@@ -147,7 +147,7 @@ class Members(list[Any]):
     """The `HookboardCallback`s that take part in a run; untyped, because `callback.py` imports this file."""
 
     heard: frozenset[str] = frozenset()
-    """The hooks in `IN_THE_MIDDLE` that callbacks of others implement; empty while no member measures the batch."""
+    """Hooks in `IN_THE_MIDDLE` that other people's callbacks implement; empty while no member measures the batch."""
 
     def begin_batch(self, loop: Loop, stage: str, *batch: Any) -> None:
         """Call `begin_batch` of each member; first of those that change tensors, so that others measure the change.

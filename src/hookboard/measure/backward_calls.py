@@ -1,4 +1,4 @@
-"""`hearing_backward`: is told of each backward pass that a thread begins."""
+"""`hearing_backward`: calls a listener at each backward pass that a thread begins."""
 
 import functools
 import threading

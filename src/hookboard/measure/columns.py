@@ -158,7 +158,7 @@ class SaturatedCount(Columns):
 class Covariance(Columns):
     """Measures the covariance of the channels, from a sample of at most 256 positions and 64 channels.
 
-    Columns: the number of sampled positions, that of channels, the mean of each sampled channel, and the lower triangle
+    Columns: the numbers of sampled positions and of channels, the mean of each sampled channel, and the lower triangle
     of the covariance, row by row with the diagonal; 0 for channels beyond the sampled ones. A position is one vector
     over the channels; one with NaN or infinities is left out. Values are divided by `unit_of` the tensor's min and max
     first, so that no square overflows.

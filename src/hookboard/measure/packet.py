@@ -87,7 +87,7 @@ class SiteNumbers(NamedTuple):
     bins: Tensor | None
 
     def joined(self, other: "SiteNumbers", more: Sequence[Columns]) -> "SiteNumbers":
-        """Return the same of the tensors of both together.
+        """Merge both, as if one device had measured all tensors.
 
         Args:
             other: what was measured of the site on another device, or in another way.

@@ -115,7 +115,7 @@ class Recorder:
         self.scale: Tensor | None = None
         """The scale that gradients carry now, shape (); they are divided by it. None if they carry none."""
         self._off: set[Site] = set()
-        """The sites of which measuring has failed, on any rank."""
+        """The sites that could not be measured, on any rank."""
         self._plan = plan.with_histogram() if histogram else plan
         self._not_measured = [FIELDS.index(field) for field in REQUESTABLE - self._plan.wanted]
         self._has_bins = bool(histogram) or "bins" in plan.wanted

@@ -218,7 +218,7 @@ def _merged(parts, count, apart, is_there, PARTS: tl.constexpr, CHANNELS: tl.con
 
 @triton.jit
 def _of_all(many, total, squares, magnitudes, zeros, nan, posinf, neginf, low, high):
-    """Merge what `_merged` returns of some channels into the same of all of them, [1]."""
+    """Merge the rows of some channels, as `_merged` returns them, into one, each column of shape [1]."""
     found, sum_of_all = tl.sum(many, 0), tl.sum(total, 0)
     away = total / tl.maximum(many, 1.0) - sum_of_all / tl.maximum(found, 1.0)
     one = tl.zeros([1], tl.float64)

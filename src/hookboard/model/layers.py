@@ -100,8 +100,8 @@ class Layer:
         kind: its kind; `other` if it is none of the known ones.
         weights: the dotted names of its own weights, without those of submodules.
         trainable: the weights with a parameter that requires gradients.
-        shapes: the shape of each weight, by dotted name; if a parametrization computes it, that of its first original
-            parameter. Nested weights are left out.
+        shapes: the shape of each weight, by dotted name; if a parametrization computes it, the shape of its first
+            original parameter. Nested weights are left out.
         computed: the weights that a parametrization computes; they have no gradient of their own.
     """
 

@@ -49,8 +49,7 @@ class ProgramStep(NamedTuple):
         node: its name.
         module: the layer that was running; "" if unknown.
         line: the user's line, such as "model.py:31"; "" if unknown.
-        before: the calls after the previous node that can make a NaN or Inf, but left no node, as they needed no
-            gradient.
+        before: calls since the previous node that can make a NaN or Inf, but left no node, as they needed no gradient.
     """
 
     node: str

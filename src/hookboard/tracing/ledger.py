@@ -23,7 +23,7 @@ def joining(loss: Value) -> Iterator[Op]:
 def terms_of(loss: Value) -> list[Value]:
     """Return the single numbers that the loss is a sum of, whatever they are multiplied by, unless it is 0.
 
-    Of those that one line makes in a loop, it is the one that comes last in the sum.
+    Of several that one line makes in a loop, only the last one in the sum.
     """
     found = [value for value in _sums(loss) if not _parts(value) and not _is_nothing(value)]
     return list({kind_of(value): value for value in reversed(found)}.values())

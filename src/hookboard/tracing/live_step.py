@@ -33,9 +33,8 @@ class LiveStep:
     """Follows the first training step of a run, and judges each of its losses right before the backward pass.
 
     The step is the first batch with a backward pass, of at most MAX_TRIES. Call `begin` before each of these batches,
-    `before_backward` and `after_backward` around each backward pass that the loop announces, `end` after each batch,
-    and `leave` when the run ends, whatever happens. Nothing here raises: an error of ours ends the reading, not the
-    step.
+    `before_backward` and `after_backward` around backward passes that the loop announces, `end` after each batch, and
+    `leave` when the run ends, whatever happens. Nothing here raises: an error of ours ends the reading, not the step.
 
     Args:
         loop: the `Loop` of the run.
@@ -81,7 +80,7 @@ class LiveStep:
         trace.begin()
 
     def _hear(self, loss: Tensor) -> bool:
-        """Judge a loss that the loop has not told, if it is one of the model's; the backward pass runs."""
+        """Judge a loss that the loop did not announce, if it depends on the model; True lets the backward pass run."""
         if self._reader is not None and not self._has_one_loss:
             try:
                 is_ours = self._reader.leads_to(loss)

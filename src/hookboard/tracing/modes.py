@@ -89,7 +89,7 @@ def _is_frozen(module: nn.Module) -> bool:
 
 
 class Modes:
-    """Watches the modes of a model's norms and dropouts from the first step that it is told of."""
+    """Watches the modes of a model's norms and dropouts from the first step that it sees."""
 
     def __init__(self) -> None:
         self._awake: set[str] | None = None

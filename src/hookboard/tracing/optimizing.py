@@ -137,13 +137,13 @@ def _not_in_optimizer(
 
 
 class Unfrozen:
-    """Watches which parameters become trainable after the first step that it is told of."""
+    """Watches which parameters become trainable after the first step that it sees."""
 
     def __init__(self) -> None:
         self._trainable: set[str] = set()
 
     def see(self, optimizers: Sequence[Optimizer], model: nn.Module) -> list[Finding] | None:
-        """Return an alarm on those that get a gradient and are in no optimizer; None if none have become trainable."""
+        """Return an alarm on newly trainable parameters that have a gradient but no optimizer; None if none are new."""
         parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         new = parameters.keys() - self._trainable if self._trainable else set[str]()
         self._trainable |= parameters.keys()

@@ -133,7 +133,7 @@ class StepTrace(TorchFunctionMode):
         self.float_paths: set[str] = set()
         """The paths of the tensors of the batch that hold floating point numbers, or enter the model as such."""
         self._entered: set[Value] = set()
-        """The tensors of the batch; of a batch that is not told, those that the model is called with."""
+        """The tensors of the batch; if the loop does not pass it, those that the model is called with."""
         self.note_batch(batch)
         self._is_batch_known = bool(self._entered)
         for name, parameter in model.named_parameters():
@@ -350,7 +350,7 @@ class StepTrace(TorchFunctionMode):
         return value
 
     def _is_data(self, tensor: Tensor) -> bool:
-        """Return True if a tensor that the step was not told of seems to be part of a batch that it was not told of.
+        """Return True if an unknown tensor seems to be part of a batch that the loop did not pass.
 
         It has as many samples as what the model was called with, if that is known.
         """

@@ -57,8 +57,7 @@ class Reader:
         self.reached: set[str] = set()
         """The names of the parameters that a gradient reaches from any of the losses."""
         self.outside: list[nn.Parameter] = []
-        """The parameters that a gradient reaches and that the model does not have, such as those of layers in a plain
-        list."""
+        """The parameters that a gradient reaches and the model does not have, such as those of layers in a list."""
 
     @contextmanager
     def reading(self) -> Iterator[None]:
@@ -123,7 +122,7 @@ class Reader:
         self.outside.clear()
 
     def facts(self, flow: Flow | None = None) -> StepFacts:
-        """Return what the judge of a run is told of the step so far.
+        """Return what is known of the step so far, for the judge of a run.
 
         Args:
             flow: which layer's output flows into which; left out, what the calls so far tell.

@@ -90,7 +90,7 @@ SCHEDULE = Rule(
 
 
 def calls_no_user(scheduler: object) -> bool:
-    """Return True if a schedule, with those inside it, is of a library and calls no code of the user but arithmetic."""
+    """Return True if a schedule and all inside it come from a library, and call no user code other than arithmetic."""
     waiting, seen = [scheduler], set[int]()
     while waiting:
         part = waiting.pop()
@@ -111,7 +111,7 @@ def calls_no_user(scheduler: object) -> bool:
 
 
 def _is_of_library(function: Any) -> bool:
-    """Return True if a class or a function stands in the standard library or in an installed package."""
+    """Return True if a class or a function belongs to the standard library or an installed package."""
     try:
         file = inspect.getfile(function)  # not its `__module__`, which `functools.wraps` copies
     except (TypeError, OSError):  # built in, of a notebook, or not made by Python code, as mocks are

@@ -57,8 +57,8 @@ class _Watched:
         backwards: how many backward passes began since its last step.
         left: sampled parameters whose gradient was not cleared since its last step.
         empty: how many of its first steps in a row had no gradient while another optimizer's parameters had one.
-        given: sampled parameters with a gradient after the latest backward pass; of these `is_any` is also whether it
-            was finite, as those that are not may be cleared on purpose.
+        given: sampled parameters with a gradient after the latest backward pass; their `is_any` is False too if it was
+            not finite: such a gradient may be cleared on purpose.
         cleared: how many of its first steps in a row came after its gradients were cleared.
         is_decided: whether the optimizer is no longer watched.
     """

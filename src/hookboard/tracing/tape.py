@@ -1,4 +1,4 @@
-"""`Tape`: makes the recorded calls behind a loss again on other numbers. No code of the user's runs."""
+"""`Tape`: repeats the recorded calls that led to a loss, with other numbers. No code of the user's runs."""
 
 import functools
 import inspect

@@ -44,8 +44,7 @@ def no_gradient(run: Run) -> Iterator[Finding]:
     """Report weights that an optimizer steps but that no gradient reaches, or only zeros.
 
     Of several such layers in a row the last one is named: there the gradient is lost first. Nothing is reported while
-    all learning rates are 0 (the first step of a warm-up): layers before one whose weights start at 0 get only zeros
-    until that one has moved.
+    all learning rates are 0 (the first step of a warm-up): layers before one that starts at 0 get only zeros so far.
     """
     look = run.now
     gradients = run.latest.rows["parameter_grad"]

@@ -251,7 +251,7 @@ def is_done(run: Run, layer: Layer) -> bool:
 def stepped_weights(look: Look, layer: Layer) -> list[str]:
     """Return the trainable weights of a layer, with gradients of their own, that an optimizer stepped at this look.
 
-    A large embedding of which only some rows were measured is left out: the tokens of the batch may be in none of them.
+    A large embedding that was measured only in part is left out: the tokens of the batch may be in the other part.
     """
     stepped = [name for name in layer.stepped if name in look.stepped]
     if layer.kind != "embedding":

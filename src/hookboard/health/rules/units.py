@@ -539,10 +539,9 @@ def _outputs_of(run: Run, layer: Layer, name: str, weight: Reading) -> np.ndarra
 def _twins(weights: np.ndarray, gradients: np.ndarray, outputs: np.ndarray | None, began_equal: bool) -> int:
     """Return how many units have the same weights, gradient and outputs as another unit.
 
-    Mean, deviation, min and max are compared; for outputs only deviation, min and max, the latter two relative to the
-    mean. They do not tell the order of elements: all rows of an identity matrix have the same. So a unit counts only if
-    it has a gradient, if its elements are (or began) equal and are not 0, or if all units have only zeros: single ones
-    are pruned.
+    Mean, deviation, min and max are compared; of outputs only deviation, and min and max about the mean. They do not
+    tell the order of elements: all rows of an identity matrix are alike. So a unit counts only if it has a gradient, if
+    its elements are (or began) equal and are not 0, or if all units have only zeros: single ones are pruned.
 
     Args:
         weights: the statistics of each unit, shape (units, columns of `hookboard.measure.FIELDS`).
