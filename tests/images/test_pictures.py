@@ -302,6 +302,14 @@ def test_a_bar_has_every_colour_of_its_palette_in_order_and_its_numbers_at_their
         assert np.abs(line[200] - palette[LEVELS // 2]).max() <= 3
 
 
+def test_a_bar_has_no_mark_without_its_number():
+    """It would be taken for the place of the number at the end, which stands a little inside."""
+    bar = Bar(ColourScale(-0.138, 0.138), "", start=100, right=300)
+    picture = Picture(np.full((10, 600), PAPER, np.uint8), "caption", GREY, bars=(bar,))
+    marks = np.asarray(picture.image().convert("L"))[-BAR_HEIGHT + 28, MARGIN:-MARGIN] < 128
+    assert np.count_nonzero(np.diff(marks.astype(int)) == 1) == 3  # both ends, and 0
+
+
 @pytest.mark.parametrize("scale", [ColourScale(-3.2, 4.1), ColourScale(0.0, 0.05), ColourScale(0.02, 30.0, True)])
 def test_numbers_of_a_bar_are_round_and_on_it(scale):
     ticks = scale.ticks()

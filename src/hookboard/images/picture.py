@@ -202,7 +202,7 @@ def draw_ticks(
     within: tuple[int, int],
     ink: int | tuple[int, ...] = INK,
 ) -> None:
-    """Draw marks of an axis, each with a label below it unless that would touch the label of an earlier one.
+    """Draw marks of an axis, each with its label below it; none whose label would touch that of an earlier one.
 
     Args:
         draw: draws on the image.
@@ -215,9 +215,9 @@ def draw_ticks(
     for x, text in marks:
         half = font().getlength(text) / 2
         middle = min(max(x, within[0] + half), within[1] - half)
-        draw.line((round(x), top, round(x), top + 5), ink, 2)
         if all(abs(middle - other) > half + its_half + 12 for other, its_half in taken):
             taken.append((middle, half))
+            draw.line((round(x), top, round(x), top + 5), ink, 2)
             draw.text((middle, top + 6), text, ink, font(), "ma")
 
 
