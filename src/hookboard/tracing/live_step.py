@@ -212,7 +212,7 @@ class LiveStep:
             )
         if reader.step.not_asked:
             inform(
-                "whether outputs depend on other samples, or on what they are to predict, was not asked: "
+                "whether outputs depend on other samples, or on what they are to predict, was not tested: "
                 f"{reader.step.not_asked}."
             )
 
