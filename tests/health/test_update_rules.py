@@ -47,6 +47,19 @@ def test_tiny_steps_of_a_model_that_does_not_learn_are_an_alarm():
     assert "AdamW" in found[0].evidence
 
 
+@pytest.mark.parametrize(
+    ("highest", "said"),
+    [(1e-6, " by a factor of about 1000, at which a step while the rate is highest is 0.1%,"), (1.1e-3, ",")],
+)
+def test_the_advice_on_tiny_steps_is_for_the_highest_rate_and_not_for_what_a_schedule_left_of_it(highest, said):
+    left = lambda step: 1 - step / 106  # noqa: E731, at the last look 7 %
+    made = training(
+        100, lambda step: moved(highest * left(step)), losses=stuck(100), rate=lambda step: 1e-9 * left(step)
+    )
+    (found,) = symptoms(TOO_SMALL, made)
+    assert f"raise the learning rate{said}" in found.advice
+
+
 def test_steps_above_the_border_are_well_even_if_the_model_does_not_learn():
     assert findings(TOO_SMALL, training(100, lambda step: moved(1.1e-4), losses=stuck(100))) == []
 

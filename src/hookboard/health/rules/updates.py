@@ -194,19 +194,20 @@ def _large_model(run: Run, steps: np.ndarray, whole: np.ndarray, first: int) -> 
     return Finding("", evidence, advice, severity, moved, int(steps[first]), until=until)
 
 
-def _to(run: Run, moved: float, wanted: float) -> str:
+def _to(run: Run, moved: float, wanted: float, step: str = "that step") -> str:
     """Return the advised learning rate, as in "to about 0.001, at which a step is 1%", or the factor if it has changed.
 
     Args:
         run: the run.
         moved: the update ratio of a step.
         wanted: the update ratio that it should have.
+        step: which step that is, in words, where the rate has changed.
     """
     rate, factor = _rate(run), max(moved / wanted, wanted / moved)
     first = max((stepped.rate for stepped in run.first.stepped.values()), default=math.nan) if run.first else math.nan
     if first == rate == max(run.peak_rate.values(), default=math.nan):
         return f"to about {rate * wanted / moved:.1g}, at which a step is {100 * wanted:g}%"
-    return f"by a factor of about {float(f'{factor:.1g}'):g}, at which that step is {100 * wanted:g}%"
+    return f"by a factor of about {float(f'{factor:.1g}'):.0f}, at which {step} is {100 * wanted:g}%"
 
 
 def _rate(run: Run) -> float:
@@ -409,8 +410,11 @@ def _small_model(run: Run, look: Look, usual: float) -> Finding:
         f"a step moves the weights by {usual:.1g} of their size in the median over the layers, where 1e-3 is usual, at "
         f"a learning rate of {max(rates):.2g} in {optimizer}{harm_of(run)}"
     )
-    to = _to(run, usual, UPDATE_RATIO_USUAL)
-    advice = f"raise the learning rate {to}, and check whether gradients are clipped or an epsilon outweighs them"
+    # Where a schedule has lowered the rate, it is the peak that users set.
+    at_peak = usual * max(run.peak_rate.values(), default=math.nan) / _rate(run)
+    to = f" {_to(run, at_peak, UPDATE_RATIO_USUAL, 'a step while the rate is highest')}"
+    to = to if at_peak < UPDATE_RATIO_USUAL else ""
+    advice = f"raise the learning rate{to}, and check whether gradients are clipped or an epsilon outweighs them"
     # Without chance nobody can tell a loss that stays from that of a model that was trained before.
     severity: Severity = "alarm" if run.losses.is_stuck and run.losses.chance is not None else "note"
     return Finding("", evidence, advice, severity, UPDATE_RATIO_SMALL / usual, _small_since(run))
