@@ -1,6 +1,7 @@
 """`spike` and `not_learning`: what fires, and what looks alike and is well."""
 
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +10,7 @@ from health import looks
 from health.looks import reading, row
 from health.trainings import LAYERS, WEIGHTS, WINDOW, falling, findings, judged, of, places, seen, stuck, training
 
-from hookboard.health import Judge, Look, Loss, Run, StepFacts
+from hookboard.health import Finding, Judge, Look, Loss, Run, StepFacts
 from hookboard.health.losses import STEPS_BEFORE_STUCK, LossHistory
 from hookboard.health.rules.learning import (
     ANSWER_SPREAD_MIN,
@@ -119,6 +120,36 @@ def test_gradients_that_agree_speak_against_bad_data():
     )
 
 
+def test_gradients_of_two_logits_are_alike_by_chance_and_say_nothing():
+    """What is left where all but the last layer of a classifier of two classes is frozen."""
+    few = {(w, "parameter_grad"): None for w in WEIGHTS[:-1]}
+    last = {
+        (WEIGHTS[-1], "parameter_grad"): reading(WEIGHTS[-1], "parameter_grad", [row(1, 0.01, 0.0), row(1, -0.01, 0.0)])
+    }
+    steps = STEPS_BEFORE_STUCK
+    (found,) = symptoms(NOT_LEARNING, training(steps, lambda step: few | last, losses=stuck(steps)))
+    assert "cosine" not in found.evidence
+
+
+@pytest.mark.parametrize(
+    ("rule", "evidence", "advised"),
+    [
+        ("frozen", "98 of 200 weights are trained; frozen are all of body", "check whether something is frozen by "),
+        (
+            "not_in_optimizer",
+            "4 of 6 trainable parameters are in no optimizer, and stay as they are",
+            "give the optimi",
+        ),
+    ],
+)
+def test_of_a_loss_that_stays_what_is_not_trained_is_to_be_looked_at_before_the_rate(rule, evidence, advised):
+    run = seen(training(STEPS_BEFORE_STUCK, losses=stuck(STEPS_BEFORE_STUCK)))
+    run.facts = StepFacts(findings=(Finding("", evidence, "advice", rule=rule),))
+    (found,) = NOT_LEARNING.judge(run)
+    assert found.advice.startswith(advised)
+    assert f"({re.split('[,;]', evidence)[0]}); then change the learning rate" in found.advice
+
+
 def test_a_loss_that_falls_is_learning():
     assert findings(NOT_LEARNING, training(STEPS_BEFORE_STUCK)) == []
 
@@ -208,7 +239,7 @@ def test_a_loss_far_below_0_is_an_alarm_if_the_outputs_went_along(outputs, sever
     assert places(findings(NOT_LEARNING, training(60, change, losses=losses))) == [("", severity)]
 
 
-def ended(losses, constant=math.nan, change=None, resumed=0, layers=LAYERS, **options):
+def ended(losses, constant=math.nan, change=None, resumed=0, layers=LAYERS, findings=(), **options):
     """Severities and advice of what is said at the end of a training, whose last losses no look has seen."""
     looks_ = max((len(losses) - 8) // 8, 1)
     made = training(looks_, change or unbalanced, losses=losses, every=8, layers=layers, **options)
@@ -216,7 +247,7 @@ def ended(losses, constant=math.nan, change=None, resumed=0, layers=LAYERS, **op
     for one in made:
         later = [replace(loss, step=loss.step + resumed) for loss in one.losses]
         judge.see(replace(one, losses=later))
-        judge.run.facts = StepFacts(constant_loss=constant)
+        judge.run.facts = StepFacts(constant_loss=constant, findings=findings)
     last = range(8 * looks_, len(losses))
     verdicts = judge.end([Loss(step + resumed, step, losses[step]) for step in last])
     return [(v.severity, v.advice) for v in verdicts if v.evidence.startswith("the training ended")]
@@ -228,6 +259,12 @@ STEADY = "train longer, or let checkup() try other learning rates"
 @pytest.mark.parametrize(("end", "said"), [(4.1, [("alarm", STEADY)]), (3.9, [])])
 def test_a_loss_that_still_falls_and_ends_at_twice_that_of_the_best_constant_is_an_alarm(end, said):
     assert ended([*np.linspace(10, end, 150), *[end] * 50], constant=2.0) == said
+
+
+def test_what_is_frozen_is_to_be_looked_at_before_training_for_longer():
+    frozen = Finding("", "98 of 200 weights are trained; frozen are all of body", "advice", rule="frozen")
+    [(_, advice)] = ended([*np.linspace(10, 4.1, 150), *[4.1] * 50], constant=2.0, findings=(frozen,))
+    assert advice == f"check whether something is frozen by mistake (98 of 200 weights are trained); then {STEADY}"
 
 
 def test_a_loss_that_the_first_steps_have_raised_asks_for_a_lower_rate():

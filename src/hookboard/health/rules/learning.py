@@ -46,6 +46,8 @@ GRADIENT_HISTORY_LOOKS = 16
 AGREEING_GRADIENT_COSINE = 0.3
 """Gradients whose median cosine from look to look is above this agree: the model only needs to train on."""
 
+OTHER_RATE = "change the learning rate; then check whether inputs and labels belong together, and the loss function"
+
 UNRELATED_GRADIENT_COSINE = 0.1
 """Gradients with a median cosine of at most this size are called unrelated (a choice)."""
 
@@ -159,7 +161,7 @@ def not_learning(run: Run) -> Iterator[Finding]:
     moved = median_of(ratios[np.isfinite(ratios)])
     if not moved > UPDATE_RATIO_SMALL or _rate_rises(run):
         return
-    agreement = agreement_of(run)
+    agreement = _agreement(run)
     if agreement > AGREEING_GRADIENT_COSINE or not _tells_samples_apart(run):
         return
     chance = "" if losses.chance is None else f" (chance: {losses.chance:.3g})"
@@ -171,13 +173,18 @@ def not_learning(run: Run) -> Iterator[Finding]:
     yield Finding("", evidence, _advice(run), "alarm" if is_certain else "note", since=first)
 
 
-def _advice(run: Run) -> str:
-    """Return what to try where a loss does not fall: what is frozen comes first, as no rate can help that."""
-    frozen = next((found.evidence for found in run.facts.findings if found.rule == "frozen"), "").partition(";")[0]
+def _agreement(run: Run) -> float:
+    # The gradients of two logits are opposite: from look to look their cosine is 1 or -1, by chance.
+    return agreement_of(run, 3 if run.losses.is_of_classifier else 1)
+
+
+def _advice(run: Run, then: str = OTHER_RATE) -> str:
+    """Return what to try where a loss does not fall: what is not trained comes first, as no rate can help that."""
+    said = {found.rule: found.evidence for found in run.facts.findings}
+    frozen, outside = said.get("frozen", "").partition(";")[0], said.get("not_in_optimizer", "").partition(",")[0]
     first = f"check whether something is frozen by mistake ({frozen}); then " if frozen else ""
-    return (
-        f"{first}change the learning rate; then check whether inputs and labels belong together, and the loss function"
-    )
+    first += f"give the optimizer what it lacks ({outside}); then " if outside else ""
+    return f"{first}{then}"
 
 
 WORSE_THAN_CONSTANT_FACTOR = 2.0
@@ -215,7 +222,7 @@ def ended_without_learning(run: Run) -> Iterator[Finding]:
     leapt = f" (the first {BLOCK_STEPS} steps raised that to {peak:.3g}, and it never came back)" if peak else ""
     evidence = (
         f"the training ended after {losses.steps:,} steps with a loss of {level:.3g}, and the model had {first:.3g} at "
-        f"the first step{leapt}: it is worse than it was; chance gives {losses.chance:.3g}{_cosine(agreement_of(run))}"
+        f"the first step{leapt}: it is worse than it was; chance gives {losses.chance:.3g}{_cosine(_agreement(run))}"
     )
     yield Finding("", evidence, "lower the learning rate, or warm it up from 0", _severity_at_end(run))
 
@@ -287,10 +294,10 @@ def _no_better(run: Run, level: float, error: float) -> Iterator[Finding]:
         advice += "" if reference == losses.chance else "; nothing, if the targets of later batches are larger"
         yield Finding("", evidence, advice, _severity_at_end(run))
         return
-    agreement = agreement_of(run)
+    agreement = _agreement(run)
     evidence += _cosine(agreement)
     if losses.steps < STEPS_BEFORE_STUCK or losses.is_falling or agreement > AGREEING_GRADIENT_COSINE:
-        advice = "train longer, or let checkup() try other learning rates"
+        advice = _advice(run, "train longer, or let checkup() try other learning rates")
     else:
         advice = _advice(run)
     # Slightly below chance it may be on a plateau that it leaves later, as transformers do.

@@ -376,11 +376,11 @@ def of_their_size(ratio: float, digits: int = 2) -> str:
 _MEAN = FIELDS.index("mean")
 
 
-def agreement_of(run: Run) -> float:
+def agreement_of(run: Run, units: int = 1) -> float:
     """Return the median cosine similarity between a weight's gradients at consecutive looks, over weights and looks.
 
-    The vectors that are compared hold the mean gradient of each channel. NaN if no gradient has channels at two
-    consecutive looks.
+    The vectors that are compared hold the mean gradient of each channel. NaN if no gradient has at least this many
+    `units`, as channels, at two consecutive looks.
     """
     looks = list(run.looks)
     cosines = []
@@ -388,7 +388,7 @@ def agreement_of(run: Run) -> float:
         for site, reading in after.readings.items():
             if site.role == "parameter_grad" and reading.channels is not None:
                 earlier = before.of(site.name, "parameter_grad")
-                if earlier is not None and earlier.channels is not None:
+                if earlier is not None and earlier.channels is not None and len(reading.channels) >= units:
                     cosines.append(_cosine(reading.channels[:, _MEAN], earlier.channels[:, _MEAN]))
     return median_of(cosines)
 
