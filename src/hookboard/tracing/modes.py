@@ -117,8 +117,8 @@ class Modes:
         kinds = sorted({type(module).__name__ for module in there.values()})
         yield Finding(
             "",
-            f"all {len(there)} layers that were in training mode at the first step and behave differently then "
-            f"({', '.join(kinds)}) are in evaluation mode at step {step}: {listed(sorted(there), 3)}",
+            f"what behaves differently in training ({', '.join(kinds)}) was in training mode at the first step, and is "
+            f"in evaluation mode at step {step}: {listed(sorted(there), 3)}",
             "call train() after each evaluation",
             "alarm",
             rule="eval_mode",
