@@ -27,6 +27,11 @@ from hookboard.tracing import RULES
 
 ROOT = Path(__file__).parents[1]
 
+CALLBACKS = "hookboard.callbacks", HookboardCallback
+EDITS = "hookboard.capturing", EditRule
+LOGGERS = "hookboard.writers", Logger
+"""Where there are public classes that need no list, and the base by which they are found."""
+
 
 def table(head: str, rows: Iterable[Iterable[str]]) -> Iterator[str]:
     """Yield the lines of a table in Markdown."""
@@ -100,7 +105,7 @@ def classes(package: str, base: type) -> dict[str, str]:
 def callbacks(base: type = HookboardCallback) -> Iterator[str]:
     """Yield the table of the callbacks of one kind: the first sentence of the docstring of each."""
     rows = []
-    for name, module in classes("hookboard.callbacks", base).items():
+    for name, module in classes(CALLBACKS[0], base).items():
         if issubclass(getattr(import_module(module), name), base):
             rows.append((f"`{name}`", first_sentence(getattr(import_module(module), name))))
     yield from table("callback | what it does", rows)
@@ -109,12 +114,20 @@ def callbacks(base: type = HookboardCallback) -> Iterator[str]:
 def edit_rules() -> Iterator[str]:
     """Yield the table of the rules that change tensors."""
     rows = []
-    for name, module in classes("hookboard.capturing", EditRule).items():
+    for name, module in classes(*EDITS).items():
         rule = getattr(import_module(module), name)
         rows.append((f"`{name}({', '.join(inspect.signature(rule).parameters)})`", first_sentence(rule)))
     yield from table(
         "rule | what it does to a tensor", [*rows, ("any function from tensor to tensor", "what it returns")]
     )
+
+
+def on_page_of_api(*bases: tuple[str, type]) -> Iterator[str]:
+    """Yield what makes the site show the docstrings of the classes that packages define, each with its base."""
+    for package, base in bases:
+        for name in classes(package, base):
+            yield from ["", f"::: hookboard.{name}"]
+    yield ""
 
 
 def first_sentence(documented: object) -> str:
@@ -130,6 +143,8 @@ WRITTEN: dict[tuple[str, str], Callable[[], Iterable[str]]] = {
     ("docs/layers.md", "callbacks"): callbacks,
     ("docs/pictures.md", "callbacks of pictures"): lambda: callbacks(PictureLogger),
     ("docs/capture.md", "edit rules"): edit_rules,
+    ("docs/api.md", "callbacks and loggers"): lambda: on_page_of_api(CALLBACKS, LOGGERS),
+    ("docs/api.md", "edit rules"): lambda: on_page_of_api(EDITS),
     ("src/hookboard/board/logged_run.py", "scales"): scales,
 }
 """File and name of each part that is written, and its lines."""
@@ -172,12 +187,9 @@ def written() -> dict[str, str]:
 
 def missing_exports() -> dict[str, dict[str, str]]:
     """What is public and not exported yet: file to name to the module that has it."""
-    of_callbacks = classes("hookboard.callbacks", HookboardCallback)
-    of_edits = classes("hookboard.capturing", EditRule)
-    of_loggers = classes("hookboard.writers", Logger)
-    faces = {"callbacks": of_callbacks, "capturing": of_edits, "writers": of_loggers}
-    wanted = {f"src/hookboard/{room}/__init__.py": names for room, names in faces.items()}
-    wanted["src/hookboard/api.py"] = {name: f"hookboard.{room}" for room, names in faces.items() for name in names}
+    faces = {package: classes(package, base) for package, base in (CALLBACKS, EDITS, LOGGERS)}
+    wanted = {f"src/{package.replace('.', '/')}/__init__.py": names for package, names in faces.items()}
+    wanted["src/hookboard/api.py"] = {name: package for package, names in faces.items() for name in names}
     texts = {path: (ROOT / path).read_text(encoding="utf-8") for path in wanted}
     missing = {path: {n: m for n, m in names.items() if f'"{n}"' not in texts[path]} for path, names in wanted.items()}
     return {path: names for path, names in missing.items() if names}
