@@ -15,6 +15,7 @@ from hookboard.health.run_table import QUANTITIES
 from hookboard.measure import DERIVED, FORMULAS
 from hookboard.model.sites import ROLES
 from hookboard.tracing import RULES
+from hookboard.writers.registry import write
 
 
 def test_every_statistic_has_its_formula():
@@ -22,7 +23,9 @@ def test_every_statistic_has_its_formula():
 
 
 def test_every_health_rule_is_explained():
-    assert sorted(re.findall(r"^### `(\w+)`$", prose("docs/rules.md"), re.MULTILINE)) == sorted(RULES)
+    sections = re.findall(r"^### `(\w+)`$", prose("docs/rules.md"), re.MULTILINE)
+    assert {*sections} == {*RULES}
+    assert len(sections) == len(RULES)
     assert [name for name, rule in RULES.items() if not rule.about] == []
 
 
@@ -45,8 +48,21 @@ def test_every_callback_is_explained():
 
 
 def test_every_callback_that_shows_pictures_is_among_the_pictures():
-    found = {name for name in callbacks.__all__ if issubclass(getattr(callbacks, name), PictureLogger)}
+    found = {name for name in callbacks.__all__ if is_of_pictures(getattr(callbacks, name))}
     assert found - named_first("docs/pictures.md") == set()
+
+
+def test_every_callback_that_shows_pictures_has_its_tag():
+    kinds = {f"{each.kind}/…" for each in vars(callbacks).values() if is_of_pictures(each) and each.kind}
+    assert kinds - named_first("docs/loggers.md") == set()
+
+
+def is_of_pictures(public):
+    return inspect.isclass(public) and issubclass(public, PictureLogger)
+
+
+def test_every_logger_that_is_written_to_has_its_row():
+    assert {kind.__name__ for kind in write.registry} - {"object"} - named_first("docs/loggers.md") == set()
 
 
 def test_every_rule_that_changes_tensors_is_explained():
