@@ -152,7 +152,7 @@ def assert_derived(measured: dict[str, float], tensors: Iterable[Tensor], dim: i
     """Each derived statistic that applies is there and equals the truth; quantiles to half the width of a bin."""
     tensors = list(tensors)
     expected = derived(tensors, dim, **options)
-    assert measured.keys() == expected.keys()
+    assert measured.keys() == expected.keys(), f"here or there alone: {sorted(measured.keys() ^ expected.keys())}"
     for name, true in expected.items():
         value = measured[name]
         near = 2.0**-131
