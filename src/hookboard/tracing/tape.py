@@ -18,7 +18,8 @@ from hookboard.tracing.calls import Op, Value, tensors_of
 from hookboard.tracing.program import StepTrace
 
 SECONDS = 1.0
-"""When all replays of a step have taken longer, they are given up (a choice)."""
+"""When all replays of a step have taken more time of this thread's, they are given up (a choice). It is not the time on
+the clock: on a busy machine, as with workers that load data, that would decide what is tested."""
 
 BYTES = 2**26
 """A replay that takes more memory, and more than the results of the calls, is not begun (a choice)."""
@@ -76,17 +77,17 @@ class Tape:
         """
         if any(_is_foreign(op.function) or any(map(callable, op.arguments.values())) for op in self.ops):
             raise CannotReplayError("its calls are not all torch's own")
-        begun = time.monotonic()
+        begun = time.thread_time()
         try:
             return self._run(variants, watch, begun + SECONDS - self._step.replayed, without_dropout)
         finally:
-            self._step.replayed += time.monotonic() - begun
+            self._step.replayed += time.thread_time() - begun
 
     def _run(
         self, variants: Sequence[Mapping[Value, Tensor]], watch: Watch, until: float, without_dropout: bool
     ) -> list[Tensor]:
-        """Do what `run` does; give up when `time.monotonic()` has reached `until`."""
-        if time.monotonic() > until:
+        """Do what `run` does; give up when `time.thread_time()` has reached `until`."""
+        if time.thread_time() > until:
             raise CannotReplayError("it takes too long")
         kept = {value: self._copy(value) for value in self.leaves if not all(value in given for given in variants)}
         held = {value: [given.get(value, kept.get(value)) for given in variants] for value in self.leaves}
@@ -99,7 +100,7 @@ class Tape:
             raise CannotReplayError("it takes too much memory")
         with _undisturbed(self.ops), computing_plainly(), NothingOfOthers(weights):
             for index, op in enumerate(self.ops):
-                if time.monotonic() > until:
+                if time.thread_time() > until:
                     raise CannotReplayError("it takes too long")
                 if not held.keys() >= set(op.inputs):
                     raise CannotReplayError("a tensor is gone")
