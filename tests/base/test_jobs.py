@@ -1,5 +1,6 @@
 """What jobs do: all in order, nothing is lost, and nobody waits longer than it must."""
 
+import signal
 import threading
 import time
 
@@ -89,6 +90,30 @@ def failing(error, gate):
     while not gate.left:
         yield
     raise error
+
+
+def test_an_interrupt_at_any_moment_leaves_jobs_that_can_finish():
+    class InterruptError(KeyboardInterrupt):
+        pass
+
+    def interrupt(*_):
+        raise InterruptError
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        for tenth in range(1, 1000):
+            mine = Jobs(Patience(1.0))
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 1e-5 + tenth * 1e-7)
+                while True:
+                    add(mine, (None for _ in range(1)))
+                    mine.advance()
+            except InterruptError:
+                pass
+            add(mine, until(lambda: True))
+            mine.finish()
+    finally:
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_an_error_ends_its_job_alone(gate):

@@ -31,7 +31,7 @@ def write(logger, *entries):
     loggers = Loggers([logger], "HealthMonitor")
     for one in entries:
         loggers.write(one)
-    write_rows()
+    write_rows([logger])
     return loggers
 
 

@@ -1,9 +1,11 @@
 """What several callbacks write of one step, in a fit, to the real loggers, offline."""
 
 import csv
+from threading import Thread
 
 import numpy as np
 import pytest
+from lateness import make_late
 from lightning.pytorch import Callback
 from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, WandbLogger
 from toys import Toy, batches, fit, loader, mlp, trainer
@@ -65,6 +67,19 @@ def test_numbers_that_are_there_late_are_one_row_for_each_step_in_order(tmp_path
     assert steps_of(tmp_path) == [str(step) for step in range(20)]
 
 
+def test_rows_that_another_thread_has_asked_for_are_written_too(tmp_path, monkeypatch):
+    class Asks(Callback):
+        def on_train_batch_end(self, *_):
+            thread = Thread(target=lambda: logged.readings)
+            thread.start()
+            thread.join()
+
+    make_late(monkeypatch)
+    logged = ActivationLogger("net.0", every_n_steps=1)
+    fit(None, Toy(mlp()), batches(4, 4, 4), logged, Asks(), logger=CSVLogger(tmp_path, name=None, version=""))
+    assert steps_of(tmp_path) == ["0", "1", "2"]
+
+
 def test_histograms_of_a_csv_logger_are_arrays_in_a_file_of_their_step(tmp_path):
     (logged, _) = numbers(tmp_path, CSVLogger(tmp_path, name=None, version=""))
     assert sorted(path.name for path in tmp_path.glob("histograms/*")) == [f"0000000{step}.npz" for step in range(3)]
@@ -80,7 +95,7 @@ def test_a_step_that_is_written_again_leaves_the_histograms_before_it(tmp_path):
     loggers = Loggers([logger], "ActivationLogger")
     for _ in range(3):
         loggers.write(Entry(7, histograms={"activations/net.0": logged.readings[0]}))
-        write_rows()
+        write_rows([logger])
     names = sorted(path.name for path in tmp_path.glob("again/histograms/*"))
     assert names == ["00000007.npz", "00000007_2.npz", "00000007_3.npz"]
 

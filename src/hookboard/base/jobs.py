@@ -16,7 +16,7 @@ T = TypeVar("T")
 Steps = Generator[None, None, T]
 """What takes several steps: it yields, without waiting, where it cannot go on yet. Its result is what it returns."""
 
-OnFault = Callable[[BaseException], None]
+OnFault = Callable[[Exception], None]
 
 MANY_JOBS, TOO_MANY_JOBS, PAUSE_SECONDS = 4, 16, 0.1
 """With more than this many unfinished jobs `Jobs.add` waits for so many seconds; with more than too many, until one has
@@ -122,21 +122,24 @@ class Jobs:
         self._wait(TOO_MANY_JOBS)
 
     def advance(self) -> None:
-        """Go on with the jobs, without waiting."""
-        while self._unfinished and self._running.acquire(blocking=False):
-            job, fault = self._unfinished[0], None
-            try:
-                self._thread = threading.get_ident()
-                next(job.steps)  # until it has to wait again
-                return
-            except StopIteration:
-                self._unfinished.popleft()
-            except BaseException as error:  # `on_fault` handles it, and may wait for the jobs that are left
-                self._unfinished.popleft()
-                fault = error
-            finally:
-                self._thread = None
-                self._running.release()
+        """Go on with the jobs. It waits for nothing but another thread that runs one of them."""
+        while self._unfinished and self._thread != threading.get_ident():
+            fault = None
+            with self._running:  # only `with` gives it back whenever a KeyboardInterrupt comes
+                if not self._unfinished:  # another thread has finished it
+                    return
+                job = self._unfinished[0]
+                try:
+                    self._thread = threading.get_ident()
+                    next(job.steps)  # until it has to wait again
+                    return
+                except StopIteration:
+                    self._unfinished.popleft()
+                except Exception as error:  # `on_fault` handles it, and may wait for the jobs that are left
+                    self._unfinished.popleft()
+                    fault = error
+                finally:
+                    self._thread = None
             if fault is not None:
                 job.on_fault(fault)
 
@@ -151,10 +154,11 @@ class Jobs:
     def _wait(self, most: int) -> None:
         """Wait until at most so many jobs are unfinished."""
         if not self._patience.wait_for(lambda: self._has_at_most(most)):
-            (_, on_fault, _), *_ = lost = list(self._unfinished)
-            self._unfinished.clear()
-            for job in lost:
-                job.steps.close()
+            with self._running:
+                (_, on_fault, _), *_ = lost = list(self._unfinished)
+                self._unfinished.clear()
+                for job in lost:
+                    job.steps.close()
             on_fault(TimeoutError(f"nothing has come of it for {self._patience.seconds:.0f} seconds"))
 
     def _has_at_most(self, most: int) -> bool:

@@ -122,7 +122,7 @@ class BareLoop(Loop):
             until_end.callback(setattr, self, "is_running", False)
             for logger in self.loggers:
                 until_end.callback(_save, logger)
-            until_end.callback(write_rows)
+            until_end.callback(write_rows, self.loggers)
             for callback in self._given:
                 until_end.callback(callback.end_run, self)
             for callback in self._given:

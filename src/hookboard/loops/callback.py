@@ -502,8 +502,8 @@ class HookboardCallback(CallbackMethods[W]):
             when: the point of the run, used in the warning.
         """
 
-        def on_fault(error: BaseException) -> None:
-            if not isinstance(error, Exception) or not self._end_stage_after(state, when, error):
+        def on_fault(error: Exception) -> None:
+            if not self._end_stage_after(state, when, error):
                 raise error
 
         self._jobs.add(job, on_fault, step)
@@ -542,5 +542,5 @@ class HookboardCallback(CallbackMethods[W]):
         return type(self).__name__
 
 
-def _raised(error: BaseException) -> None:
+def _raised(error: Exception) -> None:
     raise error

@@ -26,7 +26,7 @@ from torch.amp import GradScaler
 from hookboard.base.either_lightning import is_lightning, is_wrapped
 from hookboard.base.messages import ask_for_rank
 from hookboard.loops.loop import Loop
-from hookboard.writers import waiting, write_rows
+from hookboard.writers import write_rows
 
 ask_for_rank(lambda: getattr(rank_zero_only, "rank", 0) == 0)
 
@@ -169,8 +169,8 @@ class Members(list[Any]):
         """
         for member in self:
             member.leave_batch()
-        if waiting.rows and loop.stage == "train":
-            write_rows(min([loop.logged_step, *(member._jobs.first_step for member in self)]))
+        if loop.stage == "train":
+            write_rows(loop.loggers, min([loop.logged_step, *(member._jobs.first_step for member in self)]))
 
     def call_each(self, method: str, loop: Loop, *args: Any) -> None:
         """Call this method of each member; at the end of the training and of the run, also call `write_rows`."""
@@ -178,8 +178,8 @@ class Members(list[Any]):
             for member in list(self):  # a copy: `end_run` takes members off the list
                 getattr(member, method)(loop, *args)
         finally:
-            if waiting.rows and method in ("end_training", "end_run", "break_off"):
-                write_rows()
+            if method in ("end_training", "end_run", "break_off"):
+                write_rows(loop.loggers)
 
     def listen(self, loop: Loop) -> None:
         """Set `heard` to the hooks in IN_THE_MIDDLE that other people's callbacks have; empty if no member measures."""

@@ -9,7 +9,7 @@ from pkgutil import iter_modules
 
 from hookboard.writers.entry import Entry
 from hookboard.writers.event_files import EventFiles
-from hookboard.writers.loggers import Loggers, waiting, write_rows
+from hookboard.writers.loggers import Loggers, write_rows
 from hookboard.writers.table import Table, escaped, markdown
 
 __all__ = [
@@ -19,7 +19,6 @@ __all__ = [
     "Table",
     "escaped",
     "markdown",
-    "waiting",
     "write_rows",
 ]
 

@@ -1,8 +1,6 @@
 """`Loggers`: writes entries to all loggers of a run; a logger that fails is left out from then on."""
 
 import math
-import operator
-import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -17,6 +15,10 @@ _REFUSED = "_hookboard_refused"
 """The attribute of a logger with the parts of entries that it could not take: one warning for each, however many
 callbacks write it. Not a WeakKeyDictionary: its callbacks may run in the garbage collector, where Python drops a
 KeyboardInterrupt."""
+
+_ROWS = "_hookboard_rows"
+"""The attribute of a logger with the entries that wait to be written to it, by step, each with the `Loggers` that has
+left it, in whatever thread: one of the user's may have finished the job of a callback."""
 
 
 class Loggers:
@@ -57,7 +59,7 @@ class Loggers:
             if _takes_several(logger):
                 self.write_row(logger, entry, [self])
             else:
-                waiting.rows.setdefault((id(logger), entry.step), []).append((logger, self, entry))
+                vars(logger).setdefault(_ROWS, {}).setdefault(entry.step, []).append((self, entry))
 
     def write_row(self, logger: Logger, entry: Entry, owners: "Sequence[Loggers]") -> None:
         """Write to one logger an entry that several owners have made together, unless it has failed for all of them.
@@ -85,26 +87,18 @@ class Loggers:
                 warn(f"{names}: {name} takes no {what}; they are left out there.")
 
 
-class _Waiting(threading.local):
-    """What waits in a thread to be written, by the id of a logger and the step."""
-
-    def __init__(self) -> None:
-        self.rows: dict[tuple[int, int], list[tuple[Logger, Loggers, Entry]]] = {}
-
-
-waiting = _Waiting()
-
-
-def write_rows(before: float = math.inf) -> None:
-    """Write the entries that `Loggers.write` has left in this thread: one joined entry for each logger and step.
+def write_rows(loggers: Iterable[Logger], before: float = math.inf) -> None:
+    """Write the entries that `Loggers.write` has left at these loggers: one joined entry for each logger and step.
 
     Args:
+        loggers: the loggers of a run.
         before: what was left for this step and later ones goes on waiting: more of it may come.
     """
-    for key in sorted((key for key in waiting.rows if key[1] < before), key=operator.itemgetter(1)):
-        row = waiting.rows.pop(key)
-        logger, first, _ = row[0]
-        first.write_row(logger, joined([entry for *_, entry in row]), [owner for _, owner, _ in row])
+    for logger in loggers:
+        rows: dict[int, list[tuple[Loggers, Entry]]] = vars(logger).get(_ROWS, {})
+        for step in sorted(step for step in list(rows) if step < before):
+            owners, entries = zip(*rows.pop(step), strict=True)
+            owners[0].write_row(logger, joined(entries), owners)
 
 
 def _takes_several(logger: Logger) -> bool:
