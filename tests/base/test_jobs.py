@@ -188,6 +188,18 @@ def test_where_one_callback_has_waited_in_vain_the_next_is_given_up_soon(gate):
     assert 3.0 < time.perf_counter() - start < 3.8
 
 
+def test_who_asks_in_vain_again_and_again_waits_less_each_time(gate):
+    done, mine = [], Jobs()
+    add(mine, noting(done, "it", gate))
+    start = time.monotonic()
+    for _ in range(30):
+        mine.give_a_second()
+    assert 1.0 <= time.monotonic() - start < 3.0
+    gate.open()
+    mine.give_a_second()
+    assert done == ["it"]
+
+
 def test_the_first_step_is_that_of_the_earliest_unfinished_job(gate):
     mine = Jobs()
     for step in (7, 9):

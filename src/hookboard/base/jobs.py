@@ -100,6 +100,8 @@ class Jobs:
         """Held while a job runs: a thread of the user's may ask for what the job is about to find."""
         self._thread: int | None = None
         """The thread that runs a job, which may ask for that too."""
+        self._second = 1.0
+        """How many seconds `give_a_second` waits."""
 
     def __reduce__(self) -> tuple[type["Jobs"], tuple[()]]:
         return Jobs, ()
@@ -148,8 +150,13 @@ class Jobs:
         self._wait(0)
 
     def give_a_second(self) -> None:
-        """Wait until all jobs have finished, for at most a second; those that have not go on later."""
-        _waited(lambda: self._has_at_most(0), 1.0)
+        """Wait until all jobs have finished, for at most a second; those that have not go on later.
+
+        After each wait in vain the next one is half as long: others may never come while this process waits for them.
+        """
+        if not self._has_at_most(0):
+            has_come = _waited(lambda: self._has_at_most(0), self._second)
+            self._second = min(2 * self._second, 1.0) if has_come else max(self._second / 2, 1e-3)
 
     def _wait(self, most: int) -> None:
         """Wait until at most so many jobs are unfinished."""
