@@ -92,4 +92,4 @@ def test_what_made_an_inf_is_not_what_has_passed_on_a_finite_value():
     def norm(x, bad):
         return nn.functional.layer_norm(x * (1e25 if bad else 1.0), (4,))
 
-    assert "came from nativelayernorm()" in evidence_of(norm)
+    assert "came from layer_norm()" in evidence_of(norm)

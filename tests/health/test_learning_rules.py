@@ -127,7 +127,7 @@ def test_gradients_of_two_logits_are_alike_by_chance_and_say_nothing():
         (WEIGHTS[-1], "parameter_grad"): reading(WEIGHTS[-1], "parameter_grad", [row(1, 0.01, 0.0), row(1, -0.01, 0.0)])
     }
     steps = STEPS_BEFORE_STUCK
-    (found,) = symptoms(NOT_LEARNING, training(steps, lambda step: few | last, losses=stuck(steps)))
+    (found,) = findings(NOT_LEARNING, training(steps, lambda step: few | last, losses=stuck(steps)))
     assert "cosine" not in found.evidence
 
 

@@ -269,7 +269,7 @@ def test_a_run_without_an_alarm_says_what_cannot_be_seen_and_how_much_is_trained
     assert said in " ".join(" ".join(closing(judge.run, [])).split())
     assert caveat(judge.run, [ALARM]) == ""
     note = replace(ALARM, severity="note")
-    assert caveat(judge.run, [ALARM, note]) == "Fix what is alarmed first: a note may be its effect, or meant."
+    assert caveat(judge.run, [ALARM, note]) == "Fix alarms first; notes may be side effects, or intended."
     assert caveat(judge.run, [ALARM, replace(note, follows_from=("odd", ""))]) == ""
     assert caveat(trained(4, looks=2, sick="").run, []) == ""
 
@@ -406,7 +406,7 @@ def test_the_end_of_a_fit_is_told_in_a_few_lines_that_fit_a_terminal():
     long = Verdict("note", "spike", "net.3", 5, 5, "a very long sentence " * 8, "b\nc", batch_idx=3)
     lines = closing(judge.run, [ALARM, *[long] * 5], ["tensorboard --logdir logs"])
     assert lines[0] == "HealthMonitor: 1 alarm and 5 notes in 20 layers at 30 looks, from step 0 to 290."
-    assert lines[1] == "  Fix what is alarmed first: a note may be its effect, or meant."
+    assert lines[1] == "  Fix alarms first; notes may be side effects, or intended."
     assert lines[2] == "  alarm: dead_units in net.7 since step 20: 96 of 96 units gave 0. Try: Lower the rate."
     assert "at step 5 (batch 3)" in lines[3]
     assert lines[-2:] == [

@@ -56,7 +56,7 @@ def test_the_advice_on_tiny_steps_is_for_the_highest_rate_and_not_for_what_a_sch
     made = training(
         100, lambda step: moved(highest * left(step)), losses=stuck(100), rate=lambda step: 1e-9 * left(step)
     )
-    (found,) = symptoms(TOO_SMALL, made)
+    (found,) = findings(TOO_SMALL, made)
     assert f"raise the learning rate{said}" in found.advice
 
 

@@ -160,7 +160,7 @@ def test_frozen_weights_that_look_as_torch_initializes_them_are_named():
 
     (found,) = said(Wide(is_trained=False))
     assert found.evidence.endswith(
-        "; those of body.0.weight look as torch initializes them, so nobody has trained them"
+        "; those of body.0.weight still look like torch's initialization, so nobody has trained them"
     )
     (found,) = said(Wide(is_trained=True))
     assert found.evidence.endswith("frozen are all of body.0")
@@ -185,9 +185,9 @@ def test_layers_in_a_list_are_an_alarm_with_their_parameters():
     assert (found.severity, found.rule) == ("alarm", "not_in_optimizer")
     line = Hidden.training_step.__code__.co_firstlineno + 1
     assert found.evidence == (
-        "a gradient reaches parameters that neither the model nor an optimizer has: hidden[1].weight, "
-        "hidden[0].weight, hidden[0].bias and 1 more; 2 look as torch initializes them, of shapes [4, 32], [32, 4]; "
-        f"they are used at test_optimizing.py:{line}"
+        "4 parameters get gradients and are registered in neither the model nor an optimizer: hidden[1].weight, "
+        "hidden[0].weight, hidden[0].bias and 1 more; initialized as torch does, not trained since: 2, of shape "
+        f"[4, 32], [32, 4]; they are used at test_optimizing.py:{line}"
     )
 
 
@@ -267,7 +267,7 @@ def test_copies_of_the_models_weights_and_what_a_step_makes_for_itself_are_fine(
 def test_a_layer_that_the_step_makes_is_an_alarm_that_says_so():
     (found,) = said(Reaching(lambda model, batch: nn.Linear(4, 32)(batch)))
     assert (found.severity, found.rule) == ("alarm", "not_in_optimizer")
-    assert "nor an optimizer has: 2, 2 of them made by the step itself; 1 look as torch" in found.evidence
+    assert "nor an optimizer, 2 of them made by the step itself; initialized as torch does," in found.evidence
     assert found.advice.startswith("make layers in __init__")
 
 

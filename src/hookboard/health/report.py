@@ -43,7 +43,7 @@ def caveat(run: Run, verdicts: Sequence[Verdict]) -> str:
     """
     if any(verdict.severity == "alarm" for verdict in verdicts):
         has_notes = any(verdict.severity == "note" and verdict.follows_from is None for verdict in verdicts)
-        return "Fix what is alarmed first: a note may be its effect, or meant." if has_notes else ""
+        return "Fix alarms first; notes may be side effects, or intended." if has_notes else ""
     if run.seen < run.window:
         return ""
     own = [layer for layer in run.layers if layer.weights]

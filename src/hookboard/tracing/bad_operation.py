@@ -1,5 +1,6 @@
 """`bad_operation_in`: finds the operation that made the first NaN or Inf, from what the graph of a loss has saved."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -16,8 +17,8 @@ _LOGARITHMS = {"log": 0.0, "log2": 0.0, "log10": 0.0, "log1p": -1.0}
 """Name of a logarithm to the largest input at which it is not finite."""
 
 _MAKING = """
-div reciprocal sqrt rsqrt pow exp expm1 mul logsoftmax softmax safesoftmax mm addmm bmm dot convolution atanh acos asin
-tan sinh cosh lgamma digamma logit linalgvectornorm prod
+div reciprocal sqrt rsqrt pow exp expm1 mul log_softmax softmax safe_softmax mm addmm bmm dot convolution atanh acos
+asin tan sinh cosh lgamma digamma logit linalg_vector_norm prod
 """
 MAKING = frozenset(_MAKING.split()) | _LOGARITHMS.keys()
 """Operations that can make a NaN or Inf of finite values, but for sums that overflow; as autograd names them."""
@@ -28,14 +29,14 @@ _PRODUCTS = frozenset({"mm", "addmm", "bmm", "convolution", "embedding"})
 _RESULTS = frozenset({"output", "logsumexp"})
 """Names of saved results, beside those that begin with "result"."""
 
-SOFTMAXES = frozenset({"softmax", "logsoftmax", "safesoftmax"})
+SOFTMAXES = frozenset({"softmax", "log_softmax", "safe_softmax"})
 _OF_ONE = frozenset({"acos", "asin", "acosh", "atanh", "tan", "sinh", "cosh", "lgamma", "digamma"})
 _MEANS = frozenset({"MseLossBackward0", "L1LossBackward0", "SmoothL1LossBackward0", "HuberLossBackward0"})
 _MAKING_INF = frozenset({"exp", "expm1", "reciprocal"})
 _MAKING_NAN = SOFTMAXES | {"sqrt"}
 """Operations that make only one of both of finite values, and of rows of -Inf."""
 
-_JOINING = frozenset({"add", "sub", "rsub", "cat", "stack", "where", "maximum", "minimum", "addcmul", "copyslices"})
+_JOINING = frozenset({"add", "sub", "rsub", "cat", "stack", "where", "maximum", "minimum", "addcmul", "copy_slices"})
 """Operations that pass on what any of several inputs has."""
 
 _SLOTS = {"other": 1, "target": 1, "mat2": 1, "tensor": 1, "weight": 1, "key": 1, "value": 2, "exponent": 1}
@@ -114,7 +115,7 @@ def bad_operation_in(loss: Tensor, model: nn.Module, program: Program = ()) -> B
         saved = _floats_saved_by(node)
         bad = [name for name, tensor in saved.items() if not _is_finite(tensor)]
         inputs = [name for name in bad if not _is_result(name)]
-        if not bad or (not inputs and operation_of(node) in ("softmax", "logsoftmax") and _is_mask(saved[bad[0]])):
+        if not bad or (not inputs and operation_of(node) in ("softmax", "log_softmax") and _is_mask(saved[bad[0]])):
             continue
         if not inputs:
             return _made_before(node, node, saved[bad[0]], places)
@@ -182,7 +183,7 @@ def _makes(node: Node) -> Literal["yes", "maybe", "no", "passes"]:
     """
     name, saved = operation_of(node), saved_tensors_of(node)
     one, other = saved.get("self", saved.get("mat1")), saved.get("other", saved.get("mat2"))
-    if name == "nllloss" and "total_weight" in saved:  # what is divided by
+    if name == "nll_loss" and "total_weight" in saved:  # what is divided by
         return "no" if saved["total_weight"] else "yes"
     if _is_mean_of_nothing(node.name(), one, number_saved_by(node, "self_sym_numel", 1)):
         return "yes"
@@ -200,7 +201,7 @@ def _makes(node: Node) -> Literal["yes", "maybe", "no", "passes"]:
         if one is not None and other is not None and name in ("mul", "div", "mm", "bmm", "addmm"):
             function = {"addmm": "mm"}.get(name, name)
             return "no" if _is_finite(getattr(torch, function)(one.detach(), other.detach())) else "yes"
-        if name == "mseloss" and one is not None and "target" in saved:
+        if name == "mse_loss" and one is not None and "target" in saved:
             squares = (one.detach() - saved["target"].detach()).square()
             whole = squares.mean() if number_saved_by(node, "reduction") == 1 else squares.sum()
             return "no" if _is_finite(whole) else "yes"
@@ -263,8 +264,17 @@ def nodes_behind(loss: Tensor) -> list[Node]:
 
 
 def operation_of(node: Node) -> str:
-    """Return the name of a node's operation: "addmm" for AddmmBackward0."""
-    return node.name().rpartition("::")[2].partition("Backward")[0].lower()
+    """Return the name of a node's operation: "mse_loss" for MseLossBackward0."""
+    return named(node.name())
+
+
+def named(node: str) -> str:
+    """Return the name of the operation of a node with this name.
+
+    >>> named("MseLossBackward0"), named("AddmmBackward0"), named("torch::autograd::CopySlices")
+    ('mse_loss', 'addmm', 'copy_slices')
+    """
+    return re.sub("(?<=[a-z])(?=[A-Z])", "_", node.rpartition("::")[2].partition("Backward")[0]).lower()
 
 
 def _places(nodes: Sequence[Node], model: nn.Module, program: Program) -> dict[Node, CallPlace]:
@@ -286,7 +296,7 @@ def _places(nodes: Sequence[Node], model: nn.Module, program: Program) -> dict[N
 def _leaves_of(node: Node) -> Iterator[Tensor]:
     """Yield the leaves that a node takes, also through transpositions and casts."""
     for before, _ in node.next_functions:
-        if before is not None and operation_of(before) in ("t", "transpose", "tocopy"):
+        if before is not None and operation_of(before) in ("t", "transpose", "to_copy"):
             yield from _leaves_of(before)
         elif before is not None and hasattr(before, "variable"):
             yield before.variable

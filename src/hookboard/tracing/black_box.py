@@ -16,7 +16,7 @@ from hookboard.health import Nonfinite
 from hookboard.measure import measuring_device
 from hookboard.model.layouts import stored
 from hookboard.model.nested import tensors_in
-from hookboard.tracing.bad_operation import Program, bad_operation_in, nodes_behind
+from hookboard.tracing.bad_operation import Program, bad_operation_in, named, nodes_behind
 from hookboard.tracing.detect import Sentinels, nonfinite_gradients
 from hookboard.tracing.explain import backward_event, batch_event, forward_event, parameter_event, unlocated_event
 
@@ -29,7 +29,7 @@ MAX_SEARCHES = 10
 LIST_EVERY_N_BATCHES = 100
 """At the first batch and every this many batches, the parameters are listed again, since a model may change."""
 
-_STEEP = frozenset({"sqrt", "rsqrt", "pow", "norm", "linalgvectornorm", "where", "acos", "asin", "cdist"})
+_STEEP = frozenset({"sqrt", "rsqrt", "pow", "norm", "linalg_vector_norm", "where", "acos", "asin", "cdist"})
 """Operations whose derivative may be infinite or NaN; as autograd names them."""
 
 P = ParamSpec("P")
@@ -220,7 +220,7 @@ class BlackBox:
         steep = {
             f"{operation}() at {step.line}" if step.line else f"{operation}()"
             for step in behind
-            if (operation := step.node.partition("Backward")[0].lower()) in _STEEP
+            if (operation := named(step.node)) in _STEEP
         }
         if self._world_size > 1:  # it may be that of another rank
             why = "they are averaged over the ranks, and may come from another rank"

@@ -46,8 +46,8 @@ def cut(done: TracedStep) -> Iterator[Finding]:
             op.place.module,
             f"{_named(op)} at {op.place} cuts the gradient of {len(lost)} of {len(done.trained)} trainable "
             f"parameters: {listed(sorted(lost), 3)}",
-            f"remove the {_named(op)}; where it is meant, as in a teacher, set requires_grad=False on what shall stay "
-            "as it is",
+            f"remove the {_named(op)}; where it is intended, as in a teacher, set requires_grad=False on what should "
+            "stay as it is",
         )
     else:
         yield from _gone(done)

@@ -211,11 +211,16 @@ def _has_nan_or_inf(tensor: Tensor, counts_masks: bool) -> bool:
 
 
 def _plain(name: str) -> str:
-    return _PLAIN_NAMES.get(name, name)
+    return _PLAIN_NAMES.get(name, name.removeprefix("native_"))
 
 
-_PLAIN_NAMES = {"addmm": "linear", "mm": "matmul", "bmm": "matmul", "linalgvectornorm": "norm"}
-_PLAIN_NAMES |= {"logsoftmax": "log_softmax", "safesoftmax": "softmax", "nllloss": "nll_loss"}
+_PLAIN_NAMES = {
+    "addmm": "linear",
+    "mm": "matmul",
+    "bmm": "matmul",
+    "linalg_vector_norm": "norm",
+    "safe_softmax": "softmax",
+}
 """Name of an operation in autograd to the function that users know it by."""
 
 _ROOTS = frozenset({"sqrt", "rsqrt", "pow"})
@@ -225,7 +230,7 @@ _LOGARITHMS = frozenset({"log", "log2", "log10", "log1p"})
 def _cause(origin: BadOperation) -> tuple[str, str]:
     """Return what is wrong with the inputs of the operation, as a clause, and what to change; each "" if not known."""
     first, name = origin.taken.get("self"), origin.taker if origin.is_maker else origin.name
-    if name == "nllloss":
+    if name == "nll_loss":
         return "none of its targets counts", "Leave out batches all of whose targets are `ignore_index`."
     if name == "mean" or (first is not None and not first.numel()):
         return "it is the mean of no values", "Leave the term out where nothing is selected."

@@ -55,7 +55,7 @@ def eval_mode(done: TracedStep) -> Iterator[Finding]:
         yield Finding(
             "",
             f"norms and dropouts of frozen modules are in training mode ({len(restless)}): {listed(restless, 3)}",
-            "unless that is meant, call eval() on the module before the fit, and again wherever train() is called",
+            "unless that is intended, call eval() on the module before the fit, and again wherever train() is called",
         )
 
 

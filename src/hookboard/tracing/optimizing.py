@@ -131,7 +131,7 @@ def _not_in_optimizer(
         "",
         f"{len(left_out)} of {len(trained)} trainable parameters that get a gradient are in no optimizer, and stay as "
         f"they are: {listed(left_out, 3)}",
-        "give them to the optimizer, or set requires_grad=False on what shall stay as it is",
+        "pass them to the optimizer, or set requires_grad=False on what should stay as it is",
         rule="not_in_optimizer",
     )
 
@@ -158,7 +158,7 @@ class Unfrozen:
                 "",
                 f"{len(left)} parameters that were frozen at first are trainable now, get a gradient and are in no "
                 f"optimizer, so that they stay as they are: {listed(left, 3)}",
-                "give them to the optimizer with add_param_group, or all parameters from the beginning",
+                "pass them to the optimizer with add_param_group, or all parameters from the beginning",
                 "alarm",
                 rule="not_in_optimizer",
             )
@@ -212,14 +212,15 @@ def _not_in_model(left: Sequence[Outsider], *, may_be_meant: bool) -> Iterator[F
     if (matrices and all(one.is_copy for one in matrices)) or (made and not fresh):
         return
     anew = f", {made} of them made by the step itself" if made else ""
+    they = "1 parameter gets a gradient and is" if len(left) == 1 else f"{len(left)} parameters get gradients and are"
     shapes = listed(dict.fromkeys(str(list(one.shape)) for one in fresh), 3)
-    as_torch = f"; {len(fresh)} look as torch initializes them, of shapes {shapes}" if fresh else ""
+    as_torch = f"; initialized as torch does, not trained since: {len(fresh)}, of shape {shapes}" if fresh else ""
     named, line = [one.name for one in left if one.name], next((one.line for one in left if one.line), "")
-    who = f": {listed(named, 3)}" if named else f": {len(left)}{anew}"
+    who = f": {listed(named, 3)}" if named else anew
     is_open = bool(named) and all(math.prod(one.shape) < FRESH_COUNT for one in left)
     yield Finding(
         "",
-        f"a gradient reaches parameters that neither the model nor an optimizer has{who}{as_torch}"
+        f"{they} registered in neither the model nor an optimizer{who}{as_torch}"
         + (f"; they are used at {line}" if line else ""),
         ("make layers in __init__" if made else "keep layers in an nn.ModuleList, not in a list")
         + ", so that the model has their parameters; nothing, if they are not to be trained, as of a fixed network in "
@@ -250,7 +251,7 @@ def _frozen(parameters: Mapping[str, nn.Parameter]) -> Iterator[Finding]:
             "",
             f"{count - sum(frozen.values()):,} of {count:,} weights are trained; frozen are all of "
             f"{listed(_whole(parameters, frozen), 8)}{_untrained(parameters, frozen)}",
-            "set requires_grad=True on what shall learn; nothing, if that is meant, as below an adapter",
+            "set requires_grad=True on what should learn; nothing, if that is intended, as below an adapter",
             rule="frozen",
         )
 
@@ -329,7 +330,7 @@ def _untrained(parameters: Mapping[str, nn.Parameter], frozen: Collection[str]) 
     ]
     if not names:
         return ""
-    return f"; those of {listed(names, 4)} look as torch initializes them, so nobody has trained them"
+    return f"; those of {listed(names, 4)} still look like torch's initialization, so nobody has trained them"
 
 
 def _is_fresh(weight: torch.Tensor) -> bool:

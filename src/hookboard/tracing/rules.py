@@ -180,8 +180,8 @@ def loss_input(done: TracedStep) -> Iterator[Finding]:
                 came = f", it comes from {_origin(call.output)}" if made_by else ""
                 yield Finding(
                     call.op.place.module,
-                    f"nll_loss at {call.op.place} takes log-probabilities, which sum to 1 after exp; its input sums to "
-                    f"{in_numbers(sums)}{came}",
+                    f"nll_loss at {call.op.place} takes log-probabilities, whose exp sums to 1; the exp of its input "
+                    f"sums to {in_numbers(sums)}{came}",
                     _for_nll_loss(call),
                     "alarm",
                 )
