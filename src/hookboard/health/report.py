@@ -123,7 +123,7 @@ def coverage(run: Run, every_n_steps: int | None) -> str:
 
 
 def left_out(run: Run) -> str:
-    """Return sentences on what was not measured or tested: units of wide layers, layers without an output, the step.
+    """Return sentences on what was not measured: units of wide layers, and layers without an output.
 
     Each sentence begins with a space; "" if nothing was left out.
     """
@@ -138,8 +138,7 @@ def left_out(run: Run) -> str:
     among = [layer.name for layer in run.layers]
     parts = (f"{folded(_parents(names, among), among)}{cause and ': '}{cause}" for cause, names in causes.items())
     silent = f" No output at any look from {'; from '.join(parts)}."
-    untested = "".join(f" {sentence[0].upper()}{sentence[1:]}" for sentence in run.facts.untested)
-    return (sampled if wide else "") + (silent if causes else "") + untested
+    return (sampled if wide else "") + (silent if causes else "")
 
 
 def _parents(names: Sequence[str], among: Iterable[str]) -> list[str]:

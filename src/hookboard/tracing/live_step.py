@@ -170,7 +170,7 @@ class LiveStep:
         if not reader.losses and reader.step.fault is None and self._tries < MAX_TRIES:
             self.leave()
             return None
-        facts, found, reached, untested = StepFacts(), list[Finding](), None, list[str]()
+        facts, found, reached = StepFacts(), list[Finding](), None
         try:
             if reader.step.fault is not None:
                 self._say_not_read(reader.step.fault)
@@ -181,14 +181,12 @@ class LiveStep:
                         self._findings += self._ledger.findings()
                     found = alarms_first([*self._findings, *reader.cuts()])
                 facts, reached = self._facts, reader.reached
-                untested = self._untested(reader)
+                self._say_opaque(reader)
         except Exception as error:  # what is known of the optimizers is still worth saying
             self._say_not_read(error)
         found += self._of_optimizers(reached)
         self.leave()
-        for sentence in untested:
-            inform(sentence)
-        return facts._replace(findings=found, untested=untested)
+        return facts._replace(findings=found)
 
     def _of_optimizers(self, reached: set[str] | None) -> list[Finding]:
         try:
@@ -205,18 +203,18 @@ class LiveStep:
         else:
             warn(f"the training step was not read: {type(error).__name__}: {error}")
 
-    def _untested(self, reader: Reader) -> list[str]:
-        """Return a sentence for each thing that was not looked into."""
-        said = list[str]()
-        if opaque := reader.step.compiled_calls:
-            said.append(
-                f"the training step was read, except for {opaque} calls of compiled code, which cannot be looked into."
+    def _say_opaque(self, reader: Reader) -> None:
+        """Say in one line each what was not looked into."""
+        if reader.step.compiled_calls:
+            inform(
+                f"the training step was read, except for {reader.step.compiled_calls} calls of compiled code, which "
+                "cannot be looked into."
             )
-        if why := reader.step.not_asked:
-            said.append(
-                f"whether outputs depend on other samples, or on what they are to predict, was not tested: {why}."
+        if reader.step.not_asked:
+            inform(
+                "whether outputs depend on other samples, or on what they are to predict, was not tested: "
+                f"{reader.step.not_asked}."
             )
-        return said
 
     def _stop(self) -> None:
         """Take the trace off the stack, and everything back that was replaced for it."""
