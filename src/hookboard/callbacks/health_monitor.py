@@ -18,6 +18,7 @@ from hookboard.callbacks.checkup import Checkup
 from hookboard.callbacks.health_state import HealthState, Judging
 from hookboard.callbacks.nan_watch import firsts_over_ranks
 from hookboard.callbacks.numbers import AT_END, WHEN_WRITTEN, SiteLogger
+from hookboard.callbacks.replicas import Compared, Replicas
 from hookboard.callbacks.report_at_end import ReportAtEnd
 from hookboard.callbacks.reporter import Reporter, StopOn
 from hookboard.callbacks.step_watch import StepWatch
@@ -43,7 +44,7 @@ from hookboard.loops import Loop, Selection, StageState, is_due
 from hookboard.measure import Recorder, Taps
 from hookboard.model.layers import ChannelDims, Layer, layers_of
 from hookboard.model.nested import tensors_in
-from hookboard.model.parameters import Weight
+from hookboard.model.parameters import Weight, stepped_by
 from hookboard.model.selection import NothingToSelectError, is_read_by_parent, select
 from hookboard.model.sites import Role, Site, Stage
 from hookboard.tracing import RULES, BlackBox
@@ -269,6 +270,8 @@ class HealthMonitor(SiteLogger[HealthState]):
             is_tried=has_checkup or not Checkup.can_try(loop),
         )
         state.stop_on = StopOn(self.stop_on)
+        if self._ranks is not None and "ranks_differ" in names:
+            state.replicas = Replicas(self._part)
         if "nonfinite" in names:
             if self.nonfinite == "exact" or (self.nonfinite == "auto" and loop.device.type == "cpu"):
                 is_scaled = state.loss_scale is not None
@@ -337,6 +340,8 @@ class HealthMonitor(SiteLogger[HealthState]):
 
     def _see_batch(self, loop: Loop, state: HealthState, batch: Any, batch_idx: int) -> None:
         state.batch_idx = batch_idx
+        if state.replicas is not None and not self._has_lazy:
+            state.replicas.begin(state.weights)
         if state.nans.box is not None:
             state.nans.box.begin_batch(batch, batch_idx, loop.logged_step)
             self._tell_news(loop, state)
@@ -406,6 +411,8 @@ class HealthMonitor(SiteLogger[HealthState]):
         super()._before_optimizer_step(loop, state, optimizer)
         if self._has_lazy:  # by now they have their shapes
             self._follow_layers(loop, state)
+        if state.replicas is not None:
+            state.replicas.note("gradient", stepped_by(optimizer, state.weights))
         for each in loop.optimizers:
             stepped, held_back = steps_of(loop, each, state.weights)
             state.stepped |= stepped
@@ -416,13 +423,18 @@ class HealthMonitor(SiteLogger[HealthState]):
         training, step, losses, ranks = self._live.get("train"), loop.logged_step, state.losses.take(), self._ranks
         # Rules judge silent layers (`StepFacts.why_silent`), so nobody is warned of them here.
         state.gaps_are_named = True
+        along, compared = [] if losses.waiting is None else [losses.waiting], list[Compared]()
+        if state.replicas is not None:
+            state.replicas.note("after", state.weights)
+            compared, numbers = state.replicas.take()
+            along += [] if numbers is None else [numbers]
         if state.stage == "train":
             facts = state.news.facts
             facts = state.news.collect(loop.model, state.selection) if facts is None else facts
-            judging: Judging | None = state.look(step, facts, losses, ranks)
+            judging: Judging | None = state.look(step, facts, losses, compared, ranks)
         else:
             judging = None if training is None else training.evaluation(step, loop.evaluation_loss)
-        sent = self._send(loop, state, losses.waiting)
+        sent = self._send(loop, state, torch.cat([one.to(along[0].device) for one in along]) if along else None)
 
         def take() -> Steps[None]:
             readings = (yield from sent).filled()

@@ -14,9 +14,10 @@ from hookboard.callbacks.layer_news import Facts
 from hookboard.callbacks.loss_meter import Losses, LossMeter, mean_over_ranks
 from hookboard.callbacks.measurement_state import MeasurementState
 from hookboard.callbacks.nan_watch import NanWatch, firsts_over_ranks
+from hookboard.callbacks.replicas import Compared, Replicas
 from hookboard.callbacks.reporter import Reporter, StopOn
 from hookboard.callbacks.step_watch import StepWatch
-from hookboard.health import HeldBack, Look, Loss, StepFacts, Stepped, Verdict
+from hookboard.health import Apart, HeldBack, Look, Loss, StepFacts, Stepped, Verdict
 from hookboard.measure import Readings, Taps, sent_together
 from hookboard.model.layers import Layer
 from hookboard.model.sites import Site
@@ -44,6 +45,7 @@ class HealthState(MeasurementState):
         stop_on: ends the fit at an alarm.
         inputs: hooks the model, whose inputs are taken for the batch if the loop passes none; None if it always does.
         why_silent: layer name to why it gave no output at the first look, if it gave none; None before.
+        replicas: compares the weights of all ranks; None if there are no others, or no rule asks.
     """
 
     keeps = (*MeasurementState.keeps, "first_step", "losses", "to_repeat", "reporter", "nans")
@@ -59,6 +61,7 @@ class HealthState(MeasurementState):
     stop_on: StopOn = field(default_factory=lambda: StopOn(None), kw_only=True)
     inputs: Taps | None = field(default=None, kw_only=True)
     why_silent: dict[str, str] | None = field(default=None, kw_only=True)
+    replicas: Replicas | None = field(default=None, kw_only=True)
 
     def open_input(self, site: Site) -> Callable[[Tensor], None]:
         """Return a function that measures a tensor of the batch, if its numbers are floating point."""
@@ -71,19 +74,23 @@ class HealthState(MeasurementState):
         if judge is not None:
             self.stop_on.earlier = frozenset((v.rule, v.module) for v in judge.verdicts if v.severity == "alarm")
 
-    def look(self, step: int, news: Facts, losses: Losses, ranks: Ranks | None) -> Judging:
+    def look(
+        self, step: int, news: Facts, losses: Losses, compared: Sequence[Compared], ranks: Ranks | None
+    ) -> Judging:
         """Collect what is known of this step; return a function that takes its readings and has them judged.
 
         Args:
             step: the optimizer step.
             news: what `LayerNews.collect` returned.
-            losses: the losses since the last look.
+            losses: the losses since the last look, whose numbers come first in `Readings.along`.
+            compared: what ranks compare, whose numbers follow there.
             ranks: the processes that share their losses and events; None if there are no others.
         """
         events = [] if ranks is None else self.nans.new_events()
         frozen = {name for name, w in self.weights.items() if not any(map(_is_trained, w.parameters))}
         is_scaled, batch_idx = self.loss_scale is not None, self.batch_idx
-        stepped, self.stepped = self.stepped, {}
+        stepped, self.stepped, replicas = self.stepped, {}, self.replicas
+        count = 0 if losses.waiting is None else len(losses.waiting)
         facts = self._facts()
 
         def records(layers: Sequence[Layer]) -> Mapping[str, list[bytes]]:
@@ -92,16 +99,18 @@ class HealthState(MeasurementState):
             )
 
         def take(readings: Readings) -> Steps[tuple[Verdict, ...] | None]:
-            seen = losses.read(readings.along)
+            seen, apart = losses.read(readings.along[:count]), list[Apart]()
             told = [*events, *self.nans.late_events(seen)]
             if ranks is not None:
                 is_told = once("max", torch.tensor([bool(told)], dtype=torch.float64, device="cpu"))
                 seen, has_told = yield from ranks.merge(together(mean_over_ranks(seen), is_told))
                 told = (yield from firsts_over_ranks(ranks, told)) if has_told else []
+                if replicas is not None:
+                    apart = yield from replicas.compare(ranks, compared, readings.along[count:])
             if self.reporter is None:
                 return None
             overflowed = is_scaled and bool(readings.overflowed.any())
-            look = Look(step, batch_idx, readings, seen, stepped, overflowed, frozen, is_scaled)
+            look = Look(step, batch_idx, readings, seen, stepped, overflowed, frozen, apart, is_scaled)
             if told:
                 self.reporter.tell(told, is_searched=self.nans.box is not None)
             return self.reporter.see(look, facts, records)

@@ -8,7 +8,7 @@ To add a rule, see `rules/__init__.py`.
 
 from hookboard.health.cell import Verdicts, cell
 from hookboard.health.judge import Judge
-from hookboard.health.look import MEASURED_VALUES_MAX, HeldBack, Look, Loss, NeedsHistogram, Stepped, every_unit
+from hookboard.health.look import MEASURED_VALUES_MAX, Apart, HeldBack, Look, Loss, NeedsHistogram, Stepped, every_unit
 from hookboard.health.page import VERDICT, Page
 from hookboard.health.report import closing, ended_by, news
 from hookboard.health.rule import Finding, Rule, Severity, Verdict, check_stop_on, rules_in, rules_of
@@ -22,6 +22,7 @@ __all__ = [
     "MEASURED_VALUES_MAX",
     "SCALE_TARGETS",
     "VERDICT",
+    "Apart",
     "Finding",
     "HeldBack",
     "Judge",

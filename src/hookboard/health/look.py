@@ -69,6 +69,22 @@ class HeldBack:
 
 @kept
 @dataclass(frozen=True)
+class Apart:
+    """A weight that is not the same on all ranks that hold it, and should be.
+
+    Args:
+        weight: its name.
+        groups: the ranks that hold the same numbers, and the norm of these; the largest group first.
+        has_same_gradients: whether its gradients at this step are the same on all ranks; None if there are none.
+    """
+
+    weight: str
+    groups: Sequence[tuple[Sequence[int], float]]
+    has_same_gradients: bool | None = None
+
+
+@kept
+@dataclass(frozen=True)
 class Look:
     """One measured step, or an evaluation loop.
 
@@ -85,6 +101,7 @@ class Look:
             frozen now, is not there.
         overflowed: whether the GradScaler skipped the step.
         frozen: the weights that are not to be trained now (`requires_grad` is False).
+        apart: the weights that should be the same on all ranks and are not.
         is_scaled: True if there is a GradScaler; gradients are divided by its scale, so that it is unknown which of
             them underflowed.
     """
@@ -96,6 +113,7 @@ class Look:
     stepped: Mapping[str, Stepped] = field(default_factory=dict)
     overflowed: bool = False
     frozen: Set[str] = frozenset()
+    apart: Sequence[Apart] = ()
     is_scaled: bool = False
 
     def of(self, name: str, role: Role) -> Reading | None:

@@ -19,6 +19,7 @@ from hookboard.measure.gradients import Observer, Switch, watch_output, why_no_g
 from hookboard.measure.histogram import BINS, Histogram, histograms
 from hookboard.measure.hooked import EDITS_GRADIENTS, EDITS_VALUES, READS_BEFORE_EDITS, hooked
 from hookboard.measure.measuring import measure, measure_channels
+from hookboard.measure.memory import is_plain
 from hookboard.measure.merge import merge_rows
 from hookboard.measure.module_tap import UNKNOWN, around_measuring
 from hookboard.measure.native import form_of
@@ -78,6 +79,7 @@ __all__ = [
     "histograms",
     "hooked",
     "is_own_call",
+    "is_plain",
     "measure",
     "measure_channels",
     "measuring_device",

@@ -1,0 +1,121 @@
+"""Trains on three ranks whose weights come apart, or are meant to differ: python drifted.py FOLDER CASE ...
+
+CASE is one of `CASES`. Saves the verdicts of rank 0, and the norm of each weight on each rank after the last step.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from lightning.pytorch import LightningModule, Trainer
+from torch import nn
+from torch.utils.data import DataLoader
+
+from hookboard import HealthMonitor, watch
+
+STEPS = 6
+SPOILED_AFTER = 3
+APART = ["a weight changes on one rank", "each rank trains alone", "each rank begins with its own"]
+MEANT = ["healthy", "frozen in part", "experts", "split by hand"]
+CASES = [*APART, *MEANT]
+
+
+class Net(nn.Module):
+    def __init__(self, seed=0):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.body = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2))
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x):
+        return self.head(self.body(x))
+
+
+class Model(LightningModule):
+    def __init__(self, case):
+        super().__init__()
+        self.case, self.net = case, Net()
+        if case == "frozen in part":
+            self.net.body[0].requires_grad_(False)
+
+    def training_step(self, batch):
+        return self.net(batch).square().mean()
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        if self.case == "a weight changes on one rank" and self.global_rank == 1 and batch_idx == SPOILED_AFTER:
+            with torch.no_grad():
+                self.net.head.weight.mul_(3.4)
+
+    def configure_optimizers(self):
+        return torch.optim.Adam((p for p in self.parameters() if p.requires_grad), lr=0.01)
+
+
+def batches(rank):
+    return torch.randn(STEPS, 16, 8, generator=torch.Generator().manual_seed(rank))
+
+
+def in_a_trainer(folder, case, monitor):
+    trainer = Trainer(
+        accelerator="cpu",
+        devices=3,
+        strategy="ddp",
+        max_epochs=1,
+        callbacks=monitor,
+        default_root_dir=folder,
+        use_distributed_sampler=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    model = Model(case)
+    trainer.fit(model, DataLoader(batches(int(trainer.global_rank)), batch_size=None))
+    return model.net
+
+
+def is_own(case, name):
+    """Whether each rank has a weight of its own under this name."""
+    return case == "each rank trains alone" or (case in ("experts", "split by hand") and name.startswith("head"))
+
+
+def in_a_bare_loop(folder, case, monitor):
+    rank = dist.get_rank()
+    net = Net(seed=rank if case == "each rank begins with its own" else 0)
+    if case == "experts":
+        torch.manual_seed(rank)
+        net.head = nn.Linear(16, 4)
+    if case == "split by hand":
+        torch.manual_seed(rank)
+        net.head = nn.Linear(16, 4)
+        nn.init.zeros_(net.head.bias)
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+    with watch(net, optimizer, monitor, log_every_n_steps=1) as run:
+        for batch in batches(rank):
+            with run.step(batch):
+                net(batch).square().mean().backward()
+                for name, parameter in net.named_parameters():
+                    if not is_own(case, name):
+                        dist.all_reduce(parameter.grad)
+                        parameter.grad /= dist.get_world_size()
+                optimizer.step()
+                optimizer.zero_grad()
+    return net
+
+
+def main(folder, *cases):
+    rank, size = (int(os.environ[name]) for name in ("LOCAL_RANK", "WORLD_SIZE"))
+    dist.init_process_group("gloo", rank=rank, world_size=size)
+    for case in cases:
+        monitor = HealthMonitor(every_n_steps=1)
+        is_of_lightning = case in ("a weight changes on one rank", "healthy", "frozen in part")
+        net = (in_a_trainer if is_of_lightning else in_a_bare_loop)(folder, case, monitor)
+        norms = {name: float(parameter.detach().double().norm()) for name, parameter in net.named_parameters()}
+        everyones = [None] * dist.get_world_size()
+        dist.all_gather_object(everyones, norms)
+        if dist.get_rank() == 0:
+            torch.save((list(monitor.verdicts), everyones), Path(folder) / case)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
