@@ -48,7 +48,7 @@ def caveat(run: Run, verdicts: Sequence[Verdict]) -> str:
         return ""
     own = [layer for layer in run.layers if layer.weights]
     trained = sum(any(name in run.peak_rate for name in layer.weights) for layer in own)
-    some = f" Optimizers step weights of {trained} of {_many(len(own), 'layer')} that have any." if own else ""
+    some = f" {trained} of the {len(own)} layers with weights are trained." if own else ""
     advice = "" if run.facts.is_tried else " To try other rates and targets on a copy, add the callback Checkup()."
     return (
         "No rule can see whether labels belong to their inputs, whether the loss is the right one, or whether "
@@ -123,7 +123,7 @@ def coverage(run: Run, every_n_steps: int | None) -> str:
 
 
 def left_out(run: Run) -> str:
-    """Return sentences on what was not measured: units of wide layers, and layers without an output.
+    """Return sentences on what was left out: targets, units of wide layers, and layers without an output.
 
     Each sentence begins with a space; "" if nothing was left out.
     """
@@ -138,7 +138,8 @@ def left_out(run: Run) -> str:
     among = [layer.name for layer in run.layers]
     parts = (f"{folded(_parents(names, among), among)}{cause and ': '}{cause}" for cause, names in causes.items())
     silent = f" No output at any look from {'; from '.join(parts)}."
-    return (sampled if wide else "") + (silent if causes else "")
+    ignored = run.facts.supervised and f" {run.facts.supervised}"
+    return ignored + (sampled if wide else "") + (silent if causes else "")
 
 
 def _parents(names: Sequence[str], among: Iterable[str]) -> list[str]:

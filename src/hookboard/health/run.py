@@ -54,6 +54,7 @@ class StepFacts(NamedTuple):
         is_sum: whether terms of several lines or layers depend on the batch, in one loss or in several. What chance
             gives is then unknown: an actor and its critic, or two players, hold each other where they are.
         findings: what was found in the code of the step.
+        supervised: a sentence on how many targets of the first batch count; "" if all do.
         why_silent: layer name to why it most likely gave no output at the first look; only meaningful if it gave none.
         unhooked: names of layers whose weights alone are measured, because their parent uses these itself.
         held_back: weight name to its weight decay and gradient clipping; only weights that an optimizer holds.
@@ -65,6 +66,7 @@ class StepFacts(NamedTuple):
     constant_loss: float = math.nan
     is_sum: bool = False
     findings: Sequence[Finding] = ()
+    supervised: str = ""
     why_silent: Mapping[str, str] = MappingProxyType({})
     unhooked: Set[str] = frozenset()
     held_back: Mapping[str, HeldBack] = MappingProxyType({})

@@ -137,7 +137,7 @@ def padding(done: TracedStep) -> Iterator[Finding]:
         if rows is None:
             continue
         pad = padding_of(rows)
-        if pad is None or pad == call.op.arguments.get("ignore_index", -100):
+        if pad is None or pad == call.ignored:
             continue
         share = float((runs_of(rows, pad)).double().mean())
         yield Finding(
@@ -214,7 +214,7 @@ def _positive(call: LossCall, weight: Tensor, wanted: Tensor) -> Iterator[Findin
 
 
 def _of_classes(call: LossCall, weight: Tensor, wanted: Tensor) -> Iterator[Finding]:
-    known = wanted[(wanted >= 0) & (wanted < len(weight)) & (wanted != call.op.arguments.get("ignore_index", -100))]
+    known = wanted[(wanted >= 0) & (wanted < len(weight)) & (wanted != call.ignored)]
     if len(known) < MIN_LABELS:
         return
     shares = torch.bincount(known, minlength=len(weight)).double() / len(known)

@@ -18,7 +18,7 @@ from hookboard.tracing.cuts import CUT
 from hookboard.tracing.inputs import WEIGHING, note_embedding, note_input, note_mask
 from hookboard.tracing.ledger import kind_of, terms_of
 from hookboard.tracing.program import StepTrace
-from hookboard.tracing.rules import OBSERVERS, TracedStep, findings_of
+from hookboard.tracing.rules import OBSERVERS, TracedStep, findings_of, supervised
 from hookboard.tracing.scaling import constant_loss
 
 QUESTIONS = [rule for rule in STEP_RULES if rule is not CUT]
@@ -131,7 +131,13 @@ class Reader:
         terms = [one for done in self.losses for one in terms_of(done.loss) if one.requires_grad and one.of_batch]
         kinds = {kind_of(one) for one in terms}
         flow = self.step.flow() if flow is None else flow
-        return StepFacts(flow, first.number, math.nan if others else constant_loss(first), is_sum=len(kinds) > 1)
+        return StepFacts(
+            flow,
+            first.number,
+            math.nan if others else constant_loss(first),
+            is_sum=len(kinds) > 1,
+            supervised=supervised(first),
+        )
 
     def findings(self) -> list[Finding]:
         """Return the findings of all rules for each loss, alarms first; equal ones once."""

@@ -98,6 +98,18 @@ class LossCall(NamedTuple):
     counts_all: bool = True
     weight: Tensor | None = None
 
+    @property
+    def ignored(self) -> int | None:
+        """The class number of targets that do not count; None if the loss takes no class numbers."""
+        takes_numbers = self.op.name in ("cross_entropy", "nll_loss") and not self.wanted.is_floating_point()
+        return int(self.op.arguments.get("ignore_index", -100)) if takes_numbers else None
+
+    @property
+    def counts(self) -> Tensor:
+        """Which targets count, shape of `wanted`, bool."""
+        wanted = self.wanted.detach()
+        return torch.ones_like(wanted, dtype=torch.bool) if self.ignored is None else wanted != self.ignored
+
 
 def _of_loss(op: Op, given: Mapping[str, Tensor], results: Sequence[Tensor]) -> LossCall | None:
     """Return the call of a loss function that takes an `input` and a `target`; None for others."""
@@ -175,7 +187,7 @@ def loss_input(done: TracedStep) -> Iterator[Finding]:
             )
         if name == "nll_loss" and values.dim() > 1 and values.is_floating_point() and not _weighs_logs(call.output):
             sums = values.double().exp().sum(1)
-            sums = sums[call.wanted != call.op.arguments.get("ignore_index", -100)]
+            sums = sums[call.counts]
             if bool(((sums - 1).abs() > SUM_DEVIATION).any()):
                 came = f", it comes from {_origin(call.output)}" if made_by else ""
                 yield Finding(
@@ -465,31 +477,55 @@ TARGETS = Rule(
     "targets",
     targets,
     of="step",
-    about="targets that the loss does not accept, tokens that are shifted twice, or a batch of at least 32 samples of "
-    "one class of several; as notes, targets that should be scaled, or are all the same",
+    about="targets that the loss does not accept, tokens that are shifted twice, no target that counts, or a batch of "
+    "at least 32 samples or tokens that count of one class of several; as notes, targets that should be scaled, or are "
+    "all the same",
 )
 
 
 def _all_the_same(call: LossCall) -> Iterator[Finding]:
-    """Yield a finding if all targets are equal: an alarm if they are class numbers of ONE_CLASS_SAMPLES samples."""
-    wanted, place = call.wanted.detach(), call.op.place
-    is_soft = call.op.name == "cross_entropy" and wanted.is_floating_point()
-    if (
-        call.target.origin.path is None
-        or is_soft
-        or wanted.numel() <= 7
-        or not bool((wanted == wanted.flatten()[0]).all())
-    ):
+    """Yield a finding if all targets that count are equal, or none counts.
+
+    If none counts that is an alarm, and so it is if they are class numbers of ONE_CLASS_SAMPLES samples or tokens.
+    """
+    place, counted = call.op.place, call.wanted.detach()[call.counts]
+    total, is_soft = call.wanted.numel(), call.op.name == "cross_entropy" and call.wanted.is_floating_point()
+    if total and not counted.numel():
+        yield Finding(
+            place.module,
+            f"none of the {total:,} targets of {call.op.name} at {place} counts: all are {call.ignored}, its "
+            "ignore_index",
+            "look at how the labels are made: at a template that does not mark the answer, a maximum length that cuts "
+            "it off, or a mask that hides it",
+            "alarm",
+        )
+    are_some = counted.numel() < total  # then they are tokens, which may be shifted and masked before
+    is_given = call.target.of_batch if are_some else call.target.origin.path is not None
+    if not is_given or is_soft or counted.numel() <= 7 or not bool((counted == counted[0]).all()):
         return
-    classes = call.values.shape[1] if call.op.name in ("cross_entropy", "nll_loss") and call.values.dim() == 2 else 0
-    is_each = len(call.target.origin.shape) == 1 and wanted.numel() >= ONE_CLASS_SAMPLES
+    classes = call.values.shape[1] if call.op.name in ("cross_entropy", "nll_loss") and call.values.dim() > 1 else 0
+    is_each = (are_some or len(call.target.origin.shape) == 1) and counted.numel() >= ONE_CLASS_SAMPLES
+    which = (
+        f"all {counted.numel():,} of {total:,} targets that count"
+        if are_some
+        else f"all {total:,} targets of the batch"
+    )
     yield Finding(
         place.module,
-        f"all {wanted.numel()} targets of the batch at {place} are {float(wanted.flatten()[0]):g}"
-        + (f", of {classes} classes" if classes else ""),
+        f"{which} at {place} are {float(counted[0]):g}" + (f", of {classes} classes" if classes else ""),
         "look at the labels that the data set gives, at whether it is shuffled, and at the weights of a sampler",
         "alarm" if classes > 2 and is_each else "note",
     )
+
+
+def supervised(done: TracedStep) -> str:
+    """Return a sentence on how many targets count, for a loss that ignores some, as of tokens; "" for others."""
+    for call in losses_of(done):
+        counted, total = call.wanted.detach()[call.counts], call.wanted.numel()
+        if counted.numel() < total and call.target.of_batch:
+            share, different = f"{counted.numel() / total:.0%}", counted.unique().numel()
+            return f"Of the {total:,} targets of the first batch {share} count, {different:,} different ones."
+    return ""
 
 
 def masked_row(done: TracedStep) -> Iterator[Finding]:

@@ -1,0 +1,84 @@
+"""Tokens of which only some are targets: how many count, and what is said if none does, or one alone."""
+
+import re
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule
+from torch import nn
+from torch.nn.functional import cross_entropy
+from toys import fit
+
+from hookboard import HealthMonitor
+from hookboard.health.report import closing
+from hookboard.tracing import audit
+
+ROWS, LENGTH, CLASSES = 4, 16, 11
+TOKENS = torch.randint(CLASSES, (ROWS, LENGTH), generator=torch.Generator().manual_seed(0))
+
+
+class Tagger(LightningModule):
+    """A loss for each token, whose labels the step moves and masks as libraries do."""
+
+    def __init__(self, labels):
+        super().__init__()
+        torch.manual_seed(0)
+        self.labels = labels
+        self.net = nn.Sequential(nn.Embedding(CLASSES, 8), nn.Linear(8, CLASSES))
+
+    def training_step(self, batch):
+        tokens, labels = batch
+        labels = nn.functional.pad(labels, (0, 1), value=-100)[:, 1:]
+        return cross_entropy(self.net(tokens).view(-1, CLASSES), labels.reshape(-1))
+
+    def validation_step(self, batch):
+        pass
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def found_in(labels):
+    model = Tagger(labels)
+    found = audit(model, (TOKENS, labels), model.training_step)
+    return [(one.severity, one.evidence) for one in found if one.rule == "targets"]
+
+
+def with_answers(count, value=None):
+    """Labels of which `count` count once they are shifted: the last ones of all rows together."""
+    labels = TOKENS.clone() if value is None else torch.full_like(TOKENS, value)
+    flat = labels[:, 1:].reshape(-1)
+    flat[: flat.numel() - count] = -100
+    labels[:, 1:] = flat.view(ROWS, LENGTH - 1)
+    return labels
+
+
+def test_that_no_target_counts_is_an_alarm():
+    ((severity, evidence),) = found_in(with_answers(0))
+    total, ignored = TOKENS.numel(), -100
+    assert severity == "alarm"
+    assert f"none of the {total} targets of cross_entropy at" in evidence
+    assert evidence.endswith(f"counts: all are {ignored}, its ignore_index")
+
+
+@pytest.mark.parametrize(("count", "severity"), [(32, "alarm"), (31, "note")])
+def test_that_one_token_alone_counts_is_an_alarm_from_32_targets_on(count, severity):
+    ((found, evidence),) = found_in(with_answers(count, 7))
+    assert found == severity
+    assert re.search(rf"all {count} of 64 targets that count at .* are 7, of 11 classes", evidence)
+
+
+@pytest.mark.parametrize("count", [1, 40])
+def test_nothing_is_said_of_answers_that_differ_or_are_few(count):
+    assert found_in(with_answers(count)) == []
+
+
+@pytest.mark.trains
+def test_the_summary_says_how_many_targets_count(tmp_path):
+    labels, monitor = with_answers(40), HealthMonitor(every_n_steps=1)
+    fit(tmp_path, Tagger(labels), 3 * [(TOKENS, labels)], monitor)
+    shifted = labels[:, 1:]
+    wanted = shifted[shifted != -100]
+    share, different = f"{len(wanted) / 64:.0%}", wanted.unique().numel()
+    text = " ".join(" ".join(closing(monitor._run, monitor.verdicts)).split())
+    assert f"Of the 64 targets of the first batch {share} count, {different} different ones." in text
