@@ -20,6 +20,7 @@ from torch.amp.grad_scaler import OptState
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext
@@ -293,6 +294,13 @@ def set_timeout(group: dist.ProcessGroup, timeout: timedelta) -> None:
     """Set the time after which a collective of a process group raises an error."""
     set_it = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
     set_it(timeout, group)
+
+
+def waiting_ddp() -> DistributedDataParallel | None:
+    """Return the DistributedDataParallel whose forward pass runs now, if its backward pass needs all its parameters."""
+    ddp = DistributedDataParallel._active_ddp_module
+    waits = ddp is not None and ddp.require_backward_grad_sync
+    return None if ddp is None or not waits or ddp.find_unused_parameters or ddp.static_graph else ddp
 
 
 class CollectiveError(RuntimeError):

@@ -74,6 +74,8 @@ _OF_LOSS = (
 """Rules whose findings follow from a faulty loss."""
 
 CAUSES: tuple[Cause, ...] = (
+    # DDP averages nothing that it sends together with a gradient that does not come.
+    Cause("unused_parameters", ("ranks_differ", *_STANDSTILL)),
     Cause(
         "not_learning",
         (*_SIGNAL, *_STANDSTILL, "update_too_large", "nonfinite", "spike"),

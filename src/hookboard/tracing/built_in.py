@@ -4,7 +4,9 @@ from importlib import import_module
 
 from hookboard.health import LOOK_RULES, Rule, rules_in
 
-_ABOUT_THE_STEP = "influence rules modes dependence order handwritten scaling inputs cuts optimizing stale scheduling"
+_ABOUT_THE_STEP = (
+    "influence rules modes dependence order handwritten scaling inputs cuts unused optimizing stale scheduling"
+)
 
 STEP_RULES: tuple[Rule, ...] = tuple(
     rule for file in _ABOUT_THE_STEP.split() for rule in rules_in(import_module(f"hookboard.tracing.{file}"))

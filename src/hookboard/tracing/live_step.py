@@ -179,7 +179,10 @@ class LiveStep:
                     if self._ledger is not None:
                         self._ledger.settle(reader.step.ops)
                         self._findings += self._ledger.findings()
-                    found = alarms_first([*self._findings, *reader.cuts()])
+                    unused = reader.unused()
+                    found = alarms_first([*unused, *self._findings, *reader.cuts()])
+                for one in [] if self._loop.is_rank_zero else unused:  # other ranks have nobody to judge it
+                    warn(str(one))
                 facts, reached = self._facts, reader.reached
                 self._say_opaque(reader)
         except Exception as error:  # what is known of the optimizers is still worth saying

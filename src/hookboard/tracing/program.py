@@ -30,6 +30,7 @@ from hookboard.base.torch_private import (
     state_of,
     take_off_stack,
     unheard,
+    waiting_ddp,
 )
 from hookboard.base.user_code import is_of_library
 from hookboard.model.layers import Flow
@@ -115,6 +116,8 @@ class StepTrace(TorchFunctionMode):
         """Why the calls could not be made again; "" if they could."""
         self.loss_calls: dict[Value, list[Any]] = {}
         """By loss, what `losses_of` has found, with its tensors, until `let_go`."""
+        self.waiting_for = frozenset[int]()
+        """The ids of the parameters whose gradients DistributedDataParallel waits for; empty without it."""
         self._at_backward = at_backward
         self._observers = observers
         self._values: dict[int, Value] = {}
@@ -186,6 +189,9 @@ class StepTrace(TorchFunctionMode):
         """Return the call that comes, and its arguments that are tensors."""
         if not self._is_batch_known:
             self._note_inputs()
+        if not self.waiting_for and (ddp := waiting_ddp()) is not None:
+            named = ddp.module.named_parameters()
+            self.waiting_for = frozenset(id(each) for name, each in named if name not in ddp.parameters_to_ignore)
         arguments = _bound(func, args, kwargs)
         op = Op(
             _name_of(func),

@@ -20,6 +20,7 @@ from hookboard.tracing.ledger import kind_of, terms_of
 from hookboard.tracing.program import StepTrace
 from hookboard.tracing.rules import OBSERVERS, TracedStep, findings_of, supervised
 from hookboard.tracing.scaling import constant_loss
+from hookboard.tracing.unused import unused_parameters
 
 QUESTIONS = [rule for rule in STEP_RULES if rule is not CUT]
 """The rules that judge the code of a step up to one of its losses. `cut` needs all of them: it is asked at the end."""
@@ -143,6 +144,10 @@ class Reader:
         """Return the findings of all rules for each loss, alarms first; equal ones once."""
         found = [finding for done in self.losses for finding in findings_of(done, QUESTIONS)]
         return alarms_first([*found, *self.cuts()])
+
+    def unused(self) -> list[Finding]:
+        """Return what `unused_parameters` finds, once all backward passes have run."""
+        return list(unused_parameters(self.step, self._trained - self.reached))
 
     def cuts(self) -> list[Finding]:
         """Return what `cut` finds for each loss, once all backward passes have run."""
