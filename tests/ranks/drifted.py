@@ -1,8 +1,9 @@
 """Trains on three ranks whose weights come apart, or are meant to differ: python drifted.py FOLDER CASE ...
 
-CASE is one of `CASES`. Saves the verdicts of rank 0, and the norm of each weight on each rank after the last step.
+CASE is one of `CASES`. Saves the verdicts of rank 0, and the RMS of each weight on each rank after the last step.
 """
 
+import copy
 import os
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch import LightningModule, Trainer
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from hookboard import HealthMonitor, watch
@@ -18,7 +20,8 @@ from hookboard import HealthMonitor, watch
 STEPS = 6
 SPOILED_AFTER = 3
 APART = ["a weight changes on one rank", "each rank trains alone", "each rank begins with its own"]
-MEANT = ["healthy", "frozen in part", "experts", "split by hand"]
+OWN = ["experts", "experts that begin alike", "experts that overflow", "experts that are added up", "split by hand"]
+MEANT = ["healthy", "frozen in part", "ignored by DDP", *OWN]
 CASES = [*APART, *MEANT]
 
 
@@ -39,6 +42,8 @@ class Model(LightningModule):
         self.case, self.net = case, Net()
         if case == "frozen in part":
             self.net.body[0].requires_grad_(False)
+        if case == "ignored by DDP":
+            DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(self, ["net.head.weight"])
 
     def training_step(self, batch):
         return self.net(batch).square().mean()
@@ -75,30 +80,39 @@ def in_a_trainer(folder, case, monitor):
 
 
 def is_own(case, name):
-    """Whether each rank has a weight of its own under this name."""
-    return case == "each rank trains alone" or (case in ("experts", "split by hand") and name.startswith("head"))
+    """Whether each rank has gradients of its own under this name."""
+    has_gradients_of_all = case == "experts that are added up" and name == "head.bias"
+    is_of_rank = case in OWN and name.startswith("head") and not has_gradients_of_all
+    return case == "each rank trains alone" or is_of_rank
 
 
 def in_a_bare_loop(folder, case, monitor):
     rank = dist.get_rank()
     net = Net(seed=rank if case == "each rank begins with its own" else 0)
-    if case == "experts":
+    if case in ("experts", "experts that overflow", "experts that are added up"):
         torch.manual_seed(rank)
         net.head = nn.Linear(16, 4)
     if case == "split by hand":
         torch.manual_seed(rank)
         net.head = nn.Linear(16, 4)
         nn.init.zeros_(net.head.bias)
-    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
     with watch(net, optimizer, monitor, log_every_n_steps=1) as run:
-        for batch in batches(rank):
+        for number, batch in enumerate(batches(rank)):
             with run.step(batch):
                 net(batch).square().mean().backward()
                 for name, parameter in net.named_parameters():
                     if not is_own(case, name):
                         dist.all_reduce(parameter.grad)
                         parameter.grad /= dist.get_world_size()
+                overflows = case == "experts that overflow" and number == 0
+                if overflows:
+                    kept = copy.deepcopy(net.state_dict())
+                    for parameter in net.head.parameters():
+                        parameter.grad.fill_(torch.nan)
                 optimizer.step()
+                if overflows:  # as a GradScaler does, which leaves the step out
+                    net.load_state_dict(kept)
                 optimizer.zero_grad()
     return net
 
@@ -108,11 +122,11 @@ def main(folder, *cases):
     dist.init_process_group("gloo", rank=rank, world_size=size)
     for case in cases:
         monitor = HealthMonitor(every_n_steps=1)
-        is_of_lightning = case in ("a weight changes on one rank", "healthy", "frozen in part")
+        is_of_lightning = case in ("a weight changes on one rank", "healthy", "frozen in part", "ignored by DDP")
         net = (in_a_trainer if is_of_lightning else in_a_bare_loop)(folder, case, monitor)
-        norms = {name: float(parameter.detach().double().norm()) for name, parameter in net.named_parameters()}
+        rms = {name: float(p.detach().double().square().mean().sqrt()) for name, p in net.named_parameters()}
         everyones = [None] * dist.get_world_size()
-        dist.all_gather_object(everyones, norms)
+        dist.all_gather_object(everyones, rms)
         if dist.get_rank() == 0:
             torch.save((list(monitor.verdicts), everyones), Path(folder) / case)
 

@@ -15,12 +15,12 @@ pytestmark = pytest.mark.spawns
 
 @pytest.fixture(scope="module")
 def trained(run_script, tmp_path_factory):
-    """By case, what `ranks_differ` says of it, and the norm of each weight on each rank after the last step."""
+    """By case, what `ranks_differ` says of it, and the RMS of each weight on each rank after the last step."""
     folder = tmp_path_factory.mktemp("drifted")
     done = run_script(Path(__file__).with_name("drifted.py"), folder, *CASES, ranks=3)
     assert done.returncode == 0, done.stderr
     saved = {case: torch.load(folder / case, weights_only=False) for case in CASES}
-    return {case: ([v for v in said if v.rule == "ranks_differ"], norms) for case, (said, norms) in saved.items()}
+    return {case: ([v for v in said if v.rule == "ranks_differ"], rms) for case, (said, rms) in saved.items()}
 
 
 @pytest.mark.parametrize("case", MEANT)
@@ -28,24 +28,24 @@ def test_nothing_is_said_where_weights_are_alike_or_meant_to_differ(trained, cas
     assert trained[case][0] == []
 
 
-def test_a_weight_that_changes_on_one_rank_is_an_alarm_with_its_norms(trained):
-    (verdict,), norms = trained["a weight changes on one rank"]
+def test_a_weight_that_changes_on_one_rank_is_an_alarm_with_its_rms(trained):
+    (verdict,), rms = trained["a weight changes on one rank"]
     assert (verdict.severity, verdict.module, verdict.since) == ("alarm", "net.head", SPOILED_AFTER + 1)
     found = re.search(
-        "; its gradients are the same on all ranks: its norm is (.*) on ranks 0 and 2, (.*) on rank 1$",
+        "; its gradients are the same on all ranks: its RMS is (.*) on ranks 0 and 2, (.*) on rank 1$",
         verdict.evidence,
     )
-    wanted = [each["head.weight"] for each in norms[:2]]
+    wanted = [each["head.weight"] for each in rms[:2]]
     assert list(map(float, found.groups())) == pytest.approx(wanted, rel=0.006)
 
 
 @pytest.mark.parametrize(("case", "reason"), [(APART[1], ", and so do its gradients"), (APART[2], "")])
 def test_ranks_that_train_apart_or_begin_apart_are_an_alarm_at_the_first_look(trained, case, reason):
-    (verdict,), norms = trained[case]
+    (verdict,), rms = trained[case]
     assert (verdict.severity, verdict.module, verdict.since) == ("alarm", "body.0", 0)
     # Those of the batch norm began alike as ones and zeros, which tells nothing, unless their gradients are alike.
-    known = [name for name in norms[0] if not reason or not name.startswith("body.1")]
-    others = sum(len({each[name] for each in norms}) > 1 for name in known) - 1
+    known = [name for name in rms[0] if not reason or not name.startswith("body.1")]
+    others = sum(len({each[name] for each in rms}) > 1 for name in known) - 1
     assert verdict.evidence.endswith(f"; so do {others} other weights")
     assert f"body.0.weight differs between ranks{reason}" in verdict.evidence
     assert ("average the gradients" in verdict.advice) == bool(reason)

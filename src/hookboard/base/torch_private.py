@@ -377,6 +377,11 @@ def stream_number(device: torch.device) -> int:
     return int(torch._C._cuda_getCurrentRawStream(index))
 
 
+def is_left_to_ranks(parameter: Tensor) -> bool:
+    """Return True for what DistributedDataParallel is told to ignore, and for a shard of `FullyShardedDataParallel`."""
+    return hasattr(parameter, "_ddp_ignored") or hasattr(parameter, "_fsdp_flattened")
+
+
 def put_on_stack(mode: TorchFunctionMode) -> None:
     """Put a mode on this thread's stack of torch function modes, below all others but that of a default device.
 

@@ -1,5 +1,7 @@
 """`Replicas`: compares weights that should be alike on all ranks, bit for bit."""
 
+import functools
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -10,18 +12,25 @@ from torch.distributed.tensor import DTensor
 from hookboard.base.jobs import Steps
 from hookboard.base.ranks import Ranks, local
 from hookboard.base.rounds import once, together
+from hookboard.base.torch_private import is_left_to_ranks
 from hookboard.callbacks.weights import Part
 from hookboard.health import Apart
 from hookboard.measure import is_plain
 from hookboard.model.parameters import Weight
 
-_WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Bytes of a number to the type that its bits are read as."""
+_WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int32}
+"""Bytes of a number to the type that its bits are read as, so short that what is added up fits into 64 bits."""
 
-_LOWEST_BITS = (1 << 52) - 1
-"""The bits of a checksum that are kept: float64, in which ranks exchange it, holds them exactly."""
+_PLACES = 1021
+"""Where an element lies counts in a checksum modulo this: a prime, so that no row of a usual weight is as long."""
 
-_NUMBERS = 3
+_MIXING = 0x1E3779B97F4A7C15
+"""An odd number, whose powers are as good as random: what lies at different places does not cancel out (a choice)."""
+
+_LOST_BITS = 12
+"""The lowest bits of a checksum, which are left out: float64, in which ranks exchange it, holds the others exactly."""
+
+_NUMBERS = 4
 """The numbers of a tensor: see `_numbers_of`."""
 
 
@@ -43,7 +52,8 @@ class Replicas:
     """Finds weights that should be alike on several ranks and are not.
 
     They should be if they have been alike before, or if their gradients are. What is split over the ranks by hand, or
-    experts, may have one name and shape on all ranks; but there numbers and gradients differ from the beginning.
+    experts, may have one name and shape on all ranks, and even begin alike; but there gradients differ from the first
+    step, while those of other weights are alike.
 
     Args:
         part: the part of each weight that is compared.
@@ -55,6 +65,8 @@ class Replicas:
         self._noted: dict[Compared, Tensor] = {}
         self._alike = set[tuple[str, str]]()
         """Name and layout of each weight that has been alike on several ranks."""
+        self._meant = set[tuple[str, str]]()
+        """Those of each weight that is meant to differ."""
 
     def begin(self, weights: Mapping[str, Weight]) -> None:
         """Note the weights before the first step of the fit; later calls have no effect."""
@@ -67,7 +79,7 @@ class Replicas:
         for name, weight in weights.items():
             parameter = weight.parameters[0]
             tensor = parameter.grad if when == "gradient" else parameter
-            if weight.is_computed or tensor is None:
+            if weight.is_computed or tensor is None or is_left_to_ranks(parameter):
                 continue
             values = local(tensor.detach())
             if is_plain(values) and values.is_floating_point() and values.element_size() in _WORDS and values.numel():
@@ -76,7 +88,7 @@ class Replicas:
                 self._noted[Compared(when, name, layout)] = _numbers_of(values)
 
     def take(self) -> tuple[list[Compared], Tensor | None]:
-        """Return what was noted since the last call, and its numbers, shape (3 * n,), on a device; and forget it."""
+        """Return what was noted since the last call, and its numbers, shape (4 * n,), on a device; and forget it."""
         noted, self._noted = self._noted, {}
         there = next(iter(noted.values()), None)
         return [*noted], None if there is None else torch.cat([one.to(there.device) for one in noted.values()])
@@ -98,14 +110,23 @@ class Replicas:
         counts = torch.zeros(2, len(every), dtype=torch.float64, device="cpu")
         for place, one in enumerate(every):
             if one in own:
-                checksum, _, varies = own[one]
+                checksum, _, lowest, highest = own[one]
                 sums[:, place] = sums.new_tensor([checksum, -checksum])
-                counts[:, place] = counts.new_tensor([1.0, varies])
+                # After an overflow all may be NaN on all ranks.
+                counts[:, place] = counts.new_tensor([1.0, 0 < highest - lowest < math.inf])
         sums, counts = yield from ranks.merge(together(once("max", sums), once("sum", counts)))
         alike = dict(zip(every, (sums[0] == -sums[1]).tolist(), strict=True))
         held, varied = (dict(zip(every, each, strict=True)) for each in counts.tolist())
         # A tensor of equal numbers, such as a new bias, may be the same on all ranks by chance.
-        self._alike |= {one[1:] for one in every if alike[one] and varied[one] > 1}
+        told = [one for one in every if alike[one] and varied[one] > 1]
+        if any(one.when == "gradient" for one in told):  # if all differ, the ranks train apart
+            others = {one[1:] for one in every if one.when == "gradient" and held[one] > 1 and not alike[one]}
+            self._meant |= others - self._alike
+        # What is added up over the ranks, as a last bias of experts, gets the same gradients too.
+        meant = {_module(weight) for weight, _ in self._meant}
+        self._alike |= {
+            one[1:] for one in told if one.when != "gradient" or _module(one.weight) not in meant
+        } - self._meant
         apart = [
             one for one in every if one.when == "after" and held[one] > 1 and not alike[one] and one[1:] in self._alike
         ]
@@ -118,8 +139,12 @@ class Replicas:
         ]
 
 
+def _module(weight: str) -> str:
+    return weight.rpartition(".")[0]
+
+
 def _groups(everyones: Sequence[tuple[float, ...] | None]) -> list[tuple[list[int], float]]:
-    """Return the ranks that hold the same numbers, and their norm; the largest group first."""
+    """Return the ranks that hold the same numbers, and their RMS; the largest group first."""
     groups: dict[float, tuple[list[int], float]] = {}
     for rank, numbers in enumerate(everyones):
         if numbers is not None:
@@ -128,17 +153,31 @@ def _groups(everyones: Sequence[tuple[float, ...] | None]) -> list[tuple[list[in
 
 
 def _shard(tensor: Tensor) -> list[tuple[int, int]]:
-    """Return which shard of a DTensor this rank holds: of each dimension of the mesh that splits it, the coordinate."""
+    """Return which shard of a DTensor this rank holds: of each dimension of the mesh that splits it, the coordinate.
+
+    First comes the first rank of the mesh: another mesh, as of another stage, has nothing in common with it.
+    """
     if not isinstance(tensor, DTensor):
         return []
+    mesh = tensor.device_mesh
     splits = [dim for dim, placement in enumerate(tensor.placements) if not placement.is_replicate()]
-    return [(dim, tensor.device_mesh.get_local_rank(dim)) for dim in splits]
+    return [(-1, int(mesh.mesh.min())), *((dim, mesh.get_local_rank(dim)) for dim in splits)]
+
+
+@functools.cache
+def _factors(device: torch.device) -> Tensor:
+    """Return what the sum of each place in a checksum is multiplied by."""
+    with torch.inference_mode(False):
+        return torch.full((_PLACES,), _MIXING, device="cpu").cumprod(0).to(device)
 
 
 def _numbers_of(values: Tensor) -> Tensor:
-    """Return a checksum of the bits, the norm, and 1 if not all elements are equal, else 0: float64, on the device."""
-    bits = values.contiguous().view(_WORDS[values.element_size()]).flatten()
-    total = bits.sum(dtype=torch.int64)  # of integers it does not depend on the order
-    norm = torch.linalg.vector_norm(values, dtype=torch.promote_types(values.dtype, torch.float32))
-    varies = total != bits[0].long() * bits.numel()
-    return torch.stack([(total & _LOWEST_BITS).double(), norm.double(), varies.double()])
+    """Return a checksum of the bits, the RMS, and the lowest and the highest element: float64, on the device."""
+    bits = values.flatten().view(_WORDS[values.element_size()])
+    rest = bits.numel() % _PLACES
+    # Sums of integers do not depend on the order; a single sum would not see elements that change places or signs.
+    sums = bits[rest:].view(-1, _PLACES).sum(0, dtype=torch.int64)
+    sums[:rest].add_(bits[:rest])
+    checksum = (sums * _factors(bits.device)).sum() >> _LOST_BITS
+    rms = torch.linalg.vector_norm(values, dtype=torch.float64) / math.sqrt(values.numel())
+    return torch.stack([number.double() for number in (checksum, rms, *values.aminmax())])

@@ -74,7 +74,7 @@ class Apart:
 
     Args:
         weight: its name.
-        groups: the ranks that hold the same numbers, and the norm of these; the largest group first.
+        groups: the ranks that hold the same numbers, and the RMS of what is measured of these; the largest group first.
         has_same_gradients: whether its gradients at this step are the same on all ranks; None if there are none.
     """
 

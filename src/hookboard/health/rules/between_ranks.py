@@ -11,7 +11,7 @@ MOST_NAMED = 8
 """Of more ranks with the same weight only the number is said (a choice)."""
 
 MOST_DIGITS = 9
-"""The most digits of norms, if fewer would not tell them apart (a choice)."""
+"""The most digits of an RMS, if fewer would not tell them apart (a choice)."""
 
 
 def ranks_differ(run: Run) -> Iterator[Finding]:
@@ -19,7 +19,9 @@ def ranks_differ(run: Run) -> Iterator[Finding]:
     if not run.now.apart:
         return
     first, *others = run.now.apart
-    more = f"; so do {len(others)} other weights" if others else ""
+    more = (
+        f"; so do {len(others)} other weights" if others[1:] else "".join(f"; so does {one.weight}" for one in others)
+    )
     advice = "give all ranks the weights of rank 0, and look for what changes them on some ranks alone"
     gradients = "; its gradients are the same on all ranks" if first.has_same_gradients else ""
     if first.has_same_gradients is False:
@@ -28,18 +30,18 @@ def ranks_differ(run: Run) -> Iterator[Finding]:
             "average the gradients over the ranks: call the DistributedDataParallel module, not the model inside it, "
             "and leave no_sync() before the last backward pass of a step"
         )
-    evidence = f"{first.weight} differs between ranks{gradients}: its norm is {_norms(first)}{more}"
+    evidence = f"{first.weight} differs between ranks{gradients}: its RMS is {_rms(first)}{more}"
     module = first.weight.rpartition(".")[0]
     yield Finding(module, evidence, advice, "alarm", len(run.now.apart), is_root=True, is_hard=True)
 
 
-def _norms(apart: Apart) -> str:
-    """Return the norm on each group of ranks, as in "5.91 on ranks 0 and 2, 20.3 on rank 1"."""
+def _rms(apart: Apart) -> str:
+    """Return the RMS on each group of ranks, as in "5.91 on ranks 0 and 2, 20.3 on rank 1"."""
     for digits in range(3, MOST_DIGITS + 1):
-        norms = [f"{norm:.{digits}g}" for _, norm in apart.groups]
-        if len({*norms}) == len(norms):
+        each = [f"{rms:.{digits}g}" for _, rms in apart.groups]
+        if len({*each}) == len(each):
             break
-    return listed((f"{norm} on {_named(ranks)}" for norm, (ranks, _) in zip(norms, apart.groups, strict=True)), 3)
+    return listed((f"{rms} on {_named(ranks)}" for rms, (ranks, _) in zip(each, apart.groups, strict=True)), 3)
 
 
 def _named(ranks: Sequence[int]) -> str:
