@@ -1,6 +1,5 @@
 """`HealthMonitor`: says which layer is sick, since when and why."""
 
-import functools
 import html
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
@@ -11,11 +10,12 @@ from torch.distributed.tensor import DTensor
 from torch.optim import SGD, AdamW, Optimizer
 
 from hookboard.base.checks import check_name, check_switches, check_whole
-from hookboard.base.jobs import Steps, then
+from hookboard.base.jobs import Steps
 from hookboard.base.messages import warn_switched_off
 from hookboard.base.prompts import LiveCell
 from hookboard.callbacks.checkup import Checkup
 from hookboard.callbacks.health_state import HealthState, Judging
+from hookboard.callbacks.loss_meter import mean_over_ranks
 from hookboard.callbacks.nan_watch import firsts_over_ranks
 from hookboard.callbacks.numbers import AT_END, WHEN_WRITTEN, SiteLogger
 from hookboard.callbacks.replicas import Compared, Replicas
@@ -353,8 +353,14 @@ class HealthMonitor(SiteLogger[HealthState]):
         losses = [] if state.stop_on.is_ending else state.last_losses()
         events = [*state.nans.new_events(), *state.nans.late_events(losses)]
         if (ranks := self._ranks) is not None:  # which tell at looks only what has happened
-            firsts = then(firsts_over_ranks(ranks, events), functools.partial(self._tell, state))
-            self._do_later(state, self._at("end", firsts), loop.logged_step, AT_END)
+
+            def shared() -> Steps[None]:
+                nonlocal losses
+                told = yield from firsts_over_ranks(ranks, events)
+                losses = yield from ranks.merge(mean_over_ranks(losses))
+                self._tell(state, told)
+
+            self._do_later(state, self._at("end", shared()), loop.logged_step, AT_END)
             self._jobs.finish()
         else:
             self._tell(state, events)
