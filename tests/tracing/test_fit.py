@@ -62,6 +62,16 @@ def verdicts_of(tmp_path, model, **options):
     return monitor.verdicts
 
 
+class Listed(Classifier):
+    def training_step(self, batch, batch_idx):
+        return cross_entropy(torch.tensor(self.net(batch[0]).tolist(), requires_grad=True), batch[1])
+
+
+def test_a_cut_off_whole_model_is_one_alarm(tmp_path):
+    alarms = {(v.rule, v.follows_from) for v in verdicts_of(tmp_path, Listed()) if v.severity == "alarm"}
+    assert {rule for rule, cause in alarms if cause is None} == {"cut"}
+
+
 def test_that_all_gradients_are_0_follows_from_what_makes_them_0(tmp_path):
     model = Classifier(nn.ReLU())
     nn.init.constant_(model.net[2].bias, -100.0)

@@ -32,7 +32,7 @@ def ranks_differ(run: Run) -> Iterator[Finding]:
         )
     evidence = f"{first.weight} differs between ranks{gradients}: its RMS is {_rms(first)}{more}"
     module = first.weight.rpartition(".")[0]
-    yield Finding(module, evidence, advice, "alarm", len(run.now.apart), is_root=True, is_hard=True)
+    yield Finding(module, evidence, advice, "alarm", len(run.now.apart), is_hard=True)
 
 
 def _rms(apart: Apart) -> str:

@@ -175,6 +175,9 @@ def _cut(run: Run, look: Look, chain: list[Layer], others: list[Layer]) -> Findi
     call = next((each.partition(" cuts ")[0] for each in said if any(name in each for name in names)), "")
     if call and not zeros:
         advice = f"remove the {call}, or use it only for the loss of another optimizer"
+    # A later dead layer passes zeros. Nothing is passed by a cut, or kept by a step that comes too late.
+    causes = {"cleared_gradients", "wrong_optimizer"} | ({"cut"} if not others else set())
+    has_cause = any(found.rule in causes and found.severity == "alarm" for found in run.facts.findings)
     return Finding(
         last,
         f"{what} the weights of {where}; {elsewhere}",
@@ -182,9 +185,7 @@ def _cut(run: Run, look: Look, chain: list[Layer], others: list[Layer]) -> Findi
         severity,
         float(len(chain)),
         since,
-        # A later dead layer passes zeros. Nothing is passed by a cut, or kept by a step that comes too late.
-        is_root=not zeros
-        and not any(found.rule in ("cleared_gradients", "wrong_optimizer") for found in run.facts.findings),
+        is_root=not zeros and not has_cause,
     )
 
 
