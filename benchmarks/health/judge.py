@@ -1,4 +1,4 @@
-"""Replays a trace through hookboard's rules, as `HealthMonitor` would judge it live."""
+"""Replays a trace through hookboard's rules, as `HealthMonitor` would judge it live from the numbers alone."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,8 @@ def judged(trace: Trace, rules: Sequence[Rule] | None = None, window: int = WIND
     """The judge after the last entry of a trace."""
     judge = Judge(list(RULES.values()) if rules is None else rules, trace.layers, window)
     for name, given, named in trace.entries:
-        getattr(judge, name)(*given, **named)
+        # Other tools have nothing but numbers: what is known from the code of the step is left out.
+        getattr(judge, name)(*(given[:1] if name == "see" else given), **named)
     return judge
 
 
