@@ -506,7 +506,7 @@ def _all_the_same(call: LossCall) -> Iterator[Finding]:
     classes = call.values.shape[1] if call.op.name in ("cross_entropy", "nll_loss") and call.values.dim() > 1 else 0
     is_each = (are_some or len(call.target.origin.shape) == 1) and counted.numel() >= ONE_CLASS_SAMPLES
     which = (
-        f"all {counted.numel():,} of {total:,} targets that count"
+        f"all {counted.numel():,} targets that count (of {total:,})"
         if are_some
         else f"all {total:,} targets of the batch"
     )

@@ -31,11 +31,12 @@ def unused_parameters(step: StepTrace, without: Collection[str]) -> Iterator[Fin
         for name, parameter in step.model.named_parameters()
         if name in without and id(parameter) in step.waiting_for
     ]
+    count = "1 parameter" if len(missing) == 1 else f"{len(missing)} parameters"
     if missing:
         yield Finding(
             "",
-            f"DistributedDataParallel waits for the gradients of {len(missing)} parameters that no loss of this step "
-            f"reaches: {listed(missing, 4)}{_not_called(step, missing)}; the next forward pass raises an error",
+            f"DistributedDataParallel waits for the gradient of {count} that no loss of this step reaches: "
+            f"{listed(missing, 4)}{_not_called(step, missing)}; the next forward pass raises an error",
             "use them in every step, or pass find_unused_parameters=True to DistributedDataParallel (in Lightning, "
             "strategy='ddp_find_unused_parameters_true'; in Hugging Face, ddp_find_unused_parameters=True)",
             "alarm",
