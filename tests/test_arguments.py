@@ -139,7 +139,6 @@ NEEDED_BY_TYPE = {bool: True, float: 1.0, int: 1, str: "x", torch.Tensor: torch.
 
 MEANT_THERE = {
     ("CAMLogger", "stage"): set(),
-    ("StepRecorder", "steps"): {"(1, 2)"},
     ("CAMLogger", "mean"): {"None"},
     ("CAMLogger", "std"): {"None"},
     ("Noise", "std"): NUMBER - {"nan", "inf", "-1"},

@@ -12,7 +12,6 @@ from hookboard.callbacks import (
     Intervention,
     KernelLogger,
     ParameterLogger,
-    StepRecorder,
 )
 from hookboard.capturing import Captured, CapturedModule, Clamp, ClipNorm, Edit, Noise, Replace, Scale, Zero, capture
 from hookboard.comparing import Comparison, Difference, compare, record
@@ -55,7 +54,6 @@ __all__ = [
     "Scale",
     "Site",
     "Statistic",
-    "StepRecorder",
     "Verdict",
     "Zero",
     "audit",

@@ -23,7 +23,6 @@ from hookboard import (
     KernelLogger,
     Noise,
     ParameterLogger,
-    StepRecorder,
     callbacks,
 )
 
@@ -40,7 +39,7 @@ MAKE = {
     "Intervention": lambda: Intervention(Noise(0.5), "conv", stages=BOTH),
 }
 # What Checkup writes differs from run to run: it says how long it took.
-NAMES = [*MAKE, "StepRecorder", *sorted({*callbacks.__all__} - {*MAKE, "Checkup", "StepRecorder"})]
+NAMES = [*MAKE, *sorted({*callbacks.__all__} - {*MAKE, "Checkup"})]
 LOOKERS = [name for name in NAMES if name != "Intervention"]
 LOOKING = [pair if i % 2 else pair[::-1] for i, pair in enumerate(combinations(LOOKERS, 2))]
 PAIRS = LOOKING + [pair for name in LOOKERS for pair in ((name, "Intervention"), ("Intervention", name))]
@@ -83,8 +82,6 @@ class Classifier(LightningModule):
 
 def made(name, folder):
     """A callback, of which `MAKE` need say nothing if `every_n_steps` is all it is to be given."""
-    if name == "StepRecorder":
-        return StepRecorder(folder / "steps", [0, 1, 2])  # it writes files, and nothing to the logger
     return MAKE[name]() if name in MAKE else getattr(callbacks, name)(every_n_steps=1)
 
 

@@ -1,24 +1,19 @@
-"""Trains or compares on two ranks: python ranks.py FOLDER CASE
+"""Compares on two ranks: python ranks.py FOLDER CASE
 
-CASE is `fit` (a run for `StepRecorder`), `other` (the same with a wrong norm), `sharded` (the same under FSDP2), `ddp`
-(a model against its copy in DDP), or `fsdp` (against its copy in FSDP2). Rank 0 prints what was found.
+CASE is `ddp` (a model against its copy in DDP) or `fsdp` (against its copy in FSDP2). Rank 0 prints what was found.
 """
 
 import copy
 import os
 import sys
-import warnings
 
 import torch
 import torch.distributed as dist
-from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader
 
-from hookboard import HookboardWarning, StepRecorder, compare
+from hookboard import compare
 
 
 def net() -> nn.Sequential:
@@ -28,47 +23,6 @@ def net() -> nn.Sequential:
 
 def loss(output: Tensor) -> Tensor:
     return output.square().mean()
-
-
-class Trained(LightningModule):
-    def __init__(self, is_wrong: bool, is_sharded: bool) -> None:
-        super().__init__()
-        self.net, self.is_sharded = net(), is_sharded
-        if is_wrong:
-            self.net[1].eps = 1e-2
-
-    def configure_model(self) -> None:
-        if self.is_sharded:
-            self.net[1] = nn.LayerNorm(8)
-            fully_shard(self.net)
-
-    def training_step(self, batch: Tensor) -> Tensor:
-        return loss(self.net(batch))
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
-
-def fit(folder: str, case: str) -> None:
-    sharded = ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1)
-    trainer = Trainer(
-        strategy=sharded if case == "sharded" else "ddp",
-        devices=2,
-        accelerator="cpu",
-        max_epochs=1,
-        callbacks=[StepRecorder(folder, [0, 1])],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        use_distributed_sampler=False,
-    )
-    generator = torch.Generator().manual_seed(1 + trainer.global_rank)
-    batches = [torch.randn(6, 4, generator=generator) for _ in range(3)]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        warnings.simplefilter("error", HookboardWarning)
-        trainer.fit(Trained(case == "other", case == "sharded"), DataLoader(batches, batch_size=None))
 
 
 def beside(case: str) -> None:
@@ -96,7 +50,4 @@ def beside(case: str) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[2] in ("ddp", "fsdp"):
-        beside(sys.argv[2])
-    else:
-        fit(*sys.argv[1:])
+    beside(sys.argv[2])

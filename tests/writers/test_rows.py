@@ -118,14 +118,12 @@ def test_wandb_gets_one_row_for_each_step_with_all_of_it(tmp_path, monkeypatch):
 
 
 @pytest.mark.filterwarnings("default")  # of what MLflow runs on
-def test_mlflow_gets_histograms_as_images(tmp_path, monkeypatch):
+def test_of_mlflow_it_is_said_that_histograms_are_left_out(tmp_path, monkeypatch):
     pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     logger = MLFlowLogger(tracking_uri=f"file:{tmp_path / 'mlflow'}")
-    numbers(tmp_path, logger)
-    (folder,) = tmp_path.glob(f"mlflow/*/{logger.run_id}/artifacts")
-    shown = sorted(path.name.partition("+step+")[2][0] for path in folder.glob("images/activations*.png"))
-    assert shown == ["0", "1", "2"]
+    with pytest.warns(HookboardWarning, match="MLFlowLogger takes no histograms; they are left out there"):
+        numbers(tmp_path, logger)
 
 
 def test_two_loggers_get_the_same(tmp_path):

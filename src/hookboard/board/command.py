@@ -73,7 +73,7 @@ def parser() -> argparse.ArgumentParser:
     runs.add_argument("folder", nargs="+", help="a folder with runs")
     runs.set_defaults(command=_runs)
     compare = commands.add_parser("compare", help="where two recordings of models differ; exit status 1 if they do")
-    compare.add_argument("left", help="a file that hookboard.record has written, or a folder of StepRecorder")
+    compare.add_argument("left", help="a file that hookboard.record has written")
     compare.add_argument("right", help="another one")
     compare.add_argument("--table", action="store_true", help="print a line for each tensor too")
     compare.set_defaults(command=_compare)

@@ -13,7 +13,6 @@ from hookboard.callbacks.health_monitor import HealthMonitor
 from hookboard.callbacks.intervention import Intervention
 from hookboard.callbacks.kernel import KernelLogger
 from hookboard.callbacks.parameter import ParameterLogger
-from hookboard.callbacks.step_recorder import StepRecorder
 
 __all__ = [
     "ActivationLogger",
@@ -25,5 +24,4 @@ __all__ = [
     "Intervention",
     "KernelLogger",
     "ParameterLogger",
-    "StepRecorder",
 ]

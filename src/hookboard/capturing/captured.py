@@ -342,12 +342,10 @@ class KeptTensor:
     Args:
         tensor: the tensor.
         version: its version number when it was captured; None if it is a copy.
-        number: larger for tensors that were captured later.
     """
 
     tensor: Tensor
     version: int | None
-    number: int
 
     def value(self, what: str) -> Tensor:
         """Return the tensor.
@@ -383,7 +381,6 @@ class Captured(Mapping[str, CapturedModule]):
     ) -> None:
         self._copy, self._device = copy, device
         self._most = calls
-        self._count = 0
         self._switch = Switch()
         self._hooks = ExitStack()
         self._taps = Taps(modules, roles, self._open, each_call=True)
@@ -509,24 +506,10 @@ class Captured(Mapping[str, CapturedModule]):
         ]
         return pandas_for("to_pandas").DataFrame(rows, columns=columns)
 
-    def in_order(self) -> Iterator[tuple[Site, int, Tensor]]:
-        """Yield site, index of the call and tensor, in the order in which the tensors were captured.
-
-        Raises:
-            RuntimeError: a tensor has been changed in place since.
-        """
-        kept = [
-            (one.number, Site(module.name, role, path), k, one)
-            for module in self._found.values()
-            for k, call in enumerate(module.calls)
-            for role, slots in call.kept.items()
-            for path, one in slots.items()
-        ]
-        for _, site, k, one in sorted(kept, key=lambda each: each[0]):
-            yield site, k, one.value(str(site))
-
     def __sub__(self, other: object) -> NoReturn:
-        raise TypeError("captures cannot be subtracted: hookboard.compare(left, right) finds where they differ")
+        raise TypeError(
+            "captures cannot be subtracted: hookboard.compare(model, other, inputs) finds where two models differ"
+        )
 
     def __repr__(self) -> str:
         return "\n".join(["Captured:", *(f"  {captured!r}" for captured in self._found.values())])
@@ -560,19 +543,16 @@ class Captured(Mapping[str, CapturedModule]):
             if earlier is not None and site.role.startswith("grad"):
                 # Of several backward passes the gradients add up, as they do in `.grad`.
                 tensor = earlier.value(str(site)) + tensor.to(earlier.tensor.device)
-            slots[site.index] = self._kept(tensor, self._count if earlier is None else earlier.number)
-            self._count += 1
+            slots[site.index] = self._kept(tensor)
 
-    def _kept(self, tensor: Tensor, number: int) -> KeptTensor:
+    def _kept(self, tensor: Tensor) -> KeptTensor:
         # An inference tensor has no version that would tell a change: it is copied in any case.
         if self._copy or tensor.is_inference():
             given = tensor.detach()
             # Not every kind of tensor can be given to `to`.
-            return KeptTensor(
-                given.clone() if self._device is None else given.to(self._device, copy=True), None, number
-            )
+            return KeptTensor(given.clone() if self._device is None else given.to(self._device, copy=True), None)
         moved = tensor if self._device is None else tensor.to(self._device)
-        return KeptTensor(moved, version_of(moved), number)
+        return KeptTensor(moved, version_of(moved))
 
 
 def _shapes(kept: Mapping[str, KeptTensor]) -> str:

@@ -13,20 +13,18 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from hookboard.base.messages import listed, quoted
-from hookboard.capturing import Captured
-from hookboard.comparing.captures import of_captures
+from hookboard.base.messages import quoted
 from hookboard.comparing.comparison import Comparison, Row
 from hookboard.comparing.distance import Distance, step_of
 from hookboard.comparing.faults import Faults, sides_of
 from hookboard.comparing.forced import beside, measured, other_dtypes, rounding_in, rounding_of
 from hookboard.comparing.matching import first_outputs, is_first_output, matched
 from hookboard.comparing.recorded import Recorded, add_index, opened, write
-from hookboard.comparing.running import Loss, ModelRunner, Runner, Spot, same_gradients, watched_modules
+from hookboard.comparing.running import Loss, ModelRunner, Spot, same_gradients, watched_modules
 from hookboard.model.nested import tensors_in
 
-Side = nn.Module | str | os.PathLike[str] | Captured
-"""A model, the path of a recording of one, or what `capture` has kept of one."""
+Side = nn.Module | str | os.PathLike[str]
+"""A model, or the path of a recording of one."""
 
 
 def record(model: nn.Module, inputs: Any, path: str | os.PathLike[str], *, loss: Loss | None = None) -> None:
@@ -54,17 +52,7 @@ def record(model: nn.Module, inputs: Any, path: str | os.PathLike[str], *, loss:
     _check_model("model", model)
     _check_inputs(inputs)
     _check_loss(loss)
-    record_run(model, ModelRunner(model, inputs, loss), path)
-
-
-def record_run(model: nn.Module, runner: Runner, path: str | os.PathLike[str]) -> None:
-    """Run a model once to record it, and six times with rounding noise to learn what rounding may change.
-
-    Args:
-        model: the model.
-        runner: runs it.
-        path: the file.
-    """
+    runner = ModelRunner(model, inputs, loss)
     index = write(model, runner, path)
     with opened(path, index) as recorded:
         index.step = step_of(recorded.dtypes)
@@ -91,20 +79,17 @@ def compare(
 
     Args:
         left: a model, or the path of a recording by `record`.
-        right: a model, or the path of a recording if `left` is one too. Two folders by `StepRecorder` are compared step
-            by step, up to the first that differs. Both may also be what `capture` has kept: then the first tensor that
-            differs is found, and what rounding may give is judged by the tensors before it.
+        right: a model, or the path of a recording if `left` is one too.
         inputs: the argument of both models; a tuple holds several, a dict those with names. They are copied, moved to
-            each model's device, and floating ones converted to the type of its parameters. Two recordings, or two
-            captures, need none.
+            each model's device, and floating ones converted to the type of its parameters. Two recordings need none.
         loss: computes a scalar from what a model returns; then gradients are compared too.
         names: pattern of names of the left model -> pattern of the right one, such as {"encoder.layer.*": "blocks.*"}.
             Left out: by equal names, or, if fewer than half are equal, by order and shape.
 
     Raises:
-        TypeError: a side is none of these, or only one is a capture, or `loss` is not a function.
-        ValueError: a recording is damaged, folders have no step in common, a pattern matches nothing, or a model or its
-            inputs have no values yet (lazy or meta tensors).
+        TypeError: a side is none of these, or `loss` is not a function.
+        ValueError: a recording is damaged, a pattern matches nothing, or a model or its inputs have no values yet (lazy
+            or meta tensors).
 
     Examples:
         >>> import copy, torch
@@ -116,13 +101,8 @@ def compare(
         ('1', 'same inputs and weights; eps 1e-05 against 0.01')
     """
     for name, side in (("left", left), ("right", right)):
-        if not isinstance(side, nn.Module | str | os.PathLike | Captured):
+        if not isinstance(side, nn.Module | str | os.PathLike):
             raise TypeError(f"{name} must be a model or the path of a recording; got a {type(side).__name__}")
-    if isinstance(left, Captured) or isinstance(right, Captured):
-        if not (isinstance(left, Captured) and isinstance(right, Captured)):
-            raise TypeError("a capture can be compared with another capture only: give both models, or capture both")
-        _check_names(names)
-        return of_captures(left, right, names)
     if isinstance(left, nn.Module) and not isinstance(right, nn.Module):
         raise TypeError("compare(model, path): give the recording first")
     _check_loss(loss)
@@ -131,8 +111,6 @@ def compare(
         if isinstance(side, nn.Module):
             _check_model(name, side)
     _check_inputs(inputs)
-    if not isinstance(left, nn.Module) and not isinstance(right, nn.Module) and Path(left).is_dir():
-        return _of_folders(Path(left), Path(right), names)
     with ExitStack() as until_end:
         until_end.enter_context(same_gradients(left, right))
         runner = None
@@ -229,43 +207,3 @@ def _of_recordings(left: Recorded, right: Recorded, names: Mapping[str, str] | N
     if further > 0:
         notes.append(f"{further} tensors after the first differ too: compare the models to see which by themselves")
     return Comparison(tuple(faults.first(found)), tuple(rows), twins, tuple(notes))
-
-
-def _of_folders(left: Path, right: Path, names: Mapping[str, str] | None) -> Comparison:
-    """Compare the steps that two folders have in common, of each rank, up to the first that differs."""
-    here, there = _steps_in(left), _steps_in(right)
-    ranks, ranks_there = ({path.parent for path in steps} for steps in (here, there))
-    common = [step for step in here if step in there]
-    if ranks != ranks_there:
-        raise ValueError(
-            f"{left} has recordings of {len(ranks)} ranks and {right} of {len(ranks_there)}: each rank sees its own "
-            "part of the batch, so only runs with as many ranks can be compared"
-        )
-    if not common:
-        raise ValueError(f"{left} and {right} have no recorded step in common")
-    equal: list[str] = []
-    for step in sorted(common, key=lambda each: (each.name, each.parent)):
-        found = compare(left / step, right / step, names=names)
-        rank = step.parent.name.replace("_", " ")
-        number = str(int(step.stem.removeprefix("step_")))
-        if found.differences:
-            break
-        if number not in equal:
-            equal.append(number)
-    where = [f"at step {number}{f', {rank}' if rank else ''}"] if found.differences else []
-    if found.differences and number in equal:  # another rank of this step
-        equal.remove(number)
-    before = [f"equal at step {listed(equal, 5)}"] if equal else []
-    return replace(found, notes=(*where, *before, *found.notes))
-
-
-def _steps_in(folder: Path) -> list[Path]:
-    """Return the paths of recorded steps, relative to the folder; each of several ranks has a folder of its own.
-
-    Raises:
-        ValueError: there is none, or no such folder.
-    """
-    found = [path.relative_to(folder) for path in (*folder.glob("step_*.zip"), *folder.glob("rank_*/step_*.zip"))]
-    if not found:
-        raise ValueError(f"{folder} is no folder with steps that StepRecorder has recorded")
-    return found

@@ -17,7 +17,7 @@ from torch.autograd.graph import Node
 from hookboard.base.ranks import local
 from hookboard.comparing.distance import BROKEN, Distance, converted, distance, is_extreme
 from hookboard.comparing.recorded import Recorded, buffers_in, gradients_in, parameters_in
-from hookboard.comparing.running import Runner, Spot
+from hookboard.comparing.running import ModelRunner, Spot
 
 NOISE_RUNS = 3
 """How often a model runs with rounding noise, to see how much rounding may change (a choice)."""
@@ -70,7 +70,7 @@ class _Taken(torch.autograd.Function):
 
 def beside(
     model: nn.Module,
-    runner: Runner,
+    runner: ModelRunner,
     recorded: Recorded,
     names: Mapping[str, str],
     *,
@@ -219,7 +219,7 @@ def renamed(name: str, names: Mapping[str, str]) -> str:
 
 def rounding_of(
     model: nn.Module,
-    runner: Runner,
+    runner: ModelRunner,
     recorded: Recorded,
     names: Mapping[str, str],
     step: float,
@@ -270,7 +270,7 @@ def other_dtypes(left: nn.Module, right: nn.Module, names: Mapping[str, str]) ->
 
 
 def rounding_in(
-    model: nn.Module, runner: Runner, recorded: Recorded, names: Mapping[str, str]
+    model: nn.Module, runner: ModelRunner, recorded: Recorded, names: Mapping[str, str]
 ) -> dict[Spot | str, float]:
     """Return how far each tensor of the recorded model is from the recorded one, in the types that `runner` gives it.
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from hookboard.base.ranks import whole
-from hookboard.comparing.running import Runner, Spot, gradient_of, plain_name
+from hookboard.comparing.running import ModelRunner, Spot, gradient_of, plain_name
 
 VERSION = 1
 """The version of the format. A file of another one is refused."""
@@ -115,7 +115,7 @@ def opened(path: str | os.PathLike[str], index: Index | None = None) -> Iterator
         if isinstance(error, PermissionError) and not os.path.isdir(path):
             raise
         what = "is a folder" if os.path.isdir(path) else "is not there"
-        valid = "a file that hookboard.record has written, or two folders of StepRecorder"
+        valid = "a file that hookboard.record has written"
         raise FileNotFoundError(f"{os.fspath(path)} {what}: give {valid}") from error
     except (zipfile.BadZipFile, LookupError, TypeError, ValueError, AttributeError) as error:
         raise ValueError(f"{os.fspath(path)} is no recording of hookboard, or is damaged: {error!r}") from error
@@ -138,7 +138,7 @@ def dtype_name(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def write(model: nn.Module, runner: Runner, path: str | os.PathLike[str]) -> Index:
+def write(model: nn.Module, runner: ModelRunner, path: str | os.PathLike[str]) -> Index:
     """Run a model once and write its tensors to a file, without the index, which is returned.
 
     Args:

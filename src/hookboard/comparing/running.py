@@ -24,7 +24,7 @@ from hookboard.measure import hooked, own_call
 from hookboard.model.nested import map_tensors, named_inputs, tensors_in
 from hookboard.model.state import State, same_random_state
 
-Part = Literal["input", "output", "gradient", "input gradient", "weight"]
+Part = Literal["input", "output", "gradient", "weight"]
 """Which tensors of a call: what the module was given, what it returned, the gradient of that, or, in a capture, of what
 it was given; or a weight or buffer."""
 
@@ -57,9 +57,6 @@ class Spot:
 See = Callable[[Spot, Tensor], Tensor | None]
 """Called with each tensor; what it returns takes the tensor's place."""
 
-Runner = Callable[[See, Callable[[], None]], None]
-"""Runs a model once without a trace: shows each tensor to the first, and calls the second before all is restored."""
-
 
 def watched_modules(model: nn.Module) -> dict[str, nn.Module]:
     """Return the model and its modules whose calls can be seen, by name: none of a part that is compiled.
@@ -80,7 +77,7 @@ def watched_modules(model: nn.Module) -> dict[str, nn.Module]:
 
 @dataclass
 class ModelRunner:
-    """Runs a model on these inputs, and its backward pass if there is a loss; it is a `Runner`.
+    """Runs a model on these inputs, and its backward pass if there is a loss.
 
     Weights, buffers, attributes, random state and gradients are as before when it ends, so the next run draws the same
     random numbers.

@@ -293,8 +293,11 @@ class Judge:
 
     def _ask(self, step: int, rules: Sequence[Rule]) -> None:
         seen: set[Key] = set()
+        of_step: dict[str, list[Finding]] = {}
+        for finding in self.run.facts.findings:
+            of_step.setdefault(finding.rule, []).append(finding.as_certain())
         for rule in rules:
-            findings = self._findings_of(rule)
+            findings = of_step.get(rule.name, []) if rule.of == "step" else self._findings_of(rule)
             if findings and (exact := self._of_event(rule.name, findings[0], step)) is not None:
                 seen.add(exact)
                 case = self._open[exact]
@@ -311,8 +314,6 @@ class Judge:
 
     def _findings_of(self, rule: Rule) -> list[Finding]:
         """Return what a rule finds now; nothing if it raises, which switches it off with a warning."""
-        if rule.of == "step":
-            return [finding.as_certain() for finding in self.run.facts.findings if finding.rule == rule.name]
         try:
             assert rule.judge is not None
             found = rule.judge(self.run)

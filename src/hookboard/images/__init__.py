@@ -1,6 +1,5 @@
 """Draws feature maps, kernels, overlays, heat maps and histograms, each in a file of its own, as a `Picture`."""
 
-from hookboard.images.bars import histogram_picture, sheet
 from hookboard.images.colour_scale import ColourScale
 from hookboard.images.feature_maps import (
     CONVOLUTIONS,
@@ -32,7 +31,6 @@ __all__ = [
     "drawn_inputs",
     "feature_maps",
     "heat_map",
-    "histogram_picture",
     "kernel_picture",
     "maps_in",
     "overlays",
@@ -40,6 +38,5 @@ __all__ = [
     "select_inputs",
     "select_maps",
     "selected_kernels",
-    "sheet",
     "unnormalized",
 ]

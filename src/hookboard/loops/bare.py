@@ -234,7 +234,7 @@ def watch(
 ) -> AbstractContextManager[BareLoop]:
     """Watch a training loop without a Trainer: callbacks log there what they would log in a Trainer.
 
-    What needs the `training_step` of a LightningModule is left out: `Checkup` and `StepRecorder` do nothing.
+    What needs the `training_step` of a LightningModule is left out: `Checkup` does nothing.
 
     Args:
         model: The model. Tags have the names of its modules, without those of a wrapper around it: that of Fabric,

@@ -3,29 +3,26 @@
 from lightning.pytorch.loggers import CometLogger
 
 from hookboard.writers.entry import Entry
-from hookboard.writers.histogram_sheets import histogram_sheets
 from hookboard.writers.registry import place_of, write
 
 
 @write.register
 def write_to_comet(logger: CometLogger, entry: Entry) -> list[str]:
-    """Write scalars as metrics, pictures and histograms (one for each kind) as images; texts, tables, pages as files.
+    """Write scalars as metrics, pictures as images; texts, tables and pages as files. Histograms are left out.
 
-    Comet's own histograms have other bins than ours, so that counts would be changed. A file, among the assets, holds
-    the latest text of its tag.
+    A file, among the assets, holds the latest text of its tag.
     """
     if entry.scalars:
         logger.log_metrics(dict(entry.scalars), entry.step)
     experiment = logger.experiment
-    images = {tag: picture.image().convert("RGB") for tag, picture in entry.pictures.items()}
-    for tag, image in (images | histogram_sheets(entry)).items():
-        experiment.log_image(image, name=tag, step=entry.step)
+    for tag, picture in entry.pictures.items():
+        experiment.log_image(picture.image().convert("RGB"), name=tag, step=entry.step)
     files = {f"{tag}.md": text for tag, text in entry.texts.items()}
     files |= {f"{tag}.md": table.text for tag, table in entry.tables.items()}
     files |= {f"{tag}.html": page for tag, page in entry.pages.items()}
     for name, text in files.items():
         experiment.log_asset_data(text, name=name, overwrite=True, step=entry.step)
-    return []
+    return ["histograms"] if entry.histograms else []
 
 
 @place_of.register

@@ -7,7 +7,6 @@ from typing import Any
 from lightning.pytorch.loggers import MLFlowLogger
 
 from hookboard.writers.entry import Entry
-from hookboard.writers.histogram_sheets import histogram_sheets
 from hookboard.writers.registry import place_of, write
 from hookboard.writers.table import Table
 
@@ -17,7 +16,7 @@ MAX_NAME_CHARS = 250
 
 @write.register
 def write_to_mlflow(logger: MLFlowLogger, entry: Entry) -> list[str]:
-    """Write scalars as metrics, pictures and histograms (one for each kind) as images; texts, tables, pages as files.
+    """Write scalars as metrics, pictures as images; texts, tables and pages as files. Histograms are left out.
 
     A file, among the artifacts, holds the latest text of its tag. The rows of a table are also added, with their step,
     to one of MLflow's own, which needs pandas.
@@ -32,8 +31,6 @@ def write_to_mlflow(logger: MLFlowLogger, entry: Entry) -> list[str]:
     client, run = logger.experiment, logger.run_id
     for tag, picture in entry.pictures.items():
         client.log_image(run, picture.image().convert("RGB"), key=_allowed(tag), step=entry.step)
-    for kind, sheet in histogram_sheets(entry).items():
-        client.log_image(run, sheet, key=_allowed(kind), step=entry.step)
     texts = entry.texts | {tag: table.text for tag, table in entry.tables.items()}
     for tag, text in texts.items():
         client.log_text(run, text, f"{_allowed(tag)}.md")
@@ -43,7 +40,8 @@ def write_to_mlflow(logger: MLFlowLogger, entry: Entry) -> list[str]:
                 client.log_table(run, _frame(entry.step, table), f"{_allowed(tag)}.json")
     for tag, page in entry.pages.items():
         client.log_text(run, page, f"{_allowed(tag)}.html")
-    return [f"metrics with names of more than {MAX_NAME_CHARS} characters"] if len(taken) < len(metrics) else []
+    too_long = f"metrics with names of more than {MAX_NAME_CHARS} characters"
+    return [*["histograms"][: bool(entry.histograms)], *[too_long][: len(taken) < len(metrics)]]
 
 
 @place_of.register
