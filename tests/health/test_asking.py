@@ -66,11 +66,6 @@ def test_the_window_counts_the_looks_at_which_rules_are_asked():
     assert said(range(third + 1), range(first, 100)) == [(first, None)]
 
 
-@pytest.mark.parametrize("severity", ["note", "alarm"])
-def test_a_finding_seen_once_is_not_said(severity):
-    assert said(range(EARLY + 40), LATER[:1], severity=severity) == []
-
-
 @pytest.mark.parametrize("period", [2, 3, 4, 5, 6, 8, 12])  # what comes in step with the looks, or nearly so
 def test_what_comes_once_in_some_steps_does_not_seem_to_last(period):
     for phase in range(period):

@@ -135,10 +135,6 @@ def test_an_evaluation_before_training_tells_nothing():
     assert judge.verdicts == ()
 
 
-def test_no_evaluation_tells_nothing():
-    assert list(GAP_RULE.judge(seen(training(60)))) == []
-
-
 def test_the_last_evaluation_is_judged_though_no_step_is_measured_behind_it():
     judge = Judge([GAP_RULE], CHANGING, 3)
     *made, last = training(60)

@@ -78,21 +78,13 @@ def test_harm_that_began_before_the_spike_is_not_blamed_on_it():
     assert all(v.severity == "note" for v in judged([SPIKE], made).verdicts)
 
 
-def test_a_spike_of_the_gradient_is_a_note():
+@pytest.mark.parametrize(("times", "said"), [(1.2, [("note", 40)]), (0.8, [])])
+def test_a_spike_of_the_gradient_is_a_note(times, said):
     def change(step):
-        size = 0.01 * (GRADIENT_SPIKE_FACTOR * 1.2 if step == 40 else 1)
+        size = 0.01 * (GRADIENT_SPIKE_FACTOR * times if step == 40 else 1)
         return {(w, "parameter_grad"): of(w, "parameter_grad", size) for w in WEIGHTS}
 
-    verdicts = judged([SPIKE], training(60, change)).verdicts
-    assert [(v.severity, v.batch_idx) for v in verdicts] == [("note", 40)]
-
-
-def test_a_gradient_that_grows_by_less_is_well():
-    def change(step):
-        size = 0.01 * (GRADIENT_SPIKE_FACTOR * 0.8 if step == 40 else 1)
-        return {(w, "parameter_grad"): of(w, "parameter_grad", size) for w in WEIGHTS}
-
-    assert judged([SPIKE], training(60, change)).verdicts == ()
+    assert [(v.severity, v.batch_idx) for v in judged([SPIKE], training(60, change)).verdicts] == said
 
 
 def test_of_a_loss_at_chance_with_gradients_that_agree_on_nothing_the_data_is_suspected_and_no_layer_is_acquitted():
@@ -148,10 +140,6 @@ def test_of_a_loss_that_stays_what_is_not_trained_is_to_be_looked_at_before_the_
     (found,) = NOT_LEARNING.judge(run)
     assert found.advice.startswith(advised)
     assert f"({re.split('[,;]', evidence)[0]}); then change the learning rate" in found.advice
-
-
-def test_a_loss_that_falls_is_learning():
-    assert findings(NOT_LEARNING, training(STEPS_BEFORE_STUCK)) == []
 
 
 def test_a_model_whose_rate_still_rises_has_time():
@@ -259,12 +247,6 @@ STEADY = "train longer, or let checkup() try other learning rates"
 @pytest.mark.parametrize(("end", "said"), [(4.1, [("alarm", STEADY)]), (3.9, [])])
 def test_a_loss_that_still_falls_and_ends_at_twice_that_of_the_best_constant_is_an_alarm(end, said):
     assert ended([*np.linspace(10, end, 150), *[end] * 50], constant=2.0) == said
-
-
-def test_what_is_frozen_is_to_be_looked_at_before_training_for_longer():
-    frozen = Finding("", "98 of 200 weights are trained; frozen are all of body", "advice", rule="frozen")
-    [(_, advice)] = ended([*np.linspace(10, 4.1, 150), *[4.1] * 50], constant=2.0, findings=(frozen,))
-    assert advice == f"check whether something is frozen by mistake (98 of 200 weights are trained); then {STEADY}"
 
 
 def test_a_loss_that_the_first_steps_have_raised_asks_for_a_lower_rate():

@@ -130,13 +130,6 @@ def test_layers_that_run_late_keep_what_was_not_finite():
     assert judge.run.table.is_spoiled("activation_rms").tolist() == [[False, False], [True, False]]
 
 
-def test_a_mask_of_minus_infinity_keeps_its_numbers():
-    judge = Judge([], layers(Layer("net.0", "Mask", "other")), 3)
-    output = reading("net.0", "output", [row()])
-    judge.see(look(0, [replace(output, moments=output.moments._replace(neginf=5.0))]))
-    assert not judge.run.table.is_spoiled("activation_rms").any()
-
-
 def test_the_mark_of_dead_units_stands_beside_the_row_that_shows_them():
     known = [Layer("fc", "Linear", "linear"), Layer("act", "ReLU", "rectifier"), Layer("head", "Linear", "linear")]
     judge = Judge([], layers(*known), 3)
@@ -240,13 +233,6 @@ def test_every_rule_that_judges_looks_points_at_a_chart():
 def test_what_each_rule_points_at_is_written_by_the_page():
     found = {rule.look_at for rule in RULES.values() if rule.look_at}
     assert found <= {*written(trained(2)), "health/before_nonfinite"}
-
-
-def test_the_table_says_where_to_look_for_what_a_rule_of_the_users_own_sees():
-    run = trained(2).run
-    table = table_of(run, [ALARM], look_at={ALARM.rule: "train/my_chart"})
-    assert table.rows[0][-1] == "train/my_chart"
-    assert "**See:** train/my_chart" in table.text
 
 
 def test_a_healthy_run_has_a_verdict_too():

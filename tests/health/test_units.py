@@ -96,13 +96,6 @@ def test_a_unit_that_came_back_from_a_silence_must_be_silent_for_more_than_twice
     assert finding.since == 50
 
 
-def test_units_that_died_later_are_dead_since_that_step():
-    (finding,) = findings(
-        DEAD_UNITS, run_of(CHAIN, lambda n: chain(nothing(UNITS) if n >= 7 else rectified(UNITS)), 10)
-    )
-    assert (finding.severity, finding.since) == ("alarm", 70)
-
-
 def dying_in_turn(*begins):
     """What is said of units each of which falls silent at its own look."""
     alive = UNITS - len(begins)
@@ -316,12 +309,6 @@ def test_units_beside_nan_are_not_judged():
     outs, rows = nothing(2) + spoiled, [row(8)] * 2 + [row(0, 0.0, 0.0, nonfinite=8)] * 6
     looks = [partly_dead(2), partly_dead(2), partly_dead(2), outs, outs, outs]
     run = run_of(CHAIN, lambda n: chain(looks[n], fc1_weights=weights("fc1", rows=rows)), losses=falling)
-    assert findings(DEAD_UNITS, run) == []
-
-
-def test_weights_that_are_nan_are_not_taken_for_pruned_ones():
-    rows = [row(8)] * 2 + [row(0, 0.0, 0.0, nonfinite=8)] * 6
-    run = run_of(CHAIN, lambda n: chain(partly_dead(2), fc1_weights=weights("fc1", rows=rows)), losses=falling)
     assert findings(DEAD_UNITS, run) == []
 
 

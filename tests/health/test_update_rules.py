@@ -355,15 +355,6 @@ def test_gradients_of_several_losses_are_not_taken_for_a_sum():
     assert summed(10, 1.0, stuck(60), edit=edit) == []
 
 
-def test_the_gradients_of_a_regression_have_the_offset_of_its_targets_in_common():
-    site = Site("head", "grad_output")
-
-    def edit(look):
-        return replace(look, readings={**look.readings, site: of("head", "grad_output", 0.01, mean=0.01)})
-
-    assert summed(10, 1.0, stuck(60), edit=edit) == []
-
-
 def test_a_regression_that_stays_on_a_plateau_has_that_offset_too():
     """XOR in batches of four: all gradients point one way, and grow as the plateau ends."""
     site = Site("head", "grad_output")

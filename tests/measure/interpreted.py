@@ -64,13 +64,13 @@ def pairs(monkeypatch, small_tiles):
     monkeypatch.setattr(accelerator, "adds_float64_fast", lambda device: False)
 
 
-PAIRED = ["standard normal", "mean", "3e38", "subnormal", "NaN and infinities", "squares below float32", "bfloat16"]
+PAIRED = ["standard normal", "mean", "3e38", "subnormal", "NaN and infinities"]
 
 
 @pytest.mark.parametrize("name", PAIRED)
 def test_sums_of_pairs_are_as_true(pairs, name):
     """Of few values: under the interpreter a sum of pairs is a loop in Python."""
-    values = normal(200, mean=1e4, std=0.1) if name == "mean" else MANY_VALUES[name][-200:]
+    values = normal(150, mean=1e4, std=0.1) if name == "mean" else MANY_VALUES[name][-150:]
     assert_true(statistics(measured(values)[0]), [values])
 
 
@@ -105,12 +105,12 @@ def assert_rows(rows, tensors, dim, every=1):
     np.testing.assert_allclose(rows, rows_of_channels(tensors, dim)[::every], rtol=1e-6, atol=1e-12)
 
 
-SHORT = {name: values for name, values in MANY_VALUES.items() if values.numel() <= 20_000}
 SHORT = {
     name: values
-    for name, values in SHORT.items()
-    if values.dtype in accelerator.DTYPES and values.numel() and values.is_contiguous()  # others are in SHAPES
+    for name, values in MANY_VALUES.items()
+    if values.dtype in accelerator.DTYPES and 0 < values.numel() <= 20_000 and values.is_contiguous()
 }
+"""Others are in SHAPES."""
 
 
 @pytest.mark.parametrize("values", SHORT.values(), ids=SHORT)
@@ -118,12 +118,13 @@ def test_every_statistic_equals_the_truth(values):
     assert_true(statistics(measured(values)[0]), [values])
 
 
-@pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize(
-    "first", [[], [math.nan] * 8, [0.0] * 800, [1e30]], ids=["", "NaN first", "zeros first", "far"]
+    ("first", "mean"),
+    [([], 1e4), ([math.nan] * 8, -1e4), ([0.0] * 300, 1e4), ([1e30], -1e4)],
+    ids=["", "NaN first", "zeros first", "far"],
 )
-def test_a_small_deviation_about_a_large_mean_is_true(small_tiles, sign, first):
-    values = torch.cat([torch.tensor(first), normal(2000, mean=sign * 1e4, std=0.1)])
+def test_a_small_deviation_about_a_large_mean_is_true(small_tiles, first, mean):
+    values = torch.cat([torch.tensor(first), normal(700, mean=mean, std=0.1)])
     assert_true(statistics(measured(values)[0]), [values])
 
 
@@ -157,7 +158,7 @@ def test_equal_values_have_themselves_as_their_mean_and_no_deviation(length):
 
 
 @every_float
-@pytest.mark.parametrize("length", [1, 7, 8, 63, 64, 65, 128, 1000])
+@pytest.mark.parametrize("length", [1, 8, 63, 64, 65, 500])
 def test_sums_are_true_at_the_borders_of_tiles(small_tiles, dtype, length):
     values = normal(length, dtype=dtype)
     np.testing.assert_allclose(measured(values)[0], np.array(row_of(values.double().numpy()), dtype=float), rtol=1e-6)
@@ -165,27 +166,27 @@ def test_sums_are_true_at_the_borders_of_tiles(small_tiles, dtype, length):
 
 @every_float
 def test_a_tensor_that_begins_anywhere_is_true(small_tiles, dtype):
-    values = normal(1003, dtype=dtype)[3:]
+    values = normal(403, dtype=dtype)[3:]
     np.testing.assert_allclose(measured(values)[0], np.array(row_of(values.double().numpy()), dtype=float), rtol=1e-6)
 
 
 def test_many_programs_with_several_tiles_each_are_true(small_tiles, monkeypatch):
     monkeypatch.setattr(accelerator, "processors", lambda device: 2)
-    values = torch.cat([torch.zeros(100), normal(2000, mean=1e4, std=0.1), normal(900, std=1e30), normal(5)])
+    values = torch.cat([torch.zeros(100), normal(900, mean=1e4, std=0.1), normal(400, std=1e30), normal(5)])
     assert_true(statistics(measured(values)[0]), [values])
 
 
 SHAPES = {
-    "Linear": (normal(33, 48), 1),
-    "Linear, few channels": (normal(100, 10), 1),
+    "Linear": (normal(17, 24), 1),
+    "Linear, few channels": (normal(60, 5), 1),
     "Linear, many channels": (normal(5, 150), 1),
-    "a transformer": (normal(2, 9, 70), -1),
-    "Conv": (normal(4, 6, 5, 7), 1),
-    "Conv, aligned": (normal(4, 6, 4, 8), 1),
-    "channels_last": (normal(4, 6, 5, 7).to(memory_format=torch.channels_last), 1),
-    "a weight": (normal(7, 5, 3, 3), 0),
-    "a weight, aligned": (normal(7, 5, 4, 4), 0),
-    "each third unit of a weight": (normal(20, 40)[::3], 0),
+    "a transformer": (normal(2, 5, 70), -1),
+    "Conv": (normal(2, 3, 5, 7), 1),
+    "Conv, aligned": (normal(2, 3, 4, 8), 1),
+    "channels_last": (normal(2, 6, 5, 7).to(memory_format=torch.channels_last), 1),
+    "a weight": (normal(4, 5, 3, 3), 0),
+    "a weight, aligned": (normal(4, 5, 4, 4), 0),
+    "each third unit of a weight": (normal(12, 40)[::3], 0),
     "permuted": (normal(4, 5, 6).permute(2, 0, 1), 1),
     "gaps": (normal(8, 6, 5)[:, ::2], 1),
     "one channel": (normal(50, 1), 1),
@@ -206,23 +207,29 @@ def test_rows_of_channels_and_of_all_equal_the_truth(small_tiles, values, dim):
     np.testing.assert_allclose(rows[0], np.array(row_of(values.double().numpy()), dtype=float), rtol=1e-6, atol=1e-12)
 
 
-@pytest.mark.parametrize(("values", "dim"), SHAPES.values(), ids=SHAPES)
-def test_calls_of_a_site_are_merged_into_its_rows(small_tiles, values, dim):
+ONE_OF_EACH_LAYOUT = ["Linear", "Conv", "channels_last", "a weight", "each third unit of a weight"]
+
+
+@pytest.mark.parametrize("name", ONE_OF_EACH_LAYOUT)
+def test_calls_of_a_site_are_merged_into_its_rows(small_tiles, name):
+    values, dim = SHAPES[name]
     other = values * 3 + 100
     rows = measured(other, dim, into=measured(values, dim))
     assert_rows(rows[1:], [values, other], dim % values.dim())
     assert_true(statistics(rows[0]), [values, other])
 
 
-@pytest.mark.parametrize("dtype", FLOATS[:2], ids=str)
-@pytest.mark.parametrize("dim", [None, 1], ids=["whole", "channels"])
 @pytest.mark.parametrize(
-    ("shape", "memory_format"),
-    [((2, 5, 20, 5), torch.contiguous_format), ((2, 50, 2, 5), torch.channels_last)],
-    ids=str,
+    ("dtype", "shape", "memory_format", "dim"),
+    [
+        (FLOATS[0], (2, 5, 10, 5), torch.contiguous_format, None),
+        (FLOATS[1], (2, 5, 10, 5), torch.contiguous_format, 1),
+        (FLOATS[0], (2, 25, 2, 5), torch.channels_last, 1),
+    ],
+    ids=["whole", "channels", "channels last"],
 )
 def test_bins_are_exactly_those_of_torch(bins_are_counted, dtype, shape, memory_format, dim):
-    values = torch.cat([normal(400).relu(), normal(400, std=1e-3), normal(160, std=1e30), -torch.zeros(40)]).to(dtype)
+    values = torch.cat([normal(200).relu(), normal(200, std=1e-3), normal(80, std=1e30), -torch.zeros(20)]).to(dtype)
     values[:3] = torch.tensor([math.inf, -math.inf, math.nan])
     values, found = values.view(shape).to(memory_format=memory_format), counts() + 7
     for _ in range(2):  # what is left in memory would be found the second time
@@ -243,9 +250,9 @@ def test_a_scale_is_divided_out_as_torch_does_it(small_tiles, dtype, dim):
 
 
 DIFFERENT = {
-    "weights": (lambda dtype: normal(20, 30, dtype=dtype), None),
+    "weights": (lambda dtype: normal(8, 20, dtype=dtype), None),
     "a bias": (lambda dtype: normal(7, dtype=dtype), None),
-    "units of a weight": (lambda dtype: normal(20, 40, dtype=dtype)[::3], 0),
+    "units of a weight": (lambda dtype: normal(12, 16, dtype=dtype)[::3], 0),
     "no alignment": (lambda dtype: normal(41, dtype=dtype)[1:], None),
 }
 
@@ -269,7 +276,7 @@ def test_many_tensors_and_differences_are_measured_together(small_tiles, monkeyp
 
 
 def test_tensors_that_are_measured_together_have_bins_of_their_own(bins_are_counted):
-    tensors = [normal(100), normal(3000, std=5.0), normal(50), normal(40, std=9.0)]
+    tensors = [normal(100), normal(700, std=5.0), normal(50), normal(40, std=9.0)]
     found, rows = [counts() for _ in tensors], torch.empty(4, 1, WIDTH, dtype=torch.float64)
     jobs = map(accelerator.job_of, tensors)
     targets = [accelerator.Target(*each) for each in zip(jobs, rows, [True] * 4, found, strict=True)]
@@ -286,21 +293,21 @@ def recorder(channels=None, **options):
 
 def test_many_sites_of_a_recorder_take_one_launch_for_each_tensor(small_tiles, monkeypatch):
     mine = recorder(lambda site, tensor: 1)
-    tensors = {name: normal(50, 4 + len(name), mean=len(name)) for name in ("a", "bb", "ccc")}
+    tensors = {name: normal(30, 4 + len(name), mean=len(name)) for name in ("a", "bb")}
     names = launches(monkeypatch)
     for _ in range(2):  # in the second step there is memory already
         names.clear()
         for name, tensor in tensors.items():
             observe = mine.open(Site(name, "output"))
             observe(tensor)
-            observe(tensor[:20])
-        assert names == ["measure"] * 6
+            observe(tensor[:10])
+        assert names == ["measure"] * 4
         readings = {reading.site.path: reading for reading in mine.flush().values()}
         for name, tensor in tensors.items():
-            parts = [tensor, tensor[:20]]
+            parts = [tensor, tensor[:10]]
             assert_true(readings[name].statistics, parts)
             assert_rows(readings[name].channels, parts, 1)
-            assert readings[name].histogram.counts.sum() == 70 * tensor.shape[1]
+            assert readings[name].histogram.counts.sum() == 40 * tensor.shape[1]
 
 
 def test_calls_with_other_channels_leave_the_row_of_the_site_until_the_next_step(small_tiles):
@@ -336,7 +343,7 @@ def test_a_gradient_of_a_recorder_is_unscaled_by_the_kernel(monkeypatch):
 
 def test_all_weights_and_their_updates_take_two_launches(small_tiles, monkeypatch):
     mine, names, given, true = recorder(), launches(monkeypatch), [], {}
-    for number, shape in enumerate([(8, 16), (8,), (3, 3), (64, 4)]):
+    for number, shape in enumerate([(8, 16), (8,), (3, 3), (16, 4)]):
         after, before = normal(*shape), normal(*shape, std=0.5)
         name = f"layer.{number}"
         given += [(Site(name, "parameter"), after, None), (Site(name, "parameter_before"), before, None)]
@@ -364,7 +371,7 @@ def test_what_a_kernel_cannot_measure_of_several_weights_is_measured_by_torch(sm
 
 def test_statistics_of_the_whole_tensor_stand_behind_the_merged_row():
     with_tails = plan(["mean", "std", "kurtosis"])
-    mine, values = Recorder(with_tails, torch.device("cpu")), normal(5000)
+    mine, values = Recorder(with_tails, torch.device("cpu")), normal(500)
     mine.open(Site("a", "output"))(values)
     (reading,) = mine.flush().values()
     away = values.double() - values.double().mean()
@@ -424,12 +431,12 @@ def test_long_compiling_is_said_once_with_its_seconds(monkeypatch):
     assert "took 3.7 s" in said[0]
 
 
-@pytest.mark.parametrize(("shape", "dim"), [((9, 50), 1), ((2, 50, 3, 2), 1), ((50, 4), 0)], ids=str)
+@pytest.mark.parametrize(("shape", "dim"), [((9, 20), 1), ((2, 20, 3, 2), 1), ((20, 2), 0)], ids=str)
 def test_every_kth_channel_of_a_wide_tensor_has_its_row(small_tiles, monkeypatch, shape, dim):
     monkeypatch.setattr("hookboard.measure.row.MAX_CHANNEL_ROWS", 16)
     memory.shape_in_memory.cache_clear()
     tensor = normal(*shape)
     rows = measured(tensor * 1024, dim, scale=torch.tensor(1024.0))
     memory.shape_in_memory.cache_clear()
-    assert_rows(rows[1:], [tensor], dim, every=4)
+    assert_rows(rows[1:], [tensor], dim, every=2)
     assert_true(statistics(rows[0]), [tensor])

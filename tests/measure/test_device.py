@@ -1,7 +1,5 @@
 """What a recorder asks of an accelerator, on a pretended one."""
 
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -12,10 +10,8 @@ from hookboard import Statistic
 from hookboard.base.jobs import finished
 from hookboard.base.rounds import run
 from hookboard.measure import DERIVED, FORMULAS, Recorder, accelerator, native, plan
-from hookboard.measure.row import FIELDS
 from hookboard.model.sites import Site
 
-OTHER = torch.device("cuda", 1)
 HOST = torch.device("cpu")
 FREE = {"detach", "alias", "view", "_unsafe_view", "slice", "select", "unbind", "empty", "new_empty", "as_strided"}
 """They launch nothing."""
@@ -243,15 +239,6 @@ def test_memory_on_the_device_grows_no_further_once_all_sites_are_known(device):
         arena = mine._main.arena
         sizes.append([sum(map(len, slabs.parts)) for slabs in (arena._rows, arena._bins)])
     assert sizes == [[30 * (101 + step), 30] for step in range(6)]
-
-
-def test_a_lack_of_memory_is_met_by_small_temporaries():
-    from hookboard.measure import by_torch
-
-    assert by_torch.BLOCK * 20 <= 100e6, "the temporaries of a block are some 20 bytes for each value"
-    values = torch.cat([normal(by_torch.BLOCK), normal(3)])
-    row = by_torch.row_of(by_torch.Values(values), frozenset(FIELDS))
-    assert math.isclose(row[0], len(values))
 
 
 def test_an_evaluation_under_inference_mode_is_read_outside_of_it(device):

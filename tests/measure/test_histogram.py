@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from oracle import normal
-from ways import every_way, histogram, histogram_of, no_counts, on_cpu, without_a_compiler
+from ways import every_way, histogram, histogram_of, no_counts, on_cpu
 
 from hookboard.measure import histograms
 from hookboard.measure.by_torch import BLOCK_ON_HOST as BLOCK
@@ -56,16 +56,6 @@ def test_every_finite_value_is_in_the_bin_whose_edges_hold_it(measured, values):
     assert np.cumsum(found.counts)[:-1].tolist() == at
     assert found.counts.sum() == finite.size
     assert (found.edges[0], found.edges[-1]) == (finite.min(), finite.max())
-
-
-@pytest.mark.parametrize(
-    "values",
-    [normal(BLOCK + 3).relu(), normal(999), normal(1000)[::2], torch.empty(0)],
-    ids=["long", "odd", "gaps", "empty"],
-)
-def test_the_compiled_kernel_counts_as_torch_does(values):
-    pytest.importorskip("hookboard.measure._native", reason="installed without a C compiler")
-    assert (counts_of(values) == counts_of(values, measured=without_a_compiler)).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.bool])

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from oracle import normal, row_of, rows_of_channels
-from torch.utils.data import DataLoader, Dataset
 from ways import by_kernel, no_counts
 
 from hookboard.measure import native
@@ -219,14 +218,6 @@ def test_a_small_tensor_is_measured_in_one_thread():
 LARGE = normal(1_000_000)
 
 
-class Rows(Dataset):
-    def __len__(self):
-        return 3
-
-    def __getitem__(self, index):
-        return torch.tensor(measured(LARGE, None)[0])
-
-
 @on_linux
 @pytest.mark.spawns
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # of Python 3.12 on, in a process with threads
@@ -241,13 +232,3 @@ def test_a_forked_process_does_not_wait_for_threads_that_it_does_not_have():
         signal.alarm(30)  # ends it
         os._exit(0 if rows() == alone else 1)
     assert os.waitpid(child, 0)[1] == 0
-
-
-@on_linux
-@pytest.mark.spawns
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_worker_of_a_data_loader_measures_the_same():
-    alone = with_threads(2, lambda: Rows()[0])
-    rows = list(DataLoader(Rows(), num_workers=1, batch_size=None, timeout=30, multiprocessing_context="fork"))
-    assert len(rows) == 3
-    assert all(torch.equal(row, alone) for row in rows)

@@ -75,14 +75,6 @@ def test_no_value_is_lost_at_the_borders_of_lanes_and_chunks(length, dtype):
     assert_true(statistics(on_cpu(values, counts=no_counts())), [values])
 
 
-@every_type
-def test_an_empty_tensor_counts_nothing(dtype):
-    counts = no_counts()
-    row = on_cpu(torch.empty(0, dtype=dtype), counts=counts)
-    assert row == row_of(np.zeros(0))
-    assert not counts.any()
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_each_number_of_16_bits_is_read_as_torch_reads_it(dtype):
     everything = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).short().view(dtype)
@@ -179,10 +171,6 @@ def test_the_difference_of_two_tensors_is_taken_in_float32_at_least(dtype):
     row, _ = by_kernel(tensor, minus=minus)
     wide = torch.promote_types(dtype, torch.float32)
     assert close(row, row_of((tensor.to(wide) - minus.to(wide)).double().numpy()))
-
-
-def test_tensors_of_two_types_are_not_subtracted():
-    assert not kernel_reads(normal(9), None, normal(9).half())
 
 
 BEYOND = {

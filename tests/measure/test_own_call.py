@@ -25,21 +25,6 @@ def test_the_flag_is_up_inside_alone():
     assert not is_own_call()
 
 
-def test_an_error_takes_the_flag_down():
-    with pytest.raises(ValueError, match="on purpose"), own_call():
-        raise ValueError("on purpose")
-    assert not is_own_call()
-
-
-def test_the_flag_is_up_in_threads_that_the_model_starts():
-    seen = []
-    with own_call():
-        thread = threading.Thread(target=lambda: seen.append(is_own_call()))
-        thread.start()
-        thread.join()
-    assert seen == [True]
-
-
 def call(net, x):
     """What a forward and a backward pass give: the output and the gradient of the input."""
     x = x.clone().requires_grad_()
@@ -292,16 +277,6 @@ def test_training_with_noise_is_the_same_with_class_activation_maps_and_without(
 
     for mine, theirs in zip(trained(with_maps=True), trained(with_maps=False), strict=True):
         assert torch.equal(mine, theirs)
-
-
-def test_a_capture_sees_nothing_of_the_second_call():
-    holder, pictures = Holder(), torch.randn(2, 3, 8, 8)
-    tap = ClassificationTap(holder, 2)
-    tap.attach()
-    with capture(holder, "model.net.0") as seen:
-        holder(pictures)
-        attributed(holder.model, tap, pictures)
-    assert len(seen["model.net.0"].calls) == 1
 
 
 class InThreads(nn.Module):

@@ -56,28 +56,11 @@ def test_a_site_whose_channels_changed_has_none_after_a_merge_on_the_way_either(
         assert reading.channels is None
 
 
-def test_types_of_several_calls_may_differ():
-    parts = [normal(3, 4), normal(3, 4, dtype=torch.float64), normal(3, 4, dtype=torch.bfloat16)]
-    assert_channels(read(recorder(), *parts), parts)
-
-
 def test_statistics_are_those_without_channels():
     parts = [normal(3, 4, 5, mean=7.0), normal(20, 4)]
     with_channels, without = (read(recorder(channels=asked), *parts) for asked in (lambda *_: 1, None))
     assert with_channels.statistics == pytest.approx(without.statistics, rel=1e-12)
     assert without.channels is None
-
-
-def test_a_flush_forgets_the_channels_that_it_returned():
-    mine = recorder()
-    read(mine, normal(3, 4))
-    assert_channels(read(mine, normal(5, 4)), [normal(5, 4)])
-
-
-def test_a_site_without_a_dimension_of_channels_has_a_plain_row():
-    reading = read(recorder(), normal(10))
-    assert reading.channels is None
-    assert_true(reading.statistics, [normal(10)])
 
 
 @pytest.mark.parametrize("other", [normal(3, 5), normal(12)], ids=["more channels", "no channels"])
@@ -143,13 +126,6 @@ def test_channels_recorded_under_inference_mode_are_read_outside_of_it():
     assert_channels(read(mine), [normal(3, 4), normal(3, 4, dtype=torch.float64)])
 
 
-def test_a_default_device_of_the_user_does_not_reach_the_channels():
-    parts = [normal(3, 4), normal(3, 4, dtype=torch.float64)]
-    with torch.device("meta"):
-        reading = read(recorder(), *parts)
-    assert_channels(reading, parts)
-
-
 def test_the_dtype_is_that_of_the_first_tensor_of_the_step():
     mine = recorder()
     assert read(mine, normal(3).half(), normal(3)).dtype is torch.float16
@@ -180,10 +156,6 @@ def test_calls_of_a_wide_site_merge_for_every_kth_channel_and_its_width_is_known
     np.testing.assert_allclose(reading.channels, rows_of_channels(parts, 1)[::4], rtol=1e-9, atol=1e-14)
     assert reading.width == 14_336
     assert_true(reading.statistics, parts)
-
-
-def test_a_reading_has_as_many_channels_as_rows_where_each_has_one():
-    assert read(recorder(), normal(3, 7)).width == 7
 
 
 def test_calls_of_other_widths_have_no_rows_in_common_though_they_have_as_many():

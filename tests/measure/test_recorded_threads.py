@@ -13,7 +13,7 @@ from hookboard.model.sites import Site
 pytestmark = pytest.mark.unit
 
 COUNT = FIELDS.index("count")
-THREADS, CALLS, CHANNELS = 4, 1000, 5
+THREADS, CALLS, CHANNELS = 4, 300, 5
 
 
 @pytest.fixture

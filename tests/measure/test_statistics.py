@@ -9,7 +9,6 @@ from hookboard import Statistic
 from hookboard.measure import FORMULAS, WIDTH, Moments, measure, merge_rows, plan
 
 NEAR_ZERO = Statistic("near_zero", lambda x: (x.abs() < 0.1).double().mean(), merge="mean")
-NOT_A_STATISTIC = 3
 NOTHING = Moments(0, 0, 0, 0, 0, 0, 0, 0, math.inf, -math.inf)
 
 

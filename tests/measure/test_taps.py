@@ -1,18 +1,15 @@
 import copy
-import gc
 import io
 import pickle
 import sys
 import threading
 import time
 import warnings
-import weakref
 from dataclasses import dataclass
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 from torchvision.models import resnet18
 
 from hookboard.measure.taps import Taps
@@ -294,7 +291,7 @@ def test_other_threads_call_a_model_while_taps_are_switched_on_and_off(roles):
             failed.append(error)
 
     threads = [threading.Thread(target=call_on) for _ in range(3)]
-    switched, interval = time.monotonic() + 1.0, sys.getswitchinterval()
+    switched, interval = time.monotonic() + 0.3, sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     for thread in threads:
         thread.start()
@@ -311,28 +308,6 @@ def test_other_threads_call_a_model_while_taps_are_switched_on_and_off(roles):
     assert failed == []
 
 
-def test_hooks_of_others_stay():
-    linear = nn.Linear(1, 1)
-    linear.register_forward_hook(lambda *_: None)
-    taps, _ = tapped({"m": linear})
-    taps.detach()
-    assert len(linear._forward_hooks) == 1
-
-
-def test_no_tensor_outlives_the_step():
-    net = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Flatten())
-    taps, _ = tapped(net, ["output", "input", "grad_output", "grad_input"])
-    x = torch.ones(1, 2, requires_grad=True)
-    y = net(x)
-    y.sum().backward()
-    alive = weakref.ref(y)
-    taps.settle()
-    del y
-    gc.collect()
-    assert alive() is None
-    assert not x._backward_hooks
-
-
 def test_an_output_that_is_a_parameter_keeps_no_hook_after_the_step():
     weight = nn.Parameter(torch.ones(2))
     taps, seen = tapped({"m": (module := Returns(lambda: weight))}, ["grad_output"])
@@ -340,24 +315,6 @@ def test_an_output_that_is_a_parameter_keeps_no_hook_after_the_step():
     taps.settle()
     assert len(seen[Site("m", "grad_output")]) == 1
     assert not weight._backward_hooks
-
-
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_a_checkpointed_activation_passes_once(reentrant):
-    block = nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2))
-    _, seen = tapped(block, ["output", "grad_output"])
-    x = torch.ones(1, 2, requires_grad=True)
-    checkpoint(block, x, use_reentrant=reentrant).sum().backward()
-    assert {site.path: len(tensors) for site, tensors in seen.items() if site.role == "output"} == {
-        "0": 1,
-        "1": 1,
-        "2": 1,
-    }
-    assert {site.path: len(tensors) for site, tensors in seen.items() if site.role == "grad_output"} == {
-        "0": 1,
-        "1": 1,
-        "2": 1,
-    }
 
 
 def silent(modules, role, run):

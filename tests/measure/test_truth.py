@@ -104,12 +104,6 @@ def test_twenty_million_elements_are_exact(measured):
     assert_true(statistics(measured(values)), [values])
 
 
-@pytest.mark.parametrize("length", [1, 15, 16, 17, 4095, 4096, 4097, 8200])
-def test_the_kernel_is_right_at_the_borders_of_its_lanes_and_chunks(length):
-    values = normal(length).relu()
-    assert_true(statistics(on_cpu(values)), [values])
-
-
 @every_way
 def test_the_sum_of_magnitudes_is_only_taken_where_it_is_wanted(measured):
     assert as_row(measured(normal(100), plan("mean")))[FIELDS.index("abs_mean")] == 0

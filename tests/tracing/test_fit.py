@@ -114,27 +114,9 @@ def test_every_rule_in_a_file_of_the_audit_is_asked():
     assert {rule for file in files for rule in rules_in(file)} == {*STEP_RULES}
 
 
-def test_what_the_step_notes_is_as_if_it_had_run_once(tmp_path):
-    model = Classifier()
-    fit(tmp_path, model, data(3), HealthMonitor(every_n_steps=1))
-    assert model.calls == [0, 1, 2]
-
-
 def test_it_is_not_read_where_the_audit_is_off(tmp_path):
     verdicts = verdicts_of(tmp_path, Classifier(nn.Softmax(1)), audit=False)
     assert not STEP.intersection(verdict.rule for verdict in verdicts)
-
-
-def trained(tmp_path, *callbacks):
-    torch.manual_seed(3)
-    model = Classifier(nn.Dropout())
-    fit(tmp_path, model, data(), *callbacks)
-    return model.state_dict()
-
-
-def test_the_weights_are_those_of_a_training_without_the_monitor(tmp_path):
-    bare, watched = trained(tmp_path / "a"), trained(tmp_path / "b", HealthMonitor())
-    assert all(torch.equal(value, watched[name]) for name, value in bare.items())
 
 
 @pytest.mark.parametrize("place", [(StepTrace, "_place"), ("hookboard.tracing.reading", "findings_of")])

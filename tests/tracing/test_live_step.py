@@ -44,11 +44,6 @@ class Faulty(LightningModule):
         return torch.optim.Adam(self.parameters(), lr=0.01)
 
 
-class TakesNoIndex(Faulty):
-    def training_step(self, batch):
-        return {"loss": self.loss_of(batch)}
-
-
 class TakesAnIterator(Faulty):
     def training_step(self, dataloader_iter):
         return self.loss_of(next(dataloader_iter)[0])
@@ -151,7 +146,7 @@ def assert_nothing_is_left():
     assert eval_frame._maybe_set_eval_frame.__module__.startswith("torch.")
 
 
-KINDS = [Faulty, TakesNoIndex, TakesAnIterator, SkipsTheFirstBatch, FeelsForItsBatch, UsesLbfgs, Manual]
+KINDS = [Faulty, TakesAnIterator, SkipsTheFirstBatch, FeelsForItsBatch, UsesLbfgs, Manual]
 KINDS += [CallsBackwardByHand, CallsTheFunctionOfAutograd, HasTwoOptimizers, OpensAMode]
 
 
@@ -165,9 +160,7 @@ def test_a_fault_is_found_in_each_kind_of_step_and_the_training_is_the_same(kind
     "options",
     [
         {"accumulate_grad_batches": lambda: 2},
-        {"plugins": lambda: MixedPrecision("bf16-mixed", "cpu")},
         {"plugins": lambda: MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu"))},
-        {"gradient_clip_val": lambda: 0.1},
     ],
 )
 def test_a_fault_is_found_under_each_option_and_the_training_is_the_same(options):
