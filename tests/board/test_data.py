@@ -98,11 +98,6 @@ def test_of_what_was_written_twice_the_last_counts(board):
     assert board.ask("map", run=".", series="train/activation/rms")[1]["values"] == [[2.0]]
 
 
-def test_every_name_comes_as_it_was_given(board):
-    _, answer = board.ask("map", run="nested/wild run", series="train/activation/std")
-    assert sorted(answer["rows"]) == sorted(runs.NASTY)
-
-
 @pytest.mark.parametrize("quantity", ["activation_rms", "dead_fraction"])
 def test_a_map_of_the_health_record_shows_its_numbers(board, quantity):
     _, answer = board.ask("map", run="nested/recorded", series=f"health/{quantity}")
@@ -204,12 +199,6 @@ def test_two_stages_of_a_run_are_compared_row_by_row(tmp_path):
     assert (answer["values"], answer["against_values"]) == ([[1.0, 2.0, 3.0]], [[None, 7.0, 7.0]])
 
 
-def test_rows_that_only_one_run_has_are_named(board):
-    _, answer = board.ask("map", run="nested/recorded", series="train/activation/std", against="mixed")
-    assert (answer["rows"], answer["values"], answer["against_values"]) == ([], [], [])
-    assert answer["unmatched"] == ["net.stem", "net.10", "net.10/0", "net.9", "net.head", "net.0"]
-
-
 def test_a_row_without_a_value_in_either_run_is_not_named(board):
     # The health record holds net.10 and net.head in both, all NaN: a fraction that they do not have.
     first, second = "nested/recorded", "nested/recorded/second"
@@ -265,17 +254,6 @@ def test_a_band_leaves_out_what_is_not_finite(board):
 def test_fewer_than_three_of_a_kind_are_seen_among_all_rows(board):
     _, answer = board.ask("layer", run="nested/recorded", layer="net.stem")
     assert [series["of"] for series in answer["series"] if series["id"] == "train/activation/std"] == [5]
-
-
-def test_a_layer_without_its_band_has_the_same_values(board):
-    _, whole = board.ask("layer", run="nested/recorded", layer="net.9")
-    _, quick = board.ask("layer", run="nested/recorded", layer="net.9", band=0)
-    assert [(s["id"], s["row"], s["values"]) for s in quick["series"]] == [
-        (s["id"], s["row"], s["values"]) for s in whole["series"]
-    ]
-    assert {(s["of"], *s["low"], *s["high"]) for s in quick["series"] if s["id"] == "train/activation/std"} == {
-        (0, *10 * [None])
-    }
 
 
 def test_a_layer_has_the_verdicts_on_it_and_on_its_blocks(board):

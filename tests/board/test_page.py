@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from board.sick_logs import FROZEN, LONG, PARTS, SICK, STEPS, layers_of, sick_values
+from board.sick_logs import FROZEN, LONG, PARTS, SICK, STEPS, layers_of
 
 expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
 
@@ -32,11 +32,6 @@ def test_the_sick_layer_is_seen_without_a_click(tab):
     expect(card).to_contain_text("alarm")
     expect(card).to_contain_text("dead_units")
     expect(card).to_contain_text("Look at how this layer is initialized")
-
-
-def test_rows_come_in_the_order_in_which_they_run(tab):
-    tab.show(run="sick", open=json.dumps([f"encoder.layers.{i}" for i in range(12)]))
-    assert [name for name in tab.rows if name in NAMES] == NAMES
 
 
 def test_blocks_are_folded_except_those_with_a_verdict(tab):
@@ -118,14 +113,6 @@ def test_a_run_opens_on_the_deviation_if_only_that_shows_the_sick_layer(tab):
     expect(tab.find("#hookboard-how-log")).to_be_checked()
 
 
-def test_two_runs_are_compared_by_the_names_of_their_rows(tab, values):
-    tab.show(run="sick", against="twin", modules="encoder.layers.5.linear1")
-    row = NAMES.index("encoder.layers.5.linear1")
-    twin = sick_values(layers_of(), 1)[0].astype(np.float32).astype(np.float64)
-    np.testing.assert_allclose(numbers(tab.traces["values"]["z"])[-1], np.log10(values[0][row] / twin[row]), atol=1e-6)
-    expect(tab.find(".what")).to_have_text("sick as a multiple of twin")
-
-
 def test_a_verdict_leads_to_its_row_and_step(tab):
     tab.show(run="sick", closed='["encoder.layers"]', modules="head token_embedding")
     tab.find(".card.note").click()
@@ -161,14 +148,6 @@ def test_in_a_list_names_lose_what_all_begin_with_and_keep_their_numbers(tab, wi
         assert label.endswith(name.partition("self")[2])
 
 
-def test_rows_can_be_sorted_by_name_with_numbers_as_numbers(tab):
-    tab.find("#hookboard-sort").select_option("name")
-    tab.wait()
-    blocks = [name for name in tab.rows if name.startswith("encoder.layers.") and name.count(".") == 2]
-    assert blocks == [f"encoder.layers.{i}" for i in range(12)]
-    assert tab.rows.index("head") < tab.rows.index("norm") < tab.rows.index("token_embedding")
-
-
 def test_layers_are_filtered_by_patterns_and_types(tab):
     tab.find("#hookboard-modules").fill("encoder.layers.4.** !**.linear2")
     tab.find("#hookboard-types").fill("Linear LayerNorm")
@@ -190,12 +169,6 @@ def test_only_the_field_with_the_wrong_pattern_is_marked(tab, wrong, right):
     tab.show(run="sick", **{**given, wrong: "nothing"})
     expect(tab.find(f"#hookboard-{wrong}")).to_have_attribute("aria-invalid", "true")
     expect(tab.find(f"#hookboard-{right}")).to_have_attribute("aria-invalid", "false")
-
-
-def test_the_faults_of_both_fields_are_told(tab):
-    tab.show(run="sick", modules="nothing", types="Nobody")
-    for text in ("layers: the pattern 'nothing'", "types: no layer is a 'Nobody'"):
-        expect(tab.find(".filter-error")).to_contain_text(text)
 
 
 def test_the_mouse_finds_layer_type_step_value_and_verdict(tab, values):

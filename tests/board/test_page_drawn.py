@@ -1,8 +1,5 @@
 """The tab in TensorBoard, in a real browser: histograms, pictures, runs with unlike rows, and the slow loader."""
 
-import csv
-import io
-
 import numpy as np
 import pytest
 from board.browser import Tab, tensorboard
@@ -63,13 +60,6 @@ def test_two_stages_of_a_run_are_compared_in_one_map(tab):
     expect(tab.find(".notice").first).to_contain_text("Only one of both stages has 1 of the rows")
     lines = tab.download(".view button:has-text('CSV')").decode().splitlines()
     assert lines == ["layer,step,train,validate", "net.1,0,1,", "net.1,10,11,", "net.1,20,21,7"]
-
-
-def test_the_csv_of_two_runs_has_the_values_of_both(tab):
-    tab.show(run="drawn", against="drawn_too")
-    content = tab.download(".view button:has-text('CSV')").decode()
-    lines = list(csv.DictReader(io.StringIO(content, newline="")))
-    assert [(line["drawn"], line["drawn_too"]) for line in lines] == [(f"{1 + s}", f"{1 + s}") for s in COUNTS]
 
 
 def test_the_slow_loader_shows_the_sick_layer_too(chromium, tmp_path):

@@ -1,4 +1,4 @@
-"""A report in a real browser. The tests of the tab that need no server run against it too."""
+"""A report in a real browser. Some tests of the tab run against it too."""
 
 import gzip
 import json
@@ -23,25 +23,29 @@ pytestmark = pytest.mark.browser
 RUNS = ["sick", "twin", "old", "logged", "young", "zoo", "whole", "long", "unlike", "tall", "without_rows"]
 RUNS += ["drawn", "drawn_too"]
 
-NEED_A_SERVER = {
-    "test_the_picture_is_the_last_one_before_the_step",  # a report has only the last one
-    "test_the_slow_loader_shows_the_sick_layer_too",
-    "test_a_link_shows_a_fresh_browser_the_same",  # it looks for the frame in TensorBoard's page
-    "test_dark_mode_is_that_of_tensorboard",
-    "test_the_heading_of_the_loss_has_its_first_and_last_value_finite_or_not",  # it imports a module by its address
-    "test_a_run_that_grows_is_followed_and_what_is_seen_stays",
-    "test_an_empty_log_directory_says_what_to_do",
-}
-"""Tests of what only TensorBoard has."""
+IN_A_REPORT = [
+    test_page.test_the_sick_layer_is_seen_without_a_click,
+    test_page.test_blocks_are_folded_except_those_with_a_verdict,
+    test_page.test_cells_are_what_was_logged,
+    test_page.test_worst_first_brings_the_sick_layer_to_the_top,
+    test_page.test_layers_are_filtered_by_patterns_and_types,
+    test_page.test_the_depth_view_shows_both_directions_at_a_step,
+    test_page.test_a_layer_shows_what_it_is_and_its_course_among_its_kind,
+    test_page_drawn.test_a_histogram_shows_the_shares_that_were_counted,
+    test_page_drawn.test_of_two_runs_only_the_rows_of_both_are_compared_and_that_is_said,
+    test_page_drawn.test_two_stages_of_a_run_are_compared_in_one_map,
+    test_page_use.test_the_csv_of_the_map_has_what_is_in_the_event_files,
+    test_page_use.test_depth_layer_and_verdicts_can_be_saved_as_csv,
+    test_page_use.test_views_can_be_saved_as_pictures_with_their_alarms,
+    test_page_use.test_back_returns_to_what_was_shown_before_and_forward_again,
+    test_page_use.test_the_page_of_the_model_itself_is_opened_by_a_click_and_by_a_link,
+    test_page_use.test_a_link_to_a_run_that_is_gone_says_so,
+    test_page_use.test_foreign_names_are_shown_as_text,
+    test_page_use.test_the_loss_stands_above_the_map_at_the_steps_of_its_columns,
+]
+"""Tests of the tab for each kind of answer: the views are the same, and where their numbers come from is another."""
 
-globals().update(
-    {
-        name: test
-        for module in (test_page, test_page_drawn, test_page_use)
-        for name, test in vars(module).items()
-        if name.startswith("test_") and name not in NEED_A_SERVER
-    }
-)
+globals().update({test.__name__: test for test in IN_A_REPORT})
 
 
 @pytest.fixture(scope="session")

@@ -101,17 +101,6 @@ def test_back_returns_to_what_was_shown_before_and_forward_again(tab):
     expect(tab.find(".view h2")).to_have_text("How the signal travels")
 
 
-def test_back_does_not_repeat_the_moves_of_the_cursor(tab):
-    tab.show(run="sick", row=SICK)
-    tab.find("label:has-text('Depth')").click()
-    tab.wait()
-    tab.find(".grid").focus()
-    for _ in range(3):
-        tab.page.keyboard.press("ArrowDown")
-    tab.page.go_back()
-    expect(tab.find(".view h2")).to_have_text("activation RMS")
-
-
 def test_a_link_shows_a_fresh_browser_the_same(tab, chromium):
     tab.show(
         run="sick",
@@ -167,15 +156,7 @@ def test_the_cursor_comes_to_the_row_of_the_model_itself_and_leaves_it(tab):
     expect(tab.find(".side h2")).to_have_text("1 verdict")
 
 
-def test_a_verdict_on_the_model_itself_leads_to_its_page(tab):
-    tab.show(run="whole", series="health/weight_rms")
-    tab.find(".card.alarm").click()
-    tab.find("button:has-text('Show this layer')").click()
-    expect(tab.find(".side h2")).to_have_text("the model itself")
-
-
-@pytest.mark.parametrize("row", ["", "net.a"], ids=["no row before", "a row before"])
-@pytest.mark.parametrize("module", ["the whole model", "away"])
+@pytest.mark.parametrize(("module", "row"), [("the whole model", ""), ("away", "net.a")])
 def test_a_verdict_without_a_row_marks_its_step_in_all_rows_and_selects_none(tab, module, row):
     tab.show(run="without_rows", series="train/activation/std", row=row)
     tab.find(f".card:has-text('{module}')").click()
@@ -272,10 +253,6 @@ def test_a_verdict_leads_to_the_page_of_its_layer(tab):
     expect(tab.find(".side h2")).to_have_text(SICK)
 
 
-def test_the_tab_opens_on_a_run_that_was_watched(tab):
-    assert (tab.state["run"], tab.state["series"]) == ("sick", "health/activation_rms")
-
-
 def test_a_link_to_a_run_that_is_gone_says_so(tab):
     tab.show(run="gone", series="train/nothing/std")
     expect(tab.find(".notice")).to_contain_text(
@@ -326,12 +303,6 @@ def test_what_is_alike_and_what_follows_is_folded_on_the_card_and_opened_by_the_
     assert tab.state["row"] == NASTY[1]
     tab.find(".card").click()
     expect(tab.find(".item").first).to_be_visible()
-
-
-def test_a_record_of_an_older_version_has_a_card_for_each_verdict(tab):
-    tab.show(run="sick")
-    expect(tab.find(".card")).to_have_count(2)
-    expect(tab.find(".fold-list")).to_have_count(0)
 
 
 def test_a_run_that_grows_is_followed_and_what_is_seen_stays(tab, page_logs):
@@ -406,12 +377,6 @@ def test_the_heading_of_the_loss_has_its_first_and_last_value_finite_or_not(tab,
     heading, label = tab.find("body").evaluate(draw, [address, values, columns])
     assert heading == shown
     assert label == f"train/loss from {shown.replace('→', 'to')}"
-
-
-def test_the_loss_shows_the_steps_that_are_shown(tab):
-    tab.show(run="sick", **{"from": STEPS[10], "to": STEPS[19]})
-    (part,) = curve_of(tab)
-    np.testing.assert_allclose(part, [(i + 0.5) / 10 for i in range(10)], atol=1e-4)
 
 
 def test_the_depth_view_and_a_run_without_a_loss_show_none(tab):

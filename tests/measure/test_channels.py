@@ -47,38 +47,27 @@ LAYOUTS = {
     "(N, C), as many channels as lanes": (normal(70, 16), 1),
     "(N, C), one more channel": (normal(70, 17), 1),
     "(N, C), one channel": (normal(70, 1), 1),
-    "(N, C), one sample": (normal(1, 40), 1),
     "(N, C), rows beyond one chunk": (normal(9000, 18), 1),
     "(N, T, C)": (normal(3, 5, 20), 2),
-    "(N, T, C), by a negative number": (normal(3, 5, 20), -1),
     "(N, T, C), tokens": (normal(3, 5, 20), 1),
     "(N, C, H, W)": (normal(2, 6, 9, 7), 1),
     "(N, C, H, W), 1 x 1": (normal(2, 60, 1, 1), 1),
     "(N, C, H, W), 1 x 2": (normal(2, 23, 1, 2), 1),
-    "(N, C, H, W), 1 x 3": (normal(2, 23, 1, 3), 1),
     "(N, C, H, W), 2 x 2": (normal(16, 23, 2, 2), 1),
     "(N, C, H, W), 1 x 7": (normal(16, 23, 1, 7), 1),
-    "(N, C, H, W), 2 x 4": (normal(16, 23, 2, 4), 1),
-    "(N, C, H, W), 3 x 3": (normal(16, 23, 3, 3), 1),
-    "(N, C, H, W), 3 x 5": (normal(16, 23, 3, 5), 1),
     "(N, C, H, W), 4 x 4": (normal(16, 23, 4, 4), 1),
-    "(N, C, H, W), 7 x 7": (normal(16, 5, 7, 7), 1),
     "(N, C, H, W), 5 x 7, many": (normal(300, 5, 5, 7), 1),
     "(N, C, H, W), images beyond one chunk": (normal(2, 3, 80, 90), 1),
     "(N, C, H, W), samples": (normal(2, 3, 4, 5), 0),
     "(N, C, H, W), columns": (normal(2, 3, 4, 5), 3),
     "channels last": (normal(4, 19, 5, 6).to(memory_format=LAST), 1),
     "channels last, samples": (normal(4, 19, 5, 6).to(memory_format=LAST), 0),
-    "channels last, lines": (normal(4, 19, 5, 6).to(memory_format=LAST), 2),
-    "channels last, columns": (normal(4, 19, 5, 6).to(memory_format=LAST), 3),
     "channels last 3d": (normal(2, 3, 4, 5, 6).to(memory_format=torch.channels_last_3d), 1),
     "a weight": (nn.Parameter(normal(40, 70)).detach(), 0),
     "a vector": (normal(50), 0),
     "transposed": (normal(30, 40).T, 1),
     "permuted": (normal(5, 3, 20).permute(1, 0, 2), 2),
     "a slice of the channels": (normal(5, 3, 40)[..., 7:27], 2),
-    "a slice of the samples": (normal(9, 20)[3:7], 1),
-    "expanded": (normal(20, 1).expand(20, 7), 0),
     "expanded channels": (normal(20, 1).expand(20, 7), 1),
     "an odd place in memory": (normal(20 * 7 + 1)[1:].view(20, 7), 1),
 }
@@ -115,7 +104,6 @@ def spoiled(shape, *values):
 MANY_VALUES = {
     "NaN and infinities": lambda shape: spoiled(shape, math.nan, math.inf, -math.inf),
     "NaN in one channel": lambda shape: normal(*shape).index_fill_(1, torch.tensor([1]), math.nan),
-    "NaN alone": lambda shape: torch.full(shape, math.nan),
     "large mean, small deviation": lambda shape: normal(*shape, mean=1e4, std=1e-2),
     "one channel far away": lambda shape: normal(*shape).index_add_(
         1, torch.tensor([2]), torch.full((shape[0], 1, *shape[2:]), 1e5)
@@ -124,20 +112,14 @@ MANY_VALUES = {
         normal(*shape) * torch.logspace(-30, 30, shape[1]).view(-1, *[1] * (len(shape) - 2))
     ),
     "all equal": lambda shape: torch.full(shape, 0.1),
-    "zeros": lambda shape: torch.zeros(shape),
     "rectified": lambda shape: normal(*shape).relu(),
-    "minus zero": lambda shape: torch.full(shape, -0.0),
-    "3e38": lambda shape: normal(*shape).sign() * 3e38,
     "3e38 and infinities": lambda shape: spoiled(shape, 3e38, -3e38, math.inf),
     "subnormal": lambda shape: normal(*shape, std=1e-41),
     "bfloat16": lambda shape: normal(*shape, dtype=torch.bfloat16),
-    "float16": lambda shape: spoiled(shape, math.nan, -math.inf).half(),
     "float8": lambda shape: normal(*shape).to(torch.float8_e4m3fn),
     "float64": lambda shape: normal(*shape, dtype=torch.float64),
     "float64 at 1e200": lambda shape: normal(*shape, dtype=torch.float64) * 1e200,
-    "int64": lambda shape: (normal(*shape) * 1000).long(),
     "large int64": lambda shape: (normal(*shape) * 1e17).long(),
-    "uint8": lambda shape: (normal(*shape) * 20 + 100).to(torch.uint8),
     "bool": lambda shape: normal(*shape) > 0,
 }
 
@@ -178,13 +160,6 @@ def test_an_odd_tensor_gives_its_plain_row_alone(tensor, dim):
     assert row == measure(tensor, ALL)
 
 
-def test_channels_of_a_number_negated_when_read_have_its_sign():
-    tensor = torch.complex(normal(9, 20), normal(9, 20)).conj().imag
-    assert tensor.is_neg()
-    _, rows = measure_channels(tensor, 1, ALL)
-    assert_rows(rows, true_rows([tensor], 1))
-
-
 @pytest.mark.parametrize("scale", [None, torch.tensor(2.0)], ids=["plain", "scaled"])
 def test_a_tensor_whose_memory_was_freed_is_refused(scale):
     tensor = normal(3, 4)
@@ -212,15 +187,3 @@ def test_the_blocks_of_a_large_tensor_on_a_device_merge_to_the_truth(monkeypatch
     monkeypatch.setattr("hookboard.measure.by_torch.BLOCK", 100)
     tensor = spoiled((30, 19, 5), math.nan, 1e5)
     assert_rows(rows_of_channels(tensor, 1, ALL.wanted), true_rows([tensor], 1))
-
-
-def test_the_host_reads_nothing_back_on_the_way_of_a_device():
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Forbid(TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            assert function is not torch.ops.aten._local_scalar_dense.default, "the host waits for the device"
-            return function(*args, **(kwargs or {}))
-
-    with Forbid():
-        rows_of_channels(spoiled((30, 19, 5), math.nan), 1, ALL.wanted)

@@ -31,21 +31,16 @@ def of_flat(names=DERIVED):
 
 KINDS = {
     "normal": [normal(1000)],
-    "one value": [normal(1)],
     "all equal": [torch.full((999,), 0.1)],
-    "all zero": [torch.zeros(17)],
     "empty": [torch.empty(0)],
     "several calls": [normal(3), normal(500, mean=9.0), torch.empty(0), normal(77, std=1e-3)],
     "far from zero": [normal(1000, mean=1e4), normal(500, mean=1e4)],
     "heavy tails": [normal(5000) ** 5],
     "not finite": [torch.tensor([1.0, math.nan, -2.0, math.inf, 0.5, -math.inf, 0.0])],
-    "nothing finite": [torch.tensor([math.nan, math.inf])],
-    "huge": [normal(100) * 1e38],
     "tiny": [normal(100, std=1e-40)],
     "half": [normal(1000, std=1e4, dtype=torch.float16), normal(100, dtype=torch.float16)],
     "half underflowing": [normal(1000, std=3e-5, dtype=torch.float16)],
     "bfloat16": [normal(1000, std=1e-38, dtype=torch.bfloat16)],
-    "double": [normal(1000, dtype=torch.float64)],
     "integers": [torch.arange(-50, 100)],
     "relu": [normal(1000).relu()],
     "large": [normal(1 << 19, std=0.3)],
@@ -92,10 +87,6 @@ def test_values_at_an_end_count_as_saturated_in_half_precision_too():
     found = together(on_cpu, [x], ["saturated_fraction"], ends=(-0.97, 0.97))["saturated_fraction"]
     true = (x.double().abs() >= 0.97).double().mean().item()
     assert found == true
-
-
-def test_what_has_no_ends_has_no_saturated_fraction():
-    assert together(on_cpu, [normal(5)], ["mean", "saturated_fraction"]).keys() == {"mean"}
 
 
 @pytest.mark.parametrize(("shape", "dim"), [((5, 3), 1), ((2, 3, 4, 4), 1), ((2, 4, 1), -1), ((7, 3), 0)])
@@ -156,21 +147,16 @@ def rank_of(parts, dim=1):
 
 
 MATRICES = {
-    "two dimensions": ([normal(200, 10)], 1),
     "several calls": ([normal(100, 10), normal(3, 10, mean=5), torch.empty(0, 10), normal(50, 10, std=10)], 1),
     "pictures": ([normal(2, 6, 5, 4)], 1),
     "tokens": ([normal(3, 7, 12)], -1),
-    "one channel": ([normal(50, 1)], 1),
     "one sample": ([normal(1, 9)], 1),
     "few samples": ([normal(5, 40)], 1),
     "all equal": ([torch.full((20, 5), 0.1), torch.full((7, 5), 0.1)], 1),
     "not finite": ([torch.where(normal(99, 4) > 2, math.nan, normal(99, 4))], 1),
     "nothing finite": ([torch.full((3, 4), math.inf)], 1),
-    "only in part finite": ([torch.tensor([[1.0, math.nan], [math.nan, 2.0]])], 1),
     "huge": ([normal(100, 5) * 1e37, normal(100, 5)], 1),
     "limits of float64": ([normal(100, 5, dtype=torch.float64) * 1e300, normal(10, 5, dtype=torch.float64) * 1e299], 1),
-    "tiny": ([normal(100, 5, dtype=torch.float64) * 1e-300], 1),
-    "half": ([normal(100, 5, dtype=torch.bfloat16)], 1),
     "far from zero": ([normal(100, 5, mean=1e3), normal(100, 5, mean=1e3)], 1),
     "of low rank": ([normal(250, 3) @ normal(3, 30)], 1),
 }
@@ -194,9 +180,3 @@ def test_calls_with_other_numbers_of_channels_have_no_effective_rank():
     assert rank_of([normal(10, 4), normal(10, 5)]) == {}
     assert rank_of([normal(10, 100), normal(10, 200)]) == {}, "of both 64 channels are sampled, not the same ones"
     assert rank_of([normal(10)]) == {}
-
-
-def test_a_sample_takes_no_random_number():
-    before = torch.get_rng_state()
-    rank_of([normal(3000, 500)])
-    assert torch.equal(torch.get_rng_state(), before)

@@ -46,11 +46,6 @@ def test_a_thousand_micro_batches_at_a_large_mean_keep_their_variance():
     assert_true(statistics(merged_to_one(rows_of(whole.split(1000)))), [whole])
 
 
-def test_micro_batches_of_one_constant_have_no_deviation():
-    rows = rows_of([torch.full((n,), 0.1) for n in (3, 5, 7)])
-    assert merged_to_one(rows)[FIELDS.index("deviation")] == 0
-
-
 def test_a_row_that_failed_spoils_its_owner_alone():
     rows = rows_of([normal(10), normal(20)])
     rows[0] = math.nan

@@ -51,26 +51,13 @@ TENSORS = {
     "wide channels": (normal(5, 37, 1013), 1),
     "wide channels, not finite": (with_holes(3, 70, 1001), 1),
     "wide channels, one of them NaN": (with_a_channel_of_nan(6, 40, 30, 31), 1),
-    "wide channels far from 0": (normal(5, 33, 1000, mean=1e4, std=0.1), 1),
     "fewer channels than pieces": (normal(11, 3, 9001), 1),
-    "channels larger than a chunk": (normal(2, 5, 30_011), 1),
-    "one channel": (normal(13, 1, 99, 101), 1),
     "narrow channels": (normal(21, 1030, 3, 3), 1),
     "narrow channels, many rows": (normal(5003, 33, 2), 1),
-    "narrow channels, many rows, not finite": (with_holes(5003, 33, 2), 1),
     "the last dimension": (normal(5003, 70), 1),
-    "the last dimension far from 0": (normal(5003, 70, mean=1e4, std=0.1), 1),
     "the last dimension, one column NaN": (with_a_channel_of_nan(9001, 17), 1),
     "the first dimension": (normal(600, 701), 0),
-    "the first dimension, many units": (normal(4_091, 5), 0),
     "channels last": (normal(8, 70, 30, 31).to(memory_format=torch.channels_last), 1),
-}
-GAPS = {
-    "every third unit": (normal(900, 411)[::3], 0, None),
-    "every third unit, narrow": (normal(12_000, 5)[::3], 0, None),
-    "every third unit, no channels": (normal(900, 411)[::3], None, None),
-    "a difference": (normal(200_003), None, normal(200_003, mean=0.5)),
-    "a difference of slices": (normal(901, 411)[::3], None, normal(301, 411, mean=0.5)),
 }
 
 
@@ -106,6 +93,13 @@ def test_the_row_of_a_large_tensor_is_that_of_its_values(tensor, dim):
         assert close(channels, rows_of_channels([tensor], dim))
 
 
+GAPS = {
+    "every third unit": (normal(900, 411)[::3], 0, None),
+    "every third unit, no channels": (normal(900, 411)[::3], None, None),
+    "a difference of slices": (normal(901, 411)[::3], None, normal(301, 411, mean=0.5)),
+}
+
+
 @pytest.mark.parametrize(("tensor", "dim", "minus"), GAPS.values(), ids=GAPS)
 def test_a_large_slice_or_difference_is_measured_as_its_values(tensor, dim, minus):
     row, channels = with_threads(2, lambda: by_kernel(tensor, dim, minus=minus))
@@ -126,7 +120,7 @@ def test_any_number_of_threads_counts_each_value_once(size):
 
 
 def test_several_python_threads_at_once_get_what_each_gets_alone():
-    cases = [*TENSORS.values()][:12]
+    cases = [*TENSORS.values()][:8]
     alone = bits(measured(*case) for case in cases)
     torch.set_num_threads(2)
     with ThreadPoolExecutor(4) as pool:

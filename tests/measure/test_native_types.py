@@ -29,11 +29,9 @@ VALUES = {
     "rectified": lambda dtype: normal(5001, dtype=dtype).relu(),
     "far from 0": lambda dtype: normal(9000, mean=1e4, std=0.1, dtype=dtype),
     "not finite here and there": spoiled,
-    "NaN alone": lambda dtype: torch.full((70,), math.nan, dtype=dtype),
     "the smallest": lambda dtype: normal(4099, dtype=dtype).sign() * torch.finfo(dtype).smallest_normal / 4,
     "near the largest": lambda dtype: normal(4099, dtype=dtype).sign() * torch.finfo(dtype).max * 0.9,
     "the ends": lambda dtype: torch.tensor([torch.finfo(dtype).min, 0, *[torch.finfo(dtype).max] * 2], dtype=dtype),
-    "minus zero": lambda dtype: torch.full((20,), -0.0, dtype=dtype),
     "some of them huge": lambda dtype: normal(5000, dtype=dtype).masked_fill_(normal(5000) > 2, torch.finfo(dtype).max),
 }
 every_value = pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
@@ -176,7 +174,6 @@ def test_the_difference_of_two_tensors_is_taken_in_float32_at_least(dtype):
 BEYOND = {
     "1e300": lambda: normal(900, dtype=torch.float64).view(30, 30) * 1e300,
     "1e-300": lambda: normal(900, dtype=torch.float64).view(30, 30) * 1e-300,
-    "one channel of 1e-300": lambda: normal(30, 30, dtype=torch.float64) * torch.tensor([1.0] * 29 + [1e-300]),
     "one channel of 1e300, not finite": lambda: (
         normal(30, 30, dtype=torch.float64) * torch.tensor([1e300, math.nan, math.inf] + [1.0] * 27)
     ),

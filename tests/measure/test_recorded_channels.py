@@ -56,13 +56,6 @@ def test_a_site_whose_channels_changed_has_none_after_a_merge_on_the_way_either(
         assert reading.channels is None
 
 
-def test_statistics_are_those_without_channels():
-    parts = [normal(3, 4, 5, mean=7.0), normal(20, 4)]
-    with_channels, without = (read(recorder(channels=asked), *parts) for asked in (lambda *_: 1, None))
-    assert with_channels.statistics == pytest.approx(without.statistics, rel=1e-12)
-    assert without.channels is None
-
-
 @pytest.mark.parametrize("other", [normal(3, 5), normal(12)], ids=["more channels", "no channels"])
 def test_calls_with_unlike_channels_leave_the_row_alone_until_the_next_step(other):
     mine = recorder()
@@ -71,12 +64,6 @@ def test_calls_with_unlike_channels_leave_the_row_alone_until_the_next_step(othe
         assert reading.channels is None
         assert_true(reading.statistics, parts)
     assert_channels(read(mine, normal(6, 4)), [normal(6, 4)])
-
-
-def test_the_number_of_channels_may_change_from_step_to_step():
-    mine = recorder()
-    for channels in (3, 5, 2):
-        assert_channels(read(mine, normal(6, channels)), [normal(6, channels)])
 
 
 def test_an_empty_call_changes_nothing():
@@ -88,16 +75,6 @@ def test_columns_that_were_not_asked_for_are_not_a_number():
     channels = read(recorder("max"), normal(3, 4)).channels
     assert np.isnan(channels[:, 1:5]).all()
     assert (channels[:, 0] == 3).all()
-
-
-def test_sites_keep_their_own_channels():
-    mine = recorder()
-    mine.open(B)(normal(3, 5))
-    mine.open(Site("plain", "output"))(normal(3))
-    mine.open(A)(normal(3, 4))
-    readings = {reading.site: reading for reading in mine.flush().values()}
-    assert_channels(readings[A], [normal(3, 4)])
-    assert_channels(readings[B], [normal(3, 5)])
 
 
 def test_a_fault_in_choosing_the_dimension_switches_the_site_off():

@@ -51,15 +51,6 @@ def test_bins_of_a_step_that_is_read_late_are_not_those_of_the_next():
     assert [each.histogram.counts.sum() for each in (reading, next_one, last)] == [10, 20, 40]
 
 
-def test_more_calls_than_the_buffer_was_made_for_are_kept():
-    mine = recorder()
-    parts = list(normal(1000, 3))
-    for part in parts:
-        mine.open(A)(part)
-    (reading,) = mine.flush().values()
-    assert_true(reading.statistics, parts)
-
-
 def test_a_new_site_does_not_look_through_the_rows_of_the_others(monkeypatch):
     """With 10,000 layers that took longer than all else in the first step."""
     mine, looked = recorder(), []
@@ -88,26 +79,11 @@ def test_a_statistic_of_ones_own_stands_beside_the_built_in_ones():
     assert abs(reading.statistics["near_zero"] - (whole.abs() < 0.5).double().mean().item()) < 1e-12
 
 
-def test_columns_that_were_not_asked_for_are_not_a_number():
-    mine = recorder("max")
-    mine.open(A)(normal(10))
-    (reading,) = mine.flush().values()
-    assert reading.moments.mean != reading.moments.mean
-    assert reading.moments.count == 10
-
-
 def test_a_graph_is_neither_built_nor_kept():
     mine = recorder()
     x = torch.ones(3, requires_grad=True)
     mine.open(A)(x * 2)
     assert not mine._main.rows.rows(mine._main.rows.take(), 1).requires_grad
-
-
-def test_an_empty_tensor_gives_an_empty_reading():
-    mine = recorder()
-    mine.open(A)(torch.empty(0, 3))
-    (reading,) = mine.flush().values()
-    assert reading.is_empty
 
 
 class Alone:

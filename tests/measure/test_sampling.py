@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from oracle import derived, normal, row_of, rows_of_channels
+from oracle import normal, row_of, rows_of_channels
 from ways import ALL, by_kernel, no_counts
 
 from hookboard.measure import (
@@ -38,15 +38,11 @@ LAST = torch.channels_last
 WIDE = {
     "(N, C)": (half_dead(6, 14_336), 1),
     "(N, T, C)": (half_dead(2, 3, 16_384, dim=2), 2),
-    "(N, T, C), by a negative number": (half_dead(2, 3, 5000, dim=2), -1),
     "(N, C, H, W)": (half_dead(2, 5000, 2, 3), 1),
     "channels last": (half_dead(2, 5000, 2, 3).to(memory_format=LAST), 1),
     "a weight": (half_dead(5000, 3, dim=0), 0),
-    "transposed": (half_dead(5000, 3, dim=0).T, 1),
-    "one sample": (half_dead(1, 4097), 1),
     "bfloat16": (half_dead(4, 9000, dtype=torch.bfloat16), 1),
     "float64 whose squares leave its range": (half_dead(4, 9000, dtype=torch.float64) * 1e200, 1),
-    "integers": ((half_dead(4, 9000) * 100).long(), 1),
 }
 
 
@@ -102,18 +98,6 @@ def test_gradients_of_wide_tensors_are_divided_by_the_scale(way, scale):
     tensor = half_dead(3, 5000)
     _, rows = measure_channels(tensor * scale, 1, ALL, scale=torch.tensor(scale))
     np.testing.assert_allclose(np.asarray(rows), rows_of_channels([tensor], 1)[::2], rtol=1e-6, atol=1e-12)
-
-
-def test_an_empty_wide_tensor_has_rows_of_nothing(way):
-    _, rows = measure_channels(torch.empty(0, 5000), 1, ALL)
-    assert np.array_equal(np.asarray(rows), np.array([row_of(np.zeros(0))] * 2500))
-
-
-def test_the_dead_fraction_of_a_wide_tensor_is_that_of_what_was_looked_at():
-    tensor, asked = half_dead(6, 14_336), plan(["dead_fraction"])
-    _, rows = measure_channels(tensor, 1, asked)
-    assert asked.columns == ()
-    assert np.mean(rows[:, 4] == rows[:, 0]) == derived([tensor[:, ::4]])["dead_fraction"]
 
 
 def test_the_effective_rank_of_a_wide_tensor_is_that_of_its_sample_of_channels(way):

@@ -41,19 +41,11 @@ def test_a_statistic_that_measured_nothing_is_nan():
         assert merged[:, WIDTH:].isnan().all()
 
 
-def test_a_statistic_may_return_a_plain_float():
-    assert merged(Statistic("size", lambda x: float(x.numel()), merge="sum"), [normal(3), normal(4)]) == 7
-
-
 def test_statistics_are_found_by_name_object_and_dotted_path():
     for near_zero in (NEAR_ZERO, f"{__name__}.NEAR_ZERO"):
         found = plan(["mean", near_zero])
         assert found.names == ("mean",)
         assert found.own == (NEAR_ZERO,)
-
-
-def test_one_statistic_may_stand_alone():
-    assert plan("rms").names == ("rms",)
 
 
 @pytest.mark.parametrize(

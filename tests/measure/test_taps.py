@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import pytest
 import torch
 from torch import Tensor, nn
-from torchvision.models import resnet18
 
 from hookboard.measure.taps import Taps
 from hookboard.model.nested import tensors_in
@@ -117,27 +116,6 @@ def test_a_module_called_several_times_passes_every_call():
     linear(linear(linear(torch.ones(1, 2)))).sum().backward()
     assert len(seen[Site("shared", "output")]) == 3
     assert len(seen[Site("shared", "grad_output")]) == 3
-
-
-def test_gradients_on_a_residual_network_with_in_place_relu_equal_autograd():
-    torch.manual_seed(0)
-    net = resnet18(num_classes=3)
-    twin = copy.deepcopy(net)
-    for module in twin.modules():
-        if isinstance(module, nn.ReLU):
-            module.inplace = False  # so that the outputs kept below are still what the modules returned
-    _, seen = tapped(net, ["grad_output"])
-    kept = {}
-    for name, module in select(twin, ["**", "!**.relu", "!layer*.*.bn2"]).items():  # a block adds to bn2's in place
-        module.register_forward_hook(lambda module, args, output, name=name: kept.update({name: output}))
-    x = torch.randn(2, 3, 32, 32)
-    net(x).square().sum().backward()
-    truth = torch.autograd.grad(twin(x).square().sum(), list(kept.values()))
-    assert len(kept) > 40
-    for name, true in zip(kept, truth, strict=True):
-        if (site := Site(name, "grad_output")) in seen:
-            assert seen[site][0].equal(true), name
-    assert len(seen) == len(select(net))
 
 
 def test_the_outputs_of_an_inactive_tap_pass_unseen():
@@ -402,11 +380,3 @@ def test_a_call_inside_a_call_that_fails_leaves_the_outer_one_right():
     net(x).sum().backward()
     taps.detach()
     assert [grad.tolist() for grad in seen[Site("0", "grad_input")]] == [[2.0, 2.0, 2.0]]
-
-
-def test_a_gradient_from_before_is_not_taken_for_one_that_came_without_a_call():
-    net = nn.Sequential(nn.Linear(2, 2))
-    net(torch.ones(1, 2)).sum().backward()
-    taps, _ = tapped(net)
-    taps.detach()
-    assert "received a gradient" not in taps.why_silent("0", "output")
