@@ -335,7 +335,6 @@ BUILT_WRONG = {
         equal_names,
         {"images/taps.py": "class Row: ...", "measure/rows.py": "class Row: ..."},
     ),
-    "two files of one name": (equal_names, {"images/taps.py": "", "measure/taps.py": ""}),
     "a callback that asks the Trainer": (
         questions_to_a_trainer,
         {"callbacks/numbers.py": "def f(loop): return loop.trainer.global_step"},
@@ -348,24 +347,10 @@ BUILT_WRONG = {
         forbidden_imports,
         {"callbacks/numbers.py": "from hookboard.health import Judge", "health/__init__.py": "class Judge: ..."},
     ),
-    "the lowest room imports another": (
-        imports_upward,
-        {"model/sites.py": "import hookboard.images", "images/__init__.py": ""},
-    ),
-    "an import of the top": (imports_upward, {"model/sites.py": "from hookboard import Row", "__init__.py": FACE}),
-    "an import inside a function": (
-        imports_upward,
-        {"model/sites.py": "def f():\n    import hookboard.images.picture"},
-    ),
     "a relative import from above": (imports_upward, {"measure/rows.py": "from ..health import Taps"}),
     "past the face": (
         imports_past_a_face,
         {"images/taps.py": FACE, "measure/__init__.py": FACE, "measure/rows.py": "class Row: ..."},
-    ),
-    "past the face, from the top": (imports_past_a_face, {"__init__.py": FACE, "measure/rows.py": "class Row: ..."}),
-    "past the face, by the name of the file": (
-        imports_past_a_face,
-        {"images/taps.py": "from hookboard.measure import rows", "measure/__init__.py": "", "measure/rows.py": ""},
     ),
     "a private name": (
         imports_of_private_names,
@@ -382,19 +367,9 @@ BUILT_WRONG = {
             "model/nested.py": "from hookboard.model.sites import b",
         },
     ),
-    "a file imports the face of its own room": (
-        circles,
-        {"measure/__init__.py": FACE, "measure/rows.py": "from hookboard.measure import Moments"},
-    ),
     "a long function": (long_functions, {"model/sites.py": "def f():\n" + "    print()\n" * FUNCTION_LINES}),
     "an attribute of torch's": (private_names_of_others, {"model/sites.py": "import torch\ntorch.Tensor()._base"}),
     "a text in the encoding of the system": (texts_without_encoding, {"model/sites.py": "print(path.read_text())"}),
-    "a module of torch's": (private_names_of_others, {"model/sites.py": "from torch._dynamo import reset"}),
-    "an attribute by its name": (private_names_of_others, {"model/sites.py": "getattr(trainer, '_results')"}),
-    "what a base class holds": (
-        private_names_of_others,
-        {"model/sites.py": "class A(Module):\n    def f(self): self._buffers"},
-    ),
 }
 
 DOCUMENTED = "\n".join(

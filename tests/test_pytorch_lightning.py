@@ -60,13 +60,6 @@ def test_the_training_step_of_its_module_is_read_without_a_trace(tmp_path, capsy
     assert [(v.rule, v.module) for v in monitor.verdicts if v.rule == "loss_input"] == [("loss_input", "")]
 
 
-def test_what_its_module_logs_while_it_is_read_is_not_logged(tmp_path):
-    module = Toy()
-    fit(module, tmp_path, HealthMonitor(every_n_steps=1))
-    assert module.logged == 2
-    assert list(scalars(tmp_path)["loss"]) == [0, 1]
-
-
 def test_audit_and_checkup_take_its_module():
     found = audit(SoftmaxToy(), batches(4, 4)[0])
     assert [finding.rule for finding in found] == ["loss_input"]

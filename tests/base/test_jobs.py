@@ -7,7 +7,7 @@ import time
 import pytest
 
 from hookboard.base import jobs
-from hookboard.base.jobs import MANY_JOBS, Jobs, Patience, finished, then, until
+from hookboard.base.jobs import MANY_JOBS, Jobs, Patience, until
 
 pytestmark = pytest.mark.unit
 
@@ -198,15 +198,3 @@ def test_who_asks_in_vain_again_and_again_waits_less_each_time(gate):
     gate.open()
     mine.give_a_second()
     assert done == ["it"]
-
-
-def test_the_first_step_is_that_of_the_earliest_unfinished_job(gate):
-    mine = Jobs()
-    for step in (7, 9):
-        mine.add(noting([], "", gate), pytest.fail, step)
-    assert mine.first_step == 7
-
-
-def test_steps_return_what_came_of_them():
-    answers = iter([False, False, True])
-    assert finished(then(until(lambda: next(answers)), lambda nothing: "it")) == "it"

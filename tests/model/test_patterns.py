@@ -32,10 +32,6 @@ def test_names_that_differ_in_numbers_alone_are_one_if_all_such_are_meant(names,
     assert folded(names, among) == said
 
 
-def test_what_is_left_is_cut_after_a_dozen():
-    assert folded([f"part{i}" for i in range(20)]).endswith("part11 and 8 more")
-
-
 @pytest.mark.parametrize("pattern", ["**", "**.b", "a*", "**.*"])
 def test_a_star_stands_for_any_character_even_a_line_break(pattern):
     assert matched(pattern, ["a\nx.b"]) or pattern == "a*"
@@ -63,7 +59,3 @@ def test_patterns_match_what_they_are_defined_to_match():
         pattern = "".join(random.choices(["a", "b", ".", "*", "**", "**."], k=random.randrange(6)))
         meant = [name for name in names if by_definition(pattern, name) and (name or pattern != "*")]
         assert matched(pattern, names) == meant, pattern
-
-
-def test_a_single_star_does_not_match_the_model_itself():
-    assert [matched(pattern, ["", "a"]) for pattern in ("*", "**", "")] == [["a"], ["", "a"], [""]]

@@ -113,11 +113,6 @@ FAULTS = {
         lambda n, x, y: f.mse_loss(f.softmax(n(x), dim=0), y),
     ),
     "LSTM": ("batch_mixing", LONG, lambda n, x, y: f.cross_entropy(n.three(n.lstm(x)[0][:, -1]), y)),
-    "LSTM after a layer": (
-        "batch_mixing",
-        LONG,
-        lambda n, x, y: f.cross_entropy(n.three(n.lstm(torch.tanh(n.hidden(x))[:, :, :4])[0][:, -1]), y),
-    ),
     "transformer": ("batch_mixing", LONG, lambda n, x, y: f.cross_entropy(n.three(n.layer(n.hidden(x)).mean(1)), y)),
     "view for transpose": ("loss_shape", (SEQUENCES, TAGS), lambda n, x, y: f.cross_entropy(n(x).view(N, 3, 10), y)),
     "view for permute in front of the loss": (
@@ -126,18 +121,12 @@ FAULTS = {
         lambda n, x, y: f.cross_entropy(n.segment(x).contiguous().view(-1, 3), y.view(-1)),
     ),
     "softmax by hand": ("loss_input", BY_CLASS, lambda n, x, y: f.cross_entropy(softmax_by_hand(n(x)), y)),
-    "softmax, clamped": (
-        "loss_input",
-        BY_CLASS,
-        lambda n, x, y: f.cross_entropy(f.softmax(n(x), 1).clamp(1e-6, 1.0), y),
-    ),
     "log_softmax for BCE": (
         "loss_input",
         (X, ONE_HOT),
         lambda n, x, y: f.binary_cross_entropy_with_logits(f.log_softmax(n(x), 1), y),
     ),
     "log of logits": ("loss_input", BY_CLASS, lambda n, x, y: -torch.log(picked(n(x))).mean()),
-    "BCE of logits": ("loss_input", BY_BINARY, lambda n, x, y: binary_cross_entropy_by_hand(n(x)[:, 0], y)),
     "Dice of logits": ("loss_input", MASKED, lambda n, x, y: dice(n.conv(x).view(-1), y.view(-1))),
     "IoU of logits": ("loss_input", MASKED, lambda n, x, y: iou(n.conv(x), y)),
     "Huber": ("loss_shape", BY_REAL, lambda n, x, y: huber(n.single(x), y)),
@@ -153,7 +142,6 @@ FAULTS = {
         BY_REAL,
         lambda n, x, y: torch.tensor(f.mse_loss(n.single(x)[:, 0], y).item(), requires_grad=True),
     ),
-    "data": ("cut", BY_REAL, lambda n, x, y: f.mse_loss(n.single(x).data[:, 0], y).requires_grad_()),
     "a gradient that is switched on": ("cut", BY_REAL, switched_on),
     "argmax": ("cut", BY_CLASS, lambda n, x, y: f.mse_loss(n(x).argmax(1).float(), y.float()).requires_grad_()),
     "NumPy": ("cut", BY_CLASS, lambda n, x, y: f.cross_entropy(n(torch.tensor(x.numpy())).data.requires_grad_(), y)),
@@ -178,11 +166,6 @@ FAULTS = {
 
 NOTES = {
     "ReLU not assigned": ("no_influence", BY_CLASS, lambda n, x, y: f.cross_entropy(not_assigned(n, x), y)),
-    "weights of attention over one": (
-        "no_influence",
-        LONG,
-        lambda n, x, y: f.cross_entropy(pooled_by_attention(n, x, -1), y),
-    ),
     "samples attend to each other": (
         "batch_mixing",
         BY_CLASS,
@@ -297,11 +280,6 @@ def deviation_of_the_batch(net, x, y):
     return f.cross_entropy(net.three(hidden + hidden.std(0).mean()), y)
 
 
-def straight_through(net, x, y):
-    p = net.single(x)[:, 0].sigmoid()
-    return f.mse_loss(p + (p.round() - p).detach(), y)
-
-
 def shifted(net, x, y):
     """Relative positions: the view moves them on purpose."""
     scores = torch.bmm(net.query(x), net.key(x).transpose(1, 2))
@@ -343,7 +321,6 @@ HEALTHY = {
     "mixup": (BY_CLASS, mixed_up),
     "in-batch negatives": (BY_CLASS, contrasted),
     "deviation of the batch": (BY_CLASS, deviation_of_the_batch),
-    "classes second": ((SEQUENCES, TAGS), lambda n, x, y: f.cross_entropy(n(x).transpose(1, 2), y)),
     "pixels flattened": (
         (IMAGES, PIXELS),
         lambda n, x, y: f.cross_entropy(n.segment(x).permute(0, 2, 3, 1).reshape(-1, 3), y.view(-1)),
@@ -353,15 +330,12 @@ HEALTHY = {
         lambda n, x, y: f.cross_entropy(n(x).view(N, 3, 10).view(-1, 3), y.view(-1)),
     ),
     "relative positions": (LONG, shifted),
-    "BCE by hand": (BY_BINARY, lambda n, x, y: binary_cross_entropy_by_hand(n.single(x)[:, 0].sigmoid(), y)),
     "focal": (BY_BINARY, lambda n, x, y: focal(n.single(x)[:, 0].sigmoid(), y)),
     "Dice": (MASKED, lambda n, x, y: dice(n.conv(x).sigmoid(), y)),
     "a mean under a mask": (MASKED, lambda n, x, y: ((n.conv(x) ** 2) * y).sum() / y.sum()),
     "pairs": (BY_REAL, lambda n, x, y: (n.single(x)[:, 0].unsqueeze(1) - y).abs().mean()),
-    "pairs by a view": (BY_REAL, lambda n, x, y: (n.single(x)[:, 0].view(-1, 1) - y).abs().mean()),
     "a tensor outside of the model": (BY_REAL, outside_of_the_model),
     "a distance to all": (BY_REAL, lambda n, x, y: (n(x).pow(2).sum(1, keepdim=True) - y).abs().mean()),
-    "straight through": (BY_BINARY, straight_through),
     "in place": (BY_CLASS, lambda n, x, y: f.cross_entropy(assigned_in_place(n, x), y)),
     "masked in place": (LONG, lambda n, x, y: f.cross_entropy(masked_in_place(n, x), y)),
     "log_softmax twice": (BY_CLASS, lambda n, x, y: f.cross_entropy(f.log_softmax(n(x), 1), y)),

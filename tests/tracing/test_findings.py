@@ -53,19 +53,8 @@ FAULTS = {
         "loss_input",
         "1",
     ),
-    "nll_loss of logits": (net(), nll_loss, CLASSES, None, "loss_input", ""),
-    "nll_loss of probabilities": (net(nn.Softmax(1)), nll_loss, CLASSES, None, "loss_input", ""),
     "softmax of one": (net(nn.Softmax(1), outputs=1), binary_cross_entropy, BINARY, first, "no_influence", "1"),
     "one class": (net(outputs=1), cross_entropy, torch.zeros(16, dtype=torch.long), None, "no_influence", ""),
-    "kl_div of probabilities": (
-        net(nn.Softmax(1)),
-        nn.KLDivLoss(reduction="batchmean"),
-        torch.full((16, 3), 1 / 3),
-        None,
-        "loss_input",
-        "",
-    ),
-    "sigmoid, wide targets": (net(nn.Sigmoid(), outputs=1), mse_loss, REAL, first, "output_range", "1"),
     "ReLU, negative targets": (net(nn.ReLU(), outputs=1), by_hand, REAL, first, "output_range", "1"),
     "softmax over several labels": (net(nn.Softmax(1)), mse_loss, LABELS, None, "output_range", "1"),
     "class numbers for BCE": (
@@ -76,7 +65,6 @@ FAULTS = {
         "targets",
         "",
     ),
-    "-1 and 1 for BCE": (net(outputs=1), nn.BCEWithLogitsLoss(), BINARY * 2 - 1, first, "targets", ""),
     "broadcast by hand": (net(outputs=1), by_hand, REAL, None, "loss_shape", ""),
 }
 
@@ -174,10 +162,8 @@ def test_probabilities_are_not_advised_to_go_through_log_softmax(shape):
 
 HEALTHY = {
     "cross_entropy": (net(), cross_entropy, CLASSES, None),
-    "MSE by hand": (net(outputs=1), by_hand, REAL, first),
     "soft labels": (net(), cross_entropy, torch.full((16, 3), 1 / 3), None),
     "logits capped by tanh": (net(nn.Tanh()), lambda o, t: cross_entropy(30 * o, t), CLASSES, None),
-    "one target for all": (net(), by_hand, REAL[:3], None),
     "missing labels, masked after the loss": (
         net(nn.Sigmoid(), outputs=1),
         lambda o, t: (mse_loss(o, t, reduction="none") * (t >= 0)).mean(),
@@ -202,8 +188,6 @@ HEALTHY = {
         torch.where(CLASSES == 2, -100, CLASSES),
         None,
     ),
-    "ReLU6": (net(nn.ReLU6(), outputs=1), mse_loss, REAL.abs() * 2, first),
-    "a wide Hardtanh": (net(nn.Hardtanh(-5, 5), outputs=1), mse_loss, REAL, first),
     "distances of all pairs": (net(), lambda o, t: (o[:, 0][:, None] - t).abs().mean(), REAL, None),
     "a metric of the raw scale": (
         net(outputs=1),
@@ -268,12 +252,6 @@ def test_many_samples_of_one_class_of_several_are_an_alarm(samples, classes, sev
     assert (found.rule, found.severity) == ("targets", severity)
 
 
-def test_a_sequence_of_one_class_is_a_note():
-    model, batch = net(), (torch.randn(8, 8, 4), torch.ones(8, 8, dtype=torch.long))
-    (found,) = audit(model, batch, lambda batch: cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten()))
-    assert (found.rule, found.severity) == ("targets", "note")
-
-
 def test_labels_that_the_step_makes_itself_may_be_alike():
     model = net(outputs=1)
     assert audit(model, X, lambda x: binary_cross_entropy_with_logits(model(x), torch.ones(16, 1))) == ()
@@ -291,17 +269,6 @@ def test_a_detach_that_leaves_parameters_without_gradient_is_named():
     assert found.rule == "cut"
     assert found.evidence.startswith(f"detach() at test_findings.py:{step.__code__.co_firstlineno}")
     assert "2 of 4 trainable parameters: 0.bias, 0.weight" in found.evidence
-
-
-def test_where_the_output_after_a_detach_makes_the_targets_too_the_detach_is_named():
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
-
-    def step(batch):
-        judged = model[1](model[0](batch).detach())
-        return binary_cross_entropy_with_logits(judged, torch.ones_like(judged))
-
-    (found,) = audit(model, X, step)
-    assert (found.rule, found.evidence.partition("()")[0]) == ("cut", "detach")
 
 
 @pytest.mark.parametrize("create_graph", [False, True])
@@ -500,12 +467,6 @@ def test_a_frozen_part_in_training_mode_is_a_note():
     )
 
 
-def test_a_frozen_part_in_evaluation_mode_is_meant():
-    teacher = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Dropout()).eval().requires_grad_(False)
-    model = nn.ModuleDict({"teacher": teacher, "student": nn.Linear(4, 3)})
-    assert audit(model, X, lambda x: (model["student"](x) - teacher(x)).square().mean()) == ()
-
-
 class Classifier(LightningModule):
     def __init__(self):
         super().__init__()
@@ -518,11 +479,6 @@ class Classifier(LightningModule):
 def test_a_lightning_module_needs_no_step():
     (found,) = audit(Classifier(), (X, CLASSES))
     assert (found.rule, found.module) == ("loss_input", "net.3")
-
-
-def test_a_plain_module_needs_one():
-    with pytest.raises(TypeError, match="Sequential, which has no training_step: give step="):
-        audit(net(), (X, CLASSES))
 
 
 def test_a_loss_that_is_no_tensor_is_an_error():

@@ -8,7 +8,6 @@ from lightning.pytorch import LightningModule
 from toys import batches, fit
 
 from hookboard import HealthMonitor, Rule
-from hookboard.model.layers import Flow
 from hookboard.tracing.reading import Reader
 
 
@@ -87,11 +86,3 @@ def test_rules_know_the_flow_of_the_training_step(tmp_path):
     fit(tmp_path, Branches(), batches(5, 5), HealthMonitor(every_n_steps=1, rules=[rule, "loss_input"]))
     assert [flow.are_apart("layers.left", "layers.right") for flow in seen] == [True, True]
     assert not seen[0].are_apart("layers.stem", "layers.right")
-
-
-@pytest.mark.trains
-def test_without_a_step_that_was_read_nothing_is_known(tmp_path):
-    seen = []
-    rule = Rule("mine", lambda run: seen.append(run.facts.flow) or [])
-    fit(tmp_path, Branches(), batches(5), HealthMonitor(every_n_steps=1, rules=[rule], audit=False))
-    assert seen == [Flow()]

@@ -23,7 +23,6 @@ from torch.nn.functional import mse_loss
 from torch.nn.utils import parametrizations, parametrize, prune
 from torch.quasirandom import SobolEngine
 from torch.utils.data import DataLoader
-from torchmetrics import MeanMetric
 from toys import batches, fit
 
 from hookboard import HealthMonitor
@@ -90,15 +89,6 @@ def nothing(seen):
 def an_iterator_moves_on(seen):
     numbers = itertools.count()
     return lambda model, output: seen.append(next(numbers))
-
-
-@effect
-def an_attribute_counts(seen):
-    def during(model, output):
-        model.count = getattr(model, "count", 0) + 1
-        seen.append(model.count)
-
-    return during
 
 
 @effect
@@ -170,17 +160,6 @@ def it_logs_a_metric(seen):
     def during(model, output):
         model.log("mean", output.mean(), batch_size=8)
         seen.append(float(model.trainer.callback_metrics.get("mean", -1)))
-
-    return during
-
-
-@effect
-def a_metric_is_updated(seen):
-    metric = MeanMetric()
-
-    def during(model, output):
-        metric(output.detach())
-        seen.append((metric.update_count, metric.compute().item()))
 
     return during
 
@@ -271,12 +250,6 @@ def a_thread_computes(seen):
     return during
 
 
-@effect
-def a_profiler_steps(seen):
-    profiler = torch.profiler.profile(schedule=lambda step: seen.append(step) or torch.profiler.ProfilerAction.NONE)
-    return lambda model, output: profiler.step()
-
-
 # What belongs to torch.
 
 
@@ -284,14 +257,6 @@ def a_profiler_steps(seen):
 def a_hook_changes_gradients(seen):
     def during(model, output):
         output.register_hook(lambda grad: seen.append("hook") or grad * 2)
-
-    return during
-
-
-@effect
-def a_hook_on_a_weight_changes_gradients(seen):
-    def during(model, output):
-        model.net[0].weight.register_hook(lambda grad: seen.append("hook") or grad * 2)
 
     return during
 
@@ -417,14 +382,6 @@ def an_optimizer_of_its_own_steps(seen):
 
 
 @effect
-def the_rate_is_set(seen):
-    def during(model, output):
-        model.optimizers().param_groups[0]["lr"] *= 0.5
-
-    return during
-
-
-@effect
 def the_step_differentiates_by_its_input(seen):
     def during(model, output):
         given = output.detach().requires_grad_()
@@ -519,21 +476,6 @@ def an_eval_layer_takes_its_fast_way(seen):
     def during(model, output):
         with torch.no_grad():
             seen.append(layer(output.detach()[None]).sum().item())
-
-    return during
-
-
-@effect
-def no_grad_is_left_as_it_is(seen):
-    return lambda model, output: seen.append((torch.is_grad_enabled(), torch.is_inference_mode_enabled()))
-
-
-@effect
-def the_version_of_a_tensor_moves(seen):
-    def during(model, output):
-        held = output.detach().clone()
-        held.add_(1)
-        seen.append((held._version, model.net[0].weight._version))
 
     return during
 

@@ -137,12 +137,6 @@ def test_a_step_inside_of_transforms_is_read():
     assert audit(net, (X, CLASSES), step) == ()
 
 
-def test_batch_norm_in_half_precision_is_made_again():
-    net = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3)).bfloat16()
-    reader, tape = taped(lambda x: net(x).float().sum(), X.bfloat16())
-    assert tape.run([{}])[0].item() == pytest.approx(reader.losses[0].number, rel=0.02, abs=0.1)
-
-
 def test_weights_are_not_copied_also_those_of_another_model(monkeypatch):
     net, teacher = nn.Linear(4, 3), nn.Linear(4, 3)
     reader = Reader(net, X)
@@ -208,13 +202,6 @@ def test_a_batch_that_is_changed_in_place_is_replayed_from_what_it_was():
     assert tape.run([{}])[0].item() == pytest.approx(2 * X.sum().item())
     assert torch.equal(x, 2 * X)
     del reader
-
-
-def test_it_takes_no_longer_than_a_limit(monkeypatch):
-    monkeypatch.setattr("hookboard.tracing.tape.SECONDS", -1.0)
-    _reader, tape = taped(lambda x: (x * 2).sum(), X.clone())
-    with pytest.raises(CannotReplayError, match="it takes too long"):
-        tape.run([{}])
 
 
 def test_a_tensor_in_a_slice_is_an_input_of_the_call_and_is_not_kept():

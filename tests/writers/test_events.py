@@ -88,19 +88,6 @@ def test_numbers_pictures_and_records_are_one_event(tensorboard, monkeypatch):
     assert event.step == 7
 
 
-def test_tags_are_made_once_as_long_as_the_sites_stay_the_same():
-    first, second = (each.scalars() for each in recorded({Site("a", "output"): normal(4)}))
-    assert all(one is other for one, other in zip(first, second, strict=True))
-
-
-def test_the_scalars_of_an_entry_are_read_back_from_the_file(tensorboard, tmp_path):
-    (first, _) = recorded({Site("a", "output"): torch.tensor([1.0, 3.0])}, "mean")
-    write_to_tensorboard(tensorboard, Entry(3, first.scalars() | {"hookboard/own": 0.5}))
-    events = written(tensorboard, tmp_path)
-    found = {tag: events.Scalars(tag)[0].value for tag in events.Tags()["scalars"]}
-    assert found == {"activation_mean/a": 2.0, "hookboard/own": 0.5}
-
-
 def test_a_statistic_that_only_some_sites_have_is_left_out_at_the_others():
     sites = {Site("a", "output"): normal(4), Site("b", "output"): torch.arange(4)}
     scalars = next(recorded(sites, "headroom mean")).scalars()

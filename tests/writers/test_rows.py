@@ -126,13 +126,6 @@ def test_of_mlflow_it_is_said_that_histograms_are_left_out(tmp_path, monkeypatch
         numbers(tmp_path, logger)
 
 
-def test_two_loggers_get_the_same(tmp_path):
-    first, second = (CSVLogger(tmp_path / name, name=None, version="") for name in ("first", "second"))
-    numbers(tmp_path, first, second)
-    tables = [(tmp_path / name / "metrics.csv").read_text() for name in ("first", "second")]
-    assert tables[0] == tables[1]
-
-
 def test_what_was_measured_before_an_error_is_written(tmp_path):
     class Failing(Callback):
         def on_train_batch_end(self, trainer, *args):
