@@ -235,6 +235,12 @@ def test_what_only_a_newer_python_may_have_is_not_asked_of_the_oldest(needs, lin
     assert PINS["pins"]([distribution("Some_Name", "1.0", needs)]) == [line]
 
 
+def test_neither_hookboard_nor_what_torch_needs_for_cuda_has_a_line():
+    left_out = ["hookboard", "nvidia-cublas", "cuda_bindings", "triton"]
+    found = PINS["pins"]([distribution(name, "1") for name in [*left_out, "numpy"]])
+    assert found == ["numpy==1"]
+
+
 def distribution(name, version, needs=None):
     metadata = {"Name": name} | ({"Requires-Python": needs} if needs else {})
     return SimpleNamespace(metadata=defaultdict(lambda: None, metadata), version=version)
@@ -380,6 +386,11 @@ def test_each_python_that_is_named_is_allowed():
 def test_a_compiler_like_gcc_optimizes_and_leaves_debug_information_out(kind, monkeypatch):
     options_of = set_up(monkeypatch)[0]["options_of"]
     assert options_of(kind)[0] == ["-O3", "-g0"]
+
+
+def test_the_compiler_of_microsoft_gets_no_option_that_it_does_not_know(monkeypatch):
+    options_of = set_up(monkeypatch)[0]["options_of"]
+    assert options_of("msvc") == ([], [])
 
 
 def test_the_source_in_c_has_no_word_that_the_compiler_of_microsoft_does_not_know():

@@ -178,3 +178,9 @@ def test_a_record_of_many_layers_most_of_which_never_ran_is_read():
     names = tuple(f"model.layers.{i // 512}.mlp.experts.{i % 512}.gate" for i in range(8000))
     record = HealthRecord(1, "", (), names, tuple(range(256)), dict.fromkeys("abcdefg", values))
     np.testing.assert_array_equal(health_record(record.strings()).values["g"], values)
+
+
+def test_a_record_of_layers_that_names_one_twice_is_an_error():
+    layer = {"name": "net.0", "types": [], "output": None, "parameters": {}}
+    with pytest.raises(ValueError, match="names a layer twice"):
+        layers_record(spoiled(LAYERS, layers=[layer, layer]))

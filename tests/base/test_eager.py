@@ -66,6 +66,13 @@ def test_a_stance_that_the_user_had_set_before_is_there_again():
         assert compiler_stance() == "eager_on_recompile"
 
 
+def test_a_user_who_runs_everything_eagerly_goes_on_to():
+    with torch.compiler.set_stance("force_eager"):
+        with run_eagerly():
+            pass
+        assert compiler_stance() == "force_eager"
+
+
 def test_a_stance_of_the_user_that_ends_inside_does_not_come_back():
     stance = torch.compiler.set_stance("eager_on_recompile")
     context = run_eagerly()
@@ -86,6 +93,14 @@ def test_a_stance_that_the_user_sets_inside_and_ends_after_it_ends_in_the_one_fr
         stance.__exit__(None, None, None)
         assert compiler_stance() == before
     assert runs_compiled()
+
+
+def test_compiled_code_that_the_user_runs_uncompiled_from_inside_on_stays_so():
+    with run_eagerly():
+        stance = torch.compiler.set_stance("force_eager")
+    assert compiler_stance() == "force_eager"
+    stance.__exit__(None, None, None)
+    assert compiler_stance() == "default"
 
 
 def test_an_error_inside_ends_the_context():

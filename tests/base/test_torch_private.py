@@ -152,6 +152,11 @@ def test_a_collective_is_refused_before_it_begins():
         dist.destroy_process_group()
 
 
+def test_a_plain_tensor_has_nothing_to_wait_for():
+    x = torch.ones(2)
+    check("waited", torch_private.waited(x) is x)
+
+
 def test_the_file_writer_takes_whole_events(tmp_path):
     with SummaryWriter(tmp_path) as writer:
         check("quick_writer_of", callable(tensorboard_private.quick_writer_of(writer).add_summary))

@@ -90,6 +90,13 @@ def test_verdicts_are_in_the_words_of_the_summary_in_the_terminal(command, tmp_p
     assert shown[1:] == said[: len(shown) - 1]
 
 
+def test_without_an_alarm_the_exit_status_is_0(command, tmp_path):
+    judged(tmp_path / "run", [Verdict("note", "odd", "a", 0, None, "It is odd.", "Look.")])
+    status, shown, errors = command("verdicts", tmp_path / "run")
+    assert (status, errors) == (0, [])
+    assert shown[1] == "  note: odd in a since step 0: It is odd. Try: Look."
+
+
 def test_an_alarm_in_one_of_several_runs_is_enough(command, tmp_path):
     judged(tmp_path / "runs" / "well", [])
     judged(tmp_path / "runs" / "ill", [Verdict("alarm", "odd", "a", 0, 3, "It was odd.", "Look.")])

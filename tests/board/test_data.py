@@ -256,6 +256,17 @@ def test_fewer_than_three_of_a_kind_are_seen_among_all_rows(board):
     assert [series["of"] for series in answer["series"] if series["id"] == "train/activation/std"] == [5]
 
 
+def test_a_layer_without_its_band_has_the_same_values(board):
+    _, whole = board.ask("layer", run="nested/recorded", layer="net.9")
+    _, quick = board.ask("layer", run="nested/recorded", layer="net.9", band=0)
+    assert [(s["id"], s["row"], s["values"]) for s in quick["series"]] == [
+        (s["id"], s["row"], s["values"]) for s in whole["series"]
+    ]
+    assert {(s["of"], *s["low"], *s["high"]) for s in quick["series"] if s["id"] == "train/activation/std"} == {
+        (0, *10 * [None])
+    }
+
+
 def test_a_layer_has_the_verdicts_on_it_and_on_its_blocks(board):
     _, answer = board.ask("layer", run="nested/recorded", layer="net.9")
     assert [verdict["module"] for verdict in answer["verdicts"]] == ["net.9", "net"]

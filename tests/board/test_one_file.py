@@ -72,6 +72,11 @@ def test_a_run_that_would_be_too_large_has_fewer_steps(tmp_path, monkeypatch):
     assert (steps[0], steps[-1]) == (0, 2550)
 
 
+def test_numbers_have_four_digits(report):
+    answers = report(*[scalars(step, {"activation_std/a": 1 / (step + 3)}) for step in range(10)])
+    assert answers["map", "run", "train/activation/std"]["values"][0][:2] == [0.3333, 0.25]
+
+
 def test_a_picture_is_the_last_of_its_tag_and_one_that_is_none_is_left_out(report):
     data = [picture_bytes("PNG"), picture_bytes("JPEG")]
     shown = [picture(step, "cam/a/gradcam", one) for step, one in enumerate(data)]

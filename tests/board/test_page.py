@@ -148,6 +148,14 @@ def test_in_a_list_names_lose_what_all_begin_with_and_keep_their_numbers(tab, wi
         assert label.endswith(name.partition("self")[2])
 
 
+def test_rows_can_be_sorted_by_name_with_numbers_as_numbers(tab):
+    tab.find("#hookboard-sort").select_option("name")
+    tab.wait()
+    blocks = [name for name in tab.rows if name.startswith("encoder.layers.") and name.count(".") == 2]
+    assert blocks == [f"encoder.layers.{i}" for i in range(12)]
+    assert tab.rows.index("head") < tab.rows.index("norm") < tab.rows.index("token_embedding")
+
+
 def test_layers_are_filtered_by_patterns_and_types(tab):
     tab.find("#hookboard-modules").fill("encoder.layers.4.** !**.linear2")
     tab.find("#hookboard-types").fill("Linear LayerNorm")

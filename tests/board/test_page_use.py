@@ -101,6 +101,17 @@ def test_back_returns_to_what_was_shown_before_and_forward_again(tab):
     expect(tab.find(".view h2")).to_have_text("How the signal travels")
 
 
+def test_back_does_not_repeat_the_moves_of_the_cursor(tab):
+    tab.show(run="sick", row=SICK)
+    tab.find("label:has-text('Depth')").click()
+    tab.wait()
+    tab.find(".grid").focus()
+    for _ in range(3):
+        tab.page.keyboard.press("ArrowDown")
+    tab.page.go_back()
+    expect(tab.find(".view h2")).to_have_text("activation RMS")
+
+
 def test_a_link_shows_a_fresh_browser_the_same(tab, chromium):
     tab.show(
         run="sick",
@@ -253,6 +264,10 @@ def test_a_verdict_leads_to_the_page_of_its_layer(tab):
     expect(tab.find(".side h2")).to_have_text(SICK)
 
 
+def test_the_tab_opens_on_a_run_that_was_watched(tab):
+    assert (tab.state["run"], tab.state["series"]) == ("sick", "health/activation_rms")
+
+
 def test_a_link_to_a_run_that_is_gone_says_so(tab):
     tab.show(run="gone", series="train/nothing/std")
     expect(tab.find(".notice")).to_contain_text(
@@ -377,6 +392,12 @@ def test_the_heading_of_the_loss_has_its_first_and_last_value_finite_or_not(tab,
     heading, label = tab.find("body").evaluate(draw, [address, values, columns])
     assert heading == shown
     assert label == f"train/loss from {shown.replace('→', 'to')}"
+
+
+def test_the_loss_shows_the_steps_that_are_shown(tab):
+    tab.show(run="sick", **{"from": STEPS[10], "to": STEPS[19]})
+    (part,) = curve_of(tab)
+    np.testing.assert_allclose(part, [(i + 0.5) / 10 for i in range(10)], atol=1e-4)
 
 
 def test_the_depth_view_and_a_run_without_a_loss_show_none(tab):

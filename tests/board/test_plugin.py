@@ -71,6 +71,10 @@ def test_only_pictures_are_served_as_pictures(board):
     assert (status, said["error"].endswith("is no PNG or JPEG picture.")) == (400, True)
 
 
+def test_nothing_but_get_is_answered(slow_board):
+    assert slow_board.client.post("/runs").status_code == 405
+
+
 @pytest.mark.parametrize("path", ["index.js", "plotly.js", "runs", "run", "picture"])
 def test_no_browser_may_guess_what_an_answer_is(slow_board, path):
     assert slow_board.get(path).headers["X-Content-Type-Options"] == "nosniff"

@@ -319,15 +319,6 @@ def test_updates_lost_in_rounding_are_none_of_a_layer_where_all_steps_are_too_sm
     assert bool(findings(NOT_UPDATED, training(100, change, losses=stuck(100)))) is fires
 
 
-def test_the_window_is_what_a_finding_must_last():
-    def change(step):
-        return cut_behind("fc1") if step < WINDOW - 1 else {}
-
-    assert judged([NO_GRADIENT], training(change=change)).verdicts == ()
-    made = training(WINDOW, lambda step: cut_behind("fc1"))
-    assert [(v.module, v.since, v.until) for v in judged([NO_GRADIENT], made).verdicts] == [("fc1", 0, None)]
-
-
 def deep(frozen, trained=("fc0", "fc1", "fc2", "fc3", "head")):
     """A chain of linear layers, those in `frozen` not trained; and what is seen of them in a training."""
     layers = {name: linear(name) for name in trained}

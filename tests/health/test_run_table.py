@@ -24,13 +24,6 @@ def test_a_layer_that_gave_nothing_has_counts_of_0_and_no_numbers():
     assert np.isnan(rows.rms).tolist() == [True, True, False]
 
 
-def test_a_look_without_any_reading_has_no_numbers():
-    arrays = arrays_of()
-    assert np.isnan(arrays.rows["output"].rms).all()
-    assert arrays.rows["parameter"].count.tolist() == [0, 0, 0, 0]
-    assert arrays.outputs.rows.tolist() == []
-
-
 def test_channels_of_all_layers_are_reduced_layer_by_layer():
     wide, narrow = noise(8), noise(3, seed=1)
     units = arrays_of(outputs("a", wide), outputs("b", narrow)).outputs
@@ -49,12 +42,6 @@ def test_a_bias_that_is_not_0_does_not_count_beside_a_matrix_that_is():
     zero, bias = [row(deviation=0.0, zeros=100)] * 8, [row(mean=1.0)]
     began = [reading("b.weight", "parameter_before", zero), reading("b.bias", "parameter_before", bias)]
     assert arrays_of(*began).began_at_zero.tolist() == [False, False, True]
-
-
-def test_the_first_weight_of_each_layer_is_found_among_those_that_are_meant():
-    layers = LayerArrays(LAYERS)
-    assert layers.weights == ("a.weight", "a.bias", "b.weight", "b.bias")
-    assert layers.first_of_each(np.array([False, True, True, True])).tolist() == [1, 2]
 
 
 def test_percentiles_are_those_of_numpy():

@@ -25,13 +25,6 @@ def test_units_with_equal_weights_and_equal_gradients_are_an_alarm():
     assert finding.evidence.startswith("8 of 8 units of fc0.weight have the same weights and gradient as another unit")
 
 
-def test_a_pair_of_twins_is_a_note():
-    rows, gradient = noise(8, 1), noise(8, 2, 0.01)
-    rows[1], gradient[1] = rows[0], gradient[0]
-    (finding,) = symmetric(rows, gradient)
-    assert finding.severity == "note"
-
-
 def test_the_rounding_of_float32_does_not_part_twins():
     rows = [[*r[:1], *(v * (1 + 1e-7 * i) for v in r[1:])] for i, r in enumerate(equal(8))]
     assert symmetric(rows, equal(8, 0.01))

@@ -22,6 +22,7 @@ from hookboard.images.heat_map import (
 from hookboard.images.picture import (
     BAR_HEIGHT,
     COLOURS,
+    FONT_SIZE,
     HEAT,
     LEVELS,
     MARGIN,
@@ -110,6 +111,11 @@ def test_zero_has_a_colour_that_no_other_value_has():
     assert scale.ends[0].startswith("<")
 
 
+def test_values_that_hardly_differ_are_not_drawn_as_if_they_did():
+    values = np.array([0.99, 1.01])
+    assert np.diff(log_scale(values).shares(values)).item() < 0.02
+
+
 def test_no_value_and_what_is_not_finite_have_colours_of_their_own():
     picture = drawn([[np.nan, 1.0], [np.inf, 2.0]])
     pixels = seen(picture)
@@ -174,6 +180,11 @@ def test_a_picture_is_shown_at_half_its_size_on_a_card_of_either_tab(count):
     assert image.height <= 2 * TIME_SERIES
 
 
+def test_letters_are_nine_pixels_high_on_a_card_of_either_tab_for_200_layers_too():
+    image = drawn(np.full((200, 30), 0.3), NAMES, marks={NAMES[100]: "alarm"}).image()
+    assert FONT_SIZE * min(CARD / image.width, TIME_SERIES / image.height) >= 9
+
+
 def edges(count, height=1):
     return list(range(0, height * (count + 1), height))
 
@@ -221,6 +232,10 @@ def test_a_picture_of_any_number_of_layers_stays_small_enough(count):
     picture = drawn(np.ones((count, 4)), names, marks={names[count // 2]: "alarm"})
     assert len(picture.pixels) < 800
     assert (picture.pixels == MARKS["alarm"]).any()
+
+
+def test_nothing_is_drawn_where_there_are_no_rows():
+    assert (drawn(np.ones((0, 3))).pixels[:3, :60] == PAPER).all()
 
 
 def test_a_picture_of_200_layers_is_small_and_quickly_made():

@@ -91,6 +91,10 @@ def test_what_is_not_finite_is_drawn_in_a_colour_of_its_own_and_counted():
     assert "magenta: NaN or infinite (2 pixels)" in picture.caption
 
 
+def test_a_map_of_nothing_but_nan_is_drawn_whole():
+    assert (tile(picture_of(torch.full((1, 2, 4, 4), torch.nan)), 0, 1) == NOT_FINITE).all()
+
+
 @pytest.mark.parametrize(("value", "level"), [(0.0, 0.0), (3.0, 0.5), (-3.0, 0.5)])
 def test_a_constant_map_is_dark_only_where_it_is_zero(value, level):
     assert (tile(picture_of(torch.full((1, 1, 4, 4), value)), 0, 0) == round(level * (LEVELS - 1))).all()
@@ -140,6 +144,12 @@ def test_large_maps_are_averaged_over_areas():
 def test_any_output_has_a_picture(shape, module, aspect, expected, words):
     maps = maps_in(torch.rand(shape), module, aspect=aspect)
     assert (tuple(maps.values.shape), maps.words) == (expected, words)
+
+
+def test_tokens_become_the_map_that_their_places_make():
+    image = torch.rand(1, 8, 3, 3)
+    tokens = torch.cat([torch.rand(1, 1, 8), image.flatten(2).transpose(1, 2)], dim=1)
+    assert torch.equal(maps_in(tokens, RELU, aspect=1.0).values, image)
 
 
 def test_attention_has_a_tile_for_each_head():
@@ -258,6 +268,17 @@ def test_an_overlay_has_the_picture_the_map_and_both_in_one_row():
     assert pixels[2 * line + 66 + MARGIN + 30, 66 + 30].tolist() == darkest.tolist()
 
 
+def test_where_a_map_is_zero_the_overlay_is_the_picture_itself():
+    inputs = np.random.default_rng(0).integers(0, 255, (1, 16, 16, 3), np.uint8)
+    maps = torch.zeros(1, 16, 16)
+    maps[0, 3, 3] = 2.0
+    pixels = overlays(inputs, maps, ["one"], "caption", size=16).pixels[LINE_HEIGHT + MARGIN :]
+    picture, both = pixels[:16, :16], pixels[:16, 36:52]
+    is_equal = (picture == both).all(axis=2)
+    assert is_equal.sum() == 16 * 16 - 1
+    assert not is_equal[3, 3]
+
+
 def line_of_bar(picture):
     image = np.asarray(picture.image().convert("RGB")).astype(int)
     return image[-BAR_HEIGHT + 20, MARGIN:-MARGIN]
@@ -301,6 +322,15 @@ def test_the_input_stands_beside_its_maps_twice_as_large():
         top = sample * (80 + MARGIN)
         assert np.abs(picture.pixels[top : top + 80, :80] - expected).max() <= 1
     assert (picture.pixels[0, 80 + MARGIN :] != PAPER).any()
+
+
+def test_an_input_in_colour_is_shown_in_colour_and_the_maps_stay_as_they_are():
+    inputs, maps = torch.rand(1, 3, 8, 8), torch.rand(1, 3, 4, 4)
+    picture, alone = picture_of(maps, inputs=inputs), picture_of(maps)
+    expected = unnormalized(inputs, None, None)[0].repeat(10, 0).repeat(10, 1)
+    assert (picture.pixels[:80, :80] == expected).all()
+    rows, columns = alone.pixels.shape
+    assert (picture.pixels[:rows, 88 : 88 + columns] == HEAT[alone.pixels]).all()
 
 
 @pytest.mark.parametrize(

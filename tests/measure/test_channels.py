@@ -160,6 +160,13 @@ def test_an_odd_tensor_gives_its_plain_row_alone(tensor, dim):
     assert row == measure(tensor, ALL)
 
 
+def test_channels_of_a_number_negated_when_read_have_its_sign():
+    tensor = torch.complex(normal(9, 20), normal(9, 20)).conj().imag
+    assert tensor.is_neg()
+    _, rows = measure_channels(tensor, 1, ALL)
+    assert_rows(rows, true_rows([tensor], 1))
+
+
 @pytest.mark.parametrize("scale", [None, torch.tensor(2.0)], ids=["plain", "scaled"])
 def test_a_tensor_whose_memory_was_freed_is_refused(scale):
     tensor = normal(3, 4)
@@ -187,3 +194,15 @@ def test_the_blocks_of_a_large_tensor_on_a_device_merge_to_the_truth(monkeypatch
     monkeypatch.setattr("hookboard.measure.by_torch.BLOCK", 100)
     tensor = spoiled((30, 19, 5), math.nan, 1e5)
     assert_rows(rows_of_channels(tensor, 1, ALL.wanted), true_rows([tensor], 1))
+
+
+def test_the_host_reads_nothing_back_on_the_way_of_a_device():
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Forbid(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            assert function is not torch.ops.aten._local_scalar_dense.default, "the host waits for the device"
+            return function(*args, **(kwargs or {}))
+
+    with Forbid():
+        rows_of_channels(spoiled((30, 19, 5), math.nan), 1, ALL.wanted)

@@ -89,6 +89,10 @@ def test_values_at_an_end_count_as_saturated_in_half_precision_too():
     assert found == true
 
 
+def test_what_has_no_ends_has_no_saturated_fraction():
+    assert together(on_cpu, [normal(5)], ["mean", "saturated_fraction"]).keys() == {"mean"}
+
+
 @pytest.mark.parametrize(("shape", "dim"), [((5, 3), 1), ((2, 3, 4, 4), 1), ((2, 4, 1), -1), ((7, 3), 0)])
 def test_dead_channels_are_those_that_are_0_at_every_sample_and_place(shape, dim):
     x = normal(*shape)
@@ -180,3 +184,9 @@ def test_calls_with_other_numbers_of_channels_have_no_effective_rank():
     assert rank_of([normal(10, 4), normal(10, 5)]) == {}
     assert rank_of([normal(10, 100), normal(10, 200)]) == {}, "of both 64 channels are sampled, not the same ones"
     assert rank_of([normal(10)]) == {}
+
+
+def test_a_sample_takes_no_random_number():
+    before = torch.get_rng_state()
+    rank_of([normal(3000, 500)])
+    assert torch.equal(torch.get_rng_state(), before)

@@ -188,6 +188,14 @@ def test_tensors_of_several_devices_are_measured_each_on_its_own(device):
         assert reading.histogram.counts.sum() == 170
 
 
+def test_weights_of_several_devices_are_launched_on_each(device):
+    weights = {Site(f"{n}", "parameter"): there(device, normal(9, 4), n % 2) for n in range(4)}
+    mine = recorder()
+    mine.observe_all((site, weight, None) for site, weight in weights.items())
+    assert device.launches == ["measure_many"] * 2
+    assert len(mine.flush()) == 4
+
+
 def test_a_gradient_is_unscaled_on_its_own_device(device):
     mine, gradient = recorder(), normal(10)
     mine.scale = there(device, torch.tensor(4.0))

@@ -4,8 +4,9 @@ import copy
 import pickle
 
 import torch
-from toys import encoder, sequences
+from toys import encoder, hooked, sequences
 
+from hookboard import capture
 from hookboard.base.torch_private import Detour
 from hookboard.measure import Taps
 
@@ -71,6 +72,14 @@ def test_a_hook_of_somebody_else_is_seen_through_as_elsewhere():
     taps.detach()
 
 
+def test_an_idle_hook_is_not_on_the_layer():
+    net = encoder().eval()
+    taps, _ = shown(net)
+    taps.active = False
+    assert [name for name in hooked(net) if name != "layers"] == []
+    taps.detach()
+
+
 def test_a_copy_of_a_watched_layer_is_not_watched():
     net, x = encoder().eval(), sequences(3)[0]
     taps, seen = shown(net)
@@ -80,3 +89,10 @@ def test_a_copy_of_a_watched_layer_is_not_watched():
             twin(x)
         assert not any(isinstance(part._compiled_call_impl, Detour) for part in twin.modules() if part is twin)
     taps.detach()
+
+
+def test_capture_shows_every_module_though_torch_would_call_none():
+    net, x = encoder().eval(), sequences(3)[0]
+    with torch.no_grad(), capture(net) as seen:
+        net(x)
+    assert seen["layers.0.linear1"].output.shape == (3, 5, 16)

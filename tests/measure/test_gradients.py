@@ -26,6 +26,16 @@ def test_an_output_that_the_loss_does_not_depend_on_has_none_though_another_of_t
     assert seen == of_view == []
 
 
+def test_a_view_that_took_no_part_has_no_gradient_although_its_base_has(on):
+    w = torch.ones(1, 2, requires_grad=True)
+    base = w * 1
+    y = base.view(-1)
+    seen = seen_by(y, on)
+    base.sum().backward()
+    assert y.numel() == 2
+    assert seen == []
+
+
 def test_nothing_is_seen_while_the_switch_is_off(on):
     y = torch.ones(2, requires_grad=True) * 1
     seen = seen_by(y, on)

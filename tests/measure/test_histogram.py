@@ -69,6 +69,19 @@ def test_edges_are_fixed_so_parts_add_up_to_the_whole():
     assert sum(counts_of(part) for part in parts).tolist() == counts_of(torch.cat(parts)).tolist()
 
 
+@every_way
+def test_implicit_zeros_are_in_the_bin_of_zero(measured):
+    dense = torch.tensor([0.0, 1.0, 0.0, 0.0])
+    assert counts_of(dense.to_sparse(), measured=measured).tolist() == counts_of(dense).tolist()
+
+
+def test_a_histogram_is_fine_enough_to_draw_and_small_enough_to_write():
+    found = histogram_of(on_cpu, normal(100_000))
+    width = found.edges[-1] - found.edges[0]
+    assert np.diff(found.edges).max() < width / 20
+    assert 30 < len(found.counts) <= 65
+
+
 def test_nothing_finite_gives_an_empty_histogram():
     assert len(histogram(counts_of(torch.tensor([math.nan])), math.inf, -math.inf).counts) == 0
 

@@ -115,6 +115,17 @@ def test_an_inner_call_of_our_own_leaves_the_outer_as_it_was():
         assert torch.equal(net(x), expected)
 
 
+def test_one_rule_at_two_places_draws_in_turn_as_it_does_otherwise():
+    noise = Noise(1.0)
+    net = nn.Sequential(nn.Identity(), nn.Identity())
+    for k in (0, 1):
+        Edits({str(k): net[k]}, "output", noise).attach()
+    x = torch.zeros(4)
+    with own_call():
+        own = net(x)
+    assert torch.equal(own, net(x))
+
+
 @pytest.mark.parametrize("role", ROLES)
 def test_a_call_of_our_own_does_not_count_as_a_change(role):
     net, edits = edited(role, Scale(2.0))
@@ -213,6 +224,18 @@ def test_the_gradient_of_the_second_call_is_that_of_the_edited_layer(role):
     assert plain.gradient.any()
     torch.testing.assert_close(edited.gradient, plain.gradient * (2 if role == "grad_output" else 1))
     torch.testing.assert_close(edited.activation, plain.activation * (2 if role == "output" else 1))
+
+
+def test_two_that_look_for_a_classifier_do_not_see_each_others_call():
+    holder, pictures = Holder(), torch.randn(2, 3, 8, 8)
+    first, second = ClassificationTap(holder, 1), ClassificationTap(holder, 2)
+    first.attach()
+    holder(pictures)
+    second.attach()
+    attributed(holder.model, first, pictures)
+    assert second.found is None
+    holder(pictures)
+    assert len(second.found.calls) == len(first.found.calls)
 
 
 @pytest.mark.parametrize("fails", [True, False])

@@ -77,6 +77,16 @@ def test_columns_that_were_not_asked_for_are_not_a_number():
     assert (channels[:, 0] == 3).all()
 
 
+def test_sites_keep_their_own_channels():
+    mine = recorder()
+    mine.open(B)(normal(3, 5))
+    mine.open(Site("plain", "output"))(normal(3))
+    mine.open(A)(normal(3, 4))
+    readings = {reading.site: reading for reading in mine.flush().values()}
+    assert_channels(readings[A], [normal(3, 4)])
+    assert_channels(readings[B], [normal(3, 5)])
+
+
 def test_a_fault_in_choosing_the_dimension_switches_the_site_off():
     def choose(site, tensor):
         raise RuntimeError("planted")

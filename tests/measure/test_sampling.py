@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from oracle import normal, row_of, rows_of_channels
+from oracle import derived, normal, row_of, rows_of_channels
 from ways import ALL, by_kernel, no_counts
 
 from hookboard.measure import (
@@ -98,6 +98,13 @@ def test_gradients_of_wide_tensors_are_divided_by_the_scale(way, scale):
     tensor = half_dead(3, 5000)
     _, rows = measure_channels(tensor * scale, 1, ALL, scale=torch.tensor(scale))
     np.testing.assert_allclose(np.asarray(rows), rows_of_channels([tensor], 1)[::2], rtol=1e-6, atol=1e-12)
+
+
+def test_the_dead_fraction_of_a_wide_tensor_is_that_of_what_was_looked_at():
+    tensor, asked = half_dead(6, 14_336), plan(["dead_fraction"])
+    _, rows = measure_channels(tensor, 1, asked)
+    assert asked.columns == ()
+    assert np.mean(rows[:, 4] == rows[:, 0]) == derived([tensor[:, ::4]])["dead_fraction"]
 
 
 def test_the_effective_rank_of_a_wide_tensor_is_that_of_its_sample_of_channels(way):

@@ -380,3 +380,11 @@ def test_a_call_inside_a_call_that_fails_leaves_the_outer_one_right():
     net(x).sum().backward()
     taps.detach()
     assert [grad.tolist() for grad in seen[Site("0", "grad_input")]] == [[2.0, 2.0, 2.0]]
+
+
+def test_a_gradient_from_before_is_not_taken_for_one_that_came_without_a_call():
+    net = nn.Sequential(nn.Linear(2, 2))
+    net(torch.ones(1, 2)).sum().backward()
+    taps, _ = tapped(net)
+    taps.detach()
+    assert "received a gradient" not in taps.why_silent("0", "output")

@@ -136,6 +136,11 @@ def test_complex_numbers_seen_as_pairs_pass_back_their_gradient(on):
     assert_same(mine, true(lambda w, show: (torch.view_as_real(show(w * 1))[1:] * 3).square().sum(), w))
 
 
+def test_a_view_on_the_meta_device_is_no_fault(on):
+    w = torch.ones(2, 3, device="meta", requires_grad=True)
+    assert watched(lambda w, show: show((w * 1).view(-1)).relu_().sum(), w, on)[0].shape == (6,)
+
+
 def unclear(program, w, switch):
     """What is observed, and the causes of what is not."""
     seen, causes = [], []
@@ -320,6 +325,22 @@ def test_a_module_that_views_one_tensor_twice_is_counted_for_each_view(w):
     assert len(seen[Site("parts.0", "grad_output")]) == 2
 
 
+@pytest.mark.parametrize("change", [torch.relu_, torch.relu])
+def test_a_module_that_views_its_own_view_is_counted_twice(w, change):
+    flatten = nn.Flatten(1)
+    seen = gradients_at(Sites(flatten, flatten), ["parts.0"], base_of(w).view(2, 3, 4), change)
+    assert len(seen[Site("parts.0", "grad_output")]) == 2
+
+
+def test_modules_that_view_each_others_view_see_the_gradient_each(w):
+    net = Sites(nn.Flatten(0), nn.Unflatten(0, (2, 12)), nn.Identity())
+    seen = gradients_at(net, ["parts.0", "parts.1", "parts.2"], base_of(w))
+    (expected,) = true(lambda w, show: show(base_of(w)).relu().square().sum(), w)
+    assert len(seen) == 3
+    for (grad,) in seen.values():
+        torch.testing.assert_close(grad.flatten(), expected.flatten())
+
+
 @pytest.mark.parametrize("use_reentrant", [True, False])
 def test_a_checkpointed_view_is_seen_once(w, use_reentrant):
     net = nn.Sequential(nn.GELU(), nn.Flatten(0), nn.ReLU(inplace=True))
@@ -330,6 +351,15 @@ def test_a_checkpointed_view_is_seen_once(w, use_reentrant):
     checkpoint(net, base_of(w), use_reentrant=use_reentrant).sum().backward()
     taps.detach()
     assert [grad.tolist() for grad in seen] == [(w > 0).double().flatten().tolist()]
+
+
+def test_inside_a_transform_of_torch_func_training_goes_on(on):
+    def loss(w):
+        y = (w * 1).view(-1)
+        watch_output(y, lambda grad: None, on)
+        return y.relu_().sum()
+
+    assert torch.func.grad(loss)(torch.ones(2, 2)).tolist() == [[1.0, 1.0]] * 2
 
 
 # What a module passes back.

@@ -261,6 +261,12 @@ def test_no_constructor_changes_the_new_tensors(make):
     assert {tensor.item() for _, tensor in tensors_in(changed)} == {7.0}
 
 
+def test_items_that_are_attributes_too_stay_one():
+    changed = map_tensors(lambda x: x + 1, ModelOutput(logits=X))
+    assert changed.logits is changed["logits"]
+    assert changed.loss is None
+
+
 class Closed(Mapping):
     """Takes no items."""
 

@@ -72,6 +72,13 @@ def test_pruned_weights_are_still_the_same_after_a_step():
     assert are_unchanged(weights, found)
 
 
+def test_weights_are_asked_anew_when_a_mask_is_taken_away():
+    found = {"head": prune.l1_unstructured(nn.Linear(3, 2), "weight", amount=1)}
+    weights = weights_of(found)
+    prune.remove(found["head"], "weight")
+    assert not are_unchanged(weights, found)
+
+
 def test_the_seed_that_cuda_will_start_with_stays_the_users(monkeypatch):
     """What seeds CUDA before it is in use is kept for its start, and replaces what was kept before."""
     seeded = []

@@ -32,6 +32,10 @@ def test_names_that_differ_in_numbers_alone_are_one_if_all_such_are_meant(names,
     assert folded(names, among) == said
 
 
+def test_what_is_left_is_cut_after_a_dozen():
+    assert folded([f"part{i}" for i in range(20)]).endswith("part11 and 8 more")
+
+
 @pytest.mark.parametrize("pattern", ["**", "**.b", "a*", "**.*"])
 def test_a_star_stands_for_any_character_even_a_line_break(pattern):
     assert matched(pattern, ["a\nx.b"]) or pattern == "a*"

@@ -101,6 +101,16 @@ def test_what_selects_nothing_is_an_error_that_helps(modules, types, message):
         select(NET, modules, types)
 
 
+def test_selecting_parameters_of_modules_without_any_is_an_error():
+    with pytest.raises(ValueError, match=r"relu \(ReLU6\).*none of them has a parameter"):
+        select(NET, "**.relu", owning="parameters")
+
+
+def test_a_shared_module_is_selected_once():
+    shared = nn.Linear(1, 1)
+    assert list(select(nn.Sequential(shared, nn.ReLU(), shared))) == ["0", "1"]
+
+
 @pytest.mark.compiles
 def test_names_do_not_show_what_compile_wraps():
     root = nn.Module()

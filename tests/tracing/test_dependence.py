@@ -73,6 +73,11 @@ def test_nothing_is_said_of_samples_that_stay_by_themselves_or_are_put_in_anothe
     assert mixing(between) == []
 
 
+def test_a_number_of_the_whole_batch_is_none_where_features_are_as_many_as_samples():
+    between = lambda x: torch.cat([x[:, :-1], x.var(0).mean().expand(4, 1, 4)], 1)  # noqa: E731
+    assert mixing(between, torch.randn(4, 6, 5), features=4) == []
+
+
 @pytest.mark.parametrize("is_called_once", [True, False])
 def test_distances_of_all_pairs_are_none_where_features_are_as_many_as_samples(is_called_once):
     model = nn.Linear(5, 4)

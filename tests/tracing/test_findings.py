@@ -252,6 +252,12 @@ def test_many_samples_of_one_class_of_several_are_an_alarm(samples, classes, sev
     assert (found.rule, found.severity) == ("targets", severity)
 
 
+def test_a_sequence_of_one_class_is_a_note():
+    model, batch = net(), (torch.randn(8, 8, 4), torch.ones(8, 8, dtype=torch.long))
+    (found,) = audit(model, batch, lambda batch: cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten()))
+    assert (found.rule, found.severity) == ("targets", "note")
+
+
 def test_labels_that_the_step_makes_itself_may_be_alike():
     model = net(outputs=1)
     assert audit(model, X, lambda x: binary_cross_entropy_with_logits(model(x), torch.ones(16, 1))) == ()
@@ -269,6 +275,17 @@ def test_a_detach_that_leaves_parameters_without_gradient_is_named():
     assert found.rule == "cut"
     assert found.evidence.startswith(f"detach() at test_findings.py:{step.__code__.co_firstlineno}")
     assert "2 of 4 trainable parameters: 0.bias, 0.weight" in found.evidence
+
+
+def test_where_the_output_after_a_detach_makes_the_targets_too_the_detach_is_named():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+
+    def step(batch):
+        judged = model[1](model[0](batch).detach())
+        return binary_cross_entropy_with_logits(judged, torch.ones_like(judged))
+
+    (found,) = audit(model, X, step)
+    assert (found.rule, found.evidence.partition("()")[0]) == ("cut", "detach")
 
 
 @pytest.mark.parametrize("create_graph", [False, True])
@@ -467,6 +484,12 @@ def test_a_frozen_part_in_training_mode_is_a_note():
     )
 
 
+def test_a_frozen_part_in_evaluation_mode_is_meant():
+    teacher = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Dropout()).eval().requires_grad_(False)
+    model = nn.ModuleDict({"teacher": teacher, "student": nn.Linear(4, 3)})
+    assert audit(model, X, lambda x: (model["student"](x) - teacher(x)).square().mean()) == ()
+
+
 class Classifier(LightningModule):
     def __init__(self):
         super().__init__()
@@ -479,6 +502,11 @@ class Classifier(LightningModule):
 def test_a_lightning_module_needs_no_step():
     (found,) = audit(Classifier(), (X, CLASSES))
     assert (found.rule, found.module) == ("loss_input", "net.3")
+
+
+def test_a_plain_module_needs_one():
+    with pytest.raises(TypeError, match="Sequential, which has no training_step: give step="):
+        audit(net(), (X, CLASSES))
 
 
 def test_a_loss_that_is_no_tensor_is_an_error():

@@ -51,6 +51,13 @@ def cleared_after_the_step(model, optimizer, x):
     optimizer.zero_grad()
 
 
+def cleared_before_the_backward_pass(model, optimizer, x):
+    loss = model.loss_of(x)
+    optimizer.zero_grad()
+    model.manual_backward(loss)
+    optimizer.step()
+
+
 def read_before_it_is_cleared(model, optimizer, x):
     model.manual_backward(model.loss_of(x))
     model.norm = torch.stack([p.grad.norm() for p in model.net.parameters()]).norm()
@@ -96,6 +103,7 @@ def test_a_gradient_that_is_cleared_before_an_optimizer_steps_is_an_alarm():
     "step",
     [
         cleared_after_the_step,
+        cleared_before_the_backward_pass,
         read_before_it_is_cleared,
         for_the_gradient_of_an_input,
         for_the_gradient_of_an_offset,

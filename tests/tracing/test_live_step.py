@@ -263,3 +263,10 @@ def test_a_fault_of_ours_leaves_nothing_behind(monkeypatch, place):
     with pytest.warns(UserWarning, match="ours"):
         fit(None, Faulty(), [(X, CLASSES)] * 2, HealthMonitor())
     assert_nothing_is_left()
+
+
+def test_a_step_of_very_many_calls_is_one_line(monkeypatch, caplog):
+    monkeypatch.setattr("hookboard.tracing.program.MAX_OPS", 3)
+    trained(Faulty, HealthMonitor())
+    assert "the training step was not read: it makes more than 3 calls." in caplog.text
+    assert_nothing_is_left()

@@ -187,6 +187,13 @@ def test_layers_in_a_list_are_an_alarm_with_their_parameters():
     )
 
 
+def test_layers_in_a_list_that_are_too_small_to_look_like_anything_are_an_alarm_too():
+    model = Hidden()
+    model.hidden = [nn.Linear(4, 5), nn.Linear(5, 4)]
+    (found,) = said(model)
+    assert (found.severity, found.rule) == ("alarm", "not_in_optimizer")
+
+
 def test_layers_in_a_list_are_fine_if_an_optimizer_has_them():
     def all_of(model):
         return [*model.parameters(), *(p for layer in model.hidden for p in layer.parameters())]
@@ -200,6 +207,24 @@ def test_a_trained_network_in_a_list_is_a_note():
     for layer in model.hidden:
         nn.init.normal_(layer.weight)
     (found,) = said(model)
+    assert (found.severity, found.rule) == ("note", "not_in_optimizer")
+
+
+def test_a_copy_that_the_step_trains_by_itself_is_a_note():
+    class Meta(Model):
+        def __init__(self):
+            super().__init__()
+            self.automatic_optimization = False
+
+        def training_step(self, batch):
+            wide = [copy.deepcopy(nn.Linear(4, 32))]
+            inner = torch.optim.SGD(wide[0].parameters(), lr=0.1)
+            self.manual_backward(wide[0](self.body(batch)).square().mean())
+            inner.step()
+            self.optimizers().step()
+            self.optimizers().zero_grad()
+
+    (found,) = [one for one in said(Meta()) if "neither" in one.evidence]
     assert (found.severity, found.rule) == ("note", "not_in_optimizer")
 
 
@@ -374,6 +399,11 @@ def test_a_schedule_that_is_sound_once_in_an_epoch_is_advised_to_be_stepped_so(g
     found = next(verdict for verdict in said(model, 20, max_epochs=6) if verdict.rule == "schedule")
     assert ("interval='epoch' if it is meant to be stepped in each of the 6 epochs" in found.advice) is is_for_epochs
     assert "give the schedule the 120 steps" in found.advice
+
+
+def test_a_schedule_that_counts_on_a_method_of_the_model_is_read():
+    model = Model(scheduled=lambda model, optimizer: lr_scheduler.LambdaLR(optimizer, model.rate_at))
+    assert "schedule" in {verdict.rule for verdict in said(model)}
 
 
 class StopsAtOnce(Callback):

@@ -66,3 +66,9 @@ def test_nothing_is_said_where_all_tokens_of_a_set_have_one_answer():
     model, wanted = Tagger(), (TOKENS.sum(1, keepdim=True) % 20).expand(-1, 9)
     step = lambda batch: cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten())  # noqa: E731
     assert audit(model, (TOKENS, wanted), step) == ()
+
+
+def test_nothing_is_said_of_a_bag_of_words():
+    embed, head = nn.Embedding(20, 8), nn.Linear(8, 3)
+    step = lambda batch: cross_entropy(head(embed(batch[0]).mean(1)), batch[1])  # noqa: E731
+    assert audit(nn.ModuleList([embed, head]), (TOKENS, torch.tensor([0, 1, 2])), step) == ()

@@ -71,6 +71,10 @@ def test_a_loss_that_is_multiplied_by_next_to_nothing_is_an_alarm_with_the_facto
     assert found.evidence.endswith(f", and is {number:.3g}")
 
 
+def test_a_sum_over_many_that_is_divided_by_their_number_is_fine():
+    assert found_in(lambda o, t: ((o - t).expand(16, 2_000_000) ** 2).sum() / (16 * 2_000_000)) == ()
+
+
 def test_a_loss_of_0_is_a_note():
     found = found_in(lambda o, t: (0 * cross_entropy(o, t)).relu(), CLASSES, 3)
     assert [(finding.rule, finding.severity) for finding in found] == [("loss_scale", "note")]

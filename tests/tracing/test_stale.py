@@ -220,6 +220,10 @@ class TwoOptimizers(Manual):
         return [torch.optim.SGD(self.net[i].parameters(), lr=0.01) for i in (0, 2)]
 
 
+def test_gradients_that_another_loss_leaves_are_fine():
+    assert alarms(TwoOptimizers()) == []
+
+
 def test_cleared_gradients_are_not_said_to_be_those_of_another_optimizer():
     class Pair(TwoOptimizers):
         def training_step(self, batch, batch_idx):
@@ -329,6 +333,10 @@ def test_optimizers_that_are_taken_in_the_wrong_order_are_an_alarm_with_the_line
     line = Adversarial.training_step.__code__.co_firstlineno + 5
     assert verdict.severity == "alarm"
     assert f"SGD steps at test_stale.py:{line} while no parameter of it has a gradient" in verdict.evidence
+
+
+def test_optimizers_in_their_own_order_are_fine():
+    assert wrong(Adversarial(is_swapped=False)) == []
 
 
 class Named(TorchDispatchMode):

@@ -65,6 +65,25 @@ def test_a_mode_from_before_the_step_may_end_inside_of_it():
     assert "test_strange_steps.py" in found[0]
 
 
+def test_a_line_is_not_that_of_a_mode_of_the_user():
+    def loss(model):
+        with Mode():
+            return loss_of(model)
+
+    line = loss_of.__code__.co_firstlineno + 1
+    assert f"test_strange_steps.py:{line}" in said(watched(faulty(), loss), "loss_input")[0]
+
+
+def test_a_default_device_may_be_set_and_taken_back_inside_of_the_step():
+    def loss(model):
+        torch.set_default_device("cpu")
+        computed = loss_of(model)
+        torch.set_default_device(None)
+        return computed
+
+    assert said(watched(faulty(), loss), "loss_input")
+
+
 @newer_torch
 @pytest.mark.compiles
 def test_attention_in_evaluation_is_compiled_whole():

@@ -137,6 +137,12 @@ def test_a_step_inside_of_transforms_is_read():
     assert audit(net, (X, CLASSES), step) == ()
 
 
+def test_batch_norm_in_half_precision_is_made_again():
+    net = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3)).bfloat16()
+    reader, tape = taped(lambda x: net(x).float().sum(), X.bfloat16())
+    assert tape.run([{}])[0].item() == pytest.approx(reader.losses[0].number, rel=0.02, abs=0.1)
+
+
 def test_weights_are_not_copied_also_those_of_another_model(monkeypatch):
     net, teacher = nn.Linear(4, 3), nn.Linear(4, 3)
     reader = Reader(net, X)

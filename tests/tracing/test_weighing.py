@@ -34,6 +34,14 @@ def test_padding_that_the_loss_counts_is_a_note_with_its_share_and_the_number_to
     assert found.advice == "give the loss ignore_index=0, if that is padding"
 
 
+def test_padding_is_seen_in_targets_that_are_a_part_of_the_tokens():
+    model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 9))
+    step = lambda x: cross_entropy(model(x[:, :-1]).flatten(0, 1), x[:, 1:].reshape(-1))  # noqa: E731
+    (found,) = said("padding", model, TOKENS, step)
+    (share,) = numbers("#% of the targets of cross_entropy at", found.evidence)
+    assert share == round(100 * float((TOKENS[:, 1:] == 0).double().mean()))
+
+
 def test_nothing_is_said_of_padding_that_is_ignored_or_of_rows_without_any():
     assert of_tokens("padding", TOKENS, TOKENS, ignore_index=0) == []
     assert of_tokens("padding", TOKENS, torch.randint(1, 9, (4, 8))) == []

@@ -87,6 +87,12 @@ def test_a_csv_logger_gets_scalars_in_its_table_and_all_else_as_files(tmp_path):
     assert format_of(tmp_path / "health_rms.png") == "PNG"
 
 
+def test_a_photo_is_a_jpeg_among_the_files(tmp_path):
+    photo = Picture(np.zeros((8, 8, 3), np.uint8), "a photo", is_photo=True)
+    write(CSVLogger(tmp_path, name=None, version=""), Entry(0, pictures={"cam/net.4": photo}))
+    assert format_of(tmp_path / "cam_net.4.jpg") == "JPEG"
+
+
 @pytest.mark.filterwarnings("default")  # of what W&B runs on
 def test_wandb_gets_scalars_pictures_and_tables(tmp_path, monkeypatch):
     wandb = pytest.importorskip("wandb")

@@ -24,6 +24,12 @@ def test_the_command_for_the_tab_can_be_typed_where_the_environment_is_not_activ
     assert place_of(TensorBoardLogger("logs")).startswith(f"{Path('.venv/bin/tensorboard')} --logdir logs")
 
 
+def test_the_command_for_the_tab_is_short_where_it_is_on_the_path(tmp_path, monkeypatch):
+    (tmp_path / "tensorboard").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert place_of(TensorBoardLogger("logs")).startswith("tensorboard --logdir logs")
+
+
 def test_a_writer_of_a_loop_is_looked_at_by_the_same_command(tmp_path):
     with SummaryWriter(tmp_path) as writer:
         (logger,) = loggers_in(writer)
