@@ -33,6 +33,13 @@ def test_a_warning_shows_its_text_and_no_line_of_our_code():
     assert not linecache.getline(warning.filename, warning.lineno)
 
 
+def test_the_line_of_a_warning_names_hookboard_twice_at_most():
+    with pytest.warns(HookboardWarning) as said:
+        messages.warn("something")
+    line = warnings.formatwarning(said[0].message, said[0].category, said[0].filename, said[0].lineno)
+    assert line == "hookboard:1: HookboardWarning: something\n"
+
+
 def test_a_filter_that_makes_errors_of_warnings_makes_none_of_ours():
     with warnings.catch_warnings(record=True) as shown:
         warnings.simplefilter("error")

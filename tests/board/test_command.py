@@ -17,6 +17,7 @@ from board.logs import record, write
 from board.sick_logs import SICK, VERDICTS
 from documents.pages import commands
 
+import hookboard
 from hookboard import Verdict
 from hookboard.base.records import HEALTH, HealthRecord
 from hookboard.board import main
@@ -60,6 +61,10 @@ def test_without_a_command_all_commands_are_listed_and_the_exit_status_is_2(comm
     status, shown, errors = command()
     assert (status, shown) == (2, [])
     assert [line.split()[0] for line in errors if line.startswith("    ")] == ["verdicts", "report", "runs", "compare"]
+
+
+def test_the_version_is_that_of_the_package(command):
+    assert command("--version") == (0, [f"hookboard {hookboard.__version__}"], [])
 
 
 def test_a_recording_that_is_not_there_is_named_with_what_is_expected(command):

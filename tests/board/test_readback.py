@@ -63,6 +63,11 @@ def test_what_was_not_measured_is_nan(tmp_path):
     np.testing.assert_array_equal(measured["net.10"], [1, np.nan, np.inf, 4])
 
 
+def test_the_repr_says_what_there_is(sick):
+    assert repr(sick).startswith("ReadRun('sick': 1 alarm and 1 note in 75 layers")
+    assert repr(sick.readings["train/activation/std"]) == "Measured(75 layers, 60 steps, from step 0 to 118)"
+
+
 def test_a_frame_has_a_row_for_each_value(sick, monkeypatch):
     pandas = SimpleNamespace(DataFrame=lambda columns: columns, concat=lambda frames, ignore_index: frames)
     monkeypatch.setitem(sys.modules, "pandas", pandas)

@@ -138,6 +138,11 @@ def test_a_layer_that_starts_at_zero_may_move_far():
     assert findings(TOO_LARGE, training(60, change, losses=risen(60))) == []
 
 
+def test_steps_from_weights_that_are_all_zero_are_not_counted():
+    change = {(w, "parameter_before"): exactly(w, "parameter_before", 0.0) for w in WEIGHTS}
+    assert findings(TOO_LARGE, training(60, lambda step: change, losses=risen(60))) == []
+
+
 def test_a_healthy_training_gives_no_finding_of_any_rule():
     run = seen(training(120, losses=falling(120)))
     assert [rule.name for rule in OF_LOOKS if list(rule.judge(run))] == []

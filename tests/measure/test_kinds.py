@@ -163,6 +163,13 @@ def meta():
     return torch.empty(4, device="meta")
 
 
+def fake():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        return torch.empty(4)
+
+
 def freed():
     tensor = normal(40)
     tensor.untyped_storage().resize_(0)
@@ -192,6 +199,7 @@ def freed_sparse():
 REFUSED = {
     "lazy": (lazy, "a lazy parameter has no values"),
     "meta": (meta, "a meta tensor has no values"),
+    "fake": (fake, "a fake tensor has no values"),
     "freed": (freed, "memory has been freed"),
     "freed with gaps": (freed_with_gaps, "memory has been freed"),
     "freed sparse": (freed_sparse, "has been freed"),

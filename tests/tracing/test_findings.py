@@ -188,6 +188,7 @@ HEALTHY = {
         torch.where(CLASSES == 2, -100, CLASSES),
         None,
     ),
+    "ReLU6": (net(nn.ReLU6(), outputs=1), mse_loss, REAL.abs() * 2, first),
     "distances of all pairs": (net(), lambda o, t: (o[:, 0][:, None] - t).abs().mean(), REAL, None),
     "a metric of the raw scale": (
         net(outputs=1),
