@@ -81,11 +81,18 @@ def wheel(unpacked, tmp_path_factory):
     return path
 
 
+REMOVED = "hookboard/health/rules/removed.py"
+
+
 @pytest.fixture(scope="module")
-def wheel_without_compiler(unpacked, tmp_path_factory):
-    source = tmp_path_factory.mktemp("without") / "source"
-    shutil.copytree(unpacked, source, ignore=shutil.ignore_patterns("build", "*.egg-info"))
-    return build("wheel", source, tmp_path_factory.mktemp("wheel"), CC="false")
+def one_after_the_other(unpacked, tmp_path_factory):
+    """Two wheels that are built in one folder without a compiler; between them a file was removed."""
+    folder = tmp_path_factory.mktemp("without")
+    shutil.copytree(unpacked, folder / "source", ignore=shutil.ignore_patterns(*LEAVINGS))
+    (folder / "source" / "src" / REMOVED).touch()
+    before = build("wheel", folder / "source", folder / "before", CC="false")
+    (folder / "source" / "src" / REMOVED).unlink()
+    return before, build("wheel", folder / "source", folder / "after", CC="false")
 
 
 def sizes(wheel):
@@ -147,8 +154,8 @@ def test_the_wheel_has_no_debug_information(wheel):
 
 @built
 @pytest.mark.spawns
-def test_without_a_compiler_the_wheel_lacks_the_compiled_kernel_alone(wheel, wheel_without_compiler):
-    lacking = sizes(wheel).keys() - sizes(wheel_without_compiler).keys()
+def test_without_a_compiler_the_wheel_lacks_the_compiled_kernel_alone(wheel, one_after_the_other):
+    lacking = sizes(wheel).keys() - sizes(one_after_the_other[1]).keys()
     assert [path.partition(".")[0] for path in lacking] == [KERNEL]
 
 
@@ -183,15 +190,11 @@ def test_the_source_distribution_has_nothing_of_what_runs_and_tools_leave_behind
 
 @built
 @pytest.mark.spawns
-def test_a_wheel_has_nothing_that_only_an_earlier_version_had(unpacked, tmp_path):
+def test_a_wheel_has_nothing_that_only_an_earlier_version_had(one_after_the_other):
     """Each file in the folder of rules is imported."""
-    source = tmp_path / "source"
-    shutil.copytree(unpacked, source, ignore=shutil.ignore_patterns(*LEAVINGS))
-    removed = source / "src" / "hookboard" / "health" / "rules" / "removed.py"
-    removed.touch()
-    assert "hookboard/health/rules/removed.py" in sizes(build("wheel", source, tmp_path / "before", CC="false"))
-    removed.unlink()
-    assert "hookboard/health/rules/removed.py" not in sizes(build("wheel", source, tmp_path / "after", CC="false"))
+    before, after = one_after_the_other
+    assert REMOVED in sizes(before)
+    assert REMOVED not in sizes(after)
 
 
 def test_what_is_imported_is_asked_for_and_nothing_else():

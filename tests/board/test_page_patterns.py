@@ -106,7 +106,7 @@ def test_the_page_and_the_callbacks_select_the_same_layers(model, filtered):
     }
     given = [[pattern] for pattern in PATTERNS] + [[f"!{pattern}"] for pattern in PATTERNS]
     given += [["**", f"!{one}", f"!{other}"] for one, other in zip(PATTERNS, PATTERNS[7:], strict=False)]
-    cases = [(patterns, []) for patterns in [*given, *drawn_patterns(600)]]
+    cases = [(patterns, []) for patterns in [*given, *drawn_patterns(200)]]
     cases += [([], [kind]) for kind in TYPES if kind] + [(["**"], ["Linear", f"!{kind}"]) for kind in TYPES]
     cases += [(["**.norm", "!**.1.**"], ["LayerNorm"]), (["head"], ["!Linear", "!LayerNorm"]), (["!head"], ["Linear"])]
     answers = filtered(types_of, [[" ".join(modules), " ".join(types)] for modules, types in cases])
@@ -125,7 +125,7 @@ def test_the_page_and_the_callbacks_select_the_same_layers(model, filtered):
         else:
             assert answer["filter"] == expected, (modules, types, answer["errors"])
             found += 0 < len(expected) < len(NAMES)
-    assert found > 100
+    assert found > 50
 
 
 LAYERS = {"net.stem": ["torch.nn.modules.conv.Conv2d"], "net.9": ["torch.nn.modules.linear.Linear"], "head": []}

@@ -242,8 +242,8 @@ def test_a_picture_of_200_layers_is_small_and_quickly_made():
     values = np.random.default_rng(0).uniform(0.01, 1.0, (200, 256))
     taken = []
     for _ in range(5):
-        start = time.perf_counter()
+        start = time.process_time()
         data, *_ = drawn(values, NAMES, marks={"layers.7.c": "alarm"}).encode()
-        taken.append(time.perf_counter() - start)
+        taken.append(time.process_time() - start)
     assert min(taken) < 0.04
     assert len(data) < 100_000
