@@ -279,39 +279,6 @@ def test_rare_tokens_of_a_large_embedding_are_well():
     assert monitor.verdicts == ()
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"nonfinite": True}, r"unknown nonfinite True. Valid: auto, exact, late"),
-        ({"nonfinite": None}, r"unknown nonfinite None. Valid"),
-        ({"stop_on": True}, r"stop_on=True: give one or more of: alarm, .*nonfinite"),
-        ({"rules": len}, r"your function in a hookboard.Rule\('my_name', function\)"),
-        ({"rules": 3}, r"rules=3: give the name of a rule, your function"),
-    ],
-)
-def test_what_is_no_name_is_quoted(options, said):
-    with pytest.raises(ValueError, match=said):
-        HealthMonitor(**options)
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"modules": 3}, r"modules=3: give a pattern over names of modules, such as 'layers.\*', or several in a list"),
-        ({"modules": []}, r"modules=\[\]: give a pattern"),
-        ({"types": [3]}, r"types=\[3\]: give a class or its name, such as 'Conv2d'"),
-    ],
-)
-def test_a_selection_that_is_none_is_quoted(options, said):
-    with pytest.raises(ValueError, match=said):
-        HealthMonitor(**options)
-
-
-def test_a_rule_must_be_a_function():
-    with pytest.raises(ValueError, match="judge=3: give a function"):
-        Rule("large", 3)
-
-
 def test_who_silences_information_still_sees_alarms(caplog):
     always = Rule("always", lambda run: [Finding("net", "odd", "look", "alarm")], at_once=True)
     with caplog.at_level("WARNING", logger="lightning.pytorch"):

@@ -138,21 +138,6 @@ def test_a_module_that_is_never_called_is_an_error():
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: Intervention(Zero(), role="outputs"), "unknown role 'outputs'; did you mean 'output'"),
-        (lambda: Intervention(Zero(), stages="val"), "unknown stage 'val'"),
-        (lambda: Intervention(Zero(), role="grad_input", stages=["train", "test"]), "only 'train' has gradients"),
-        (lambda: Intervention(Zero(), first_step=3, last_step=2), "first_step=3, last_step=2"),
-        (lambda: Intervention("zero"), "rule='zero': give one of hookboard's rules"),
-    ],
-)
-def test_a_mistake_is_answered_at_construction(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
-
-
-@pytest.mark.parametrize(
     ("edit", "message"),
     [
         (Intervention(Zero(), "net.9"), r"'net\.9' matches no module"),

@@ -7,44 +7,12 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from callbacks.course import Course, looks_of, of_layer, ratio, shortened
 from recorded import CROSS_ENTROPY, EVERY, STEPS, Recorded, classes, linear, numbers, rms, said, sized, verdict_of
 from torch import nn
 from toys import fit
 
 from hookboard import HealthMonitor
-
-
-def looks_of(count):
-    """The steps of the looks: the first, and then every tenth."""
-    return [0, *range(EVERY - 1, count, EVERY)]
-
-
-def shortened(number, digits=2):
-    """A number as it is printed."""
-    return float(f"{number:.{digits}g}")
-
-
-class Course(Recorded):
-    """Keeps the gradients of weights and the outputs of each step."""
-
-    def __init__(self, *args, **options):
-        super().__init__(*args, **options)
-        self.steps, self.begun, self.moved, self.course = [], [], [], []
-
-    def on_before_optimizer_step(self, optimizer):
-        super().on_before_optimizer_step(optimizer)
-        self.steps.append(self.grads)
-        self.begun.append(self.before)
-        self.course.append(dict(self.outputs))
-
-    def on_train_batch_end(self, *args):
-        super().on_train_batch_end(*args)
-        self.moved.append({name: self.after[name] - self.before[name] for name in self.after})
-
-
-def of_layer(part, i):
-    """The weight and the bias of a layer, as one vector."""
-    return np.concatenate([part[f"net.{i}.{name}"].ravel() for name in ("weight", "bias")])
 
 
 def cosine(a, b):
@@ -73,20 +41,12 @@ def test_how_many_times_as_large_the_gradients_of_one_step_are(tmp_path):
     assert (step, batch) == (199, 199)
 
 
-def random_labels(count, **options):
+@pytest.fixture(scope="module")
+def at_chance(tmp_path_factory):
+    """A training on random labels, and all that `not_learning` said of it, which ends at the end of the training."""
     made = torch.Generator().manual_seed(1)
-    data = [(x, torch.randint(3, (32,), generator=made)) for x, _ in classes(count)]
-    net = sized(linear(8, 32), nn.ReLU, linear(32, 3))
-    return Course(net, CROSS_ENTROPY, **{"rate": 5e-3, "optimizer": torch.optim.Adam, **options}), data
-
-
-def ratio(model, step, i):
-    """The RMS of a layer's update over that of its weights before the step."""
-    return rms(of_layer(model.moved[step], i)) / rms(of_layer(model.begun[step], i))
-
-
-def test_a_loss_that_stays_while_weights_move_and_gradients_agree_on_nothing(tmp_path):
-    model, data = random_labels(200)
+    data = [(x, torch.randint(3, (32,), generator=made)) for x, _ in classes(200)]
+    model = Course(sized(linear(8, 32), nn.ReLU, linear(32, 3)), CROSS_ENTROPY, rate=5e-3, optimizer=torch.optim.Adam)
     monitor, heard = HealthMonitor(every_n_steps=EVERY, rules=["not_learning"]), []
     ends = model.on_train_batch_end
 
@@ -95,7 +55,24 @@ def test_a_loss_that_stays_while_weights_move_and_gradients_agree_on_nothing(tmp
         ends(*args)
 
     model.on_train_batch_end = hear
-    fit(tmp_path, model, data, monitor)
+    fit(tmp_path_factory.mktemp("at chance"), model, data, monitor)
+    return model, heard, monitor.verdicts[0].evidence
+
+
+def test_the_loss_that_stays_at_chance(at_chance):
+    model, heard, _ = at_chance
+    # It says the one or the other, at 5 % below the start.
+    is_there = "stays at" in heard[-1]
+    told = numbers("stays at #, after # at the start" if is_there else "came down from # to # and no longer", heard[-1])
+    now, first = told if is_there else told[::-1]
+    assert first == shortened(np.median(model.losses[:4]), 3)
+    assert numbers("(chance: #)", heard[-1]) == [1.1]
+    # The verdict may be of any of the last looks.
+    assert now in {shortened(np.median(model.losses[end - 16 : end]), 3) for end in range(100, 201, EVERY)}
+
+
+def test_a_loss_that_stays_while_weights_move_and_gradients_agree_on_nothing(at_chance):
+    model, heard, _ = at_chance
     moved, agree = numbers(
         "(chance: 1.1), while a step moves the weights by # of their size; from look to look the gradients point in "
         "unrelated directions (each unit's mean gradient has a median cosine of #)",
@@ -113,9 +90,15 @@ def agreed(evidence):
     return numbers("directions (each unit's mean gradient has a median cosine of #)", evidence)
 
 
-def test_the_cosine_of_gradients_of_a_training_that_ends_at_chance(tmp_path):
-    model, data = random_labels(200)
-    evidence = said(tmp_path, model, data, "not_learning")
+def test_the_loss_at_the_end_of_the_training_and_that_of_chance(at_chance):
+    model, _, evidence = at_chance
+    told = numbers("ended after # steps with a loss of #, after # at the first step; chance gives #", evidence)
+    at_end, at_start = np.median(model.losses[-50:]), model.losses[0]
+    assert told == [200, *(shortened(value, 3) for value in (at_end, at_start, math.log(3)))]
+
+
+def test_the_cosine_of_gradients_of_a_training_that_ends_at_chance(at_chance):
+    model, _, evidence = at_chance
     assert "; chance gives 1.1; " in evidence
     assert agreed(evidence) == [round(agreement(model, looks_of(200)[-8:]), 2)]
 

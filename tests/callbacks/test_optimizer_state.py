@@ -238,11 +238,6 @@ def test_an_error_in_measuring_the_state_does_not_stop_the_training(tmp_path, mo
     assert len(model.gradients) == 2
 
 
-def test_an_unknown_name_lists_them():
-    with pytest.raises(ValueError, match=r"did you mean 'exp_avg_rms'.*update_norm, .*unchanged_fraction, .*rms_t"):
-        ParameterLogger(statistics="exp_avg_rmss")
-
-
 @pytest.mark.parametrize(
     ("net", "make", "data"),
     [

@@ -207,39 +207,6 @@ def test_a_module_without_a_picture_is_named_once_with_the_cause(tmp_path):
     assert len(ours(said)) == 1
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: FeatureMapLogger(order="strong"), "unknown order 'strong'; did you mean 'strongest'"),
-        (lambda: FeatureMapLogger(normalize="maps"), "unknown normalize 'maps'; did you mean 'map'"),
-        (lambda: FeatureMapLogger(stage="valid"), "unknown stage 'valid'; did you mean 'validate'"),
-        (lambda: FeatureMapLogger(samples=0), "samples=0"),
-        (lambda: KernelLogger(every_n_steps=0), "every_n_steps=0"),
-        (lambda: CAMLogger(method="gradcam"), "unknown method 'gradcam'; did you mean 'grad_cam'"),
-        (lambda: CAMLogger(target="labels"), "unknown target 'labels'; did you mean 'label'"),
-        (lambda: CAMLogger(stage="train"), "unknown stage 'train'. Valid: validate, test, predict"),
-        (lambda: CAMLogger(mean=[0.5]), "mean=.0.5., std=None: give both"),
-    ],
-)
-def test_a_mistake_is_answered_at_construction(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
-
-
-@pytest.mark.parametrize(
-    ("callback", "message"),
-    [
-        (FeatureMapLogger("net.99"), r"'net\.99' matches no module"),
-        (KernelLogger("net.99"), r"'net\.99' matches no module"),
-        (KernelLogger("net.8"), "select no convolution, and only the kernels"),
-        (CAMLogger("net.99"), r"'net\.99' matches no module"),
-    ],
-)
-def test_a_mistake_about_modules_is_answered_when_the_fit_starts(tmp_path, callback, message):
-    with pytest.raises(ValueError, match=message):
-        fit(tmp_path, Toy(cnn()), pictures_of(1), callback, **VALIDATED)
-
-
 class TakesNumbers(Logger):
     name, version = "takes_numbers", 0
 

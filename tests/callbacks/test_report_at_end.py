@@ -114,8 +114,3 @@ def test_a_fault_in_writing_it_is_one_warning(tmp_path, spare, monkeypatch):
     with pytest.warns(HookboardWarning, match="the report of HealthMonitor.*on purpose"):
         watched(CSVLogger(tmp_path, name="run", version=""), report=True)
     assert list(spare.iterdir()) == []
-
-
-def test_what_is_no_switch_is_refused():
-    with pytest.raises(ValueError, match=r"report='page\.html'"):
-        HealthMonitor(report="page.html")

@@ -3,28 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from recorded import CROSS_ENTROPY, EVERY, STEPS, Recorded, classes, linear, numbers, rms, said, sized, verdict_of
+from callbacks.course import Course, looks_of, of_layer, shortened
+from recorded import CROSS_ENTROPY, STEPS, Recorded, classes, linear, numbers, rms, said, sized, verdict_of
 from torch import nn
 
 MSE = nn.functional.mse_loss
-
-
-def shortened(number, digits=2):
-    """A number as it is printed."""
-    return float(f"{number:.{digits}g}")
-
-
-class Course(Recorded):
-    """Keeps the outputs of each step, and a norm's weights after it."""
-
-    def __init__(self, *args, **options):
-        super().__init__(*args, **options)
-        self.course, self.norms = [], []
-
-    def on_train_batch_end(self, *args):
-        super().on_train_batch_end(*args)
-        self.course.append(dict(self.outputs))
-        self.norms.append({name: p.detach().double().numpy().copy() for name, p in self.net[1].named_parameters()})
 
 
 # The batch
@@ -243,19 +226,16 @@ def test_by_how_much_the_output_of_one_layer_differs(tmp_path):
     assert usual == shortened(np.median([spread(i) for i in range(6)]))
 
 
-LOOKS = [0, *range(EVERY - 1, STEPS, EVERY)]
-
-
 def test_where_gains_and_biases_of_batch_norms_fell(tmp_path):
     net = sized(linear(8, 16), lambda: nn.BatchNorm1d(16), nn.ReLU, linear(16, 3))
     model = Course(net, CROSS_ENTROPY, rate=0.05, optimizer=lambda p, lr: torch.optim.SGD(p, lr, weight_decay=0.8))
     net[1].bias.data.fill_(0.5)
     evidence = said(tmp_path, model, classes(), "activation_scale")
     left, steps, now = numbers("fell to # of their first size (RMS) in # steps, and are at # now", evidence)
-    sizes = [rms(np.concatenate([model.norms[step][part] for part in ("weight", "bias")])) for step in LOOKS]
+    sizes = [rms(of_layer(model.ended[step], 1)) for step in looks_of(STEPS)]
     shares = np.array(sizes) / sizes[0]
     assert (left, now) == (shortened(shares.min()), shortened(shares[-1]))
-    assert steps == LOOKS[np.argmin(shares)]
+    assert steps == looks_of(STEPS)[np.argmin(shares)]
 
 
 def drifting(*layers, times):
@@ -272,7 +252,7 @@ def drifting(*layers, times):
 
 def moved(model, name):
     """The RMS of a layer's output in the first three looks, which are the window, and at the last."""
-    sizes = [rms(model.course[step][name]) for step in LOOKS]
+    sizes = [rms(model.course[step][name]) for step in looks_of(STEPS)]
     return np.median(sizes[:3]), sizes[-1]
 
 

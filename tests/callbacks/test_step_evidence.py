@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from callbacks.course import Course, looks_of, of_layer, shortened
 from recorded import CROSS_ENTROPY, EVERY, STEPS, Recorded, classes, linear, numbers, rms, said, sized, verdict_of
 from torch import nn
 from toys import loader, trainer
@@ -19,38 +20,19 @@ def norms_of(model, count):
     return np.log10([np.linalg.norm(model.gradients[f"net.{i}"]) for i in range(count)])
 
 
-def looks_of(count):
-    """The steps of the looks: the first, and then every tenth."""
-    return [0, *range(EVERY - 1, count, EVERY)]
-
-
-def of_layer(part, i):
-    """The weight and the bias of a layer, as one vector."""
-    return np.concatenate([part[f"net.{i}.{name}"].ravel() for name in ("weight", "bias")])
-
-
-class Course(Recorded):
-    """Keeps the gradients of weights and of outputs of each step."""
-
-    def __init__(self, *args, **options):
-        super().__init__(*args, **options)
-        self.steps, self.arrived = [], []
-
-    def on_before_optimizer_step(self, optimizer):
-        super().on_before_optimizer_step(optimizer)
-        self.steps.append(self.grads)
-        self.arrived.append(dict(self.gradients))
-
-
 # Gradients on their way back
 
 
-def test_a_gradient_that_falls_steadily_falls_by_the_mean_of_the_layers(tmp_path):
+def test_by_what_factor_a_gradient_falls_and_that_it_falls_by_the_mean_of_the_layers_in_each(tmp_path):
     net = sized(*[linear(8, 8), nn.Sigmoid] * 6, linear(8, 3))
     model = Recorded(net, CROSS_ENTROPY)
     evidence = said(tmp_path, model, classes(), "vanishing_gradient")
+    (fall,) = numbers("falls by a factor of # from", evidence)
     each, layers = numbers("steadily, by a factor of # in each of # layers", evidence)
-    most = np.maximum.accumulate(norms_of(model, 13))[1:]  # the fall is counted from the second layer on
+    norms = norms_of(model, 13)
+    most = np.maximum.accumulate(norms)[1:]  # the fall is counted from the second layer on
+    # The last quarter of 13 layers, and the second, as the most that any layer up to it gets.
+    assert fall == pytest.approx(10 ** (np.median(norms[-3:]) - max(norms[:2])), rel=0.06)
     assert layers == 12
     assert each == pytest.approx(10 ** ((most[-1] - most[0]) / 11), rel=0.06)
 
@@ -66,8 +48,8 @@ def test_a_gradient_that_grows_steadily_grows_by_the_mean_of_the_layers(tmp_path
         evidence,
     )
     norms = norms_of(model, 8)
-    assert rise == float(f"{10 ** (np.median(norms[:2]) - np.median(norms[-2:])):.2g}")
-    assert (each, layers) == (float(f"{10 ** ((norms[0] - norms[-1]) / 7):.2g}"), 8)
+    assert rise == shortened(10 ** (np.median(norms[:2]) - np.median(norms[-2:])))
+    assert (each, layers) == (shortened(10 ** ((norms[0] - norms[-1]) / 7)), 8)
 
 
 def test_the_layer_in_which_the_gradient_grows_and_by_how_much_it_does_in_others(tmp_path):
@@ -80,7 +62,7 @@ def test_the_layer_in_which_the_gradient_grows_and_by_how_much_it_does_in_others
     alone, usual = numbers("by # in this layer alone; usual: #", verdict.evidence)
     steps = -np.diff(norms_of(model, 8))
     assert verdict.module == f"net.{np.argmax(steps) + 1}"
-    assert alone == float(f"{10 ** steps.max():.2g}")
+    assert alone == shortened(10 ** steps.max())
     assert usual == pytest.approx(10 ** np.median(np.abs(steps)), rel=2e-3)
 
 
@@ -95,7 +77,7 @@ def test_by_how_much_gradients_outgrow_those_of_before(tmp_path):
     sizes = np.array([[rms(model.arrived[step][f"net.{i}"]) for step in looks] for i in range(4)])
     history, now = sizes[:, :-3], sizes[:, -1]  # the window of the monitor is 3 looks
     assert layers == 4
-    assert grew == float(f"{10 ** np.median(np.log10(now / np.median(history, axis=1))):.2g}")
+    assert grew == shortened(10 ** np.median(np.log10(now / np.median(history, axis=1))))
 
 
 # What holds steps back
@@ -110,9 +92,9 @@ def test_the_norms_that_are_clipped_and_what_is_left_of_them(tmp_path):
     norms = [math.sqrt(sum((g**2).sum() for g in grads.values())) for grads in model.steps]
     at_looks = np.array(norms)[looks_of(STEPS)][-int(looks) :]
     assert limit == 1e-3
-    assert (least, most) == (float(f"{at_looks.min():.2g}"), float(f"{at_looks.max():.2g}"))
-    assert left == float(f"{1e-3 / np.median(at_looks):.1g}")
-    assert numbers("set gradient_clip_val to about #", verdict.advice) == [float(f"{np.median(at_looks):.1g}")]
+    assert (least, most) == (shortened(at_looks.min()), shortened(at_looks.max()))
+    assert left == shortened(1e-3 / np.median(at_looks), 1)
+    assert numbers("set gradient_clip_val to about #", verdict.advice) == [shortened(np.median(at_looks), 1)]
 
 
 def test_the_rate_that_a_usual_decay_is_multiplied_by(tmp_path):
@@ -149,8 +131,8 @@ def test_what_decay_adds_to_gradients(tmp_path):
     (most,) = numbers("lower weight_decay to at most #, a tenth of the gradient", verdict.advice)
     names = [f"net.{i}.weight" for i in (0, 2, 4)]
     sizes, grads = ([rms(part[name]) for name in names] for part in (model.before, model.grads))
-    assert (added, gradients) == (float(f"{2 * np.median(sizes):.2g}"), float(f"{np.median(grads):.2g}"))
-    assert most == float(f"{np.median(grads) / np.median(sizes) / 10:.1g}")
+    assert (added, gradients) == (shortened(2 * np.median(sizes)), shortened(np.median(grads)))
+    assert most == shortened(np.median(grads) / np.median(sizes) / 10, 1)
 
 
 # Weights that do not move
@@ -193,7 +175,7 @@ def test_a_rate_whose_updates_are_lost_in_rounding(tmp_path):
     rate, still, layers = numbers(
         "at a learning rate of # its updates are lost in rounding to float32, or clipped away; # of # layers", evidence
     )
-    assert rate == float(f"{1.25e-12:.2g}")
+    assert rate == shortened(1.25e-12)
     assert (still, layers) == (len(still_in(model)), 3)
 
 
@@ -209,12 +191,12 @@ def test_how_many_layers_are_in_an_optimizer(tmp_path):
 # Validation
 
 
-class Validated(Recorded):
-    """Keeps the outputs of each training step and of the latest validation loop."""
+class Validated(Course):
+    """Keeps the outputs of the latest validation loop too."""
 
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
-        self.course, self.evaluated = [], {}
+        self.evaluated = {}
         for name, module in self.net.named_children():
             module.register_forward_hook(self._evaluate(f"net.{name}"))
 
@@ -230,10 +212,6 @@ class Validated(Recorded):
 
     def validation_step(self, batch):
         self.net(batch[0])
-
-    def on_train_batch_end(self, *args):
-        super().on_train_batch_end(*args)
-        self.course.append({name: one.copy() for name, one in self.outputs.items()})
 
 
 def gap(before, after):
@@ -261,7 +239,7 @@ def test_how_far_validation_is_from_training(tmp_path):
     gaps = {name: gap(last[name], evaluated[name]) for name in evaluated}
     name, most = verdict.module, max(gaps, key=gaps.get)
     assert verdict.evidence.split("the largest gap is ")[1].split(", in ")[1].split(";")[0] == most
-    assert evaluation == float(f"{rms(evaluated[name]):.2g}")
-    assert training == float(f"{rms(last[name]):.2g}")
+    assert evaluation == shortened(rms(evaluated[name]))
+    assert training == shortened(rms(last[name]))
     assert (size, largest) == (float(f"{gaps[name]:.1f}"), float(f"{gaps[most]:.1f}"))
-    assert usual == float(f"{np.median([gap(last[name], look[name]) for look in looks]):.2g}")
+    assert usual == shortened(np.median([gap(last[name], look[name]) for look in looks]))

@@ -62,16 +62,6 @@ def measured(role, *tensors, statistics=("mean", "std", "l2"), **options):
     return finished(recorder.send(torch.zeros(1)))[site]
 
 
-def test_the_pretended_device_has_no_float64_and_is_no_host():
-    tensor = on_mps(torch.ones(3))
-    assert tensor.device == MPS
-    assert not tensor.is_cpu
-    with pytest.raises(TypeError, match="float64"):
-        tensor.double()
-    with pytest.raises(RuntimeError, match="same device"):
-        tensor + torch.ones(3)
-
-
 def test_statistics_are_those_of_all_values():
     parts = [torch.randn(5, 3), torch.randn(2, 3)]
     assert_true(measured("output", *parts).statistics, parts)

@@ -12,14 +12,11 @@ import os
 from itertools import product
 
 import pytest
-from combinations.circumstances import AXES
 from combinations.covering import (
     CANNOT_MEET,
     COMPILED,
     array,
     changing,
-    pairs_of,
-    pairs_that_can_meet,
     some_of,
     triples,
 )
@@ -70,14 +67,6 @@ def said_of(names, few, found):
             *shown,
         ]
     )
-
-
-def test_every_two_circumstances_meet_that_can():
-    assert pairs_that_can_meet() <= {pair for row in array() for pair in pairs_of(row)}
-
-
-def test_there_are_many_circumstances():
-    assert sum(len(axis) for axis in AXES.values()) >= 60
 
 
 def kept_apart():
