@@ -26,10 +26,3 @@ def test_each_row_has_sites_tags_and_bytes(benchmark, capsys):
     *_, tags, written, sites, _ = (cell.strip() for cell in row.split("|"))
     assert int(tags) > int(sites) > 0
     assert written.endswith(" kB")
-
-
-@pytest.mark.parametrize("weights", [2e5, 1e6, 1e8, 1.2e9, 7e9])
-def test_a_net_has_about_as_many_weights_as_are_asked_for(benchmark, weights):
-    size = benchmark.Size.of(weights)
-    found = (32 + 12.25 * size.blocks) * size.width**2
-    assert found == pytest.approx(weights, rel=0.1)

@@ -16,7 +16,7 @@ from benchmarks.health.runner import quiet
 from benchmarks.programs import rows
 from benchmarks.programs.__main__ import sum_of
 from benchmarks.programs.catalogue import HELD_OUT, LEFT_OUT, NEWER, POSTS
-from benchmarks.programs.parts import bit_accuracy, clipped_binary_cross_entropy, r2, sgd, stack, standardized
+from benchmarks.programs.parts import r2, sgd, stack
 from benchmarks.programs.trial import Program, Trained, batches, built, trained
 
 pytestmark = pytest.mark.trains
@@ -102,24 +102,6 @@ def test_a_score_that_is_no_number_is_the_worst():
     program = tiny()
     nn.init.constant_(program.net[0].weight, math.nan)
     assert trained(program, 0, None).score == -math.inf
-
-
-def test_the_score_of_the_best_constant_is_zero():
-    targets = torch.tensor([[1.0], [2.0], [6.0]])
-    assert r2(torch.full((3, 1), 3.0), targets) == pytest.approx(0)
-
-
-def test_a_bit_is_right_on_the_same_side_of_one_half():
-    assert bit_accuracy(torch.tensor([0.4, 0.6, 1.0]), torch.tensor([0.0, 0.0, 1.0])) == pytest.approx(2 / 3)
-
-
-def test_a_constant_column_is_standardized_to_zero():
-    assert standardized(torch.full((3, 1), 7.0)).tolist() == [[0.0]] * 3
-
-
-def test_outputs_beyond_a_probability_cost_as_much_as_the_nearest_one():
-    outputs, targets = torch.tensor([3.0]), torch.tensor([1.0])
-    assert clipped_binary_cross_entropy(outputs, targets).item() == pytest.approx(0, abs=1e-6)
 
 
 def test_the_sums_count_what_was_found_named_and_cried_wolf():

@@ -11,7 +11,7 @@ pytest.importorskip("sklearn")
 from benchmarks.health.runner import quiet
 from benchmarks.recipes.__main__ import sums
 from benchmarks.recipes.catalogue import RECIPES
-from benchmarks.recipes.recipe import Recipe, ends, has_fallen
+from benchmarks.recipes.recipe import Recipe, has_fallen
 
 pytestmark = pytest.mark.trains
 
@@ -66,18 +66,10 @@ def test_the_half_of_a_recipe_follows_from_its_name_alone():
     assert {Recipe(name, "", "", lambda: None).half for name in ("DCGAN", "timm: test_resnet")} == {"report", "tuning"}
 
 
-def test_a_recipe_whose_package_is_missing_cannot_run():
-    assert not Recipe("any", "", "no_such_package", lambda: None).can_run
-
-
 def test_a_loss_has_fallen_if_it_lost_a_tenth():
     assert has_fallen([1.0, 1.0, 1.0, 1.0, 0.9])
     assert not has_fallen([1.0, 1.0, 1.0, 1.0, 0.95])
     assert has_fallen([-0.1, -0.3, -0.5, -0.5, -0.5])
-
-
-def test_the_ends_of_a_run_are_means_of_fifths():
-    assert ends([1.0, 3.0, *[9.0] * 6, 5.0, 7.0]) == [2.0, 6.0]
 
 
 def test_the_sums_are_by_half_and_by_rule_and_leave_out_what_did_not_learn():

@@ -11,7 +11,6 @@ from torch import nn
 pytest.importorskip("sklearn")
 
 from benchmarks.health.runner import quiet
-from benchmarks.programs import steps
 from benchmarks.programs.steps import (
     MARK,
     Learner,
@@ -118,17 +117,3 @@ def test_a_watched_training_has_the_alarms_of_the_monitor():
     done = watched(Still, 0)
     assert done.score == 1
     assert all(said["severity"] == "alarm" for said in done.alarms)
-
-
-def test_a_score_that_is_no_number_is_the_worst():
-    class Lost(Still):
-        def score(self):
-            return float("nan")
-
-    assert trained(Lost, 0).score == -float("inf")
-
-
-def test_bare_scores_are_printed(capsys, monkeypatch):
-    monkeypatch.setattr(CASES[0].build, "steps", 2)
-    steps.main(["--bare", "--only", CASES[0].name])
-    assert CASES[0].name in capsys.readouterr().out

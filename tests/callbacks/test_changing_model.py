@@ -173,11 +173,6 @@ def test_pictures_go_over_to_the_new_module(tmp_path):
     assert all("replaced: net.0" in one for one in said)
 
 
-def test_a_model_that_does_not_change_says_nothing(tmp_path):
-    callbacks = [ActivationLogger(), GradientLogger(roles=["grad_output", "parameter_grad"]), ParameterLogger()]
-    assert said_in(lambda: fit(tmp_path, Toy(mlp()), batches(4, 4), *callbacks, max_epochs=2)) == []
-
-
 # Pruned and parametrized weights.
 
 
@@ -265,17 +260,6 @@ def test_a_weight_that_is_computed_is_logged_beside_what_it_is_computed_from(tmp
     assert found["net.0.weight"]["l2"] == pytest.approx(net.eval()[0].weight.norm().item(), rel=1e-5)
     assert any(name.startswith("net.0.parametrizations.weight.original") for name in found)
     assert of(logger, "parameter_update")["net.0.weight"]["update_norm"] > 0
-
-
-def test_a_weight_that_is_computed_is_watched_without_changing_the_run(tmp_path):
-    def trained(folder, *callbacks):
-        net = mlp()
-        parametrizations.spectral_norm(net[0])
-        fit(folder, Toy(net), batches(4, 4), *callbacks)
-        return net.state_dict()
-
-    watched, alone = trained(tmp_path, ParameterLogger()), trained(None)
-    assert all(torch.equal(watched[name], alone[name]) for name in alone)
 
 
 def test_gradients_are_those_of_the_originals(tmp_path):

@@ -9,7 +9,7 @@ from lightning.pytorch.callbacks import LearningRateFinder
 from torch import nn
 from toys import ALWAYS, Toy, batches, events, loader, trainer
 
-from hookboard import ActivationLogger, Finding, HealthMonitor, Intervention, KernelLogger, ParameterLogger, Rule, Scale
+from hookboard import ActivationLogger, Finding, HealthMonitor, Intervention, KernelLogger, Rule, Scale
 from hookboard.base.kept import KEPT
 from hookboard.loops import callback as base
 from hookboard.loops.saved import KEY, VERSION
@@ -25,12 +25,6 @@ ONE_TAG = pytest.mark.filterwarnings("ignore:hookboard. HealthMonitor .callback 
 def net(*middle):
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 8), *(middle or (nn.ReLU(),)), nn.Linear(8, 3))
-
-
-def dead():
-    whole = net()
-    torch.nn.init.constant_(whole[0].bias, -100.0)
-    return whole
 
 
 def pictured():
@@ -89,11 +83,6 @@ def test_a_checkpoint_is_read_without_pickle(tmp_path):
         }
 
 
-def test_a_fit_that_goes_on_says_nothing_of_it(tmp_path, said):
-    goes_on(tmp_path, checkpoint(tmp_path, monitor(), ParameterLogger()), monitor(), ParameterLogger())
-    assert said == []
-
-
 def test_what_has_nothing_to_keep_is_not_in_the_checkpoint(tmp_path):
     content = torch.load(checkpoint(tmp_path, Intervention(Scale(0.5), "net.0")), weights_only=True)
     assert KEY not in content
@@ -145,14 +134,6 @@ def test_of_two_monitors_each_goes_on_with_its_own(tmp_path, said):
     assert said == []
     assert sinces(first) == {("first_layer", "net.2"): 0}
     assert sinces(second) == {("first_layer", "net.0"): 0}
-
-
-@ONE_TAG
-def test_two_monitors_that_are_alike_go_on_both(tmp_path, said):
-    first, second = monitor(), monitor()
-    goes_on(tmp_path, checkpoint(tmp_path, monitor(), monitor()), first, second)
-    assert said == []
-    assert sinces(first) == sinces(second) == {("always", "net.0"): 0}
 
 
 @pytest.mark.parametrize("option", [{"stop_on": "nonfinite"}, {"nonfinite": "late"}])

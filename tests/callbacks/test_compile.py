@@ -171,12 +171,6 @@ def test_what_has_nothing_to_do_with_the_model_is_not_compiled_again_because_a_f
     assert all(map(torch.equal, before, after))
 
 
-def test_a_compiled_model_that_was_fitted_without_callbacks_is_measured_in_the_next_fit(tmp_path):
-    model = compiled_module()
-    fit(None, model, batches(4, 4))
-    assert [len(values) for values in watched(tmp_path, model)] == [3] * 8
-
-
 @dataclass
 class Tripled:
     x: torch.Tensor

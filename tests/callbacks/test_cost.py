@@ -72,11 +72,3 @@ def test_on_a_gpu_the_host_waits_once_for_each_flush(monkeypatch):
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert len(waits) == 1
-
-
-def test_nothing_is_measured_when_no_step_is_due(tmp_path, monkeypatch):
-    def forbidden(*args, **kwargs):
-        raise AssertionError("measured")
-
-    monkeypatch.setattr("hookboard.measure.Recorder._observe", forbidden)
-    fit(tmp_path, Toy(mlp()), batches(4, 4), *everything(every_n_steps=100))

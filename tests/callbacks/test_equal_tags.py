@@ -62,6 +62,11 @@ def convolutions():
             "ActivationLogger (callback 1) and ActivationLogger (callback 2) and ActivationLogger (callback 3)",
             "at least 1, for",
         ),
+        (
+            lambda: [HealthMonitor(), HealthMonitor(rules="spike")],
+            "HealthMonitor (callback 1) and HealthMonitor (callback 2)",
+            "at least 1, for example what begins with 'health/verdict'",
+        ),
     ],
 )
 def test_callbacks_that_write_one_tag_are_named_once(tmp_path, make, names, tags):
@@ -83,12 +88,6 @@ def test_callbacks_that_write_one_tag_are_named_once(tmp_path, make, names, tags
 def test_callbacks_that_write_one_picture_are_named_too(tmp_path, make, tag):
     (said,) = said_in(tmp_path, convolutions(), *make())
     assert tag in said
-
-
-def test_two_monitors_are_named(tmp_path):
-    (said,) = said_in(tmp_path, mlp(), HealthMonitor(), HealthMonitor(rules="spike"))
-    assert "HealthMonitor (callback 1) and HealthMonitor (callback 2)" in said
-    assert "'health/verdict'" in said
 
 
 def test_maps_of_a_layer_that_is_yet_to_be_chosen_are_named(tmp_path):
@@ -129,12 +128,9 @@ def test_callbacks_that_share_no_tag_say_nothing(tmp_path, make):
     assert said_in(tmp_path, mlp(), *make()) == []
 
 
-def test_callbacks_that_write_nowhere_say_nothing():
-    assert said_in(None, mlp(), ActivationLogger(), ActivationLogger()) == []
-
-
-def test_two_monitors_without_a_logger_say_nothing():
-    assert said_in(None, mlp(), HealthMonitor(), HealthMonitor()) == []
+@pytest.mark.parametrize("make", [HealthMonitor, ActivationLogger])
+def test_callbacks_that_write_nowhere_say_nothing(make):
+    assert said_in(None, mlp(), make(), make()) == []
 
 
 def test_a_callback_that_is_given_twice_writes_each_tag_once_and_says_nothing(tmp_path):
@@ -152,11 +148,6 @@ def test_two_interventions_of_one_role_have_a_text_each(tmp_path):
     (second,) = found.Tensors("interventions/output/2/text_summary")
     assert b"`net.0`" in first.tensor_proto.string_val[0]
     assert b"`net.2`" in second.tensor_proto.string_val[0]
-
-
-def test_both_values_are_written_all_the_same(tmp_path):
-    said_in(tmp_path, mlp(), ActivationLogger("net.0"), ActivationLogger("net.0"))
-    assert list(scalars(tmp_path)["activation_mean/net.0"]) == [0]
 
 
 @pytest.mark.parametrize(("layers", "is_said"), [(400, False), (401, True)])

@@ -93,8 +93,9 @@ EVERY_WATCH = {
 
 @pytest.mark.filterwarnings("ignore::hookboard.HookboardWarning")
 @pytest.mark.parametrize("norm_first", [False, True], ids=["post-norm", "pre-norm"])
-@pytest.mark.parametrize("late", [False, True], ids=["eval before", "eval in the step"])
-@pytest.mark.parametrize("grad", [False, True], ids=["no_grad", "frozen"])
+@pytest.mark.parametrize(
+    ("grad", "late"), [(False, False), (True, True)], ids=["no_grad, eval before", "frozen, eval in the step"]
+)
 @pytest.mark.parametrize("watch", EVERY_WATCH)
 def test_a_frozen_teacher_teaches_the_same(watch, grad, late, norm_first):
     options = {"norm_first": norm_first, "leaves_grad_on": grad, "is_switched_late": late}

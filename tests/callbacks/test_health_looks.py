@@ -62,18 +62,6 @@ def test_a_checkpointed_model_is_counted_once():
     assert_alike(looks_of(Toy(Net(is_checkpointed=True))), looks_of(Toy(Net())), 1e-6)
 
 
-@pytest.mark.compiles
-# What torch says where it compiles.
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:The .grad attribute")
-def test_a_compiled_model_has_the_looks_of_the_plain_one():
-    torch.compiler.reset()
-    model = Toy(Net())
-    model.net.compile(backend="aot_eager")
-    mine = looks_of(model)
-    torch.compiler.reset()
-    assert_alike(mine, looks_of(Toy(Net())), 1e-5)
-
-
 class Sick(nn.Module):
     """No unit of one of its two layers ever fires."""
 
@@ -114,10 +102,6 @@ def test_what_inductor_compiles_has_the_looks_and_verdicts_of_the_plain_model_an
     assert said == expected == [("dead_units", "net.dead", 0)]
     for name, value in trained(compiled=True, watched=False)[3].items():
         assert value.equal(weights[name]), name
-
-
-def test_bf16_is_near_the_full_precision():
-    assert_alike(looks_of(Toy(Net()), precision="bf16-mixed"), looks_of(Toy(Net())), 0.1)
 
 
 def in_fp16():

@@ -8,7 +8,7 @@ import pytest
 import torch
 from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import nn
-from toys import ALWAYS, RecordsLoss, Toy, batches, fit, hooked, mlp
+from toys import ALWAYS, RecordsLoss, Toy, batches, fit, mlp
 
 from hookboard import Finding, HealthMonitor, HookboardWarning, Rule
 from hookboard.model.sites import Site
@@ -62,21 +62,6 @@ def test_the_loss_under_a_grad_scaler_carries_no_scale():
     assert [loss.value for look in looks for loss in look.losses] == pytest.approx(
         [loss.item() for loss in model.losses], rel=1e-3
     )
-
-
-def test_a_look_has_outputs_with_their_channels_in_the_order_of_execution():
-    class Backwards(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.second, self.first = nn.Linear(8, 3), nn.Linear(4, 8)
-
-        def forward(self, x):
-            return self.second(self.first(x))
-
-    (look,) = looks_of(Toy(Backwards()), batches(5))
-    outputs = [reading for site, reading in look.readings.items() if site.role == "output"]
-    assert [reading.site.name for reading in outputs] == ["net.first", "net.second"]
-    assert [reading.channels.shape for reading in outputs] == [(8, 10), (3, 10)]
 
 
 def test_a_look_has_the_batch_itself():
@@ -162,12 +147,6 @@ def test_a_nan_ends_the_fit_in_its_own_step_between_two_looks(stop_on, lines):
     assert "ends the fit after step 7 because of nonfinite in net.0." in line
 
 
-def test_stop_on_a_rule_that_is_silent_lets_the_fit_go_on():
-    rules = [ALWAYS, Rule("never", lambda run: ())]
-    run = fit(None, Toy(mlp()), batches(*[4] * 5), HealthMonitor(rules=rules, window=2, stop_on="never"))
-    assert run.global_step == 5
-
-
 def test_a_rule_that_raises_is_switched_off_and_the_others_go_on():
     monitor = HealthMonitor(rules=[Rule("broken", lambda run: 1 / 0), ALWAYS], window=1)
     with pytest.warns(HookboardWarning, match="the rule 'broken' of HealthMonitor is switched off") as said:
@@ -203,13 +182,11 @@ def test_rules_are_selected_and_excluded_by_names_and_patterns_as_modules_are(ru
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rules": "always"}, "unknown rule 'always'"),
         ({"rules": ["no.such.module.RULE"]}, "rule 'no.such.module.RULE' cannot be imported"),
         ({"rules": "math.pi"}, "rule 'math.pi' is a float, not a hookboard.Rule"),
         ({"rules": [ALWAYS, ALWAYS]}, "'always' is the name of two rules"),
         ({"rules": ALWAYS, "stop_on": "alwais"}, "did you mean 'always'"),
         ({"rules": []}, r"rules=\[\]: give the name of a rule.*leave it out for all"),
-        ({"rules": "odd"}, f"Valid: {', '.join(RULES)}\\.$"),
         ({"rules": "!dead_unit"}, "unknown rule 'dead_unit'; did you mean 'dead_units'"),
         ({"rules": ["nonfinite", "!no_such"]}, "unknown rule 'no_such'"),
         ({"rules": "updates_*"}, r"unknown rule 'updates_\*'; did you mean .*'update_too_"),
@@ -217,9 +194,6 @@ def test_rules_are_selected_and_excluded_by_names_and_patterns_as_modules_are(ru
         ({"rules": "!re:("}, r"rules: 're:\(' is not a regular expression"),
         ({"rules": "!dead_units", "stop_on": "dead_units"}, r"not among rules=, which are .* and \d+ more; add it"),
         ({"rules": "nonfinite", "stop_on": ["dead_units"]}, "'dead_units' is not among rules=, which are nonfinite"),
-        ({"window": 0}, "window=0: give a whole number of looks"),
-        ({"nonfinite": "early"}, "unknown nonfinite 'early'"),
-        ({"every_n_steps": 0}, "every_n_steps=0"),
     ],
 )
 def test_a_bad_option_is_an_error_that_says_what_is_valid(options, message):
@@ -244,12 +218,6 @@ def test_a_fit_without_validation_says_nothing_of_it(lines, monkeypatch):
     monkeypatch.setattr("hookboard.callbacks.numbers.inform", lines.append)
     fit(None, Toy(mlp()), batches(4, 4), HealthMonitor(rules=[Rule("never", lambda run: ())]))
     assert not any("nothing in validate" in line for line in lines)
-
-
-def test_no_hook_is_left_behind():
-    model = Toy(mlp())
-    fit(None, model, batches(4, 4), HealthMonitor())
-    assert hooked(model) == []
 
 
 def test_a_model_without_parameters_of_its_layers_is_looked_at():
@@ -285,14 +253,3 @@ def test_who_silences_information_still_sees_alarms(caplog):
         fit(None, Toy(nn.Linear(4, 3)), batches(8, 8), HealthMonitor(rules=always))
     lines = [record.getMessage() for record in caplog.records if "always in net" in record.getMessage()]
     assert len(lines) == 2  # when it came, and at the end
-
-
-def test_a_layer_that_no_optimizer_ever_held_is_sick_since_the_first_look():
-    class Forgets(Toy):
-        def configure_optimizers(self):
-            return torch.optim.SGD(self.net[2].parameters(), lr=0.1)
-
-    monitor = HealthMonitor(every_n_steps=3, rules="not_updated")
-    fit(None, Forgets(mlp()), batches(*[4] * 20), monitor)
-    (verdict,) = monitor.verdicts
-    assert (verdict.rule, verdict.module, verdict.since) == ("not_updated", "net.0", 0)

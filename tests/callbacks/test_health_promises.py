@@ -1,8 +1,6 @@
 """`HealthMonitor` leaves the run as it is, leaves nothing behind, and stops for no fault of its own."""
 
-import copy
 import gc
-import pickle
 import random
 import weakref
 from pathlib import Path
@@ -99,10 +97,13 @@ BROKEN = [
 ]
 
 
-@pytest.mark.parametrize(("owner", "method"), BROKEN, ids=lambda value: getattr(value, "__name__", value))
-def test_a_fault_of_ours_is_one_warning_and_leaves_the_run(tmp_path, monkeypatch, owner, method):
-    bare = trained(tmp_path / "bare")
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory):
+    return trained(tmp_path_factory.mktemp("bare"))
 
+
+@pytest.mark.parametrize(("owner", "method"), BROKEN, ids=lambda value: getattr(value, "__name__", value))
+def test_a_fault_of_ours_is_one_warning_and_leaves_the_run(bare, tmp_path, monkeypatch, owner, method):
     def broken(*args, **kwargs):
         raise RuntimeError("broken on purpose")
 
@@ -174,40 +175,6 @@ def test_nothing_is_left_behind(end):
     gc.collect()
     assert [ref() for ref in gone if ref() is not None] == []
     assert len(monitor.verdicts) == 1
-
-
-def test_a_copy_made_while_it_is_attached_watches_nothing():
-    copies = []
-
-    class Copies(Messy):
-        def on_train_batch_end(self, *args):
-            copies.extend([copy.deepcopy(monitor), pickle.loads(pickle.dumps(monitor))])
-
-    monitor = HealthMonitor(rules="toys.ALWAYS", window=1)
-    fit(None, Copies(), batches(8, 8), monitor)
-    assert all(each.verdicts for each in copies)
-    fit(None, Messy(), batches(8, 8, 8), copies[-1])
-    assert (copies[-1].verdicts[0].since, len(monitor.verdicts)) == (0, 1)
-
-
-def test_a_second_fit_is_judged_by_itself():
-    rule, looks, _ = recording()
-    monitor = HealthMonitor(rules=[rule, ALWAYS], window=2)
-    fit(None, Messy(), batches(8, 8, 8), monitor)
-    assert len(monitor.verdicts) == 1
-    fit(None, Messy(), batches(8), monitor)
-    assert monitor.verdicts == ()
-    assert [look.step for look in looks] == [0, 1, 2, 0]
-
-
-def test_a_fit_that_goes_on_from_a_checkpoint_is_looked_at_from_its_step_on(tmp_path):
-    model = Messy()
-    first = fit(None, model, batches(*[8] * 4))
-    first.save_checkpoint(tmp_path / "last.ckpt")
-    rule, looks, _ = recording()
-    again = trainer(None, HealthMonitor(rules=rule), max_epochs=2, log_every_n_steps=3)
-    again.fit(Messy(), *loaders(batches(*[8] * 4)), ckpt_path=tmp_path / "last.ckpt")
-    assert [look.step for look in looks] == [4, 5]
 
 
 @pytest.mark.filterwarnings("ignore:hookboard. HealthMonitor. the model has changed during the fit")
@@ -334,34 +301,6 @@ def test_empty_batches_are_no_fault(sizes, nonfinite):
     assert [verdict for verdict in monitor.verdicts if verdict.severity == "alarm"] == []
 
 
-class Bare(LightningModule):
-    """Has a parameter and no layer."""
-
-    def __init__(self):
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(4))
-
-    def training_step(self, batch):
-        return (batch * self.scale).square().mean()
-
-    def validation_step(self, batch):
-        pass
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.01)
-
-
-def test_a_model_without_layers_is_no_fault():
-    fit(None, Bare(), batches(4, 4), HealthMonitor())
-
-
-def test_a_fast_dev_run_is_left_alone():
-    monitor = HealthMonitor()
-    run = trainer(None, monitor, fast_dev_run=True)
-    run.fit(Messy(), *loaders(batches(8, 8)))
-    assert monitor.verdicts == ()
-
-
 class Twice(nn.Module):
     """Calls a module twice and another behind it, in an order that changes from step to step."""
 
@@ -396,26 +335,6 @@ def test_units_that_are_copies_of_each_other_are_said_in_a_real_training():
     monitor = HealthMonitor(rules="symmetric_units")
     fit(None, model, batches(*[16] * 6), monitor)
     assert ("symmetric_units", "net.0") in {(verdict.rule, verdict.module) for verdict in monitor.verdicts}
-
-
-class Recurrent(nn.Module):
-    """Its gates are wide open and its cells full."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.lstm, self.head = nn.LSTM(4, 8, batch_first=True), nn.Linear(8, 3)
-        with torch.no_grad():
-            self.lstm.bias_ih_l0.fill_(9.0)
-
-    def forward(self, x):
-        return self.head(self.lstm(x.unsqueeze(1).expand(-1, 60, -1))[0])
-
-
-def test_gates_that_are_wide_open_are_said_in_a_real_training():
-    monitor = HealthMonitor(rules="saturated")
-    fit(None, Toy(Recurrent()), batches(*[16] * 6), monitor)
-    assert ("saturated", "net.lstm") in {(verdict.rule, verdict.module) for verdict in monitor.verdicts}
 
 
 def test_what_the_built_in_rules_read_of_a_reading_is_measured():
@@ -464,21 +383,6 @@ def test_a_complex_loss_is_left_out():
     meter.add(0, 0, torch.tensor(1.0 + 2.0j))
     meter.add(0, 0, torch.tensor(3.0))
     assert [loss.value for loss in meter.take().read([])] == [3.0]
-
-
-def test_lazy_layers_train_as_without_and_are_judged_with_their_shapes():
-    def trained_lazily(*callbacks):
-        torch.manual_seed(0)
-        model = Toy(nn.Sequential(nn.LazyLinear(8), nn.LazyBatchNorm1d(), nn.ReLU(), nn.Linear(8, 3)))
-        fit(None, model, batches(8, 8, 8), *callbacks)
-        return model.state_dict()
-
-    rule, _, runs = recording()
-    watched = trained_lazily(HealthMonitor(every_n_steps=1, rules=rule))
-    for name, weight in trained_lazily().items():
-        assert weight.equal(watched[name])
-    shapes = {name: shape for layer in runs[-1].layers for name, shape in layer.shapes.items()}
-    assert shapes["net.0.weight"] == (8, 4)
 
 
 def test_readings_that_are_kept_do_not_keep_the_recorder(monkeypatch):

@@ -14,9 +14,9 @@ from hookboard import ActivationLogger, HealthMonitor, HookboardWarning, Interve
 from hookboard.base import prompts
 
 
-def monitored(net=None, **options):
+def monitored(net, **options):
     monitor = HealthMonitor(every_n_steps=1, **options)
-    fit(None, Toy(net or mlp()), batches(*[4] * 8), monitor)
+    fit(None, Toy(net), batches(*[4] * 8), monitor)
     return monitor
 
 
@@ -38,12 +38,17 @@ def test_a_monitor_that_has_seen_nothing_shows_its_call():
     assert HealthMonitor(window=4)._repr_html_() == "<pre>HealthMonitor(window=4)</pre>"
 
 
-def test_a_monitor_shows_its_verdicts_and_a_map_after_the_fit():
+@pytest.fixture(scope="module")
+def sick():
+    """A monitor after a fit in which all units of a layer are dead."""
     net = mlp()
     net[0].bias.data.fill_(-100.0)
-    monitor = monitored(net)
-    shown = monitor._repr_html_()
-    verdict = monitor.verdicts[0]
+    return monitored(net)
+
+
+def test_a_monitor_shows_its_verdicts_and_a_map_after_the_fit(sick):
+    shown = sick._repr_html_()
+    verdict = sick.verdicts[0]
     assert verdict.title in shown
     assert verdict.in_sentences().advice in shown
     (data,) = re.findall(r'src="data:image/png;base64,([^"]+)"', shown)
@@ -126,24 +131,19 @@ def test_names_of_layers_cannot_add_to_the_page():
     assert "<script>" not in monitor._repr_html_()
 
 
-def test_verdicts_are_shown_as_sentences():
-    net = mlp()
-    net[0].bias.data.fill_(-100.0)
-    verdicts = monitored(net).verdicts
+def test_verdicts_are_shown_as_sentences(sick):
+    verdicts = sick.verdicts
     assert repr(verdicts).splitlines() == [str(verdict) for verdict in verdicts]
     assert verdicts._repr_html_().count("<p>") == len(verdicts) > 0
     assert repr(HealthMonitor().verdicts) == "()"
 
 
-def test_a_copy_of_a_monitor_shows_its_call_alone():
-    monitor = monitored()
-    for copied in (copy.deepcopy(monitor), pickle.loads(pickle.dumps(monitor))):
+def test_a_copy_of_a_monitor_shows_its_call_alone(sick):
+    for copied in (copy.deepcopy(sick), pickle.loads(pickle.dumps(sick))):
         assert copied._repr_html_() == "<pre>HealthMonitor(every_n_steps=1)</pre>"
 
 
-def test_a_printed_verdict_is_a_sentence():
-    net = mlp()
-    net[0].bias.data.fill_(-100.0)
-    verdict = monitored(net).verdicts[0]
+def test_a_printed_verdict_is_a_sentence(sick):
+    verdict = sick.verdicts[0]
     assert str(verdict).startswith(f"{verdict.title}: ")
     assert ". Try: " in str(verdict)

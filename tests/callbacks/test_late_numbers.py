@@ -126,13 +126,6 @@ def test_a_fault_in_what_is_done_later_is_one_warning(tmp_path, monkeypatch):
     assert run.global_step == STEPS
 
 
-def test_a_callback_fits_twice(tmp_path):
-    callback = ActivationLogger("net.0", every_n_steps=1)
-    for folder in ("one", "two"):
-        fit(tmp_path / folder, Toy(mlp()), batches(4, 4, 4), callback)
-        assert list(scalars(tmp_path / folder)["activation_mean/net.0"]) == [0, 1, 2]
-
-
 def test_an_evaluation_is_written_when_it_has_ended(tmp_path):
     callback, seen = ActivationLogger("net.0", stages="validate"), []
 

@@ -227,17 +227,6 @@ def test_an_optimizer_that_takes_no_hooks_has_no_rms_t_and_all_else(tmp_path):
     assert logger.readings
 
 
-def test_an_error_in_measuring_the_state_does_not_stop_the_training(tmp_path, monkeypatch):
-    def broken(*given):
-        raise RuntimeError("on purpose")
-
-    monkeypatch.setattr("hookboard.callbacks.parameter.measure_rms_t", broken)
-    model = Keeps(mlp(), torch.optim.AdamW)
-    with pytest.warns(UserWarning, match="on purpose"):
-        fit(tmp_path, model, batches(4, 4), ParameterLogger(statistics="rms_t"))
-    assert len(model.gradients) == 2
-
-
 @pytest.mark.parametrize(
     ("net", "make", "data"),
     [

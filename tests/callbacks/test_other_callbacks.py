@@ -1,5 +1,7 @@
 """What other callbacks do with the model is no part of a step, wherever they stand in the list."""
 
+import functools
+
 import pytest
 import torch
 from lightning.pytorch import Callback
@@ -52,6 +54,11 @@ def measured(*others, position="before", stages=("train", "validate"), **options
     return [{r.site: repr((r.stage, r.statistics, r.moments)) for r in callback.readings} for callback in ours]
 
 
+@functools.cache
+def measured_alone(**options):
+    return measured(**options)
+
+
 @pytest.fixture(autouse=True)
 def _a_logger_that_swallows(monkeypatch):
     # Without a logger nothing is measured, and the numbers are read from the callbacks.
@@ -62,7 +69,7 @@ def _a_logger_that_swallows(monkeypatch):
 @pytest.mark.parametrize("hook", IN_TRAINING)
 def test_a_callback_that_runs_the_model_in_training_is_not_measured(hook, position):
     runs = RunsTheModel(hook)
-    assert measured(runs, position=position) == measured()
+    assert measured(runs, position=position) == measured_alone()
     assert runs.runs == 3
 
 
@@ -70,7 +77,7 @@ def test_a_callback_that_runs_the_model_in_training_is_not_measured(hook, positi
 @pytest.mark.parametrize("hook", IN_VALIDATION)
 def test_a_callback_that_runs_the_model_in_validation_is_not_measured(hook, position):
     runs = RunsTheModel(hook)
-    assert measured(runs, position=position, limit_val_batches=2) == measured(limit_val_batches=2)
+    assert measured(runs, position=position, limit_val_batches=2) == measured_alone(limit_val_batches=2)
     assert runs.runs > 0
 
 
@@ -187,5 +194,5 @@ def test_a_callback_that_is_added_during_the_run_is_not_measured(hook):
 
     adds = Adds()
     setattr(adds, hook, adds.add)
-    assert measured(adds) == measured()
+    assert measured(adds) == measured_alone()
     assert runs.runs > 0

@@ -5,11 +5,11 @@ from functools import partial
 
 import pytest
 import torch
+import toys
 from board import logs
 from lateness import make_late
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint, OnExceptionCheckpoint
-from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from torch import nn
 
@@ -84,8 +84,6 @@ class Model(LightningModule):
         loss = nn.functional.cross_entropy(self.net(x), labels)
         if at >= self.ill.get("nan", math.inf):
             loss = loss * torch.log(-self.net[0](x).abs().sum() - 1)
-        if at >= self.ill.get("cut off", math.inf):
-            loss = loss.detach() + 0 * self.net[6](x.new_ones(8, 8)).sum()
         if at >= self.ill.get("stands still", math.inf):
             self.optimizers().param_groups[0]["lr"] = 0.0
         return loss
@@ -97,20 +95,10 @@ class Model(LightningModule):
         return torch.optim.Adam(self.parameters(), lr=0.01)
 
 
-def trainer(folder, *callbacks, version="", **options):
-    given = {
-        "accelerator": "cpu",
-        "max_epochs": 1,
-        "log_every_n_steps": 2,
-        "logger": TensorBoardLogger(folder, name=None, version=version),
-        "limit_val_batches": 0,
-        "enable_checkpointing": any(isinstance(callback, Checkpoint) for callback in callbacks),
-        "enable_model_summary": False,
-        "enable_progress_bar": False,
-        "num_sanity_val_steps": 0,
-        "callbacks": list(callbacks),
-    }
-    return Trainer(**given | options)
+def trainer(folder, *callbacks, **options):
+    saves = any(isinstance(callback, Checkpoint) for callback in callbacks)
+    plain = {"log_every_n_steps": 2, "num_sanity_val_steps": 0, "enable_checkpointing": saves}
+    return toys.trainer(folder, *callbacks, **plain | options)
 
 
 class Stops(Callback):
@@ -168,18 +156,12 @@ def monitor(**options):
 
 FAULTS = {
     "nothing": {},
-    "a layer that was dead from the start": {"dead": 0},
     "a layer that died before": {"dead": 10},
     "a layer that dies right before": {"dead": CUT - 3},
-    "a layer that dies later": {"dead": 24},
-    "a spike before": {"spike": 18},
     "a spike right before": {"spike": CUT - 1},
-    "a spike later": {"spike": 27},
-    "NaN before": {"nan": 12},
     "NaN right before": {"nan": CUT - 1},
     "NaN later": {"nan": CUT},
     "weights that stand still since before": {"stands still": 12},
-    "a gradient that is cut off since before": {"cut off": 12},
     "validation on other data": {"other data": 10},
 }
 
@@ -188,7 +170,7 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fit_that_is_continued_says_and_shows_what_an_uninterrupted_one_does(fault, tmp_path):
     options = {"limit_val_batches": 2, "val_check_interval": 6} if "validation" in fault else {}
-    make = partial(monitor, audit=not fault.startswith(("a gradient", "NaN later")))  # each fit reads its first step
+    make = partial(monitor, audit=not fault.startswith("NaN later"))  # each fit reads its first step
     (one,) = whole(tmp_path / "whole", make, FAULTS[fault], **options)
     (two,) = in_two(tmp_path / "in two", make, FAULTS[fault], **options)
     assert two.verdicts == one.verdicts
@@ -196,7 +178,7 @@ def test_a_fit_that_is_continued_says_and_shows_what_an_uninterrupted_one_does(f
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("at", [CUT - 4, CUT - 2, CUT - 1, CUT])
+@pytest.mark.parametrize("at", [CUT - 2, CUT - 1])
 def test_a_nan_that_the_host_does_not_know_of_yet_is_not_lost(at, tmp_path):
     make = partial(monitor, nonfinite="late", rules="nonfinite")
     (one,) = whole(tmp_path / "whole", make, {"nan": at})
@@ -322,8 +304,7 @@ POINTS = ["on_train_batch_start", "on_before_backward", "on_after_backward", "on
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("at", [20, 21])  # the second is a step that is logged
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize(("point", "at"), [*((point, 21) for point in POINTS), (POINTS[-1], 20)])  # 21 is logged
 def test_the_checkpoint_of_a_fit_that_fails_has_no_half_of_a_batch(point, at, tmp_path, uninterrupted):
     verdicts, _ = uninterrupted()
     two, losses = HealthMonitor(every_n_steps=2), Losses()

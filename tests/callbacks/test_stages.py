@@ -117,13 +117,6 @@ def test_a_fault_while_a_loop_is_read_leaves_training_watched(tmp_path):
 
 
 @pytest.mark.parametrize("stage", LOOPS)
-def test_no_hook_stays_after_a_loop(tmp_path, stage):
-    model, callback = Toy(mlp()), ActivationLogger(stages=stage)
-    evaluate(tmp_path, stage, model, callback)
-    assert hooked(model) == []
-
-
-@pytest.mark.parametrize("stage", LOOPS)
 def test_no_hook_stays_after_a_loop_that_failed(tmp_path, stage):
     model = Toy(mlp())
     with pytest.raises(RuntimeError):
@@ -140,12 +133,6 @@ def test_modules_that_stay_silent_are_named_for_each_stage(tmp_path):
     with pytest.warns(UserWarning, match=r"1 of 2 sites had nothing to measure in the validate loop at step 1") as said:
         fit(tmp_path, OnlyTrains(mlp()), batches(4, 4), callback, max_epochs=3, **VALIDATION)
     assert sum("nothing to measure" in str(warning.message) for warning in said) == 1
-
-
-def test_evaluation_alone_can_be_watched_under_fixed_precision_and_with_gradients(tmp_path):
-    callback = ActivationLogger(stages="test")
-    evaluate(tmp_path, "test", Toy(mlp()), callback, inference_mode=False, precision="bf16-true")
-    assert len(callback.readings) == 3
 
 
 @pytest.mark.compiles

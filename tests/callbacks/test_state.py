@@ -76,31 +76,51 @@ KINDS = {
 
 
 class Keeps(nn.Module):
-    def __init__(self, kind):
+    """Keeps something of each kind, and what came of each use of it."""
+
+    def __init__(self, kinds=KINDS):
         super().__init__()
         self.cnn = cnn()
-        make, self.use = KINDS[kind]
-        self.kept = make()
-        self.itself = [self]
+        self.kept = {kind: KINDS[kind][0]() for kind in kinds}
+        self.itself, self.calls = [self], 0
 
     def forward(self, pictures):
-        return self.cnn(pictures * (1 + 0.1 * self.use(self.kept, pictures)))
+        self.calls += 1
+        used = {kind: KINDS[kind][1](kept, pictures) for kind, kept in self.kept.items()}
+        if self.training:
+            self.seen = {kind: float(value) for kind, value in used.items()} | {"a number": self.calls}
+        self.last_scores = self.cnn(pictures * (1 + 0.1 * sum(used.values()) + 0.01 * self.calls))
+        return self.last_scores
 
 
-def trained(folder, kind, *callbacks):
+def trained(folder, *callbacks, **options):
+    """The weights, and what came of the last use of each kind in training."""
     torch.manual_seed(0)
-    model = Toy(Keeps(kind))
+    model = Toy(Keeps(**options))
     fit(folder, model, data(3), *callbacks, limit_val_batches=1.0, max_epochs=2)
-    return model.net.state_dict()
+    assert not model.net.last_scores.requires_grad, "those of the validation, which is under no_grad"
+    return model.net.state_dict(), model.net.seen
+
+
+@pytest.fixture(scope="module")
+def with_and_without_maps(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("maps")
+    both = trained(folder, CAMLogger(every_n_steps=1)), trained(None)
+    assert events(folder).Tags()["images"]
+    return both
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested:UserWarning")
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_training_is_the_same_with_a_model_that_keeps(kind, tmp_path):
-    with_maps, without = trained(tmp_path, kind, CAMLogger(every_n_steps=1)), trained(None, kind)
-    assert events(tmp_path).Tags()["images"]
-    for name, value in without.items():
-        assert value.equal(with_maps[name]), name
+@pytest.mark.parametrize("kind", [*KINDS, "a number"])
+def test_what_a_model_keeps_is_as_it_was_after_the_extra_call(kind, with_and_without_maps):
+    with_maps, without = with_and_without_maps
+    assert with_maps[1][kind] == without[1][kind]
+
+
+def test_the_training_is_the_same_with_maps_and_without(with_and_without_maps):
+    with_maps, without = with_and_without_maps
+    for name, value in without[0].items():
+        assert value.equal(with_maps[0][name]), name
 
 
 class Counter:
@@ -125,4 +145,4 @@ def test_what_the_code_does_to_objects_of_its_own_stays(tmp_path):
 def test_a_model_that_holds_too_much_ends_the_maps_alone(tmp_path, monkeypatch):
     monkeypatch.setattr("hookboard.model.state.MAX_OBJECTS", 10)
     with pytest.warns(UserWarning, match="holds more than 10 objects"):
-        trained(tmp_path, "a list in a dict", CAMLogger(every_n_steps=1))
+        trained(tmp_path, CAMLogger(every_n_steps=1), kinds=["a list in a dict"])

@@ -31,23 +31,18 @@ class Model(nn.Module):
         return {"loss": self.net(x).square().mean()}
 
 
+def arguments(folder, kind=transformers.TrainingArguments, **options):
+    quiet = {"logging_steps": 1, "save_strategy": "no", "report_to": [], "disable_tqdm": True, "use_cpu": True}
+    return kind(output_dir=str(folder), **{"num_train_epochs": 1, **quiet, **options})
+
+
 def trainer(folder, model, data, *callbacks, **options):
     """Hugging Face's Trainer, which takes the rows of the batches in order."""
-    options = {"max_grad_norm": 0.0, "learning_rate": 0.01, "logging_steps": 1, "num_train_epochs": 1} | options
-    arguments = transformers.TrainingArguments(
-        output_dir=str(folder),
-        optim="sgd",
-        lr_scheduler_type="constant",
-        per_device_train_batch_size=len(data[0]),
-        train_sampling_strategy="sequential",
-        save_strategy=options.pop("save_strategy", "no"),
-        report_to=[],
-        disable_tqdm=True,
-        use_cpu=True,
-        **options,
-    )
+    plain = {"max_grad_norm": 0.0, "learning_rate": 0.01, "optim": "sgd", "lr_scheduler_type": "constant"}
+    in_order = {"per_device_train_batch_size": len(data[0]), "train_sampling_strategy": "sequential"}
+    given = arguments(folder, **plain, **in_order, **options)
     rows = [{"x": row} for batch in data for row in batch]
-    return transformers.Trainer(model, arguments, train_dataset=rows, eval_dataset=rows, callbacks=[*callbacks])
+    return transformers.Trainer(model, given, train_dataset=rows, eval_dataset=rows, callbacks=[*callbacks])
 
 
 def in_transformers(folder, net, data, *callbacks, **options):
@@ -72,19 +67,8 @@ def texts(count, length=8):
 
 
 def train_gpt2(folder, *callbacks, model=None, **options):
-    arguments = transformers.TrainingArguments(
-        output_dir=str(folder),
-        per_device_train_batch_size=2,
-        num_train_epochs=1,
-        logging_steps=1,
-        save_strategy="no",
-        report_to=[],
-        disable_tqdm=True,
-        use_cpu=True,
-        **options,
-    )
-    model = tiny_gpt2() if model is None else model
-    transformers.Trainer(model, arguments, train_dataset=texts(8), callbacks=[*callbacks]).train()
+    model, given = tiny_gpt2() if model is None else model, arguments(folder, per_device_train_batch_size=2, **options)
+    transformers.Trainer(model, given, train_dataset=texts(8), callbacks=[*callbacks]).train()
     return model
 
 
@@ -141,12 +125,10 @@ def test_a_trainer_of_sequences_to_sequences_is_watched(tmp_path):
     config = transformers.T5Config(vocab_size=11, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
     config.decoder_start_token_id = 0
     logger = ActivationLogger("encoder.block.0", every_n_steps=1)
-    arguments = transformers.Seq2SeqTrainingArguments(
-        output_dir=str(tmp_path), max_steps=2, predict_with_generate=True, report_to=[], disable_tqdm=True, use_cpu=True
-    )
+    given = arguments(tmp_path, transformers.Seq2SeqTrainingArguments, max_steps=2, predict_with_generate=True)
     model = transformers.T5ForConditionalGeneration(config)
     transformers.Seq2SeqTrainer(
-        model, arguments, train_dataset=texts(16), eval_dataset=texts(2), callbacks=[for_transformers(logger)]
+        model, given, train_dataset=texts(16), eval_dataset=texts(2), callbacks=[for_transformers(logger)]
     ).train()
     assert {reading.site.name for reading in logger.readings} == {"encoder.block.0"}
     assert sorted({step for step, _ in logged(tmp_path / "hookboard")}) == [0, 1]
@@ -163,17 +145,11 @@ def test_steps_go_on_after_a_resume(tmp_path):
     assert sorted({step for step, _ in logged(tmp_path / "resumed")}) == [4, 5]
 
 
-def test_training_is_the_same_without_it_to_the_last_bit(tmp_path):
+def test_training_is_the_same_without_it_to_the_last_bit_and_no_hook_is_left(tmp_path):
     bare = train_gpt2(tmp_path / "bare")
     watched = train_gpt2(tmp_path / "watched", for_transformers(everything()))
     torch.testing.assert_close(weights(watched), weights(bare), rtol=0, atol=0)
-
-
-def test_no_hook_is_left_after_the_training(tmp_path):
-    model = tiny_gpt2()
-    before = hooks_of(model)
-    train_gpt2(tmp_path, for_transformers(everything()), model=model)
-    assert hooks_of(model) == before
+    assert hooks_of(watched) == hooks_of(bare)
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")  # peft asks for it
@@ -261,21 +237,6 @@ def test_of_several_sets_to_evaluate_on_the_first_is_logged(tmp_path):
     assert_equal(logged(tmp_path / "two" / "hookboard"), expected)
 
 
-def test_an_evaluation_that_fails_leaves_no_hooks(tmp_path):
-    class Fails(Model):
-        def forward(self, x):
-            if not self.training:
-                raise KeyError("the batch")
-            return super().forward(x)
-
-    model, watching = Fails(mlp()), for_transformers(both_stages())
-    before = hooks_of(model)
-    with pytest.raises(KeyError):
-        trainer(tmp_path, model, batches(4), watching, eval_strategy="epoch").train()
-    watching.close()
-    assert hooks_of(model) == before
-
-
 def test_clipping_and_checkpointing_leave_the_gradients_of_a_trainer(tmp_path):
     logger = GradientLogger("**.c_fc", every_n_steps=1, statistics="l2")
     train_gpt2(tmp_path / "a", for_transformers(logger), max_grad_norm=1e-3)
@@ -292,16 +253,19 @@ def test_an_alarm_can_stop_the_training(tmp_path):
     assert run.state.global_step < 8
 
 
-def test_close_detaches_the_hooks_of_a_training_that_failed(tmp_path):
+@pytest.mark.parametrize("in_training", [True, False])
+def test_close_detaches_the_hooks_of_a_training_or_an_evaluation_that_failed(tmp_path, in_training):
     class Fails(Model):
         def forward(self, x):
-            super().forward(x)
-            raise KeyError("the batch")
+            output = super().forward(x)
+            if self.training is in_training:
+                raise KeyError("the batch")
+            return output
 
     model = Fails(mlp())
-    before, watching = hooks_of(model), for_transformers(everything())
+    before, watching = hooks_of(model), for_transformers([*everything(), *both_stages()])
     with pytest.raises(KeyError):
-        trainer(tmp_path, model, batches(4), watching).train()
+        trainer(tmp_path, model, batches(4), watching, eval_strategy="epoch").train()
     watching.close()
     assert hooks_of(model) == before
 

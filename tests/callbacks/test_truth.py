@@ -76,10 +76,6 @@ class Casts(nn.Module):
         return x.to(self.dtype)
 
 
-def test_of_one_batch(tmp_path):
-    assert_everything_logged_is_true(tmp_path, Toy(mlp()), batches(16, 16))
-
-
 def test_of_a_convolutional_net_with_batch_norm_and_in_place_relu(tmp_path):
     net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(144, 2))
     assert_everything_logged_is_true(tmp_path, Toy(net), [normal(5, 1, 8, 8), normal(7, 1, 8, 8)])
@@ -186,9 +182,3 @@ def test_a_histogram_of_values_whose_squares_overflow_is_written(tmp_path):
     (point,) = events(tmp_path).Histograms("activations/net.1")
     assert point.histogram_value.num == 32
     assert point.histogram_value.max > 1e199
-
-
-def test_activations_of_validation_are_not_counted(tmp_path):
-    logger = ActivationLogger("net.0", every_n_steps=1)
-    fit(tmp_path, Toy(mlp()), batches(8, 8), logger, limit_val_batches=2, num_sanity_val_steps=1, val_check_interval=1)
-    assert logger.readings[0].moments.count == 8 * 8

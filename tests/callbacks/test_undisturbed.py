@@ -7,6 +7,7 @@ from torchvision.models import resnet18
 from toys import RecordsLoss, batches, fit, mlp
 
 from hookboard import ActivationLogger, GradientLogger, ParameterLogger, Statistic
+from hookboard.measure import DERIVED, FORMULAS
 
 
 def watching_everything(histogram=False, **options):
@@ -41,9 +42,9 @@ def assert_undisturbed(folder, make_net, data, **options):
 
 @pytest.mark.large
 @pytest.mark.filterwarnings("ignore:hookboard. GradientLogger. [0-9]+ of [0-9]+ sites:UserWarning")
-def test_twenty_steps_of_resnet18_with_every_module_watched(tmp_path):
+def test_some_steps_of_resnet18_with_every_module_watched(tmp_path):
     generator = torch.Generator().manual_seed(1)
-    data = [torch.randn(2, 3, 32, 32, generator=generator) for _ in range(20)]
+    data = [torch.randn(2, 3, 32, 32, generator=generator) for _ in range(6)]
     assert_undisturbed(tmp_path, lambda: resnet18(num_classes=10), data, histogram=False)
 
 
@@ -77,8 +78,8 @@ CLAMPED = Statistic("clamped", lambda x: x.clamp_(-0.1, 0.1).abs().mean())
 
 
 @pytest.mark.filterwarnings("ignore:hookboard. GradientLogger. [0-9]+ of [0-9]+ sites:UserWarning")
-def test_statistics_of_the_user_that_draw_numbers_or_work_in_place(tmp_path):
+def test_all_statistics_and_those_of_the_user_that_draw_numbers_or_work_in_place(tmp_path):
     def dropping():
         return nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.ReLU(inplace=True), nn.Linear(8, 3))
 
-    assert_undisturbed(tmp_path, dropping, batches(4, 4, 4), statistics=[SAMPLED, CLAMPED])
+    assert_undisturbed(tmp_path, dropping, batches(4, 4, 4), statistics=[*FORMULAS, *DERIVED, SAMPLED, CLAMPED])

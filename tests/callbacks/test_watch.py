@@ -226,16 +226,6 @@ def test_a_logger_that_cannot_save_costs_a_warning(tmp_path, monkeypatch):
         pass
 
 
-def test_after_a_step_that_failed_and_was_skipped_the_next_is_logged(tmp_path):
-    model, logger = Plain(mlp()), ActivationLogger("net.0", every_n_steps=1, statistics="mean")
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    with SummaryWriter(tmp_path) as writer, watch(model, optimizer, [logger], writer) as run:
-        with contextlib.suppress(RuntimeError), run.step(batches(4)[0]):
-            raise RuntimeError("out of memory")
-        step_of(run, model, optimizer, batches(4)[0])
-    assert {step for step, _ in logged(tmp_path)} == {0}
-
-
 def test_a_loop_hears_that_a_rule_asks_it_to_stop():
     model, monitor = Plain(mlp()), HealthMonitor(rules=ALWAYS, window=1, every_n_steps=1, stop_on="always")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -399,21 +389,6 @@ def test_a_compiled_model_is_logged_as_a_trainer_logs_it(tmp_path):
     data = batches(*[4] * 4)
     theirs = in_a_trainer(tmp_path / "trainer", compiled(), data, *everything())
     assert_equal(in_a_loop(tmp_path / "loop", compiled(), data, *everything()), theirs)
-
-
-@newer_torch
-@pytest.mark.compiles
-def test_a_compiled_model_is_seen(tmp_path):
-    model, x = Plain(mlp()), batches(4)[0]
-    expected = model.net[0](x).double().mean().item()
-    logger, compiled = (
-        ActivationLogger("net.0", every_n_steps=1, statistics="mean"),
-        torch.compile(model, backend="aot_eager"),
-    )
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    with SummaryWriter(tmp_path) as writer, watch(model, optimizer, [logger], writer) as run:
-        step_of(run, compiled, optimizer, x)
-    assert logger.readings[0].statistics["mean"] == pytest.approx(expected, rel=1e-6)
 
 
 def test_a_step_that_raises_and_is_tried_again_is_measured_once(tmp_path):

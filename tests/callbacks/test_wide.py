@@ -117,7 +117,7 @@ def test_a_wide_layer_that_is_all_dead_is_an_alarm():
     assert verdict.evidence.startswith("4,096 of the 4,096 units looked at, of 16,384 in net.1 (ReLU) gave 0 at every")
 
 
-@pytest.mark.parametrize(("first", "is_said"), [(0, True), (1, False), (2, False), (3, False)])
+@pytest.mark.parametrize(("first", "is_said"), [(0, True), (3, False)])
 def test_every_fourth_unit_of_16384_is_looked_at_from_the_first_on(first, is_said):
     net = rows_by_width(16_384)
     kill(net[0], slice(first, None, 4))

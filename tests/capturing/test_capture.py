@@ -9,7 +9,6 @@ import torch
 from classifiers import classifier
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from torchvision import models
 
 from hookboard import capture
 from hookboard.capturing import captured as room
@@ -27,17 +26,6 @@ def hooks_on(model):
 
 
 # The exercises that the project came from, with the numbers that they print.
-
-
-@pytest.mark.large
-def test_the_feature_map_of_a_vgg_layer():
-    torch.manual_seed(0)
-    net = models.vgg16_bn().eval()
-    picture = torch.randn(1, 3, 64, 64)
-    with torch.no_grad(), capture(net, "features.18") as seen:
-        net(picture)
-    with torch.no_grad():
-        assert torch.equal(seen["features.18"].output, net.features[:19](picture))
 
 
 @pytest.fixture
@@ -81,14 +69,6 @@ def test_the_gradients_of_intermediate_tensors():
     assert w.grad.item() == 5.0
 
 
-def test_the_gradients_of_a_product():
-    a, b = torch.tensor(7.0, requires_grad=True), torch.tensor(13.0, requires_grad=True)
-    with capture(nn.Module()) as seen:
-        seen.watch(a, "a"), seen.watch(b, "b")
-        seen.watch(a * b, "c").backward()
-    assert [seen[name].grad_output.item() for name in "abc"] == [13.0, 7.0, 1.0]
-
-
 def test_inputs_and_outputs_of_the_net_of_ones_are_those_that_forward_returns():
     class Net(nn.Module):
         def __init__(self):
@@ -113,23 +93,6 @@ def test_inputs_and_outputs_of_the_net_of_ones_are_those_that_forward_returns():
         assert torch.equal(captured.input, given)
         assert torch.equal(captured.output, returned)
         assert torch.allclose(captured.output, torch.tensor(value))
-
-
-def test_the_gradient_of_a_linear_layer_under_a_squared_error():
-    net = nn.Sequential(nn.Linear(1, 1, bias=False))
-    net[0].weight.data.fill_(2.0)
-    x, target = torch.tensor([[1.0], [2.0]]), torch.ones(2, 1)
-    with capture(net, roles=["input", "grad_output"]) as seen:
-        nn.functional.mse_loss(net(x), target).backward()
-    assert seen["0"].grad_output.flatten().tolist() == [1.0, 3.0]
-    assert (seen["0"].input * seen["0"].grad_output).sum() == net[0].weight.grad.item() == 7.0
-
-
-def test_the_activations_of_a_pooling_layer():
-    net = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(128, 10))
-    with capture(net, types="AdaptiveAvgPool2d") as seen:
-        net(torch.randn(1, 1, 28, 28))
-    assert seen["2"].output.shape == (1, 8, 4, 4)
 
 
 # What is kept.
@@ -396,28 +359,7 @@ def test_the_repr_tells_names_types_and_shapes():
     assert repr(seen).splitlines() == ["Captured:", "  0 (Linear): output (1, 2)", "  1 (ReLU): output (1, 2)"]
 
 
-CLASSIFIERS = {
-    "alexnet": 64,
-    "convnext_tiny": 64,
-    "densenet121": 64,
-    "efficientnet_b0": 64,
-    "efficientnet_v2_s": 64,
-    "googlenet": 64,
-    "inception_v3": 128,
-    "maxvit_t": 64,
-    "mnasnet0_5": 64,
-    "mobilenet_v2": 64,
-    "mobilenet_v3_small": 64,
-    "regnet_y_400mf": 64,
-    "resnet18": 64,
-    "resnext50_32x4d": 64,
-    "shufflenet_v2_x0_5": 64,
-    "squeezenet1_0": 64,
-    "swin_t": 64,
-    "swin_v2_t": 64,
-    "vgg11_bn": 64,
-    "vit_b_32": 64,
-}
+CLASSIFIERS = ["densenet121", "googlenet", "mobilenet_v3_small", "resnet18", "squeezenet1_0", "swin_t", "vit_b_32"]
 
 
 @pytest.mark.large
@@ -426,7 +368,7 @@ CLASSIFIERS = {
 def test_the_gradient_at_the_last_convolution_is_that_of_autograd(name):
     torch.manual_seed(0)
     net = classifier(name).eval()
-    pictures = torch.randn(2, 3, CLASSIFIERS[name], CLASSIFIERS[name])
+    pictures = torch.randn(2, 3, 64, 64)
     convolutions = [name for name, module in net.named_modules() if isinstance(module, nn.Conv2d)]
     last = [name for name in convolutions if not name.lower().startswith("aux")][-1]
     with capture(net, last, roles=["output", "grad_output"]) as seen:

@@ -87,22 +87,13 @@ def test_an_edit_is_the_change_written_into_the_model(rule, role):
     assert any(not torch.equal(a, b) for a, b in zip(edited, untouched, strict=True) if a is not None)
 
 
-@pytest.mark.parametrize("role", ["input", "output"])
+@pytest.mark.parametrize("role", ROLES)
 def test_edits_apply_in_their_order(role):
-    x = torch.ones(1, 3)
-    net = nn.Sequential(nn.Identity())
-    edits = [Edit(Scale(2.0), "0", role=role), Edit(Clamp(max=1.5), "0", role=role)]
-    with capture(net, edit=edits):
-        assert net(x).tolist() == [[1.5] * 3]
-
-
-@pytest.mark.parametrize("role", ["grad_input", "grad_output"])
-def test_edits_of_gradients_apply_in_their_order(role):
-    x = torch.ones(1, 3, requires_grad=True)
-    net = nn.Sequential(nn.Identity())
+    x, net = torch.ones(1, 3, requires_grad=True), nn.Sequential(nn.Identity())
     with capture(net, edit=[Edit(Scale(2.0), "0", role=role), Edit(Clamp(max=1.5), "0", role=role)]):
-        net(x).sum().backward()
-    assert x.grad.tolist() == [[1.5] * 3]
+        y = net(x)
+        y.sum().backward()
+    assert (x.grad if role.startswith("grad") else y).tolist() == [[1.5] * 3]
 
 
 @pytest.mark.parametrize("role", ROLES)
@@ -173,13 +164,6 @@ def test_the_gradient_is_thirty_after_doubling_and_tripling():
         w_ = seen.watch(w, "w", edit_grad=lambda gradient: 3 * (2 * gradient))
         ((w_ + x) * (w_ + 1)).backward()
     assert w.grad.item() == seen["w"].grad_output.item() == 30.0
-
-
-def test_two_more_at_the_product_gives_three_times_the_gradients():
-    a, b = torch.tensor(7.0, requires_grad=True), torch.tensor(13.0, requires_grad=True)
-    with capture(nn.Module()) as seen:
-        seen.watch(a * b, "c", edit_grad=lambda gradient: gradient + 2).backward()
-    assert (a.grad.item(), b.grad.item(), seen["c"].grad_output.item()) == (39.0, 21.0, 3.0)
 
 
 # What cannot be done raises.
@@ -322,11 +306,7 @@ def test_a_module_that_keeps_an_activation_is_let_go(role):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Scale("2"), "factor='2': give a number"),
-        (lambda: ClipNorm(None), "max_norm=None: give a number"),
         (Clamp, "min=None, max=None: give min, max, or both"),
-        (lambda: Noise(1.0, seed=2**64), "seed=18446744073709551616: give a whole number from 0 to 2\\*\\*64 - 1"),
-        (lambda: Edit(Zero), r"rule=.*Zero.*: give one of hookboard's rules, as in Zero\(\)"),
         (lambda: Edit(Zero(), role="outputs"), "unknown role 'outputs'; did you mean 'output'"),
         (lambda: Clamp(1.0, 0.0), "min <= max"),
         (lambda: Zero(channels=[3])(torch.ones(2, 3)), r"channels=\[3\].* shape \(2, 3\) has 3 channels along 1"),

@@ -24,6 +24,11 @@ def one_of(axis: str) -> Callable[[Circumstance], Circumstance]:
     return mark
 
 
+def nothing(axis: str) -> Circumstance:
+    """The circumstance of an axis that changes nothing."""
+    return one_of(axis)(lambda case: None)
+
+
 class OnPurposeError(Exception):
     """What a circumstance raises."""
 

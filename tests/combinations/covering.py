@@ -114,27 +114,16 @@ def pairs_that_can_meet() -> set[frozenset[str]]:
     return {frozenset(pair) for pairs in every for pair in pairs if can_be(pair)}
 
 
-def some_of(rows: Sequence[Row], count: int) -> list[Row]:
-    """As many rows of an array, each the one in which most pairs meet that have not met in those before."""
-    left, met, taken = list(rows), set[frozenset[str]](), list[Row]()
-    while left and len(taken) < count:
-        best = max(left, key=lambda row: len(pairs_of(row) - met))
-        left.remove(best)
-        met |= pairs_of(best)
-        taken.append(best)
-    return taken
-
-
-def triples(seed: int, count: int) -> list[Row]:
-    """Rows drawn at random, each the one of 30 in which most threes meet that have not met before."""
+def drawn(seed: int, count: int, size: int) -> list[Row]:
+    """Rows drawn at random, each the one of 30 in which most groups of this size meet that have not met before."""
     draw = random.Random(seed)
     met: set[Row] = set()
     taken: list[Row] = []
     while len(taken) < count:
-        drawn = [tuple(draw.choice(list(axis)) for axis in AXES.values()) for _ in range(30)]
-        best = max(filter(can_be, drawn), key=lambda row: len(set(combinations(row, 3)) - met), default=None)
+        rows = [tuple(draw.choice(list(axis)) for axis in AXES.values()) for _ in range(30)]
+        best = max(filter(can_be, rows), key=lambda row: len(set(combinations(row, size)) - met), default=None)
         if best is not None:
-            met.update(combinations(best, 3))
+            met.update(combinations(best, size))
             taken.append(best)
     return taken
 

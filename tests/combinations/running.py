@@ -12,11 +12,11 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+import toys
 from combinations.case import Batch, Case, Student, batches
 from combinations.circumstances import AXES
 from combinations.raw import Raw
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.loggers import TensorBoardLogger
 from torch.utils.data import DataLoader
 
 import hookboard
@@ -103,22 +103,16 @@ class Run:
         last = [LateHooks(self.case.late_hooks)] + ([self.kept] if self.kind == "watched" else [])
         in_order = [*others, *self.ours] if self.case.others_first else [*self.ours, *others]
         given = {
-            "accelerator": "cpu",
             "default_root_dir": self.case.folder,
             "max_epochs": 2,
-            "log_every_n_steps": 1,
-            "logger": TensorBoardLogger(self.case.folder / self.kind, name=None, version=str(len(self.trainers))),
-            "limit_val_batches": 0,
             "num_sanity_val_steps": 0,
-            "enable_checkpointing": False,
-            "enable_model_summary": False,
-            "enable_progress_bar": False,
             **self.case.options,
             **options,
         }
         for configure in self.case.configure:
             configure(given)
-        trainer = Trainer(**given, callbacks=[*first, *in_order, *last])
+        folder = self.case.folder / self.kind / str(len(self.trainers))
+        trainer = toys.trainer(folder, *first, *in_order, *last, **given)
         self.trainers.append(trainer)
         return trainer
 

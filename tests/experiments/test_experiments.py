@@ -58,9 +58,15 @@ def tried(model, batches, optimizer, loss=mse_loss, budget=60):
     return {found.rule: found for found in run_experiments(model, batches, optimizer, budget, step_of(model, loss))}
 
 
-def test_a_rate_a_thousand_times_too_high_is_named_with_one_that_works():
+@pytest.fixture(scope="module")
+def too_high():
+    """A model at a rate a thousand times too high, and what is found."""
     model = net()
-    found = tried(model, regression(), SGD(model.parameters(), lr=100))["learning_rate"]
+    return model, tried(model, regression(), SGD(model.parameters(), lr=100))["learning_rate"]
+
+
+def test_a_rate_a_thousand_times_too_high_is_named_with_one_that_works(too_high):
+    model, found = copy.deepcopy(too_high[0]), too_high[1]
     assert found.severity == "alarm"
     rate = float(found.advice.removeprefix("set lr="))
     for x, y in regression() * 30:
@@ -73,22 +79,15 @@ def test_a_rate_a_thousand_times_too_high_is_named_with_one_that_works():
     assert mse_loss(model(x), y) < 0.7 * mse_loss(net()(x), y)
 
 
-def test_the_fall_that_is_said_is_the_one_that_float64_gives():
-    model = net()
-    evidence = tried(model, regression(), SGD(model.parameters(), lr=100))["learning_rate"].evidence
+def test_the_fall_that_is_said_is_the_one_that_float64_gives(too_high):
     fall = fall_of(losses_of_descent(net(), *regression(), 0.1, 30))
-    assert f"at a rate of 0.1 the loss falls by {fall:.0%} in 30 steps" in evidence
+    assert f"at a rate of 0.1 the loss falls by {fall:.0%} in 30 steps" in too_high[1].evidence
 
 
 def test_with_several_rates_the_advice_is_a_factor():
     model = net()
     groups = [{"params": model[0].parameters()}, {"params": model[2].parameters(), "lr": 50.0}]
     assert tried(model, regression(), SGD(groups, lr=100))["learning_rate"].advice == "divide all rates by 1000"
-
-
-def test_a_rate_that_works_gives_no_finding():
-    model = net()
-    assert tried(model, regression(*[32] * 8), Adam(model.parameters(), lr=0.01)) == {}
 
 
 def test_a_rate_that_is_too_small_is_a_note_as_long_as_the_number_of_steps_is_unknown():
@@ -342,8 +341,9 @@ class Lit(LightningModule):
         return [SGD(self.parameters(), lr=100) for _ in range(self.count)]
 
 
-def test_checkup_takes_a_lightning_module_and_prints_a_page():
+def test_checkup_takes_a_lightning_module_and_prints_a_page_of_finite_numbers():
     report = checkup(Lit(), regression(32, 32))
+    assert not any("nan" in line for line in report.tried)
     assert [found.rule for found in report.findings] == ["learning_rate"]
     page = str(report)
     assert page.startswith(
@@ -367,20 +367,21 @@ def test_checkup_says_in_one_line_why_nothing_was_tried(model, why):
     assert report.tried[-1] == f"Nothing was tried: {why}."
 
 
-def test_checkup_without_a_step_is_an_error():
-    with pytest.raises(TypeError, match="model is a Sequential, which has no training_step: give step= and optimizer="):
-        checkup(net(), regression())
-
-
-def test_checkup_with_a_list_of_optimizers_is_an_error():
-    model = net()
-    with pytest.raises(TypeError, match="optimizer is a list: give one optimizer"):
-        checkup(model, regression(), step_of(model), [Adam(model.parameters())])
-
-
-def test_checkup_of_no_batch_is_an_error():
-    with pytest.raises(ValueError, match="data: it has no batch"):
-        checkup(Lit(), [])
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        (
+            (net(), regression()),
+            TypeError,
+            "model is a Sequential, which has no training_step: give step= and optimize",
+        ),
+        ((net(), regression(), step_of(net()), []), TypeError, "optimizer is a list: give one optimizer"),
+        ((Lit(), []), ValueError, "data: it has no batch"),
+    ],
+)
+def test_checkup_says_what_it_needs(given, error, message):
+    with pytest.raises(error, match=message):
+        checkup(*given)
 
 
 class Remembers(Dataset):
@@ -422,23 +423,6 @@ def test_a_loss_that_becomes_negative_gives_no_rule_of_rates():
     model = net()
     step = lambda batch: model(batch[0]).mean() + 5  # noqa: E731
     assert run_experiments(model, regression(), SGD(model.parameters(), lr=1.0), 60, step) == []
-
-
-def test_numbers_are_finite_in_every_line():
-    assert not any("nan" in line for line in checkup(Lit(), regression(32, 32)).tried)
-
-
-def test_what_the_code_does_besides_happens_at_each_step():
-    model, calls = net(), []
-
-    class Counting(nn.Module):
-        def forward(self, x):
-            calls.append(1)
-            return x
-
-    whole = nn.Sequential(model, Counting())
-    run_experiments(whole, regression(), SGD(model.parameters(), lr=0.1), 60, step_of(whole))
-    assert len(calls) > 10
 
 
 def test_an_average_of_weights_that_the_step_makes_is_put_back():

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningModule
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
+from toys import trainer
 
 from hookboard import HealthMonitor, watch
 
@@ -62,20 +63,8 @@ def batches(rank):
 
 
 def in_a_trainer(folder, case, monitor):
-    trainer = Trainer(
-        accelerator="cpu",
-        devices=3,
-        strategy="ddp",
-        max_epochs=1,
-        callbacks=monitor,
-        default_root_dir=folder,
-        use_distributed_sampler=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    model = Model(case)
-    trainer.fit(model, DataLoader(batches(int(trainer.global_rank)), batch_size=None))
+    run, model = trainer(folder, monitor, devices=3, strategy="ddp", use_distributed_sampler=False), Model(case)
+    run.fit(model, DataLoader(batches(int(run.global_rank)), batch_size=None))
     return model.net
 
 

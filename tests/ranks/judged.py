@@ -14,12 +14,13 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningModule
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.data import DataLoader, IterableDataset
+from toys import trainer
 
 from hookboard import HealthMonitor, HookboardWarning, Rule
 from hookboard.base.ranks import local
@@ -184,21 +185,11 @@ def fit(model, devices, strategy, *callbacks):
         "fsdp": lambda: ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1),
         "tensor": lambda: ModelParallelStrategy(data_parallel_size=1, tensor_parallel_size=2),
     }
-    trainer = Trainer(
-        accelerator="cpu",
-        devices=devices,
-        strategy=strategies.get(strategy, lambda: strategy)(),
-        max_epochs=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_model_summary=False,
-        enable_progress_bar=False,
-        use_distributed_sampler=False,
-        callbacks=list(callbacks),
-    )
+    options = {"devices": devices, "strategy": strategies.get(strategy, lambda: strategy)()}
+    run = trainer(None, *callbacks, use_distributed_sampler=False, **options)
     data = Data(model.case, is_whole=devices == 1 or strategy == "tensor")
-    trainer.fit(model, DataLoader(data, batch_size=None))
-    return trainer.global_step
+    run.fit(model, DataLoader(data, batch_size=None))
+    return run.global_step
 
 
 def train(case, devices, strategy):

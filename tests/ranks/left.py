@@ -17,12 +17,11 @@ from contextlib import suppress
 from pathlib import Path
 
 import torch
-from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch import Callback
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop as TrainingEpochLoop
 from torch import nn
 from torch.utils.data import DataLoader
-from toys import Toy
+from toys import Toy, trainer
 
 from hookboard import ActivationLogger, HealthMonitor, HookboardWarning
 from hookboard.callbacks.loss_meter import Losses
@@ -114,29 +113,20 @@ def main(folder, case):
     is_second, is_shorter = os.environ["LOCAL_RANK"] == "1", case == "shorter"
     if case == "broken" and is_second:
         break_at(AT // EVERY)
-    trainer = Trainer(
-        max_epochs=2 if is_shorter else 1,
-        accelerator="cpu",
-        devices=2,
-        strategy="ddp",
-        logger=TensorBoardLogger(folder, name="", version=""),
-        callbacks=[clock, activations, monitor, *([asks] if case == "asked" else [])],
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=False,
-        use_distributed_sampler=False,
-    )
+    options = {"devices": 2, "strategy": "ddp", "use_distributed_sampler": False, "limit_val_batches": 1.0}
+    callbacks = [clock, activations, monitor, *([asks] if case == "asked" else [])]
+    run = trainer(folder, *callbacks, max_epochs=2 if is_shorter else 1, **options)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always", HookboardWarning)
         steps = STEPS - 2 if is_shorter and is_second else STEPS
         data, other = (DataLoader(torch.randn(4 * n, 4), batch_size=4) for n in (steps, 1))
         with suppress(BrokenOnPurposeError):
-            trainer.fit(Model(case, folder), data, other if is_shorter else None)
+            run.fit(Model(case, folder), data, other if is_shorter else None)
         ended = time.perf_counter()
     texts = [str(warning.message) for warning in said if warning.category is HookboardWarning]
-    kept = {"steps": trainer.global_step, "longest": clock.longest, "after": ended - clock.last, "said": texts}
+    kept = {"steps": run.global_step, "longest": clock.longest, "after": ended - clock.last, "said": texts}
     kept["found"] = asks.found
-    rank = trainer.global_rank
+    rank = run.global_rank
     torch.save(kept, folder / f"saving.{rank}")
     (folder / f"saving.{rank}").rename(folder / f"left.{rank}")
     if case not in ("dies", "stuck"):

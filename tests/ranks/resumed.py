@@ -10,11 +10,12 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, IterableDataset
+from toys import trainer
 
 from hookboard import HealthMonitor
 
@@ -64,10 +65,8 @@ class Stops(Callback):
 
 def verdicts_of(strategy, *callbacks, start=0, ckpt_path=None):
     monitor = HealthMonitor(every_n_steps=2)
-    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
-    quiet |= {"logger": False, "use_distributed_sampler": False}
     how = ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1) if strategy == "fsdp" else strategy
-    run = Trainer(max_epochs=1, accelerator="cpu", devices=2, strategy=how, callbacks=[monitor, *callbacks], **quiet)
+    run = trainer(None, monitor, *callbacks, devices=2, strategy=how, use_distributed_sampler=False)
     run.fit(Model(), DataLoader(Data(start), batch_size=None), ckpt_path=ckpt_path)
     return [tuple(vars(verdict).values()) for verdict in monitor.verdicts]
 

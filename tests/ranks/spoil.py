@@ -13,9 +13,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from boxes import Box, bits
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningModule
 from torch import nn
 from torch.utils.data import DataLoader
+from toys import trainer
 
 from hookboard.base.ranks import gathered
 
@@ -68,18 +69,7 @@ class Data(torch.utils.data.IterableDataset):
 def train(fault, *callbacks):
     model = Model(fault)
     torch.manual_seed(1)
-    trainer = Trainer(
-        accelerator="cpu",
-        devices=2,
-        strategy="ddp",
-        max_epochs=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_model_summary=False,
-        enable_progress_bar=False,
-        callbacks=list(callbacks),
-    )
-    trainer.fit(model, DataLoader(Data(fault), batch_size=None))
+    trainer(None, *callbacks, devices=2, strategy="ddp").fit(model, DataLoader(Data(fault), batch_size=None))
     return {name: bits(value) for name, value in model.state_dict().items()}, torch.get_rng_state()
 
 

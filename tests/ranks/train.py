@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import toys
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
@@ -200,18 +200,15 @@ def main(strategy: str, how: str, devices: int, file: str) -> None:
         "fsdp": ModelParallelStrategy(data_parallel_size=devices, tensor_parallel_size=1),
         "tensor": ModelParallelStrategy(data_parallel_size=1, tensor_parallel_size=2),
     }
-    trainer = Trainer(
+    is_unequal = how == "unequal" and rank
+    trainer = toys.trainer(
+        None if is_unequal else Path(file + ".events"),
+        *(callbacks if of_pictures else [*callbacks, Save(callbacks, file)]),
         strategy=strategies.get(strategy, strategy),
         devices=devices,
-        accelerator="cpu",
-        max_epochs=1,
-        log_every_n_steps=2 if how == "unequal" and rank else 1,
-        callbacks=callbacks if of_pictures else [*callbacks, Save(callbacks, file)],
-        logger=False if how == "unequal" and rank else TensorBoardLogger(file + ".events", name=None, version=""),
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
+        log_every_n_steps=2 if is_unequal else 1,
         use_distributed_sampler=False,
+        limit_val_batches=1.0,
         num_sanity_val_steps=0,
     )
     if of_pictures:

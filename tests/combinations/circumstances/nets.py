@@ -1,12 +1,13 @@
 """What the network is, how its weights are made, what stands beside it and what runs it."""
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
-from combinations.case import Case, Student, one_of
+from combinations.case import Case, Circumstance, Student, nothing, one_of
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize, prune
 from torch.utils.checkpoint import checkpoint
@@ -24,6 +25,14 @@ def padding(pictures: Tensor) -> Tensor:
     return torch.arange(6) >= lengths[:, None]
 
 
+def of_network(make: Callable[[], nn.Module]) -> Circumstance:
+    @one_of("network")
+    def circumstance(case: Case) -> None:
+        case.net = make
+
+    return circumstance
+
+
 class Net(nn.Module):
     """Base of the networks: `block` is what checkpoints and compilers are put around, `linear` what weights are of."""
 
@@ -37,9 +46,7 @@ class Net(nn.Module):
         return self.out(self.block(self.linear(tokens(pictures))).mean(1))
 
 
-@one_of("network")
-def layers_in_a_row(case: Case) -> None:
-    case.net = Net
+layers_in_a_row = of_network(Net)
 
 
 @one_of("network")
@@ -62,9 +69,7 @@ class Convolutional(Net):
         return self.out(self.block(self.linear(pictures)).flatten(1)[:, :8])
 
 
-@one_of("network")
-def convolutions_and_a_view_changed_in_place(case: Case) -> None:
-    case.net = Convolutional
+convolutions_and_a_view_changed_in_place = of_network(Convolutional)
 
 
 class Encoder(Net):
@@ -78,14 +83,10 @@ class Encoder(Net):
         return self.out(x[:, 0])
 
 
-@one_of("network")
-def a_transformer_encoder_with_padding(case: Case) -> None:
-    case.net = lambda: Encoder(norm_first=False)
+a_transformer_encoder_with_padding = of_network(lambda: Encoder(norm_first=False))
 
 
-@one_of("network")
-def a_pre_norm_transformer_encoder_with_padding(case: Case) -> None:
-    case.net = lambda: Encoder(norm_first=True)
+a_pre_norm_transformer_encoder_with_padding = of_network(lambda: Encoder(norm_first=True))
 
 
 class Recurrent(Net):
@@ -98,9 +99,7 @@ class Recurrent(Net):
         return self.out(self.block(x).mean(1) + last[0])
 
 
-@one_of("network")
-def a_recurrent_network(case: Case) -> None:
-    case.net = Recurrent
+a_recurrent_network = of_network(Recurrent)
 
 
 class Shared(Net):
@@ -118,9 +117,7 @@ class Shared(Net):
         return self.out(self.tied(x).mean(1))
 
 
-@one_of("network")
-def tied_weights_and_a_block_called_three_times(case: Case) -> None:
-    case.net = Shared
+tied_weights_and_a_block_called_three_times = of_network(Shared)
 
 
 @dataclass
@@ -157,9 +154,7 @@ class Nested(Net):
         return self.out((parts.left * parts.right).mean(1))
 
 
-@one_of("network")
-def modules_that_return_all_kinds_of_things(case: Case) -> None:
-    case.net = Nested
+modules_that_return_all_kinds_of_things = of_network(Nested)
 
 
 class Lazy(Net):
@@ -171,9 +166,7 @@ class Lazy(Net):
         return self.out(self.block(self.late(self.linear(tokens(pictures)))).mean(1))
 
 
-@one_of("network")
-def a_lazy_layer(case: Case) -> None:
-    case.net = Lazy
+a_lazy_layer = of_network(Lazy)
 
 
 class Straight(torch.autograd.Function):
@@ -211,9 +204,7 @@ class Views(Net):
         return self.out(self.block(torch.cat([left, right], -1)).mean(1))
 
 
-@one_of("network")
-def a_custom_function_and_views_changed_in_place(case: Case) -> None:
-    case.net = Views
+a_custom_function_and_views_changed_in_place = of_network(Views)
 
 
 class Threaded(Net):
@@ -239,9 +230,7 @@ class Threaded(Net):
         return self.out(self.block(found["left"] * found["right"]).mean(1))
 
 
-@one_of("network")
-def layers_called_in_threads(case: Case) -> None:
-    case.net = Threaded
+layers_called_in_threads = of_network(Threaded)
 
 
 class Idle(Net):
@@ -258,9 +247,7 @@ class Idle(Net):
         return self.out(self.block(x).mean(1))
 
 
-@one_of("network")
-def layers_frozen_unused_and_never_called(case: Case) -> None:
-    case.net = Idle
+layers_frozen_unused_and_never_called = of_network(Idle)
 
 
 class Jagged(Net):
@@ -272,9 +259,7 @@ class Jagged(Net):
         return self.out(self.block(rows).values().unflatten(0, (-1, 6)).mean(1))
 
 
-@one_of("network")
-def nested_tensors(case: Case) -> None:
-    case.net = Jagged
+nested_tensors = of_network(Jagged)
 
 
 class Embeds(Net):
@@ -289,9 +274,7 @@ class Embeds(Net):
         return self.out(self.block(self.linear(tokens(pictures)) + found).mean(1))
 
 
-@one_of("network")
-def an_embedding_of_integers(case: Case) -> None:
-    case.net = Embeds
+an_embedding_of_integers = of_network(Embeds)
 
 
 # How weights are made.
@@ -302,9 +285,7 @@ def of_the_linear(change: Any) -> Any:
     return lambda model: change(model.net.linear)
 
 
-@one_of("weights")
-def weights_as_they_are(case: Case) -> None:
-    """Nothing is changed."""
+weights_as_they_are = nothing("weights")
 
 
 class Noisy(nn.Module):
@@ -328,25 +309,21 @@ class Counting(nn.Module):
         return weight * (1 + 0.01 * self.calls.detach())
 
 
-def computed_by(part: Any, is_defined: bool) -> Any:
+def computed_by(part: type[nn.Module]) -> Circumstance:
+    @one_of("weights")
     def circumstance(case: Case) -> None:
         case.changes.append(
             of_the_linear(lambda linear: parametrize.register_parametrization(linear, "weight", part()))
         )
-        if not is_defined:
-            case.not_defined.add("net.linear.weight")
+        case.not_defined.add("net.linear.weight")
 
     return circumstance
 
 
-@one_of("weights")
-def weights_with_noise_at_each_call(case: Case) -> None:
-    computed_by(Noisy, False)(case)
+weights_with_noise_at_each_call = computed_by(Noisy)
 
 
-@one_of("weights")
-def weights_that_count_their_calls(case: Case) -> None:
-    computed_by(Counting, False)(case)
+weights_that_count_their_calls = computed_by(Counting)
 
 
 class FakeQuantized(nn.Module):
@@ -365,21 +342,20 @@ class FakeQuantized(nn.Module):
         return weight + (rounded - weight).detach()
 
 
-@one_of("weights")
-def weights_quantized_with_an_observer(case: Case) -> None:
-    computed_by(FakeQuantized, False)(case)
+weights_quantized_with_an_observer = computed_by(FakeQuantized)
 
 
-@one_of("weights")
-def weights_under_spectral_norm(case: Case) -> None:
-    case.changes.append(of_the_linear(parametrizations.spectral_norm))
-    case.not_defined.add("net.linear.weight")
+def normed_by(wrap: Callable[[nn.Module], nn.Module]) -> Circumstance:
+    @one_of("weights")
+    def circumstance(case: Case) -> None:
+        case.changes.append(of_the_linear(wrap))
+        case.not_defined.add("net.linear.weight")
+
+    return circumstance
 
 
-@one_of("weights")
-def weights_under_weight_norm(case: Case) -> None:
-    case.changes.append(of_the_linear(parametrizations.weight_norm))
-    case.not_defined.add("net.linear.weight")
+weights_under_spectral_norm = normed_by(parametrizations.spectral_norm)
+weights_under_weight_norm = normed_by(parametrizations.weight_norm)
 
 
 @one_of("weights")
@@ -390,9 +366,7 @@ def pruned_weights(case: Case) -> None:
 # What stands beside the network.
 
 
-@one_of("beside")
-def the_network_alone(case: Case) -> None:
-    """Nothing is added."""
+the_network_alone = nothing("beside")
 
 
 def with_teacher(case: Case, make: Any) -> None:
@@ -426,9 +400,7 @@ def a_frozen_layer_in_evaluation_mode(case: Case) -> None:
 # What runs the network.
 
 
-@one_of("inside")
-def plain_calls(case: Case) -> None:
-    """Nothing is changed."""
+plain_calls = nothing("inside")
 
 
 class Recomputed(nn.Module):

@@ -5,17 +5,14 @@ from typing import Any
 
 import pytest
 import torch
-from combinations.case import Case, Student, batches, one_of
+from combinations.case import Case, Circumstance, Student, batches, nothing, one_of
 from lightning.pytorch import Callback, LightningModule, Trainer, callbacks
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import hookboard.api
 
-
-@one_of("callback of others")
-def no_other_callback(case: Case) -> None:
-    """Nothing is changed."""
+no_other_callback = nothing("callback of others")
 
 
 class RunsTheModel(Callback):
@@ -32,44 +29,22 @@ class RunsTheModel(Callback):
         pl_module.train(was)
 
 
-@one_of("callback of others")
-def a_callback_that_runs_the_model_at_the_start_of_a_batch(case: Case) -> None:
-    case.others.append(lambda: RunsTheModel("on_train_batch_start"))
+def runs_the_model(place: str) -> Circumstance:
+    @one_of("callback of others")
+    def circumstance(case: Case) -> None:
+        case.others.append(lambda: RunsTheModel(place))
+
+    return circumstance
 
 
-@one_of("callback of others")
-def a_callback_that_runs_the_model_before_the_backward_pass(case: Case) -> None:
-    case.others.append(lambda: RunsTheModel("on_before_backward"))
-
-
-@one_of("callback of others")
-def a_callback_that_runs_the_model_after_the_backward_pass(case: Case) -> None:
-    case.others.append(lambda: RunsTheModel("on_after_backward"))
-
-
-@one_of("callback of others")
-def a_callback_that_runs_the_model_before_the_optimizer_step(case: Case) -> None:
-    case.others.append(lambda: RunsTheModel("on_before_optimizer_step"))
-
-
-@one_of("callback of others")
-def a_callback_that_runs_the_model_at_the_end_of_a_batch(case: Case) -> None:
-    case.others.append(lambda: RunsTheModel("on_train_batch_end"))
-
-
-@one_of("callback of others")
-def a_callback_that_runs_the_model_at_the_end_of_an_epoch(case: Case) -> None:
-    case.others.append(lambda: RunsTheModel("on_train_epoch_end"))
-
-
-@one_of("callback of others")
-def a_callback_that_runs_the_model_at_the_start_of_validation(case: Case) -> None:
-    case.others.append(lambda: RunsTheModel("on_validation_start"))
-
-
-@one_of("callback of others")
-def a_callback_that_runs_the_model_at_the_end_of_validation(case: Case) -> None:
-    case.others.append(lambda: RunsTheModel("on_validation_end"))
+a_callback_that_runs_the_model_at_the_start_of_a_batch = runs_the_model("on_train_batch_start")
+a_callback_that_runs_the_model_before_the_backward_pass = runs_the_model("on_before_backward")
+a_callback_that_runs_the_model_after_the_backward_pass = runs_the_model("on_after_backward")
+a_callback_that_runs_the_model_before_the_optimizer_step = runs_the_model("on_before_optimizer_step")
+a_callback_that_runs_the_model_at_the_end_of_a_batch = runs_the_model("on_train_batch_end")
+a_callback_that_runs_the_model_at_the_end_of_an_epoch = runs_the_model("on_train_epoch_end")
+a_callback_that_runs_the_model_at_the_start_of_validation = runs_the_model("on_validation_start")
+a_callback_that_runs_the_model_at_the_end_of_validation = runs_the_model("on_validation_end")
 
 
 @one_of("callback of others")
@@ -167,9 +142,7 @@ def a_callback_that_replaces_the_head(case: Case) -> None:
 # Where it stands.
 
 
-@one_of("order")
-def other_callbacks_before_ours(case: Case) -> None:
-    """Nothing is changed."""
+other_callbacks_before_ours = nothing("order")
 
 
 @one_of("order")
@@ -180,9 +153,7 @@ def other_callbacks_after_ours(case: Case) -> None:
 # Hooks of others.
 
 
-@one_of("hooks of others")
-def no_other_hooks(case: Case) -> None:
-    """Nothing is changed."""
+no_other_hooks = nothing("hooks of others")
 
 
 def doubles(module: nn.Module, args: Any, output: Any) -> Any:

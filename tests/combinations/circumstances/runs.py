@@ -3,14 +3,11 @@
 from typing import Any
 
 import torch
-from combinations.case import Case, OnPurposeError, Student, one_of
+from combinations.case import Case, Circumstance, OnPurposeError, Student, nothing, one_of
 from lightning.pytorch import Callback, Trainer
 from torch import Tensor
 
-
-@one_of("validation")
-def no_validation(case: Case) -> None:
-    """Nothing is changed."""
+no_validation = nothing("validation")
 
 
 @one_of("validation")
@@ -46,19 +43,21 @@ def validation_called_by_the_step(case: Case) -> None:
 # How the run ends.
 
 
-@one_of("end")
-def to_the_end(case: Case) -> None:
-    """Nothing is changed."""
+to_the_end = nothing("end")
 
 
-@one_of("end")
-def an_error_in_the_training_step(case: Case) -> None:
-    case.fails = OnPurposeError, "training_step"
+def fails_in(place: str, error: type[BaseException] = OnPurposeError) -> Circumstance:
+    @one_of("end")
+    def circumstance(case: Case) -> None:
+        case.fails = error, place
+
+    return circumstance
 
 
-@one_of("end")
-def an_interrupt_in_the_training_step(case: Case) -> None:
-    case.fails = KeyboardInterrupt, "training_step"
+an_error_in_the_training_step = fails_in("training_step")
+
+
+an_interrupt_in_the_training_step = fails_in("training_step", KeyboardInterrupt)
 
 
 @one_of("end")
@@ -76,9 +75,7 @@ def an_error_inside_a_layer(case: Case) -> None:
     case.changes.append(add)
 
 
-@one_of("end")
-def an_error_in_the_configuration_of_optimizers(case: Case) -> None:
-    case.fails = OnPurposeError, "configure_optimizers"
+an_error_in_the_configuration_of_optimizers = fails_in("configure_optimizers")
 
 
 class FailsBackward(torch.autograd.Function):
@@ -99,9 +96,7 @@ def an_error_in_the_backward_pass(case: Case) -> None:
     case.penalties.append(lambda model, batch, loss: FailsBackward.apply(loss, model))
 
 
-@one_of("end")
-def an_error_in_validation(case: Case) -> None:
-    case.fails = OnPurposeError, "validation_step"
+an_error_in_validation = fails_in("validation_step")
 
 
 @one_of("end")

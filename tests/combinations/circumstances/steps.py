@@ -4,15 +4,12 @@ import functools
 from typing import Any
 
 import torch
-from combinations.case import Batch, Case, OnPurposeError, Student, one_of
+from combinations.case import Batch, Case, OnPurposeError, Student, nothing, one_of
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.plugins import MixedPrecision
 from torch import Tensor, nn
 
-
-@one_of("precision")
-def single_precision(case: Case) -> None:
-    """Nothing is changed."""
+single_precision = nothing("precision")
 
 
 @one_of("precision")
@@ -43,9 +40,7 @@ def bfloat16_weights(case: Case) -> None:
 # Optimizers.
 
 
-@one_of("optimizer")
-def SGD_with_momentum(case: Case) -> None:
-    """Nothing is changed."""
+SGD_with_momentum = nothing("optimizer")
 
 
 @one_of("optimizer")
@@ -110,9 +105,7 @@ def two_optimizers_by_hand(case: Case) -> None:
 # What is done with gradients.
 
 
-@one_of("gradients")
-def gradients_as_they_come(case: Case) -> None:
-    """Nothing is changed."""
+gradients_as_they_come = nothing("gradients")
 
 
 @one_of("gradients")
@@ -147,9 +140,7 @@ def gradients_kept_as_zeros(case: Case) -> None:
 # What else the step does.
 
 
-@one_of("step")
-def one_loss(case: Case) -> None:
-    """Nothing is changed."""
+one_loss = nothing("step")
 
 
 @one_of("step")
