@@ -81,23 +81,6 @@ def test_under_autocast_what_is_measured_is_not_rounded(tmp_path):
     assert_logged(tmp_path, Toy(tokens()), [normal(2, 7, 4)] * 2, -1, {"net.3": TANH}, precision="bf16-mixed")
 
 
-@pytest.mark.compiles
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # torch's, where it compiles
-def test_compiled_they_are_those_of_the_eager_run(tmp_path):
-    def measured(model):
-        loggers = [logger(statistics=ALL, every_n_steps=1) for logger in (ActivationLogger, GradientLogger)]
-        fit(None, model, pictures(3), *loggers, logger=True, default_root_dir=tmp_path)
-        return {r.site: r.statistics for logger in loggers for r in logger.readings}
-
-    model = Toy(convolutions())
-    model.net.compile(backend="aot_eager")
-    compiled, eager = measured(model), measured(Toy(convolutions()))
-    torch.compiler.reset()
-    assert compiled.keys() == eager.keys()
-    for site, values in eager.items():
-        assert compiled[site] == pytest.approx(values, rel=1e-5, nan_ok=True)
-
-
 def test_a_quantile_puts_no_histogram_on_tensorboard(tmp_path):
     logger = ActivationLogger(statistics="p50")
     fit(tmp_path, Toy(mlp()), batches(4), logger)

@@ -4,6 +4,7 @@ import warnings
 
 import pytest
 import torch
+from callbacks.compiling import compiles
 from lightning.pytorch.loggers import Logger
 from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
@@ -273,12 +274,8 @@ def test_without_a_logger_nothing_is_done(callback):
     assert not callback._live
 
 
-@pytest.mark.compiles
-@pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:The .grad attribute:UserWarning"
-)
+@compiles
 def test_after_the_batch_that_is_shown_compiled_code_runs_compiled_again(tmp_path):
-    torch.compiler.reset()
     ran = []
 
     def backend(graph, inputs):
@@ -289,18 +286,13 @@ def test_after_the_batch_that_is_shown_compiled_code_runs_compiled_again(tmp_pat
     model.on_validation_end = lambda: ran.append("validated")
     callbacks = [FeatureMapLogger(every_n_steps=1), CAMLogger(every_n_steps=1), CAMLogger("net.0", every_n_steps=1)]
     fit(tmp_path, model, pictures_of(2), *callbacks, max_epochs=2, **VALIDATED)
-    torch.compiler.reset()
     assert ran.index("validated") < len(ran) - 2
     assert ran[ran.index("validated") + 1] == "compiled"
 
 
-@pytest.mark.compiles
-@pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:The .grad attribute:UserWarning"
-)
+@compiles
 @pytest.mark.parametrize("compiled", ["attribute", "in_place"])
 def test_a_compiled_model_is_shown_in_validation_all_the_same(tmp_path, compiled):
-    torch.compiler.reset()
     model = Toy(cnn())
     if compiled == "attribute":
         model.net = torch.compile(model.net, backend="aot_eager")
@@ -310,21 +302,6 @@ def test_a_compiled_model_is_shown_in_validation_all_the_same(tmp_path, compiled
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="hookboard")
         fit(tmp_path, model, pictures_of(2), *callbacks, max_epochs=2, **VALIDATED)
-    torch.compiler.reset()
     found = images(tmp_path)
     assert sorted(found) == ["cam/net.5/grad_cam", "feature_maps/net.0", "feature_maps/net.4"]
     assert all(list(steps) == [1, 3] for steps in found.values())
-
-
-@pytest.mark.compiles
-@pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:The .grad attribute:UserWarning"
-)
-def test_in_training_the_modules_of_a_compiled_model_are_named(tmp_path):
-    torch.compiler.reset()
-    model = Toy(cnn())
-    model.net = torch.compile(model.net, backend="aot_eager")
-    with pytest.warns(UserWarning, match="no picture of 2 out of 2 modules") as said:
-        fit(tmp_path, model, pictures_of(3), FeatureMapLogger(stage="train", every_n_steps=2))
-    torch.compiler.reset()
-    assert len(ours(said)) == 1

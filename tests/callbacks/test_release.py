@@ -23,6 +23,9 @@ from hookboard import (
     capture,
 )
 
+# Nothing here is a picture that has a class-activation map, and two callbacks show feature maps of one layer.
+pytestmark = pytest.mark.filterwarnings("ignore::hookboard.HookboardWarning")
+
 
 def every_callback():
     every = {"every_n_steps": 1}

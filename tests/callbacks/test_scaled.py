@@ -81,27 +81,6 @@ def test_the_count_of_an_overflow_is_logged_where_it_was_not_asked_for(tmp_path)
     assert {name for reading in kept.readings[1] for name in reading.statistics} == {"std", "nonfinite_count"}
 
 
-@pytest.mark.compiles
-@pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:The .grad attribute:UserWarning"
-)
-def test_compiled_gradients_are_unscaled_too(tmp_path):
-    def net():
-        return Toy(mlp())
-
-    torch.compiler.reset()
-    compiled = net()
-    compiled.net = torch.compile(compiled.net, backend="aot_eager")
-    found = gradients(tmp_path, compiled, batches(*[4] * 5), changing_scaler())
-    expected = gradients(tmp_path, net(), batches(*[4] * 5), changing_scaler())
-    for mine, theirs in zip(found, expected, strict=True):
-        outputs = [site for site in theirs if site.role == "grad_output"]
-        assert len(outputs) == 3
-        for site in outputs:
-            assert mine[site].statistics["l2"] == pytest.approx(theirs[site].statistics["l2"], rel=0.02)
-    torch.compiler.reset()
-
-
 class ScaledOnly(MixedPrecision):
     """Scales the loss and computes in float32, so that numbers can be compared to the last digits."""
 

@@ -5,6 +5,7 @@ from collections import defaultdict
 
 import pytest
 import torch
+from callbacks.compiling import compiles
 from oracle import assert_true
 from toys import EachStep, Toy, batches, events, fit, hooked, loader, mlp, scalars, trainer
 
@@ -135,10 +136,7 @@ def test_modules_that_stay_silent_are_named_for_each_stage(tmp_path):
     assert sum("nothing to measure" in str(warning.message) for warning in said) == 1
 
 
-@pytest.mark.compiles
-@pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:The .grad attribute:UserWarning"
-)
+@compiles
 def test_a_compiled_model_has_one_more_graph_and_the_same_numbers(tmp_path):
     graphs = []
 
@@ -147,7 +145,6 @@ def test_a_compiled_model_has_one_more_graph_and_the_same_numbers(tmp_path):
         return graph.forward
 
     def numbers(folder, wrap):
-        torch.compiler.reset()
         model = Toy(mlp())
         model.net = wrap(model.net)
         callback = ActivationLogger(stages=["train", "validate"], every_n_steps=2)
@@ -158,7 +155,6 @@ def test_a_compiled_model_has_one_more_graph_and_the_same_numbers(tmp_path):
 
     eager = numbers(tmp_path / "eager", lambda net: net)
     compiled = numbers(tmp_path / "compiled", lambda net: torch.compile(net, backend=backend, fullgraph=True))
-    torch.compiler.reset()
     assert len(graphs) == 3
     assert compiled.keys() == eager.keys()
     for tag, points in eager.items():

@@ -88,7 +88,9 @@ class Keeps(nn.Module):
         self.calls += 1
         used = {kind: KINDS[kind][1](kept, pictures) for kind, kept in self.kept.items()}
         if self.training:
-            self.seen = {kind: float(value) for kind, value in used.items()} | {"a number": self.calls}
+            self.seen = {kind: float(torch.as_tensor(value).detach()) for kind, value in used.items()} | {
+                "a number": self.calls
+            }
         self.last_scores = self.cnn(pictures * (1 + 0.1 * sum(used.values()) + 0.01 * self.calls))
         return self.last_scores
 
