@@ -229,14 +229,6 @@ def test_the_update_of_a_pruned_weight_is_that_of_the_weight_in_use(tmp_path):
     assert found == pytest.approx({"update_norm": norm, "update_ratio": norm / before.norm().item()}, rel=1e-5)
 
 
-def test_the_gradient_of_a_pruned_weight_is_that_of_its_original(tmp_path):
-    logger, model = GradientLogger(roles="parameter_grad", statistics=tuple(FORMULAS)), Toy(pruned())
-    fit(tmp_path, model, batches(4), logger)
-    found = of(logger, "parameter_grad")
-    assert found.keys() == {f"net.{i}.{name}" for i in (0, 2) for name in ("weight", "bias")}
-    assert_true(found["net.0.weight"], [model.net[0].weight_orig.grad])
-
-
 def test_a_weight_that_is_pruned_during_the_fit_keeps_its_name(tmp_path):
     logger, model = ParameterLogger("net.0", statistics="zero_fraction"), KeepsWeights(mlp(), prune_at=1)
     kept = EachStep(logger)

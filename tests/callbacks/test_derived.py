@@ -59,26 +59,21 @@ def assert_logged(folder, model, data, dim=1, ends=None, **options):
 ENDS = {"net.3": TANH, "net.6": SIGMOID}
 
 
-def test_of_a_convolutional_net_they_are_those_of_the_raw_tensors(tmp_path):
-    assert_logged(tmp_path, Toy(convolutions()), pictures(3, 3, 3), ends=ENDS)
+HALF = [batch.bfloat16() for batch in batches(4, 4)]
+TOKENS = {"data": [normal(2, 7, 4)] * 2, "dim": -1, "ends": {"net.3": TANH}}
+CASES = {
+    "a convolutional net": (convolutions, {"data": pictures(3, 3, 3), "ends": ENDS}),
+    "unequal micro-batches": (convolutions, {"data": pictures(3, 1, 4, 2), "ends": ENDS, "accumulate_grad_batches": 2}),
+    "tokens, whose channels are the last dimension": (tokens, TOKENS),
+    "half precision, which has its own limits": (lambda: mlp().bfloat16(), {"data": HALF}),
+    "autocast, which does not round what is measured": (tokens, {**TOKENS, "precision": "bf16-mixed"}),
+}
 
 
-def test_over_micro_batches_of_unequal_size_they_are_those_of_all_together(tmp_path):
-    data = pictures(3, 1, 4, 2)
-    assert_logged(tmp_path, Toy(convolutions()), data, ends=ENDS, accumulate_grad_batches=2)
-
-
-def test_of_tokens_the_channels_are_the_last_dimension(tmp_path):
-    assert_logged(tmp_path, Toy(tokens()), [normal(2, 7, 4)] * 2, dim=-1, ends={"net.3": TANH})
-
-
-def test_half_precision_is_measured_against_its_own_limits(tmp_path):
-    data = [batch.bfloat16() for batch in batches(4, 4)]
-    assert_logged(tmp_path, Toy(mlp().bfloat16()), data)
-
-
-def test_under_autocast_what_is_measured_is_not_rounded(tmp_path):
-    assert_logged(tmp_path, Toy(tokens()), [normal(2, 7, 4)] * 2, -1, {"net.3": TANH}, precision="bf16-mixed")
+@pytest.mark.parametrize("case", CASES)
+def test_they_are_those_of_the_raw_tensors_of(tmp_path, case):
+    make, options = CASES[case]
+    assert_logged(tmp_path, Toy(make()), **options)
 
 
 def test_a_quantile_puts_no_histogram_on_tensorboard(tmp_path):

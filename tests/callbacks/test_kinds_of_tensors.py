@@ -8,7 +8,7 @@ import torch
 from oracle import assert_true
 from torch import nn
 from torch.masked import masked_tensor
-from toys import Toy, batches, events, fit, images
+from toys import Toy, batches, events, fit
 
 from hookboard import (
     ActivationLogger,
@@ -199,12 +199,6 @@ def test_the_record_of_a_layer_that_gives_nested_tensors_has_no_shape(tmp_path, 
     run(tmp_path, lambda x: nested(x, layout=layout), ActivationLogger())
     shapes = {layer["name"]: layer["output"] for layer in layers(tmp_path)}
     assert shapes == {"net.first": [5, 4], "net.gives": None, "net.takes": None, "net.last": [5, 3]}
-
-
-@pytest.mark.parametrize("kind", ["coo", "csr", "quantized", "mkldnn"])
-def test_the_maps_of_a_tensor_without_strides_are_drawn(tmp_path, kind):
-    run(tmp_path, KINDS[kind], FeatureMapLogger("net.gives", stage="train", every_n_steps=1))
-    assert "feature_maps/net.gives" in images(tmp_path)
 
 
 def test_a_nested_tensor_is_named_as_no_picture(tmp_path):

@@ -6,7 +6,7 @@ from lightning.pytorch import Callback
 from torch import nn
 from toys import Toy, batches, events, fit, mlp
 
-from hookboard import ActivationLogger, CAMLogger, GradientLogger, Intervention, Noise, Scale, Zero
+from hookboard import ActivationLogger, CAMLogger, GradientLogger, Intervention, Scale, Zero
 
 VALIDATED = {"limit_val_batches": 1.0, "num_sanity_val_steps": 0}
 
@@ -53,22 +53,6 @@ def test_a_map_is_of_the_edited_model_wherever_the_intervention_stands(tmp_path)
     assert drawn(tmp_path / "before", edit(), cam()) == expected
     assert drawn(tmp_path / "behind", cam(), edit()) == expected
     assert drawn(tmp_path / "without", cam()) != expected
-
-
-@pytest.mark.parametrize("position", ["before", "behind"])
-def test_the_noise_of_a_run_is_the_same_with_maps_and_without(tmp_path, position):
-    def weights(folder, *callbacks):
-        model = Toy(cnn())
-        fit(folder, model, pictures(), *callbacks, max_epochs=2, **VALIDATED)
-        return [parameter.detach() for parameter in model.parameters()]
-
-    def noise():
-        return Intervention(Noise(0.1), "net.0", stages=["train", "validate"])
-
-    both = [noise(), cam()] if position == "before" else [cam(), noise()]
-    with_maps = weights(tmp_path, *both)
-    assert events(tmp_path).Images("cam/net.1/grad_cam")
-    assert all(torch.equal(a, b) for a, b in zip(with_maps, weights(None, noise()), strict=True))
 
 
 class Looks(Callback):

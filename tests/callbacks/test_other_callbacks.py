@@ -175,14 +175,6 @@ def test_a_validation_of_another_trainer_within_a_run_leaves_the_run_measured():
     assert (shared.readings[0].stage, shared.readings[0].moments.count) == ("train", 4 * 8)
 
 
-def test_the_list_of_callbacks_is_as_before_when_a_run_ends():
-    others = [RunsTheModel("on_train_batch_end"), ActivationLogger(every_n_steps=1), HealthMonitor()]
-    run = trainer(None, *others)
-    before = list(run.callbacks)
-    run.fit(Toy(mlp()), loader(batches(4)), loader(batches(4)))
-    assert run.callbacks == before
-
-
 @pytest.mark.parametrize("hook", ["on_fit_start", "on_train_start", "on_train_epoch_start", "on_train_batch_end"])
 def test_a_callback_that_is_added_during_the_run_is_not_measured(hook):
     runs = RunsTheModel("on_train_batch_start")

@@ -18,22 +18,30 @@ def with_gradients(model):
     return model
 
 
-def test_a_bias_that_is_not_finite_is_seen():
-    model = with_gradients(nn.Sequential(nn.Linear(100, 100), nn.Linear(100, 100)))
+def opposite_infinities(model):
+    model[1].bias.grad[:2] = torch.tensor([math.inf, -math.inf])
+
+
+SPOILED = {
+    "a bias": (lambda: [nn.Linear(100, 100), nn.Linear(100, 100)], lambda m: m[1].bias.grad[3].fill_(math.nan)),
+    "one unit of a large weight without a bias": (
+        lambda: [nn.Linear(500, 500, bias=False) for _ in range(3)],
+        lambda m: m[2].weight.grad[7].fill_(math.inf),
+    ),
+    "opposite infinities, which do not cancel": (lambda: [nn.ReLU(), nn.Linear(2, 2)], opposite_infinities),
+    "a complex number": (
+        lambda: [nn.Linear(2, 2, dtype=torch.complex64), nn.Linear(2, 2)],
+        lambda m: m[0].bias.grad[1].fill_(complex(1.0, math.nan)),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", SPOILED)
+def test_a_gradient_that_is_not_finite_is_seen(what):
+    layers, spoil = SPOILED[what]
+    model = with_gradients(nn.Sequential(*layers()))
     assert Sentinels(model).values().isfinite().all()
-    model[1].bias.grad[3] = math.nan
-    assert not Sentinels(model).values().isfinite().all()
-
-
-def test_one_unit_of_a_large_weight_without_a_bias_is_seen():
-    model = with_gradients(nn.Sequential(*(nn.Linear(500, 500, bias=False) for _ in range(3))))
-    model[2].weight.grad[7] = math.inf
-    assert not Sentinels(model).values().isfinite().all()
-
-
-def test_opposite_infinities_do_not_cancel():
-    model = with_gradients(nn.Linear(2, 2))
-    model.bias.grad[:] = torch.tensor([math.inf, -math.inf])
+    spoil(model)
     assert not Sentinels(model).values().isfinite().all()
 
 
@@ -46,13 +54,6 @@ def test_no_more_are_read_than_the_most():
 def test_without_gradients_there_is_nothing_to_say():
     assert Sentinels(nn.Linear(2, 2)).values() is None
     assert Sentinels(nn.ReLU()).values() is None
-
-
-def test_complex_gradients_are_seen():
-    model = with_gradients(nn.Sequential(nn.Linear(2, 2, dtype=torch.complex64), nn.Linear(2, 2)))
-    assert Sentinels(model).values().isfinite().all()
-    model[0].bias.grad[1] = complex(1.0, math.nan)
-    assert not Sentinels(model).values().isfinite().all()
 
 
 def test_mixed_types_and_sparse_gradients():

@@ -1,5 +1,7 @@
 """Every point stands at the step that Lightning's own logger writes, in the steps that are due."""
 
+import functools
+
 import pytest
 import torch
 from toys import Toy, batches, fit, loader, mlp, scalars, trainer
@@ -49,27 +51,19 @@ def assert_on_lightnings_axis(folder, model, data, **options):
     return expected
 
 
-@pytest.mark.parametrize("log_every_n_steps", [1, 3])
-def test_of_automatic_optimization(tmp_path, log_every_n_steps):
-    steps = assert_on_lightnings_axis(
-        tmp_path, Toy(mlp()), batches(*[4] * 7), log_every_n_steps=log_every_n_steps, max_epochs=2
-    )
-    assert steps == list(range(log_every_n_steps - 1, 14, log_every_n_steps))
-
-
-def test_of_four_accumulated_batches(tmp_path):
-    steps = assert_on_lightnings_axis(
-        tmp_path, Toy(mlp()), batches(*[4] * 10), accumulate_grad_batches=4, max_epochs=2, log_every_n_steps=2
-    )
-    assert steps == [1, 3, 5]
-
-
-@pytest.mark.parametrize("optimizers", [1, 2])
-def test_of_manual_optimization(tmp_path, optimizers):
-    steps = assert_on_lightnings_axis(
-        tmp_path, Manual(mlp(), optimizers), batches(*[4] * 6), log_every_n_steps=2, max_epochs=1
-    )
-    assert steps == [1, 3, 5]
+@pytest.mark.parametrize(
+    ("make", "count", "options", "expected"),
+    [
+        (Toy, 7, {"log_every_n_steps": 1, "max_epochs": 2}, [*range(14)]),
+        (Toy, 7, {"log_every_n_steps": 3, "max_epochs": 2}, [2, 5, 8, 11]),
+        (Toy, 10, {"log_every_n_steps": 2, "max_epochs": 2, "accumulate_grad_batches": 4}, [1, 3, 5]),
+        (functools.partial(Manual, optimizers=1), 6, {"log_every_n_steps": 2}, [1, 3, 5]),
+        (functools.partial(Manual, optimizers=2), 6, {"log_every_n_steps": 2}, [1, 3, 5]),
+    ],
+    ids=["automatic", "each third step", "accumulated", "by hand", "two optimizers by hand"],
+)
+def test_points_stand_where_lightnings_own_do_in_an_optimization(tmp_path, make, count, options, expected):
+    assert assert_on_lightnings_axis(tmp_path, make(mlp()), batches(*[4] * count), **options) == expected
 
 
 def test_every_n_steps_counts_optimizer_steps(tmp_path):

@@ -78,23 +78,20 @@ def hooks_of(model):
     return count, torch.autograd.backward
 
 
-def test_what_is_logged_is_that_of_a_lightning_trainer_to_the_last_bit(tmp_path):
+@pytest.mark.parametrize(
+    ("of_lightning", "of_transformers"),
+    [
+        ({}, {}),
+        ({"accumulate_grad_batches": 2}, {"gradient_accumulation_steps": 2}),
+        ({"precision": "bf16-mixed"}, {"bf16": True}),
+    ],
+    ids=["plain", "accumulating", "bfloat16"],
+)
+def test_what_is_logged_is_that_of_a_lightning_trainer_to_the_last_bit(tmp_path, of_lightning, of_transformers):
     data = batches(*[4] * 8)
-    theirs = in_a_trainer(tmp_path / "lightning", mlp(), data, *everything())
-    assert_equal(in_transformers(tmp_path / "transformers", mlp(), data, *everything()), theirs)
-
-
-def test_micro_batches_of_one_step_are_those_of_a_trainer_that_accumulates(tmp_path):
-    data = batches(*[4] * 8)
-    theirs = in_a_trainer(tmp_path / "lightning", mlp(), data, *everything(), accumulate_grad_batches=2)
-    mine = in_transformers(tmp_path / "transformers", mlp(), data, *everything(), gradient_accumulation_steps=2)
+    theirs = in_a_trainer(tmp_path / "lightning", mlp(), data, *everything(), **of_lightning)
+    mine = in_transformers(tmp_path / "transformers", mlp(), data, *everything(), **of_transformers)
     assert_equal(mine, theirs)
-
-
-def test_under_bf16_it_is_that_of_a_trainer(tmp_path):
-    data = batches(*[4] * 4)
-    theirs = in_a_trainer(tmp_path / "lightning", mlp(), data, *everything(), precision="bf16-mixed")
-    assert_equal(in_transformers(tmp_path / "transformers", mlp(), data, *everything(), bf16=True), theirs)
 
 
 @pytest.mark.compiles

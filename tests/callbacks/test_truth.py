@@ -76,43 +76,39 @@ class Casts(nn.Module):
         return x.to(self.dtype)
 
 
-def test_of_a_convolutional_net_with_batch_norm_and_in_place_relu(tmp_path):
-    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(144, 2))
-    assert_everything_logged_is_true(tmp_path, Toy(net), [normal(5, 1, 8, 8), normal(7, 1, 8, 8)])
+def poisoned(bad):
+    return Toy(nn.Sequential(nn.Linear(4, 4), Poisons(bad), nn.Linear(4, 3)), lambda y: y.nansum())
 
 
-def test_of_four_accumulated_micro_batches_of_unequal_size(tmp_path):
-    data = batches(3, 17, 1, 40, 8, 2, 5, 30)
-    assert_everything_logged_is_true(tmp_path, Toy(mlp()), data, accumulate_grad_batches=4)
+def halved(dtype):
+    return Toy(nn.Sequential(nn.Linear(4, 64), Casts(dtype), nn.ReLU(), Casts(torch.float32), nn.Linear(64, 2)))
 
 
-def test_of_a_last_step_with_fewer_micro_batches(tmp_path):
-    assert_everything_logged_is_true(tmp_path, Toy(mlp()), batches(3, 5, 7, 2, 6), accumulate_grad_batches=4)
+def convolutional():
+    layers = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(144, 2)
+    return Toy(nn.Sequential(*layers))
 
 
-def test_of_a_module_called_three_times(tmp_path):
-    assert_everything_logged_is_true(tmp_path, Toy(Repeats()), batches(6, 6))
+UNEQUAL = batches(3, 17, 1, 40, 8, 2, 5, 30)
+CASES = {
+    "a net with batch norm and in-place ReLU": (convolutional, [normal(5, 1, 8, 8), normal(7, 1, 8, 8)], {}),
+    "four unequal micro-batches": (lambda: Toy(mlp()), UNEQUAL, {"accumulate_grad_batches": 4}),
+    "a last step of fewer micro-batches": (lambda: Toy(mlp()), batches(3, 5, 7, 2, 6), {"accumulate_grad_batches": 4}),
+    "a module called three times": (lambda: Toy(Repeats()), batches(6, 6), {}),
+    "values around ten thousand": (lambda: Toy(nn.Sequential(nn.Linear(4, 8), Adds(1e4, 0.1))), batches(64), {}),
+    "NaN": (lambda: poisoned(math.nan), batches(16), {}),
+    "infinity": (lambda: poisoned(math.inf), batches(16), {}),
+    "minus infinity": (lambda: poisoned(-math.inf), batches(16), {}),
+    "bfloat16": (lambda: halved(torch.bfloat16), batches(32), {}),
+    "float16": (lambda: halved(torch.float16), batches(32), {}),
+    "autocast": (lambda: Toy(mlp()), batches(16, 16), {"precision": "bf16-mixed"}),
+}
 
 
-def test_of_values_around_ten_thousand(tmp_path):
-    net = nn.Sequential(nn.Linear(4, 8), Adds(1e4, 0.1))
-    assert_everything_logged_is_true(tmp_path, Toy(net), batches(64))
-
-
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_of_values_that_are_not_finite(tmp_path, bad):
-    net = nn.Sequential(nn.Linear(4, 4), Poisons(bad), nn.Linear(4, 3))
-    assert_everything_logged_is_true(tmp_path, Toy(net, lambda y: y.nansum()), batches(16))
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_of_half_precision_values(tmp_path, dtype):
-    net = nn.Sequential(nn.Linear(4, 64), Casts(dtype), nn.ReLU(), Casts(torch.float32), nn.Linear(64, 2))
-    assert_everything_logged_is_true(tmp_path, Toy(net), batches(32), rel=1e-6)
-
-
-def test_under_autocast(tmp_path):
-    assert_everything_logged_is_true(tmp_path, Toy(mlp()), batches(16, 16), precision="bf16-mixed")
+@pytest.mark.parametrize("case", CASES)
+def test_everything_that_is_logged_is_true_of(tmp_path, case):
+    make, data, options = CASES[case]
+    assert_everything_logged_is_true(tmp_path, make(), data, **options)
 
 
 @pytest.mark.gpu

@@ -81,16 +81,30 @@ def cnn():
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 2))
 
 
-def test_what_is_logged_is_that_of_a_trainer_to_the_last_bit(tmp_path):
-    data = batches(*[4] * 12)
-    theirs = in_a_trainer(tmp_path / "trainer", mlp(), data, *everything())
-    assert_equal(in_a_loop(tmp_path / "loop", mlp(), data, *everything()), theirs)
+def scaled(scale):
+    def options():
+        one, other = (torch.amp.GradScaler("cpu", init_scale=scale) for _ in range(2))
+        plugin = MixedPrecision("16-mixed", "cpu", scaler=one)
+        return {"plugins": plugin}, {"scaler": other, "autocast": torch.float16}
+
+    return options
 
 
-def test_micro_batches_of_one_step_are_those_of_a_trainer_that_accumulates(tmp_path):
-    data = batches(*[4, 2] * 8)
-    theirs = in_a_trainer(tmp_path / "trainer", mlp(), data, *everything(), accumulate_grad_batches=2)
-    assert_equal(in_a_loop(tmp_path / "loop", mlp(), data, *everything(), accumulate=2), theirs)
+LIKE = {
+    "plain": (batches(*[4] * 12), lambda: ({}, {})),
+    "accumulating": (batches(*[4, 2] * 8), lambda: ({"accumulate_grad_batches": 2}, {"accumulate": 2})),
+    "under autocast": (batches(*[4] * 6), lambda: ({"precision": "bf16-mixed"}, {"autocast": torch.bfloat16})),
+    "under a GradScaler": (batches(*[4] * 6), scaled(2.0**8)),
+    "under a GradScaler whose gradients overflow": (batches(*[4] * 6), scaled(2.0**127)),
+}
+
+
+@pytest.mark.parametrize("way", LIKE)
+def test_what_is_logged_is_that_of_a_trainer_to_the_last_bit(tmp_path, way):
+    data, options = LIKE[way]
+    of_trainer, of_loop = options()
+    theirs = in_a_trainer(tmp_path / "trainer", mlp(), data, *everything(), **of_trainer)
+    assert_equal(in_a_loop(tmp_path / "loop", mlp(), data, *everything(), **of_loop), theirs)
 
 
 def test_pictures_and_edits_are_those_of_a_trainer(tmp_path):
@@ -105,21 +119,6 @@ def test_pictures_and_edits_are_those_of_a_trainer(tmp_path):
     data = [torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(k)) for k in range(4)]
     theirs = in_a_trainer(tmp_path / "trainer", cnn(), data, *callbacks())
     assert_equal(in_a_loop(tmp_path / "loop", cnn(), data, *callbacks()), theirs)
-
-
-def test_under_autocast_it_is_that_of_a_trainer(tmp_path):
-    data = batches(*[4] * 6)
-    theirs = in_a_trainer(tmp_path / "trainer", mlp(), data, *everything(), precision="bf16-mixed")
-    assert_equal(in_a_loop(tmp_path / "loop", mlp(), data, *everything(), autocast=torch.bfloat16), theirs)
-
-
-@pytest.mark.parametrize("scale", [2.0**8, 2.0**127], ids=["fine", "the gradients overflow"])
-def test_under_a_grad_scaler_it_is_that_of_a_trainer(tmp_path, scale):
-    data, scalers = batches(*[4] * 6), [torch.amp.GradScaler("cpu", init_scale=scale) for _ in range(2)]
-    plugin = MixedPrecision("16-mixed", "cpu", scaler=scalers[0])
-    theirs = in_a_trainer(tmp_path / "trainer", mlp(), data, *everything(), plugins=plugin)
-    mine = in_a_loop(tmp_path / "loop", mlp(), data, *everything(), scaler=scalers[1], autocast=torch.float16)
-    assert_equal(mine, theirs)
 
 
 def test_a_validation_is_that_of_a_trainer(tmp_path):
