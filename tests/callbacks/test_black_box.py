@@ -74,6 +74,10 @@ def in_place(x, bad):
     return (x * 1).div_(torch.tensor(0.0 if bad else 1.0))
 
 
+def overflow(x, bad):
+    return x * 1e38 * 1e3 if bad else x
+
+
 def healed_before(x, bad):
     """What was made and replaced before is not what spoiled the loss."""
     return torch.nan_to_num(x.detach() / torch.zeros(4)) * 0 + logarithm(x, bad)
@@ -87,6 +91,10 @@ CASES = [
     (exponential, "exp", "", "Subtract the maximum first"),
     (in_place, "div", ": 1 of its divisors is 0", "Add an epsilon"),
 ]
+OTHERS = [
+    (healed_before, "log", "", "Clamp its input"),
+    (overflow, "mul", "", "Look for a division by 0"),
+]
 
 
 def last_line(function):
@@ -94,7 +102,9 @@ def last_line(function):
     return f"test_black_box.py:{start + len(lines) - 1}"
 
 
-@pytest.mark.parametrize(("function", "name", "why", "advice"), CASES, ids=[case[0].__name__ for case in CASES])
+@pytest.mark.parametrize(
+    ("function", "name", "why", "advice"), CASES + OTHERS, ids=[case[0].__name__ for case in CASES + OTHERS]
+)
 def test_the_operation_is_named_with_its_cause(function, name, why, advice):
     event = only_event(Toy(calling(function)), marked_at(2))
     assert (event.module, event.during, event.step, event.batch_idx) == ("net.first", "forward", 2, 2)
@@ -112,20 +122,10 @@ def test_a_step_that_computes_what_the_first_one_did_tells_the_line_too(tmp_path
     assert f"came from {name}() at {last_line(function)} in 'net'" in found.evidence
 
 
-def test_a_value_that_was_replaced_is_not_what_spoiled_the_loss():
-    assert "came from log()" in only_event(Toy(calling(healed_before)), marked_at(2)).evidence
-
-
 def test_a_division_by_a_tiny_number_is_not_called_one_by_0():
     event = only_event(Toy(calling(lambda x, bad: x / (1e-39 if bad else 1))), marked_at(2))
     assert "came from div()" in event.evidence
     assert "divisors" not in event.evidence
-
-
-def test_an_operation_without_a_known_cause_gets_the_usual_advice():
-    event = only_event(Toy(calling(lambda x, bad: x * 1e38 * 1e3 if bad else x)), marked_at(2))
-    assert "came from mul()" in event.evidence
-    assert "Look for a division by 0" in event.advice
 
 
 def test_what_code_without_gradients_has_made_is_named_by_what_took_it():

@@ -42,12 +42,6 @@ def test_dropout_and_norms_in_training_draw_and_see_the_same(kind):
     assert is_equal(compare(net, copy.deepcopy(net), INPUTS[kind], loss=loss))
 
 
-def test_another_memory_format_is_equal_up_to_rounding():
-    net = model(ConvNet)
-    other = copy.deepcopy(net).to(memory_format=torch.channels_last)
-    assert is_equal(compare(net, other, INPUTS[ConvNet], loss=loss))
-
-
 class Attends(nn.Module):
     def __init__(self, backend):
         super().__init__()
@@ -60,12 +54,6 @@ class Attends(nn.Module):
         return self.out(mixed.transpose(1, 2).flatten(2))
 
 
-def test_another_kernel_of_attention_is_equal_up_to_rounding():
-    net = Attends(SDPBackend.MATH)
-    other = planted(net, lambda n: setattr(n, "backend", SDPBackend.FLASH_ATTENTION))
-    assert is_equal(compare(net, other, torch.randn(3, 9, 16), loss=loss))
-
-
 class Checkpointed(nn.Module):
     def __init__(self, net):
         super().__init__()
@@ -75,12 +63,26 @@ class Checkpointed(nn.Module):
         return checkpoint(self.net, tokens, use_reentrant=False)
 
 
-def test_what_is_computed_again_in_the_backward_pass_is_equal():
+def by_another_kernel():
+    net = Attends(SDPBackend.MATH)
+    other = planted(net, lambda n: setattr(n, "backend", SDPBackend.FLASH_ATTENTION))
+    return net, other, torch.randn(3, 9, 16), {}
+
+
+def in_another_memory_format():
+    net = model(ConvNet)
+    return net, copy.deepcopy(net).to(memory_format=torch.channels_last), INPUTS[ConvNet], {}
+
+
+def computed_again_in_the_backward_pass():
     net = model(Transformer)
-    found = compare(
-        net, Checkpointed(copy.deepcopy(net)), INPUTS[Transformer], loss=loss, names={"blocks": "net.blocks"}
-    )
-    assert is_equal(found)
+    return net, Checkpointed(copy.deepcopy(net)), INPUTS[Transformer], {"names": {"blocks": "net.blocks"}}
+
+
+@pytest.mark.parametrize("make", [by_another_kernel, in_another_memory_format, computed_again_in_the_backward_pass])
+def test_the_same_model_is_equal_up_to_rounding(make):
+    net, other, inputs, options = make()
+    assert is_equal(compare(net, other, inputs, loss=loss, **options))
 
 
 class Reordered(nn.Module):

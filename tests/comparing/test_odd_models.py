@@ -19,12 +19,6 @@ class Masked(nn.Module):
         return x.masked_fill(x > 1, torch.finfo(x.dtype).min)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_a_mask_of_the_smallest_number_of_a_type_is_equal_to_that_of_another_type(dtype):
-    net = nn.Sequential(nn.Linear(8, 8), Masked(), nn.Softmax(-1))
-    assert compare(net, copy.deepcopy(net).to(dtype), X * 3).differences == ()
-
-
 def test_beside_the_smallest_numbers_of_a_mask_other_differences_are_seen():
     left = torch.tensor([1.0, torch.finfo(torch.float32).min])
     assert distance(left, torch.tensor([1.5, torch.finfo(torch.float32).min])).relative == 0.5
@@ -47,13 +41,6 @@ class Uniform(nn.Module):
     def forward(self, x):
         q, k, v = (one(x).unflatten(-1, (4, 8)).transpose(1, 2) for one in (self.q, self.k, self.v))
         return nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
-
-
-def test_what_a_kernel_rounds_within_itself_is_no_difference():
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(8, 32), nn.LayerNorm(32), Uniform())
-    x = torch.randn(2, 9, 8)
-    assert compare(net, copy.deepcopy(net).bfloat16(), x, loss=lambda y: y.float().square().mean()).differences == ()
 
 
 class Autocast(nn.Module):
@@ -104,13 +91,6 @@ def test_gradients_of_gradients_are_compared():
     assert compare(net, other, X, loss=lambda y: y.square().mean()).first.module == "last"
 
 
-def test_the_gradients_of_a_norm_that_are_added_up_in_half_precision_are_no_difference():
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 4))
-    x = torch.randn(64, 32, 8)
-    assert compare(net, copy.deepcopy(net).bfloat16(), x, loss=lambda y: y.float().square().mean()).differences == ()
-
-
 def test_the_model_that_ran_in_the_other_precision_too_has_its_own_weights_again():
     net = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)).train()
     before = [(one, one.data_ptr(), one.dtype) for one in (*net.parameters(), *net.buffers())]
@@ -155,12 +135,6 @@ def test_a_copy_of_a_scripted_module_leaves_the_gradients_of_the_original():
     other = copy.deepcopy(net)  # its weights are no leaves: gradients go on to those of the original
     assert compare(net, other, X, loss=loss).differences == ()
     assert all(one.grad is None for one in net.parameters())
-
-
-def test_weights_on_the_meta_device_are_refused():
-    net = nn.Linear(8, 8)
-    with pytest.raises(ValueError, match="right has weights on the meta device"):
-        compare(net, copy.deepcopy(net).to("meta"), X)
 
 
 def test_inputs_that_can_be_taken_only_once_are_refused(tmp_path):
@@ -222,10 +196,34 @@ def experts():
     return nn.Sequential(nn.Linear(8, 16), Experts(), nn.LayerNorm(16), Experts()), torch.randn(64, 8)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_rows_that_rounding_sends_to_other_experts_are_no_difference(dtype):
-    net, x = experts()
-    assert compare(net, copy.deepcopy(net).to(dtype), x, loss=lambda y: y.float().square().mean()).differences == ()
+def masked():
+    return nn.Sequential(nn.Linear(8, 8), Masked(), nn.Softmax(-1)), X * 3
+
+
+def uniform():
+    return nn.Sequential(nn.Linear(8, 32), nn.LayerNorm(32), Uniform()), torch.randn(2, 9, 8)
+
+
+def normed():
+    return nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 4)), torch.randn(64, 32, 8)
+
+
+ROUNDED = {
+    "a mask of the smallest number of a type": (masked, [torch.bfloat16, torch.float16, torch.float64]),
+    "what a kernel rounds within itself": (uniform, [torch.bfloat16]),
+    "gradients of a norm that are added up in half precision": (normed, [torch.bfloat16]),
+    "rows that go to other experts": (experts, [torch.bfloat16, torch.float16, torch.float64]),
+}
+
+
+@pytest.mark.parametrize(
+    ("what", "dtype"), [(what, dtype) for what, (_, dtypes) in ROUNDED.items() for dtype in dtypes]
+)
+def test_what_another_precision_rounds_is_no_difference(what, dtype):
+    torch.manual_seed(0)
+    net, x = ROUNDED[what][0]()
+    other = copy.deepcopy(net).to(dtype)
+    assert compare(net, other, x, loss=lambda y: y.float().square().mean()).differences == ()
 
 
 def test_a_wrong_expert_is_found():
@@ -318,14 +316,17 @@ def test_complex_weights_and_inputs_are_compared_in_two_precisions():
     assert compare(net, other, X.to(torch.complex64)).first.cause.startswith("its weight differs")
 
 
-def test_inputs_on_the_meta_device_are_refused():
-    with pytest.raises(ValueError, match="inputs has tensors on the meta device"):
-        compare(nn.Linear(8, 8), nn.Linear(8, 8), X.to("meta"))
-
-
-def test_a_loss_that_returns_no_tensor_is_told():
-    with pytest.raises(TypeError, match="loss must return a tensor; got a float"):
-        compare(nn.Linear(8, 8), nn.Linear(8, 8), X, loss=lambda y: 1.0)
+@pytest.mark.parametrize(
+    ("device", "inputs", "options", "error", "said"),
+    [
+        ("meta", X, {}, ValueError, "right has weights on the meta device"),
+        ("cpu", X.to("meta"), {}, ValueError, "inputs has tensors on the meta device"),
+        ("cpu", X, {"loss": lambda y: 1.0}, TypeError, "loss must return a tensor; got a float"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_by_its_name(device, inputs, options, error, said):
+    with pytest.raises(error, match=said):
+        compare(nn.Linear(8, 8), nn.Linear(8, 8).to(device), inputs, **options)
 
 
 def two_layers(inside, outside):

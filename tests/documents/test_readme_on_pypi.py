@@ -39,12 +39,6 @@ def test_links_lead_to_the_repository_once_it_is_public(given_to_pypi):
     assert FENCE.findall(text) == FENCE.findall(PAGES["README.md"])
 
 
-@pytest.mark.parametrize("written", [f"{PUBLIC}.git", f"{PUBLIC}/", f"{PUBLIC}.git/"])
-def test_the_address_of_a_clone_is_that_of_its_page(given_to_pypi, written):
-    for name in ("long_description", "project_urls"):
-        assert given_to_pypi(written)[name] == given_to_pypi(PUBLIC)[name]
-
-
 @pytest.mark.parametrize("written", ["git@example.org:somebody/hookboard.git", "example.org/somebody/hookboard"])
 def test_what_is_no_address_of_a_page_stops_the_build(given_to_pypi, written):
     with pytest.raises(ValueError, match="is an address with https:// or empty"):

@@ -49,21 +49,13 @@ def test_a_page_loads_nothing_from_another_host(site):
 @pytest.mark.parametrize(
     ("word", "place"),
     [
-        ("disable", "health/#turn-things-off"),
-        ("turn", "health/#turn-things-off"),
-        ("silence", "health/#turn-things-off"),
         ("exclude", "health/#turn-things-off"),
         ("freeze", "rules/#frozen"),
         ("attention head", "capture/#the-rules"),
         ("attention head", "pictures/#which-shapes"),
-        ("port", "compare/"),
-        ("overhead", "cost/"),
         ("resume", "setups/#resume-from-a-checkpoint"),
-        ("NCCL", "limits/#on-a-gpu"),
         ("WandbLogger", "loggers/"),
-        ("only validation", "layers/"),
         ("Is this alarm true", "health/#is-this-alarm-true"),
-        ("stop the run", "health/#options"),
         ("not measured", "limits/"),
     ],
 )

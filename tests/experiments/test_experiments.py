@@ -90,12 +90,6 @@ def test_with_several_rates_the_advice_is_a_factor():
     assert tried(model, regression(), SGD(groups, lr=100))["learning_rate"].advice == "divide all rates by 1000"
 
 
-def test_a_rate_that_is_too_small_is_a_note_as_long_as_the_number_of_steps_is_unknown():
-    model = net()
-    found = tried(model, regression(), SGD(model.parameters(), lr=1e-4))
-    assert found["learning_rate"].severity == "note"
-
-
 def fall_with_adam(rate, steps=30):
     """The oracle: the share of the loss on one batch that Adam takes off, in float64."""
     model, (x, y) = net(3).double(), classes(1)[0]
@@ -133,40 +127,66 @@ def test_a_loss_that_blows_up_is_a_multiple_of_its_value():
     assert found.evidence.endswith(f"at yours (0.1) it rises to {6e9 / 2.0:.1g} times its value")
 
 
-def test_a_warmup_from_a_small_rate_is_no_finding():
+def cut(y, target):
+    return mse_loss(y.detach(), target).requires_grad_()
+
+
+def far(batches):
+    return [(x, y + 100) for x, y in batches]
+
+
+def huge(batches):
+    return [(1e4 * x, 1e4 * y) for x, y in batches]
+
+
+TRIED = {
+    "a rate that is too small, where nobody knows for how many steps": (
+        lambda: (net(), regression(), 1e-4, mse_loss), ("learning_rate", "note", ""),
+    ),
+    "a rate millions of times too small": (
+        lambda: (net(), regression(), 1e-7, mse_loss), ("learning_rate", "note", ""),
+    ),
+    "a loss that diverges at every rate": (
+        lambda: (nn.Linear(6, 1), huge(regression()), 1, mse_loss),
+        ("learning_rate", "alarm", "at every rate down to 1e-06 the loss diverges"),
+    ),
+    "outputs that cannot move": (
+        lambda: (nn.Sequential(net(), nn.Softmax(dim=1)), regression(), 0.1, mse_loss),
+        ("cannot_learn", "alarm", "exactly 0"),
+    ),
+    "a graph that is cut": (
+        lambda: (net(), regression(), 0.1, cut),
+        ("cannot_learn", "alarm", "no gradient reaches any of the 4 parameters"),
+    ),
+    "targets out of reach": (
+        lambda: (nn.Sequential(net(), nn.Sigmoid()), far(regression()), 0.1, mse_loss),
+        ("cannot_learn", "alarm", "at none of 7 rates"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", TRIED)
+def test_what_does_not_learn_is_told_from_what_has_another_rate(what):
+    make, (rule, severity, words) = TRIED[what]
+    model, batches, rate, loss = make()
+    found = tried(model, batches, SGD(model.parameters(), lr=rate), loss)
+    assert [*found] == [rule]
+    assert found[rule].severity == severity
+    assert words in found[rule].evidence
+
+
+@pytest.mark.parametrize(
+    ("rate", "schedule", "said"),
+    [(0.1, lambda step: (step + 1) / 1000, ""), (100.0, lambda step: step / 1000, "yours (1e+02)")],
+    ids=["a small rate that works", "zero, which leads to a rate that does not"],
+)
+def test_a_warmup_is_tried_at_the_rate_that_it_leads_to_from(rate, schedule, said):
     model = net()
-    optimizer = SGD(model.parameters(), lr=0.1)
-    LambdaLR(optimizer, lambda step: (step + 1) / 1000)
-    assert tried(model, regression(), optimizer) == {}
-
-
-def test_a_warmup_from_zero_is_tried_at_the_rate_that_it_leads_to():
-    model = net()
-    optimizer = SGD(model.parameters(), lr=100.0)
-    LambdaLR(optimizer, lambda step: step / 1000)
-    assert "yours (1e+02)" in tried(model, regression(), optimizer)["learning_rate"].evidence
-
-
-def test_outputs_that_cannot_move_cannot_learn():
-    model = nn.Sequential(net(), nn.Softmax(dim=1))
-    found = tried(model, regression(), SGD(model.parameters(), lr=0.1))["cannot_learn"]
-    assert found.severity == "alarm"
-    assert "exactly 0" in found.evidence
-
-
-def test_a_cut_graph_cannot_learn():
-    model = net()
-    loss = lambda y, t: mse_loss(y.detach(), t).requires_grad_()  # noqa: E731
-    found = tried(model, regression(), SGD(model.parameters(), lr=0.1), loss)["cannot_learn"]
-    assert "no gradient reaches any of the 4 parameters" in found.evidence
-
-
-def test_targets_out_of_reach_cannot_be_learned():
-    model = nn.Sequential(net(), nn.Sigmoid())
-    batches = [(x, y + 100) for x, y in regression()]
-    found = tried(model, batches, SGD(model.parameters(), lr=0.1))["cannot_learn"]
-    assert found.severity == "alarm"
-    assert "at none of 7 rates" in found.evidence
+    optimizer = SGD(model.parameters(), lr=rate)
+    LambdaLR(optimizer, schedule)
+    found = tried(model, regression(), optimizer)
+    assert [*found] == (["learning_rate"] if said else [])
+    assert all(said in one.evidence for one in found.values())
 
 
 def test_a_loss_without_targets_that_does_not_fall_is_a_note():
@@ -183,11 +203,6 @@ def test_two_views_of_a_sample_are_no_targets():
     views = [(torch.randn(16, 6), torch.randn(16, 6))]
     [found] = run_experiments(model, views, SGD(model.parameters(), lr=0.1), 60, apart)
     assert (found.rule, found.severity) == ("cannot_learn", "note")
-
-
-def test_a_rate_millions_of_times_too_small_is_still_told_from_a_model_that_cannot_learn():
-    model = net()
-    assert [*tried(model, regression(), SGD(model.parameters(), lr=1e-7))] == ["learning_rate"]
 
 
 def test_a_loss_that_is_not_finite_is_not_tried():
@@ -462,14 +477,6 @@ def test_the_page_prints_what_its_document_shows(capsys):
     (example,) = [code for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "checkup(line" in code]
     exec(example, {})
     assert capsys.readouterr().out.startswith(shown)
-
-
-def test_a_loss_that_diverges_at_every_rate_is_a_matter_of_the_rate():
-    line = nn.Linear(6, 1)
-    batches = [(1e4 * x, 1e4 * y) for x, y in regression()]
-    found = tried(line, batches, SGD(line.parameters(), lr=1))
-    assert [*found] == ["learning_rate"]
-    assert "at every rate down to 1e-06 the loss diverges" in found["learning_rate"].evidence
 
 
 def test_of_a_loss_that_can_be_negative_the_lines_say_from_where_to_where_it_goes_and_judge_no_rate():
