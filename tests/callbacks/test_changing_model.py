@@ -11,7 +11,6 @@ from toys import EachStep, Toy, batches, fit, hooked, mlp, scalars
 
 from hookboard import (
     ActivationLogger,
-    FeatureMapLogger,
     GradientLogger,
     HookboardWarning,
     Intervention,
@@ -102,18 +101,6 @@ def test_a_parameter_that_is_replaced_in_its_module_is_watched_from_then_on(tmp_
     assert found["net.2.weight", "parameter_update"]["update_norm"] == pytest.approx(norm, rel=1e-4)
 
 
-def test_modules_that_are_inserted_and_removed_are_followed(tmp_path):
-    def inserts(model):
-        model.net = nn.Sequential(model.net[0], nn.Tanh(), nn.Linear(8, 2), nn.Sigmoid())
-
-    logger = ActivationLogger(statistics="std")
-    (said,) = said_in(lambda: fit(tmp_path, ReplacesAtEpoch(inserts), batches(4, 4), logger, max_epochs=2))
-    assert "replaced: net.1, net.2" in said
-    assert "new: net.3" in said
-    assert [reading.site.name for reading in logger.readings] == [f"net.{i}" for i in range(4)]
-    assert list(scalars(tmp_path)["activation_std/net.3"]) == [2, 3]
-
-
 def test_a_named_module_that_is_gone_is_said_and_the_others_are_watched_on(tmp_path):
     def removes(model):
         model.net = model.net[:2]
@@ -154,23 +141,6 @@ def test_an_edit_goes_over_to_the_new_module(tmp_path):
     )
     assert len(said) == 2
     assert [r.statistics["zero_fraction"] for (r,) in kept.readings] == [1.0] * 4
-
-
-def test_pictures_go_over_to_the_new_module(tmp_path):
-    def new_convolution(model):
-        model.net[0] = nn.Conv2d(3, 7, 3)
-        model.net[1] = nn.Conv2d(7, 3, 3)
-
-    class Convolutions(ReplacesAtEpoch):
-        def __init__(self):
-            super().__init__(new_convolution)
-            self.net = nn.Sequential(nn.Conv2d(3, 5, 3), nn.Conv2d(5, 3, 3))
-
-    pictures = [torch.randn(2, 3, 8, 8) for _ in range(2)]
-    callbacks = [KernelLogger("net.0", every_n_steps=1), FeatureMapLogger("net.0", stage="train", every_n_steps=1)]
-    said = said_in(lambda: fit(tmp_path, Convolutions(), pictures, *callbacks, max_epochs=2))
-    assert len(said) == 2
-    assert all("replaced: net.0" in one for one in said)
 
 
 # Pruned and parametrized weights.

@@ -250,23 +250,6 @@ def test_a_model_with_other_layers_keeps_what_is_known_of_those_that_are_still_t
     assert "4 layers at 12 looks, from step 0 to 11" in text_of(tmp_path / "second")
 
 
-def test_a_model_whose_layers_have_other_names_is_judged(tmp_path, said):
-    class Renamed(Toy):
-        def __init__(self):
-            super().__init__(nn.Identity())
-            self.net = nn.Sequential()
-            self.other = net()
-            self.strict_loading = False
-
-        def training_step(self, batch):
-            return self.other(batch).square().mean()
-
-    callback = monitor()
-    goes_on(tmp_path, checkpoint(tmp_path, monitor()), callback, model=Renamed())
-    assert said == []
-    assert "3 layers at 12 looks, from step 0 to 11; 1 more gave no output" in text_of(tmp_path / "second")
-
-
 def test_an_alarm_of_before_does_not_end_the_fit_that_is_continued(tmp_path):
     path = checkpoint(tmp_path, monitor(stop_on="always"))
     one = goes_on(tmp_path, path, monitor(stop_on="always"))

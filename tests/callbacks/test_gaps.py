@@ -2,12 +2,11 @@
 
 import re
 import warnings
-from dataclasses import dataclass
 
 import pytest
 import torch
-from torch import Tensor, nn
-from toys import Toy, batches, fit, mlp, scalars
+from torch import nn
+from toys import Toy, batches, fit, mlp
 
 from hookboard import ActivationLogger, GradientLogger, ParameterLogger
 
@@ -150,51 +149,6 @@ def test_parameters_without_a_gradient_or_an_update_are_named(tmp_path):
     assert "frozen" in causes(of_gradients)["net.frozen.bias"]
     assert "received no gradient" in causes(of_gradients)["net.unused.bias"]
     assert causes(of_updates).keys() == {"net.frozen.weight", "net.frozen.bias"}
-
-
-@dataclass
-class Pair:
-    values: Tensor
-    indices: Tensor
-
-
-class Tops(nn.Module):
-    def forward(self, x):
-        return Pair(*x.topk(2))
-
-
-def test_what_a_module_returns_beside_floats_is_measured_too(tmp_path):
-    class Returns(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.lstm = nn.LSTM(4, 3, batch_first=True)
-            self.tops = Tops()
-            self.spectrum = Spectrum()
-            self.positive = Positive()
-
-        def forward(self, x):
-            y = self.lstm(input=x[None])[0]
-            pair = self.tops(y)
-            self.positive(y)
-            return self.spectrum(y).abs() + pair.values.sum()
-
-    class Spectrum(nn.Module):
-        def forward(self, x):
-            return torch.fft.fft(x)
-
-    class Positive(nn.Module):
-        def forward(self, x):
-            return x > 0
-
-    logger = ActivationLogger(every_n_steps=1, statistics=["mean", "zero_fraction"])
-    assert said_in(lambda: fit(tmp_path, Toy(Returns()), batches(4), logger)) == []
-    found = {tag.partition("/")[2] for tag in scalars(tmp_path) if "activation" in tag}
-    lstm = {"net.lstm/0", "net.lstm/1/0", "net.lstm/1/1"}
-    assert found == lstm | {"net.tops/values", "net.tops/indices", "net.spectrum", "net.positive"}
-    readings = {reading.site.path: reading.statistics for reading in logger.readings}
-    positive = readings["net.positive"]
-    assert positive["mean"] == pytest.approx(1 - positive["zero_fraction"])
-    assert readings["net.spectrum"]["mean"] > 0, "the modulus"
 
 
 @pytest.mark.parametrize("kind", ["no logger", "fast_dev_run"])

@@ -85,16 +85,6 @@ def test_the_updates_of_those_in_turn_are_those_of_the_very_step(tmp_path, room)
             }
 
 
-def test_all_else_is_measured_of_every_parameter_in_every_step(tmp_path, room):
-    room(130)
-    model, logger = Keeps(mlp()), ParameterLogger(statistics=["rms", "update_norm"])
-    kept = EachStep(logger)
-    fit(tmp_path, model, batches(4, 5, 6), logger, kept)
-    for after, readings in zip(model.kept[1:], kept.readings, strict=True):
-        found = {r.site.name: r.statistics for r in readings if r.site.role == "parameter"}
-        assert found == {name: {"rms": pytest.approx(p.square().mean().sqrt().item())} for name, p in after.items()}
-
-
 def test_the_copies_take_no_more_memory_than_there_is_room_for(tmp_path, room, held):
     room(130)
     fit(tmp_path, Toy(mlp()), batches(4) * 6, ParameterLogger())
@@ -105,11 +95,6 @@ def test_a_parameter_for_which_there_is_no_room_is_copied_alone(tmp_path, room, 
     room(100)
     assert FIRST in turns_of(tmp_path, Toy(mlp()), 6)
     assert max(held) == 128
-
-
-def test_with_room_for_all_each_has_its_turn_in_every_step(tmp_path, room):
-    room(128 + 32 + 96 + 12)
-    assert turns_of(tmp_path, Toy(mlp()), 3) == [FIRST | SECOND | THIRD] * 3
 
 
 def test_that_there_are_turns_is_said_once_and_those_who_wait_are_not_named_as_missing(tmp_path, room, monkeypatch):

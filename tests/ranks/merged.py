@@ -20,6 +20,9 @@ from hookboard.model.sites import Site
 SITES = [Site(f"layer{number}", "output") for number in range(5)]
 LONELY = Site("lonely", "output")
 WEIGHT = Site("layer0.weight", "parameter")
+UNLIKE, LATE, RESIZED = Site("unlike", "output"), Site("late", "output"), Site("resized", "output")
+WIDE, WIDE_UNLIKE = Site("wide", "output"), Site("wide and unlike", "output")
+UNCOUNTED = Site("uncounted", "output")
 STEPS = 3
 STATISTICS = [
     *FORMULAS,
@@ -37,7 +40,21 @@ def given(rank: int, step: int) -> dict[Site, Tensor]:
     found[WEIGHT] = torch.arange(12.0).view(3, 4)
     if step and rank == 1:
         found[LONELY] = torch.randn(6, 3, generator=generator) + 5
-    return found
+    return found | odd(rank, step, generator)
+
+
+def odd(rank: int, step: int, generator: torch.Generator) -> dict[Site, Tensor]:
+    """Sites of which the ranks do not have the same channels, or not in each step."""
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator)
+
+    wide = {WIDE: normal(3 + rank, 14_336), WIDE_UNLIKE: normal(3, 5000 - rank), UNCOUNTED: normal(3, 2)}
+    return [
+        {**wide, RESIZED: normal(3, 4)},
+        {UNLIKE: normal(3, 4 + rank)},
+        {UNLIKE: normal(3, 4), RESIZED: normal(3, 6), LATE: normal(3, 6) if rank else normal(3)},
+    ][step]
 
 
 def recorder(ranks: Ranks | None) -> Recorder:
@@ -45,8 +62,8 @@ def recorder(ranks: Ranks | None) -> Recorder:
         plan(STATISTICS),
         torch.device("cpu"),
         ranks=ranks,
-        channels=lambda site, tensor: 0 if site == WEIGHT else 1,
-        histogram=lambda site, tensor: site != WEIGHT,
+        channels=lambda site, tensor: None if tensor.dim() < 2 else 0 if site == WEIGHT else 1,
+        histogram=lambda site, tensor: site != WEIGHT and not (site == UNCOUNTED and ranks and ranks.rank),
     )
 
 

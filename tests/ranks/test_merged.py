@@ -9,7 +9,21 @@ import torch
 from oracle import rows_of_channels
 
 sys.path.insert(0, str(Path(__file__).parent))
-from merged import LONELY, SITES, STEPS, WEIGHT, flushed, given, recorder
+from merged import (
+    LATE,
+    LONELY,
+    RESIZED,
+    SITES,
+    STEPS,
+    UNCOUNTED,
+    UNLIKE,
+    WEIGHT,
+    WIDE,
+    WIDE_UNLIKE,
+    flushed,
+    given,
+    recorder,
+)
 
 pytestmark = pytest.mark.spawns
 
@@ -53,15 +67,46 @@ def test_rows_of_channels_are_those_of_all_values(ran):
             np.testing.assert_allclose(kept[0][0][step][site].channels, true, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize(("step", "site"), [(0, RESIZED), (2, RESIZED), (2, UNLIKE)], ids=str)
+def test_channels_that_are_alike_now_are_merged_whatever_they_were_before(ran, step, site):
+    size, kept = ran
+    true = rows_of_channels(everyones(size, step, site), 1)
+    np.testing.assert_allclose(kept[0][0][step][site].channels, true, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(("step", "site"), [(1, UNLIKE), (2, LATE), (0, WIDE_UNLIKE)], ids=str)
+def test_ranks_with_unlike_channels_have_the_row_of_all_values_and_no_channels(ran, step, site):
+    size, kept = ran
+    reading = kept[0][0][step][site]
+    assert reading.channels is None
+    assert reading.moments.count == sum(tensor.numel() for tensor in everyones(size, step, site))
+
+
+def test_ranks_sample_the_same_channels_of_a_wide_layer(ran):
+    size, kept = ran
+    found = kept[0][0][0][WIDE]
+    assert found.width == 14_336
+    np.testing.assert_allclose(found.channels, rows_of_channels(everyones(size, 0, WIDE), 1)[::4], rtol=1e-9, atol=1e-9)
+
+
+def test_a_histogram_that_a_rank_did_not_count_is_none(ran):
+    assert ran[1][0][0][0][UNCOUNTED].histogram is None
+
+
+def test_the_type_of_a_parameter_is_known_to_all_ranks(ran):
+    assert {read[0][WEIGHT].dtype for read, _, _ in ran[1]} == {torch.float32}
+
+
 def test_what_one_process_measures_of_the_same_data_is_the_same(ran):
     size, kept = ran
     for step in range(STEPS):
         alone = recorder(None)
         for rank in range(1, size):
             for site, tensor in given(rank, step).items():
-                if site != WEIGHT:
+                if site in sites_of(step) and site != WEIGHT:
                     alone.open(site)(tensor)
-        for site, reading in flushed(alone, given(0, step)).items():
+        mine = {site: tensor for site, tensor in given(0, step).items() if site in sites_of(step)}
+        for site, reading in flushed(alone, mine).items():
             found = kept[0][0][step][site]
             assert found.statistics == pytest.approx(reading.statistics, rel=1e-11, abs=1e-11, nan_ok=True), site
             assert (found.histogram is None) == (reading.histogram is None)
