@@ -6,14 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
 pytest.importorskip("sklearn")
 
 from benchmarks.health.runner import quiet
 from benchmarks.programs.steps import (
     MARK,
-    Learner,
     Trained,
     line_of,
     names_cause,
@@ -22,7 +20,6 @@ from benchmarks.programs.steps import (
     shown,
     sums,
     trained,
-    watched,
 )
 from benchmarks.programs.unseen import CASES, HEALTHY, LEFT_OUT
 
@@ -92,28 +89,3 @@ def test_alarms_of_the_faulty_run_are_found_and_those_of_others_false():
     assert shown(rows[0]).count("late net") == 2
     assert case.causes in shown(rows[0])
     assert sums(rows).startswith("1 faulty: found 1, with words of the cause 0; false alarms on 1 fixes and on 1 of 1")
-
-
-class Still(Learner):
-    """A line that fits a line."""
-
-    steps = 3
-
-    def __init__(self):
-        super().__init__()
-        self.net = nn.Linear(1, 1)
-
-    def batch(self):
-        return torch.rand(8, 1)
-
-    def training_step(self, batch, batch_idx):
-        return (self.net(batch) - batch).square().mean()
-
-    def score(self):
-        return 1.0
-
-
-def test_a_watched_training_has_the_alarms_of_the_monitor():
-    done = watched(Still, 0)
-    assert done.score == 1
-    assert all(said["severity"] == "alarm" for said in done.alarms)

@@ -159,21 +159,6 @@ def test_a_loss_that_has_grown_is_no_fault_of_the_code():
     assert "lower the learning rate" in event.advice
 
 
-def test_what_a_graph_does_not_tell_is_said():
-    class Hides(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x * math.nan
-
-        @staticmethod
-        def backward(ctx, grad):
-            return grad
-
-    event = only_event(Toy(mlp(), lambda y: Hides.apply(y).sum()), batches(8))
-    assert (event.is_located, event.step) == (False, 0)
-    assert "custom functions" in event.evidence
-
-
 # The batch.
 
 

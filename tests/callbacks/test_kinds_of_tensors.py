@@ -1,6 +1,5 @@
 """A tensor of any kind between the modules of a model is measured truly or named, and its neighbours are measured."""
 
-import json
 import warnings
 
 import pytest
@@ -8,7 +7,7 @@ import torch
 from oracle import assert_true
 from torch import nn
 from torch.masked import masked_tensor
-from toys import Toy, batches, events, fit
+from toys import Toy, batches, fit
 
 from hookboard import (
     ActivationLogger,
@@ -150,55 +149,11 @@ def test_the_gradient_of_a_nested_output_is_measured_over_its_values(tmp_path):
     assert_true(reading.statistics, [values_in(arrived[-1])])
 
 
-def test_a_padded_validation_batch_is_measured_inside_a_transformer_encoder(tmp_path):
-    """In evaluation it hands nested tensors to its layers, without what is padding."""
-    torch.manual_seed(0)
-    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
-    encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=True)
-    padding = torch.tensor([[False] * 3, [False, False, True]])
-
-    class Padded(Toy):
-        def training_step(self, batch):
-            return self.net(batch, src_key_padding_mask=padding).square().mean()
-
-        def validation_step(self, batch):
-            self.net(batch, src_key_padding_mask=padding)
-
-    model, kept = Padded(encoder), {}
-    for name in ("net.layers.0", "net.layers.1"):
-        model.get_submodule(name).register_forward_hook(
-            lambda m, a, output, name=name: kept.update({name: output.detach().clone()})
-        )
-    logger = ActivationLogger(["net.layers.0", "net.layers.1"], statistics=ASKED, stages="validate")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", HookboardWarning)
-        fit(tmp_path, model, [torch.randn(2, 3, 8)], logger, limit_val_batches=1, num_sanity_val_steps=0)
-    assert kept["net.layers.0"].is_nested
-    assert {reading.site.name for reading in logger.readings} == set(kept)
-    for reading in logger.readings:
-        assert reading.moments.count == 5 * 8
-        assert_true(reading.statistics, [values_in(kept[reading.site.name])])
-
-
 @pytest.mark.parametrize("make", {**KINDS, **NOTHING}.values(), ids={**KINDS, **NOTHING})
 def test_a_tensor_of_any_kind_switches_nothing_off_but_itself(tmp_path, make):
     pictures = [FeatureMapLogger("**", stage=stage, every_n_steps=1) for stage in ("train", "validate")]
     _, off = run(tmp_path, make, HealthMonitor("**", every_n_steps=1), *pictures, CAMLogger(every_n_steps=1))
     assert [text for text in off if "'net.gives'" not in text] == []
-
-
-def layers(folder):
-    data = events(folder)
-    tag = next(tag for tag in data.Tags()["tensors"] if tag.startswith("hookboard/layers"))
-    (text,) = data.Tensors(tag)[-1].tensor_proto.string_val
-    return json.loads(text)["layers"]
-
-
-@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
-def test_the_record_of_a_layer_that_gives_nested_tensors_has_no_shape(tmp_path, layout):
-    run(tmp_path, lambda x: nested(x, layout=layout), ActivationLogger())
-    shapes = {layer["name"]: layer["output"] for layer in layers(tmp_path)}
-    assert shapes == {"net.first": [5, 4], "net.gives": None, "net.takes": None, "net.last": [5, 3]}
 
 
 def test_a_nested_tensor_is_named_as_no_picture(tmp_path):

@@ -4,7 +4,6 @@ import gc
 import sys
 
 import pytest
-import torch
 from health.runs import linear, noise, outputs, weights, without_weights
 from lateness import make_late
 from lightning.pytorch import Callback
@@ -12,8 +11,6 @@ from toys import Toy, batches, fit, mlp
 
 from hookboard import ActivationLogger, GradientLogger, HealthMonitor, ParameterLogger
 from hookboard.health import Judge, Look, Loss, losses, run_table
-from hookboard.measure import FORMULAS, Recorder, plan
-from hookboard.model.sites import Site
 from hookboard.tracing import RULES
 
 STEPS = 1000
@@ -70,18 +67,6 @@ def test_nothing_is_kept_of_a_step(tmp_path, monkeypatch):
     due_steps = (STEPS - WARM) // 3 // 2  # from one third to the next
     # What is bounded moves by up to some 130 blocks; whatever is kept of a due step has more than two.
     assert growth(first.blocks) < 2 * due_steps, first.blocks
-
-
-def test_nothing_is_kept_of_a_tensor_or_a_flush():
-    recorder = Recorder(plan(list(FORMULAS)), torch.device("cpu"), histogram=True, channels=lambda site, tensor: 1)
-    observe, tensor, blocks = recorder.open(Site("a", "output")), torch.ones(2, 3), []
-    for number in range(3_000):
-        observe(tensor)
-        observe(tensor)
-        recorder.flush()
-        if number >= 1_800 and number % 100 == 0:
-            blocks.append(held())
-    assert growth(blocks) < 400 / 2, blocks
 
 
 @pytest.mark.usefixtures("small_histories")

@@ -9,7 +9,7 @@ import pytest
 from lightning.pytorch import Callback
 from tensorboard.compat.proto.summary_pb2 import DATA_CLASS_TENSOR
 from torch import nn
-from toys import ALWAYS, Raw, Toy, batches, events, fit, loader, mlp, scalars, trainer
+from toys import ALWAYS, Raw, Toy, batches, events, fit, mlp, scalars
 
 from hookboard import ActivationLogger, GradientLogger, HealthMonitor, ParameterLogger
 from hookboard.base.records import HEALTH, LayerFacts, health_record, layers_record
@@ -120,14 +120,6 @@ def test_a_layer_that_runs_for_the_first_time_later_on_is_recorded_then(tmp_path
     assert found["net.late"].output == (6, 5)
 
 
-@UNUSED
-def test_inputs_alone_give_the_order_too(tmp_path):
-    fit(tmp_path, Toy(Backwards()), batches(6), ActivationLogger("net.*", types="Linear", roles="input"))
-    record = only(tmp_path, "ActivationLogger")
-    assert [name for name in names(record) if name != "net.late"] == ["net.first", "net.middle", "net.last"]
-    assert {one.output for one in record.layers} == {None}
-
-
 def test_types_name_the_classes_above_it_up_to_module(tmp_path):
     class Mine(nn.Linear):
         pass
@@ -179,12 +171,6 @@ def test_two_callbacks_of_one_class_write_a_record_each(tmp_path):
     assert one.layers == (FIRST,)
     assert other.layers == (LAST,)
     assert [one.every_n_steps, other.every_n_steps] == [1, 2]
-
-
-def test_a_run_that_only_validates_has_a_record(tmp_path):
-    run = trainer(tmp_path, ActivationLogger(stages="validate"), limit_val_batches=1.0)
-    run.validate(Toy(mlp()), loader(batches(6, 6)), verbose=False)
-    assert names(only(tmp_path, "ActivationLogger")) == ["net.0", "net.1", "net.2"]
 
 
 @pytest.mark.parametrize("make", [ActivationLogger, HealthMonitor])

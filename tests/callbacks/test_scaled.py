@@ -237,10 +237,11 @@ class OwnBackward(Toy):
         optimizer.step()
 
 
-@pytest.mark.filterwarnings("ignore:hookboard.*stepped without a backward pass")
-def test_gradients_of_a_backward_pass_that_may_be_scaled_are_nan_and_those_of_parameters_right(tmp_path):
+def test_gradients_of_a_backward_pass_that_may_be_scaled_are_nan_and_named_once_and_those_of_parameters_right(tmp_path):
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)
-    scaled = gradients(tmp_path, OwnBackward(scaler), batches(8, 8), scaler)
+    with pytest.warns(UserWarning, match="hookboard") as said:
+        scaled = gradients(tmp_path, OwnBackward(scaler), batches(8, 8), scaler)
+    assert sum("stepped without a backward pass of Lightning" in str(w.message) for w in said) == 1
     plain = gradients(tmp_path, OwnBackward(), batches(8, 8))
     for mine, theirs in zip(scaled, plain, strict=True):
         assert mine.keys() == theirs.keys()
@@ -251,14 +252,6 @@ def test_gradients_of_a_backward_pass_that_may_be_scaled_are_nan_and_those_of_pa
             else:
                 assert math.isnan(l2)
                 assert not mine[site].overflowed
-
-
-def test_a_backward_pass_that_may_be_scaled_is_named_once(tmp_path):
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)
-    plugin = MixedPrecision("16-mixed", "cpu", scaler=scaler)
-    with pytest.warns(UserWarning, match="hookboard") as said:
-        fit(tmp_path, OwnBackward(scaler), batches(8, 8), GradientLogger(), plugins=plugin)
-    assert sum("stepped without a backward pass of Lightning" in str(w.message) for w in said) == 1
 
 
 def test_a_sparse_gradient_is_unscaled_and_its_overflow_is_seen(tmp_path):
