@@ -1,6 +1,8 @@
 """What a checkpoint holds of callbacks, and what becomes of it in a fit that is not quite the same."""
 
 import hashlib
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -43,6 +45,17 @@ def checkpoint(folder, *callbacks, model=None, **options):
     one.fit(model or Toy(net()), loader(DATA[:6]), loader(DATA[:6]))
     one.save_checkpoint(path)
     return path
+
+
+@pytest.fixture(scope="module")
+def of_a_monitor(tmp_path_factory):
+    return checkpoint(tmp_path_factory.mktemp("six"), monitor())
+
+
+@pytest.fixture
+def saved(of_a_monitor, tmp_path):
+    """The path of a checkpoint of a fit with `monitor()`, which the test may change."""
+    return Path(shutil.copy(of_a_monitor, tmp_path))
 
 
 def goes_on(folder, path, *callbacks, model=None, **options):
@@ -111,11 +124,10 @@ def text_of(folder):
     return events(folder).Tensors("health/verdict/text_summary")[-1].tensor_proto.string_val[0].decode()
 
 
-def test_a_checkpoint_that_only_an_evaluation_has_loaded_is_not_continued(tmp_path):
+def test_a_checkpoint_that_only_an_evaluation_has_loaded_is_not_continued(tmp_path, saved):
     callback = monitor()
-    path = checkpoint(tmp_path, monitor())
     one = trainer(tmp_path / "second", callback, limit_val_batches=1.0)
-    one.validate(Toy(net()), loader(DATA), ckpt_path=path, verbose=False)
+    one.validate(Toy(net()), loader(DATA), ckpt_path=saved, verbose=False)
     one.fit(Toy(net()), loader(DATA[:3]), loader(DATA[:3]))
     assert "3 looks, from step 0 to 2" in text_of(tmp_path / "second")
 
@@ -155,9 +167,9 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("why", OTHERS)
-def test_a_monitor_with_other_arguments_begins_anew_and_says_why(why, tmp_path, said):
+def test_a_monitor_with_other_arguments_begins_anew_and_says_why(why, tmp_path, saved, said):
     callback = monitor(**OTHERS[why])
-    goes_on(tmp_path, checkpoint(tmp_path, monitor()), callback)
+    goes_on(tmp_path, saved, callback)
     (line,) = said
     assert why in line
     assert min(sinces(callback).values()) >= 6
@@ -216,35 +228,34 @@ SPOILED = {
 
 
 @pytest.mark.parametrize("how", SPOILED)
-def test_what_cannot_be_read_is_said_once_and_the_monitor_begins_anew(how, tmp_path, said):
-    callback, path = monitor(), changed(checkpoint(tmp_path, monitor()), SPOILED[how])
-    goes_on(tmp_path, path, callback)
+def test_what_cannot_be_read_is_said_once_and_the_monitor_begins_anew(how, tmp_path, saved, said):
+    callback = monitor()
+    goes_on(tmp_path, changed(saved, SPOILED[how]), callback)
     (line,) = said
     assert "HealthMonitor begins anew" in line
     assert sinces(callback) == {("always", "net.0"): 6}
 
 
-def test_a_checkpoint_of_before_there_was_anything_in_it_is_taken(tmp_path, said):
-    path = checkpoint(tmp_path, monitor())
-    content = torch.load(path, weights_only=True)
+def test_a_checkpoint_of_before_there_was_anything_in_it_is_taken(tmp_path, saved, said):
+    content = torch.load(saved, weights_only=True)
     del content[KEY]
-    torch.save(content, path)
+    torch.save(content, saved)
     callback = monitor()
-    goes_on(tmp_path, path, callback, ActivationLogger(every_n_steps=1))
+    goes_on(tmp_path, saved, callback, ActivationLogger(every_n_steps=1))
     (line,) = said
     assert "nothing of this callback" in line
     assert sinces(callback) == {("always", "net.0"): 6}
 
 
-def test_a_model_with_other_layers_keeps_what_is_known_of_those_that_are_still_there(tmp_path, said):
-    path, callback = checkpoint(tmp_path, monitor()), monitor()
+def test_a_model_with_other_layers_keeps_what_is_known_of_those_that_are_still_there(tmp_path, saved, said):
+    callback = monitor()
     model = Toy(net(nn.ReLU()))
     model.net = nn.Sequential(*model.net, nn.Linear(3, 3))
     model.strict_loading = False
-    content = torch.load(path, weights_only=True)
+    content = torch.load(saved, weights_only=True)
     content["optimizer_states"] = [torch.optim.SGD(model.parameters(), lr=0.01).state_dict()]
-    torch.save(content, path)
-    goes_on(tmp_path, path, callback, model=model)
+    torch.save(content, saved)
+    goes_on(tmp_path, saved, callback, model=model)
     assert said == []
     assert sinces(callback) == {("always", "net.0"): 0}
     assert "4 layers at 12 looks, from step 0 to 11" in text_of(tmp_path / "second")

@@ -102,9 +102,8 @@ def test_a_second_fit_of_a_compiled_model_is_logged_too(fitted):
     assert all(len(values) == 3 for values in again)
 
 
-@pytest.mark.parametrize("make", [compiled_attribute, compiled_in_place, compiled_one_by_one])
-def test_a_model_that_was_compiled_and_run_before_the_fit_is_measured_all_the_same(tmp_path, make):
-    model = make()
+def test_a_model_that_was_compiled_and_run_before_the_fit_is_measured_all_the_same(tmp_path):
+    model = compiled_in_place()
     for data in batches(4, 4):
         model.net(data).sum().backward()
     found = watched(tmp_path, model)

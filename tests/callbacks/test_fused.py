@@ -125,7 +125,7 @@ def test_nan_of_the_one_operation_is_found_where_it_comes_from(tmp_path):
 @pytest.mark.compiles
 def test_a_layer_that_is_compiled_is_measured_in_its_graph():
     model = Student(norm_first=False)
-    model.student.compile(backend="aot_eager")
-    watch = ActivationLogger("student.layers.*.linear1", every_n_steps=1)
+    model.student.layers[0].compile(backend="aot_eager")
+    watch = ActivationLogger("student.layers.0.linear1", every_n_steps=1)
     fit(None, model, sequences(3, 3), watch)
-    assert [reading.moments.count for reading in watch.readings] == [3 * 5 * 16] * 2
+    assert [reading.moments.count for reading in watch.readings] == [3 * 5 * 16]

@@ -1,6 +1,7 @@
 """A fit that is continued from a checkpoint knows what the fit before it knew: as if it had never been interrupted."""
 
 import math
+import warnings
 from functools import partial
 
 import pytest
@@ -340,19 +341,21 @@ def loggers(**options):
     ]
 
 
-@pytest.fixture(params=["at once", "late"])
-def two_runs(request, tmp_path, monkeypatch):
+@pytest.fixture(scope="module", params=["at once", "late"])
+def two_runs(request, tmp_path_factory):
     """The folders of a fit, and of the same fit in two parts, with a validation at each sixth step."""
-    if request.param == "late":
-        make_late(monkeypatch)
-    options = {"limit_val_batches": 1, "val_check_interval": 6}
-    trainer(tmp_path / "whole", *loggers(), **options).fit(Pictured(), Loader(), validation())
-    path = tmp_path / "middle.ckpt"
-    # The second part ends what the first one has begun to measure.
-    saves = ModelCheckpoint(tmp_path, filename="middle", every_n_train_steps=15)
-    trainer(tmp_path / "two", *loggers(), saves, **options, max_steps=19).fit(Pictured(), Loader(), validation())
-    trainer(tmp_path / "two", *loggers(), **options).fit(Pictured(), Loader(), validation(), ckpt_path=path)
-    return tmp_path / "whole", tmp_path / "two"
+    folder, options = tmp_path_factory.mktemp("runs"), {"limit_val_batches": 1, "val_check_interval": 6}
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if request.param == "late":
+            make_late(patch)
+        trainer(folder / "whole", *loggers(), **options).fit(Pictured(), Loader(), validation())
+        # The second part ends what the first one has begun to measure.
+        saves = ModelCheckpoint(folder, filename="middle", every_n_train_steps=15)
+        trainer(folder / "two", *loggers(), saves, **options, max_steps=19).fit(Pictured(), Loader(), validation())
+        again = trainer(folder / "two", *loggers(), **options)
+        again.fit(Pictured(), Loader(), validation(), ckpt_path=folder / "middle.ckpt")
+    return folder / "whole", folder / "two"
 
 
 OFTEN = ("activation_", "input_", "gradient_", "parameter_", "feature_maps/", "kernels/", "health/activation_rms/")

@@ -250,8 +250,8 @@ def test_an_alarm_can_stop_the_training(tmp_path):
     assert run.state.global_step < 8
 
 
-@pytest.mark.parametrize("in_training", [True, False])
-def test_close_detaches_the_hooks_of_a_training_or_an_evaluation_that_failed(tmp_path, in_training):
+@pytest.mark.parametrize(("in_training", "watched"), [(True, everything), (False, both_stages)])
+def test_close_detaches_the_hooks_of_a_training_or_an_evaluation_that_failed(tmp_path, in_training, watched):
     class Fails(Model):
         def forward(self, x):
             output = super().forward(x)
@@ -260,7 +260,7 @@ def test_close_detaches_the_hooks_of_a_training_or_an_evaluation_that_failed(tmp
             return output
 
     model = Fails(mlp())
-    before, watching = hooks_of(model), for_transformers([*everything(), *both_stages()])
+    before, watching = hooks_of(model), for_transformers(watched())
     with pytest.raises(KeyError):
         trainer(tmp_path, model, batches(4), watching, eval_strategy="epoch").train()
     watching.close()

@@ -81,7 +81,6 @@ def scaled():
 
 
 WAYS = {
-    "plain": (lambda: Toy(mlp()), dict),
     "convolutions, AdamW, clipped": (lambda: Adam(convolutional()), lambda: {"gradient_clip_val": 1.0}),
     "under a GradScaler": (lambda: Toy(mlp()), scaled),
     "accumulating": (lambda: Toy(mlp()), lambda: {"accumulate_grad_batches": 2}),

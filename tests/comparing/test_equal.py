@@ -139,10 +139,9 @@ def test_a_difference_after_a_block_that_is_compiled_in_place_says_that_it_canno
         assert "blocks.1 cannot be seen in the right model, where it is compiled or scripted" in first.cause
 
 
-@pytest.mark.parametrize("name", ["resnet18", "shufflenet_v2_x0_5"])
-def test_a_classifier_of_torchvision_is_equal_in_half_and_double(name):
+def test_a_classifier_of_torchvision_is_equal_in_half_and_double():
     torch.manual_seed(0)
-    net = get_model(name).eval()
+    net = get_model("shufflenet_v2_x0_5").eval()
     images = torch.randn(2, 3, 64, 64)
     for dtype in (torch.bfloat16, torch.float64):
         assert is_equal(compare(net, copy.deepcopy(net).to(dtype), images))
