@@ -40,8 +40,13 @@ def faults(names: Sequence[str], folder: Path) -> list[str]:
 
 
 def is_alike(case: Case, bare: Outcome, observed: Outcome) -> bool:
-    """Whether the oracle has seen the same run: uncompiled, other random numbers may be drawn."""
+    """Whether the oracle has seen the same run: uncompiled, other random numbers may be drawn.
+
+    Losses that are not finite do not tell.
+    """
     losses = [key for key in bare.state if ": loss " in key]
+    if case.is_compiled and not all(bare.state[key].isfinite() for key in losses):
+        return False
     return all(
         key in observed.state
         and torch.allclose(bare.state[key], observed.state[key], 5e-3 if case.is_half else 1e-3, equal_nan=True)

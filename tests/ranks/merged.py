@@ -40,16 +40,17 @@ def given(rank: int, step: int) -> dict[Site, Tensor]:
     found[WEIGHT] = torch.arange(12.0).view(3, 4)
     if step and rank == 1:
         found[LONELY] = torch.randn(6, 3, generator=generator) + 5
-    return found | odd(rank, step, generator)
+    return found
 
 
-def odd(rank: int, step: int, generator: torch.Generator) -> dict[Site, Tensor]:
+def odd(rank: int, step: int) -> dict[Site, Tensor]:
     """Sites of which the ranks do not have the same channels, or not in each step."""
+    generator = torch.Generator().manual_seed(100 * rank + step)
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator)
 
-    wide = {WIDE: normal(3 + rank, 14_336), WIDE_UNLIKE: normal(3, 5000 - rank), UNCOUNTED: normal(3, 2)}
+    wide = {WIDE: normal(3 + rank, 14_336), WIDE_UNLIKE: normal(3, 5000 - rank)}
     return [
         {**wide, RESIZED: normal(3, 4)},
         {UNLIKE: normal(3, 4 + rank)},
@@ -63,7 +64,7 @@ def recorder(ranks: Ranks | None) -> Recorder:
         torch.device("cpu"),
         ranks=ranks,
         channels=lambda site, tensor: None if tensor.dim() < 2 else 0 if site == WEIGHT else 1,
-        histogram=lambda site, tensor: site != WEIGHT and not (site == UNCOUNTED and ranks and ranks.rank),
+        histogram=lambda site, tensor: site != WEIGHT,
     )
 
 
@@ -99,10 +100,14 @@ def main(folder: str) -> None:
     rank, size = int(os.environ["LOCAL_RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
     ranks, counted = Ranks(), Counted()
-    mine, read, handed = recorder(ranks), [], []
+    mine, of_odd, read, handed = recorder(ranks), recorder(ranks), [], []
     for step in range(STEPS):
         read.append(flushed(mine, given(rank, step)))
         handed.append(counted.take())
+        read[-1] |= flushed(of_odd, odd(rank, step))
+        counted.take()
+    counts = Recorder(plan(["mean"]), torch.device("cpu"), ranks=ranks, histogram=lambda site, tensor: rank == 0)
+    read.append(flushed(counts, {UNCOUNTED: torch.ones(3, 2)}))
     lost = ""
     if rank == size - 1:
         ranks.leave()
