@@ -19,7 +19,6 @@ from hookboard.callbacks import loss_meter
 from hookboard.callbacks.loss_meter import LossMeter
 from hookboard.health import Judge, Loss, Page
 from hookboard.measure import FIELDS, Recorder
-from hookboard.tracing import Modes, StaleGradients, Unfrozen
 from hookboard.tracing.black_box import BlackBox
 from hookboard.tracing.detect import Sentinels
 
@@ -95,9 +94,6 @@ BROKEN = [
     (Judge, "see"),
     (Page, "entry"),
     (Page, "last"),
-    (StaleGradients, "before_step"),
-    (Modes, "see"),
-    (Unfrozen, "see"),
 ]
 
 
