@@ -12,7 +12,7 @@ from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.plugins.precision import MixedPrecision
 from oracle import rows_of_channels
 from torch import nn
-from toys import ALWAYS, Toy, batches, events, fit, hooked, mlp, trainer
+from toys import ALWAYS, Toy, batches, events, fit, mlp
 
 from hookboard import HealthMonitor, HookboardWarning, Rule, health
 from hookboard.callbacks import loss_meter
@@ -21,10 +21,6 @@ from hookboard.health import Judge, Loss, Page
 from hookboard.measure import FIELDS, Recorder
 from hookboard.tracing.black_box import BlackBox
 from hookboard.tracing.detect import Sentinels
-
-
-def loaders(data):
-    return [torch.utils.data.DataLoader(data, batch_size=None) for _ in range(2)]
 
 
 def recording():
@@ -142,39 +138,6 @@ def test_without_a_logger_the_last_line_says_where_the_verdicts_are(has_logger, 
     fit(tmp_path if has_logger else None, Messy(), batches(*[8] * 3), HealthMonitor(rules=ALWAYS, window=1))
     hint = "  There is no logger: the verdicts are in monitor.verdicts, and nothing is in TensorBoard."
     assert (lines[-1].splitlines()[-1] == hint) == (not has_logger)
-
-
-class CutShort(Messy):
-    def on_train_batch_start(self, batch, batch_idx):
-        return -1 if batch_idx == 2 else None
-
-
-class UserError(RuntimeError):
-    """An error of the user's."""
-
-
-@pytest.mark.parametrize("end", ["error", "interrupt", "cut short", "stop_on", "alone"])
-def test_nothing_is_left_behind(end):
-    stops = {"error": UserError("by the user"), "interrupt": KeyboardInterrupt()}.get(end)
-    model = CutShort() if end == "cut short" else Messy(stops)
-    data = batches(*[8] * 6)
-    monitor = HealthMonitor(rules=ALWAYS, window=2, stop_on="alarm" if end == "stop_on" else None)
-    run = trainer(None, monitor)
-    try:
-        run.fit(model, *loaders(data))
-    except (UserError, SystemExit, KeyboardInterrupt) as error:
-        error.__traceback__ = None
-    assert hooked(model) == []
-    assert run.global_step == (6 if end == "alone" else 2)
-    for name in ("log", "log_dict"):  # Lightning's own
-        monitor.__dict__.pop(name, None)
-    gone = [weakref.ref(thing) for thing in (model, run, *data, *model.parameters())]
-    if stops is not None:
-        stops.__traceback__ = None
-    del model, run, data, stops
-    gc.collect()
-    assert [ref() for ref in gone if ref() is not None] == []
-    assert len(monitor.verdicts) == 1
 
 
 @pytest.mark.filterwarnings("ignore:hookboard. HealthMonitor. the model has changed during the fit")

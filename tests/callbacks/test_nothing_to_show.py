@@ -132,11 +132,3 @@ def test_two_processes_without_a_group_are_a_reason_not_to_measure(tmp_path, lin
     (line,) = lines
     assert "2 processes" in line
     assert "no process group" in line
-
-
-def test_an_intervention_needs_no_process_group(lines):
-    model = Toy(mlp())
-    before = model.net[2].weight.detach().clone()
-    fit(None, model, batches(4), Intervention(Zero(), "net.2"), strategy=SaysTwo())
-    assert lines == []
-    assert torch.equal(before, model.net[2].weight)

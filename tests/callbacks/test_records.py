@@ -160,19 +160,6 @@ def test_a_layer_that_is_replaced_by_its_like_is_not_recorded_again(tmp_path):
     assert [step for step, _ in written(tmp_path, "ActivationLogger")] == [0]
 
 
-def test_a_lazy_layer_is_recorded_with_the_shapes_that_it_got(tmp_path):
-    fit(tmp_path, Toy(nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.Linear(8, 3))), batches(6), ActivationLogger())
-    assert only(tmp_path, "ActivationLogger").layers[0] == FIRST
-
-
-def test_two_callbacks_of_one_class_write_a_record_each(tmp_path):
-    fit(tmp_path, Toy(mlp()), batches(6, 6), ActivationLogger("net.0"), ActivationLogger("net.2", every_n_steps=2))
-    (_, one), (_, other) = written(tmp_path, "ActivationLogger")
-    assert one.layers == (FIRST,)
-    assert other.layers == (LAST,)
-    assert [one.every_n_steps, other.every_n_steps] == [1, 2]
-
-
 @pytest.mark.parametrize("make", [ActivationLogger, HealthMonitor])
 def test_a_fault_in_making_a_record_is_said_once_and_the_numbers_are_written(tmp_path, monkeypatch, make):
     def broken(self, *given):

@@ -161,17 +161,6 @@ def test_the_layers_of_an_adapter_are_named_as_in_its_model(tmp_path):
     assert len(logger.readings) == 2
 
 
-def test_an_evaluation_between_steps_changes_nothing_of_training_that_is_logged(tmp_path):
-    data = batches(*[4] * 4)
-    run = trainer(
-        tmp_path / "with", Model(mlp()), data, for_transformers(everything()), eval_strategy="steps", eval_steps=1
-    )
-    run.train()
-    assert_equal(
-        logged(tmp_path / "with" / "hookboard"), in_transformers(tmp_path / "bare", mlp(), data, *everything())
-    )
-
-
 def both_stages():
     return [ActivationLogger(stages=["train", "validate"], every_n_steps=1), HealthMonitor(every_n_steps=1)]
 
