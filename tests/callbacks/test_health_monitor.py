@@ -182,6 +182,7 @@ def test_rules_are_selected_and_excluded_by_names_and_patterns_as_modules_are(ru
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"rules": "always"}, "unknown rule 'always'"),
         ({"rules": ["no.such.module.RULE"]}, "rule 'no.such.module.RULE' cannot be imported"),
         ({"rules": "math.pi"}, "rule 'math.pi' is a float, not a hookboard.Rule"),
         ({"rules": [ALWAYS, ALWAYS]}, "'always' is the name of two rules"),

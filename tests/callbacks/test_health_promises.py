@@ -362,3 +362,18 @@ def test_readings_that_are_kept_do_not_keep_the_recorder(monkeypatch):
     assert made
     assert not any(ref() for ref in made)
     assert monitor.readings
+
+
+def test_lazy_layers_train_as_without_and_are_judged_with_their_shapes():
+    def trained_lazily(*callbacks):
+        torch.manual_seed(0)
+        model = Toy(nn.Sequential(nn.LazyLinear(8), nn.LazyBatchNorm1d(), nn.ReLU(), nn.Linear(8, 3)))
+        fit(None, model, batches(8, 8, 8), *callbacks)
+        return model.state_dict()
+
+    rule, _, runs = recording()
+    watched = trained_lazily(HealthMonitor(every_n_steps=1, rules=rule))
+    for name, weight in trained_lazily().items():
+        assert weight.equal(watched[name])
+    shapes = {name: shape for layer in runs[-1].layers for name, shape in layer.shapes.items()}
+    assert shapes["net.0.weight"] == (8, 4)

@@ -3,6 +3,7 @@
 import csv
 import tempfile
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from board.test_one_file import answers_in
@@ -11,7 +12,7 @@ from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger
 from lightning.pytorch.loggers.logger import DummyLogger
 from toys import Toy, batches, fit, mlp
 
-from hookboard import HealthMonitor
+from hookboard import HealthMonitor, HookboardWarning
 
 
 @pytest.fixture
@@ -105,4 +106,11 @@ def test_a_fit_that_fails_has_it_up_to_there(tmp_path, spare):
     with pytest.raises(RuntimeError, match="stop"):
         watched(CSVLogger(tmp_path, name="run", version=""), others=[Failing()], report=True)
     assert "layers at 4 looks" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert list(spare.iterdir()) == []
+
+
+def test_a_fault_in_writing_it_is_one_warning(tmp_path, spare, monkeypatch):
+    monkeypatch.setattr("hookboard.board.page_in", Mock(side_effect=RuntimeError("on purpose")))
+    with pytest.warns(HookboardWarning, match="the report of HealthMonitor.*on purpose"):
+        watched(CSVLogger(tmp_path, name="run", version=""), report=True)
     assert list(spare.iterdir()) == []
