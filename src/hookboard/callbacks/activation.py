@@ -13,7 +13,7 @@ from hookboard.measure import DEFAULT, Statistic
 from hookboard.model.selection import select
 from hookboard.model.sites import Stage
 
-ActivationRole = Literal["output", "input"]
+ActivationRole = Literal["output", "input", "attention_logit", "attention_entropy"]
 
 
 class ActivationLogger(SiteLogger[MeasurementState]):

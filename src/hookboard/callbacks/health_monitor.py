@@ -46,7 +46,7 @@ from hookboard.model.layers import ChannelDims, Layer, layers_of
 from hookboard.model.nested import tensors_in
 from hookboard.model.parameters import Weight, stepped_by
 from hookboard.model.selection import NothingToSelectError, is_read_by_parent, select
-from hookboard.model.sites import Role, Site, Stage
+from hookboard.model.sites import ATTENTION_ROLES, Role, Site, Stage
 from hookboard.tracing import RULES, BlackBox
 
 MEASURED = ("rms", "zero_fraction")
@@ -235,7 +235,8 @@ class HealthMonitor(SiteLogger[HealthState]):
         return rules_of(self.rules, RULES)
 
     def _roles(self) -> list[Role]:
-        return ["output", "grad_output", "parameter", "parameter_grad", "parameter_update"]
+        of_weights: list[Role] = ["parameter", "parameter_grad", "parameter_update"]
+        return ["output", "grad_output", *ATTENTION_ROLES, *of_weights]
 
     def _stages(self, loop: Loop) -> list[Stage]:
         return [] if not loop.is_fitting else ["train", "validate"]

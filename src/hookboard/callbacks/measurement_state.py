@@ -11,12 +11,12 @@ from hookboard.callbacks.layer_news import LayerNews
 from hookboard.callbacks.loss_scale import LossScale
 from hookboard.callbacks.weights import WeightsBefore
 from hookboard.loops import StageState, listed_gaps
-from hookboard.measure import Plan, Reading, Recorder, Taps
+from hookboard.measure import AttentionWatch, Plan, Reading, Recorder, Taps
 from hookboard.model.layers import DefinedDims, layers_of, saturation_limits
 from hookboard.model.parameters import Weight, weights_of, why_silent
 from hookboard.model.patterns import folded
 from hookboard.model.selection import named_submodules
-from hookboard.model.sites import ROLES, Role, Site
+from hookboard.model.sites import ATTENTION_ROLES, ROLES, Role, Site
 
 
 @dataclass
@@ -26,6 +26,7 @@ class MeasurementState(StageState):
     Args:
         recorder: measures the tensors of all sites.
         taps: the hooks on modules.
+        attention: measures attention; None where no role asks for it.
         roles: which tensors are measured.
         weights: the watched weights by name.
         before: during a due step, copies of the weights before the optimizers stepped.
@@ -38,6 +39,7 @@ class MeasurementState(StageState):
 
     recorder: Recorder = field(init=False)
     taps: Taps = field(init=False)
+    attention: AttentionWatch | None = field(default=None, kw_only=True)
     roles: Sequence[Role] = field(default=(), kw_only=True)
     weights: dict[str, Weight] = field(default_factory=dict, kw_only=True)
     before: WeightsBefore = field(default_factory=WeightsBefore, kw_only=True)
@@ -48,6 +50,13 @@ class MeasurementState(StageState):
     def observe(self, on: bool) -> None:
         """Switch the hooks on or off: off while other callbacks run in the middle of a batch."""
         self.taps.active = on
+        if self.attention is not None:
+            self.attention.active = on
+
+    def end_step(self) -> None:
+        """Stop measuring, and release all that belongs to the step."""
+        self.observe(False)
+        self.taps.end_step()
 
     def forget(self) -> None:
         """Drop what was measured in a step or an evaluation that did not end, as it may be tried again."""
@@ -143,6 +152,8 @@ class MissingSites:
 def _why_silent(state: MeasurementState, name: str, role: Role) -> str:
     if name in state.weights and ROLES[role].of_parameter:
         return why_silent(state.weights[name])
+    if role in ATTENTION_ROLES:
+        return "no call of scaled_dot_product_attention was seen, as in compiled code"
     return state.taps.why_silent(name, role)
 
 

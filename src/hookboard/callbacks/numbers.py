@@ -18,6 +18,7 @@ from hookboard.callbacks.weights import Part, measure_gradients, measure_weights
 from hookboard.loops import HookboardCallback, Loop, StageState, names_in
 from hookboard.measure import (
     DERIVED,
+    AttentionWatch,
     Plan,
     Reading,
     ReadingList,
@@ -31,7 +32,7 @@ from hookboard.measure import (
 )
 from hookboard.model.parameters import Weight, are_unchanged, weights_of
 from hookboard.model.selection import check_selection
-from hookboard.model.sites import ROLES, Role, Site, Stage
+from hookboard.model.sites import ATTENTION_ROLES, ROLES, Role, Site, Stage
 from hookboard.writers import Entry
 
 V = TypeVar("V", bound=MeasurementState)
@@ -176,8 +177,12 @@ class SiteLogger(HookboardCallback[V]):
     def _attach(self, loop: Loop, state: V) -> None:
         # Graphs that are compiled already ignore new hooks.
         forget_graphs(loop.model)
-        roles = [role for role in state.roles if not ROLES[role].of_parameter]
+        inside = [role for role in state.roles if role in ATTENTION_ROLES]
+        roles = [role for role in state.roles if not ROLES[role].of_parameter and role not in inside]
         modules, observer = state.selection.modules, state.recorder.open
+        if inside:
+            names = {**modules, **state.selection.owners}
+            state.attention = AttentionWatch(loop.model, names, inside, state.recorder)
         state.taps = Taps(modules, roles, observer, in_graphs=True, model=loop.model)
         state.until_end.callback(state.taps.detach)
         state.taps.attach()
@@ -187,8 +192,8 @@ class SiteLogger(HookboardCallback[V]):
         state.news.facts = None
 
     def _begin_batch(self, loop: Loop, state: V, batch: Any) -> None:
-        state.until_batch_end.callback(state.taps.end_step)
-        state.taps.active = True
+        state.until_batch_end.callback(state.end_step)
+        state.observe(True)
 
     def _before_backward(self, state: V) -> None:
         """Set the loss scale by which the recorder divides the gradients of this backward pass."""
@@ -283,8 +288,12 @@ class SiteLogger(HookboardCallback[V]):
 
     def _expected(self, state: V) -> list[tuple[str, Role]]:
         """Return (name, role) for each module and parameter; a due step should measure a tensor of each pair."""
-        of_weights = [role for role in state.roles if ROLES[role].of_parameter]
-        return [*state.taps.expected(), *((name, role) for role in of_weights for name in state.weights)]
+        names: dict[Role, Iterable[str]] = {
+            role: state.weights if ROLES[role].of_parameter else () for role in state.roles
+        }
+        if state.attention is not None:  # nobody knows beforehand where it is
+            names.update((role, state.attention.found or ("",)) for role in state.roles if role in ATTENTION_ROLES)
+        return [*state.taps.expected(), *((name, role) for role, each in names.items() for name in each)]
 
     def written_tags(self) -> Iterator[str]:
         """Yield the tags that it writes in this run, as far as they are known before the first batch."""

@@ -10,6 +10,7 @@ in each step, and ask the kernels with less overhead: `form_of` describes how th
 reads others like it; `job_of` describes a tensor for those of Triton, and `measure_into` merges it into rows in memory.
 """
 
+from hookboard.measure.attention import AttentionWatch
 from hookboard.measure.backward_calls import hearing_backward
 from hookboard.measure.card import measuring_device, needs_host
 from hookboard.measure.columns import empty_row
@@ -54,6 +55,7 @@ __all__ = [
     "READS_BEFORE_EDITS",
     "UNKNOWN",
     "WIDTH",
+    "AttentionWatch",
     "Histogram",
     "Moments",
     "Observer",

@@ -237,19 +237,19 @@ def _sample(tensor: Tensor, dim: int) -> Tensor:
     """Return sampled positions x channels of a tensor, at most (MAX_SAMPLED_ROWS, MAX_SAMPLED_CHANNELS)."""
     moved = tensor.movedim(dim, -1)
     *places, channels = moved.shape
-    chosen = np.unravel_index(_spread(math.prod(places), MAX_SAMPLED_ROWS), places) if places else ()
+    chosen = np.unravel_index(spread(math.prod(places), MAX_SAMPLED_ROWS), places) if places else ()
     rows = moved[tuple(_on(index, tensor.device) for index in chosen)] if places else moved[None]
     return (
         rows
         if channels <= MAX_SAMPLED_CHANNELS
-        else rows[:, _on(_spread(channels, MAX_SAMPLED_CHANNELS), tensor.device)]
+        else rows[:, _on(spread(channels, MAX_SAMPLED_CHANNELS), tensor.device)]
     )
 
 
-def _spread(size: int, most: int) -> np.ndarray:
+def spread(size: int, most: int) -> np.ndarray:
     """Return `most` ascending indices below `size`, one from each of equal parts, irregularly spaced; all if fewer.
 
-    >>> _spread(1000, 4).tolist()
+    >>> spread(1000, 4).tolist()
     [0, 404, 559, 963]
     """
     if size <= most:

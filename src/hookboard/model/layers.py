@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 from hookboard.base.kept import kept
 from hookboard.model.layouts import shape_of
 from hookboard.model.parameters import Weight
-from hookboard.model.sites import ROLES, Site
+from hookboard.model.sites import ATTENTION_ROLES, ROLES, Site
 
 Kind = Literal[
     "rectifier",
@@ -289,11 +289,13 @@ class ChannelDims:
     def __call__(self, site: Site, tensor: Tensor) -> int | None:
         """Return the dimension of the site's tensor that holds the channels; remember it for layers without weights.
 
-        None if the tensor has fewer than two dimensions, or the role is none of `input`, `output`, `parameter` and
-        `parameter_grad`.
+        None if the tensor has fewer than two dimensions, and for other gradients than `parameter_grad`, updates and
+        what optimizers keep.
         """
         if site.role == "input" and not site.name:
             return _of_batch(tensor)
+        if site.role in ATTENTION_ROLES:
+            return 0  # the heads
         if site.role in ("parameter", "parameter_grad"):
             return 0 if tensor.dim() >= 2 else None  # the unit whose weights these are
         if site.role not in ("output", "input") or tensor.dim() < 2:
@@ -338,7 +340,7 @@ class DefinedDims:
         """Return the dimension of the site's tensor that holds the channels; None if it has none."""
         if tensor.dim() < 2 or ROLES[site.role].moments_only:
             return None
-        if ROLES[site.role].of_parameter:
+        if ROLES[site.role].of_parameter or site.role in ATTENTION_ROLES:
             return 0
         layer = self._layers.get(site.name)
         is_last = _gains_stand_last(layer, tensor)

@@ -9,6 +9,8 @@ Role = Literal[
     "output",
     "grad_input",
     "grad_output",
+    "attention_logit",
+    "attention_entropy",
     "parameter",
     "parameter_grad",
     "parameter_before",
@@ -45,6 +47,8 @@ ROLES: dict[Role, RoleTraits] = {
     "input": RoleTraits("input"),
     "grad_output": RoleTraits("gradient", is_gradient=True),
     "grad_input": RoleTraits("input_gradient", is_gradient=True),
+    "attention_logit": RoleTraits("attention_logit"),
+    "attention_entropy": RoleTraits("attention_entropy"),
     "parameter": RoleTraits("parameter", of_parameter=True),
     "parameter_grad": RoleTraits("parameter_gradient", is_gradient=True, of_parameter=True),
     "parameter_before": RoleTraits("parameter", of_parameter=True, moments_only=True),
@@ -52,6 +56,9 @@ ROLES: dict[Role, RoleTraits] = {
     "parameter_state": RoleTraits("parameter", of_parameter=True, moments_only=True),
 }
 """All roles, with their properties."""
+
+ATTENTION_ROLES: tuple[Role, Role] = ("attention_logit", "attention_entropy")
+"""What is measured inside `scaled_dot_product_attention`: the largest logit and the entropy of each sampled query."""
 
 
 @dataclass(frozen=True, slots=True)

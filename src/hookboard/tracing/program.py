@@ -57,7 +57,8 @@ _CALLERS = (
 """Parts of the paths of files that call the step, or scale its loss: the search for the user's line ends there."""
 
 _ROOT = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
-_OWN, _EDITS, _TRACING = _ROOT, os.path.join(_ROOT, "capturing", "edits.py"), os.path.abspath(__file__)
+_OWN, _TRACING = _ROOT, os.path.abspath(__file__)
+_PASSING_ON = {os.path.join(_ROOT, "capturing", "edits.py"), os.path.join(_ROOT, "measure", "attention.py")}
 _OPTIM = os.path.join(os.path.dirname(inspect.getfile(torch.optim)), "")
 _OVERRIDES = inspect.getfile(torch.overrides)
 
@@ -424,8 +425,8 @@ class StepTrace(TorchFunctionMode):
 
 @functools.cache
 def _is_own(path: str) -> bool:
-    """Return True for files of hookboard, except edits, whose calls are part of the step, and what runs the step."""
-    return path.startswith(_OWN) and path != _EDITS and not _is_caller(path)
+    """Return True for files of hookboard, except those with calls that are part of the step, and what runs the step."""
+    return path.startswith(_OWN) and path not in _PASSING_ON and not _is_caller(path)
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""`activation_scale`: activations that shrink or grow along depth, layers out of line, norms and dropout."""
+"""`activation_scale`: activations that shrink or grow along depth, layers out of line, norms, dropout, attention."""
 
 import itertools
 import math
@@ -10,6 +10,7 @@ import numpy as np
 from hookboard.health.look import Look
 from hookboard.health.robust import median, median_of, medians, robust_z, slope
 from hookboard.health.rule import Finding, Rule, Severity
+from hookboard.health.rules.heads import attention
 from hookboard.health.rules.shared import (
     Scales,
     factor,
@@ -269,7 +270,7 @@ def _activation_scale(run: Run) -> Iterator[Finding]:
     # One layer that is out of line moves all later ones.
     chain = [] if single else [*_along_weights(run, scales), *_of_few(run, scales), *_along_depth(run, scales)][:1]
     said: set[str] = set()
-    for finding in (*single, *chain, *_recurrent(run), *normalization(run), *_drifted(run)):
+    for finding in (*single, *chain, *_recurrent(run), *normalization(run), *attention(run), *_drifted(run)):
         if finding.module not in said:
             said.add(finding.module)
             yield finding
@@ -505,5 +506,5 @@ ACTIVATION_SCALE = Rule(
     _activation_scale,
     look_at="health/activation_rms",
     about="activations that shrink or grow with depth, a layer far out of line, norms that do not normalize "
-    "or lose their gains, heavy dropout",
+    "or lose their gains, heavy dropout, attention logits that grow",
 )

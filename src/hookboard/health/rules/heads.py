@@ -1,0 +1,69 @@
+"""Attention whose logits grow, or whose heads all look at one key: a part of `activation_scale`."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from hookboard.health.look import Look
+from hookboard.health.rule import Finding
+from hookboard.health.rules.shared import harm_of, severity_of
+from hookboard.health.run import Run
+from hookboard.measure import FIELDS
+
+LARGE_LOGIT = 100.0
+"""A logit from which a head's attention may be too sharp: where Kimi K2 ("Open agentic intelligence", 2025) clips."""
+
+LOGIT_GROWTH_FACTOR = 3.0
+"""Factor by which the largest logit must exceed that of the first look (a choice)."""
+
+ENTROPY_SHARE_LEFT = 0.5
+"""Share of a head's entropy at the first look to which it must have fallen (a choice): what is added to all logits of a
+query changes nothing but their size."""
+
+COLLAPSED_ENTROPY = 0.01
+"""Entropy, in nats, up to which a head looks at one key (a choice): it has more than 0.998 of the weight."""
+
+ADVICE = "Normalize queries and keys (QK norm) or clip the logits, and check the scale and the learning rate."
+
+_MEAN, _MAX, _COUNT = map(FIELDS.index, ("mean", "max", "count"))
+
+
+def attention(run: Run) -> Iterator[Finding]:
+    """Report attention with a head whose logits grow while its entropy falls, or whose heads all look at one key."""
+    first = run.first or run.now
+    for name in run.now.table.places.first("attention_entropy"):
+        logits, entropies = _of_heads(run.now, name)
+        logits_before, entropies_before = _of_heads(first, name)
+        if len(logits) != len(entropies) or len(logits_before) not in (1, len(logits)):
+            continue
+        grown = (logits >= LARGE_LOGIT) & (logits >= LOGIT_GROWTH_FACTOR * logits_before)
+        grown &= entropies <= ENTROPY_SHARE_LEFT * entropies_before
+        if grown.any():
+            head = int(np.argmax(np.where(grown, logits, 0)))
+            before = [float(np.broadcast_to(one, logits.shape)[head]) for one in (logits_before, entropies_before)]
+            evidence = (
+                f"the largest logit of its attention went from {before[0]:.3g} at the first look to "
+                f"{logits[head]:.3g}, in head {head}, whose entropy went from {before[1]:.2g} to "
+                f"{entropies[head]:.2g}{harm_of(run)}."
+            )
+            yield Finding(name, evidence, ADVICE, severity_of(run), size=float(np.log10(logits[head] / LARGE_LOGIT)))
+        elif entropies.max() <= COLLAPSED_ENTROPY and (
+            run.losses.is_harmed or entropies_before.max() <= COLLAPSED_ENTROPY
+        ):
+            evidence = (
+                f"all {len(entropies)} heads of its attention look at one key each: their entropy is "
+                f"{entropies.max():.2g} at most, with logits up to {logits.max():.3g}{harm_of(run)}."
+            )
+            yield Finding(name, evidence, ADVICE, severity_of(run))
+
+
+def _of_heads(look: Look, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return the largest logit and the mean entropy of each head, shape (heads,); of all heads as one if unknown.
+
+    The entropy is NaN for a head all of whose queries see fewer than two keys.
+    """
+    logit, entropy = look.of(name, "attention_logit"), look.of(name, "attention_entropy")
+    if logit is None or entropy is None:
+        return np.array([np.nan]), np.array([np.nan])
+    rows = [np.array([one.moments]) if one.channels is None else one.channels for one in (logit, entropy)]
+    return rows[0][:, _MAX], np.where(rows[1][:, _COUNT] > 0, rows[1][:, _MEAN], np.nan)

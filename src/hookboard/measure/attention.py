@@ -1,0 +1,216 @@
+"""Attention that torch computes in one function: its largest logits and its entropy, on a sample of the queries."""
+
+import functools
+import inspect
+import math
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from hookboard.base.torch_private import calls_of_modules, can_be_read, computing_plainly, in_backward
+from hookboard.measure.card import needs_host
+from hookboard.measure.columns import spread
+from hookboard.measure.module_tap import around_measuring
+from hookboard.measure.own_call import own_calls
+from hookboard.measure.recorder import Recorder
+from hookboard.measure.values import MAX_BLOCK_VALUES
+from hookboard.model.selection import named_submodules
+from hookboard.model.sites import ATTENTION_ROLES, Role, Site
+
+MAX_SEQUENCES, MAX_QUERIES = 4, 16
+"""How many sequences of a call are looked at, and how many queries of each (a choice); all heads have the same ones."""
+
+_CALLS = frozenset(calls_of_modules())
+_FUNCTION, _HIDES = "scaled_dot_product_attention", "_hookboard_hides"
+
+
+class AttentionWatch:
+    """Measures attention while it is active: in the modules that are watched, inside of them, and around them.
+
+    Args:
+        model: the model.
+        names: the names of the watched modules.
+        roles: which of `ATTENTION_ROLES` are measured.
+        recorder: measures them.
+    """
+
+    def __init__(self, model: nn.Module, names: Collection[str], roles: Collection[Role], recorder: Recorder) -> None:
+        self._model, self._roles, self._recorder = model, roles, recorder
+        self._watched = frozenset(names)
+        self._around = {name[:at] for name in names for at, letter in enumerate(name) if letter == "."} | {"", *names}
+        self._names: dict[int, str] | None = None
+        self._off: set[str] = set()
+        self.found: dict[str, None] = {}
+        """The modules in which attention was seen."""
+
+    @property
+    def active(self) -> bool:
+        """Whether calls are measured. If nobody measures any, torch's own function is called, without a detour."""
+        return self in _watches
+
+    @active.setter
+    def active(self, on: bool) -> None:
+        self._names = None  # a model may change
+        _watches[:] = [*(other for other in _watches if other is not self), *([self] if on else [])]
+        now = getattr(nn.functional, _FUNCTION)
+        hidden = getattr(now, _HIDES, None)
+        is_there = hidden is not None and _seen(hidden) is now  # what others put over it copies its attributes
+        if _watches and not is_there:
+            setattr(nn.functional, _FUNCTION, _seen(now))
+        elif not _watches and is_there:
+            setattr(nn.functional, _FUNCTION, hidden)
+
+    def name_of(self, module: nn.Module) -> str | None:
+        """Return the name of a module whose attention is measured; None for others."""
+        if self._names is None:
+            named = {"": self._model, **dict(named_submodules(self._model))}
+            self._names = {id(each): name for name, each in named.items()}
+        name = self._names.get(id(module))
+        if name is None or name in self._off:
+            return None
+        if name in self._around:
+            return name
+        parts = name.split(".")
+        is_inside = any(".".join(parts[:depth]) in self._watched for depth in range(len(parts)))
+        return name if is_inside else None
+
+    def show(self, name: str, numbers: tuple[Tensor, Tensor]) -> None:
+        """Measure what `attention_numbers` returned for a call in a module."""
+        self.found[name] = None
+        for role, tensor in zip(ATTENTION_ROLES, numbers, strict=True):
+            if role in self._roles:
+                self._recorder.open(Site(name, role))(tensor)
+
+    def switch_off(self, name: str, error: Exception) -> None:
+        """Leave the attention of a module out from now on, with one warning."""
+        self._off.add(name)
+        self._recorder.switch_off([Site(name, role) for role in self._roles], error)
+
+
+_watches: list[AttentionWatch] = []
+"""Those that are active."""
+
+
+@functools.cache  # a compiled graph is kept for each function that it calls
+def _seen(real: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return a function that calls `real`, and then measures the call if it is the one that torch has now."""
+
+    @functools.wraps(real)
+    def seen(*args: Any, **kwargs: Any) -> Tensor:
+        returned = real(*args, **kwargs)
+        if not torch.compiler.is_compiling() and _watches and getattr(nn.functional, _FUNCTION) is seen:
+            _show(args, kwargs)
+        return returned
+
+    setattr(seen, _HIDES, real)
+    return seen
+
+
+def _show_all(args: Any, kwargs: Any) -> None:
+    """Show a call to all that watch the innermost module that runs in this thread."""
+    if own_calls or in_backward():  # a checkpoint recomputes what has been shown before
+        return
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code not in _CALLS:
+        frame = frame.f_back
+    if frame is None:
+        return
+    measure, numbers = attention_numbers, None
+    for context in around_measuring:
+        measure = context(measure)
+    for watch in tuple(_watches):
+        name = watch.name_of(frame.f_locals["self"])
+        if name is None:
+            continue
+        try:
+            numbers = measure(*args, **kwargs) if numbers is None else numbers
+            if numbers is not None:
+                show = watch.show
+                for context in around_measuring:
+                    show = context(show)
+                show(name, numbers)
+        except Exception as error:  # it would end the training
+            watch.switch_off(name, error)
+
+
+_show = torch.compiler.disable(_show_all)  # between two graphs torch.compile would compile it, and all that it calls
+
+
+def attention_numbers(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor | None = None,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> tuple[Tensor, Tensor] | None:
+    """Return the largest logit of some queries, and the entropy of their weights in nats, as the softmax has them.
+
+    The arguments are those of `torch.nn.functional.scaled_dot_product_attention`; dropout comes after what is measured.
+
+    Returns:
+        Both float64 (float32 where the device has none), shape (heads, queries); one head if `query` has fewer than
+        four dimensions. -Inf is the largest logit of a query that is fully masked, and the entropy of one that sees
+        fewer than two keys. None for tensors that cannot be read.
+    """
+    tensors = (query, key) if attn_mask is None else (query, key, attn_mask)
+    if not all(map(can_be_read, tensors)) or not (query.numel() and key.numel()):
+        return None
+    with computing_plainly(), torch.no_grad():
+        lead = torch.broadcast_shapes(*(one.shape[: -3 if query.dim() > 3 else -2] for one in tensors))
+        q, k, *masks = (one.unsqueeze(-3) if one.dim() == query.dim() <= 3 else one for one in tensors)
+        (heads, length, width), (groups, keys) = q.shape[-3:], k.shape[-3:-1]
+        heads = max(heads, groups)
+        first = int(is_causal and min(length, keys) > 1)  # the first query has one key
+        rows = torch.from_numpy(first + spread(length - first, MAX_QUERIES)).to(query.device, non_blocking=True)
+        # By sequence, without a copy of the others.
+        q, k = q.expand(*lead, heads, length, width), k.expand(*lead, groups, keys, width)
+        masks = [mask.expand(*lead, heads, length, keys) for mask in masks]
+        places = np.unravel_index(spread(math.prod(lead), MAX_SEQUENCES), lead) if lead else ()
+        largest, entropies = [], []
+        for place in zip(*(index.tolist() for index in places), strict=True) if lead else [()]:
+            scaled = q[place][:, rows].to(_wide(q)) * (1 / math.sqrt(width) if scale is None else scale)
+            hidden = [rows[:, None] < torch.arange(keys, device=q.device)] if is_causal else []
+            for logits in _logits(scaled, k[place], [mask[place][:, rows] for mask in masks], hidden):
+                largest.append(logits.amax(-1))
+                entropy = torch.special.entr(logits.softmax(-1)).sum(-1)
+                entropies.append(entropy.masked_fill((logits > -math.inf).sum(-1) < 2, -math.inf))
+        of_sequences = (torch.cat(parts).view(-1, heads, len(rows)) for parts in (largest, entropies))
+        return tuple(part.transpose(0, 1).reshape(heads, -1) for part in of_sequences)  # type: ignore[return-value]
+
+
+def _wide(tensor: Tensor) -> torch.dtype:
+    return torch.float32 if needs_host(tensor.device) else torch.float64
+
+
+def _logits(query: Tensor, key: Tensor, masks: list[Tensor], hidden: list[Tensor]) -> Iterator[Tensor]:
+    """Yield the logits of all heads of a sequence, some heads at a time, shape (heads, queries, keys).
+
+    Args:
+        query: shape (heads, queries, width), scaled.
+        key: shape (groups, keys, width), each for as many heads.
+        masks: of shape (heads, queries, keys), as torch takes them.
+        hidden: of shape (queries, keys): True where nothing is seen.
+    """
+    (heads, queries, width), (groups, keys) = query.shape, key.shape[:2]
+    each = heads // groups
+    by_group = query.view(groups, each * queries, width)
+    some = max(1, MAX_BLOCK_VALUES // (keys * max(width, each * queries)))
+    for at in range(0, groups, some):
+        parts = key[at : at + some].split(max(1, MAX_BLOCK_VALUES // (some * width)), dim=1)
+        logits = torch.cat([by_group[at : at + some] @ part.to(query.dtype).mT for part in parts], dim=-1)
+        logits = logits.view(-1, queries, keys)
+        for mask in (mask[at * each : (at + some) * each] for mask in masks):
+            if mask.dtype is torch.bool:
+                logits.masked_fill_(~mask, -math.inf)
+            else:  # some hide by the smallest number of the type, to which nothing can be added
+                logits = (logits + mask).masked_fill_(mask <= torch.finfo(mask.dtype).min / 2, -math.inf)
+        for one in hidden:
+            logits.masked_fill_(one, -math.inf)
+        yield logits

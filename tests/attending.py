@@ -1,0 +1,80 @@
+"""A small language model with fused attention, whose logits grow or not, in a Lightning Trainer and in others."""
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+from toys import Toy
+
+WIDTH, TOKENS = 16, 11
+
+
+class Attention(nn.Module):
+    def __init__(self, is_normalized=False, heads=2):
+        super().__init__()
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.heads, self.is_normalized = heads, is_normalized
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        if self.is_normalized:
+            q, k = (functional.rms_norm(one, one.shape[-1:]) for one in (q, k))
+        attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.out(attended.transpose(1, 2).flatten(2))
+
+
+class Block(nn.Module):
+    def __init__(self, is_normalized, recomputes=None):
+        super().__init__()
+        self.norm, self.attention = nn.LayerNorm(WIDTH), Attention(is_normalized)
+        self.recomputes = recomputes
+
+    def forward(self, x):
+        if self.recomputes is None:
+            return x + self.attention(self.norm(x))
+        return x + checkpoint(self.attention, self.norm(x), use_reentrant=self.recomputes == "reentrant")
+
+
+def language_model(is_normalized=False, recomputes=None):
+    torch.manual_seed(0)
+    blocks = [Block(is_normalized, recomputes) for _ in range(2)]
+    return nn.Sequential(nn.Embedding(TOKENS, WIDTH), *blocks, nn.LayerNorm(WIDTH), nn.Linear(WIDTH, TOKENS))
+
+
+def loss_of(logits, tokens):
+    return functional.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+
+
+class Predicts(Toy):
+    """Trains a language model to predict the next token."""
+
+    def __init__(self, net, rate=3e-3):
+        super().__init__(net)
+        self.rate, self.losses = rate, []
+
+    def training_step(self, tokens):
+        loss = loss_of(self.net(tokens), tokens)
+        self.losses.append(loss.item())
+        return loss
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), lr=self.rate)
+
+
+class ForTransformers(nn.Module):
+    """The same as models of transformers are called."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def forward(self, x):
+        return {"loss": loss_of(self.net(x), x)}
+
+
+def counting(batches, rows=8, length=12):
+    """Sequences that count up by one to three in each step."""
+    made = torch.Generator().manual_seed(0)
+    start = torch.randint(TOKENS, (batches, rows, 1), generator=made)
+    step = torch.randint(1, 4, (batches, rows, 1), generator=made)
+    return [*((start + torch.arange(length) * step) % TOKENS)]

@@ -1,0 +1,192 @@
+"""What is measured inside `scaled_dot_product_attention`, at due steps alone, and what HealthMonitor says of it."""
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+from attending import ForTransformers, Predicts, counting, language_model
+from measure.test_attention import full, of_sampled
+from torch.nn import functional
+from toys import fit, scalars
+
+from hookboard import ActivationLogger, HealthMonitor, for_transformers
+from hookboard.measure import FIELDS, attention
+
+BOTH = ["attention_logit", "attention_entropy"]
+NAMES = ["net.1.attention", "net.2.attention"]
+COLUMN = {name: at for at, name in enumerate(FIELDS)}
+
+
+def logger(**options):
+    return ActivationLogger(**{"roles": BOTH, "statistics": ["max", "min", "mean"], "every_n_steps": 1, **options})
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """The queries and keys of each call of torch's function, and whether hookboard stood before it."""
+    real, seen = functional.scaled_dot_product_attention, []
+
+    def recorded(query, key, value, **options):
+        here = functional.scaled_dot_product_attention
+        seen.append((query.detach().clone(), key.detach().clone(), here is not recorded))
+        return real(query, key, value, **options)
+
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", recorded)
+    return seen
+
+
+def heads_of(calls):
+    """Of each of two layers the largest logit and the entropy of the sampled queries, by head, in float64."""
+    made = [[of_sampled(one, 2, True) for one in full(q, k, is_causal=True)] for q, k, _ in calls]
+    return [[torch.cat(parts, 1) for parts in zip(*made[layer::2], strict=True)] for layer in range(2)]
+
+
+def test_what_is_logged_is_that_of_the_full_matrix(tmp_path, calls):
+    fit(tmp_path, Predicts(language_model()), counting(3), logger())
+    logged = scalars(tmp_path)
+    for step in range(3):
+        of_layers = heads_of(calls[2 * step : 2 * step + 2])
+        for name, each in zip(NAMES, of_layers, strict=True):
+            for role, values in zip(BOTH, each, strict=True):
+                for statistic in ("max", "min", "mean"):
+                    value = logged[f"{role}_{statistic}/{name}"][step]
+                    assert value == pytest.approx(float(getattr(values, statistic)()), rel=1e-6)
+
+
+def test_each_head_has_a_row_over_all_micro_batches(calls):
+    monitor = HealthMonitor(every_n_steps=1, audit=False)
+    fit(None, Predicts(language_model()), counting(2), monitor, accumulate_grad_batches=2)
+    found = {(r.site.name, r.site.role): r.channels for r in monitor.readings if r.site.role in BOTH}
+    for name, (logits, entropies) in zip(NAMES, heads_of(calls), strict=True):
+        largest, entropy = found[name, BOTH[0]], found[name, BOTH[1]]
+        assert largest[:, COLUMN["max"]] == pytest.approx(logits.amax(1).numpy(), rel=1e-6)
+        assert entropy[:, COLUMN["mean"]] == pytest.approx(entropies.mean(1).numpy(), rel=1e-6)
+        assert largest[:, COLUMN["count"]].tolist() == [logits.shape[1]] * 2
+
+
+@pytest.mark.parametrize("way", ["reentrant", "not reentrant"])
+def test_what_a_checkpoint_recomputes_is_not_counted_again(tmp_path, way):
+    watching = logger()
+    fit(tmp_path, Predicts(language_model(recomputes=way)), counting(1), watching)
+    (count,) = {reading.moments.count for reading in watching.readings}
+    assert count == 2 * 4 * 11  # two heads, four sequences, all queries but the first
+    assert len(watching.readings) == 4
+
+
+def test_off_due_steps_torch_calls_its_own_function(tmp_path, calls):
+    fit(tmp_path, Predicts(language_model()), counting(6), logger(every_n_steps=3))
+    assert [is_watched for *_, is_watched in calls[::2]] == [False, False, True] * 2
+
+
+def test_torch_has_its_own_function_back_after_an_error(tmp_path):
+    real = functional.scaled_dot_product_attention
+    model = Predicts(language_model())
+    model.net[4].register_forward_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        fit(tmp_path, model, counting(1), logger())
+    assert functional.scaled_dot_product_attention is real
+
+
+def test_what_others_put_in_its_place_in_a_due_step_stays(tmp_path, monkeypatch):
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", functional.scaled_dot_product_attention)
+    model = Predicts(language_model())
+
+    def replace(*_):
+        now = functional.scaled_dot_product_attention
+        functional.scaled_dot_product_attention = model.theirs = lambda *args, **options: now(*args, **options)
+
+    model.net[1].register_forward_pre_hook(replace)
+    watching = logger()
+    fit(tmp_path, model, counting(1), watching)
+    assert functional.scaled_dot_product_attention is model.theirs
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_the_training_is_the_same_bit_for_bit(tmp_path, precision):
+    def trained(*watching):
+        model = Predicts(language_model())
+        fit(tmp_path, model, counting(4), *watching, precision=precision)
+        return model
+
+    bare, watched = trained(), trained(logger(), HealthMonitor(every_n_steps=1))
+    assert bare.losses == watched.losses
+    assert all(one.equal(other) for one, other in zip(bare.parameters(), watched.parameters(), strict=True))
+
+
+@pytest.mark.compiles
+def test_in_a_compiled_graph_it_is_not_seen_and_breaks_nothing(tmp_path, recwarn):
+    model = Predicts(language_model())
+    model.net.compile(backend="aot_eager", fullgraph=True)
+    fit(tmp_path, model, counting(2), logger(), ActivationLogger(every_n_steps=1))
+    said = [str(one.message) for one in recwarn if "attention_logit" in str(one.message)]
+    assert len(said) == 1
+    assert "no call of scaled_dot_product_attention was seen" in said[0]
+
+
+def test_a_module_that_is_not_selected_shows_nothing(tmp_path):
+    for modules, names in {"net.1.attention.qkv": NAMES[:1], "net.2": NAMES[1:], "net.4": []}.items():
+        watching = logger(modules=modules)
+        with pytest.warns(UserWarning, match="scaled_dot_product") if not names else nullcontext():
+            fit(tmp_path, Predicts(language_model()), counting(1), watching)
+        assert list(dict.fromkeys(reading.site.name for reading in watching.readings)) == names
+
+
+def test_a_fault_of_ours_is_one_warning(monkeypatch):
+    def fails(*args, **options):
+        raise RuntimeError("no such luck")
+
+    monkeypatch.setattr(attention, "attention_numbers", fails)
+    monitor, model = HealthMonitor(every_n_steps=1), Predicts(language_model())
+    with pytest.warns(UserWarning, match="no such luck") as said:
+        fit(None, model, counting(4), monitor)
+    assert sum("no such luck" in str(one.message) for one in said) == 2  # one for each layer
+    assert len(model.losses) == 4
+
+
+# What HealthMonitor says
+
+FAULTY = {"is_normalized": False, "rate": 0.3}
+WELL = [{"is_normalized": False, "rate": 3e-3}, {"is_normalized": True, "rate": 0.01}]
+
+
+def in_lightning(folder, is_normalized, rate):
+    monitor = HealthMonitor(every_n_steps=4)
+    fit(None, Predicts(language_model(is_normalized), rate), counting(80), monitor)
+    return monitor
+
+
+def in_transformers(folder, is_normalized, rate):
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    monitor = HealthMonitor(every_n_steps=4)
+    arguments = transformers.TrainingArguments(
+        output_dir=str(folder),
+        learning_rate=rate,
+        lr_scheduler_type="constant",
+        train_sampling_strategy="sequential",
+        max_grad_norm=0.0,
+        weight_decay=0.01,
+        per_device_train_batch_size=8,
+        num_train_epochs=1,
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+        use_cpu=True,
+    )
+    rows = [{"x": row} for batch in counting(80) for row in batch]
+    model = ForTransformers(language_model(is_normalized))
+    transformers.Trainer(model, arguments, train_dataset=rows, callbacks=[for_transformers(monitor)]).train()
+    return monitor
+
+
+@pytest.mark.parametrize("run", [in_lightning, in_transformers])
+def test_logits_that_grow_are_named_with_what_keeps_them_small(tmp_path, run):
+    found = [verdict for verdict in run(tmp_path, **FAULTY).verdicts if verdict.rule == "activation_scale"]
+    assert {verdict.module for verdict in found} == {*NAMES}
+    assert all("QK norm" in verdict.advice for verdict in found)
+
+
+@pytest.mark.parametrize("run", [in_lightning, in_transformers])
+@pytest.mark.parametrize("setting", WELL, ids=["lower rate", "QK norm"])
+def test_where_they_stay_small_nothing_is_said(tmp_path, run, setting):
+    assert not run(tmp_path, **setting).verdicts

@@ -1,0 +1,104 @@
+"""The largest logit and the entropy of attention are those of the full matrix in float64, for the sampled queries."""
+
+import math
+
+import pytest
+import torch
+from torch.nn import functional
+
+from hookboard.measure import attention
+from hookboard.measure.attention import MAX_QUERIES, MAX_SEQUENCES, attention_numbers
+from hookboard.measure.columns import spread
+
+
+def random(*shape, scale=1.0, dtype=torch.float32):
+    return (scale * torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))).to(dtype)
+
+
+def full(query, key, attn_mask=None, is_causal=False, scale=None, enable_gqa=False):
+    """The largest logit and the entropy of each query, of all sequences, from the whole matrix."""
+    query, key = query.double(), key.double()
+    if enable_gqa:
+        key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
+    logits = query @ key.mT * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    if is_causal:
+        logits = logits.masked_fill(~torch.ones(logits.shape[-2:], dtype=torch.bool).tril(), -math.inf)
+    if attn_mask is not None and attn_mask.dtype is torch.bool:
+        logits = logits.masked_fill(~attn_mask, -math.inf)
+    elif attn_mask is not None:
+        logits = logits + attn_mask.double()
+    logits = logits.masked_fill(logits < -1e30, -math.inf)
+    weights = (logits - logits.amax(-1, keepdim=True)).exp()
+    weights = weights / weights.sum(-1, keepdim=True)
+    entropy = -(weights * weights.log()).nan_to_num(0).sum(-1)
+    return logits.amax(-1), entropy.masked_fill((logits > -math.inf).sum(-1) < 2, -math.inf)
+
+
+def of_sampled(numbers, heads, is_causal=False):
+    """The numbers of the sampled queries, by head, from those of all."""
+    length = numbers.shape[-1]
+    first = int(is_causal and length > 1)
+    rows = first + spread(length - first, MAX_QUERIES)
+    numbers = numbers.reshape(-1, heads, length)
+    return numbers[spread(len(numbers), MAX_SEQUENCES)][..., rows].transpose(0, 1).reshape(heads, -1)
+
+
+def assert_true(query, key, **options):
+    heads = query.shape[-3] if query.dim() > 3 else 1
+    functional.scaled_dot_product_attention(query, key, key, **options)  # torch takes these arguments
+    found = attention_numbers(query, key, key, **options)
+    for mine, whole in zip(found, full(query, key, **options), strict=True):
+        torch.testing.assert_close(mine, of_sampled(whole, heads, options.get("is_causal", False)), rtol=1e-6, atol=0)
+
+
+HIDDEN = torch.finfo(torch.float32).min
+PADDED = torch.ones(2, 1, 6, 6, dtype=torch.bool).tril()
+PADDED[1, :, :, :3] = False
+"""The second sequence begins with three tokens of padding, so that its first queries see nothing."""
+
+CALLS = {
+    "four dimensions": (random(2, 3, 5, 8), random(2, 3, 7, 8), {}),
+    "large logits": (random(2, 3, 5, 8, scale=30), random(2, 3, 7, 8, scale=30), {}),
+    "causal": (random(2, 3, 9, 8), random(2, 3, 9, 8), {"is_causal": True}),
+    "causal, with more keys": (random(2, 3, 5, 8), random(2, 3, 9, 8), {"is_causal": True}),
+    "a scale": (random(2, 3, 5, 8), random(2, 3, 7, 8), {"scale": 1.7}),
+    "groups of queries": (random(2, 6, 5, 8), random(2, 2, 7, 8), {"enable_gqa": True, "is_causal": True}),
+    "a mask of bool": (random(2, 3, 6, 8), random(2, 3, 6, 8), {"attn_mask": PADDED}),
+    "a mask for each head": (random(2, 3, 5, 8), random(2, 3, 7, 8), {"attn_mask": random(2, 3, 5, 7) > 0}),
+    "a mask of two dimensions": (random(2, 3, 5, 8), random(2, 3, 7, 8), {"attn_mask": random(5, 7)}),
+    "what is added hides": (random(2, 3, 6, 8), random(2, 3, 6, 8), {"attn_mask": torch.where(PADDED, 0.0, HIDDEN)}),
+    "and with -Inf": (random(2, 3, 6, 8), random(2, 3, 6, 8), {"attn_mask": torch.where(PADDED, 0.0, -math.inf)}),
+    "one key": (random(2, 3, 5, 8), random(2, 3, 1, 8), {}),
+    "one query": (random(2, 3, 1, 8), random(2, 3, 7, 8), {}),
+    "two dimensions": (random(5, 8), random(7, 8), {}),
+    "three": (random(4, 5, 8), random(4, 7, 8), {"attn_mask": random(4, 5, 7)}),
+    "five": (random(2, 2, 3, 5, 8), random(2, 2, 3, 7, 8), {}),
+    "bfloat16": (random(2, 3, 5, 8, dtype=torch.bfloat16), random(2, 3, 7, 8, dtype=torch.bfloat16), {}),
+    "more than is sampled": (random(9, 3, 70, 8), random(9, 3, 70, 8), {"is_causal": True}),
+}
+
+
+@pytest.mark.parametrize(("query", "key", "options"), CALLS.values(), ids=CALLS)
+def test_both_are_those_of_the_full_matrix(query, key, options):
+    assert_true(query, key, **options)
+
+
+@pytest.mark.parametrize("values", [8, 100, 300])
+@pytest.mark.parametrize(("query", "key", "options"), CALLS.values(), ids=CALLS)
+def test_blocks_do_not_change_them(query, key, options, values, monkeypatch):
+    monkeypatch.setattr(attention, "MAX_BLOCK_VALUES", values)
+    assert_true(query, key, **options)
+
+
+def test_what_has_no_values_or_no_keys_is_left_out():
+    meta = torch.zeros(2, 3, 5, 8, device="meta")
+    assert attention_numbers(meta, meta) is None
+    assert attention_numbers(random(2, 3, 5, 8), torch.zeros(2, 3, 0, 8)) is None
+
+
+def test_no_more_than_a_block_is_made_at_once():
+    """In a call of 4096 queries and keys the whole matrix has 16 million numbers for each head."""
+    query = random(1, 2, 4096, 4)
+    with torch.profiler.profile(profile_memory=True) as profile:
+        attention_numbers(query, query)
+    assert max(abs(event.cpu_memory_usage) for event in profile.events()) < 8 * 4096 * 4 * MAX_QUERIES
