@@ -342,7 +342,8 @@ def _verdict(given: Mapping[str, Any]) -> dict[str, Any]:
         name: None if (at := given.get(name)) is None else as_int64(at) for name in ("since", "until", "batch_idx")
     }
     cause = given.get("follows_from")
-    return words | steps | {"follows_from": tuple(str(part) for part in cause)[:2] if cause else None}
+    rows = tuple(map(as_int64, given.get("rows") or ()))
+    return words | steps | {"follows_from": tuple(str(part) for part in cause)[:2] if cause else None, "rows": rows}
 
 
 def _strings(tensor: np.ndarray) -> Sequence[bytes]:

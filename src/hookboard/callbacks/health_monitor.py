@@ -375,6 +375,10 @@ class HealthMonitor(SiteLogger[HealthState]):
         if state.nans.box is not None:
             state.nans.box.programs = state.steps.programs
             state.nans.box.before_backward(loss, value if scale is None else None)
+            value = state.nans.box.loss if scale is None else value
+        worst = None if value is None else state.steps.worst_rows(loss, value)
+        if worst is not None:
+            state.losses.note_rows(worst)
 
     def _see_gradients(self, loop: Loop, state: HealthState) -> None:
         state.steps.see_gradients()

@@ -11,7 +11,7 @@ from hookboard.base.jobs import Steps
 from hookboard.base.ranks import Ranks
 from hookboard.base.rounds import once, together
 from hookboard.callbacks.layer_news import Facts
-from hookboard.callbacks.loss_meter import Losses, LossMeter, mean_over_ranks
+from hookboard.callbacks.loss_meter import Losses, LossMeter, mean_over_ranks, with_rows
 from hookboard.callbacks.measurement_state import MeasurementState
 from hookboard.callbacks.nan_watch import NanWatch, firsts_over_ranks
 from hookboard.callbacks.replicas import Compared, Replicas
@@ -102,9 +102,11 @@ class HealthState(MeasurementState):
             seen, apart = losses.read(readings.along[:count]), list[Apart]()
             told = [*events, *self.nans.late_events(seen)]
             if ranks is not None:
-                is_told = once("max", torch.tensor([bool(told)], dtype=torch.float64, device="cpu"))
-                seen, has_told = yield from ranks.merge(together(mean_over_ranks(seen), is_told))
+                worst = {loss.step: loss.worst for loss in seen if loss.worst is not None}
+                is_told = once("max", torch.tensor([bool(told), bool(worst)], dtype=torch.float64, device="cpu"))
+                seen, (has_told, has_worst) = yield from ranks.merge(together(mean_over_ranks(seen), is_told))
                 told = (yield from firsts_over_ranks(ranks, told)) if has_told else []
+                seen = with_rows(seen, (yield from ranks.gather(worst))) if has_worst else seen
                 if replicas is not None:
                     apart = yield from replicas.compare(ranks, compared, readings.along[count:])
             if self.reporter is None:

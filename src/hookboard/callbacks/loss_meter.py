@@ -2,8 +2,8 @@
 
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hookboard.base.rounds import Merging, once
 from hookboard.base.torch_private import version_of
-from hookboard.health import Loss
+from hookboard.health import Loss, WorstRows
 from hookboard.measure import needs_host
 
 MOST_LOSSES = 4096
@@ -29,12 +29,14 @@ class LossPart(NamedTuple):
         batch_idx: the index of its batch.
         loss: the loss; a tensor if it is on a device; None if it is not known any more.
         version: what the version counter of that tensor was.
+        worst: see `Loss.worst`.
     """
 
     step: int
     batch_idx: int
     loss: float | Tensor | None
     version: int = 0
+    worst: WorstRows | None = None
 
 
 @dataclass(frozen=True)
@@ -58,17 +60,17 @@ class Losses:
             arrived: the numbers that `waiting` holds.
         """
         on_host, losses, unknown = iter(arrived), dict[int, Loss](), set[int]()
-        for step, batch_idx, loss, _ in self.parts:
+        for step, batch_idx, loss, _, worst in self.parts:
             value = next(on_host) if isinstance(loss, Tensor) else loss
             if value is None or (self.may_overflow and math.isinf(value)):
                 unknown.add(step)
                 continue
             before = losses.get(step)
             if before is None:
-                losses[step] = Loss(step, batch_idx, value)
+                losses[step] = Loss(step, batch_idx, value, worst=worst)
             else:
                 backwards = before.backwards + (batch_idx == before.batch_idx)
-                losses[step] = Loss(step, batch_idx, before.value + value, backwards)
+                losses[step] = Loss(step, batch_idx, before.value + value, backwards, before.worst or worst)
         return [loss for step, loss in losses.items() if step not in unknown]
 
 
@@ -103,6 +105,11 @@ class LossMeter:
             loss = loss.clone()
         self._parts.append(LossPart(step, batch_idx, loss.reshape(()), version_of(loss)))
         return None
+
+    def note_rows(self, worst: WorstRows) -> None:
+        """Note which rows of the batch have the largest loss, for the loss that was added last."""
+        if self._parts:
+            self._parts.append(self._parts.pop()._replace(worst=worst))
 
     @property
     def known(self) -> tuple[list[tuple[int, int, float | None]], Tensor | None]:
@@ -191,3 +198,18 @@ def mean_over_ranks(losses: Sequence[Loss]) -> Merging[list[Loss]]:
         for place, ((total, count), (batch_idx, backwards)) in enumerate(zip(sums.tolist(), most.tolist(), strict=True))
         if count
     ]
+
+
+def with_rows(losses: Sequence[Loss], worst: Sequence[Mapping[int, WorstRows]]) -> list[Loss]:
+    """Return the losses of all ranks, each with the rows of the rank on which one has the largest loss.
+
+    Args:
+        losses: the losses, averaged over the ranks.
+        worst: for each rank, optimizer step to the rows of its batch.
+    """
+    found = dict[int, WorstRows]()
+    for rank, of_steps in enumerate(worst):
+        for step, rows in of_steps.items():
+            if step not in found or max(rows.losses) > max(found[step].losses):
+                found[step] = replace(rows, rank=rank)
+    return [replace(loss, worst=found.get(loss.step)) for loss in losses]

@@ -1,5 +1,7 @@
 """`StepWatch`: reads the code of the first training step of a run, and watches what later steps do."""
 
+import math
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -9,9 +11,9 @@ from torch.optim import Optimizer
 
 from hookboard.base.messages import warn_switched_off
 from hookboard.base.torch_private import computing_plainly
-from hookboard.health import Finding, Judge, StepFacts
+from hookboard.health import SPIKE_HISTORY_STEPS, Finding, Judge, StepFacts, WorstRows
 from hookboard.loops import Loop
-from hookboard.tracing import STEP, LiveStep, Modes, Program, StaleGradients, Unfrozen
+from hookboard.tracing import STEP, LiveStep, Modes, Program, StaleGradients, Unfrozen, worst_rows_of
 
 T = TypeVar("T")
 
@@ -33,6 +35,8 @@ class StepWatch:
         self._stale: StaleGradients | None = None
         self._modes = Modes() if "eval_mode" in asked else None
         self._unfrozen = Unfrozen() if asked else None
+        self._finds_rows = "spike" in asked
+        self._losses: deque[float] = deque(maxlen=SPIKE_HISTORY_STEPS)
         self._off: set[str] = set()
         self._is_read = STEP.isdisjoint(asked)
         self.facts = StepFacts(is_tried=is_tried)
@@ -60,6 +64,14 @@ class StepWatch:
             self._add(found or (), loop.logged_step)
         if self._stale is not None:
             self._watch_stale(self._stale.before_backward)
+
+    def worst_rows(self, loss: Tensor, value: float) -> WorstRows | None:
+        """Return the rows of the batch with the largest loss, if this may be a spike: none of the last was as high."""
+        may_be = len(self._losses) >= SPIKE_HISTORY_STEPS // 4 and value > max(self._losses)
+        self._losses.extend([value] if math.isfinite(value) else [])
+        if not may_be or not self._finds_rows:
+            return None
+        return self._guarded("the search for the rows with the largest loss", worst_rows_of, loss)
 
     def see_gradients(self) -> None:
         """Note that a backward pass has ended."""

@@ -99,6 +99,7 @@ class Case:
             self.finding.evidence,
             self.finding.advice,
             self.finding.batch_idx,
+            rows=self.finding.rows,
         )
 
 

@@ -9,9 +9,45 @@ import torch
 from torch import Tensor
 
 from hookboard.base.kept import kept
+from hookboard.base.messages import listed
 from hookboard.measure import Reading, Readings, channel_stride
 from hookboard.model.layers import Layer
 from hookboard.model.sites import ROLES, Role, Site
+
+
+@kept
+@dataclass(frozen=True, slots=True)
+class WorstRows:
+    """The rows of a batch (its first dimension) whose loss stands out.
+
+    Args:
+        function: the function of torch that gives a loss for each row before its mean.
+        rows: their indices.
+        losses: the loss of each: the mean over its elements that count.
+        usual: the median over the rows whose loss is finite; NaN if there is none.
+        count: how many rows have a loss.
+        rank: the rank whose batch it is; None for a single process.
+    """
+
+    function: str
+    rows: tuple[int, ...]
+    losses: tuple[float, ...]
+    usual: float
+    count: int
+    rank: int | None = None
+
+    @property
+    def clause(self) -> str:
+        """What stands out, as a clause.
+
+        >>> WorstRows("cross_entropy", (3, 5), (20.0, 18.0), 0.5, 8).clause
+        'in cross_entropy rows 3, 5 have 18 to 20, and the median of 8 rows is 0.5'
+        """
+        where = "" if self.rank is None else f"on rank {self.rank} "
+        named = f"row {self.rows[0]} has" if len(self.rows) == 1 else f"rows {listed(map(str, self.rows), 5)} have"
+        ends = dict.fromkeys(f"{loss:.3g}" for loss in (min(self.losses), max(self.losses)))
+        usual = "" if math.isnan(self.usual) else f", and the median of {self.count} rows is {self.usual:.3g}"
+        return f"{where}in {self.function} {named} {' to '.join(ends)}{usual}"
 
 
 @kept
@@ -26,12 +62,14 @@ class Loss:
             With gradient accumulation a Trainer divides each by the number of batches, so that it is their mean. It is
             averaged over the ranks. Of a validation: the loss that is logged.
         backwards: 1 if each batch had one backward pass; more if there are several losses for one batch.
+        worst: the rows with the largest loss, if it may be a spike and they are known.
     """
 
     step: int
     batch_idx: int
     value: float
     backwards: int = 1
+    worst: WorstRows | None = None
 
 
 @kept

@@ -42,6 +42,7 @@ class Verdict:
         advice: one sentence: what to try first.
         batch_idx: the index of the batch, for what happens in a single step; otherwise None.
         follows_from: rule and module of the verdict that this one follows from; None if it follows from no other.
+        rows: the rows of that batch (its first dimension) at fault, where they are known.
     """
 
     severity: Severity
@@ -53,6 +54,7 @@ class Verdict:
     advice: str
     batch_idx: int | None = None
     follows_from: tuple[str, str] | None = None
+    rows: tuple[int, ...] = ()
 
     @property
     def title(self) -> str:
@@ -122,6 +124,7 @@ class Finding:
         is_hard: True if it is an alarm whatever the loss does, as all alarms about the code of the step are. Otherwise
             an alarm that is raised while the loss shows harm becomes a note when the loss is well again.
         rule: the name of the rule. Left out: that of the rule that is asked.
+        rows: the rows of that batch that are at fault, where they are known.
     """
 
     module: str
@@ -135,6 +138,7 @@ class Finding:
     is_hard: bool = False
     until: int | None = None
     rule: str = ""
+    rows: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         check_text(module=self.module, evidence=self.evidence, advice=self.advice, rule=self.rule)

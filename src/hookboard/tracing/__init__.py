@@ -12,6 +12,7 @@ from hookboard.tracing.black_box import BlackBox
 from hookboard.tracing.built_in import RULES, STEP
 from hookboard.tracing.explain import late_event
 from hookboard.tracing.live_step import LiveStep
+from hookboard.tracing.loss_rows import worst_rows_of
 from hookboard.tracing.modes import Modes
 from hookboard.tracing.optimizing import Unfrozen, findings_of_optimizers
 from hookboard.tracing.scheduling import findings_of_schedules
@@ -37,4 +38,5 @@ __all__ = [
     "replaced",
     "targets_in",
     "undisturbed",
+    "worst_rows_of",
 ]

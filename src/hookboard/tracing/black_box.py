@@ -18,7 +18,15 @@ from hookboard.model.layouts import stored
 from hookboard.model.nested import tensors_in
 from hookboard.tracing.bad_operation import Program, bad_operation_in, named, nodes_behind
 from hookboard.tracing.detect import Sentinels, nonfinite_gradients
-from hookboard.tracing.explain import backward_event, batch_event, forward_event, parameter_event, unlocated_event
+from hookboard.tracing.explain import (
+    backward_event,
+    batch_event,
+    forward_event,
+    parameter_event,
+    unlocated_event,
+    with_rows_of,
+)
+from hookboard.tracing.loss_rows import worst_rows_of
 
 MAX_EVENTS = 3
 """Maximum number of events that are explained in one fit."""
@@ -113,6 +121,11 @@ class BlackBox:
         if self._may_search:
             self._batch, self._versions = batch, _versions_in(batch)
 
+    @property
+    def loss(self) -> float | None:
+        """The loss of the last backward pass, as a number; None if it is not known."""
+        return None if self.is_off else self._loss
+
     @_shielded
     def before_backward(self, loss: Tensor, value: float | None = None) -> None:
         """Call before each backward pass. Checks the loss; if it is not finite, its graph is searched.
@@ -203,9 +216,11 @@ class BlackBox:
             return event
         if origin is None:
             why = "what its operations took is not kept, as in compiled code, checkpoints and custom functions"
-            return unlocated_event(False, *self._here, why, loss=self._loss)
-        last_loss = math.nan if self._stepped is None else self._stepped[2]
-        return forward_event(origin, *self._here, self._loss, last_loss)
+            event = unlocated_event(False, *self._here, why, loss=self._loss)
+        else:
+            last_loss = math.nan if self._stepped is None else self._stepped[2]
+            event = forward_event(origin, *self._here, self._loss, last_loss)
+        return with_rows_of(event, worst_rows_of(loss))
 
     def _search_backward(self, spoiled: dict[str, str]) -> Nonfinite:
         """Return an event that tells which layers have bad gradients although the loss is finite.

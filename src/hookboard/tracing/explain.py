@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from hookboard.base.messages import listed
 from hookboard.base.ranks import local
-from hookboard.health import Loss, Nonfinite, Pass
+from hookboard.health import Loss, Nonfinite, Pass, WorstRows, sentence
 from hookboard.model.nested import tensors_in
 from hookboard.tracing.bad_operation import SOFTMAXES, BadOperation
 
@@ -74,31 +75,48 @@ def batch_event(
     bad = [tensor for tensor in floats if _has_nan_or_inf(tensor, counts_masks)]
     if not bad:
         return None
-    held = described(bad) + rows_in(batch)
+    by_tensor = bad_rows_in(batch)
+    held = described(bad) + _said_of_rows(by_tensor)
     met = f"; {taker!r} is the first that takes it" if taker else ""
     evidence = f"The batch {batch_idx} of step {step} holds {held}{met}, and the loss is {loss}."
     if was_changed:
         evidence += " training_step changes the batch in place: before, it may have been finite."
     advice = f"Look at the data of batch {batch_idx}: find and drop such samples, or fill what is missing."
-    return Nonfinite(taker, "batch", step, batch_idx, evidence, advice)
+    rows = tuple(sorted({row for some in by_tensor.values() for row in some}))
+    return Nonfinite(taker, "batch", step, batch_idx, evidence, advice, rows=rows)
 
 
-def rows_in(batch: Any) -> str:
-    """Name the rows of a batch that hold a NaN or Inf; "" if there are none.
+def bad_rows_in(batch: Any) -> dict[str, list[int]]:
+    """Return by the path of each tensor in a batch the rows that hold a NaN or Inf, if there are any.
 
-    >>> rows_in([torch.zeros(2), torch.tensor([[0.0], [float("nan")]])])
-    ' in row 1 of tensor 1'
+    >>> bad_rows_in([torch.zeros(2), torch.tensor([[0.0], [float("nan")]])])
+    {'1': [1]}
     """
-    found = []
+    found = dict[str, list[int]]()
     for path, tensor in tensors_in(batch):
         if tensor.layout is not torch.strided or tensor.is_nested or not tensor.dim():
             continue
         rows = (~torch.isfinite(tensor)).flatten(1).any(1) if tensor.dim() > 1 else ~torch.isfinite(tensor)
-        bad = [str(row) for row in rows.nonzero().flatten().tolist()]
+        bad = rows.nonzero().flatten().tolist()
         if bad:
-            which = f"{'row' if len(bad) == 1 else 'rows'} {listed(bad, MAX_NAMED_ROWS)}"
-            found.append(f"{which} of tensor {path}" if path else which)
-    return f" in {'; '.join(found)}" if found else ""
+            found[path] = bad
+    return found
+
+
+def _said_of_rows(found: Mapping[str, Sequence[int]]) -> str:
+    """Name the rows that `bad_rows_in` found: " in row 1 of tensor 1"; "" if there are none."""
+    said = []
+    for path, rows in found.items():
+        which = f"{'row' if len(rows) == 1 else 'rows'} {listed(map(str, rows), MAX_NAMED_ROWS)}"
+        said.append(f"{which} of tensor {path}" if path else which)
+    return f" in {'; '.join(said)}" if said else ""
+
+
+def with_rows_of(event: Nonfinite, worst: WorstRows | None) -> Nonfinite:
+    """Return the event of a loss that is not finite with the rows of the batch in which it is so."""
+    if worst is None or all(map(math.isfinite, worst.losses)):
+        return event
+    return replace(event, evidence=f"{event.evidence} {sentence(worst.clause)}", rows=worst.rows)
 
 
 def backward_event(spoiled: Mapping[str, str], after: str, step: int, batch_idx: int) -> Nonfinite:

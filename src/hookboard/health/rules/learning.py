@@ -91,12 +91,22 @@ def _of_loss(found: Spike, harm: str, severity: str) -> Finding:
         f"the loss was {loss.value:.3g} at step {loss.step}, batch {loss.batch_idx}; the median before was "
         f"{found.usual:.3g}, {found.score:.3g} robust deviations lower{harm}"
     )
+    worst = loss.worst
+    evidence += "" if worst is None else f"; {worst.clause}"
     is_alarm = severity == "alarm"
-    advice = f"check the samples of batch {loss.batch_idx}, and clip gradients"
+    samples = "samples" if worst is None else f"sample{'s' * (len(worst.rows) > 1)} {listed(map(str, worst.rows), 5)}"
+    advice = f"check the {samples} of batch {loss.batch_idx}, and clip gradients"
     if not is_alarm:
         advice = f"nothing, unless it comes back; then {advice}"
     return Finding(
-        "", evidence, advice, "alarm" if is_alarm else "note", found.score, since=loss.step, batch_idx=loss.batch_idx
+        "",
+        evidence,
+        advice,
+        "alarm" if is_alarm else "note",
+        found.score,
+        since=loss.step,
+        batch_idx=loss.batch_idx,
+        rows=() if worst is None else worst.rows,
     )
 
 

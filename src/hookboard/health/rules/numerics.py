@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import torch
@@ -35,6 +35,7 @@ class Nonfinite:
         evidence: one sentence with the numbers.
         advice: one sentence: what to try first.
         is_located: whether the place is known. Otherwise `evidence` says why not.
+        rows: the rows of the batch with NaN or Inf, or whose loss is not finite; () if they are not known.
     """
 
     module: str
@@ -44,11 +45,13 @@ class Nonfinite:
     evidence: str
     advice: str
     is_located: bool = True
+    rows: tuple[int, ...] = ()
 
     @property
     def finding(self) -> Finding:
         """The event as an alarm for the judge."""
-        return Finding(self.module, self.evidence, self.advice, "alarm", since=self.step, batch_idx=self.batch_idx)
+        found = Finding(self.module, self.evidence, self.advice, "alarm", since=self.step, batch_idx=self.batch_idx)
+        return replace(found, rows=self.rows)
 
     @property
     def order(self) -> tuple[int, bool, int]:

@@ -1,0 +1,140 @@
+"""A spike or a NaN tells the rows of the batch that are at fault, in words, as numbers and in `--json`."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from attending import ForTransformers, Predicts, language_model
+from recorded import CROSS_ENTROPY, Recorded, classes, linear, numbers, sized
+from torch import nn
+from toys import fit
+
+from hookboard import HealthMonitor, for_transformers
+from hookboard.board.command import main
+from hookboard.callbacks.loss_meter import with_rows
+from hookboard.health import Loss, WorstRows
+
+BAD, ROW = 49, 5
+
+
+def spiked(data, row=ROW):
+    x, y = data[BAD]
+    x, y = x.clone(), y.clone()
+    x[row] *= 1e4
+    y[row] = (y[row] + 1) % 3
+    data[BAD] = x, y
+    return data
+
+
+def monitored(folder, data, net=None):
+    model = Recorded(sized(linear(8, 16), nn.ReLU, linear(16, 3)) if net is None else net, CROSS_ENTROPY, rate=1e-4)
+    monitor = HealthMonitor(every_n_steps=10)
+    logits = {}
+    model.net.register_forward_hook(lambda *given: logits.update({len(model.losses): given[2].detach().double()}))
+    fit(folder, model, data, monitor)
+    return monitor, logits
+
+
+def verdicts(monitor, rule):
+    return [verdict for verdict in monitor.verdicts if verdict.rule == rule]
+
+
+def test_a_spike_names_the_row_its_loss_and_the_usual_one(tmp_path, capsys):
+    data = spiked(classes())
+    monitor, logits = monitored(tmp_path, data)
+    (verdict,) = verdicts(monitor, "spike")
+    row, loss, rows, usual = numbers("in cross_entropy row # has #, and the median of # rows is #", verdict.evidence)
+    given = logits[BAD].numpy()
+    losses = np.log(np.exp(given - given.max(1, keepdims=True)).sum(1)) + given.max(1)
+    losses -= given[np.arange(len(given)), data[BAD][1]]
+    assert (row, rows, verdict.rows) == (ROW, 32, (ROW,))
+    assert (loss, usual) == (float(f"{losses[ROW]:.3g}"), float(f"{np.median(losses):.3g}"))
+    assert f"sample {ROW} of batch {BAD}" in verdict.advice
+    main(["verdicts", str(tmp_path), "--json"])
+    (run,) = json.loads(capsys.readouterr().out)
+    assert [one["rows"] for one in run["verdicts"] if one["rule"] == "spike"] == [[ROW]]
+
+
+def test_a_run_without_a_spike_names_none(tmp_path):
+    monitor, _ = monitored(tmp_path, classes())
+    assert not [verdict for verdict in monitor.verdicts if verdict.rows]
+
+
+class Logarithm(nn.Module):
+    def forward(self, x):
+        return x.clamp(min=-50).add(50).log()
+
+
+def test_a_nan_names_the_rows_whose_loss_is_not_finite(tmp_path):
+    data = classes()
+    data[BAD][0][ROW] = -1e6  # clamped, and then the logarithm of 0
+    monitor, _ = monitored(tmp_path, data, sized(Logarithm, linear(8, 3)))
+    (verdict,) = verdicts(monitor, "nonfinite")
+    row, rows, usual = numbers(
+        "in cross_entropy row # has nan, and the median of # rows is #", verdict.evidence.lower()
+    )
+    assert (row, rows, verdict.rows) == (ROW, 32, (ROW,))
+    assert usual > 0
+
+
+def test_a_nan_in_the_batch_names_the_rows_it_stands_in(tmp_path):
+    data = classes()
+    data[BAD][0][[2, ROW], 1] = math.nan
+    monitor, _ = monitored(tmp_path, data)
+    assert verdicts(monitor, "nonfinite")[0].rows == (2, ROW)
+
+
+def in_transformers(folder, data):
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    monitor = HealthMonitor(every_n_steps=4)
+    arguments = transformers.TrainingArguments(
+        output_dir=str(folder),
+        learning_rate=1e-3,
+        per_device_train_batch_size=8,
+        num_train_epochs=1,
+        train_sampling_strategy="sequential",
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+        use_cpu=True,
+    )
+    rows = [{"x": row} for batch in data for row in batch]
+    model = ForTransformers(language_model())
+    transformers.Trainer(model, arguments, train_dataset=rows, callbacks=[for_transformers(monitor)]).train()
+    return monitor
+
+
+def in_lightning(folder, data):
+    monitor = HealthMonitor(every_n_steps=4)
+    fit(folder, Predicts(language_model(), 1e-3), data, monitor)
+    return monitor
+
+
+def same_tokens(is_spoiled):
+    """Sequences of one token, so that the loss falls fast; one row of one batch has others."""
+    data = [torch.full((8, 12), 3) for _ in range(80)]
+    if is_spoiled:
+        data[60] = data[60].clone()
+        data[60][ROW] = torch.arange(12) % 3
+    return data
+
+
+@pytest.mark.parametrize("run", [in_lightning, in_transformers])
+def test_the_sequence_with_a_spike_is_named_in_both_trainers(tmp_path, run):
+    (verdict,) = verdicts(run(tmp_path, same_tokens(True)), "spike")
+    assert (verdict.batch_idx, verdict.rows) == (60, (ROW,))
+
+
+@pytest.mark.parametrize("run", [in_lightning, in_transformers])
+def test_without_it_none_is_named(tmp_path, run):
+    assert not [verdict for verdict in run(tmp_path, same_tokens(False)).verdicts if verdict.rows]
+
+
+def test_of_several_ranks_the_one_with_the_largest_loss_is_named():
+    mild, bad = WorstRows("cross_entropy", (1,), (5.0,), 0.5, 8), WorstRows("cross_entropy", (2,), (9.0,), 0.5, 8)
+    (loss, other) = with_rows([Loss(3, 3, 2.0), Loss(4, 4, 1.0)], [{3: mild}, {3: bad}])
+    assert loss.worst.clause == "on rank 1 in cross_entropy row 2 has 9, and the median of 8 rows is 0.5"
+    assert other.worst is None
