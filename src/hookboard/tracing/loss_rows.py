@@ -40,8 +40,8 @@ LEAST_FACTOR = 2.0
 def worst_rows_of(loss: Tensor) -> WorstRows | None:
     """Return the rows of the batch with the largest loss, or whose loss is not finite; None if no few stand out.
 
-    Known are losses of torch in which each element has a value, and means of squares or absolute values; but not several
-    in one loss. No code of the user runs.
+    Known are losses of torch in which each element has a value, and means of squares or absolute values, but not sums
+    of several. No code of the user runs.
     """
     node = _values_before(loss)
     saved = {} if node is None else saved_tensors_of(node)
