@@ -1,10 +1,15 @@
 """A small language model with fused attention, whose logits grow or not, in a Lightning Trainer and in others."""
 
+import math
+
 import torch
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from toys import Toy
+
+from hookboard.measure.attention import MAX_QUERIES, MAX_SEQUENCES
+from hookboard.measure.columns import spread
 
 WIDTH, TOKENS = 16, 11
 
@@ -78,3 +83,50 @@ def counting(batches, rows=8, length=12):
     start = torch.randint(TOKENS, (batches, rows, 1), generator=made)
     step = torch.randint(1, 4, (batches, rows, 1), generator=made)
     return [*((start + torch.arange(length) * step) % TOKENS)]
+
+
+def full(query, key, attn_mask=None, is_causal=False, scale=None, enable_gqa=False):
+    """The largest logit and the entropy of each query, of all sequences, from the whole matrix."""
+    query, key = query.double(), key.double()
+    if enable_gqa:
+        key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
+    logits = query @ key.mT * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    if is_causal:
+        logits = logits.masked_fill(~torch.ones(logits.shape[-2:], dtype=torch.bool).tril(), -math.inf)
+    if attn_mask is not None and attn_mask.dtype is torch.bool:
+        logits = logits.masked_fill(~attn_mask, -math.inf)
+    elif attn_mask is not None:
+        logits = logits + attn_mask.double()
+    logits = logits.masked_fill(logits < -1e30, -math.inf)
+    weights = (logits - logits.amax(-1, keepdim=True)).exp()
+    weights = weights / weights.sum(-1, keepdim=True)
+    entropy = -(weights * weights.log()).nan_to_num(0).sum(-1)
+    return logits.amax(-1), entropy.masked_fill((logits > -math.inf).sum(-1) < 2, -math.inf)
+
+
+def of_sampled(numbers, heads, is_causal=False):
+    """The numbers of the sampled queries, by head, from those of all."""
+    length = numbers.shape[-1]
+    first = int(is_causal and length > 1)
+    rows = first + spread(length - first, MAX_QUERIES)
+    numbers = numbers.reshape(-1, heads, length)
+    return numbers[spread(len(numbers), MAX_SEQUENCES)][..., rows].transpose(0, 1).reshape(heads, -1)
+
+
+def recorded_calls(monkeypatch):
+    """The queries and keys of each call of torch's function to come, and whether hookboard stands before it."""
+    real, seen = functional.scaled_dot_product_attention, []
+
+    def recorded(query, key, value, **options):
+        here = functional.scaled_dot_product_attention
+        seen.append((query.detach().clone(), key.detach().clone(), here is not recorded))
+        return real(query, key, value, **options)
+
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", recorded)
+    return seen
+
+
+def heads_of(calls):
+    """Of each of two layers the largest logit and the entropy of the sampled queries, by head, in float64."""
+    made = [[of_sampled(one, 2, True) for one in full(q, k, is_causal=True)] for q, k, _ in calls]
+    return [[torch.cat(parts, 1) for parts in zip(*made[layer::2], strict=True)] for layer in range(2)]

@@ -151,6 +151,7 @@ MEANT_THERE = {
     ("watch", "scaler"): {"None"},
     ("Finding", "size"): NUMBER,
     ("Finding", "batch_idx"): COUNT | {"0", "None"},
+    ("Finding", "rows"): {"()", "(1, 2)"},
     ("Finding", "until"): COUNT | {"0", "None"},
     ("Finding", "is_root"): SWITCH | {"None"},
     ("Finding", "rule"): TEXT,

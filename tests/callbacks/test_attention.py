@@ -3,9 +3,7 @@
 from contextlib import nullcontext
 
 import pytest
-import torch
-from attending import ForTransformers, Predicts, counting, language_model
-from measure.test_attention import full, of_sampled
+from attending import ForTransformers, Predicts, counting, heads_of, language_model, recorded_calls
 from torch.nn import functional
 from toys import fit, scalars
 
@@ -23,22 +21,7 @@ def logger(**options):
 
 @pytest.fixture
 def calls(monkeypatch):
-    """The queries and keys of each call of torch's function, and whether hookboard stood before it."""
-    real, seen = functional.scaled_dot_product_attention, []
-
-    def recorded(query, key, value, **options):
-        here = functional.scaled_dot_product_attention
-        seen.append((query.detach().clone(), key.detach().clone(), here is not recorded))
-        return real(query, key, value, **options)
-
-    monkeypatch.setattr(functional, "scaled_dot_product_attention", recorded)
-    return seen
-
-
-def heads_of(calls):
-    """Of each of two layers the largest logit and the entropy of the sampled queries, by head, in float64."""
-    made = [[of_sampled(one, 2, True) for one in full(q, k, is_causal=True)] for q, k, _ in calls]
-    return [[torch.cat(parts, 1) for parts in zip(*made[layer::2], strict=True)] for layer in range(2)]
+    return recorded_calls(monkeypatch)
 
 
 def test_what_is_logged_is_that_of_the_full_matrix(tmp_path, calls):

@@ -4,43 +4,15 @@ import math
 
 import pytest
 import torch
+from attending import full, of_sampled
 from torch.nn import functional
 
 from hookboard.measure import attention
-from hookboard.measure.attention import MAX_QUERIES, MAX_SEQUENCES, attention_numbers
-from hookboard.measure.columns import spread
+from hookboard.measure.attention import MAX_QUERIES, attention_numbers
 
 
 def random(*shape, scale=1.0, dtype=torch.float32):
     return (scale * torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))).to(dtype)
-
-
-def full(query, key, attn_mask=None, is_causal=False, scale=None, enable_gqa=False):
-    """The largest logit and the entropy of each query, of all sequences, from the whole matrix."""
-    query, key = query.double(), key.double()
-    if enable_gqa:
-        key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
-    logits = query @ key.mT * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
-    if is_causal:
-        logits = logits.masked_fill(~torch.ones(logits.shape[-2:], dtype=torch.bool).tril(), -math.inf)
-    if attn_mask is not None and attn_mask.dtype is torch.bool:
-        logits = logits.masked_fill(~attn_mask, -math.inf)
-    elif attn_mask is not None:
-        logits = logits + attn_mask.double()
-    logits = logits.masked_fill(logits < -1e30, -math.inf)
-    weights = (logits - logits.amax(-1, keepdim=True)).exp()
-    weights = weights / weights.sum(-1, keepdim=True)
-    entropy = -(weights * weights.log()).nan_to_num(0).sum(-1)
-    return logits.amax(-1), entropy.masked_fill((logits > -math.inf).sum(-1) < 2, -math.inf)
-
-
-def of_sampled(numbers, heads, is_causal=False):
-    """The numbers of the sampled queries, by head, from those of all."""
-    length = numbers.shape[-1]
-    first = int(is_causal and length > 1)
-    rows = first + spread(length - first, MAX_QUERIES)
-    numbers = numbers.reshape(-1, heads, length)
-    return numbers[spread(len(numbers), MAX_SEQUENCES)][..., rows].transpose(0, 1).reshape(heads, -1)
 
 
 def assert_true(query, key, **options):

@@ -17,6 +17,7 @@ from hookboard.base.checks import (
     check_whole,
     object_at,
     several,
+    wrong,
 )
 from hookboard.base.kept import kept
 from hookboard.base.messages import listed, quoted, unknown
@@ -147,6 +148,8 @@ class Finding:
         check_whole("since", self.since, 0, "optimizer steps", "for now")
         check_whole("until", self.until, 0, "optimizer steps", "while it lasts")
         check_whole("batch_idx", self.batch_idx, 0, otherwise="")
+        if not isinstance(self.rows, tuple) or not all(type(row) is int and row >= 0 for row in self.rows):
+            raise wrong("rows", self.rows, "the indices of rows, in a tuple")
         check_switches(is_root=self.is_root if self.is_root is not None else False, is_hard=self.is_hard)
 
     def as_certain(self) -> "Finding":
