@@ -43,6 +43,7 @@ VERDICT = {
     "advice": "use a smaller learning rate",
     "batch_idx": None,
     "follows_from": None,
+    "rows": [],
 }
 HEALTH_RECORD = HealthRecord(
     10,

@@ -115,7 +115,7 @@ def test_verdicts_as_json_have_the_fields_of_a_verdict(command):
     (run,) = json.loads("\n".join(shown))
     assert status == 1
     assert (run["run"], run["headline"][:7]) == ("sick", "1 alarm")
-    assert run["verdicts"] == [{**verdict, "follows_from": None} for verdict in VERDICTS]
+    assert run["verdicts"] == [{**verdict, "follows_from": None, "rows": []} for verdict in VERDICTS]
 
 
 @pytest.mark.parametrize(

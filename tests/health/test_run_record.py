@@ -79,7 +79,7 @@ def test_all_verdicts_are_in_it_worst_first():
     see(judge, 0)
     verdicts = [Verdict("note", "mine", f"net.{i}", i, None, "It is so.", "Leave it.") for i in range(120)]
     (record,) = records(Page(1).last(judge.run, verdicts))
-    assert list(record.verdicts) == [asdict(verdict) for verdict in verdicts]
+    assert list(record.verdicts) == [asdict(verdict) | {"rows": []} for verdict in verdicts]
     assert record.headline.startswith("120 notes in 3 layers")
 
 
