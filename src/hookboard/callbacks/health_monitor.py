@@ -428,6 +428,11 @@ class HealthMonitor(SiteLogger[HealthState]):
             stepped, held_back = steps_of(loop, each, state.weights)
             state.stepped |= stepped
             state.held_back |= held_back
+        state.steps.keep_products(state.weights, state.stepped)
+
+    def _measure_after_step(self, loop: Loop, state: HealthState) -> None:
+        super()._measure_after_step(loop, state)
+        state.steps.measure_products(state.recorder, state.weights)
 
     def _log(self, loop: Loop, state: HealthState) -> None:
         self._draw_cell()  # with the looks before this one

@@ -88,7 +88,7 @@ class HealthState(MeasurementState):
         """
         events = [] if ranks is None else self.nans.new_events()
         frozen = {name for name, w in self.weights.items() if not any(map(_is_trained, w.parameters))}
-        is_scaled, batch_idx = self.loss_scale is not None, self.batch_idx
+        is_scaled, batch_idx, factors = self.loss_scale is not None, self.batch_idx, self.steps.factors
         stepped, self.stepped, replicas = self.stepped, {}, self.replicas
         count = 0 if losses.waiting is None else len(losses.waiting)
         facts = self._facts()
@@ -112,7 +112,7 @@ class HealthState(MeasurementState):
             if self.reporter is None:
                 return None
             overflowed = is_scaled and bool(readings.overflowed.any())
-            look = Look(step, batch_idx, readings, seen, stepped, overflowed, frozen, apart, is_scaled)
+            look = Look(step, batch_idx, readings, seen, stepped, overflowed, frozen, apart, is_scaled, factors)
             if told:
                 self.reporter.tell(told, is_searched=self.nans.box is not None)
             return self.reporter.see(look, facts, records)

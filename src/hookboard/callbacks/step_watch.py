@@ -2,7 +2,7 @@
 
 import math
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -11,9 +11,12 @@ from torch.optim import Optimizer
 
 from hookboard.base.messages import warn_switched_off
 from hookboard.base.torch_private import computing_plainly
-from hookboard.health import SPIKE_HISTORY_STEPS, Finding, Judge, StepFacts, WorstRows
+from hookboard.callbacks.adapted import AdaptedWeights
+from hookboard.health import SPIKE_HISTORY_STEPS, Finding, Judge, StepFacts, Stepped, WorstRows
 from hookboard.loops import Loop
-from hookboard.tracing import STEP, LiveStep, Modes, Program, StaleGradients, Unfrozen, worst_rows_of
+from hookboard.measure import Recorder
+from hookboard.model.parameters import Weight
+from hookboard.tracing import STEP, Adapter, LiveStep, Modes, Program, StaleGradients, Unfrozen, worst_rows_of
 
 T = TypeVar("T")
 
@@ -43,6 +46,11 @@ class StepWatch:
         """What is known so far, to be given to the judge."""
         self.programs: Sequence[Program] = ()
         """The autograd nodes behind the losses of the first step, with layer and line."""
+        self.adapters: Sequence[Adapter] = ()
+        """The adapters that the first step shows."""
+        self._adapted = AdaptedWeights()
+        self.factors: frozenset[str] = frozenset()
+        """The factors of adapters whose product was measured at the latest due step, by name."""
 
     def begin_batch(self, loop: Loop, batch: Any) -> None:
         """Follow the batch that comes next, unless the first step has been read."""
@@ -56,7 +64,7 @@ class StepWatch:
         """Judge what led to a loss whose backward pass comes next."""
         if self._live is not None:
             self._live.before_backward(loss)
-            self.programs = self._live.programs
+            self.programs, self.adapters = self._live.programs, self._live.adapters
         if is_due and self._modes is not None:
             found = self._guarded(
                 "the search for layers left in evaluation mode", self._modes.see, loop.model, loop.logged_step
@@ -92,6 +100,17 @@ class StepWatch:
                 self._add(found, loop.logged_step)
         if self._stale is not None:
             self._watch_stale(self._stale.before_step, optimizer)
+
+    def keep_products(self, weights: Mapping[str, Weight], stepped: dict[str, Stepped]) -> None:
+        """Compute what adapters add to frozen weights, before an optimizer steps, see `AdaptedWeights.keep`."""
+        if self.adapters:
+            self._guarded("the steps of adapters", self._adapted.keep, self.adapters, weights, stepped)
+
+    def measure_products(self, recorder: Recorder, weights: Mapping[str, Weight]) -> None:
+        """Measure it after the optimizers have stepped."""
+        if self.adapters:
+            found = self._guarded("the steps of adapters", self._adapted.measure, recorder, weights)
+            self.factors = found or frozenset()
 
     def end_batch(self) -> None:
         """End the batch, and take what is known of the first step."""

@@ -83,6 +83,8 @@ CAUSES: tuple[Cause, ...] = (
     ),
     Cause("masked_row", ("nonfinite", *_LAST)),
     Cause("not_in_optimizer", ("not_updated", "update_too_small", *_LAST)),
+    Cause("adapters", ("symmetric_units",), "same"),
+    Cause("adapters", (*_STANDSTILL, *_LAST)),
     Cause("schedule", ("not_updated", "update_too_small", *_LAST)),
     Cause("optimizer_settings", ("nonfinite", "precision", *_LAST)),
     Cause("unbounded_loss", ("clipping", *_OF_LOSS, *_SIGNAL, "update_too_large", "nonfinite", "dead_units")),

@@ -142,6 +142,8 @@ class Look:
         apart: the weights that should be the same on all ranks and are not.
         is_scaled: True if there is a GradScaler; gradients are divided by its scale, so that it is unknown which of
             them underflowed.
+        factors: the weights that are the factors of an adapter. Their steps count for the frozen weight that it adds
+            to, whose `parameter_update` is that of their product times its scale.
     """
 
     step: int
@@ -153,6 +155,7 @@ class Look:
     frozen: Set[str] = frozenset()
     apart: Sequence[Apart] = ()
     is_scaled: bool = False
+    factors: Set[str] = frozenset()
 
     def of(self, name: str, role: Role) -> Reading | None:
         """Return the reading of a module or parameter in this role; None if there is none.

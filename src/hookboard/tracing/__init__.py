@@ -5,6 +5,7 @@ its own by `audit.py`. `black_box.py` notices a NaN or Inf, and `bad_operation.p
 it came from. `step.py` repeats a step and puts the model back.
 """
 
+from hookboard.tracing.adapters import Adapter
 from hookboard.tracing.audit import audit
 from hookboard.tracing.bad_operation import Program
 from hookboard.tracing.batch_targets import Targets, targets_in
@@ -22,6 +23,7 @@ from hookboard.tracing.step import CannotRunAgainError, loss_of_step, replaced, 
 __all__ = [
     "RULES",
     "STEP",
+    "Adapter",
     "BlackBox",
     "CannotRunAgainError",
     "LiveStep",

@@ -62,6 +62,7 @@ class Op:
         seen: what the observer of this function returned; None if it has none.
         results: the values of the tensors that it returned.
         number: the number that it returned in place of a tensor; None for others.
+        checkpoint: where a reentrant checkpoint was called in which it ran without autograd; None for others.
     """
 
     name: str
@@ -74,6 +75,7 @@ class Op:
     seen: Any = None
     results: "list[Value]" = field(default_factory=list)
     number: float | None = None
+    checkpoint: Place | None = None
 
     @functools.cached_property
     def inputs(self) -> "list[Value]":

@@ -39,15 +39,22 @@ def cut(done: TracedStep) -> Iterator[Finding]:
             continue
         if any(given.requires_grad for given in op.inputs):
             lost = {name for given in op.inputs for name in trained_by(given) or ()}.intersection(done.without)
-            cuts[op.name, op.place] = op, lost
+            if op.checkpoint is None:
+                cuts[op.name, op.place] = op, lost
+            else:  # of which there is often one for each layer
+                cuts["checkpoint"] = op, lost | cuts.get("checkpoint", (op, lost))[1]
     op, lost = max(cuts.values(), key=lambda pair: len(pair[1]), default=(None, set[str]()))
     if op is not None and lost:
+        place = op.checkpoint or op.place
         yield Finding(
-            op.place.module,
-            f"{_named(op)} at {op.place} cuts the gradient of {len(lost)} of {len(done.trained)} trainable "
+            place.module,
+            f"{_named(op)} at {place} cuts the gradient of {len(lost)} of {len(done.trained)} trainable "
             f"parameters: {listed(sorted(lost), 3)}",
             f"remove the {_named(op)}; where it is intended, as in a teacher, set requires_grad=False on what should "
-            "stay as it is",
+            "stay as it is"
+            if op.checkpoint is None
+            else "pass use_reentrant=False to checkpoint(), or give it an input that needs a gradient, as "
+            "enable_input_require_grads() of transformers does",
         )
     else:
         yield from _gone(done)
@@ -150,7 +157,9 @@ def _of_all(done: TracedStep) -> Iterator[Finding]:
 
 
 def _named(op: Op) -> str:
-    """Return what cuts the gradient at a call: its name, or `torch.no_grad()`."""
+    """Return what cuts the gradient at a call: its name, `torch.no_grad()`, or a reentrant checkpoint."""
+    if op.checkpoint is not None:
+        return "checkpoint() with use_reentrant=True"
     return f"{op.name}()" if op.with_grad or op.name in CUTS else "torch.no_grad()"
 
 

@@ -12,6 +12,7 @@ from hookboard.base.messages import inform, warn
 from hookboard.base.torch_private import computing_plainly
 from hookboard.health import Finding, StepFacts
 from hookboard.measure import own_call
+from hookboard.tracing.adapters import Adapter, adapters_of
 from hookboard.tracing.bad_operation import Program
 from hookboard.tracing.calls import Value
 from hookboard.tracing.ledger import Ledger
@@ -55,6 +56,8 @@ class LiveStep:
         self._facts = StepFacts()
         self.programs: list[Program] = []
         """The autograd nodes behind each loss so far, with layer and line."""
+        self.adapters: list[Adapter] = []
+        """The adapters that the calls so far show."""
         self._schedules: list[Finding] | None = None
 
     def begin(self, batch: Any) -> None:
@@ -129,6 +132,7 @@ class LiveStep:
             self._ledger.before_backward(value, reader.step.ops)
         self._facts = reader.facts(self._facts.flow if len(reader.losses) > 1 else None)
         self.programs.append(reader.step.program_of(loss))
+        self.adapters = adapters_of(reader.step)
         known = [one.reference() for one in self._outside]
         self._outside += outsiders(reader.step, [one for one in reader.outside if all(one is not k for k in known)])
         reader.outside.clear()  # the step may have made them for itself

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import CheckpointFunction
 
 from hookboard.base.torch_private import (
     autocast_of,
@@ -61,6 +62,9 @@ _OWN, _TRACING = _ROOT, os.path.abspath(__file__)
 _PASSING_ON = {os.path.join(_ROOT, "capturing", "edits.py"), os.path.join(_ROOT, "measure", "attention.py")}
 _OPTIM = os.path.join(os.path.dirname(inspect.getfile(torch.optim)), "")
 _OVERRIDES = inspect.getfile(torch.overrides)
+
+_CHECKPOINTED = CheckpointFunction.forward.__code__
+"""The code that runs what a reentrant checkpoint was given."""
 
 _MODULE_CALLS = calls_of_modules()
 """The code that calls a module, with its arguments as `args` and `kwargs`."""
@@ -239,6 +243,8 @@ class StepTrace(TorchFunctionMode):
         if observer is not None and all(map(can_be_read, [*given.values(), *results])):
             with computing_plainly():
                 op.seen = observer(op, given, results)
+        if not op.with_grad and any(value.requires_grad for value in op.inputs):
+            op.checkpoint = self._checkpoint()
         self.ops.append(op)
         for tensor in results:
             known = self._known(tensor)  # of a call that returns what it takes, as `to` may
@@ -396,14 +402,24 @@ class StepTrace(TorchFunctionMode):
             return parts if isinstance(argument, list) else tuple(parts)
         return argument
 
-    def _place(self) -> Place | None:
+    def _checkpoint(self) -> Place | None:
+        """Return where the innermost reentrant checkpoint in the stack was called; None without one."""
+        frame = inspect.currentframe()
+        while frame is not None and frame.f_code is not _CHECKPOINTED:
+            frame = frame.f_back
+        return None if frame is None else self._place(frame)
+
+    def _place(self, frame: FrameType | None = None) -> Place | None:
         """Return the innermost line of the user's code in the stack, and the innermost layer of the model.
 
         None if hookboard itself, but for an edit, or an optimizer makes the call.
+
+        Args:
+            frame: the frame to start from; left out, that of the call.
         """
         file, line, module = "", 0, ""
         # Never the locals of this frame: they would hold the frame, and with it every tensor of the call.
-        frame = inspect.currentframe()
+        frame = frame or inspect.currentframe()
         while frame is not None and frame.f_code.co_filename == _TRACING:
             frame = frame.f_back
         while frame is not None and not (file and module):

@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -56,11 +57,13 @@ def no_gradient(run: Run) -> Iterator[Finding]:
     chains, others = _chains_without_gradient(run, look)
     for chain in chains:
         yield _cut(run, look, chain, others)
+    never_ran: dict[object, list[tuple[Layer, Finding]]] = {}
     for layer in run.layers if others else ():
         weights = stepped_weights(look, layer)
         without = [name for name in weights if not has_gradient(look, name)]
         if without and len(without) == len(weights):
-            yield from _never_ran(run, layer, weights, bool(chains))
+            for one in _never_ran(run, layer, weights, bool(chains)):
+                never_ran.setdefault((one.severity, one.advice), []).append((layer, one))
         elif without:
             has_zeros = all(look.of(name, "parameter_grad") is not None for name in without)
             what = "only zeros" if has_zeros else "no gradient"
@@ -70,6 +73,10 @@ def no_gradient(run: Run) -> Iterator[Finding]:
             if has_zeros and is_added:
                 advice = "nothing, if the loss does not depend on it, as on a bias where two outputs are subtracted"
             yield Finding(layer.name, evidence, advice)
+    for alike in never_ran.values():
+        chain, first = [layer for layer, _ in alike], alike[0][1]
+        several = f"the same is true of {_from_to(chain[1:])}" if len(chain) > 2 else f"so it is with {chain[-1].name}"
+        yield first if len(chain) == 1 else replace(first, evidence=f"{first.evidence}; {several}")
 
 
 def _never_ran(run: Run, layer: Layer, weights: list[str], is_cut: bool) -> Iterator[Finding]:
@@ -171,10 +178,10 @@ def _cut(run: Run, look: Look, chain: list[Layer], others: list[Layer]) -> Findi
     why = "something that multiplies by 0, such as a dead or saturated activation or a softmax over one value"
     advice = f"look after {last} for {why if zeros else 'detach() or no_grad(), and for an output that is not used'}"
     names = [name for layer in chain for name in layer.weights]
-    said = (found.evidence for found in run.facts.findings if found.rule == "cut")
-    call = next((each.partition(" cuts ")[0] for each in said if any(name in each for name in names)), "")
-    if call and not zeros:
-        advice = f"remove the {call}, or use it only for the loss of another optimizer"
+    said = (found for found in run.facts.findings if found.rule == "cut" and " cuts " in found.evidence)
+    cut = next((each for each in said if any(name in each.evidence for name in names)), None)
+    if cut is not None and not zeros:
+        advice = f"{cut.advice} ({cut.evidence.partition(' cuts ')[0]} cuts the gradient)"
     # A later dead layer passes zeros. Nothing is passed by a cut, or kept by a step that comes too late.
     causes = {"cleared_gradients", "wrong_optimizer"} | ({"cut"} if not others else set())
     has_cause = any(found.rule in causes and found.severity == "alarm" for found in run.facts.findings)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -86,6 +87,8 @@ def update_too_large(run: Run) -> Iterator[Finding]:
         # Gradients of a regression have the offset of its targets in common.
         if run.losses.chance is not None:
             yield from _summed(run, SUMMED_GRADIENT_COSINE_UNHARMED, SUMMED_GRADIENT_GROWTH_UNHARMED)
+        if run.now.factors:
+            yield from _overwritten(run)
         return
     jump = next((jump for jump in run.rate_jumps if run.losses.is_worse_since(jump.step - 1)), None)
     if jump is not None:
@@ -122,6 +125,15 @@ def update_too_large(run: Run) -> Iterator[Finding]:
             advice = "lower the learning rate of its parameter group"
             since, size = int(steps[start]), float(row[start])
             yield Finding(run.layers[place].name, evidence, advice, "alarm", size, since, until=until)
+
+
+def _overwritten(run: Run) -> Iterator[Finding]:
+    """Report adapters that leave little of the trained weights that they add to, whatever the loss does: as a note."""
+    steps, ratios = _course(run, run.arrays.with_matrix)
+    whole = medians_of(ratios) if len(steps) else np.empty(0)
+    first = _first_of(whole > UPDATE_RATIO_LARGE, run.window)
+    if first is not None and _first_of(whole > FIRST_UPDATE_RATIO_OVERWRITES, run.window) is not None:
+        yield replace(_large_model(run, steps, whole, first), severity="note")
 
 
 def _course(run: Run, layers: list[int]) -> tuple[np.ndarray, np.ndarray]:
@@ -183,7 +195,7 @@ def _large_model(run: Run, steps: np.ndarray, whole: np.ndarray, first: int) -> 
     """
     before = f"{np.median(whole[:first]):.1g} before" if first else "1e-3 is usual"
     among = f" in the median over the layers ({before})"
-    moves, until = _moves("the weights", among, steps, whole, whole > UPDATE_RATIO_LARGE)
+    moves, until = _moves(_the_weights(run), among, steps, whole, whole > UPDATE_RATIO_LARGE)
     evidence = f"{moves}, at a learning rate that is now {_rate(run):.2g}{_leap(run) or harm_of(run)}"
     moved = float(whole[first])
     to = f" {_to(run, moved, UPDATE_RATIO_ADVISED)}" if moved > UPDATE_RATIO_ADVISED else ""
@@ -192,6 +204,10 @@ def _large_model(run: Run, steps: np.ndarray, whole: np.ndarray, first: int) -> 
     is_harmless = is_over or (not run.losses.is_harmed and _has_come_back(run))
     severity: Severity = "note" if is_harmless else "alarm"
     return Finding("", evidence, advice, severity, moved, int(steps[first]), until=until)
+
+
+def _the_weights(run: Run) -> str:
+    return "the weights that adapters add to" if run.now.factors else "the weights"
 
 
 def _to(run: Run, moved: float, wanted: float, step: str = "that step") -> str:
@@ -407,7 +423,7 @@ def _small_model(run: Run, look: Look, usual: float) -> Finding:
     rates = [stepped.rate for stepped in look.stepped.values()]
     optimizer = next(iter(look.stepped.values())).optimizer
     evidence = (
-        f"a step moves the weights by {usual:.1g} of their size in the median over the layers, where 1e-3 is usual, at "
+        f"a step moves {_the_weights(run)} by {usual:.1g} of their size in the median over the layers, where 1e-3 is usual, at "
         f"a learning rate of {max(rates):.2g} in {optimizer}{harm_of(run)}"
     )
     # Where a schedule has lowered the rate, it is the peak that users set.

@@ -1,0 +1,70 @@
+"""`AdaptedWeights`: how far a step moves a frozen weight by way of the adapters beside it."""
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from hookboard.health import MEASURED_VALUES_MAX, Stepped, every_unit
+from hookboard.measure import Recorder
+from hookboard.model.parameters import Weight
+from hookboard.model.sites import Site
+from hookboard.tracing import Adapter
+
+
+class AdaptedWeights:
+    """Measures at a due step what adapters add to frozen weights, before and after the optimizers step.
+
+    The update of such a weight is that of the factors' product times its scale. Of large weights the units are measured
+    that all else is measured of.
+    """
+
+    def __init__(self) -> None:
+        self._adapters: list[Adapter] = []
+        self._before: dict[str, Tensor] = {}
+
+    def keep(self, adapters: Sequence[Adapter], weights: Mapping[str, Weight], stepped: dict[str, Stepped]) -> None:
+        """Compute the products before an optimizer steps; only the first call in a step has an effect.
+
+        Args:
+            adapters: the adapters of the model.
+            weights: the watched weights by name.
+            stepped: weight name to how an optimizer steps it; the frozen weights are added, with their factors' values.
+        """
+        if self._adapters:
+            return
+        for one in adapters:
+            names = [one.weight.name, one.down.name, one.up.name]
+            how = next((stepped[name] for name in reversed(names) if name in stepped), None)
+            if how is not None and all(name in weights and _has_numbers(weights[name]) for name in names):
+                self._adapters.append(one)
+                stepped[one.weight.name] = how
+        self._before = self._products(weights)
+
+    def measure(self, recorder: Recorder, weights: Mapping[str, Weight]) -> frozenset[str]:
+        """Measure the frozen weights and their updates after the optimizers have stepped; return the factors' names."""
+        for name, after in self._products(weights).items():
+            whole = weights[name].parameters[0].detach()[:: _every(weights[name])]
+            update = Site(name, "parameter_update"), after, self._before[name]
+            recorder.observe_all([(Site(name, "parameter_before"), whole, None), update])
+        factors = frozenset(factor.name for one in self._adapters for factor in (one.down, one.up))
+        self._adapters, self._before = [], {}
+        return factors
+
+    def _products(self, weights: Mapping[str, Weight]) -> dict[str, Tensor]:
+        """Return the sum of what all adapters add to a frozen weight, by its name."""
+        found: dict[str, Tensor] = {}
+        for one in self._adapters:
+            name = one.weight.name
+            product = one.product(weights, _every(weights[name]))
+            found[name] = found[name] + product if name in found else product
+        return found
+
+
+def _has_numbers(weight: Weight) -> bool:
+    """Return True for a plain parameter on one process whose numbers are its own: neither quantized nor sharded."""
+    return weight.is_plain and weight.parameters[0].is_floating_point() and weight.parameters[0].dim() == 2
+
+
+def _every(weight: Weight) -> int:
+    """Return k such that every k-th unit of a weight is measured."""
+    return every_unit(weight.parameters[0].shape) if weight.parameters[0].numel() > MEASURED_VALUES_MAX else 1

@@ -1,0 +1,170 @@
+"""`adapters`: two factors whose product is added to a frozen weight, as in LoRA; which of them can learn nothing."""
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from hookboard.base.messages import listed
+from hookboard.health import Finding, Rule
+from hookboard.model.parameters import Weight
+from hookboard.tracing.calls import RESHAPES, Op, Value
+from hookboard.tracing.program import StepTrace
+from hookboard.tracing.rules import TracedStep
+
+
+class Factor(NamedTuple):
+    """A parameter that a call multiplies its input by.
+
+    Args:
+        name: the parameter's name.
+        is_flipped: whether its first dimension is that of the inputs: the call computes `x @ weight`.
+    """
+
+    name: str
+    is_flipped: bool
+
+    def of(self, whole: Tensor) -> Tensor:
+        """Return a tensor of the parameter's shape as a matrix of shape (outputs, inputs)."""
+        return whole.T if self.is_flipped else whole
+
+
+class Adapter(NamedTuple):
+    """Two factors through which a layer's input goes beside a frozen weight: it works as `weight + scale * up @ down`.
+
+    Args:
+        weight: the frozen weight.
+        down: the factor that takes the input.
+        up: the factor that takes the result of `down`.
+        scale: what their product is multiplied by.
+    """
+
+    weight: Factor
+    down: Factor
+    up: Factor
+    scale: float
+
+    def product(self, weights: Mapping[str, Weight], every: int = 1) -> Tensor:
+        """Return what it adds to every k-th unit of the frozen weight, in float32 or finer, with that weight's layout.
+
+        Args:
+            weights: the three weights by name.
+            every: k.
+        """
+        up, down = (one.of(weights[one.name].parameters[0].detach()) for one in (self.up, self.down))
+        up, down = (up, down[:, ::every]) if self.weight.is_flipped else (up[::every], down)
+        dtype = torch.promote_types(torch.promote_types(up.dtype, down.dtype), torch.float32)
+        return self.weight.of(self.scale * (up.to(dtype) @ down.to(dtype)))
+
+
+def adapters_of(step: StepTrace) -> list[Adapter]:
+    """Return each adapter that the calls of a step show, once."""
+    found: dict[tuple[str, str, str], Adapter] = {}
+    for op in step.ops:
+        values = op.inputs if op.name in ("add", "radd", "iadd") else []
+        for beside, adding in (values, values[::-1]) if len(values) == 2 else ():
+            adapter = _between(beside, adding)
+            if adapter is not None:
+                found[adapter.weight.name, adapter.down.name, adapter.up.name] = adapter
+    return list(found.values())
+
+
+def _between(beside: Value, adding: Value) -> Adapter | None:
+    """Return the adapter whose output is added to that of a frozen weight; None if the two are anything else.
+
+    Args:
+        beside: what it is added to; other adapters may have been added before.
+        adding: what is added.
+    """
+    factor, value = _scaled(adding)
+    up, value = _product(value)
+    down, source = _product(_scaled(value, drops=True)[1]) if up else (None, value)
+    if up is None or down is None:
+        return None
+    weight, given = _product(beside)
+    while weight is None and beside.op is not None and beside.op.name in ("add", "radd", "iadd"):
+        beside = beside.op.inputs[0]
+        weight, given = _product(beside)
+    if weight is None or weight[1].requires_grad or _scaled(source, drops=True)[1] is not given.origin:
+        return None
+    shapes = [one[0].of(torch.empty(one[1].shape, device="meta")).shape for one in (weight, down, up)]
+    if shapes[0] != (shapes[2][0], shapes[1][1]) or shapes[1][0] != shapes[2][1]:
+        return None
+    return Adapter(weight[0], down[0], up[0], factor)
+
+
+def _scaled(value: Value, *, drops: bool = False) -> tuple[float, Value]:
+    """Follow a value back through views, casts and factors, with `drops` also dropout; return the factors' product."""
+    factor, value = 1.0, value.origin
+    while (op := value.op) is not None and len(op.inputs) == 1:
+        numbers = [one for one in op.arguments.values() if isinstance(one, int | float)]
+        if op.name in ("mul", "rmul", "imul", "div", "truediv") and len(numbers) == 1 and numbers[0]:
+            factor *= numbers[0] if op.name.endswith("mul") else 1 / numbers[0]
+        elif not (drops and "dropout" in op.name):
+            break
+        value = op.inputs[0].origin
+    return factor, value
+
+
+def _product(value: Value) -> tuple[tuple[Factor, Value] | None, Value]:
+    """Return the parameter of the matrix product that made a value, and the product's input; None if none made it."""
+    op = value.origin.op
+    if op is None or op.name not in ("linear", "matmul", "mm", "addmm"):
+        return None, value
+    source, held = op.inputs[-2:] if op.name == "addmm" else op.inputs[:2]
+    is_flipped = op.name != "linear"
+    while held.parameter is None and held.op is not None and held.op.name in RESHAPES and held.op.inputs:
+        is_flipped ^= held.op.name in ("t", "T", "mT", "transpose")
+        held = held.op.inputs[0]
+    if held.parameter is None or len(held.shape) != 2:
+        return None, value
+    return (Factor(held.parameter, is_flipped), held), source
+
+
+def adapters(done: TracedStep) -> Iterator[Finding]:
+    """Yield a finding for adapters that cannot learn: each factor is frozen, or stands beside one that is 0.
+
+    The gradient of a factor is a multiple of the other one. It is a note if they are frozen after a training, or
+    beside others that are trained, and an alarm otherwise.
+    """
+    found, frozen, zero = adapters_of(done.step), list[str](), list[str]()
+    parameters, has_product = dict(done.step.model.named_parameters()), False
+    for one in found:
+        down, up = parameters[one.down.name], parameters[one.up.name]
+        pairs = (down, _is_zero(up)), (up, _is_zero(down))
+        if not (down.requires_grad or up.requires_grad):
+            frozen.append(one.down.name)
+            has_product |= not any(is_zero for _, is_zero in pairs)
+        elif all(is_zero or not factor.requires_grad for factor, is_zero in pairs):
+            zero.append(one.down.name)
+    is_meant = has_product or len(frozen) < len(found)
+    for names, why, advice, is_note in (
+        (zero, "no factor that is trained stands beside one that is not 0, so that none gets a gradient", _START, False),
+        (frozen, f"both factors are frozen{'' if has_product else ', and their product is 0'}", _TRAIN, is_meant),
+    ):
+        if names:
+            yield Finding(
+                names[0].rpartition(".")[0],
+                f"{len(names)} of {len(found)} adapters, which are two factors beside a frozen weight, learn nothing: "
+                f"{why} ({listed(names, 3)})",
+                f"{advice}; nothing, if that is intended" if is_note else advice,
+                "note" if is_note else "alarm",
+            )
+
+
+def _is_zero(factor: nn.Parameter) -> bool:
+    """Return True if all its numbers are 0; False if other ranks hold some of them."""
+    return type(factor) is nn.Parameter and not bool(factor.any())
+
+
+_START = "initialize one factor with random numbers and the other with 0, and train both"
+_TRAIN = "set requires_grad=True on both factors, as is_trainable=True does where peft loads a saved adapter"
+
+ADAPTERS = Rule(
+    "adapters",
+    adapters,
+    of="step",
+    about="adapters, such as LoRA's, that cannot learn: both factors are frozen, or both 0; a note if they are frozen "
+    "after a training, or beside others that are trained",
+)
