@@ -85,6 +85,7 @@ CAUSES: tuple[Cause, ...] = (
     Cause("not_in_optimizer", ("not_updated", "update_too_small", *_LAST)),
     Cause("adapters", ("symmetric_units",), "same"),
     Cause("adapters", (*_STANDSTILL, *_LAST)),
+    Cause("experts", _STANDSTILL),
     Cause("schedule", ("not_updated", "update_too_small", *_LAST)),
     Cause("optimizer_settings", ("nonfinite", "precision", *_LAST)),
     Cause("unbounded_loss", ("clipping", *_OF_LOSS, *_SIGNAL, "update_too_large", "nonfinite", "dead_units")),

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from hookboard.base.messages import listed
 from hookboard.health import Finding, Rule
 from hookboard.model.parameters import Weight
-from hookboard.tracing.calls import RESHAPES, Op, Value
+from hookboard.tracing.calls import RESHAPES, Value
 from hookboard.tracing.program import StepTrace
 from hookboard.tracing.rules import TracedStep
 
@@ -78,14 +78,14 @@ def _between(beside: Value, adding: Value) -> Adapter | None:
         adding: what is added.
     """
     factor, value = _scaled(adding)
-    up, value = _product(value)
-    down, source = _product(_scaled(value, drops=True)[1]) if up else (None, value)
+    up, value = product_of(value)
+    down, source = product_of(_scaled(value, drops=True)[1]) if up else (None, value)
     if up is None or down is None:
         return None
-    weight, given = _product(beside)
+    weight, given = product_of(beside)
     while weight is None and beside.op is not None and beside.op.name in ("add", "radd", "iadd"):
         beside = beside.op.inputs[0]
-        weight, given = _product(beside)
+        weight, given = product_of(beside)
     if weight is None or weight[1].requires_grad or _scaled(source, drops=True)[1] is not given.origin:
         return None
     shapes = [one[0].of(torch.empty(one[1].shape, device="meta")).shape for one in (weight, down, up)]
@@ -107,7 +107,7 @@ def _scaled(value: Value, *, drops: bool = False) -> tuple[float, Value]:
     return factor, value
 
 
-def _product(value: Value) -> tuple[tuple[Factor, Value] | None, Value]:
+def product_of(value: Value) -> tuple[tuple[Factor, Value] | None, Value]:
     """Return the parameter of the matrix product that made a value, and the product's input; None if none made it."""
     op = value.origin.op
     if op is None or op.name not in ("linear", "matmul", "mm", "addmm"):
@@ -140,7 +140,12 @@ def adapters(done: TracedStep) -> Iterator[Finding]:
             zero.append(one.down.name)
     is_meant = has_product or len(frozen) < len(found)
     for names, why, advice, is_note in (
-        (zero, "no factor that is trained stands beside one that is not 0, so that none gets a gradient", _START, False),
+        (
+            zero,
+            "no factor that is trained stands beside one that is not 0, so that none gets a gradient",
+            _START,
+            False,
+        ),
         (frozen, f"both factors are frozen{'' if has_product else ', and their product is 0'}", _TRAIN, is_meant),
     ):
         if names:

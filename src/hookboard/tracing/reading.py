@@ -15,6 +15,7 @@ from hookboard.tracing import handwritten
 from hookboard.tracing.built_in import STEP_RULES
 from hookboard.tracing.calls import Value
 from hookboard.tracing.cuts import CUT
+from hookboard.tracing.experts import ROUTING, note_choice
 from hookboard.tracing.inputs import WEIGHING, note_embedding, note_input, note_mask
 from hookboard.tracing.ledger import kind_of, terms_of
 from hookboard.tracing.program import StepTrace
@@ -43,6 +44,7 @@ class Reader:
             {
                 **OBSERVERS,
                 **handwritten.OBSERVERS,
+                **dict.fromkeys(ROUTING, note_choice),
                 "embedding": note_embedding,
                 **dict.fromkeys(WEIGHING, note_input),
                 "multi_head_attention_forward": note_mask,

@@ -423,8 +423,8 @@ def _small_model(run: Run, look: Look, usual: float) -> Finding:
     rates = [stepped.rate for stepped in look.stepped.values()]
     optimizer = next(iter(look.stepped.values())).optimizer
     evidence = (
-        f"a step moves {_the_weights(run)} by {usual:.1g} of their size in the median over the layers, where 1e-3 is usual, at "
-        f"a learning rate of {max(rates):.2g} in {optimizer}{harm_of(run)}"
+        f"a step moves {_the_weights(run)} by {usual:.1g} of their size in the median over the layers, where 1e-3 is "
+        f"usual, at a learning rate of {max(rates):.2g} in {optimizer}{harm_of(run)}"
     )
     # Where a schedule has lowered the rate, it is the peak that users set.
     at_peak = usual * max(run.peak_rate.values(), default=math.nan) / _rate(run)

@@ -1,0 +1,202 @@
+"""Adapters in a whole training, under Lightning and in Hugging Face's Trainer: what is said, and the numbers in it."""
+
+import numpy as np
+import pytest
+import torch
+from recorded import numbers
+from torch import nn
+from torch.nn.functional import cross_entropy
+from toys import Toy, fit
+
+from hookboard import HealthMonitor
+
+pytestmark = [pytest.mark.trains, pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")]
+
+CLASSES, WIDTH, RANK, SCALE, STEPS = 4, 16, 2, 2.0, 24
+
+
+def base():
+    torch.manual_seed(0)
+    return nn.ModuleList([nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)])
+
+
+class Adapted(nn.Module):
+    """Two frozen layers with an adapter each, and a head that is trained."""
+
+    def __init__(self, is_on=True):
+        super().__init__()
+        self.layers, self.is_on = base(), is_on
+        self.layers[:2].requires_grad_(False)
+        self.down = nn.ModuleList(nn.Linear(WIDTH, RANK, bias=False) for _ in range(2))
+        self.up = nn.ModuleList(nn.Linear(RANK, WIDTH, bias=False) for _ in range(2))
+        for up in self.up:
+            nn.init.zeros_(up.weight)
+
+    def logits(self, x):
+        for layer, down, up in zip(self.layers, self.down, self.up, strict=False):
+            y = layer(x)
+            x = torch.tanh(y + up(down(x)) * SCALE if self.is_on else y)
+        return self.layers[2](x)
+
+    def forward(self, x):
+        return {"loss": cross_entropy(self.logits(x), x.argmax(1) % CLASSES)}
+
+    def products(self):
+        pairs = zip(self.down, self.up, strict=True)
+        return [SCALE * up.weight.detach().double() @ down.weight.detach().double() for down, up in pairs]
+
+
+def batches():
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(32, WIDTH, generator=generator) for _ in range(STEPS)]
+
+
+class Fine(Toy):
+    def __init__(self, net, rate):
+        super().__init__(net, loss=lambda found: found["loss"])
+        self.rate, self.products = rate, [net.products()]
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW([p for p in self.parameters() if p.requires_grad], self.rate, weight_decay=0)
+
+    def on_train_batch_end(self, *given):
+        self.products.append(self.net.products())
+
+
+def in_lightning(folder, net, rate):
+    monitor = HealthMonitor(every_n_steps=1)
+    fit(folder, Fine(net, rate), batches(), monitor)
+    return monitor
+
+
+def in_hugging_face(folder, net, rate):
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    from hookboard import for_transformers
+
+    monitor = HealthMonitor(every_n_steps=1)
+    arguments = transformers.TrainingArguments(
+        output_dir=str(folder),
+        learning_rate=rate,
+        lr_scheduler_type="constant",
+        weight_decay=0.0,
+        per_device_train_batch_size=32,
+        num_train_epochs=1,
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+        use_cpu=True,
+    )
+    rows = [{"x": row} for batch in batches() for row in batch]
+    transformers.Trainer(net, arguments, train_dataset=rows, callbacks=[for_transformers([monitor])]).train()
+    return monitor
+
+
+both = pytest.mark.parametrize("train", [in_lightning, in_hugging_face])
+
+
+def said(monitor, *rules):
+    return [one for one in monitor.verdicts if one.rule in rules]
+
+
+@both
+def test_a_healthy_adapter_is_silent(train, tmp_path):
+    monitor = train(tmp_path, Adapted(), 3e-3)
+    assert [one.rule for one in monitor.verdicts if one.rule not in ("frozen", "initial_loss")] == []
+
+
+@both
+def test_that_both_factors_are_0_is_one_alarm(train, tmp_path):
+    net = Adapted()
+    for down in net.down:
+        nn.init.zeros_(down.weight)
+    alarms = [one for one in train(tmp_path, net, 3e-3).verdicts if one.severity == "alarm"]
+    assert [one.rule for one in alarms] == ["adapters"]
+    assert "2 of 2 adapters, which are two factors beside a frozen weight, learn nothing" in alarms[0].evidence
+
+
+@both
+def test_adapters_that_are_never_called_are_one_alarm(train, tmp_path):
+    alarms = [one for one in train(tmp_path, Adapted(is_on=False), 3e-3).verdicts if one.severity == "alarm"]
+    assert [one.rule for one in alarms] == ["no_gradient"]
+    assert "the same is true of 3 layers, down.1 to up.1" in alarms[0].evidence.replace("net.", "")
+
+
+@both
+def test_a_rate_that_overwrites_the_frozen_weights_is_called_too_high(train, tmp_path):
+    (found,) = said(train(tmp_path, Adapted(), 1.0), "update_too_large", "update_too_small")
+    assert found.rule == "update_too_large"
+    assert "moves the weights that adapters add to by" in found.evidence or "moved the weights" in found.evidence
+
+
+@both
+def test_a_rate_at_which_the_product_hardly_moves_is_called_too_low(train, tmp_path):
+    (found,) = said(train(tmp_path, Adapted(), 1e-7), "update_too_large", "update_too_small")
+    assert found.rule == "update_too_small"
+    assert "moves the weights that adapters add to by" in found.evidence
+
+
+def ratios(model, of):
+    """The norm of each step of a product over that of the frozen weight, at each step; and the head's own."""
+    weight = model.net.layers[of].weight.detach().double()
+    steps = np.diff([each[of].numpy() for each in model.products], axis=0)
+    return np.linalg.norm(steps, axis=(1, 2)) / float(weight.norm())
+
+
+def test_a_step_is_that_of_the_product_against_the_frozen_weight(tmp_path):
+    monitor, model = HealthMonitor(every_n_steps=1), Fine(Adapted(), 0.3)
+    fit(tmp_path, model, batches(), monitor)
+    run = monitor._run
+    places = {layer.name: place for place, layer in enumerate(run.layers)}
+    course = run.course("update_ratio")
+    for of in range(2):
+        np.testing.assert_allclose(course[places[f"net.layers.{of}"]], ratios(model, of), rtol=1e-4)
+        assert np.isnan(course[places[f"net.up.{of}"]]).all()
+        assert np.isnan(course[places[f"net.down.{of}"]]).all()
+
+
+def test_how_far_a_step_moves_the_weights_that_adapters_add_to(tmp_path):
+    monitor, model = HealthMonitor(every_n_steps=1), Fine(Adapted(), 1e-7)
+    model.net.layers[2].requires_grad_(False)
+    fit(tmp_path, model, batches(), monitor)
+    (found,) = said(monitor, "update_too_small")
+    (moved,) = numbers("moves the weights that adapters add to by # of their size in the median", found.evidence)
+    medians = np.median([ratios(model, of) for of in range(2)], axis=0)  # the rule is asked once in a few steps
+    assert any(float(f"{each:.1g}") == moved for each in medians[-5:])
+
+
+def test_a_rate_that_is_too_high_for_the_adapters_is_a_note_where_the_loss_falls(tmp_path):
+    monitor = HealthMonitor(every_n_steps=1)
+    fit(tmp_path, Fine(Adapted(), 0.3), batches(), monitor)
+    (found,) = said(monitor, "update_too_large")
+    assert found.severity == "note"
+
+
+def test_a_rate_just_below_is_not_reported(tmp_path):
+    monitor, model = HealthMonitor(every_n_steps=1), Fine(Adapted(), 0.05)
+    fit(tmp_path, model, batches(), monitor)
+    assert max(ratios(model, of).max() for of in range(2)) > 0.1
+    assert said(monitor, "update_too_large") == []
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")
+@both
+def test_adapters_of_peft_are_judged_on_their_product(train, tmp_path):
+    peft = pytest.importorskip("peft")
+
+    class Wrapped(Adapted):
+        def __init__(self):
+            nn.Module.__init__(self)
+            inner = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, CLASSES))
+            self.inner = peft.get_peft_model(inner, peft.LoraConfig(r=RANK, target_modules=["0"]))
+
+        def logits(self, x):
+            return self.inner(x)
+
+        def products(self):
+            return []
+
+    torch.manual_seed(0)
+    monitor = train(tmp_path, Wrapped(), 1e-7)
+    (found,) = said(monitor, "update_too_small")
+    assert "moves the weights that adapters add to by" in found.evidence

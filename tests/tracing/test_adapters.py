@@ -1,0 +1,234 @@
+"""Adapters in a step: which are found, what they add to the frozen weight, and which of them cannot learn."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy, dropout, linear
+from torch.utils.checkpoint import checkpoint
+
+from hookboard.model.parameters import weights_of
+from hookboard.tracing import audit
+from hookboard.tracing.adapters import adapters_of
+from hookboard.tracing.reading import Reader
+
+pytestmark = pytest.mark.unit
+
+torch.manual_seed(0)
+X, CLASSES = torch.randn(16, 6), torch.arange(16) % 3
+
+
+class Adapted(nn.Module):
+    """A frozen weight and two factors, which `way` brings together; then a head that is trained."""
+
+    def __init__(self, way, rank=2, outputs=5):
+        super().__init__()
+        torch.manual_seed(0)
+        self.way = way
+        self.base = nn.Linear(6, outputs).requires_grad_(False)
+        self.down, self.up = nn.Linear(6, rank, bias=False), nn.Linear(rank, outputs, bias=False)
+        self.a, self.b = nn.Parameter(torch.randn(6, rank)), nn.Parameter(torch.randn(rank, outputs))
+        self.turned = nn.Parameter(torch.randn(6, outputs), requires_grad=False)
+        self.bias = nn.Parameter(torch.randn(outputs), requires_grad=False)
+        self.head = nn.Linear(outputs, 3)
+
+    def forward(self, x):
+        return self.head(self.way(self, x))
+
+
+def by_modules(net, x):
+    return net.base(x) + net.up(net.down(x)) * 0.25
+
+
+def with_dropout(net, x):
+    return net.base(x) + net.up(net.down(dropout(x, 0.0))) / 4
+
+
+def by_hand(net, x):
+    y = net.base(x)
+    y += 3 * (x @ net.a @ net.b)
+    return y
+
+
+def turned_around(net, x):
+    return torch.addmm(net.bias, x, net.turned) + (x @ net.down.weight.T) @ net.b * 2
+
+
+def after_a_cast(net, x):
+    return net.base(x) + linear(linear(x.double(), net.down.weight.double()), net.up.weight.double()).float()
+
+
+def two_at_once(net, x):
+    return net.base(x) + net.up(net.down(x)) * 0.5 + (x @ net.a) @ net.b
+
+
+WAYS = {
+    by_modules: ["base.weight"],
+    with_dropout: ["base.weight"],
+    by_hand: ["base.weight"],
+    turned_around: ["turned"],
+    after_a_cast: ["base.weight"],
+    two_at_once: ["base.weight", "base.weight"],
+}
+
+
+def traced(net):
+    reader = Reader(net, (X, CLASSES))
+    with reader.reading():
+        cross_entropy(net(X), CLASSES)
+    return adapters_of(reader.step)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_adapters_add_to_a_frozen_weight_is_what_their_output_shows(way):
+    net = Adapted(way)
+    found, weights = traced(net), weights_of(dict(net.named_modules()))
+    assert [one.weight.name for one in found] == WAYS[way]
+    added = sum(one.product(weights) for one in found)
+    twin = net.double()
+    ones, frozen = torch.eye(6, dtype=torch.float64), net.turned if way is turned_around else net.base.weight.T
+    with torch.no_grad():  # rows of the identity show the columns of what the layer computes, zeros its bias
+        whole = (
+            (twin.way(net, ones) - twin.way(net, 0 * ones))
+            if way is not after_a_cast
+            else frozen + (net.up.weight @ net.down.weight).T
+        )
+    expected = whole - frozen
+    assert added.shape == weights[found[0].weight.name].parameters[0].shape
+    torch.testing.assert_close(
+        added.double() if way is turned_around else added.T.double(), expected, rtol=1e-5, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("way", [by_modules, turned_around])
+def test_of_a_large_weight_what_is_added_to_every_kth_unit_is_known(way):
+    net = Adapted(way)
+    (one,), weights = traced(net), weights_of(dict(net.named_modules()))
+    torch.testing.assert_close(one.product(weights, 2), one.product(weights)[::2])
+
+
+def trained_beside(net, x):
+    return nn.functional.linear(x, net.head.weight.new_ones(5, 6)) + net.up(net.down(x))
+
+
+def with_an_activation(net, x):
+    return net.base(x) + net.up(net.down(x).relu())
+
+
+def of_another_input(net, x):
+    return net.base(x) + net.up(net.down(x + 1))
+
+
+@pytest.mark.parametrize("way", [trained_beside, with_an_activation, of_another_input])
+def test_what_is_not_a_product_beside_a_frozen_weight_is_no_adapter(way):
+    assert traced(Adapted(way)) == []
+
+
+def test_two_layers_beside_one_that_is_trained_are_no_adapter():
+    net = Adapted(by_modules)
+    net.base.requires_grad_(True)
+    assert traced(net) == []
+
+
+def with_zeros(*names):
+    def change(net):
+        for name in names:
+            nn.init.zeros_(net.get_submodule(name).weight)
+
+    return change
+
+
+def frozen(net):
+    net.up.requires_grad_(False)
+    net.down.requires_grad_(False)
+
+
+def frozen_and_empty(net):
+    frozen(net)
+    nn.init.zeros_(net.up.weight)
+
+
+def stuck(net):
+    """One factor is 0, and the one that it could learn from is frozen at 0."""
+    nn.init.zeros_(net.up.weight)
+    nn.init.zeros_(net.down.weight)
+    net.down.requires_grad_(False)
+
+
+CANNOT = {
+    with_zeros("up", "down"): ("alarm", "no factor that is trained stands beside one that is not 0"),
+    stuck: ("alarm", "no factor that is trained stands beside one that is not 0"),
+    frozen_and_empty: ("alarm", "both factors are frozen, and their product is 0"),
+    frozen: ("note", "both factors are frozen"),
+}
+
+
+def found_in(net):
+    return list(audit(net, (X, CLASSES), lambda batch: cross_entropy(net(batch[0]), batch[1])))
+
+
+@pytest.mark.parametrize("change", CANNOT)
+def test_an_adapter_that_cannot_learn_is_named_with_the_cause(change):
+    net = Adapted(by_modules)
+    change(net)
+    (one,) = (one for one in found_in(net) if one.rule == "adapters")
+    severity, why = CANNOT[change]
+    assert (one.severity, one.module) == (severity, "down")
+    assert f"1 of 1 adapters, which are two factors beside a frozen weight, learn nothing: {why}" in one.evidence
+    assert "(down.weight)" in one.evidence
+
+
+def of_a_fixed_projection(net):
+    nn.init.zeros_(net.up.weight)
+    net.down.requires_grad_(False)
+
+
+@pytest.mark.parametrize("change", [with_zeros("up"), with_zeros("down"), of_a_fixed_projection, lambda net: None])
+def test_nothing_is_said_of_an_adapter_that_can_learn(change):
+    net = Adapted(by_modules)
+    change(net)
+    assert [one for one in found_in(net) if one.rule == "adapters"] == []
+
+
+def test_a_frozen_adapter_beside_one_that_is_trained_is_a_note():
+    net = Adapted(two_at_once)
+    frozen_and_empty(net)
+    (one,) = (one for one in found_in(net) if one.rule == "adapters")
+    assert one.severity == "note"
+    assert "1 of 2 adapters" in one.evidence
+
+
+class Checkpointed(nn.Module):
+    """Layers with adapters, each under a checkpoint of its own."""
+
+    def __init__(self, is_reentrant):
+        super().__init__()
+        self.is_reentrant = is_reentrant
+        self.layers = nn.ModuleList(Adapted(by_modules, outputs=6) for _ in range(2))
+        self.last = nn.Linear(3, 3)
+        for layer in self.layers:
+            layer.head = nn.Identity()
+        self.layers[1].head = nn.Linear(6, 3).requires_grad_(False)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=self.is_reentrant)
+        return self.last(x)
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+def test_a_checkpoint_without_an_input_that_needs_a_gradient_is_named():
+    net = Checkpointed(True)
+    line = Checkpointed.forward.__code__.co_firstlineno + 2
+    (one,) = (one for one in found_in(net) if one.rule == "cut")
+    without = [name for name, each in net.layers.named_parameters() if each.requires_grad and "a" != name[-1] != "b"]
+    without = [name for name in without if "down" in name or "up" in name]
+    total = sum(each.requires_grad for each in net.parameters())
+    assert one.evidence.startswith(
+        f"checkpoint() with use_reentrant=True at test_adapters.py:{line} cuts the gradient of {len(without)} of "
+        f"{total} trainable parameters: layers.{without[0]}"
+    )
+    assert "use_reentrant=False" in one.advice
+
+
+def test_nothing_is_said_of_a_checkpoint_that_passes_gradients():
+    assert not [one for one in found_in(Checkpointed(False)) if "checkpoint" in one.evidence]

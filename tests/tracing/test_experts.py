@@ -1,0 +1,174 @@
+"""Routers in the first step: the tokens that each expert gets, whatever form the experts have."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy, linear, one_hot
+from toys import Toy, fit
+
+from hookboard import HealthMonitor
+from hookboard.tracing import audit
+
+TOKENS, WIDTH, EXPERTS, CLASSES = 256, 16, 8, 4
+
+
+class Routed(nn.Module):
+    """A router, and experts as modules or as one parameter with three dimensions."""
+
+    def __init__(self, picks=2, is_whole=False, is_argmax=False):
+        super().__init__()
+        torch.manual_seed(0)
+        self.picks, self.is_whole, self.is_argmax = picks, is_whole, is_argmax
+        self.gate = nn.Linear(WIDTH, EXPERTS)
+        self.experts = None if is_whole else nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(EXPERTS))
+        self.whole = nn.Parameter(torch.randn(EXPERTS, WIDTH, WIDTH) / 4) if is_whole else None
+        self.head = nn.Linear(WIDTH, CLASSES)
+
+    def picked(self, x):
+        scores = self.gate(x).softmax(-1)
+        if self.is_argmax:
+            best = scores.argmax(-1, keepdim=True)
+            return scores.gather(-1, best), best
+        return scores.topk(self.picks, dim=-1)
+
+    def forward(self, x):
+        weights, indices = self.picked(x)
+        out = torch.zeros_like(x)
+        for number in range(EXPERTS):
+            token, place = torch.where(indices == number)
+            if len(token):
+                given = x[token]
+                y = linear(given, self.whole[number]) if self.is_whole else self.experts[number](given)
+                out = out.index_add(0, token, y * weights[token, place, None])
+        return {"loss": cross_entropy(self.head(x + out), x.argmax(1) % CLASSES)}
+
+
+def batch(seed=0):
+    return torch.randn(TOKENS, WIDTH, generator=torch.Generator().manual_seed(seed))
+
+
+def found_in(net, x):
+    return [one for one in audit(net, x, lambda given: net(given)["loss"]) if one.rule == "experts"]
+
+
+FORMS = [{}, {"is_whole": True}, {"is_argmax": True, "picks": 1}]
+each_form = pytest.mark.parametrize("form", FORMS)
+
+
+def preferring(net, *favourites):
+    with torch.no_grad():
+        net.gate.bias[list(favourites)] += 50
+    return net
+
+
+@pytest.mark.unit
+@each_form
+def test_a_router_that_gives_all_tokens_to_the_same_experts_is_one_alarm(form):
+    net, x = Routed(**form), batch()
+    (found,) = found_in(preferring(net, *range(net.picks)), x)
+    indices = net.double().picked(x.double())[1]
+    counts = one_hot(indices, EXPERTS).sum((0, 1))
+    idle = [number for number, count in enumerate(counts.tolist()) if not count]
+    assert found.severity == "alarm"
+    assert found.evidence == (
+        f"of {EXPERTS} experts {len(idle)} get none of the {len(x)} tokens ({', '.join(map(str, idle[:4]))} and "
+        f"{len(idle) - 4} more); expert {counts.argmax()} gets {counts.max() / len(x):.0%}"
+    )
+
+
+@pytest.mark.unit
+@each_form
+def test_a_router_of_zeros_is_told_by_its_equal_scores(form):
+    net = Routed(**form)
+    nn.init.zeros_(net.gate.weight)
+    nn.init.zeros_(net.gate.bias)
+    (found,) = found_in(net, batch())
+    scores = net.double().gate(batch().double())
+    tied = (scores == scores[:, :1]).all(1).double().mean()
+    assert f"for {tied:.0%} an expert that is picked and one that is not have one score" in found.evidence
+    assert "random" in found.advice
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(("favourites", "severity"), [(3, ["note"]), (4, [])])
+def test_more_than_half_of_the_experts_without_a_token_is_a_note(favourites, severity):
+    net = preferring(Routed(), *range(favourites))
+    assert [one.severity for one in found_in(net, batch())] == severity
+
+
+@pytest.mark.unit
+@each_form
+def test_a_new_router_is_silent(form):
+    net = Routed(**form)
+    for seed in range(20):
+        nn.init.normal_(net.gate.weight, std=0.02 * (seed + 1), generator=torch.Generator().manual_seed(seed))
+        assert found_in(net, batch(seed)) == []
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(("count", "is_judged"), [(128, True), (127, False)])
+def test_few_tokens_are_not_judged(count, is_judged):
+    assert bool(found_in(preferring(Routed(), 0, 1), batch()[:count])) == is_judged
+
+
+class Ranked(Routed):
+    """As many classes as there would be experts, and the best of them: a metric."""
+
+    def forward(self, x):
+        best = self.gate(x).topk(2).indices
+        return {"loss": cross_entropy(self.head(x) + 0 * best[:, :1], x.argmax(1) % CLASSES)}
+
+
+@pytest.mark.unit
+def test_the_best_classes_are_no_experts():
+    net = preferring(Ranked(is_whole=True), 0, 1)
+    net.whole = None
+    assert found_in(net, batch()) == []
+
+
+def in_lightning(folder, net, rows):
+    monitor = HealthMonitor(every_n_steps=1)
+    fit(folder, Toy(net, loss=lambda found: found["loss"]), list(rows.split(TOKENS)), monitor)
+    return monitor
+
+
+def in_hugging_face(folder, net, rows):
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    from hookboard import for_transformers
+
+    monitor = HealthMonitor(every_n_steps=1)
+    arguments = transformers.TrainingArguments(
+        output_dir=str(folder),
+        per_device_train_batch_size=TOKENS,
+        num_train_epochs=1,
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+        use_cpu=True,
+    )
+    data = [{"x": row} for row in rows]
+    transformers.Trainer(net, arguments, train_dataset=data, callbacks=[for_transformers([monitor])]).train()
+    return monitor
+
+
+both = pytest.mark.parametrize("train", [in_lightning, in_hugging_face])
+
+
+@pytest.mark.trains
+@both
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_in_a_training_one_verdict_says_that_most_experts_are_unused(train, is_whole, tmp_path):
+    rows = torch.cat([batch(seed) for seed in range(6)])
+    verdicts = train(tmp_path, preferring(Routed(is_whole=is_whole), 0, 1), rows).verdicts
+    assert [one.rule for one in verdicts if one.severity == "alarm"] == ["experts"]
+    assert len([one for one in verdicts if one.rule == "no_gradient"]) <= 1
+
+
+@pytest.mark.trains
+@both
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_a_healthy_router_is_silent_in_a_training(train, is_whole, tmp_path):
+    rows = torch.cat([batch(seed) for seed in range(6)])
+    verdicts = train(tmp_path, Routed(is_whole=is_whole), rows).verdicts
+    assert [one.rule for one in verdicts if one.rule in ("experts", "no_gradient")] == []
