@@ -3,8 +3,10 @@
 from contextlib import nullcontext
 
 import pytest
-from attending import ForTransformers, Predicts, counting, heads_of, language_model, recorded_calls
+from attending import WIDTH, ForTransformers, Predicts, counting, heads_of, language_model, recorded_calls
+from torch import nn
 from torch.nn import functional
+from torch.nn.attention.bias import causal_lower_right
 from toys import fit, scalars
 
 from hookboard import ActivationLogger, HealthMonitor, for_transformers
@@ -94,6 +96,30 @@ def test_the_training_is_the_same_bit_for_bit(tmp_path, precision):
     bare, watched = trained(), trained(logger(), HealthMonitor(every_n_steps=1))
     assert bare.losses == watched.losses
     assert all(one.equal(other) for one, other in zip(bare.parameters(), watched.parameters(), strict=True))
+
+
+class Lowered(nn.Module):
+    """Attention with a mask of torch whose class asks whether it was torch's present function that was called."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(-1, (3, 2, -1)).permute(2, 0, 3, 1, 4)
+        bias = causal_lower_right(q.shape[-2], k.shape[-2])
+        return functional.scaled_dot_product_attention(q, k, v, attn_mask=bias).transpose(1, 2).flatten(2)
+
+
+def test_classes_that_compare_what_is_called_with_the_function_of_torch_run_as_they_do_alone(tmp_path):
+    def trained(*watching):
+        net = language_model()
+        net[1].attention = Lowered()
+        model = Predicts(net)
+        fit(tmp_path, model, counting(3), *watching)
+        return model.losses
+
+    assert trained(HealthMonitor(every_n_steps=1)) == trained()
 
 
 @pytest.mark.compiles

@@ -23,6 +23,18 @@ def assert_true(query, key, **options):
         torch.testing.assert_close(mine, of_sampled(whole, heads, options.get("is_causal", False)), rtol=1e-6, atol=0)
 
 
+class OwnFunctions(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        return super().__torch_function__(function, types, args, kwargs)
+
+
+class OwnOperators(torch.Tensor):
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        return function(*args, **kwargs or {})
+
+
 HIDDEN = torch.finfo(torch.float32).min
 PADDED = torch.ones(2, 1, 6, 6, dtype=torch.bool).tril()
 PADDED[1, :, :, :3] = False
@@ -74,3 +86,11 @@ def test_no_more_than_a_block_is_made_at_once():
     with torch.profiler.profile(profile_memory=True) as profile:
         attention_numbers(query, query)
     assert max(abs(event.cpu_memory_usage) for event in profile.events()) < 8 * 4096 * 4 * MAX_QUERIES
+
+
+def test_of_a_class_that_may_compute_it_in_its_own_way_nothing_is_claimed():
+    plain = random(2, 3, 5, 8)
+    for of_class in (OwnFunctions, OwnOperators):
+        assert attention_numbers(plain.as_subclass(of_class), plain) is None
+        assert attention_numbers(plain, plain, attn_mask=torch.zeros(5, 5).as_subclass(of_class)) is None
+    assert attention_numbers(torch.nn.Parameter(plain), plain) is not None

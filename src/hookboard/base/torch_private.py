@@ -275,6 +275,13 @@ def can_be_read(tensor: Tensor) -> bool:
     return not (is_hidden or tensor.is_nested or tensor.layout is not torch.strided)
 
 
+def overrides_operations(tensor: Tensor) -> bool:
+    """Return True for a subclass that computes functions or operators in its own way; False for a parameter."""
+    of_class, of_torch = (getattr(each.__torch_function__, "__func__", None) for each in (type(tensor), Tensor))
+    is_own = of_class not in (None, of_torch)  # where torch has switched it off there is none
+    return is_own or type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__
+
+
 def as_plain(tensor: Tensor) -> Tensor:
     """Return a plain `torch.Tensor` that shares the memory of `tensor`, past its class's `__torch_function__`."""
     with torch._C.DisableTorchFunctionSubclass():

@@ -9,8 +9,15 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.overrides import has_torch_function
 
-from hookboard.base.torch_private import calls_of_modules, can_be_read, computing_plainly, in_backward
+from hookboard.base.torch_private import (
+    calls_of_modules,
+    can_be_read,
+    computing_plainly,
+    in_backward,
+    overrides_operations,
+)
 from hookboard.measure.card import needs_host
 from hookboard.measure.columns import spread
 from hookboard.measure.module_tap import around_measuring
@@ -100,8 +107,18 @@ def _seen(real: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
     @functools.wraps(real)
     def seen(*args: Any, **kwargs: Any) -> Tensor:
-        returned = real(*args, **kwargs)
-        if not torch.compiler.is_compiling() and _watches and getattr(nn.functional, _FUNCTION) is seen:
+        if getattr(nn.functional, _FUNCTION) is not seen:
+            return real(*args, **kwargs)
+        if not has_torch_function((*args, *kwargs.values())):
+            returned = real(*args, **kwargs)
+        else:  # modes and subclasses, such as the causal biases of torch, compare what is called with torch's own
+            setattr(nn.functional, _FUNCTION, real)
+            try:
+                returned = real(*args, **kwargs)
+            finally:
+                if _watches and getattr(nn.functional, _FUNCTION) is real:
+                    setattr(nn.functional, _FUNCTION, seen)
+        if not torch.compiler.is_compiling() and _watches:
             _show(args, kwargs)
         return returned
 
@@ -160,7 +177,7 @@ def attention_numbers(
         fewer than two keys. None for tensors that cannot be read.
     """
     tensors = (query, key) if attn_mask is None else (query, key, attn_mask)
-    if not all(map(can_be_read, tensors)) or not (query.numel() and key.numel()):
+    if not all(map(_is_what_it_holds, tensors)) or not (query.numel() and key.numel()):
         return None
     with computing_plainly(), torch.no_grad():
         lead = torch.broadcast_shapes(*(one.shape[: -3 if query.dim() > 3 else -2] for one in tensors))
@@ -183,6 +200,11 @@ def attention_numbers(
                 entropies.append(entropy.masked_fill((logits > -math.inf).sum(-1) < 2, -math.inf))
         of_sequences = (torch.cat(parts).view(-1, heads, len(rows)) for parts in (largest, entropies))
         return tuple(part.transpose(0, 1).reshape(heads, -1) for part in of_sequences)  # type: ignore[return-value]
+
+
+def _is_what_it_holds(tensor: Tensor) -> bool:
+    """Return False for a tensor that cannot be read, and one whose class may attend to other numbers than it holds."""
+    return can_be_read(tensor) and not overrides_operations(tensor)
 
 
 def _wide(tensor: Tensor) -> torch.dtype:
