@@ -88,6 +88,17 @@ def test_no_more_than_a_block_is_made_at_once():
     assert max(abs(event.cpu_memory_usage) for event in profile.events()) < 8 * 4096 * 4 * MAX_QUERIES
 
 
+@pytest.mark.parametrize("added", [-1e4, -1e9])
+def test_what_is_far_below_another_key_is_hidden_however_it_is_written(added):
+    query, one = random(2, 3, 6, 8), torch.eye(6)
+    _, entropy = attention_numbers(query, query, attn_mask=torch.where(one > 0, 0.0, added))
+    assert entropy.isneginf().all()
+    _, of_two = attention_numbers(query, query, attn_mask=torch.where(one + one.roll(1, 1) > 0, 0.0, added))
+    assert (of_two > 0).all()
+    _, of_all = attention_numbers(query, query, attn_mask=torch.full((6, 6), added))  # nothing but their size changes
+    torch.testing.assert_close(of_all, attention_numbers(query, query)[1])
+
+
 def test_of_a_class_that_may_compute_it_in_its_own_way_nothing_is_claimed():
     plain = random(2, 3, 5, 8)
     for of_class in (OwnFunctions, OwnOperators):

@@ -30,6 +30,9 @@ from hookboard.model.sites import ATTENTION_ROLES, Role, Site
 MAX_SEQUENCES, MAX_QUERIES = 4, 16
 """How many sequences of a call are looked at, and how many queries of each (a choice); all heads have the same ones."""
 
+FAR = 1000.0
+"""A key is hidden if so much less is added to its logit than to another's (a choice): -10000 and -1e9 are common."""
+
 _CALLS = frozenset(calls_of_modules())
 _FUNCTION, _HIDES = "scaled_dot_product_attention", "_hookboard_hides"
 
@@ -194,10 +197,10 @@ def attention_numbers(
         for place in zip(*(index.tolist() for index in places), strict=True) if lead else [()]:
             scaled = q[place][:, rows].to(_wide(q)) * (1 / math.sqrt(width) if scale is None else scale)
             hidden = [rows[:, None] < torch.arange(keys, device=q.device)] if is_causal else []
-            for logits in _logits(scaled, k[place], [mask[place][:, rows] for mask in masks], hidden):
+            for logits, seen in _logits(scaled, k[place], [mask[place][:, rows] for mask in masks], hidden):
                 largest.append(logits.amax(-1))
                 entropy = torch.special.entr(logits.softmax(-1)).sum(-1)
-                entropies.append(entropy.masked_fill((logits > -math.inf).sum(-1) < 2, -math.inf))
+                entropies.append(entropy.masked_fill(seen < 2, -math.inf))
         of_sequences = (torch.cat(parts).view(-1, heads, len(rows)) for parts in (largest, entropies))
         return tuple(part.transpose(0, 1).reshape(heads, -1) for part in of_sequences)  # type: ignore[return-value]
 
@@ -211,8 +214,10 @@ def _wide(tensor: Tensor) -> torch.dtype:
     return torch.float32 if needs_host(tensor.device) else torch.float64
 
 
-def _logits(query: Tensor, key: Tensor, masks: list[Tensor], hidden: list[Tensor]) -> Iterator[Tensor]:
-    """Yield the logits of all heads of a sequence, some heads at a time, shape (heads, queries, keys).
+def _logits(query: Tensor, key: Tensor, masks: list[Tensor], hidden: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the logits of all heads of a sequence, some heads at a time, and how many keys each query sees.
+
+    The shapes are (heads, queries, keys) and (heads, queries).
 
     Args:
         query: shape (heads, queries, width), scaled.
@@ -228,11 +233,16 @@ def _logits(query: Tensor, key: Tensor, masks: list[Tensor], hidden: list[Tensor
         parts = key[at : at + some].split(max(1, MAX_BLOCK_VALUES // (some * width)), dim=1)
         logits = torch.cat([by_group[at : at + some] @ part.to(query.dtype).mT for part in parts], dim=-1)
         logits = logits.view(-1, queries, keys)
+        far = list[Tensor]()
         for mask in (mask[at * each : (at + some) * each] for mask in masks):
             if mask.dtype is torch.bool:
                 logits.masked_fill_(~mask, -math.inf)
             else:  # some hide by the smallest number of the type, to which nothing can be added
+                far.append(mask < mask.amax(-1, keepdim=True) - FAR)
                 logits = (logits + mask).masked_fill_(mask <= torch.finfo(mask.dtype).min / 2, -math.inf)
         for one in hidden:
             logits.masked_fill_(one, -math.inf)
-        yield logits
+        seen = logits > -math.inf
+        for one in far:
+            seen &= ~one
+        yield logits, seen.sum(-1)
