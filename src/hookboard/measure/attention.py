@@ -1,5 +1,6 @@
 """Attention that torch computes in one function: its largest logits and its entropy, on a sample of the queries."""
 
+import copy
 import functools
 import inspect
 import math
@@ -104,13 +105,20 @@ _watches: list[AttentionWatch] = []
 """Those that are active."""
 
 
-@functools.cache  # a compiled graph is kept for each function that it calls
-def _seen(real: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return a function that calls `real`, and then measures the call if it is the one that torch has now."""
+class _Seen:
+    """Calls torch's function, and then measures the call if this is what stands in that function's place now.
 
-    @functools.wraps(real)
-    def seen(*args: Any, **kwargs: Any) -> Tensor:
-        if getattr(nn.functional, _FUNCTION) is not seen:
+    Pickles and copies of it are torch's function: a model may have kept it as its own.
+    """
+
+    def __init__(self, real: Callable[..., Tensor]) -> None:
+        functools.update_wrapper(self, real)
+        self._hookboard_hides = real
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Call the function."""
+        real = self._hookboard_hides
+        if getattr(nn.functional, _FUNCTION) is not self:
             return real(*args, **kwargs)
         if not has_torch_function((*args, *kwargs.values())):
             returned = real(*args, **kwargs)
@@ -120,13 +128,17 @@ def _seen(real: Callable[..., Tensor]) -> Callable[..., Tensor]:
                 returned = real(*args, **kwargs)
             finally:
                 if _watches and getattr(nn.functional, _FUNCTION) is real:
-                    setattr(nn.functional, _FUNCTION, seen)
+                    setattr(nn.functional, _FUNCTION, self)
         if not torch.compiler.is_compiling() and _watches:
             _show(args, kwargs)
         return returned
 
-    setattr(seen, _HIDES, real)
-    return seen
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return what makes torch's function."""
+        return copy.copy, (self._hookboard_hides,)
+
+
+_seen = functools.cache(_Seen)  # a compiled graph is kept for each function that it calls
 
 
 def _show_all(args: Any, kwargs: Any) -> None:
