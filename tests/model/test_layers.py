@@ -131,3 +131,11 @@ def test_a_block_that_is_named_like_an_activation_is_none():
 def test_the_channels_of_a_norm_stand_where_its_gains_fit_and_otherwise_where_its_name_says(norm, shape, dim):
     dims = ChannelDims(layers_of({"norm": norm}, weights_of({"norm": norm})))
     assert dims(Site("norm", "output"), torch.zeros(shape)) == dim
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested:UserWarning")
+def test_a_nested_tensor_after_a_norm_which_has_no_sizes_is_no_error():
+    norm = nn.LayerNorm(4)
+    nested = torch.nested.nested_tensor([torch.zeros(3, 4), torch.zeros(2, 4)])
+    dims = ChannelDims(layers_of({"norm": norm}, weights_of({"norm": norm})))
+    assert dims(Site("norm", "output"), nested) == 2

@@ -366,9 +366,10 @@ def _gains_stand_last(layer: Layer | None, tensor: Tensor) -> bool | None:
     """Return which dimension of a norm's output has as many elements as the norm has gains.
 
     Returns:
-        True if only the last has, False if only the second has; None if both or neither have, or if it is no norm.
+        True if only the last has, False if only the second has; None if both or neither have, if it is no norm,
+        or for a nested tensor.
     """
-    if layer is None or layer.kind not in NORM_KINDS or not layer.shapes:
+    if layer is None or layer.kind not in NORM_KINDS or not layer.shapes or tensor.is_nested:  # which has no sizes
         return None
     gains = math.prod(next(iter(layer.shapes.values())))
     is_last = tensor.shape[-1] == gains
