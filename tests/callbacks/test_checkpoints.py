@@ -296,7 +296,7 @@ def test_a_kernel_is_compared_with_that_of_the_very_start(tmp_path, said):
     assert first.kernels.equal(pictured()[1].weight)
 
 
-LAYOUT = "ab38b42b2f38be25"
+LAYOUT = "f7c16e712f16f6da"
 
 
 def names_in(tree):

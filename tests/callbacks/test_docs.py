@@ -14,7 +14,7 @@ from hookboard import callbacks
 from hookboard.callbacks.parameter import FURTHER
 from hookboard.callbacks.pictures import PictureLogger
 from hookboard.measure import DERIVED, FORMULAS
-from hookboard.model.sites import ROLES
+from hookboard.model.sites import ROLES, Site
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -84,7 +84,8 @@ OF_PICTURES = [each for name in CALLBACKS if issubclass(each := getattr(callback
 
 
 def test_every_kind_of_tag_is_on_the_page_of_loggers():
-    kinds = {f"{end.format(traits.kind)}" for traits in ROLES.values() for end in ("{}_", "{}s/")}
+    kinds = {f"{traits.kind}_" for traits in ROLES.values()}
+    kinds |= {Site("", role).histogram_tag() for role in ROLES}
     kinds |= {f"{each.kind}/" for each in OF_PICTURES if each.kind}
     page = (DOCS / "loggers.md").read_text()
     assert [kind for kind in sorted(kinds) if f"`{kind}" not in page] == []

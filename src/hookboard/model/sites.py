@@ -27,7 +27,7 @@ class RoleTraits:
     """The properties of a role.
 
     Args:
-        kind: its name in tags; histograms add an s.
+        kind: its name in tags, of histograms in the plural.
         is_gradient: whether its tensors are gradients, which come in the backward pass.
         of_parameter: whether its tensors are parameters, their gradients, updates or optimizer state. Otherwise they
             come with each call of a module.
@@ -106,7 +106,11 @@ class Site:
         >>> Site("head", "grad_output").histogram_tag()
         'gradients/head'
         """
-        return f"{_prefix(stage)}{ROLES[self.role].kind}s/{self.path}"
+        return f"{_prefix(stage)}{_plural(ROLES[self.role].kind)}/{self.path}"
+
+
+def _plural(kind: str) -> str:
+    return f"{kind[:-1]}ies" if kind.endswith("y") else f"{kind}s"
 
 
 def _prefix(stage: Stage) -> str:
@@ -153,7 +157,8 @@ def read_histogram_tag(tag: str) -> Tag | None:
     """
     head, slash, path = tag.partition("/")
     stage, rest = _read_stage(head)
-    return Tag(stage, rest[:-1], "", path) if slash and rest.endswith("s") and rest[:-1] in _KINDS else None
+    kind = next((kind for kind in _KINDS if rest == _plural(kind)), None)
+    return Tag(stage, kind, "", path) if slash and kind is not None else None
 
 
 _KINDS = sorted({traits.kind for traits in ROLES.values()}, key=len, reverse=True)
