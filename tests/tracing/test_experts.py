@@ -126,6 +126,28 @@ def test_the_best_classes_are_no_experts():
     assert found_in(net, batch()) == []
 
 
+class Counted(nn.Module):
+    """As many layers as classes, and the best class: of use for an accuracy, not for the loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(CLASSES))
+        self.head = nn.Linear(WIDTH, CLASSES)
+        nn.init.zeros_(self.head.weight)
+
+    def forward(self, x):
+        y = x
+        for layer in self.layers:
+            y = layer(y).relu()
+        y, target = self.head(y), x.argmax(1) % CLASSES
+        return {"loss": cross_entropy(y, target), "hits": (y.argmax(1) == target).sum()}
+
+
+@pytest.mark.unit
+def test_classes_that_are_counted_for_an_accuracy_are_no_experts():
+    assert found_in(Counted(), batch()) == []
+
+
 def in_lightning(folder, net, rows):
     monitor = HealthMonitor(every_n_steps=1)
     fit(folder, Toy(net, loss=lambda found: found["loss"]), list(rows.split(TOKENS)), monitor)

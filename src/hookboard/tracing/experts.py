@@ -68,7 +68,9 @@ def experts(done: TracedStep) -> Iterator[Finding]:
 
     It is an alarm if no token gets anything but the same experts, and a note otherwise.
     """
-    for module, choice in {op.place.module: op.seen for op in done.step.ops if _is_router(op, done.step.model)}.items():
+    used = {id(value) for value in done.loss.ancestors()}
+    routers = (op for op in done.step.ops if isinstance(op.seen, Choice) and used.intersection(map(id, op.results)))
+    for module, choice in {op.place.module: op.seen for op in routers if _is_router(op, done.step.model)}.items():
         counts, ties = choice.counts.tolist(), int(choice.ties)
         idle, count = [number for number, each in enumerate(counts) if not each], len(counts)
         is_tied, takes_all = ties > TIED_SHARE * choice.tokens, len(idle) == count - choice.picks
@@ -100,9 +102,7 @@ EXPERTS = Rule(
 
 
 def _is_router(op: Op, model: nn.Module) -> bool:
-    """Return True for a call that picks from the outputs of a layer, beside which there are as many experts."""
-    if not isinstance(op.seen, Choice):
-        return False
+    """Return True for a choice from the outputs of a layer, beside which there are as many experts."""
     count = len(op.seen.counts)
     made = op.inputs[0].ancestors(lambda value: value.parameter is None)
     if not any(product_of(value)[0] is not None and value.shape[-1:] == (count,) for value in made):
