@@ -62,6 +62,15 @@ def test_a_run_without_a_spike_names_none(tmp_path):
     assert not [verdict for verdict in monitor.verdicts if verdict.rows]
 
 
+def test_no_row_is_named_where_the_loss_of_all_has_grown(tmp_path):
+    data = classes()
+    data[BAD] = data[BAD][0] * 1e4, (data[BAD][1] + 1) % 3
+    monitor, _ = monitored(tmp_path, data)
+    (verdict,) = verdicts(monitor, "spike")
+    assert verdict.rows == ()
+    assert f"check the samples of batch {BAD}" in verdict.advice
+
+
 class Logarithm(nn.Module):
     def forward(self, x):
         return x.clamp(min=-50).add(50).log()

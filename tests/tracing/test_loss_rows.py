@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from hookboard.tracing import worst_rows_of
+from hookboard.tracing import row_counts_of, worst_rows_of
 
 ROWS, LENGTH, WIDTH = 6, 5, 7
 made = torch.Generator().manual_seed(0)
@@ -57,6 +57,10 @@ LOSSES = {
     "mse": (lambda x: functional.mse_loss(x, REAL), lambda x: by_row((x - REAL).square())),
     "squares": (lambda x: (x - REAL).square().mean(-1).mean(), lambda x: by_row((x - REAL).square())),
     "l1": (lambda x: functional.l1_loss(x, REAL), lambda x: by_row((x - REAL).abs())),
+    "mse of flat rows": (
+        lambda x: functional.mse_loss(x[..., 0].reshape(-1), REAL[..., 0].flatten()),
+        lambda x: by_row((x - REAL)[..., 0].square()),
+    ),
     "huber": (
         lambda x: functional.huber_loss(x, REAL, delta=2.0),
         lambda x: by_row(torch.where((x - REAL).abs() < 2, (x - REAL) ** 2 / 2, 2 * ((x - REAL).abs() - 1))),
@@ -106,6 +110,49 @@ def test_what_is_not_the_only_loss_is_not_named():
     assert worst_rows_of(flat(x) + functional.mse_loss(x, REAL)) is None
     assert worst_rows_of(x.sum()) is None
     assert worst_rows_of(x.detach().sum()) is None
+
+
+IS_KEPT = torch.arange(LENGTH) < torch.tensor([5, 5, 5, 2, 5, 5])[:, None]
+SPOILT = X.clone()
+SPOILT[3] /= 30
+SPOILT[3, 2:] *= 1e3  # where the mask is 0
+NO_MULTIPLES = {
+    "a mask": lambda x: (functional.cross_entropy(x.mT, TOKENS, reduction="none") * IS_KEPT).mean(),
+    "a division by lengths": lambda x: (
+        functional.mse_loss(x, REAL, reduction="none").sum((1, 2)) / IS_KEPT.sum(1)
+    ).mean(),
+    "smoothed labels": lambda x: functional.cross_entropy(x.mT, TOKENS, label_smoothing=0.1),
+    "another term": lambda x: functional.cross_entropy(x.mT, TOKENS) + x.logsumexp(-1).mean(),
+    "its inverse": lambda x: torch.ones(()).div(functional.mse_loss(x, REAL)),
+}
+
+
+@pytest.mark.parametrize("loss", NO_MULTIPLES.values(), ids=NO_MULTIPLES)
+def test_no_row_is_named_where_the_loss_is_no_multiple_of_the_mean_over_rows(loss):
+    assert worst_rows_of(loss(SPOILT.clone().requires_grad_() * 1)) is None
+
+
+@pytest.mark.parametrize("batch", [(X, TOKENS), {"x": X}, None])
+def test_the_rows_are_those_of_the_batch(batch):
+    assert worst_rows_of(flat(X.clone().requires_grad_() * 1), row_counts_of(batch)).rows == (3,)
+
+
+def test_rows_that_are_not_those_of_the_batch_are_not_named():
+    x, counts = X.clone().requires_grad_() * 1, row_counts_of((X, TOKENS))
+    assert worst_rows_of(functional.cross_entropy(x[IS_KEPT], TOKENS[IS_KEPT]), counts) is None
+    assert worst_rows_of(functional.mse_loss(x.mT.transpose(0, 1), REAL.mT.transpose(0, 1)), counts) is None
+    assert (
+        worst_rows_of(functional.cross_entropy(torch.cat([x[:, 0], x[:, 1]]), TOKENS[:, :2].T.flatten()), counts)
+        is None
+    )
+
+
+@pytest.mark.parametrize(("margin", "is_named"), [(1.001, False), (0.999, True)])
+def test_finite_rows_are_named_if_they_make_half_of_what_is_more_than_usual(margin, is_named):
+    losses = negative_logarithms(X)
+    share = 1 - np.delete(losses, 3).mean() / losses.mean()
+    found = worst_rows_of(flat(X.clone().requires_grad_() * 1), None, 2 * share * margin)
+    assert (found is not None) == is_named
 
 
 def test_tensors_that_the_user_packs_are_left_alone():

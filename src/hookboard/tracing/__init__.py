@@ -13,7 +13,7 @@ from hookboard.tracing.black_box import BlackBox
 from hookboard.tracing.built_in import RULES, STEP
 from hookboard.tracing.explain import late_event
 from hookboard.tracing.live_step import LiveStep
-from hookboard.tracing.loss_rows import worst_rows_of
+from hookboard.tracing.loss_rows import row_counts_of, worst_rows_of
 from hookboard.tracing.modes import Modes
 from hookboard.tracing.optimizing import Unfrozen, findings_of_optimizers
 from hookboard.tracing.scheduling import findings_of_schedules
@@ -38,6 +38,7 @@ __all__ = [
     "late_event",
     "loss_of_step",
     "replaced",
+    "row_counts_of",
     "targets_in",
     "undisturbed",
     "worst_rows_of",

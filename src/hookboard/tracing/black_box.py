@@ -26,7 +26,7 @@ from hookboard.tracing.explain import (
     unlocated_event,
     with_rows_of,
 )
-from hookboard.tracing.loss_rows import worst_rows_of
+from hookboard.tracing.loss_rows import row_counts_of, worst_rows_of
 
 MAX_EVENTS = 3
 """Maximum number of events that are explained in one fit."""
@@ -220,7 +220,7 @@ class BlackBox:
         else:
             last_loss = math.nan if self._stepped is None else self._stepped[2]
             event = forward_event(origin, *self._here, self._loss, last_loss)
-        return with_rows_of(event, worst_rows_of(loss))
+        return with_rows_of(event, worst_rows_of(loss, row_counts_of(self._batch)))
 
     def _search_backward(self, spoiled: dict[str, str]) -> Nonfinite:
         """Return an event that tells which layers have bad gradients although the loss is finite.
