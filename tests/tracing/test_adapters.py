@@ -43,6 +43,19 @@ def with_dropout(net, x):
     return net.base(x) + net.up(net.down(dropout(x, 0.0))) / 4
 
 
+def scaled_inside(net, x):
+    return net.base(x) + net.up(3 * net.down(x / 2))
+
+
+def scaled_as_it_is_added(net, x):
+    return torch.add(net.base(x), net.up(net.down(x)), alpha=3)
+
+
+def of_a_scaled_input(net, x):
+    x = dropout(x, 0.0) * 1.0
+    return net.base(x) + net.up(net.down(x)) * 0.25
+
+
 def by_hand(net, x):
     y = net.base(x)
     y += 3 * (x @ net.a @ net.b)
@@ -64,6 +77,9 @@ def two_at_once(net, x):
 WAYS = {
     by_modules: ["base.weight"],
     with_dropout: ["base.weight"],
+    scaled_inside: ["base.weight"],
+    scaled_as_it_is_added: ["base.weight"],
+    of_a_scaled_input: ["base.weight"],
     by_hand: ["base.weight"],
     turned_around: ["turned"],
     after_a_cast: ["base.weight"],
@@ -187,6 +203,15 @@ def test_nothing_is_said_of_an_adapter_that_can_learn(change):
     net = Adapted(by_modules)
     change(net)
     assert [one for one in found_in(net) if one.rule == "adapters"] == []
+
+
+def test_nothing_is_said_of_factors_of_0_where_a_bias_gives_a_gradient():
+    net = Adapted(by_modules)
+    with_zeros("up", "down")(net)
+    net.down.bias = nn.Parameter(torch.ones(2))
+    assert [one for one in found_in(net) if one.rule == "adapters"] == []
+    cross_entropy(net(X), CLASSES).backward()
+    assert net.up.weight.grad.any()
 
 
 def test_a_frozen_adapter_beside_one_that_is_trained_is_a_note():

@@ -38,12 +38,14 @@ class Adapter(NamedTuple):
         down: the factor that takes the input.
         up: the factor that takes the result of `down`.
         scale: what their product is multiplied by.
+        biases: the names of the biases that the calls with the factors add.
     """
 
     weight: Factor
     down: Factor
     up: Factor
     scale: float
+    biases: tuple[str, ...] = ()
 
     def product(self, weights: Mapping[str, Weight], every: int = 1) -> Tensor:
         """Return what it adds to every k-th unit of the frozen weight, in float32 or finer, with that weight's layout.
@@ -63,9 +65,13 @@ def adapters_of(step: StepTrace) -> list[Adapter]:
     found: dict[tuple[str, str, str], Adapter] = {}
     for op in step.ops:
         values = op.inputs if op.name in ("add", "radd", "iadd") else []
-        for beside, adding in (values, values[::-1]) if len(values) == 2 else ():
+        alpha = op.arguments.get("alpha", 1)  # a factor of the second
+        if len(values) != 2 or not isinstance(alpha, int | float):
+            continue
+        for beside, adding in (values, values[::-1]) if alpha == 1 else (values,):
             adapter = _between(beside, adding)
             if adapter is not None:
+                adapter = adapter._replace(scale=adapter.scale * alpha)
                 found[adapter.weight.name, adapter.down.name, adapter.up.name] = adapter
     return list(found.values())
 
@@ -77,27 +83,31 @@ def _between(beside: Value, adding: Value) -> Adapter | None:
         beside: what it is added to; other adapters may have been added before.
         adding: what is added.
     """
-    factor, value = _scaled(adding)
-    up, value = product_of(value)
-    down, source = product_of(_scaled(value, drops=True)[1]) if up else (None, value)
+    factor, multiplied = _scaled(adding)
+    up, value = product_of(multiplied)
+    between, passed = _scaled(value, drops=True)
+    down, source = product_of(passed) if up else (None, value)
     if up is None or down is None:
         return None
     weight, given = product_of(beside)
     while weight is None and beside.op is not None and beside.op.name in ("add", "radd", "iadd"):
         beside = beside.op.inputs[0]
         weight, given = product_of(beside)
-    if weight is None or weight[1].requires_grad or _scaled(source, drops=True)[1] is not given.origin:
+    inside, start = _scaled(source, drops=True, until=given.origin)
+    if weight is None or weight[1].requires_grad or start is not given.origin:
         return None
     shapes = [one[0].of(torch.empty(one[1].shape, device="meta")).shape for one in (weight, down, up)]
     if shapes[0] != (shapes[2][0], shapes[1][1]) or shapes[1][0] != shapes[2][1]:
         return None
-    return Adapter(weight[0], down[0], up[0], factor)
+    added = (one.parameter for made in (multiplied, passed) if made.op is not None for one in made.op.inputs)
+    biases = tuple(name for name in added if name is not None and name not in (down[0].name, up[0].name))
+    return Adapter(weight[0], down[0], up[0], factor * between * inside, biases)
 
 
-def _scaled(value: Value, *, drops: bool = False) -> tuple[float, Value]:
+def _scaled(value: Value, *, drops: bool = False, until: Value | None = None) -> tuple[float, Value]:
     """Follow a value back through views, casts and factors, with `drops` also dropout; return the factors' product."""
     factor, value = 1.0, value.origin
-    while (op := value.op) is not None and len(op.inputs) == 1:
+    while value is not until and (op := value.op) is not None and len(op.inputs) == 1:
         numbers = [one for one in op.arguments.values() if isinstance(one, int | float)]
         if op.name in ("mul", "rmul", "imul", "div", "truediv") and len(numbers) == 1 and numbers[0]:
             factor *= numbers[0] if op.name.endswith("mul") else 1 / numbers[0]
@@ -112,6 +122,8 @@ def product_of(value: Value) -> tuple[tuple[Factor, Value] | None, Value]:
     op = value.origin.op
     if op is None or op.name not in ("linear", "matmul", "mm", "addmm"):
         return None, value
+    if any(op.arguments.get(name, 1) != 1 for name in ("alpha", "beta")):
+        return None, value
     source, held = op.inputs[-2:] if op.name == "addmm" else op.inputs[:2]
     is_flipped = op.name != "linear"
     while held.parameter is None and held.op is not None and held.op.name in RESHAPES and held.op.inputs:
@@ -125,8 +137,8 @@ def product_of(value: Value) -> tuple[tuple[Factor, Value] | None, Value]:
 def adapters(done: TracedStep) -> Iterator[Finding]:
     """Yield a finding for adapters that cannot learn: each factor is frozen, or stands beside one that is 0.
 
-    The gradient of a factor is a multiple of the other one. It is a note if they are frozen after a training, or
-    beside others that are trained, and an alarm otherwise.
+    The gradient of a factor is a multiple of the other one; a bias may give another. It is a note if they are frozen
+    after a training, or beside others that are trained, and an alarm otherwise.
     """
     found, frozen, zero = adapters_of(done.step), list[str](), list[str]()
     parameters, has_product = dict(done.step.model.named_parameters()), False
@@ -136,7 +148,9 @@ def adapters(done: TracedStep) -> Iterator[Finding]:
         if not (down.requires_grad or up.requires_grad):
             frozen.append(one.down.name)
             has_product |= not any(is_zero for _, is_zero in pairs)
-        elif all(is_zero or not factor.requires_grad for factor, is_zero in pairs):
+        elif all(is_zero or not factor.requires_grad for factor, is_zero in pairs) and not any(
+            parameters[name].requires_grad or not _is_zero(parameters[name]) for name in one.biases
+        ):
             zero.append(one.down.name)
     is_meant = has_product or len(frozen) < len(found)
     for names, why, advice, is_note in (
