@@ -1,5 +1,7 @@
 """Adapters in a whole training, under Lightning and in Hugging Face's Trainer: what is said, and the numbers in it."""
 
+import contextlib
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from toys import Toy, fit
 
-from hookboard import HealthMonitor
+from hookboard import HealthMonitor, watch
+from hookboard.callbacks.adapted import AdaptedWeights
 
 pytestmark = [pytest.mark.trains, pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")]
 
@@ -200,3 +203,28 @@ def test_adapters_of_peft_are_judged_on_their_product(train, tmp_path):
     monitor = train(tmp_path, Wrapped(), 1e-7)
     (found,) = said(monitor, "update_too_small")
     assert "moves the weights that adapters add to by" in found.evidence
+
+
+def test_after_a_step_that_failed_the_next_one_is_measured_alone(monkeypatch):
+    net, measured, moved = Adapted(), [], []
+    optimizer = torch.optim.SGD([p for p in net.parameters() if p.requires_grad], 1.0)
+
+    class Sees(AdaptedWeights):
+        def measure(self, recorder, weights):
+            after = self._products(weights)
+            measured.append([after[name] - self._before[name] for name in after])
+            return super().measure(recorder, weights)
+
+    monkeypatch.setattr("hookboard.callbacks.step_watch.AdaptedWeights", Sees)
+    with watch(net, optimizer, HealthMonitor(every_n_steps=1)) as run:
+        for number, x in enumerate(batches()[:4]):
+            before = net.products()
+            with contextlib.suppress(ArithmeticError), run.step(x):
+                optimizer.zero_grad()
+                net(x)["loss"].backward()
+                optimizer.step()
+                if number == 2:
+                    raise ArithmeticError
+            moved.append([after - one for after, one in zip(net.products(), before, strict=True)])
+    for found, true in zip(measured[-1], moved[-1], strict=True):
+        torch.testing.assert_close(found.double(), true, rtol=1e-3, atol=1e-6)

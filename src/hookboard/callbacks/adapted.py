@@ -47,8 +47,12 @@ class AdaptedWeights:
             update = Site(name, "parameter_update"), after, self._before[name]
             recorder.observe_all([(Site(name, "parameter_before"), whole, None), update])
         factors = frozenset(factor.name for one in self._adapters for factor in (one.down, one.up))
-        self._adapters, self._before = [], {}
+        self.forget()
         return factors
+
+    def forget(self) -> None:
+        """Drop what was kept in a step that did not end."""
+        self._adapters, self._before = [], {}
 
     def _products(self, weights: Mapping[str, Weight]) -> dict[str, Tensor]:
         """Return the sum of what all adapters add to a frozen weight, by its name."""

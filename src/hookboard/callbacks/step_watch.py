@@ -66,6 +66,7 @@ class StepWatch:
 
     def begin_batch(self, loop: Loop, batch: Any) -> None:
         """Note the rows of the batch that comes next, and follow it, unless the first step has been read."""
+        self._adapted.forget()
         if self._finds_rows:
             self._row_counts = self._guarded("the search for the rows with the largest loss", row_counts_of, batch)
         if not self._is_read and self._live is None:
