@@ -19,7 +19,8 @@ from tensorboard.compat.proto.event_pb2 import Event
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from hookboard import Finding, Rule, Run
+from hookboard import Finding, Rule, Run, for_transformers
+from hookboard.loops import HookboardCallback
 
 IS_OLD_TORCH = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 9)
 newer_torch = pytest.mark.skipif(IS_OLD_TORCH, reason="torch before 2.9 fails to compile some models with hooks")
@@ -126,6 +127,26 @@ def fit(
     run = trainer(folder, *watching, **options)
     run.fit(model, loader(data), loader(data))
     return run
+
+
+def fit_in_transformers(
+    folder: Path, model: nn.Module, data: Sequence[Tensor], watching: HookboardCallback[Any], **options: Any
+) -> None:
+    """Train a model that returns {"loss": ...} for a batch `x` with Hugging Face's Trainer, in the order of `data`."""
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    usual = {
+        "per_device_train_batch_size": len(data[0]),
+        "num_train_epochs": 1,
+        "train_sampling_strategy": "sequential",
+        "save_strategy": "no",
+        "report_to": [],
+        "disable_tqdm": True,
+        "use_cpu": True,
+    }
+    arguments = transformers.TrainingArguments(output_dir=str(folder), **usual | options)
+    rows = [{"x": row} for batch in data for row in batch]
+    transformers.Trainer(model, arguments, train_dataset=rows, callbacks=[for_transformers(watching)]).train()
 
 
 def events(folder: Path) -> EventAccumulator:

@@ -8,7 +8,7 @@ import torch
 from recorded import numbers
 from torch import nn
 from torch.nn.functional import cross_entropy
-from toys import Toy, fit
+from toys import Toy, fit, fit_in_transformers
 
 from hookboard import HealthMonitor, watch
 from hookboard.callbacks.adapted import AdaptedWeights
@@ -73,25 +73,9 @@ def in_lightning(folder, net, rate):
 
 
 def in_hugging_face(folder, net, rate):
-    transformers = pytest.importorskip("transformers")
-    pytest.importorskip("accelerate")
-    from hookboard import for_transformers
-
     monitor = HealthMonitor(every_n_steps=1)
-    arguments = transformers.TrainingArguments(
-        output_dir=str(folder),
-        learning_rate=rate,
-        lr_scheduler_type="constant",
-        weight_decay=0.0,
-        per_device_train_batch_size=32,
-        num_train_epochs=1,
-        save_strategy="no",
-        report_to=[],
-        disable_tqdm=True,
-        use_cpu=True,
-    )
-    rows = [{"x": row} for batch in batches() for row in batch]
-    transformers.Trainer(net, arguments, train_dataset=rows, callbacks=[for_transformers([monitor])]).train()
+    constant = {"lr_scheduler_type": "constant", "weight_decay": 0.0}
+    fit_in_transformers(folder, net, batches(), monitor, learning_rate=rate, **constant)
     return monitor
 
 

@@ -9,9 +9,9 @@ from attending import WIDTH, ForTransformers, Predicts, counting, heads_of, lang
 from torch import nn
 from torch.nn import functional
 from torch.nn.attention.bias import causal_lower_right
-from toys import fit, scalars
+from toys import fit, fit_in_transformers, scalars
 
-from hookboard import ActivationLogger, HealthMonitor, for_transformers
+from hookboard import ActivationLogger, HealthMonitor
 from hookboard.measure import FIELDS, attention
 
 BOTH = ["attention_logit", "attention_entropy"]
@@ -182,26 +182,10 @@ def in_lightning(folder, is_normalized, rate):
 
 
 def in_transformers(folder, is_normalized, rate):
-    transformers = pytest.importorskip("transformers")
-    pytest.importorskip("accelerate")
     monitor = HealthMonitor(every_n_steps=4)
-    arguments = transformers.TrainingArguments(
-        output_dir=str(folder),
-        learning_rate=rate,
-        lr_scheduler_type="constant",
-        train_sampling_strategy="sequential",
-        max_grad_norm=0.0,
-        weight_decay=0.01,
-        per_device_train_batch_size=8,
-        num_train_epochs=1,
-        save_strategy="no",
-        report_to=[],
-        disable_tqdm=True,
-        use_cpu=True,
-    )
-    rows = [{"x": row} for batch in counting(80) for row in batch]
+    constant = {"lr_scheduler_type": "constant", "max_grad_norm": 0.0, "weight_decay": 0.01}
     model = ForTransformers(language_model(is_normalized))
-    transformers.Trainer(model, arguments, train_dataset=rows, callbacks=[for_transformers(monitor)]).train()
+    fit_in_transformers(folder, model, counting(80), monitor, learning_rate=rate, **constant)
     return monitor
 
 

@@ -44,7 +44,7 @@ def test_heads_that_all_look_at_one_key_from_the_start(monkeypatch):
     net[1].attention.qkv.weight.data[:32] *= 100
     evidence, heads = said_of(monkeypatch, net, 1e-6, "net.1.attention")
     count, entropy, largest = numbers(
-        "all # heads of its attention look at one key each: their entropy is # at most, with logits up to #", evidence
+        "each of the # heads of its attention looks at one key: the entropy is # at most, with logits up to #", evidence
     )
     assert count == 2
     assert any(entropy == shortened(entropies.mean(1).max(), 2) for _, entropies in heads)

@@ -9,9 +9,9 @@ import torch
 from attending import ForTransformers, Predicts, language_model
 from recorded import CROSS_ENTROPY, Recorded, classes, linear, numbers, sized
 from torch import nn
-from toys import fit
+from toys import fit, fit_in_transformers
 
-from hookboard import HealthMonitor, for_transformers
+from hookboard import HealthMonitor
 from hookboard.board.command import main
 from hookboard.callbacks.loss_meter import with_rows
 from hookboard.health import Loss, WorstRows
@@ -45,13 +45,15 @@ def test_a_spike_names_the_row_its_loss_and_the_usual_one(tmp_path, capsys):
     data = spiked(classes())
     monitor, logits = monitored(tmp_path, data)
     (verdict,) = verdicts(monitor, "spike")
-    row, loss, rows, usual = numbers("in cross_entropy() row # has #, and the median of # rows is #", verdict.evidence)
+    row, loss, rows, usual = numbers(
+        "row # has a loss of # in cross_entropy(), where the median of # rows is #", verdict.evidence
+    )
     given = logits[BAD].numpy()
     losses = np.log(np.exp(given - given.max(1, keepdims=True)).sum(1)) + given.max(1)
     losses -= given[np.arange(len(given)), data[BAD][1]]
     assert (row, rows, verdict.rows) == (ROW, 32, (ROW,))
     assert (loss, usual) == (float(f"{losses[ROW]:.3g}"), float(f"{np.median(losses):.3g}"))
-    assert f"sample {ROW} of batch {BAD}" in verdict.advice
+    assert f"check row {ROW} of batch {BAD}" in verdict.advice
     main(["verdicts", str(tmp_path), "--json"])
     (run,) = json.loads(capsys.readouterr().out)
     assert [one["rows"] for one in run["verdicts"] if one["rule"] == "spike"] == [[ROW]]
@@ -82,7 +84,7 @@ def test_a_nan_names_the_rows_whose_loss_is_not_finite(tmp_path):
     monitor, _ = monitored(tmp_path, data, sized(Logarithm, linear(8, 3)))
     (verdict,) = verdicts(monitor, "nonfinite")
     row, rows, usual = numbers(
-        "in cross_entropy() row # has nan, and the median of # rows is #", verdict.evidence.lower()
+        "row # has a loss of nan in cross_entropy(), where the median of # rows is #", verdict.evidence.lower()
     )
     assert (row, rows, verdict.rows) == (ROW, 32, (ROW,))
     assert usual > 0
@@ -96,23 +98,8 @@ def test_a_nan_in_the_batch_names_the_rows_it_stands_in(tmp_path):
 
 
 def in_transformers(folder, data):
-    transformers = pytest.importorskip("transformers")
-    pytest.importorskip("accelerate")
     monitor = HealthMonitor(every_n_steps=4)
-    arguments = transformers.TrainingArguments(
-        output_dir=str(folder),
-        learning_rate=1e-2,
-        per_device_train_batch_size=8,
-        num_train_epochs=1,
-        train_sampling_strategy="sequential",
-        save_strategy="no",
-        report_to=[],
-        disable_tqdm=True,
-        use_cpu=True,
-    )
-    rows = [{"x": row} for batch in data for row in batch]
-    model = ForTransformers(language_model())
-    transformers.Trainer(model, arguments, train_dataset=rows, callbacks=[for_transformers(monitor)]).train()
+    fit_in_transformers(folder, ForTransformers(language_model()), data, monitor, learning_rate=1e-2)
     return monitor
 
 
@@ -145,5 +132,5 @@ def test_without_it_none_is_named(tmp_path, run):
 def test_of_several_ranks_the_one_with_the_largest_loss_is_named():
     mild, bad = WorstRows("cross_entropy", (1,), (5.0,), 0.5, 8), WorstRows("cross_entropy", (2,), (9.0,), 0.5, 8)
     (loss, other) = with_rows([Loss(3, 3, 2.0), Loss(4, 4, 1.0)], [{3: mild}, {3: bad}])
-    assert loss.worst.clause == "on rank 1 in cross_entropy() row 2 has 9, and the median of 8 rows is 0.5"
+    assert loss.worst.clause == "row 2 on rank 1 has a loss of 9 in cross_entropy(), where the median of 8 rows is 0.5"
     assert other.worst is None

@@ -36,11 +36,12 @@ class ActivationLogger(SiteLogger[MeasurementState]):
             name, `**` crosses dots, a leading `!` excludes, a leading `re:` is a regular expression. Left out: every
             leaf module, or, with `types`, every module of those types.
         types: Class names (`Conv2d`, `torch.nn.Linear`) or classes; subclasses count, a leading `!` excludes.
-        roles: Which tensors are measured, one name or several. Here `output` (what a module returns), `input` (what it
-            takes), and, of a sample of the queries in each call of torch's `scaled_dot_product_attention` by a module,
-            by what is inside of it, or by what holds it, `attention_logit` (the largest logit) and `attention_entropy`
-            (of the weights, in nats); -Inf is the logit of a query that is fully masked, and the entropy of one that
-            sees fewer than two keys. In compiled graphs neither is seen.
+        roles: Which tensors are measured, one name or several. Here `output` (what a module returns) and `input`
+            (what it takes). Also, for a sample of the queries in each call of torch's `scaled_dot_product_attention`,
+            `attention_logit` (the largest logit of a query) and `attention_entropy` (of its weights, in nats). A call
+            belongs to the module that makes it: a selected one, one inside of it, or one around it. The logit of a
+            query that is fully masked is -Inf, and so is the entropy of one that sees fewer than two keys. Calls in
+            compiled graphs are not seen.
         every_n_steps: Log once in this many optimizer steps, 1 or more. Left out: the Trainer's `log_every_n_steps`.
         statistics: Names, and your own: a `hookboard.Statistic` or the dotted path of one. Those from `kurtosis` on
             cost more, and only where they are asked for. Quantiles (`p01` and so on) are off by at most half the width

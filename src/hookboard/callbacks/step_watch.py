@@ -1,8 +1,5 @@
 """`StepWatch`: reads the code of the first training step of a run, and watches what later steps do."""
 
-import functools
-import math
-from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -13,23 +10,16 @@ from torch.optim import Optimizer
 from hookboard.base.messages import warn_switched_off
 from hookboard.base.torch_private import computing_plainly
 from hookboard.callbacks.adapted import AdaptedWeights
-from hookboard.health import SPIKE_HISTORY_STEPS, Finding, Judge, StepFacts, Stepped, WorstRows, median
+from hookboard.callbacks.spike_rows import SpikeRows
+from hookboard.health import Finding, Judge, StepFacts, Stepped, WorstRows
 from hookboard.loops import Loop
 from hookboard.measure import Recorder
 from hookboard.model.parameters import Weight
-from hookboard.tracing import (
-    STEP,
-    Adapter,
-    LiveStep,
-    Modes,
-    Program,
-    StaleGradients,
-    Unfrozen,
-    row_counts_of,
-    worst_rows_of,
-)
+from hookboard.tracing import STEP, Adapter, LiveStep, Modes, Program, StaleGradients, Unfrozen
 
 T = TypeVar("T")
+
+_ROWS = "the search for the rows with the largest loss"
 
 
 class StepWatch:
@@ -49,9 +39,7 @@ class StepWatch:
         self._stale: StaleGradients | None = None
         self._modes = Modes() if "eval_mode" in asked else None
         self._unfrozen = Unfrozen() if asked else None
-        self._finds_rows = "spike" in asked
-        self._row_counts: frozenset[int] | None = None
-        self._losses: deque[float] = deque(maxlen=SPIKE_HISTORY_STEPS)
+        self._rows = SpikeRows() if "spike" in asked else None
         self._off: set[str] = set()
         self._is_read = STEP.isdisjoint(asked)
         self.facts = StepFacts(is_tried=is_tried)
@@ -67,8 +55,8 @@ class StepWatch:
     def begin_batch(self, loop: Loop, batch: Any) -> None:
         """Note the rows of the batch that comes next, and follow it, unless the first step has been read."""
         self._adapted.forget()
-        if self._finds_rows:
-            self._row_counts = self._guarded("the search for the rows with the largest loss", row_counts_of, batch)
+        if self._rows is not None:
+            self._guarded(_ROWS, self._rows.begin_batch, batch)
         if not self._is_read and self._live is None:
             self._live = LiveStep(loop)
             self._stale = None if self._judge is None else StaleGradients(loop.model, loop.optimizers)
@@ -89,14 +77,8 @@ class StepWatch:
             self._watch_stale(self._stale.before_backward)
 
     def worst_rows(self, loss: Tensor, value: float) -> WorstRows | None:
-        """Return the rows of the batch with the largest loss, if this may be a spike: none of the last was as high."""
-        may_be = len(self._losses) >= SPIKE_HISTORY_STEPS // 4 and value > max(0.0, *self._losses)
-        usual = median(self._losses) if may_be else 0.0
-        self._losses.extend([value] if math.isfinite(value) else [])
-        if not may_be or not self._finds_rows:
-            return None
-        search = functools.partial(worst_rows_of, loss, self._row_counts, 1 - usual / value)
-        return self._guarded("the search for the rows with the largest loss", search)
+        """Return the rows of the batch with the largest loss, if this may be a spike."""
+        return None if self._rows is None else self._guarded(_ROWS, self._rows.see, loss, value)
 
     def see_gradients(self) -> None:
         """Note that a backward pass has ended."""

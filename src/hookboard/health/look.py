@@ -41,13 +41,15 @@ class WorstRows:
         """What stands out, as a clause.
 
         >>> WorstRows("cross_entropy", (3, 5), (20.0, 18.0), 0.5, 8).clause
-        'in cross_entropy() rows 3, 5 have 18 to 20, and the median of 8 rows is 0.5'
+        'rows 3, 5 have losses of 18 to 20 in cross_entropy(), where the median of 8 rows is 0.5'
         """
-        where = "" if self.rank is None else f"on rank {self.rank} "
-        named = f"row {self.rows[0]} has" if len(self.rows) == 1 else f"rows {listed(map(str, self.rows), 5)} have"
+        where = "" if self.rank is None else f" on rank {self.rank}"
+        named = f"row {self.rows[0]}{where} has a loss"
+        if len(self.rows) > 1:
+            named = f"rows {listed(map(str, self.rows), 5)}{where} have losses"
         ends = dict.fromkeys(f"{loss:.3g}" for loss in (min(self.losses), max(self.losses)))
-        usual = "" if math.isnan(self.usual) else f", and the median of {self.count} rows is {self.usual:.3g}"
-        return f"{where}in {self.function}() {named} {' to '.join(ends)}{usual}"
+        usual = "" if math.isnan(self.usual) else f", where the median of {self.count} rows is {self.usual:.3g}"
+        return f"{named} of {' to '.join(ends)} in {self.function}(){usual}"
 
 
 @kept

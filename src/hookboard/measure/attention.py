@@ -213,8 +213,9 @@ def attention_numbers(
                 largest.append(logits.amax(-1))
                 entropy = torch.special.entr(logits.softmax(-1)).sum(-1)
                 entropies.append(entropy.masked_fill(seen < 2, -math.inf))
-        of_sequences = (torch.cat(parts).view(-1, heads, len(rows)) for parts in (largest, entropies))
-        return tuple(part.transpose(0, 1).reshape(heads, -1) for part in of_sequences)  # type: ignore[return-value]
+        shape = (-1, heads, len(rows))
+        logit, entropy = (torch.cat(parts).view(shape).transpose(0, 1) for parts in (largest, entropies))
+        return logit.reshape(heads, -1), entropy.reshape(heads, -1)
 
 
 def _is_what_it_holds(tensor: Tensor) -> bool:

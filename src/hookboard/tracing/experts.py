@@ -17,7 +17,7 @@ ROUTING = frozenset({"topk", "argmax"})
 
 TOKENS_PER_EXPERT = 32
 """A router is judged if each expert would get so many tokens on average (a choice): where they are spread evenly one of
-64 experts is then without any in one of a billion batches."""
+64 experts is then without any in one of 10^12 batches."""
 
 IDLE_SHARE = 0.5
 """If more than this share of the experts gets no token, that is a note (a choice: new routers of small models leave out
@@ -47,9 +47,8 @@ class Choice(NamedTuple):
 def note_choice(op: Op, given: Mapping[str, Tensor], results: Sequence[Tensor]) -> Choice | None:
     """Return what is picked from the last dimension of scores that a layer gives; None for others."""
     scores, picked = next(iter(given.values())).detach(), results[-1]
-    dim = op.arguments.get(
-        "dim", op.arguments.get("2" if op.name == "topk" else "1", -1 if op.name == "topk" else None)
-    )
+    place, usual = ("2", -1) if op.name == "topk" else ("1", None)
+    dim = op.arguments.get("dim", op.arguments.get(place, usual))
     count, picks = scores.shape[-1] if scores.dim() > 1 else 0, 1 if op.name == "argmax" else picked.shape[-1]
     is_last = isinstance(dim, int) and dim in (-1, scores.dim() - 1)
     if not is_last or not picks < count or not op.inputs[0].of_parameters or picked.is_floating_point():
@@ -83,7 +82,7 @@ def experts(done: TracedStep) -> Iterator[Finding]:
             + f"; expert {most} gets {counts[most] / choice.tokens:.0%}"
         )
         if is_tied:
-            evidence += f"; for {ties / choice.tokens:.0%} an expert that is picked and one that is not have one score"
+            evidence += f"; for {ties / choice.tokens:.0%} of them an expert that is picked ties with one that is not"
         advice = (
             "initialize the router with random numbers"
             if is_tied

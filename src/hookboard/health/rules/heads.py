@@ -50,9 +50,10 @@ def attention(run: Run) -> Iterator[Finding]:
         elif entropies.max() <= COLLAPSED_ENTROPY and (
             run.losses.is_harmed or entropies_before.max() <= COLLAPSED_ENTROPY
         ):
+            who = "the only head" if len(entropies) == 1 else f"each of the {len(entropies)} heads"
             evidence = (
-                f"all {len(entropies)} heads of its attention look at one key each: their entropy is "
-                f"{entropies.max():.2g} at most, with logits up to {logits.max():.3g}{harm_of(run)}."
+                f"{who} of its attention looks at one key: the entropy is {entropies.max():.2g} at most, with logits "
+                f"up to {logits.max():.3g}{harm_of(run)}."
             )
             yield Finding(name, evidence, ADVICE, severity_of(run))
 

@@ -94,8 +94,8 @@ def _of_loss(found: Spike, harm: str, severity: str) -> Finding:
     worst = loss.worst
     evidence += "" if worst is None else f"; {worst.clause}"
     is_alarm = severity == "alarm"
-    samples = "samples" if worst is None else f"sample{'s' * (len(worst.rows) > 1)} {listed(map(str, worst.rows), 5)}"
-    advice = f"check the {samples} of batch {loss.batch_idx}, and clip gradients"
+    which = "the samples" if worst is None else f"row{'s' * (len(worst.rows) > 1)} {listed(map(str, worst.rows), 5)}"
+    advice = f"check {which} of batch {loss.batch_idx}, and clip gradients"
     if not is_alarm:
         advice = f"nothing, unless it comes back; then {advice}"
     return Finding(

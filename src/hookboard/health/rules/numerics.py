@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
@@ -50,8 +50,8 @@ class Nonfinite:
     @property
     def finding(self) -> Finding:
         """The event as an alarm for the judge."""
-        found = Finding(self.module, self.evidence, self.advice, "alarm", since=self.step, batch_idx=self.batch_idx)
-        return replace(found, rows=self.rows)
+        said, batch_idx = (self.module, self.evidence, self.advice), self.batch_idx
+        return Finding(*said, "alarm", since=self.step, batch_idx=batch_idx, rows=self.rows)
 
     @property
     def order(self) -> tuple[int, bool, int]:

@@ -75,8 +75,8 @@ def no_gradient(run: Run) -> Iterator[Finding]:
             yield Finding(layer.name, evidence, advice)
     for alike in never_ran.values():
         chain, first = [layer for layer, _ in alike], alike[0][1]
-        several = f"the same is true of {_from_to(chain[1:])}" if len(chain) > 2 else f"so it is with {chain[-1].name}"
-        yield first if len(chain) == 1 else replace(first, evidence=f"{first.evidence}; {several}")
+        rest = _from_to(chain[1:]) if len(chain) > 2 else chain[-1].name
+        yield first if len(chain) == 1 else replace(first, evidence=f"{first.evidence}; the same is true of {rest}")
 
 
 def _never_ran(run: Run, layer: Layer, weights: list[str], is_cut: bool) -> Iterator[Finding]:
