@@ -26,7 +26,8 @@ RUN_IN_THE_STEP = {
 }
 """In manual optimization these calls are made inside the training step."""
 ENCODERS = {*ENCODER, "a pre norm transformer encoder with padding"}
-SANITY_CHECKED = {"a sanity check and validation after two batches"}
+MADE_BEFORE = {"a sanity check and validation after two batches"} | LR_FINDER
+"""What runs the model, and so has its graph made, before the callbacks that come later put their hooks on it."""
 EVALUATING = {"a frozen layer in evaluation mode"}
 COMPILED = {"the network compiled as a whole", "one block compiled"}
 BFLOAT16, FLOAT16 = {"bfloat16 autocast"}, {"float16 with a GradScaler"}
@@ -67,8 +68,8 @@ CANNOT_MEET: list[tuple[str, list[set[str]]]] = [
 
 LIMITS: list[tuple[str, list[set[str]]]] = [
     (
-        "a graph that was made in the sanity check does not know later hooks, unless hookboard has it made again",
-        [COMPILED, {"a later hook that changes outputs", "a later hook that changes inputs"}, SANITY_CHECKED],
+        "a graph that was made before a hook came does not know it, unless hookboard has it made again",
+        [COMPILED, {"a later hook that changes outputs", "a later hook that changes inputs"}, MADE_BEFORE],
     ),
     (
         "what an Intervention changes runs uncompiled, which rounds half precision at other places",
