@@ -3,10 +3,15 @@
 import math
 from collections.abc import Iterator, Mapping
 
+from torch import Tensor
+
 from hookboard.base.messages import listed
+from hookboard.base.torch_private import can_be_read, saved_tensors_of
 from hookboard.health import Finding, Rule
+from hookboard.tracing.bad_operation import nodes_behind, operation_of
 from hookboard.tracing.calls import CUTS, Op, Value
 from hookboard.tracing.ledger import joining, terms_of, trained_by
+from hookboard.tracing.program import StepTrace
 from hookboard.tracing.rules import FLAT, LOSSES, TracedStep
 
 _CREATING = frozenset(
@@ -20,7 +25,7 @@ def cut(done: TracedStep) -> Iterator[Finding]:
     """Yield a finding for the call that cuts the gradient of the most trainable parameters.
 
     It is an alarm if no parameter gets a gradient, or if it cuts a whole term of the loss, and a note otherwise.
-    Without such a call, yield an alarm if all gradients are exactly 0.
+    If all gradients are exactly 0, yield an alarm for that too, or a note if the loss is 0.
     """
     if done.trained and len(done.without) == len(done.trained):
         yield from _of_all(done)
@@ -56,8 +61,7 @@ def cut(done: TracedStep) -> Iterator[Finding]:
             else "pass use_reentrant=False to checkpoint(), or give it an input that needs a gradient, as "
             "enable_input_require_grads() of transformers does",
         )
-    else:
-        yield from _gone(done)
+    yield from _gone(done)
 
 
 CUT = Rule(
@@ -65,8 +69,8 @@ CUT = Rule(
     cut,
     of="step",
     about="a term of the loss that trains nothing: `detach`, `item` or `no_grad` cuts its gradient, or it is cleared "
-    "before an optimizer steps; gradients that are all 0; as a note, a call that cuts the gradient of some "
-    "parameters",
+    "before an optimizer steps; gradients that are all 0; as notes, a call that cuts the gradient of some "
+    "parameters, and a first batch whose loss and gradients are 0",
 )
 
 
@@ -164,8 +168,14 @@ def _named(op: Op) -> str:
 
 
 def _gone(done: TracedStep) -> Iterator[Finding]:
-    """Yield an alarm if all gradients are exactly 0; it names a function such as `round` on the way to the loss."""
-    if done.number == 0 or done.has_gradient is not False:
+    """Yield a finding if all gradients are exactly 0; it names what makes them so, such as `round`.
+
+    It is a note where the loss is 0 too, as it may be for a first batch.
+    """
+    if done.has_gradient is not False:
+        return
+    if done.number == 0:
+        yield _nothing_to_learn(done)
         return
     values = [value for value in done.loss.ancestors() if value.op is not None and value.op.name in FLAT]
     flat = next((value.op for value in values if value.requires_grad and value.of_parameters), None)
@@ -179,3 +189,37 @@ def _gone(done: TracedStep) -> Iterator[Finding]:
         "alarm",
         is_root=flat is not None,
     )
+
+
+def _nothing_to_learn(done: TracedStep) -> Finding:
+    """Return the note on a first batch whose loss and gradients are exactly 0, as a batch without a target may have."""
+    what = "the loss of the first batch and all gradients are exactly 0"
+    if not done.zero_factor:
+        return Finding("", what, "look at what the loss is made of")
+    return Finding(
+        "",
+        f"{what}: {done.zero_factor}",
+        "look at what that is, such as a mask, or advantages, which are 0 where all rewards of a group are equal; "
+        "nothing, if they differ in later batches",
+    )
+
+
+def zero_factor_of(step: StepTrace, loss: Tensor) -> str:
+    """Return where a loss was multiplied by zeros alone, as a clause; "" if nowhere.
+
+    That is the last tensor of zeros, or else the last number: a term may be switched off by one on purpose. It is read
+    from what autograd has saved, so before the backward pass.
+    """
+    by_number = ""
+    for node, made in zip(reversed(nodes_behind(loss)), reversed(step.program_of(loss)), strict=True):
+        needing = [before is not None for before, _ in node.next_functions]
+        if operation_of(node) != "mul" or sum(needing) != 1:
+            continue
+        factor = saved_tensors_of(node).get("other" if needing[0] else "self")
+        if factor is None or not can_be_read(factor) or bool(factor.any()):
+            continue
+        where = f"{made.line or 'a line of a library'} multiplies by"
+        if factor.numel() > 1:
+            return f"{where} a tensor of shape {list(factor.shape)}, all of it 0"
+        by_number = by_number or f"{where} 0"
+    return by_number

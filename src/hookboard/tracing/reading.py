@@ -14,7 +14,7 @@ from hookboard.model.layers import Flow
 from hookboard.tracing import handwritten
 from hookboard.tracing.built_in import STEP_RULES
 from hookboard.tracing.calls import Value
-from hookboard.tracing.cuts import CUT
+from hookboard.tracing.cuts import CUT, zero_factor_of
 from hookboard.tracing.experts import ROUTING, note_choice
 from hookboard.tracing.inputs import WEIGHING, note_embedding, note_input, note_mask
 from hookboard.tracing.ledger import kind_of, terms_of
@@ -100,7 +100,8 @@ class Reader:
         number = float(loss.detach()) / factor if loss.numel() == 1 and not loss.is_complex() else math.nan
         value = of or self.step.value_of(loss)
         value.requires_grad = loss.requires_grad  # it may have been set since
-        self.losses.append(TracedStep(self.step, value, self._trained, (), is_finite, number))
+        zero_factor = zero_factor_of(self.step, loss) if number == 0 else ""
+        self.losses.append(TracedStep(self.step, value, self._trained, (), is_finite, number, None, zero_factor))
         leaves = _leaves_of(loss)
         if leaves is None:  # what the backward pass of a custom function does is unknown
             self.reached |= self._parameters.keys()

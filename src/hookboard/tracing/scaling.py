@@ -85,9 +85,7 @@ def _are_log_probabilities_of_targets(op: Op) -> bool:
 
 
 def loss_scale(done: TracedStep) -> Iterator[Finding]:
-    """Yield an alarm if the loss is multiplied by next to nothing, and a note if it is exactly 0."""
-    if done.number == 0:
-        yield Finding("", "the loss of the first batch is exactly 0", "look at what it is made of")
+    """Yield an alarm if the loss is multiplied by next to nothing."""
     scaled = mean_behind(done.loss)
     if scaled is None or scaled.smallest is None or not 0 < abs(scaled.factor) <= TINY_FACTOR:
         return
@@ -101,7 +99,7 @@ def loss_scale(done: TracedStep) -> Iterator[Finding]:
 
 
 LOSS_SCALE = Rule(
-    "loss_scale", loss_scale, of="step", about="a loss that is multiplied by 1e-6 or less; a note if it is exactly 0"
+    "loss_scale", loss_scale, of="step", about="a loss that is multiplied by 1e-6 or less", gives="alarm"
 )
 
 

@@ -1,0 +1,126 @@
+"""Policy gradients: groups of answers with equal rewards teach nothing, which is said with its line."""
+
+import copy
+import inspect
+
+import pytest
+import torch
+from torch import nn
+from toys import Toy, fit, fit_in_transformers
+
+from hookboard import HealthMonitor
+from hookboard.tracing import audit
+
+TOKENS, LENGTH, GROUP, GROUPS = 8, 5, 4, 4
+
+
+class Policy(nn.Module):
+    """Takes groups of sampled answers, (rows, LENGTH), and returns GRPO's loss, whose ratio is 1 in the first step.
+
+    Args:
+        reward: gives a number for each answer.
+        kl: the weight of the distance to the policy that it began as.
+    """
+
+    def __init__(self, reward, kl=0.0):
+        super().__init__()
+        torch.manual_seed(0)
+        self.reward, self.kl = reward, kl
+        self.model = nn.Sequential(nn.Embedding(TOKENS, 16), nn.Linear(16, TOKENS))
+        self.reference = copy.deepcopy(self.model).requires_grad_(False)
+
+    def forward(self, x):
+        own = log_probabilities(self.model, x)
+        with torch.no_grad():
+            distance = log_probabilities(self.reference, x)
+        rewards = torch.tensor([float(self.reward(row)) for row in x.tolist()]).view(-1, GROUP)
+        advantages = (rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-4)
+        gain = (own - own.detach()).exp() * advantages.view(-1, 1)
+        distance = distance - own
+        return {"loss": (self.kl * (distance.exp() - distance - 1) - gain).mean()}
+
+
+def log_probabilities(model, x):
+    return model(x[:, :-1]).log_softmax(-1).gather(-1, x[:, 1:, None]).squeeze(-1)
+
+
+def answers(count=1):
+    return torch.randint(TOKENS, (count, GROUP * GROUPS, LENGTH), generator=torch.Generator().manual_seed(0))
+
+
+def always_0(answer):
+    return 0
+
+
+def variety(answer):
+    return len(set(answer))
+
+
+def found_in(net, x):
+    return [one for one in audit(net, x, lambda given: net(given)["loss"]) if one.rule in ("cut", "loss_scale")]
+
+
+def line_of(text):
+    lines, first = inspect.getsourcelines(Policy)
+    return f"test_policy.py:{first + next(index for index, line in enumerate(lines) if text in line)}"
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("kl", [0.0, 0.1])
+def test_advantages_that_are_all_0_are_a_note_with_the_line_that_multiplies_by_them(kl):
+    (note,) = found_in(Policy(always_0, kl), answers()[0])
+    assert (note.rule, note.severity) == ("cut", "note")
+    assert f"{line_of('gain =')} multiplies by a tensor of shape [16, 1], all of it 0" in note.evidence
+
+
+@pytest.mark.unit
+def test_a_policy_whose_loss_is_0_and_whose_gradient_is_not_is_left_alone():
+    net, advantages = Policy(variety), torch.tensor([1.0, -1.0]).repeat(8)[:, None]
+
+    def loss(x):
+        own = log_probabilities(net.model, x)
+        return ((own - own.detach()).exp() * advantages).mean()
+
+    assert loss(answers()[0]).item() == 0
+    assert [one.rule for one in audit(net, answers()[0], loss)] == []
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("factor", [torch.zeros(16, 4), torch.tensor(0.0), 0.0])
+def test_any_factor_of_0_is_named(factor):
+    net = Policy(variety)
+    (note,) = audit(net, answers()[0], lambda x: (factor * log_probabilities(net.model, x)).sum())
+    shape = "a tensor of shape [16, 4], all of it 0" if getattr(factor, "shape", ()) else "0"
+    assert note.evidence.endswith(f" multiplies by {shape}")
+    assert "test_policy.py" in note.evidence
+
+
+def in_lightning(folder, net, batches):
+    monitor = HealthMonitor(every_n_steps=1)
+    fit(folder, Toy(net, loss=lambda found: found["loss"]), batches, monitor)
+    return monitor
+
+
+def in_hugging_face(folder, net, batches):
+    monitor = HealthMonitor(every_n_steps=1)
+    fit_in_transformers(folder, net, batches, monitor, learning_rate=1e-2)
+    return monitor
+
+
+both = pytest.mark.parametrize("train", [in_lightning, in_hugging_face])
+
+
+@pytest.mark.trains
+@both
+def test_a_policy_that_is_never_rewarded_ends_in_an_alarm_and_the_line(train, tmp_path):
+    verdicts = train(tmp_path, Policy(always_0), list(answers(12))).verdicts
+    assert [one.rule for one in verdicts if one.severity == "alarm"] == ["no_gradient"]
+    assert line_of("gain =") in next(one for one in verdicts if one.rule == "cut").evidence
+
+
+@pytest.mark.trains
+@both
+@pytest.mark.parametrize("kl", [0.0, 0.1])
+def test_nothing_is_said_of_a_policy_whose_answers_are_told_apart(train, kl, tmp_path):
+    verdicts = train(tmp_path, Policy(variety, kl), list(answers(12))).verdicts
+    assert {one.rule for one in verdicts} <= {"frozen"}
