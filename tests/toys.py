@@ -130,13 +130,22 @@ def fit(
 
 
 def fit_in_transformers(
-    folder: Path, model: nn.Module, data: Sequence[Tensor], watching: HookboardCallback[Any], **options: Any
+    folder: Path,
+    model: nn.Module,
+    data: Sequence[Tensor] | Sequence[dict[str, Tensor]],
+    watching: HookboardCallback[Any],
+    **options: Any,
 ) -> None:
-    """Train a model that returns {"loss": ...} for a batch `x` with Hugging Face's Trainer, in the order of `data`."""
+    """Train a model that returns {"loss": ...} for a batch with Hugging Face's Trainer, in the order of `data`.
+
+    A batch is what the model is called with by name, or its argument `x`.
+    """
+    batches = [batch if isinstance(batch, dict) else {"x": batch} for batch in data]
+    counts = [len(next(iter(batch.values()))) for batch in batches]
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
     usual = {
-        "per_device_train_batch_size": len(data[0]),
+        "per_device_train_batch_size": counts[0],
         "num_train_epochs": 1,
         "train_sampling_strategy": "sequential",
         "save_strategy": "no",
@@ -145,7 +154,11 @@ def fit_in_transformers(
         "use_cpu": True,
     }
     arguments = transformers.TrainingArguments(output_dir=str(folder), **usual | options)
-    rows = [{"x": row} for batch in data for row in batch]
+    rows = [
+        {name: batch[name][row] for name in batch}
+        for batch, count in zip(batches, counts, strict=True)
+        for row in range(count)
+    ]
     transformers.Trainer(model, arguments, train_dataset=rows, callbacks=[for_transformers(watching)]).train()
 
 

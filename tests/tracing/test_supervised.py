@@ -7,7 +7,7 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import nn
 from torch.nn.functional import cross_entropy
-from toys import fit
+from toys import fit, fit_in_transformers
 
 from hookboard import HealthMonitor
 from hookboard.health.report import closing
@@ -82,3 +82,35 @@ def test_the_summary_says_how_many_targets_count(tmp_path):
     share, different = f"{len(wanted) / 64:.0%}", wanted.unique().numel()
     text = " ".join(" ".join(closing(monitor._run, monitor.verdicts)).split())
     assert f"Of the 64 targets of the first batch {share} count, {different} different ones." in text
+
+
+def llama():
+    """A language model of transformers, which shifts labels by itself."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=CLASSES, **sizes))
+
+
+def shifted_before(tokens):
+    return nn.functional.pad(tokens[:, 1:], (0, 1), value=-100)
+
+
+LABELS = {
+    "all masked": (with_answers(0), "none of the 64 targets of cross_entropy"),
+    "one token alone": (with_answers(40, 7), "all 40 targets that count (of 64)"),
+    "shifted twice": (shifted_before(TOKENS), "are the tokens two positions later"),
+    "answers alone": (with_answers(40), ""),
+    "all tokens": (TOKENS, ""),
+}
+
+
+@pytest.mark.trains
+@pytest.mark.parametrize("kind", LABELS)
+def test_labels_are_judged_as_a_model_of_transformers_shifts_them(kind, tmp_path):
+    (labels, evidence), monitor = LABELS[kind], HealthMonitor(every_n_steps=1)
+    data = 3 * [{"input_ids": TOKENS, "labels": labels}]
+    fit_in_transformers(tmp_path, llama(), data, monitor, learning_rate=1e-3)
+    found = [one.evidence for one in monitor.verdicts if one.rule == "targets" and one.severity == "alarm"]
+    assert len(found) == bool(evidence)
+    assert all(evidence in one for one in found)

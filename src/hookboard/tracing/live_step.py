@@ -140,14 +140,17 @@ class LiveStep:
 
     def _unscaled(self, value: Value) -> tuple[Value, float]:
         """Return the loss as the user's code computed it, and by what a library multiplied it since."""
-        factor = 1.0
+        factor, scaler = 1.0, self._loop.scaler
         while (op := value.op) is not None and op.name in _SCALING and op.inputs:
             if op.place.file or op.place.module or op.inputs[0].shape not in ((), value.shape):
                 break
             numbers = [one for one in op.arguments.values() if isinstance(one, int | float)]
-            by = float(numbers[0]) if numbers else 1.0
-            if len(op.inputs) == 2:  # the scale of a GradScaler is a tensor
-                by = float(self._loop.scaler.get_scale()) if self._loop.scaler is not None else 1.0
+            if numbers or op.name == "mean":
+                by = float(numbers[0]) if numbers else 1.0
+            elif scaler is not None and op.name == "mul":  # its scale is a tensor, by which it multiplies last
+                by, scaler = float(scaler.get_scale()), None
+            else:  # a number of tokens, of which nothing is known here
+                break
             factor *= by if op.name in ("mul", "rmul") else 1 / by
             value = op.inputs[0]
         return (value, factor) if factor and math.isfinite(factor) else (value, 1.0)
