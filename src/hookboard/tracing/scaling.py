@@ -98,9 +98,7 @@ def loss_scale(done: TracedStep) -> Iterator[Finding]:
         )
 
 
-LOSS_SCALE = Rule(
-    "loss_scale", loss_scale, of="step", about="a loss that is multiplied by 1e-6 or less", gives="alarm"
-)
+LOSS_SCALE = Rule("loss_scale", loss_scale, of="step", about="a loss that is multiplied by 1e-6 or less", gives="alarm")
 
 
 def mean_behind(loss: Value) -> Scaled | None:
