@@ -4,6 +4,8 @@
     python benchmarks/overhead.py --histogram       with histograms on
     python benchmarks/overhead.py --small           50 linear layers of 64 units, batch 16
     python benchmarks/overhead.py --health          HealthMonitor: due on every step, and at the default cadence
+    python benchmarks/overhead.py --language        a GPT-2 of 124 million weights, 2x128 tokens: attention's logits and
+                                                    entropies, and HealthMonitor
 
 Other tools are compared by peers.py.
 
@@ -75,6 +77,23 @@ class Small(LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), lr=0.01, momentum=0.9)
+
+
+class Language(LightningModule):
+    """A GPT-2 of its smallest published size, with random weights, whose attention is torch's."""
+
+    def __init__(self) -> None:
+        from transformers import GPT2Config, GPT2LMHeadModel
+
+        super().__init__()
+        self.net = GPT2LMHeadModel(GPT2Config())
+
+    def training_step(self, batch: Tensor) -> Tensor:
+        loss: Tensor = self.net(input_ids=batch, labels=batch).loss
+        return loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(self.parameters(), lr=1e-4)
 
 
 class SameBatch(IterableDataset[Any]):
@@ -192,6 +211,18 @@ def variants(histogram: bool, by_hand: bool, health: bool, only_never_due: bool 
     return chosen
 
 
+def language_variants() -> dict[str, list[Callback]]:
+    return {
+        "bare step": [],
+        "bare step again": [],
+        "attention, due on every step": [
+            ActivationLogger(every_n_steps=1, roles=["attention_logit", "attention_entropy"])
+        ],
+        "HealthMonitor, never due": [HealthMonitor(every_n_steps=NEVER)],
+        "HealthMonitor, due on every step": [HealthMonitor(every_n_steps=1)],
+    }
+
+
 def take_turns(
     turns: Turns, model: LightningModule, batch: Any = None, accelerator: str = "cpu", **options: Any
 ) -> dict[str, list[float]]:
@@ -262,6 +293,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=30, help="turns of each variant")
     parser.add_argument("--steps", type=int, default=5, help="timed steps in each turn")
     parser.add_argument("--small", action="store_true", help="a net of many small layers in place of the ResNet-18")
+    parser.add_argument("--language", action="store_true", help="a GPT-2 of 124 million weights in its place")
     parser.add_argument("--histogram", action="store_true", help="with histograms")
     parser.add_argument("--no-by-hand", action="store_true", help="leave out the hooks written by hand")
     parser.add_argument("--never-due", action="store_true", help="the bare steps and what is never due alone")
@@ -269,12 +301,18 @@ def main() -> None:
     args = parser.parse_args()
 
     torch.manual_seed(0)
-    model = Small() if args.small else Classifier()
-    chosen = variants(args.histogram, not args.no_by_hand, args.health, args.never_due)
-    means = take_turns(Turns(chosen, args.rounds, args.steps), model)
+    model: LightningModule
+    batch = None
+    if args.language:
+        model, title = Language(), "GPT-2, 2x128 tokens"
+        chosen, batch = language_variants(), torch.randint(50_000, (2, 128))
+    else:
+        model, title = (Small(), "50 layers of 64") if args.small else (Classifier(), "ResNet-18, 3x64x64")
+        title += f", batch {BATCH}"
+        chosen = variants(args.histogram, not args.no_by_hand, args.health, args.never_due)
+    means = take_turns(Turns(chosen, args.rounds, args.steps), model, batch)
 
-    title = "50 layers of 64" if args.small else "ResNet-18, 3x64x64"
-    print(f"{title}, batch {BATCH}, every leaf module; {setting(args.rounds, args.steps)}")
+    print(f"{title}, every leaf module; {setting(args.rounds, args.steps)}")
     bare = means["bare step"]
     for name, seconds in means.items():
         print(said(name, seconds, bare))
