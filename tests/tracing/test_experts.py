@@ -180,3 +180,20 @@ def test_a_healthy_router_is_silent_in_a_training(train, is_whole, tmp_path):
     rows = torch.cat([batch(seed) for seed in range(6)])
     verdicts = train(tmp_path, Routed(is_whole=is_whole), rows).verdicts
     assert [one.rule for one in verdicts if one.rule in ("experts", "no_gradient")] == []
+
+
+@pytest.mark.trains
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_the_routers_of_a_mixture_of_transformers_are_judged(is_tied, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.MixtralConfig(vocab_size=11, num_key_value_heads=2, num_local_experts=EXPERTS, **sizes)
+    net, tokens = transformers.MixtralForCausalLM(config), torch.randint(11, (8, 16))
+    for name, parameter in net.named_parameters():
+        if is_tied and "gate.weight" in name:
+            nn.init.zeros_(parameter)
+    monitor = HealthMonitor(every_n_steps=1)
+    fit_in_transformers(tmp_path, net, 2 * [{"input_ids": tokens, "labels": tokens}], monitor, learning_rate=1e-3)
+    found = [one for one in monitor.verdicts if one.rule == "experts"]
+    assert [(one.severity, "ties" in one.evidence) for one in found] == [("alarm", True)] * is_tied
