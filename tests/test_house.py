@@ -77,9 +77,9 @@ def in_the_house() -> Sources:
 
 
 def room_of(path: str) -> str:
-    """The folder; "" for `api.py` and the top `__init__.py`; a file beside the folders is no room, but its own name."""
+    """The folder; "" for the files at the top; a file beside the folders is no room, but its own name."""
     folder, slash, _ = path.partition("/")
-    return folder if slash else "" if path in ("api.py", "__init__.py") else path
+    return folder if slash else "" if path in ("api.py", "__init__.py", "__main__.py") else path
 
 
 def floor_of(room: str) -> int:

@@ -1,7 +1,9 @@
-"""The command `hookboard`: verdicts, runs and differences in the terminal, and a page in one file."""
+"""The command `hookboard`: runs a script with a monitor, shows verdicts, runs and differences, and writes a page."""
 
 import argparse
 import json
+import os
+import subprocess
 import sys
 import textwrap
 import time
@@ -61,6 +63,20 @@ def parser() -> argparse.ArgumentParser:
     shown = "show the version and exit"
     made.add_argument("--version", action="store_const", dest="command", const=_version, help=shown)
     commands = made.add_subparsers(title="commands", metavar="command", description="See hookboard COMMAND --help.")
+    run = commands.add_parser(
+        "run",
+        help="run a script, with a HealthMonitor in each Trainer that it makes",
+        usage="%(prog)s [-h] [--json FILE] [--stop-on RULE] [--off RULE] (SCRIPT | -m MODULE) ...",
+        description="Runs a script as `python SCRIPT ...` does, and adds HealthMonitor() to each Trainer of Lightning "
+        "or Hugging Face that has none. Of a loop without a Trainer it reads the first training step. The exit status "
+        "is that of the script.",
+    )
+    run.add_argument("--json", type=Path, metavar="FILE", help="write the verdicts to this file at the end")
+    run.add_argument("--stop-on", metavar="RULE", help="end the training at an alarm of this rule; `alarm` for any")
+    run.add_argument("--off", metavar="RULE", action="append", default=[], help="leave out a rule; may be repeated")
+    run.add_argument("-m", dest="is_module", action="store_true", help="run a module, as `python -m` does")
+    run.add_argument("script", nargs=argparse.REMAINDER, metavar="SCRIPT ...", help="the script and its arguments")
+    run.set_defaults(command=_run)
     verdicts = commands.add_parser("verdicts", help="what HealthMonitor says; exit status 1 if there is an alarm")
     verdicts.add_argument("folder", nargs="+", help="the folder of a run, or one with several runs")
     verdicts.add_argument("--json", action="store_true", help="print a list with an object for each run")
@@ -83,6 +99,24 @@ def parser() -> argparse.ArgumentParser:
 def _version(arguments: argparse.Namespace) -> int:
     _print([f"hookboard {metadata.version('hookboard')}"])
     return 0
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    """Become the Python that runs the script: what Python does at its start tells it to watch, see `sitecustomize`."""
+    if not arguments.script:
+        raise ValueError("run takes a script, as in: hookboard run train.py")
+    folder = Path(__file__).parent / "beside_script"
+    options = {
+        "off": arguments.off,
+        "stop_on": arguments.stop_on,
+        "json": arguments.json and str(arguments.json.resolve()),
+    }
+    os.environ["HOOKBOARD_RUN"] = json.dumps(options)
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+    command = [sys.executable, *(["-m"] if arguments.is_module else []), *arguments.script]
+    if os.name != "nt":  # there a process that becomes another one ends at once for who waits for it
+        os.execv(sys.executable, command)
+    return subprocess.call(command)
 
 
 def _verdicts(arguments: argparse.Namespace) -> int:

@@ -103,7 +103,7 @@ CAUSES: tuple[Cause, ...] = (
     Cause("loss_input", (*_OF_LOSS, "dead_units", "cut")),
     Cause("batch_mixing", _OF_LOSS),
     Cause("output_range", (*_OF_LOSS, "dead_units", "cut")),
-    Cause("targets", (*_OF_LOSS, "update_too_large", "cut")),
+    Cause("targets", (*_OF_LOSS, "update_too_large", "nonfinite", "cut")),
     Cause(
         "input_scale",
         (

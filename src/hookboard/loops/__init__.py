@@ -3,20 +3,24 @@
 It also keeps errors away from training (`callback.py`), and saves the state of callbacks in checkpoints (`saved.py`).
 """
 
-from hookboard.loops.bare import watch
+from hookboard.loops.bare import BareLoop, watch
 from hookboard.loops.callback import HookboardCallback
 from hookboard.loops.callback_methods import NothingToShowError
+from hookboard.loops.giving import give_to_lightning, give_to_transformers
 from hookboard.loops.hugging_face import for_transformers
 from hookboard.loops.loop import Loop
 from hookboard.loops.stage_state import Selection, StageState, is_due, listed_gaps, names_in
 
 __all__ = [
+    "BareLoop",
     "HookboardCallback",
     "Loop",
     "NothingToShowError",
     "Selection",
     "StageState",
     "for_transformers",
+    "give_to_lightning",
+    "give_to_transformers",
     "is_due",
     "listed_gaps",
     "names_in",

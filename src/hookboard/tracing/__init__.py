@@ -6,7 +6,7 @@ it came from. `step.py` repeats a step and puts the model back.
 """
 
 from hookboard.tracing.adapters import Adapter
-from hookboard.tracing.audit import audit
+from hookboard.tracing.audit import Findings, audit
 from hookboard.tracing.bad_operation import Program
 from hookboard.tracing.batch_targets import Targets, targets_in
 from hookboard.tracing.black_box import BlackBox
@@ -26,6 +26,7 @@ __all__ = [
     "Adapter",
     "BlackBox",
     "CannotRunAgainError",
+    "Findings",
     "LiveStep",
     "Modes",
     "Program",

@@ -257,7 +257,10 @@ class StepTrace(TorchFunctionMode):
 
     def begin(self) -> None:
         """Put this trace on this thread's stack of modes."""
-        self._callers = {id(frame) for frame, _ in traceback.walk_stack(inspect.currentframe())}
+        frames = [frame for frame, _ in traceback.walk_stack(inspect.currentframe())]
+        # Those of a module that is being called end within the step, and others may get their ids.
+        inside = [number for number, frame in enumerate(frames, 1) if frame.f_code in _MODULE_CALLS]
+        self._callers = set(map(id, frames[max(inside, default=0) :]))
         self._first_number = sequence_number()
         put_on_stack(self)
 

@@ -1,0 +1,8 @@
+"""`python -m hookboard` is the command `hookboard`, also where torchrun starts it."""
+
+import sys
+
+from hookboard.board import main
+
+if __name__ == "__main__":
+    sys.exit(main())

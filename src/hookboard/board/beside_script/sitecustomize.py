@@ -1,0 +1,77 @@
+"""Python runs this file as it starts in a process of `hookboard run`, before the script, which stays as it is.
+
+It imports nothing but what Python has loaded anyway. When the script has imported a Trainer, or torch's optimizers, the
+method that begins a training is wrapped; the first call of that imports hookboard.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import ModuleType
+    from typing import Any
+
+WATCHED = {
+    "lightning.pytorch.trainer.trainer": ("Trainer", "fit", "before_fit"),
+    "pytorch_lightning.trainer.trainer": ("Trainer", "fit", "before_fit"),
+    "transformers.trainer": ("Trainer", "train", "before_train"),
+    "torch.optim.optimizer": ("Optimizer", "__init__", "before_optimizer"),
+}
+"""Module -> a class in it, a method, and the function of `callbacks/in_script.py` that is called before the method."""
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds the watched modules as Python does, and wraps the method once they have run."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name not in waiting:
+            return None
+        watched = waiting.pop(name)
+        spec = importlib.util.find_spec(name)  # by those that come after this one
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                execute(module)
+                wrap(module, *watched)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def wrap(module: ModuleType, kind: str, method: str, act: str) -> None:
+    """Have a function of ours called with the object before the method runs."""
+    owner = getattr(module, kind)
+    real = getattr(owner, method)
+
+    @functools.wraps(real)
+    def wrapped(self: Any, *args: Any, **named: Any) -> Any:
+        getattr(importlib.import_module("hookboard.callbacks.in_script"), act)(self)
+        return real(self, *args, **named)
+
+    setattr(owner, method, wrapped)
+
+
+def run_hidden() -> None:
+    """Run the file of this name that this one has hidden, such as Debian's, as Python would have done."""
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize")
+    if spec is not None and spec.loader is not None:
+        sys.modules["sitecustomize"] = module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+
+
+folder = os.path.dirname(os.path.abspath(__file__))
+sys.path[:] = [path for path in sys.path if os.path.abspath(path) != folder]
+waiting = dict(WATCHED)
+sys.meta_path.insert(0, _Finder())
+run_hidden()

@@ -1,0 +1,135 @@
+"""`hookboard run`: a script runs as without us, a Trainer has a monitor, of a bare loop the first step is read."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+pytestmark = [pytest.mark.spawns, pytest.mark.xdist_group("spawns")]
+
+NET = """
+import sys, torch
+from torch import nn
+torch.manual_seed(0)
+net = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3), nn.Softmax(1))
+x, y = torch.randn(64, 4), torch.arange(64) % 3
+def total():
+    return sum(p.detach().double().sum() for p in net.parameters()).item()
+"""
+
+BARE = f"""{NET}
+optimizer = torch.optim.Adam(net.parameters(), 1e-2)
+for _ in range(4):
+    nn.functional.cross_entropy(net(x), y).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+print(total(), sys.argv[1:])
+sys.exit(3)
+"""
+
+LIGHTNING = f"""{NET}
+from lightning.pytorch import LightningModule, Trainer
+class Model(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = net
+    def training_step(self, batch):
+        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), 1e-2)
+if __name__ == "__main__":
+    trainer = Trainer(max_steps=4, accelerator="cpu", devices=2, logger=False, enable_progress_bar=False,
+                      enable_model_summary=False)
+    trainer.fit(Model(), torch.utils.data.DataLoader(list(zip(x, y)), batch_size=8))
+    kept = torch.load(trainer.checkpoint_callback.best_model_path, weights_only=False)
+    if trainer.is_global_zero:
+        print(total(), *kept["callbacks"])
+"""
+
+IN_TRANSFORMERS = f"""{NET}
+from transformers import Trainer, TrainingArguments
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = net
+    def forward(self, x, y):
+        return {{"loss": nn.functional.cross_entropy(self.net(x), y)}}
+arguments = TrainingArguments("out", max_steps=6, use_cpu=True, report_to=[], save_strategy="no", disable_tqdm=True,
+                              remove_unused_columns=False)
+Trainer(Model(), arguments, train_dataset=[{{"x": a, "y": b}} for a, b in zip(x, y)]).train()
+print(total())
+"""
+
+
+@pytest.fixture
+def python(tmp_path):
+    """Runs a script with `python`, or with `hookboard run` and its options, and returns how it ended."""
+
+    def run(text, *given, options=None, name="train.py", **environment):
+        (tmp_path / name).write_text(textwrap.dedent(text))
+        start = [] if options is None else ["-m", "hookboard", "run", *options]
+        command = [sys.executable, *start, *([] if "-m" in (options or ()) else [name]), *given]
+        env = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+        return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300, check=False)
+
+    return run
+
+
+def verdicts(tmp_path):
+    return [(one["severity"], one["rule"]) for one in json.loads((tmp_path / "found.json").read_text())]
+
+
+JSON = ("--json", "found.json")
+
+
+def test_a_script_is_started_as_python_starts_it(python):
+    text = "import sys; print(sys.argv, __name__, sys.path[0], __file__, 'hookboard' in sys.modules)"
+    bare, run = python(text, "--lr", "1"), python(text, "--lr", "1", options=[])
+    assert bare.stdout == run.stdout != ""
+    assert (run.returncode, run.stderr) == (0, "")
+
+
+def test_a_signal_that_ends_the_script_ends_the_command(python):
+    run = python("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", options=[])
+    assert run.returncode == -signal.SIGTERM
+
+
+def test_a_sitecustomize_that_ours_hides_runs_too(python, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "sitecustomize.py").write_text("print('mine')")
+    path = os.pathsep.join([str(tmp_path / "mine"), os.environ.get("PYTHONPATH", "")])
+    run = python("import sys; print(sys.modules['sitecustomize'].__file__)", options=[], PYTHONPATH=path)
+    assert run.stdout.split()[-2:] == ["mine", str(tmp_path / "mine" / "sitecustomize.py")]
+
+
+def test_without_a_script_it_says_what_to_give(python):
+    run = subprocess.run([sys.executable, "-m", "hookboard", "run"], capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stderr.strip()) == (2, "hookboard: run takes a script, as in: hookboard run train.py")
+
+
+def test_of_a_bare_loop_the_first_step_is_read_and_the_rest_is_as_without_us(python, tmp_path):
+    bare, run = python(BARE, "--lr"), python(BARE, "--lr", options=JSON)
+    assert (run.stdout, run.returncode) == (bare.stdout, bare.returncode) == (bare.stdout, 3)
+    assert verdicts(tmp_path) == [("alarm", "loss_input")]
+    assert "cross_entropy at train.py:12 takes logits" in run.stderr
+    assert "with watch(model, optimizer, HealthMonitor(), SummaryWriter()) as run:" in run.stderr
+
+
+def test_both_processes_of_a_trainer_have_a_monitor_and_its_checkpoint_is_as_without_us(python, tmp_path):
+    bare, run = python(LIGHTNING), python(LIGHTNING, options=JSON)
+    assert run.stdout == bare.stdout != ""
+    assert "`hookboard run` has given this Trainer a HealthMonitor()." in run.stderr
+    assert verdicts(tmp_path)[0] == ("alarm", "loss_input")
+
+
+def test_a_trainer_of_hugging_face_gets_a_monitor_for_a_module_too(python, tmp_path):
+    pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    bare, run = python(IN_TRANSFORMERS), python(IN_TRANSFORMERS, options=[*JSON, "-m", "train"])
+    assert run.stdout.splitlines()[-1] == bare.stdout.splitlines()[-1]
+    assert "has given this Trainer a HealthMonitor()." in run.stderr
+    assert verdicts(tmp_path)[0] == ("alarm", "loss_input")
