@@ -62,11 +62,6 @@ class Checkup(HookboardCallback[StageState]):
     def _why_not(self, loop: Loop) -> str | None:
         return _why_not_tried(loop) or super()._why_not(loop)
 
-    @staticmethod
-    def can_try(loop: Loop) -> bool:
-        """Return True if a checkup would try something in this run."""
-        return not _why_not_tried(loop)
-
     def _wants(self, loop: Loop, state: StageState, batch_idx: int, dataloader_idx: int) -> bool:
         return self.report is None
 

@@ -13,7 +13,6 @@ from hookboard.base.checks import check_name, check_switches, check_whole
 from hookboard.base.jobs import Steps
 from hookboard.base.messages import warn_switched_off
 from hookboard.base.prompts import LiveCell
-from hookboard.callbacks.checkup import Checkup
 from hookboard.callbacks.health_state import HealthState, Judging
 from hookboard.callbacks.loss_meter import mean_over_ranks
 from hookboard.callbacks.nan_watch import firsts_over_ranks
@@ -264,11 +263,9 @@ class HealthMonitor(SiteLogger[HealthState]):
             state.reporter = Reporter(judge, state.loggers, state.every_n_steps)
             state.reporter.page_at_end = ReportAtEnd(state.loggers) if self.report else None
             self._run = judge.run
-        has_checkup = any(isinstance(one, Checkup) for one in loop.callbacks)
         state.steps = StepWatch(
             None if state.reporter is None else state.reporter.judge,
             names if self.audit else (),
-            is_tried=has_checkup or not Checkup.can_try(loop),
         )
         state.stop_on = StopOn(self.stop_on)
         if self._ranks is not None and "ranks_differ" in names:

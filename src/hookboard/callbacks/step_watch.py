@@ -30,10 +30,9 @@ class StepWatch:
     Args:
         judge: the judge of the run; None on a rank that does not judge, where gradients are not watched.
         asked: the names of the rules that are asked; none to follow and watch nothing.
-        is_tried: see `StepFacts`.
     """
 
-    def __init__(self, judge: Judge | None = None, asked: Collection[str] = (), *, is_tried: bool = False) -> None:
+    def __init__(self, judge: Judge | None = None, asked: Collection[str] = ()) -> None:
         self._judge = judge
         self._live: LiveStep | None = None
         self._stale: StaleGradients | None = None
@@ -42,7 +41,7 @@ class StepWatch:
         self._rows = SpikeRows() if "spike" in asked else None
         self._off: set[str] = set()
         self._is_read = STEP.isdisjoint(asked)
-        self.facts = StepFacts(is_tried=is_tried)
+        self.facts = StepFacts()
         """What is known so far, to be given to the judge."""
         self.programs: Sequence[Program] = ()
         """The autograd nodes behind the losses of the first step, with layer and line."""
@@ -117,7 +116,7 @@ class StepWatch:
         if first is not None:
             self._live, self._is_read = None, True
             found = [*self.facts.findings, *first.findings]
-            self.facts = first._replace(findings=found, is_tried=self.facts.is_tried)
+            self.facts = first._replace(findings=found)
         if self._stale is not None:
             self._watch_stale(self._stale.end_batch)
 

@@ -38,8 +38,8 @@ def headline(run: Run, verdicts: Sequence[Verdict]) -> str:
 def caveat(run: Run, verdicts: Sequence[Verdict]) -> str:
     """Return what to keep in mind when reading the verdicts.
 
-    With alarms: to fix these before the notes; "" if every note follows from another verdict. Without alarms: what
-    rules cannot see; "" while there were fewer looks than the window.
+    With alarms: to fix these before the notes; "" if every note follows from another verdict. Without alarms: how many
+    of the layers with weights are trained; "" if all are, or while there were fewer looks than the window.
     """
     if any(verdict.severity == "alarm" for verdict in verdicts):
         has_notes = any(verdict.severity == "note" and verdict.follows_from is None for verdict in verdicts)
@@ -48,12 +48,7 @@ def caveat(run: Run, verdicts: Sequence[Verdict]) -> str:
         return ""
     own = [layer for layer in run.layers if layer.weights]
     trained = sum(any(name in run.peak_rate for name in layer.weights) for layer in own)
-    some = f" {trained} of the {len(own)} layers with weights are trained." if own else ""
-    advice = "" if run.facts.is_tried else " To try other rates and targets on a copy, add the callback Checkup()."
-    return (
-        "No rule can see whether labels belong to their inputs, whether the loss is the right one, or whether "
-        f"something is frozen by mistake.{some if trained < len(own) else ''}{advice}"
-    )
+    return f"{trained} of the {len(own)} layers with weights are trained." if trained < len(own) else ""
 
 
 def closing(run: Run, verdicts: Sequence[Verdict], places: Sequence[str] | None = ()) -> list[str]:

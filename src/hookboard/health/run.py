@@ -58,7 +58,6 @@ class StepFacts(NamedTuple):
         why_silent: layer name to why it most likely gave no output at the first look; only meaningful if it gave none.
         unhooked: names of layers whose weights alone are measured, because their parent uses these itself.
         held_back: weight name to its weight decay and gradient clipping; only weights that an optimizer holds.
-        is_tried: whether the run has the callback `Checkup`, or it would do nothing there.
     """
 
     flow: Flow = Flow()
@@ -70,7 +69,6 @@ class StepFacts(NamedTuple):
     why_silent: Mapping[str, str] = MappingProxyType({})
     unhooked: Set[str] = frozenset()
     held_back: Mapping[str, HeldBack] = MappingProxyType({})
-    is_tried: bool = False
 
 
 class Run:
