@@ -47,7 +47,7 @@ def test_the_picture_is_the_last_one_before_the_step(tab, step, shown):
 def test_of_two_runs_only_the_rows_of_both_are_compared_and_that_is_said(tab):
     tab.show(run="drawn", against="drawn_too")
     assert tab.rows == ["net.0"]
-    expect(tab.find(".notice").first).to_contain_text("Only one of both runs has 1 of the rows")
+    expect(tab.find(".notice").first).to_contain_text("1 row exists in only one run")
 
 
 def test_two_stages_of_a_run_are_compared_in_one_map(tab):
@@ -57,7 +57,7 @@ def test_two_stages_of_a_run_are_compared_in_one_map(tab):
     tab.wait()
     assert tab.rows == ["net.1"]
     assert tab.traces["values"]["z"] == [[None, None, pytest.approx(np.log10(21 / 7))]]
-    expect(tab.find(".notice").first).to_contain_text("Only one of both stages has 1 of the rows")
+    expect(tab.find(".notice").first).to_contain_text("1 row exists in only one stage")
     lines = tab.download(".view button:has-text('CSV')").decode().splitlines()
     assert lines == ["layer,step,train,validate", "net.1,0,1,", "net.1,10,11,", "net.1,20,21,7"]
 

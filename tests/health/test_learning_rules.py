@@ -304,10 +304,13 @@ def test_the_rate_is_too_high_where_a_loss_ends_far_above_its_start():
 
 @pytest.mark.parametrize(
     ("cosine", "how"),
-    [(0.95, "related"), (0.2, "hardly related"), (0.05, "unrelated"), (-0.2, "hardly related"), (-0.4, "opposed")],
+    [
+        *((0.95, "correlated"), (0.2, "nearly uncorrelated"), (0.05, "uncorrelated"), (-0.2, "nearly uncorrelated")),
+        (-0.4, "opposed"),
+    ],
 )
 def test_the_word_for_a_cosine_of_gradients_is_no_stronger_than_the_number(cosine, how):
-    assert _cosine(cosine).startswith(f"; from look to look the gradients point in {how} directions (")
+    assert _cosine(cosine).startswith(f"; gradients are {how} between looks (")
     assert _cosine(cosine).endswith(f"a median cosine of {cosine:.2f})")
 
 

@@ -344,7 +344,7 @@ async function load(given) {
     layerOf(state),
   ]);
   const unmatched = map.unmatched ?? [];
-  if (unmatched.length) notes.push(`Only one of both ${other ? "stages" : "runs"} has ${unmatched.length} of the rows; they are left out.`);
+  if (unmatched.length) notes.push(`${unmatched.length} row${unmatched.length > 1 ? "s exist" : " exists"} in only one ${other ? "stage" : "run"}, hidden here.`);
   const isAlone = !against && state.view === "map";
   const how = (state.how === "deviation" && !isAlone ? "" : state.how) || (isAlone && series.is_default ? firstHow(run, map, series) : series.scale);
   const notice = notes.filter(Boolean).join(" ");

@@ -88,8 +88,8 @@ def _ends_epoch(run: Run, loss: Loss) -> bool:
 def _of_loss(found: Spike, harm: str, severity: str) -> Finding:
     loss = found.loss
     evidence = (
-        f"the loss was {loss.value:.3g} at step {loss.step}, batch {loss.batch_idx}; the median before was "
-        f"{found.usual:.3g}, {found.score:.3g} robust deviations lower{harm}"
+        f"the loss was {loss.value:.3g} at step {loss.step}, batch {loss.batch_idx}; it had been around "
+        f"{found.usual:.3g}{harm}"
     )
     worst = loss.worst
     evidence += "" if worst is None else f"; {worst.clause}"
@@ -253,13 +253,10 @@ def _cosine(agreement: float) -> str:
     """Return the result of `agreement_of` as the end of a sentence; "" if it is NaN."""
     if math.isnan(agreement):
         return ""
-    how = "hardly related" if abs(agreement) > UNRELATED_GRADIENT_COSINE else "unrelated"
+    how = "nearly uncorrelated" if abs(agreement) > UNRELATED_GRADIENT_COSINE else "uncorrelated"
     if abs(agreement) > AGREEING_GRADIENT_COSINE:
-        how = "related" if agreement > 0 else "opposed"
-    return (
-        f"; from look to look the gradients point in {how} directions (each unit's mean gradient has a median cosine "
-        f"of {agreement:.2f})"
-    )
+        how = "correlated" if agreement > 0 else "opposed"
+    return f"; gradients are {how} between looks (each unit's mean gradient has a median cosine of {agreement:.2f})"
 
 
 NOISY_DROPPED_SHARE = 0.7

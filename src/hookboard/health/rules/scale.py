@@ -156,8 +156,8 @@ def _unnormalized(run: Run) -> Iterator[Finding]:
     )
     severity: Severity = "alarm" if is_far else severity_of(run)
     evidence = (
-        f"channels deviate by {min(found):.2g} to {max(found):.2g} times their gain in {len(off)} of {is_known.sum()} "
-        f"batch norms; with the statistics of the batch it is exactly 1, so they use others{harm_of(run)}."
+        f"in {len(off)} of {is_known.sum()} batch norms, channels deviate by {min(found):.2g} to {max(found):.2g} "
+        f"times their gain; statistics of the batch give exactly 1, so these use running ones{harm_of(run)}."
     )
     advice = "Check whether they are in evaluation mode while training, and whether their statistics fit the data."
     size = max(abs(float(np.log10(share))) for share in found)
