@@ -72,6 +72,13 @@ def test_a_loss_within_its_noise_is_no_spike():
     assert judged([SPIKE], training(110, losses=losses, every=5)).verdicts == ()
 
 
+def test_a_loss_that_rose_to_chance_is_not_learning_since_it_was_lowest():
+    losses = [*np.linspace(2.3, 0.2, 60), *stuck(STEPS_BEFORE_STUCK)]
+    (found,) = findings(NOT_LEARNING, training(len(losses), losses=losses))
+    assert found.evidence.startswith("the loss rose from 0.")
+    assert 56 <= found.since <= 64
+
+
 def test_harm_that_began_before_the_spike_is_not_blamed_on_it():
     losses = [*np.linspace(2.3, 0.5, 60), *np.linspace(0.5, 2.3, 60), 50.0, *stuck(60)]
     made = training(len(losses), losses=losses)

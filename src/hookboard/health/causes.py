@@ -142,7 +142,7 @@ CAUSES: tuple[Cause, ...] = (
     Cause("spike", ("nonfinite",), when="earlier"),
     Cause("nonfinite", ("spike", "update_too_large"), when="not later"),
     Cause("nonfinite", (*_SIGNAL, *_STANDSTILL, "symmetric_units", "input_scale", *_LAST)),
-    Cause("precision", (*_STANDSTILL, *_SIGNAL)),
+    Cause("precision", (*_STANDSTILL, *_SIGNAL, "not_learning")),
     Cause("dead_units", (*_STANDSTILL, "saturated"), is_hard=True),
     # A gradient that has all but vanished moves no weight: the step is lost in rounding. In the end it is 0.
     Cause("vanishing_gradient", ("no_gradient", "not_updated"), is_hard=True),

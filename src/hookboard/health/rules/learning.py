@@ -180,7 +180,9 @@ def not_learning(run: Run) -> Iterator[Finding]:
     # Without chance nobody can tell it from a model that was trained before, and is trained on. And what has learnt how
     # frequent the classes are may be on a plateau, where masked language models stay for thousands of steps.
     is_certain = losses.chance is not None and not losses.has_come_down
-    yield Finding("", evidence, _advice(run), "alarm" if is_certain else "note", since=first)
+    # What has lost what it had learnt is sick since then, not from the start.
+    since = losses.best_step + BLOCK_STEPS if losses.has_risen and losses.best_step >= 0 else first
+    yield Finding("", evidence, _advice(run), "alarm" if is_certain else "note", since=since)
 
 
 def _agreement(run: Run) -> float:
