@@ -60,7 +60,8 @@ def test_the_console_script_is_the_command():
 def test_without_a_command_all_commands_are_listed_and_the_exit_status_is_2(command):
     status, shown, errors = command()
     assert (status, shown) == (2, [])
-    assert [line.split()[0] for line in errors if line.startswith("    ")] == ["verdicts", "report", "runs", "compare"]
+    named = [line.split()[0] for line in errors if line.startswith("    ")]
+    assert named == ["run", "verdicts", "report", "runs", "compare"]
 
 
 def test_the_version_is_that_of_the_package(command):

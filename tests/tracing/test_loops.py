@@ -1,7 +1,6 @@
 """The same fault of a step gets the same alarm in each loop, and training goes on as without a monitor."""
 
 import contextlib
-import logging
 
 import pytest
 import torch
@@ -240,13 +239,6 @@ def test_a_fault_is_found_in_each_loop_and_the_training_is_the_same(tmp_path, lo
     assert (rule in found) if rule else not found
     if rule in ("loss_input", "loss_shape", "unbounded_loss"):
         assert "test_loops.py:" in found[rule].evidence
-
-
-@pytest.mark.parametrize("loop", LOOPS)
-def test_a_callback_that_does_nothing_there_is_not_advised(tmp_path, loop, caplog):
-    with caplog.at_level(logging.INFO):
-        trained(loop, tmp_path, Healthy, X, CLASSES, HealthMonitor(every_n_steps=1))
-    assert ("Checkup" in caplog.text) is (loop is lightning)
 
 
 @pytest.mark.parametrize("loop", LOOPS)

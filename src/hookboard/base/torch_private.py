@@ -57,18 +57,39 @@ def saved_tensors_of(node: Node) -> dict[str, Tensor]:
     """Return the tensors that a node of torch has saved, by name: `self`, `other`, `result`, `mat1`, ...
 
     Left out are those that hooks have packed, because unpacking calls them, those that were changed in place, and those
-    whose memory has been freed, as FSDP frees that of weights.
+    whose memory has been freed, as FSDP frees that of weights. So are lists of tensors.
     """
     found = {}
     for name in dir(node):
         if name.startswith("_raw_saved_"):
             raw = getattr(node, name)
             try:
-                if getattr(raw, "unpack_hook", None) is None:
+                if not isinstance(raw, tuple) and not _is_packed(node, name, raw):
                     found[name.removeprefix("_raw_saved_")] = getattr(node, name.replace("_raw", ""))
             except RuntimeError:  # changed in place since it was saved
                 continue
     return {name: one for name, one in found.items() if isinstance(one, Tensor) and has_memory(one)}
+
+
+def _is_packed(node: Node, name: str, raw: Any) -> bool:
+    """Return True if a hook has packed a saved tensor, as a checkpoint does, which then runs its code once more."""
+    if not hasattr(raw, "register_hooks"):  # a number
+        return False
+    if hasattr(raw, "unpack_hook"):
+        return raw.unpack_hook is not None
+    # Torch 2.6 does not tell, but it takes hooks only where there are none; that they are ours stands in the node.
+    marks: Any = node.metadata
+    if name not in marks:
+        try:
+            raw.register_hooks(_same, _same)
+        except RuntimeError:
+            return True
+        marks[name] = _same
+    return False
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
 
 
 def number_saved_by(node: Node, name: str, default: float | None = None) -> Any:

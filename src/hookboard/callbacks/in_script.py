@@ -33,6 +33,7 @@ _ADVICE = """To have all steps and layers watched, add to the loop:
             with run.step(batch):
                 ...  # the step as it is"""
 
+_RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "SLURM_PROCID")
 _FIELDS = ("severity", "rule", "module", "since", "until", "evidence", "advice", "batch_idx", "rows")
 
 
@@ -163,7 +164,7 @@ def _at_exit() -> None:
     """End the reading of a loop of one step, and write what was found, for `--json`."""
     _reader.end()
     path = OPTIONS.get("json")
-    if not path or os.environ.get("RANK", "0") != "0":  # the first rank judges
+    if not path or any(os.environ.get(rank, "0") != "0" for rank in _RANKS):  # the first process judges
         return
     found: list[Any] = [verdict.in_sentences() for monitor in _monitors for verdict in monitor.verdicts]
     found += [dataclasses.replace(one, since=0) for one in _reader.found or ()]

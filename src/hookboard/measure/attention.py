@@ -220,7 +220,7 @@ def attention_numbers(
 
 def _is_what_it_holds(tensor: Tensor) -> bool:
     """Return False for a tensor that cannot be read, and one whose class may attend to other numbers than it holds."""
-    return can_be_read(tensor) and not overrides_operations(tensor)
+    return not overrides_operations(tensor) and can_be_read(tensor)
 
 
 def _wide(tensor: Tensor) -> torch.dtype:
