@@ -4,6 +4,7 @@ python -m benchmarks.early                 all programs: bare, with HealthMonito
 python -m benchmarks.early --only router   programs whose kind or name contains this
 python -m benchmarks.early --bare          without a monitor: the step at which each loss has doubled
 python -m benchmarks.early --json FILE     the rows besides, with every verdict
+python -m benchmarks.early --table FILE    the rows besides, as a table in Markdown
 """
 
 import argparse
@@ -13,6 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.document import table
 from benchmarks.early import divergent, healthy  # noqa: F401  # each enters its programs
 from benchmarks.early.program import PROGRAMS, Program, doubling, trained
 from benchmarks.health.runner import quiet
@@ -98,6 +100,40 @@ def shown(row: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def told(row: dict[str, Any], looks: str) -> str:
+    """The first warning as a cell of a table."""
+    first = first_warning(row, looks)
+    if first is None:
+        return "none"
+    cell = f"{first['severity']} `{first['rule']}` at {first['step']}"
+    return cell if row["doubles"] is None else f"{cell}, **{ahead(row, looks):+}**"
+
+
+def tables(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Yield the lines of a table of the trainings that diverge, and of one of the noisy ones, in Markdown."""
+    columns = [f"`HealthMonitor({'' if every is None else f'every_n_steps={every}'})`" for every in LOOKS.values()]
+    falling = [row for row in rows if row["kind"] != "healthy"]
+    yield from table(
+        " | ".join(["kind", "training", "doubles at", *columns]),
+        ([row["kind"], row["name"], str(row["doubles"]), *(told(row, looks) for looks in LOOKS)] for row in falling),
+    )
+    yield ""
+    noisy = [row for row in rows if row["kind"] == "healthy"]
+    others = [
+        ", ".join(
+            dict.fromkeys(f"`{each['rule']}`" for said in row["said"].values() for each in said if not each["warns"])
+        )
+        for row in noisy
+    ]
+    yield from table(
+        " | ".join(["noisy training", *columns, "other verdicts"]),
+        (
+            [row["name"], *(told(row, looks) for looks in LOOKS), other]
+            for row, other in zip(noisy, others, strict=True)
+        ),
+    )
+
+
 def sums(rows: Sequence[dict[str, Any]], looks: str) -> Iterator[str]:
     """Yield how many were warned of in time, by kind, and the noisy ones that were warned of."""
     falling = [row for row in rows if row["kind"] != "healthy"]
@@ -119,6 +155,7 @@ def main(given: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.early", description=__doc__.splitlines()[0])
     parser.add_argument("--bare", action="store_true", help="without a monitor")
     parser.add_argument("--json", type=Path, help="write the rows to this file")
+    parser.add_argument("--table", type=Path, help="write tables of the rows to this file")
     parser.add_argument("--only", default="", help="programs whose kind or name contains this")
     options = parser.parse_args(given)
     rows = []
@@ -130,6 +167,8 @@ def main(given: Sequence[str] | None = None) -> None:
                 options.json.write_text(json.dumps(rows, indent=1, default=str))
     for looks in () if options.bare else LOOKS:
         print("\n".join(sums(rows, looks)))
+    if options.table:
+        options.table.write_text("\n".join([*tables(rows), ""]))
 
 
 if __name__ == "__main__":
