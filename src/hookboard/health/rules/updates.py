@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from hookboard.health.look import Look
+from hookboard.health.losses import BLOCK_STEPS
 from hookboard.health.robust import median_of, medians_of
 from hookboard.health.rule import Finding, Rule, Severity
 from hookboard.health.rules.shared import (
@@ -74,7 +75,40 @@ LAYER_UPDATE_FACTOR_LARGE = 30.0
 others."""
 
 
+RATE_RISE_FACTOR = 1.5
+"""The learning rate has risen if it is above this many times its highest value up to the step of the lowest loss. It
+and `STEPS_WITHOUT_FALL` were chosen on two kinds of trainings of `benchmarks/early`."""
+
+STEPS_WITHOUT_FALL = 24
+"""Number of steps after the lowest losses for which the loss no longer falls."""
+
+
 def update_too_large(run: Run) -> Iterator[Finding]:
+    """Report steps that were too large for the weights, and a rate that rises while the loss does not fall."""
+    found = list(_too_large(run))
+    yield from found
+    if all(each.module for each in found):
+        yield from _risen(run)
+
+
+def _risen(run: Run) -> Iterator[Finding]:
+    """Report a learning rate that has risen since the loss was lowest, as a note."""
+    losses, low = run.losses, run.low
+    if low is None or not losses.is_known or not losses.has_left_start:
+        return
+    rates = [(low.rates[name], now.rate) for name, now in run.now.stepped.items() if low.rates.get(name)]
+    before, now = map(median_of, zip(*rates, strict=True)) if rates else (math.nan, math.nan)
+    since = losses.after(low.step + BLOCK_STEPS - 1)
+    if now > RATE_RISE_FACTOR * before and len(since) >= STEPS_WITHOUT_FALL and losses.level() > losses.best:
+        evidence = (
+            f"the learning rate has risen to {now:.2g}, from at most {before:.2g} up to step {low.step}, where the "
+            f"loss was lowest ({losses.best:.3g}; it is {losses.level():.3g} now)"
+        )
+        advice = "end the warm-up, or lower the peak of the learning rate"
+        yield Finding("", evidence, advice, "note", now / before, low.step)
+
+
+def _too_large(run: Run) -> Iterator[Finding]:
     """Report steps that were too large for the weights.
 
     They may have ended before the loss shows harm, because a dead network no longer moves. So the whole run is judged,
@@ -376,8 +410,8 @@ UPDATE_TOO_LARGE = Rule(
     "update_too_large",
     update_too_large,
     look_at="health/update_ratio",
-    about="the update-to-weight ratio is too large for the optimizer, the warm-up and the schedule, or "
-    "weights have grown out of proportion",
+    about="the update-to-weight ratio is too large for the optimizer, the warm-up and the schedule, weights have grown "
+    "out of proportion, or the rate has risen since the loss was lowest",
 )
 
 
