@@ -11,7 +11,7 @@ from hookboard import HealthMonitor
 
 pytestmark = pytest.mark.trains
 
-COUNT, TURN = 120, 60
+COUNT, TURN = 140, 60
 """The steps, and the one from which the loss no longer falls and the rate rises."""
 
 LOSSES = np.concatenate([np.linspace(3.0, 0.7, TURN), np.linspace(0.9, 1.1, COUNT - TURN)])
@@ -93,7 +93,7 @@ def test_accumulated_gradients_count_as_one_step(tmp_path):
 
 
 def test_a_fit_that_goes_on_remembers_the_rate_at_which_the_loss_was_lowest(tmp_path):
-    whole, first = loader(data(TURN)), Steered()
+    whole, first = loader(data(COUNT // 2)), Steered()
     run = trainer(tmp_path / "one", watching(), max_epochs=1)
     run.fit(first, whole, whole)
     run.save_checkpoint(tmp_path / "kept.ckpt")
