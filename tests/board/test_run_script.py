@@ -106,6 +106,22 @@ def test_a_sitecustomize_that_ours_hides_runs_too(python, tmp_path):
     assert run.stdout.split()[-2:] == ["mine", str(tmp_path / "mine" / "sitecustomize.py")]
 
 
+def test_a_process_without_hookboard_is_not_watched_and_a_module_that_was_looked_up_before_is(python, tmp_path):
+    (tmp_path / "transformers").mkdir()
+    (tmp_path / "transformers" / "__init__.py").write_text("")
+    (tmp_path / "transformers" / "trainer.py").write_text("class Trainer:\n    def train(self): print('trained')")
+    text = """
+    import importlib.util, sys
+    sys.modules["hookboard"] = None
+    importlib.util.find_spec("transformers.trainer")
+    from transformers.trainer import Trainer
+    Trainer().train()
+    """
+    run = python(text, options=[])
+    assert (run.returncode, run.stdout) == (0, "trained\n")
+    assert run.stderr.startswith("hookboard: the training is not watched: ModuleNotFoundError")
+
+
 def test_without_a_script_it_says_what_to_give(python):
     run = subprocess.run([sys.executable, "-m", "hookboard", "run"], capture_output=True, text=True, check=False)
     assert (run.returncode, run.stderr.strip()) == (2, "hookboard: run takes a script, as in: hookboard run train.py")

@@ -1,5 +1,8 @@
 """What `hookboard run` adds inside the script: in this process, each part by itself."""
 
+import threading
+import warnings
+
 import pytest
 import torch
 from lightning.pytorch import Trainer
@@ -113,6 +116,121 @@ def test_networks_that_no_module_holds_together_are_not_read(reader, caplog):
     steps(lambda x: second(first(x)), optimizer)
     assert reader.found is None
     assert "no module has all that is trained" in caplog.text
+
+
+def modes():
+    return torch.overrides._get_current_function_mode_stack()
+
+
+def test_a_block_with_a_device_ends_where_it_ends(reader):
+    net = nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    reader.wait(optimizer)
+    for _ in range(2):
+        with torch.device("meta"):
+            loss = nn.functional.cross_entropy(net(X), Y)
+        assert torch.zeros(1).device.type == "cpu"
+        loss.backward()
+        optimizer.step()
+    assert reader.found is not None
+    assert modes() == []
+
+
+@pytest.mark.compiles
+def test_a_compiled_function_is_compiled_without_what_waits_for_a_module(reader):
+    net = nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    reader.wait(optimizer)
+    loss = torch.compile(lambda: nn.functional.cross_entropy(net(X), Y), backend="eager", fullgraph=True)
+    loss().backward()
+
+
+@pytest.mark.compiles
+def test_torch_does_not_warn_of_what_waits_for_a_compiled_module(reader):
+    net, filters = nn.Linear(4, 3), [*warnings.filters]
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    reader.wait(optimizer)
+    steps(torch.compile(net, backend="eager"), optimizer)  # warnings are errors here
+    assert reader.found is not None
+    assert warnings.filters == filters
+
+
+def test_a_closure_that_an_optimizer_calls_often_is_no_cleared_gradient(reader):
+    net = nn.Linear(4, 3)
+    optimizer = torch.optim.LBFGS(net.parameters(), 0.1)
+    reader.wait(optimizer)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(net(X), Y)
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    optimizer.step(closure)
+    assert list(reader.found) == []
+
+
+def test_another_thread_does_not_end_the_step(reader):
+    net = nn.Sequential(nn.Linear(4, 3), nn.Softmax(1))
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    reader.wait(optimizer)
+    steps(net, optimizer, count=1)
+    other = threading.Thread(target=steps, args=(net, optimizer))
+    other.start()
+    other.join()
+    assert reader.found is None
+    steps(net, optimizer, count=1)
+    assert [one.rule for one in reader.found] == ["loss_input"]
+    assert modes() == []
+
+
+def test_no_module_is_waited_for_without_end(reader, monkeypatch, caplog):
+    monkeypatch.setattr(script, "MAX_CALLS", 4)
+    before, net, image = hooks(), nn.Linear(4, 3).requires_grad_(False), X.clone().requires_grad_()
+    optimizer = torch.optim.SGD([image], 0.1)
+    reader.wait(optimizer)
+    for _ in range(4):
+        net(image).sum().backward()
+    assert hooks() == before
+    assert "no module was called that is trained" in caplog.text
+
+
+def test_a_step_that_does_not_end_is_left_when_it_is_too_long(reader, monkeypatch, caplog):
+    monkeypatch.setattr("hookboard.tracing.program.MAX_OPS", 10)
+    before, net = hooks(), nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    reader.wait(optimizer)
+    for _ in range(10):  # without a step of the optimizer
+        nn.functional.cross_entropy(net(X), Y).backward()
+    assert (hooks(), modes()) == (before, [])
+    assert "was not read: it makes more than 10 calls" in caplog.text
+    assert "has read" not in caplog.text
+
+
+def test_a_module_that_was_never_completed_is_passed_over(reader):
+    class Half(nn.Module):
+        def __init__(self):
+            left.append(self)
+
+    class Whole(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.head = nn.Linear(4, 8), nn.Linear(8, 3)
+
+    left = []
+    net = Whole()
+    Half()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    reader.wait(optimizer)
+    steps(lambda x: net.head(net.body(x)), optimizer)
+    assert reader.found is not None
+
+
+def test_a_file_that_cannot_be_written_is_said(tmp_path, options):
+    options["json"] = str(tmp_path / "missing" / "found.json")
+    with pytest.warns(match="FileNotFoundError"):
+        script._at_exit()
 
 
 def test_nothing_is_read_once_a_trainer_has_begun(reader, tmp_path, monkeypatch):

@@ -23,7 +23,6 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
-from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
@@ -411,12 +410,14 @@ def is_left_to_ranks(parameter: Tensor) -> bool:
 
 
 def put_on_stack(mode: TorchFunctionMode) -> None:
-    """Put a mode on this thread's stack of torch function modes, below all others but that of a default device.
+    """Put a mode on this thread's stack of torch function modes, below all others but that of `set_default_device`.
 
-    There it stays when another mode is left, which pops the uppermost one, whichever that is.
+    There it stays when another mode is left, which pops the uppermost one, whichever that is: that of a block with a
+    device does so too.
     """
     others = [torch.overrides._pop_mode() for _ in _modes()]
-    is_default = bool(others) and isinstance(others[-1], DeviceContext)
+    default = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+    is_default = default is not None and others[-1:] == [default]
     # `others` has the uppermost first, and a default device last.
     for one in [*others[len(others) - is_default :], mode, *reversed(others[: len(others) - is_default])]:
         torch.overrides._push_mode(one)

@@ -5,10 +5,14 @@ import dataclasses
 import gc
 import json
 import os
+import sys
+import threading
+import warnings
 import weakref
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from traceback import walk_stack
 from typing import Any
 
 import torch
@@ -34,6 +38,12 @@ _ADVICE = """To have all steps and layers watched, add to the loop:
                 ...  # the step as it is"""
 
 _RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "SLURM_PROCID")
+MAX_CALLS = 10_000
+"""After as many calls of modules that no optimizer trains, none is waited for (a choice): each costs a search."""
+
+_STEPPING = sys.modules[Optimizer.__module__].__file__
+_COMPILED = r"Using `torch\.compile\(module\)` when there are global hooks"
+
 _FIELDS = ("severity", "rule", "module", "since", "until", "evidence", "advice", "batch_idx", "rows")
 
 
@@ -85,13 +95,30 @@ class _LoopReader:
         self._live: LiveStep | None = None
         self._optimizers: list[weakref.ref[Optimizer]] = []
         self._is_over = self._is_stepped = False
+        self._calls, self._thread = 0, 0
         self.found: Findings | None = None
 
     def wait(self, optimizer: Optimizer) -> None:
         """Wait for the forward pass of a module that an optimizer trains, which may not be complete yet."""
         if not self._is_over and not self._optimizers:
-            self._until_end.callback(register_module_forward_pre_hook(self._begin).remove)
+            self._at_forward(self._begin)
         self._optimizers.append(weakref.ref(optimizer))
+
+    def _at_forward(self, act: Callable[[nn.Module], None]) -> None:
+        """Have a function called before each forward pass that is not compiled, without torch's warning of that."""
+        warnings.filterwarnings("ignore", _COMPILED)
+        silent = warnings.filters[0]
+
+        def restore() -> None:
+            with suppress(ValueError):  # the script may have taken it away
+                warnings.filters.remove(silent)  # type: ignore[attr-defined]
+
+        def before(module: nn.Module, args: Any) -> None:
+            if not torch.compiler.is_compiling():
+                act(module)
+
+        self._until_end.callback(restore)
+        self._until_end.callback(register_module_forward_pre_hook(before).remove)
 
     def give_up(self) -> None:
         """Read nothing, or no further, and leave nothing behind."""
@@ -101,7 +128,7 @@ class _LoopReader:
             self._live.leave()
             self._live = None
 
-    def _begin(self, module: nn.Module, args: Any) -> None:
+    def _begin(self, module: nn.Module) -> None:
         if module.training and torch.is_grad_enabled():
             _guarded(self._follow, module)
 
@@ -109,6 +136,10 @@ class _LoopReader:
         optimizers = [one for known in self._optimizers if (one := known()) is not None]
         trained = {id(one) for each in optimizers for group in each.param_groups for one in group["params"]}
         if trained.isdisjoint(map(id, module.parameters())):
+            self._calls += 1
+            if self._calls == MAX_CALLS:
+                self.give_up()
+                inform(f"the first training step was not read: no module was called that is trained. {_ADVICE}")
             return
         self._until_end.close()  # the hook that has called this
         model = _holder_of(trained, module)
@@ -116,22 +147,29 @@ class _LoopReader:
             inform(f"the first training step was not read: no module has all that is trained. {_ADVICE}")
             return
         live = self._live = LiveStep(BareLoop(model, optimizers, [], [], None, False, 1))
+        self._thread = threading.get_ident()
 
         def hear(backward: Callable[[], None], losses: Any) -> None:
             if len(losses) == 1:
                 live.before_backward(losses[0])
             backward()
             live.after_backward()
+            if live.is_over:  # by an error, or because it is too long
+                self._end_at_forward()
 
         self._until_end.enter_context(hearing_backward(hear))
         self._until_end.callback(register_optimizer_step_post_hook(self._stepped).remove)
-        live.begin(None)
+        live.begin(None, in_closure=any(frame.f_code.co_filename == _STEPPING for frame, _ in walk_stack(None)))
 
     def _stepped(self, optimizer: Any, args: Any, named: Any) -> None:
-        # It ends where the next batch begins: while torch iterates over the hooks of an optimizer, none can be removed.
+        if not torch.compiler.is_compiling() and threading.get_ident() == self._thread:
+            self._end_at_forward()
+
+    def _end_at_forward(self) -> None:
+        """End where the next batch begins: while torch iterates over the hooks of an optimizer, none can be removed."""
         if not self._is_stepped:
             self._is_stepped = True
-            self._until_end.callback(register_module_forward_pre_hook(lambda *given: self.end()).remove)
+            self._at_forward(lambda module: self.end() if threading.get_ident() == self._thread else None)
 
     def end(self) -> None:
         """Say what was found, if there was a step."""
@@ -139,10 +177,12 @@ class _LoopReader:
         self._until_end.close()
         if live is not None and self._is_stepped:
             _guarded(self._say, live)
+        elif live is not None:
+            live.leave()
 
     def _say(self, live: LiveStep) -> None:
-        facts = live.end()
-        if facts is not None:
+        has_failed, facts = live.is_over, live.end()  # where it has, it is said why
+        if facts is not None and (facts.findings or not has_failed):
             self.found = Findings(one for one in facts.findings if one.rule not in OPTIONS.get("off", ()))
             inform(f"`hookboard run` has read the first training step. {self.found}\n{_ADVICE}")
 
@@ -154,7 +194,11 @@ def _holder_of(trained: set[int], called: nn.Module) -> nn.Module | None:
     """Return the module that was called if it has all these parameters, else the smallest that has; or None."""
     candidates = (one for one in gc.get_objects() if issubclass(type(one), nn.Module))  # whose `__class__` may be a lie
     for modules in ([called], candidates):
-        having = [one for one in modules if trained <= {id(parameter) for parameter in one.parameters()}]
+        having = []
+        for one in modules:
+            with suppress(Exception):  # of modules that were never completed
+                if trained <= {id(parameter) for parameter in one.parameters()}:
+                    having.append(one)
         if having:
             return min(having, key=lambda one: sum(1 for _ in one.modules()))
     return None
@@ -169,7 +213,11 @@ def _at_exit() -> None:
     found: list[Any] = [verdict.in_sentences() for monitor in _monitors for verdict in monitor.verdicts]
     found += [dataclasses.replace(one, since=0) for one in _reader.found or ()]
     said = [{name: getattr(one, name) for name in _FIELDS} for one in found]
-    Path(path).write_text(json.dumps(said, indent=2), encoding="utf-8")
+    _guarded(_write, path, json.dumps(said, indent=2))
+
+
+def _write(path: str, text: str) -> None:
+    Path(path).write_text(text, encoding="utf-8")
 
 
 atexit.register(_at_exit)

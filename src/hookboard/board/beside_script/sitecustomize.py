@@ -34,16 +34,16 @@ class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if name not in waiting:
+        if name not in WATCHED:
             return None
-        watched = waiting.pop(name)
-        spec = importlib.util.find_spec(name)  # by those that come after this one
+        others = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
+        spec = next(filter(None, others), None)
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 
             def exec_module(module: ModuleType) -> None:
                 execute(module)
-                wrap(module, *watched)
+                wrap(module, *WATCHED[name])
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
@@ -56,7 +56,12 @@ def wrap(module: ModuleType, kind: str, method: str, act: str) -> None:
 
     @functools.wraps(real)
     def wrapped(self: Any, *args: Any, **named: Any) -> Any:
-        getattr(importlib.import_module("hookboard.callbacks.in_script"), act)(self)
+        try:
+            watching = importlib.import_module("hookboard.callbacks.in_script")
+        except Exception as error:  # a process that the script has started may run another Python, without hookboard
+            sys.stderr.write(f"hookboard: the training is not watched: {type(error).__name__}: {error}\n")
+        else:
+            getattr(watching, act)(self)
         return real(self, *args, **named)
 
     setattr(owner, method, wrapped)
@@ -72,6 +77,5 @@ def run_hidden() -> None:
 
 folder = os.path.dirname(os.path.abspath(__file__))
 sys.path[:] = [path for path in sys.path if os.path.abspath(path) != folder]
-waiting = dict(WATCHED)
 sys.meta_path.insert(0, _Finder())
 run_hidden()
