@@ -6,6 +6,7 @@ python -m benchmarks.programs.steps --json FILE    the rows besides, with every 
 python -m benchmarks.programs.steps --only ctc     programs whose name or kind contains this
 python -m benchmarks.programs.steps --seed 1       another seed than 0
 python -m benchmarks.programs.steps --series later the second set, of `unseen_later`, in place of the first, of `unseen`
+python -m benchmarks.programs.steps --series language    the third, of `unseen_language`
 """
 
 import argparse
@@ -117,9 +118,9 @@ class Healthy:
 
 CASES: list[Case] = []
 HEALTHY: list[Healthy] = []
-"""Both are filled by the files in `unseen` and `unseen_later`, whichever is imported."""
+"""Both are filled by the files in `unseen`, `unseen_later` and `unseen_language`, whichever is imported."""
 
-SERIES = {"first": "unseen", "later": "unseen_later"}
+SERIES = {"first": "unseen", "later": "unseen_later", "language": "unseen_language"}
 """The package of each set."""
 
 
