@@ -2,7 +2,7 @@
 
 python -m benchmarks.programs.steps --bare         the scores of faulty, fixed and healthy programs, with no monitor
 python -m benchmarks.programs.steps                with HealthMonitor(): the alarms of each, and what they come to
-python -m benchmarks.programs.steps --json FILE    the rows besides, with every alarm
+python -m benchmarks.programs.steps --json FILE    the rows besides, with every alarm and every note
 python -m benchmarks.programs.steps --only ctc     programs whose name or kind contains this
 python -m benchmarks.programs.steps --seed 1       another seed than 0
 python -m benchmarks.programs.steps --series later the second set, of `unseen_later`, in place of the first, of `unseen`
@@ -167,11 +167,13 @@ class Trained:
         score: -inf if it is not a number.
         seconds: what the fit took.
         alarms: those of the monitor, first to last; empty without one.
+        notes: what else it said.
     """
 
     score: float
     seconds: float
     alarms: list[dict[str, Any]] = field(default_factory=list)
+    notes: list[dict[str, Any]] = field(default_factory=list)
 
 
 def trained(build: Callable[[], Learner], seed: int, callbacks: Sequence[Callback] = (), steps: int = -1) -> Trained:
@@ -211,7 +213,8 @@ def watched(build: Callable[[], Learner], seed: int) -> Trained:
 
     monitor = HealthMonitor()
     done = trained(build, seed, [monitor])
-    done.alarms = [vars(said) for said in monitor.verdicts if said.severity == "alarm"]
+    for said in monitor.verdicts:
+        (done.alarms if said.severity == "alarm" else done.notes).append(vars(said))
     return done
 
 
@@ -233,6 +236,7 @@ def row_of(known: Case, seed: int, run: Callable[[Callable[[], Learner], int], T
         "found": bool(wrong.alarms),
         "cause": any(names_cause(known, alarm) for alarm in wrong.alarms),
         "alarms": wrong.alarms,
+        "notes": wrong.notes,
         "alarms_on_fix": right.alarms,
     }
 
