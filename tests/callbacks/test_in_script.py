@@ -7,7 +7,7 @@ import pytest
 import torch
 from lightning.pytorch import Trainer
 from torch import nn
-from toys import trainer
+from toys import Toy, loader, trainer
 
 from hookboard import HealthMonitor
 from hookboard.callbacks import in_script as script
@@ -48,6 +48,16 @@ def test_a_trainer_that_has_a_monitor_keeps_it_alone(tmp_path):
     run = trainer(tmp_path, own)
     script.before_fit(run)
     assert monitors(run) == [own]
+
+
+def test_a_checkpoint_has_nothing_of_the_monitor(tmp_path):
+    run = trainer(tmp_path)
+    script.before_fit(run)
+    run.fit(Toy(nn.Linear(4, 3)), loader([X] * 4), loader([X]))
+    run.save_checkpoint(tmp_path / "kept.ckpt")
+    kept = torch.load(tmp_path / "kept.ckpt", weights_only=False)
+    assert "hookboard" not in kept
+    assert not any("HealthMonitor" in name for name in kept["callbacks"])
 
 
 def test_a_rule_that_does_not_exist_is_said_and_the_training_goes_on(tmp_path, options):

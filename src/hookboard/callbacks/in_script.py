@@ -82,9 +82,15 @@ _monitors: list[HealthMonitor] = []
 def _new_monitor() -> HealthMonitor:
     rules = ["*", *(f"!{rule}" for rule in OPTIONS.get("off", ()))]
     monitor = HealthMonitor(rules=rules, stop_on=OPTIONS.get("stop_on"))
-    monitor.state_dict = dict  # type: ignore[method-assign]  # the checkpoints of the script are as without us
+    # The checkpoints of the script are as without us.
+    monitor.state_dict = dict  # type: ignore[method-assign]
+    monitor.on_save_checkpoint = _save_nothing  # type: ignore[method-assign]
     _monitors.append(monitor)
     return monitor
+
+
+def _save_nothing(trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+    pass
 
 
 class _LoopReader:
