@@ -95,6 +95,18 @@ def test_any_factor_of_0_is_named(factor):
     assert "test_policy.py" in note.evidence
 
 
+@pytest.mark.unit
+def test_a_number_that_switches_off_a_term_is_not_why_another_one_is_0():
+    net = Policy(variety)
+
+    def loss(x):
+        own = log_probabilities(net.model, x)
+        return (own - 100).relu().mean() + 0.0 * own.square().mean()
+
+    (note,) = audit(net, answers()[0], loss)
+    assert note.evidence == "the loss of the first batch and all gradients are exactly 0"
+
+
 def in_lightning(folder, net, batches):
     monitor = HealthMonitor(every_n_steps=1)
     fit(folder, Toy(net, loss=lambda found: found["loss"]), batches, monitor)

@@ -84,6 +84,17 @@ def test_a_default_device_may_be_set_and_taken_back_inside_of_the_step():
     assert said(watched(faulty(), loss), "loss_input")
 
 
+def test_a_block_with_a_device_ends_where_it_ends():
+    def loss(model):
+        with torch.device("meta"):
+            computed = loss_of(model)
+        assert torch.zeros(1).device.type == "cpu"
+        return computed
+
+    assert said(watched(faulty(), loss, loss), "loss_input")
+    assert _get_current_function_mode_stack() == []
+
+
 @newer_torch
 @pytest.mark.compiles
 def test_attention_in_evaluation_is_compiled_whole():

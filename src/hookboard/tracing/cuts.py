@@ -1,9 +1,10 @@
 """Finds where gradients are cut between the trainable parameters and the loss."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 
 from torch import Tensor
+from torch.autograd.graph import Node
 
 from hookboard.base.messages import listed
 from hookboard.base.torch_private import can_be_read, saved_tensors_of
@@ -207,10 +208,11 @@ def _nothing_to_learn(done: TracedStep) -> Finding:
 def zero_factor_of(step: StepTrace, loss: Tensor) -> str:
     """Return where a loss was multiplied by zeros alone, as a clause; "" if nowhere.
 
-    That is the last tensor of zeros, or else the last number: a term may be switched off by one on purpose. It is read
-    from what autograd has saved, so before the backward pass.
+    That is the last tensor of zeros, or else the last number, if all ways from the loss to the leaves lead through
+    zeros: a term may be switched off by a number on purpose. They are read from what autograd has saved, so before the
+    backward pass.
     """
-    by_number = ""
+    by_number, zeros = "", set[Node]()
     for node, made in zip(reversed(nodes_behind(loss)), reversed(step.program_of(loss)), strict=True):
         needing = [before is not None for before, _ in node.next_functions]
         if operation_of(node) != "mul" or sum(needing) != 1:
@@ -218,8 +220,23 @@ def zero_factor_of(step: StepTrace, loss: Tensor) -> str:
         factor = saved_tensors_of(node).get("other" if needing[0] else "self")
         if factor is None or not can_be_read(factor) or bool(factor.any()):
             continue
+        zeros.add(node)
         where = f"{made.line or 'a line of a library'} multiplies by"
         if factor.numel() > 1:
             return f"{where} a tensor of shape {list(factor.shape)}, all of it 0"
         by_number = by_number or f"{where} 0"
-    return by_number
+    return "" if _reaches_a_leaf(loss, zeros) else by_number
+
+
+def _reaches_a_leaf(loss: Tensor, closed: Set[Node]) -> bool:
+    """Return whether a way from a loss to a leaf does not lead through any of these nodes."""
+    seen, waiting = set(closed), [loss.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        if not node.next_functions:
+            return True
+        seen.add(node)
+        waiting.extend(before for before, _ in node.next_functions)
+    return False
