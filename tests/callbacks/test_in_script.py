@@ -1,5 +1,6 @@
 """What `hookboard run` adds inside the script: in this process, each part by itself."""
 
+import contextlib
 import threading
 import warnings
 
@@ -102,6 +103,16 @@ def test_a_loop_of_one_step_is_read_when_the_script_ends(reader):
     assert reader.found is None
     reader.end()
     assert [one.rule for one in reader.found] == ["loss_input"]
+
+
+@pytest.mark.parametrize(("off", "said"), [("loss_input", "No findings."), ("loss_inptu", None)])
+def test_a_rule_is_left_out_of_a_bare_loop_and_an_unknown_one_is_told(reader, options, caplog, off, said):
+    net = nn.Sequential(nn.Linear(4, 3), nn.Softmax(1))
+    optimizer, options["off"] = torch.optim.SGD(net.parameters(), 0.1), [off]
+    reader.wait(optimizer)
+    with contextlib.nullcontext() if said else pytest.warns(match="loss_inptu.*loss_input"):
+        steps(net, optimizer, count=2)
+    assert said is None or said in caplog.text
 
 
 def test_a_model_that_is_called_by_its_parts_is_read_as_a_whole(reader):

@@ -299,6 +299,14 @@ def frozen_in_the_step(net, x, y):
     return f.cross_entropy(net(x), y)
 
 
+def on_lines_of_their_own(net, x, y):
+    one, other = (
+        layer(x).transpose(0, 1)  # its result is used
+        for layer in (net.hidden, net.query)
+    )
+    return f.cross_entropy(net.three((one + other).T), y)
+
+
 def one_sentence(net, x, y):
     """The tutorial of PyTorch: a batch is a sentence, and each word has a tag."""
     return f.cross_entropy(net.three(net.lstm(x.view(len(x), 1, -1))[0].view(len(x), -1)), y)
@@ -313,6 +321,7 @@ HEALTHY = {
         (SEQUENCES.transpose(0, 1), CLASSES),
         lambda n, x, y: f.cross_entropy(n.three(n.lstm(x)[0][-1]), y),
     ),
+    "elements on lines of their own": (BY_CLASS, on_lines_of_their_own),
     "one sentence": (BY_CLASS, one_sentence),
     "transformer, time first": (
         LONG,

@@ -23,9 +23,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from hookboard.base.messages import inform, warn
 from hookboard.callbacks.health_monitor import HealthMonitor
+from hookboard.health import rules_of
 from hookboard.loops import BareLoop, give_to_lightning, give_to_transformers
 from hookboard.measure import hearing_backward
-from hookboard.tracing import Findings, LiveStep
+from hookboard.tracing import RULES, Findings, LiveStep
 
 OPTIONS = json.loads(os.environ.get("HOOKBOARD_RUN", "{}"))
 """Those of `hookboard run`: `json`, `stop_on` and `off`."""
@@ -62,7 +63,7 @@ def before_optimizer(optimizer: Optimizer) -> None:
     _guarded(_reader.wait, optimizer)
 
 
-def _guarded(act: Callable[..., None], *given: Any) -> None:
+def _guarded(act: Callable[..., Any], *given: Any) -> None:
     """Call a function; a fault of ours does not reach the script."""
     try:
         act(*given)
@@ -79,9 +80,12 @@ def _give(giving: Callable[..., bool], trainer: Any) -> None:
 _monitors: list[HealthMonitor] = []
 
 
+def _asked() -> list[str]:
+    return ["*", *(f"!{rule}" for rule in OPTIONS.get("off", ()))]
+
+
 def _new_monitor() -> HealthMonitor:
-    rules = ["*", *(f"!{rule}" for rule in OPTIONS.get("off", ()))]
-    monitor = HealthMonitor(rules=rules, stop_on=OPTIONS.get("stop_on"))
+    monitor = HealthMonitor(rules=_asked(), stop_on=OPTIONS.get("stop_on"))
     # The checkpoints of the script are as without us.
     monitor.state_dict = dict  # type: ignore[method-assign]
     monitor.on_save_checkpoint = _save_nothing  # type: ignore[method-assign]
@@ -189,7 +193,8 @@ class _LoopReader:
     def _say(self, live: LiveStep) -> None:
         has_failed, facts = live.is_over, live.end()  # where it has, it is said why
         if facts is not None and (facts.findings or not has_failed):
-            self.found = Findings(one for one in facts.findings if one.rule not in OPTIONS.get("off", ()))
+            asked = {rule.name for rule in rules_of(_asked(), RULES)}
+            self.found = Findings(one for one in facts.findings if one.rule in asked)
             inform(f"`hookboard run` has read the first training step. {self.found}\n{_ADVICE}")
 
 
@@ -219,11 +224,7 @@ def _at_exit() -> None:
     found: list[Any] = [verdict.in_sentences() for monitor in _monitors for verdict in monitor.verdicts]
     found += [dataclasses.replace(one, since=0) for one in _reader.found or ()]
     said = [{name: getattr(one, name) for name in _FIELDS} for one in found]
-    _guarded(_write, path, json.dumps(said, indent=2))
-
-
-def _write(path: str, text: str) -> None:
-    Path(path).write_text(text, encoding="utf-8")
+    _guarded(Path(path).write_text, json.dumps(said, indent=2), "utf-8")
 
 
 atexit.register(_at_exit)

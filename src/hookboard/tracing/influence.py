@@ -86,11 +86,18 @@ def _results_dropped(done: TracedStep) -> Iterator[Finding]:
 
 
 def _is_statement(name: str, place: Place) -> bool:
-    """Return True if a line of code is nothing but a call of a function or method of this name."""
+    """Return True if a line of code is part of a statement that is nothing but a call of this name.
+
+    The whole file is parsed: a line alone may be an element of a comprehension, whose result is used.
+    """
     try:
-        [statement] = ast.parse(linecache.getline(place.file, place.line).strip()).body
+        statements = ast.walk(ast.parse("".join(linecache.getlines(place.file))))
     except (SyntaxError, ValueError):
         return False
-    call = statement.value if isinstance(statement, ast.Expr) else None
-    function = call.func if isinstance(call, ast.Call) else None
-    return bool(getattr(function, "attr", getattr(function, "id", "")) == name)
+    for statement in statements:
+        if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+            function, last = statement.value.func, statement.end_lineno or 0
+            is_there = statement.lineno <= place.line <= last
+            if is_there and getattr(function, "attr", getattr(function, "id", "")) == name:
+                return True
+    return False

@@ -256,8 +256,9 @@ def _dead_finding(run: Run, dead: Dead, severity: Severity) -> Finding:
     else:
         what = f"{whole} gave nothing above 0 at any look {when}, and no gradient reaches them: the activation after "
         what += "them passes nothing on"
-    others = f"; in other layers of this kind {percent_range(usual)} are dead" if usual else ""
-    others = others if any(usual) else others and "; no other layer of this kind has dead units"
+    others = "; no other layer of this kind has dead units" if usual else ""
+    if any(usual):
+        others = f"; in other layers of this kind {percent_range(usual)} are dead"
     first = run.first.step if run.first is not None else 0
     if dead.at.kind == "dropout":
         advice = "Lower the rate of this dropout."
