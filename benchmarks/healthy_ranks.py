@@ -39,12 +39,12 @@ class SyncedNorm(nn.BatchNorm1d):
         if not self.training:
             return super().forward(x)
         sums = torch.stack([torch.full_like(x[0], len(x)), x.sum(0), x.square().sum(0)])
-        count, total, squares = dist.nn.functional.all_reduce(sums)  # type: ignore[attr-defined]
+        count, total, squares = dist.nn.functional.all_reduce(sums)  # type: ignore[attr-defined]  # torch does not type it
         mean = total / count
         variance = squares / count - mean.square()
         with torch.no_grad():
-            self.running_mean.lerp_(mean, 0.1)  # type: ignore[union-attr, arg-type]
-            self.running_var.lerp_(variance, 0.1)  # type: ignore[union-attr, arg-type]
+            self.running_mean.lerp_(mean, 0.1)  # type: ignore[union-attr, arg-type]  # it is tracked
+            self.running_var.lerp_(variance, 0.1)  # type: ignore[union-attr, arg-type]  # it is tracked
         return (x - mean) / (variance + self.eps).sqrt() * self.weight + self.bias
 
 
@@ -85,12 +85,12 @@ def in_fsdp2(seed: int) -> nn.Module:
     for layer in net:
         if isinstance(layer, nn.Linear):
             fully_shard(layer, mesh=mesh)
-    return fully_shard(net, mesh=mesh)  # type: ignore[no-any-return]
+    return fully_shard(net, mesh=mesh)  # type: ignore[no-any-return]  # the module itself
 
 
 def in_fsdp2_frozen_in_part(seed: int) -> nn.Module:
     net = in_fsdp2(seed)
-    net[0].requires_grad_(False)  # type: ignore[index]
+    net[0].requires_grad_(False)  # type: ignore[index]  # a Sequential
     return net
 
 

@@ -45,7 +45,7 @@ class _Finder(importlib.abc.MetaPathFinder):
                 execute(module)
                 wrap(module, *WATCHED[name])
 
-            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]  # of this loader alone
         return spec
 
 
