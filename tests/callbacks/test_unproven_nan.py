@@ -6,7 +6,7 @@ import pytest
 import torch
 from boxes import only_event
 from torch import nn
-from torch.nn.functional import cross_entropy, mse_loss
+from torch.nn.functional import cross_entropy, mse_loss, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 from toys import Toy, batches
 
@@ -47,6 +47,19 @@ def test_rows_of_nan_are_not_called_masked():
     evidence = evidence_of(lambda x, bad: opposites(x, bad).softmax(-1))
     assert "came from softmax() after 'net.first' (32 NaN in 32 values), or from code before" in evidence
     assert "masked" not in evidence
+
+
+@pytest.mark.parametrize("is_learned", [False, True])
+def test_the_mask_of_attention_is_not_what_made_a_later_nan(is_learned):
+    hidden = torch.ones(8, 8, dtype=torch.bool).triu(1)
+    bias = torch.zeros(8, 8, requires_grad=is_learned)
+
+    def attend_and_spoil(x, bad):
+        mask = bias.masked_fill(hidden, -math.inf)
+        attended = scaled_dot_product_attention(x[None, None], x[None, None], x[None, None], attn_mask=mask)[0, 0]
+        return attended.square().neg().log() if bad else attended
+
+    assert "came from log() after" in evidence_of(attend_and_spoil)
 
 
 def test_what_comes_out_of_a_checkpoint_is_not_ascribed_to_what_takes_it():

@@ -155,6 +155,15 @@ def test_a_finding_from_outside_takes_the_place_of_what_looks_show():
     assert [(v.module, v.since) for v in judge.verdicts] == [("fc1", 14)]
 
 
+def test_of_equal_events_from_outside_the_first_is_told_until_the_last():
+    judge = Judge([at(name="nonfinite")], LAYERS, WINDOW)
+    for step in range(20):
+        if step in (5, 13):
+            judge.add("nonfinite", Finding("fc1", f"NaN at {step}", "look", "alarm", batch_idx=step), step)
+        judge.see(looks.look(step, []))
+    assert [(v.since, v.until, v.batch_idx, v.evidence) for v in judge.verdicts] == [(5, 13, 5, "NaN at 5")]
+
+
 def test_two_events_from_outside_are_two_verdicts():
     judge = judged(at(name="nonfinite"))
     judge.add("nonfinite", Finding("fc1", "NaN", "look", "alarm"), step=3)

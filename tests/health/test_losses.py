@@ -300,3 +300,8 @@ def test_a_trained_model_that_loses_a_quarter_of_what_it_could_do_in_its_first_s
 
 def test_a_model_that_began_near_chance_has_nothing_to_forget():
     assert not curve([2.0, *level(100, 2.3, 0.01)], chance=2.3).has_forgotten
+
+
+@pytest.mark.parametrize(("first", "is_harmed"), [(0.0, False), (-3e-8, False), (0.01, True)])
+def test_the_distance_of_a_policy_from_its_reference_begins_at_0_and_has_to_grow(first, is_harmed):
+    assert curve([first, *np.linspace(1e-4, 0.5, 100)]).is_harmed is is_harmed

@@ -176,6 +176,9 @@ class Judge:
         for rule in asked if self.run.seen else ():
             if rule.name in self._names and rule.name not in said:
                 for finding in self._findings_of(rule):
+                    key = rule.name, finding.module
+                    self._open.pop(key, None)  # of the fit that this one continues
+                    self._closed.pop(key, None)
                     self.add(rule.name, finding, (self.run.losses.recent or [self.run.now])[-1].step)
         self._verdicts = None
         return self.verdicts
@@ -184,7 +187,8 @@ class Judge:
         """Add a finding made outside of the looks, such as the module that gave the first NaN.
 
         It replaces what looks have shown of the same rule so far, unless that has ended. While it lasts, findings of
-        the rule at later looks count as this event, whatever layer they name.
+        the rule at later looks count as this event, whatever layer they name; and so does the same event again, in a
+        later step: what is told is where it began.
 
         Args:
             rule: the name of the rule.
@@ -197,7 +201,12 @@ class Judge:
         self._verdicts = None
         for key in [key for key, case in self._open.items() if key[0] == rule and not case.is_exact]:
             del self._open[key]
-        self._closed.pop((rule, finding.module), None)
+        earlier = self._closed.pop((rule, finding.module), None)
+        earlier = self._open.get((rule, finding.module), earlier)
+        if earlier is not None and earlier.is_exact:
+            earlier.last, earlier.missed, earlier.seen = step, 0, earlier.seen + 1
+            self._open[rule, finding.module] = earlier
+            return
         case = Case(step, step, finding, at_once=True, is_exact=True, is_hard=True)
         case.is_located, case.is_searched = is_located, is_searched
         case.add(finding, step, self.run.window)

@@ -109,14 +109,19 @@ SIGN_CHANGES_OF_NO_ERROR = 4
 falls through 0 does so once, and noise may add two (a choice)."""
 
 
-def _changes_of_sign(losses: Sequence[Loss]) -> int:
-    """Return how often one loss is below 0 and the next one is not, or the other way round."""
-    are_below = [loss.value < 0 for loss in losses]
-    return sum(map(operator.ne, are_below, are_below[1:]))
-
+NO_ERROR_AT_FIRST = 1e-6
+"""A first loss smaller than this measures no error: what is left of it is rounding (a choice). That of a policy is 0
+until the policy has moved away from the one that sampled, and then has to grow, with its distance from a reference."""
 
 AT_ZERO_SHARE = 1e-3
 """Share of the first losses below which the loss is at 0 (a choice)."""
+
+
+def _measures_no_error(first: Sequence[Loss]) -> bool:
+    """Return True if the first losses begin at 0, or change their sign again and again."""
+    are_below = [loss.value < 0 for loss in first]
+    changes = sum(map(operator.ne, are_below, are_below[1:]))
+    return abs(first[0].value) < NO_ERROR_AT_FIRST or changes >= SIGN_CHANGES_OF_NO_ERROR
 
 
 class LossHistory:
@@ -148,8 +153,8 @@ class LossHistory:
         self.first_nonfinite: Loss | None = None
         """The first loss that was NaN or infinite; None if all were finite."""
         self.is_mixed = False
-        """True if there are several losses: for one batch, or of optimizers that take turns. Also if a single one often
-        changes its sign from the start, as that of a policy gradient, which measures no error."""
+        """True if there are several losses: for one batch, or of optimizers that take turns. Also if a single one
+        measures no error, as that of a policy gradient: it begins at 0, or often changes its sign from the start."""
         self.spikes: deque[Spike] = deque(maxlen=SPIKES_KEPT)
         """The latest spikes; of the losses that one call of `extend` adds, only the first spike."""
         self.reached_chance: int | None = None
@@ -175,7 +180,7 @@ class LossHistory:
             if len(self.first) < FIRST_LOSSES:
                 self.first.append(loss)
                 self.start = median([loss.value for loss in self.first[:START_LOSSES]])
-                self.is_mixed = self.is_mixed or _changes_of_sign(self.first) >= SIGN_CHANGES_OF_NO_ERROR
+                self.is_mixed = self.is_mixed or _measures_no_error(self.first)
             self.recent.append(loss)
             self.steps += 1
             if math.isfinite(loss.value):

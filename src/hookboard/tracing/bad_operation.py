@@ -36,6 +36,9 @@ _MAKING_INF = frozenset({"exp", "expm1", "reciprocal"})
 _MAKING_NAN = SOFTMAXES | {"sqrt"}
 """Operations that make only one of both of finite values, and of rows of -Inf."""
 
+_MASKS = frozenset({"attn_mask", "attn_bias"})
+"""Names under which fused attention saves its mask, whose -Inf leave out what they are added to."""
+
 _JOINING = frozenset({"add", "sub", "rsub", "cat", "stack", "where", "maximum", "minimum", "addcmul", "copy_slices"})
 """Operations that pass on what any of several inputs has."""
 
@@ -323,10 +326,11 @@ def _not_finite_before(node: Node) -> list[Node | None]:
 
 
 def _floats_saved_by(node: Node) -> dict[str, Tensor]:
-    """Return the floating-point tensors that a node has saved, by their names in torch."""
+    """Return the floating-point tensors that a node has saved, by their names in torch, without masks of attention."""
     if isinstance(node, BackwardCFunction):  # its tensors may be packed by code of the user
         return {}
-    return {name: one.detach() for name, one in saved_tensors_of(node).items() if one.is_floating_point()}
+    floats = {name: one.detach() for name, one in saved_tensors_of(node).items() if one.is_floating_point()}
+    return {name: one for name, one in floats.items() if name not in _MASKS or not _is_mask(one)}
 
 
 def _is_finite(tensor: Tensor) -> bool:

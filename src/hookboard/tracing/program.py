@@ -249,7 +249,8 @@ class StepTrace(TorchFunctionMode):
         for tensor in results:
             known = self._known(tensor)  # of a call that returns what it takes, as `to` may
             op.results.append(self._note(tensor, op, parameter=None if known is None else known.parameter))
-            if tensor.grad_fn is not None:
+            # Without grad a call makes no node; of a view that it has changed in place, torch raises if asked for one.
+            if op.with_grad and tensor.grad_fn is not None:
                 self._made[sequence_number_of(tensor.grad_fn)] = place
             elif name in _RISKY:
                 where = f" at {place.short_line}" if place.file else ""

@@ -178,10 +178,14 @@ def _cut(run: Run, look: Look, chain: list[Layer], others: list[Layer]) -> Findi
     why = "something that multiplies by 0, such as a dead or saturated activation or a softmax over one value"
     advice = f"look after {last} for {why if zeros else 'detach() or no_grad(), and for an output that is not used'}"
     names = [name for layer in chain for name in layer.weights]
-    said = (found for found in run.facts.findings if found.rule == "cut" and " cuts " in found.evidence)
-    cut = next((each for each in said if any(name in each.evidence for name in names)), None)
+    said = [found for found in run.facts.findings if found.rule == "cut"]
+    cutting = (each for each in said if " cuts " in each.evidence)
+    cut = next((each for each in cutting if any(name in each.evidence for name in names)), None)
     if cut is not None and not zeros:
         advice = f"{cut.advice} ({cut.evidence.partition(' cuts ')[0]} cuts the gradient)"
+    by_zeros = next((one for one in said if zeros and not others and " multiplies by " in one.evidence), None)
+    if by_zeros is not None:
+        advice = f"{by_zeros.advice.partition(';')[0]} (in the first batch {by_zeros.evidence.partition(': ')[2]})"
     # A later dead layer passes zeros. Nothing is passed by a cut, or kept by a step that comes too late.
     causes = {"cleared_gradients", "wrong_optimizer"} | ({"cut"} if not others else set())
     has_cause = any(found.rule in causes and found.severity == "alarm" for found in run.facts.findings)

@@ -13,6 +13,7 @@ from hookboard.health.rule import Finding, Rule, Severity
 from hookboard.health.rules.shared import (
     UPDATE_RATIO_SMALL,
     agreement_of,
+    gets_zeros,
     harm_of,
     is_rate_low_by_schedule,
     of_their_size,
@@ -434,7 +435,10 @@ def update_too_small(run: Run) -> Iterator[Finding]:
     moving = {
         layer.name: ratio
         for layer, ratio in zip((run.layers[place] for place in places), moved.tolist(), strict=True)
-        if not is_rate_low_by_schedule(run, layer) and not _is_spoiled(look, layer)
+        if not is_rate_low_by_schedule(run, layer)
+        and not _is_spoiled(look, layer)
+        # What momentum still does without a gradient is no matter of the rate.
+        and not gets_zeros(look, layer)
     }
     if not moving:
         return
