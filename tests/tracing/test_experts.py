@@ -1,4 +1,4 @@
-"""Routers in the first step: the tokens that each expert gets, whatever form the experts have."""
+"""Routers in the first step and at later looks: the tokens that each expert gets, whatever form the experts have."""
 
 import pytest
 import torch
@@ -71,7 +71,7 @@ def test_a_router_that_gives_all_tokens_to_the_same_experts_is_one_alarm(form):
     idle = [number for number, count in enumerate(counts.tolist()) if not count]
     assert found.severity == "alarm"
     assert found.evidence == (
-        f"of {EXPERTS} experts {len(idle)} get none of the {len(x)} tokens ({', '.join(map(str, idle[:4]))} and "
+        f"{len(idle)} of {EXPERTS} experts get none of the {len(x)} tokens ({', '.join(map(str, idle[:4]))} and "
         f"{len(idle) - 4} more); expert {counts.argmax()} gets {counts.max() / len(x):.0%}"
     )
 
@@ -109,6 +109,23 @@ def test_a_new_router_is_silent(form):
 @pytest.mark.parametrize(("count", "is_judged"), [(128, True), (127, False)])
 def test_few_tokens_are_not_judged(count, is_judged):
     assert bool(found_in(preferring(Routed(), 0, 1), batch()[:count])) == is_judged
+
+
+class Turning(Routed):
+    """Its router prefers the first two experts from one call on, up to another; both are counted from 0."""
+
+    def __init__(self, since, until, is_whole=False):
+        super().__init__(is_whole=is_whole)
+        self.since, self.until, self.calls = since, until, 0
+        self.bias = self.gate.bias.detach().clone()
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.gate.bias.copy_(self.bias)
+            if self.since <= self.calls < self.until:
+                self.gate.bias[:2] += 50
+        self.calls += 1
+        return super().forward(x)
 
 
 class Ranked(Routed):
@@ -173,6 +190,49 @@ def test_in_a_training_one_verdict_says_that_most_experts_are_unused(train, is_w
     assert len([one for one in verdicts if one.rule == "no_gradient"]) <= 1
 
 
+def of_experts(verdicts):
+    return [(one.severity, one.since, one.until) for one in verdicts if one.rule == "experts"]
+
+
+@pytest.mark.trains
+@both
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_a_router_that_collapses_later_is_an_alarm_since_then(train, is_whole, tmp_path):
+    rows = torch.cat([batch(seed) for seed in range(8)])
+    verdicts = train(tmp_path, Turning(3, 99, is_whole), rows).verdicts
+    assert of_experts(verdicts) == [("alarm", 3, None)]
+
+
+@pytest.mark.trains
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_a_router_that_mends_itself_after_the_first_step_is_silent(is_whole, tmp_path):
+    rows = torch.cat([batch(seed) for seed in range(8)])
+    assert of_experts(in_lightning(tmp_path, Turning(0, 1, is_whole), rows).verdicts) == []
+
+
+@pytest.mark.trains
+def test_a_router_that_mends_itself_later_is_told_with_its_last_step(tmp_path):
+    rows = torch.cat([batch(seed) for seed in range(12)])
+    verdicts = in_lightning(tmp_path, Turning(0, 5), rows).verdicts
+    assert of_experts(verdicts) == [("alarm", 0, 4)]
+
+
+@pytest.mark.trains
+def test_the_tokens_that_a_later_look_counts_are_those_of_all_its_micro_batches(tmp_path):
+    net, rows = preferring(Routed(), 0), torch.cat([batch(seed) for seed in range(8)])
+    monitor = HealthMonitor(every_n_steps=1)
+    fit(
+        tmp_path,
+        Toy(net, loss=lambda found: found["loss"]),
+        list(rows.split(TOKENS)),
+        monitor,
+        accumulate_grad_batches=2,
+    )
+    at_end = [one for one in monitor.readings if one.site.role == "expert_tokens"]
+    assert len(at_end) == 1
+    assert at_end[0].moments.count * at_end[0].moments.mean == pytest.approx(2 * 2 * TOKENS)  # two experts for each
+
+
 @pytest.mark.trains
 @both
 @pytest.mark.parametrize("is_whole", [True, False])
@@ -193,7 +253,7 @@ def test_the_routers_of_a_mixture_of_transformers_are_judged(is_tied, tmp_path):
     for name, parameter in net.named_parameters():
         if is_tied and "gate.weight" in name:
             nn.init.zeros_(parameter)
-    monitor = HealthMonitor(every_n_steps=1)
-    fit_in_transformers(tmp_path, net, 2 * [{"input_ids": tokens, "labels": tokens}], monitor, learning_rate=1e-3)
+    monitor = HealthMonitor(every_n_steps=1, window=1)
+    fit_in_transformers(tmp_path, net, [{"input_ids": tokens, "labels": tokens}], monitor, learning_rate=1e-3)
     found = [one for one in monitor.verdicts if one.rule == "experts"]
     assert [(one.severity, "ties" in one.evidence) for one in found] == [("alarm", True)] * is_tied

@@ -25,8 +25,9 @@ from hookboard.health.robust import median
 from hookboard.health.rule import Finding, Rule, Severity, Verdict, check_stop_on, rules_in, rules_of, sentence
 from hookboard.health.rules import LOOK_RULES
 from hookboard.health.rules.numerics import Nonfinite, Pass, before_nonfinite
+from hookboard.health.rules.routing import uneven
 from hookboard.health.rules.shared import SCALE_TARGETS
-from hookboard.health.run import Run, StepFacts
+from hookboard.health.run import Router, Run, StepFacts
 from hookboard.health.spikes import SPIKE_HISTORY_STEPS
 
 __all__ = [
@@ -45,6 +46,7 @@ __all__ = [
     "Nonfinite",
     "Page",
     "Pass",
+    "Router",
     "Rule",
     "Run",
     "Severity",
@@ -64,4 +66,5 @@ __all__ = [
     "rules_in",
     "rules_of",
     "sentence",
+    "uneven",
 ]

@@ -43,6 +43,22 @@ _NAN_AND_INF = [FIELDS.index("nan"), FIELDS.index("posinf")]
 _NONFINITE = [*_NAN_AND_INF, FIELDS.index("neginf")]
 
 
+class Router(NamedTuple):
+    """What picks experts for each token.
+
+    Args:
+        module: the layer that picks.
+        scores: the layer that gives the scores, in whose order it picks; "" if it picks by others.
+        experts: how many experts there are.
+        picks: how many of them each token gets.
+    """
+
+    module: str
+    scores: str
+    experts: int
+    picks: int
+
+
 class StepFacts(NamedTuple):
     """What is known of a training besides what was measured, most of it from the code of its first step.
 
@@ -54,6 +70,7 @@ class StepFacts(NamedTuple):
         is_sum: whether terms of several lines or layers depend on the batch, in one loss or in several. What chance
             gives is then unknown: an actor and its critic, or two players, hold each other where they are.
         findings: what was found in the code of the step.
+        routers: what picks experts.
         supervised: a sentence on how many targets of the first batch count; "" if all do.
         why_silent: layer name to why it most likely gave no output at the first look; only meaningful if it gave none.
         unhooked: names of layers whose weights alone are measured, because their parent uses these itself.
@@ -65,6 +82,7 @@ class StepFacts(NamedTuple):
     constant_loss: float = math.nan
     is_sum: bool = False
     findings: Sequence[Finding] = ()
+    routers: Sequence[Router] = ()
     supervised: str = ""
     why_silent: Mapping[str, str] = MappingProxyType({})
     unhooked: Set[str] = frozenset()

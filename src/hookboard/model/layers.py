@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 from hookboard.base.kept import kept
 from hookboard.model.layouts import shape_of
 from hookboard.model.parameters import Weight
-from hookboard.model.sites import ATTENTION_ROLES, ROLES, Site
+from hookboard.model.sites import OF_PARTS, ROLES, Site
 
 Kind = Literal[
     "rectifier",
@@ -294,8 +294,8 @@ class ChannelDims:
         """
         if site.role == "input" and not site.name:
             return _of_batch(tensor)
-        if site.role in ATTENTION_ROLES:
-            return 0  # the heads
+        if site.role in OF_PARTS:
+            return 0
         if site.role in ("parameter", "parameter_grad"):
             return 0 if tensor.dim() >= 2 else None  # the unit whose weights these are
         if site.role not in ("output", "input") or tensor.dim() < 2:
@@ -340,7 +340,7 @@ class DefinedDims:
         """Return the dimension of the site's tensor that holds the channels; None if it has none."""
         if tensor.dim() < 2 or ROLES[site.role].moments_only:
             return None
-        if ROLES[site.role].of_parameter or site.role in ATTENTION_ROLES:
+        if ROLES[site.role].of_parameter or site.role in OF_PARTS:
             return 0
         layer = self._layers.get(site.name)
         is_last = _gains_stand_last(layer, tensor)

@@ -11,6 +11,7 @@ Role = Literal[
     "grad_output",
     "attention_logit",
     "attention_entropy",
+    "expert_tokens",
     "parameter",
     "parameter_grad",
     "parameter_before",
@@ -49,6 +50,7 @@ ROLES: dict[Role, RoleTraits] = {
     "grad_input": RoleTraits("input_gradient", is_gradient=True),
     "attention_logit": RoleTraits("attention_logit"),
     "attention_entropy": RoleTraits("attention_entropy"),
+    "expert_tokens": RoleTraits("expert_tokens"),
     "parameter": RoleTraits("parameter", of_parameter=True),
     "parameter_grad": RoleTraits("parameter_gradient", is_gradient=True, of_parameter=True),
     "parameter_before": RoleTraits("parameter", of_parameter=True, moments_only=True),
@@ -59,6 +61,9 @@ ROLES: dict[Role, RoleTraits] = {
 
 ATTENTION_ROLES: tuple[Role, Role] = ("attention_logit", "attention_entropy")
 """What is measured inside `scaled_dot_product_attention`: the largest logit and the entropy of each sampled query."""
+
+OF_PARTS: tuple[Role, ...] = (*ATTENTION_ROLES, "expert_tokens")
+"""Roles whose tensors have in their first dimension the parts that are measured: heads, or experts."""
 
 
 @dataclass(frozen=True, slots=True)

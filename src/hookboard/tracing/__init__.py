@@ -11,6 +11,7 @@ from hookboard.tracing.bad_operation import Program
 from hookboard.tracing.batch_targets import Targets, targets_in
 from hookboard.tracing.black_box import BlackBox
 from hookboard.tracing.built_in import RULES, STEP
+from hookboard.tracing.experts import tokens_of_experts
 from hookboard.tracing.explain import late_event
 from hookboard.tracing.live_step import LiveStep
 from hookboard.tracing.loss_rows import row_counts_of, worst_rows_of
@@ -41,6 +42,7 @@ __all__ = [
     "replaced",
     "row_counts_of",
     "targets_in",
+    "tokens_of_experts",
     "undisturbed",
     "worst_rows_of",
 ]

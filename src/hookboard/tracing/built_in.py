@@ -18,5 +18,5 @@ answer for one rule, each stands in a `Rule` of that name."""
 RULES: dict[str, Rule] = {rule.name: rule for rule in (*LOOK_RULES, *STEP_RULES) if rule.about}
 """Every built-in rule by name; of several with one name that which says what it sees."""
 
-STEP = frozenset(rule.name for rule in RULES.values() if rule.of == "step")
-"""The names of the rules that judge the code of the training step."""
+STEP = frozenset(rule.name for rule in STEP_RULES)
+"""The names of the rules that judge the code of the training step, some of them later looks too."""

@@ -1,4 +1,4 @@
-"""`experts`: the share of tokens that a router gives to each expert in the first step."""
+"""`experts`: which layers pick experts in the first step, and how many tokens each expert gets."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -6,26 +6,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hookboard.base.messages import listed
-from hookboard.health import Finding, Rule
+from hookboard.health import Finding, Router, Rule, uneven
 from hookboard.tracing.adapters import product_of
-from hookboard.tracing.calls import Op
+from hookboard.tracing.calls import RESHAPES, Op
 from hookboard.tracing.rules import TracedStep
 
 ROUTING = frozenset({"topk", "argmax"})
 """Functions by which a router picks experts."""
 
-TOKENS_PER_EXPERT = 32
-"""A router is judged if each expert would get so many tokens on average (a choice): where they are spread evenly one of
-64 experts is then without any in one of 10^12 batches."""
-
-IDLE_SHARE = 0.5
-"""If more than this share of the experts gets no token, that is a note (a choice: new routers of small models leave out
-a few, as the states of all tokens are alike at first)."""
-
-TIED_SHARE = 0.5
-"""If the last expert that is picked ties with one that is not for more than this share of the tokens, the scores tell
-nothing (a choice: rounding to bfloat16 makes a few equal)."""
+_IN_ORDER = RESHAPES | {"softmax", "log_softmax", "sigmoid", "to", "float", "type_as"}
+"""Functions that keep the order of the scores of a token."""
 
 
 class Choice(NamedTuple):
@@ -34,13 +24,11 @@ class Choice(NamedTuple):
     Args:
         counts: how many tokens each expert gets, shape (experts,).
         ties: for how many tokens the last expert that is picked has the score of one that is not.
-        tokens: how many tokens there are.
-        picks: how many experts each of them gets.
+        picks: how many experts each token gets.
     """
 
     counts: Tensor
     ties: Tensor
-    tokens: int
     picks: int
 
 
@@ -53,51 +41,56 @@ def note_choice(op: Op, given: Mapping[str, Tensor], results: Sequence[Tensor]) 
     is_last = isinstance(dim, int) and dim in (-1, scores.dim() - 1)
     if not is_last or not picks < count or not op.inputs[0].of_parameters or picked.is_floating_point():
         return None
-    tokens = scores.numel() // count
-    if tokens * picks < TOKENS_PER_EXPERT * count:
-        return None
-    best = scores.reshape(tokens, count).topk(picks + 1, dim=-1).values
-    counts = torch.zeros(count, dtype=torch.long, device=picked.device)
-    counts.scatter_add_(0, picked.flatten(), torch.ones_like(picked.flatten()))
-    return Choice(counts, (best[:, -1] == best[:, -2]).sum(), tokens, picks)
+    best = scores.reshape(-1, count).topk(picks + 1, dim=-1).values
+    return Choice(_counts(picked, count), (best[:, -1] == best[:, -2]).sum(), picks)
+
+
+def _counts(picked: Tensor, experts: int) -> Tensor:
+    """Return how often each expert is picked, shape (experts,)."""
+    picked = picked.flatten()
+    return torch.zeros(experts, dtype=torch.long, device=picked.device).scatter_add_(0, picked, torch.ones_like(picked))
+
+
+def tokens_of_experts(scores: Tensor, picks: int) -> Tensor:
+    """Return how many tokens each expert gets if those with the best scores are picked, shape (experts, 1).
+
+    Args:
+        scores: shape (..., experts).
+        picks: how many experts each token gets.
+    """
+    picked = scores.detach().topk(picks, dim=-1).indices
+    return _counts(picked, scores.shape[-1]).to(torch.float32)[:, None]
+
+
+def routers_of(done: TracedStep) -> dict[Router, Op]:
+    """Return each router behind the loss, with its call that picks experts; of several calls in a layer the last."""
+    used = {id(value) for value in done.loss.ancestors()}
+    picking = (op for op in done.step.ops if isinstance(op.seen, Choice) and used.intersection(map(id, op.results)))
+    last = {op.place.module: op for op in picking if _is_router(op, done.step.model)}
+    return {Router(name, _scored_by(op), len(op.seen.counts), op.seen.picks): op for name, op in last.items()}
+
+
+def _scored_by(op: Op) -> str:
+    """Return the layer whose output has the scores from which a call picks, in their order; "" if there is none."""
+    value, count = op.inputs[0], len(op.seen.counts)
+    while value.shape[-1:] == (count,) and value.op is not None:
+        if product_of(value)[0] is not None:
+            return value.op.place.module
+        if value.op.name not in _IN_ORDER:
+            break
+        value = value.op.inputs[0]
+    return ""
 
 
 def experts(done: TracedStep) -> Iterator[Finding]:
-    """Yield one finding for each router that leaves out most experts, or whose scores are equal.
-
-    It is an alarm if no token gets anything but the same experts, and a note otherwise.
-    """
-    used = {id(value) for value in done.loss.ancestors()}
-    routers = (op for op in done.step.ops if isinstance(op.seen, Choice) and used.intersection(map(id, op.results)))
-    for module, choice in {op.place.module: op.seen for op in routers if _is_router(op, done.step.model)}.items():
-        counts, ties = choice.counts.tolist(), int(choice.ties)
-        idle, count = [number for number, each in enumerate(counts) if not each], len(counts)
-        is_tied, takes_all = ties > TIED_SHARE * choice.tokens, len(idle) == count - choice.picks
-        if not is_tied and not takes_all and len(idle) <= IDLE_SHARE * count:
-            continue
-        most = max(range(count), key=counts.__getitem__)
-        evidence = (
-            f"of {count} experts {len(idle)} get none of the {choice.tokens:,} tokens"
-            + (f" ({listed([str(number) for number in idle], 4)})" if idle else "")
-            + f"; expert {most} gets {counts[most] / choice.tokens:.0%}"
-        )
-        if is_tied:
-            evidence += f"; for {ties / choice.tokens:.0%} of them an expert that is picked ties with one that is not"
-        advice = (
-            "initialize the router with random numbers"
-            if is_tied
-            else "check the router's initialization and the scale of its input, and whether a loss balances experts"
-        )
-        yield Finding(module, evidence, advice, "alarm" if takes_all else "note")
+    """Yield one finding for each router that leaves out most experts, or whose scores are equal, see `uneven`."""
+    for router, op in routers_of(done).items():
+        found = uneven(router.module, op.seen.counts.tolist(), router.picks, int(op.seen.ties))
+        if found is not None:
+            yield found
 
 
-EXPERTS = Rule(
-    "experts",
-    experts,
-    of="step",
-    about="a router that gives all tokens to the same experts in the first step; as a note, more than half of the "
-    "experts without a token, or scores that are equal",
-)
+EXPERTS = Rule("experts", experts, of="step")
 
 
 def _is_router(op: Op, model: nn.Module) -> bool:

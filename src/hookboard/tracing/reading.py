@@ -15,7 +15,7 @@ from hookboard.tracing import handwritten
 from hookboard.tracing.built_in import STEP_RULES
 from hookboard.tracing.calls import Value
 from hookboard.tracing.cuts import CUT, zero_factor_of
-from hookboard.tracing.experts import ROUTING, note_choice
+from hookboard.tracing.experts import ROUTING, note_choice, routers_of
 from hookboard.tracing.inputs import WEIGHING, note_embedding, note_input, note_mask
 from hookboard.tracing.ledger import kind_of, terms_of
 from hookboard.tracing.program import StepTrace
@@ -140,6 +140,7 @@ class Reader:
             first.number,
             math.nan if others else constant_loss(first),
             is_sum=len(kinds) > 1,
+            routers=tuple(routers_of(first)),
             supervised=supervised(first),
         )
 

@@ -1,0 +1,78 @@
+"""`experts`: the share of tokens that a router gives to each expert, in the first step and at later looks."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from hookboard.base.messages import listed
+from hookboard.health.rule import Finding, Rule
+from hookboard.health.run import Run
+from hookboard.measure import FIELDS
+
+TOKENS_PER_EXPERT = 32
+"""A router is judged if each expert would get so many tokens on average (a choice): where they are spread evenly one of
+64 experts is then without any in one of 10^12 batches."""
+
+IDLE_SHARE = 0.5
+"""If more than this share of the experts gets no token, that is a note (a choice: new routers of small models leave out
+a few, as the states of all tokens are alike at first)."""
+
+TIED_SHARE = 0.5
+"""If the last expert that is picked ties with one that is not for more than this share of the tokens, the scores tell
+nothing (a choice: rounding to bfloat16 makes a few equal)."""
+
+_COUNT, _MEAN = map(FIELDS.index, ("count", "mean"))
+
+
+def experts(run: Run) -> Iterator[Finding]:
+    """Report routers that leave out most experts; what the first step showed of one stands until a look counts."""
+    first = {found.module: found for found in run.facts.findings if found.rule == "experts"}
+    for router in run.facts.routers:
+        seen, said = run.now.of(router.scores, "expert_tokens"), first.get(router.module)
+        if seen is None or seen.channels is None:
+            found = said
+        else:
+            counts = [round(each) for each in (seen.channels[:, _COUNT] * seen.channels[:, _MEAN]).tolist()]
+            found = uneven(router.module, counts, router.picks)
+            if found is not None and said is not None:
+                found = replace(found, advice=said.advice)
+        if found is not None:
+            # No loss need show that a model of many experts has become one of few.
+            yield replace(found, is_hard=found.severity == "alarm", is_root=found.severity == "alarm")
+
+
+def uneven(module: str, counts: Sequence[int], picks: int, ties: int = 0) -> Finding | None:
+    """Return a finding if most experts are left out, or the scores are equal; None if not, or for few tokens.
+
+    It is an alarm if no token gets anything but the same experts, and a note otherwise.
+
+    Args:
+        module: the layer that picks.
+        counts: how many tokens each expert gets.
+        picks: how many experts each token gets.
+        ties: for how many tokens the last expert that is picked has the score of one that is not.
+    """
+    tokens, count = sum(counts) // picks, len(counts)
+    idle = [number for number, each in enumerate(counts) if not each]
+    is_tied, takes_all = ties > TIED_SHARE * tokens, len(idle) == count - picks
+    if tokens * picks < TOKENS_PER_EXPERT * count or not (is_tied or takes_all or len(idle) > IDLE_SHARE * count):
+        return None
+    most = max(range(count), key=counts.__getitem__)
+    which = f" ({listed([str(number) for number in idle], 4)})" if idle else ""
+    who = f"{len(idle)} of {count} experts get none" if idle else f"each of {count} experts gets some"
+    evidence = f"{who} of the {tokens:,} tokens{which}; expert {most} gets {counts[most] / tokens:.0%}"
+    if is_tied:
+        evidence += f"; for {ties / tokens:.0%} of them an expert that is picked ties with one that is not"
+    advice = (
+        "initialize the router with random numbers"
+        if is_tied
+        else "check the router's initialization and the scale of its input, and whether a loss balances experts"
+    )
+    return Finding(module, evidence, advice, "alarm" if takes_all else "note")
+
+
+EXPERTS = Rule(
+    "experts",
+    experts,
+    about="a router that gives all tokens to the same experts; as a note, more than half of the experts without a "
+    "token, or scores that are equal",
+)
