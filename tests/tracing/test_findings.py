@@ -551,3 +551,42 @@ def test_findings_are_printed_as_sentences_in_a_line_each():
     assert str(found).startswith("alarm: loss_input in 1: ")
     assert ". Try: " in str(found)
     assert str(found) == repr(found) == "\n".join(map(str, found))
+
+
+def test_a_softmax_of_probabilities_is_an_alarm_with_the_most_that_it_can_give():
+    gate, layers = nn.Linear(4, 8), nn.Linear(4, 8)
+
+    def step(x):
+        likely = gate(x).softmax(-1)
+        shares = likely.view(4, 4, 8).flatten(0, 1).softmax(1).mean(0)
+        return (layers(x) * likely).square().mean() + 8 * shares.square().sum()
+
+    (found,) = audit(nn.ModuleList([gate, layers]), X, step)
+    most = torch.eye(8, dtype=torch.float64).softmax(1).max()
+    assert (found.rule, found.severity) == ("loss_input", "alarm")
+    assert f"probabilities of {most:.2g} at most, where {1 / 8:.2g} is equal" in found.evidence
+
+
+@pytest.mark.parametrize(
+    "between", [lambda p: p.log(), lambda p: p / 0.1, lambda p: p.view(4, 4, 4).mT, lambda p: p[:, :2]]
+)
+def test_a_softmax_of_what_was_computed_of_probabilities_is_left_alone(between):
+    gate = nn.Linear(4, 4)
+    assert audit(gate, X, lambda x: between(gate(x).softmax(-1)).softmax(-1).square().mean()) == ()
+
+
+def weighed(count, small, gate, experts):
+    def step(x):
+        weights, picked = gate(x).softmax(-1).topk(count)
+        weights = weights / (weights.sum(-1, keepdim=True) + small)
+        return (experts(x).gather(1, picked) * weights).sum(-1).square().mean()
+
+    return step
+
+
+@pytest.mark.parametrize("small", [0.0, 1e-20])
+@pytest.mark.parametrize(("count", "rules"), [(1, ["no_influence"]), (2, [])])
+def test_the_weight_of_one_expert_that_is_divided_by_itself_is_an_alarm(count, rules, small):
+    gate, experts = nn.Linear(4, 8), nn.Linear(4, 8)
+    found = audit(nn.ModuleList([gate, experts]), X, weighed(count, small, gate, experts))
+    assert [one.rule for one in found if one.severity == "alarm"] == rules

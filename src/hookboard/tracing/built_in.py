@@ -5,8 +5,8 @@ from importlib import import_module
 from hookboard.health import LOOK_RULES, Rule, rules_in
 
 _ABOUT_THE_STEP = (
-    "influence rules modes dependence order handwritten scaling inputs cuts unused adapters experts optimizing stale "
-    "scheduling"
+    "influence rules modes dependence order handwritten scaling inputs supervision cuts unused adapters experts "
+    "optimizing stale scheduling"
 )
 
 STEP_RULES: tuple[Rule, ...] = tuple(

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from hookboard.health import Finding, Rule
-from hookboard.tracing.calls import Place
+from hookboard.tracing.calls import Place, Value
 from hookboard.tracing.handwritten import ARITHMETIC, calls_from
 from hookboard.tracing.rules import REGRESSION, TracedStep, in_numbers, last_softmaxes, losses_of
 
@@ -42,8 +42,9 @@ NO_INFLUENCE = Rule(
     "no_influence",
     no_influence,
     of="step",
-    about="a softmax or norm over one value, a cross entropy of one class, or attention that does not know the order "
-    "of its tokens; as a note, a line whose result is unused, such as `scores.masked_fill(...)`",
+    about="a softmax or norm over one value, a number divided by itself, a cross entropy of one class, or attention "
+    "that does not know the order of its tokens; as a note, a line whose result is unused, such as "
+    "`scores.masked_fill(...)`",
 )
 
 
@@ -61,6 +62,14 @@ def _over_one_number(done: TracedStep) -> Iterator[Finding]:
             continue
         before, dim = op.inputs[0], op.arguments.get("dim", op.arguments.get("1"))
         is_linear = before.op is not None and before.op.name == "linear" and before.shape[-1:] == (1,)
+        if op.name in ("div", "truediv", "divide") and len(op.inputs) > 1 and _is_own_sum(op.inputs[1], before):
+            yield Finding(
+                op.place.module,
+                f"at {op.place} each number of {list(before.shape)} is divided by itself, as the sum in the divisor "
+                "runs over a dimension of size 1: the result is 1 whatever comes in",
+                "divide only where there are several, as of experts that are picked",
+                "alarm",
+            )
         is_norm = op.name == "layer_norm" and math.prod(op.arguments.get("normalized_shape", (0,))) == 1
         is_softmax = op.name in ("softmax", "log_softmax") and is_linear and dim in (-1, len(before.shape) - 1)
         if is_softmax or is_norm:
@@ -71,6 +80,16 @@ def _over_one_number(done: TracedStep) -> Iterator[Finding]:
                 f"remove the {op.name}, or let it run over a longer dimension",
                 "alarm" if is_norm or id(op) in of_loss else "note",  # one expert may be meant
             )
+
+
+def _is_own_sum(divisor: Value, value: Value) -> bool:
+    """Return True if a divisor is a sum over a single number of a value, perhaps with something small added."""
+    while (
+        divisor.op is not None and divisor.op.name in ("add", "radd", "clamp", "clamp_min", "to") and divisor.op.inputs
+    ):
+        divisor = divisor.op.inputs[0]
+    is_sum = divisor.op is not None and divisor.op.name == "sum" and divisor.op.inputs[:1] == [value]
+    return is_sum and math.prod(divisor.shape) == math.prod(value.shape)
 
 
 def _results_dropped(done: TracedStep) -> Iterator[Finding]:

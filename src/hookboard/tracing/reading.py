@@ -19,8 +19,9 @@ from hookboard.tracing.experts import ROUTING, note_choice, routers_of
 from hookboard.tracing.inputs import WEIGHING, note_embedding, note_input, note_mask
 from hookboard.tracing.ledger import kind_of, terms_of
 from hookboard.tracing.program import StepTrace
-from hookboard.tracing.rules import OBSERVERS, TracedStep, findings_of, supervised
+from hookboard.tracing.rules import OBSERVERS, TracedStep, findings_of
 from hookboard.tracing.scaling import constant_loss
+from hookboard.tracing.supervision import supervised
 from hookboard.tracing.unused import unused_parameters
 
 QUESTIONS = [rule for rule in STEP_RULES if rule is not CUT]

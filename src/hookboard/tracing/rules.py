@@ -172,7 +172,8 @@ def _only_reduced(loss: Value) -> Iterator[Op]:
 
 
 def loss_input(done: TracedStep) -> Iterator[Finding]:
-    """Yield an alarm for a loss function whose input is not the logits or log-probabilities that it takes."""
+    """Yield an alarm for a loss function whose input is not what it takes, and for a softmax of probabilities."""
+    yield from _softmax_twice(done)
     for call in losses_of(done):
         name, made_by, values = call.op.name, call.output.made_by, call.values
         # cross_entropy gives the same for log-probabilities as for logits.
@@ -209,12 +210,37 @@ def loss_input(done: TracedStep) -> Iterator[Finding]:
             )
 
 
+_TRANSPOSING = frozenset({"t", "T", "mT", "transpose", "permute", "movedim", "moveaxis", "swapaxes", "swapdims"})
+
+
+def _softmax_twice(done: TracedStep) -> Iterator[Finding]:
+    """Yield an alarm for a softmax of what a softmax has given, over the same dimension; one for each line."""
+    behind = (value.op for value in done.loss.ancestors() if value.op is not None and value.op.inputs)
+    calls = {op.place: op for op in behind if op.name in ("softmax", "log_softmax")}
+    for place, op in calls.items():
+        value, dim = op.inputs[0], _dim_of(op)
+        while value.op is not None and value.op.name in RESHAPES - _TRANSPOSING:
+            value = value.op.inputs[0]
+        if value.made_by != "softmax" or value.op is None or dim is None or _dim_of(value.op) != dim:
+            continue
+        size = value.shape[dim]
+        if op.inputs[0].shape[dim] == size > 1:
+            yield Finding(
+                place.module,
+                f"{op.name} at {place} takes the output of softmax at {value.op.place}: of numbers of 0 to 1 it makes "
+                f"probabilities of {math.e / (math.e + size - 1):.2g} at most, where {1 / size:.2g} is equal",
+                "give it the logits, or leave it out",
+                "alarm",
+            )
+
+
 LOSS_INPUT = Rule(
     "loss_input",
     loss_input,
     of="step",
     about="a loss for logits gets the output of softmax, sigmoid, tanh or ReLU; one for log-probabilities gets "
-    "something else; one written by hand takes the logarithm or Dice overlap of logits",
+    "something else; one written by hand takes the logarithm or Dice overlap of logits; a softmax takes the output of "
+    "another",
     gives="alarm",
 )
 
@@ -382,12 +408,17 @@ def last_softmaxes(done: TracedStep) -> Iterator[tuple[LossCall, Op, tuple[int, 
         assert op is not None
         if id(op) != key or op.name not in ("softmax", "log_softmax") or not op.inputs:
             continue
-        shape, dim = op.inputs[0].shape, op.arguments.get("dim", op.arguments.get("1"))
-        if dim is None:  # torch then chooses, with a warning
-            dim = 0 if len(shape) in (0, 1, 3) else 1
-        if not isinstance(dim, int) or not shape:
-            continue
-        yield call, op, shape, dim
+        dim = _dim_of(op)
+        if dim is not None:
+            yield call, op, op.inputs[0].shape, dim
+
+
+def _dim_of(op: Op) -> int | None:
+    """Return the dimension of a softmax, counted from the last as -1; None if it is not known."""
+    shape, dim = op.inputs[0].shape, op.arguments.get("dim", op.arguments.get("1"))
+    if dim is None:  # torch then chooses, with a warning
+        dim = 0 if len(shape) in (0, 1, 3) else 1
+    return dim % len(shape) - len(shape) if isinstance(dim, int) and shape else None
 
 
 def output_range(done: TracedStep) -> Iterator[Finding]:
@@ -481,7 +512,7 @@ TARGETS = Rule(
     of="step",
     about="targets that the loss does not accept, tokens that are shifted twice, no target that counts, or a batch of "
     "at least 32 samples or tokens that count of one class of several; as notes, targets that should be scaled, or are "
-    "all the same",
+    "all the same, padding that counts, and answers whose first token or end never does",
 )
 
 
@@ -518,16 +549,6 @@ def _all_the_same(call: LossCall) -> Iterator[Finding]:
         "look at the labels that the data set gives, at whether it is shuffled, and at the weights of a sampler",
         "alarm" if classes > 2 and is_each else "note",
     )
-
-
-def supervised(done: TracedStep) -> str:
-    """Return a sentence on how many targets count, for a loss that ignores some, as of tokens; "" for others."""
-    for call in losses_of(done):
-        counted, total = call.wanted.detach()[call.counts], call.wanted.numel()
-        if counted.numel() < total and call.target.of_batch:
-            share, different = f"{counted.numel() / total:.0%}", counted.unique().numel()
-            return f"Of the {total:,} targets of the first batch {share} count, {different:,} different ones."
-    return ""
 
 
 def masked_row(done: TracedStep) -> Iterator[Finding]:

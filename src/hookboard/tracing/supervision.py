@@ -1,0 +1,124 @@
+"""Which tokens of a batch are targets: how many count, and what stands at the edges of those that do."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hookboard.health import Finding, Rule
+from hookboard.tracing.positions import tensor_of
+from hookboard.tracing.rules import LossCall, TracedStep, losses_of
+
+MIN_ROWS = 8
+"""Fewer rows are not judged (a choice)."""
+
+ALIKE_SHARE = 0.5
+"""Tokens that end or begin what counts differ from row to row if none of them has a larger share (a choice)."""
+
+PADDED_SHARE = 0.5
+"""If a larger share of the rows end with one token again and again, it is taken for padding (a choice)."""
+
+
+def supervised(done: TracedStep) -> str:
+    """Return a sentence on how many targets count, for a loss that ignores some, as of tokens; "" for others."""
+    for call in losses_of(done):
+        counted, total = call.wanted.detach()[call.counts], call.wanted.numel()
+        if counted.numel() < total and call.target.of_batch:
+            share, different = f"{counted.numel() / total:.0%}", counted.unique().numel()
+            return f"Of the {total:,} targets of the first batch {share} count, {different:,} different ones."
+    return ""
+
+
+class TokenRows(NamedTuple):
+    """The inputs that the targets are.
+
+    Args:
+        tokens: shape (rows, positions).
+        counts: whether each of them counts as a target, same shape.
+    """
+
+    tokens: Tensor
+    counts: Tensor
+
+
+def _rows_of(done: TracedStep, call: LossCall) -> TokenRows | None:
+    """Return the inputs that are the targets of a call, up to two positions earlier; None if they are none."""
+    wanted, counts = call.wanted.detach(), call.counts
+    sources = (value for value in call.output.ancestors() if value.path is not None and value.op is None)
+    for source in sources if wanted.dtype is torch.long and bool(counts.any()) else ():
+        inputs = tensor_of(done, source)
+        if (
+            inputs.dim() != 2
+            or inputs.dtype is not torch.long
+            or len(inputs) < MIN_ROWS
+            or wanted.numel() % len(inputs)
+        ):
+            continue
+        rows, counted = wanted.reshape(len(inputs), -1), counts.reshape(len(inputs), -1)
+        for shift in (1, 0, 2):
+            length = min(rows.shape[1], inputs.shape[1] - shift)
+            later, kept = inputs[:, shift : shift + length], counted[:, :length]
+            if length > 0 and bool((rows[:, :length] == later)[kept].all()) and not bool(counted[:, length:].any()):
+                return TokenRows(later, kept)
+    return None
+
+
+def supervision(done: TracedStep) -> Iterator[Finding]:
+    """Yield a note for an end or a beginning of answers that never counts, and for padding that does."""
+    for call in losses_of(done):
+        rows = _rows_of(done, call) if call.op.name in ("cross_entropy", "nll_loss") else None
+        for evidence, advice in () if rows is None else (*_edges(*rows), *_padding(*rows)):
+            yield Finding(call.op.place.module, f"{evidence} (targets of {call.op.place})", advice)
+
+
+SUPERVISION = Rule("targets", supervision, of="step")
+
+
+def _edges(tokens: Tensor, counts: Tensor) -> Iterator[tuple[str, str]]:
+    """Yield evidence and advice where all rows have the same token after, or two before, what counts."""
+    has, places = counts.any(1), torch.arange(tokens.shape[1], device=tokens.device)
+    first = torch.where(counts, places, len(places)).amin(1)
+    last = torch.where(counts, places, -1).amax(1)
+    ended, begun = has & (last + 1 < len(places)), has & (first > 1)
+    after, final = (tokens[ended, (last + by)[ended]] for by in (1, 0))
+    if _is_one(after) and not _is_alike(final) and not bool((tokens[counts] == after[0]).any()):
+        yield (
+            f"in all {len(after)} rows that go on after their last target that counts, the next token is "
+            f"{int(after[0])}, which is never a target",
+            "if it ends an answer, let the first of them count, or the model never learns to stop; where padding is "
+            "the same token, mask it by position",
+        )
+    marker, before = (tokens[begun, (first - by)[begun]] for by in (2, 1))
+    if _is_one(marker) and not _is_alike(before):
+        yield (
+            f"in all {len(marker)} rows whose first tokens do not count, the last of these differs from row to row, "
+            f"and follows on {int(marker[0])}",
+            f"if {int(marker[0])} ends the prompt, let the first token of each answer count, which the loss leaves out",
+        )
+
+
+def _padding(tokens: Tensor, counts: Tensor) -> Iterator[tuple[str, str]]:
+    """Yield evidence and advice where rows of different lengths end with one token again and again, which counts."""
+    runs = (tokens == tokens[:, -1:]).flip(1).int().cumprod(1).sum(1)
+    padding = tokens[:, -1].mode().values
+    padded = (tokens[:, -1] == padding) & (runs > 1) & counts[:, -1]
+    if padded.sum() < max(MIN_ROWS, PADDED_SHARE * len(tokens)) or len(runs[padded].unique()) < 3:
+        return
+    repeated = (torch.arange(tokens.shape[1], device=tokens.device) > tokens.shape[1] - runs[:, None]) & padded[:, None]
+    share = float((repeated & counts).sum() / counts.sum())
+    yield (
+        f"{share:.0%} of the targets that count are token {int(padding)}, repeated at the end of {int(padded.sum())} "
+        f"of {len(tokens)} rows",
+        "if that is padding, leave it out with ignore_index, but for the one that ends the text",
+    )
+
+
+def _is_one(tokens: Tensor) -> bool:
+    """Return True if the tokens of enough rows are all the same."""
+    return len(tokens) >= MIN_ROWS and bool((tokens == tokens[0]).all())
+
+
+def _is_alike(tokens: Tensor) -> bool:
+    """Return True if most tokens are the same."""
+    return bool((tokens == tokens.mode().values).double().mean() > ALIKE_SHARE)
