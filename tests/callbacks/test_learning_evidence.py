@@ -349,8 +349,10 @@ def test_the_factor_by_which_to_lower_a_rate_that_changes(tmp_path):
     options = {"optimizer": torch.optim.Adam, "rate_at": lambda step: 2.0 / (1 + step / 10)}
     model = Scheduled(deep(), CROSS_ENTROPY, **options)
     verdict = verdict_of(tmp_path, model, classes(), "update_too_large")
-    (factor,) = numbers("by a factor of about #, at which that step is 1%", verdict.advice)
-    assert factor == shortened(moved(model, LOOKS[0]) / 0.01, 1)
+    factor, step = numbers("by a factor of about #, at which step # is 1%", verdict.advice)
+    assert (factor, step) == (shortened(moved(model, LOOKS[0]) / 0.01, 1), LOOKS[0])
+    now, highest = numbers("at a learning rate that is now # (# at its highest)", verdict.evidence)
+    assert (now, highest) == (shortened(options["rate_at"](LOOKS[-1]), 2), 2.0)
 
 
 def test_between_which_steps_a_learning_rate_jumped_and_where_it_is_now(tmp_path):

@@ -250,8 +250,8 @@ def _frozen(parameters: Mapping[str, nn.Parameter]) -> Iterator[Finding]:
         yield Finding(
             "",
             f"{count - sum(frozen.values()):,} of {count:,} weights are trained; frozen are all of "
-            f"{listed(_whole(parameters, frozen), 8)}{_untrained(parameters, frozen)}",
-            "set requires_grad=True on what should learn; nothing, if that is intended, as below an adapter",
+            f"{listed(_whole(parameters, frozen), 3)}{_untrained(parameters, frozen)}",
+            "nothing, if that is intended, as below adapters; otherwise set requires_grad=True on what should learn",
             rule="frozen",
         )
 

@@ -231,9 +231,12 @@ def _large_model(run: Run, steps: np.ndarray, whole: np.ndarray, first: int) -> 
     before = f"{np.median(whole[:first]):.1g} before" if first else "1e-3 is usual"
     among = f" in the median over the layers ({before})"
     moves, until = _moves(_the_weights(run), among, steps, whole, whole > UPDATE_RATIO_LARGE)
-    evidence = f"{moves}, at a learning rate that is now {_rate(run):.2g}{_leap(run) or harm_of(run)}"
+    peak = max(run.peak_rate.values(), default=math.nan)
+    highest = f" ({peak:.2g} at its highest)" if peak > _rate(run) else ""
+    evidence = f"{moves}, at a learning rate that is now {_rate(run):.2g}{highest}{_leap(run) or harm_of(run)}"
     moved = float(whole[first])
-    to = f" {_to(run, moved, UPDATE_RATIO_ADVISED)}" if moved > UPDATE_RATIO_ADVISED else ""
+    to = f" {_to(run, moved, UPDATE_RATIO_ADVISED, f'step {steps[first]}')}"
+    to = to if moved > UPDATE_RATIO_ADVISED else ""
     advice = f"lower the learning rate{to}, or clip gradients and warm it up from 0"
     is_over = until is not None and run.losses.has_risen and run.losses.best_step > until
     is_harmless = is_over or (not run.losses.is_harmed and _has_come_back(run))
