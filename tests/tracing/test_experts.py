@@ -128,6 +128,22 @@ class Turning(Routed):
         return super().forward(x)
 
 
+class Offset(Routed):
+    """Picks by its scores and an offset, as routers do that balance without a loss: no layer gives what it picks by."""
+
+    def __init__(self, since):
+        super().__init__()
+        self.since, self.calls = since, 0
+
+    def picked(self, x):
+        offset = torch.zeros(EXPERTS)
+        offset[:2] = 9.0 * (self.calls >= self.since)
+        self.calls += 1
+        scores = self.gate(x).softmax(-1)
+        indices = (scores + offset).topk(2, dim=-1).indices
+        return scores.gather(-1, indices), indices
+
+
 class Ranked(Routed):
     """As many classes as there would be experts, and the best of them: a metric."""
 
@@ -201,6 +217,15 @@ def test_a_router_that_collapses_later_is_an_alarm_since_then(train, is_whole, t
     rows = torch.cat([batch(seed) for seed in range(8)])
     verdicts = train(tmp_path, Turning(3, 99, is_whole), rows).verdicts
     assert of_experts(verdicts) == [("alarm", 3, None)]
+
+
+@pytest.mark.trains
+@both
+@pytest.mark.parametrize("since", [0, 3, 99])
+def test_where_no_layer_gives_the_scores_the_rows_that_experts_give_are_counted(train, since, tmp_path):
+    rows = torch.cat([batch(seed) for seed in range(8)])
+    (found, *_) = of_experts(train(tmp_path, Offset(since), rows).verdicts) or [None]
+    assert found == (("alarm", since, None) if since < 99 else None)
 
 
 @pytest.mark.trains

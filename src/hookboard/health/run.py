@@ -49,12 +49,14 @@ class Router(NamedTuple):
     Args:
         module: the layer that picks.
         scores: the layer that gives the scores, in whose order it picks; "" if it picks by others.
+        parts: the modules that are experts, in their order; () if they are one parameter.
         experts: how many experts there are.
         picks: how many of them each token gets.
     """
 
     module: str
     scores: str
+    parts: tuple[str, ...]
     experts: int
     picks: int
 

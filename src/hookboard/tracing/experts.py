@@ -63,11 +63,15 @@ def tokens_of_experts(scores: Tensor, picks: int) -> Tensor:
 
 
 def routers_of(done: TracedStep) -> dict[Router, Op]:
-    """Return each router behind the loss, with its call that picks experts; of several calls in a layer the last."""
+    """Return each router behind the loss, with its call that picks experts; of several calls of one the last."""
     used = {id(value) for value in done.loss.ancestors()}
     picking = (op for op in done.step.ops if isinstance(op.seen, Choice) and used.intersection(map(id, op.results)))
-    last = {op.place.module: op for op in picking if _is_router(op, done.step.model)}
-    return {Router(name, _scored_by(op), len(op.seen.counts), op.seen.picks): op for name, op in last.items()}
+    found: dict[Router, Op] = {}
+    for op in picking:
+        parts = _parts_of(op, done.step.model)
+        if parts is not None:
+            found[Router(op.place.module, _scored_by(op), parts, len(op.seen.counts), op.seen.picks)] = op
+    return found
 
 
 def _scored_by(op: Op) -> str:
@@ -93,27 +97,25 @@ def experts(done: TracedStep) -> Iterator[Finding]:
 EXPERTS = Rule("experts", experts, of="step")
 
 
-def _is_router(op: Op, model: nn.Module) -> bool:
-    """Return True for a choice from the outputs of a layer, beside which there are as many experts."""
+def _parts_of(op: Op, model: nn.Module) -> tuple[str, ...] | None:
+    """Return the experts among which a call picks by the outputs of a layer, see `Router`; None if it picks others."""
     count = len(op.seen.counts)
     made = op.inputs[0].ancestors(lambda value: value.parameter is None)
     if not any(product_of(value)[0] is not None and value.shape[-1:] == (count,) for value in made):
-        return False
+        return None
     parts = op.place.module.split(".") if op.place.module else []
     around = (".".join(parts[:end]) for end in range(len(parts), max(-1, len(parts) - 3), -1))
-    return any(_has_experts(model.get_submodule(name), count) for name in around)
+    found = (_experts_in(name, model.get_submodule(name), count) for name in around)
+    return next((each for each in found if each is not None), None)
 
 
-def _has_experts(module: nn.Module, count: int) -> bool:
-    """Return True if a module holds this many experts: as one parameter, or as children of one type with parameters."""
-    for part in module.modules():
+def _experts_in(name: str, module: nn.Module, count: int) -> tuple[str, ...] | None:
+    """Return the names of this many experts in a module; () if they are one parameter, None if there are none."""
+    for path, part in module.named_modules(prefix=name):
         if any(len(one.shape) > 2 and one.shape[0] == count for one in part.parameters(recurse=False)):
-            return True
-        children = list(part.children())
-        if (
-            len(children) == count
-            and len({type(one) for one in children}) == 1
-            and next(children[0].parameters(), None) is not None
-        ):
-            return True
-    return False
+            return ()
+        children = dict(part.named_children())
+        kinds = {type(one) for one in children.values()}
+        if len(children) == count and len(kinds) == 1 and next(part.parameters(), None) is not None:
+            return tuple(f"{path}.{child}" if path else child for child in children)
+    return None

@@ -4,8 +4,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from hookboard.base.messages import listed
+from hookboard.health.look import Look
 from hookboard.health.rule import Finding, Rule
-from hookboard.health.run import Run
+from hookboard.health.run import Router, Run
 from hookboard.measure import FIELDS
 
 TOKENS_PER_EXPERT = 32
@@ -27,17 +28,32 @@ def experts(run: Run) -> Iterator[Finding]:
     """Report routers that leave out most experts; what the first step showed of one stands until a look counts."""
     first = {found.module: found for found in run.facts.findings if found.rule == "experts"}
     for router in run.facts.routers:
-        seen, said = run.now.of(router.scores, "expert_tokens"), first.get(router.module)
-        if seen is None or seen.channels is None:
-            found = said
-        else:
-            counts = [round(each) for each in (seen.channels[:, _COUNT] * seen.channels[:, _MEAN]).tolist()]
-            found = uneven(router.module, counts, router.picks)
-            if found is not None and said is not None:
-                found = replace(found, advice=said.advice)
+        said, counts = first.get(router.module), _tokens_of(run.now, router) or _rows_of(run, router)
+        found = uneven(router.module, counts, router.picks) if counts else said
+        if found is not None and said is not None:
+            found = replace(found, advice=said.advice)
         if found is not None:
             # No loss need show that a model of many experts has become one of few.
             yield replace(found, is_hard=found.severity == "alarm", is_root=found.severity == "alarm")
+
+
+def _tokens_of(look: Look, router: Router) -> list[int]:
+    """Return how many tokens each expert gets by the router's scores; [] if they are not known."""
+    seen = look.of(router.scores, "expert_tokens") if router.scores else None
+    if seen is None or seen.channels is None:
+        return []
+    return [round(each) for each in (seen.channels[:, _COUNT] * seen.channels[:, _MEAN]).tolist()]
+
+
+def _rows_of(run: Run, router: Router) -> list[int]:
+    """Return how many vectors each expert gives, which is how many tokens it gets; [] if none was seen to give any."""
+    found = []
+    for part in router.parts:
+        inside = (layer.name for layer in run.layers if layer.name == part or layer.name.startswith(f"{part}."))
+        given = (reading for name in inside if (reading := run.now.of(name, "output")) is not None)
+        first = next((reading for reading in given if reading.width), None)
+        found.append(0 if first is None else round((first.moments.count + first.moments.nonfinite) / first.width))
+    return found if any(found) else []
 
 
 def uneven(module: str, counts: Sequence[int], picks: int, ties: int = 0) -> Finding | None:
