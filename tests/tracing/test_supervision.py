@@ -49,10 +49,10 @@ def masked(tokens, begins, late=0, keeps=1):
     return tokens.masked_fill(~counts, -100)
 
 
-def found_in(tokens, labels):
+def found_in(tokens, labels, rule="targets"):
     model = Writer()
     found = audit(model, {"tokens": tokens, "labels": labels}, lambda batch: model(**batch)["loss"])
-    return [one for one in found if one.rule == "targets"]
+    return [one for one in found if one.rule == rule]
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -76,16 +76,14 @@ def test_a_first_token_that_does_not_count_is_a_note():
     assert f"if {MARKER} ends the prompt" in note.advice
 
 
-def test_padding_that_counts_is_a_note_with_its_share():
+def test_padding_that_counts_is_a_note_with_its_share_where_the_model_shifts_its_labels():
     tokens, _ = chats(end=PAD)
-    (note,) = found_in(tokens, tokens)
+    (note,) = found_in(tokens, tokens, "padding")
     counted = tokens[:, 1:]
     lengths = (counted != PAD).int().mul(torch.arange(1, LENGTH)).amax(1)  # up to the last that is no padding
-    repeated = (LENGTH - 1 - lengths - 1).sum().item()  # but for the first of each row
-    assert note.evidence.startswith(
-        f"{repeated / counted.numel():.0%} of the targets that count are token {PAD}, repeated at the end of {ROWS} "
-        f"of {ROWS} rows"
-    )
+    share = (LENGTH - 1 - lengths).sum().item() / counted.numel()
+    assert f"{share:.0%} of the targets of cross_entropy" in note.evidence
+    assert note.advice.startswith(f"give the loss ignore_index={PAD}")
 
 
 def test_texts_without_padding_or_masks_are_left_alone():

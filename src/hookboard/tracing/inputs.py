@@ -10,6 +10,7 @@ from torch import Tensor
 from hookboard.health import Finding, Rule
 from hookboard.tracing.calls import Op, Value
 from hookboard.tracing.rules import OBSERVERS, LossCall, TracedStep, in_numbers, losses_of
+from hookboard.tracing.supervision import token_rows_of
 
 WEIGHING = ("linear", "conv1d", "conv2d", "conv3d", "lstm", "gru", "rnn_tanh", "rnn_relu")
 """Functions whose first argument is weighed by parameters."""
@@ -131,9 +132,12 @@ WEIGHT_FACTOR = 2.0
 def padding(done: TracedStep) -> Iterator[Finding]:
     """Yield a note if a loss over sequences counts what pads them."""
     for call in losses_of(done):
-        if call.op.name not in ("cross_entropy", "nll_loss") or not call.counts_all or call.target.origin.path is None:
+        if call.op.name not in ("cross_entropy", "nll_loss"):
             continue
-        rows = _rows_of(call)
+        rows = _rows_of(call) if call.counts_all and call.target.origin.path is not None else None
+        if rows is None:  # labels that the step has made of the inputs, or moved
+            told = token_rows_of(done, call)
+            rows = None if told is None else told.tokens.masked_fill(~told.counts, call.ignored or 0)
         if rows is None:
             continue
         pad = padding_of(rows)

@@ -512,7 +512,7 @@ TARGETS = Rule(
     of="step",
     about="targets that the loss does not accept, tokens that are shifted twice, no target that counts, or a batch of "
     "at least 32 samples or tokens that count of one class of several; as notes, targets that should be scaled, or are "
-    "all the same, padding that counts, and answers whose first token or end never does",
+    "all the same, and answers whose first token or end never does",
 )
 
 

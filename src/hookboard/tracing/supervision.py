@@ -16,9 +16,6 @@ MIN_ROWS = 8
 ALIKE_SHARE = 0.5
 """Tokens that end or begin what counts differ from row to row if none of them has a larger share (a choice)."""
 
-PADDED_SHARE = 0.5
-"""If a larger share of the rows end with one token again and again, it is taken for padding (a choice)."""
-
 
 def supervised(done: TracedStep) -> str:
     """Return a sentence on how many targets count, for a loss that ignores some, as of tokens; "" for others."""
@@ -42,11 +39,12 @@ class TokenRows(NamedTuple):
     counts: Tensor
 
 
-def _rows_of(done: TracedStep, call: LossCall) -> TokenRows | None:
-    """Return the inputs that are the targets of a call, up to two positions earlier; None if they are none."""
+def token_rows_of(done: TracedStep, call: LossCall) -> TokenRows | None:
+    """Return the inputs that are a loss's targets, up to two positions earlier; None if its targets are others."""
     wanted, counts = call.wanted.detach(), call.counts
+    is_of_classes = call.op.name in ("cross_entropy", "nll_loss")
     sources = (value for value in call.output.ancestors() if value.path is not None and value.op is None)
-    for source in sources if wanted.dtype is torch.long and bool(counts.any()) else ():
+    for source in sources if is_of_classes and wanted.dtype is torch.long and bool(counts.any()) else ():
         inputs = tensor_of(done, source)
         if (
             inputs.dim() != 2
@@ -65,10 +63,10 @@ def _rows_of(done: TracedStep, call: LossCall) -> TokenRows | None:
 
 
 def supervision(done: TracedStep) -> Iterator[Finding]:
-    """Yield a note for an end or a beginning of answers that never counts, and for padding that does."""
+    """Yield a note for an end or a beginning of answers that never counts."""
     for call in losses_of(done):
-        rows = _rows_of(done, call) if call.op.name in ("cross_entropy", "nll_loss") else None
-        for evidence, advice in () if rows is None else (*_edges(*rows), *_padding(*rows)):
+        rows = token_rows_of(done, call)
+        for evidence, advice in () if rows is None else _edges(*rows):
             yield Finding(call.op.place.module, f"{evidence} (targets of {call.op.place})", advice)
 
 
@@ -96,22 +94,6 @@ def _edges(tokens: Tensor, counts: Tensor) -> Iterator[tuple[str, str]]:
             f"and follows on {int(marker[0])}",
             f"if {int(marker[0])} ends the prompt, let the first token of each answer count, which the loss leaves out",
         )
-
-
-def _padding(tokens: Tensor, counts: Tensor) -> Iterator[tuple[str, str]]:
-    """Yield evidence and advice where rows of different lengths end with one token again and again, which counts."""
-    runs = (tokens == tokens[:, -1:]).flip(1).int().cumprod(1).sum(1)
-    padding = tokens[:, -1].mode().values
-    padded = (tokens[:, -1] == padding) & (runs > 1) & counts[:, -1]
-    if padded.sum() < max(MIN_ROWS, PADDED_SHARE * len(tokens)) or len(runs[padded].unique()) < 3:
-        return
-    repeated = (torch.arange(tokens.shape[1], device=tokens.device) > tokens.shape[1] - runs[:, None]) & padded[:, None]
-    share = float((repeated & counts).sum() / counts.sum())
-    yield (
-        f"{share:.0%} of the targets that count are token {int(padding)}, repeated at the end of {int(padded.sum())} "
-        f"of {len(tokens)} rows",
-        "if that is padding, leave it out with ignore_index, but for the one that ends the text",
-    )
 
 
 def _is_one(tokens: Tensor) -> bool:
