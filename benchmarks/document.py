@@ -18,6 +18,7 @@ from pkgutil import iter_modules
 import yaml
 from lightning.pytorch.loggers import Logger
 
+from hookboard.base.rule_texts import PAGE, sections
 from hookboard.callbacks.pictures import PictureLogger
 from hookboard.capturing import EditRule
 from hookboard.health import Rule
@@ -26,6 +27,9 @@ from hookboard.measure import DERIVED, FORMULAS
 from hookboard.tracing import RULES
 
 ROOT = Path(__file__).parents[1]
+
+RULES_PAGE = PAGE.relative_to(ROOT).as_posix()
+"""The rules in words, for `hookboard explain`; docs/rules.md is a copy of it."""
 
 CALLBACKS = "hookboard.callbacks", HookboardCallback
 EDITS = "hookboard.capturing", EditRule
@@ -41,9 +45,9 @@ def table(head: str, rows: Iterable[Iterable[str]]) -> Iterator[str]:
         yield "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"
 
 
-def with_symptoms(text: str) -> str:
+def page_of_rules() -> str:
     """Return the page of the rules with what each rule sees, on the line after its heading."""
-    return SYMPTOM.sub(lambda found: found[1] + symptom(RULES[found[2]]), text)
+    return SYMPTOM.sub(lambda found: found[1] + symptom(RULES[found[2]]), PAGE.read_text(encoding="utf-8"))
 
 
 SYMPTOM = re.compile(r"^(### `(\w+)`\n\n)- \*\*Symptom:\*\*.*$", re.MULTILINE)
@@ -57,9 +61,8 @@ def symptom(rule: Rule) -> str:
 
 def index_of_rules() -> Iterator[str]:
     """Yield a paragraph for each section of the page of the rules, with links to the section and to its rules."""
-    page = (ROOT / "docs/rules.md").read_text(encoding="utf-8")
-    for section, text in re.findall(r"^## ([^\n]*)\n(.*?)(?=^## |\Z)", page, re.DOTALL | re.MULTILINE):
-        rules = ", ".join(f"[`{name}`](#{name})" for name in re.findall(r"^### `(\w+)`$", text, re.MULTILINE))
+    for section, names in sections().items():
+        rules = ", ".join(f"[`{name}`](#{name})" for name in names)
         heading = f"**[{section}](#{section.lower().replace(' ', '-')}):**"
         yield from ["", textwrap.fill(f"{heading} {rules}", 120, break_long_words=False, break_on_hyphens=False)]
     yield ""
@@ -138,7 +141,7 @@ def first_sentence(documented: object) -> str:
 
 WRITTEN: dict[tuple[str, str], Callable[[], Iterable[str]]] = {
     ("docs/README.md", "pages"): index,
-    ("docs/rules.md", "index of rules"): index_of_rules,
+    (RULES_PAGE, "index of rules"): index_of_rules,
     ("docs/statistics.md", "statistics"): statistics,
     ("docs/layers.md", "callbacks"): callbacks,
     ("docs/pictures.md", "callbacks of pictures"): lambda: callbacks(PictureLogger),
@@ -179,10 +182,10 @@ def written() -> dict[str, str]:
     }
     for path in LISTING_STATISTICS:
         texts[path] = with_names(texts[path])
-    texts["docs/rules.md"] = with_symptoms((ROOT / "docs/rules.md").read_text(encoding="utf-8"))
+    texts[RULES_PAGE] = page_of_rules()
     for (path, name), lines in WRITTEN.items():
         texts[path] = with_part(texts[path], name, lines())
-    return texts
+    return texts | {"docs/rules.md": texts[RULES_PAGE]}
 
 
 def missing_exports() -> dict[str, dict[str, str]]:

@@ -138,7 +138,7 @@ def test_one_wheel_serves_every_python_that_is_allowed(wheel):
 @pytest.mark.spawns
 def test_the_wheel_has_what_runs_and_no_source_in_c(wheel):
     package = ROOT / "src"
-    ends = ("*.py", "*.pyi", "py.typed", "static/*", "report/*", "plotly/*.js")
+    ends = ("*.py", "*.pyi", "py.typed", "static/*", "report/*", "plotly/*.js", "base/*.md")
     kept = [path for end in ends for path in package.rglob(end) if path.is_file()]
     compiled = {path for path in sizes(wheel) if path.endswith((".so", ".pyd"))}
     assert [path.partition(".")[0] for path in compiled] == [KERNEL]

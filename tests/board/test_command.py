@@ -20,12 +20,14 @@ from documents.pages import commands
 import hookboard
 from hookboard import Verdict
 from hookboard.base.records import HEALTH, HealthRecord
+from hookboard.base.rule_texts import explained
 from hookboard.board import main
 from hookboard.board.command import parser
 from hookboard.health.folding import cards_of, folded_verdicts
 from hookboard.health.report import closing
 from hookboard.health.run import Run
 from hookboard.model.layers import Layer
+from hookboard.tracing import RULES
 
 ROOT = Path(__file__).parents[2]
 
@@ -61,7 +63,7 @@ def test_without_a_command_all_commands_are_listed_and_the_exit_status_is_2(comm
     status, shown, errors = command()
     assert (status, shown) == (2, [])
     named = [line.split()[0] for line in errors if line.startswith("    ")]
-    assert named == ["run", "verdicts", "report", "runs", "compare"]
+    assert named == ["run", "verdicts", "report", "runs", "explain", "compare"]
 
 
 def test_the_version_is_that_of_the_package(command):
@@ -94,6 +96,27 @@ def test_verdicts_are_in_the_words_of_the_summary_in_the_terminal(command, tmp_p
     _, in_mind, *said = closing(Run({name: Layer(name, "Linear", "linear") for name in layers}, 1), verdicts)
     assert in_mind == "  Fix alarms first; notes may be side effects, or intended."
     assert shown[1:] == said[: len(shown) - 1]
+
+
+def test_a_rule_is_explained_in_plain_text(command):
+    status, (name, *shown), errors = command("explain", "collapsed")
+    assert (status, name, errors) == (0, "collapsed", [])
+    heads = [line.strip().partition(":")[0] for line in shown if not line.startswith("    ")]
+    assert heads == ["Symptom", "Causes", "Fix", "When it is wrong"]
+    assert shown[-1] == "  When it is wrong: it was in one of 73 healthy recipes."
+    assert max(map(len, shown)) <= 100
+
+
+def test_every_rule_has_a_text_and_is_listed_if_none_is_given(command):
+    _, shown, _ = command("explain")
+    assert {*re.findall(r"\w+", " ".join(line for line in shown if line.startswith(" ")))} == {*RULES}
+    assert [name for name in RULES if not {"Symptom", "Fix"} <= explained(name).keys()] == []
+
+
+def test_an_unknown_rule_is_told_with_the_closest_one(command):
+    status, shown, (error,) = command("explain", "dead_unit")
+    assert (status, shown) == (2, [])
+    assert "unknown rule 'dead_unit'; did you mean 'dead_units'" in error
 
 
 def test_without_an_alarm_the_exit_status_is_0(command, tmp_path):

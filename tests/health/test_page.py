@@ -315,7 +315,7 @@ def test_what_follows_is_told_with_its_cause_and_not_by_itself():
     said = "96 of 96 units gave 0. What follows from it: no_gradient in net.0, net.1, net.2; not_learning."
     assert said in rows[0].replace("<br>", " ")
     assert len(table.rows) == 5
-    assert closing(trained(9).run, given)[-1].endswith("; not_learning. Try: Lower the rate.")
+    assert closing(trained(9).run, given)[-2].endswith("; not_learning. Try: Lower the rate.")
 
 
 def test_what_follows_from_an_effect_is_on_the_card_of_the_first_cause():
@@ -371,8 +371,10 @@ def test_what_rules_say_is_shown_in_sentences_of_one_style(given, shown):
     verdict = replace(ALARM, module="head", evidence=given, advice=given)
     run = trained(2).run
     assert table_of(run, [verdict]).rows[0][5:7] == (shown, shown)
-    assert " ".join(" ".join(closing(run, [verdict])).split()).endswith(f": {shown} Try: {shown}")
-    assert news(verdict).endswith(f": {shown}")
+    *said, more = closing(run, [verdict])
+    assert " ".join(" ".join(said).split()).endswith(f": {shown} Try: {shown}")
+    assert more == "  More: hookboard explain dead_units"
+    assert f": {shown}\n" in news(verdict)
 
 
 def test_a_long_table_is_cut_off_and_says_so():
@@ -392,13 +394,14 @@ def test_the_end_of_a_fit_is_told_in_a_few_lines_that_fit_a_terminal():
     assert lines[1] == "  Fix alarms first; notes may be side effects, or intended."
     assert lines[2] == "  alarm: dead_units in net.7 since step 20: 96 of 96 units gave 0. Try: Lower the rate."
     assert "at step 5 (batch 3)" in lines[3]
-    assert lines[-2:] == [
+    assert lines[-3:] == [
         "  and 1 more in the table health/verdict of the loggers and in monitor.verdicts",
+        "  More: hookboard explain dead_units spike",
         "  Look at: tensorboard --logdir logs",
     ]
     assert max(map(len, lines)) <= 100
     assert len(lines) < 20
-    assert closing(judge.run, [ALARM, *[long] * 5])[-1] == "  and 1 more in monitor.verdicts"
+    assert closing(judge.run, [ALARM, *[long] * 5])[-2] == "  and 1 more in monitor.verdicts"
 
 
 def test_a_command_is_never_broken_in_two():
@@ -408,7 +411,8 @@ def test_a_command_is_never_broken_in_two():
 
 def test_a_new_alarm_is_told_in_full_in_lines_that_fit_a_terminal():
     assert " ".join(news(ALARM).split()) == (
-        "HealthMonitor: alarm: dead_units in net.7 since step 20: 96 of 96 units gave 0. Try: Lower the rate."
+        "HealthMonitor: alarm: dead_units in net.7 since step 20: 96 of 96 units gave 0. Try: Lower the rate. "
+        "More: hookboard explain dead_units"
     )
     long = Verdict("alarm", "dead_units", "net.7", 20, None, "so\nmany " * 40, "")
     assert max(map(len, news(long).splitlines())) <= 100

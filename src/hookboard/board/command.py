@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hookboard.base.records import HEALTH
+from hookboard.base.rule_texts import explained, more_on, sections
 from hookboard.board.board import Board
 from hookboard.board.folders import open_folders
 from hookboard.board.logged_run import LoggedRun, loss_tag, natural_key
@@ -88,6 +89,9 @@ def parser() -> argparse.ArgumentParser:
     runs = commands.add_parser("runs", help="all runs, sick ones first")
     runs.add_argument("folder", nargs="+", help="a folder with runs")
     runs.set_defaults(command=_runs)
+    explain = commands.add_parser("explain", help="what a verdict means: causes, fix, and when its rule is wrong")
+    explain.add_argument("rule", nargs="*", help="the name of a rule; left out, all names are listed")
+    explain.set_defaults(command=_explain)
     compare = commands.add_parser("compare", help="where two recordings of models differ; exit status 1 if they do")
     compare.add_argument("left", help="a file that hookboard.record has written")
     compare.add_argument("right", help="another one")
@@ -152,6 +156,16 @@ def _runs(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _explain(arguments: argparse.Namespace) -> int:
+    for rule in arguments.rule:
+        paragraphs = [f"{head}: {text}" for head, text in explained(rule).items()]
+        _print([rule, *(line for paragraph in paragraphs for line in _wrapped(paragraph, "  "))])
+    if not arguments.rule:
+        for section, rules in sections().items():
+            _print([f"{section}:", *_wrapped(", ".join(rules), "    ")])
+    return 0
+
+
 def _compare(arguments: argparse.Namespace) -> int:
     from hookboard.comparing import compare  # it imports torch, which the other commands do not need
 
@@ -179,7 +193,7 @@ def _verdict_lines(run: LoggedRun) -> list[str]:
     lines = _wrapped(f"{run.name}: {run.health.headline}", "")
     for paragraph in run.health.texts:
         lines += _wrapped(paragraph, "  ")
-    return lines
+    return lines + _wrapped(more_on(verdict["rule"] for verdict in run.health.verdicts), "  ")
 
 
 def _wrapped(text: str, start: str) -> list[str]:

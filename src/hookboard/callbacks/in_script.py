@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from hookboard.base.messages import inform, warn
+from hookboard.base.rule_texts import more_on
 from hookboard.callbacks.health_monitor import HealthMonitor
 from hookboard.health import rules_of
 from hookboard.loops import BareLoop, give_to_lightning, give_to_transformers
@@ -31,6 +32,7 @@ from hookboard.tracing import RULES, Findings, LiveStep
 OPTIONS = json.loads(os.environ.get("HOOKBOARD_RUN", "{}"))
 """Those of `hookboard run`: `json`, `stop_on` and `off`."""
 
+READ = "`hookboard run` has read the first training step."
 _ADVICE = """To have all steps and layers watched, add to the loop:
     from hookboard import HealthMonitor, watch
     with watch(model, optimizer, HealthMonitor(), SummaryWriter()) as run:
@@ -195,7 +197,8 @@ class _LoopReader:
         if facts is not None and (facts.findings or not has_failed):
             asked = {rule.name for rule in rules_of(_asked(), RULES)}
             self.found = Findings(one for one in facts.findings if one.rule in asked)
-            inform(f"`hookboard run` has read the first training step. {self.found}\n{_ADVICE}")
+            more = more_on(one.rule for one in self.found)
+            inform("\n".join(filter(None, [f"{READ} {self.found}", more, _ADVICE])))
 
 
 _reader = _LoopReader()

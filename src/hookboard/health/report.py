@@ -4,6 +4,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from hookboard.base.rule_texts import more_on
 from hookboard.health.folding import folded_verdicts
 from hookboard.health.rule import Verdict
 from hookboard.health.run import Run
@@ -54,7 +55,8 @@ def caveat(run: Run, verdicts: Sequence[Verdict]) -> str:
 def closing(run: Run, verdicts: Sequence[Verdict], places: Sequence[str] | None = ()) -> list[str]:
     """Return the lines printed at the end of a fit, in plain text, at most 100 characters each (places may be longer).
 
-    They are the headline, the caveat, the first 5 verdicts, what was left out, and the places.
+    They are the headline, the caveat, the first 5 verdicts, what was left out, how to read more on the verdicts,
+    and the places.
 
     Args:
         run: the run.
@@ -70,6 +72,7 @@ def closing(run: Run, verdicts: Sequence[Verdict], places: Sequence[str] | None 
         table = "the table health/verdict of the loggers and in " if places else ""
         lines.append(f"  and {len(shown) - CLOSING_VERDICTS_MAX} more in {table}monitor.verdicts")
     lines += _wrapped(left_out(run), "  ", 4)
+    lines += _wrapped(more_on(verdict.rule for verdict in shown[:CLOSING_VERDICTS_MAX]), "  ", 4)
     if places is None:
         lines.append("  There is no logger: the verdicts are in monitor.verdicts, and nothing is in TensorBoard.")
     for place in places or ():
@@ -79,7 +82,7 @@ def closing(run: Run, verdicts: Sequence[Verdict], places: Sequence[str] | None 
 
 def news(verdict: Verdict) -> str:
     """Return the text printed for a new verdict, with its advice, in lines of at most 100 characters."""
-    return "\n".join(_wrapped(f"HealthMonitor: {verdict}", "", 4))
+    return "\n".join([*_wrapped(f"HealthMonitor: {verdict}", "", 4), *_wrapped(more_on([verdict.rule]), "    ", 4)])
 
 
 def ended_by(verdict: Verdict, step: int) -> str:

@@ -187,7 +187,7 @@ class Rule:
             of the first training step, which built-in rules are given; what they find is a verdict too. Their `judge`
             is None where the findings come from what watches the optimizers, or from another rule's.
         look_at: The tag of the chart or text that shows what the rule sees, for the table of verdicts.
-        about: What it sees, in words. Of a built-in rule, docs/rules.md has them.
+        about: What it sees, in words. Of a built-in rule, `hookboard explain` shows them.
         gives: Whether its verdicts are alarms, notes or either, for the same page.
 
     Raises:
