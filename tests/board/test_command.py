@@ -186,10 +186,19 @@ def test_runs_are_listed_with_the_sickest_first(command):
     status, shown, errors = command("runs", "logs")
     assert (status, errors) == (0, [])
     assert shown[0].split() == ["alarms", "notes", "steps", "last", "look", "loss", "run"]
-    assert [line.split()[-1] for line in shown[1:]] == ["logs/zoo", "logs/sick", "logs/a_loggers"]
-    assert shown[2].split()[:3] == ["1", "1", "118"]
-    assert "1 train/loss" in shown[2]
-    assert shown[3].split()[:5] == ["-", "-", "118", "-", "1"]
+    runs = [line for line in shown[1:] if not line.startswith(" " * 7)]
+    assert [line.split()[-1] for line in runs] == ["logs/zoo", "logs/sick", "logs/a_loggers"]
+    assert runs[1].split()[:3] == ["1", "1", "118"]
+    assert "1 train/loss" in runs[1]
+    assert runs[2].split()[:5] == ["-", "-", "118", "-", "1"]
+
+
+def test_below_a_run_stand_the_rules_of_its_alarms_and_notes(command, tmp_path):
+    rules = [("alarm", "odd"), ("alarm", "spike"), ("alarm", "odd"), ("note", "frozen")]
+    judged(tmp_path / "run", [Verdict(kind, rule, "a", 0, None, "It is.", "Look.") for kind, rule in rules])
+    judged(tmp_path / "well", [])
+    _, shown, _ = command("runs", tmp_path)
+    assert [shown[2].strip(), len(shown)] == ["alarm: odd (2), spike; note: frozen", 4]
 
 
 def test_what_a_terminal_would_act_upon_is_not_printed(command, tmp_path):

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -21,6 +22,8 @@ from hookboard.board.one_file import page_of
 
 ALARM, DIFFERENT, BAD_INPUT = 1, 1, 2
 """Exit statuses; 0 means that there is no alarm, or no difference, and nothing to warn of."""
+
+SEVERITIES = ("alarm", "note")
 
 MAX_RUNS = 8
 """Maximum number of runs of a report, which holds the comparison of every two of them."""
@@ -203,25 +206,37 @@ def _wrapped(text: str, start: str) -> list[str]:
 
 
 def _run_lines(board: Board, names: Iterable[str]) -> Iterator[str]:
-    """Yield the header and the lines of a table of runs, the sickest first; runs without a health record come last."""
-    table = sorted((_line_of(board, name) for name in names), key=lambda line: line[0])
+    """Yield the header and the lines of a table of runs, the sickest first; runs without a health record come last.
+
+    Below a run stand the rules of its alarms, then of its notes.
+    """
     yield f"{'alarms':>6} {'notes':>6} {'steps':>9}  {'last look':16}  {'loss':24}  run"
-    yield from (text for _, text in table)
+    for _, line, rules in sorted((_line_of(board, name) for name in names), key=lambda one: one[0]):
+        yield line
+        yield from rules
 
 
-def _line_of(board: Board, name: str) -> tuple[tuple[Any, ...], str]:
-    """Return the sort key and the line of a run."""
+def _line_of(board: Board, name: str) -> tuple[tuple[Any, ...], str, list[str]]:
+    """Return the sort key and the line of a run, and the lines with its rules."""
     run, source = board.logged_run(name), board.source
     looks = source.last_tensors(run=name).get(name, {})
     seen, alarms, notes = "-", "-", "-"
     rank: tuple[Any, ...] = (True, 0, 0, natural_key(name))
+    rules: list[str] = []
     if run.health is not None:
-        count = sum(verdict["severity"] == "alarm" for verdict in run.health.verdicts)
-        others = len(run.health.verdicts) - count
-        alarms, notes, rank = str(count), str(others), (False, -count, -others, natural_key(name))
+        found = {kind: Counter(v["rule"] for v in run.health.verdicts if v["severity"] == kind) for kind in SEVERITIES}
+        counts = [counted.total() for counted in found.values()]
+        (alarms, notes), rank = map(str, counts), (False, *(-count for count in counts), natural_key(name))
         seen = time.strftime("%Y-%m-%d %H:%M", time.localtime(looks[HEALTH].wall_time))
+        said = [f"{kind}: {', '.join(map(_counted, counted.items()))}" for kind, counted in found.items() if counted]
+        rules = _wrapped("; ".join(said), " " * 7)
     tag = loss_tag(source.last_scalars(name).get(name, {}))
     loss = "-"
     if tag and len(values := source.scalars(name, [tag])[tag].values):
         loss = f"{values[-1]:.4g} {tag}"
-    return rank, f"{alarms:>6} {notes:>6} {run.last_step:>9}  {seen:16}  {loss:24}  {name}"
+    return rank, f"{alarms:>6} {notes:>6} {run.last_step:>9}  {seen:16}  {loss:24}  {name}", rules
+
+
+def _counted(rule: tuple[str, int]) -> str:
+    name, count = rule
+    return f"{name} ({count})" if count > 1 else name
