@@ -10,6 +10,12 @@ from toys import mlp
 from hookboard import HookboardWarning, capture
 from hookboard.base import messages
 from hookboard.measure import module_tap
+from hookboard.tracing import RULES
+
+
+def test_of_many_names_none_is_listed_where_one_is_meant_and_few_where_none_is():
+    assert str(messages.unknown("rule", "dead", RULES)) == "unknown rule 'dead'; did you mean 'dead_units'?"
+    assert str(messages.unknown("rule", "alarms", RULES)).count(", ") == 11
 
 
 def test_a_hook_that_fails_at_a_prompt_does_not_speak_of_a_run(monkeypatch):

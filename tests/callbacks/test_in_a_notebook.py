@@ -4,7 +4,10 @@ import base64
 import copy
 import io
 import pickle
+import pydoc
 import re
+import subprocess
+import sys
 
 import pytest
 from PIL import Image
@@ -136,6 +139,35 @@ def test_verdicts_are_shown_as_sentences(sick):
     assert repr(verdicts).splitlines() == [str(verdict) for verdict in verdicts]
     assert verdicts._repr_html_().count("<p>") == len(verdicts) > 0
     assert repr(HealthMonitor().verdicts) == "()"
+
+
+def test_a_single_verdict_is_shown_as_in_the_list(sick):
+    assert sick.verdicts[0]._repr_html_() in sick.verdicts._repr_html_()
+
+
+def test_the_help_of_a_callback_has_no_text_of_typing():
+    shown = pydoc.render_doc(HealthMonitor, renderer=pydoc.plaintext)
+    assert "Parameterizes a generic class" not in shown
+
+
+def test_a_misspelt_statistic_of_a_reading_is_an_error_with_the_closest_one(tmp_path):
+    logger = ActivationLogger(every_n_steps=1)
+    fit(tmp_path, Toy(mlp()), batches(*[4] * 2), logger)
+    with pytest.raises(KeyError, match="unknown statistic 'meen'; did you mean 'mean'"):
+        logger.readings[0].statistics["meen"]
+
+
+@pytest.mark.spawns
+def test_a_line_in_a_notebook_is_named_by_its_cell():
+    pytest.importorskip("IPython")
+    cells = """import torch, hookboard; from torch import nn
+net, y = nn.Sequential(nn.Linear(4, 3), nn.Softmax(1)), torch.arange(8) % 3
+step = lambda batch: nn.functional.cross_entropy(net(batch), y)
+hookboard.audit(net, torch.randn(8, 4), step)
+"""
+    command = [sys.executable, "-m", "IPython", "--simple-prompt", "--colors=NoColor", "--no-banner"]
+    done = subprocess.run(command, input=cells, capture_output=True, text=True, timeout=120)
+    assert "cross_entropy at In [3]:1 takes logits" in done.stdout
 
 
 def test_a_copy_of_a_monitor_shows_its_call_alone(sick):

@@ -1,8 +1,9 @@
-"""What a comparison shows in a notebook."""
+"""What a comparison shows at a prompt and in a notebook."""
 
 import copy
 import re
 
+import pytest
 import torch
 from comparing.nets import INPUTS, Transformer, model, planted
 from torch import nn
@@ -38,3 +39,15 @@ def test_of_many_modules_those_that_differ_are_shown():
     rows = rows_of(compare(net, other, torch.ones(1, 2)))
     assert len(rows) == 100
     assert sum("#d62728" in row for row in rows) == 1
+
+
+def test_a_prompt_shows_a_comparison_in_words():
+    net = nn.Sequential(nn.Linear(2, 2))
+    found = compare(net, copy.deepcopy(net), torch.ones(1, 2))
+    assert repr(found) == str(found) == "Equal up to rounding: 4 tensors of 2 modules were compared."
+
+
+def test_without_inputs_it_is_said_what_is_missing_before_a_model_runs():
+    net = nn.Linear(2, 2)
+    with pytest.raises(ValueError, match=r"inputs are missing: .* compare\(left, right, batch\)"):
+        compare(net, copy.deepcopy(net))

@@ -51,7 +51,7 @@ def test_statistics_are_found_by_name_object_and_dotted_path():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("men", "unknown statistic 'men'; did you mean 'mean'.*Valid: mean, std, var"),
+        ("men", "unknown statistic 'men'; did you mean 'mean' or 'min'"),
         ("math.nothing", "'math.nothing' cannot be imported"),
         ("no_such_package.thing", "'no_such_package.thing' cannot be imported"),
         ("math.pi", "'math.pi' is a float, not a hookboard.Statistic"),

@@ -147,7 +147,7 @@ def check_name(option: str, given: object, valid: Iterable[str]) -> None:
     """
     valid = list(valid)
     if not isinstance(given, str) or given not in valid:
-        raise unknown(option, given, valid, most=None)
+        raise unknown(option, given, valid)
 
 
 def chosen(option: str, given: str | Sequence[str], valid: Sequence[Name]) -> list[Name]:

@@ -6,10 +6,18 @@ import os
 import traceback
 import warnings
 from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+from hookboard.base.prompts import file_name
+
+T = TypeVar("T")
 
 MAX_LISTED = 12
 MAX_QUOTED_CHARS = 120
 """Maximum number of characters that are quoted of what a user has given."""
+
+MIN_PART_CHARS = 3
+"""Minimum length of a part of a name by which `closest` finds it."""
 
 MAX_COMPARED_CHARS = 200
 """Maximum length of the names that `closest` compares."""
@@ -95,8 +103,8 @@ def warn_switched_off(what: str, error: Exception) -> None:
 def closest(given: str, valid: Iterable[str]) -> list[str]:
     """Return up to three of the valid names that resemble `given`, best first; [] if none does.
 
-    A dotted name is also compared by its last part, so that `layr1` finds `backbone.layer1`. Very long names, which
-    take seconds to compare, are skipped.
+    A dotted name is also compared by its last part, so that `layr1` finds `backbone.layer1`; last come names that
+    contain `given`. Very long names, which take seconds to compare, are skipped.
 
     >>> closest("encoder.layr1", ["encoder.layer1", "encoder.layer2", "head"])
     ['encoder.layer1', 'encoder.layer2']
@@ -104,23 +112,41 @@ def closest(given: str, valid: Iterable[str]) -> list[str]:
     if len(given) > MAX_COMPARED_CHARS:
         return []
     tails = {name: name.rpartition(".")[2] for name in valid if len(name) <= MAX_COMPARED_CHARS}
-    whole = difflib.get_close_matches(given, tails, cutoff=0.5)
+    whole = difflib.get_close_matches(given, tails)
     near = difflib.get_close_matches(given.rpartition(".")[2], tails.values())
     by_tail = [name for name in tails if tails[name] in near]
-    return list(dict.fromkeys([*whole, *by_tail]))[:3]
+    by_part = [name for name in tails if len(given) >= MIN_PART_CHARS and given in name]
+    return list(dict.fromkeys([*whole, *by_tail, *by_part]))[:3]
 
 
-def unknown(kind: str, given: object, valid: Iterable[str], most: int | None = 32) -> ValueError:
-    """Return the error for a name that is not in `valid`; it lists up to `most` valid names, all for None.
+def unknown(kind: str, given: object, valid: Iterable[str]) -> ValueError:
+    """Return the error for a name that is not in `valid`, with the closest valid ones; many are listed if none is.
 
     >>> unknown("statistic", "men", ["mean", "std"])
     ValueError("unknown statistic 'men'; did you mean 'mean'? Valid: mean, std.")
+    >>> unknown("layer", "zet", map(str, range(50)))
+    ValueError("unknown layer 'zet'. Valid: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 and 38 more.")
     """
     valid = list(valid)
     near = closest(given, valid) if isinstance(given, str) else []
     hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else "."
-    said = listed(valid, len(valid) if most is None else most)
-    return ValueError(f"unknown {kind} {quoted(given)}{hint} Valid: {said}.")
+    said = "" if near and len(valid) > MAX_LISTED else f" Valid: {listed(valid)}."
+    return ValueError(f"unknown {kind} {quoted(given)}{hint}{said}")
+
+
+class Named(dict[str, T]):
+    """Values by name. A name that it does not have is an error with the closest ones.
+
+    Args:
+        kind: what is named, for the error.
+    """
+
+    def __init__(self, kind: str, values: Iterable[tuple[str, T]]) -> None:
+        super().__init__(values)
+        self._kind = kind
+
+    def __missing__(self, name: str) -> T:
+        raise KeyError(str(unknown(self._kind, name, self)))
 
 
 def quoted(given: object) -> str:
@@ -153,4 +179,4 @@ def _place_of(error: Exception) -> str:
     ours = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     lines = traceback.extract_tb(error.__traceback__)
     others = [line for line in lines if not os.path.abspath(line.filename).startswith(ours + os.sep)]
-    return f" ({os.path.basename(others[-1].filename)}, line {others[-1].lineno})" if others else ""
+    return f" ({file_name(others[-1].filename)}, line {others[-1].lineno})" if others else ""

@@ -5,6 +5,8 @@ The HTML needs no network and no script. Its colours follow the page around it, 
 
 import base64
 import html
+import os
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from time import perf_counter
 from typing import Any
@@ -101,6 +103,18 @@ class ShownText(str):
 
     def _repr_html_(self) -> str:
         return self.as_html()
+
+
+def cell_of(path: str) -> str:
+    """Return the cell of IPython whose code has this path, as in "In [5]"; "" for a file."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    named = getattr(getattr(shell, "compile", None), "format_code_name", lambda path: None)(path)
+    return named[1].replace("[", " [") if named else ""
+
+
+def file_name(path: str) -> str:
+    """Return what a user is told of a file: its name, or the cell of IPython."""
+    return cell_of(path) or os.path.basename(path)
 
 
 def pandas_for(what: str) -> Any:

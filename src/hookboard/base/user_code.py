@@ -9,6 +9,7 @@ from types import FrameType
 import torch
 
 from hookboard.base.either_lightning import PACKAGES
+from hookboard.base.prompts import cell_of
 
 _LIBRARIES = (
     "<",
@@ -25,7 +26,7 @@ _LIBRARIES = (
 @functools.cache
 def is_of_library(path: str) -> bool:
     """Return True if a file belongs to torch, Lightning, Hugging Face or hookboard, or is none at all (`<stdin>`)."""
-    return path.startswith(_LIBRARIES)
+    return path.startswith(_LIBRARIES) and not cell_of(path)
 
 
 def user_frame(frame: FrameType | None) -> FrameType | None:

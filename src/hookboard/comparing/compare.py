@@ -81,15 +81,16 @@ def compare(
         left: a model, or the path of a recording by `record`.
         right: a model, or the path of a recording if `left` is one too.
         inputs: the argument of both models; a tuple holds several, a dict those with names. They are copied, moved to
-            each model's device, and floating ones converted to the type of its parameters. Two recordings need none.
+            each model's device, and floating ones converted to the type of its parameters. () for a model that takes
+            nothing. Two recordings need none.
         loss: computes a scalar from what a model returns; then gradients are compared too.
         names: pattern of names of the left model -> pattern of the right one, such as {"encoder.layer.*": "blocks.*"}.
             Left out: by equal names, or, if fewer than half are equal, by order and shape.
 
     Raises:
         TypeError: a side is none of these, or `loss` is not a function.
-        ValueError: a recording is damaged, a pattern matches nothing, or a model or its inputs have no values yet (lazy
-            or meta tensors).
+        ValueError: inputs are missing, a recording is damaged, a pattern matches nothing, or a model or its inputs have
+            no values yet (lazy or meta tensors).
 
     Examples:
         >>> import copy, torch
@@ -110,6 +111,8 @@ def compare(
     for name, side in (("left", left), ("right", right)):
         if isinstance(side, nn.Module):
             _check_model(name, side)
+    if inputs is None and isinstance(right, nn.Module):
+        raise ValueError("inputs are missing: what the models are called with, as in compare(left, right, batch)")
     _check_inputs(inputs)
     with ExitStack() as until_end:
         until_end.enter_context(same_gradients(left, right))

@@ -69,6 +69,9 @@ class Comparison:
             lines = [f"{count} difference{'' if count == 1 else 's'}: {said}.", *map(str, self.differences)]
         return "\n".join([*lines, *(f"Note: {note}." for note in self.notes)])
 
+    def __repr__(self) -> str:
+        return str(self)
+
     def table(self) -> str:
         """Return a line for each tensor: its relative difference as it is, alone, and what rounding may give."""
         width = max((len(str(row.spot)) for row in self.rows), default=0)

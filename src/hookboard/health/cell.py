@@ -10,9 +10,6 @@ from hookboard.health.report import caveat, headline
 from hookboard.health.rule import Verdict
 from hookboard.health.run import Run
 
-COLOURS = {"alarm": "#e03535", "note": "#a07400"}
-"""Readable in bold on white and on black: the contrast is above 4 to 1 on both."""
-
 MAP = "health/activation_rms"
 
 
@@ -23,7 +20,7 @@ class Verdicts(tuple[Verdict, ...]):
         return "\n".join(map(str, self)) or "()"
 
     def _repr_html_(self) -> str:
-        return f'<div style="max-width: 60em">{"".join(map(_paragraph, self)) or "No verdicts."}</div>'
+        return f'<div style="max-width: 60em">{"".join(map(Verdict._repr_html_, self)) or "No verdicts."}</div>'
 
 
 def cell(run: Run, verdicts: Sequence[Verdict]) -> str:
@@ -37,18 +34,10 @@ def cell(run: Run, verdicts: Sequence[Verdict]) -> str:
     """
     shown = folded_verdicts(verdicts, [layer.name for layer in run.layers])
     parts = [f"<p><b>{html.escape(headline(run, verdicts))}</b> {html.escape(caveat(run, verdicts))}</p>"]
-    parts += [_paragraph(verdict) for verdict in shown]
+    parts += map(Verdict._repr_html_, shown)
     picture = pictures(run, verdicts).get(MAP)
     if picture is not None:
         data, width, _ = picture.encode()
         source = f"data:image/png;base64,{base64.b64encode(data).decode()}"
         parts.append(f'<img src="{source}" width="{width}" style="max-width: 100%" alt="RMS of activations">')
     return f'<div style="max-width: 60em">{"".join(parts)}</div>'
-
-
-def _paragraph(verdict: Verdict) -> str:
-    shown = verdict.in_sentences()
-    return (
-        f'<p><b style="color: {COLOURS[verdict.severity]}">{html.escape(verdict.title)}</b><br>'
-        f"{html.escape(shown.evidence)}<br><b>Try:</b> {html.escape(shown.advice)}</p>"
-    )

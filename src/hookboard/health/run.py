@@ -257,7 +257,7 @@ class Run:
             ValueError: there is no such quantity.
         """
         if quantity not in QUANTITIES:
-            raise unknown("quantity", quantity, QUANTITIES, most=None)
+            raise unknown("quantity", quantity, QUANTITIES)
         return self.table.recent[quantity]
 
     def course(self, quantity: str, first: int | None = None) -> np.ndarray:

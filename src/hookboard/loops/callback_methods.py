@@ -3,7 +3,7 @@
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from lightning.pytorch import Callback
 from torch import Tensor, nn
@@ -15,6 +15,19 @@ from hookboard.loops.loop import Loop
 from hookboard.loops.stage_state import Selection, StageState, is_due
 from hookboard.model.sites import Stage
 
+if TYPE_CHECKING:
+    from typing import Generic
+else:
+
+    class Generic:
+        """Stands for that of `typing`, whose text would end the `help()` of each callback."""
+
+        __slots__ = ()
+
+        def __class_getitem__(cls, state: object) -> type:
+            return cls
+
+
 W = TypeVar("W", bound=StageState)
 
 
@@ -22,7 +35,7 @@ class NothingToShowError(ValueError):
     """Raised by a callback if the model or its data have nothing that it can show: its stage ends with one warning."""
 
 
-class CallbackMethods(Callback, ABC, Generic[W]):
+class CallbackMethods(Generic[W], Callback, ABC):
     """The attributes and methods that a callback overrides."""
 
     state_class: type[W]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hookboard.base.checks import check_differ, check_function, check_identifier, check_name, object_at, several
 from hookboard.base.kept import kept
-from hookboard.base.messages import unknown
+from hookboard.base.messages import Named, unknown
 from hookboard.base.rounds import Merging, once, together
 from hookboard.measure.columns import Columns, SaturatedCount, width_of
 from hookboard.measure.derived import DERIVED, SATURATED, AxisScale, MergedSite
@@ -113,7 +113,7 @@ class StatisticTable(NamedTuple):
     def at(self, row: int) -> dict[str, float]:
         """Return the statistics of one site by name; those that it does not have are left out."""
         found = zip(self.names, self.values[row].tolist(), self.is_there[row].tolist(), strict=True)
-        return {name: value for name, value, is_there in found if is_there}
+        return Named("statistic", ((name, value) for name, value, is_there in found if is_there))
 
     def where(self, is_kept: np.ndarray) -> "StatisticTable":
         """Return the statistics of some of the sites: those where `is_kept`, shape (sites,), is true."""
@@ -381,7 +381,7 @@ def _is_built_in(statistic: str | Statistic) -> bool:
 
 def _at_path(path: str, also_valid: Sequence[str]) -> Statistic:
     if "." not in path:
-        raise unknown("statistic", path, [*FORMULAS, *DERIVED, *also_valid], most=None)
+        raise unknown("statistic", path, [*FORMULAS, *DERIVED, *also_valid])
     return object_at(path, Statistic, "statistic")
 
 

@@ -3,11 +3,12 @@
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from hookboard.base.prompts import file_name
 
 _RESHAPES = """
 view view_as reshape reshape_as squeeze unsqueeze flatten unflatten ravel transpose t permute movedim moveaxis swapaxes
@@ -38,7 +39,7 @@ class Place(NamedTuple):
     @property
     def short_line(self) -> str:
         """The line as in `model.py:31`; "" without a file."""
-        return f"{Path(self.file).name}:{self.line}" if self.file else ""
+        return f"{file_name(self.file)}:{self.line}" if self.file else ""
 
     def __str__(self) -> str:
         """Return the place as in `model.py:31 (in net.4)`, or "a line of a library" without a file."""

@@ -1,11 +1,11 @@
 """`unused_parameters`: parameters that a step under DistributedDataParallel does not use."""
 
 from collections.abc import Collection, Iterator
-from pathlib import Path
 
 from torch import nn
 
 from hookboard.base.messages import listed
+from hookboard.base.prompts import file_name
 from hookboard.base.user_code import is_of_library
 from hookboard.health import Finding, Rule
 from hookboard.tracing.program import StepTrace
@@ -61,5 +61,5 @@ def _by(parent: nn.Module) -> str:
     for method in ("forward", "training_step"):
         code = getattr(getattr(type(parent), method, None), "__code__", None)
         if code is not None and not is_of_library(code.co_filename):
-            return f"{type(parent).__name__}.{method} ({Path(code.co_filename).name}:{code.co_firstlineno})"
+            return f"{type(parent).__name__}.{method} ({file_name(code.co_filename)}:{code.co_firstlineno})"
     return "the step"
