@@ -1,6 +1,10 @@
 """Messages hold wherever they come: in a run, and at a prompt."""
 
+import io
 import linecache
+import logging
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -16,6 +20,36 @@ from hookboard.tracing import RULES
 def test_of_many_names_none_is_listed_where_one_is_meant_and_few_where_none_is():
     assert str(messages.unknown("rule", "dead", RULES)) == "unknown rule 'dead'; did you mean 'dead_units'?"
     assert str(messages.unknown("rule", "alarms", RULES)).count(", ") == 11
+
+
+@pytest.mark.spawns
+@pytest.mark.parametrize(
+    "setting_up",
+    [
+        "logging.basicConfig(); import lightning.pytorch",
+        "import lightning.pytorch; logging.basicConfig()",
+        "logging.basicConfig(level='INFO'); import hookboard",
+        "import hookboard; logging.getLogger('lightning.pytorch').handlers.clear()",
+    ],
+)
+def test_a_line_is_shown_once_however_logging_is_set_up(setting_up):
+    code = f"import logging; {setting_up}; from hookboard.base.messages import alert; alert('one line')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stderr.count("one line") == 1
+
+
+def test_a_line_reaches_each_handler_that_its_level_asks_for():
+    logger, streams = logging.getLogger("lightning.pytorch"), [io.StringIO() for _ in range(2)]
+    handlers = [logging.StreamHandler(stream) for stream in streams]
+    handlers[1].setLevel(logging.WARNING)
+    for handler in handlers:
+        logger.addHandler(handler)
+    messages.inform("a line")
+    messages.alert("an alarm")
+    for handler in handlers:
+        logger.removeHandler(handler)
+    lines = [stream.getvalue() for stream in streams]
+    assert lines == ["hookboard: a line\nhookboard: an alarm\n", "hookboard: an alarm\n"]
 
 
 def test_a_hook_that_fails_at_a_prompt_does_not_speak_of_a_run(monkeypatch):

@@ -73,8 +73,24 @@ def alert(text: str) -> None:
 
 
 def _log(level: int, text: str) -> None:
-    if _is_rank_zero():
-        logging.getLogger("lightning.pytorch").log(level, "hookboard: %s", text)
+    """Log a line, once on each stream.
+
+    After `logging.basicConfig()` both the handler of `lightning` and that of the root logger write to the terminal; the
+    root's has the format that the user asked for.
+    """
+    logger = logging.getLogger("lightning.pytorch")
+    record = logger.makeRecord(logger.name, level, __file__, 0, f"{PREFIX}%s", (text,), None)
+    if not _is_rank_zero() or not logger.isEnabledFor(level) or not logger.filter(record):
+        return
+    asked: dict[int, logging.Handler] = {}
+    one: logging.Logger | None = logger
+    while one is not None:
+        asked |= {id(getattr(each, "stream", None) or each): each for each in one.handlers if level >= each.level}
+        one = one.parent if one.propagate else None
+    for handler in asked.values():
+        handler.handle(record)
+    if not asked:
+        logger.callHandlers(record)  # which shows warnings where there is no handler at all
 
 
 def ask_for_rank(is_rank_zero: Callable[[], bool]) -> None:
