@@ -127,6 +127,13 @@ def test_without_a_script_it_says_what_to_give(python):
     assert (run.returncode, run.stderr.strip()) == (2, "hookboard: run takes a script, as in: hookboard run train.py")
 
 
+@pytest.mark.parametrize("option", ["--off", "--stop-on"])
+def test_a_rule_that_does_not_exist_is_an_error_before_the_script_runs(python, option):
+    run = python("print('runs')", options=[option, "loss_inptu"])
+    assert (run.returncode, run.stdout) == (2, "")
+    assert "unknown rule 'loss_inptu'; did you mean 'loss_input'" in run.stderr
+
+
 def test_of_a_bare_loop_the_first_step_is_read_and_the_rest_is_as_without_us(python, tmp_path):
     bare, run = python(BARE, "--lr"), python(BARE, "--lr", options=JSON)
     assert (run.stdout, run.returncode) == (bare.stdout, bare.returncode) == (bare.stdout, 3)
@@ -139,6 +146,14 @@ def test_both_processes_of_a_trainer_have_a_monitor_and_its_checkpoint_is_as_wit
     bare, run = python(LIGHTNING), python(LIGHTNING, options=JSON)
     assert run.stdout == bare.stdout != ""
     assert "`hookboard run` has given this Trainer a HealthMonitor()." in run.stderr
+    assert verdicts(tmp_path)[0] == ("alarm", "loss_input")
+
+
+def test_verdicts_of_processes_that_lightning_has_started_are_written_too(python, tmp_path):
+    text = LIGHTNING.replace("devices=2", 'devices=2, strategy="ddp_spawn"').replace(
+        "if trainer.is_global_zero", "if 0"
+    )
+    python(text, options=JSON)
     assert verdicts(tmp_path)[0] == ("alarm", "loss_input")
 
 

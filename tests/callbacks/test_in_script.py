@@ -251,7 +251,7 @@ def test_a_module_that_was_never_completed_is_passed_over(reader):
 def test_a_file_that_cannot_be_written_is_said(tmp_path, options):
     options["json"] = str(tmp_path / "missing" / "found.json")
     with pytest.warns(match="FileNotFoundError"):
-        script._at_exit()
+        script._InScript()._write()
 
 
 def test_nothing_is_read_once_a_trainer_has_begun(reader, tmp_path, monkeypatch):

@@ -19,6 +19,7 @@ from hookboard.board.board import Board
 from hookboard.board.folders import open_folders
 from hookboard.board.logged_run import LoggedRun, loss_tag, natural_key
 from hookboard.board.one_file import page_of
+from hookboard.model.patterns import is_pattern
 
 ALARM, DIFFERENT, BAD_INPUT = 1, 1, 2
 """Exit statuses; 0 means that there is no alarm, or no difference, and nothing to warn of."""
@@ -112,6 +113,11 @@ def _run(arguments: argparse.Namespace) -> int:
     """Become the Python that runs the script: what Python does at its start tells it to watch, see `sitecustomize`."""
     if not arguments.script:
         raise ValueError("run takes a script, as in: hookboard run train.py")
+    for rule in filter(None, [*arguments.off, arguments.stop_on]):
+        if rule != "alarm" and not is_pattern(rule):
+            explained(rule)
+    if arguments.json and os.environ.get("RANK", "0") == "0":
+        arguments.json.write_text("[]", encoding="utf-8")
     folder = Path(__file__).parent / "beside_script"
     options = {
         "off": arguments.off,

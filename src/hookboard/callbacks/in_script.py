@@ -79,7 +79,40 @@ def _give(giving: Callable[..., bool], trainer: Any) -> None:
         inform("`hookboard run` has given this Trainer a HealthMonitor().")
 
 
+class _InScript(HealthMonitor):
+    """The monitor of a script: the checkpoints are as without it, and `--json` has its verdicts when a run ends.
+
+    That is in the process that trains, which Lightning may have started: it does not run what Python does at exit.
+    """
+
+    def state_dict(self) -> dict[str, Any]:
+        """Save nothing."""
+        return {}
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Save nothing."""
+
+    def end_run(self, loop: Any) -> None:
+        """Also write the verdicts."""
+        super().end_run(loop)
+        self._write()
+
+    def break_off(self, loop: Any) -> None:
+        """Also write the verdicts."""
+        super().break_off(loop)
+        self._write()
+
+    def _write(self) -> None:
+        if self not in _monitors:
+            _monitors.append(self)
+        _guarded(_write_json)
+
+
+_InScript.__name__ = HealthMonitor.__name__  # as it is called in messages
+
+
 _monitors: list[HealthMonitor] = []
+"""Those of this process, whose verdicts are written."""
 
 
 def _asked() -> list[str]:
@@ -87,16 +120,7 @@ def _asked() -> list[str]:
 
 
 def _new_monitor() -> HealthMonitor:
-    monitor = HealthMonitor(rules=_asked(), stop_on=OPTIONS.get("stop_on"))
-    # The checkpoints of the script are as without us.
-    monitor.state_dict = dict  # type: ignore[method-assign]
-    monitor.on_save_checkpoint = _save_nothing  # type: ignore[method-assign]
-    _monitors.append(monitor)
-    return monitor
-
-
-def _save_nothing(trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-    pass
+    return _InScript(rules=_asked(), stop_on=OPTIONS.get("stop_on"))
 
 
 class _LoopReader:
@@ -218,16 +242,29 @@ def _holder_of(trained: set[int], called: nn.Module) -> nn.Module | None:
     return None
 
 
-def _at_exit() -> None:
-    """End the reading of a loop of one step, and write what was found, for `--json`."""
-    _reader.end()
+_written: list[dict[str, Any]] = []
+"""What this process has written."""
+
+
+def _write_json() -> None:
+    """Write what was found for `--json`, beside what other processes of the script have written."""
     path = OPTIONS.get("json")
     if not path or any(os.environ.get(rank, "0") != "0" for rank in _RANKS):  # the first process judges
         return
     found: list[Any] = [verdict.in_sentences() for monitor in _monitors for verdict in monitor.verdicts]
     found += [dataclasses.replace(one, since=0) for one in _reader.found or ()]
     said = [{name: getattr(one, name) for name in _FIELDS} for one in found]
-    _guarded(Path(path).write_text, json.dumps(said, indent=2), "utf-8")
+    said = json.loads(json.dumps(said))  # as it is read again
+    others = [one for one in json.loads(Path(path).read_text(encoding="utf-8")) if one not in _written]
+    Path(path).write_text(json.dumps(others + said, indent=2), encoding="utf-8")
+    _written[:] = said
+
+
+def _at_exit() -> None:
+    """End the reading of a loop of one step, and write what was found."""
+    _reader.end()
+    if _reader.found is not None:
+        _guarded(_write_json)
 
 
 atexit.register(_at_exit)
