@@ -19,6 +19,7 @@ from torch.nn.functional import (
 )
 
 from hookboard.tracing import audit
+from hookboard.tracing.calls import Place
 
 pytestmark = pytest.mark.unit
 
@@ -338,7 +339,7 @@ def test_a_term_that_is_detached_is_an_alarm(name):
     step = lambda x: JOINED[name](model(x).square().mean(), model(x).mean())  # noqa: E731
     (found,) = audit(model, X, step)
     assert (found.rule, found.severity) == ("cut", "alarm")
-    assert found.evidence.endswith("which passes no gradient on: it trains nothing")
+    assert found.evidence.endswith("which passes no gradient back, so it has no effect")
 
 
 @pytest.mark.parametrize(
@@ -590,3 +591,8 @@ def test_the_weight_of_one_expert_that_is_divided_by_itself_is_an_alarm(count, r
     gate, experts = nn.Linear(4, 8), nn.Linear(4, 8)
     found = audit(nn.ModuleList([gate, experts]), X, weighed(count, small, gate, experts))
     assert [one.rule for one in found if one.severity == "alarm"] == rules
+
+
+def test_what_no_line_of_the_user_has_called_is_said_to_be_in_library_code():
+    assert str(Place("net.1", "", 0)) == "in library code (in net.1)"
+    assert str(Place("net.1", "/some/train.py", 7)) == "at train.py:7 (in net.1)"

@@ -79,9 +79,10 @@ def test_the_summary_says_how_many_targets_count(tmp_path):
     fit(tmp_path, Tagger(labels), 3 * [(TOKENS, labels)], monitor)
     shifted = labels[:, 1:]
     wanted = shifted[shifted != -100]
-    share, different = f"{len(wanted) / 64:.0%}", wanted.unique().numel()
+    count, share, different = len(wanted), f"{len(wanted) / 64:.0%}", wanted.unique().numel()
     text = " ".join(" ".join(closing(monitor._run, monitor.verdicts)).split())
-    assert f"Of the 64 targets of the first batch {share} count, {different} different ones." in text
+    said = f"{count} of the {64} targets of the first batch count ({share}), with {different} different values."
+    assert said in text
 
 
 def llama():

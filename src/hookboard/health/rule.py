@@ -100,16 +100,18 @@ class Verdict:
 def sentence(text: str, module: str = "") -> str:
     """Format a text as a sentence, with a capital (unless it begins with the layer) and a full stop.
 
+    Numbers below a million are written without an exponent.
+
     Args:
         text: evidence or advice.
         module: the layer that it may begin with.
 
     >>> sentence("its output grows (it follows from spike)")
     'Its output grows (it follows from spike).'
-    >>> sentence("head gave 0", "head"), sentence("net.0 gave 0!")
-    ('head gave 0.', 'net.0 gave 0!')
+    >>> sentence("head gave 0", "head"), sentence("it gave 1.3e+02, not 1e+09!")
+    ('head gave 0.', 'It gave 130, not 1e+09!')
     """
-    text = text.strip()
+    text = re.sub(r"\b\d(\.\d+)?e\+0[2-5]\b", lambda found: f"{float(found[0]):,.0f}", text.strip())
     if text and text[-1] not in ".!?":
         text += "."
     first = re.match(r"[a-z][a-z'-]*(?=[\s,;:]|\.?$)", text)

@@ -42,8 +42,8 @@ class Place(NamedTuple):
         return f"{file_name(self.file)}:{self.line}" if self.file else ""
 
     def __str__(self) -> str:
-        """Return the place as in `model.py:31 (in net.4)`, or "a line of a library" without a file."""
-        line = self.short_line or "a line of a library"
+        """Return the place as in `at model.py:31 (in net.4)`, or "in library code" without a file."""
+        line = f"at {self.short_line}" if self.file else "in library code"
         return f"{line} (in {self.module})" if self.module else line
 
 

@@ -54,7 +54,7 @@ def cut(done: TracedStep) -> Iterator[Finding]:
         place = op.checkpoint or op.place
         yield Finding(
             place.module,
-            f"{_named(op)} at {place} cuts the gradient of {len(lost)} of {len(done.trained)} trainable "
+            f"{_named(op)} {place} cuts the gradient of {len(lost)} of {len(done.trained)} trainable "
             f"parameters: {listed(sorted(lost), 3)}",
             f"remove the {_named(op)}; where it is intended, as in a teacher, set requires_grad=False on what should "
             "stay as it is"
@@ -104,8 +104,8 @@ def _term_without_gradient(done: TracedStep, takers: Mapping[Value, list[Op]]) -
         if op is None and term.op is not None and term.op.name in LOSSES:
             yield Finding(
                 term.op.place.module,
-                f"a term of the loss, {term.op.name} at {term.op.place}, takes nothing that needs a gradient: it "
-                "trains nothing",
+                f"the inputs of {term.op.name} {term.op.place}, a term of the loss, require no gradient, so it has no "
+                "effect on the training",
                 "give it the output of the model that is trained",
                 "alarm",
             )
@@ -134,7 +134,7 @@ def _without_gradient(op: Op) -> Finding:
     is_derivative = op.name == "grad" and "outputs" in op.arguments
     return Finding(
         op.place.module,
-        f"a term of the loss comes from {_named(op)} at {op.place}, which passes no gradient on: it trains nothing",
+        f"a term of the loss comes from {_named(op)} {op.place}, which passes no gradient back, so it has no effect",
         "call torch.autograd.grad with create_graph=True"
         if is_derivative
         else f"compute it without {_named(op)}; to log the sum of several losses, add them for the log alone",
@@ -155,7 +155,7 @@ def _of_all(done: TracedStep) -> Iterator[Finding]:
         yield Finding(
             op.place.module,
             f"no gradient reaches any of the {len(done.trained)} trainable parameters; the last call that passes none "
-            f"is {_named(op)} at {op.place}",
+            f"is {_named(op)} {op.place}",
             f"compute the loss from the outputs without {_named(op)}",
             "alarm",
         )
@@ -183,7 +183,7 @@ def _gone(done: TracedStep) -> Iterator[Finding]:
     yield Finding(
         "" if flat is None else flat.place.module,
         f"the gradients of all {len(done.trained)} trainable parameters are exactly 0"
-        + (f": that of {flat.name} at {flat.place} is 0 everywhere" if flat else ", and the loss is not"),
+        + (f": that of {flat.name} {flat.place} is 0 everywhere" if flat else ", and the loss is not"),
         f"compute the loss from what {flat.name} takes; use {flat.name} for metrics only"
         if flat
         else "look for what multiplies by 0 on the way to the loss: a mask, or an activation that is dead or saturated",
@@ -221,7 +221,7 @@ def zero_factor_of(step: StepTrace, loss: Tensor) -> str:
         if factor is None or not can_be_read(factor) or bool(factor.any()):
             continue
         zeros.add(node)
-        where = f"{made.line or 'a line of a library'} multiplies by"
+        where = f"{made.line or 'library code'} multiplies by"
         if factor.numel() > 1:
             return f"{where} a tensor of shape {list(factor.shape)}, all of it 0"
         by_number = by_number or f"{where} 0"

@@ -57,7 +57,7 @@ def dependence(done: TracedStep) -> Iterator[Finding]:
         done.step.not_asked = str(error).split(". ")[0].splitlines()[0] if str(error) else type(error).__name__
         return
     if not math.isclose(loss, done.number, rel_tol=AGREEMENT, abs_tol=1e-6):
-        done.step.not_asked = "made again, its calls give another loss"
+        done.step.not_asked = "replaying its calls gives a different loss"
         return
     if is_clear:
         yield from _of_samples(done, tape, moves)
@@ -245,7 +245,7 @@ def _mixing(op: Op, first: Value, result: Value, *, may_be_meant: bool) -> Findi
             advice = "set batch_first=True"
     return Finding(
         op.place.module,
-        f"{op.name} at {op.place} {moved}",
+        f"{op.name} {op.place} {moved}",
         advice,
         "note" if may_be_meant else "alarm",
         rule="batch_mixing",
@@ -263,7 +263,7 @@ def _of_orders(meeting: Meeting, outputs: list[Tensor], targets: list[Tensor]) -
         if elsewhere:
             yield Finding(
                 op.place.module,
-                f"{op.name} at {op.place} compares outputs of the first sample with targets of others, as in row "
+                f"{op.name} {op.place} compares outputs of the first sample with targets of others, as in row "
                 f"{elsewhere[-1]} of {len(of_output)}: they are flattened in different orders",
                 "transpose the outputs or the targets before they are flattened, so that both are (samples, positions)",
                 "alarm",

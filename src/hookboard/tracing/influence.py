@@ -17,7 +17,7 @@ def no_influence(done: TracedStep) -> Iterator[Finding]:
         if call.op.name == "cross_entropy" and call.values.dim() > 1 and call.values.shape[1] == 1:
             yield Finding(
                 call.op.place.module,
-                f"cross_entropy at {call.op.place} gets one class: its loss is 0 whatever the model gives",
+                f"cross_entropy {call.op.place} gets one class: its loss is 0 whatever the model gives",
                 "give the model an output for each class, or use binary_cross_entropy_with_logits",
                 "alarm",
             )
@@ -26,7 +26,7 @@ def no_influence(done: TracedStep) -> Iterator[Finding]:
             is_share = bool(((call.wanted >= 0) & (call.wanted <= 1)).all())
             yield Finding(
                 op.place.module,
-                f"{op.name} at {op.place} runs over a dimension of size 1 of {list(shape)}: its output is "
+                f"{op.name} {op.place} runs over a dimension of size 1 of {list(shape)}: its output is "
                 f"{'1' if op.name == 'softmax' else '0'} whatever comes in",
                 "use sigmoid for one output, or give the model an output for each class"
                 if is_share or call.op.name not in REGRESSION | {"sub", "rsub"}
@@ -65,7 +65,7 @@ def _over_one_number(done: TracedStep) -> Iterator[Finding]:
         if op.name in ("div", "truediv", "divide") and len(op.inputs) > 1 and _is_own_sum(op.inputs[1], before):
             yield Finding(
                 op.place.module,
-                f"at {op.place} each number of {list(before.shape)} is divided by itself, as the sum in the divisor "
+                f"{op.place} each number of {list(before.shape)} is divided by itself, as the sum in the divisor "
                 "runs over a dimension of size 1: the result is 1 whatever comes in",
                 "divide only where there are several, as of experts that are picked",
                 "alarm",
@@ -75,7 +75,7 @@ def _over_one_number(done: TracedStep) -> Iterator[Finding]:
         if is_softmax or is_norm:
             yield Finding(
                 op.place.module,
-                f"{op.name} at {op.place} runs over a dimension of size 1 of {list(before.shape)}: its output is "
+                f"{op.name} {op.place} runs over a dimension of size 1 of {list(before.shape)}: its output is "
                 "the same whatever comes in",
                 f"remove the {op.name}, or let it run over a longer dimension",
                 "alarm" if is_norm or id(op) in of_loss else "note",  # one expert may be meant
@@ -99,7 +99,7 @@ def _results_dropped(done: TracedStep) -> Iterator[Finding]:
         if not op.arguments.get("inplace") and _is_statement(name, place):
             yield Finding(
                 place.module,
-                f"the result of {name} at {place} is not used: it returns a new tensor, and does not change its input",
+                f"the result of {name} {place} is not used: it returns a new tensor, and does not change its input",
                 "assign the result, as in x = ...",
             )
 

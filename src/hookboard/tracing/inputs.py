@@ -102,7 +102,7 @@ def input_scale(done: TracedStep) -> Iterator[Finding]:
             advice = "scale it: subtract the mean of each column and divide by its standard deviation"
         yield Finding(
             data.op.place.module,
-            f"the data that enter the model in {data.op.name} at {data.op.place} are {in_numbers(data.tensor)}, with "
+            f"the data that enter the model in {data.op.name} {data.op.place} are {in_numbers(data.tensor)}, with "
             f"an RMS of {rms:.3g}; about 1 is usual",
             advice,
         )
@@ -146,7 +146,7 @@ def padding(done: TracedStep) -> Iterator[Finding]:
         share = float((runs_of(rows, pad)).double().mean())
         yield Finding(
             call.op.place.module,
-            f"{share:.0%} of the targets of {call.op.name} at {call.op.place} are the number {pad} that fills rows up "
+            f"{share:.0%} of the targets of {call.op.name} {call.op.place} are the number {pad} that fills rows up "
             "to their end: the loss counts them like any other",
             f"give the loss ignore_index={pad}, if that is padding",
         )
@@ -211,7 +211,7 @@ def _positive(call: LossCall, weight: Tensor, wanted: Tensor) -> Iterator[Findin
     if is_wrong and 0 < share < 1:
         yield Finding(
             call.op.place.module,
-            f"pos_weight of {call.op.name} at {call.op.place} is {factor:.3g}, and {share:.1%} of the targets are "
+            f"pos_weight of {call.op.name} {call.op.place} is {factor:.3g}, and {share:.1%} of the targets are "
             f"positive: the rarer class counts less",
             f"set pos_weight to negatives / positives, here about {(1 - share) / share:.2g}",
         )
@@ -230,7 +230,7 @@ def _of_classes(call: LossCall, weight: Tensor, wanted: Tensor) -> Iterator[Find
     if float(weight[most]) >= WEIGHT_FACTOR * heaviest:
         yield Finding(
             call.op.place.module,
-            f"the weights of {call.op.name} at {call.op.place} are {float(weight[most]):.3g} for class {most}, which "
+            f"the weights of {call.op.name} {call.op.place} are {float(weight[most]):.3g} for class {most}, which "
             f"is {float(shares[most]):.0%} of the targets, and at most {heaviest:.3g} for rare ones",
             "give rare classes the larger weight, such as 1 / frequency",
         )
@@ -274,7 +274,7 @@ def padding_mask(done: TracedStep) -> Iterator[Finding]:
             if pad is not None and float((hidden != runs_of(tokens, pad)).double().mean()) >= AGREEING_SHARE:
                 yield Finding(
                     op.place.module,
-                    f"the key_padding_mask of attention at {op.place} hides {float(hidden.double().mean()):.0%} of the "
+                    f"the key_padding_mask of attention {op.place} hides {float(hidden.double().mean()):.0%} of the "
                     f"positions, all that hold a token, and shows the padding (token {pad})",
                     "invert it: True hides a position, so give tokens == pad",
                     "alarm",
@@ -310,8 +310,8 @@ def target_leak(done: TracedStep) -> Iterator[Finding]:
         return  # a model that gives back its input, with a loss for each column
     yield Finding(
         data.op.place.module,
-        f"column {column} of the {width} that enter the model in {data.op.name} at {data.op.place} is the "
-        f"target of {call.op.name} at {call.op.place}: over {len(call.wanted)} samples their correlation is "
+        f"column {column} of the {width} that enter the model in {data.op.name} {data.op.place} is the "
+        f"target of {call.op.name} {call.op.place}: over {len(call.wanted)} samples their correlation is "
         f"{correlation:.6f}",
         "take this column out of the inputs, unless it is known when the model is used",
         "alarm" if is_same else "note",

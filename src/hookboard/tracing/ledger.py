@@ -164,7 +164,7 @@ class Ledger:
                 passes = f", in {thrown} of {len(were_used)} backward passes" if len(were_used) > 1 else ""
                 yield Finding(
                     place.module,
-                    f"the term at {place} of the loss trains nothing: its gradient is cleared before an "
+                    f"the term {place} of the loss trains nothing: its gradient is cleared before an "
                     f"optimizer steps{passes}",
                     "call zero_grad() before the backward pass or after step(), not between them; and let the "
                     "optimizer of these weights step next",

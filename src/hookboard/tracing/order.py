@@ -34,7 +34,7 @@ def token_order(done: TracedStep) -> Iterator[Finding]:
         if places is not None:
             yield Finding(
                 "",
-                f"the order of the tokens that {taking.name} at {taking.place} takes has no influence: with those at "
+                f"the order of the tokens that {taking.name} {taking.place} takes has no influence: with those at "
                 f"positions {places[0]} and {places[1]} exchanged, their outputs are exchanged, and all others stay",
                 "add an embedding or an encoding of the positions to that of the tokens, and use the sum",
                 "alarm",

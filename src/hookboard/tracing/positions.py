@@ -161,7 +161,7 @@ def of_positions(ahead: Ahead, outputs: list[Tensor]) -> Iterator[Finding]:
     if shift and sees_own:
         yield Finding(
             "",
-            f"the targets of {op.name} at {op.place} are the inputs {later}, and the output at position {position} "
+            f"the targets of {op.name} {op.place} are the inputs {later}, and the output at position {position} "
             "changes if that input is exchanged: it sees what it is to predict",
             "mask later positions in attention (is_causal=True), and use nothing that reads them backwards",
             "alarm",
@@ -170,7 +170,7 @@ def of_positions(ahead: Ahead, outputs: list[Tensor]) -> Iterator[Finding]:
     elif shift == 2 and is_of_tokens and not sees_other:
         yield Finding(
             op.place.module,
-            f"the targets of {op.name} at {op.place} are the tokens two positions later, and the output does not see "
+            f"the targets of {op.name} {op.place} are the tokens two positions later, and the output does not see "
             "the one between: they are shifted twice",
             "shift once: a loss that shifts by itself takes outputs and tokens as they are",
             "alarm",
@@ -179,7 +179,7 @@ def of_positions(ahead: Ahead, outputs: list[Tensor]) -> Iterator[Finding]:
     elif shift == 0 and is_of_tokens and sees_own and not sees_other:
         yield Finding(
             "",
-            f"the targets of {op.name} at {op.place} are the tokens that the model is given at the same positions: it "
+            f"the targets of {op.name} {op.place} are the tokens that the model is given at the same positions: it "
             "only has to copy them",
             "shift them: give the model tokens[:, :-1], and compare its outputs with tokens[:, 1:]",
             "alarm",

@@ -183,7 +183,7 @@ def loss_input(done: TracedStep) -> Iterator[Finding]:
         elif name == "cross_entropy" and are_probabilities(values):
             yield Finding(
                 call.op.place.module,
-                f"cross_entropy at {call.op.place} takes logits; each of the {len(values):,} rows of its input sums to "
+                f"cross_entropy {call.op.place} takes logits; each of the {len(values):,} rows of its input sums to "
                 f"1, with numbers of {in_numbers(values)}{_from(call.output)}",
                 "give it the numbers before they were made probabilities",
                 "alarm",
@@ -195,7 +195,7 @@ def loss_input(done: TracedStep) -> Iterator[Finding]:
                 came = f", it comes from {_origin(call.output)}" if made_by else ""
                 yield Finding(
                     call.op.place.module,
-                    f"nll_loss at {call.op.place} takes log-probabilities, whose exp sums to 1; the exp of its input "
+                    f"nll_loss {call.op.place} takes log-probabilities, whose exp sums to 1; the exp of its input "
                     f"sums to {in_numbers(sums)}{came}",
                     _for_nll_loss(call),
                     "alarm",
@@ -203,7 +203,7 @@ def loss_input(done: TracedStep) -> Iterator[Finding]:
         if name == "kl_div" and bool((values > ROUNDING).any()):
             yield Finding(
                 call.op.place.module,
-                f"kl_div at {call.op.place} takes log-probabilities, which are at most 0; its input is "
+                f"kl_div {call.op.place} takes log-probabilities, which are at most 0; its input is "
                 f"{in_numbers(values)}{_from(call.output)}",
                 f"use log_softmax{' in place of the softmax' * (made_by == 'softmax')}: it takes logarithms",
                 "alarm",
@@ -227,7 +227,7 @@ def _softmax_twice(done: TracedStep) -> Iterator[Finding]:
         if op.inputs[0].shape[dim] == size > 1:
             yield Finding(
                 place.module,
-                f"{op.name} at {place} takes the output of softmax at {value.op.place}: of numbers of 0 to 1 it makes "
+                f"{op.name} {place} takes the output of softmax {value.op.place}: of numbers of 0 to 1 it makes "
                 f"probabilities of {math.e / (math.e + size - 1):.2g} at most, where {1 / size:.2g} is equal",
                 "give it the logits, or leave it out",
                 "alarm",
@@ -297,7 +297,7 @@ def _of_logits(call: LossCall) -> Finding:
         bound = f"; with {classes} logits of {low:g} to {high:g} the loss of a sample cannot fall below {least:.3g}"
     return Finding(
         _module_of(call.output),
-        f"{call.op.name} at {call.op.place} takes logits, its input comes from {_origin(call.output)}{bound}",
+        f"{call.op.name} {call.op.place} takes logits, its input comes from {_origin(call.output)}{bound}",
         f"remove the {made_by}; where probabilities are wanted, compute them outside of the loss",
         "alarm",
     )
@@ -340,7 +340,7 @@ def _broadcast(done: TracedStep) -> Iterator[Finding]:
             ):
                 yield Finding(
                     op.place.module,
-                    f"at {op.place} an output of shape {list(output.shape)} meets targets of shape "
+                    f"{op.place} an output of shape {list(output.shape)} meets targets of shape "
                     f"{list(target.shape)}: each output is compared with every target, {list(both)}",
                     "give both the same shape, with squeeze(1) or unsqueeze(1)",
                     "alarm",
@@ -386,8 +386,8 @@ def _mixed(done: TracedStep) -> Iterator[Finding]:
             continue
         yield Finding(
             op.place.module,
-            f"{op.name} at {op.place} makes {list(after)} of {list(before)} without moving an element: classes and "
-            f"positions are mixed in what {call.op.name} at {call.op.place} takes",
+            f"{op.name} {op.place} makes {list(after)} of {list(before)} without moving an element: classes and "
+            f"positions are mixed in what {call.op.name} {call.op.place} takes",
             f"use {remedy} in place of the {op.name}",
             "alarm",
         )
@@ -433,7 +433,7 @@ def output_range(done: TracedStep) -> Iterator[Finding]:
         if outside:
             yield Finding(
                 _module_of(call.output),
-                f"{_origin(call.output)} gives {_interval(limits)}, and the targets at {call.op.place} are "
+                f"{_origin(call.output)} gives {_interval(limits)}, and the targets {call.op.place} are "
                 f"{in_numbers(wanted)}: {outside:,} of {wanted.numel():,} cannot be reached",
                 f"remove the {call.output.made_by}, or scale the targets into its range",
                 "alarm" if outside > wanted.numel() / 100 else "note",
@@ -462,7 +462,7 @@ def _sums_that_differ(done: TracedStep) -> Iterator[Finding]:
         if outside:
             yield Finding(
                 op.place.module,
-                f"the outputs of softmax at {op.place} sum to 1, and the targets of a sample at {call.op.place} to "
+                f"the outputs of softmax {op.place} sum to 1, and the targets of a sample {call.op.place} to "
                 f"{in_numbers(sums)}: those of {outside:,} of {sums.numel():,} samples cannot be reached",
                 "where several labels may hold at once, remove the softmax and use binary_cross_entropy_with_logits, "
                 "with sigmoid where probabilities are needed; otherwise scale the targets to sum to 1",
@@ -479,7 +479,7 @@ def targets(done: TracedStep) -> Iterator[Finding]:
             if low < -ROUNDING or high > 1 + ROUNDING:
                 yield Finding(
                     place.module,
-                    f"{call.op.name} at {place} takes targets of 0 to 1, they are {low:g} to {high:g}: its loss has "
+                    f"{call.op.name} {place} takes targets of 0 to 1, they are {low:g} to {high:g}: its loss has "
                     "no lower bound",
                     "encode two classes as 0 and 1; for more classes use cross_entropy",
                     "alarm",
@@ -489,7 +489,7 @@ def targets(done: TracedStep) -> Iterator[Finding]:
             if bool(((sums - 1).abs() > SUM_DEVIATION)[sums != 0].any()):  # a row of zeros is left out
                 yield Finding(
                     place.module,
-                    f"cross_entropy at {place} takes the probabilities of the classes, which sum to 1; those of a "
+                    f"cross_entropy {place} takes the probabilities of the classes, which sum to 1; those of a "
                     f"sample sum to {in_numbers(sums)}",
                     "give class numbers, or probabilities; for several labels at once use "
                     "binary_cross_entropy_with_logits",
@@ -499,7 +499,7 @@ def targets(done: TracedStep) -> Iterator[Finding]:
             if spread > UNSCALED_TARGETS or abs(mean) > UNSCALED_TARGETS:
                 yield Finding(
                     place.module,
-                    f"the targets at {place} are {in_numbers(wanted)}, with a mean of {mean:.3g} and a standard "
+                    f"the targets {place} are {in_numbers(wanted)}, with a mean of {mean:.3g} and a standard "
                     f"deviation of {spread:.3g}",
                     SCALE_TARGETS,
                 )
@@ -526,8 +526,7 @@ def _all_the_same(call: LossCall) -> Iterator[Finding]:
     if total and not counted.numel():
         yield Finding(
             place.module,
-            f"none of the {total:,} targets of {call.op.name} at {place} counts: all are {call.ignored}, its "
-            "ignore_index",
+            f"none of the {total:,} targets of {call.op.name} {place} counts: all are {call.ignored}, its ignore_index",
             "look at how the labels are made: at a template that does not mark the answer, a maximum length that cuts "
             "it off, or a mask that hides it",
             "alarm",
@@ -545,7 +544,7 @@ def _all_the_same(call: LossCall) -> Iterator[Finding]:
     )
     yield Finding(
         place.module,
-        f"{which} at {place} are {float(counted[0]):g}" + (f", of {classes} classes" if classes else ""),
+        f"{which} {place} are {float(counted[0]):g}" + (f", of {classes} classes" if classes else ""),
         "look at the labels that the data set gives, at whether it is shuffled, and at the weights of a sampler",
         "alarm" if classes > 2 and is_each else "note",
     )
@@ -560,7 +559,7 @@ def masked_row(done: TracedStep) -> Iterator[Finding]:
         others = f", and so are some in {len(found) - 1} calls after it" if len(found) > 1 else ""
         yield Finding(
             op.place.module,
-            f"{masked} of {rows} rows of the mask of {op.name} at {op.place} hide everything, which gives NaN{others}",
+            f"{masked} of {rows} rows of the mask of {op.name} {op.place} hide everything, which gives NaN{others}",
             "let each row see at least one position, such as itself",
             "alarm",
         )
@@ -644,7 +643,7 @@ def _origin(value: Value) -> str:
     """
     op = value.origin.op
     assert op is not None
-    return f"{op.name} at {op.place}"
+    return f"{op.name} {op.place}"
 
 
 def _module_of(value: Value) -> str:

@@ -45,7 +45,7 @@ def unbounded_loss(done: TracedStep) -> Iterator[Finding]:
         return
     yield Finding(
         scaled.op.place.module,
-        f"the loss is {scaled.factor:.3g} times the {scaled.op.name} at {scaled.op.place}, an error that is never "
+        f"the loss is {scaled.factor:.3g} times the {scaled.op.name} {scaled.op.place}, an error that is never "
         "negative: it has no lower bound, and training makes the error larger",
         "remove the minus",
         "alarm",
@@ -72,7 +72,7 @@ def _without_bound(scaled: Scaled) -> Iterator[Finding]:
         return
     yield Finding(
         op.place.module,
-        f"the loss is {scaled.factor:.3g} times {what} at {op.place}, which has no lower bound",
+        f"the loss is {scaled.factor:.3g} times {what} {op.place}, which has no lower bound",
         advice,
         "alarm",
     )
@@ -92,7 +92,7 @@ def loss_scale(done: TracedStep) -> Iterator[Finding]:
     if abs(done.number) < SMALL_LOSS:
         yield Finding(
             scaled.smallest.place.module,
-            f"the loss is multiplied by {scaled.factor:.3g} at {scaled.smallest.place}, and is {done.number:.3g}",
+            f"the loss is multiplied by {scaled.factor:.3g} {scaled.smallest.place}, and is {done.number:.3g}",
             "remove the factor; the learning rate scales the steps",
             "alarm",
         )

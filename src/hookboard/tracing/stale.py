@@ -191,7 +191,7 @@ class StaleGradients:
         empty, self._empty = self._empty, []
         if not stale:
             return empty[0] if empty else None
-        steps = " and ".join(f"{kind} steps at {place}" for kind, place, _ in stale)
+        steps = " and ".join(f"{kind} steps {place}" for kind, place, _ in stale)
         count = " and ".join(f"{count}" for *_, count in stale)
         whose, clear = ("its step", "zero_grad()") if len(stale) == 1 else ("the step", "zero_grad() of each")
         return Finding(
@@ -207,7 +207,7 @@ class StaleGradients:
 def _without_gradient(optimizer: Optimizer, place: Place) -> Finding:
     return Finding(
         "",
-        f"{type(optimizer).__name__} steps at {place} while no parameter of it has a gradient: the backward pass "
+        f"{type(optimizer).__name__} steps {place} while no parameter of it has a gradient: the backward pass "
         "before reached only those of another optimizer",
         "check that each loss is followed by the step of its own optimizer: self.optimizers() gives them in the order "
         "of configure_optimizers, and zero_grad() of one must not clear what another one needs",
@@ -219,7 +219,7 @@ def _without_gradient(optimizer: Optimizer, place: Place) -> Finding:
 def _with_cleared_gradients(optimizer: Optimizer, place: Place) -> Finding:
     return Finding(
         "",
-        f"{type(optimizer).__name__} steps at {place} after its gradients were cleared: the backward pass before gave "
+        f"{type(optimizer).__name__} steps {place} after its gradients were cleared: the backward pass before gave "
         f"them, and none is left, in {CLEARED_STEPS} steps in a row",
         "call zero_grad() before the backward pass or after step(), not between them; nothing, if it is meant to leave "
         "these weights as they are at first",

@@ -21,9 +21,11 @@ def supervised(done: TracedStep) -> str:
     """Return a sentence on how many targets count, for a loss that ignores some, as of tokens; "" for others."""
     for call in losses_of(done):
         counted, total = call.wanted.detach()[call.counts], call.wanted.numel()
-        if counted.numel() < total and call.target.of_batch:
-            share, different = f"{counted.numel() / total:.0%}", counted.unique().numel()
-            return f"Of the {total:,} targets of the first batch {share} count, {different:,} different ones."
+        if 0 < counted.numel() < total and call.target.of_batch:  # of no target at all there is an alarm
+            return (
+                f"{counted.numel():,} of the {total:,} targets of the first batch count "
+                f"({counted.numel() / total:.0%}), with {counted.unique().numel():,} different values."
+            )
     return ""
 
 

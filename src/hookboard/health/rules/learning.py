@@ -97,7 +97,7 @@ def _of_loss(found: Spike, harm: str, severity: str) -> Finding:
     which = "the samples" if worst is None else f"row{'s' * (len(worst.rows) > 1)} {listed(map(str, worst.rows), 5)}"
     advice = f"check {which} of batch {loss.batch_idx}, and clip gradients"
     if not is_alarm:
-        advice = f"nothing, unless it comes back; then {advice}"
+        advice = f"ignore it unless it comes back; then {advice}"
     return Finding(
         "",
         evidence,
@@ -151,7 +151,7 @@ def _of_gradient(run: Run) -> Iterator[Finding]:
             f"gradients of the weights were {math.exp(now - usual):.0f} times as large as usual at step {look.step}, "
             f"batch {look.batch_idx}"
         )
-        advice = f"nothing, unless it comes back; then check the samples of batch {look.batch_idx}, and clip gradients"
+        advice = f"ignore it unless it comes back; then check the samples of batch {look.batch_idx}, and clip gradients"
         yield Finding("", evidence, advice, size=now - usual, since=look.step, batch_idx=look.batch_idx)
 
 
