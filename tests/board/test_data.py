@@ -10,6 +10,7 @@ import pytest
 from board import logs, runs
 
 from hookboard.base.records import HEALTH, LAYERS, HealthRecord
+from hookboard.board.folders import open_folders
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of what TensorBoard comes with
@@ -326,3 +327,12 @@ def test_a_run_has_the_curve_of_its_training_loss(tmp_path):
         _, answer = board.ask("run", run=".")
     assert (answer["loss"]["tag"], answer["loss"]["steps"]) == ("train_loss", [step for step, _ in losses])
     assert_same(answer["loss"]["values"], [shown(float(np.float32(loss))) for _, loss in losses])
+
+
+def test_a_verdict_on_the_whole_model_makes_no_empty_row_and_one_on_a_layer_does(tmp_path):
+    values = {"activation_rms": np.array([[np.nan], [1.0], [np.nan], [np.nan]])}
+    verdicts = ({"severity": "alarm", "module": ""}, {"severity": "alarm", "module": "sick"})
+    record = HealthRecord(1, "Two alarms.", verdicts, ("", "well", "sick", "silent"), (0,), values)
+    logs.write(tmp_path / "run", [logs.record(0, HEALTH, record.strings())])
+    board, (name,) = open_folders([tmp_path / "run"])
+    assert board.logged_run(name).rows == {"health/activation_rms": ["well", "sick"]}

@@ -248,11 +248,12 @@ class LoggedRun:
     def _of_health(self, quantity: str) -> list[str]:
         """Return the layers of the health record that have a value or a verdict.
 
-        A sick layer without a value, such as one that no gradient reaches, must be visible.
+        A sick layer without a value, such as one that no gradient reaches, must be visible. A verdict on the whole
+        model, which has no name, makes no row.
         """
         assert self.health is not None
         has_value = ~np.isnan(self.health.values[quantity]).all(axis=1)
-        judged = {verdict["module"] for verdict in self.health.verdicts}
+        judged = {verdict["module"] for verdict in self.health.verdicts} - {""}
         return [n for n, has in zip(self.health.layers, has_value, strict=True) if has or n in judged]
 
 
