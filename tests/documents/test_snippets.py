@@ -1,9 +1,10 @@
 """The code in README.md and docs/ runs as it stands there."""
 
 import logging
+import os
 import re
-import runpy
-import sysconfig
+import subprocess
+import sys
 from collections import OrderedDict
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ import lightning.pytorch
 import pytest
 import torch
 import yaml
-from documents.pages import PAGES, ROOT, blocks
+from documents.pages import PAGES, blocks
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
@@ -156,18 +157,18 @@ def test_the_yaml_of_a_page_gives_callbacks(page, tmp_path, monkeypatch):
         assert [type(callback).__name__ for callback in made if type(callback).__name__ in named] == named
 
 
-def test_the_front_page_shows_what_the_demo_says(tmp_path, monkeypatch, caplog):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(ROOT / "examples")
-    monkeypatch.setenv("PATH", sysconfig.get_path("scripts"))  # where it has TensorBoard, whose command is short then
-    monkeypatch.setattr("sys.argv", ["sick.py", "digits", "--steps", "40"])
-    logging.getLogger("lightning.pytorch").addHandler(caplog.handler)
-    try:
-        runpy.run_path(str(ROOT / "examples" / "sick.py"), run_name="__main__")
-    finally:
-        logging.getLogger("lightning.pytorch").removeHandler(caplog.handler)
+@pytest.mark.spawns
+def test_the_front_page_shows_what_is_said_of_its_script(tmp_path):
+    (tmp_path / "train.py").write_text(blocks("README.md", "python")[0])
+    command = [sys.executable, "-m", "hookboard", "run", "train.py"]
+    both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "timeout": 300}
+    done = subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONUNBUFFERED": "1"}, check=True, **both)
     (shown,) = blocks("README.md", "text")
-    assert without_numbers(shown) in [without_numbers(record.getMessage()) for record in caplog.records]
+    assert without_numbers(shown) in without_numbers(done.stdout)
+    (line,) = re.findall(r"train\.py:(\d+)", shown)
+    assert {line} == {*re.findall(r"train\.py:(\d+)", done.stdout)}
+    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", shown)]
+    assert losses == sorted(losses, reverse=True)
 
 
 def without_numbers(text):
