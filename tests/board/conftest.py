@@ -10,6 +10,7 @@ from board.sick_logs import (
     layers_of,
     sick_values,
     write_deep,
+    write_fall,
     write_foreign,
     write_long,
     write_quiet,
@@ -61,6 +62,7 @@ def page_logs(tmp_path_factory):
     write_quiet(folder / "unlike")
     write_deep(folder / "tall", 50)
     write_rowless(folder / "without_rows")
+    write_fall(folder / "fall")
     write_drawn(folder / "drawn", ["net.0", "net.1"])
     write_drawn(folder / "drawn_too", ["net.0"])
     return folder

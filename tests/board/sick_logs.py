@@ -181,3 +181,24 @@ def write_rowless(folder):
     health = HealthRecord(10, "2 alarms.", verdicts, ("net.a",), steps, {"activation_rms": np.ones((1, 4))})
     events = [scalars(step, {"activation_std/net.a": 1.0, "activation_std/net.b": 2.0}) for step in steps]
     write(folder, [*events, record(30, HEALTH, health.strings())])
+
+
+FALL = np.minimum(0, -28 * (np.arange(302) - 289) / 12) + 0.05 * np.sin(np.arange(302))
+"""The order of magnitude of the RMS of each layer: a net of 302 layers in which the signal dies in the last twelve."""
+
+
+def write_fall(folder):
+    """A run of a net of 302 layers, two by two a `Linear` and a `Tanh`: the signal falls, and `net.101` gives only 0.
+
+    An alarm on `net.100` names `net.101`.
+    """
+    names = tuple(f"net.{i}" for i in range(len(FALL)))
+    types = ("torch.nn.modules.Linear", "torch.nn.modules.Tanh")
+    facts = tuple(LayerFacts(name, (types[i % 2],)) for i, name in enumerate(names))
+    values = np.outer(10.0**FALL, np.ones(3))
+    values[101] = 0
+    evidence = "8 of 8 units of net.101 (Tanh) gave 0 at every look, 30 times"
+    verdict = {**VERDICTS[0], "module": "net.100", "since": 0, "evidence": evidence}
+    health = HealthRecord(10, "1 alarm.", (verdict,), names, (0, 10, 20), {"activation_rms": values})
+    events = [record(0, f"{LAYERS}/HealthMonitor", LayersRecord("HealthMonitor", 10, facts).strings())]
+    write(folder, [*events, record(20, HEALTH, health.strings())])

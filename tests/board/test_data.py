@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from board import logs, runs
 
-from hookboard.base.records import HEALTH, LAYERS, HealthRecord
+from hookboard.base.records import HEALTH, LAYERS, HealthRecord, LayerFacts
 from hookboard.board.folders import open_folders
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of what TensorBoard comes with
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    from hookboard.board.logged_run import default_of
+    from hookboard.board.logged_run import LoggedRun, default_of
 
 WIDTHS = [1, 7, 2000]
 
@@ -146,7 +146,7 @@ def test_what_a_run_holds(board):
     }
     assert list(answer["layers"][2]["parameters"]) == ["net.9.weight", "net.9.bias"]  # two records tell of it
     assert answer["headline"] == "1 alarm in 4 layers."
-    assert answer["verdicts"] == list(runs.HEALTH_RECORD.verdicts)
+    assert answer["verdicts"] == [{**verdict, "names": []} for verdict in runs.HEALTH_RECORD.verdicts]
     assert answer["warnings"] == []
     ids = [series["id"] for series in answer["series"]]
     assert ids == ["health/activation_rms", "health/dead_fraction", "train/activation/std", "train/parameter/l2"]
@@ -336,3 +336,24 @@ def test_a_verdict_on_the_whole_model_makes_no_empty_row_and_one_on_a_layer_does
     logs.write(tmp_path / "run", [logs.record(0, HEALTH, record.strings())])
     board, (name,) = open_folders([tmp_path / "run"])
     assert board.logged_run(name).rows == {"health/activation_rms": ["well", "sick"]}
+
+
+@pytest.mark.parametrize(
+    ("evidence", "names"),
+    [
+        ("9 of 16 units of net.2 (ReLU) gave 0; usual: 0.1.", ["net.2"]),
+        ("Layers are in evaluation mode: net.2, 0.1 and 5 more.", ["net.2"]),
+        ("Adam holds no net.2.weight.", ["net.2"]),
+        ("It came from linear() in '0.1', and from tanh (in head).", ["0.1", "head"]),
+        ("A head of 0.1 (Linear) all look at 0.1.", ["0.1"]),
+        ("The head has 0.1 of net.20.", []),
+        ("Only zeros reach net.1 (it follows from dead_units in net.2).", []),
+    ],
+)
+def test_the_layers_that_the_evidence_of_a_verdict_names(evidence, names):
+    types = {"net.1": "Linear", "net.2": "ReLU", "0.1": "Linear", "head": "Linear"}
+    layers = {name: LayerFacts(name, (f"torch.nn.{of}",)) for name, of in types.items()}
+    verdict = {**runs.VERDICT, "module": "net.1", "evidence": evidence}
+    health = replace(runs.HEALTH_RECORD, verdicts=(verdict,))
+    run = LoggedRun("run", "", 0, {}, layers, True, health, [], {"net.2.weight": "net.2"})
+    assert [one["names"] for one in run.verdicts] == [names]

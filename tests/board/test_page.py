@@ -42,8 +42,8 @@ def test_blocks_are_folded_except_those_with_a_verdict(tab):
 
 
 @pytest.mark.parametrize("view", ["map", "depth"])
-def test_the_blocks_of_a_deep_model_are_seen_at_first(tab, view):
-    tab.show(run="tall", view=view)
+def test_all_rows_of_a_deep_model_are_its_blocks_at_first(tab, view):
+    tab.show(run="tall", view=view, rows="all")
     blocks = [f"encoder.layers.{i}" for i in range(50)]
     assert tab.rows == ["token_embedding", "encoder.layers", *blocks, "norm", "head"]
 

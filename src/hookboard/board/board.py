@@ -197,9 +197,9 @@ def pictures_of(source: Source, run: LoggedRun, layer: str) -> list[dict[str, An
 
 
 def verdicts_of(run: LoggedRun, layer: str) -> list[Mapping[str, Any]]:
-    """Return the verdicts on a layer and on the blocks that contain it; on the whole run only if `layer` is ""."""
+    """Return the verdicts on a layer, on the blocks that contain it, and those that name it; "" is the whole run."""
     names = {layer, *accumulate(layer.split("."), "{}.{}".format)}
-    return [one for one in run.health.verdicts if one["module"] in names] if run.health else []
+    return [one for one in run.verdicts if one["module"] in names or layer in one["names"]]
 
 
 def _kinds(run: LoggedRun, one: Series, curves: Mapping[str, Curve]) -> dict[tuple[str, str], list[str]]:
@@ -321,7 +321,7 @@ class Board:
                 for one in run.series.values()
             ],
             "headline": run.health.headline if run.health else "",
-            "verdicts": list(run.health.verdicts) if run.health else [],
+            "verdicts": run.verdicts,
             "cards": list(run.health.cards) if run.health else [],
             "warnings": run.warnings,
             "loss": loss_of(self.source, run.name),

@@ -245,6 +245,30 @@ class LoggedRun:
             for one in self.series.values()
         }
 
+    @cached_property
+    def verdicts(self) -> list[dict[str, Any]]:
+        """The verdicts, worst first, each with `names`: the layers besides its own that its evidence names."""
+        return [{**one, "names": self._named_in(one)} for one in (self.health.verdicts if self.health else ())]
+
+    def _named_in(self, verdict: Mapping[str, Any]) -> list[str]:
+        """Return the layers, and the owners of the parameters, that the evidence of a verdict names.
+
+        A name that may be a number or an English word ("0", "0.1", "head") counts only where the text marks it as a
+        name: with its type behind it, in quotes, or in "(in head)".
+        """
+        found, said = dict[str, None](), verdict["evidence"].partition("(it follows from")[0]
+        for word in re.finditer(r"[^\s,;:()'\"]+", said):
+            name = word.group().rstrip(".")
+            layer = name if name in self.layers else self.owners.get(name)
+            if layer is None or layer == verdict["module"]:
+                continue
+            type_name = self.layers[layer].types[0].rpartition(".")[2] if self.layers[layer].types else None
+            before, after = said[: word.start()], said[word.end() :]
+            is_marked = before.endswith(("'", "(in ")) or (type_name and after.startswith(f" ({type_name})"))
+            if is_marked or (re.search(r"[^\W\d_]", name) and re.search(r"[._\d]", name)):
+                found[layer] = None
+        return list(found)
+
     def _of_health(self, quantity: str) -> list[str]:
         """Return the layers of the health record that have a value or a verdict.
 

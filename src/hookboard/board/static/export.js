@@ -4,7 +4,7 @@ import { decoded } from "./data.js";
 import { forPlotly, named, several, shortened, titled } from "./dom.js";
 import { seriesAxes, seriesTraces } from "./layer.js";
 import { framesOf, stepMarks, tracesOf } from "./map.js";
-import { SYMBOLS, gravest } from "./model.js";
+import { SYMBOLS, gravest, markOf } from "./model.js";
 import { ticks } from "./scale.js";
 import { whenOf } from "./verdicts.js";
 
@@ -113,9 +113,9 @@ export function mapFigure({ numbers, rows, columns }, colours, title) {
 function namesOf(rows, colours) {
   const folded = (row) => (row.isBlock && !row.isOpen ? ` (worst of ${several(row.rows.length, "row")})` : "");
   return rows.map((row) => {
-    const severity = gravest(row.verdicts);
-    const text = forPlotly(`${shortened(named(row.name), isShort)}${folded(row)}`);
-    return severity ? coloured(`${SYMBOLS[severity]} ${text}`, colours[severity]) : text;
+    const severity = gravest(row.verdicts) || gravest(row.mentions);
+    const text = forPlotly(`${shortened(row.title, isShort)}${folded(row)}`);
+    return severity ? coloured(`${markOf(row)} ${text}`, colours[severity]) : text;
   });
 }
 

@@ -87,7 +87,8 @@ const HIGH = 112;
  * @param {HTMLElement} panel the element to draw into.
  * @param {Object} answer the server's answer to `layer`.
  * @param {Object} context `run` (its name), `steps` (first and last of the map), `shown` (the id of the series that
- *   the map shows), `colours`, `like` (the layers that the band describes), `now()` (the step of the cursor), `go(step)` for a click into a chart.
+ *   the map shows), `colours`, `like` (the layers that the band describes), `now()` (the step of the cursor), `go(step)` for a click into a chart,
+ *   and `open(layer)` for one on a verdict on another layer.
  */
 export function drawLayer(panel, answer, context) {
   const { layer, series, histograms, pictures, verdicts } = answer;
@@ -101,9 +102,10 @@ export function drawLayer(panel, answer, context) {
   const tensors = histograms.map((one) => ({ one, place: element("div", { class: "chart" }) }));
   const heading = (text) => element("h3", { text });
   const chartOf = ({ one, place }) => figure(labelOf(one, layer), place, (step) => valueAt(one, step));
+  const isElsewhere = ({ module }) => module !== "" && module !== layer.name;
   panel.replaceChildren(
     factsOf(layer),
-    verdicts.length ? element("ol", { class: "cards" }, verdicts.map((verdict) => cardOf(verdict, false, null))) : "",
+    verdicts.length ? element("ol", { class: "cards" }, verdicts.map((verdict) => cardOf(verdict, false, isElsewhere(verdict) ? () => context.open(verdict.module) : null))) : "",
     charts.length ? keyOf(context.colours, context.like) : element("p", { text: "No statistics of this layer." }),
     ...charts.slice(0, lead).map(chartOf),
     ...(tensors.length ? [heading("Histograms over steps")] : []),

@@ -1,9 +1,8 @@
 /** Draws the heat map: colours, the grid of rows that both views share, legend, marks of verdicts, and the tooltip. */
 
-import { element, fitted, named, several, titled, written } from "./dom.js";
-import { SYMBOLS, gravest } from "./model.js";
+import { element, fitted, several, titled, written } from "./dom.js";
+import { gravest, markOf, rowAt, saidOf } from "./model.js";
 import { isBroken, place, rounded, share, ticks } from "./scale.js";
-import { addressOf } from "./state.js";
 
 /** Viridis without its darkest end, because 0 is black. `images/picture.py` has the same colours. */
 const VALUES = [
@@ -115,15 +114,15 @@ export function makeGrid(handlers) {
 }
 
 function nameOf(row, i, width, handlers) {
-  const severity = gravest(row.verdicts);
+  const severity = gravest(row.verdicts) || gravest(row.mentions);
   const kind = [row.frozen, row.layer?.type].filter(Boolean).join(" ");
   const inside = [row.frozen, several(row.rows.length, "row")].filter(Boolean).join(", ");
   const type = row.isBlock ? (row.isOpen ? "" : inside) : kind;
   const isNarrow = width < 240; // too narrow for types
   const room = width - row.depth * 12 - (severity ? 60 : 38) - (isNarrow || !type ? 0 : Math.min(type.length * 6 + 10, 100));
-  const rules = row.verdicts.map(({ severity: how, rule }) => `${how}: ${rule}`).join(", ");
+  const rules = saidOf(row).map(({ text }) => text).join(", "); // prettier-ignore
   const count = row.isBlock ? inside : "";
-  const name = named(row.name);
+  const name = row.title;
   const act = () => (row.isBlock ? handlers.toggle(row) : handlers.choose(row));
   return element(
     "div",
@@ -136,7 +135,7 @@ function nameOf(row, i, width, handlers) {
     }, // prettier-ignore
     [
       element("span", { class: "fold", text: row.isBlock ? (row.isOpen ? "▾" : "▸") : "" }),
-      severity ? element("span", { class: "mark", text: SYMBOLS[severity] }) : null,
+      severity ? element("span", { class: "mark", text: markOf(row) }) : null,
       element("span", { class: "label", text: fitted(row.label || name, room) }),
       isNarrow ? null : element("span", { class: "type", text: type }),
     ],
@@ -270,7 +269,7 @@ export function drawMarks(grid, picture, verdicts, cursor) {
     });
   };
   const frames = framesOf(rows, numbers.steps).map(({ at, severity, span }) => frame(`frame ${severity}`, at, span));
-  const at = rows.findIndex((row) => addressOf(row.name) === cursor.row);
+  const at = rowAt(rows, cursor.row);
   const [top, many] = cursor.isOfAll ? [0, rows.length] : [at, 1];
   const cross = top < 0 ? [] : [frame("cursor", top, [cursor.column, cursor.column], many)];
   grid.over.replaceChildren(...[...frames, ...cross].filter(Boolean));
@@ -319,7 +318,7 @@ export function wordsOf(run, numbers, state, rows, hidden) {
  * @param {Object} picture `numbers` and `rows`.
  * @param {number} at the index of the row in `rows`.
  * @param {number} column its column.
- * @returns {{name: string, type: string, lines: string[], verdicts: Object[]}|null} null where there is no row.
+ * @returns {{name: string, type: string, lines: string[], said: Object[]}|null} null where there is no row.
  */
 export function cellOf({ numbers, rows }, at, column) {
   const row = rows[at];
@@ -331,8 +330,18 @@ export function cellOf({ numbers, rows }, at, column) {
   else lines.push(...valueLines(numbers, index, column));
   const isFolded = row.isBlock && !row.isOpen;
   if (isFolded && index >= 0) lines.push(`the worst of its ${row.rows.length} rows: ${numbers.names[index]}`);
-  const verdicts = row.verdicts.filter(({ since, until }) => since <= step && (until === null || step <= until));
-  return { name: named(row.name), type: index >= 0 ? numbers.owners[index].type : "", lines, verdicts };
+  const holds = ({ since, until }) => since <= step && (until === null || step <= until);
+  const said = saidOf({ verdicts: row.verdicts.filter(holds), mentions: row.mentions.filter(holds) });
+  return { name: row.title, type: index >= 0 ? numbers.owners[index].type : "", lines: [...lines, ...membersOf(row)], said };
+}
+
+const MAX_NAMED = 12;
+
+/** Return the names of the rows that a band merges. */
+function membersOf({ members }) {
+  const rest = members.length - MAX_NAMED;
+  if (members.length < 2) return [];
+  return ["", ...members.slice(0, MAX_NAMED).map(({ title }) => title), ...(rest > 0 ? [`and ${rest} more`] : [])];
 }
 
 function valueLines(numbers, index, column) {
@@ -361,8 +370,7 @@ function valueLines(numbers, index, column) {
 /** Return the content of a tooltip as one line, for screen readers. */
 export function heard(cell) {
   if (!cell) return "";
-  const verdicts = cell.verdicts.map(({ severity, rule }) => `${severity}: ${rule}`);
-  return [cell.name, cell.type, ...cell.lines, ...verdicts].filter(Boolean).join(", ");
+  return [cell.name, cell.type, ...cell.lines, ...cell.said.map(({ text }) => text)].filter(Boolean).join(", ");
 }
 
 /** Make the tooltip. */
@@ -376,9 +384,7 @@ export function makeTip() {
       element("div", { class: "tip-name", text: cell.name }),
       cell.type ? element("div", { class: "tip-type", text: cell.type }) : "",
       ...cell.lines.map((text) => element("div", { text })),
-      ...cell.verdicts.map(({ severity, rule }) =>
-        element("div", { class: severity, text: `${SYMBOLS[severity]} ${severity}: ${rule}` }),
-      ),
+      ...cell.said.map(({ severity, text }) => element("div", { class: severity, text })),
     );
     const { innerWidth, innerHeight } = window;
     const { width, height } = box.getBoundingClientRect();

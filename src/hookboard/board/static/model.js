@@ -1,9 +1,9 @@
 /** Computes what a view draws from the server's answers: deviations, the tree of names, and the order of rows. */
 
 import { decoded } from "./data.js";
-import { commonStart } from "./dom.js";
+import { commonStart, named } from "./dom.js";
 import { distanceScale, isBroken, isFinite, median, valueScale } from "./scale.js";
-import { namesIn } from "./state.js";
+import { addressOf, namesIn } from "./state.js";
 
 const MIN_KIND_ROWS = 3; // a kind with fewer rows is compared with all rows
 
@@ -91,8 +91,7 @@ function worstOf(row) {
 }
 
 const MAX_ROWS_AT_FIRST = 40;
-const MIN_ROWS_AT_FIRST = 10; // with fewer, one more level is opened,
-const MAX_ROWS_OF_DEEP = 150; // up to this number of rows
+const MIN_ROWS_AT_FIRST = 10; // with fewer, one more level is opened: its blocks are seen, in bands if they do not fit
 
 /**
  * A node of the tree.
@@ -150,8 +149,7 @@ function joined(node) {
 }
 
 /**
- * Choose the blocks that are open at first: level by level while there are few rows, and those above a sick layer. The
- * 50 blocks of a deep model are seen, although they are more than fit on the page.
+ * Choose the blocks that are open at first: level by level while there are few rows, and those above a sick layer.
  * @param {Node[]} tree the tree.
  * @param {string[]} sick names of layers with a verdict.
  * @returns {Set<string>} their names.
@@ -165,7 +163,7 @@ function openAtFirst(tree, sick) {
     const more = blocks.flatMap((node) => node.children);
     const isFew = shown < MIN_ROWS_AT_FIRST;
     shown += more.length;
-    if (shown > (isFew ? MAX_ROWS_OF_DEEP : MAX_ROWS_AT_FIRST)) break;
+    if (shown > MAX_ROWS_AT_FIRST && !isFew) break;
     blocks.forEach((node) => open.add(node.name));
     level = more;
   }
@@ -216,11 +214,11 @@ const SAME = 0.3; // differences that may be noise: a factor of 2, or this share
  * Compute everything that a map shows, from the server's answers.
  * @param {Object} run the answer to `run`.
  * @param {Object} map the answer to `map`.
- * @param {string} how log, linear or deviation.
+ * @param {string} how log, linear, deviation, or whole: on the series' own scale, of which nothing is cut off.
  */
 function numbersOf(run, map, how) {
   const series = run.series.find(({ id }) => id === map.series);
-  const isLog = how === "deviation" ? series.scale === "log" : how === "log";
+  const isLog = (how === "linear" || how === "log" ? how : series.scale) === "log";
   const values = map.values.map(decoded);
   const others = map.against_values?.map(decoded) ?? null;
   const byName = new Map(run.layers.map((layer) => [layer.name, layer]));
@@ -230,12 +228,14 @@ function numbersOf(run, map, how) {
   const away = distances(values, usual, series.scale === "log");
   const isAround = others !== null || how === "deviation";
   const shown = others ? distances(values, others, isLog) : isAround ? away : values;
-  const scale = isAround ? distanceScale(shown, isLog) : valueScale(values, isLog, isShare(series));
+  const scale = isAround ? distanceScale(shown, isLog) : valueScale(values, isLog, isShare(series), how === "whole");
   // In a difference, the worst row is the one that differs most.
   const far = others ? shown : away;
+  const sizes = away.map((row) => row.map((cell) => (isFinite(cell) ? Math.abs(cell) : cell)));
+  const spreads = medians(sizes, kinds);
   const same = (others ? isLog : series.scale === "log") ? SAME : SAME * (scale.high - scale.low);
   const pair = others && (map.against === map.run ? [series.stage, stageOf(run, map.against_series)] : [map.run, map.against]);
-  return { series, steps: map.steps, names: map.rows, values, others, pair, usual, kinds, owners, shown, far, same, scale, isLog };
+  return { series, steps: map.steps, names: map.rows, values, others, pair, usual, kinds, owners, shown, far, spreads, same, scale, isLog };
 }
 
 /**
@@ -293,7 +293,8 @@ function kindOf(layer, name) {
  * @param {string[]|null} filter the layers that match the filter; null without a filter.
  * @param {string} sort order, name, worst or change.
  * @returns {Object[]} each with `name`, `label`, `depth`, `isBlock`, `isOpen`, `row` (-1 for a block without one),
- *   `at(column)` (the row that it shows there, or -1), `rows` (all inside it), `layer`, `verdicts`.
+ *   `at(column)` (the row that it shows there, or -1), `rows` (all inside it), `layer`, `verdicts`, `mentions`
+ *   (verdicts on other layers that name it), `title` (its full name to display) and `members` (itself; of a band, the rows that it merges).
  */
 export function rowsSeen(numbers, verdicts, state, filter, sort) {
   const left = filter && new Set(filter);
@@ -304,11 +305,13 @@ export function rowsSeen(numbers, verdicts, state, filter, sort) {
     const isAbout = (module) =>
       module === node.name || layer?.name === module || (isFolded && node.rows.some((row) => numbers.owners[row].name === module));
     const said = verdicts.filter(({ module }) => module !== "" && isAbout(module));
-    return {
-      name: node.name, label: node.label, depth, isBlock, isOpen, row: node.row, rows: node.rows, layer, verdicts: said,
-      frozen: frozenOf(node.rows.map((row) => numbers.owners[row])),
+    const mentions = verdicts.filter((verdict) => !said.includes(verdict) && verdict.names.some(isAbout));
+    const row = {
+      name: node.name, title: named(node.name), label: node.label, depth, isBlock, isOpen, row: node.row, rows: node.rows,
+      layer, verdicts: said, mentions, frozen: frozenOf(node.rows.map((row) => numbers.owners[row])),
       at: isFolded ? standIn(node.rows, numbers.far, numbers.same) : () => node.row,
     }; // prettier-ignore
+    return { ...row, members: [row] };
   };
   if (sort === "worst" || sort === "change") {
     const rankOf = sort === "worst" ? (row) => rank(numbers, verdicts, row) : (row) => [0, changeOf(numbers, row)];
@@ -328,11 +331,57 @@ export function rowsSeen(numbers, verdicts, state, filter, sort) {
   return seen(tree, open, sort === "name" ? (a, b) => natural(a.name, b.name) : undefined).map(dress);
 }
 
-/** Return the key for `worst`: alarms, then notes, then the largest distance from its kind, or from the other run. */
+/**
+ * Merge rows that follow each other into bands, each shown as a folded block, until not more than `most` are left. Rows
+ * with a verdict and those of another depth stay apart, unless too many are left then.
+ */
+export function bandsOf(numbers, rows, most) {
+  const isAlike = (a, b) => !a.isOpen && !b.isOpen && a.depth === b.depth && markOf(a) === markOf(b);
+  for (const isMergeable of [isAlike, () => true]) {
+    for (let size = 1; size < 2 * rows.length; size = Math.ceil(size * 1.2)) {
+      const groups = [];
+      for (const row of rows) {
+        const last = groups[groups.length - 1];
+        if (last?.length < size && isMergeable(last[0], row)) last.push(row);
+        else groups.push([row]);
+      }
+      if (groups.length <= most) return groups.map((members) => (members.length > 1 ? bandOf(numbers, members) : members[0]));
+    }
+  }
+  return rows;
+}
+
+/** Return the row of a band; its name is that of its first row. */
+function bandOf(numbers, members) {
+  const [first, last] = [members[0], members[members.length - 1]];
+  const ends = (text) => `${text(first)} … ${text(last)}`;
+  const rows = [...new Set(members.flatMap((row) => row.rows))];
+  return {
+    name: first.name, title: ends((row) => row.title), label: ends((row) => row.label || row.title),
+    depth: Math.min(...members.map(({ depth }) => depth)), isBlock: true, isOpen: false, row: -1, rows, layer: null, members,
+    verdicts: [...new Set(members.flatMap((row) => row.verdicts))], mentions: [...new Set(members.flatMap((row) => row.mentions))],
+    frozen: frozenOf(rows.map((row) => numbers.owners[row])), at: standIn(rows, numbers.far, numbers.same),
+  }; // prettier-ignore
+}
+
+/** Return the index of the row, or of the band with the row, of this name in the address; -1 if there is none. */
+export function rowAt(rows, address) {
+  return rows.findIndex(({ members }) => members.some(({ name }) => addressOf(name) === address));
+}
+
+const OUTSTANDING_SPREADS = 3; // farther from the median of its kind than so many median distances, a row stands out
+
+/**
+ * Return the key for `worst`: the first verdict on it or that names it, then the distance from its kind at its worst step. Rows that do not
+ * stand out from their kind have 0: over a gradual fall through the layers, both of its ends are equally far.
+ */
 function rank(numbers, verdicts, row) {
-  const own = verdicts.filter(({ module }) => module === numbers.owners[row].name);
-  const gravity = numbers.others ? 0 : own.some(({ severity }) => severity === "alarm") ? 2 : own.length ? 1 : 0;
-  return [gravity, worstOf(numbers.far[row])];
+  const { others, owners, far, same, spreads } = numbers;
+  if (others) return [0, worstOf(far[row])];
+  const { name } = owners[row];
+  const places = verdicts.flatMap(({ module, names }, place) => (module !== "" && module === name ? [place] : names.includes(name) ? [place + 0.5] : []));
+  const cells = far[row].map((cell, i) => (badness(cell) > Math.max(same / 3, OUTSTANDING_SPREADS * spreads[row][i]) ? cell : 0));
+  return [-Math.min(...places, verdicts.length), worstOf(cells)];
 }
 
 /** Return the key for `change`: the largest distance from the row's first value. */
@@ -356,6 +405,20 @@ export function frozenOf(layers) {
 }
 
 export const SYMBOLS = { alarm: "▲", note: "●" };
+
+const HOLLOW = { alarm: "△", note: "○" };
+
+/** Return the symbol of a row: solid for its own verdicts, hollow if a verdict on another layer names it, otherwise "". */
+export function markOf({ verdicts, mentions }) {
+  return SYMBOLS[gravest(verdicts)] ?? HOLLOW[gravest(mentions)] ?? "";
+}
+
+/** Return what verdicts say of a row in a few words: its own, then those that name it. */
+export function saidOf({ verdicts, mentions }) {
+  const own = verdicts.map(({ severity, rule }) => ({ severity, text: `${severity}: ${rule}` }));
+  const where = (module) => (module ? ` in ${module}` : "");
+  return [...own, ...mentions.map(({ severity, rule, module }) => ({ severity, text: `named by ${severity}: ${rule}${where(module)}` }))];
+}
 
 /** Return the gravest severity among some verdicts; "" without any. */
 export function gravest(verdicts) {

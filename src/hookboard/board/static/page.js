@@ -53,8 +53,8 @@ function makeToolbar(update) {
   const typeNames = element("datalist", { id: "hookboard-type-names" });
   const error = element("p", { class: "filter-error", id: "hookboard-filter-error", role: "alert" });
   sort.title =
-    "worst first: layers with an alarm, then with a note, then those farthest from the median of their type at any step; " +
-    "with two runs, those that differ most. most changed: those that were farthest from their first value.";
+    "worst first: layers with an alarm, then with a note, then those farthest from the median of their type at any step, " +
+    "if they stand out; with two runs, those that differ most. most changed: those that were farthest from their first value.";
   fill(sort, Object.entries(ORDERS));
   const root = element("header", { class: "toolbar", role: "toolbar", "aria-label": "what is shown" }, [
     view.root, field("Run", run), field("Show", what), group("Scale", how.root), field("Compare with", against),
@@ -74,7 +74,7 @@ function makeToolbar(update) {
     sort.value = state.sort;
     sort.disabled = isDepth;
     how.set(value);
-    how.disable("deviation", compared !== "" || isDepth);
+    for (const one of ["log", "linear", "deviation"]) how.disable(one, isDepth || (one === "deviation" && compared !== ""));
     view.set(state.view);
     for (const [input, text] of [[modules, state.modules], [types, state.types]]) {
       if (document.activeElement !== input) input.value = text;
@@ -225,8 +225,8 @@ export function startPage(root) {
     const { how } = shown;
     toolbar.set({ ...shown, state, how });
     shown.numbers = numbersFor(shown.run, shown.map, how);
-    const sort = state.view === "depth" ? "order" : state.sort;
-    shown.rows = rowsSeen(shown.numbers, shown.run.verdicts, state, shown.filter, sort);
+    shown.sort = state.view === "depth" ? "order" : state.sort;
+    shown.rows = rowsSeen(shown.numbers, shown.run.verdicts, state, shown.filter, shown.sort);
     view.draw(shown, state, colours);
     side.draw(shown, state, colours);
     point();
@@ -236,9 +236,8 @@ export function startPage(root) {
   /** When a run is opened, scroll to the row of the cursor, or else to that of the worst verdict. */
   function bringFirst() {
     opened = shown.run.run;
-    const worst = shown.run.verdicts[0];
-    const isWanted = state.row ? (row) => addressOf(row.name) === state.row : (row) => row.verdicts.includes(worst);
-    view.bring(shown.rows.findIndex(isWanted));
+    const sick = shown.rows.find((row) => row.verdicts.includes(shown.run.verdicts[0]));
+    view.bring(state.row || (sick ? addressOf(sick.name) : ""));
   }
 
   function point() {
@@ -258,7 +257,13 @@ export function startPage(root) {
     notice.hidden = !text;
   }
 
-  function toggle(row) {
+  /** Open or close a block; of a band, show every row. */
+  async function toggle(row) {
+    if (row.members.length > 1) {
+      await update({ rows: "all", row: addressOf(row.name) });
+      view.bring(addressOf(row.name));
+      return;
+    }
     const other = (key) => namesIn(state[key]).filter((name) => name !== row.name);
     const [open, closed] = [other("open"), other("closed")];
     (row.isOpen ? closed : open).push(row.name);
@@ -276,7 +281,7 @@ export function startPage(root) {
     // On a narrow page the map is below the verdicts. Both scrolls are instant: one that is still moving may end
     // elsewhere when the page is laid out anew.
     if (view.root.offsetTop > window.innerHeight / 2) view.root.scrollIntoView();
-    view.reveal(shown.rows.findIndex(({ name }) => name === row));
+    if (row !== undefined) view.reveal(addressOf(row));
   }
 
   /** Return the change of state that makes a row visible: opens the blocks above it, clears the filter if it hides it. */
@@ -345,8 +350,8 @@ async function load(given) {
   ]);
   const unmatched = map.unmatched ?? [];
   if (unmatched.length) notes.push(`${unmatched.length} row${unmatched.length > 1 ? "s exist" : " exists"} in only one ${other ? "stage" : "run"}, hidden here.`);
-  const isAlone = !against && state.view === "map";
-  const how = (state.how === "deviation" && !isAlone ? "" : state.how) || (isAlone && series.is_default ? firstHow(run, map, series) : series.scale);
+  const usual = !against && series.is_default ? firstHow(run, map, series) : series.scale;
+  const how = state.view === "depth" ? "whole" : (state.how === "deviation" && against ? "" : state.how) || usual;
   const notice = notes.filter(Boolean).join(" ");
   return { runs, run, series, map, how, ...filterOf(run.layers, state), partner: partnerMap, layer, notice, chosen };
 }

@@ -46,14 +46,14 @@ const MAX_RATIO_DECADES = 3; // to each side
  * @property {[boolean, boolean]} isCut whether there are values beyond the lower and the upper end; they have the end's colour.
  */
 
-/** Return the scale for values; far outliers are cut off. */
-export function valueScale(values, isLog, isShare) {
+/** Return the scale for values; far outliers are cut off, unless it is whole. */
+export function valueScale(values, isLog, isShare, isWhole = false) {
   const all = values.flat();
   if (isShare && !isLog) return { low: 0, high: 1, isLog, isAround: false, isCut: [false, false] };
   const finite = sorted(isLog ? all.map((cell) => (cell > 0 ? Math.log10(cell) : null)) : all);
   if (!finite.length) return { low: isLog ? -1 : 0, high: isLog ? 0 : 1, isLog, isAround: false, isCut: [false, false] };
   const [least, greatest] = [finite[0], finite[finite.length - 1]];
-  const [bottom, top] = [percentile(finite, 0.05), percentile(finite, 0.95)];
+  const [bottom, top] = isWhole ? [least, greatest] : [percentile(finite, 0.05), percentile(finite, 0.95)];
   const room = isLog ? Math.max(MAX_DECADES_BEYOND_BULK, top - bottom) : 2 * (top - bottom) || greatest - least;
   let [low, high] = [Math.max(least, bottom - room), Math.min(greatest, top + room)];
   const isCut = [least < low, greatest > high];

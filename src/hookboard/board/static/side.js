@@ -83,7 +83,7 @@ export function makeSide(handlers) {
     const { types = [] } = shown.layer.layer;
     const alike = shown.run.layers.filter((layer) => layer.types[0] === types[0]).length;
     const like = types.length && alike >= MIN_KIND_LAYERS ? `all ${shown.layer.layer.type}` : "all layers"; // as the server does
-    return { run: shown.run.run, like, now, steps: ends(), shown: state.series, colours, go };
+    return { run: shown.run.run, like, now, steps: ends(), shown: state.series, colours, go, open };
   }
 
   function isDrawn(layer, series) {

@@ -62,7 +62,7 @@ const PREFIX = "p.hookboard.";
 const MODEL = ".";
 
 /** The changes that the browser's Back undoes: not moves of the cursor, folds and typed filters. */
-const UNDONE_BY_BACK = ["run", "series", "how", "against", "stage", "sort", "view", "layer", "from", "to"];
+const UNDONE_BY_BACK = ["run", "series", "how", "against", "stage", "sort", "rows", "view", "layer", "from", "to"];
 
 /** Return whether a change of state gets an entry in the browser's history. */
 export function isUndoneByBack(before, after) {
@@ -77,6 +77,7 @@ const DEFAULTS = {
   against: "", // the run to compare with
   stage: "", // the stage to compare with
   sort: "order", // order, name, worst or change
+  rows: "", // all, or "" for as many as fit, merged into bands
   modules: "", // patterns, separated by spaces
   types: "",
   view: "map", // map or depth

@@ -4,7 +4,7 @@ import { button, element, titled } from "./dom.js";
 import { depthFigure, depthTable, mapFigure, mapTable, saveCsv, savePng } from "./export.js";
 import { drawLoss } from "./loss.js";
 import { cellOf, drawAxis, drawLegend, drawMap, drawMarks, heard, layoutOf, makeGrid, wordsOf } from "./map.js";
-import { columnOf, gravest, isBackward, numbersFor, standIn } from "./model.js";
+import { bandsOf, columnOf, gravest, isBackward, numbersFor, rowAt, standIn } from "./model.js";
 import { isBroken, isFinite, place, share, ticks } from "./scale.js";
 import { addressOf } from "./state.js";
 
@@ -99,6 +99,7 @@ function clamped(value, scale) {
 }
 
 const ROW_HEIGHTS = [17, 26]; // minimum and maximum, in pixels
+const MIN_BANDS = 12; // also where less fits
 
 /**
  * Make the map and the depth view.
@@ -111,6 +112,7 @@ export function makeView(handlers, tip) {
   const facts = element("p", { class: "facts-line" });
   const key = element("p", { class: "facts-line key-line" });
   const legend = element("div", { class: "legend" });
+  const fit = button("", "Show every row, or as many as fit", () => handlers.update({ rows: state.rows === "all" ? "" : "all" }));
   const whole = button("All steps", "Show all steps again", () => handlers.update({ from: "", to: "" }));
   const png = button("PNG", "Save as a picture", () => save("png"));
   const csv = button("CSV", "Save the numbers", () => save("csv"));
@@ -122,7 +124,7 @@ export function makeView(handlers, tip) {
   grid.field.append(pull);
   const head = element("div", { class: "head" }, [
     element("div", { class: "words" }, [element("div", {}, [title, what]), facts, key]),
-    element("div", { class: "tools" }, [stepper, whole, png, csv]),
+    element("div", { class: "tools" }, [stepper, whole, fit, png, csv]),
   ]);
   const root = element("section", { class: "view", "aria-label": "layers" }, [head, legend, grid.root]);
   let picture = null;
@@ -134,23 +136,28 @@ export function makeView(handlers, tip) {
   /** Draw everything. */
   function draw(shown, given, palette) {
     [state, colours, run] = [given, palette, shown.run];
-    const { numbers, rows, filter } = shown;
-    const hidden = filter ? numbers.names.length - new Set(rows.flatMap((row) => row.rows)).size : 0;
+    const { numbers, filter } = shown;
     const isDepth = state.view === "depth";
+    root.classList.toggle("depth", isDepth);
+    stepper.hidden = key.hidden = !isDepth;
     const columns = columnsOf(numbers.steps, state);
     drawLoss(grid.loss, isDepth ? null : run.loss, numbers.steps, columns);
     const taken = 36 + grid.loss.offsetHeight; // 36: the axis
-    const room = Math.floor((grid.root.clientHeight - taken) / Math.max(rows.length, 1));
-    const height = Math.min(Math.max(room, ROW_HEIGHTS[0]), ROW_HEIGHTS[1]);
+    const room = grid.root.clientHeight - taken;
+    const isFitted = state.rows !== "all" && shown.sort !== "worst" && shown.sort !== "change"; // of those the top counts
+    const most = Math.max(Math.floor(room / ROW_HEIGHTS[0]), MIN_BANDS);
+    const rows = isFitted ? bandsOf(numbers, shown.rows, most) : shown.rows;
+    const hidden = filter ? numbers.names.length - new Set(rows.flatMap((row) => row.rows)).size : 0;
+    const height = Math.min(Math.max(Math.floor(room / Math.max(rows.length, 1)), ROW_HEIGHTS[0]), ROW_HEIGHTS[1]);
     picture = { numbers, rows, columns, height };
-    const words = wordsOf(run, numbers, { ...state, sort: isDepth ? "order" : state.sort }, rows, hidden);
+    const words = wordsOf(run, numbers, { ...state, sort: shown.sort }, rows, hidden);
     title.textContent = isDepth ? "How the signal travels" : words.title;
     what.textContent = isDepth ? "" : words.what;
     facts.textContent = words.facts;
-    root.classList.toggle("depth", isDepth);
     grid.draw(rows, height, `${words.title}, ${words.facts}. Arrows move, Enter opens.`);
     whole.hidden = isDepth || state.from === "";
-    stepper.hidden = key.hidden = !isDepth;
+    fit.hidden = isFitted ? rows.length === shown.rows.length : state.rows !== "all" || shown.rows.length <= most;
+    fit.textContent = isFitted ? "All rows" : "Fit";
     if (isDepth) drawHalves(shown);
     else {
       drawLegend(legend, numbers, colours, words);
@@ -169,7 +176,8 @@ export function makeView(handlers, tip) {
     step.textContent = String(picture.numbers.steps[column]);
     slider.setAttribute("aria-valuetext", `step ${step.textContent}`);
     legend.replaceChildren(...halves.map(({ numbers }) => halfTitle(numbers, colours)));
-    key.textContent = "│ median of its type, or of all layers if fewer than 3 are of its type   ✕ 0   ◆ NaN or Inf";
+    key.textContent = "│ median of its type   ✕ 0   ◆ NaN or Inf";
+    key.title = "With fewer than 3 layers of a type, the median of all layers.";
     drawDepth(grid, picture, colours);
   }
 
@@ -178,7 +186,7 @@ export function makeView(handlers, tip) {
     const moved = state?.step !== given.step;
     state = given;
     if (state.view === "depth" && moved) drawHalves(shown);
-    const at = picture.rows.findIndex((row) => addressOf(row.name) === cursor.row);
+    const at = rowAt(picture.rows, cursor.row);
     if (state.view === "depth") grid.over.replaceChildren();
     else drawMarks(grid, picture, shown.run.verdicts, cursor);
     grid.point(at, at < 0 ? "" : heard(cellOf(picture, at, cursor.column)));
@@ -230,7 +238,8 @@ export function makeView(handlers, tip) {
 
   function click(row, column) {
     const step = state.view === "depth" ? state.step : String(picture.numbers.steps[column]);
-    if (row.isBlock && row.row < 0) handlers.update({ row: addressOf(row.name), step });
+    if (row.members.length > 1) handlers.toggle(row);
+    else if (row.isBlock && row.row < 0) handlers.update({ row: addressOf(row.name), step });
     else openLayer(row, step);
   }
 
@@ -240,7 +249,7 @@ export function makeView(handlers, tip) {
 
   function move(down, right) {
     const { rows, numbers, columns } = picture;
-    const at = Math.max(rows.findIndex((row) => addressOf(row.name) === state.row), 0);
+    const at = Math.max(rowAt(rows, state.row), 0);
     const next = state.row === "" ? at : Math.min(Math.max(at + down, 0), rows.length - 1);
     const column = Math.min(Math.max(columnOf(numbers.steps, state.step) + right, columns[0]), columns[1]);
     handlers.update({ row: rows[next] ? addressOf(rows[next].name) : "", step: String(numbers.steps[column]) });
@@ -248,7 +257,7 @@ export function makeView(handlers, tip) {
   }
 
   function enter() {
-    const row = picture.rows.find(({ name }) => addressOf(name) === state.row);
+    const row = picture.rows[rowAt(picture.rows, state.row)];
     if (row?.isBlock) handlers.toggle(row);
     else if (row) openLayer(row);
   }
@@ -269,7 +278,8 @@ export function makeView(handlers, tip) {
     else savePng(`${name}.png`, mapFigure(picture, colours, heading));
   }
 
-  return { root, draw, point, reveal: grid.reveal, bring: grid.bring, focus: () => grid.root.focus() };
+  const withRow = (act) => (address) => act(rowAt(picture.rows, address));
+  return { root, draw, point, reveal: withRow(grid.reveal), bring: withRow(grid.bring), focus: () => grid.root.focus() };
 }
 
 /** Return the first and last column that are shown. */
