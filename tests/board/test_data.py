@@ -64,8 +64,12 @@ def test_all_runs_with_our_data_are_listed_in_natural_order(board):
     names = [run["name"] for run in answer["runs"]]
     ours = [".", "corrupt", "first_2", "first_10", "mixed", "nested/recorded", "nested/recorded/second"]
     assert (status, names, answer["hint"]) == (200, [*ours, "nested/wild run"], "")
-    judged = [run["name"] for run in answer["runs"] if run["is_judged"]]
-    assert judged == ["corrupt", "nested/recorded", "nested/recorded/second"]  # no record is read for a list
+    judged = {run["name"]: (run["alarms"], run["notes"], run["is_over"]) for run in answer["runs"]}
+    assert {name for name, said in judged.items() if said == (None, None, False)} == {*ours[:5], "nested/wild run"}
+    assert judged["nested/recorded"] == (1, 2, False)
+    recorded = next(run for run in answer["runs"] if run["name"] == "nested/recorded")
+    assert (recorded["step"], recorded["loss"]) == (40, 1.0)
+    assert recorded["written"] <= answer["now"]
 
 
 @pytest.mark.parametrize("run", [".", "nested/wild run", "nested/recorded", "first_10", "mixed"])

@@ -3,6 +3,9 @@
 import csv
 import io
 import itertools
+import re
+import shutil
+import time
 
 import numpy as np
 import pytest
@@ -264,8 +267,38 @@ def test_a_verdict_leads_to_the_page_of_its_layer(tab):
     expect(tab.find(".side h2")).to_have_text(SICK)
 
 
-def test_the_tab_opens_on_a_run_that_was_watched(tab):
+def test_the_tab_opens_on_the_worst_of_the_latest_runs(tab):
+    # Older ones have more alarms; "twin", as new as this one, has as many.
     assert (tab.state["run"], tab.state["series"]) == ("sick", "health/activation_rms")
+
+
+def test_the_list_of_runs_says_how_each_stands(tab):
+    texts = tab.find("#hookboard-run option").all_text_contents()
+    said = {text.partition(" \N{MIDDLE DOT} ")[0]: text for text in texts}
+    for part in ("\N{BLACK UP-POINTING TRIANGLE} 1 \N{BLACK CIRCLE} 1", "loss 1 ", "ended", "days ago"):
+        assert part in said["sick"]
+    assert "not watched" in said["old"]
+    assert "last point" in said["old"]
+    assert "no verdicts" in said["tall"]
+    expect(tab.find("#hookboard-status")).to_contain_text("step 118")
+
+
+def test_a_run_that_goes_on_says_so_and_its_new_steps_are_seen_without_a_click(tab, page_logs):
+    start, now = STEPS[:10], time.time()
+    write_run(page_logs / "going", has_record=False, steps=start, started=now)
+    tab.until(lambda: "going" in str(tab.find("#hookboard-run option").all_text_contents()))
+    tab.show(run="going")
+    status = tab.find("#hookboard-status")
+    try:
+        expect(status).to_have_text(re.compile(rf"running, step {start[-1]}, read \d+ s ago"))
+        write_run(page_logs / "going", has_record=False, steps=STEPS[10:14], started=now + 60)
+        # TensorBoard reads each second here, each five seconds otherwise.
+        expect(status).to_contain_text(f"step {STEPS[13]}", timeout=6_000)
+        expect(tab.find(".facts-line").first).to_contain_text(f"steps 0 to {STEPS[13]}")
+        tab.show(run="sick")
+    finally:
+        shutil.rmtree(page_logs / "going")  # it would be the latest run
+    tab.until(lambda: "going" not in str(tab.find("#hookboard-run option").all_text_contents()))
 
 
 def test_a_link_to_a_run_that_is_gone_says_so(tab):

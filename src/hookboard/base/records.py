@@ -96,6 +96,7 @@ class HealthRecord:
             card. () stands for a card for each verdict.
         shows: the quantity whose chart shows the first verdict best; "" if there is none.
         texts: a paragraph for each card, as it is printed at the end of a fit.
+        is_over: True in the last record of a fit.
     """
 
     every_n_steps: int
@@ -107,6 +108,7 @@ class HealthRecord:
     cards: tuple[Mapping[str, Any], ...] = ()
     shows: str = ""
     texts: tuple[str, ...] = ()
+    is_over: bool = False
 
     def strings(self) -> list[bytes]:
         """Return the strings to store, which `health_record` reads: the fields as JSON, then each quantity's values."""
@@ -154,7 +156,21 @@ def health_record(strings: Sequence[bytes]) -> HealthRecord:
         cards = _cards(given.get("cards"), len(verdicts))
         every_n_steps, headline = as_int64(given["every_n_steps"]), str(given["headline"])
         shows, texts = str(given.get("shows", "")), tuple(map(str, given.get("texts", ())))
-        return HealthRecord(every_n_steps, headline, verdicts, layers, steps, values, cards, shows, texts)
+        is_over = bool(given.get("is_over"))
+        return HealthRecord(every_n_steps, headline, verdicts, layers, steps, values, cards, shows, texts, is_over)
+    except _NOT_OURS as error:
+        raise ValueError(f"no record of health: {error!r}") from error
+
+
+def health_outline(strings: Sequence[bytes]) -> tuple[list[str], bool]:
+    """Read of a `HealthRecord` the severity of each verdict and `is_over`.
+
+    Raises:
+        ValueError: the strings are damaged, are not such a record, or have a newer version.
+    """
+    given = _read(strings)
+    try:
+        return [str(verdict["severity"]) for verdict in given["verdicts"]], bool(given.get("is_over"))
     except _NOT_OURS as error:
         raise ValueError(f"no record of health: {error!r}") from error
 

@@ -32,10 +32,10 @@ def answers_of(board: Board, names: Sequence[str], columns: int) -> list[tuple[R
         names: the runs that the report holds.
         columns: maximum number of steps of each series.
     """
-    listed = [run for run in board.runs()["runs"] if run["name"] in names]
+    listed = {"runs": [run for run in board.runs()["runs"] if run["name"] in names], "hint": ""}
     runs = [board.logged_run(name) for name in names]
     room = _Room()
-    found: list[tuple[Request, Answer]] = [(["runs"], {"runs": listed, "hint": ""})]
+    found: list[tuple[Request, Answer]] = [(["runs"], listed)]
     for run in runs:
         found += _maps(board, run, runs, columns)
         bands: Bands = {}

@@ -4,6 +4,7 @@ import gzip
 import io
 import json
 import math
+import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
@@ -12,21 +13,24 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from hookboard.base.records import HEALTH, LayerFacts
+from hookboard.base.records import LayerFacts
 from hookboard.board.logged_run import (
     LoggedRun,
+    RunSummary,
     Series,
     default_of,
     is_of_hookboard,
     loss_tag,
     natural_key,
     read_run,
+    summary_of,
     token_of,
 )
 from hookboard.board.source import (
     HISTOGRAMS,
     Cells,
     Curve,
+    LastPoint,
     RefusalError,
     Source,
     cells_of,
@@ -266,7 +270,7 @@ class Board:
         self._cache = cache or Cache()
 
     def runs(self) -> Answer:
-        """List all runs with data of hookboard, each with a token that changes with every new point.
+        """Return the `RunSummary` of each run with data of hookboard, and the time `now`, in seconds since 1970.
 
         If there are none, `hint` says what to do.
         """
@@ -275,9 +279,18 @@ class Board:
         for name in sorted(scalars.keys() | records.keys(), key=natural_key):
             ours, kept = scalars.get(name, {}), records.get(name, {})
             if is_of_hookboard(ours, kept):
-                found.append({"name": name, "is_judged": HEALTH in kept, "token": token_of(ours, kept)})
+                said = self._summary(name, ours, kept)
+                found.append({**vars(said), "loss": None if said.loss is None else json_numbers([said.loss])[0]})
         hint = "" if found else NO_DATA_HINT if self.source.runs() else NO_RUNS_HINT
-        return {"runs": found, "hint": hint}
+        return {"runs": found, "hint": hint, "now": int(time.time())}
+
+    def _summary(self, name: str, scalars: Mapping[str, LastPoint], records: Mapping[str, LastPoint]) -> RunSummary:
+        return self._cache.get(
+            ("summary", self.source.experiment, name),
+            token_of(scalars, records),
+            lambda: summary_of(self.source, name, scalars, records),
+            lambda summary: BYTES_OF_ROW,
+        )
 
     def logged_run(self, name: str) -> LoggedRun:
         """Return what the run of this name holds.

@@ -17,6 +17,7 @@ from hookboard.base.records import (
     LayerFacts,
     LayersRecord,
     as_int64,
+    health_outline,
     health_record,
     layers_record,
 )
@@ -190,6 +191,54 @@ def _order(one: Series) -> tuple[int, int, int, str]:
     names = list(dict.fromkeys([*FIRST_LISTED, *SCALES]))
     place = names.index(one.statistic) if one.statistic in SCALES else len(names)
     return get_args(Stage).index(one.stage), _KINDS.index(one.kind), place, one.statistic
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """What a list of runs says of one.
+
+    Args:
+        name: its name.
+        token: a text that changes with every new point.
+        written: when its last point was written, in seconds since 1970.
+        step: the last step of all its points.
+        loss: the last value of what most likely is the training loss; None without one.
+        alarms: number of alarms; None if HealthMonitor did not watch it, or its record cannot be read.
+        notes: the same of notes.
+        is_over: True if HealthMonitor has seen the end of the fit.
+    """
+
+    name: str
+    token: str
+    written: int
+    step: int
+    loss: float | None
+    alarms: int | None = None
+    notes: int | None = None
+    is_over: bool = False
+
+
+def summary_of(
+    source: Source, name: str, scalars: Mapping[str, LastPoint], records: Mapping[str, LastPoint]
+) -> RunSummary:
+    """Return the summary of a run; of its records only the fields of the health record are read, not its numbers."""
+    lasts, tag = [*scalars.values(), *records.values()], loss_tag(scalars)
+    summary = RunSummary(
+        name,
+        token_of(scalars, records),
+        int(max(last.wall_time for last in lasts)),
+        max(last.step for last in lasts),
+        scalars[tag].value if tag else None,
+    )
+    if HEALTH not in records:
+        return summary
+    try:
+        points = source.tensors(name, [HEALTH], PLUGIN, 1).get(HEALTH)
+        severities, is_over = health_outline(_strings(points[-1][1]) if points else [])
+    except (ValueError, TypeError):  # the warnings of the run itself say so
+        return summary
+    alarms = severities.count("alarm")
+    return replace(summary, alarms=alarms, notes=len(severities) - alarms, is_over=is_over)
 
 
 MAX_RECORDS = 100

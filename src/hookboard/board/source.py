@@ -1,6 +1,7 @@
 """`Source`: what TensorBoard's data provider holds, as curves and tensors, from its fast and its slow loader alike."""
 
 import itertools
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -158,10 +159,12 @@ class LastPoint(NamedTuple):
     Args:
         step: its step.
         wall_time: when it was written, in seconds since 1970.
+        value: of a scalar; otherwise NaN.
     """
 
     step: int
     wall_time: float
+    value: float = math.nan
 
 
 @dataclass(frozen=True)
@@ -188,7 +191,7 @@ class Source:
         Listing the tags would be the natural way, but the slow loader then goes through all their points.
         """
         found = self._of_plugin("read_last_scalars", SCALARS, _filter(run))
-        return _each(found, lambda point: LastPoint(point.step, point.wall_time))
+        return _each(found, lambda point: LastPoint(point.step, point.wall_time, point.value))
 
     def last_tensors(self, plugin: str = PLUGIN, run: str | None = None) -> dict[str, dict[str, LastPoint]]:
         """Return the last point of each of a plugin's tensor tags as {run: {tag: point}}; of all runs without `run`."""

@@ -353,7 +353,6 @@ class RunRecord:
         self._at = 0
         self._told: set[tuple[str, str, str, bool]] = set()
         self._news = 0
-        self._last: Sequence[Verdict] = ()
         self._is_off = False
 
     def after_look(self, run: Run, verdicts: Sequence[Verdict]) -> dict[str, list[bytes]]:
@@ -365,18 +364,17 @@ class RunRecord:
         return self._record(run, verdicts) if is_due or is_new else {}
 
     def last(self, run: Run, verdicts: Sequence[Verdict]) -> dict[str, list[bytes]]:
-        """Return the record by its tag at the end of the fit; an empty dict if it was written and has not changed."""
-        is_told = self._at == run.seen and tuple(self._last) == tuple(verdicts)
-        return {} if is_told else self._record(run, verdicts)
+        """Return the record by its tag at the end of the fit."""
+        return self._record(run, verdicts, is_over=True)
 
-    def _record(self, run: Run, verdicts: Sequence[Verdict]) -> dict[str, list[bytes]]:
-        self._at, self._last = run.seen, verdicts
+    def _record(self, run: Run, verdicts: Sequence[Verdict], is_over: bool = False) -> dict[str, list[bytes]]:
+        self._at = run.seen
         self._told.update(map(key_of, verdicts))
         if self._is_off:
             return {}
         try:
             shows = seen_in(self._look_at.get(verdicts[0].rule, "")) if verdicts else ""
-            return {HEALTH: _record_of(run, verdicts, self._every_n_steps or 1, shows).strings()}
+            return {HEALTH: _record_of(run, verdicts, self._every_n_steps or 1, shows, is_over).strings()}
         except Exception as error:  # only the tab lacks it; the page is still written
             self._is_off = True
             warn_switched_off("the record of the run's health for the tab in TensorBoard", error)
@@ -393,7 +391,7 @@ def values_of(run: Run, quantity: str) -> np.ndarray:
     return np.where(run.table.is_spoiled(quantity), np.inf, np.where(np.isinf(values), np.nan, values))
 
 
-def _record_of(run: Run, verdicts: Sequence[Verdict], every_n_steps: int, shows: str) -> HealthRecord:
+def _record_of(run: Run, verdicts: Sequence[Verdict], every_n_steps: int, shows: str, is_over: bool) -> HealthRecord:
     values = {quantity: values_of(run, quantity) for quantity in QUANTITIES}
     return HealthRecord(
         every_n_steps,
@@ -405,6 +403,7 @@ def _record_of(run: Run, verdicts: Sequence[Verdict], every_n_steps: int, shows:
         tuple(asdict(card) for card in cards_of(verdicts)),
         shows,
         tuple(map(str, folded_verdicts(verdicts, [layer.name for layer in run.layers]))),
+        is_over,
     )
 
 

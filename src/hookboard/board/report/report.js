@@ -44,7 +44,7 @@ function fitToPaper() {
 async function start(root) {
   try {
     const [lists, answers, plotly] = await Promise.all(["lists", "answers", "plotly"].map(unpacked));
-    answerFrom({ answer: answererOf(JSON.parse(lists), answers), pictureUrl: (key) => key });
+    answerFrom({ isLive: false, answer: answererOf(JSON.parse(lists), answers), pictureUrl: (key) => key });
     await runScript(URL.createObjectURL(new Blob([plotly], { type: "text/javascript" })));
   } catch (error) {
     root.textContent = `This report cannot be shown here: ${error.message}. It needs a browser of 2023 or later.`;

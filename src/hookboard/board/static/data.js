@@ -21,21 +21,30 @@ export function ask(route, parameters = {}) {
   return answer;
 }
 
-/** Request an answer without parameters again; if it differs from the cached one, clear the cache and return true. */
-export async function askAgain(route) {
-  const before = await Promise.resolve(answers.get(route)).catch(() => undefined);
-  const answer = await source.answer(route);
-  if (JSON.stringify(before) === JSON.stringify(answer)) return false;
-  answers.clear();
-  answers.set(route, Promise.resolve(answer));
-  return true;
+/** Request the list of runs again, forget the answers about runs that have grown, and return the names of these. */
+export async function askAgain() {
+  const before = await Promise.resolve(answers.get("runs")).catch(() => undefined);
+  const answer = await source.answer("runs");
+  answers.set("runs", Promise.resolve(answer));
+  const tokens = new Map(before?.runs.map(({ name, token }) => [name, token]));
+  const grown = new Set(answer.runs.filter(({ name, token }) => tokens.get(name) !== token).map(({ name }) => name));
+  const left = new Set(answer.runs.map(({ name }) => name));
+  [...tokens.keys()].filter((name) => !left.has(name)).forEach((name) => grown.add(name)); // which are gone
+  for (const url of [...answers.keys()]) {
+    const asked = new URLSearchParams(url.split("?")[1]);
+    if (grown.has(asked.get("run")) || grown.has(asked.get("against"))) answers.delete(url);
+  }
+  return grown;
 }
 
 /** Return the URL of a picture. */
 export const pictureUrl = (key) => source.pictureUrl(key);
 
+/** Return whether runs may still grow: those of a report do not. */
+export const isLive = () => source.isLive;
+
 /** Where answers come from. */
-let source = { answer: fetched, pictureUrl: (key) => urlOf("picture", { key }) };
+let source = { isLive: true, answer: fetched, pictureUrl: (key) => urlOf("picture", { key }) };
 
 /** Answer all requests without the server: `other` has the functions of `source`. */
 export function answerFrom(other) {

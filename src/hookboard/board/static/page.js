@@ -1,10 +1,11 @@
 /** The page: makes its toolbar and other parts, and handles what the user does. */
 
-import { ask, askAgain } from "./data.js";
+import { ask, askAgain, isLive } from "./data.js";
 import { element, later, titled } from "./dom.js";
 import { coloursOf, makeTip } from "./map.js";
 import { columnOf, firstHow, isBelow, numbersFor, otherStages, partnerOf, rowsSeen } from "./model.js";
 import { filterOf } from "./patterns.js";
+import { firstRun, listed, statusOf } from "./runs.js";
 import { makeSide } from "./side.js";
 import { addressOf, isSeen, isUndoneByBack, nameAt, namesIn, readState, watchAddress, watchDarkness, watchReloads, writeState } from "./state.js";
 import { makeView } from "./view.js";
@@ -51,19 +52,26 @@ function makeToolbar(update) {
   const modules = box("modules", "modules", "encoder.**  !*.norm*", PATTERNS);
   const types = box("types", "types", "Linear  !LayerNorm", "Types of layers, with spaces between them; ! excludes");
   const typeNames = element("datalist", { id: "hookboard-type-names" });
+  const status = element("output", { class: "status", id: "hookboard-status" });
   const error = element("p", { class: "filter-error", id: "hookboard-filter-error", role: "alert" });
   sort.title =
     "worst first: layers with an alarm, then with a note, then those farthest from the median of their type at any step, " +
     "if they stand out; with two runs, those that differ most. most changed: those that were farthest from their first value.";
   fill(sort, Object.entries(ORDERS));
   const root = element("header", { class: "toolbar", role: "toolbar", "aria-label": "what is shown" }, [
-    view.root, field("Run", run), field("Show", what), group("Scale", how.root), field("Compare with", against),
+    view.root, field(["Run ", status], run), field("Show", what), group("Scale", how.root), field("Compare with", against),
     field("Sort by", sort), field("Layers", modules), field("Types", types), typeNames, error,
   ]); // prettier-ignore
 
+  /** Say how the runs stand at the time `now`, `seconds` after they were read. */
+  function tell(runs, now, name, seconds) {
+    fill(run, runs.map((one) => [one.name, listed(one, now)]), name); // prettier-ignore
+    const one = runs.find((other) => other.name === name);
+    status.textContent = one ? statusOf(one, now, seconds) : "";
+  }
+
   /** Show a state: `runs`, `run` (its answer), `series` (that is shown), `state`, `how`, `errors` (a message for each field). */
   function set({ runs, run: answer, series, state, how: value, errors }) {
-    fill(run, runs.map(({ name }) => [name, name]), answer.run);
     fillGroups(what, answer.series, series.id);
     const stages = otherStages(series, answer.series).map(({ stage }) => [`stage:${stage}`, `${stage} of this run`]);
     const others = runs.filter(({ name }) => name !== answer.run).map(({ name }) => [`run:${name}`, name]);
@@ -86,24 +94,27 @@ function makeToolbar(update) {
     types.setAttribute("aria-invalid", String(errors.types !== ""));
   }
 
-  return { root, set };
+  return { root, set, tell };
 }
 
 function field(text, control) {
-  return element("label", { class: "control", for: control.id }, [element("span", { text }), control]);
+  return element("label", { class: "control", for: control.id }, [element("span", {}, [text].flat()), control]);
 }
 
 function group(text, control) {
   return element("div", { class: "control" }, [element("span", { text }), control]);
 }
 
-/** Fill a select element with pairs of value and text, if they have changed. */
+/** Fill a select element with pairs of value and text. An open one stays open if only texts have changed. */
 function fill(list, pairs, value) {
-  const key = JSON.stringify(pairs);
+  const key = JSON.stringify(pairs.map(([name]) => name));
   if (list.hookboardKey !== key) {
-    list.replaceChildren(...pairs.map(([name, text]) => element("option", { value: name, text })));
+    list.replaceChildren(...pairs.map(([name]) => element("option", { value: name })));
     list.hookboardKey = key;
   }
+  pairs.forEach(([, text], i) => {
+    if (list.options[i].text !== text) list.options[i].text = text;
+  });
   if (value !== undefined) list.value = value;
 }
 
@@ -138,7 +149,7 @@ function choice(name, texts, chosen) {
 
 const COLUMNS = 400;
 const ZOOMED_COLUMNS = 2000;
-const RELOAD_MS = 30_000; // as TensorBoard
+const FOLLOW_MS = 2000; // TensorBoard itself looks for new points every 5 seconds
 
 /** Build the page and keep it up to date. */
 export function startPage(root) {
@@ -147,6 +158,7 @@ export function startPage(root) {
   let shown = null; // from the last answers
   let turn = 0;
   let newest = null; // resolves when the latest is drawn
+  let readAt = Date.now(); // when the list of runs was read
   let opened = ""; // the run whose rows were scrolled
   const handlers = { update, go, toggle };
   const toolbar = makeToolbar(update);
@@ -168,7 +180,8 @@ export function startPage(root) {
     refresh();
   });
   watchReloads(follow);
-  setInterval(follow, RELOAD_MS);
+  if (isLive()) setTimeout(followOn, FOLLOW_MS);
+  setInterval(tell, 1000);
   document.addEventListener("keydown", (event) => event.key === "Escape" && escape());
   new ResizeObserver(later(60, draw)).observe(view.root);
   refresh();
@@ -224,6 +237,7 @@ export function startPage(root) {
     if (!shown.run) return;
     const { how } = shown;
     toolbar.set({ ...shown, state, how });
+    tell();
     shown.numbers = numbersFor(shown.run, shown.map, how);
     shown.sort = state.view === "depth" ? "order" : state.sort;
     shown.rows = rowsSeen(shown.numbers, shown.run.verdicts, state, shown.filter, shown.sort);
@@ -306,27 +320,48 @@ export function startPage(root) {
     } else if (state.from !== "") update({ from: "", to: "" });
   }
 
-  /** Check whether a run has grown, and draw again if so. */
+  /** Say how the runs stand. */
+  function tell() {
+    if (!shown?.run || !isSeen()) return;
+    const since = Math.round((Date.now() - readAt) / 1000);
+    const now = isLive() ? shown.now + since : Date.now() / 1000; // by the server's clock, or by ours
+    toolbar.tell(shown.runs, now, shown.run.run, since);
+  }
+
+  /** Check whether runs have grown, and draw again what is shown of them. */
   async function follow() {
     if (!isSeen()) return;
     try {
-      if (await askAgain("runs")) await refresh();
-      else if (shown) sayNotice(); // the server answers again
+      const grown = await askAgain();
+      readAt = Date.now();
+      const isOurs = !shown?.run || [shown.run.run, state.against].some((name) => grown.has(name));
+      if (isOurs) await refresh();
+      else {
+        Object.assign(shown, await ask("runs"));
+        sayNotice(); // the server answers again
+      }
     } catch (error) {
       say(error.message);
     }
+  }
+
+  /** Follow the runs from now on; a server that takes long to answer is asked less often. */
+  async function followOn() {
+    const start = Date.now();
+    await follow();
+    setTimeout(followOn, Math.max(FOLLOW_MS, 5 * (Date.now() - start)));
   }
 }
 
 /** Request everything that a state needs. */
 async function load(given) {
   if (given.run) ask("run", { run: given.run }).catch(() => null); // most likely it exists: request both at once
-  const { runs, hint } = await ask("runs");
+  const { runs, hint, now } = await ask("runs");
   if (!runs.length) return { runs, notice: hint, run: null };
   const notes = [hint];
   const has = (name) => runs.some((run) => run.name === name);
   const chosen = { against: has(given.against) ? given.against : "" };
-  chosen.run = has(given.run) ? given.run : (runs.find(({ is_judged: is }) => is) ?? runs[0]).name;
+  chosen.run = has(given.run) ? given.run : firstRun(runs).name;
   if (given.run && given.run !== chosen.run) notes.push(`There is no run “${given.run}” here; this is “${chosen.run}”.`);
   const state = { ...given, ...chosen };
   const run = await ask("run", { run: state.run });
@@ -353,7 +388,7 @@ async function load(given) {
   const usual = !against && series.is_default ? firstHow(run, map, series) : series.scale;
   const how = state.view === "depth" ? "whole" : (state.how === "deviation" && against ? "" : state.how) || usual;
   const notice = notes.filter(Boolean).join(" ");
-  return { runs, run, series, map, how, ...filterOf(run.layers, state), partner: partnerMap, layer, notice, chosen };
+  return { runs, now, run, series, map, how, ...filterOf(run.layers, state), partner: partnerMap, layer, notice, chosen };
 }
 
 async function layerOf({ run, layer }) {
