@@ -3,13 +3,14 @@
 import gzip
 import json
 import re
+from importlib.metadata import version
 
 import pytest
 from board import test_page, test_page_drawn, test_page_use
 from board.logs import histogram, scalars, write
 from board.pages import ReportTab
 from board.runs import NASTY
-from board.sick_logs import SICK, VERDICTS, write_deep, write_foreign
+from board.sick_logs import DAY, SICK, VERDICTS, write_deep, write_foreign, write_run
 
 from hookboard.board import answers
 from hookboard.board.board import packed_json
@@ -69,7 +70,7 @@ def opened_tab(chromium, page_file):
 @pytest.fixture
 def tab(opened_tab):
     opened_tab.page.set_viewport_size({"width": 1440, "height": 900})
-    opened_tab.show()
+    opened_tab.show(run="sick")
     yield opened_tab
     assert opened_tab.faults == []
     assert {url.partition(":")[0] for url in opened_tab.requests} <= {"file", "blob", "data"}
@@ -124,12 +125,26 @@ def test_on_paper_it_is_a_summary(chromium, page_file):
     tab.page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
     tab.page.emulate_media(media="print")
     tab.page.set_viewport_size({"width": 700, "height": 1000})
-    for selector, is_shown in ((".toolbar", False), (".tools", False), (".paper", True), (".card", True)):
+    for selector, is_shown in ((".toolbar", False), (".tools", False), (".about", True), (".card", True)):
         assert tab.find(selector).first.is_visible() == is_shown, selector
     box, field = tab.box(".view"), tab.box(".field")
     assert box["width"] <= 700
     assert field["x"] + field["width"] <= 700
     expect(tab.find(".card").first).to_have_css("background-color", "rgb(255, 255, 255)")
+    tab.close()
+
+
+def test_two_runs_open_on_the_worst_below_a_heading_that_says_what_this_is(chromium, tmp_path):
+    write_deep(tmp_path / "logs" / "after", 2)
+    write_run(tmp_path / "logs" / "before", started=-9 * DAY)
+    path = tmp_path / "report.html"
+    path.write_text(page_of(*open_folders([tmp_path / "logs"]), "digits"), encoding="utf-8")
+    tab = ReportTab(chromium, path)
+    assert tab.state["run"] == "logs/before"
+    expect(tab.find("h1")).to_have_text("Training report: logs/after, logs/before")
+    for text in ("project digits", "last point 1970-01-01 00:16 UTC", f"hookboard {version('hookboard')}"):
+        expect(tab.find(".about p")).to_contain_text(text)
+    expect(tab.find("#hookboard-status")).to_contain_text("ended")
     tab.close()
 
 
@@ -163,7 +178,8 @@ def test_names_that_look_like_html_do_nothing(chromium, tmp_path):
     board, names = open_folders([tmp_path / "logs" / name])
     (tmp_path / "report.html").write_text(page_of(board, names), encoding="utf-8")
     tab = ReportTab(chromium, tmp_path / "report.html")
-    assert tab.page.title() == f"{name} \N{MIDDLE DOT} Hookboard"
+    assert tab.page.title().startswith(f"{name} \N{MIDDLE DOT} {tmp_path.name}/logs")
+    expect(tab.find("h1")).to_have_text(f"Training report: {name}")
     for layer in ("</script><script>alert(3)</script>", "__proto__", "$"):
         tab.show(layer=layer)
         expect(tab.find(".side h2")).to_have_text(layer)

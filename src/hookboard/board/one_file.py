@@ -6,8 +6,10 @@ import hashlib
 import html
 import json
 import re
+import time
 from collections.abc import Mapping, Sequence
 from graphlib import TopologicalSorter
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +42,12 @@ PAGE = """\
 <meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy" content="{policy}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title} · Hookboard</title>
+<title>{title} · {project} · Hookboard</title>
 <style>{style}</style>
-<h1 class="paper">{title}</h1>
+<header class="about">
+<h1>Training report: {title}</h1>
+<p>{about}</p>
+</header>
 <div class="app">Loading…</div>
 <noscript>{headlines}</noscript>
 {data}
@@ -51,38 +56,50 @@ PAGE = """\
 """
 
 
-def page_of(board: Board, names: Sequence[str]) -> str:
+def page_of(board: Board, names: Sequence[str], project: str = "") -> str:
     """Return the HTML of a report.
 
     Args:
         board: answers from the data.
         names: the runs that it holds.
+        project: the name of the project, for the heading. Left out: the folder of the runs.
     """
     rows = sum(series["rows"] for name in names for series in board.run(board.logged_run(name))["series"])
     columns = min(
         max((MAX_BYTES - len(packed_plotly()) * 4 // 3) // (BYTES_OF_CELL * max(rows, 1)), MIN_COLUMNS), MAX_COLUMNS
     )
-    while len(page := _page(answers_of(board, names, columns), names)) > MAX_BYTES and columns > MIN_COLUMNS:
+    project = project or board.source.folder()
+    while len(page := _page(answers_of(board, names, columns), names, project)) > MAX_BYTES and columns > MIN_COLUMNS:
         columns = max(columns // 2, MIN_COLUMNS)
     return page
 
 
 def page_in(folder: Path) -> str:
-    """Return the HTML of a report on the first run, in natural order, that `open_folders` finds in a folder."""
+    """Return the HTML of a report on the first run, in natural order, that `open_folders` finds in a folder.
+
+    The project is named by the current directory: the folder may be a temporary one.
+    """
     board, names = open_folders([folder])
-    return page_of(board, names[:1])
+    return page_of(board, names[:1], Path.cwd().name)
 
 
-def _page(answers: Sequence[tuple[list[str], Answer]], names: Sequence[str]) -> str:
+def _page(answers: Sequence[tuple[list[str], Answer]], names: Sequence[str], project: str) -> str:
     lists: dict[tuple[Any, ...], int] = {}
     texts = {"answers": _json(pooled(answers, lists)), "lists": _json(list(lists))}
     data = {name: gzip.compress(text, mtime=0) for name, text in texts.items()} | {"plotly": packed_plotly()}
     code = joined(modules())
+    listed = next(answer["runs"] for (route, *_), answer in answers if route == "runs")
+    date = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(max(run["written"] for run in listed)))
     headlines = [f"{answer['run']}: {answer['headline']}" for (route, *_), answer in answers if route == "run"]
     styles = [STATIC / "style.css", OWN_STATIC / "report.css"]
     return PAGE.format(
         policy=policy(code),
         title=html.escape(", ".join(names)),
+        project=html.escape(project),
+        about=html.escape(
+            "What each layer did in training, and what was found wrong"
+            f" · project {project} · last point {date} · hookboard {metadata.version('hookboard')}"
+        ),
         style="".join(path.read_text(encoding="utf-8") for path in styles),
         headlines=html.escape(" ".join(headlines)),
         data="\n".join(

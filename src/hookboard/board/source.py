@@ -4,6 +4,7 @@ import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -180,6 +181,11 @@ class Source:
     provider: Any
     context: Any
     experiment: str
+
+    def folder(self) -> str:
+        """Return the last two names of the path that holds the runs, such as "project/logs"; "" if it is unknown."""
+        said = self._ask("experiment_metadata")
+        return "/".join(PurePath(said.data_location).parts[-2:]) if said is not None else ""
 
     def runs(self) -> list[str]:
         """Return the names of all runs."""

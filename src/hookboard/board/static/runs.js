@@ -8,12 +8,12 @@ const [MINUTE, HOUR, DAY] = [60, 3600, 86_400]; // in seconds
 const SILENT_SECONDS = 3 * MINUTE; // TensorBoard's writer may hold points back for two minutes
 
 /**
- * Return the run to open if none is asked for: of those written within a day of the newest, the one with most alarms,
- * then most notes, then the newest.
+ * Return the run to open if none is asked for: the one with most alarms, then most notes, then the newest; in the tab of
+ * those written within a day of the newest.
  */
 export function firstRun(runs) {
   const newest = Math.max(...runs.map((run) => run.written));
-  const latest = runs.filter((run) => run.written > newest - DAY);
+  const latest = runs.filter((run) => !isLive() || run.written > newest - DAY);
   const isWorse = (a, b) => (b.alarms ?? -1) - (a.alarms ?? -1) || (b.notes ?? -1) - (a.notes ?? -1) || b.written - a.written;
   return latest.sort(isWorse)[0];
 }
