@@ -52,7 +52,7 @@ def page_logs(tmp_path_factory):
     """The log directory that the page shows."""
     folder = tmp_path_factory.mktemp("logs")
     write_run(folder / "sick")
-    write_run(folder / "twin", seed=1)
+    write_run(folder / "twin", seed=1, shows="gradient_rms")
     write_run(folder / "old", has_record=False)
     write_run(folder / "logged", is_judged=False)
     write_run(folder / "young", has_record=False, steps=STEPS[:10])

@@ -81,7 +81,7 @@ def loss_at(step):
 DAY = 86_400
 
 
-def write_run(folder, *, has_record=True, is_judged=True, seed=0, steps=STEPS, started=2 * DAY):
+def write_run(folder, *, has_record=True, is_judged=True, seed=0, steps=STEPS, started=2 * DAY, shows=""):
     """A run of a transformer of 12 layers, one of which is sick: its scalars, and if asked its records.
 
     It began two days after the runs that others write.
@@ -107,7 +107,9 @@ def write_run(folder, *, has_record=True, is_judged=True, seed=0, steps=STEPS, s
         values = {"activation_rms": activations, "gradient_rms": gradients}
         headline = "1 alarm and 1 note in 75 layers at 60 looks, from step 0 to 118."
         texts = tuple(str(Verdict(**one)) for one in VERDICTS)
-        health = HealthRecord(2, headline, VERDICTS, tuple(names), STEPS, values, texts=texts, is_over=True)
+        health = HealthRecord(
+            2, headline, VERDICTS, tuple(names), STEPS, values, shows=shows, texts=texts, is_over=True
+        )
         events.append(record(0, f"{LAYERS}/HealthMonitor", LayersRecord("HealthMonitor", 2, facts).strings()))
         events += [record(STEPS[-1], HEALTH, health.strings())] if is_judged else []
     write(folder, events, started)

@@ -77,3 +77,20 @@ def test_the_slow_loader_shows_the_sick_layer_too(chromium, tmp_path):
         expect(tab.find(".card.alarm")).to_contain_text("dead_units")
         assert tab.faults == []
         tab.close()
+
+
+def test_show_has_each_statistic_once_in_groups_and_the_stage_is_a_choice_of_its_own(tab):
+    tab.show(run="drawn")
+    groups = "list => [...list.children].map((group) => [group.label, [...group.children].map(({ text }) => text)])"
+    assert tab.find("#hookboard-what").evaluate(groups) == [
+        ["activations", ["activation std", "activation mean"]],
+        ["gradients", ["gradient std"]],
+    ]
+    tab.find("#hookboard-stage").select_option(label="validate")
+    tab.until(lambda: tab.state["series"] == "validate/activation/std")
+    tab.wait()
+    assert tab.rows == ["net.1"]
+    tab.find("#hookboard-what").select_option(label="gradient std")
+    tab.until(lambda: tab.state["series"] == "train/gradient/std")  # which validation does not have
+    tab.show(run="sick")
+    expect(tab.find("#hookboard-stage")).to_be_hidden()

@@ -115,6 +115,42 @@ def test_back_does_not_repeat_the_moves_of_the_cursor(tab):
     expect(tab.find(".view h2")).to_have_text("activation RMS")
 
 
+@pytest.mark.parametrize("choice", ["a verdict", "a block", "a filter"])
+def test_back_undoes_each_choice_and_stays_in_the_run(tab, choice):
+    tab.show(run="old")
+    tab.show(run="sick")
+    before, rows = tab.state, tab.rows
+    if choice == "a verdict":
+        tab.find(".card.alarm").click()
+        tab.until(lambda: tab.state.get("row") == SICK)
+    elif choice == "a block":
+        tab.find(".name.block").last.click()
+        tab.until(lambda: tab.rows != rows)
+    else:
+        for typed in ("head", "head*"):
+            tab.find("#hookboard-modules").fill(typed)
+            tab.until(lambda typed=typed: tab.state.get("modules") == typed)
+        expect(tab.find(".name")).to_have_count(1)
+    tab.page.go_back()
+    tab.until(lambda: (tab.state, tab.rows) == (before, rows))
+    tab.page.go_back()
+    tab.until(lambda: tab.state["run"] == "old")
+
+
+def test_a_link_with_a_run_alone_opens_what_shows_its_worst_verdict_and_so_does_the_list(tab):
+    tab.show(run="twin")
+    assert tab.state["series"] == "health/gradient_rms"
+    tab.show(run="sick")
+    tab.find("#hookboard-run").select_option("twin")
+    tab.until(lambda: tab.state["series"] == "health/gradient_rms")
+    tab.find("#hookboard-what").select_option("train/activation/std")
+    tab.wait()
+    tab.find("#hookboard-run").select_option("sick")
+    tab.until(lambda: tab.state["run"] == "sick")
+    tab.wait()
+    assert tab.state["series"] == "train/activation/std"  # what was chosen stays
+
+
 def test_a_link_shows_a_fresh_browser_the_same(tab, chromium):
     tab.show(
         run="sick",

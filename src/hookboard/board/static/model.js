@@ -261,6 +261,27 @@ export function otherStages(series, all) {
   return all.filter((one) => one.kind === series.kind && one.statistic === series.statistic && one.stage !== series.stage);
 }
 
+/** Group of statistics to what the names of its members contain; the first that fits counts. */
+const GROUPS = {
+  updates: /update|exp_avg|momentum|unchanged|rms_t/, gradients: /gradient|underflow/,
+  parameters: /parameter|weight/, activations: /activation|input|dead|saturated|spread|attention/,
+}; // prettier-ignore
+
+/**
+ * Group the series to choose from: one for each statistic, in the stage of the one that is shown if it has that.
+ * @returns {[string, Object[]][]} name of a group and its series.
+ */
+export function groupedSeries(all, shown) {
+  const isHidden = (one) => one.stage !== shown.stage && otherStages(one, all).some(({ stage }) => stage === shown.stage || stage < one.stage);
+  const groups = Object.keys(GROUPS).sort().map((name) => [name, []]); // prettier-ignore
+  const rest = ["more", []];
+  for (const one of all.filter((other) => !isHidden(other))) {
+    const name = Object.keys(GROUPS).find((group) => GROUPS[group].test(`${one.kind} ${one.statistic}`));
+    (groups.find(([group]) => group === name) ?? rest)[1].push(one);
+  }
+  return [...groups, rest].filter(([, members]) => members.length);
+}
+
 /** Return whether a statistic is a share, from 0 to 1. */
 function isShare(series) {
   return /(fraction|share)$/.test(series.id);

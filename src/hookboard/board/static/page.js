@@ -3,7 +3,7 @@
 import { ask, askAgain, isLive } from "./data.js";
 import { element, later, titled } from "./dom.js";
 import { coloursOf, makeTip } from "./map.js";
-import { columnOf, firstHow, isBelow, numbersFor, otherStages, partnerOf, rowsSeen } from "./model.js";
+import { columnOf, firstHow, groupedSeries, isBelow, numbersFor, otherStages, partnerOf, rowsSeen } from "./model.js";
 import { filterOf } from "./patterns.js";
 import { firstRun, listed, statusOf } from "./runs.js";
 import { makeSide } from "./side.js";
@@ -24,8 +24,14 @@ const PATTERNS =
 function makeToolbar(update) {
   const change = (key, more = {}) => (event) => update({ [key]: event.target.value, ...more });
   const select = (name, key, more) => element("select", { id: `hookboard-${name}`, on: { change: change(key, more) } });
-  const run = select("run", "run", { against: "", stage: "", from: "", to: "" });
+  const chooseRun = ({ target }) => {
+    const kept = isUsual ? { series: "", how: "" } : {}; // what nobody chose is that of the new run's worst verdict
+    update({ run: target.value, against: "", stage: "", from: "", to: "", ...kept });
+  };
+  const run = element("select", { id: "hookboard-run", on: { change: chooseRun } });
+  let isUsual = true; // whether the run's own first series is shown
   const what = select("what", "series", { how: "" });
+  const stage = select("stage", "series", { stage: "" });
   const compare = ({ target }) => {
     const [, kind, name] = /^(\w*):?(.*)$/s.exec(target.value);
     update({ against: kind === "run" ? name : "", stage: kind === "stage" ? name : "" });
@@ -59,7 +65,7 @@ function makeToolbar(update) {
     "if they stand out; with two runs, those that differ most. most changed: those that were farthest from their first value.";
   fill(sort, Object.entries(ORDERS));
   const root = element("header", { class: "toolbar", role: "toolbar", "aria-label": "what is shown" }, [
-    view.root, field(["Run ", status], run), field("Show", what), group("Scale", how.root), field("Compare with", against),
+    view.root, field(["Run ", status], run), field("Show", what), field("Stage", stage), group("Scale", how.root), field("Compare with", against),
     field("Sort by", sort), field("Layers", modules), field("Types", types), typeNames, error,
   ]); // prettier-ignore
 
@@ -72,7 +78,11 @@ function makeToolbar(update) {
 
   /** Show a state: `runs`, `run` (its answer), `series` (that is shown), `state`, `how`, `errors` (a message for each field). */
   function set({ runs, run: answer, series, state, how: value, errors }) {
-    fillGroups(what, answer.series, series.id);
+    isUsual = series.is_default;
+    fillGroups(what, groupedSeries(answer.series, series), series.id);
+    const inStages = [series, ...otherStages(series, answer.series)].sort((a, b) => answer.series.indexOf(a) - answer.series.indexOf(b));
+    fill(stage, inStages.map((one) => [one.id, one.stage]), series.id); // prettier-ignore
+    stage.parentElement.hidden = answer.series.every((one) => one.stage === series.stage);
     const stages = otherStages(series, answer.series).map(({ stage }) => [`stage:${stage}`, `${stage} of this run`]);
     const others = runs.filter(({ name }) => name !== answer.run).map(({ name }) => [`run:${name}`, name]);
     const isDepth = state.view === "depth"; // which compares nothing
@@ -118,16 +128,13 @@ function fill(list, pairs, value) {
   if (value !== undefined) list.value = value;
 }
 
-/** Fill a select element with the series, grouped by kind of tensor. */
-function fillGroups(list, series, value) {
-  const key = JSON.stringify(series.map(({ id }) => id));
+/** Fill a select element with groups of series; the stage is a choice of its own. */
+function fillGroups(list, groups, value) {
+  const key = JSON.stringify(groups.map(([, series]) => series.map(({ id }) => id)));
   if (list.hookboardKey !== key) {
-    const groups = new Map();
-    for (const one of series) {
-      const name = one.source === "health" ? "HealthMonitor" : [one.stage, one.kind].filter(Boolean).join(" · ").replaceAll("_", " ");
-      groups.set(name, [...(groups.get(name) ?? []), element("option", { value: one.id, text: titled(one.label) })]);
-    }
-    list.replaceChildren(...[...groups].map(([label, options]) => element("optgroup", { label }, options)));
+    const text = (one) => `${titled(one.label.replace(` (${one.stage})`, ""))}${one.source === "health" ? " · HealthMonitor" : ""}`;
+    const option = (one) => element("option", { value: one.id, text: text(one) });
+    list.replaceChildren(...groups.map(([label, series]) => element("optgroup", { label }, series.map(option))));
     list.hookboardKey = key;
   }
   list.value = value;
@@ -186,11 +193,14 @@ export function startPage(root) {
   new ResizeObserver(later(60, draw)).observe(view.root);
   refresh();
 
-  /** Change the state and draw it; resolves when it is drawn. A move of the cursor needs no request. */
-  function update(patch) {
+  /**
+   * Change the state and draw it; resolves when it is drawn. A move of the cursor needs no request, and Back undoes it
+   * only if it `isChosen`, by a click on a verdict or a row.
+   */
+  function update(patch, isChosen = false) {
     const before = state;
     state = { ...state, ...patch };
-    writeState(state, isUndoneByBack(before, state));
+    writeState(state, isChosen || isUndoneByBack(before, state));
     const isLight = Object.keys(patch).every((key) => key === "row" || key === "step");
     if (!isLight || !shown) return refresh();
     point();
@@ -291,7 +301,7 @@ export function startPage(root) {
     const isBlock = module !== "" && names.some((name) => isBelow(name, module));
     const row = names.find((name, i) => name === module || owners[i].name === module) ?? (isBlock ? module : undefined);
     const seen = row === undefined ? { row: "" } : { row: addressOf(row), ...uncovered(row, module) };
-    await update({ step, ...seen, ...(state.from === "" ? {} : { from: "", to: "" }) });
+    await update({ step, ...seen, ...(state.from === "" ? {} : { from: "", to: "" }) }, true);
     // On a narrow page the map is below the verdicts. Both scrolls are instant: one that is still moving may end
     // elsewhere when the page is laid out anew.
     if (view.root.offsetTop > window.innerHeight / 2) view.root.scrollIntoView();

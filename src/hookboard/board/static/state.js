@@ -61,12 +61,13 @@ const PREFIX = "p.hookboard.";
 /** Stands for "", the name of the model itself, in the address. No layer's name is a dot. */
 const MODEL = ".";
 
-/** The changes that the browser's Back undoes: not moves of the cursor, folds and typed filters. */
-const UNDONE_BY_BACK = ["run", "series", "how", "against", "stage", "sort", "rows", "view", "layer", "from", "to"];
+const CURSOR = ["row", "step"];
+const TYPED = ["modules", "types"];
 
-/** Return whether a change of state gets an entry in the browser's history. */
+/** Return whether a change of state gets an entry in the browser's history: not moves of the cursor, nor each letter typed. */
 export function isUndoneByBack(before, after) {
-  return UNDONE_BY_BACK.some((key) => before[key] !== after[key]);
+  const isStart = TYPED.some((key) => (before[key] === "") !== (after[key] === ""));
+  return isStart || Object.keys(DEFAULTS).some((key) => ![...CURSOR, ...TYPED].includes(key) && before[key] !== after[key]);
 }
 
 /** All that the address can hold, with the defaults. Values are strings. */

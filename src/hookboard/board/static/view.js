@@ -239,7 +239,7 @@ export function makeView(handlers, tip) {
   function click(row, column) {
     const step = state.view === "depth" ? state.step : String(picture.numbers.steps[column]);
     if (row.members.length > 1) handlers.toggle(row);
-    else if (row.isBlock && row.row < 0) handlers.update({ row: addressOf(row.name), step });
+    else if (row.isBlock && row.row < 0) handlers.update({ row: addressOf(row.name), step }, true);
     else openLayer(row, step);
   }
 
