@@ -70,6 +70,17 @@ def test_views_can_be_saved_as_pictures_with_their_alarms(tab, view):
     assert alarmed(tab.download(f"{side} button:has-text('PNG')")) == 0
 
 
+def test_the_picture_of_the_map_is_of_twice_the_size_with_a_colour_bar(tab):
+    tab.show(run="sick")
+    picture = np.asarray(Image.open(io.BytesIO(tab.download(".view button:has-text('PNG')"))).convert("RGB"))
+    assert picture.shape[1] == 2400
+    ends = [
+        (picture[:, -150:] == colour).all(axis=2).any(axis=1) for colour in ([0xFD, 0xE7, 0x25], [0x47, 0x2C, 0x7A])
+    ]
+    high, low = (np.flatnonzero(end)[0] for end in ends)
+    assert high < low
+
+
 def test_all_of_it_is_reached_by_the_keyboard(tab):
     tab.find("#hookboard-types").focus()
     for _ in range(6):
