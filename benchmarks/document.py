@@ -21,10 +21,8 @@ from lightning.pytorch.loggers import Logger
 from hookboard.base.rule_texts import PAGE, sections
 from hookboard.callbacks.pictures import PictureLogger
 from hookboard.capturing import EditRule
-from hookboard.health import Rule
 from hookboard.loops import HookboardCallback
 from hookboard.measure import DERIVED, FORMULAS
-from hookboard.tracing import RULES
 
 ROOT = Path(__file__).parents[1]
 
@@ -43,20 +41,6 @@ def table(head: str, rows: Iterable[Iterable[str]]) -> Iterator[str]:
     yield "|" + "---|" * (head.count("|") + 1)
     for row in rows:
         yield "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"
-
-
-def page_of_rules() -> str:
-    """Return the page of the rules with what each rule sees, on the line after its heading."""
-    return SYMPTOM.sub(lambda found: found[1] + symptom(RULES[found[2]]), PAGE.read_text(encoding="utf-8"))
-
-
-SYMPTOM = re.compile(r"^(### `(\w+)`\n\n)- \*\*Symptom:\*\*.*$", re.MULTILINE)
-
-
-def symptom(rule: Rule) -> str:
-    """What a rule sees, as a line in Markdown."""
-    shown = f", shown by `{rule.look_at}`" if rule.look_at else ""
-    return f"- **Symptom:** {rule.about}. ({rule.gives.capitalize()}{shown}.)"
 
 
 def index_of_rules() -> Iterator[str]:
@@ -182,7 +166,7 @@ def written() -> dict[str, str]:
     }
     for path in LISTING_STATISTICS:
         texts[path] = with_names(texts[path])
-    texts[RULES_PAGE] = page_of_rules()
+    texts[RULES_PAGE] = PAGE.read_text(encoding="utf-8")
     for (path, name), lines in WRITTEN.items():
         texts[path] = with_part(texts[path], name, lines())
     return texts | {"docs/rules.md": texts[RULES_PAGE]}

@@ -7,6 +7,7 @@ import pytest
 from documents.pages import named_first, prose
 
 import hookboard
+from hookboard.base.rule_texts import explained
 from hookboard.capturing import METHODS
 from hookboard.health.run_table import QUANTITIES
 from hookboard.tracing import RULES
@@ -17,7 +18,12 @@ def test_every_health_rule_is_explained():
     sections = re.findall(r"^### `(\w+)`$", prose("docs/rules.md"), re.MULTILINE)
     assert {*sections} == {*RULES}
     assert len(sections) == len(RULES)
-    assert [name for name, rule in RULES.items() if not rule.about] == []
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+def test_the_symptom_of_a_rule_ends_with_the_kind_of_its_verdicts_and_where_it_is_seen(rule):
+    shown = f", shown by `{rule.look_at}`" if rule.look_at else ""
+    assert explained(rule.name)["Symptom"].endswith(f". ({rule.gives.capitalize()}{shown}.)")
 
 
 def test_every_option_of_the_monitor_is_explained():

@@ -200,7 +200,6 @@ class Rule:
             of the first training step, which built-in rules are given; what they find is a verdict too. Their `judge`
             is None where the findings come from what watches the optimizers, or from another rule's.
         look_at: The tag of the chart or text that shows what the rule sees, for the table of verdicts.
-        about: What it sees, in words. Of a built-in rule, `hookboard explain` shows them.
         gives: Whether its verdicts are alarms, notes or either, for the same page.
 
     Raises:
@@ -220,7 +219,6 @@ class Rule:
     at_once: bool = False
     of: Judged = "look"
     look_at: str = ""
-    about: str = ""
     gives: Severities = "alarm or note"
 
     def __post_init__(self) -> None:
@@ -229,7 +227,7 @@ class Rule:
         if self.judge is not None or self.of != "step":
             check_function("judge", self.judge, "a function that takes a hookboard.Run")
         check_switches(at_once=self.at_once)
-        check_text(look_at=self.look_at, about=self.about)
+        check_text(look_at=self.look_at)
         check_name("gives", self.gives, get_args(Severities))
 
 

@@ -180,10 +180,4 @@ def _is_zero(factor: nn.Parameter) -> bool:
 _START = "initialize one factor with random numbers and the other with 0, and train both"
 _TRAIN = "set requires_grad=True on both factors, as is_trainable=True does where peft loads a saved adapter"
 
-ADAPTERS = Rule(
-    "adapters",
-    adapters,
-    of="step",
-    about="adapters, such as LoRA's, that cannot learn: both factors are frozen, or both 0; a note if they are frozen "
-    "after a training, or beside others that are trained",
-)
+ADAPTERS = Rule("adapters", adapters, of="step")

@@ -15,8 +15,11 @@ STEP_RULES: tuple[Rule, ...] = tuple(
 """The rules about the code of the first training step, in the order in which they are asked. Where several functions
 answer for one rule, each stands in a `Rule` of that name."""
 
-RULES: dict[str, Rule] = {rule.name: rule for rule in (*LOOK_RULES, *STEP_RULES) if rule.about}
-"""Every built-in rule by name; of several with one name that which says what it sees."""
+RULES: dict[str, Rule] = {}
+"""Every built-in rule by name; of several with one name the first."""
+
+for one in (*LOOK_RULES, *STEP_RULES):
+    RULES.setdefault(one.name, one)
 
 STEP = frozenset(rule.name for rule in STEP_RULES)
 """The names of the rules that judge the code of the training step, some of them later looks too."""

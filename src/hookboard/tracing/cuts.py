@@ -65,14 +65,7 @@ def cut(done: TracedStep) -> Iterator[Finding]:
     yield from _gone(done)
 
 
-CUT = Rule(
-    "cut",
-    cut,
-    of="step",
-    about="a term of the loss that trains nothing: `detach`, `item` or `no_grad` cuts its gradient, or it is cleared "
-    "before an optimizer steps; gradients that are all 0; as notes, a call that cuts the gradient of some "
-    "parameters, and a first batch whose loss and gradients are 0",
-)
+CUT = Rule("cut", cut, of="step")
 
 
 def _takers_of_cuts(done: TracedStep) -> Mapping[Value, list[Op]]:

@@ -67,21 +67,8 @@ def dependence(done: TracedStep) -> Iterator[Finding]:
         yield from of_positions(ahead, moves.kept[ahead.meeting.output])
 
 
-BATCH_MIXING = Rule(
-    "batch_mixing",
-    dependence,
-    of="step",
-    about="with another first sample, the outputs of other samples change: a softmax, attention or recurrent layer "
-    "over the samples, a view for a transpose, a wrong index; a note where that may be intended",
-)
-FUTURE_LEAK = Rule(
-    "future_leak",
-    None,
-    of="step",
-    about="outputs change with the very input that they are to predict: the targets are inputs of later positions, "
-    "which the model sees, or tokens that are not shifted",
-    gives="alarm",
-)
+BATCH_MIXING = Rule("batch_mixing", dependence, of="step")
+FUTURE_LEAK = Rule("future_leak", None, of="step", gives="alarm")
 
 
 def _count_of(done: TracedStep) -> tuple[int, bool]:

@@ -38,14 +38,7 @@ def no_influence(done: TracedStep) -> Iterator[Finding]:
     yield from _results_dropped(done)
 
 
-NO_INFLUENCE = Rule(
-    "no_influence",
-    no_influence,
-    of="step",
-    about="a softmax or norm over one value, a number divided by itself, a cross entropy of one class, or attention "
-    "that does not know the order of its tokens; as a note, a line whose result is unused, such as "
-    "`scores.masked_fill(...)`",
-)
+NO_INFLUENCE = Rule("no_influence", no_influence, of="step")
 
 
 PURE = frozenset({"masked_fill", "masked_scatter", "relu", "gelu", "dropout", "softmax", "log_softmax", "sigmoid"})

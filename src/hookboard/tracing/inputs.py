@@ -152,7 +152,7 @@ def padding(done: TracedStep) -> Iterator[Finding]:
         )
 
 
-PADDING = Rule("padding", padding, of="step", about="the loss counts what pads the rows of a batch", gives="note")
+PADDING = Rule("padding", padding, of="step", gives="note")
 
 
 _FLATTENING = frozenset({"view", "reshape", "flatten", "contiguous", "clone", "long", "to"})
@@ -192,13 +192,7 @@ def class_weights(done: TracedStep) -> Iterator[Finding]:
             yield from _of_classes(call, weight.double(), wanted.flatten())
 
 
-CLASS_WEIGHTS = Rule(
-    "class_weights",
-    class_weights,
-    of="step",
-    about="a frequent class has a larger weight in the loss than a rare one",
-    gives="note",
-)
+CLASS_WEIGHTS = Rule("class_weights", class_weights, of="step", gives="note")
 
 
 def _positive(call: LossCall, weight: Tensor, wanted: Tensor) -> Iterator[Finding]:
@@ -282,13 +276,7 @@ def padding_mask(done: TracedStep) -> Iterator[Finding]:
                 return
 
 
-PADDING_MASK = Rule(
-    "padding_mask",
-    padding_mask,
-    of="step",
-    about="a key_padding_mask that hides the tokens and shows the padding",
-    gives="alarm",
-)
+PADDING_MASK = Rule("padding_mask", padding_mask, of="step", gives="alarm")
 
 
 def target_leak(done: TracedStep) -> Iterator[Finding]:
@@ -318,12 +306,7 @@ def target_leak(done: TracedStep) -> Iterator[Finding]:
     )
 
 
-TARGET_LEAK = Rule(
-    "target_leak",
-    target_leak,
-    of="step",
-    about="a column of the input is the target; a note if it is so up to scale and offset",
-)
+TARGET_LEAK = Rule("target_leak", target_leak, of="step")
 
 
 def _column_of(call: LossCall, given: Tensor) -> tuple[int, int, float, bool] | None:

@@ -59,14 +59,7 @@ def eval_mode(done: TracedStep) -> Iterator[Finding]:
         )
 
 
-EVAL_MODE = Rule(
-    "eval_mode",
-    eval_mode,
-    of="step",
-    about="batch norms whose running statistics were never made, never move, or do not follow the weights, as in an "
-    "average of a model; as notes, norms or dropouts in evaluation mode while the model trains, or in training "
-    "mode in a frozen module",
-)
+EVAL_MODE = Rule("eval_mode", eval_mode, of="step")
 
 
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -188,7 +181,7 @@ def dropout(done: TracedStep) -> Iterator[Finding]:
         )
 
 
-DROPOUT = Rule("dropout", dropout, of="step", about="a dropout that drops 90 % of the values or more", gives="alarm")
+DROPOUT = Rule("dropout", dropout, of="step", gives="alarm")
 
 
 def _dropped(op: Op) -> float:

@@ -68,22 +68,9 @@ def _held_by(optimizers: Sequence[Optimizer]) -> set[int]:
     return {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
 
 
-NOT_IN_OPTIMIZER = Rule(
-    "not_in_optimizer",
-    None,
-    of="step",
-    about="parameters that get a gradient and are in no optimizer; an alarm if that is all of them, if they were "
-    "frozen at first, or if they belong to layers that the model does not have, as in a list or in a copy",
-)
-FROZEN = Rule(
-    "frozen", None, of="step", about="how many weights are trained, and which modules are frozen", gives="note"
-)
-OPTIMIZER_SETTINGS = Rule(
-    "optimizer_settings",
-    None,
-    of="step",
-    about="an epsilon that is 0 in float16; as a note, an epsilon, momentum or beta far from any usual one",
-)
+NOT_IN_OPTIMIZER = Rule("not_in_optimizer", None, of="step")
+FROZEN = Rule("frozen", None, of="step", gives="note")
+OPTIMIZER_SETTINGS = Rule("optimizer_settings", None, of="step")
 
 
 def _not_in_optimizer(

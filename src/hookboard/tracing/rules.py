@@ -234,15 +234,7 @@ def _softmax_twice(done: TracedStep) -> Iterator[Finding]:
             )
 
 
-LOSS_INPUT = Rule(
-    "loss_input",
-    loss_input,
-    of="step",
-    about="a loss for logits gets the output of softmax, sigmoid, tanh or ReLU; one for log-probabilities gets "
-    "something else; one written by hand takes the logarithm or Dice overlap of logits; a softmax takes the output of "
-    "another",
-    gives="alarm",
-)
+LOSS_INPUT = Rule("loss_input", loss_input, of="step", gives="alarm")
 
 
 def _weighs_logs(value: Value) -> bool:
@@ -309,15 +301,7 @@ def loss_shape(done: TracedStep) -> Iterator[Finding]:
     yield from _mixed(done)
 
 
-LOSS_SHAPE = Rule(
-    "loss_shape",
-    loss_shape,
-    of="step",
-    about="output and target have shapes that broadcast, such as (N, 1) and (N,), so that each output is compared with "
-    "every target; a view for a transpose mixes classes and positions; or outputs and targets are flattened in "
-    "different orders",
-    gives="alarm",
-)
+LOSS_SHAPE = Rule("loss_shape", loss_shape, of="step", gives="alarm")
 
 
 def _broadcast(done: TracedStep) -> Iterator[Finding]:
@@ -440,14 +424,7 @@ def output_range(done: TracedStep) -> Iterator[Finding]:
             )
 
 
-OUTPUT_RANGE = Rule(
-    "output_range",
-    output_range,
-    of="step",
-    about="the model's last function cannot produce some of the targets, such as negative ones after ReLU or several "
-    "labels at once after softmax; a note if "
-    "that is at most 1 % of them",
-)
+OUTPUT_RANGE = Rule("output_range", output_range, of="step")
 
 
 def _sums_that_differ(done: TracedStep) -> Iterator[Finding]:
@@ -506,14 +483,7 @@ def targets(done: TracedStep) -> Iterator[Finding]:
         yield from _all_the_same(call)
 
 
-TARGETS = Rule(
-    "targets",
-    targets,
-    of="step",
-    about="targets that the loss does not accept, tokens that are shifted twice, no target that counts, or a batch of "
-    "at least 32 samples or tokens that count of one class of several; as notes, targets that should be scaled, or are "
-    "all the same, and answers whose first token or end never does",
-)
+TARGETS = Rule("targets", targets, of="step")
 
 
 def _all_the_same(call: LossCall) -> Iterator[Finding]:
@@ -565,13 +535,7 @@ def masked_row(done: TracedStep) -> Iterator[Finding]:
         )
 
 
-MASKED_ROW = Rule(
-    "masked_row",
-    masked_row,
-    of="step",
-    about="rows of attention that are fully masked, and make the loss NaN",
-    gives="alarm",
-)
+MASKED_ROW = Rule("masked_row", masked_row, of="step", gives="alarm")
 
 
 ATTENTION = frozenset({"scaled_dot_product_attention", "multi_head_attention_forward", "softmax"})

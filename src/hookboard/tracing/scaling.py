@@ -52,13 +52,7 @@ def unbounded_loss(done: TracedStep) -> Iterator[Finding]:
     )
 
 
-UNBOUNDED_LOSS = Rule(
-    "unbounded_loss",
-    unbounded_loss,
-    of="step",
-    about="the loss is minus an error, or a plain difference to the targets",
-    gives="alarm",
-)
+UNBOUNDED_LOSS = Rule("unbounded_loss", unbounded_loss, of="step", gives="alarm")
 
 
 def _without_bound(scaled: Scaled) -> Iterator[Finding]:
@@ -98,7 +92,7 @@ def loss_scale(done: TracedStep) -> Iterator[Finding]:
         )
 
 
-LOSS_SCALE = Rule("loss_scale", loss_scale, of="step", about="a loss that is multiplied by 1e-6 or less", gives="alarm")
+LOSS_SCALE = Rule("loss_scale", loss_scale, of="step", gives="alarm")
 
 
 def mean_behind(loss: Value) -> Scaled | None:

@@ -80,13 +80,7 @@ def findings_of_schedules(trainer: Trainer, pl_module: LightningModule) -> Itera
             yield from _cycles(trainer, config, count)
 
 
-SCHEDULE = Rule(
-    "schedule",
-    None,
-    of="step",
-    about="the rate is 0 in more than half of the steps, or stays below half of its peak because a schedule that "
-    "counts batches is stepped once an epoch; as a note, a cosine goes up again",
-)
+SCHEDULE = Rule("schedule", None, of="step")
 
 
 def calls_no_user(scheduler: object) -> bool:

@@ -24,27 +24,9 @@ WATCHED_STEPS = 4
 """How many steps of each optimizer are watched (a choice): the fault shows from the second one on."""
 
 
-STALE_GRADIENTS = Rule(
-    "stale_gradients",
-    None,
-    of="step",
-    about="an optimizer steps with gradients that were not cleared since its step before",
-    gives="alarm",
-)
-CLEARED_GRADIENTS = Rule(
-    "cleared_gradients",
-    None,
-    of="step",
-    about="`zero_grad()` is called between the backward pass and the step",
-    gives="alarm",
-)
-WRONG_OPTIMIZER = Rule(
-    "wrong_optimizer",
-    None,
-    of="step",
-    about="an optimizer steps without gradients, after a backward pass for another one",
-    gives="alarm",
-)
+STALE_GRADIENTS = Rule("stale_gradients", None, of="step", gives="alarm")
+CLEARED_GRADIENTS = Rule("cleared_gradients", None, of="step", gives="alarm")
+WRONG_OPTIMIZER = Rule("wrong_optimizer", None, of="step", gives="alarm")
 
 
 @dataclass

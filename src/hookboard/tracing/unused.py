@@ -10,13 +10,7 @@ from hookboard.base.user_code import is_of_library
 from hookboard.health import Finding, Rule
 from hookboard.tracing.program import StepTrace
 
-UNUSED_PARAMETERS = Rule(
-    "unused_parameters",
-    None,
-    of="step",
-    about="DistributedDataParallel waits for the gradients of parameters that no loss of the step reaches",
-    gives="alarm",
-)
+UNUSED_PARAMETERS = Rule("unused_parameters", None, of="step", gives="alarm")
 
 
 def unused_parameters(step: StepTrace, without: Collection[str]) -> Iterator[Finding]:

@@ -51,10 +51,4 @@ def _named(ranks: Sequence[int]) -> str:
     return f"{len(ranks)} ranks" if len(ranks) > MOST_NAMED else f"ranks {', '.join(others)} and {last}"
 
 
-RANKS_DIFFER = Rule(
-    "ranks_differ",
-    ranks_differ,
-    about="weights that were the same on all ranks, or get the same gradients there, and are not the same",
-    gives="alarm",
-    at_once=True,
-)
+RANKS_DIFFER = Rule("ranks_differ", ranks_differ, gives="alarm", at_once=True)

@@ -67,14 +67,7 @@ def _has_other_data(run: Run) -> bool:
     return begin is not None and begin.layer.name == run.comparisons[-1].gaps[0].layer.name
 
 
-OVERFITTING = Rule(
-    "overfitting",
-    overfitting,
-    at_once=True,
-    of="evaluation",
-    about="the loss in validation, where it is logged (`val_loss`), rises while that in training falls",
-    gives="note",
-)
+OVERFITTING = Rule("overfitting", overfitting, at_once=True, of="evaluation", gives="note")
 
 
 _COUNT, _MEAN, _DEVIATION = FIELDS.index("count"), FIELDS.index("mean"), FIELDS.index("deviation")
@@ -249,12 +242,4 @@ def _is_far(gap: Gap, limit: float) -> bool:
     return gap.size > limit and gap.size > GAP_FACTOR_OVER_TRAINING * gap.usual  # never, if nothing tells what is usual
 
 
-TRAIN_EVAL_GAP = Rule(
-    "train_eval_gap",
-    train_eval_gap,
-    at_once=True,
-    of="evaluation",
-    look_at="health/activation_rms",
-    about="a layer whose outputs in validation differ from those in training, unless different data, "
-    "fast-changing weights or lagging running statistics explain it",
-)
+TRAIN_EVAL_GAP = Rule("train_eval_gap", train_eval_gap, at_once=True, of="evaluation", look_at="health/activation_rms")

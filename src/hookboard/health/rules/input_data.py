@@ -258,6 +258,4 @@ def _constant(run: Run, site: Site, reading: Reading) -> Said | None:
     return evidence, "Check whether this column was meant to be filled, or remove it.", "note", 1.0
 
 
-INPUT_SCALE = Rule(
-    "input_scale", _input_scale, look_at="health/activation_rms", about="the batch: its range, constant or wild columns"
-)
+INPUT_SCALE = Rule("input_scale", _input_scale, look_at="health/activation_rms")

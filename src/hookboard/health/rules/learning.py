@@ -369,20 +369,8 @@ def _is_wide(weight: Reading | None) -> bool:
     return weight is not None and weight.moments.rms >= EMBEDDING_RMS_LARGE
 
 
-INITIAL_LOSS = Rule("initial_loss", initial_loss, about="a first loss far above that of a constant answer or of chance")
+INITIAL_LOSS = Rule("initial_loss", initial_loss)
 
-SPIKE = Rule(
-    "spike",
-    spike,
-    at_once=True,
-    look_at="health/gradient_rms",
-    about="one step whose loss or gradient is far outside its history",
-)
-NOT_LEARNING = Rule(
-    "not_learning",
-    not_learning,
-    look_at="health/gradient_rms",
-    about="a loss at chance level while no layer is sick: look at data and labels; a loss without lower bound; at the "
-    "end of a training, one no better than a constant answer's, or than the first",
-)
+SPIKE = Rule("spike", spike, at_once=True, look_at="health/gradient_rms")
+NOT_LEARNING = Rule("not_learning", not_learning, look_at="health/gradient_rms")
 ENDED_WITHOUT_LEARNING = Rule("not_learning", ended_without_learning, of="end")

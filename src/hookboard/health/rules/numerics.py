@@ -332,17 +332,5 @@ def _underflow_share(reading: Reading) -> float:
     return 1.0 if moments.count and max(abs(moments.min), abs(moments.max)) < tiny else 0.0
 
 
-NONFINITE = Rule(
-    "nonfinite",
-    nonfinite,
-    at_once=True,
-    look_at="health/before_nonfinite",
-    about="the first NaN or infinity: the module, its pass (batch, forward, backward, optimizer), the step, "
-    "the batch, and the input",
-)
-PRECISION = Rule(
-    "precision",
-    precision,
-    look_at="health/gradient_rms",
-    about="values near the limits of half precision, updates lost in rounding",
-)
+NONFINITE = Rule("nonfinite", nonfinite, at_once=True, look_at="health/before_nonfinite")
+PRECISION = Rule("precision", precision, look_at="health/gradient_rms")

@@ -381,20 +381,8 @@ def _weights(count: int) -> str:
     return "weight" if count == 1 else f"{count} weights"
 
 
-NO_GRADIENT = Rule(
-    "no_gradient",
-    no_gradient,
-    look_at="health/gradient_rms",
-    about="trainable weights that get no gradient, or only zeros; layers that are skipped at random or take "
-    "turns are fine",
-)
-NOT_UPDATED = Rule(
-    "not_updated",
-    not_updated,
-    look_at="health/update_ratio",
-    about="a gradient arrives but the weight does not move: it is in no optimizer, its learning rate is 0, "
-    "the update is clipped away or lost in rounding",
-)
+NO_GRADIENT = Rule("no_gradient", no_gradient, look_at="health/gradient_rms")
+NOT_UPDATED = Rule("not_updated", not_updated, look_at="health/update_ratio")
 
 
 CLIPPED_SHARE = 0.1
@@ -495,17 +483,5 @@ def _added(run: Run, decay: float, gradient: float, share: float) -> Iterator[Fi
         yield Finding("", evidence, advice, severity_of(run), size=decay / gradient)
 
 
-CLIPPING = Rule(
-    "clipping",
-    clipping,
-    look_at="health/gradient_rms",
-    about="the Trainer clips gradients to less than a tenth of what arrives, at each look; an alarm if the loss shows "
-    "harm and the steps follow the size of the gradient, as those of SGD",
-)
-WEIGHT_DECAY = Rule(
-    "weight_decay",
-    weight_decay,
-    look_at="health/update_ratio",
-    about="weight decay moves the weights farther than the gradient does; an alarm if the loss shows harm, or if it "
-    "takes 1 % of the weights in each step",
-)
+CLIPPING = Rule("clipping", clipping, look_at="health/gradient_rms")
+WEIGHT_DECAY = Rule("weight_decay", weight_decay, look_at="health/update_ratio")

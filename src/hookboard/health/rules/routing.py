@@ -86,9 +86,4 @@ def uneven(module: str, counts: Sequence[int], picks: int, ties: int = 0) -> Fin
     return Finding(module, evidence, advice, "alarm" if takes_all else "note")
 
 
-EXPERTS = Rule(
-    "experts",
-    experts,
-    about="a router that gives all tokens to the same experts; as a note, more than half of the experts without a "
-    "token, or scores that are equal",
-)
+EXPERTS = Rule("experts", experts)

@@ -501,10 +501,4 @@ def _harm(run: Run) -> str:
     return harm_of(run)
 
 
-ACTIVATION_SCALE = Rule(
-    "activation_scale",
-    _activation_scale,
-    look_at="health/activation_rms",
-    about="activations that shrink or grow with depth, a layer far out of line, norms that do not normalize "
-    "or lose their gains, heavy dropout, attention logits that grow",
-)
+ACTIVATION_SCALE = Rule("activation_scale", _activation_scale, look_at="health/activation_rms")

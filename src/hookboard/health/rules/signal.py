@@ -217,12 +217,7 @@ def _gates(run: Run, layer: Layer) -> Iterator[Finding]:
             return
 
 
-SATURATED = Rule(
-    "saturated",
-    _saturated,
-    look_at="health/activation_rms",
-    about="bounded activations, and gates of recurrent layers, at the ends of their range",
-)
+SATURATED = Rule("saturated", _saturated, look_at="health/activation_rms")
 
 
 SPREAD_ALARM = 1e-3
@@ -346,19 +341,9 @@ def _parent(layer: Layer) -> str:
     return layer.name.rpartition(".")[0]
 
 
-NOT_CALLED = Rule(
-    "not_called",
-    not_called,
-    about="activations that forward never calls, though it calls other layers of the same module",
-    gives="note",
-)
+NOT_CALLED = Rule("not_called", not_called, gives="note")
 
-COLLAPSED = Rule(
-    "collapsed",
-    _collapsed,
-    look_at="health/activation_rms",
-    about="a layer that gives every sample, or every token, nearly the same output",
-)
+COLLAPSED = Rule("collapsed", _collapsed, look_at="health/activation_rms")
 
 
 VANISHING_DECADES_NOTE = 3.0
@@ -550,15 +535,5 @@ def _growing(run: Run) -> Iterator[Finding]:
     yield Finding("", evidence, advice, severity_of(run), size=float(np.median(known)))
 
 
-VANISHING = Rule(
-    "vanishing_gradient",
-    _vanishing,
-    look_at="health/gradient_rms",
-    about="the norm of the gradient falls from the last layers to the first",
-)
-EXPLODING = Rule(
-    "exploding_gradient",
-    _exploding,
-    look_at="health/gradient_rms",
-    about="the norm of the gradient grows from the last layers to the first, or gradients grow over time",
-)
+VANISHING = Rule("vanishing_gradient", _vanishing, look_at="health/gradient_rms")
+EXPLODING = Rule("exploding_gradient", _exploding, look_at="health/gradient_rms")

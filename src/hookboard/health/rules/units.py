@@ -375,13 +375,7 @@ def _gets_no_gradient(run: Run, layer: Layer, weight: str) -> np.ndarray | None:
     return np.asarray(sizes <= (ARRIVING_GRADIENT_RATIO if is_deep else ZERO_GRADIENT_RATIO) * usual)
 
 
-DEAD_UNITS = Rule(
-    "dead_units",
-    _dead_units,
-    look_at="health/dead_fraction",
-    about="units or channels that no sample of the latest looks activates, even if the activation is called "
-    "as a function",
-)
+DEAD_UNITS = Rule("dead_units", _dead_units, look_at="health/dead_fraction")
 
 
 SYMMETRY_ADVICE = (
@@ -592,9 +586,4 @@ def _symmetric_finding(layer: Layer, name: str, twins: int, units: int, has_outp
     return Finding(layer.name, evidence, SYMMETRY_ADVICE, "alarm" if share > TWIN_SHARE_ALARM else "note", size=share)
 
 
-SYMMETRIC_UNITS = Rule(
-    "symmetric_units",
-    _symmetric_units,
-    look_at="health/gradient_rms",
-    about="units of one layer with equal weights and equal gradients",
-)
+SYMMETRIC_UNITS = Rule("symmetric_units", _symmetric_units, look_at="health/gradient_rms")

@@ -410,13 +410,7 @@ def _was_zero(run: Run, layer: Layer) -> bool:
     return any(before is not None and before.moments.rms == 0 for before in befores)
 
 
-UPDATE_TOO_LARGE = Rule(
-    "update_too_large",
-    update_too_large,
-    look_at="health/update_ratio",
-    about="the update-to-weight ratio is too large for the optimizer, the warm-up and the schedule, weights have grown "
-    "out of proportion, or the rate has risen since the loss was lowest",
-)
+UPDATE_TOO_LARGE = Rule("update_too_large", update_too_large, look_at="health/update_ratio")
 
 
 LAYER_UPDATE_SHARE_SMALL = 1e-3
@@ -495,9 +489,4 @@ def _is_spoiled(look: Look, layer: Layer) -> bool:
     return any(update is not None and update.moments.nonfinite > 0 for update in updates)
 
 
-UPDATE_TOO_SMALL = Rule(
-    "update_too_small",
-    update_too_small,
-    look_at="health/update_ratio",
-    about="the update-to-weight ratio is too small for the optimizer, the warm-up and the schedule",
-)
+UPDATE_TOO_SMALL = Rule("update_too_small", update_too_small, look_at="health/update_ratio")
