@@ -13,6 +13,8 @@ from board.runs import NASTY
 from board.sick_logs import SICK, STEPS, layers_of, write_run
 from PIL import Image
 
+from hookboard.base.rule_texts import explained
+
 expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
 
 pytestmark = pytest.mark.browser
@@ -314,6 +316,17 @@ def test_a_verdict_leads_to_the_page_of_its_layer(tab):
     expect(tab.find(".side h2")).to_have_text(SICK)
 
 
+def test_a_verdict_says_what_its_rule_means_and_when_it_is_wrong(tab):
+    tab.show(run="sick")
+    fold = tab.find(".card.alarm ~ details:has-text('What dead_units means')")
+    fold.locator("summary").click()
+    told = explained("dead_units")
+    said = fold.locator(".meaning").all_text_contents()
+    assert said == [f"{head}: {text}".replace("`", "") for head, text in told.items()]
+    assert "When it is wrong" in told
+    expect(fold.locator(".meaning").first).to_be_visible()
+
+
 def test_the_tab_opens_on_the_worst_of_the_latest_runs(tab):
     # Older ones have more alarms; "twin", as new as this one, has as many.
     assert (tab.state["run"], tab.state["series"]) == ("sick", "health/activation_rms")
@@ -384,7 +397,7 @@ def test_foreign_names_are_shown_as_text(tab):
 def test_what_is_alike_and_what_follows_is_folded_on_the_card_and_opened_by_the_keyboard(tab):
     tab.show(run="zoo")
     expect(tab.find(".card")).to_have_count(1)
-    alike, effects = tab.find(".fold-list summary").all()
+    alike, effects, _ = tab.find(".fold-list summary").all()
     expect(alike).to_have_text(f"The same in {len(NASTY) - 1} more layers")
     expect(effects).to_have_text(f"1 verdict follows from it: {NASTY[0]}")
     expect(tab.find(".item").first).to_be_hidden()

@@ -37,6 +37,12 @@ def sections() -> dict[str, list[str]]:
     return {heading: [*rules] for heading, rules in _sections().items()}
 
 
+def meanings(rules: Iterable[str]) -> dict[str, dict[str, str]]:
+    """Return what `explained` gives of each of these rules that is built in."""
+    built_in = {name for section in _sections().values() for name in section}
+    return {rule: explained(rule) for rule in sorted(built_in.intersection(rules))}
+
+
 def more_on(rules: Iterable[str]) -> str:
     """Return a line with the command that explains the first few of these rules; "" if none of them is built in.
 

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from hookboard.base.records import LayerFacts
+from hookboard.base.rule_texts import meanings
 from hookboard.board.logged_run import (
     LoggedRun,
     RunSummary,
@@ -335,6 +336,7 @@ class Board:
             ],
             "headline": run.health.headline if run.health else "",
             "verdicts": run.verdicts,
+            "meanings": meanings(one["rule"] for one in run.verdicts),
             "cards": list(run.health.cards) if run.health else [],
             "warnings": run.warnings,
             "loss": loss_of(self.source, run.name),

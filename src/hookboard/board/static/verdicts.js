@@ -38,6 +38,8 @@ export function drawVerdicts(panel, run, chosen, go, open, unfolded) {
     fold("alike", `The same in ${several(others.length, "more layer")}`, others);
     const rules = [...new Set(later.map(({ rule }) => rule))].join(", ");
     fold("effects", `${several(later.length, "verdict")} ${later.length === 1 ? "follows" : "follow"} from it: ${rules}`, later);
+    const meaning = Object.entries(run.meanings[first.rule] ?? {}).map(meaningOf);
+    if (meaning.length) card.append(foldOf(`means ${alike[0]}`, `What ${first.rule} means`, meaning, false, unfolded));
     return card;
   });
   panel.replaceChildren(
@@ -87,6 +89,12 @@ function foldOf(key, text, items, isOpen, unfolded) {
   const toggled = ({ target }) => (target.open ? unfolded.add(key) : unfolded.delete(key));
   const parts = [element("summary", { text }), element("ol", {}, items)];
   return element("details", { class: "fold-list", open: isOpen || unfolded.has(key), on: { toggle: toggled } }, parts);
+}
+
+/** Make the paragraph of a rule's text: a heading, and text in which code stands between backticks. */
+function meaningOf([heading, text]) {
+  const parts = text.split("`").map((part, index) => (index % 2 ? element("code", { text: part }) : part));
+  return element("li", { class: "meaning" }, [element("b", { text: `${heading}: ` }), ...parts]);
 }
 
 function moreButton(layer, open) {
