@@ -7,6 +7,7 @@ from torch.nn.functional import cross_entropy, linear, one_hot
 from toys import Toy, fit, fit_in_transformers
 
 from hookboard import HealthMonitor
+from hookboard.measure import FIELDS
 from hookboard.tracing import audit
 
 TOKENS, WIDTH, EXPERTS, CLASSES = 256, 16, 8, 4
@@ -244,18 +245,16 @@ def test_a_router_that_mends_itself_later_is_told_with_its_last_step(tmp_path):
 
 @pytest.mark.trains
 def test_the_tokens_that_a_later_look_counts_are_those_of_all_its_micro_batches(tmp_path):
-    net, rows = preferring(Routed(), 0), torch.cat([batch(seed) for seed in range(8)])
-    monitor = HealthMonitor(every_n_steps=1)
-    fit(
-        tmp_path,
-        Toy(net, loss=lambda found: found["loss"]),
-        list(rows.split(TOKENS)),
-        monitor,
-        accumulate_grad_batches=2,
-    )
-    at_end = [one for one in monitor.readings if one.site.role == "expert_tokens"]
-    assert len(at_end) == 1
-    assert at_end[0].moments.count * at_end[0].moments.mean == pytest.approx(2 * 2 * TOKENS)  # two experts for each
+    net, rows, picked = preferring(Routed(), 0), torch.cat([batch(seed) for seed in range(8)]), []
+    net.gate.register_forward_hook(lambda gate, given, scores: picked.append(scores.detach().double().topk(2).indices))
+    monitor, toy = HealthMonitor(every_n_steps=1), Toy(net, loss=lambda found: found["loss"])
+    fit(tmp_path, toy, list(rows.split(TOKENS)), monitor, accumulate_grad_batches=2)
+    (reading,) = [one for one in monitor.readings if one.site.role == "expert_tokens"]
+    wanted = one_hot(torch.cat(picked[-2:]), EXPERTS).sum((0, 1)).double()
+    count, mean = (FIELDS.index(name) for name in ("count", "mean"))
+    assert (reading.channels[:, count] * reading.channels[:, mean]).tolist() == wanted.tolist()
+    run = monitor._run
+    assert run.recent("expert_share")[run.place("net.gate"), -1] == pytest.approx(float(wanted.max() / wanted.sum()))
 
 
 @pytest.mark.trains

@@ -99,7 +99,7 @@ SCALES: dict[str, AxisScale] = {
 FIRST_LISTED = ("std", "rms", "mean", "abs_max", "abs_mean", "zero_fraction", "nonfinite_count")
 """The statistics that the tab lists first; the others follow in the order of `SCALES`."""
 
-QUANTITY_SCALES: dict[str, AxisScale] = {"dead_fraction": "linear", "sample_spread": "linear"}
+QUANTITY_SCALES: dict[str, AxisScale] = {"dead_fraction": "linear", "sample_spread": "linear", "expert_share": "linear"}
 """The quantities of a `HealthRecord` that are shares; all others suit a logarithmic scale."""
 
 DEFAULT_SERIES = ("health/activation_rms", "train/activation/std", "train/activation/rms")

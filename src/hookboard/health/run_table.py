@@ -26,6 +26,7 @@ QUANTITIES: dict[str, str] = {
     "update_ratio": "The L2 norm of the change of the weights in the step, over their norm before (inf if that was 0).",
     "dead_fraction": "The share of the output's channels (of more than 4096: of every k-th) that are 0 throughout.",
     "sample_spread": "How much the output differs from sample to sample (or place): deviation in a channel over RMS.",
+    "expert_share": "The share of a router's choices that its busiest expert gets.",
 }
 """Every quantity by name."""
 
@@ -408,6 +409,7 @@ def quantities_of(look: LookArrays) -> tuple[np.ndarray, np.ndarray]:
         "update_ratio": (ratio, bad_ratio),
         "dead_fraction": (dead_fraction, bad),
         "sample_spread": (sample_spread, bad),
+        "expert_share": (_shares_of_experts(look), never),
     }
     return np.array([found[name][0] for name in QUANTITIES]), np.array([found[name][1] for name in QUANTITIES])
 
@@ -442,6 +444,17 @@ def _shares_of_units(look: LookArrays) -> tuple[np.ndarray, np.ndarray]:
     whole = within + np.add.reduceat(np.square(units.columns["mean"]), units.starts)
     spread[units.places] = np.where((whole > 0) & (whole < np.inf), np.sqrt(within / whole), np.nan)
     return fraction, spread
+
+
+def _shares_of_experts(look: LookArrays) -> np.ndarray:
+    """Return `expert_share` of each layer, shape (layers,); NaN for what is no router, or not counted."""
+    shares = np.full(len(look.layers.names), np.nan)
+    for name in look.look.table.places.first("expert_tokens"):
+        reading = look.look.of(name, "expert_tokens")
+        if reading is not None and reading.channels is not None and name in look.layers.names:
+            tokens = reading.channels[:, _COUNT] * reading.channels[:, _MEAN]
+            shares[look.layers.names.index(name)] = tokens.max() / tokens.sum()
+    return shares
 
 
 SILENT_AT_ZERO_KINDS: frozenset[Kind] = frozenset({"rectifier", "dropout"})
