@@ -116,11 +116,11 @@ def training(
 
 
 def falling(steps: int) -> list[float]:
-    return [2.3 * 0.98**i + 0.01 * float(RNG.normal()) for i in range(steps)]
+    return (2.3 * 0.98 ** np.arange(steps) + 0.01 * np.random.default_rng(0).normal(size=steps)).tolist()
 
 
 def stuck(steps: int) -> list[float]:
-    return [2.3 + 0.02 * float(RNG.normal()) for _ in range(steps)]
+    return (2.3 + 0.02 * np.random.default_rng(0).normal(size=steps)).tolist()
 
 
 def risen(steps: int) -> list[float]:
