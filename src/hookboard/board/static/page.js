@@ -71,7 +71,7 @@ function makeToolbar(update) {
 
   /** Say how the runs stand at the time `now`, `seconds` after they were read. */
   function tell(runs, now, name, seconds) {
-    fill(run, runs.map((one) => [one.name, listed(one, now)]), name); // prettier-ignore
+    fill(run, runs.map((one) => [one.name, runs.length > 1 ? listed(one, now) : one.name]), name); // prettier-ignore
     const one = runs.find((other) => other.name === name);
     status.textContent = one ? statusOf(one, now, seconds) : "";
   }
@@ -132,7 +132,10 @@ function fill(list, pairs, value) {
 function fillGroups(list, groups, value) {
   const key = JSON.stringify(groups.map(([, series]) => series.map(({ id }) => id)));
   if (list.hookboardKey !== key) {
-    const text = (one) => `${titled(one.label.replace(` (${one.stage})`, ""))}${one.source === "health" ? " · HealthMonitor" : ""}`;
+    const name = (one) => titled(one.label.replace(` (${one.stage})`, ""));
+    const names = groups.flatMap(([, series]) => series.map(name));
+    const isTwice = (one) => names.indexOf(name(one)) !== names.lastIndexOf(name(one));
+    const text = (one) => `${name(one)}${one.source === "health" && isTwice(one) ? " · HealthMonitor" : ""}`;
     const option = (one) => element("option", { value: one.id, text: text(one) });
     list.replaceChildren(...groups.map(([label, series]) => element("optgroup", { label }, series.map(option))));
     list.hookboardKey = key;

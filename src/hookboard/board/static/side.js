@@ -29,6 +29,7 @@ export function makeSide(handlers) {
   function draw(given, state, palette) {
     [shown, colours] = [given, palette];
     const { run, layer } = shown;
+    if (state.layer && !layer) return; // it is on its way, and the window was resized meanwhile
     back.hidden = png.hidden = !state.layer;
     csv.hidden = !state.layer && !run.verdicts.length;
     root.classList.toggle("open", Boolean(state.layer));
