@@ -25,6 +25,7 @@ from hookboard import (
     ParameterLogger,
     callbacks,
 )
+from hookboard.base.records import HEALTH
 
 BOTH = ["train", "validate"]
 MAKE = {
@@ -106,7 +107,10 @@ def run(folder, *names):
         for value in event.summary.value:
             if "/" in value.tag:  # what Lightning itself writes has no slash
                 points = written.setdefault(value.tag, {})
-                assert event.step not in points, f"{value.tag} has two values at step {event.step}"
+                # The record is written anew at the end of the fit, and the last one counts.
+                assert event.step not in points or value.tag == HEALTH, (
+                    f"{value.tag} has two values at step {event.step}"
+                )
                 points[event.step] = value.SerializeToString()
     return Run(state, written)
 

@@ -154,7 +154,7 @@ def advised(decay, rate):
 
 def test_a_usual_decay_that_takes_much_is_a_rate_that_is_too_high():
     assert advised(decay=0.01, rate=4.0).startswith("lower the learning rate: weight_decay=0.01 is not high")
-    assert advised(decay=0.01, rate=4.0).endswith("multiplied by 4")
+    assert advised(decay=0.01, rate=4.0).endswith("scaled by the learning rate (4)")
 
 
 def test_a_high_decay_that_takes_much_is_to_be_lowered():

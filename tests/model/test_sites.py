@@ -6,7 +6,7 @@ from hookboard.callbacks.activation import ActivationRole
 from hookboard.callbacks.gradient import GradientRole
 from hookboard.capturing.captured import CaptureRole
 from hookboard.capturing.edits import EditRole
-from hookboard.model.sites import ATTENTION_ROLES, ROLES, Role
+from hookboard.model.sites import OF_PARTS, ROLES, Role
 
 
 def roles(condition):
@@ -18,10 +18,6 @@ def test_every_role_is_in_the_table():
 
 
 def test_the_roles_of_each_signature_are_those_of_the_table():
-    assert set(get_args(ActivationRole)) == roles(lambda r: not r.is_gradient and not r.of_parameter)
+    assert set(get_args(ActivationRole)) == roles(lambda r: r.kind and not r.is_gradient and not r.of_parameter)
     assert set(get_args(GradientRole)) == roles(lambda r: r.is_gradient)
-    assert (
-        set(get_args(EditRole))
-        == set(get_args(CaptureRole))
-        == roles(lambda r: not r.of_parameter) - {*ATTENTION_ROLES}
-    )
+    assert set(get_args(EditRole)) == set(get_args(CaptureRole)) == roles(lambda r: not r.of_parameter) - {*OF_PARTS}

@@ -6,6 +6,7 @@ findings in all layers it feeds, and a loss that does not fall is the last thing
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from hookboard.health.rule import Verdict
@@ -196,21 +197,30 @@ def explained(
     for cause in CAUSES:
         if cause.rule not in by_rule or not cause.only_if(run):
             continue
-        for one in by_rule[cause.rule]:
-            if cause.is_hard and one not in hard:
+        ones = [one for one in by_rule[cause.rule] if not cause.is_hard or one in hard]
+        for other in (verdict for effect in cause.effects for verdict in by_rule.get(effect, ())):
+            if other in found or other in roots or (cause.is_soft and (other in hard or other.severity == "note")):
                 continue
-            root = _root_of(one, found)  # what follows from an effect follows from its cause
-            for other in (verdict for effect in cause.effects for verdict in by_rule.get(effect, ())):
-                if (
-                    other in found
-                    or other in roots
-                    or other == root
-                    or (cause.is_soft and (other in hard or other.severity == "note"))
-                ):
-                    continue
-                if _follows(run, cause, one, other):
+            # Of two faults each has its own effects: the nearest one is the cause.
+            for one in sorted(
+                (one for one in ones if _follows(run, cause, one, other)), key=partial(_distance, run, other)
+            ):
+                root = _root_of(one, found)  # what follows from an effect follows from its cause
+                if other != root:
                     found[other] = root
+                    break
     return {effect: _root_of(effect, found) for effect in found}
+
+
+def _distance(run: Run, effect: Verdict, cause: Verdict) -> tuple[int, bool]:
+    """Return how many layers lie between two verdicts, and whether it is the less likely side; 0 for a whole model.
+
+    What a layer gives depends on those before it, and its gradient on those after it.
+    """
+    if not effect.module or not cause.module:
+        return 0, False
+    behind = run.place(cause.module) - run.place(effect.module)
+    return abs(behind), (behind > 0) is (effect.rule in _FORWARD)
 
 
 def _root_of(verdict: Verdict, found: Mapping[Verdict, Verdict]) -> Verdict:

@@ -28,7 +28,7 @@ class RoleTraits:
     """The properties of a role.
 
     Args:
-        kind: its name in tags, of histograms in the plural.
+        kind: its name in tags, of histograms in the plural; "" if nothing of it is logged.
         is_gradient: whether its tensors are gradients, which come in the backward pass.
         of_parameter: whether its tensors are parameters, their gradients, updates or optimizer state. Otherwise they
             come with each call of a module.
@@ -50,7 +50,7 @@ ROLES: dict[Role, RoleTraits] = {
     "grad_input": RoleTraits("input_gradient", is_gradient=True),
     "attention_logit": RoleTraits("attention_logit"),
     "attention_entropy": RoleTraits("attention_entropy"),
-    "expert_tokens": RoleTraits("expert_tokens"),
+    "expert_tokens": RoleTraits(""),
     "parameter": RoleTraits("parameter", of_parameter=True),
     "parameter_grad": RoleTraits("parameter_gradient", is_gradient=True, of_parameter=True),
     "parameter_before": RoleTraits("parameter", of_parameter=True, moments_only=True),

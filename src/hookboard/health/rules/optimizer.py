@@ -13,6 +13,7 @@ from hookboard.health.rule import Finding, Rule, Severity
 from hookboard.health.rules.shared import (
     UPDATE_RATIO_SMALL,
     WHOLE_MODEL_SHARE,
+    gets_zeros,
     harm_of,
     has_gradient,
     has_moved,
@@ -443,6 +444,8 @@ def weight_decay(run: Run) -> Iterator[Finding]:
         before, gradient = look.of(name, "parameter_before"), look.of(name, "parameter_grad")
         if held is None or stepped is None or before is None or gradient is None or not before.moments.rms > 0:
             continue
+        if held.decay <= ADAMW_DECAY and gets_zeros(look, layer):  # which is why decay alone moves it
+            continue
         if held.is_decoupled:
             update = look.of(name, "parameter_update")
             if update is not None:
@@ -458,15 +461,14 @@ def weight_decay(run: Run) -> Iterator[Finding]:
 def _taken(run: Run, share: float, ratio: float) -> Iterator[Finding]:
     if share >= UPDATE_RATIO_SMALL and ratio < math.sqrt(2) * share:
         evidence = (
-            f"weight decay takes {share:.1%} of the weights in each step, and with the gradient a step moves them by "
-            f"{ratio:.1%} of their size (in the median over the layers){harm_of(run)}"
+            f"weight decay shrinks the weights by {100 * share:.2g}% per step, and with the gradient a step moves them "
+            f"by {100 * ratio:.2g}% of their size (in the median over the layers){harm_of(run)}"
         )
         decay = max(held.decay for held in run.facts.held_back.values())
         advice = "lower weight_decay; 0.01 is the default of AdamW"
         if decay <= ADAMW_DECAY:  # what it takes is the rate times the decay
-            advice = (
-                f"lower the learning rate: weight_decay={decay:g} is not high, but is multiplied by {share / decay:.2g}"
-            )
+            scaled = f"is not high, but is scaled by the learning rate ({share / decay:.2g})"
+            advice = f"lower the learning rate: weight_decay={decay:g} {scaled}"
         is_hard = share >= DECAY_SHARE_ALARM
         severity: Severity = "alarm" if is_hard else severity_of(run)
         yield Finding("", evidence, advice, severity, size=share, is_hard=is_hard)
