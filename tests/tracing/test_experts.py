@@ -182,6 +182,141 @@ def test_classes_that_are_counted_for_an_accuracy_are_no_experts():
     assert found_in(Counted(), batch()) == []
 
 
+class Blocks(nn.Module):
+    """As many blocks in a row as it has answers, or as many kernels."""
+
+    def __init__(self, has_kernels):
+        super().__init__()
+        self.first = nn.Conv1d(1, CLASSES, 3) if has_kernels else nn.Identity()
+        self.blocks = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(0 if has_kernels else CLASSES))
+        self.head = nn.Linear(WIDTH - 2 if has_kernels else WIDTH, CLASSES)
+        with torch.no_grad():
+            self.head.bias[2] += 50
+
+    def forward(self, x):
+        x = self.first(x[:, None]).mean(1) if isinstance(self.first, nn.Conv1d) else x
+        for block in self.blocks:
+            x = x + block(x).relu()
+        return self.head(x)
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("has_kernels", [True, False])
+def test_the_blocks_of_a_network_that_labels_for_itself_are_no_experts(has_kernels):
+    net = Blocks(has_kernels)
+    found = audit(net, batch(), lambda x: cross_entropy(net(x), net(x + 0.1).argmax(-1)))
+    assert [one for one in found if one.rule == "experts"] == []
+
+
+@pytest.mark.unit
+def test_the_blocks_of_another_network_that_rates_the_best_action_are_no_experts():
+    torch.manual_seed(0)
+    nets = nn.ModuleDict({"now": Blocks(False), "target": Blocks(False)})
+
+    def step(x):
+        best = nets["now"](x + 1).argmax(1, keepdim=True)
+        return (nets["now"](x)[:, 0] - nets["target"](x + 1).gather(1, best)[:, 0]).square().mean()
+
+    assert [one for one in audit(nets, batch(), step) if one.rule == "experts"] == []
+
+
+class Gate(nn.Linear):
+    """Returns the scores, without those beyond a capacity, and what it picks by them and noise."""
+
+    def forward(self, x):
+        scores = super().forward(x)
+        picked = (scores + torch.randn_like(scores)).topk(2).indices
+        return scores * (one_hot(picked, EXPERTS).cumsum(0) < 3).any(1), picked
+
+
+class Noisy(Routed):
+    def __init__(self):
+        super().__init__()
+        self.gate, self.seen = Gate(WIDTH, EXPERTS), []
+
+    def picked(self, x):
+        scores, picked = self.gate(x)
+        self.seen.append(one_hot(picked, EXPERTS).sum((0, 1)))
+        return scores.gather(-1, picked), picked
+
+
+class ByHand(Routed):
+    """Multiplies by the router's weight itself, and returns as many numbers for each token as there are experts."""
+
+    def __init__(self):
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(WIDTH))
+        self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH) / 4)
+
+    def forward(self, x):
+        weights, indices = linear(x, self.weight).softmax(-1).topk(2)
+        given = torch.stack([expert(x) for expert in self.experts], 1)
+        return (given.gather(1, indices[..., None].expand(-1, -1, WIDTH)) * weights[..., None]).sum(1)
+
+
+class OverTokens(Routed):
+    """Its softmax runs over the tokens: for each of them it does not keep the order of the scores."""
+
+    def picked(self, x):
+        return self.gate(x).softmax(0).topk(2, dim=-1)
+
+
+class Balanced(Routed):
+    """Adds a loss of the shares of the tokens whose best expert each is."""
+
+    def picked(self, x):
+        scores = self.gate(x).softmax(-1)
+        shares = one_hot(scores.argmax(-1), EXPERTS).double().mean(0)
+        weights, indices = scores.topk(2, dim=-1)
+        return weights * (1 + 0.1 * (shares * scores.mean(0)).sum()).float(), indices
+
+
+def counts_of(monitor):
+    seen = [one for one in monitor.readings if one.site.role == "expert_tokens"]
+    return [(one.channels[:, 0] * one.channels[:, 1]).tolist() for one in seen]
+
+
+@pytest.mark.trains
+def test_picks_that_a_layer_returns_are_counted_whatever_they_were_picked_by(tmp_path):
+    net = Noisy()
+    monitor = in_lightning(tmp_path, net, torch.cat([batch(seed) for seed in range(3)]))
+    assert counts_of(monitor) == [net.seen[-1].tolist()]
+
+
+@pytest.mark.trains
+@pytest.mark.parametrize("kind", [ByHand, OverTokens])
+def test_outputs_that_do_not_show_what_is_picked_are_not_counted(kind, tmp_path):
+    net = kind()
+    loss = (lambda found: found.square().mean()) if kind is ByHand else (lambda found: found["loss"])
+    monitor = HealthMonitor(every_n_steps=1)
+    fit(tmp_path, Toy(net, loss), [batch(seed) for seed in range(3)], monitor)
+    assert counts_of(monitor) == []
+
+
+@pytest.mark.trains
+def test_the_picks_count_and_not_the_best_of_a_loss_that_balances(tmp_path):
+    net = preferring(Balanced(), 0)
+    monitor = in_lightning(tmp_path, net, torch.cat([batch(seed) for seed in range(6)]))
+    assert sum(counts_of(monitor)[0]) == 2 * TOKENS
+    assert of_experts(monitor.verdicts) == []
+
+
+@pytest.mark.trains
+def test_a_router_that_goes_by_the_batch_is_silent(tmp_path):
+    net = Routed(picks=1)
+    with torch.no_grad():
+        net.gate.weight[:, :EXPERTS] = 50 * torch.eye(EXPERTS)
+    rows = torch.cat([batch(seed) + 5 * one_hot(torch.tensor(seed), WIDTH) for seed in range(EXPERTS)])
+    assert of_experts(in_lightning(tmp_path, net, rows).verdicts) == []
+
+
+@pytest.mark.trains
+def test_experts_that_are_not_watched_are_not_said_to_get_nothing(tmp_path):
+    monitor = HealthMonitor("net.experts.0", every_n_steps=1)
+    fit(tmp_path, Toy(Offset(99), loss=lambda found: found["loss"]), [batch().repeat(16, 1) for _ in range(6)], monitor)
+    assert of_experts(monitor.verdicts) == []
+
+
 def in_lightning(folder, net, rows):
     monitor = HealthMonitor(every_n_steps=1)
     fit(folder, Toy(net, loss=lambda found: found["loss"]), list(rows.split(TOKENS)), monitor)
@@ -267,12 +402,14 @@ def test_a_healthy_router_is_silent_in_a_training(train, is_whole, tmp_path):
 
 
 @pytest.mark.trains
+@pytest.mark.parametrize("balances", [True, False])
 @pytest.mark.parametrize("is_tied", [True, False])
-def test_the_routers_of_a_mixture_of_transformers_are_judged(is_tied, tmp_path):
+def test_the_routers_of_a_mixture_of_transformers_are_judged(is_tied, balances, tmp_path):
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = transformers.MixtralConfig(vocab_size=11, num_key_value_heads=2, num_local_experts=EXPERTS, **sizes)
+    sizes |= {"num_key_value_heads": 2, "num_local_experts": EXPERTS, "output_router_logits": balances}
+    config = transformers.MixtralConfig(vocab_size=11, **sizes)
     net, tokens = transformers.MixtralForCausalLM(config), torch.randint(11, (8, 16))
     for name, parameter in net.named_parameters():
         if is_tied and "gate.weight" in name:

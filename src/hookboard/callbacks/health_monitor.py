@@ -329,7 +329,7 @@ class HealthMonitor(SiteLogger[HealthState]):
 
     def _begin_batch(self, loop: Loop, state: HealthState, batch: Any) -> None:
         super()._begin_batch(loop, state, batch)
-        state.watch_scores(loop.model)
+        state.watch_choices(loop.model)
         if batch is None and state.inputs is not None:
             state.until_batch_end.callback(state.inputs.end_step)
             state.inputs.active = True

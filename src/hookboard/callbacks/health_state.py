@@ -22,7 +22,7 @@ from hookboard.measure import Readings, Taps, sent_together
 from hookboard.model.layers import Layer
 from hookboard.model.selection import named_submodules
 from hookboard.model.sites import Site
-from hookboard.tracing import tokens_of_experts
+from hookboard.tracing import is_choice, tokens_of_experts
 
 Judging = Callable[[Readings], Steps[tuple[Verdict, ...] | None]]
 """Takes the readings of a step or evaluation loop that are not empty. Its steps return the verdicts on the run, worst
@@ -46,7 +46,7 @@ class HealthState(MeasurementState):
         steps: reads the first training step, and watches later ones.
         stop_on: ends the fit at an alarm.
         inputs: hooks the model, whose inputs are taken for the batch if the loop passes none; None if it always does.
-        scores: hooks the layers from whose outputs routers pick experts; None before the first step has shown any.
+        choices: hooks the layers whose outputs show what routers pick; None before the first step has shown any.
         why_silent: layer name to why it gave no output at the first look, if it gave none; None before.
         replicas: compares the weights of all ranks; None if there are no others, or no rule asks.
     """
@@ -63,34 +63,32 @@ class HealthState(MeasurementState):
     steps: StepWatch = field(default_factory=StepWatch, kw_only=True)
     stop_on: StopOn = field(default_factory=lambda: StopOn(None), kw_only=True)
     inputs: Taps | None = field(default=None, kw_only=True)
-    scores: Taps | None = field(default=None, kw_only=True)
+    choices: Taps | None = field(default=None, kw_only=True)
     why_silent: dict[str, str] | None = field(default=None, kw_only=True)
     replicas: Replicas | None = field(default=None, kw_only=True)
-    _indices: dict[str, str] = field(default_factory=dict, init=False)
 
     def open_input(self, site: Site) -> Callable[[Tensor], None]:
         """Return a function that measures a tensor of the batch, if its numbers are floating point."""
         return lambda tensor: self.recorder.open(site)(tensor) if tensor.dtype.is_floating_point else None
 
-    def watch_scores(self, model: nn.Module) -> None:
+    def watch_choices(self, model: nn.Module) -> None:
         """Count in this step the tokens that routers give to each expert, if the first step has shown any routers."""
-        routers = {router.scores: router for router in self.steps.facts.routers if router.scores}
-        if self.scores is None and routers:
+        routers = {router.layer: router for router in self.steps.facts.routers if router.layer}
+        if self.choices is None and routers:
             watched = {name: module for name, module in named_submodules(model) if name in routers}
-            self.scores = Taps(watched, ["output"], lambda site: self._counter(site, routers[site.name]))
-            self.until_end.callback(self.scores.detach)
-            self.scores.attach()
-        if self.scores is not None:
-            self.until_batch_end.callback(self.scores.end_step)
-            self.scores.active = True
+            self.choices = Taps(watched, ["output"], lambda site: self._counter(site, routers[site.name]))
+            self.until_end.callback(self.choices.detach)
+            self.choices.attach()
+        if self.choices is not None:
+            self.until_batch_end.callback(self.choices.end_step)
+            self.choices.active = True
 
     def _counter(self, site: Site, router: Router) -> Callable[[Tensor], None]:
-        """Return a function that measures the choice from one of a layer's outputs, if that has the scores."""
+        """Return a function that measures the choice from one of a layer's outputs, if that has the picks or scores."""
 
         def count(tensor: Tensor) -> None:
-            is_like = tensor.dim() > 1 and tensor.shape[-1] == router.experts and tensor.is_floating_point()
-            if is_like and self._indices.setdefault(site.name, site.index) == site.index:
-                self.recorder.open(Site(site.name, "expert_tokens"))(tokens_of_experts(tensor, router.picks))
+            if is_choice(tensor, router):
+                self.recorder.open(Site(site.name, "expert_tokens", site.index))(tokens_of_experts(tensor, router))
 
         return count
 

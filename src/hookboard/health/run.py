@@ -48,14 +48,16 @@ class Router(NamedTuple):
 
     Args:
         module: the layer that picks.
-        scores: the layer that gives the scores, in whose order it picks; "" if it picks by others.
+        layer: the layer whose output has the picks, or the scores in whose order it picks; "" if none has.
+        has_picks: whether that output has the picks.
         parts: the modules that are experts, in their order; () if they are one parameter.
         experts: how many experts there are.
         picks: how many of them each token gets.
     """
 
     module: str
-    scores: str
+    layer: str
+    has_picks: bool
     parts: tuple[str, ...]
     experts: int
     picks: int

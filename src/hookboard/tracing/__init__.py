@@ -11,7 +11,7 @@ from hookboard.tracing.bad_operation import Program
 from hookboard.tracing.batch_targets import Targets, targets_in
 from hookboard.tracing.black_box import BlackBox
 from hookboard.tracing.built_in import RULES, STEP
-from hookboard.tracing.experts import tokens_of_experts
+from hookboard.tracing.experts import is_choice, tokens_of_experts
 from hookboard.tracing.explain import late_event
 from hookboard.tracing.live_step import LiveStep
 from hookboard.tracing.loss_rows import row_counts_of, worst_rows_of
@@ -37,6 +37,7 @@ __all__ = [
     "audit",
     "findings_of_optimizers",
     "findings_of_schedules",
+    "is_choice",
     "late_event",
     "loss_of_step",
     "replaced",

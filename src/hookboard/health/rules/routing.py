@@ -25,11 +25,19 @@ _COUNT, _MEAN = map(FIELDS.index, ("count", "mean"))
 
 
 def experts(run: Run) -> Iterator[Finding]:
-    """Report routers that leave out most experts; what the first step showed of one stands until a look counts."""
+    """Report routers that leave out most experts; the first step is told as that step until a look counts.
+
+    Not those that give all tokens to other experts at one look than at another, as where each batch has one language.
+    """
     first = {found.module: found for found in run.facts.findings if found.rule == "experts"}
     for router in run.facts.routers:
-        said, counts = first.get(router.module), _tokens_of(run.now, router) or _rows_of(run, router)
+        said, counts = first.get(router.module), _counts_at(run, run.now, router)
+        earlier = [_favourites(_counts_at(run, look, router), router.picks) for look in run.looks]
+        if len({each for each in earlier if each}) > 1:
+            continue
         found = uneven(router.module, counts, router.picks) if counts else said
+        if not counts and said is not None and run.first is not None:
+            found = replace(said, until=run.first.step)
         if found is not None and said is not None:
             found = replace(found, advice=said.advice)
         if found is not None:
@@ -37,23 +45,41 @@ def experts(run: Run) -> Iterator[Finding]:
             yield replace(found, is_hard=found.severity == "alarm", is_root=found.severity == "alarm")
 
 
+def _counts_at(run: Run, look: Look, router: Router) -> list[int]:
+    """Return how many tokens each expert gets at a look; [] if that is not known."""
+    return _tokens_of(look, router) or _rows_of(run, look, router)
+
+
+def _favourites(counts: Sequence[int], picks: int) -> tuple[int, ...]:
+    """Return the experts that all tokens get; () if others get some too."""
+    used = tuple(number for number, each in enumerate(counts) if each)
+    return used if len(used) == picks < len(counts) else ()
+
+
 def _tokens_of(look: Look, router: Router) -> list[int]:
-    """Return how many tokens each expert gets by the router's scores; [] if they are not known."""
-    seen = look.of(router.scores, "expert_tokens") if router.scores else None
+    """Return how many tokens each expert gets by what a layer returns; [] if that is not known, or not the only one."""
+    sites = [site for site in look.table.places.of_role("expert_tokens") if site.name == router.layer]
+    seen = look.of(router.layer, "expert_tokens") if len(sites) == 1 else None
     if seen is None or seen.channels is None:
         return []
     return [round(each) for each in (seen.channels[:, _COUNT] * seen.channels[:, _MEAN]).tolist()]
 
 
-def _rows_of(run: Run, router: Router) -> list[int]:
-    """Return how many vectors each expert gives, which is how many tokens it gets; [] if none was seen to give any."""
-    found = []
+def _rows_of(run: Run, look: Look, router: Router) -> list[int]:
+    """Return how many vectors each expert gives, which is how many tokens it gets; [] if that is not known of all.
+
+    Nor is it if all give as many, as experts do that work on all tokens, or one more than there can be tokens.
+    """
+    found = list[int]()
     for part in router.parts:
-        inside = (layer.name for layer in run.layers if layer.name == part or layer.name.startswith(f"{part}."))
-        given = (reading for name in inside if (reading := run.now.of(name, "output")) is not None)
+        inside = [layer.name for layer in run.layers if f"{layer.name}.".startswith(f"{part}.")]
+        inside = [name for name in inside if name not in run.facts.unhooked]
+        if not inside:
+            return []
+        given = (reading for name in inside if (reading := look.of(name, "output")) is not None)
         first = next((reading for reading in given if reading.width), None)
         found.append(0 if first is None else round((first.moments.count + first.moments.nonfinite) / first.width))
-    return found if any(found) else []
+    return found if len(set(found)) > 1 and max(found) * router.picks <= sum(found) else []
 
 
 def uneven(module: str, counts: Sequence[int], picks: int, ties: int = 0) -> Finding | None:
