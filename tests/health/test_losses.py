@@ -305,3 +305,7 @@ def test_a_model_that_began_near_chance_has_nothing_to_forget():
 @pytest.mark.parametrize(("first", "is_harmed"), [(0.0, False), (-3e-8, False), (0.01, True)])
 def test_the_distance_of_a_policy_from_its_reference_begins_at_0_and_has_to_grow(first, is_harmed):
     assert curve([first, *np.linspace(1e-4, 0.5, 100)]).is_harmed is is_harmed
+
+
+def test_the_error_of_tiny_targets_is_judged():
+    assert curve([1e-8 * 1.1**step for step in range(200)]).is_harmed

@@ -593,6 +593,29 @@ def test_the_weight_of_one_expert_that_is_divided_by_itself_is_an_alarm(count, r
     assert [one.rule for one in found if one.severity == "alarm"] == rules
 
 
+@pytest.mark.parametrize(
+    "divided",
+    [
+        lambda x, other: x / (x.sum(-1, keepdim=True) + 1),
+        lambda x, other: x / (x.sum(-1, keepdim=True) + other),
+        lambda x, other: x / x.sum(-1, keepdim=True).clamp(min=1.0),
+    ],
+)
+def test_a_number_divided_by_itself_and_something_else_is_left_alone(divided):
+    gate, other = nn.Linear(4, 1), nn.Linear(4, 1)
+
+    def step(x):
+        return divided(gate(x).exp(), other(x).exp()).square().mean() + other(x).square().mean()
+
+    assert [one for one in audit(nn.ModuleList([gate, other]), X, step) if one.rule == "no_influence"] == []
+
+
+def test_two_softmaxes_in_one_line_are_an_alarm():
+    gate = nn.Linear(4, 8)
+    found = audit(gate, X, lambda x: gate(x).softmax(-1).softmax(-1).square().mean())
+    assert [(one.rule, one.severity) for one in found] == [("loss_input", "alarm")]
+
+
 def test_what_no_line_of_the_user_has_called_is_said_to_be_in_library_code():
     assert str(Place("net.1", "", 0)) == "in library code (in net.1)"
     assert str(Place("net.1", "/some/train.py", 7)) == "at train.py:7 (in net.1)"

@@ -55,6 +55,28 @@ def found_in(tokens, labels, rule="targets"):
     return [one for one in found if one.rule == rule]
 
 
+def test_a_language_that_is_named_before_each_answer_is_left_alone():
+    tokens, begins = chats()
+    rows = torch.arange(ROWS)
+    languages = TOKENS - 8 + rows % 8
+    answers = tokens.masked_fill(tokens >= TOKENS - 8, 3)
+    answers[rows, begins] = languages
+    assert found_in(answers, masked(answers, begins, late=1)) == []
+
+
+def test_the_end_of_a_grade_of_one_token_is_left_alone():
+    tokens, begins = chats()
+    counts = torch.arange(LENGTH) == begins[:, None]
+    tokens = torch.where(torch.arange(LENGTH) == begins[:, None] + 1, END, tokens)
+    assert found_in(tokens, tokens.masked_fill(~counts, -100)) == []
+
+
+def test_a_note_names_the_loss_and_its_line():
+    tokens, begins = chats()
+    (note,) = found_in(tokens, masked(tokens, begins, keeps=0))
+    assert re.search(r"\(targets of cross_entropy at test_supervision.py:\d+\)$", note.evidence)
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_answers_that_count_whole_are_left_alone(seed):
     tokens, begins = chats(seed)

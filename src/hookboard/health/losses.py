@@ -109,9 +109,10 @@ SIGN_CHANGES_OF_NO_ERROR = 4
 falls through 0 does so once, and noise may add two (a choice)."""
 
 
-NO_ERROR_AT_FIRST = 1e-6
-"""A first loss smaller than this measures no error: what is left of it is rounding (a choice). That of a policy is 0
-until the policy has moved away from the one that sampled, and then has to grow, with its distance from a reference."""
+NO_ERROR_AT_FIRST, NO_ERROR_SHARE = 1e-6, 1e-2
+"""A first loss smaller than this, and than this share of the largest among the first, measures no error: what is left
+of it is rounding (choices). That of a policy is 0 until the policy has moved away from the one that sampled, and then
+has to grow, with its distance from a reference. The errors of tiny targets are all tiny."""
 
 AT_ZERO_SHARE = 1e-3
 """Share of the first losses below which the loss is at 0 (a choice)."""
@@ -121,7 +122,8 @@ def _measures_no_error(first: Sequence[Loss]) -> bool:
     """Return True if the first losses begin at 0, or change their sign again and again."""
     are_below = [loss.value < 0 for loss in first]
     changes = sum(map(operator.ne, are_below, are_below[1:]))
-    return abs(first[0].value) < NO_ERROR_AT_FIRST or changes >= SIGN_CHANGES_OF_NO_ERROR
+    limit = min(NO_ERROR_AT_FIRST, NO_ERROR_SHARE * max(abs(loss.value) for loss in first))
+    return abs(first[0].value) <= limit or changes >= SIGN_CHANGES_OF_NO_ERROR
 
 
 class LossHistory:

@@ -75,12 +75,18 @@ def _over_one_number(done: TracedStep) -> Iterator[Finding]:
             )
 
 
+SMALL = 1e-5
+"""What is added to a divisor, or is its least, so that it is not 0, is no larger (a choice); 1 + x is another function.
+"""
+
+
 def _is_own_sum(divisor: Value, value: Value) -> bool:
     """Return True if a divisor is a sum over a single number of a value, perhaps with something small added."""
-    while (
-        divisor.op is not None and divisor.op.name in ("add", "radd", "clamp", "clamp_min", "to") and divisor.op.inputs
-    ):
-        divisor = divisor.op.inputs[0]
+    while (op := divisor.op) is not None and op.name in ("add", "radd", "clamp", "clamp_min", "to"):
+        numbers = [one for one in op.arguments.values() if isinstance(one, int | float)]
+        if len(op.inputs) != 1 or any(abs(one) > SMALL for one in numbers):
+            return False
+        divisor = op.inputs[0]
     is_sum = divisor.op is not None and divisor.op.name == "sum" and divisor.op.inputs[:1] == [value]
     return is_sum and math.prod(divisor.shape) == math.prod(value.shape)
 

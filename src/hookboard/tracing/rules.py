@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hookboard.base.messages import warn_switched_off
 from hookboard.health import SCALE_TARGETS, Finding, Rule
-from hookboard.tracing.calls import RESHAPES, Observer, Op, Value, loss_part
+from hookboard.tracing.calls import RESHAPES, Observer, Op, Place, Value, loss_part
 from hookboard.tracing.program import StepTrace
 
 PROBABILITIES = frozenset({"softmax", "sigmoid", "hardsigmoid"})
@@ -216,15 +216,16 @@ _TRANSPOSING = frozenset({"t", "T", "mT", "transpose", "permute", "movedim", "mo
 def _softmax_twice(done: TracedStep) -> Iterator[Finding]:
     """Yield an alarm for a softmax of what a softmax has given, over the same dimension; one for each line."""
     behind = (value.op for value in done.loss.ancestors() if value.op is not None and value.op.inputs)
-    calls = {op.place: op for op in behind if op.name in ("softmax", "log_softmax")}
-    for place, op in calls.items():
-        value, dim = op.inputs[0], _dim_of(op)
+    seen = set[Place]()
+    for op in (op for op in behind if op.name in ("softmax", "log_softmax")):
+        value, dim, place = op.inputs[0], _dim_of(op), op.place
         while value.op is not None and value.op.name in RESHAPES - _TRANSPOSING:
             value = value.op.inputs[0]
         if value.made_by != "softmax" or value.op is None or dim is None or _dim_of(value.op) != dim:
             continue
         size = value.shape[dim]
-        if op.inputs[0].shape[dim] == size > 1:
+        if op.inputs[0].shape[dim] == size > 1 and place not in seen:
+            seen.add(place)
             yield Finding(
                 place.module,
                 f"{op.name} {place} takes the output of softmax {value.op.place}: of numbers of 0 to 1 it makes "

@@ -16,6 +16,9 @@ MIN_ROWS = 8
 ALIKE_SHARE = 0.5
 """Tokens that end or begin what counts differ from row to row if none of them has a larger share (a choice)."""
 
+ELSEWHERE_SHARE = 0.25
+"""Tokens before an answer seem to be its first if answers have more than this share of them elsewhere (a choice)."""
+
 
 def supervised(done: TracedStep) -> str:
     """Return a sentence on how many targets count, for a loss that ignores some, as of tokens; "" for others."""
@@ -69,7 +72,7 @@ def supervision(done: TracedStep) -> Iterator[Finding]:
     for call in losses_of(done):
         rows = token_rows_of(done, call)
         for evidence, advice in () if rows is None else _edges(*rows):
-            yield Finding(call.op.place.module, f"{evidence} (targets of {call.op.place})", advice)
+            yield Finding(call.op.place.module, f"{evidence} (targets of {call.op.name} {call.op.place})", advice)
 
 
 SUPERVISION = Rule("targets", supervision, of="step")
@@ -80,7 +83,8 @@ def _edges(tokens: Tensor, counts: Tensor) -> Iterator[tuple[str, str]]:
     has, places = counts.any(1), torch.arange(tokens.shape[1], device=tokens.device)
     first = torch.where(counts, places, len(places)).amin(1)
     last = torch.where(counts, places, -1).amax(1)
-    ended, begun = has & (last + 1 < len(places)), has & (first > 1)
+    # A single target, as a grade, needs no end.
+    ended, begun = (counts.sum(1) > 1) & (last + 1 < len(places)), has & (first > 1)
     after, final = (tokens[ended, (last + by)[ended]] for by in (1, 0))
     if _is_one(after) and not _is_alike(final) and not bool((tokens[counts] == after[0]).any()):
         yield (
@@ -90,7 +94,9 @@ def _edges(tokens: Tensor, counts: Tensor) -> Iterator[tuple[str, str]]:
             "the same token, mask it by position",
         )
     marker, before = (tokens[begun, (first - by)[begun]] for by in (2, 1))
-    if _is_one(marker) and not _is_alike(before):
+    # What no answer has elsewhere may be a part of the prompt, such as the name of a language.
+    is_told = bool(torch.isin(before, tokens[counts]).double().mean() > ELSEWHERE_SHARE)
+    if _is_one(marker) and not _is_alike(before) and is_told:
         yield (
             f"in all {len(marker)} rows whose first tokens do not count, the last of these differs from row to row, "
             f"and follows on {int(marker[0])}",
