@@ -127,6 +127,13 @@ def test_without_a_script_it_says_what_to_give(python):
     assert (run.returncode, run.stderr.strip()) == (2, "hookboard: run takes a script, as in: hookboard run train.py")
 
 
+def test_a_script_that_is_given_for_the_verdicts_is_kept(python, tmp_path):
+    run = python("print('trained')", "fast", options=["--json"])
+    assert run.returncode == 2
+    assert "'train.py' is there and holds no list of JSON" in run.stderr
+    assert (tmp_path / "train.py").read_text() == "print('trained')"
+
+
 @pytest.mark.parametrize("option", ["--off", "--stop-on"])
 def test_a_rule_that_does_not_exist_is_an_error_before_the_script_runs(python, option):
     run = python("print('runs')", options=[option, "loss_inptu"])

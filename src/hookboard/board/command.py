@@ -9,6 +9,7 @@ import textwrap
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -117,7 +118,7 @@ def _run(arguments: argparse.Namespace) -> int:
         if rule != "alarm" and not is_pattern(rule):
             explained(rule)
     if arguments.json and os.environ.get("RANK", "0") == "0":
-        arguments.json.write_text("[]", encoding="utf-8")
+        _begin_json(arguments.json)
     folder = Path(__file__).parent / "beside_script"
     options = {
         "off": arguments.off,
@@ -130,6 +131,15 @@ def _run(arguments: argparse.Namespace) -> int:
     if os.name != "nt":  # there a process that becomes another one ends at once for who waits for it
         os.execv(sys.executable, command)
     return subprocess.call(command)
+
+
+def _begin_json(path: Path) -> None:
+    """Write an empty list; a file that is there must hold a list of JSON, and not be a script, say."""
+    with suppress(FileNotFoundError):
+        text = path.read_text(encoding="utf-8", errors="replace")
+        if text.strip() and not text.lstrip().startswith("["):
+            raise ValueError(f"--json: '{path}' is there and holds no list of JSON. Name the file to write first.")
+    path.write_text("[]", encoding="utf-8")
 
 
 def _verdicts(arguments: argparse.Namespace) -> int:
