@@ -152,7 +152,7 @@ def test_of_a_bare_loop_the_first_step_is_read_and_the_rest_is_as_without_us(pyt
 def test_both_processes_of_a_trainer_have_a_monitor_and_its_checkpoint_is_as_without_us(python, tmp_path):
     bare, run = python(LIGHTNING), python(LIGHTNING, options=JSON)
     assert run.stdout == bare.stdout != ""
-    assert "`hookboard run` has given this Trainer a HealthMonitor()." in run.stderr
+    assert "`hookboard run` added a HealthMonitor() to this Trainer." in run.stderr
     assert verdicts(tmp_path)[0] == ("alarm", "loss_input")
 
 
@@ -169,5 +169,5 @@ def test_a_trainer_of_hugging_face_gets_a_monitor_for_a_module_too(python, tmp_p
     pytest.importorskip("accelerate")
     bare, run = python(IN_TRANSFORMERS), python(IN_TRANSFORMERS, options=[*JSON, "-m", "train"])
     assert run.stdout.splitlines()[-1] == bare.stdout.splitlines()[-1]
-    assert "has given this Trainer a HealthMonitor()." in run.stderr
+    assert "added a HealthMonitor() to this Trainer." in run.stderr
     assert verdicts(tmp_path)[0] == ("alarm", "loss_input")

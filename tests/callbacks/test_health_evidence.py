@@ -26,7 +26,7 @@ def test_as_many_units_are_said_to_be_dead_as_gave_only_0(tmp_path):
     verdict = verdict_of(tmp_path, model, classes(), "dead_units")
     dead, units = numbers("# of # units of net.1 (ReLU) gave 0", verdict.evidence)
     assert (dead, units) == ((model.outputs["net.1"] == 0).all(0).sum(), 16)
-    assert numbers("biases of this layer with 0: they are # in the mean", verdict.advice) == [shortened(bias, 3)]
+    assert numbers("biases of this layer with 0: their mean is #", verdict.advice) == [shortened(bias, 3)]
 
 
 def test_how_far_the_step_moved_the_weights_of_units_that_died_of_it(tmp_path):
@@ -95,7 +95,7 @@ class Cut(nn.Module):
 
 def test_the_gradient_elsewhere_where_one_is_cut_off(tmp_path):
     model = Recorded(sized(linear(8, 8), Cut, linear(8, 8), nn.ReLU, linear(8, 3)), CROSS_ENTROPY)
-    (usual,) = numbers("elsewhere its RMS is #", said(tmp_path, model, classes(), "no_gradient"))
+    (usual,) = numbers("elsewhere the gradients' RMS is #", said(tmp_path, model, classes(), "no_gradient"))
     assert usual == pytest.approx(np.median([rms(of_layer(model.grads, i)) for i in (2, 4)]), rel=0.05)
 
 

@@ -64,7 +64,8 @@ def given(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     lines = logging.getLogger("lightning.pytorch")
     monkeypatch.setattr(lines, "filters", [*lines.filters])
-    monkeypatch.setattr(lightning.pytorch, "Trainer", partial(short, logger=TensorBoardLogger(tmp_path)))
+    for package in (lightning, lightning.pytorch):
+        monkeypatch.setattr(package, "Trainer", partial(short, logger=TensorBoardLogger(tmp_path)))
     x = torch.randn(2, 1, 8, 8)
     return {
         "trained": {"model": Model(), "data": DataLoader([x, x], batch_size=None)},

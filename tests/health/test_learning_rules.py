@@ -137,7 +137,7 @@ def test_gradients_of_two_logits_are_alike_by_chance_and_say_nothing():
         (
             "not_in_optimizer",
             "4 of 6 trainable parameters are in no optimizer, and stay as they are",
-            "give the optimi",
+            "add the missing",
         ),
     ],
 )

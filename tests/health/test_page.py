@@ -240,7 +240,7 @@ def test_a_healthy_run_has_a_verdict_too():
     table = table_of(trained(62, sick="").run, [], every_n_steps=10)
     first, what, last = table.text.split("\n\n")
     assert what == "0 of the 62 layers with weights are trained."
-    assert first == table.rows[0][0] == "Nothing stands out in 62 layers at 30 looks, from step 0 to 290."
+    assert first == table.rows[0][0] == "No problems found in 62 layers at 30 looks, from step 0 to 290."
     assert last.startswith("Looked at 62 layers at 30 steps from 0 to 290, every 10th step. ")
 
 
@@ -253,7 +253,7 @@ def test_a_run_without_an_alarm_says_how_much_is_trained_unless_all_is():
     assert caveat(judge.run, []) == caveat(judge.run, [replace(ALARM, severity="note")]) == ""
     assert caveat(judge.run, [ALARM]) == ""
     note = replace(ALARM, severity="note")
-    assert caveat(judge.run, [ALARM, note]) == "Fix alarms first; notes may be side effects, or intended."
+    assert caveat(judge.run, [ALARM, note]) == "Fix alarms first; notes may be side effects or intentional."
     assert caveat(judge.run, [ALARM, replace(note, follows_from=("odd", ""))]) == ""
     assert caveat(trained(4, looks=2, sick="").run, []) == ""
 
@@ -313,7 +313,7 @@ def test_what_follows_is_told_with_its_cause_and_not_by_itself():
     table = table_of(trained(9).run, given)
     rows = [line for line in table.text.splitlines() if line.startswith("|")][2:]
     assert len(rows) == 1
-    said = "96 of 96 units gave 0. What follows from it: no_gradient in net.0, net.1, net.2; not_learning."
+    said = "96 of 96 units gave 0. Downstream effects: no_gradient in net.0, net.1, net.2; not_learning."
     assert said in rows[0].replace("<br>", " ")
     assert len(table.rows) == 5
     assert closing(trained(9).run, given)[-2].endswith("; not_learning. Try: Lower the rate.")
@@ -392,7 +392,7 @@ def test_the_end_of_a_fit_is_told_in_a_few_lines_that_fit_a_terminal():
     long = Verdict("note", "spike", "net.3", 5, 5, "a very long sentence " * 8, "b\nc", batch_idx=3)
     lines = closing(judge.run, [ALARM, *[long] * 5], ["tensorboard --logdir logs"])
     assert lines[0] == "HealthMonitor: 1 alarm and 5 notes in 20 layers at 30 looks, from step 0 to 290."
-    assert lines[1] == "  Fix alarms first; notes may be side effects, or intended."
+    assert lines[1] == "  Fix alarms first; notes may be side effects or intentional."
     assert lines[2] == "  alarm: dead_units in net.7 since step 20: 96 of 96 units gave 0. Try: Lower the rate."
     assert "at step 5 (batch 3)" in lines[3]
     assert lines[-3:] == [

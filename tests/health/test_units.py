@@ -365,4 +365,4 @@ def test_a_bias_that_kills_units_is_said_as_a_number(kind):
     biases = [reading(name, "parameter_before", [row(UNITS, -8.0 if "bias" in name else 1.0, 0.01)]) for name in names]
     layers = [*CHAIN[:2], layer, *CHAIN[3:]]
     (finding,) = findings(DEAD_UNITS, run_of(layers, lambda n: [*chain(nothing(UNITS), fc1=negative(UNITS)), *biases]))
-    assert finding.advice == "Initialize the biases of this layer with 0: they are -8 in the mean."
+    assert finding.advice == "Initialize the biases of this layer with 0: their mean is -8."

@@ -77,7 +77,7 @@ def test_a_model_that_sees_later_tokens_is_an_alarm(way, make):
     before = model(tokens)[0, position]
     tokens[0, position + 1] = (tokens[0, position + 1] + 1) % 20
     assert not torch.equal(before, model(tokens)[0, position])
-    assert f"the output at position {position} changes if that input is exchanged" in found.evidence
+    assert f"the output at position {position} changes when that input changes" in found.evidence
 
 
 @pytest.mark.parametrize("way", WAYS)

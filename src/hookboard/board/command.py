@@ -65,7 +65,9 @@ def parser() -> argparse.ArgumentParser:
 
     The parsed arguments have, as `command`, the function to call with them; None if no command was given.
     """
-    made = argparse.ArgumentParser(prog="hookboard", description="Shows what hookboard logged, without TensorBoard.")
+    made = argparse.ArgumentParser(
+        prog="hookboard", description="Runs a script with a HealthMonitor, or shows what hookboard logged."
+    )
     shown = "show the version and exit"
     made.add_argument("--version", action="store_const", dest="command", const=_version, help=shown)
     commands = made.add_subparsers(title="commands", metavar="command", description="See hookboard COMMAND --help.")

@@ -33,8 +33,9 @@ OPTIONS = json.loads(os.environ.get("HOOKBOARD_RUN", "{}"))
 """Those of `hookboard run`: `json`, `stop_on` and `off`."""
 
 READ = "`hookboard run` has read the first training step."
-_ADVICE = """To have all steps and layers watched, add to the loop:
+_ADVICE = """To watch every step and layer, wrap the loop:
     from hookboard import HealthMonitor, watch
+    from torch.utils.tensorboard import SummaryWriter
     with watch(model, optimizer, HealthMonitor(), SummaryWriter()) as run:
         for batch in loader:
             with run.step(batch):
@@ -76,7 +77,7 @@ def _guarded(act: Callable[..., Any], *given: Any) -> None:
 def _give(giving: Callable[..., bool], trainer: Any) -> None:
     _reader.give_up()
     if giving(trainer, HealthMonitor, _new_monitor):
-        inform("`hookboard run` has given this Trainer a HealthMonitor().")
+        inform("`hookboard run` added a HealthMonitor() to this Trainer.")
 
 
 class _InScript(HealthMonitor):

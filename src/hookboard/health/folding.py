@@ -114,7 +114,7 @@ def _told(card: Card, verdicts: Sequence[Verdict], among: Sequence[str]) -> Verd
         said.append(f"The same rule and advice hold for {len(names)} layers: {folded(names, among)}")
     if card.effects:
         groups = [[verdicts[place] for place in effects] for effects in card.effects]
-        said.append(f"What follows from it: {'; '.join(_in_layers(group, among) for group in groups)}")
+        said.append(f"Downstream effects: {'; '.join(_in_layers(group, among) for group in groups)}")
     return first if len(said) == 1 else replace(first, evidence=". ".join(one.rstrip(".") for one in said) + ".")
 
 

@@ -25,7 +25,7 @@ def headline(run: Run, verdicts: Sequence[Verdict]) -> str:
     """
     alarms = sum(verdict.severity == "alarm" for verdict in verdicts)
     counts = [(alarms, "alarm"), (len(verdicts) - alarms, "note")]
-    found = " and ".join(_many(count, noun) for count, noun in counts if count) or "Nothing stands out"
+    found = " and ".join(_many(count, noun) for count, noun in counts if count) or "No problems found"
     where = f"{found} in {_layers(run)}"
     unseen = f"; {len(run.unseen)} more gave no output" if run.unseen else ""
     if run.seen < run.window:
@@ -44,7 +44,7 @@ def caveat(run: Run, verdicts: Sequence[Verdict]) -> str:
     """
     if any(verdict.severity == "alarm" for verdict in verdicts):
         has_notes = any(verdict.severity == "note" and verdict.follows_from is None for verdict in verdicts)
-        return "Fix alarms first; notes may be side effects, or intended." if has_notes else ""
+        return "Fix alarms first; notes may be side effects or intentional." if has_notes else ""
     if run.seen < run.window:
         return ""
     own = [layer for layer in run.layers if layer.weights]
@@ -74,7 +74,7 @@ def closing(run: Run, verdicts: Sequence[Verdict], places: Sequence[str] | None 
     lines += _wrapped(left_out(run), "  ", 4)
     lines += _wrapped(more_on(verdict.rule for verdict in shown[:CLOSING_VERDICTS_MAX]), "  ", 4)
     if places is None:
-        lines.append("  There is no logger: the verdicts are in monitor.verdicts, and nothing is in TensorBoard.")
+        lines.append("  No logger: nothing was written to TensorBoard; the verdicts are in monitor.verdicts.")
     for place in places or ():
         lines.append(f"  Look at: {place}")  # in one line: a command that is broken in two cannot be copied
     return lines

@@ -42,10 +42,10 @@ def forward_event(
     if origin.name:
         said = f"came from {_plain(origin.name)}(){where}{found}"
     else:
-        can = f", where {listed(place.before, 3)} can" if place.before else ""
-        said = f"went into {_plain(origin.taker)}(){where}{found}; code before made it{can}"
+        by = f", perhaps by {listed(place.before, 3)}" if place.before else ""
+        said = f"went into {_plain(origin.taker)}(){where}{found}; it was made earlier{by}"
         if origin.is_maker:
-            said = f"came from {_plain(origin.taker)}(){where}{found}, or from code before{can}"
+            said = f"came from {_plain(origin.taker)}(){where}{found}, or from code before it{by}"
     why, advice = _cause(origin)
     evidence = f"The loss of step {step}, batch {batch_idx}, is {loss}. The first value that is not finite {said}"
     evidence += f": {why}." if why else "."

@@ -118,7 +118,7 @@ def _not_in_optimizer(
         "",
         f"{len(left_out)} of {len(trained)} trainable parameters that get a gradient are in no optimizer, and stay as "
         f"they are: {listed(left_out, 3)}",
-        "pass them to the optimizer, or set requires_grad=False on what should stay as it is",
+        "pass them to the optimizer, or freeze them with requires_grad=False",
         rule="not_in_optimizer",
     )
 

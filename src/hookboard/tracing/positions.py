@@ -162,8 +162,8 @@ def of_positions(ahead: Ahead, outputs: list[Tensor]) -> Iterator[Finding]:
         yield Finding(
             "",
             f"the targets of {op.name} {op.place} are the inputs {later}, and the output at position {position} "
-            "changes if that input is exchanged: it sees what it is to predict",
-            "mask later positions in attention (is_causal=True), and use nothing that reads them backwards",
+            "changes when that input changes: the model sees what it has to predict",
+            "mask later positions in attention (is_causal=True), and avoid bidirectional layers",
             "alarm",
             rule="future_leak",
         )

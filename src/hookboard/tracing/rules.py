@@ -290,7 +290,7 @@ def _of_logits(call: LossCall) -> Finding:
         bound = f"; with {classes} logits of {low:g} to {high:g} the loss of a sample cannot fall below {least:.3g}"
     return Finding(
         _module_of(call.output),
-        f"{call.op.name} {call.op.place} takes logits, its input comes from {_origin(call.output)}{bound}",
+        f"{call.op.name} {call.op.place} takes logits, but its input comes from {_origin(call.output)}{bound}",
         f"remove the {made_by}; where probabilities are wanted, compute them outside of the loss",
         "alarm",
     )

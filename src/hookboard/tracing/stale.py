@@ -178,7 +178,7 @@ class StaleGradients:
         whose, clear = ("its step", "zero_grad()") if len(stale) == 1 else ("the step", "zero_grad() of each")
         return Finding(
             "",
-            f"{steps} with gradients to which those of {whose} before were added: nothing cleared them in between "
+            f"{steps} with gradients that still contain those of {whose} before: nothing cleared them in between "
             f"({count} parameters)",
             f"call {clear} before the backward pass",
             "alarm",

@@ -195,7 +195,7 @@ def _advice(run: Run, then: str = OTHER_RATE) -> str:
     said = {found.rule: found.evidence for found in run.facts.findings}
     frozen, outside = said.get("frozen", "").partition(";")[0], said.get("not_in_optimizer", "").partition(",")[0]
     first = f"check whether something is frozen by mistake ({frozen}); then " if frozen else ""
-    first += f"give the optimizer what it lacks ({outside}); then " if outside else ""
+    first += f"add the missing parameters to the optimizer ({outside}); then " if outside else ""
     return f"{first}{then}"
 
 

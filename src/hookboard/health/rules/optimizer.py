@@ -171,7 +171,7 @@ def _cut(run: Run, look: Look, chain: list[Layer], others: list[Layer]) -> Findi
     zeros = all(look.of(name, "parameter_grad") is not None for layer in chain for name in layer.weights)
     what = "only zeros reach" if zeros else "no gradient reaches"
     where = chain[0].name if len(chain) == 1 else _from_to(chain)
-    elsewhere = f"elsewhere its RMS is {usual:.2g}" if others else "no other layer gets a nonzero gradient"
+    elsewhere = f"elsewhere the gradients' RMS is {usual:.2g}" if others else "no other layer gets a nonzero gradient"
     since = _gone_since(run, chain[-1])
     # A margin that all samples keep leaves no gradient in the end.
     severity: Severity = "alarm" if others or run.losses.is_harmed or since is None else "note"

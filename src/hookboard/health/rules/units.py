@@ -289,7 +289,7 @@ def _advice_at_start(run: Run, dead: Dead) -> str:
     if bias is None or given is None:
         return "Check how this layer is initialized, its bias first; then the scale of its input."
     if bias.moments.mean <= -BIAS_DEVIATIONS * given.moments.deviation:
-        return f"Initialize the biases of this layer with 0: they are {bias.moments.mean:.3g} in the mean."
+        return f"Initialize the biases of this layer with 0: their mean is {bias.moments.mean:.3g}."
     return (
         "Put a batch norm between this layer and its activation, so that each unit is active for about half of the "
         "samples, or use LeakyReLU or GELU; then check how this layer is initialized."
@@ -580,8 +580,8 @@ def _symmetric_finding(layer: Layer, name: str, twins: int, units: int, has_outp
     share, width = twins / units, layer.shapes[name][0] if name in layer.shapes else units
     evidence = (
         f"{counted(twins, units, 'units', width if units < width else None)} of {name} have the same weights and "
-        f"gradient as another unit{' and give its outputs' if has_outputs else ''} (by mean, deviation, least and "
-        f"greatest), so they stay identical."
+        f"gradient as another unit{', and the same outputs' if has_outputs else ''} (by mean, deviation, minimum and "
+        "maximum), so they stay identical."
     )
     return Finding(layer.name, evidence, SYMMETRY_ADVICE, "alarm" if share > TWIN_SHARE_ALARM else "note", size=share)
 
