@@ -149,6 +149,14 @@ def test_of_a_bare_loop_the_first_step_is_read_and_the_rest_is_as_without_us(pyt
     assert "with watch(model, optimizer, HealthMonitor(), SummaryWriter()) as run:" in run.stderr
 
 
+@pytest.mark.parametrize(("ends", "is_said"), [("", True), ("raise SystemExit(3)", True), ("1 / 0", False)])
+def test_a_script_that_trains_without_an_optimizer_is_told_that_nothing_was_watched(python, ends, is_said):
+    steps = "import torch\nw = torch.ones(2, requires_grad=True)\nw.sum().backward()\nw.data -= w.grad\nprint(w)\n"
+    bare, run = python(steps + ends), python(steps + ends, options=[])
+    assert (run.stdout, run.returncode) == (bare.stdout, bare.returncode)
+    assert ("hookboard: nothing was watched:" in run.stderr) is is_said
+
+
 def test_both_processes_of_a_trainer_have_a_monitor_and_its_checkpoint_is_as_without_us(python, tmp_path):
     bare, run = python(LIGHTNING), python(LIGHTNING, options=JSON)
     assert run.stdout == bare.stdout != ""

@@ -128,6 +128,7 @@ def _run(arguments: argparse.Namespace) -> int:
         "json": arguments.json and str(arguments.json.resolve()),
     }
     os.environ["HOOKBOARD_RUN"] = json.dumps(options)
+    os.environ["HOOKBOARD_RUN_PROCESS"] = str(os.getpid())
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
     command = [sys.executable, *(["-m"] if arguments.is_module else []), *arguments.script]
     if os.name != "nt":  # there a process that becomes another one ends at once for who waits for it

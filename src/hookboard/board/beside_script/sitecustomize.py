@@ -6,6 +6,7 @@ method that begins a training is wrapped; the first call of that imports hookboa
 
 from __future__ import annotations
 
+import atexit
 import functools
 import importlib.abc
 import importlib.machinery
@@ -75,7 +76,16 @@ def run_hidden() -> None:
         spec.loader.exec_module(module)
 
 
+def say_if_nothing_was_watched() -> None:
+    """Say that a script that uses torch has ended without a Trainer or an optimizer, of which it would be silent."""
+    has_ended_well = not hasattr(sys, "last_value")
+    if has_ended_well and "torch" in sys.modules and "hookboard.callbacks.in_script" not in sys.modules:
+        sys.stderr.write("hookboard: nothing was watched: the script has made no Trainer and no optimizer of torch.\n")
+
+
 folder = os.path.dirname(os.path.abspath(__file__))
 sys.path[:] = [path for path in sys.path if os.path.abspath(path) != folder]
 sys.meta_path.insert(0, _Finder())
+if os.environ.get("HOOKBOARD_RUN_PROCESS") == str(os.getpid()):  # and not one that the script has started
+    atexit.register(say_if_nothing_was_watched)
 run_hidden()
