@@ -565,7 +565,7 @@ def test_a_softmax_of_probabilities_is_an_alarm_with_the_most_that_it_can_give()
     (found,) = audit(nn.ModuleList([gate, layers]), X, step)
     most = torch.eye(8, dtype=torch.float64).softmax(1).max()
     assert (found.rule, found.severity) == ("loss_input", "alarm")
-    assert f"probabilities of {most:.2g} at most, where {1 / 8:.2g} is equal" in found.evidence
+    assert f"its largest result is at most {most:.2g} (uniform: {1 / 8:.2g})" in found.evidence
 
 
 @pytest.mark.parametrize(

@@ -39,8 +39,7 @@ def sections() -> dict[str, list[str]]:
 
 def meanings(rules: Iterable[str]) -> dict[str, dict[str, str]]:
     """Return what `explained` gives of each of these rules that is built in."""
-    built_in = {name for section in _sections().values() for name in section}
-    return {rule: explained(rule) for rule in sorted(built_in.intersection(rules))}
+    return {rule: explained(rule) for rule in sorted(_built_in().intersection(rules))}
 
 
 def more_on(rules: Iterable[str]) -> str:
@@ -49,9 +48,12 @@ def more_on(rules: Iterable[str]) -> str:
     >>> more_on(["frozen", "my_own", "frozen"])
     'More: hookboard explain frozen'
     """
-    built_in = {name for section in _sections().values() for name in section}
-    names = [name for name in dict.fromkeys(rules) if name in built_in]
+    names = [name for name in dict.fromkeys(rules) if name in _built_in()]
     return f"More: hookboard explain {' '.join(names[:MAX_NAMED_RULES])}" if names else ""
+
+
+def _built_in() -> set[str]:
+    return {name for section in _sections().values() for name in section}
 
 
 @cache

@@ -228,8 +228,8 @@ def _softmax_twice(done: TracedStep) -> Iterator[Finding]:
             seen.add(place)
             yield Finding(
                 place.module,
-                f"{op.name} {place} takes the output of softmax {value.op.place}: of numbers of 0 to 1 it makes "
-                f"probabilities of {math.e / (math.e + size - 1):.2g} at most, where {1 / size:.2g} is equal",
+                f"{op.name} {place} takes the output of softmax {value.op.place}: from numbers between 0 and 1 "
+                f"its largest result is at most {math.e / (math.e + size - 1):.2g} (uniform: {1 / size:.2g})",
                 "give it the logits, or leave it out",
                 "alarm",
             )
