@@ -119,12 +119,16 @@ def test_the_tags_of_a_run_are_not_read_again_for_each_histogram(tmp_path, monke
     assert len(asked) < len(names)
 
 
-def test_more_runs_than_a_report_holds_are_refused(tmp_path, capsys):
+def test_of_more_runs_than_a_report_holds_it_shows_the_sickest(tmp_path, capsys):
+    verdict = {"severity": "alarm", "rule": "odd", "module": "a", "since": 0}
+    health = HealthRecord(1, "1 alarm.", (verdict,), ("a",), (0,), {"activation_rms": np.ones((1, 1))})
     for number in range(9):
-        write(tmp_path / "logs" / str(number), [scalars(0, {"activation_std/a": 1.0})])
-    assert main(["report", str(tmp_path / "logs"), "-o", str(tmp_path / "x.html")]) == 2
-    assert "at most 8 runs, not 9" in capsys.readouterr().err
-    assert not (tmp_path / "x.html").exists()
+        sick = [record(0, HEALTH, health.strings())] if number == 8 else []
+        write(tmp_path / "logs" / str(number), [scalars(0, {"activation_std/a": 1.0}), *sick])
+    assert main(["report", str(tmp_path / "logs"), "-o", str(tmp_path / "x.html")]) == 0
+    files, cut = capsys.readouterr().out.splitlines()
+    assert f": {', '.join(f'logs/{name}' for name in (8, 0, 1, 2, 3, 4, 5, 6))}, " in files
+    assert cut == "These are the 8 sickest of 9 runs."
 
 
 def test_a_report_that_cannot_be_written_has_exit_status_2(logs, tmp_path, capsys):

@@ -134,6 +134,11 @@ def test_a_script_that_is_given_for_the_verdicts_is_kept(python, tmp_path):
     assert (tmp_path / "train.py").read_text() == "print('trained')"
 
 
+def test_a_number_of_steps_below_1_is_an_error_before_the_script_runs(python):
+    run = python("print('runs')", options=["--every-n-steps", "0"])
+    assert (run.returncode, run.stdout, run.stderr) == (2, "", "hookboard: --every-n-steps must be 1 or more, not 0.\n")
+
+
 @pytest.mark.parametrize("option", ["--off", "--stop-on"])
 def test_a_rule_that_does_not_exist_is_an_error_before_the_script_runs(python, option):
     run = python("print('runs')", options=[option, "loss_inptu"])
@@ -170,6 +175,14 @@ def test_verdicts_of_processes_that_lightning_has_started_are_written_too(python
     )
     python(text, options=JSON)
     assert verdicts(tmp_path)[0] == ("alarm", "loss_input")
+
+
+def test_the_monitor_measures_as_often_as_it_is_told(python):
+    run = python(
+        "from hookboard.callbacks.in_script import _new_monitor; print(_new_monitor().every_n_steps)",
+        options=["--every-n-steps", "10"],
+    )
+    assert run.stdout == "10\n"
 
 
 def test_a_trainer_of_hugging_face_gets_a_monitor_for_a_module_too(python, tmp_path):

@@ -74,12 +74,13 @@ def parser() -> argparse.ArgumentParser:
     run = commands.add_parser(
         "run",
         help="run a script, with a HealthMonitor in each Trainer that it makes",
-        usage="%(prog)s [-h] [--json FILE] [--stop-on RULE] [--off RULE] (SCRIPT | -m MODULE) ...",
+        usage="%(prog)s [-h] [--json FILE] [--every-n-steps N] [--stop-on RULE] [--off RULE] (SCRIPT | -m MODULE) ...",
         description="Runs a script as `python SCRIPT ...` does, and adds HealthMonitor() to each Trainer of Lightning "
         "or Hugging Face that has none. Of a loop without a Trainer it reads the first training step. The exit status "
         "is that of the script.",
     )
     run.add_argument("--json", type=Path, metavar="FILE", help="write the verdicts to this file at the end")
+    run.add_argument("--every-n-steps", type=int, metavar="N", help="measure once in N optimizer steps")
     run.add_argument("--stop-on", metavar="RULE", help="end the training at an alarm of this rule; `alarm` for any")
     run.add_argument("--off", metavar="RULE", action="append", default=[], help="leave out a rule; may be repeated")
     run.add_argument("-m", dest="is_module", action="store_true", help="run a module, as `python -m` does")
@@ -116,6 +117,8 @@ def _run(arguments: argparse.Namespace) -> int:
     """Become the Python that runs the script: what Python does at its start tells it to watch, see `sitecustomize`."""
     if not arguments.script:
         raise ValueError("run takes a script, as in: hookboard run train.py")
+    if arguments.every_n_steps is not None and arguments.every_n_steps < 1:
+        raise ValueError(f"--every-n-steps must be 1 or more, not {arguments.every_n_steps}.")
     for rule in filter(None, [*arguments.off, arguments.stop_on]):
         if rule != "alarm" and not is_pattern(rule):
             explained(rule)
@@ -125,6 +128,7 @@ def _run(arguments: argparse.Namespace) -> int:
     options = {
         "off": arguments.off,
         "stop_on": arguments.stop_on,
+        "every_n_steps": arguments.every_n_steps,
         "json": arguments.json and str(arguments.json.resolve()),
     }
     os.environ["HOOKBOARD_RUN"] = json.dumps(options)
@@ -164,11 +168,12 @@ def _verdicts(arguments: argparse.Namespace) -> int:
 
 def _report(arguments: argparse.Namespace) -> int:
     board, names = open_folders(arguments.folder)
-    if len(names) > MAX_RUNS:
-        raise ValueError(f"a report holds at most {MAX_RUNS} runs, not {len(names)}: give the folders of some of them.")
-    content = page_of(board, names).encode()
+    shown = sorted(names, key=lambda name: _line_of(board, name)[0])[:MAX_RUNS] if len(names) > MAX_RUNS else names
+    content = page_of(board, shown).encode()
     arguments.output.write_bytes(content)
-    _print([f"{arguments.output}: {', '.join(names)}, {len(content) / 1e6:.1f} MB"])
+    _print([f"{arguments.output}: {', '.join(shown)}, {len(content) / 1e6:.1f} MB"])
+    if len(names) > MAX_RUNS:
+        _print([f"These are the {MAX_RUNS} sickest of {len(names)} runs."])
     return 0
 
 

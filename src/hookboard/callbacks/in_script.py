@@ -30,7 +30,7 @@ from hookboard.measure import hearing_backward
 from hookboard.tracing import RULES, Findings, LiveStep
 
 OPTIONS = json.loads(os.environ.get("HOOKBOARD_RUN", "{}"))
-"""Those of `hookboard run`: `json`, `stop_on` and `off`."""
+"""Those of `hookboard run`: `json`, `every_n_steps`, `stop_on` and `off`."""
 
 READ = "`hookboard run` has read the first training step."
 _ADVICE = """To watch every step and layer, wrap the loop:
@@ -121,7 +121,7 @@ def _asked() -> list[str]:
 
 
 def _new_monitor() -> HealthMonitor:
-    return _InScript(rules=_asked(), stop_on=OPTIONS.get("stop_on"))
+    return _InScript(every_n_steps=OPTIONS.get("every_n_steps"), rules=_asked(), stop_on=OPTIONS.get("stop_on"))
 
 
 class _LoopReader:
