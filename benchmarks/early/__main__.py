@@ -3,6 +3,7 @@
 python -m benchmarks.early                 all programs: bare, with HealthMonitor(), and with every_n_steps=10
 python -m benchmarks.early --only router   programs whose kind or name contains this
 python -m benchmarks.early --bare          without a monitor: the step at which each loss has doubled
+python -m benchmarks.early --loss          the same, and how early the loss alone warns
 python -m benchmarks.early --json FILE     the rows besides, with every verdict
 python -m benchmarks.early --table FILE    the rows besides, as a table in Markdown
 """
@@ -16,6 +17,7 @@ from typing import Any
 
 from benchmarks.document import table
 from benchmarks.early import divergent, healthy  # noqa: F401  # each enters its programs
+from benchmarks.early.loss_alone import loss_rows
 from benchmarks.early.program import PROGRAMS, Program, doubling, trained
 from benchmarks.health.runner import quiet
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -73,7 +75,7 @@ def watched(given: Program, every: int | None) -> list[dict[str, Any]]:
 def row_of(given: Program, is_bare: bool) -> dict[str, Any]:
     losses = trained(given)
     said = {} if is_bare else {name: watched(given, every) for name, every in LOOKS.items()}
-    return {"name": given.name, "kind": given.kind, "doubles": doubling(losses), "said": said}
+    return {"name": given.name, "kind": given.kind, "doubles": doubling(losses), "losses": losses, "said": said}
 
 
 def first_warning(row: dict[str, Any], looks: str, severities: Sequence[str] = ("note", "alarm")) -> Any:
@@ -154,6 +156,7 @@ def main(given: Sequence[str] | None = None) -> None:
     assert __doc__ is not None
     parser = argparse.ArgumentParser(prog="benchmarks.early", description=__doc__.splitlines()[0])
     parser.add_argument("--bare", action="store_true", help="without a monitor")
+    parser.add_argument("--loss", action="store_true", help="without a monitor, and how early the loss alone warns")
     parser.add_argument("--json", type=Path, help="write the rows to this file")
     parser.add_argument("--table", type=Path, help="write tables of the rows to this file")
     parser.add_argument("--only", default="", help="programs whose kind or name contains this")
@@ -161,12 +164,14 @@ def main(given: Sequence[str] | None = None) -> None:
     rows = []
     for known in PROGRAMS:
         if options.only.lower() in f"{known.kind} {known.name}".lower():
-            rows.append(row_of(known, options.bare))
+            rows.append(row_of(known, options.bare or options.loss))
             print(shown(rows[-1]), flush=True)
             if options.json:
                 options.json.write_text(json.dumps(rows, indent=1, default=str))
-    for looks in () if options.bare else LOOKS:
+    for looks in () if options.bare or options.loss else LOOKS:
         print("\n".join(sums(rows, looks)))
+    if options.loss:
+        print("\n".join(loss_rows(rows)))
     if options.table:
         options.table.write_text("\n".join([*tables(rows), ""]))
 

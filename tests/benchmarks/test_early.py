@@ -10,6 +10,7 @@ import torch
 pytest.importorskip("sklearn")
 
 from benchmarks.early.__main__ import ahead, first_warning, sums, tables
+from benchmarks.early.loss_alone import SMOOTHED, loss_rows
 from benchmarks.early.program import PROGRAMS, SPAN, Program, doubling, trained
 from benchmarks.health.runner import quiet
 
@@ -76,3 +77,18 @@ def test_what_comes_too_late_is_not_in_time_and_noisy_ones_are_counted():
     assert last == "default: 1 of 2 in time; 1 of 1 noisy, 0 by an alarm"
     assert name == "    healthy None"
     assert sum("**+40**" in line for line in tables(rows)) == 1
+
+
+def test_the_loss_alone_warns_of_a_rise_in_time_and_not_of_even_noise():
+    rising = [1.0, 1.1] * 50 + [1.0 + 0.2 * step for step in range(60)]
+    found = [
+        {"kind": "rate", "doubles": 150, "losses": rising},
+        {"kind": "healthy", "doubles": None, "losses": [1.0, 1.1] * 100},
+    ]
+    assert {tuple(row.split(" | ")[2:]) for row in [*loss_rows(found)][2:]} == {("1", "0 |")}
+
+
+def test_a_loss_that_doubles_before_enough_losses_are_known_is_not_warned_of_in_time():
+    losses = [1.0] * 60 + [3.0] * (60 + max(SMOOTHED))
+    found = [{"kind": "rate", "doubles": 60, "losses": losses}]
+    assert {row.split(" | ")[2] for row in [*loss_rows(found)][2:]} == {"0"}
