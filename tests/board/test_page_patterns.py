@@ -32,9 +32,9 @@ re:(?!h).* re:head(?<!x) re:(?:a|b)+ re:a|head re:a\x61 re:a??a re:a+? re:( re:a
 """
 PATTERNS = [
     *WRITTEN.split(),
-    16 * "*" + "x",
+    12 * "*" + "x",
     30 * "*a" + "b",
-    30 * "**.*." + "**x",
+    12 * "**.*." + "**x",
     "re:" + 900 * "(",
 ]
 
