@@ -171,6 +171,14 @@ def test_two_events_from_outside_are_two_verdicts():
     assert {(v.module, v.since) for v in judge.verdicts} == {("fc1", 3), ("head", 9)}
 
 
+def test_a_loss_that_does_not_fall_comes_after_a_fault_of_the_code_that_does_not_explain_it():
+    rules = ["not_learning", "future_leak"]
+    judge = Judge([at(name=name) for name in rules], LAYERS, WINDOW)
+    for name in rules:
+        judge.add(name, Finding("", "odd", "look", "alarm"), step=0)
+    assert [verdict.rule for verdict in judge.verdicts] == ["future_leak", "not_learning"]
+
+
 def test_worst_is_first():
     every = range(20)
     judge = judged(
