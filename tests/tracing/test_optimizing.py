@@ -372,12 +372,26 @@ def test_a_warm_up_that_counts_batches_and_is_stepped_once_an_epoch_is_found(ste
     ]
     assert [verdict.severity for verdict in found] == ([] if severity is None else [severity])
     if severity is not None:
-        assert "LambdaLR is stepped once in each of 4 epochs" in found[0].evidence
         told = numbers(
-            "its rate is at most # in this fit; stepped in each of # batches it reaches # after #", found[0].evidence
+            "LambdaLR is stepped once per epoch, and this fit has #: the rate never exceeds #; stepped in each of the "
+            "# batches, it would reach # after #",
+            found[0].evidence,
         )
-        assert told == pytest.approx((0.01 * 3 / steps, 40, 0.01, steps), rel=1e-2)
+        assert told == pytest.approx((4, 0.01 * 3 / steps, 40, 0.01, steps), rel=1e-2)
         assert "'interval': 'step'" in found[0].advice
+
+
+@pytest.mark.parametrize(("max_steps", "epochs", "reached"), [(25, 3, 0.01 * 2 / 20), (9, 1, 0.0)])
+def test_a_warm_up_is_found_too_where_the_number_of_steps_ends_the_fit(max_steps, epochs, reached):
+    model = Model(scheduled=warm_up(20 if epochs > 1 else 5), interval="epoch")
+    (found,) = (v for v in said(model, 10, max_epochs=-1, max_steps=max_steps) if v.rule == "schedule")
+    assert numbers("this fit has #: the rate never exceeds #;", found.evidence) == pytest.approx([epochs, reached])
+    assert found.severity == "alarm"
+
+
+def test_a_schedule_by_epochs_is_not_judged_within_the_first_epoch():
+    scheduled = lambda model, optimizer: lr_scheduler.StepLR(optimizer, 1)  # noqa: E731
+    assert said(Model(scheduled=scheduled, interval="epoch"), 10, max_epochs=-1, max_steps=9) == []
 
 
 @pytest.mark.parametrize(("period", "count"), [(2, 1), (20, 0)])

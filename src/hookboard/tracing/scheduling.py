@@ -62,7 +62,7 @@ def findings_of_schedules(trainer: Trainer, pl_module: LightningModule) -> Itera
             continue
         rates = list(scheduled_rates(config.scheduler, count, keep=[pl_module, trainer]))
         peak, zero = max(rates), _share_of_zeros(rates)
-        if zero > ZERO_RATE_SHARE_ALARM and math.isfinite(peak):
+        if zero > ZERO_RATE_SHARE_ALARM and math.isfinite(peak) and count > 1:
             last = max(i for i, rate in enumerate(rates) if rate > ZERO_RATE * peak) if peak > 0 else 0
             end = round((last + 1) / len(rates) * count)
             unit = "steps" if config.interval == "step" else "epochs"
@@ -76,7 +76,7 @@ def findings_of_schedules(trainer: Trainer, pl_module: LightningModule) -> Itera
                 rule="schedule",
             )
         else:
-            yield from _never_at_its_peak(trainer, pl_module, config, peak)
+            yield from _never_at_its_peak(trainer, pl_module, config, peak, count)
             yield from _cycles(trainer, config, count)
 
 
@@ -132,7 +132,9 @@ def _only_computes(function: Any) -> bool:
     return not stores and all(isinstance(one, int | float) for one in held)
 
 
-def _never_at_its_peak(trainer: Trainer, pl_module: LightningModule, config: Any, peak: float) -> Iterator[Finding]:
+def _never_at_its_peak(
+    trainer: Trainer, pl_module: LightningModule, config: Any, peak: float, count: int
+) -> Iterator[Finding]:
     """Yield a finding for a schedule that is stepped in each epoch, and would reach a far higher rate in each batch."""
     batches = trainer.estimated_stepping_batches
     if config.interval != "epoch" or not 1 < batches <= MAX_SCHEDULED_STEPS:
@@ -143,11 +145,11 @@ def _never_at_its_peak(trainer: Trainer, pl_module: LightningModule, config: Any
         every = max(1, int(batches) // MAX_RATES)
         yield Finding(
             "",
-            f"{type(config.scheduler).__name__} is stepped once in each of {trainer.max_epochs} epochs, and its rate "
-            f"is at most {peak:.3g} in this fit; stepped in each of {int(batches):,} batches it reaches {highest:.3g} "
-            f"after {rates.index(highest) * every:,}",
+            f"{type(config.scheduler).__name__} is stepped once per epoch, and this fit has {count:,}: the rate never "
+            f"exceeds {peak:.3g}; stepped in each of the {int(batches):,} batches, it would reach {highest:.3g} after "
+            f"{rates.index(highest) * every:,}",
             "if it counts batches, return {'scheduler': ..., 'interval': 'step'} from configure_optimizers; otherwise "
-            f"shorten its warm-up, which takes more than the {trainer.max_epochs} epochs",
+            "shorten its warm-up, which takes more epochs than the fit has",
             "alarm" if peak <= PEAK_SHARE_ALARM * highest else "note",
             rule="schedule",
         )
@@ -188,20 +190,24 @@ def _for_epochs(trainer: Trainer, pl_module: LightningModule, config: Any) -> st
 
 
 def _steps_of(trainer: Trainer, config: Any) -> int | None:
-    """Return how often a scheduler steps in the fit; None if unknown, less than 2, or too often to try."""
+    """Return how often a scheduler steps in the fit; None if unknown, never, or too often to try."""
     total: float
-    if trainer.max_epochs == DEFAULT_EPOCHS and trainer.max_steps in (-1, None):
+    is_bounded = trainer.max_steps not in (-1, None)
+    if trainer.max_epochs == DEFAULT_EPOCHS and not is_bounded:
         return None
     if config.interval == "epoch":
-        total = trainer.max_epochs or -1
-        if trainer.max_steps not in (-1, None):
+        total = math.inf if trainer.max_epochs in (-1, None) else trainer.max_epochs
+        if is_bounded and math.isfinite(trainer.num_training_batches):
+            in_epoch = math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches)
+            total = min(total, math.ceil(trainer.max_steps / in_epoch))
+        elif is_bounded:
             return None
     else:
         total = trainer.max_steps if trainer.max_epochs in (-1, None) else trainer.estimated_stepping_batches
-    if not math.isfinite(total) or total <= 1:
+    if not math.isfinite(total):
         return None
     count = int(total) // max(1, config.frequency)
-    return count if 1 < count <= MAX_SCHEDULED_STEPS else None
+    return count if 1 <= count <= MAX_SCHEDULED_STEPS else None
 
 
 def scheduled_rates(scheduler: LRScheduler, count: int, keep: list[object]) -> Iterator[float]:
