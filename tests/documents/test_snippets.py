@@ -139,12 +139,6 @@ def test_what_float16_would_lose_is_measured_as_the_page_of_precision_says(given
     assert 0 <= found["small"]["backbone.stem.conv"] <= 1
 
 
-def test_the_ratios_of_updates_are_read_as_the_page_of_rates_says(given):
-    ratios = run("docs/checkup.md", given)["ratios"]
-    assert ratios.keys() == {name for name, _ in given["trained"]["model"].named_parameters()}
-    assert all(ratio > 0 for ratio in ratios.values())
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of jsonargparse, as LightningCLI calls it
 @pytest.mark.parametrize("page", YAML)
 def test_the_yaml_of_a_page_gives_callbacks(page, tmp_path, monkeypatch):
