@@ -188,7 +188,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         os.environ["TRITON_CACHE_DIR"] = no_kernels
         logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
         warnings.simplefilter("ignore")
-        warnings.filterwarnings("error", ".*is switched off from here on")
+        warnings.filterwarnings("error", ".*is switched off from now on")
         wrong = show_checks(tasks, device, options)
         for task in tasks:
             show_steps(task, device, args.rounds, args.steps, options)

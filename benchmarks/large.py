@@ -181,7 +181,7 @@ def take(name: str, weights: float, steps: int) -> Taken:
     """Train the net in this process, watched as a row of the table says."""
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
-    warnings.filterwarnings("error", ".*is switched off from here on")  # what does not measure costs nothing
+    warnings.filterwarnings("error", ".*is switched off from now on")  # what does not measure costs nothing
     torch.manual_seed(0)
     size, times, callbacks = Size.of(weights), Times(), WATCHING[name]()
     torch.set_default_dtype(torch.bfloat16)

@@ -240,7 +240,7 @@ def take_turns(
     """
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
-    warnings.filterwarnings("error", ".*is switched off from here on")  # what does not measure costs nothing
+    warnings.filterwarnings("error", ".*is switched off from now on")  # what does not measure costs nothing
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(
             max_steps=turns.total_steps,

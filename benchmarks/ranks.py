@@ -152,7 +152,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for part in ("pytorch", "fabric"):
             logging.getLogger(f"lightning.{part}").setLevel(logging.ERROR)
         warnings.simplefilter("ignore")
-        warnings.filterwarnings("error", ".*is switched off from here on")
+        warnings.filterwarnings("error", ".*is switched off from now on")
         part, *given = json.loads(args.task)
         print("\n" + json.dumps(TASKS[part](*given)))
         return

@@ -83,7 +83,7 @@ def test_hidden_sigmoids_become_normalized_relus_and_the_last_stays():
 
 
 def test_an_activation_that_an_alarm_names_becomes_a_relu_and_so_do_others_of_its_kind():
-    advice = "Subtract the maximum first, or clamp its input; as an activation, use ReLU or GELU in place of it."
+    advice = "Subtract the maximum first, or clamp its input; as an activation, use ReLU or GELU instead."
     given = program(4, "exponential", 4, "sigmoid", 4, "exponential", 1, "sigmoid")
     _, changed = followed(given, advice, "net.1")
     kinds = [type(layer) for layer in changed.net if not isinstance(layer, nn.Linear)]

@@ -56,7 +56,7 @@ VERDICTS = (
         "module": SICK,
         "since": 10,
         "until": None,
-        "evidence": "256 of 256 units gave nothing above 0 at any look since step 10.",
+        "evidence": "256 of 256 units were never above 0 since step 10.",
         "advice": "Look at how this layer is initialized, its bias first.",
         "batch_idx": None,
     },
@@ -105,7 +105,7 @@ def write_run(folder, *, has_record=True, is_judged=True, seed=0, steps=STEPS, s
             for name, kind, _ in layers
         )
         values = {"activation_rms": activations, "gradient_rms": gradients}
-        headline = "1 alarm and 1 note in 75 layers at 60 looks, from step 0 to 118."
+        headline = "1 alarm and 1 note in 75 layers, measured 60 times from step 0 to 118."
         texts = tuple(str(Verdict(**one)) for one in VERDICTS)
         health = HealthRecord(
             2, headline, VERDICTS, tuple(names), STEPS, values, shows=shows, texts=texts, is_over=True
@@ -205,7 +205,7 @@ def write_fall(folder):
     facts = tuple(LayerFacts(name, (types[i % 2],)) for i, name in enumerate(names))
     values = np.outer(10.0**FALL, np.ones(3))
     values[101] = 0
-    evidence = "8 of 8 units of net.101 (Tanh) gave 0 at every look, 30 times"
+    evidence = "8 of 8 units of net.101 (Tanh) were 0 at every measurement, 30 times"
     verdict = {**VERDICTS[0], "module": "net.100", "since": 0, "evidence": evidence}
     health = HealthRecord(10, "1 alarm.", (verdict,), names, (0, 10, 20), {"activation_rms": values})
     events = [record(0, f"{LAYERS}/HealthMonitor", LayersRecord("HealthMonitor", 10, facts).strings())]

@@ -79,8 +79,8 @@ def test_a_recording_that_is_not_there_is_named_with_what_is_expected(command):
 def test_verdicts_of_a_sick_run_are_printed_and_its_exit_status_is_1(command):
     status, shown, errors = command("verdicts", "logs/sick")
     assert (status, errors) == (1, [])
-    assert shown[0] == "sick: 1 alarm and 1 note in 75 layers at 60 looks, from step 0 to 118."
-    assert shown[1].startswith(f"  alarm: dead_units in {SICK} since step 10: 256 of 256 units gave")
+    assert shown[0] == "sick: 1 alarm and 1 note in 75 layers, measured 60 times from step 0 to 118."
+    assert shown[1].startswith(f"  alarm: dead_units in {SICK} since step 10: 256 of 256 units were")
     assert shown[3].startswith("  note: no_gradient in encoder.layers.7.norm2 from step 20 to 60: ")
     assert max(map(len, shown)) <= 100
 
@@ -148,7 +148,7 @@ def test_verdicts_as_json_have_the_fields_of_a_verdict(command):
         (["verdicts", "logs/sikc"], "unknown folder 'logs/sikc'; did you mean 'logs/sick'"),
         (["runs", "lgos/sick/deep"], "unknown folder 'lgos'; did you mean 'logs'?"),
         (["runs", "logs/empty/run"], "unknown folder 'logs/empty/run': 'logs/empty' has no folders."),
-        (["runs", "logs/theirs"], "no event file in 'logs/theirs' has data of hookboard (TensorBoardLogger writes"),
+        (["runs", "logs/theirs"], "no event file in 'logs/theirs' has hookboard data (TensorBoardLogger writes"),
         (["verdicts", "logs/theirs/events.out.tfevents.1.test"], "is a file; give the folder of a run."),
         (["verdicts", "logs/a_loggers"], "HealthMonitor watched none of these runs."),
     ],
@@ -170,7 +170,7 @@ def test_a_folder_whose_name_is_no_text_is_named_with_what_to_do(command, logs, 
         assert line.startswith("hookboard: the path ")
         assert r"l\udce4ufe" in line
         assert line.endswith(
-            "is no text in UTF-8, which TensorBoard needs: rename it, or set PYTHONUTF8=1 if its name is right."
+            "is not valid UTF-8, which TensorBoard needs: rename it, or set PYTHONUTF8=1 if its name is right."
         )
 
 
@@ -185,7 +185,7 @@ def test_a_damaged_record_is_no_clean_bill_of_health(command, tmp_path):
 def test_runs_are_listed_with_the_sickest_first(command):
     status, shown, errors = command("runs", "logs")
     assert (status, errors) == (0, [])
-    assert shown[0].split() == ["alarms", "notes", "steps", "last", "look", "loss", "run"]
+    assert shown[0].split() == ["alarms", "notes", "steps", "last", "measured", "loss", "run"]
     runs = [line for line in shown[1:] if not line.startswith(" " * 7)]
     assert [line.split()[-1] for line in runs] == ["logs/zoo", "logs/sick", "logs/a_loggers"]
     assert runs[1].split()[:3] == ["1", "1", "118"]

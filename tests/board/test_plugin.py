@@ -29,7 +29,7 @@ SERIES = "train/activation/std"
 WRONG = {
     "no run": ("run", {}, 400, "needs the parameter 'run'"),
     "an unknown run": ("run", {"run": "nested/record"}, 404, "did you mean 'nested/recorded'"),
-    "a run that is not ours": ("run", {"run": "theirs"}, 404, "run 'theirs' has no data of hookboard"),
+    "a run that is not ours": ("run", {"run": "theirs"}, 404, "run 'theirs' has no hookboard data"),
     "no series": ("map", {"run": "."}, 400, "needs the parameter 'series', not empty; given: run"),
     "an unknown series": ("map", {"run": ".", "series": "train/activation/st"}, 404, f"did you mean '{SERIES}'"),
     "no columns": ("map", {"run": ".", "series": SERIES, "columns": ""}, 400, "columns='': give a whole number"),
@@ -68,7 +68,7 @@ def test_only_pictures_are_served_as_pictures(board):
     _, answer = board.ask("layer", run="nested/recorded", layer="net.stem")
     (pictures,) = answer["pictures"]
     status, said = board.ask("picture", key=pictures["keys"][0])
-    assert (status, said["error"].endswith("is no PNG or JPEG picture.")) == (400, True)
+    assert (status, said["error"].endswith("is not a PNG or JPEG picture.")) == (400, True)
 
 
 def test_nothing_but_get_is_answered(slow_board):

@@ -124,13 +124,13 @@ def test_a_process_without_hookboard_is_not_watched_and_a_module_that_was_looked
 
 def test_without_a_script_it_says_what_to_give(python):
     run = subprocess.run([sys.executable, "-m", "hookboard", "run"], capture_output=True, text=True, check=False)
-    assert (run.returncode, run.stderr.strip()) == (2, "hookboard: run takes a script, as in: hookboard run train.py")
+    assert (run.returncode, run.stderr.strip()) == (2, "hookboard: run needs a script, as in: hookboard run train.py")
 
 
 def test_a_script_that_is_given_for_the_verdicts_is_kept(python, tmp_path):
     run = python("print('trained')", "fast", options=["--json"])
     assert run.returncode == 2
-    assert "'train.py' is there and holds no list of JSON" in run.stderr
+    assert "'train.py' exists and is not a JSON list" in run.stderr
     assert (tmp_path / "train.py").read_text() == "print('trained')"
 
 
@@ -150,7 +150,7 @@ def test_of_a_bare_loop_the_first_step_is_read_and_the_rest_is_as_without_us(pyt
     bare, run = python(BARE, "--lr"), python(BARE, "--lr", options=JSON)
     assert (run.stdout, run.returncode) == (bare.stdout, bare.returncode) == (bare.stdout, 3)
     assert verdicts(tmp_path) == [("alarm", "loss_input")]
-    assert "cross_entropy at train.py:12 takes logits" in run.stderr
+    assert "cross_entropy at train.py:12 expects logits" in run.stderr
     assert "with watch(model, optimizer, HealthMonitor(), SummaryWriter()) as run:" in run.stderr
 
 

@@ -83,7 +83,7 @@ def test_what_others_put_in_its_place_in_a_due_step_stays(tmp_path, monkeypatch)
         functional.scaled_dot_product_attention = model.theirs = lambda *args, **options: now(*args, **options)
 
     model.net[1].register_forward_pre_hook(replace)
-    with pytest.warns(UserWarning, match="no call of scaled_dot_product_attention was seen"):
+    with pytest.warns(UserWarning, match="no call to scaled_dot_product_attention was seen"):
         fit(tmp_path, model, counting(1), logger())
     assert functional.scaled_dot_product_attention is model.theirs
 
@@ -146,7 +146,7 @@ def test_in_a_compiled_graph_it_is_not_seen_and_breaks_nothing(tmp_path, recwarn
     fit(tmp_path, model, counting(2), logger(), ActivationLogger(every_n_steps=1))
     said = [str(one.message) for one in recwarn if "attention_logit" in str(one.message)]
     assert len(said) == 1
-    assert "no call of scaled_dot_product_attention was seen" in said[0]
+    assert "no call to scaled_dot_product_attention was seen" in said[0]
 
 
 def test_a_module_that_is_not_selected_shows_nothing(tmp_path):

@@ -27,7 +27,10 @@ def shortened(number, digits):
 def test_the_largest_logit_and_the_entropy_then_and_now(monkeypatch):
     evidence, heads = said_of(monkeypatch, language_model(), 0.3, "net.1.attention")
     before, now, head, entropy_before, entropy = numbers(
-        "largest logit of its attention went from # at the first look to #, in head #, whose entropy went from # to #",
+        (
+            "largest attention logit rose from # at the first measurement to #, in head #, whose entropy fell "
+            "from # to #"
+        ),
         evidence,
     )
     head = int(head)
@@ -44,7 +47,8 @@ def test_heads_that_all_look_at_one_key_from_the_start(monkeypatch):
     net[1].attention.qkv.weight.data[:32] *= 100
     evidence, heads = said_of(monkeypatch, net, 1e-6, "net.1.attention")
     count, entropy, largest = numbers(
-        "each of the # heads of its attention looks at one key: the entropy is # at most, with logits up to #", evidence
+        "each of the # heads of its attention attends to a single key: its entropy is at most #, with logits up to #",
+        evidence,
     )
     assert count == 2
     assert any(entropy == shortened(entropies.mean(1).max(), 2) for _, entropies in heads)

@@ -84,7 +84,7 @@ def healed_before(x, bad):
 
 
 CASES = [
-    (masked_softmax, "softmax", ": 3 rows are masked throughout", "Let each row see"),
+    (masked_softmax, "softmax", ": 3 rows are fully masked", "Let each row see"),
     (divided, "div", ": 2 of its divisors are 0", "Add an epsilon"),
     (logarithm, "log", ": 16 of its 32 inputs are 0 or less", "Clamp its input"),
     (root, "sqrt", "", "Clamp its input"),
@@ -132,7 +132,7 @@ def test_what_code_without_gradients_has_made_is_named_by_what_took_it():
     net = nn.Sequential(Divides(), nn.Linear(4, 3))
     event = only_event(Toy(net), marked_at(2))
     assert (event.module, event.during, event.step) == ("net.1", "forward", 2)
-    assert "went into linear() in 'net.1' (32 Inf in 32 values); it was made earlier" in event.evidence
+    assert "went into linear() in 'net.1' (32 Inf in 32 values); it was computed earlier" in event.evidence
 
 
 class Divides(nn.Module):

@@ -115,7 +115,7 @@ def test_a_second_fit_without_a_checkpoint_begins_anew(tmp_path, said):
     assert sinces(callback) == {("always", "net.0"): 0}
     one = trainer(tmp_path / "third", callback)
     one.fit(Toy(net()), loader(DATA[:3]), loader(DATA[:3]))
-    assert "3 looks, from step 0 to 2" in text_of(tmp_path / "third")
+    assert "measured 3 times from step 0 to 2" in text_of(tmp_path / "third")
     assert said == []
 
 
@@ -129,7 +129,7 @@ def test_a_checkpoint_that_only_an_evaluation_has_loaded_is_not_continued(tmp_pa
     one = trainer(tmp_path / "second", callback, limit_val_batches=1.0)
     one.validate(Toy(net()), loader(DATA), ckpt_path=saved, verbose=False)
     one.fit(Toy(net()), loader(DATA[:3]), loader(DATA[:3]))
-    assert "3 looks, from step 0 to 2" in text_of(tmp_path / "second")
+    assert "measured 3 times from step 0 to 2" in text_of(tmp_path / "second")
 
 
 @ONE_TAG
@@ -232,7 +232,7 @@ def test_what_cannot_be_read_is_said_once_and_the_monitor_begins_anew(how, tmp_p
     callback = monitor()
     goes_on(tmp_path, changed(saved, SPOILED[how]), callback)
     (line,) = said
-    assert "HealthMonitor begins anew" in line
+    assert "HealthMonitor starts over" in line
     assert sinces(callback) == {("always", "net.0"): 6}
 
 
@@ -243,7 +243,7 @@ def test_a_checkpoint_of_before_there_was_anything_in_it_is_taken(tmp_path, save
     callback = monitor()
     goes_on(tmp_path, saved, callback, ActivationLogger(every_n_steps=1))
     (line,) = said
-    assert "nothing of this callback" in line
+    assert "no state of this callback" in line
     assert sinces(callback) == {("always", "net.0"): 6}
 
 
@@ -258,7 +258,7 @@ def test_a_model_with_other_layers_keeps_what_is_known_of_those_that_are_still_t
     goes_on(tmp_path, saved, callback, model=model)
     assert said == []
     assert sinces(callback) == {("always", "net.0"): 0}
-    assert "4 layers at 12 looks, from step 0 to 11" in text_of(tmp_path / "second")
+    assert "4 layers, measured 12 times from step 0 to 11" in text_of(tmp_path / "second")
 
 
 def test_an_alarm_of_before_does_not_end_the_fit_that_is_continued(tmp_path):
@@ -280,7 +280,7 @@ def test_what_lightning_saves_while_it_looks_for_a_learning_rate_is_no_fit_to_go
         folder = tmp_path / str(order.index(callback))
         one = trainer(folder, *order, default_root_dir=folder)
         one.fit(HasRate(net()), loader(DATA), loader(DATA))
-        assert "12 looks, from step 0 to 11" in text_of(folder)
+        assert "measured 12 times from step 0 to 11" in text_of(folder)
     assert said == []
 
 
@@ -362,4 +362,4 @@ def test_a_layer_may_have_any_name(tmp_path, said):
     callback = monitor()
     goes_on(tmp_path, checkpoint(tmp_path, monitor(), model=InTurn(odd())), callback, model=InTurn(odd()))
     assert said == []
-    assert "3 layers at 12 looks" in text_of(tmp_path / "second")
+    assert "3 layers, measured 12 times" in text_of(tmp_path / "second")

@@ -133,7 +133,7 @@ def test_manual_optimization_is_skipped_with_one_line(caplog, optimizers):
     with caplog.at_level(logging.INFO, "lightning.pytorch"):
         trained(None, made(manual=True, optimizers=optimizers), pairs(), checkup)
     said = [record.getMessage() for record in caplog.records if "Checkup" in record.getMessage()]
-    assert said == ["hookboard: Checkup tries nothing: the optimization is manual."]
+    assert said == ["hookboard: Checkup tries nothing: it uses manual optimization."]
     assert checkup.report is None
 
 

@@ -266,6 +266,6 @@ def test_a_parametrization_that_raises_switches_off_its_weight_alone(tmp_path, r
         warnings.simplefilter("always")
         fit(tmp_path, Toy(convolution(Raises)), pictures(3), logger)
     said = [str(w.message) for w in caught if issubclass(w.category, HookboardWarning)]
-    (off,) = [text for text in said if "switched off from here on" in text]
+    (off,) = [text for text in said if "switched off from now on" in text]
     assert "'net.0" in off
     assert "only in training" in off

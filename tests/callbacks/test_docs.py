@@ -22,7 +22,7 @@ CALLBACKS = callbacks.__all__
 
 FUNCTIONS = [name for name in hookboard.__all__ if inspect.isfunction(getattr(hookboard, name))]
 
-OWN = re.compile(r" (Left out|Here)\b.*")
+OWN = re.compile(r" (Default|Here)\b.*")
 """Where the words that all callbacks share end, and those about one callback begin."""
 
 
@@ -74,7 +74,7 @@ def test_a_default_that_has_a_name_in_the_source_is_said_in_the_docstring(name):
     given = getattr(hookboard, name)
     for argument in named_defaults(given.__init__ if inspect.isclass(given) else given):
         default = inspect.signature(given).parameters[argument].default
-        said = documented(name)[argument].partition("Left out: ")[2]
+        said = documented(name)[argument].partition("Default: ")[2]
         assert re.findall(r"\w+", said.replace(" and ", " ")) == (
             list(default) if isinstance(default, tuple) else [f"{default:g}"]
         )

@@ -38,7 +38,7 @@ def convolutions():
         (
             lambda: [ActivationLogger("net.0"), ActivationLogger(["net.0", "net.2"])],
             "ActivationLogger (callback 1) and ActivationLogger (callback 2)",
-            "at least 5, for example what begins with 'activation_mean/net.0'",
+            "at least 5, such as what begins with 'activation_mean/net.0'",
         ),
         (
             lambda: [
@@ -46,7 +46,7 @@ def convolutions():
                 ActivationLogger("net.0", histogram=True, statistics="min"),
             ],
             "ActivationLogger (callback 1) and ActivationLogger (callback 2)",
-            "at least 1, for example what begins with 'activations/net.0'",
+            "at least 1, such as what begins with 'activations/net.0'",
         ),
         (
             lambda: [
@@ -55,17 +55,17 @@ def convolutions():
                 ParameterLogger("net.0", statistics="update_norm"),
             ],
             "ParameterLogger (callback 1) and ParameterLogger (callback 3)",
-            "at least 2, for example what begins with 'parameter_update_norm/net.0.weight'",
+            "at least 2, such as what begins with 'parameter_update_norm/net.0.weight'",
         ),
         (
             lambda: [ActivationLogger("net.0", statistics="std") for _ in range(3)],
             "ActivationLogger (callback 1) and ActivationLogger (callback 2) and ActivationLogger (callback 3)",
-            "at least 1, for",
+            "at least 1, such",
         ),
         (
             lambda: [HealthMonitor(), HealthMonitor(rules="spike")],
             "HealthMonitor (callback 1) and HealthMonitor (callback 2)",
-            "at least 1, for example what begins with 'health/verdict'",
+            "at least 1, such as what begins with 'health/verdict'",
         ),
     ],
 )
@@ -78,10 +78,10 @@ def test_callbacks_that_write_one_tag_are_named_once(tmp_path, make, names, tags
 @pytest.mark.parametrize(
     ("make", "tag"),
     [
-        (lambda: [KernelLogger(), KernelLogger(kernels=4)], "at least 2, for example what begins with 'kernels/net.1'"),
+        (lambda: [KernelLogger(), KernelLogger(kernels=4)], "at least 2, such as what begins with 'kernels/net.1'"),
         (
             lambda: [FeatureMapLogger(every_n_steps=9), FeatureMapLogger("net.1")],
-            "at least 1, for example what begins with 'feature_maps/net.1'",
+            "at least 1, such as what begins with 'feature_maps/net.1'",
         ),
     ],
 )
@@ -93,7 +93,7 @@ def test_callbacks_that_write_one_picture_are_named_too(tmp_path, make, tag):
 def test_maps_of_a_layer_that_is_yet_to_be_chosen_are_named(tmp_path):
     callbacks = [CAMLogger(), CAMLogger(target="label"), CAMLogger(method="cam")]
     clash, *no_pictures = said_in(tmp_path, mlp(), *callbacks, limit_val_batches=1.0)
-    assert "write the same tags, at least 1, for example what begins with 'cam/<layer>/grad_cam'" in clash
+    assert "write the same tags, at least 1, such as what begins with 'cam/<layer>/grad_cam'" in clash
     assert all("no module was called with pictures" in said for said in no_pictures)
 
 
@@ -155,8 +155,8 @@ def test_more_tags_than_anybody_looks_at_are_said_with_how_to_narrow_them(tmp_pa
     net = nn.Sequential(*(nn.Identity() for _ in range(layers)))
     with caplog.at_level("INFO"):
         fit(tmp_path, Toy(nn.Sequential(net, nn.Linear(4, 2))), batches(4), ActivationLogger("net.0.*"))
-    said = [record.message for record in caplog.records if "tags, more than anybody" in record.message]
+    said = [record.message for record in caplog.records if "tags, more than anyone" in record.message]
     assert len(said) == is_said
     if is_said:
-        assert "ActivationLogger is going to write 2,005 tags" in said[0]
+        assert "ActivationLogger will write 2,005 tags" in said[0]
         assert "modules='encoder.*'" in said[0]

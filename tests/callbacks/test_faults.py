@@ -100,7 +100,9 @@ class Numbers(Logger):
 def test_a_logger_that_takes_no_histogram_gets_the_scalars_and_it_is_said_once(tmp_path):
     logger = Numbers()
     callbacks = ActivationLogger("net.0", histogram=True), GradientLogger("net.0", histogram=True)
-    with pytest.warns(UserWarning, match="ActivationLogger and GradientLogger: Numbers takes no histograms") as said:
+    with pytest.warns(
+        UserWarning, match="ActivationLogger and GradientLogger: Numbers does not support histograms"
+    ) as said:
         fit(tmp_path, Toy(mlp()), batches(4, 4), *callbacks, logger=logger)
     assert len([w for w in said if "hookboard" in str(w.message)]) == 1
     mine = [(step, row) for step, row in logger.rows if "loss" not in row]

@@ -24,7 +24,7 @@ def test_as_many_units_are_said_to_be_dead_as_gave_only_0(tmp_path):
     model = Recorded(net, CROSS_ENTROPY)
     bias = net[0].bias.detach().double().mean().item()
     verdict = verdict_of(tmp_path, model, classes(), "dead_units")
-    dead, units = numbers("# of # units of net.1 (ReLU) gave 0", verdict.evidence)
+    dead, units = numbers("# of # units of net.1 (ReLU) were 0", verdict.evidence)
     assert (dead, units) == ((model.outputs["net.1"] == 0).all(0).sum(), 16)
     assert numbers("biases of this layer with 0: their mean is #", verdict.advice) == [shortened(bias, 3)]
 
@@ -33,7 +33,9 @@ def test_how_far_the_step_moved_the_weights_of_units_that_died_of_it(tmp_path):
     net = sized(linear(8, 16), nn.ReLU, linear(16, 3))
     model = Course(net, rate=1e-2)
     model.loss = lambda out, y: CROSS_ENTROPY(out, y) + (1000 * net[0].bias.sum() if len(model.losses) == 29 else 0)
-    (share,) = numbers("a step moved these weights by #%.", verdict_of(tmp_path, model, classes(), "dead_units").advice)
+    (share,) = numbers(
+        "a step had changed these weights by #%.", verdict_of(tmp_path, model, classes(), "dead_units").advice
+    )
     assert share == round(100 * ratio(model, 29, 0))
 
 
@@ -44,7 +46,7 @@ def test_the_share_of_saturated_outputs_and_where_they_lie(tmp_path, kind, gain)
     model = Recorded(net, CROSS_ENTROPY, rate=0.0)
     evidence = said(tmp_path, model, classes(), "saturated")
     share, *ends = numbers(
-        f"# % of the outputs of net.1 ({kind.__name__}) lie at the ends of its range, from # to # or from # to #",
+        f"#% of the outputs of net.1 ({kind.__name__}) are at the ends of its range, from # to # or from # to #",
         evidence,
     )
     outputs = model.outputs["net.1"].astype(np.float32)
@@ -60,7 +62,7 @@ def test_the_share_of_units_that_stay_at_one_end(tmp_path):
     net[0].bias.data[:12] = 5.0
     model = Recorded(net, CROSS_ENTROPY, rate=0.0)
     evidence = said(tmp_path, model, classes(), "saturated")
-    pattern = "# % of the units of net.1 (Sigmoid) stayed below #, or above #, at the last # looks"
+    pattern = "#% of the units of net.1 (Sigmoid) stayed below #, or above #, at the last # measurements"
     share, below, above, looks = numbers(pattern, evidence)
     outputs = model.outputs["net.1"]
     assert (below, above, looks) == (0.015, 0.985, 3)
@@ -72,11 +74,13 @@ def test_how_far_a_step_moves_the_weights_that_moves_them_too_little(tmp_path):
     model = Course(net, CROSS_ENTROPY, rate=1e-7, optimizer=torch.optim.Adam)
     verdict = verdict_of(tmp_path, model, classes(), "update_too_small")
     evidence = verdict.evidence
-    (moved,) = numbers("moves the weights by # of their size", evidence)
-    assert numbers("usual, at a learning rate of # in Adam", evidence) == [1e-7]
+    (moved,) = numbers("changes the weights by # times their size", evidence)
+    assert numbers("usual), at a learning rate of # in Adam", evidence) == [1e-7]
     ratios = [ratio(model, -1, i) for i in (0, 2, 4)]
     assert moved == shortened(np.median(ratios), 1)
-    (rate,) = numbers("raise the learning rate to about #, at which a step is 0.1%", verdict.advice.lower())
+    (rate,) = numbers(
+        "raise the learning rate to about #, so that a step changes the weights by 0.1%", verdict.advice.lower()
+    )
     assert rate == shortened(1e-7 * 1e-3 / np.median(ratios), 1)
 
 
@@ -95,7 +99,7 @@ class Cut(nn.Module):
 
 def test_the_gradient_elsewhere_where_one_is_cut_off(tmp_path):
     model = Recorded(sized(linear(8, 8), Cut, linear(8, 8), nn.ReLU, linear(8, 3)), CROSS_ENTROPY)
-    (usual,) = numbers("elsewhere the gradients' RMS is #", said(tmp_path, model, classes(), "no_gradient"))
+    (usual,) = numbers("elsewhere the gradient RMS is #", said(tmp_path, model, classes(), "no_gradient"))
     assert usual == pytest.approx(np.median([rms(of_layer(model.grads, i)) for i in (2, 4)]), rel=0.05)
 
 
@@ -124,7 +128,7 @@ def test_the_factor_by_which_a_layer_scales_its_input(tmp_path):
     data = classes(width=16)
     model = Recorded(net, CROSS_ENTROPY, rate=1e-6)
     evidence = said(tmp_path, model, data, "activation_scale")
-    gain, size, usual = numbers("has # times the RMS of its input (#); usual here: # times", evidence)
+    gain, size, usual = numbers("has # times the RMS of its input (#); the other layers: # times", evidence)
     sizes = [rms(model.outputs[f"net.{i}"]) for i in range(7)]
     gains = [after / before for before, after in pairwise(sizes)]
     assert gain == pytest.approx(gains[2], rel=0.06)
@@ -158,7 +162,7 @@ def test_the_share_of_updates_that_other_layers_lose(tmp_path):
     net = sized(linear(8, 16), nn.ReLU, linear(16, 16), nn.ReLU, linear(16, 3)).to(torch.bfloat16)
     model = Grouped(net, lambda out, y: CROSS_ENTROPY(out.float(), y))
     data = [(x.to(torch.bfloat16), y) for x, y in classes()]
-    (others,) = numbers("are lost in rounding; other layers: #%", said(tmp_path, model, data, "precision"))
+    (others,) = numbers("are lost to rounding; other layers: #%", said(tmp_path, model, data, "precision"))
 
     def lost(key):
         return np.mean((model.after[key] == model.before[key])[model.grads[key] != 0])

@@ -110,7 +110,7 @@ def test_a_finding_becomes_a_verdict_when_it_has_lasted_for_the_window():
 def test_stop_on_ends_the_fit_and_says_why(stop_on, lines):
     run = fit(None, Toy(mlp()), batches(*[4] * 10), HealthMonitor(rules=ALWAYS, window=2, stop_on=stop_on))
     assert run.global_step == 2
-    assert any("ends the fit after step 1 because of always in net.0. It is there." in line for line in lines)
+    assert any("stopped training after step 1 because of always in net.0. It is there." in line for line in lines)
 
 
 class GivesNaNOnce(nn.Module):
@@ -143,8 +143,8 @@ def test_a_nan_ends_the_fit_in_its_own_step_between_two_looks(stop_on, lines):
     run = fit(None, model, data, monitor)
     assert run.global_step == 8, "the step of the NaN is the last"
     assert model.net[0].weight.isnan().any(), "and it is made, as docs/health.md says"
-    (line,) = [each for each in lines if "ends the fit" in each]
-    assert "ends the fit after step 7 because of nonfinite in net.0." in line
+    (line,) = [each for each in lines if "stopped training" in each]
+    assert "stopped training after step 7 because of nonfinite in net.0." in line
 
 
 def test_a_rule_that_raises_is_switched_off_and_the_others_go_on():
@@ -203,7 +203,7 @@ def test_a_bad_option_is_an_error_that_says_what_is_valid(options, message):
 
 
 def test_a_rule_that_is_given_as_a_pattern_is_an_error_that_says_so():
-    with pytest.raises(ValueError, match=r"'dead_units' is a rule: give rules='dead_units'\."):
+    with pytest.raises(ValueError, match=r"'dead_units' is a rule: pass rules='dead_units'\."):
         fit(None, Toy(mlp()), batches(4), HealthMonitor("dead_units"))
 
 

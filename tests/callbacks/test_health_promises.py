@@ -127,7 +127,7 @@ def test_after_a_fault_what_was_seen_before_is_still_told(monkeypatch):
     with pytest.warns(HookboardWarning, match="broken on purpose"):
         fit(None, Messy(), batches(*[8] * 6), monitor)
     assert len(monitor.verdicts) == 1
-    assert "1 alarm in 5 layers at 2 looks" in lines[-1]
+    assert "1 alarm in 5 layers, measured 2 times" in lines[-1]
 
 
 @pytest.mark.parametrize("has_logger", [True, False])

@@ -131,7 +131,7 @@ def test_several_on_one_module_apply_in_the_order_of_the_list(tmp_path, role):
 
 
 def test_a_fit_in_which_nothing_was_to_be_changed_says_so():
-    with pytest.warns(UserWarning, match="Intervention has changed nothing in this fit: .* steps 100 to the last"):
+    with pytest.warns(UserWarning, match="Intervention changed nothing in this fit: .* steps 100 to the last"):
         fit(None, Toy(mlp()), batches(4), Intervention(Zero(), "net.2", first_step=100))
 
 

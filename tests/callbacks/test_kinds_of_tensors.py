@@ -113,7 +113,7 @@ def run(folder, make, *watching):
         warnings.simplefilter("always")
         fit(folder, model, batches(5, 5), *watching, limit_val_batches=1, num_sanity_val_steps=0)
     said = [str(w.message) for w in caught if issubclass(w.category, HookboardWarning)]
-    return model, [text for text in said if "is switched off from here on" in text]
+    return model, [text for text in said if "is switched off from now on" in text]
 
 
 ASKED = tuple(FORMULAS)

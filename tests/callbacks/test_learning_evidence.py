@@ -62,8 +62,10 @@ def at_chance(tmp_path_factory):
 def test_the_loss_that_stays_at_chance(at_chance):
     model, heard, _ = at_chance
     # It says the one or the other, at 5 % below the start.
-    is_there = "stays at" in heard[-1]
-    told = numbers("stays at #, after # at the start" if is_there else "came down from # to # and no longer", heard[-1])
+    is_there = "is stuck" in heard[-1]
+    told = numbers(
+        "is stuck: it was # at the start and is # now" if is_there else "fell from # to # and has stopped", heard[-1]
+    )
     now, first = told if is_there else told[::-1]
     assert first == shortened(np.median(model.losses[:4]), 3)
     assert numbers("(chance: #)", heard[-1]) == [1.1]
@@ -74,8 +76,8 @@ def test_the_loss_that_stays_at_chance(at_chance):
 def test_a_loss_that_stays_while_weights_move_and_gradients_agree_on_nothing(at_chance):
     model, heard, _ = at_chance
     moved, agree = numbers(
-        "(chance: 1.1), while a step moves the weights by # of their size; gradients are uncorrelated between looks "
-        "(each unit's mean gradient has a median cosine of #)",
+        "(chance: 1.1), while a step changes the weights by # times their size; gradients are uncorrelated between "
+        "measurements (each unit's mean gradient has a median cosine of #)",
         heard[-1],
     )
     looks = looks_of(200)
@@ -87,19 +89,22 @@ def test_a_loss_that_stays_while_weights_move_and_gradients_agree_on_nothing(at_
 
 
 def agreed(evidence):
-    return numbers("between looks (each unit's mean gradient has a median cosine of #)", evidence)
+    return numbers("between measurements (each unit's mean gradient has a median cosine of #)", evidence)
 
 
 def test_the_loss_at_the_end_of_the_training_and_that_of_chance(at_chance):
     model, _, evidence = at_chance
-    told = numbers("ended after # steps with a loss of #, after # at the first step; chance gives #", evidence)
+    told = numbers(
+        "after # steps, the training ended with a loss of #; it was # at the first step, and chance would give #",
+        evidence,
+    )
     at_end, at_start = np.median(model.losses[-50:]), model.losses[0]
     assert told == [200, *(shortened(value, 3) for value in (at_end, at_start, math.log(3)))]
 
 
 def test_the_cosine_of_gradients_of_a_training_that_ends_at_chance(at_chance):
     model, _, evidence = at_chance
-    assert "; chance gives 1.1; " in evidence
+    assert ", and chance would give 1.1; " in evidence
     assert agreed(evidence) == [round(agreement(model, looks_of(200)[-8:]), 2)]
 
 
@@ -115,7 +120,8 @@ def test_the_best_constant_answer_and_the_loss_that_ends_above_it(tmp_path):
     fit(tmp_path, model, data, monitor)
     evidence = monitor.verdicts[0].evidence
     end, start, constant = numbers(
-        "with a loss of #, after # at the first step; the best constant answer to the first batch gives #", evidence
+        "with a loss of #; it was # at the first step, and the best constant answer to the first batch would give #",
+        evidence,
     )
     wanted = data[0][1].double()
     assert constant == shortened(float(((wanted - wanted.mean(0)) ** 2).mean()), 3)
@@ -138,7 +144,7 @@ def diverging(count, rate):
 
 
 def told_rate(verdict):
-    said = "ower the learning rate to about # (the loss grew in # steps in a row, in the median by a factor of #)"
+    said = "ower the learning rate to about # (the loss grew in # steps in a row, by a median factor of #)"
     return numbers(said, verdict.advice)
 
 
@@ -221,7 +227,7 @@ def test_the_first_losses_and_the_constant_that_they_are_far_above(tmp_path):
     monitor = HealthMonitor(every_n_steps=EVERY, rules=["initial_loss", "unbounded_loss"])
     fit(tmp_path, model, data, monitor)
     told = numbers(
-        "the first loss was #, where the best constant answer gives #: the outputs of the model",
+        "the first loss was #, while the best constant answer would give #: the model's outputs",
         monitor.verdicts[0].evidence,
     )
     wanted = data[0][1].double()
@@ -255,8 +261,8 @@ def test_a_classifier_that_ends_worse_than_it_began(tmp_path):
     model = Course(net, CROSS_ENTROPY, rate=1e-2, optimizer=torch.optim.Adam)
     evidence = said(tmp_path, model, data, "not_learning")
     steps, end, first, chance = numbers(
-        "after # steps with a loss of #, and the model had # at the first step: it is worse than it was; "
-        "chance gives #",
+        "after # steps, the training ended with a loss of #; it was # at the first step, so the model got worse "
+        "(chance would give #)",
         evidence,
     )
     assert (steps, chance) == (300, shortened(math.log(3), 3))
@@ -269,7 +275,7 @@ def test_a_classifier_that_the_first_steps_spoiled(tmp_path):
     data, net = spoiled(data, lambda i: 0.5 if i else 0.0), learned(data, 150)
     model = Course(net, CROSS_ENTROPY, rate=1e-4)
     evidence = said(tmp_path, model, data, "not_learning")
-    (peak,) = numbers("(the first 8 steps raised that to #, and it never came back)", evidence)
+    (peak,) = numbers("(the first 8 steps raised it to #, and it never recovered)", evidence)
     assert peak == shortened(np.median(model.losses[1:9]), 3)
 
 
@@ -283,7 +289,7 @@ class Keeping(Course):
 def test_gradients_that_add_up(tmp_path):
     model = Keeping(sized(linear(8, 16), nn.Tanh, linear(16, 3)), CROSS_ENTROPY, rate=1e-9)
     agree, times = numbers(
-        "(averaged over each unit's weights they have a median cosine of #) and # times as large as at the start",
+        "(averaged over each unit's weights, they have a median cosine of #) and # times as large as at the start",
         said(tmp_path, model, classes(), "update_too_large"),
     )
     looks = looks_of(STEPS)
@@ -302,12 +308,8 @@ def deep():
     return sized(linear(8, 16), nn.Tanh, linear(16, 16), nn.Tanh, linear(16, 3))
 
 
-def unit(ratio):
-    return "times" if ratio >= 1 else "of"
-
-
 def moved(model, step):
-    """How far a step moved the weights, in the median over the layers."""
+    """How far a step moved the weights, (medians over the layers)."""
     return np.median([ratio(model, step, i) for i in (0, 2, 4)])
 
 
@@ -315,19 +317,19 @@ def test_how_far_steps_moved_the_weights_and_the_rate_at_which_they_move_less(tm
     model = Course(deep(), CROSS_ENTROPY, rate=2.0, optimizer=torch.optim.Adam)
     verdict = verdict_of(tmp_path, model, classes(), "update_too_large")
     rate, advised = (
-        *numbers("at a learning rate that is now #", verdict.evidence),
-        *numbers("to about #, at which", verdict.advice),
+        *numbers("at a learning rate of #", verdict.evidence),
+        *numbers("to about #, so that", verdict.advice),
     )
     course = [moved(model, step) for step in LOOKS]
     large = [value for value in course if value > 0.1]
     many = "up to " if len(large) > 1 else ""
     if course[-1] > 0.1:
-        told = numbers(f"a step moves the weights by # {unit(course[-1])} their size", verdict.evidence)
+        told = numbers("a step changes the weights by # times their size", verdict.evidence)
         assert told == [shortened(course[-1])]
     else:
-        told = numbers(f"a step moved the weights by {many}# {unit(max(large))} their size", verdict.evidence)
+        told = numbers(f"a step changed the weights by {many}# times their size", verdict.evidence)
         assert told == [shortened(max(large))]
-        now, step = numbers("(1e-3 is usual), and by # at step #", verdict.evidence)
+        now, step = numbers("1e-3 is usual), and by # at step #", verdict.evidence)
         assert (now, step) == (shortened(course[-1]), 99)
     assert rate == 2.0
     assert advised == shortened(2.0 * 0.01 / course[0], 1)
@@ -349,9 +351,9 @@ def test_the_factor_by_which_to_lower_a_rate_that_changes(tmp_path):
     options = {"optimizer": torch.optim.Adam, "rate_at": lambda step: 2.0 / (1 + step / 10)}
     model = Scheduled(deep(), CROSS_ENTROPY, **options)
     verdict = verdict_of(tmp_path, model, classes(), "update_too_large")
-    factor, step = numbers("by a factor of about #, at which step # is 1%", verdict.advice)
+    factor, step = numbers("by a factor of about #, so that step # changes the weights by 1%", verdict.advice)
     assert (factor, step) == (shortened(moved(model, LOOKS[0]) / 0.01, 1), LOOKS[0])
-    now, highest = numbers("at a learning rate that is now # (# at its highest)", verdict.evidence)
+    now, highest = numbers("at a learning rate of # (# at its highest)", verdict.evidence)
     assert (now, highest) == (shortened(options["rate_at"](LOOKS[-1]), 2), 2.0)
 
 
@@ -386,7 +388,7 @@ def test_how_far_a_layer_moves_that_moves_farther_than_all_others(tmp_path):
     model = Grouped(deep())
     model.loss = lambda out, y: CROSS_ENTROPY(out, y) + 0.05 * len(model.losses)  # the rule wants harm
     evidence = said(tmp_path, model, classes(), "update_too_large")
-    moves, usual = numbers("a step moves its weights by # of their size; usual here: #", evidence)
+    moves, usual = numbers("a step changes its weights by # times their size; the median layer's: #", evidence)
     assert (moves, usual) == (shortened(ratio(model, 99, 2)), shortened(moved(model, 99), 1))
 
 
@@ -399,7 +401,7 @@ def test_how_far_steps_moved_the_weights_before_they_were_too_large(tmp_path):
 
     model.on_train_batch_start = rise
     evidence = said(tmp_path, model, classes(), "update_too_large")
-    (before,) = numbers("median over the layers (# before)", evidence)
+    (before,) = numbers("median over the layers; # before that)", evidence)
     course = np.array([moved(model, step) for step in LOOKS])
     assert before == shortened(np.median(course[: np.argmax(course > 0.1)]), 1)
 
@@ -414,7 +416,7 @@ def test_how_far_most_weights_have_grown(tmp_path):
 
     model.on_train_batch_start = grow
     evidence = said(tmp_path, model, classes(), "update_too_large")
-    (grown,) = numbers("most weights have grown to # times their size at the first look, or more", evidence)
+    (grown,) = numbers("most weights have grown to # times their initial size, or more", evidence)
     sizes = [[rms(of_layer(model.begun[step], i)) for i in (0, 2, 4)] for step in (0, 99)]
     assert grown == shortened(np.median(np.divide(sizes[1], sizes[0])))
 
@@ -428,7 +430,7 @@ def test_how_far_a_layer_moves_that_hardly_moves(tmp_path):
 
     model = Grouped(deep(), CROSS_ENTROPY)
     evidence = said(tmp_path, model, classes(), "update_too_small")
-    moves, usual = numbers("moves its weights by # of their size; usual here: #", evidence)
+    moves, usual = numbers("changes its weights by # times their size; the median layer's: #", evidence)
     assert moves == shortened(ratio(model, 99, 2), 1)
     assert usual == shortened(np.median([ratio(model, 99, i) for i in (0, 4)]), 1)
 
@@ -441,7 +443,7 @@ def test_how_far_outputs_move_from_batch_to_batch(tmp_path):
     model = Course(net, CROSS_ENTROPY, rate=1.0)
     data = [(x, torch.full_like(y, i % 3)) for i, (x, y) in enumerate(classes(200))]  # sorted by class
     moved, usual = numbers(
-        "the channels of net.3 move by # standard deviations from batch to batch, where # is usual",
+        "the channels of net.3 move by # standard deviations from batch to batch, while # is usual",
         said(tmp_path, model, data, "train_eval_gap"),
     )
     outputs = np.array([model.course[step]["net.3"] for step in looks_of(200)[-8:]])
@@ -502,7 +504,7 @@ def loss_of(tmp_path, pattern, loss, data=None, net=None):
 def test_where_a_loss_is_that_stays_far_above_chance(tmp_path):
     net = sized(linear(8, 3))
     net[0].weight.data *= 300
-    (now, chance), model = loss_of(tmp_path, "the loss is #, where chance gives #", CROSS_ENTROPY, net=net)
+    (now, chance), model = loss_of(tmp_path, "the loss is #, while chance would give #", CROSS_ENTROPY, net=net)
     assert now == shortened(np.median(model.losses[-16:]), 3)
     assert chance == shortened(math.log(3), 3)
 
@@ -534,7 +536,7 @@ def test_the_logged_losses_of_validations_and_those_of_training(tmp_path):
     fit(tmp_path, model, data, monitor, max_epochs=6, limit_val_batches=1, num_sanity_val_steps=0)
     (verdict,) = monitor.verdicts
     first, since, last, start, level = numbers(
-        "rose from # in the first validation, at step #, to #, while that in training fell from # to #",
+        "rose from # (the first validation, at step #) to #, while the training loss fell from # to #",
         verdict.evidence,
     )
     seen = [1.0 + 0.02 * count for count in range(20, 121, 20)]
@@ -559,7 +561,7 @@ def test_how_far_the_rate_has_risen_since_the_loss_was_lowest(tmp_path):
     model.loss = lambda out, y: CROSS_ENTROPY(out, y) + (len(model.losses) >= 100)
     evidence = said(tmp_path, model, classes(200), "update_too_large")
     now, before, step, lowest, level = numbers(
-        "the learning rate has risen to #, from at most # up to step #, where the loss was lowest (#; it is # now)",
+        "the learning rate has risen to #; it was at most # up to step #, where the loss was lowest (#, now #)",
         evidence,
     )
     blocks = [np.median(model.losses[at : at + 8]) for at in range(0, 200, 8)]

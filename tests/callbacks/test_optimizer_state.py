@@ -166,7 +166,7 @@ def test_what_the_optimizer_does_not_keep_is_said_in_one_line_and_has_no_curve(t
     logger = ParameterLogger(statistics=[*MOMENTS, "rms_t", "mean"])
     fit(tmp_path, Toy(mlp()), batches(4, 4), logger)
     assert len(lines) == 3
-    assert all(": the optimizer keeps no such state of it, or none yet (this is said once)" in line for line in lines)
+    assert all(": the optimizer keeps no such state of it, or none yet (shown once)" in line for line in lines)
     assert all(values.keys() == {"mean"} for values in logged(logger).values())
 
 

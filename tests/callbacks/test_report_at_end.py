@@ -30,7 +30,7 @@ def watched(*loggers, others=(), **options):
 
 def is_page(path):
     text = Path(path).read_text(encoding="utf-8")
-    return text.startswith("<!doctype html>") and "layers at 6 looks" in text
+    return text.startswith("<!doctype html>") and "layers, measured 6 times" in text
 
 
 def test_tensorboard_has_it_beside_the_event_files(tmp_path):
@@ -41,7 +41,7 @@ def test_tensorboard_has_it_beside_the_event_files(tmp_path):
 def test_a_csv_run_has_it_too_and_nothing_else_is_left_or_named(tmp_path, spare, caplog):
     with caplog.at_level("INFO", "lightning.pytorch"):
         watched(CSVLogger(tmp_path, name="run", version=""), report=True)
-    assert f"the page of this run is written: {tmp_path / 'run' / 'report.html'}" in caplog.text
+    assert f"wrote the report of this run: {tmp_path / 'run' / 'report.html'}" in caplog.text
     assert str(spare) not in caplog.text
     assert is_page(tmp_path / "run" / "report.html")
     assert list(spare.iterdir()) == []
@@ -91,7 +91,7 @@ class Numbers(DummyLogger):
         pass
 
 
-@pytest.mark.filterwarnings("ignore:.*Numbers takes no")
+@pytest.mark.filterwarnings("ignore:.*Numbers does not support")
 def test_a_logger_that_cannot_take_it_is_not_said_to_have_it(capsys):
     watched(Numbers(), report=True)
     assert "is written" not in capsys.readouterr().err
@@ -105,7 +105,7 @@ def test_a_fit_that_fails_has_it_up_to_there(tmp_path, spare):
 
     with pytest.raises(RuntimeError, match="stop"):
         watched(CSVLogger(tmp_path, name="run", version=""), others=[Failing()], report=True)
-    assert "layers at 4 looks" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert "layers, measured 4 times" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
     assert list(spare.iterdir()) == []
 
 

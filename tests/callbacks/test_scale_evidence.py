@@ -76,7 +76,7 @@ def shrinking(*before):
 def test_by_how_much_outputs_shrink_in_each_layer(tmp_path):
     model = shrinking(lambda: nn.LayerNorm(16))
     evidence = said(tmp_path, model, classes(width=16), "activation_scale")
-    layers, first, last, each = numbers("shrinks over # layers from # to #, by a factor of # in each layer", evidence)
+    layers, first, last, each = numbers("shrinks over # layers from # to #, by a factor of # per layer", evidence)
     sizes = [rms(model.outputs[f"net.{i}"]) for i in range(1, 10)]
     assert layers == 9
     assert (first, last) == (shortened(sizes[0]), shortened(sizes[-1]))
@@ -86,7 +86,9 @@ def test_by_how_much_outputs_shrink_in_each_layer(tmp_path):
 def test_by_how_much_weights_scale_a_signal(tmp_path):
     model = shrinking()
     evidence = said(tmp_path, model, classes(width=16), "activation_scale")
-    layers, each, whole = numbers("the weights of # layers scale a signal by a factor of # in each, # in all", evidence)
+    layers, each, whole = numbers(
+        "the weights of # layers scale a signal by a factor of # per layer, # in total", evidence
+    )
     norms = [np.sqrt((model.after[f"net.{i}.weight"] ** 2).sum(1).mean()) for i in range(9)]
     assert layers == 9
     assert (each, whole) == (shortened(np.prod(norms) ** (1 / 9)), shortened(np.prod(norms)))
@@ -96,7 +98,7 @@ def test_the_share_that_a_dropout_drops_and_the_factor_of_the_rest(tmp_path):
     net = sized(linear(8, 256), lambda: nn.Dropout(0.97), linear(256, 3))
     model = Recorded(net, CROSS_ENTROPY, rate=1e-9)
     evidence = said(tmp_path, model, classes(), "activation_scale")
-    dropped, factor = numbers("it drops # % of its input, and scales the rest by #", evidence)
+    dropped, factor = numbers("it drops #% of its input, and scales the rest by #", evidence)
     share = np.mean(model.outputs["net.1"] == 0)
     assert dropped == round(100 * share)
     assert factor == shortened(1 / (1 - share))
@@ -123,21 +125,21 @@ def too_large(rate):
 def test_how_large_the_outputs_of_few_layers_were_at_the_first_look(tmp_path):
     model = too_large(rate=1e-9)
     evidence = said(tmp_path, model, classes(), "activation_scale")
-    (size,) = numbers("the outputs of net.1 had an RMS of # at the first look", evidence)
+    (size,) = numbers("the outputs of net.1 had an RMS of # at the first measurement", evidence)
     assert size == shortened(rms(model.course[0]["net.1"]), 3)
 
 
 def test_the_first_loss_of_outputs_that_are_too_large_and_that_of_chance(tmp_path):
     model = too_large(rate=2e-2)
     evidence = said(tmp_path, model, classes(), "activation_scale")
-    told = numbers("; the loss was # at the start, where chance gives #", evidence)
+    told = numbers("; the loss was # at the start, while chance would give #", evidence)
     assert told == [shortened(np.median(model.losses[:4]), 3), shortened(np.log(3), 3)]
 
 
 def test_how_large_the_outputs_of_a_layer_were_that_has_grown_out_of_line(tmp_path):
     model = drifting(*[linear(16, 16)] * 6, linear(16, 3), times=(3, 1.05))
     evidence = said(tmp_path, model, classes(width=16), "activation_scale")
-    (size,) = numbers("times, after # at the first look", evidence)
+    (size,) = numbers("times, from # at the first measurement", evidence)
     assert size == shortened(rms(model.course[0]["net.3"]))
 
 
@@ -213,7 +215,7 @@ def test_by_how_much_the_output_of_one_layer_differs(tmp_path):
     model.on_train_batch_start = shift
     verdict = verdict_of(tmp_path, model, classes(), "collapsed")
     differs, before, usual = numbers(
-        "differs between samples by # of its RMS; the layer before differs by #, usual here: #", verdict.evidence
+        "differs between samples by only # of its RMS (the layer before it: #; all layers: #)", verdict.evidence
     )
 
     def spread(i):
@@ -231,7 +233,7 @@ def test_where_gains_and_biases_of_batch_norms_fell(tmp_path):
     model = Course(net, CROSS_ENTROPY, rate=0.05, optimizer=lambda p, lr: torch.optim.SGD(p, lr, weight_decay=0.8))
     net[1].bias.data.fill_(0.5)
     evidence = said(tmp_path, model, classes(), "activation_scale")
-    left, steps, now = numbers("fell to # of their first size (RMS) in # steps, and are at # now", evidence)
+    left, steps, now = numbers("fell to # of their initial RMS in # steps (now #)", evidence)
     sizes = [rms(of_layer(model.ended[step], 1)) for step in looks_of(STEPS)]
     shares = np.array(sizes) / sizes[0]
     assert (left, now) == (shortened(shares.min()), shortened(shares[-1]))
@@ -259,7 +261,9 @@ def moved(model, name):
 def test_where_the_output_of_a_layer_went_and_those_of_others(tmp_path):
     model = drifting(linear(8, 16), nn.Tanh, linear(16, 16), nn.Tanh, linear(16, 3), times=(2, 1.06))
     verdict = verdict_of(tmp_path, model, classes(), "activation_scale")
-    before, now, usual = numbers("went from # in the first looks to #; usual here: # times", verdict.evidence)
+    before, now, usual = numbers(
+        "changed from # in the first measurements to #; the other layers: # times", verdict.evidence
+    )
     assert (before, now) == tuple(map(shortened, moved(model, verdict.module)))
     # Of three layers, of which the head counts as one that has not grown.
     (first, last), (before, now) = moved(model, "net.0"), moved(model, "net.4")
@@ -269,7 +273,7 @@ def test_where_the_output_of_a_layer_went_and_those_of_others(tmp_path):
 def test_by_how_much_the_outputs_of_most_layers_have_grown(tmp_path):
     model = drifting(linear(8, 16), linear(16, 16), linear(16, 16), linear(16, 3), times=(0, 1.15))
     evidence = said(tmp_path, model, classes(), "activation_scale")
-    (grown,) = numbers("outputs of most layers is # times that at the start", evidence)
+    (grown,) = numbers("most layers' outputs have # times their initial RMS", evidence)
     ratios = [now / before for before, now in (moved(model, f"net.{i}") for i in range(3))]
     assert grown == shortened(10 ** np.median([*np.log10(ratios), 0.0]))  # 0 for the head
 
@@ -308,7 +312,7 @@ def test_the_share_of_updates_that_most_layers_lose_in_rounding(tmp_path):
     model = Recorded(net, lambda out, y: CROSS_ENTROPY(out.float(), y), rate=5e-4)
     data = [(x.to(torch.bfloat16), y) for x, y in classes()]
     share, layers = numbers(
-        "#% of the updates of # layers in bfloat16 are lost in rounding", said(tmp_path, model, data, "precision")
+        "#% of the updates of # layers in bfloat16 are lost to rounding", said(tmp_path, model, data, "precision")
     )
 
     def lost(name):
@@ -328,7 +332,7 @@ def test_the_share_of_the_input_that_is_not_finite(tmp_path):
     holes = torch.arange(256).reshape(32, 8) % 37 == 5
     data = [(x.masked_fill(holes, torch.nan), y) for x, y in classes()]
     model = Recorded(sized(Finite, linear(8, 3)), CROSS_ENTROPY, rate=1e-3)
-    (share,) = numbers("# % of its values are NaN or infinite", said(tmp_path, model, data, "input_scale"))
+    (share,) = numbers("#% of its values are NaN or infinite", said(tmp_path, model, data, "input_scale"))
     assert share == shortened(100 * (~np.isfinite(model.batch)).mean())
 
 
@@ -358,6 +362,6 @@ def test_where_a_loss_has_risen_to(tmp_path):
     model = Recorded(sized(linear(8, 3)), MSE, rate=1e-3)
     data = [(x, x[:, :3] * (1 if step < 60 else 30)) for step, (x, _) in enumerate(classes(120))]
     evidence = said(tmp_path, model, data, "clipping", gradient_clip_val=1e-3)
-    now, first = numbers("the loss is # after # at the start", evidence)
+    now, first = numbers("the loss is #, up from # at the start", evidence)
     assert first in {shortened(model.losses[0], 3), shortened(np.median(model.losses[:4]), 3)}
     assert now == shortened(np.median(model.losses[-16:]), 3)

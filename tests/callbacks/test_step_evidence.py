@@ -27,8 +27,8 @@ def test_by_what_factor_a_gradient_falls_and_that_it_falls_by_the_mean_of_the_la
     net = sized(*[linear(8, 8), nn.Sigmoid] * 6, linear(8, 3))
     model = Recorded(net, CROSS_ENTROPY)
     evidence = said(tmp_path, model, classes(), "vanishing_gradient")
-    (fall,) = numbers("falls by a factor of # from", evidence)
-    each, layers = numbers("steadily, by a factor of # in each of # layers", evidence)
+    (fall,) = numbers("shrinks by a factor of # from", evidence)
+    each, layers = numbers("steadily, by a factor of # per layer over # layers", evidence)
     norms = norms_of(model, 13)
     most = np.maximum.accumulate(norms)[1:]  # the fall is counted from the second layer on
     # The last quarter of 13 layers, and the second, as the most that any layer up to it gets.
@@ -44,7 +44,10 @@ def test_a_gradient_that_grows_steadily_grows_by_the_mean_of_the_layers(tmp_path
     model = Recorded(net, nn.functional.mse_loss, rate=1e-30)
     evidence = said(tmp_path, model, [(x, x) for x, _ in classes()], "exploding_gradient")
     rise, each, layers = numbers(
-        "grows by a factor of # from the last layers to the first, steadily, by a factor of # in each of # layers",
+        (
+            "grows by a factor of # from the last layers to the first, steadily, by a factor of # per layer over # "
+            "layers"
+        ),
         evidence,
     )
     norms = norms_of(model, 8)
@@ -59,7 +62,7 @@ def test_the_layer_in_which_the_gradient_grows_and_by_how_much_it_does_in_others
     net[5].weight.data *= 1000
     model = Recorded(net, nn.functional.mse_loss, rate=1e-30)
     verdict = verdict_of(tmp_path, model, [(x, x) for x, _ in classes()], "exploding_gradient")
-    alone, usual = numbers("by # in this layer alone; usual: #", verdict.evidence)
+    alone, usual = numbers("by # in this layer alone (usually by #)", verdict.evidence)
     steps = -np.diff(norms_of(model, 8))
     assert verdict.module == f"net.{np.argmax(steps) + 1}"
     assert alone == shortened(10 ** steps.max())
@@ -86,8 +89,9 @@ def test_by_how_much_gradients_outgrow_those_of_before(tmp_path):
 def test_the_norms_that_are_clipped_and_what_is_left_of_them(tmp_path):
     model = Course(sized(linear(8, 16), nn.ReLU, linear(16, 3)), CROSS_ENTROPY)
     verdict = verdict_of(tmp_path, model, classes(), "clipping", gradient_clip_val=1e-3)
-    limit, looks, least, most, left = numbers(
-        "clipped to a norm of # at each of the last # looks, where it is # to #: # of them is left", verdict.evidence
+    limit, least, most, looks, left = numbers(
+        "clipped to a norm of #, while their norm was # to # at the last # measurements: # of it is left",
+        verdict.evidence,
     )
     norms = [math.sqrt(sum((g**2).sum() for g in grads.values())) for grads in model.steps]
     at_looks = np.array(norms)[looks_of(STEPS)][-int(looks) :]
@@ -113,7 +117,7 @@ def test_the_share_of_the_weights_that_decay_takes_and_what_a_step_moves(tmp_pat
     net = sized(linear(8, 16), nn.ReLU, linear(16, 16), nn.ReLU, linear(16, 3))
     model = Recorded(net, CROSS_ENTROPY, rate=1e-3, optimizer=lambda p, lr: AdamW(p, lr, weight_decay=50.0))
     share, moved = numbers(
-        "weight decay shrinks the weights by #% per step, and with the gradient a step moves them by #% of their size",
+        "weight decay shrinks the weights by #% per step, while the whole step changes them by #%",
         said(tmp_path, model, classes(), "weight_decay"),
     )
     ratios = [
@@ -164,7 +168,7 @@ def test_a_rate_of_0_and_the_largest_of_the_others(tmp_path):
     net = sized(linear(8, 16), nn.ReLU, linear(16, 16), nn.ReLU, linear(16, 3))
     model = Grouped(net, CROSS_ENTROPY, rate=0.0123, other=0.0)
     evidence = said(tmp_path, model, classes(), "not_updated")
-    largest, still, layers = numbers("rate is 0, while others go up to #; # of # layers", evidence)
+    largest, still, layers = numbers("rate is 0, while other rates go up to # (# of # layers)", evidence)
     assert largest == 0.012
     assert (still, layers) == (len(still_in(model)), 3)
 
@@ -174,7 +178,7 @@ def test_a_rate_whose_updates_are_lost_in_rounding(tmp_path):
     model = Grouped(net, CROSS_ENTROPY, rate=0.01, other=1.25e-12)
     evidence = said(tmp_path, model, classes(), "not_updated")
     rate, still, layers = numbers(
-        "at a learning rate of # its updates are lost in rounding to float32, or clipped away; # of # layers", evidence
+        "at a learning rate of # its updates are lost to rounding to float32, or clipped away (# of # layers)", evidence
     )
     assert rate == shortened(1.25e-12)
     assert (still, layers) == (len(still_in(model)), 3)
@@ -231,8 +235,8 @@ def test_how_far_validation_is_from_training(tmp_path):
     trainer(tmp_path, monitor, **options).fit(model, loader(data), loader([(x + 2, y) for x, y in classes(4, seed=1)]))
     (verdict,) = monitor.verdicts
     evaluation, training, size, usual, largest = numbers(
-        "in validation its outputs have an RMS of #, in training #, and its channels lie # standard deviations away "
-        "(# between two looks in training); the largest gap is #, in net.",
+        "its outputs have an RMS of # in validation and # in training, and its channels differ by # standard "
+        "deviations (# between two measurements in training); the largest gap is #, in net.",
         verdict.evidence,
     )
     evaluated = {name: np.concatenate(parts) for name, parts in model.evaluated.items()}

@@ -40,7 +40,7 @@ def opposites(x, bad):
 def test_a_function_that_makes_no_nan_has_taken_it(name):
     evidence = evidence_of(lambda x, bad: getattr(opposites(x, bad), name)())
     assert f"went into {name}() after 'net.first'" in evidence
-    assert "it was made earlier, perhaps by mul(), div()" in evidence
+    assert "it was computed earlier, perhaps by mul(), div()" in evidence
 
 
 def test_rows_of_nan_are_not_called_masked():
@@ -81,7 +81,7 @@ def test_what_comes_out_of_a_custom_function_is_not_ascribed_to_what_takes_it():
             return gradient
 
     evidence = evidence_of(lambda x, bad: (Spoils.apply(x) if bad else x).sigmoid())
-    assert "The module is not known" in evidence
+    assert "The module is unknown" in evidence
 
 
 def test_targets_that_are_all_ignored_are_told():

@@ -85,7 +85,7 @@ def verdicts_of(model, width=8):
 
 def said_counts(verdict):
     """Dead, looked at, all: the numbers of a sentence about a sample."""
-    found = re.match(r"([\d,]+) of the ([\d,]+) units looked at, of ([\d,]+) ", verdict.evidence)
+    found = re.match(r"([\d,]+) of ([\d,]+) sampled units \(of ([\d,]+)\)", verdict.evidence)
     return [int(number.replace(",", "")) for number in found.groups()]
 
 
@@ -115,7 +115,7 @@ def test_where_nothing_stands_out_among_the_units_looked_at_that_is_said(monkeyp
     net = rows_by_width(16_384)
     kill(net[0], slice(1, None, 4))
     assert verdicts_of(Keeps(net, net[1])) == ()
-    assert "In 2 layers with more than 4,096 units, only every k-th unit was looked at." in "\n".join(said)
+    assert "In 2 layers with more than 4,096 units, only every k-th unit was measured." in "\n".join(said)
 
 
 def test_a_layer_of_exactly_as_many_channels_as_have_a_row_names_no_sample():
@@ -123,7 +123,7 @@ def test_a_layer_of_exactly_as_many_channels_as_have_a_row_names_no_sample():
     kill(net[0], some_of(4096))
     model = Keeps(net, net[1])
     (verdict,) = verdicts_of(model)
-    assert verdict.evidence.startswith(f"{int(model.dead(1).sum())} of 4096 units of net.1 (ReLU) gave 0")
+    assert verdict.evidence.startswith(f"{int(model.dead(1).sum())} of 4096 units of net.1 (ReLU) were 0")
 
 
 def test_units_before_a_function_are_those_of_which_output_and_weight_are_both_looked_at():

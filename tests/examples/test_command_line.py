@@ -46,7 +46,7 @@ def digits(trained_digits):
 
 def test_the_demo_says_what_to_type(trained_digits):
     folder, said = trained_digits
-    (line,) = re.findall(r"Look at:\s+(\S+)\s+--logdir\s+(\S+)\s+\(tab\s+Hookboard\)", said)
+    (line,) = re.findall(r"Open:\s+(\S+)\s+--logdir\s+(\S+)\s+\(tab\s+Hookboard\)", said)
     assert shutil.which(line[0])
     assert Path(line[1]) == folder
 

@@ -93,7 +93,7 @@ def test_a_cell_with_a_monitor_follows_the_training_of_a_later_cell():
     nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
     [output] = [one for one in notebook.cells[0].outputs if one.output_type == "display_data"]
     assert "<img" in output.data["text/html"]
-    assert "6 looks" in output.data["text/html"]
+    assert "measured 6 times" in output.data["text/html"]
 
 
 def test_the_notebook_is_committed_without_outputs():

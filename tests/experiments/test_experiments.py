@@ -375,7 +375,7 @@ def test_checkup_includes_what_audit_finds():
 
 
 @pytest.mark.parametrize(
-    ("model", "why"), [(Lit(2), "there are 2 optimizers"), (Lit(manual=True), "the optimization is manual")]
+    ("model", "why"), [(Lit(2), "there are 2 optimizers"), (Lit(manual=True), "it uses manual optimization")]
 )
 def test_checkup_says_in_one_line_why_nothing_was_tried(model, why):
     report = checkup(model, regression())

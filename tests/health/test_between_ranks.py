@@ -40,7 +40,7 @@ def test_one_other_weight_is_named():
     assert verdict.evidence.endswith("its RMS is 1 on rank 0, 2 on rank 1; so does b")
 
 
-@pytest.mark.parametrize(("same", "advice"), [(True, "give all ranks the weights"), (False, "average the gradients")])
+@pytest.mark.parametrize(("same", "advice"), [(True, "broadcast the weights"), (False, "average the gradients")])
 def test_whether_the_gradients_agree_decides_what_to_try(same, advice):
     (verdict,) = said(Apart("w", [([0], 1.0), ([1], 2.0)], same))
     assert verdict.advice.startswith(advice)

@@ -120,7 +120,7 @@ def test_a_target_is_not_taken_for_what_goes_into_the_model(index, fires):
 def test_nan_among_the_targets_is_named_all_the_same():
     given = dataclasses.replace(batch([row(90, nonfinite=10)] * 3), site=Site("", "input", "1"))
     (finding,) = findings(INPUT_SCALE, run_of([linear("fc")], lambda n: [given], losses=harmed))
-    assert finding.evidence.startswith("tensor 1 of the batch: 10 % of its values are NaN or infinite")
+    assert finding.evidence.startswith("tensor 1 of the batch: 10% of its values are NaN or infinite")
 
 
 def constant(value, count, **others):

@@ -114,7 +114,7 @@ def test_outputs_that_differ_as_much_from_look_to_look_are_well():
 @pytest.mark.parametrize(
     ("looks", "step", "fires"),
     [([0, 20, 40], 80, True), ([0, 20, 40], 81, False), ([0], 40, False)],
-    ids=["as far from the last look as that is from the first", "farther", "one look alone"],
+    ids=["as far from the last measured as that is from the first", "farther", "one look alone"],
 )
 def test_an_evaluation_far_behind_the_looks_is_not_compared_with_them(looks, step, fires):
     judge = Judge([GAP_RULE], LAYERS, 3)
@@ -183,7 +183,7 @@ def compared(*norms, sizes=(0.0, 0.0, 2.0, 2.0, 2.0)):
 def test_running_statistics_that_match_no_batch_are_an_alarm(times, severity):
     (finding,) = compared({"bn": times * STRANGE_STATISTICS_DISTANCE}, {"bn": 2 * STRANGE_STATISTICS_DISTANCE})
     assert (finding.module, finding.severity) == ("fc1", severity)
-    assert ("running statistics of bn match no batch" in finding.evidence) is (severity == "alarm")
+    assert ("running statistics of bn match no recent batch" in finding.evidence) is (severity == "alarm")
 
 
 def test_running_statistics_that_lag_behind_are_a_note_however_large_the_gap():
@@ -209,7 +209,7 @@ def test_where_nothing_is_known_of_norms_a_gap_is_not_explained():
 def test_a_gap_that_begins_where_the_data_come_in_is_that_of_the_data(times, severity):
     (finding,) = compared({}, {}, sizes=(times * OTHER_DATA_GAP, *[3 * OTHER_DATA_GAP] * 4))
     assert (finding.module, finding.severity) == ("fc0", severity)
-    assert finding.evidence.endswith("it begins at the input: validation data differ from training data")
+    assert finding.evidence.endswith("the gap begins at the input: validation data differ from training data")
 
 
 def test_where_a_model_blew_up_a_gap_at_the_first_weights_may_be_theirs(monkeypatch):

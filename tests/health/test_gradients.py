@@ -130,13 +130,16 @@ def with_activations(*types):
 @pytest.mark.parametrize(
     ("types", "advice"),
     [
-        (["ReLU"] * 4, "Add normalization or shortcuts, and initialize for the activation in use (He for ReLU)."),
+        (
+            ["ReLU"] * 4,
+            ("Add normalization or residual connections, and initialize for the activation in use (He for ReLU)."),
+        ),
         (
             ["Sigmoid", "ReLU", "Tanh", "Tanh"],
-            "Use ReLU or GELU in place of Sigmoid and Tanh with He initialization (nn.init.kaiming_uniform_), and add "
-            "normalization or shortcuts.",
+            "Use ReLU or GELU in place of Sigmoid and Tanh with He initialization (nn.init.kaiming_uniform_), and "
+            "add normalization or residual connections.",
         ),
-        ([], "Add normalization or shortcuts, and initialize for the activation in use."),
+        ([], "Add normalization or residual connections, and initialize for the activation in use."),
     ],
     ids=["ReLU", "some of each", "none that is a module"],
 )

@@ -123,8 +123,8 @@ def fitted(decay=0.0, **options):
 def test_the_norms_that_are_named_are_those_of_the_raw_gradients():
     raw, verdicts = fitted(gradient_clip_val=1e-4)
     evidence = verdicts["clipping"].evidence
-    low, high = map(float, re.search(r"it is (\S+) to (\S+):", evidence).groups())
-    last = raw.norms[-int(re.search(r"the last (\d+) looks", evidence)[1]) :]
+    low, high = map(float, re.search(r"their norm was (\S+) to (\S+) at", evidence).groups())
+    last = raw.norms[-int(re.search(r"the last (\d+) measurements", evidence)[1]) :]
     assert (low, high) == (pytest.approx(min(last), rel=0.05), pytest.approx(max(last), rel=0.05))
 
 

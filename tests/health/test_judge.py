@@ -343,7 +343,7 @@ def test_an_event_without_a_place_gets_that_of_the_next_look():
             judge.add("nonfinite", Finding("", "NaN", "look", "alarm", batch_idx=5), step=5, is_located=False)
     (verdict,) = judge.verdicts
     assert (verdict.module, verdict.since, verdict.until, verdict.batch_idx) == ("head", 5, None, 5)
-    assert verdict.evidence.startswith("NaN; the next look, at step 6: ")
+    assert verdict.evidence.startswith("NaN; the next measurement, at step 6: ")
 
 
 @pytest.mark.parametrize(("first_seen", "module"), [(5, "head"), (6, "")], ids=["in that very step", "later"])

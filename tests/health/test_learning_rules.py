@@ -133,7 +133,7 @@ def test_gradients_of_two_logits_are_alike_by_chance_and_say_nothing():
 @pytest.mark.parametrize(
     ("rule", "evidence", "advised"),
     [
-        ("frozen", "98 of 200 weights are trained; frozen are all of body", "check whether something is frozen by "),
+        ("frozen", "98 of 200 weights are trained; frozen: all of body", "check whether something is frozen by "),
         (
             "not_in_optimizer",
             "4 of 6 trainable parameters are in no optimizer, and stay as they are",
@@ -245,7 +245,7 @@ def ended(losses, constant=math.nan, change=None, resumed=0, layers=LAYERS, find
         judge.run.facts = StepFacts(constant_loss=constant, findings=findings)
     last = range(8 * looks_, len(losses))
     verdicts = judge.end([Loss(step + resumed, step, losses[step]) for step in last])
-    return [(v.severity, v.advice) for v in verdicts if v.evidence.startswith("the training ended")]
+    return [(v.severity, v.advice) for v in verdicts if "the training ended" in v.evidence]
 
 
 STEADY = "train longer, or let checkup() try other learning rates"
@@ -306,7 +306,9 @@ def test_the_rate_is_too_high_where_a_loss_ends_far_above_its_start():
     losses = [2.0, *np.linspace(1.9, 9.0, 199)]
     (advice,) = [advice for _, advice in ended(losses, constant=1.0)]
     assert advice.startswith("lower the learning rate, or warm it up from 0; ")
-    assert advice.endswith("nothing, if the targets of later batches are larger")  # it is the constant of the first one
+    assert advice.endswith(
+        "ignore this if the targets of later batches are larger"
+    )  # it is the constant of the first one
 
 
 @pytest.mark.parametrize(
@@ -317,7 +319,7 @@ def test_the_rate_is_too_high_where_a_loss_ends_far_above_its_start():
     ],
 )
 def test_the_word_for_a_cosine_of_gradients_is_no_stronger_than_the_number(cosine, how):
-    assert _cosine(cosine).startswith(f"; gradients are {how} between looks (")
+    assert _cosine(cosine).startswith(f"; gradients are {how} between measurements (")
     assert _cosine(cosine).endswith(f"a median cosine of {cosine:.2f})")
 
 
@@ -371,15 +373,15 @@ def validated(values, losses=None):
 @pytest.mark.parametrize(
     ("values", "since", "said"),
     [
-        ([2.2, 2.5, 2.8, 3.1, 3.4], 9, "rose from 2.2 in the first validation, at step 9, to 3.4"),
-        ([2.0, 1.5, 1.0, 1.1, 1.4, 1.6], 29, "rose from 1 in its lowest, at step 29, to 1.6"),
+        ([2.2, 2.5, 2.8, 3.1, 3.4], 9, "rose from 2.2 (the first validation, at step 9) to 3.4"),
+        ([2.0, 1.5, 1.0, 1.1, 1.4, 1.6], 29, "rose from 1 (its lowest, at step 29) to 1.6"),
     ],
 )
 def test_a_validation_loss_that_rises_while_that_in_training_falls_is_a_note_since_it_was_lowest(values, since, said):
     (verdict,) = validated(values)
     assert (verdict.severity, verdict.since) == ("note", since)
     assert said in verdict.evidence
-    assert ("targets belong to their inputs" in verdict.advice) == (values[0] == min(values))
+    assert ("targets match their inputs" in verdict.advice) == (values[0] == min(values))
 
 
 @pytest.mark.parametrize(
@@ -410,9 +412,9 @@ def begun(start, constant, embedding=0.02):
 
 def test_first_losses_far_above_that_of_a_constant_are_reported_with_the_embeddings_that_are_wide():
     (finding,) = begun(30.0, 1.0, embedding=1.0)
-    assert "the first loss was 30, where the best constant answer gives 1:" in finding.evidence
-    assert finding.advice.startswith("initialize table smaller")
-    assert begun(30.0, 1.0, embedding=0.02)[0].advice.startswith("initialize the last layer smaller")
+    assert "the first loss was 30, while the best constant answer would give 1:" in finding.evidence
+    assert finding.advice.startswith("initialize table with smaller values")
+    assert begun(30.0, 1.0, embedding=0.02)[0].advice.startswith("initialize the last layer with smaller weights")
 
 
 @pytest.mark.parametrize(

@@ -133,11 +133,11 @@ def test_a_loss_above_chance_is_stuck_only_if_it_no_longer_falls():
 
 def test_a_loss_that_came_down_to_chance_is_not_said_to_stay_where_it_began():
     fell = curve([*np.linspace(4.54, 2.95, 40), *level(160, 2.95, 0.001)], chance=math.log(20))
-    assert fell.harm == "the loss came down from 4.48 to 2.95 and no longer falls"
+    assert fell.harm == "the loss fell from 4.48 to 2.95 and has stopped falling"
     within_its_noise = curve([*[0.69] * 4, *level(200, 0.65, 0.1)])
-    assert within_its_noise.harm.startswith("the loss stays at 0.6")
+    assert within_its_noise.harm == "the loss is stuck: it was 0.69 at the start and is 0.656 now"
     stays = curve(level(200, 2.95, 0.001), chance=math.log(20))
-    assert stays.harm == "the loss stays at 2.95, after 2.95 at the start"
+    assert stays.harm == "the loss is stuck: it was 2.95 at the start and is 2.95 now"
 
 
 def test_a_slow_start_is_stuck_only_until_the_loss_falls():
@@ -206,11 +206,11 @@ def test_a_loss_that_began_far_above_chance_and_stays_there_is_harm(values, reac
     losses.chance, losses.reach = 2.3, reach
     losses.extend(Loss(i, i, float(value)) for i, value in enumerate(values))
     assert losses.is_far_above_chance is fires
-    assert ("where chance gives 2.3" in losses.harm) is fires
+    assert ("while chance would give 2.3" in losses.harm) is fires
 
 
 def test_the_start_of_a_loss_is_the_very_first_one():
-    assert "after 4.6 at the start" in curve([4.6, 90.0, 60.0, *[32.0] * 60]).harm
+    assert "up from 4.6 at the start" in curve([4.6, 90.0, 60.0, *[32.0] * 60]).harm
 
 
 @pytest.mark.parametrize(("high", "fires"), [(32, False), (33, True)])

@@ -121,7 +121,7 @@ def kept(n):
 def test_gains_that_go_towards_0_are_an_alarm_since_they_began_to():
     (finding,) = gained(lost(), lost(), kept)
     assert (finding.module, finding.severity, finding.since) == ("bn0", "alarm", 40)
-    assert "fell to 0.19 of their first size (RMS) in 90 steps" in finding.evidence
+    assert "fell to 0.19 of their initial RMS in 90 steps" in finding.evidence
 
 
 def test_gains_of_which_more_is_left_or_of_fewer_norms_are_well():

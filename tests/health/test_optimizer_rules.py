@@ -176,7 +176,7 @@ FOUND = {
         ("fc1", "note"),
         "",
     ),
-    "an expert that never ran": (NO_GRADIENT, never_ran("expert"), ("expert", "note"), "never ran"),
+    "an expert that never ran": (NO_GRADIENT, never_ran("expert"), ("expert", "note"), "did not run at any of"),
     "one of several experts that never ran": (
         NO_GRADIENT,
         never_ran("experts.0", "experts.1") | {"looks_": 4 * WINDOW + 1},
@@ -205,13 +205,13 @@ FOUND = {
         ("", "alarm"),
         "",
     ),
-    "updates that are lost in rounding": (NOT_UPDATED, always(IN_HALF), ("fc1", "alarm"), "bfloat16"),
+    "updates that are lost to rounding": (NOT_UPDATED, always(IN_HALF), ("fc1", "alarm"), "bfloat16"),
     "a matrix that does not move": (NOT_UPDATED, always(still("fc1.weight")), ("fc1", "alarm"), ""),
     "neighbours that do not move": (
         NOT_UPDATED,
         always(still(*WEIGHTS[:4])),
         ("fc0", "alarm"),
-        "the weights of 2 layers, fc0 to fc1, and they do not change: at a learning rate",
+        "the weights of 2 layers, fc0 to fc1 get a gradient but do not change: at a learning rate",
     ),
     "all layers": (NOT_UPDATED, always(still(*WEIGHTS)), ("", "alarm"), ""),
 }

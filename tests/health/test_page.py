@@ -240,8 +240,8 @@ def test_a_healthy_run_has_a_verdict_too():
     table = table_of(trained(62, sick="").run, [], every_n_steps=10)
     first, what, last = table.text.split("\n\n")
     assert what == "0 of the 62 layers with weights are trained."
-    assert first == table.rows[0][0] == "No problems found in 62 layers at 30 looks, from step 0 to 290."
-    assert last.startswith("Looked at 62 layers at 30 steps from 0 to 290, every 10th step. ")
+    assert first == table.rows[0][0] == "No problems found in 62 layers, measured 30 times from step 0 to 290."
+    assert last.startswith("Measured 62 layers at 30 steps from 0 to 290, every 10th step. ")
 
 
 def test_a_run_without_an_alarm_says_how_much_is_trained_unless_all_is():
@@ -332,9 +332,9 @@ def test_what_follows_from_no_verdict_that_is_there_or_from_itself_is_a_card():
 @pytest.mark.parametrize("looks", [1, 2])
 def test_too_few_looks_are_not_called_healthy(looks):
     said = headline(trained(5, looks=looks, sick="").run, [])
-    assert said.startswith("Not judged yet, 5 layers: there w")
-    assert f"only {looks} look" in said
-    assert said.endswith("most verdicts need 3; in a short run, lower every_n_steps.")
+    assert said.startswith("Not judged yet: 5 layers measured only")
+    assert f"only {[None, 'once', '2 times'][looks]}, and" in said
+    assert said.endswith("most rules need 3 measurements; in a short run, lower every_n_steps.")
 
 
 @pytest.mark.parametrize(("last", "end"), [(math.nan, "; the last loss is nan."), (math.inf, "is inf."), (2.3, "9.")])
@@ -344,16 +344,16 @@ def test_a_loss_that_is_lost_is_said_first(last, end):
 
 
 def test_what_is_over_is_not_said_to_last():
-    evidence = "9 of 32 units gave 0 at every look since step 24, 2 since step 241."
+    evidence = "9 of 32 units were 0 at every measurement since step 24, 2 since step 241."
     past = Verdict("note", "dead_units", "net.1", 24, 444, evidence, "Lower the rate.")
     said = table_of(trained(5).run, [past]).text
-    assert "at every look from step 24 to 444, 2 from step 241 to 444." in said.replace("<br>", " ")
+    assert "at every measurement from step 24 to 444, 2 from step 241 to 444." in said.replace("<br>", " ")
     assert "since step 24" not in said
 
 
 def test_the_table_names_the_worst_layers_of_the_charts():
     last = table_of(trained(20, sick="net.3").run, []).text.splitlines()[-1]
-    assert "worst layer of each chart at the last look: net.3 (RMS of activations, RMS of gradients, " in last
+    assert "worst layer of each chart at the last measurement: net.3 (RMS of activations, RMS of gradients, " in last
 
 
 @pytest.mark.parametrize(
@@ -391,14 +391,14 @@ def test_the_end_of_a_fit_is_told_in_a_few_lines_that_fit_a_terminal():
     judge = trained(20)
     long = Verdict("note", "spike", "net.3", 5, 5, "a very long sentence " * 8, "b\nc", batch_idx=3)
     lines = closing(judge.run, [ALARM, *[long] * 5], ["tensorboard --logdir logs"])
-    assert lines[0] == "HealthMonitor: 1 alarm and 5 notes in 20 layers at 30 looks, from step 0 to 290."
+    assert lines[0] == "HealthMonitor: 1 alarm and 5 notes in 20 layers, measured 30 times from step 0 to 290."
     assert lines[1] == "  Fix alarms first; notes may be side effects or intentional."
     assert lines[2] == "  alarm: dead_units in net.7 since step 20: 96 of 96 units gave 0. Try: Lower the rate."
     assert "at step 5 (batch 3)" in lines[3]
     assert lines[-3:] == [
         "  and 1 more in the table health/verdict of the loggers and in monitor.verdicts",
         "  More: hookboard explain dead_units spike",
-        "  Look at: tensorboard --logdir logs",
+        "  Open: tensorboard --logdir logs",
     ]
     assert max(map(len, lines)) <= 100
     assert len(lines) < 20
@@ -407,7 +407,7 @@ def test_the_end_of_a_fit_is_told_in_a_few_lines_that_fit_a_terminal():
 
 def test_a_command_is_never_broken_in_two():
     command = f"tensorboard --logdir '/home/somebody/{'a long name/' * 12}'"
-    assert f"  Look at: {command}" in closing(trained(2).run, [], [command])
+    assert f"  Open: {command}" in closing(trained(2).run, [], [command])
 
 
 def test_a_new_alarm_is_told_in_full_in_lines_that_fit_a_terminal():

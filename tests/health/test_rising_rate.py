@@ -29,7 +29,7 @@ def found(losses=TURNED, rate=rising, **options):
 def test_a_rate_that_rises_while_the_loss_no_longer_falls_is_a_note():
     (said,) = found()
     assert (said.module, said.severity, said.since) == ("", "note", LOW - 8)
-    assert "risen to 0.002, from at most 0.001 up to step 56" in said.evidence
+    assert "risen to 0.002; it was at most 0.001 up to step 56" in said.evidence
 
 
 def test_a_rate_that_rises_by_less_than_the_factor_is_well():
@@ -98,7 +98,7 @@ def grouped(rates):
 def test_the_rate_of_several_groups_is_the_median_over_the_weights():
     share = dict(zip(WEIGHTS, (0.1, 0.1, 1.0, 1.0, 1.0, 10.0), strict=True))
     (said,) = grouped(lambda step, name: share[name] * rising(step))
-    assert "to 0.002, from at most 0.001" in said.evidence
+    assert "to 0.002; it was at most 0.001" in said.evidence
 
 
 def test_a_group_that_rises_alone_beside_larger_ones_is_well():

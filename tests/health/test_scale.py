@@ -69,7 +69,10 @@ def test_a_layer_that_leaves_its_own_scale_has_drifted():
     drifted = [0, 0, 0, -2, 0, 0, 0, 0]
     found = findings(ACTIVATION_SCALE, run_of(CHAIN, scaled([0] * 8, then=drifted), count=8))
     assert "fc3" in [finding.module for finding in found]
-    assert any("in the first looks" in finding.evidence or "at the first look" in finding.evidence for finding in found)
+    assert any(
+        "in the first measurements" in finding.evidence or "at the first measurement" in finding.evidence
+        for finding in found
+    )
 
 
 def test_a_branch_whose_weights_begin_at_0_may_be_small():
@@ -130,7 +133,7 @@ def test_a_first_loss_far_above_chance_that_takes_long_to_come_down_makes_an_ala
 
     (finding,) = findings(ACTIVATION_SCALE, run_of(CHAIN, scaled([0, 0, 0, 0, 2, 2, 2, 2]), losses=losses))
     assert (finding.severity == "alarm") is fires
-    assert ("where chance gives 2.08" in finding.evidence) is fires
+    assert ("while chance would give 2.08" in finding.evidence) is fires
 
 
 def recurrent(norm, weight="weight_hh_l0", began=None, losses=falling):

@@ -57,7 +57,7 @@ def test_a_layer_whose_units_are_all_dead_is_an_alarm_at_the_layer_whose_weights
     (finding,) = findings(DEAD_UNITS, run_of(CHAIN, lambda n: chain(nothing(UNITS))))
     assert (finding.module, finding.severity, finding.since) == ("fc1", "alarm", 0)
     assert finding.evidence == (
-        "8 of 8 units of act1 (ReLU) gave 0 at every look since step 0; no other layer of this kind has dead units."
+        "8 of 8 units of act1 (ReLU) were 0 at every measurement since step 0; no similar layer has dead units."
     )
 
 
@@ -110,12 +110,15 @@ def test_of_units_that_died_one_after_the_other_the_evidence_names_the_steps_at_
     # More than a quarter of the 8 units are dead since the third one died.
     finding = dying_in_turn(0, 0, 2, 4, 6)
     assert finding.since == 20
-    assert "act1 (ReLU) gave 0 at every look since step 60, 3 of them by step 20, 2 since step 0;" in finding.evidence
+    assert (
+        "act1 (ReLU) were 0 at every measurement since step 60, 3 of them by step 20, 2 since step 0;"
+        in finding.evidence
+    )
 
 
 @pytest.mark.parametrize(
     ("begins", "advice"),
-    [((0, 0, 2, 4, 6), "how this layer is initialized"), ((0, 4, 4, 6), "what this layer was given by step 40;")],
+    [((0, 0, 2, 4, 6), "how this layer is initialized"), ((0, 4, 4, 6), "the inputs of this layer up to step 40;")],
 )
 def test_the_advice_goes_by_the_step_at_which_most_units_died(begins, advice):
     assert advice in dying_in_turn(*begins).advice
@@ -126,7 +129,7 @@ def test_the_rate_is_to_blame_for_dead_units_where_a_step_until_then_was_large()
     steps += [reading("fc1.weight", "parameter_update", [row(UNITS, 0.0, 0.005)] * UNITS)]
     run = run_of(CHAIN, lambda n: [*chain(partly_dead(1) if n < 4 else nothing(UNITS)), *steps], count=8)
     (finding,) = findings(DEAD_UNITS, run)
-    assert finding.advice == "Lower the learning rate or warm it up: by step 40 a step moved these weights by 5%."
+    assert finding.advice == "Lower the learning rate or warm it up: by step 40 a step had changed these weights by 5%."
 
 
 def test_a_dropout_is_no_other_layer_of_the_kind_of_a_rectifier():
@@ -134,7 +137,7 @@ def test_a_dropout_is_no_other_layer_of_the_kind_of_a_rectifier():
     given = ("fc1", noise(UNITS)), ("act1", partly_dead(4)), ("drop", partly_dead(4)), ("head", noise(3))
     readings = [*(outputs(*each) for each in given), *weights("fc1"), *weights("head", 3, seed=6)]
     (finding,) = findings(DEAD_UNITS, run_of(alone, lambda n: readings))
-    assert finding.evidence == "4 of 8 units of act1 (ReLU) gave 0 at every look since step 0."
+    assert finding.evidence == "4 of 8 units of act1 (ReLU) were 0 at every measurement since step 0."
 
 
 @pytest.mark.parametrize(("dead", "enough"), [(UNITS - 1, 16), (UNITS, 4)], ids=["of some units", "of all units"])
@@ -251,7 +254,7 @@ def test_of_a_large_weight_the_units_that_are_measured_count():
         ]
 
     (finding,) = findings(DEAD_UNITS, run_of(layers, seen))
-    assert finding.evidence.startswith("8 of the 8 units looked at, of 32 gave nothing above 0")
+    assert finding.evidence.startswith("8 of 8 sampled units (of 32) were never above 0")
 
 
 def test_a_dropout_of_everything_is_dead():
@@ -347,7 +350,7 @@ def test_a_layer_that_starts_with_half_of_its_units_dead_and_loses_the_others_di
     run = run_of(CHAIN, lambda n: chain(partly_dead(4) if n < 4 else nothing(UNITS)), count=8)
     (finding,) = findings(DEAD_UNITS, run)
     assert (finding.severity, finding.since) == ("alarm", 40)
-    assert finding.advice.startswith("Check what this layer was given by step 40;")
+    assert finding.advice.startswith("Check the inputs of this layer up to step 40;")
 
 
 @pytest.mark.parametrize(("bias", "advice"), [(-5.0, "Initialize the biases"), (0.01, "Put a batch norm")])

@@ -49,7 +49,10 @@ def test_tiny_steps_of_a_model_that_does_not_learn_are_an_alarm():
 
 @pytest.mark.parametrize(
     ("highest", "said"),
-    [(1e-6, " by a factor of about 1000, at which a step while the rate is highest is 0.1%,"), (1.1e-3, ",")],
+    [
+        (1e-6, " by a factor of about 1000, so that a step at the highest rate changes the weights by 0.1%,"),
+        (1.1e-3, ","),
+    ],
 )
 def test_the_advice_on_tiny_steps_is_for_the_highest_rate_and_not_for_what_a_schedule_left_of_it(highest, said):
     left = lambda step: 1 - step / 106  # noqa: E731, at the last look 7 %
@@ -365,7 +368,7 @@ def test_gradients_that_began_at_0_tell_nothing():
 @pytest.mark.parametrize(("grew", "same", "fires"), [(3.15, 0.91, True), (2.85, 0.91, False), (3.15, 0.89, False)])
 def test_where_the_loss_shows_harm_less_is_enough_for_a_sum(grew, same, fires):
     found = summed(grew, same, risen(60))
-    assert ["they add up" in s.evidence for s in found] == ([True] if fires else [])
+    assert ["they accumulate" in s.evidence for s in found] == ([True] if fires else [])
 
 
 def test_a_layer_that_comes_during_the_fit_is_no_fault():

@@ -32,7 +32,7 @@ def said(rule, made, layers=None):
 def test_a_first_step_that_was_too_large_is_over_once_steps_are_usual():
     since, until, evidence = said(TOO_LARGE, training(40, lambda step: moved(2.1 if step == 0 else 0.006), LEAPT))
     assert (since, until) == (0, 0)
-    assert "moved the weights by 2.1 times their size" in evidence
+    assert "changed the weights by 2.1 times their size" in evidence
     assert "by 0.006 at step 39" in evidence
 
 
@@ -40,7 +40,7 @@ def test_a_first_step_that_was_too_large_is_over_once_steps_are_usual():
 def test_steps_that_are_still_too_large_have_the_size_of_the_latest():
     since, until, evidence = said(TOO_LARGE, training(40, lambda step: moved(2.1 - 0.05 * step), LEAPT))
     assert (since, until) == (0, None)
-    assert "moves the weights by 0.15 of their size" in evidence
+    assert "changes the weights by 0.15 times their size" in evidence
     assert "2.1" not in evidence
 
 
@@ -49,7 +49,7 @@ def test_steps_that_were_too_large_for_a_while_are_over_though_the_harm_lasts():
     made = training(80, lambda step: moved(0.5 + step / 100 if 20 <= step < 30 else 0.01), losses=risen(80))
     since, until, evidence = said(TOO_LARGE, made)
     assert (since, until) == (20, 29)
-    assert "by up to 0.79 of their size" in evidence
+    assert "by up to 0.79 times their size" in evidence
     assert "and by 0.01 at step 79" in evidence
 
 
@@ -110,7 +110,7 @@ def test_gains_that_came_back_are_lost_no_more():
         judge.see(look)
     (verdict,) = judge.verdicts
     assert (verdict.since, verdict.until) == (40, 110)
-    assert "are at 1 now" in verdict.evidence
+    assert "(now 1)" in verdict.evidence
 
 
 def runs_looks(seen, count):
@@ -136,7 +136,7 @@ def test_units_that_began_as_one_are_over_once_they_have_parted(share, until):
         judge.see(look)
     (verdict,) = judge.verdicts
     assert (verdict.severity, verdict.since, verdict.until) == ("alarm", 0, until)
-    assert f"they differ by {100 * share:.2g} % of" in verdict.evidence
+    assert f"they differ by {100 * share:.2g}% of" in verdict.evidence
 
 
 def test_a_gap_in_validation_has_the_numbers_of_the_latest_evaluation():
@@ -150,7 +150,10 @@ def test_a_gap_in_validation_has_the_numbers_of_the_latest_evaluation():
     (verdict,) = judge.verdicts
     # The mean of its channels is 0.5 to begin with, and each deviates by about 1.
     now = made[79].of("fc1", "output").moments
-    assert f"an RMS of {np.hypot(now.mean + 7.0, now.deviation):.2g}, in training {now.rms:.2g}" in verdict.evidence
+    assert (
+        f"an RMS of {np.hypot(now.mean + 7.0, now.deviation):.2g} in validation and {now.rms:.2g} in training"
+        in verdict.evidence
+    )
 
 
 class HundredTimesTheRate(Toy):

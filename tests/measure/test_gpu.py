@@ -183,7 +183,7 @@ def test_a_fit_measures_everything_without_a_word(tmp_path, way):
         pytest.skip("needs two CUDA devices")
     callbacks = due(histogram=True)
     with warnings.catch_warnings():
-        warnings.filterwarnings("error", ".*is switched off from here on")
+        warnings.filterwarnings("error", ".*is switched off from now on")
         fit(tmp_path, Toy(mlp()), batches(*[8] * 6), *callbacks, accelerator="gpu", **{"devices": 1} | WAYS[way])
     if WAYS[way].get("devices") == 1 or "devices" not in WAYS[way]:  # others have trained in other processes
         assert all(len(callback.readings) for callback in callbacks[:3])

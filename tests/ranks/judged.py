@@ -36,7 +36,7 @@ CASES = (
     "late nan",
     "spike",
     "rare",
-    "nan behind the last look",
+    "nan behind the last measured",
     "stop",
     "broken rule",
     "broken page and stop",
@@ -100,7 +100,7 @@ class Model(LightningModule):
     def training_step(self, batch, batch_idx):
         x, y = batch
         is_mine = self.trainer.world_size == 1 or self.global_rank == 1
-        at = steps_of(self.case) - 1 if self.case.endswith("last look") else 5
+        at = steps_of(self.case) - 1 if self.case.endswith("last measured") else 5
         self.net[6].is_on = "nan" in self.case and batch_idx == at and is_mine
         return nn.functional.cross_entropy(self.net(x), y)
 
@@ -170,7 +170,7 @@ def monitor_of(case, looks):
     given += ["activation_scale", "vanishing_gradient", "exploding_gradient", "not_learning", "symmetric_units"]
     given += [Rule("broken", broken)] if case == "broken rule" else []
     options = {"rules": given, "every_n_steps": 1, "nonfinite": "late" if case == "late nan" else "exact"}
-    if case in ("spike", "nan behind the last look") or case.startswith("faults"):
+    if case in ("spike", "nan behind the last measured") or case.startswith("faults"):
         options["every_n_steps"] = 5
     if case.endswith("stop"):
         options["stop_on"] = "alarm"

@@ -88,7 +88,7 @@ def test_two_processes_have_the_rows_of_one(alone, together, case):
         ("dead", "dead_units", "net.2"),
         ("nan", "nonfinite", "net.7"),
         ("late nan", "nonfinite", "net.6"),
-        ("nan behind the last look", "nonfinite", "net.7"),
+        ("nan behind the last measured", "nonfinite", "net.7"),
         ("spike", "spike", ""),
     ],
 )
@@ -174,6 +174,6 @@ def test_processes_that_have_parts_train_as_they_do_without_a_monitor(split, cas
 
 def test_what_cannot_be_seen_of_a_weight_that_is_split_is_said_once(split):
     ((said,), nothing) = (kept.said for kept in split["dead"])
-    assert "8 weights are split over processes (net.0.weight" in said
+    assert "8 weights are sharded across processes (net.0.weight" in said
     assert "symmetric_units does not judge them" in said
     assert nothing == []

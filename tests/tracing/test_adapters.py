@@ -171,8 +171,8 @@ def stuck(net):
 
 
 CANNOT = {
-    with_zeros("up", "down"): ("alarm", "no factor that is trained stands beside one that is not 0"),
-    stuck: ("alarm", "no factor that is trained stands beside one that is not 0"),
+    with_zeros("up", "down"): ("alarm", "every trained factor is multiplied by one that is 0"),
+    stuck: ("alarm", "every trained factor is multiplied by one that is 0"),
     frozen_and_empty: ("alarm", "both factors are frozen, and their product is 0"),
     frozen: ("note", "both factors are frozen"),
 }
@@ -189,7 +189,7 @@ def test_an_adapter_that_cannot_learn_is_named_with_the_cause(change):
     (one,) = (one for one in found_in(net) if one.rule == "adapters")
     severity, why = CANNOT[change]
     assert (one.severity, one.module) == (severity, "down")
-    assert f"1 of 1 adapters, which are two factors beside a frozen weight, learn nothing: {why}" in one.evidence
+    assert f"1 of 1 adapters (two factors beside a frozen weight) learn nothing: {why}" in one.evidence
     assert "(down.weight)" in one.evidence
 
 

@@ -88,20 +88,20 @@ def test_the_targets_that_a_relu_cannot_reach():
 def test_the_range_of_targets_of_a_binary_loss():
     wanted = 3 * REAL + 0.5
     evidence = evidence_of("targets", net(outputs=1), binary_cross_entropy_with_logits, wanted)
-    assert numbers("they are # to #: its loss has no lower bound", evidence) == ends(wanted.double(), 6)
+    assert numbers("they are # to #, so its loss has no lower bound", evidence) == ends(wanted.double(), 6)
 
 
 def test_the_rows_of_probabilities_that_are_given_to_cross_entropy_and_their_range():
     model = Probabilities()
     evidence = evidence_of("loss_input", model, cross_entropy, CLASSES)
-    rows, low, high = numbers("each of the # rows of its input sums to 1, with numbers of # to #", evidence)
+    rows, low, high = numbers("each of the # rows of its input sums to 1, with numbers from # to #", evidence)
     exact = model(X.double())
     assert (rows, [low, high]) == (16, ends(exact))
 
 
 def test_how_low_the_loss_of_a_softmax_can_get():
     evidence = evidence_of("loss_input", net(nn.Softmax(1)), cross_entropy, CLASSES)
-    told = numbers("with # logits of # to # the loss of a sample cannot fall below #", evidence)
+    told = numbers("with # logits from # to #, the loss of a sample cannot fall below #", evidence)
     least = cross_entropy(torch.eye(3, dtype=torch.float64), torch.arange(3))  # the best that a softmax can give
     assert told == [3, 0, 1, float(f"{least:.3g}")]
 

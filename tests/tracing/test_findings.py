@@ -157,7 +157,7 @@ def test_probabilities_are_not_advised_to_go_through_log_softmax(shape):
         ]
     wanted = torch.full(shape, 1 / 3)
     assert advice_of(lambda o, t: nn.functional.kl_div(o.softmax(1), t), outputs, wanted) == [
-        "use log_softmax in place of the softmax: it takes logarithms"
+        "use log_softmax in place of the softmax: it expects logarithms"
     ]
 
 
@@ -215,7 +215,7 @@ def test_the_line_of_the_loss_and_that_of_the_softmax_are_named():
 
     (found,) = audit(model, (X, CLASSES), step)
     start = step.__code__.co_firstlineno
-    assert f"cross_entropy at test_findings.py:{start + 2} takes logits" in found.evidence
+    assert f"cross_entropy at test_findings.py:{start + 2} expects logits" in found.evidence
     assert f"softmax at test_findings.py:{start + 1} (in 1)" in found.evidence
 
 
@@ -446,7 +446,9 @@ def test_a_norm_in_evaluation_mode_that_has_never_seen_data_is_an_alarm():
     assert torch.allclose(model[1](before), before, rtol=1e-4)  # the oracle: it normalizes nothing
     (found,) = found_in(model, cross_entropy, CLASSES, None)
     assert (found.rule, found.severity, found.advice) == ("eval_mode", "alarm", "call train() on them")
-    assert found.evidence.endswith("the running statistics of 1 are as new, so that they normalize nothing")
+    assert found.evidence.endswith(
+        "the running statistics of 1 are still those of a new layer, so they normalize nothing"
+    )
 
 
 def test_a_straight_through_estimator_is_no_cut():

@@ -268,5 +268,5 @@ def test_a_fault_of_ours_leaves_nothing_behind(monkeypatch, place):
 def test_a_step_of_very_many_calls_is_one_line(monkeypatch, caplog):
     monkeypatch.setattr("hookboard.tracing.program.MAX_OPS", 3)
     trained(Faulty, HealthMonitor())
-    assert "the training step was not read: it makes more than 3 calls." in caplog.text
+    assert "the training step was not inspected: it makes more than 3 calls." in caplog.text
     assert_nothing_is_left()

@@ -104,7 +104,7 @@ def test_what_is_frozen_is_a_note_with_the_numbers_of_weights():
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     count = sum(p.numel() for p in model.parameters())
     assert (found.severity, found.rule) == ("note", "frozen")
-    assert found.evidence == f"{trained} of {count} weights are trained; frozen are all of body.0, body.1, head"
+    assert found.evidence == f"{trained} of {count} weights are trained; frozen: all of body.0, body.1, head"
 
 
 def test_a_frozen_copy_of_weights_that_learn_is_not_said_to_be_untrained():
@@ -120,7 +120,7 @@ def test_a_frozen_copy_of_weights_that_learn_is_not_said_to_be_untrained():
             return (self.body(x) - self.teacher(x)).square().mean() + self.head(self.body(x)).square().mean()
 
     (found,) = said(Taught())
-    assert found.evidence.endswith("frozen are all of teacher")
+    assert found.evidence.endswith("frozen: all of teacher")
 
 
 @pytest.mark.parametrize("is_held", [False, True])
@@ -156,10 +156,10 @@ def test_frozen_weights_that_look_as_torch_initializes_them_are_named():
 
     (found,) = said(Wide(is_trained=False))
     assert found.evidence.endswith(
-        "; those of body.0.weight still look like torch's initialization, so nobody has trained them"
+        "; those of body.0.weight still look like torch's initialization, so they were never trained"
     )
     (found,) = said(Wide(is_trained=True))
-    assert found.evidence.endswith("frozen are all of body.0")
+    assert found.evidence.endswith("frozen: all of body.0")
 
 
 class Hidden(Model):
@@ -357,8 +357,8 @@ def test_a_rate_that_is_0_for_most_of_the_fit_is_an_alarm_with_the_share():
     found = next(verdict for verdict in said(Model(scheduled=linear(3)), 20) if verdict.rule == "schedule")
     assert found.severity == "alarm"
     zero = sum(1 - min(step, 3) / 3 == 0 for step in range(20)) / 20
-    assert f"makes the learning rate 0 in {zero:.0%} of the 20 steps" in found.evidence
-    assert "largest with 0.01, and 0 after 3 steps" in found.evidence
+    assert f"sets the learning rate to 0 in {zero:.0%} of the 20 steps" in found.evidence
+    assert "it peaks at 0.01, and is 0 after 3 steps" in found.evidence
 
 
 def warm_up(steps):
@@ -400,7 +400,9 @@ def test_a_cosine_that_goes_up_again_many_times_is_a_note(period, count):
     found = [verdict for verdict in said(model, 10, max_epochs=2) if verdict.rule == "schedule"]
     assert [verdict.severity for verdict in found] == ["note"] * count
     if count:
-        assert numbers("down in T_max=# steps and up again in as many; this fit has # steps", found[0].evidence) == [
+        assert numbers(
+            "over T_max=# steps and raises it again over as many; this fit has # steps", found[0].evidence
+        ) == [
             2,
             20,
         ]
@@ -411,7 +413,7 @@ def test_a_cosine_that_goes_up_again_many_times_is_a_note(period, count):
 def test_a_schedule_that_is_sound_once_in_an_epoch_is_advised_to_be_stepped_so(gamma, is_for_epochs):
     model = Model(scheduled=lambda model, optimizer: lr_scheduler.ExponentialLR(optimizer, gamma))
     found = next(verdict for verdict in said(model, 20, max_epochs=6) if verdict.rule == "schedule")
-    assert ("interval='epoch' if it is meant to be stepped in each of the 6 epochs" in found.advice) is is_for_epochs
+    assert ("interval='epoch' if it should be stepped once in each of the 6 epochs" in found.advice) is is_for_epochs
     assert "give the schedule the 120 steps" in found.advice
 
 

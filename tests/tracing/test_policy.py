@@ -70,7 +70,7 @@ def line_of(text):
 def test_advantages_that_are_all_0_are_a_note_with_the_line_that_multiplies_by_them(kl):
     (note,) = found_in(Policy(always_0, kl), answers()[0])
     assert (note.rule, note.severity) == ("cut", "note")
-    assert f"{line_of('gain =')} multiplies by a tensor of shape [16, 1], all of it 0" in note.evidence
+    assert f"{line_of('gain =')} multiplies by a tensor of shape [16, 1] that is all zeros" in note.evidence
 
 
 @pytest.mark.unit
@@ -90,7 +90,7 @@ def test_a_policy_whose_loss_is_0_and_whose_gradient_is_not_is_left_alone():
 def test_any_factor_of_0_is_named(factor):
     net = Policy(variety)
     (note,) = audit(net, answers()[0], lambda x: (factor * log_probabilities(net.model, x)).sum())
-    shape = "a tensor of shape [16, 4], all of it 0" if getattr(factor, "shape", ()) else "0"
+    shape = "a tensor of shape [16, 4] that is all zeros" if getattr(factor, "shape", ()) else "0"
     assert note.evidence.endswith(f" multiplies by {shape}")
     assert "test_policy.py" in note.evidence
 

@@ -332,7 +332,7 @@ def test_optimizers_that_are_taken_in_the_wrong_order_are_an_alarm_with_the_line
     (verdict,) = wrong(Adversarial(is_swapped=True))
     line = Adversarial.training_step.__code__.co_firstlineno + 5
     assert verdict.severity == "alarm"
-    assert f"SGD steps at test_stale.py:{line} while no parameter of it has a gradient" in verdict.evidence
+    assert f"SGD steps at test_stale.py:{line} although none of its parameters has a gradient" in verdict.evidence
 
 
 def test_optimizers_in_their_own_order_are_fine():

@@ -94,7 +94,9 @@ def test_an_end_that_is_never_a_target_is_a_note(end):
 def test_a_first_token_that_does_not_count_is_a_note():
     tokens, begins = chats()
     (note,) = found_in(tokens, masked(tokens, begins, late=1))
-    assert re.match(rf"in all {ROWS} rows whose first tokens do not count, .* and follows on {MARKER} ", note.evidence)
+    assert re.match(
+        rf"in all {ROWS} rows whose first tokens do not count, .* and follows token {MARKER} ", note.evidence
+    )
     assert f"if {MARKER} ends the prompt" in note.advice
 
 

@@ -29,7 +29,7 @@ def of_tokens(rule, tokens, targets, **options):
 def test_padding_that_the_loss_counts_is_a_note_with_its_share_and_the_number_to_ignore():
     (found,) = of_tokens("padding", TOKENS, TOKENS)
     (share,) = numbers("#% of the targets of cross_entropy at", found.evidence)
-    (pad,) = numbers("are the number # that fills rows", found.evidence)
+    (pad,) = numbers("are #, the number that pads rows", found.evidence)
     assert (share, pad) == (round(100 * float(1 - LENGTHS.sum() / TOKENS.numel())), 0)
     assert found.advice == "give the loss ignore_index=0, if that is padding"
 

@@ -113,7 +113,7 @@ def warn_switched_off(what: str, error: Exception) -> None:
         error: the error that caused it.
     """
     cause = f"{type(error).__name__}: {error}{_place_of(error)}"
-    warn(f"{what} is switched off from here on; all else goes on. Cause: {cause}")
+    warn(f"{what} is switched off from now on; everything else continues. Cause: {cause}")
 
 
 def closest(given: str, valid: Iterable[str]) -> list[str]:

@@ -186,7 +186,7 @@ class Ranks:
 
     def _connected(self) -> dist.ProcessGroup:
         if self._group is None:
-            raise RanksLostError("this rank takes part no longer")
+            raise RanksLostError("this rank no longer takes part")
         return self._group
 
     def leave(self) -> None:
@@ -240,7 +240,7 @@ def connected(device: torch.device) -> tuple[Ranks | None, str]:
     if ranks is not None:
         ranks.close()
     return None, (
-        "the processes could not be connected to merge what they measure. Set GLOO_SOCKET_IFNAME to the network "
+        "the processes could not connect to merge their measurements. Set GLOO_SOCKET_IFNAME to the network "
         f"interface they share, or sync_dist=False ({faults[0]})"
     )
 
@@ -275,7 +275,7 @@ def own_part(tensor: Tensor, *, is_replicated: bool, rank: int) -> Tensor | None
     if is_replicated and 0 not in mesh.mesh:
         return None
     if any(placement.is_partial() for placement in placements):
-        raise RuntimeError("it holds partial sums, which only all ranks together could read")
+        raise RuntimeError("it holds partial sums, which can only be read with all ranks together")
     if any(placement.is_replicate() and mesh.get_local_rank(i) for i, placement in enumerate(placements)):
         return None
     return waited(tensor.to_local())

@@ -135,7 +135,7 @@ def layers_record(strings: Sequence[bytes]) -> LayersRecord:
         )
         return LayersRecord(str(given["callback"]), as_int64(given["every_n_steps"]), layers)
     except _NOT_OURS as error:
-        raise ValueError(f"no record of layers: {error!r}") from error
+        raise ValueError(f"not a record of layers: {error!r}") from error
 
 
 def health_record(strings: Sequence[bytes]) -> HealthRecord:
@@ -159,7 +159,7 @@ def health_record(strings: Sequence[bytes]) -> HealthRecord:
         is_over = bool(given.get("is_over"))
         return HealthRecord(every_n_steps, headline, verdicts, layers, steps, values, cards, shows, texts, is_over)
     except _NOT_OURS as error:
-        raise ValueError(f"no record of health: {error!r}") from error
+        raise ValueError(f"not a record of health: {error!r}") from error
 
 
 def health_outline(strings: Sequence[bytes]) -> tuple[list[str], bool]:
@@ -172,7 +172,7 @@ def health_outline(strings: Sequence[bytes]) -> tuple[list[str], bool]:
     try:
         return [str(verdict["severity"]) for verdict in given["verdicts"]], bool(given.get("is_over"))
     except _NOT_OURS as error:
-        raise ValueError(f"no record of health: {error!r}") from error
+        raise ValueError(f"not a record of health: {error!r}") from error
 
 
 def as_int64(given: Any) -> int:
@@ -191,7 +191,7 @@ def _cards(given: Iterable[Mapping[str, Any]] | None, count: int) -> tuple[Mappi
     groups = [[list(map(as_int64, group)) for group in (card["alike"], *card["effects"])] for card in given]
     places = [place for card in groups for group in card for place in group]
     if sorted(places) != list(range(count)) or not all(alike for alike, *_ in groups):
-        raise ValueError(f"its cards do not hold each of its {count} verdicts once")
+        raise ValueError(f"its cards do not list each of its {count} verdicts exactly once")
     return tuple({"alike": alike, "effects": effects} for alike, *effects in groups)
 
 
@@ -235,7 +235,7 @@ def _unpacked(packed: bytes, layers: int, steps: int) -> np.ndarray:
     # No more than that: damaged bytes may unpack to any size.
     planes = np.frombuffer(unpacker.decompress(packed, size + 1), np.uint8).reshape(4, layers * steps)
     if not unpacker.eof:
-        raise ValueError("a column is cut")
+        raise ValueError("a column is truncated")
     return np.ascontiguousarray(planes.T).view("<f4").reshape(layers, steps)
 
 
@@ -244,7 +244,7 @@ def _read(strings: Sequence[bytes]) -> dict[str, Any]:
         given = json.loads(strings[0])
         version = given["version"]
     except _NOT_OURS as error:
-        raise ValueError(f"no record of hookboard: {error!r}") from error
+        raise ValueError(f"not a hookboard record: {error!r}") from error
     if not isinstance(version, int) or version > VERSION:
         raise ValueError(
             f"the record has version {version!r}; this hookboard reads up to {VERSION}: a newer one wrote it"

@@ -303,7 +303,7 @@ class Board:
         scalars, records = source.last_scalars(name).get(name, {}), source.last_tensors(run=name).get(name, {})
         if not is_of_hookboard(scalars, records):
             if scalars or records or name in source.runs():
-                raise RefusalError(f"run {name!r} has no data of hookboard.", 404)
+                raise RefusalError(f"run {name!r} has no hookboard data.", 404)
             raise no_such("run", name, source.runs())
         return self._cache.get(
             (source.experiment, name),
@@ -426,7 +426,7 @@ class Board:
         if points is None:
             raise no_such("histogram", tag, self.source.last_tensors(HISTOGRAMS, run.name).get(run.name, {}))
         if not all(tensor.ndim == 2 and tensor.shape[1] == 3 and tensor.dtype.kind == "f" for _, tensor in points):
-            raise RefusalError(f"tag={tag!r} is no histogram: rows of left edge, right edge and count are expected.")
+            raise RefusalError(f"tag={tag!r} is not a histogram: expected rows of left edge, right edge and count.")
         last = curve_of([step for step, _ in points], range(len(points)))
         tensors = [points[int(i)][1] for i in last.values]
         columns = {name: [json_numbers(t[:, i]) for t in tensors] for i, name in enumerate(("left", "right", "counts"))}

@@ -73,32 +73,34 @@ def parser() -> argparse.ArgumentParser:
     commands = made.add_subparsers(title="commands", metavar="command", description="See hookboard COMMAND --help.")
     run = commands.add_parser(
         "run",
-        help="run a script, with a HealthMonitor in each Trainer that it makes",
+        help="run a script, with a HealthMonitor in each Trainer it creates",
         usage="%(prog)s [-h] [--json FILE] [--every-n-steps N] [--stop-on RULE] [--off RULE] (SCRIPT | -m MODULE) ...",
-        description="Runs a script as `python SCRIPT ...` does, and adds HealthMonitor() to each Trainer of Lightning "
-        "or Hugging Face that has none. Of a loop without a Trainer it reads the first training step. The exit status "
-        "is that of the script.",
+        description="Runs a script as `python SCRIPT ...` does, and adds HealthMonitor() to each Lightning or "
+        "Hugging Face Trainer that has none. In a loop without a Trainer, it inspects the first training "
+        "step. The exit status is the script's.",
     )
     run.add_argument("--json", type=Path, metavar="FILE", help="write the verdicts to this file at the end")
-    run.add_argument("--every-n-steps", type=int, metavar="N", help="measure once in N optimizer steps")
-    run.add_argument("--stop-on", metavar="RULE", help="end the training at an alarm of this rule; `alarm` for any")
-    run.add_argument("--off", metavar="RULE", action="append", default=[], help="leave out a rule; may be repeated")
+    run.add_argument("--every-n-steps", type=int, metavar="N", help="measure every N optimizer steps")
+    run.add_argument(
+        "--stop-on", metavar="RULE", help=("stop training when this rule raises an alarm; `alarm` for any rule")
+    )
+    run.add_argument("--off", metavar="RULE", action="append", default=[], help="switch a rule off; may be repeated")
     run.add_argument("-m", dest="is_module", action="store_true", help="run a module, as `python -m` does")
     run.add_argument("script", nargs=argparse.REMAINDER, metavar="SCRIPT ...", help="the script and its arguments")
     run.set_defaults(command=_run)
-    verdicts = commands.add_parser("verdicts", help="what HealthMonitor says; exit status 1 if there is an alarm")
+    verdicts = commands.add_parser("verdicts", help="HealthMonitor's verdicts; exit status 1 if there is an alarm")
     verdicts.add_argument("folder", nargs="+", help="the folder of a run, or one with several runs")
     verdicts.add_argument("--json", action="store_true", help="print a list with an object for each run")
     verdicts.set_defaults(command=_verdicts)
-    report = commands.add_parser("report", help="the tab's page in one file, to send")
+    report = commands.add_parser("report", help="the tab as one file, to share")
     report.add_argument("folder", nargs="+", help="the folder of a run; several are compared")
     report.add_argument("-o", "--output", type=Path, default="report.html", help="the file (default: %(default)s)")
     report.set_defaults(command=_report)
-    runs = commands.add_parser("runs", help="all runs, sick ones first")
+    runs = commands.add_parser("runs", help="all runs, sickest first")
     runs.add_argument("folder", nargs="+", help="a folder with runs")
     runs.set_defaults(command=_runs)
     explain = commands.add_parser("explain", help="what a verdict means: causes, fix, and when its rule is wrong")
-    explain.add_argument("rule", nargs="*", help="the name of a rule; left out, all names are listed")
+    explain.add_argument("rule", nargs="*", help="the name of a rule; without it, all names are listed")
     explain.set_defaults(command=_explain)
     compare = commands.add_parser("compare", help="where two recordings of models differ; exit status 1 if they do")
     compare.add_argument("left", help="a file that hookboard.record has written")
@@ -116,7 +118,7 @@ def _version(arguments: argparse.Namespace) -> int:
 def _run(arguments: argparse.Namespace) -> int:
     """Become the Python that runs the script: what Python does at its start tells it to watch, see `sitecustomize`."""
     if not arguments.script:
-        raise ValueError("run takes a script, as in: hookboard run train.py")
+        raise ValueError("run needs a script, as in: hookboard run train.py")
     if arguments.every_n_steps is not None and arguments.every_n_steps < 1:
         raise ValueError(f"--every-n-steps must be 1 or more, not {arguments.every_n_steps}.")
     for rule in filter(None, [*arguments.off, arguments.stop_on]):
@@ -145,7 +147,7 @@ def _begin_json(path: Path) -> None:
     with suppress(FileNotFoundError):
         text = path.read_text(encoding="utf-8", errors="replace")
         if text.strip() and not text.lstrip().startswith("["):
-            raise ValueError(f"--json: '{path}' is there and holds no list of JSON. Name the file to write first.")
+            raise ValueError(f"--json: '{path}' exists and is not a JSON list. Put the output file right after --json.")
     path.write_text("[]", encoding="utf-8")
 
 
@@ -234,7 +236,7 @@ def _run_lines(board: Board, names: Iterable[str]) -> Iterator[str]:
 
     Below a run stand the rules of its alarms, then of its notes.
     """
-    yield f"{'alarms':>6} {'notes':>6} {'steps':>9}  {'last look':16}  {'loss':24}  run"
+    yield f"{'alarms':>6} {'notes':>6} {'steps':>9}  {'last measured':16}  {'loss':24}  run"
     for _, line, rules in sorted((_line_of(board, name) for name in names), key=lambda one: one[0]):
         yield line
         yield from rules

@@ -38,12 +38,12 @@ def open_folders(folders: Sequence[str | os.PathLike[str]]) -> tuple[Board, list
         multiplexer = _read(paths, base)
     except UnicodeEncodeError as error:  # TensorBoard encodes paths, unlike Python, which takes any bytes
         cure = "rename it, or set PYTHONUTF8=1 if its name is right"
-        raise ValueError(f"the path {error.object!r} is no text in UTF-8, which TensorBoard needs: {cure}.") from error
+        raise ValueError(f"the path {error.object!r} is not valid UTF-8, which TensorBoard needs: {cure}.") from error
     board = Board(Source(MultiplexerDataProvider(multiplexer, base), RequestContext(), ""))
     names = [run["name"] for run in board.runs()["runs"]]
     if not names:
         given = " and ".join(repr(os.fspath(folder)) for folder in folders)
-        raise ValueError(f"no event file in {given} has data of hookboard (TensorBoardLogger writes event files).")
+        raise ValueError(f"no event file in {given} has hookboard data (TensorBoardLogger writes event files).")
     return board, names
 
 

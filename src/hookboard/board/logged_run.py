@@ -423,7 +423,7 @@ def _verdict(given: Mapping[str, Any]) -> dict[str, Any]:
 def _strings(tensor: np.ndarray) -> Sequence[bytes]:
     strings: list[Any] = np.ravel(tensor).tolist()
     if not all(isinstance(one, bytes) for one in strings):
-        raise ValueError(f"no record of hookboard: a tensor of {tensor.dtype}, not of strings")
+        raise ValueError(f"not a hookboard record: a tensor of {tensor.dtype}, not of strings")
     return strings
 
 

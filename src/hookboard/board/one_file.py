@@ -62,7 +62,7 @@ def page_of(board: Board, names: Sequence[str], project: str = "") -> str:
     Args:
         board: answers from the data.
         names: the runs that it holds.
-        project: the name of the project, for the heading. Left out: the folder of the runs.
+        project: the name of the project, for the heading. Default: the folder of the runs.
     """
     rows = sum(series["rows"] for name in names for series in board.run(board.logged_run(name))["series"])
     columns = min(
@@ -97,8 +97,8 @@ def _page(answers: Sequence[tuple[list[str], Answer]], names: Sequence[str], pro
         title=html.escape(", ".join(names)),
         project=html.escape(project),
         about=html.escape(
-            "What each layer did in training, and what was found wrong"
-            f" · project {project} · last point {date} · hookboard {metadata.version('hookboard')}"
+            f"What each layer did during training, and what went wrong · project {project} · last point {date} · "
+            f"hookboard {metadata.version('hookboard')}"
         ),
         style="".join(path.read_text(encoding="utf-8") for path in styles),
         headlines=html.escape(" ".join(headlines)),

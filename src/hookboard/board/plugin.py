@@ -89,7 +89,7 @@ class HookboardPlugin(base_plugin.TBPlugin):  # type: ignore[misc]  # TensorBoar
                 return _fault(request, str(error), error.code)
             except Exception as error:  # for the tab to show; TensorBoard would answer a bare 500
                 tb_logging.get_logger().exception("hookboard could not answer %s", request.full_path)
-                return _fault(request, f"hookboard could not answer because of an error of its own: {error!r}", 500)
+                return _fault(request, f"hookboard failed with an internal error: {error!r}", 500)
 
         return Request.application(app)
 
@@ -147,7 +147,7 @@ def _picture(board: Board, request: Request) -> Response:
     picture = board.source.picture(key)
     mime = picture_type(picture)
     if mime is None:
-        raise RefusalError(f"key={key!r} is no PNG or JPEG picture.")
+        raise RefusalError(f"key={key!r} is not a PNG or JPEG picture.")
     return _response(request, picture, mime)
 
 

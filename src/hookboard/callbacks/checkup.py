@@ -29,7 +29,7 @@ class Checkup(HookboardCallback[StageState]):
     optimizers or without a Trainer it does nothing, not even the audit, and one line says so.
 
     Args:
-        seconds: The budget of the experiments: after this time no further step begins. Left out: 30.
+        seconds: The budget of the experiments: after this time no further step begins. Default: 30.
 
     Raises:
         ValueError: `seconds` is not a finite number above 0.
@@ -84,7 +84,7 @@ def _why_not_tried(loop: Loop) -> str:
         return f"there are {loop.world_size} ranks"
     if loop.trainer is None:
         return "there is no Trainer"
-    return "" if getattr(loop.model, "automatic_optimization", True) else "the optimization is manual"
+    return "" if getattr(loop.model, "automatic_optimization", True) else "it uses manual optimization"
 
 
 def _batches_of(loop: Loop, batch: Any, until: float) -> tuple[list[Any], str]:

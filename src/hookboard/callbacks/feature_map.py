@@ -49,11 +49,11 @@ class FeatureMapLogger(PictureLogger):
 
     Args:
         modules: Pattern or patterns over dotted module names, relative to the LightningModule. `*` stays within one
-            name, `**` crosses dots, a leading `!` excludes, a leading `re:` is a regular expression. Left out: with
+            name, `**` crosses dots, a leading `!` excludes, a leading `re:` is a regular expression. Default: with
             `types`, every module of those types; without `types`, convolutions and transformer blocks (leaf modules if
             there are none), at most 16, evenly from first to last.
         types: Class names (`Conv2d`, `torch.nn.Linear`) or classes; subclasses count, a leading `!` excludes.
-        stage: The stage that is shown. Here `train`, `validate`, `test` or `predict`. Left out: validation, or
+        stage: The stage that is shown. Here `train`, `validate`, `test` or `predict`. Default: validation, or
             training if the fit has no validation.
         samples: How many samples are shown, from the first of the batch.
         batch_idx: Which batch of an evaluation is shown, counted from 0. Here, in training, always the last batch
@@ -65,7 +65,7 @@ class FeatureMapLogger(PictureLogger):
             (`layer`), or a fixed one (`[low, high]`).
         size: Largest side of one tile, in pixels. Here smaller maps are enlarged by a whole factor, larger ones
             averaged; a tensor that gives a single map is drawn up to 4 times as large.
-        every_n_steps: Log once in this many optimizer steps, 1 or more. Left out: 20 times the Trainer's
+        every_n_steps: Measure every this many optimizer steps, 1 or more. Default: 20 times the Trainer's
             `log_every_n_steps`. In evaluations: with the first one after so many steps.
 
     Raises:
@@ -130,8 +130,8 @@ class FeatureMapLogger(PictureLogger):
         if len(found) <= MAX_DEFAULT_MODULES:
             return found
         inform(
-            f"{self._name} shows {MAX_DEFAULT_MODULES} of {len(found)} modules, evenly from first to last; name "
-            "others with `modules` or `types`."
+            f"{self._name} shows {MAX_DEFAULT_MODULES} of {len(found)} modules, evenly spaced from first to last; "
+            "select others with `modules` or `types`."
         )
         names = list(found)
         last = MAX_DEFAULT_MODULES - 1

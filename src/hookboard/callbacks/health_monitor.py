@@ -84,7 +84,7 @@ def _rule_among(modules: object) -> str:
     """Return a hint if the name of a rule was given as `modules`; otherwise ""."""
     given = list(modules) if isinstance(modules, list | tuple) else [modules]
     rule = next((name for name in RULES if name in given), None)
-    return f" {rule!r} is a rule: give rules={rule!r}." if rule else ""
+    return f" {rule!r} is a rule: pass rules={rule!r}." if rule else ""
 
 
 def some_units(weight: Tensor) -> Tensor:
@@ -106,40 +106,41 @@ def some_units(weight: Tensor) -> Tensor:
 class HealthMonitor(SiteLogger[HealthState]):
     """Says which layer of a training is sick, since when, why, and what to try first.
 
-    It needs no other callback: at the first optimizer step and then at every `every_n_steps` it measures the outputs of
-    all layers, their gradients, the parameters and their updates by itself, asks its rules, and keeps what they say in
+    It needs no other callback. At the first optimizer step, and then every `every_n_steps`, it measures the outputs of
+    all layers, their gradients, the parameters and their updates, asks its rules, and keeps their verdicts in
     `verdicts`. TensorBoard gets one page: a table of the verdicts (`health/verdict`, text), and pictures of all layers
-    over the whole run. The terminal gets a line for each new alarm, and the verdict at the end of the fit.
+    over the whole run. The terminal gets a line for each new alarm, and a summary at the end of the fit.
 
-    Of a weight with more than 65,536 values every k-th unit is measured, at most about as many values; all else is
-    measured whole. Of an output with more than 4096 units, rules that look at single units see every k-th.
+    Everything is measured whole, with two exceptions: of a weight with more than 65,536 values, only every k-th unit,
+    at most about as many values; and of an output with more than 4096 units, rules that judge single units see only
+    every k-th.
 
-    An alarm means that someone who knew would stop the run or fix the code. A note is worth knowing.
+    An alarm means that an expert would stop the run or fix the code. A note is worth knowing.
 
     Args:
         modules: Pattern or patterns over dotted module names, relative to the LightningModule. `*` stays within one
-            name, `**` crosses dots, a leading `!` excludes, a leading `re:` is a regular expression. Left out: every
+            name, `**` crosses dots, a leading `!` excludes, a leading `re:` is a regular expression. Default: every
             leaf module and every module that owns parameters, or, with `types`, every module of those types.
         types: Class names (`Conv2d`, `torch.nn.Linear`) or classes; subclasses count, a leading `!` excludes.
-        every_n_steps: Log once in this many optimizer steps, 1 or more. Left out: the Trainer's `log_every_n_steps`.
-        rules: Which rules to ask: names or patterns (`update_*`), or a `hookboard.Rule` of your own or its dotted path.
+        every_n_steps: Measure every this many optimizer steps, 1 or more. Default: the Trainer's `log_every_n_steps`.
+        rules: Which rules to ask: names or patterns (`update_*`), or your own `hookboard.Rule` or its dotted path.
             A leading `!` excludes: `!dead_units` asks all rules but this one, `["*", "!dead_units", mine]` also yours.
-            Left out: all that are built in.
-        window: How many looks a finding must last before it is reported. What happens in one step, such as a NaN, is
-            reported at once.
-        nonfinite: How the layer that gave the first NaN or infinity is found. `exact` looks at the loss before each
-            backward pass, and at what its graph has saved; the host waits for the device at each step. `late` does
-            not wait, and reads all losses at the next look: that names the step in which the loss was NaN, and the
-            module if its values still are. NaN in gradients alone is noticed if a look has it. `auto` is `exact` on the
+            Default: all built-in rules.
+        window: How many measurements a finding must last before it is reported. What happens in a single step, such
+            as a NaN, is reported at once.
+        nonfinite: How the layer with the first NaN or infinity is found. `exact` checks the loss before each backward
+            pass, and what its graph has saved, so the host waits for the device at each step. `late` does not wait and
+            reads all losses at the next measurement: it names the step in which the loss became NaN, and the module if
+            its values still are; NaN in gradients alone is noticed only in a measured step. `auto` is `exact` on the
             CPU and `late` elsewhere.
-        stop_on: End the fit when one of these rules gives an alarm: names of rules, or `alarm` for any. The step in
-            which that is seen is still made; on a GPU, and with several ranks, each logged step then waits until it
-            is judged. An alarm from before a checkpoint does not end the fit that goes on from it. Left out: never.
-        audit: Whether the first training step is followed while it runs, to find faults in its code (the loss, what the
-            loss is given, where gradients are cut) and in the optimizers. Nothing of it runs twice.
+        stop_on: End the fit when one of these rules raises an alarm: names of rules, or `alarm` for any. The step in
+            which that is seen still completes; on a GPU, and with several ranks, each measured step then waits until
+            it is judged. An alarm from before a checkpoint does not end the fit that resumes from it. Default: never.
+        audit: Whether to follow the first training step while it runs, to find faults in its code (the loss, its
+            inputs, where gradients are cut) and in the optimizers. Nothing runs twice.
         report: Whether to write the tab's page at the end of the fit, in one file: `report.html` in the folder of
             TensorBoard and CSV runs, HTML in W&B, an artifact in MLflow.
-        sync_dist: Whether all ranks measure and merge what they measured, as if one process had seen all their data.
+        sync_dist: Whether all ranks measure and merge their measurements, as if one process had seen all their data.
             Otherwise rank 0 logs its own.
 
     Raises:
@@ -192,11 +193,11 @@ class HealthMonitor(SiteLogger[HealthState]):
             check_stop_on(stop_on, names, RULES)
         check_name("nonfinite", nonfinite, get_args(Search))
         check_switches(audit=audit, report=report)
-        check_whole("window", window, of="looks")
+        check_whole("window", window, of="measurements")
 
     @property
     def verdicts(self) -> Verdicts:
-        """The verdicts on the run so far, worst first; with several ranks perhaps without the latest looks."""
+        """The verdicts on the run so far, worst first; with several ranks perhaps without the latest measurements."""
         self._catch_up()
         return Verdicts(self._verdicts)
 

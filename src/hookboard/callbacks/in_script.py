@@ -32,7 +32,7 @@ from hookboard.tracing import RULES, Findings, LiveStep
 OPTIONS = json.loads(os.environ.get("HOOKBOARD_RUN", "{}"))
 """Those of `hookboard run`: `json`, `every_n_steps`, `stop_on` and `off`."""
 
-READ = "`hookboard run` has read the first training step."
+READ = "`hookboard run` inspected the first training step."
 _ADVICE = """To watch every step and layer, wrap the loop:
     from hookboard import HealthMonitor, watch
     from torch.utils.tensorboard import SummaryWriter
@@ -176,12 +176,17 @@ class _LoopReader:
             self._calls += 1
             if self._calls == MAX_CALLS:
                 self.give_up()
-                inform(f"the first training step was not read: no module was called that is trained. {_ADVICE}")
+                inform(
+                    "the first training step was not inspected: no module with trained parameters was called. "
+                    f"{_ADVICE}"
+                )
             return
         self._until_end.close()  # the hook that has called this
         model = _holder_of(trained, module)
         if model is None:
-            inform(f"the first training step was not read: no module has all that is trained. {_ADVICE}")
+            inform(
+                f"the first training step was not inspected: no single module holds all trained parameters. {_ADVICE}"
+            )
             return
         live = self._live = LiveStep(BareLoop(model, optimizers, [], [], None, False, 1))
         self._thread = threading.get_ident()

@@ -45,7 +45,7 @@ class Intervention(HookboardCallback[_EditState]):
             and `init_args`), or any function that takes a tensor and returns another of the same shape, type and device
             (in YAML its dotted path).
         modules: Pattern or patterns over dotted module names, relative to the LightningModule. `*` stays within one
-            name, `**` crosses dots, a leading `!` excludes, a leading `re:` is a regular expression. Left out: every
+            name, `**` crosses dots, a leading `!` excludes, a leading `re:` is a regular expression. Default: every
             leaf module, or, with `types`, every module of those types.
         types: Class names (`Conv2d`, `torch.nn.Linear`) or classes; subclasses count, a leading `!` excludes.
         role: `input`, `output`, `grad_input` (what a module passes back) or `grad_output` (what arrives at its output).
@@ -53,7 +53,7 @@ class Intervention(HookboardCallback[_EditState]):
             changed in `train` only.
         first_step: The first optimizer step that is changed, counted from 0. It also holds for evaluations within a
             fit.
-        last_step: The last optimizer step that is changed. Left out: no end.
+        last_step: The last optimizer step that is changed. Default: no end.
 
     Raises:
         ValueError: At construction: an unknown role or stage, gradients outside of `train`, or steps in the wrong
@@ -153,7 +153,7 @@ class Intervention(HookboardCallback[_EditState]):
     def _end_training(self, loop: Loop, state: _EditState) -> None:
         states = list(self._live.values())
         if state is states[0] and not any(each.is_checked for each in states):
-            rank_zero_warn(f"Intervention has changed nothing in this fit: {self._description(state)}.")
+            rank_zero_warn(f"Intervention changed nothing in this fit: {self._description(state)}.")
 
     def written_tags(self) -> list[str]:
         """Return the tag of the text that describes the change, as a list of one; [] outside of a run."""

@@ -25,13 +25,13 @@ class KernelLogger(PictureLogger):
 
     Args:
         modules: Pattern or patterns over dotted module names, relative to the LightningModule. `*` stays within one
-            name, `**` crosses dots, a leading `!` excludes, a leading `re:` is a regular expression. Left out: every
+            name, `**` crosses dots, a leading `!` excludes, a leading `re:` is a regular expression. Default: every
             convolution whose kernels are larger than one pixel, or, with `types`, every module of those types.
         types: Class names (`Conv2d`, `torch.nn.Linear`) or classes; subclasses count, a leading `!` excludes.
         kernels: How many kernels of a module are shown at most, from the first. In colour: `kernels` times `channels`.
         channels: How many channels are shown at most. Here the first input channels of each kernel.
         size: Largest side of one tile, in pixels. Here a kernel is enlarged by a whole factor.
-        every_n_steps: Log once in this many optimizer steps, 1 or more. Left out: 20 times the Trainer's
+        every_n_steps: Measure every this many optimizer steps, 1 or more. Default: 20 times the Trainer's
             `log_every_n_steps`.
 
     Raises:

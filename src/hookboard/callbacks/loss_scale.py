@@ -109,9 +109,9 @@ class LossScale:
         if len(readings.where(unknown).filled()) and not self._unknown_is_said:
             self._unknown_is_said = True
             rank_zero_warn(
-                f"{self._owner}: an optimizer stepped without a backward pass of Lightning, under a GradScaler. "
-                "Nothing tells whether your own backward pass carried the scale: grad_output and grad_input are NaN in "
-                "such steps. Call self.manual_backward(loss) to have them."
+                f"{self._owner}: an optimizer stepped under a GradScaler without Lightning's backward pass. It is "
+                "unknown whether your own backward pass applied the scale, so grad_output and grad_input are NaN in "
+                "such steps. Call self.manual_backward(loss) to get them."
             )
         return readings.blanked(unknown)
 

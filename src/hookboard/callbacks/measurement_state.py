@@ -129,12 +129,12 @@ class MissingSites:
         if found:
             where = f"at step {step}" if state.stage == "train" else f"in the {state.stage} loop at step {step}"
             rank_zero_warn(
-                f"{self.owner}: {len(found)} of {len(self.causes)} sites had nothing to measure {where} "
-                f"(this is said once):{listed_gaps(found, self.among)}"
+                f"{self.owner}: {len(found)} of {len(self.causes)} sites had nothing to measure {where} (shown "
+                f"once):{listed_gaps(found, self.among)}"
             )
         kept = [reading for reading in readings if not reading.is_empty]
         for name, sites in without_curves(names_of, kept, self.among):
-            inform(f"{self.owner}: no {name} of {sites}: {why_not_there(name)} (this is said once).")
+            inform(f"{self.owner}: no {name} of {sites}: {why_not_there(name)} (shown once).")
 
     def found(self, recorder: Recorder, readings: Iterable[Reading]) -> Iterator[tuple[str, Role, str]]:
         """Yield name, role and cause of each expected site without a reading, or whose tensors were all empty."""
@@ -153,7 +153,7 @@ def _why_silent(state: MeasurementState, name: str, role: Role) -> str:
     if name in state.weights and ROLES[role].of_parameter:
         return why_silent(state.weights[name])
     if role in ATTENTION_ROLES:
-        return "no call of scaled_dot_product_attention was seen, as in compiled code"
+        return "no call to scaled_dot_product_attention was seen, as in compiled code"
     return state.taps.why_silent(name, role)
 
 

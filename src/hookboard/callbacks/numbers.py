@@ -148,8 +148,8 @@ class SiteLogger(HookboardCallback[V]):
     def _prepare(self, loop: Loop, state: V) -> None:
         if needs_host(loop.device) and not self._live:
             inform(
-                f"{self._name}: {loop.device.type.upper()} has no float64; what is measured is copied to the host "
-                "first, which waits for the device."
+                f"{self._name}: {loop.device.type.upper()} has no float64, so tensors are copied to the host first, "
+                "which waits for the device."
             )
         state.roles = self._roles()
         state.recorder = self._recorder(loop, state)
@@ -239,7 +239,7 @@ class SiteLogger(HookboardCallback[V]):
             return
         if state.stage == "train":
             steps = loop.logged_step
-            why = f"the fit made {steps} steps, and every_n_steps is {state.every_n_steps}"
+            why = f"the fit took {steps} steps, and every_n_steps is {state.every_n_steps}"
         else:
             why = f"the fit had no {state.stage} loop after its start"
         inform(f"{self._name} has measured nothing in {state.stage}: {why}.")

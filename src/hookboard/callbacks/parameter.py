@@ -65,11 +65,11 @@ class ParameterLogger(SiteLogger[MeasurementState]):
 
     Args:
         modules: Pattern or patterns over dotted module names, relative to the LightningModule. `*` stays within one
-            name, `**` crosses dots, a leading `!` excludes, a leading `re:` is a regular expression. Left out: every
+            name, `**` crosses dots, a leading `!` excludes, a leading `re:` is a regular expression. Default: every
             module that owns parameters, the LightningModule itself, `""`, among them, or, with `types`, every module of
             those types. Their own parameters are logged, not those of their submodules.
         types: Class names (`Conv2d`, `torch.nn.Linear`) or classes; subclasses count, a leading `!` excludes.
-        every_n_steps: Log once in this many optimizer steps, 1 or more. Left out: the Trainer's `log_every_n_steps`.
+        every_n_steps: Measure every this many optimizer steps, 1 or more. Default: the Trainer's `log_every_n_steps`.
         statistics: Names, and your own: a `hookboard.Statistic` or the dotted path of one. Those from `kurtosis` on
             cost more, and only where they are asked for. Quantiles (`p01` and so on) are off by at most half the width
             of a bin, 1/32 of the value.
@@ -77,10 +77,10 @@ class ParameterLogger(SiteLogger[MeasurementState]):
             inf_count kurtosis p01 p50 p99 dead_fraction saturated_fraction underflow_fraction fp16_underflow_fraction
             headroom effective_rank`.
             Here also `update_norm`, `update_ratio`, `unchanged_fraction`, `exp_avg_rms`, `exp_avg_sq_rms`,
-            `momentum_buffer_rms` and `rms_t`. Left out: `mean`, `std`, `abs_max`, `update_norm` and `update_ratio`.
+            `momentum_buffer_rms` and `rms_t`. Default: `mean`, `std`, `abs_max`, `update_norm` and `update_ratio`.
         histogram: Whether to log histograms too, or, with `statistics=[]`, alone. They cost about as much as all
             statistics together.
-        sync_dist: Whether all ranks measure and merge what they measured, as if one process had seen all their data.
+        sync_dist: Whether all ranks measure and merge their measurements, as if one process had seen all their data.
             Otherwise rank 0 logs its own.
 
     Raises:
@@ -147,7 +147,7 @@ class ParameterLogger(SiteLogger[MeasurementState]):
     def _log(self, loop: Loop, state: MeasurementState) -> None:
         super()._log(loop, state)
         if state.before.turns is not None and (said := state.before.turns.said_once()):
-            inform(f"{self._name}: {said} (this is said once).")
+            inform(f"{self._name}: {said} (shown once).")
 
     def _select(self, model: nn.Module) -> Selection:
         return Selection(owners=select(model, self.modules, self.types, owning="parameters"))

@@ -119,7 +119,7 @@ class PictureLogger(HookboardCallback[PictureState]):
                 f"{loop.weights_kept_by} keeps parts of the weights on other ranks. ModelParallelStrategy (FSDP2) works"
             )
         if self.stage == "validate" and loop.is_fitting and not loop.has_validation:
-            return "it takes its pictures in validation, and this fit has none"
+            return "it takes its pictures in validation, which this fit does not have"
         return None
 
     def _is_collective(self, loop: Loop) -> bool:
@@ -178,8 +178,8 @@ class PictureLogger(HookboardCallback[PictureState]):
         """Log a line if the fit was too short for pictures."""
         if state.stage == "train" and state.is_first:
             inform(
-                f"{self._name} has shown nothing: the fit made {loop.logged_step} steps, and "
-                f"every_n_steps is {state.every_n_steps}."
+                f"{self._name} has shown nothing: the fit took {loop.logged_step} steps, and every_n_steps is "
+                f"{state.every_n_steps}."
             )
 
     def _source(self, state: PictureState) -> str:

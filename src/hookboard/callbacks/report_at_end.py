@@ -39,7 +39,7 @@ class ReportAtEnd:
             if step is not None and page:
                 self._loggers.write(Entry(step, pages={REPORT: page}))
                 if places := self._loggers.places_of_page(REPORT):
-                    inform(f"HealthMonitor: the page of this run is written: {'; '.join(places)}")
+                    inform(f"HealthMonitor wrote the report of this run: {'; '.join(places)}")
         except Exception as error:  # a file or a logger may fail; the fit itself is over
             warn_switched_off("the report of HealthMonitor", error)
         finally:

@@ -234,7 +234,7 @@ class Turns:
         needed = sum(self._bytes.values())
         return (
             f"copies of all {len(self._bytes)} parameters before a step would take {needed / 1e9:.1f} GB, so their "
-            f"updates are measured by turns, each in about one of {math.ceil(needed / MOST_COPIED_BYTES)} logged steps"
+            f"updates are measured in turns, each in about one of {math.ceil(needed / MOST_COPIED_BYTES)} logged steps"
         )
 
     @property
@@ -433,8 +433,8 @@ def say_split(weights: Mapping[str, Weight]) -> None:
     split = [name for name, weight in weights.items() if any(isinstance(part, DTensor) for part in weight.parameters)]
     if split:
         warn(
-            f"HealthMonitor: {len(split)} weights are split over processes ({listed(split, 3)}): their units cannot be "
-            "told apart. symmetric_units does not judge them, and dead_units goes by the outputs of activation modules "
-            "alone. Where outputs are split too (tensor parallelism), a unit counts as dead only if the same unit of "
-            "each part is dead."
+            f"HealthMonitor: {len(split)} weights are sharded across processes ({listed(split, 3)}), so their units "
+            "cannot be told apart: symmetric_units skips them, and dead_units uses only the outputs of activation "
+            "modules. Where outputs are sharded too (tensor parallelism), a unit counts as dead only if it is dead "
+            "in every shard."
         )

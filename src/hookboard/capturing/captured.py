@@ -78,14 +78,14 @@ def capture(
 
     Args:
         model: Any module. If it has no submodules, it is captured itself, under the name `""`.
-        modules: Pattern or patterns over dotted module names, as for the callbacks. Left out: every leaf module, or,
+        modules: Pattern or patterns over dotted module names, as for the callbacks. Default: every leaf module, or,
             with `types`, every module of those types.
         types: Class names or classes; subclasses count, a leading `!` excludes.
         roles: Which tensors are kept, one or several of `input`, `output`, `grad_input`, `grad_output`.
         copy: Whether to keep copies. Otherwise the tensors themselves are kept, in their graph; reading one that an
             in-place operation has changed since is a RuntimeError.
-        device: The device to move kept tensors to, such as `"cpu"`. Left out: they stay where they are.
-        calls: How many calls of each module are kept, from the first. Left out: all.
+        device: The device to move kept tensors to, such as `"cpu"`. Default: they stay where they are.
+        calls: How many calls of each module are kept, from the first. Default: all.
         edit: One `Edit`, or several, which apply in their order.
 
     Yields:
@@ -127,7 +127,7 @@ def capture(
 
 
 def _check_device(device: object) -> None:
-    error = wrong("device", device, "a device that is there, such as 'cpu'", "to leave tensors where they are")
+    error = wrong("device", device, "an available device, such as 'cpu'", "to leave tensors where they are")
     if not isinstance(device, str | torch.device):
         raise error
     try:

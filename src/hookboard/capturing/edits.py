@@ -60,8 +60,8 @@ class Clamp(EditRule):
     """Limit every element to a range.
 
     Args:
-        min: The lower limit. Left out: none.
-        max: The upper limit. Left out: none.
+        min: The lower limit. Default: none.
+        max: The upper limit. Default: none.
 
     Raises:
         ValueError: Neither limit is given, or `min` is above `max`.
@@ -118,7 +118,7 @@ class Zero(EditRule):
     """Set the tensor to zero, or some channels of it.
 
     Args:
-        channels: The indices along `dim` that are set to zero. Left out: everything.
+        channels: The indices along `dim` that are set to zero. Default: everything.
         dim: The dimension of `channels`. In a tensor of shape (n, channels, ...) it is 1, in one of shape
             (n, tokens, features) it is -1.
 
@@ -281,7 +281,7 @@ class Edit:
     Args:
         rule: One of hookboard's rules (docs/capture.md), as in `Zero()`, or any function that takes a tensor and
             returns a new one of the same shape, dtype and device.
-        modules: Pattern or patterns over dotted module names. Left out: every leaf module, or, with `types`, every
+        modules: Pattern or patterns over dotted module names. Default: every leaf module, or, with `types`, every
             module of those types.
         types: Class names or classes; subclasses count, a leading `!` excludes.
         role: Which tensors of a module are changed: `input`, `output`, `grad_input` (the gradient that it passes back
@@ -349,7 +349,7 @@ class Edits:
         names = [repr(name) for name in self._modules if name not in self._made]
         if names:
             is_gradient = self._role.startswith("grad")
-            cause = "no gradient came to it" if is_gradient else "it was not called, or only without tensors"
+            cause = "no gradient reached it" if is_gradient else "it was not called, or only without tensors"
             raise LookupError(f"the edit of the {self._role} of {', '.join(names)} changed nothing: {cause}")
 
 

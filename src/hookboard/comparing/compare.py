@@ -85,7 +85,7 @@ def compare(
             nothing. Two recordings need none.
         loss: computes a scalar from what a model returns; then gradients are compared too.
         names: pattern of names of the left model -> pattern of the right one, such as {"encoder.layer.*": "blocks.*"}.
-            Left out: by equal names, or, if fewer than half are equal, by order and shape.
+            Default: by equal names, or, if fewer than half are equal, by order and shape.
 
     Raises:
         TypeError: a side is none of these, or `loss` is not a function.

@@ -61,7 +61,7 @@ class Comparison:
         modules = len({row.spot.module for row in self.rows})
         said = f"{len(self.rows)} tensors of {modules} modules were compared"
         if not self.rows and self.first is None:
-            lines = ["Nothing was compared: no tensor of the one model has a twin in the other."]
+            lines = ["Nothing was compared: no tensor of one model has a counterpart in the other."]
         elif self.first is None:
             lines = [f"Equal up to rounding: {said}."]
         else:

@@ -337,7 +337,7 @@ class Faults:
         if self._counts(spot, found):
             passing = sorted(found.reaches.get(replace(spot, part="output"), ()))
             whose = listed([name or "the code after the last module" for name in passing], 3) or "the loss"
-            cause = f"what {whose} passes back differs, and forward it does not: look for a backward of its own"
+            cause = f"what {whose} passes back differs, although its forward does not: look for a custom backward"
             return [Difference(spot, found.spots[spot], self.expected(spot), cause)]
         if spot in self._cut(found):
             where = f"in {self._parent(spot.module)}" if self._parent(spot.module) else "in the model"
@@ -355,14 +355,17 @@ class Faults:
         for found_tied, (one, other) in zip(pairs, (("left", "right"), ("right", "left")), strict=True):
             for name, first in found_tied.items():
                 cause = (
-                    f"in the {one} model it is {first} itself, in the {other} one a copy: training makes them differ"
+                    f"in the {one} model it is {first} itself, in the {other} one a copy: training will make them "
+                    "differ"
                 )
                 yield self._of_weight(name, "weight", BROKEN, cause)
         for name, seen in found.gradients.items():
             # Under FSDP2 the graph holds other tensors than the model, and does not tell whose code a weight passes.
             is_innocent = self._is_innocent(name, found) and name.rpartition(".")[0] not in self._guilty
             if self._is_large(name, seen) and name not in tied and is_innocent:
-                yield self._of_weight(name, "gradient", seen, "its gradient differs, and forward nothing does")
+                yield self._of_weight(
+                    name, "gradient", seen, ("its gradient differs, although nothing in the forward pass does")
+                )
         for name in found.missing:
             if name.rpartition(".")[0] in ran:
                 why = "it is frozen" if name in self._sides.frozen else "it is cut off"
@@ -386,7 +389,7 @@ class Faults:
     @staticmethod
     def not_compared(modules: list[str]) -> str:
         """Return the note on modules that ran in the left model alone."""
-        return f"not compared, as they have no twin that ran: {listed(modules, 3)}"
+        return f"not compared, because they have no counterpart that ran: {listed(modules, 3)}"
 
     def notes(self, found: Found) -> list[str]:
         """Return what was not compared, and what differs without an effect."""

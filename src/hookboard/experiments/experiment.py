@@ -138,7 +138,7 @@ def _why_not(setting: Setting, batches: Sequence[Any]) -> str:
     """Return why experiments are not possible, as the end of a sentence; "" if they are."""
     module, trainer = setting.module, setting.trainer
     if is_lightning(module, LightningModule) and setting.step is None and not module.automatic_optimization:
-        return "the optimization is manual"
+        return "it uses manual optimization"
     if len(setting.optimizers) != 1:
         return f"there are {len(setting.optimizers)} optimizers"
     if trainer is not None and trainer.world_size > 1:

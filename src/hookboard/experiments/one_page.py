@@ -48,9 +48,9 @@ def checkup(
     Args:
         model: the model, on the device of the batches.
         data: batches, such as a DataLoader; the first 8 are read. For one batch give `[batch]`.
-        step: a function from a batch to the loss. Left out: the `training_step` of a LightningModule.
-        optimizer: the optimizer. Left out: that of a LightningModule's `configure_optimizers`.
-        seconds: after so many seconds no further step of the experiments begins. Left out: 30.
+        step: a function from a batch to the loss. Default: the `training_step` of a LightningModule.
+        optimizer: the optimizer. Default: that of a LightningModule's `configure_optimizers`.
+        seconds: after so many seconds no further step of the experiments begins. Default: 30.
 
     Returns:
         What is wrong, and what was tried.
@@ -120,7 +120,7 @@ def _audited(setting: Setting, batch: Any, tried: list[str]) -> Sequence[Finding
     module, step, trainer = setting.module, setting.step, setting.trainer
     if step is None and is_lightning(module, LightningModule):
         if not module.automatic_optimization:
-            tried.append("The step was not read: the optimization is manual.")
+            tried.append("The step was not inspected: it uses manual optimization.")
             return ()
         step = partial(loss_of_step, trainer, module)
     found: list[Finding] = []
@@ -128,7 +128,7 @@ def _audited(setting: Setting, batch: Any, tried: list[str]) -> Sequence[Finding
         with undisturbed(module, batch, trainer=trainer, is_whole_step=True):
             found.extend(audit(module, batch, step))
     except CannotRunAgainError as why:
-        tried.append(f"The step was not read: {why}.")
+        tried.append(f"The step was not inspected: {why}.")
     if trainer is not None:
         found.extend(findings_of_optimizers(setting.optimizers, module, None))
         found.extend(findings_of_schedules(trainer, cast(LightningModule, module)))

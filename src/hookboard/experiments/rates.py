@@ -309,7 +309,7 @@ def _nothing_learns(trials: Sequence[RateTrial], longer: RateTrial | None, has_t
         evidence = (
             f"tried on a copy: at every rate down to {lowest.rate:.2g} the loss diverges (from {lowest.before:.3g})"
         )
-        advice = "set a still smaller rate, and look at the scale of inputs, targets and weights"
+        advice = "set an even smaller rate, and look at the scale of inputs, targets and weights"
         return [Finding("", evidence, advice, "alarm", rule="learning_rate")]
     evidence = (
         f"tried on a copy: at none of {len(trials)} rates from {lowest.rate:.2g} to {trials[-1].rate:.2g} does the "

@@ -73,7 +73,7 @@ def judge_targets(batches: Sequence[Any], targets: Targets) -> list[Finding]:
         labels = torch.cat(of_batches(batches, path))
         if not labels.is_floating_point() and labels.ndim == 1 and bool((labels == labels[0]).all()):
             evidence = f"all {count} targets of {len(batches)} batches are {labels[0]}"
-            evidence += ": a model learns from them to give that always"
-            advice = "look at how the labels are made, and whether the data set is shuffled"
+            evidence += ": a model trained on them learns to give that always"
+            advice = "check how the labels are made, and whether the data set is shuffled"
             return [Finding("", evidence, advice, "alarm", rule="labels")]
     return []

@@ -355,7 +355,7 @@ class Judge:
             case = self._open.pop(key)
             evidence, advice = finding.evidence, finding.advice
             if step != case.first:  # otherwise it shows the event itself
-                evidence = f"{case.finding.evidence.rstrip('.')}; the next look, at step {step}: {evidence}"
+                evidence = f"{case.finding.evidence.rstrip('.')}; the next measurement, at step {step}: {evidence}"
                 advice = case.finding.advice
             case.finding = replace(case.finding, module=finding.module, evidence=evidence, advice=advice)
             case.is_located, key = True, (rule, finding.module)

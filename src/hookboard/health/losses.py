@@ -504,17 +504,17 @@ class LossCurve(LossHistory):
         if not self.is_known:
             return ""
         if self.has_diverged:
-            return f"the loss is {self.level():.3g} after {min(self.start, self.first[0].value):.3g} at the start"
+            return f"the loss is {self.level():.3g}, up from {min(self.start, self.first[0].value):.3g} at the start"
         if self.is_far_above_chance:
-            return f"the loss is {self.level():.3g}, where chance gives {self.chance:.3g}"
+            return f"the loss is {self.level():.3g}, while chance would give {self.chance:.3g}"
         if self.has_forgotten:
             return f"the loss rose from {self.first[0].value:.3g} at the first step to {self.level():.3g}"
         if self.has_risen:
             return f"the loss rose from {self.best:.3g} to {self.level():.3g}"
         if self.is_stuck:
             if self.has_come_down:
-                return f"the loss came down from {self.start:.3g} to {self.level():.3g} and no longer falls"
-            return f"the loss stays at {self.level():.3g}, after {self.start:.3g} at the start"
+                return f"the loss fell from {self.start:.3g} to {self.level():.3g} and has stopped falling"
+            return f"the loss is stuck: it was {self.start:.3g} at the start and is {self.level():.3g} now"
         return ""
 
     @property

@@ -254,7 +254,7 @@ def table_of(
     if not verdicts:
         rows = ((headline(run, verdicts), *[""] * (len(TABLE_COLUMNS) - 1)),)  # for loggers that take rows alone
     cells = [_cells(verdict, shown_by.get(verdict.rule, "")) for verdict in shown[:TABLE_ROWS_MAX]]
-    in_markdown = markdown(["verdict", "layer", "steps", "what is seen, and what to try"], cells) if cells else ""
+    in_markdown = markdown(["verdict", "layer", "steps", "evidence, and what to try"], cells) if cells else ""
     seen = f"{more}{coverage(run, every_n_steps)}{_worst_layers(run, verdicts)}"
     last = " ".join(filter(None, [seen, escaped(left_out(run))]))
     text = "\n\n".join(filter(None, [headline(run, verdicts), caveat(run, verdicts), in_markdown, last]))
@@ -325,7 +325,7 @@ def _worst_layers(run: Run, verdicts: Sequence[Verdict]) -> str:
         if layer is not None and not (quantity == "dead_fraction" and layer[1] == 0):
             named.setdefault(layer[0], []).append(CHARTED[quantity])
     parts = [f"{escaped(name)} ({', '.join(words)})" for name, words in named.items()]
-    return f" The worst layer of each chart at the last look: {'; '.join(parts)}." if parts else ""
+    return f" The worst layer of each chart at the last measurement: {'; '.join(parts)}." if parts else ""
 
 
 PROMPT_RECORDS_MAX = 32

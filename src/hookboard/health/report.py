@@ -26,14 +26,16 @@ def headline(run: Run, verdicts: Sequence[Verdict]) -> str:
     alarms = sum(verdict.severity == "alarm" for verdict in verdicts)
     counts = [(alarms, "alarm"), (len(verdicts) - alarms, "note")]
     found = " and ".join(_many(count, noun) for count, noun in counts if count) or "No problems found"
-    where = f"{found} in {_layers(run)}"
-    unseen = f"; {len(run.unseen)} more gave no output" if run.unseen else ""
+    times = "once" if run.seen == 1 else f"{run.seen} times"
+    unseen = f"; {len(run.unseen)} more produced no output" if run.unseen else ""
     if run.seen < run.window:
-        looks = f"there {'was' if run.seen == 1 else 'were'} only {_many(run.seen, 'look')}"
-        where = f"{where}, but" if verdicts else f"Not judged yet, {_layers(run)}:"
-        return f"{where} {looks}, and most verdicts need {run.window}; in a short run, lower every_n_steps{unseen}."
+        found = found if verdicts else "Not judged yet"
+        return (
+            f"{found}: {_layers(run)} measured only {times}, and most rules need {run.window} measurements; in a short "
+            f"run, lower every_n_steps{unseen}."
+        )
     lost = "" if run.losses.is_finite else f"; the last loss is {run.losses.recent[-1].value}"
-    return f"{where} at {_many(run.seen, 'look')}, from step {_ends(run)}{lost}{unseen}."
+    return f"{found} in {_layers(run)}, measured {times} from step {_ends(run)}{lost}{unseen}."
 
 
 def caveat(run: Run, verdicts: Sequence[Verdict]) -> str:
@@ -76,7 +78,7 @@ def closing(run: Run, verdicts: Sequence[Verdict], places: Sequence[str] | None 
     if places is None:
         lines.append("  No logger: nothing was written to TensorBoard; the verdicts are in monitor.verdicts.")
     for place in places or ():
-        lines.append(f"  Look at: {place}")  # in one line: a command that is broken in two cannot be copied
+        lines.append(f"  Open: {place}")  # in one line: a command that is broken in two cannot be copied
     return lines
 
 
@@ -86,9 +88,9 @@ def news(verdict: Verdict) -> str:
 
 
 def ended_by(verdict: Verdict, step: int) -> str:
-    """Return a sentence without its subject: "ends the fit after step 12 because of spike. The loss was ..."."""
+    """Return a sentence without its subject: "stopped training after step 12 because of spike. The loss was ..."."""
     where = f" in {verdict.module}" if verdict.module else ""
-    return f"ends the fit after step {step} because of {verdict.rule}{where}. {verdict.in_sentences().evidence}"
+    return f"stopped training after step {step} because of {verdict.rule}{where}. {verdict.in_sentences().evidence}"
 
 
 def _wrapped(text: str, start: str, indent: int) -> list[str]:
@@ -117,7 +119,7 @@ def coverage(run: Run, every_n_steps: int | None) -> str:
         every_n_steps: number of steps between two looks; None if unknown.
     """
     rhythm = f", every {_ordinal(every_n_steps)} step" if every_n_steps and every_n_steps > 1 else ""
-    return f"Looked at {_layers(run)} at {_many(run.seen, 'step')} from {_ends(run)}{rhythm}."
+    return f"Measured {_layers(run)} at {_many(run.seen, 'step')} from {_ends(run)}{rhythm}."
 
 
 def left_out(run: Run) -> str:
@@ -128,14 +130,14 @@ def left_out(run: Run) -> str:
     outputs = [run.now.of(layer.name, "output") for layer in run.layers] if run.looks else []
     wide = sum(output is not None and output.sample_of is not None for output in outputs)
     sampled = (
-        f" In {_many(wide, 'layer')} with more than {MAX_CHANNEL_ROWS:,} units, only every k-th unit was looked at."
+        f" In {_many(wide, 'layer')} with more than {MAX_CHANNEL_ROWS:,} units, only every k-th unit was measured."
     )
     causes: dict[str, list[str]] = {}
     for layer in run.unseen:
         causes.setdefault(run.why_unseen(layer), []).append(layer.name)
     among = [layer.name for layer in run.layers]
     parts = (f"{folded(_parents(names, among), among)}{cause and ': '}{cause}" for cause, names in causes.items())
-    silent = f" No output at any look from {'; from '.join(parts)}."
+    silent = f" No output was seen from {'; from '.join(parts)}."
     ignored = run.facts.supervised and f" {run.facts.supervised}"
     return ignored + (sampled if wide else "") + (silent if causes else "")
 

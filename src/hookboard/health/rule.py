@@ -129,15 +129,15 @@ class Finding:
         advice: one sentence: what to try first.
         severity: `alarm` only for certain harm, or harm that the loss shows; otherwise `note`.
         size: how bad it is, in any unit: of equal verdicts of one rule the largest comes first.
-        since: the optimizer step at which it began. Left out: the step at which the rule first saw it.
+        since: the optimizer step at which it began. Default: the step at which the rule first saw it.
         until: the optimizer step at which it was last there, if the rule reports something that has ended, such as the
-            cause of a harm that lasts. Left out: it is there now.
+            cause of a harm that lasts. Default: it is there now.
         batch_idx: the index of the batch, for what happens in a single step.
-        is_root: True if it cannot follow from another fault, such as a layer that is in no optimizer. Left out: True
+        is_root: True if it cannot follow from another fault, such as a layer that is in no optimizer. Default: True
             for an alarm about the code of the step, otherwise False.
         is_hard: True if it is an alarm whatever the loss does, as all alarms about the code of the step are. Otherwise
             an alarm that is raised while the loss shows harm becomes a note when the loss is well again.
-        rule: the name of the rule. Left out: that of the rule that is asked.
+        rule: the name of the rule. Default: that of the rule that is asked.
         rows: the rows of that batch that are at fault, where they are known.
     """
 

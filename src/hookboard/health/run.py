@@ -267,7 +267,7 @@ class Run:
 
         Args:
             quantity: its name.
-            first: return only this many of the first columns. Left out: all.
+            first: return only this many of the first columns. Default: all.
         """
         return self.table.course(quantity, first)
 

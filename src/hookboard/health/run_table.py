@@ -114,7 +114,7 @@ class RunTable:
 
         Args:
             quantity: its name.
-            first: return only this many of the first columns. Left out: all.
+            first: return only this many of the first columns. Default: all.
         """
         return np.asarray(self._course[: len(self.steps), _ROW_OF[quantity]][:first].T.copy())
 

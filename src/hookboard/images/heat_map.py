@@ -94,8 +94,8 @@ def heat_map(
         title: what is shown, for the caption.
         unit: the unit of the values, a word or two.
         marks: the rows to mark, by name.
-        scale: the values that the colours stand for. Left out: a logarithmic scale that fits the values.
-        of: number of layers in all. Left out: the number of rows.
+        scale: the values that the colours stand for. Default: a logarithmic scale that fits the values.
+        of: number of layers in all. Default: the number of rows.
     """
     scale = log_scale(values) if scale is None else scale
     kinds = {row: (marks or {})[name] for row, name in enumerate(names) if name in (marks or {})}

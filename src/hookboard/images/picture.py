@@ -87,7 +87,7 @@ class Bar:
         label: stands left of the bar.
         left: where the label begins, in pixels from the left of the picture's pixels.
         right: where the bar ends.
-        start: where the bar begins. Left out: right after the label.
+        start: where the bar begins. Default: right after the label.
         ends: words at the ends of the bar, instead of all numbers.
         keys: further colours, by palette index, and what they mean.
     """

@@ -231,9 +231,9 @@ def warn_of_equal_tags(last: object, loop: Loop) -> None:
     numbers = sorted({number for several in shared.values() for number in several})
     names = " and ".join(f"{type(callbacks[number]).__name__} (callback {number + 1})" for number in numbers)
     rank_zero_warn(
-        f"{names} of hookboard's {len(callbacks)} callbacks write the same tags, at least {len(shared)}, for example "
-        f"what begins with {next(iter(shared))!r}: it gets several values at one step. Choose their arguments so that "
-        "each tag is written by one of them."
+        f"{names} of hookboard's {len(callbacks)} callbacks write the same tags, at least {len(shared)}, such as what "
+        f"begins with {next(iter(shared))!r}: it gets several values at one step. Choose their arguments so that each "
+        "tag is written by one of them."
     )
 
 
@@ -242,7 +242,7 @@ def inform_of_many_tags(callback: CallbackMethods[Any]) -> None:
     count = sum(1 for _ in callback.written_tags())
     if count > MAX_SILENT_TAGS:
         inform(
-            f"{type(callback).__name__} is going to write {count:,} tags, more than anybody looks at one by one. To "
-            "narrow it, name layers (modules='encoder.*'), types (types=['Linear']) or fewer statistics. "
+            f"{type(callback).__name__} will write {count:,} tags, more than anyone looks at one by one. To narrow "
+            "this down, select layers (modules='encoder.*'), types (types=['Linear']) or fewer statistics. "
             "HealthMonitor() shows all layers in 21 tags."
         )

@@ -22,7 +22,7 @@ def for_transformers(
 
     Args:
         callbacks: A callback of hookboard, or several.
-        loggers: What to write to: a `SummaryWriter` of torch, a logger of Lightning, or several. Left out:
+        loggers: What to write to: a `SummaryWriter` of torch, a logger of Lightning, or several. Default:
             TensorBoard's files in the folder `hookboard` below the Trainer's `output_dir`.
 
     Returns:

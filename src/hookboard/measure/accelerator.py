@@ -466,8 +466,8 @@ def report_compile_time() -> None:
     """Log once how long the kernels took to compile, if it was longer than `LONG_COMPILE_SECONDS`."""
     if LONG_COMPILE_SECONDS < _state.seconds < math.inf:
         inform(
-            f"compiling the kernels that measure on the GPU took {_state.seconds:.1f} s. Triton keeps them on disk: "
-            "the next run will find them there (this is said once)"
+            f"compiling the kernels for the GPU took {_state.seconds:.1f} s. Triton caches them on disk for the next "
+            "run (shown once)"
         )
         _state.seconds = math.inf
 

@@ -166,7 +166,7 @@ DERIVED: dict[str, DerivedStatistic] = {
         frozenset(),
         _saturated_fraction,
         "share of `x` near an end of the range of Tanh, Sigmoid, Hardtanh, Hardsigmoid or Softsign: more than 0.97 of "
-        "the way from the middle (tanh passes 6 % of the gradient there)",
+        "the way from the middle (tanh passes 6% of the gradient there)",
         SATURATED,
         why_not="only outputs of bounded activations, such as Tanh and Sigmoid, have it",
     ),

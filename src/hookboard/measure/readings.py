@@ -37,7 +37,7 @@ class Reading:
             float64; of more than 4096 channels for every k-th: 0, k, 2 * k ..., with the smallest k that leaves no more
             than 4096. None if channels are not measured, or if the tensors of the step had different numbers of them.
         dtype: the dtype of its first tensor in the step, of a gradient as autograd gave it; None if unknown.
-        width: how many channels there are, with or without a row. Left out: as many as there are rows.
+        width: how many channels there are, with or without a row. Default: as many as there are rows.
     """
 
     site: Site

@@ -84,11 +84,11 @@ class Recorder:
         stage: the stage that is noted in readings.
         histogram: whether to count histograms too; or a function that returns this for a site and its first tensor.
         channels: returns the dimension of a tensor that holds the channels, which are then measured one by one too;
-            None for a tensor without channels. Left out: no channels are measured.
+            None for a tensor without channels. Default: no channels are measured.
         ends: returns the lower and the upper value at which values of a site count as saturated, see
-            `layers.saturation_limits`; None for a site that cannot saturate. Left out: saturation is not counted.
+            `layers.saturation_limits`; None for a site that cannot saturate. Default: saturation is not counted.
         finish: computes what needs the readings of several sites, such as ratios; returns the readings that `send`
-            gives. Left out: they are given as they are.
+            gives. Default: they are given as they are.
         ranks: the processes that merge what they measured; every rank must then take what each flush sends. None if
             nothing is merged.
     """

@@ -51,7 +51,7 @@ def values_of(tensor: Tensor, *, may_wait: bool | None = None) -> Values:
 
     Args:
         tensor: detached.
-        may_wait: whether the host may wait for the device. Left out: only if the device is the CPU.
+        may_wait: whether the host may wait for the device. Default: only if the device is the CPU.
 
     Raises:
         TypeError: the tensor has no values, or does not let them be read; the message says why.

@@ -155,7 +155,7 @@ def _computed(module: nn.Module, compute: Callable[[Any], Tensor]) -> Tensor:
             torch.cuda.manual_seed_all(0)
         weight = compute(twin)
         if not isinstance(weight, Tensor):
-            raise TypeError(f"a weight that is no tensor: {type(weight).__name__}")
+            raise TypeError(f"a weight that is not a tensor: {type(weight).__name__}")
         return weight.detach()
 
 

@@ -156,7 +156,7 @@ def adapters(done: TracedStep) -> Iterator[Finding]:
     for names, why, advice, is_note in (
         (
             zero,
-            "no factor that is trained stands beside one that is not 0, so that none gets a gradient",
+            "every trained factor is multiplied by one that is 0, so none gets a gradient",
             _START,
             False,
         ),
@@ -165,9 +165,9 @@ def adapters(done: TracedStep) -> Iterator[Finding]:
         if names:
             yield Finding(
                 names[0].rpartition(".")[0],
-                f"{len(names)} of {len(found)} adapters, which are two factors beside a frozen weight, learn nothing: "
-                f"{why} ({listed(names, 3)})",
-                f"{advice}; nothing, if that is intended" if is_note else advice,
+                f"{len(names)} of {len(found)} adapters (two factors beside a frozen weight) learn nothing: {why} "
+                f"({listed(names, 3)})",
+                f"{advice}; ignore this if it is intended" if is_note else advice,
                 "note" if is_note else "alarm",
             )
 
@@ -178,6 +178,6 @@ def _is_zero(factor: nn.Parameter) -> bool:
 
 
 _START = "initialize one factor with random numbers and the other with 0, and train both"
-_TRAIN = "set requires_grad=True on both factors, as is_trainable=True does where peft loads a saved adapter"
+_TRAIN = "set requires_grad=True on both factors, as is_trainable=True does when peft loads a saved adapter"
 
 ADAPTERS = Rule("adapters", adapters, of="step")

@@ -29,7 +29,7 @@ def audit(model: nn.Module, batch: Any, step: Callable[[Any], Tensor] | None = N
     Args:
         model: the model.
         batch: the argument of `step`, on the model's device.
-        step: computes the loss of a batch. Left out: the `training_step` of a LightningModule.
+        step: computes the loss of a batch. Default: the `training_step` of a LightningModule.
 
     Returns:
         The findings, alarms first, as a tuple; empty if none. `print` shows a line for each.
@@ -55,7 +55,7 @@ def audit(model: nn.Module, batch: Any, step: Callable[[Any], Tensor] | None = N
             with reader.reading():
                 loss = run(batch)
                 if not isinstance(loss, Tensor):
-                    raise TypeError(f"the step gave a loss of type {type(loss).__name__}; it must be a tensor")
+                    raise TypeError(f"the step returned a loss of type {type(loss).__name__}; it must be a tensor")
                 reader.take_without_backward(loss)
             return Findings(reader.findings())
         finally:

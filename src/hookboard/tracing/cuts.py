@@ -56,10 +56,10 @@ def cut(done: TracedStep) -> Iterator[Finding]:
             place.module,
             f"{_named(op)} {place} cuts the gradient of {len(lost)} of {len(done.trained)} trainable "
             f"parameters: {listed(sorted(lost), 3)}",
-            f"remove the {_named(op)}; where it is intended, as in a teacher, set requires_grad=False on what should "
-            "stay as it is"
+            f"remove the {_named(op)}; if it is intended, as for a teacher, set requires_grad=False on what should "
+            "not change"
             if op.checkpoint is None
-            else "pass use_reentrant=False to checkpoint(), or give it an input that needs a gradient, as "
+            else "pass use_reentrant=False to checkpoint(), or give it an input that requires a gradient, as "
             "enable_input_require_grads() of transformers does",
         )
     yield from _gone(done)
@@ -98,8 +98,8 @@ def _term_without_gradient(done: TracedStep, takers: Mapping[Value, list[Op]]) -
             yield Finding(
                 term.op.place.module,
                 f"the inputs of {term.op.name} {term.op.place}, a term of the loss, require no gradient, so it has no "
-                "effect on the training",
-                "give it the output of the model that is trained",
+                "effect on training",
+                "pass it the output of the model that is trained",
                 "alarm",
             )
             return
@@ -130,7 +130,7 @@ def _without_gradient(op: Op) -> Finding:
         f"a term of the loss comes from {_named(op)} {op.place}, which passes no gradient back, so it has no effect",
         "call torch.autograd.grad with create_graph=True"
         if is_derivative
-        else f"compute it without {_named(op)}; to log the sum of several losses, add them for the log alone",
+        else f"compute it without {_named(op)}; to log the sum of several losses, add them up only for logging",
         "alarm",
     )
 
@@ -147,7 +147,7 @@ def _of_all(done: TracedStep) -> Iterator[Finding]:
     for op in cutting[-1:]:
         yield Finding(
             op.place.module,
-            f"no gradient reaches any of the {len(done.trained)} trainable parameters; the last call that passes none "
+            f"no gradient reaches any of the {len(done.trained)} trainable parameters; the last call that blocks it "
             f"is {_named(op)} {op.place}",
             f"compute the loss from the outputs without {_named(op)}",
             "alarm",
@@ -177,9 +177,9 @@ def _gone(done: TracedStep) -> Iterator[Finding]:
         "" if flat is None else flat.place.module,
         f"the gradients of all {len(done.trained)} trainable parameters are exactly 0"
         + (f": that of {flat.name} {flat.place} is 0 everywhere" if flat else ", and the loss is not"),
-        f"compute the loss from what {flat.name} takes; use {flat.name} for metrics only"
+        f"compute the loss from the input of {flat.name}; use {flat.name} for metrics only"
         if flat
-        else "look for what multiplies by 0 on the way to the loss: a mask, or an activation that is dead or saturated",
+        else "look for a multiplication by 0 on the way to the loss: a mask, or a dead or saturated activation",
         "alarm",
         is_root=flat is not None,
     )
@@ -189,12 +189,12 @@ def _nothing_to_learn(done: TracedStep) -> Finding:
     """Return the note on a first batch whose loss and gradients are exactly 0, as a batch without a target may have."""
     what = "the loss of the first batch and all gradients are exactly 0"
     if not done.zero_factor:
-        return Finding("", what, "look at what the loss is made of")
+        return Finding("", what, "check what the loss is made of")
     return Finding(
         "",
         f"{what}: {done.zero_factor}",
-        "look at what that is, such as a mask, or advantages, which are 0 where all rewards of a group are equal; "
-        "nothing, if they differ in later batches",
+        "check what that tensor is: a mask, or advantages, which are 0 where all rewards of a group are equal; "
+        "ignore this if they differ in later batches",
     )
 
 
@@ -216,7 +216,7 @@ def zero_factor_of(step: StepTrace, loss: Tensor) -> str:
         zeros.add(node)
         where = f"{made.line or 'library code'} multiplies by"
         if factor.numel() > 1:
-            return f"{where} a tensor of shape {list(factor.shape)}, all of it 0"
+            return f"{where} a tensor of shape {list(factor.shape)} that is all zeros"
         by_number = by_number or f"{where} 0"
     return "" if _reaches_a_leaf(loss, zeros) else by_number
 

@@ -218,12 +218,12 @@ def _mixing(op: Op, first: Value, result: Value, *, may_be_meant: bool) -> Findi
         is_exchange = list(result.shape) == [shape[1], count, *shape[2:]]
         moved = (
             f"makes {list(result.shape)} of {shape} without moving an element: dimension {result.shape.index(count)} "
-            "is then as long as the batch, but what lies at one index of it comes from several samples"
+            "is then as long as the batch, but each index of it mixes several samples"
         )
         advice = f"use {'transpose(0, 1)' if is_exchange else f'permute({order})'} in place of the {op.name}"
     else:
-        moved = f"takes {shape}, and mixes its samples: with another first sample, the outputs for others change"
-        advice = "give it the dimensions in the order that it takes, so that each sample stays by itself"
+        moved = f"takes {shape}, and mixes its samples: when the first sample changes, so do the outputs for others"
+        advice = "give it the dimensions in the order it expects, so that samples stay apart"
         if op.name in ("softmax", "log_softmax"):
             advice = f"use dim={1 if len(shape) == 2 else -1}"
         elif op.name in ("getitem", "gather", "index_select", "take_along_dim"):

@@ -43,16 +43,18 @@ def forward_event(
         said = f"came from {_plain(origin.name)}(){where}{found}"
     else:
         by = f", perhaps by {listed(place.before, 3)}" if place.before else ""
-        said = f"went into {_plain(origin.taker)}(){where}{found}; it was made earlier{by}"
+        said = f"went into {_plain(origin.taker)}(){where}{found}; it was computed earlier{by}"
         if origin.is_maker:
             said = f"came from {_plain(origin.taker)}(){where}{found}, or from code before it{by}"
     why, advice = _cause(origin)
-    evidence = f"The loss of step {step}, batch {batch_idx}, is {loss}. The first value that is not finite {said}"
+    evidence = f"The loss of step {step}, batch {batch_idx}, is {loss}. The first non-finite value {said}"
     evidence += f": {why}." if why else "."
     taken = list(origin.taken.values())
     largest = max([last_loss, *(_largest(tensor) for tensor in taken)])
     if largest > GROWN_ABOVE:
-        advice = f"Values had grown to {largest:.3g} before: lower the learning rate, warm it up, or clip gradients."
+        advice = (
+            f"Values had already grown to {largest:.3g} before: lower the learning rate, warm it up, or clip gradients."
+        )
     module = "" if place.is_after and not origin.name and not origin.is_maker else place.module
     return Nonfinite(module, "forward", step, batch_idx, evidence, advice or _CHECK)
 
@@ -80,8 +82,8 @@ def batch_event(
     met = f"; {taker!r} is the first that takes it" if taker else ""
     evidence = f"The batch {batch_idx} of step {step} holds {held}{met}, and the loss is {loss}."
     if was_changed:
-        evidence += " training_step changes the batch in place: before, it may have been finite."
-    advice = f"Look at the data of batch {batch_idx}: find and drop such samples, or fill what is missing."
+        evidence += " training_step changes the batch in place: it may have been finite before that."
+    advice = f"Check the data of batch {batch_idx}: drop such samples, or fill in missing values."
     rows = tuple(sorted({row for some in by_tensor.values() for row in some}))
     return Nonfinite(taker, "batch", step, batch_idx, evidence, advice, rows=rows)
 
@@ -131,13 +133,13 @@ def backward_event(spoiled: Mapping[str, str], after: str, step: int, batch_idx:
     """
     name, module = list(spoiled.items())[-1]
     evidence = (
-        f"{len(spoiled)} parameters have gradients that are not finite in the backward pass of step {step}, batch "
-        f"{batch_idx}, although the loss is finite. The last one that the forward pass uses is {name!r}"
+        f"{len(spoiled)} parameters have non-finite gradients in the backward pass of step {step}, batch {batch_idx}, "
+        f"although the loss is finite. The last one used in the forward pass is {name!r}"
         + (f"; after it come {after}." if after else ".")
     )
     advice = (
-        "From there on look for an operation whose derivative is infinite, such as the root or norm of 0, or for a NaN "
-        "that torch.where hides; clamp before it."
+        "From there on, look for an operation whose derivative is infinite, such as the root or norm of 0, or for a "
+        "NaN that torch.where hides; clamp before it."
     )
     return Nonfinite(module, "backward", step, batch_idx, evidence, advice)
 
@@ -160,7 +162,7 @@ def parameter_event(
     held, module = described([values]), name.rpartition(".")[0]
     if stepped is None:
         evidence = f"The parameter {name!r} holds {held} before the first optimizer step of this fit."
-        advice = "Look at the initialization, and at the checkpoint that was loaded."
+        advice = "Check the initialization, and the checkpoint that was loaded."
         return Nonfinite(module, "start", step, batch_idx, evidence, advice)
     at, its_batch, loss = stepped
     finite = f"; the loss of that step was finite ({loss:.3g})" if math.isfinite(loss) else ""
@@ -190,7 +192,7 @@ def unlocated_event(
         evidence += f", that of {spoiled[-1]!r} is the last in the model" if spoiled else ""
     else:
         evidence = f"The loss of step {step}, batch {batch_idx}, is {'not finite' if loss is None else loss}"
-    evidence += f". The module is not known: {why}."
+    evidence += f". The module is unknown: {why}."
     advice = "Train this batch once more with torch.autograd.set_detect_anomaly(True)."
     during: Pass = "backward" if is_backward else "forward"
     return Nonfinite(module, during, step, batch_idx, evidence, advice, is_located=False)
@@ -201,7 +203,7 @@ def late_event(losses: Iterable[Loss]) -> Nonfinite | None:
     bad = next((loss for loss in losses if not math.isfinite(loss.value)), None)
     if bad is None:
         return None
-    why = "losses are read at the next look; nonfinite='exact' finds it in the step itself"
+    why = "losses are read only at the next measurement; nonfinite='exact' finds it in the step itself"
     return unlocated_event(False, bad.step, bad.batch_idx, why, loss=bad.value)
 
 
@@ -249,16 +251,16 @@ def _cause(origin: BadOperation) -> tuple[str, str]:
     """Return what is wrong with the inputs of the operation, as a clause, and what to change; each "" if not known."""
     first, name = origin.taken.get("self"), origin.taker if origin.is_maker else origin.name
     if name == "nll_loss":
-        return "none of its targets counts", "Leave out batches all of whose targets are `ignore_index`."
+        return "none of its targets counts", "Skip batches whose targets are all `ignore_index`."
     if name == "mean" or (first is not None and not first.numel()):
-        return "it is the mean of no values", "Leave the term out where nothing is selected."
+        return "it is the mean of no values", "Skip this term when nothing is selected."
     if name in SOFTMAXES and origin.is_maker:
-        return "", "Look for a row that is masked throughout, or for a NaN or Inf in what it takes."
+        return "", "Look for a row that is fully masked, or for a NaN or Inf in its input."
     if name in SOFTMAXES and origin.given is not None:
         rows = int(torch.isnan(local(origin.given)).all(-1).sum())
         said = "1 row is" if rows == 1 else f"{rows} rows are"
-        advice = "Let each row see at least one place, or leave rows without any out."
-        return (f"{said} masked throughout", advice) if rows else ("", "")
+        advice = "Let each row see at least one position, or leave out rows without any."
+        return (f"{said} fully masked", advice) if rows else ("", "")
     if name in ("div", "reciprocal"):
         divisor = origin.taken.get("other", origin.taken.get("self") if name == "reciprocal" else None)
         zeros = 0 if divisor is None else int((divisor == 0).sum())
@@ -269,9 +271,9 @@ def _cause(origin: BadOperation) -> tuple[str, str]:
         return low, "Clamp its input above 0."
     if name in _ROOTS:
         low = "" if first is None else _counted(int((first <= 0).sum()), f"of its {first.numel()} inputs", "0 or less")
-        return low, "Clamp its input above 0, or check the power."
+        return low, "Clamp its input above 0, or check the exponent."
     if name == "exp":
-        advice = "Subtract the maximum first, or clamp its input; as an activation, use ReLU or GELU in place of it."
+        advice = "Subtract the maximum first, or clamp its input; as an activation, use ReLU or GELU instead."
         return "", advice
     return "", ""
 

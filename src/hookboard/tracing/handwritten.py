@@ -109,8 +109,8 @@ def loss_input(done: TracedStep) -> Iterator[Finding]:
             negative, low, high, total = op.seen
             yield Finding(
                 op.place.module,
-                f"{op.name} {op.place} takes numbers above 0; its input is {float(low):.3g} to {float(high):.3g}: "
-                f"{int(negative):,} of {total:,} give NaN",
+                f"{op.name} {op.place} expects numbers above 0, but its input is {float(low):.3g} to "
+                f"{float(high):.3g}: {int(negative):,} of {total:,} give NaN",
                 "for logits use cross_entropy or binary_cross_entropy_with_logits; for probabilities put softmax or "
                 "sigmoid before it",
                 "alarm",
@@ -120,8 +120,7 @@ def loss_input(done: TracedStep) -> Iterator[Finding]:
         if low < -ROUNDING or high > 1 + ROUNDING:
             yield Finding(
                 op.place.module,
-                f"the overlap {op.place} is that of probabilities and masks, and its outputs are {low:.3g} to "
-                f"{high:.3g}",
+                f"the overlap {op.place} expects probabilities and masks, but its outputs are {low:.3g} to {high:.3g}",
                 "put sigmoid or softmax before it",
                 "alarm",
             )
@@ -139,7 +138,7 @@ def targets(done: TracedStep) -> Iterator[Finding]:
         if low < -ROUNDING or high > 1 + ROUNDING:
             yield Finding(
                 op.place.module,
-                f"{what} {op.place} takes targets of 0 to 1, they are {low:g} to {high:g}",
+                f"{what} {op.place} expects targets from 0 to 1, but they are {low:g} to {high:g}",
                 "encode two classes as 0 and 1; scale masks of 0 and 255; for more classes use cross_entropy",
                 "alarm",
             )

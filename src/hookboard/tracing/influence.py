@@ -17,8 +17,8 @@ def no_influence(done: TracedStep) -> Iterator[Finding]:
         if call.op.name == "cross_entropy" and call.values.dim() > 1 and call.values.shape[1] == 1:
             yield Finding(
                 call.op.place.module,
-                f"cross_entropy {call.op.place} gets one class: its loss is 0 whatever the model gives",
-                "give the model an output for each class, or use binary_cross_entropy_with_logits",
+                f"cross_entropy {call.op.place} gets a single class: its loss is 0 whatever the model outputs",
+                "give the model one output per class, or use binary_cross_entropy_with_logits",
                 "alarm",
             )
     for call, op, shape, dim in last_softmaxes(done):
@@ -27,8 +27,8 @@ def no_influence(done: TracedStep) -> Iterator[Finding]:
             yield Finding(
                 op.place.module,
                 f"{op.name} {op.place} runs over a dimension of size 1 of {list(shape)}: its output is "
-                f"{'1' if op.name == 'softmax' else '0'} whatever comes in",
-                "use sigmoid for one output, or give the model an output for each class"
+                f"{'1' if op.name == 'softmax' else '0'} whatever the input",
+                "use sigmoid for one output, or give the model one output per class"
                 if is_share or call.op.name not in REGRESSION | {"sub", "rsub"}
                 else f"remove the {op.name}: the targets are {in_numbers(call.wanted)}",
                 "alarm",
@@ -58,9 +58,9 @@ def _over_one_number(done: TracedStep) -> Iterator[Finding]:
         if op.name in ("div", "truediv", "divide") and len(op.inputs) > 1 and _is_own_sum(op.inputs[1], before):
             yield Finding(
                 op.place.module,
-                f"{op.place} each number of {list(before.shape)} is divided by itself, as the sum in the divisor "
-                "runs over a dimension of size 1: the result is 1 whatever comes in",
-                "divide only where there are several, as of experts that are picked",
+                f"{op.place} each number of {list(before.shape)} is divided by itself, because the sum in the divisor "
+                "runs over a dimension of size 1: the result is 1 whatever the input",
+                "divide only where there are several, as with several picked experts",
                 "alarm",
             )
         is_norm = op.name == "layer_norm" and math.prod(op.arguments.get("normalized_shape", (0,))) == 1
@@ -68,8 +68,8 @@ def _over_one_number(done: TracedStep) -> Iterator[Finding]:
         if is_softmax or is_norm:
             yield Finding(
                 op.place.module,
-                f"{op.name} {op.place} runs over a dimension of size 1 of {list(before.shape)}: its output is "
-                "the same whatever comes in",
+                f"{op.name} {op.place} runs over a dimension of size 1 of {list(before.shape)}: its output is the "
+                "same whatever the input",
                 f"remove the {op.name}, or let it run over a longer dimension",
                 "alarm" if is_norm or id(op) in of_loss else "note",  # one expert may be meant
             )

@@ -97,13 +97,13 @@ def input_scale(done: TracedStep) -> Iterator[Finding]:
             continue
         if any(value.path in done.step.float_paths for value in data.value.ancestors()):
             continue
-        advice = "divide it by less: it seems to be scaled down twice"
+        advice = "divide it by less: it seems to have been scaled down twice"
         if rms >= RMS_LARGE:
             advice = "scale it: subtract the mean of each column and divide by its standard deviation"
         yield Finding(
             data.op.place.module,
-            f"the data that enter the model in {data.op.name} {data.op.place} are {in_numbers(data.tensor)}, with "
-            f"an RMS of {rms:.3g}; about 1 is usual",
+            f"the data entering the model in {data.op.name} {data.op.place} are {in_numbers(data.tensor)}, with an "
+            f"RMS of {rms:.3g}; about 1 is usual",
             advice,
         )
         return
@@ -146,8 +146,8 @@ def padding(done: TracedStep) -> Iterator[Finding]:
         share = float((runs_of(rows, pad)).double().mean())
         yield Finding(
             call.op.place.module,
-            f"{share:.0%} of the targets of {call.op.name} {call.op.place} are the number {pad} that fills rows up "
-            "to their end: the loss counts them like any other",
+            f"{share:.0%} of the targets of {call.op.name} {call.op.place} are {pad}, the number that pads rows at the "
+            "end: the loss counts them like any other",
             f"give the loss ignore_index={pad}, if that is padding",
         )
 
@@ -269,8 +269,8 @@ def padding_mask(done: TracedStep) -> Iterator[Finding]:
                 yield Finding(
                     op.place.module,
                     f"the key_padding_mask of attention {op.place} hides {float(hidden.double().mean()):.0%} of the "
-                    f"positions, all that hold a token, and shows the padding (token {pad})",
-                    "invert it: True hides a position, so give tokens == pad",
+                    f"positions, all of those that hold a token, and shows the padding (token {pad})",
+                    "invert it: True hides a position, so pass tokens == pad",
                     "alarm",
                 )
                 return
@@ -301,7 +301,7 @@ def target_leak(done: TracedStep) -> Iterator[Finding]:
         f"column {column} of the {width} that enter the model in {data.op.name} {data.op.place} is the "
         f"target of {call.op.name} {call.op.place}: over {len(call.wanted)} samples their correlation is "
         f"{correlation:.6f}",
-        "take this column out of the inputs, unless it is known when the model is used",
+        "remove this column from the inputs, unless it is known at prediction time",
         "alarm" if is_same else "note",
     )
 

@@ -43,12 +43,16 @@ def eval_mode(done: TracedStep) -> Iterator[Finding]:
     if idle:
         kinds = sorted({type(modules[name]).__name__ for name in idle})
         new = [name for name in idle if _is_new(modules[name])]
-        as_new = f"; the running statistics of {len(new)} are as new, so that they normalize nothing" if new else ""
+        as_new = (
+            f"; the running statistics of {len(new)} are still those of a new layer, so they normalize nothing"
+            if new
+            else ""
+        )
         yield Finding(
             "",
             f"{len(idle)} of {len(modules)} layers that behave differently in training ({', '.join(kinds)}) are in "
             f"evaluation mode: {listed(idle, 3)}{as_new}",
-            "call train() on them" + ("" if new else ", unless they are to stay as they are"),
+            "call train() on them" + ("" if new else ", unless that is intended"),
             "alarm" if new else "note",
         )
     if restless:
@@ -110,8 +114,8 @@ class Modes:
         kinds = sorted({type(module).__name__ for module in there.values()})
         yield Finding(
             "",
-            f"what behaves differently in training ({', '.join(kinds)}) was in training mode at the first step, and is "
-            f"in evaluation mode at step {step}: {listed(sorted(there), 3)}",
+            f"the layers that behave differently in training ({', '.join(kinds)}) were in training mode at the first "
+            f"step and are in evaluation mode at step {step}: {listed(sorted(there), 3)}",
             "call train() after each evaluation",
             "alarm",
             rule="eval_mode",
@@ -128,8 +132,8 @@ class Modes:
             self._has_seen_copies = True
             yield Finding(
                 new[0],
-                f"{len(new)} of {len(norms)} batch norms of frozen modules have the running statistics of a new layer, "
-                f"and weights that are not those of one: {listed(new, 3)}",
+                f"{len(new)} of {len(norms)} batch norms of frozen modules have the running statistics of a new "
+                f"layer, but not its weights: {listed(new, 3)}",
                 "copy the buffers too, as torch.optim.swa_utils.AveragedModel does with use_buffers=True",
                 "alarm",
                 rule="eval_mode",
@@ -156,7 +160,7 @@ def _still_statistics(model: nn.Module) -> Iterator[Finding]:
             still[0],
             f"momentum=0 in {len(still)} of {len(norms)} batch norms: their running statistics stay at a mean of 0 and "
             f"a variance of 1, which evaluation uses: {listed(still, 3)}",
-            "set momentum=0.1: torch takes this share of each batch, other libraries the share that is kept",
+            "set momentum=0.1: in torch it is the share of each new batch, in other libraries the share that is kept",
             "alarm",
         )
 

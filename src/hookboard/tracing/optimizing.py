@@ -84,8 +84,8 @@ def _not_in_optimizer(
         line = next((f", first used at {one.line}" for one in outside if one.line), "")
         yield Finding(
             "",
-            f"no gradient reaches any of the {stepped} parameters of the model that the optimizers hold; it reaches "
-            f"{len(outside)} others{line}",
+            f"no gradient reaches any of the {stepped} model parameters in the optimizers; it reaches {len(outside)} "
+            f"others{line}",
             "compute the loss with the model's own parameters, or with tensors that are computed from them, as "
             "torch.func.functional_call takes: a copy of the model passes nothing on to it",
             "alarm",
@@ -144,7 +144,7 @@ class Unfrozen:
             Finding(
                 "",
                 f"{len(left)} parameters that were frozen at first are trainable now, get a gradient and are in no "
-                f"optimizer, so that they stay as they are: {listed(left, 3)}",
+                f"optimizer, so they stay as they are: {listed(left, 3)}",
                 "pass them to the optimizer with add_param_group, or all parameters from the beginning",
                 "alarm",
                 rule="not_in_optimizer",
@@ -210,8 +210,8 @@ def _not_in_model(left: Sequence[Outsider], *, may_be_meant: bool) -> Iterator[F
         f"{they} registered in neither the model nor an optimizer{who}{as_torch}"
         + (f"; they are used at {line}" if line else ""),
         ("make layers in __init__" if made else "keep layers in an nn.ModuleList, not in a list")
-        + ", so that the model has their parameters; nothing, if they are not to be trained, as of a fixed network in "
-        "the loss",
+        + ", so that the model registers their parameters; ignore this if they should not be trained, as in a fixed "
+        "network of the loss",
         "alarm" if (fresh or is_open) and not may_be_meant else "note",
         rule="not_in_optimizer",
     )
@@ -236,9 +236,9 @@ def _frozen(parameters: Mapping[str, nn.Parameter]) -> Iterator[Finding]:
     if frozen and sum(frozen.values()) < count:
         yield Finding(
             "",
-            f"{count - sum(frozen.values()):,} of {count:,} weights are trained; frozen are all of "
+            f"{count - sum(frozen.values()):,} of {count:,} weights are trained; frozen: all of "
             f"{listed(_whole(parameters, frozen), 3)}{_untrained(parameters, frozen)}",
-            "nothing, if that is intended, as below adapters; otherwise set requires_grad=True on what should learn",
+            "ignore this if it is intended, as with adapters; otherwise set requires_grad=True on what should learn",
             rule="frozen",
         )
 
@@ -266,7 +266,7 @@ def _lost_epsilon(optimizer: Optimizer) -> Iterator[Finding]:
             yield Finding(
                 "",
                 f"{type(optimizer).__name__}: its eps of {group['eps']:.3g} is 0 in float16, the type of {count} of "
-                "its trained parameters: it divides by 0 where the square of a gradient is 0 too",
+                "its trained parameters: it divides by 0 where a squared gradient is 0 too",
                 "set eps=1e-4, or keep the weights in float32 (precision='16-mixed') or bfloat16",
                 "alarm",
                 rule="optimizer_settings",
@@ -317,7 +317,7 @@ def _untrained(parameters: Mapping[str, nn.Parameter], frozen: Collection[str]) 
     ]
     if not names:
         return ""
-    return f"; those of {listed(names, 4)} still look like torch's initialization, so nobody has trained them"
+    return f"; those of {listed(names, 4)} still look like torch's initialization, so they were never trained"
 
 
 def _is_fresh(weight: torch.Tensor) -> bool:

@@ -34,9 +34,9 @@ def token_order(done: TracedStep) -> Iterator[Finding]:
         if places is not None:
             yield Finding(
                 "",
-                f"the order of the tokens that {taking.name} {taking.place} takes has no influence: with those at "
-                f"positions {places[0]} and {places[1]} exchanged, their outputs are exchanged, and all others stay",
-                "add an embedding or an encoding of the positions to that of the tokens, and use the sum",
+                f"the order of the tokens that {taking.name} {taking.place} takes has no influence: swapping those at "
+                f"positions {places[0]} and {places[1]} swaps their outputs and leaves all others unchanged",
+                "add a positional embedding or encoding to the token embeddings, and use the sum",
                 "alarm",
             )
             return

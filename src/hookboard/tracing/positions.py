@@ -172,7 +172,7 @@ def of_positions(ahead: Ahead, outputs: list[Tensor]) -> Iterator[Finding]:
             op.place.module,
             f"the targets of {op.name} {op.place} are the tokens two positions later, and the output does not see "
             "the one between: they are shifted twice",
-            "shift once: a loss that shifts by itself takes outputs and tokens as they are",
+            "shift once: a loss that shifts internally needs outputs and tokens unshifted",
             "alarm",
             rule="targets",
         )

@@ -34,7 +34,7 @@ class Reader:
     Args:
         model: the model.
         batch: the batch that the step takes.
-        at_backward: called with the loss before `loss.backward()`, which then runs if it returns True. Left out:
+        at_backward: called with the loss before `loss.backward()`, which then runs if it returns True. Default:
             `take_without_backward`, and it does not run.
     """
 
@@ -94,7 +94,7 @@ class Reader:
 
         Args:
             loss: the tensor.
-            of: the value that the rules take for the loss. Left out: that of the tensor.
+            of: the value that the rules take for the loss. Default: that of the tensor.
             factor: what that value is multiplied by to give the tensor.
         """
         is_finite = bool(loss.detach().isfinite().all())

@@ -183,9 +183,9 @@ def loss_input(done: TracedStep) -> Iterator[Finding]:
         elif name == "cross_entropy" and are_probabilities(values):
             yield Finding(
                 call.op.place.module,
-                f"cross_entropy {call.op.place} takes logits; each of the {len(values):,} rows of its input sums to "
-                f"1, with numbers of {in_numbers(values)}{_from(call.output)}",
-                "give it the numbers before they were made probabilities",
+                f"cross_entropy {call.op.place} expects logits, but each of the {len(values):,} rows of its input "
+                f"sums to 1, with numbers from {in_numbers(values)}{_from(call.output)}",
+                "give it the numbers from before they became probabilities",
                 "alarm",
             )
         if name == "nll_loss" and values.dim() > 1 and values.is_floating_point() and not _weighs_logs(call.output):
@@ -195,17 +195,17 @@ def loss_input(done: TracedStep) -> Iterator[Finding]:
                 came = f", it comes from {_origin(call.output)}" if made_by else ""
                 yield Finding(
                     call.op.place.module,
-                    f"nll_loss {call.op.place} takes log-probabilities, whose exp sums to 1; the exp of its input "
-                    f"sums to {in_numbers(sums)}{came}",
+                    f"nll_loss {call.op.place} expects log-probabilities, whose exp sums to 1, but the exp of its "
+                    f"input sums to {in_numbers(sums)}{came}",
                     _for_nll_loss(call),
                     "alarm",
                 )
         if name == "kl_div" and bool((values > ROUNDING).any()):
             yield Finding(
                 call.op.place.module,
-                f"kl_div {call.op.place} takes log-probabilities, which are at most 0; its input is "
+                f"kl_div {call.op.place} expects log-probabilities, which are at most 0, but its input is "
                 f"{in_numbers(values)}{_from(call.output)}",
-                f"use log_softmax{' in place of the softmax' * (made_by == 'softmax')}: it takes logarithms",
+                f"use log_softmax{' in place of the softmax' * (made_by == 'softmax')}: it expects logarithms",
                 "alarm",
             )
 
@@ -228,9 +228,9 @@ def _softmax_twice(done: TracedStep) -> Iterator[Finding]:
             seen.add(place)
             yield Finding(
                 place.module,
-                f"{op.name} {place} takes the output of softmax {value.op.place}: from numbers between 0 and 1 "
-                f"its largest result is at most {math.e / (math.e + size - 1):.2g} (uniform: {1 / size:.2g})",
-                "give it the logits, or leave it out",
+                f"{op.name} {place} takes the output of softmax {value.op.place}: from numbers between 0 and 1, its "
+                f"largest result is at most {math.e / (math.e + size - 1):.2g} (uniform: {1 / size:.2g})",
+                "give it the logits, or remove it",
                 "alarm",
             )
 
@@ -287,11 +287,11 @@ def _of_logits(call: LossCall) -> Finding:
         and classes > 1
     ):
         least = math.log1p((classes - 1) * math.exp(low - high))
-        bound = f"; with {classes} logits of {low:g} to {high:g} the loss of a sample cannot fall below {least:.3g}"
+        bound = f"; with {classes} logits from {low:g} to {high:g}, the loss of a sample cannot fall below {least:.3g}"
     return Finding(
         _module_of(call.output),
-        f"{call.op.name} {call.op.place} takes logits, but its input comes from {_origin(call.output)}{bound}",
-        f"remove the {made_by}; where probabilities are wanted, compute them outside of the loss",
+        f"{call.op.name} {call.op.place} expects logits, but its input comes from {_origin(call.output)}{bound}",
+        f"remove the {made_by}; where probabilities are wanted, compute them outside the loss",
         "alarm",
     )
 
@@ -325,8 +325,8 @@ def _broadcast(done: TracedStep) -> Iterator[Finding]:
             ):
                 yield Finding(
                     op.place.module,
-                    f"{op.place} an output of shape {list(output.shape)} meets targets of shape "
-                    f"{list(target.shape)}: each output is compared with every target, {list(both)}",
+                    f"{op.place} an output of shape {list(output.shape)} is compared with targets of shape "
+                    f"{list(target.shape)}: each output meets every target, {list(both)}",
                     "give both the same shape, with squeeze(1) or unsqueeze(1)",
                     "alarm",
                 )
@@ -371,8 +371,8 @@ def _mixed(done: TracedStep) -> Iterator[Finding]:
             continue
         yield Finding(
             op.place.module,
-            f"{op.name} {op.place} makes {list(after)} of {list(before)} without moving an element: classes and "
-            f"positions are mixed in what {call.op.name} {call.op.place} takes",
+            f"{op.name} {op.place} makes {list(after)} of {list(before)} without moving an element, which mixes "
+            f"classes and positions in the input of {call.op.name} {call.op.place} takes",
             f"use {remedy} in place of the {op.name}",
             "alarm",
         )
@@ -457,8 +457,8 @@ def targets(done: TracedStep) -> Iterator[Finding]:
             if low < -ROUNDING or high > 1 + ROUNDING:
                 yield Finding(
                     place.module,
-                    f"{call.op.name} {place} takes targets of 0 to 1, they are {low:g} to {high:g}: its loss has "
-                    "no lower bound",
+                    f"{call.op.name} {place} expects targets from 0 to 1, but they are {low:g} to {high:g}, so its "
+                    "loss has no lower bound",
                     "encode two classes as 0 and 1; for more classes use cross_entropy",
                     "alarm",
                 )
@@ -467,9 +467,9 @@ def targets(done: TracedStep) -> Iterator[Finding]:
             if bool(((sums - 1).abs() > SUM_DEVIATION)[sums != 0].any()):  # a row of zeros is left out
                 yield Finding(
                     place.module,
-                    f"cross_entropy {place} takes the probabilities of the classes, which sum to 1; those of a "
-                    f"sample sum to {in_numbers(sums)}",
-                    "give class numbers, or probabilities; for several labels at once use "
+                    f"cross_entropy {place} expects class probabilities, which sum to 1, but those of a sample sum to "
+                    f"{in_numbers(sums)}",
+                    "give it class indices, or probabilities; for several labels at once use "
                     "binary_cross_entropy_with_logits",
                 )
         if call.op.name in REGRESSION | {"sub", "rsub"} and wanted.numel() > 1 and not wanted.is_complex():
@@ -498,8 +498,8 @@ def _all_the_same(call: LossCall) -> Iterator[Finding]:
         yield Finding(
             place.module,
             f"none of the {total:,} targets of {call.op.name} {place} counts: all are {call.ignored}, its ignore_index",
-            "look at how the labels are made: at a template that does not mark the answer, a maximum length that cuts "
-            "it off, or a mask that hides it",
+            "check how the labels are made: look for a template that does not mark the answer, a maximum length that "
+            "cuts it off, or a mask that hides it",
             "alarm",
         )
     are_some = counted.numel() < total  # then they are tokens, which may be shifted and masked before
@@ -516,7 +516,7 @@ def _all_the_same(call: LossCall) -> Iterator[Finding]:
     yield Finding(
         place.module,
         f"{which} {place} are {float(counted[0]):g}" + (f", of {classes} classes" if classes else ""),
-        "look at the labels that the data set gives, at whether it is shuffled, and at the weights of a sampler",
+        "check the labels of the data set, whether it is shuffled, and the weights of a sampler",
         "alarm" if classes > 2 and is_each else "note",
     )
 
@@ -527,10 +527,13 @@ def masked_row(done: TracedStep) -> Iterator[Finding]:
     found = [(op, *masked) for op, masked in rows if masked]
     if found and not done.is_finite:
         op, masked, rows = found[0]
-        others = f", and so are some in {len(found) - 1} calls after it" if len(found) > 1 else ""
+        others = f", and so are some of {len(found) - 1} calls after it" if len(found) > 1 else ""
         yield Finding(
             op.place.module,
-            f"{masked} of {rows} rows of the mask of {op.name} {op.place} hide everything, which gives NaN{others}",
+            (
+                f"{masked} of {rows} rows of the mask of {op.name} {op.place} hide everything, which results in "
+                f"NaN{others}"
+            ),
             "let each row see at least one position, such as itself",
             "alarm",
         )

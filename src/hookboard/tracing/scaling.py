@@ -87,7 +87,7 @@ def loss_scale(done: TracedStep) -> Iterator[Finding]:
         yield Finding(
             scaled.smallest.place.module,
             f"the loss is multiplied by {scaled.factor:.3g} {scaled.smallest.place}, and is {done.number:.3g}",
-            "remove the factor; the learning rate scales the steps",
+            "remove the factor; scaling the steps is the learning rate's job",
             "alarm",
         )
 

@@ -68,8 +68,8 @@ def findings_of_schedules(trainer: Trainer, pl_module: LightningModule) -> Itera
             unit = "steps" if config.interval == "step" else "epochs"
             yield Finding(
                 "",
-                f"{type(config.scheduler).__name__} makes the learning rate 0 in {zero:.0%} of the {count:,} {unit} of "
-                f"this fit; it is largest with {peak:.3g}, and 0 after {end:,} {unit}",
+                f"{type(config.scheduler).__name__} sets the learning rate to 0 in {zero:.0%} of the {count:,} {unit} "
+                f"of this fit: it peaks at {peak:.3g}, and is 0 after {end:,} {unit}",
                 _for_epochs(trainer, pl_module, config)
                 + f"give the schedule the {count:,} {unit} that it is stepped; its interval is {config.interval!r}",
                 "alarm",
@@ -163,8 +163,8 @@ def _cycles(trainer: Trainer, config: Any, count: int) -> Iterator[Finding]:
     unit = "steps" if config.interval == "step" else "epochs"
     yield Finding(
         "",
-        f"CosineAnnealingLR takes the rate down in T_max={scheduler.T_max:,} {unit} and up again in as many; this fit "
-        f"has {count:,} {unit}",
+        f"CosineAnnealingLR lowers the rate over T_max={scheduler.T_max:,} {unit} and raises it again over as many; "
+        f"this fit has {count:,} {unit}",
         f"set T_max={count:,}"
         + (
             f", or interval='epoch' if T_max counts the {trainer.max_epochs} epochs"
@@ -186,7 +186,7 @@ def _for_epochs(trainer: Trainer, pl_module: LightningModule, config: Any) -> st
         return ""
     if _share_of_zeros(list(scheduled_rates(config.scheduler, epochs, keep=[pl_module, trainer]))) > 0:
         return ""
-    return f"set interval='epoch' if it is meant to be stepped in each of the {epochs:,} epochs; otherwise "
+    return f"set interval='epoch' if it should be stepped once in each of the {epochs:,} epochs; otherwise "
 
 
 def _steps_of(trainer: Trainer, config: Any) -> int | None:

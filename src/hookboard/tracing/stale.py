@@ -189,8 +189,8 @@ class StaleGradients:
 def _without_gradient(optimizer: Optimizer, place: Place) -> Finding:
     return Finding(
         "",
-        f"{type(optimizer).__name__} steps {place} while no parameter of it has a gradient: the backward pass "
-        "before reached only those of another optimizer",
+        f"{type(optimizer).__name__} steps {place} although none of its parameters has a gradient: the backward pass "
+        "before it reached only those of another optimizer",
         "check that each loss is followed by the step of its own optimizer: self.optimizers() gives them in the order "
         "of configure_optimizers, and zero_grad() of one must not clear what another one needs",
         "alarm",
@@ -201,9 +201,9 @@ def _without_gradient(optimizer: Optimizer, place: Place) -> Finding:
 def _with_cleared_gradients(optimizer: Optimizer, place: Place) -> Finding:
     return Finding(
         "",
-        f"{type(optimizer).__name__} steps {place} after its gradients were cleared: the backward pass before gave "
-        f"them, and none is left, in {CLEARED_STEPS} steps in a row",
-        "call zero_grad() before the backward pass or after step(), not between them; nothing, if it is meant to leave "
+        f"{type(optimizer).__name__} steps {place} after its gradients were cleared: the backward pass before it "
+        f"computed them, and none is left, in {CLEARED_STEPS} steps in a row",
+        "call zero_grad() before the backward pass or after step(), not between them; ignore this if it should leave "
         "these weights as they are at first",
         "alarm",
         rule="cleared_gradients",

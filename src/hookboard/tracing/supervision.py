@@ -26,8 +26,8 @@ def supervised(done: TracedStep) -> str:
         counted, total = call.wanted.detach()[call.counts], call.wanted.numel()
         if 0 < counted.numel() < total and call.target.of_batch:  # of no target at all there is an alarm
             return (
-                f"{counted.numel():,} of the {total:,} targets of the first batch count "
-                f"({counted.numel() / total:.0%}), with {counted.unique().numel():,} different values."
+                f"{counted.numel():,} of the {total:,} targets in the first batch count "
+                f"({counted.numel() / total:.0%}), with {counted.unique().numel():,} distinct values."
             )
     return ""
 
@@ -88,7 +88,7 @@ def _edges(tokens: Tensor, counts: Tensor) -> Iterator[tuple[str, str]]:
     after, final = (tokens[ended, (last + by)[ended]] for by in (1, 0))
     if _is_one(after) and not _is_alike(final) and not bool((tokens[counts] == after[0]).any()):
         yield (
-            f"in all {len(after)} rows that go on after their last target that counts, the next token is "
+            f"in all {len(after)} rows that continue after their last target that counts, the next token is "
             f"{int(after[0])}, which is never a target",
             "if it ends an answer, let the first of them count, or the model never learns to stop; where padding is "
             "the same token, mask it by position",
@@ -99,8 +99,11 @@ def _edges(tokens: Tensor, counts: Tensor) -> Iterator[tuple[str, str]]:
     if _is_one(marker) and not _is_alike(before) and is_told:
         yield (
             f"in all {len(marker)} rows whose first tokens do not count, the last of these differs from row to row, "
-            f"and follows on {int(marker[0])}",
-            f"if {int(marker[0])} ends the prompt, let the first token of each answer count, which the loss leaves out",
+            f"and follows token {int(marker[0])}",
+            (
+                f"if {int(marker[0])} ends the prompt, let the first token of each answer count, which the loss now "
+                "ignores"
+            ),
         )
 
 

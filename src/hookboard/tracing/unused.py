@@ -29,7 +29,7 @@ def unused_parameters(step: StepTrace, without: Collection[str]) -> Iterator[Fin
     if missing:
         yield Finding(
             "",
-            f"DistributedDataParallel waits for the gradient of {count} that no loss of this step reaches: "
+            f"DistributedDataParallel waits for the gradients of {count} that no loss of this step reaches: "
             f"{listed(missing, 4)}{_not_called(step, missing)}; the next forward pass raises an error",
             "use them in every step, or pass find_unused_parameters=True to DistributedDataParallel (in Lightning, "
             "strategy='ddp_find_unused_parameters_true'; in Hugging Face, ddp_find_unused_parameters=True)",

@@ -80,7 +80,7 @@ def say_if_nothing_was_watched() -> None:
     """Say that a script that uses torch has ended without a Trainer or an optimizer, of which it would be silent."""
     has_ended_well = not hasattr(sys, "last_value")
     if has_ended_well and "torch" in sys.modules and "hookboard.callbacks.in_script" not in sys.modules:
-        sys.stderr.write("hookboard: nothing was watched: the script has made no Trainer and no optimizer of torch.\n")
+        sys.stderr.write("hookboard: nothing was watched: the script created no Trainer and no torch optimizer.\n")
 
 
 folder = os.path.dirname(os.path.abspath(__file__))

@@ -22,7 +22,7 @@ def ranks_differ(run: Run) -> Iterator[Finding]:
     more = (
         f"; so do {len(others)} other weights" if others[1:] else "".join(f"; so does {one.weight}" for one in others)
     )
-    advice = "give all ranks the weights of rank 0, and look for what changes them on some ranks alone"
+    advice = "broadcast the weights of rank 0 to all ranks, and look for code that changes weights on some ranks only"
     gradients = "; its gradients are the same on all ranks" if first.has_same_gradients else ""
     if first.has_same_gradients is False:
         gradients = ", and so do its gradients"

@@ -46,16 +46,16 @@ def overfitting(run: Run) -> Iterator[Finding]:
     )
     if now - low < enough:
         return
-    when = f"its lowest, at step {known[lowest].step},"
+    when = f"its lowest, at step {known[lowest].step}"
     advice = "stop at the lowest (EarlyStopping, the best checkpoint), or use more data, augmentation or weight decay"
     if lowest == 0:
-        when = f"the first validation, at step {known[0].step},"
+        when = f"the first validation, at step {known[0].step}"
         advice = (
-            "check whether the training targets belong to their inputs, also after augmentation, and whether both data "
-            "sets are prepared alike; otherwise use more data, a smaller model, or weight decay"
+            "check that the training targets match their inputs, also after augmentation, and that both data sets "
+            "are preprocessed in the same way; otherwise use more data, a smaller model, or weight decay"
         )
     evidence = (
-        f"the loss in validation rose from {low:.3g} in {when} to {values[-1]:.3g}, while that in training fell from "
+        f"the validation loss rose from {low:.3g} ({when}) to {values[-1]:.3g}, while the training loss fell from "
         f"{run.losses.start:.3g} to {run.losses.level():.3g}"
     )
     yield Finding("", evidence, advice, "note", size=(now - low) / max(abs(low), 1e-12), since=known[lowest].step)
@@ -138,31 +138,32 @@ def train_eval_gap(run: Run) -> Iterator[Finding]:
     largest = max(gaps, key=lambda gap: gap.size)
     strange = _strange(list(run.comparisons)[-2:])
     evidence = (
-        f"in validation its outputs have an RMS of {now.evaluation:.2g}, in training {now.training:.2g}, and its "
-        f"channels lie {now.size:.1f} standard deviations away ({now.usual:.2g} between two looks in training); "
-        f"the largest gap is {largest.size:.1f}, in {largest.layer.name}"
+        f"its outputs have an RMS of {now.evaluation:.2g} in validation and {now.training:.2g} in training, and its "
+        f"channels differ by {now.size:.1f} standard deviations ({now.usual:.2g} between two measurements in "
+        f"training); the largest gap is {largest.size:.1f}, in {largest.layer.name}"
     )
-    advice = "check running statistics of norms (momentum, eval mode), dropout, and how validation data is prepared"
+    advice = "check running statistics of norms (momentum, eval mode), dropout, and how validation data is preprocessed"
     if first.layer.name == gaps[0].layer.name:
         # Where the data differ, norms may hide it from later layers.
         is_harm = min(gap.size for gap in found) > OTHER_DATA_GAP
         moved = ", or its weights have changed since" if first.layer.weights and run.has_blown_up else ""
-        evidence += f"; it begins at the input: validation data differ from training data{moved}"
+        evidence += f"; the gap begins at the input: validation data differ from training data{moved}"
         advice = (
-            "check how both are prepared, in training_step too: the normalization first, whether it is applied once in "
-            "each, then the class balance"
+            "check how both are preprocessed, also in training_step: first that normalization is applied exactly "
+            "once to each, then the class balance"
         )
     else:
         is_harm = gaps[-1].size > GAP_NOTE / 2 and strange is not False and may_differ(run, first)
         if not may_differ(run, first):
             evidence += (
-                "; no layer up to there behaves differently in validation: weights change fast, or the data differ"
+                "; no layer up to this one behaves differently in validation: the weights change fast, or the "
+                "data differ"
             )
-            advice = "check how validation data is prepared"
+            advice = "check how validation data is preprocessed"
         elif strange:
-            evidence += f"; the running statistics of {strange} match no batch seen lately"
+            evidence += f"; the running statistics of {strange} match no recent batch"
         elif strange is False:
-            evidence += "; running statistics match batches seen lately: they lag behind, or the data differ"
+            evidence += "; running statistics match recent batches: they lag behind, or the data differ"
     severity: Severity = "alarm" if len(found) > 1 and is_harm else "note"
     yield Finding(first.layer.name, evidence, advice, severity, largest.size)
 
@@ -231,8 +232,9 @@ def _batches_alike(run: Run) -> Iterator[Finding]:
     if not share > BATCH_ALIKE_CHANCE_FACTOR * chance or not uses_batch_statistics(run, norm):
         return
     evidence = (
-        f"the channels of {last.name} move by {share:.2g} standard deviations from batch to batch, where {chance:.2g} "
-        f"is usual: samples of a batch are alike, and batch norms take their statistics from each batch{harm_of(run)}"
+        f"the channels of {last.name} move by {share:.2g} standard deviations from batch to batch, while {chance:.2g} "
+        "is usual: samples within a batch are alike, and batch norms take their statistics from each "
+        f"batch{harm_of(run)}"
     )
     advice = "shuffle the data, or use norms that do not depend on the batch, such as GroupNorm"
     yield Finding(norm.name, evidence, advice, "alarm", share)

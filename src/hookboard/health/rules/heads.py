@@ -42,8 +42,8 @@ def attention(run: Run) -> Iterator[Finding]:
             head = int(np.argmax(np.where(grown, logits, 0)))
             before = [float(np.broadcast_to(one, logits.shape)[head]) for one in (logits_before, entropies_before)]
             evidence = (
-                f"the largest logit of its attention went from {before[0]:.3g} at the first look to "
-                f"{logits[head]:.3g}, in head {head}, whose entropy went from {before[1]:.2g} to "
+                f"its largest attention logit rose from {before[0]:.3g} at the first measurement to "
+                f"{logits[head]:.3g}, in head {head}, whose entropy fell from {before[1]:.2g} to "
                 f"{entropies[head]:.2g}{harm_of(run)}."
             )
             yield Finding(name, evidence, ADVICE, severity_of(run), size=float(np.log10(logits[head] / LARGE_LOGIT)))
@@ -52,8 +52,8 @@ def attention(run: Run) -> Iterator[Finding]:
         ):
             who = "the only head" if len(entropies) == 1 else f"each of the {len(entropies)} heads"
             evidence = (
-                f"{who} of its attention looks at one key: the entropy is {entropies.max():.2g} at most, with logits "
-                f"up to {logits.max():.3g}{harm_of(run)}."
+                f"{who} of its attention attends to a single key: its entropy is at most {entropies.max():.2g}, with "
+                f"logits up to {logits.max():.3g}{harm_of(run)}."
             )
             yield Finding(name, evidence, ADVICE, severity_of(run))
 

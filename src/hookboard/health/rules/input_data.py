@@ -105,8 +105,8 @@ def _nonfinite(run: Run, site: Site, reading: Reading) -> Said | None:
     if not count:
         return None
     share = count / (count + reading.moments.count)
-    evidence = f"{100 * share:.2g} % of its values are NaN or infinite"
-    advice = "Look for missing values in the data, and for a division by 0 in its preparation."
+    evidence = f"{100 * share:.2g}% of its values are NaN or infinite"
+    advice = "Look for missing values in the data, and for a division by 0 in its preprocessing."
     if not _is_replaced_inside(run):
         return evidence, advice, "alarm", 3.0
     return f"{evidence}, yet the model's outputs are finite", advice, severity_of(run), 3.0
@@ -127,7 +127,7 @@ def _same(run: Run, site: Site, reading: Reading) -> Said | None:
     if is_one_sample and not _was_same(run, site, value):
         return None
     evidence = f"all {reading.moments.count:.0f} values of the input are {value:.3g}"
-    return evidence, "Check how the data is read and prepared: every sample is the same.", "alarm", 3.0
+    return evidence, "Check how the data is loaded and preprocessed: every sample is the same.", "alarm", 3.0
 
 
 def _was_same(run: Run, site: Site, value: float) -> bool:
@@ -255,7 +255,7 @@ def _constant(run: Run, site: Site, reading: Reading) -> Said | None:
         f"{counted(len(constant), len(low), 'columns', seen[0].sample_of)} of the input never change: "
         f"column {first * channel_stride(seen[0].width)} is {low[first]:.3g}"
     )
-    return evidence, "Check whether this column was meant to be filled, or remove it.", "note", 1.0
+    return evidence, "Check whether this column should have been filled, or remove it.", "note", 1.0
 
 
 INPUT_SCALE = Rule("input_scale", _input_scale, look_at="health/activation_rms")

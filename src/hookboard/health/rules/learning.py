@@ -97,7 +97,7 @@ def _of_loss(found: Spike, harm: str, severity: str) -> Finding:
     which = "the samples" if worst is None else f"row{'s' * (len(worst.rows) > 1)} {listed(map(str, worst.rows), 5)}"
     advice = f"check {which} of batch {loss.batch_idx}, and clip gradients"
     if not is_alarm:
-        advice = f"ignore it unless it comes back; then {advice}"
+        advice = f"ignore it unless it happens again; then {advice}"
     return Finding(
         "",
         evidence,
@@ -151,7 +151,9 @@ def _of_gradient(run: Run) -> Iterator[Finding]:
             f"gradients of the weights were {math.exp(now - usual):.0f} times as large as usual at step {look.step}, "
             f"batch {look.batch_idx}"
         )
-        advice = f"ignore it unless it comes back; then check the samples of batch {look.batch_idx}, and clip gradients"
+        advice = (
+            f"ignore it unless it happens again; then check the samples of batch {look.batch_idx}, and clip gradients"
+        )
         yield Finding("", evidence, advice, size=now - usual, since=look.step, batch_idx=look.batch_idx)
 
 
@@ -176,7 +178,7 @@ def not_learning(run: Run) -> Iterator[Finding]:
         return
     chance = "" if losses.chance is None else f" (chance: {losses.chance:.3g})"
     far = of_their_size(moved, digits=1)
-    evidence = f"{losses.harm}{chance}, while a step moves the weights by {far}{_cosine(agreement)}"
+    evidence = f"{losses.harm}{chance}, while a step changes the weights by {far}{_cosine(agreement)}"
     # Without chance nobody can tell it from a model that was trained before, and is trained on. And what has learnt how
     # frequent the classes are may be on a plateau, where masked language models stay for thousands of steps.
     is_certain = losses.chance is not None and not losses.has_come_down
@@ -231,10 +233,10 @@ def ended_without_learning(run: Run) -> Iterator[Finding]:
     lost = 0.0 if peak else max(STUCK_SHARE * losses.chance, RISE_NOISE_DEVIATIONS * losses.noise)
     if not level - LEVEL_NOISE_DEVIATIONS * error > first + lost:
         return
-    leapt = f" (the first {BLOCK_STEPS} steps raised that to {peak:.3g}, and it never came back)" if peak else ""
+    leapt = f" (the first {BLOCK_STEPS} steps raised it to {peak:.3g}, and it never recovered)" if peak else ""
     evidence = (
-        f"the training ended after {losses.steps:,} steps with a loss of {level:.3g}, and the model had {first:.3g} at "
-        f"the first step{leapt}: it is worse than it was; chance gives {losses.chance:.3g}{_cosine(_agreement(run))}"
+        f"after {losses.steps:,} steps, the training ended with a loss of {level:.3g}; it was {first:.3g} at the "
+        f"first step{leapt}, so the model got worse (chance would give {losses.chance:.3g}){_cosine(_agreement(run))}"
     )
     yield Finding("", evidence, "lower the learning rate, or warm it up from 0", _severity_at_end(run))
 
@@ -258,7 +260,9 @@ def _cosine(agreement: float) -> str:
     how = "nearly uncorrelated" if abs(agreement) > UNRELATED_GRADIENT_COSINE else "uncorrelated"
     if abs(agreement) > AGREEING_GRADIENT_COSINE:
         how = "correlated" if agreement > 0 else "opposed"
-    return f"; gradients are {how} between looks (each unit's mean gradient has a median cosine of {agreement:.2f})"
+    return (
+        f"; gradients are {how} between measurements (each unit's mean gradient has a median cosine of {agreement:.2f})"
+    )
 
 
 NOISY_DROPPED_SHARE = 0.7
@@ -280,9 +284,9 @@ def _no_better(run: Run, level: float, error: float) -> Iterator[Finding]:
         error: the standard error of `level`.
     """
     losses = run.losses
-    reference, what = run.constant_loss, "the best constant answer to the first batch gives"
+    reference, what = run.constant_loss, "the best constant answer to the first batch would give"
     if losses.is_of_classifier and losses.chance is not None:
-        reference, what = losses.chance, "chance gives"
+        reference, what = losses.chance, "chance would give"
         is_no_better = level - LEVEL_NOISE_DEVIATIONS * error >= (1 - STUCK_SHARE) * reference
     else:
         # The loss of the constant is known no better than that of any other batch.
@@ -292,15 +296,15 @@ def _no_better(run: Run, level: float, error: float) -> Iterator[Finding]:
     if not is_no_better:
         return
     first, peak = losses.first[0].value, _peak(run, STUCK_SHARE * reference)
-    leapt = f" (the first {BLOCK_STEPS} steps raised that to {peak:.3g}, and it never came back)" if peak else ""
+    leapt = f" (the first {BLOCK_STEPS} steps raised it to {peak:.3g}, and it never recovered)" if peak else ""
     evidence = (
-        f"the training ended after {losses.steps:,} steps with a loss of {level:.3g}, after {first:.3g} at the first "
-        f"step{leapt}; {what} {reference:.3g}"
+        f"after {losses.steps:,} steps, the training ended with a loss of {level:.3g}; it was {first:.3g} at the "
+        f"first step{leapt}, and {what} {reference:.3g}"
     )
     if peak or level - LEVEL_NOISE_DEVIATIONS * error > DIVERGED_FACTOR * max(losses.start, first):
         advice = f"lower the learning rate{to_stable_rate(run)}, or warm it up from 0"
         # A classifier's chance is the same for all data.
-        advice += "" if reference == losses.chance else "; nothing, if the targets of later batches are larger"
+        advice += "" if reference == losses.chance else "; ignore this if the targets of later batches are larger"
         yield Finding("", evidence, advice, _severity_at_end(run))
         return
     agreement = _agreement(run)
@@ -343,9 +347,9 @@ def initial_loss(run: Run) -> Iterator[Finding]:
     losses = run.losses
     if not losses.is_known or losses.first[0].step > 0 or are_targets_unscaled(run):
         return
-    reference, what = run.constant_loss, "the best constant answer gives"
+    reference, what = run.constant_loss, "the best constant answer would give"
     if losses.is_of_classifier and losses.chance is not None:
-        reference, what = losses.chance, "chance gives"
+        reference, what = losses.chance, "chance would give"
     loss = losses.first[0].value  # those after it show what the first steps did
     if not (reference > 0 and starts_high(reference, loss)):
         return
@@ -355,11 +359,14 @@ def initial_loss(run: Run) -> Iterator[Finding]:
         for layer in run.layers
         if layer.kind == "embedding" and any(_is_wide(first.of(name, "parameter_before")) for name in layer.weights)
     ]
-    advice = "initialize the last layer smaller, and check the scale of its input"
+    advice = "initialize the last layer with smaller weights, and check the scale of its input"
     if wide:
-        advice = f"initialize {listed(wide, 3)} smaller, such as nn.init.normal_(weight, std=0.1): torch begins with 1"
+        advice = (
+            f"initialize {listed(wide, 3)} with smaller values, as with nn.init.normal_(weight, std=0.1): torch's "
+            "default is a std of 1"
+        )
     evidence = (
-        f"the first loss was {loss:.3g}, where {what} {reference:.3g}: the outputs of the model are too wide at the "
+        f"the first loss was {loss:.3g}, while {what} {reference:.3g}: the model's outputs are too large at the "
         f"start{harm_of(run)}"
     )
     yield Finding("", evidence, advice, severity_of(run), size=loss / reference, since=losses.first[0].step)

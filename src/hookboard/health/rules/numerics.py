@@ -133,7 +133,7 @@ def nonfinite(run: Run) -> Iterator[Finding]:
     evidence = f"{place.text}, at step {since}, batch {batch}; the loss is {run.losses.level(1):.3g}"
     advice = "check what is computed there: a division, root or logarithm near 0, an overflow, or a bad sample"
     if place.is_mask and not is_harm:
-        advice = "a mask does that; there is nothing to fix"
+        advice = "a mask does this; there is nothing to fix"
     yield Finding(place.module, evidence, advice, severity, since=since, batch_idx=batch)
 
 
@@ -297,7 +297,7 @@ def _swallowed(run: Run, look: Look) -> Iterator[Finding]:
     advice = "keep the weights in float32 (mixed precision), or raise the learning rate"
     if len(sick) > max(2, WHOLE_MODEL_SHARE * len(shares)):
         usual = median_of(sick.values())
-        evidence = f"{usual:.0%} of the updates of {len(sick)} layers in {kinds[next(iter(sick))]} are lost in rounding"
+        evidence = f"{usual:.0%} of the updates of {len(sick)} layers in {kinds[next(iter(sick))]} are lost to rounding"
         # Where next to nothing moves, no loss need show it.
         stands = usual >= SWALLOWED_SHARE_ALARM and not any(
             is_rate_low_by_schedule(run, layer) for layer in run.layers if layer.name in sick
@@ -307,7 +307,7 @@ def _swallowed(run: Run, look: Look) -> Iterator[Finding]:
     usual = median_of(share for name, share in shares.items() if name not in sick)
     for name, share in sick.items():
         others = "" if math.isnan(usual) else f"; other layers: {usual:.0%}"
-        evidence = f"{share:.0%} of its updates in {kinds[name]} are lost in rounding{others}{harm_of(run)}"
+        evidence = f"{share:.0%} of its updates in {kinds[name]} are lost to rounding{others}{harm_of(run)}"
         yield Finding(name, evidence, advice, severity_of(run), share)
 
 

@@ -72,7 +72,10 @@ def no_gradient(run: Run) -> Iterator[Finding]:
             is_added = all(len(layer.shapes[name]) == 1 for name in without)
             advice = "check why its input is all zeros" if has_zeros else "check whether forward uses it"
             if has_zeros and is_added:
-                advice = "nothing, if the loss does not depend on it, as on a bias where two outputs are subtracted"
+                advice = (
+                    "ignore this if the loss cannot depend on it, like a bias that cancels where two outputs are "
+                    "subtracted"
+                )
             yield Finding(layer.name, evidence, advice)
     for alike in never_ran.values():
         chain, first = [layer for layer, _ in alike], alike[0][1]
@@ -94,12 +97,12 @@ def _never_ran(run: Run, layer: Layer, weights: list[str], is_cut: bool) -> Iter
     """
     if any(look.of(layer.name, "output") is not None for look in run.looks):
         return
-    what = f"did not run at the last {len(run.looks)}" if run.has_run(layer) else f"never ran at {run.seen}"
+    what = f"did not run at the last {len(run.looks)}" if run.has_run(layer) else f"did not run at any of {run.seen}"
     count = _weights(len(weights))
-    who = f"the layer {what} looks, and no gradient reached its {count}"
+    who = f"the layer {what} measurements, and no gradient reached its {count}"
     if not layer.name:  # the model itself may have run
         who = f"no gradient reached the model's own {count}"
-    evidence = f"{who}, which an optimizer holds"
+    evidence = f"{who}, which are in an optimizer"
     is_expert = is_one_of_several(run, layer)
     is_new = not (run.has_run(layer) or is_expert or is_cut)
     is_forgotten = (
@@ -171,7 +174,7 @@ def _cut(run: Run, look: Look, chain: list[Layer], others: list[Layer]) -> Findi
     zeros = all(look.of(name, "parameter_grad") is not None for layer in chain for name in layer.weights)
     what = "only zeros reach" if zeros else "no gradient reaches"
     where = chain[0].name if len(chain) == 1 else _from_to(chain)
-    elsewhere = f"elsewhere the gradients' RMS is {usual:.2g}" if others else "no other layer gets a nonzero gradient"
+    elsewhere = f"elsewhere the gradient RMS is {usual:.2g}" if others else "no other layer gets a nonzero gradient"
     since = _gone_since(run, chain[-1])
     # A margin that all samples keep leaves no gradient in the end.
     severity: Severity = "alarm" if others or run.losses.is_harmed or since is None else "note"
@@ -240,7 +243,7 @@ def not_updated(run: Run) -> Iterator[Finding]:
     advice = "check the learning rate of its parameter group, and the dtype of its weights"
     if len(stepped) > 2 and len(why_still) > WHOLE_MODEL_SHARE * len(stepped):
         evidence = (
-            f"a gradient reaches {len(why_still)} layers whose weights do not change: {next(iter(why_still.values()))}"
+            f"{len(why_still)} layers get gradients, but their weights do not change: {next(iter(why_still.values()))}"
         )
         yield Finding("", evidence, advice, "alarm")
         return
@@ -252,9 +255,7 @@ def not_updated(run: Run) -> Iterator[Finding]:
         if is_slow and not why.startswith(NO_RATE):
             continue
         whose = "its weights" if len(chain) == 1 else f"the weights of {_from_to(chain)}"
-        evidence = (
-            f"a gradient reaches {whose}, and they do not change: {why}; {len(why_still)} of {len(stepped)} layers"
-        )
+        evidence = f"{whose} get a gradient but do not change: {why} ({len(why_still)} of {len(stepped)} layers)"
         is_root = why.startswith(NO_RATE)
         # What has moved, and by which the loss is lower, may have come to rest.
         moved = run.course("update_ratio")[[run.place(layer.name) for layer in chain]] > 0
@@ -283,7 +284,7 @@ def _without_any_rate(run: Run) -> Iterator[Finding]:
     # A warm-up starts at 0, and may stay there for a while.
     if run.seen > 2 * run.window and run.losses.is_stuck:
         steps = f"step {run.first.step if run.first else 0} to {run.now.step}"
-        evidence = f"the learning rate of every weight was 0 at all looks from {steps}; {run.losses.harm}"
+        evidence = f"the learning rate of every weight was 0 at every measurement from {steps}; {run.losses.harm}"
         yield Finding("", evidence, "check the learning rate and its schedule", "alarm", is_root=True)
 
 
@@ -300,7 +301,7 @@ def _in_no_optimizer(run: Run, look: Look) -> Iterator[Finding]:
     # That weights do not move is seen at the second look, from where they were at the first.
     since = run.first.step if run.first is not None and run.seen == 2 else None
     if len(left) > 1 and len(left) == len(trained):
-        evidence = f"a gradient reaches all {len(left)} layers, but no optimizer updates any of them"
+        evidence = f"all {len(left)} layers get gradients, but no optimizer updates any of them"
         advice = "check whether the optimizer was given the parameters of this model, not of a copy"
         is_read = any(found.rule == "not_in_optimizer" and found.severity == "alarm" for found in run.facts.findings)
         yield Finding("", evidence, advice, "alarm", float(len(left)), since=since, is_root=not is_read)
@@ -312,10 +313,10 @@ def _in_no_optimizer(run: Run, look: Look) -> Iterator[Finding]:
             continue  # the one before it is named
         several = f"; the same is true of {len(left) - 1} other layer{'s' * (len(left) > 2)}" if len(left) > 1 else ""
         evidence = (
-            f"a gradient reaches its output, but no optimizer holds its weights{several}; "
-            f"{len(trained) - len(left)} of {len(trained)} layers are in an optimizer"
+            f"its output gets a gradient, but its weights are in no optimizer{several}; {len(trained) - len(left)} of "
+            f"{len(trained)} layers are in an optimizer"
         )
-        advice = "give its parameters to the optimizer, or set requires_grad to False"
+        advice = "pass its parameters to the optimizer, or set requires_grad to False"
         yield Finding(layer.name, evidence, advice, "note" if is_backbone else "alarm", since=since, is_root=True)
 
 
@@ -370,12 +371,12 @@ def _why_still(run: Run, look: Look, layer: Layer) -> str:
         others = [stepped.rate for stepped in look.stepped.values() if stepped.rate]
         # A rate that was not 0 before has come to the end of its schedule.
         was_zero = not any(run.peak_rate[name] for name in weights)
-        return f"{NO_RATE}, while others go up to {max(others):.2g}" if others and was_zero else ""
+        return f"{NO_RATE}, while other rates go up to {max(others):.2g}" if others and was_zero else ""
     if is_done(run, layer) or all(is_at_end_of_schedule(run, name) for name in weights):
         return ""
     parameter = look.of(weights[0], "parameter")
     kind = "" if parameter is None or parameter.dtype is None else f" to {str(parameter.dtype).removeprefix('torch.')}"
-    return f"at a learning rate of {max(rates):.2g} its updates are lost in rounding{kind}, or clipped away"
+    return f"at a learning rate of {max(rates):.2g} its updates are lost to rounding{kind}, or clipped away"
 
 
 def _weights(count: int) -> str:
@@ -411,8 +412,8 @@ def clipping(run: Run) -> Iterator[Finding]:
         return
     usual = median_of(norms)
     evidence = (
-        f"gradients are clipped to a norm of {largest:.2g} at each of the last {len(norms)} looks, where it is "
-        f"{min(norms):.2g} to {max(norms):.2g}: {largest / usual:.1g} of them is left{harm_of(run)}"
+        f"gradients are clipped to a norm of {largest:.2g}, while their norm was {min(norms):.2g} to {max(norms):.2g} "
+        f"at the last {len(norms)} measurements: {largest / usual:.1g} of it is left{harm_of(run)}"
     )
     is_adaptive = all(stepped.is_adaptive for stepped in run.now.stepped.values())
     severity: Severity = "note" if is_adaptive else severity_of(run)
@@ -461,8 +462,8 @@ def weight_decay(run: Run) -> Iterator[Finding]:
 def _taken(run: Run, share: float, ratio: float) -> Iterator[Finding]:
     if share >= UPDATE_RATIO_SMALL and ratio < math.sqrt(2) * share:
         evidence = (
-            f"weight decay shrinks the weights by {100 * share:.2g}% per step, and with the gradient a step moves them "
-            f"by {100 * ratio:.2g}% of their size (in the median over the layers){harm_of(run)}"
+            f"weight decay shrinks the weights by {100 * share:.2g}% per step, while the whole step changes them by "
+            f"{100 * ratio:.2g}% (medians over the layers){harm_of(run)}"
         )
         decay = max(held.decay for held in run.facts.held_back.values())
         advice = "lower weight_decay; 0.01 is the default of AdamW"
@@ -478,8 +479,7 @@ def _added(run: Run, decay: float, gradient: float, share: float) -> Iterator[Fi
     if share >= UPDATE_RATIO_SMALL and decay > gradient > 0:
         held = max(held.decay for held in run.facts.held_back.values())
         evidence = (
-            f"weight decay adds {decay:.2g} to gradients of {gradient:.2g} (RMS, in the median over the layers)"
-            f"{harm_of(run)}"
+            f"weight decay adds {decay:.2g} to gradients of {gradient:.2g} (RMS, medians over the layers){harm_of(run)}"
         )
         advice = f"lower weight_decay to at most {held * gradient / decay / 10:.1g}, a tenth of the gradient"
         yield Finding("", evidence, advice, severity_of(run), size=decay / gradient)

@@ -88,11 +88,11 @@ def _gains_lost(run: Run) -> Iterator[Finding]:
         return
     now = median_of((run.recent("weight_rms")[run.arrays.batch_norms, -1][is_known] / gains[:, 0]).tolist())
     evidence = (
-        f"gains and biases of batch norms fell to {left[lowest]:.2g} of their first size (RMS) in "
-        f"{steps[lowest] - steps[0]} steps, and are at {now:.2g} now: their outputs, and the gradients they pass on, "
-        f"shrink with them{harm_of(run)}."
+        f"the gains and biases of the batch norms fell to {left[lowest]:.2g} of their initial RMS in "
+        f"{steps[lowest] - steps[0]} steps (now {now:.2g}): their outputs, and the gradients they pass back, shrink "
+        f"too{harm_of(run)}."
     )
-    advice = "Check the weight decay: leave gains and biases out of it."
+    advice = "Check the weight decay: exclude gains and biases from it."
     start = int(np.argmax(left < 1 / NORM_DEVIATION_MAX))
     first = run.layers[run.arrays.batch_norms[0]]
     size, since = fell / math.log(10), int(steps[start])
@@ -156,8 +156,9 @@ def _unnormalized(run: Run) -> Iterator[Finding]:
     )
     severity: Severity = "alarm" if is_far else severity_of(run)
     evidence = (
-        f"in {len(off)} of {is_known.sum()} batch norms, channels deviate by {min(found):.2g} to {max(found):.2g} "
-        f"times their gain; statistics of the batch give exactly 1, so these use running ones{harm_of(run)}."
+        f"{len(off)} of {is_known.sum()} batch norms normalize with running statistics, not the batch's: their "
+        f"channels deviate by {min(found):.2g} to {max(found):.2g} times their gain (with the batch's, by exactly "
+        f"1){harm_of(run)}."
     )
     advice = "Check whether they are in evaluation mode while training, and whether their statistics fit the data."
     size = max(abs(float(np.log10(share))) for share in found)
@@ -168,7 +169,7 @@ def _heavy_dropout(run: Run, place: int) -> Finding | None:
     dropped = dropped_share(run, place)
     if not DROPPED_SHARE_NOTE <= dropped < 1:
         return None
-    evidence = f"it drops {100 * dropped:.0f} % of its input, and scales the rest by {1 / (1 - dropped):.2g}"
+    evidence = f"it drops {100 * dropped:.0f}% of its input, and scales the rest by {1 / (1 - dropped):.2g}"
     name = run.layers[place].name
     return Finding(name, f"{evidence}{harm_of(run)}.", "Lower its rate.", severity_of(run), size=dropped)
 
@@ -300,15 +301,18 @@ def _out_of_line(run: Run, scales: Scales, first: Scales) -> Iterator[Finding]:
             # It is where it was, and the others have gone: they are what is out of line.
             if other is None and abs(began - seen.gains[place]) < LAYER_GAIN_DECADES / 2 and _was_in_line(first, layer):
                 continue
-            when = "" if other is None else " at the first look"
+            when = "" if other is None else " at the first measurement"
             evidence = (
                 f"its output has {factor(seen.gains[place])} times the RMS of its input{when} "
-                f"({10 ** seen.log[place]:.2g}); usual here: {factor(float(np.median(others)))} times"
+                f"({10 ** seen.log[place]:.2g}); the other layers: {factor(float(np.median(others)))} times"
             )
-            evidence += _initial(run, layer) if other is None else ", and its weights are still out of line"
+            evidence += _initial(run, layer) if other is None else ", and its weights are still unusual"
             has_changed = other is None and abs(began - seen.gains[place]) >= LAYER_GAIN_DECADES / 2
             advice = (
-                "It was not so at the first look: check the learning rate and the weight decay of this layer."
+                (
+                    "This was not so at the first measurement: check the learning rate and the weight decay of this "
+                    "layer."
+                )
                 if has_changed
                 else "Check how the weights of this layer are initialized and scaled."
             )
@@ -344,8 +348,8 @@ def _along_depth(run: Run, scales: Scales) -> Iterator[Finding]:
     layer = scales.layers[start]
     what = "shrinks" if step < 0 else "grows"
     evidence = (
-        f"from here the RMS of activations {what} over {count} layers from {10 ** scales.log[start]:.2g} to "
-        f"{10 ** scales.log[-1]:.2g}, by a factor of {factor(step)} in each layer{_initial(run, layer)}{_harm(run)}."
+        f"from here on, the RMS of activations {what} over {count} layers from {10 ** scales.log[start]:.2g} to "
+        f"{10 ** scales.log[-1]:.2g}, by a factor of {factor(step)} per layer{_initial(run, layer)}{_harm(run)}."
     )
     yield Finding(layer.name, evidence, _initialize(run), _severity(run), size=abs(change))
 
@@ -368,8 +372,8 @@ def _along_weights(run: Run, scales: Scales) -> Iterator[Finding]:
     ):
         return
     evidence = (
-        f"the weights of {len(scales.layers)} layers scale a signal by a factor of {factor(each)} in "
-        f"each, {factor(whole)} in all, and nothing normalizes it{_harm(run)}."
+        f"the weights of {len(scales.layers)} layers scale a signal by a factor of {factor(each)} per layer, "
+        f"{factor(whole)} in total, and nothing normalizes it{_harm(run)}."
     )
     yield Finding("", evidence, _initialize(run), "alarm" if whole < 0 else _severity(run), size=abs(whole))
 
@@ -387,9 +391,9 @@ def _of_few(run: Run, scales: Scales) -> Iterator[Finding]:
     if first.step > 0 or output is None or not output.moments.rms >= FEW_OUTPUT_RMS or not min(gains) >= FEW_DECADES:
         return
     evidence = (
-        f"from the start its weights, like those of the other layers, scale a signal by a factor of "
-        f"{factor(gains[0])}, and the outputs of {layers[-1].name} had an RMS of {output.moments.rms:.3g} at the first "
-        f"look{_harm(run)}."
+        "from the start its weights, like those of the other layers, scale a signal by a factor of "
+        f"{factor(gains[0])}, and the outputs of {layers[-1].name} had an RMS of {output.moments.rms:.3g} at the "
+        f"first measurement{_harm(run)}."
     )
     yield Finding(layers[0].name, evidence, _initialize(run), _severity(run), size=sum(gains))
 
@@ -431,7 +435,7 @@ def _blown_up(run: Run, layer: Layer) -> Iterator[Finding]:
         f"its output has an RMS of {output.moments.rms:.2g}{before_it}: its feedback grows with each step of a "
         f"sequence{_initial(run, layer)}{_harm(run)}."
     )
-    advice = "Initialize the recurrent weights smaller, or use tanh, an LSTM or a GRU; and clip gradients."
+    advice = "Initialize the recurrent weights with smaller values, or use tanh, an LSTM or a GRU; and clip gradients."
     yield Finding(layer.name, evidence, advice, _severity(run), size=math.log10(output.moments.rms / usual))
 
 
@@ -458,7 +462,7 @@ def _drifted(run: Run) -> Iterator[Finding]:
         moved[places[-1]] = min(moved[places[-1]], 0.0)  # a head is to grow sure of its answers
     usual = median_of(moved.tolist())
     if usual >= MODEL_DRIFT_DECADES:
-        evidence = f"the RMS of the outputs of most layers is {factor(usual)} times that at the start{_harm(run)}."
+        evidence = f"most layers' outputs have {factor(usual)} times their initial RMS{_harm(run)}."
         yield Finding("", evidence, "Lower the learning rate, and check the sign of the loss.", "alarm", size=usual)
         return
     # In a healthy training activations grow, in some layers more than in others.
@@ -467,8 +471,8 @@ def _drifted(run: Run) -> Iterator[Finding]:
         if was_zero(run, layer):
             continue
         evidence = (
-            f"the RMS of its output went from {early[place]:.2g} in the first looks to {now[place]:.2g}; "
-            f"usual here: {factor(usual)} times{_harm(run)}."
+            f"the RMS of its output changed from {early[place]:.2g} in the first measurements to {now[place]:.2g}; "
+            f"the other layers: {factor(usual)} times{_harm(run)}."
         )
         advice = "Check its learning rate and weight decay, and its weights over time."
         # What normalizes is to keep a scale.
@@ -488,7 +492,7 @@ def _initial(run: Run, layer: Layer) -> str:
     if not (first > 0 and now > 0):
         return ""
     change = abs(math.log10(now / first))
-    return ", as initialized" if change < LAYER_GAIN_DECADES / 2 else f", after {first:.2g} at the first look"
+    return ", as initialized" if change < LAYER_GAIN_DECADES / 2 else f", from {first:.2g} at the first measurement"
 
 
 def _severity(run: Run) -> Severity:
@@ -497,7 +501,7 @@ def _severity(run: Run) -> Severity:
 
 def _harm(run: Run) -> str:
     if run.losses.starts_high and not run.losses.is_harmed:
-        return f"; the loss was {run.losses.start:.3g} at the start, where chance gives {run.losses.chance:.3g}"
+        return f"; the loss was {run.losses.start:.3g} at the start, while chance would give {run.losses.chance:.3g}"
     return harm_of(run)
 
 

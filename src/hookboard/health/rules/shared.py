@@ -97,11 +97,11 @@ def counted(some: int, seen: int, what: str, sample_of: int | None) -> str:
     """Return "some of seen what" in words; with `sample_of`, also that the `seen` ones are a sample of that many.
 
     >>> counted(3, 8, "units", None), counted(412, 1024, "units", 14_336)
-    ('3 of 8 units', '412 of the 1,024 units looked at, of 14,336')
+    ('3 of 8 units', '412 of 1,024 sampled units (of 14,336)')
     """
     if sample_of is None:
         return f"{some} of {seen} {what}"
-    return f"{some:,} of the {seen:,} {what} looked at, of {sample_of:,}"
+    return f"{some:,} of {seen:,} sampled {what} (of {sample_of:,})"
 
 
 def was_zero(run: Run, layer: Layer) -> bool:
@@ -187,7 +187,7 @@ def to_stable_rate(run: Run) -> str:
     if not len(growth) or median(growth) < LOSS_GROWTH_NOTED:
         return ""
     to = f"{now.pop() / (1 + math.sqrt(median(growth))):.1g}"
-    in_each = f"the loss grew in {len(growth)} steps in a row, in the median by a factor of {median(growth):.2g}"
+    in_each = f"the loss grew in {len(growth)} steps in a row, by a median factor of {median(growth):.2g}"
     return f" to about {to} ({in_each})"
 
 
@@ -368,9 +368,9 @@ def of_their_size(ratio: float, digits: int = 2) -> str:
     """Write how far weights are moved.
 
     >>> of_their_size(0.25), of_their_size(13.2)
-    ('0.25 of their size', '13 times their size')
+    ('0.25 times their size', '13 times their size')
     """
-    return f"{ratio:.{digits}g} {'times' if float(f'{ratio:.{digits}g}') >= 1 else 'of'} their size"
+    return f"{ratio:.{digits}g} times their size"
 
 
 _MEAN = FIELDS.index("mean")

@@ -102,7 +102,7 @@ def _share(run: Run, layer: Layer) -> tuple[float, str] | None:
     lower, upper = _borders(layer, reading)
     share = float(((units[:, :, _MIN] >= upper).all(axis=0) | (units[:, :, _MAX] <= lower).all(axis=0)).mean())
     of_units = f"of the units of {layer.name} ({layer.type}) stayed below {lower:.3g}, or above {upper:.3g}"
-    return found if found[0] >= share else (share, f"{of_units}, at the last {looks} looks")
+    return found if found[0] >= share else (share, f"{of_units}, at the last {looks} measurements")
 
 
 def _share_at(look: Look | None, layer: Layer) -> tuple[float, str] | None:
@@ -114,7 +114,7 @@ def _share_at(look: Look | None, layer: Layer) -> tuple[float, str] | None:
     if reading is None or not reading.moments.count:
         return None
     lower, upper = _borders(layer, reading)
-    outputs = f"of the outputs of {layer.name} ({layer.type}) lie at the ends of its range,"
+    outputs = f"of the outputs of {layer.name} ({layer.type}) are at the ends of its range,"
     if reading.histogram is not None and len(reading.histogram.counts):
         # A bin with a border inside counts by its centre; then its edge is the border.
         edges, counts = reading.histogram.edges, reading.histogram.counts
@@ -146,7 +146,7 @@ def _range(layer: Layer, reading: Reading) -> tuple[float, float]:
 
 def _saturated_finding(run: Run, layer: Layer, share: float, of: str, severity: Severity) -> Finding:
     source = source_of(run, layer)
-    evidence = f"{100 * share:.0f} % {of}"
+    evidence = f"{100 * share:.0f}% {of}"
     advice = (
         "Make its input smaller, through weights and bias at the start or the learning rate later; or normalize it."
     )
@@ -171,7 +171,7 @@ def _softmax_twice(run: Run, layer: Layer) -> Iterator[Finding]:
     if abs(gradient.moments.mean) > SOFTMAX_GRADIENT_MEAN_MAX * gradient.moments.rms:
         return
     evidence = (
-        f"the gradient of its outputs adds up to 0 for each sample (its mean is {abs(gradient.moments.mean):.1g}, its "
+        f"the gradient of its outputs sums to 0 for each sample (its mean is {abs(gradient.moments.mean):.1g}, its "
         f"RMS {gradient.moments.rms:.1g}): the loss applies a softmax again, to values from 0 to 1"
     )
     advice = "Remove this softmax: CrossEntropyLoss applies one itself."
@@ -190,7 +190,7 @@ def _gates(run: Run, layer: Layer) -> Iterator[Finding]:
     advice = "Check how its biases and weights are initialized: gates should start half open."
     # Between -1 and 1 the mean of squares is the smaller one: absolute values are as large on average, or larger.
     if reading.moments.rms**2 >= SATURATED_SHARE and reading.moments.max <= 1 and reading.moments.min >= -1:
-        evidence = f"its outputs lie at the ends of their range: their RMS is {reading.moments.rms:.2g}"
+        evidence = f"its outputs are at the ends of their range: their RMS is {reading.moments.rms:.2g}"
         yield Finding(layer.name, f"{evidence}{harm_of(run)}.", advice, severity_of(run), size=1.0)
         return
     rms = run.recent("activation_rms")[: run.place(layer.name), -1]
@@ -198,8 +198,8 @@ def _gates(run: Run, layer: Layer) -> Iterator[Finding]:
     given = min(1.0, before)
     if reading.moments.rms < SHUT_GATE_RATIO_NOTE * given:
         evidence = (
-            f"its output has an RMS of {reading.moments.rms:.2g}, that of the layer before it {before:.2g}: "
-            f"its gates are shut"
+            f"its output has an RMS of {reading.moments.rms:.2g}, that of the layer before it {before:.2g}: its gates "
+            "are closed"
         )
         severity: Severity = "alarm" if reading.moments.rms < SHUT_GATE_RATIO_ALARM * given else severity_of(run)
         yield Finding(layer.name, f"{evidence}{harm_of(run)}.", advice, severity, size=0.5)
@@ -211,7 +211,7 @@ def _gates(run: Run, layer: Layer) -> Iterator[Finding]:
         if bias.moments.min <= GATE_BIAS_SHUT and bias.moments.mean <= GATE_BIAS_MEAN_NOTE:
             evidence = (
                 f"the biases in {name} go down to {bias.moments.min:.2g}, with a mean of {bias.moments.mean:.2g}: "
-                f"gates with such a bias stay shut"
+                "gates with such a bias stay closed"
             )
             yield Finding(layer.name, f"{evidence}{harm_of(run)}.", advice, severity_of(run), size=0.5)
             return
@@ -270,8 +270,8 @@ def _collapsed(run: Run) -> Iterator[Finding]:
             and is_new
         ):
             evidence = (
-                f"its output differs between samples by {spread[place]:.1g} of its RMS; the layer before differs by "
-                f"{spread[before]:.2g}, usual here: {float(np.median(spreads)):.2g}{harm_of(run)}."
+                f"its output differs between samples by only {spread[place]:.1g} of its RMS (the layer before it: "
+                f"{spread[before]:.2g}; all layers: {float(np.median(spreads)):.2g}){harm_of(run)}."
             )
             yield Finding(run.layers[place].name, evidence, COLLAPSED_ADVICE, "note", size=float(spread[before]))
 
@@ -312,8 +312,8 @@ def _at_the_end(run: Run, layers: list[Layer], spreads: np.ndarray) -> Finding:
     advice = (
         COLLAPSED_ADVICE
         if is_sudden
-        else "Check the initialization, and for missing normalization or shortcuts; then for a learning rate that is "
-        "too high."
+        else "Check the initialization, and whether normalization or residual connections are missing; then whether "
+        "the learning rate is too high."
     )
     return Finding(name, f"{evidence}{harm_of(run)}.", advice, severity, size=float(-log[-1]))
 
@@ -334,7 +334,7 @@ def not_called(run: Run) -> Iterator[Finding]:
         if layer.kind in ACTIVATION_KINDS and _parent(layer) in ran:
             why = run.facts.why_silent.get(layer.name, "it did not run")
             advice = "Call it in forward, between the layers around it, or remove it."
-            yield Finding(layer.name, f"this {layer.type} gave no output at any look: {why}", advice, "note")
+            yield Finding(layer.name, f"this {layer.type} never produced an output: {why}", advice, "note")
 
 
 def _parent(layer: Layer) -> str:
@@ -421,7 +421,7 @@ def _vanishing(run: Run) -> Iterator[Finding]:
     # Before the front a layer may get next to nothing, such as a rounding error: the fall does not count it.
     steps = np.diff(most[front:])
     place = _cause(steps)
-    evidence = f"the norm of the gradient falls by a factor of {factor(fall)} from the last layers to the first, "
+    evidence = f"the gradient norm shrinks by a factor of {factor(fall)} from the last layers to the first, "
     evidence += _how(course, steps, place)
     last = int(course.places[front])
     is_gone = fall >= GRADIENT_CHANGE_DECADES_ALARM and not _have_learnt(run, last)
@@ -464,8 +464,8 @@ def _advice(run: Run) -> str:
     if bounded:
         which = " and ".join(bounded)
         he = "with He initialization (nn.init.kaiming_uniform_)"
-        return f"Use ReLU or GELU in place of {which} {he}, and add normalization or shortcuts."
-    return f"Add normalization or shortcuts, and {initialization(run)}."
+        return f"Use ReLU or GELU in place of {which} {he}, and add normalization or residual connections."
+    return f"Add normalization or residual connections, and {initialization(run)}."
 
 
 def _cause(steps: np.ndarray) -> int | None:
@@ -488,9 +488,9 @@ def _how(course: Course, steps: np.ndarray, place: int | None) -> str:
         place: the result of `_cause`.
     """
     if place is None:
-        return f"steadily, by a factor of {factor(float(steps.mean()))} in each of {len(steps) + 1} layers"
+        return f"steadily, by a factor of {factor(float(steps.mean()))} per layer over {len(steps) + 1} layers"
     usual = factor(float(np.median(np.abs(np.diff(course.norms)))))
-    return f"by {factor(float(steps[place - 1]))} in this layer alone; usual: {usual}"
+    return f"by {factor(float(steps[place - 1]))} in this layer alone (usually by {usual})"
 
 
 def _exploding(run: Run) -> Iterator[Finding]:
@@ -504,7 +504,7 @@ def _exploding(run: Run) -> Iterator[Finding]:
         return
     steps = -np.diff(course.norms)
     place = _cause(steps)
-    evidence = f"the norm of the gradient grows by a factor of {factor(least)} from the last layers to the first, "
+    evidence = f"the gradient norm grows by a factor of {factor(least)} from the last layers to the first, "
     evidence += _how(course, steps, place)
     advice = "Check how large the weights are, normalize the inputs, or clip gradients."
     name = "" if place is None else run.layers[course.places[place]].name

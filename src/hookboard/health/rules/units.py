@@ -252,13 +252,13 @@ def _dead_finding(run: Run, dead: Dead, severity: Severity) -> Finding:
     where = "" if dead.at is dead.source else f" {'in' if dead.is_sample else 'of'} {dead.at.name} ({dead.at.type})"
     whole = f"{dead.in_words}{where}"
     if dead.at.kind in SILENT_AT_ZERO_KINDS:
-        what = f"{whole} gave 0 at every look {when}"
+        what = f"{whole} were 0 at every measurement {when}"
     else:
-        what = f"{whole} gave nothing above 0 at any look {when}, and no gradient reaches them: the activation after "
+        what = f"{whole} were never above 0 {when}, and no gradient reaches them: the activation after "
         what += "them passes nothing on"
-    others = "; no other layer of this kind has dead units" if usual else ""
+    others = "; no similar layer has dead units" if usual else ""
     if any(usual):
-        others = f"; in other layers of this kind {percent_range(usual)} are dead"
+        others = f"; in similar layers, {percent_range(usual)} are dead"
     first = run.first.step if run.first is not None else 0
     if dead.at.kind == "dropout":
         advice = "Lower the rate of this dropout."
@@ -276,8 +276,10 @@ def _advice_on_steps(run: Run, dead: Dead, onset: int) -> str:
     ratios = run.course("update_ratio")[run.place(dead.source.name)][until]
     largest = float(np.nanmax(ratios)) if np.isfinite(ratios).any() else math.nan
     if largest >= LARGE_STEP_RATIO:
-        return f"Lower the learning rate or warm it up: by step {onset} a step moved these weights by {largest:.0%}."
-    return f"Check what this layer was given by step {onset}; LeakyReLU or GELU keep such units alive."
+        return (
+            f"Lower the learning rate or warm it up: by step {onset} a step had changed these weights by {largest:.0%}."
+        )
+    return f"Check the inputs of this layer up to step {onset}; LeakyReLU or GELU keep such units alive."
 
 
 def _advice_at_start(run: Run, dead: Dead) -> str:
@@ -490,7 +492,7 @@ def _constant_finding(run: Run, layer: Layer, name: str, value: float) -> Findin
     now = course[-1][1]
     evidence = (
         f"all elements of {name} were {value:.3g} at the start: its units start out identical and are slow to "
-        f"diverge; now they differ by {100 * now:.2g} % of what random ones would"
+        f"diverge; now they differ by {100 * now:.2g}% of what random ones would"
     )
     until = (
         max(step for step, share in course if step == course[0][0] or share < PARTED_SHARE)

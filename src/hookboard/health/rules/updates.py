@@ -102,8 +102,8 @@ def _risen(run: Run) -> Iterator[Finding]:
     since = losses.after(low.step + BLOCK_STEPS - 1)
     if now > RATE_RISE_FACTOR * before and len(since) >= STEPS_WITHOUT_FALL and losses.level() > losses.best:
         evidence = (
-            f"the learning rate has risen to {now:.2g}, from at most {before:.2g} up to step {low.step}, where the "
-            f"loss was lowest ({losses.best:.3g}; it is {losses.level():.3g} now)"
+            f"the learning rate has risen to {now:.2g}; it was at most {before:.2g} up to step {low.step}, where the "
+            f"loss was lowest ({losses.best:.3g}, now {losses.level():.3g})"
         )
         advice = "end the warm-up, or lower the peak of the learning rate"
         yield Finding("", evidence, advice, "note", now / before, low.step)
@@ -156,7 +156,7 @@ def _too_large(run: Run) -> Iterator[Finding]:
         start = _first_of(is_large, run.window)
         if start is not None and not _was_zero(run, run.layers[place]):
             moves, until = _moves("its weights", "", steps, row, is_large)
-            evidence = f"{moves}; usual here: {whole[-1]:.1g}{harm_of(run)}"
+            evidence = f"{moves}; the median layer's: {whole[-1]:.1g}{harm_of(run)}"
             advice = "lower the learning rate of its parameter group"
             since, size = int(steps[start]), float(row[start])
             yield Finding(run.layers[place].name, evidence, advice, "alarm", size, since, until=until)
@@ -203,11 +203,11 @@ def _moves(
         The sentence without a full stop, and the last step that was too large; None if that is the latest step.
     """
     if is_large[-1]:
-        return f"a step moves {whose} by {of_their_size(moved[-1])}{among}", None
+        return f"a step changes {whose} by {of_their_size(moved[-1])}{among}", None
     large = np.flatnonzero(is_large)
     most = f"{'up to ' if len(large) > 1 else ''}{of_their_size(moved[large].max())}{among}"
     until = int(steps[large[-1]])
-    return f"a step moved {whose} by {most}, and by {moved[-1]:.2g} at step {steps[-1]}", until
+    return f"a step changed {whose} by {most}, and by {moved[-1]:.2g} at step {steps[-1]}", until
 
 
 def _jumped(run: Run, jump: RateJump) -> Finding:
@@ -228,12 +228,12 @@ def _large_model(run: Run, steps: np.ndarray, whole: np.ndarray, first: int) -> 
         whole: the median update ratio over the layers at each, shape (looks,).
         first: the index of the first large one.
     """
-    before = f"{np.median(whole[:first]):.1g} before" if first else "1e-3 is usual"
-    among = f" in the median over the layers ({before})"
+    before = f"{np.median(whole[:first]):.1g} before that" if first else "1e-3 is usual"
+    among = f" (median over the layers; {before})"
     moves, until = _moves(_the_weights(run), among, steps, whole, whole > UPDATE_RATIO_LARGE)
     peak = max(run.peak_rate.values(), default=math.nan)
     highest = f" ({peak:.2g} at its highest)" if peak > _rate(run) else ""
-    evidence = f"{moves}, at a learning rate that is now {_rate(run):.2g}{highest}{_leap(run) or harm_of(run)}"
+    evidence = f"{moves}, at a learning rate of {_rate(run):.2g}{highest}{_leap(run) or harm_of(run)}"
     moved = float(whole[first])
     to = f" {_to(run, moved, UPDATE_RATIO_ADVISED, f'step {steps[first]}')}"
     to = to if moved > UPDATE_RATIO_ADVISED else ""
@@ -249,7 +249,7 @@ def _the_weights(run: Run) -> str:
 
 
 def _to(run: Run, moved: float, wanted: float, step: str = "that step") -> str:
-    """Return the advised learning rate, as in "to about 0.001, at which a step is 1%", or the factor if it has changed.
+    """Return the advised learning rate, as in "to about 0.001, so that a step ...", or the factor if it has changed.
 
     Args:
         run: the run.
@@ -260,8 +260,8 @@ def _to(run: Run, moved: float, wanted: float, step: str = "that step") -> str:
     rate, factor = _rate(run), max(moved / wanted, wanted / moved)
     first = max((stepped.rate for stepped in run.first.stepped.values()), default=math.nan) if run.first else math.nan
     if first == rate == max(run.peak_rate.values(), default=math.nan):
-        return f"to about {rate * wanted / moved:.1g}, at which a step is {100 * wanted:g}%"
-    return f"by a factor of about {float(f'{factor:.1g}'):.0f}, at which {step} is {100 * wanted:g}%"
+        return f"to about {rate * wanted / moved:.1g}, so that a step changes the weights by {100 * wanted:g}%"
+    return f"by a factor of about {float(f'{factor:.1g}'):.0f}, so that {step} changes the weights by {100 * wanted:g}%"
 
 
 def _rate(run: Run) -> float:
@@ -270,7 +270,7 @@ def _rate(run: Run) -> float:
 
 
 def _grown_model(run: Run, growth: float) -> Finding:
-    evidence = f"most weights have grown to {growth:.2g} times their size at the first look, or more{harm_of(run)}"
+    evidence = f"most weights have grown to {growth:.2g} times their initial size, or more{harm_of(run)}"
     advice = "lower the learning rate, and check the options of the optimizer"
     sizes = run.course("weight_rms")[[i for i, layer in enumerate(run.layers) if _may_grow(run, layer)]]
     grew = medians_of(sizes / sizes[:, :1]) > SUMMED_GRADIENT_GROWTH
@@ -321,10 +321,11 @@ def _summed(run: Run, same: float, grew: float) -> Iterator[Finding]:
         return
     gradients = medians_of(run.course("weight_gradient_rms")[layers])
     evidence = (
-        f"gradients of consecutive looks are nearly identical (averaged over each unit's weights they have a median "
-        f"cosine of {agreement:.2f}) and {now / first:.2g} times as large as at the start: they add up{harm_of(run)}"
+        "gradients of consecutive measurements are nearly identical (averaged over each unit's weights, they have a "
+        f"median cosine of {agreement:.2f}) and {now / first:.2g} times as large as at the start: they "
+        f"accumulate{harm_of(run)}"
     )
-    advice = "check whether zero_grad() is called before each backward pass"
+    advice = "check that zero_grad() is called before each backward pass"
     yield Finding(
         "", evidence, advice, "alarm", now / first, _first_step(run, gradients > SUMMED_GRADIENT_GROWTH * first)
     )
@@ -449,7 +450,10 @@ def update_too_small(run: Run) -> Iterator[Finding]:
             continue
         others = median_of(other for key, other in moving.items() if key != name)
         if ratio < min(LAYER_UPDATE_SHARE_SMALL * others, UPDATE_RATIO_SMALL):
-            evidence = f"a step moves its weights by {ratio:.1g} of their size; usual here: {others:.1g}{harm_of(run)}"
+            evidence = (
+                f"a step changes its weights by {ratio:.1g} times their size; the median layer's: "
+                f"{others:.1g}{harm_of(run)}"
+            )
             advice = "check the learning rate of its parameter group, and its gradient"
             yield Finding(name, evidence, advice, "alarm" if run.losses.is_harmed else "note", others / ratio)
 
@@ -458,12 +462,12 @@ def _small_model(run: Run, look: Look, usual: float) -> Finding:
     rates = [stepped.rate for stepped in look.stepped.values()]
     optimizer = next(iter(look.stepped.values())).optimizer
     evidence = (
-        f"a step moves {_the_weights(run)} by {usual:.1g} of their size in the median over the layers, where 1e-3 is "
-        f"usual, at a learning rate of {max(rates):.2g} in {optimizer}{harm_of(run)}"
+        f"a step changes {_the_weights(run)} by {usual:.1g} times their size (median over the layers; 1e-3 is usual), "
+        f"at a learning rate of {max(rates):.2g} in {optimizer}{harm_of(run)}"
     )
     # Where a schedule has lowered the rate, it is the peak that users set.
     at_peak = usual * max(run.peak_rate.values(), default=math.nan) / _rate(run)
-    to = f" {_to(run, at_peak, UPDATE_RATIO_USUAL, 'a step while the rate is highest')}"
+    to = f" {_to(run, at_peak, UPDATE_RATIO_USUAL, 'a step at the highest rate')}"
     to = to if at_peak < UPDATE_RATIO_USUAL else ""
     advice = f"raise the learning rate{to}, and check whether gradients are clipped or an epsilon outweighs them"
     # Without chance nobody can tell a loss that stays from that of a model that was trained before.
