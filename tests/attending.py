@@ -8,8 +8,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from toys import Toy
 
-from hookboard.measure.attention import MAX_QUERIES, MAX_SEQUENCES
-from hookboard.measure.columns import spread
+from hookboard.measure.attention import MAX_QUERIES, MAX_SEQUENCES, spread
 
 WIDTH, TOKENS = 16, 11
 

@@ -100,7 +100,7 @@ def row_of(values: np.ndarray) -> list[float]:
     return [x.size, x.mean(), x.std(), np.abs(x).mean(), (x == 0).sum(), *found, x.min(), x.max()]
 
 
-def derived(tensors: Iterable[Tensor], dim: int = 1, ends: tuple[float, float] | None = None) -> dict[str, float]:
+def derived(tensors: Iterable[Tensor], dim: int = 1) -> dict[str, float]:
     """The built-in statistics that need more than moments, of all tensors together; without those that do not apply.
 
     Quantiles are exact here.
@@ -110,42 +110,20 @@ def derived(tensors: Iterable[Tensor], dim: int = 1, ends: tuple[float, float] |
     everything = np.concatenate([t.double().numpy(force=True).ravel() for t in tensors])
     x = everything[np.isfinite(everything)].astype(np.longdouble)
     size = np.abs(x[x != 0])
-    away = (x - x.mean()) / (size.max() if size.size else 1) if x.size else x
-    is_flat = not x.size or x.min() == x.max()
     numbers = {
-        "kurtosis": math.nan if is_flat else np.mean(away**4) / np.mean(away**2) ** 2,
         **{name: np.quantile(x, int(name[1:]) / 100) if x.size else math.nan for name in QUANTILES},
         "fp16_underflow_fraction": np.mean(size < 2.0**-14) if size.size else math.nan,
     }
     if tensors[0].dim() > 1:
         columns = np.concatenate([t.movedim(dim, 0).reshape(t.shape[dim], -1).double() for t in tensors], axis=1)
         seen = np.isfinite(columns).any(axis=1)
-        numbers["effective_rank"] = _effective_rank(columns)
         numbers["dead_fraction"] = np.mean((columns[seen] == 0).all(axis=1)) if seen.any() else math.nan
     if dtype.is_floating_point:
         largest = math.inf if not size.size else float(np.log2(torch.finfo(dtype).max) - np.log2(size.max()))
         numbers["headroom"] = largest if x.size else math.nan
         if dtype is not torch.float64:
             numbers["underflow_fraction"] = np.mean(size < torch.finfo(dtype).tiny) if size.size else math.nan
-    if ends is not None:
-        numbers["saturated_fraction"] = np.mean((x <= ends[0]) | (x >= ends[1])) if x.size else math.nan
     return {name: float(number) for name, number in numbers.items()}
-
-
-def _effective_rank(columns: np.ndarray) -> float:
-    """From the singular values of the centred data, of channels by samples."""
-    if not np.isfinite(columns).any():
-        return math.nan
-    columns = columns[:, np.isfinite(columns).all(axis=0)]
-    if not columns.size:
-        return math.nan
-    size = np.abs(columns).max() or 1.0
-    columns = columns / size
-    powers = np.linalg.svd(columns - columns.mean(axis=1, keepdims=True), compute_uv=False) ** 2
-    if powers.sum() < 1e-26:
-        return 0.0
-    shares = powers[powers > 0] / powers.sum()
-    return float(np.exp(-np.sum(shares * np.log(shares))))
 
 
 def assert_derived(measured: dict[str, float], tensors: Iterable[Tensor], dim: int = 1, **options: Any) -> None:

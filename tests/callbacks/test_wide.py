@@ -149,11 +149,10 @@ def test_curves_of_a_wide_layer_are_those_of_the_units_looked_at(tmp_path):
     net = rows_by_width(14_336)
     kill(net[0], some_of(14_336))
     model = Keeps(net, net[1])
-    logger = ActivationLogger("net.1", statistics=["dead_fraction", "effective_rank"])
+    logger = ActivationLogger("net.1", statistics=["dead_fraction"])
     fit(tmp_path, model, batches(*[SIZE] * 3, width=8))  # the same steps without
     model.raw.clear()
     fit(tmp_path, model, batches(*[SIZE] * 3, width=8), logger)
     curves = scalars(tmp_path)
     true = [(raw[:, ::4] == 0).all(0).double().mean().item() for raw in model.raw]
     assert list(curves["activation_dead_fraction/net.1"].values()) == pytest.approx(true, rel=1e-6)
-    assert all(1 < value <= 64 for value in curves["activation_effective_rank/net.1"].values())

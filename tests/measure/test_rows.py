@@ -46,7 +46,7 @@ def test_memory_is_bounded_however_many_calls_there_are(filled):
 
 
 def test_of_wide_rows_fewer_are_kept():
-    wide = plan("effective_rank")
+    wide = plan([Statistic(f"own_{k}", lambda x: x.sum(), merge="sum") for k in range(2000)])
     buffer, row = RowBuffer(wide.more, CPU), measure(torch.ones(1), wide)
     for _ in range(100):
         buffer.append(0, row)

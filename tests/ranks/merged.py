@@ -26,7 +26,6 @@ UNCOUNTED = Site("uncounted", "output")
 STEPS = 3
 STATISTICS = [
     *FORMULAS,
-    "kurtosis",
     "p50",
     Statistic("near_zero", lambda x: (x.abs() < 0.5).double().mean(), merge="mean"),
 ]

@@ -178,7 +178,7 @@ class Batches(IterableDataset):
 def main(strategy: str, how: str, devices: int, file: str) -> None:
     warnings.simplefilter("ignore")
     sync = how != "alone"
-    of_channels = {"dead_fraction", "effective_rank"} if how == "sharded" else set()
+    of_channels = {"dead_fraction"} if how == "sharded" else set()
     statistics = [name for name in (*FORMULAS, *DERIVED) if name not in of_channels] + [NEAR_ZERO]
     options = {"statistics": statistics, "histogram": True, "sync_dist": sync}
     callbacks: list[Any] = [

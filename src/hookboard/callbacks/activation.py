@@ -27,9 +27,8 @@ class ActivationLogger(SiteLogger[MeasurementState]):
     `validate_activation_std/<module>`. If a module is replaced during the fit, the new one is watched from the next
     logged step on, and a warning says so.
 
-    `saturated_fraction` exists only for outputs of Tanh, Sigmoid, Hardtanh, Hardsigmoid and Softsign; `dead_fraction`
-    and `effective_rank` only for tensors with channels: of more than 4096 channels `dead_fraction` looks at every k-th,
-    and `effective_rank` is always that of 64 channels at most. One line names the modules that lack a statistic.
+    `dead_fraction` exists only for tensors with channels: of more than 4096 it looks at every k-th. One line names the
+    modules that lack a statistic.
 
     Args:
         modules: Pattern or patterns over dotted module names, relative to the LightningModule. `*` stays within one
@@ -42,14 +41,13 @@ class ActivationLogger(SiteLogger[MeasurementState]):
             belongs to the module that makes it: a selected one, one inside of it, or one around it. The logit of a
             query that is fully masked is -Inf, and so is the entropy of one that sees fewer than two keys. Calls in
             compiled graphs are not seen.
-        every_n_steps: Measure every this many optimizer steps, 1 or more. Default: the Trainer's `log_every_n_steps`.
-        statistics: Names, and your own: a `hookboard.Statistic` or the dotted path of one. Those from `kurtosis` on
+        every_n_steps: Log once in this many optimizer steps, 1 or more. Left out: the Trainer's `log_every_n_steps`.
+        statistics: Names, and your own: a `hookboard.Statistic` or the dotted path of one. Those from `p01` on
             cost more, and only where they are asked for. Quantiles (`p01` and so on) are off by at most half the width
             of a bin, 1/32 of the value.
             The names are `mean std var min max abs_max abs_mean rms l1 l2 zero_fraction nonfinite_count nan_count
-            inf_count kurtosis p01 p50 p99 dead_fraction saturated_fraction underflow_fraction fp16_underflow_fraction
-            headroom effective_rank`.
-            Default: `mean`, `std`, `abs_max`, `zero_fraction` and `nonfinite_count`.
+            inf_count p01 p50 p99 dead_fraction underflow_fraction fp16_underflow_fraction headroom`.
+            Left out: `mean`, `std`, `abs_max`, `zero_fraction` and `nonfinite_count`.
         histogram: Whether to log histograms too, or, with `statistics=[]`, alone. They cost about as much as all
             statistics together.
         sync_dist: Whether all ranks measure and merge their measurements, as if one process had seen all their data.

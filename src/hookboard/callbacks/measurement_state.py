@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from torch import nn
+from torch import Tensor, nn
 
 from hookboard.base.messages import inform, rank_zero_warn
 from hookboard.callbacks.layer_news import LayerNews
@@ -12,7 +12,7 @@ from hookboard.callbacks.loss_scale import LossScale
 from hookboard.callbacks.weights import WeightsBefore
 from hookboard.loops import StageState, listed_gaps
 from hookboard.measure import AttentionWatch, Plan, Reading, Recorder, Taps
-from hookboard.model.layers import DefinedDims, layers_of, saturation_limits
+from hookboard.model.layers import DefinedDims, layers_of
 from hookboard.model.parameters import Weight, weights_of, why_silent
 from hookboard.model.patterns import folded
 from hookboard.model.selection import named_submodules
@@ -157,28 +157,19 @@ def _why_silent(state: MeasurementState, name: str, role: Role) -> str:
     return state.taps.why_silent(name, role)
 
 
-def channels_and_ends(model: nn.Module, plan: Plan) -> dict[str, Any]:
-    """Return the arguments `channels` and `ends` of `Recorder`, by name, if the statistics of a plan need them."""
-    found: dict[str, Callable[..., Any]] = {}
+def channels_in(model: nn.Module, plan: Plan) -> Callable[[Site, Tensor], int | None] | None:
+    """Return the argument `channels` of `Recorder`; None if the statistics of a plan do not need it."""
+    if "channels" not in plan.wanted:
+        return None
     modules = {"": model, **dict(named_submodules(model))}
-    if "channels" in plan.wanted:
-        weights = {name: weight for name, weight in weights_of(modules).items() if not weight.is_lazy}
-        found["channels"] = DefinedDims(layers_of(modules, weights))
-    if "saturated_fraction" in plan.names:
-
-        def ends(site: Site) -> tuple[float, float] | None:
-            return saturation_limits(modules[site.name]) if site.role == "output" and site.name in modules else None
-
-        found["ends"] = ends
-    return found
+    weights = {name: weight for name, weight in weights_of(modules).items() if not weight.is_lazy}
+    return DefinedDims(layers_of(modules, weights))
 
 
 def without_curves(
     names_of: Callable[[Role], Sequence[str]], readings: Sequence[Reading], among: Iterable[str]
 ) -> Iterator[tuple[str, str]]:
     """Yield each statistic that some readings lack, with the names of their modules, folded into one line.
-
-    `saturated_fraction` is left out unless all readings lack it: few modules are activations with a bounded range.
 
     Args:
         names_of: returns the names of the statistics that are logged for a role.
@@ -191,6 +182,4 @@ def without_curves(
             if name not in reading.statistics:
                 lacking.setdefault(name, []).append(reading)
     for name, without in lacking.items():
-        if name != "saturated_fraction" or len(without) == len(readings):
-            names = folded(dict.fromkeys(reading.site.name for reading in without), among)
-            yield name, names
+        yield name, folded(dict.fromkeys(reading.site.name for reading in without), among)

@@ -13,7 +13,7 @@ from hookboard.base.messages import inform
 from hookboard.base.torch_private import forget_graphs
 from hookboard.callbacks.layer_news import LayerNews
 from hookboard.callbacks.loss_scale import LossScale
-from hookboard.callbacks.measurement_state import MeasurementState, MissingSites, channels_and_ends
+from hookboard.callbacks.measurement_state import MeasurementState, MissingSites, channels_in
 from hookboard.callbacks.weights import Part, measure_gradients, measure_weights
 from hookboard.loops import HookboardCallback, Loop, StageState, names_in
 from hookboard.measure import (
@@ -169,7 +169,7 @@ class SiteLogger(HookboardCallback[V]):
             loop.device,
             stage=state.stage,
             histogram=self.histogram,
-            **channels_and_ends(loop.model, resolved),
+            channels=channels_in(loop.model, resolved),
             finish=self._finish,
             ranks=self._ranks,
         )

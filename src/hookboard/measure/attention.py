@@ -20,7 +20,6 @@ from hookboard.base.torch_private import (
     overrides_operations,
 )
 from hookboard.measure.card import needs_host
-from hookboard.measure.columns import spread
 from hookboard.measure.module_tap import around_measuring
 from hookboard.measure.own_call import own_calls
 from hookboard.measure.recorder import Recorder
@@ -30,6 +29,8 @@ from hookboard.model.sites import ATTENTION_ROLES, Role, Site
 
 MAX_SEQUENCES, MAX_QUERIES = 4, 16
 """How many sequences of a call are looked at, and how many queries of each (a choice); all heads have the same ones."""
+
+_GOLDEN = (math.sqrt(5) - 1) / 2
 
 FAR = 1000.0
 """A key is hidden if so much less is added to its logit than to another's (a choice): -10000 and -1e9 are common."""
@@ -225,6 +226,18 @@ def _is_what_it_holds(tensor: Tensor) -> bool:
 
 def _wide(tensor: Tensor) -> torch.dtype:
     return torch.float32 if needs_host(tensor.device) else torch.float64
+
+
+def spread(size: int, most: int) -> np.ndarray:
+    """Return `most` ascending indices below `size`, one from each of equal parts, irregularly spaced; all if fewer.
+
+    >>> spread(1000, 4).tolist()
+    [0, 404, 559, 963]
+    """
+    if size <= most:
+        return np.arange(size)
+    part = np.arange(most)
+    return ((part + part * _GOLDEN % 1) * (size / most)).astype(np.int64)
 
 
 def _logits(query: Tensor, key: Tensor, masks: list[Tensor], hidden: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:

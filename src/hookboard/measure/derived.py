@@ -1,14 +1,13 @@
-"""The built-in statistics that need more than the moments: bins, rows of channels, further columns, the dtype."""
+"""The built-in statistics that need more than the moments: bins, rows of channels, the dtype."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 
-from hookboard.measure.columns import Columns, Covariance, SaturatedCount, Tails, effective_rank
 from hookboard.measure.histogram import count_below, quantile
 from hookboard.measure.row import FIELDS, Moments
 
@@ -27,14 +26,12 @@ class MergedSite:
         bins: the counts of the values, shape (BINS,); None if they were not counted.
         channels: the moments of each channel, shape (channels, WIDTH); None if there are none.
         dtype: the dtype of the tensors; None if unknown.
-        numbers: each `Columns` that was measured, mapped to its merged columns.
     """
 
     moments: Moments
     bins: np.ndarray | None
     channels: np.ndarray | None
     dtype: torch.dtype | None
-    numbers: Mapping[Columns, list[float]]
 
 
 class DerivedStatistic(NamedTuple):
@@ -44,7 +41,6 @@ class DerivedStatistic(NamedTuple):
         needs: the columns of `REQUESTABLE` that it needs, and `bins` or `channels` if it needs those.
         value: takes what was measured of a site and returns the statistic; None if the site has no such statistic.
         about: its formula, or a definition in words, for docs/statistics.md.
-        columns: the further columns that it needs; None if it needs none.
         why_not: why a site may have no such statistic, used in messages.
         scale: the scale of a chart's axis that suits its values.
     """
@@ -52,18 +48,8 @@ class DerivedStatistic(NamedTuple):
     needs: frozenset[str]
     value: Callable[[MergedSite], float | None]
     about: str
-    columns: Columns | None = None
     why_not: str = ""
     scale: AxisScale = "linear"
-
-
-def _kurtosis(merged: MergedSite) -> float:
-    m = merged.moments
-    # Equal values have a deviation of rounding errors.
-    if not m.count or m.min == m.max or not m.deviation:
-        return math.nan
-    _, fourth = merged.numbers[TAILS]
-    return (fourth / m.deviation) ** 4
 
 
 def _quantile(share: float) -> Callable[[MergedSite], float | None]:
@@ -89,13 +75,6 @@ def _dead_share(channels: np.ndarray) -> float:
 
 def _dead_fraction(merged: MergedSite) -> float | None:
     return None if merged.channels is None else _dead_share(merged.channels)
-
-
-def _saturated_fraction(merged: MergedSite) -> float | None:
-    count, found = merged.moments.count, merged.numbers[SATURATED][0]
-    if not count:
-        return math.nan
-    return None if math.isnan(found) else found / count
 
 
 def _underflow(dtype: torch.dtype | None) -> Callable[[MergedSite], float | None]:
@@ -128,31 +107,11 @@ def _headroom(merged: MergedSite) -> float | None:
     return math.log2(torch.finfo(merged.dtype).max) - math.log2(largest) if largest else math.inf
 
 
-def _effective_rank(merged: MergedSite) -> float | None:
-    numbers = merged.numbers[COVARIANCE]
-    if not merged.moments.count:
-        return math.nan
-    return None if math.isnan(numbers[0]) else effective_rank(numbers)
-
-
-COVARIANCE = Covariance()
-TAILS = Tails()
-SATURATED = SaturatedCount()
-"""A placeholder without limits: `Plan.with_limits` replaces it by one with the limits of a site."""
-
 _FROM_BINS = "from the bins of the histogram ([how exact](#how-exact-quantiles-are))"
 _BINS = "its values are not counted into bins"
 _CHANNELS = "what it is taken of has no channels, or another number of them in another call"
 
 DERIVED: dict[str, DerivedStatistic] = {
-    "kurtosis": DerivedStatistic(
-        frozenset({"mean", "deviation"}),
-        _kurtosis,
-        "`mean((x - mean)⁴) / mean((x - mean)²)²`, Pearson's: 3 for a normal distribution, 1.8 for a uniform one, "
-        "large where a few values are far out",
-        TAILS,
-        scale="log",
-    ),
     "p01": DerivedStatistic(frozenset({"bins"}), _quantile(0.01), f"the quantile at 0.01, {_FROM_BINS}", why_not=_BINS),
     "p50": DerivedStatistic(frozenset({"bins"}), _quantile(0.50), f"the quantile at 0.5, {_FROM_BINS}", why_not=_BINS),
     "p99": DerivedStatistic(frozenset({"bins"}), _quantile(0.99), f"the quantile at 0.99, {_FROM_BINS}", why_not=_BINS),
@@ -161,14 +120,6 @@ DERIVED: dict[str, DerivedStatistic] = {
         _dead_fraction,
         "share of the [channels](#channels) (units) that are 0 for every sample and position of the step",
         why_not=_CHANNELS,
-    ),
-    "saturated_fraction": DerivedStatistic(
-        frozenset(),
-        _saturated_fraction,
-        "share of `x` near an end of the range of Tanh, Sigmoid, Hardtanh, Hardsigmoid or Softsign: more than 0.97 of "
-        "the way from the middle (tanh passes 6% of the gradient there)",
-        SATURATED,
-        why_not="only outputs of bounded activations, such as Tanh and Sigmoid, have it",
     ),
     "underflow_fraction": DerivedStatistic(
         frozenset({"zeros", "bins"}),
@@ -188,14 +139,6 @@ DERIVED: dict[str, DerivedStatistic] = {
         "`log2(largest finite number of the dtype / max(abs(x)))`: how many doublings are left; infinite if all values "
         "are 0",
         why_not="its dtype has no limit that values come near",
-    ),
-    "effective_rank": DerivedStatistic(
-        frozenset({"channels"}),
-        _effective_rank,
-        "`exp` of the entropy of the eigenvalues of the channels' covariance, as shares of their sum (Roy and "
-        "Vetterli, 2007): from 1 to the number of channels",
-        COVARIANCE,
-        why_not=_CHANNELS,
     ),
 }
 """The built-in statistics that need more than the moments, by name."""

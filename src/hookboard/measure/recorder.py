@@ -40,15 +40,13 @@ class Slot:
     Args:
         index: counts the sites from 0, in the order in which they came.
         site: the site.
-        plan: the statistics to measure.
     """
 
-    __slots__ = ("extent", "form", "index", "plan", "shape", "site", "traits")
+    __slots__ = ("extent", "form", "index", "shape", "site", "traits")
 
-    def __init__(self, index: int, site: Site, plan: Plan) -> None:
+    def __init__(self, index: int, site: Site) -> None:
         self.index = index
         self.site = site
-        self.plan = plan
         self.traits = ROLES[site.role]
         self.extent = Extent()
         """The number of channels, whether it has bins, and the dtype."""
@@ -84,9 +82,7 @@ class Recorder:
         stage: the stage that is noted in readings.
         histogram: whether to count histograms too; or a function that returns this for a site and its first tensor.
         channels: returns the dimension of a tensor that holds the channels, which are then measured one by one too;
-            None for a tensor without channels. Default: no channels are measured.
-        ends: returns the lower and the upper value at which values of a site count as saturated, see
-            `layers.saturation_limits`; None for a site that cannot saturate. Default: saturation is not counted.
+            None for a tensor without channels. Left out: no channels are measured.
         finish: computes what needs the readings of several sites, such as ratios; returns the readings that `send`
             gives. Default: they are given as they are.
         ranks: the processes that merge what they measured; every rank must then take what each flush sends. None if
@@ -101,7 +97,6 @@ class Recorder:
         stage: Stage = "train",
         histogram: bool | Callable[[Site, Tensor], bool] = False,
         channels: Callable[[Site, Tensor], int | None] | None = None,
-        ends: Callable[[Site], tuple[float, float] | None] | None = None,
         finish: Callable[[Readings], Readings] | None = None,
         ranks: Ranks | None = None,
     ) -> None:
@@ -126,7 +121,6 @@ class Recorder:
         has the row of a tensor without its bins."""
         self._histogram = histogram
         self._channels = channels
-        self._ends = ends
         self._finish = finish
         self._rank = 0 if ranks is None else ranks.rank
         self._exchange = None if ranks is None else Exchange(ranks, plan.more)
@@ -342,7 +336,7 @@ class Recorder:
         with self._lock:  # the streams follow each other in the order of the launches
             store.follow()
             # The kernels fill the moments alone, and divide by a scale in float32 alone.
-            if store.arena is None or slot.plan.more:
+            if store.arena is None or self._plan.more:
                 return False
             if scale is not None and scale.dtype is not torch.float32:
                 return False
@@ -376,7 +370,7 @@ class Recorder:
         """Measure a tensor, whose values are added to the bins `counts` unless None, and keep its rows."""
         scale = self.scale if slot.traits.is_gradient else None
         of: dict[str, Any] = {"counts": counts, "moments_only": slot.traits.moments_only, "scale": scale}
-        row, channels = measure_channels(part, dim, slot.plan, **of)
+        row, channels = measure_channels(part, dim, self._plan, **of)
         self._keep(slot, part, row, channels, 0 if channels is None or dim is None else part.shape[dim])
 
     def _store(self, device: torch.device) -> Store:
@@ -415,7 +409,7 @@ class Recorder:
 
     def _form(self, slot: Slot, part: Tensor, dim: int | None) -> Form | None:
         """Return how the compiled kernel reads the part; None if the kernel cannot do all that is wanted."""
-        if slot.plan.more or not part.numel() or (self.scale is not None and slot.traits.is_gradient):
+        if self._plan.more or not part.numel() or (self.scale is not None and slot.traits.is_gradient):
             return None
         return form_of(part, dim)
 
@@ -441,8 +435,7 @@ class Recorder:
         """Return the slot of a site; adds it if it is not there yet."""
         with self._lock:
             if site not in self._slots:
-                plan = self._plan if self._ends is None else self._plan.with_limits(self._ends(site))
-                self._slots[site] = Slot(len(self._slots), site, plan)
+                self._slots[site] = Slot(len(self._slots), site)
             return self._slots[site]
 
     def _wants_bins(self, site: Site, tensor: Tensor) -> bool:

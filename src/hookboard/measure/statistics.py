@@ -15,8 +15,8 @@ from hookboard.base.checks import check_differ, check_function, check_identifier
 from hookboard.base.kept import kept
 from hookboard.base.messages import Named, unknown
 from hookboard.base.rounds import Merging, once, together
-from hookboard.measure.columns import Columns, SaturatedCount, width_of
-from hookboard.measure.derived import DERIVED, SATURATED, AxisScale, MergedSite
+from hookboard.measure.columns import Columns, width_of
+from hookboard.measure.derived import DERIVED, AxisScale, MergedSite
 from hookboard.measure.row import WIDTH, Moments, elements_in
 from hookboard.measure.values import Values
 
@@ -242,18 +242,16 @@ class Plan:
         names: the built-in statistics, in the given order.
         own: the user's own statistics.
         wanted: what the built-in ones need: columns of `REQUESTABLE`, `bins`, `channels`.
-        columns: the further columns that the built-in ones need.
     """
 
     names: tuple[str, ...]
     own: tuple[Statistic, ...]
     wanted: frozenset[str]
-    columns: tuple[Columns, ...] = ()
 
     @functools.cached_property
     def more(self) -> tuple[Columns, ...]:
-        """All columns that follow the moments in a row: `columns`, then those of `own`."""
-        return (*self.columns, OwnColumns(self.own)) if self.own else self.columns
+        """The columns that follow the moments in a row: those of `own`."""
+        return (OwnColumns(self.own),) if self.own else ()
 
     @property
     def width(self) -> int:
@@ -263,16 +261,6 @@ class Plan:
     def with_histogram(self) -> "Plan":
         """Return a copy that also measures `mean` and `deviation`, which loggers write with a histogram."""
         return replace(self, wanted=self.wanted | {"mean", "deviation"})
-
-    def with_limits(self, limits: tuple[float, float] | None) -> "Plan":
-        """Return a copy for a site whose outputs count as saturated at these limits.
-
-        It is the same plan if `limits` is None, or if the plan has no `saturated_fraction`.
-        """
-        if limits is None or SATURATED not in self.columns:
-            return self
-        columns = tuple(SaturatedCount(limits) if each is SATURATED else each for each in self.columns)
-        return replace(self, columns=columns)
 
     def values(
         self,
@@ -313,8 +301,10 @@ class Plan:
             A row for each site; the columns are `names`, then the user's own statistics.
         """
         moments, columns = Moments(*rows[:, :WIDTH].T), dict[str, Any]()
-        needs_more = any(name in DERIVED for name in self.names)
-        merged = list(map(self._merged, rows.tolist(), bins, channels, dtypes)) if needs_more else []
+        merged: list[MergedSite] = []
+        if any(name in DERIVED for name in self.names):
+            of_sites = (Moments(*row) for row in rows[:, :WIDTH].tolist())
+            merged = list(map(MergedSite, of_sites, bins, channels, dtypes))
         with np.errstate(all="ignore"):
             for name in self.names:
                 derived = DERIVED.get(name)
@@ -327,19 +317,6 @@ class Plan:
             if name in DERIVED:
                 is_there[:, place] = [value is not None for value in column]
         return StatisticTable(tuple(columns), values, is_there)
-
-    def _merged(
-        self,
-        row: Sequence[float],
-        bins: np.ndarray | None,
-        channels: np.ndarray | None,
-        dtype: torch.dtype | None,
-    ) -> MergedSite:
-        numbers, start = {}, WIDTH
-        for columns in self.columns:
-            numbers[columns] = list(row[start : start + columns.width])
-            start += columns.width
-        return MergedSite(Moments(*row[:WIDTH]), bins, channels, dtype, numbers)
 
 
 def plan(statistics: str | Statistic | Sequence[str | Statistic], also_valid: Sequence[str] = ()) -> Plan:
@@ -359,8 +336,7 @@ def plan(statistics: str | Statistic | Sequence[str | Statistic], also_valid: Se
     check_differ("statistics", given, [*(statistic.name for statistic in own), *also_valid])
     names = tuple(dict.fromkeys(s for s in given if isinstance(s, str) and _is_built_in(s)))
     wanted = frozenset[str]().union(*((FORMULAS.get(name) or DERIVED[name]).needs for name in names))
-    columns = dict.fromkeys(DERIVED[name].columns for name in names if name in DERIVED)
-    return Plan(names, tuple(own), wanted, tuple(each for each in columns if each is not None))
+    return Plan(names, tuple(own), wanted)
 
 
 def as_list(statistics: str | Statistic | Sequence[str | Statistic]) -> list[str | Statistic]:

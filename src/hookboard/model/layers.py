@@ -197,22 +197,6 @@ def _trainable(names: Iterable[str], weights: Mapping[str, Weight]) -> frozenset
     return frozenset(name for name in names if any(p.requires_grad for p in weights[name].parameters))
 
 
-def saturation_limits(module: nn.Module) -> tuple[float, float] | None:
-    """Return the lower and upper output at which a bounded activation counts as saturated; None for other modules.
-
-    >>> saturation_limits(nn.Tanh())
-    (-0.97, 0.97)
-    """
-    if kind_of(module) != "bounded":
-        return None
-    if isinstance(module, nn.Hardtanh):
-        low, high = module.min_val, module.max_val
-    else:
-        low, high = next(RANGES[kind.__name__] for kind in type(module).__mro__ if kind.__name__ in RANGES)
-    middle, half = (low + high) / 2, (high - low) / 2
-    return middle - SATURATED_SHARE * half, middle + SATURATED_SHARE * half
-
-
 def order_with_late(order: Iterable[str], late: Iterable[str], defined: Sequence[str]) -> list[str]:
     """Return an order of execution with later layers put in, each after all layers that the model defines before it.
 

@@ -59,7 +59,7 @@ def parameters_and_their_updates(case: Case) -> None:
 
 @one_of("ours")
 def statistics_of_channels_quantiles_and_of_the_users_own(case: Case) -> None:
-    names = ["mean", "kurtosis", "p50", "dead_fraction", "underflow_fraction", "effective_rank", own_statistic()]
+    names = ["mean", "p50", "dead_fraction", "underflow_fraction", own_statistic()]
     case.ours.append(lambda: hb.ActivationLogger(statistics=names, **DUE))
     case.ours.append(lambda: hb.GradientLogger(statistics=names, **DUE))
 
