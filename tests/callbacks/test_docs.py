@@ -11,7 +11,7 @@ import pytest
 
 import hookboard
 from hookboard import callbacks
-from hookboard.callbacks.parameter import FURTHER
+from hookboard.callbacks.parameter import UPDATES
 from hookboard.callbacks.pictures import PictureLogger
 from hookboard.measure import DERIVED, FORMULAS
 from hookboard.model.sites import ROLES, Site
@@ -57,7 +57,7 @@ def test_what_raises_and_an_example_are_documented(name):
 @pytest.mark.parametrize("name", ["ActivationLogger", "GradientLogger", "ParameterLogger"])
 def test_every_statistic_is_in_the_docstrings(name):
     words = {*re.findall(r"\w+", documented(name)["statistics"])}
-    own = FURTHER if name == "ParameterLogger" else ()
+    own = UPDATES if name == "ParameterLogger" else ()
     assert {*FORMULAS, *DERIVED, *own} - words == set()
 
 

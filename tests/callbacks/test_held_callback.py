@@ -26,7 +26,7 @@ BOTH = ["train", "validate"]
 MAKE = {
     "ActivationLogger": lambda: ActivationLogger(every_n_steps=1, stages=BOTH, histogram=True),
     "GradientLogger": lambda: GradientLogger(every_n_steps=1, roles=["grad_output", "grad_input", "parameter_grad"]),
-    "ParameterLogger": lambda: ParameterLogger(every_n_steps=1, statistics=["mean", "update_ratio", "rms_t"]),
+    "ParameterLogger": lambda: ParameterLogger(every_n_steps=1, statistics=["mean", "update_ratio"]),
     "FeatureMapLogger": lambda: FeatureMapLogger(every_n_steps=1),
     "HealthMonitor": lambda: HealthMonitor(every_n_steps=1),
     "KernelLogger": lambda: KernelLogger(every_n_steps=1),

@@ -16,9 +16,7 @@ from toys import Toy, batches, fit, mlp
 from hookboard import HealthMonitor, ParameterLogger
 from hookboard.base.jobs import finished
 from hookboard.callbacks.loss_meter import LossMeter
-from hookboard.callbacks.weights import measure_rms_t
 from hookboard.measure import Recorder, plan
-from hookboard.model.parameters import weights_of
 from hookboard.model.sites import Site
 from hookboard.tracing.detect import Sentinels
 
@@ -113,21 +111,6 @@ class Gradient:
 
     def __init__(self, grad):
         self.grad = grad
-
-
-def test_the_second_moment_of_an_optimizer_is_read():
-    layer = nn.Linear(2, 2)
-    optimizer = torch.optim.Adam(layer.parameters())
-    layer(torch.ones(1, 2)).sum().backward()
-    optimizer.step()
-    recorder = Recorder(plan("rms"), MPS)
-    for parameter in layer.parameters():
-        state = optimizer.state[parameter]
-        state["exp_avg_sq"] = on_mps(state["exp_avg_sq"])
-        parameter.grad = on_mps(parameter.grad)
-    measure_rms_t(recorder, optimizer, weights_of({"": layer}))
-    readings = recorder.flush()
-    assert [reading.moments.rms for reading in readings.values()] == pytest.approx([1, 1], rel=1e-4)
 
 
 def test_one_line_says_that_it_waits(monkeypatch, tmp_path, caplog):

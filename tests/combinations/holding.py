@@ -132,7 +132,7 @@ def wrong_in(case: Case, reading: Reading, tensors: Step) -> list[str]:
     site = reading.site
     if (site.role, site.name) in case.changed_later or site.name in case.not_defined or not site.name:
         return []
-    if site.role == "parameter_state" or site.role in ATTENTION_ROLES:
+    if site.role in ATTENTION_ROLES:
         return []  # the oracle sees no call of a function; tests/measure/test_attention.py has one of attention
     name = f"{site.role} {site.path}"
     values = tensors.get((site.role, site.name, site.index))

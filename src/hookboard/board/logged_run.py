@@ -86,10 +86,6 @@ SCALES: dict[str, AxisScale] = {
     "update_norm": "log",
     "update_ratio": "log",
     "unchanged_fraction": "linear",
-    "exp_avg_rms": "log",
-    "exp_avg_sq_rms": "log",
-    "momentum_buffer_rms": "log",
-    "rms_t": "log",
 }
 """Every built-in statistic, and the scale that suits its values."""
 

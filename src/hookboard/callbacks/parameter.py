@@ -1,28 +1,16 @@
 """`ParameterLogger`: parameters, and their change in an optimizer step."""
 
 import dataclasses
-import functools
 import math
 from collections.abc import Collection, Sequence
 
 import numpy as np
 from torch import nn
-from torch.optim import Optimizer
 
 from hookboard.base.messages import inform
 from hookboard.callbacks.measurement_state import MeasurementState
 from hookboard.callbacks.numbers import SiteLogger
-from hookboard.callbacks.weights import (
-    NEEDS,
-    RMS_T,
-    STATES,
-    WHY_NOT,
-    Turns,
-    after_next_step,
-    measure_rms_t,
-    measure_states,
-    with_states,
-)
+from hookboard.callbacks.weights import Turns
 from hookboard.loops import Loop, Selection
 from hookboard.measure import FORMULAS, Moments, Plan, Readings, Statistic, as_list, plan
 from hookboard.model.selection import select
@@ -31,8 +19,6 @@ from hookboard.model.sites import Role
 USUAL = ("update_norm", "update_ratio")
 
 UPDATES = (*USUAL, "unchanged_fraction")
-
-FURTHER = (*UPDATES, *STATES, RMS_T)
 """Names of statistics that only `ParameterLogger` has."""
 
 
@@ -48,13 +34,6 @@ class ParameterLogger(SiteLogger[MeasurementState]):
     three are measured of those that have waited longest, as many as fit in 512 MiB, but at least one; all other
     statistics are measured of every parameter. A parameter is always measured whole. One line says in about how many
     logged steps each has its turn.
-
-    `exp_avg_rms`, `exp_avg_sq_rms` (Adam's first and second moment) and `momentum_buffer_rms` (SGD's momentum) are the
-    RMS of what the optimizer keeps after the step. `rms_t` is `sqrt(mean(g² / max(v, eps²)))` of each parameter, with
-    the gradient `g` that the optimizer was given and its second moment `v` without the bias of its start: about 1 as
-    long as gradients are as large as before (Wortsman et al., "Stable and low-precision training for large-scale
-    vision-language models", 2023, saw spikes of the loss follow values above 2.3). Where an optimizer keeps no such
-    state there is no curve, and one line says so.
 
     For a pruned weight (`torch.nn.utils.prune`) the weight in use is logged, `weight_orig * weight_mask`, under the
     name `weight`. A weight that a parametrization computes (spectral norm) is logged, and its originals too. It is
@@ -75,8 +54,8 @@ class ParameterLogger(SiteLogger[MeasurementState]):
             of a bin, 1/32 of the value.
             The names are `mean std var min max abs_max abs_mean rms l1 l2 zero_fraction nonfinite_count nan_count
             inf_count p01 p50 p99 dead_fraction underflow_fraction fp16_underflow_fraction headroom`.
-            Here also `update_norm`, `update_ratio`, `unchanged_fraction`, `exp_avg_rms`, `exp_avg_sq_rms`,
-            `momentum_buffer_rms` and `rms_t`. Default: `mean`, `std`, `abs_max`, `update_norm` and `update_ratio`.
+            Here also `update_norm`, `update_ratio` and `unchanged_fraction`. Left out: `mean`, `std`, `abs_max`,
+            `update_norm` and `update_ratio`.
         histogram: Whether to log histograms too, or, with `statistics=[]`, alone. They cost about as much as all
             statistics together.
         sync_dist: Whether all ranks measure and merge their measurements, as if one process had seen all their data.
@@ -109,19 +88,15 @@ class ParameterLogger(SiteLogger[MeasurementState]):
         return [name for name in among if name in given]
 
     def _plan(self) -> Plan:
-        plain = plan([s for s in as_list(self.statistics) if s not in FURTHER], also_valid=FURTHER)
+        plain = plan([s for s in as_list(self.statistics) if s not in UPDATES], also_valid=UPDATES)
         needed = FORMULAS["l2"].needs if self._asked(USUAL) else frozenset()
         needed |= FORMULAS["zero_fraction"].needs if self._asked(["unchanged_fraction"]) else frozenset()
-        needed |= NEEDS if self._asked((*STATES, RMS_T)) else frozenset()
         return dataclasses.replace(plain, wanted=plain.wanted | needed)
 
     def _names(self, role: Role) -> list[str]:
         if role == "parameter_update":
             return self._asked(UPDATES)
-        return [*super()._names(role), *self._asked((*STATES, RMS_T))]
-
-    def _why_not_there(self, statistic: str) -> str:
-        return super()._why_not_there(statistic) or WHY_NOT
+        return super()._names(role)
 
     def _roles(self) -> list[Role]:
         return ["parameter", "parameter_update"] if self._asked(UPDATES) else ["parameter"]
@@ -129,19 +104,6 @@ class ParameterLogger(SiteLogger[MeasurementState]):
     def _prepare(self, loop: Loop, state: MeasurementState) -> None:
         super()._prepare(loop, state)
         state.before.turns = Turns()
-
-    def _before_optimizer_step(self, loop: Loop, state: MeasurementState, optimizer: Optimizer) -> None:
-        super()._before_optimizer_step(loop, state, optimizer)
-        if self._asked([RMS_T]):
-            of_step = state.recorder, optimizer, state.weights
-            measure = functools.partial(self._do, state, "after the optimizer step", measure_rms_t, *of_step)
-            # By the end of the batch the gradients may have been cleared.
-            state.until_batch_end.callback(after_next_step(optimizer, measure))
-
-    def _measure_after_step(self, loop: Loop, state: MeasurementState) -> None:
-        super()._measure_after_step(loop, state)
-        if asked := self._asked(STATES):
-            measure_states(state.recorder, loop.optimizers, state.weights, asked)
 
     def _log(self, loop: Loop, state: MeasurementState) -> None:
         super()._log(loop, state)
@@ -152,9 +114,9 @@ class ParameterLogger(SiteLogger[MeasurementState]):
         return Selection(owners=select(model, self.modules, self.types, owning="parameters"))
 
     def _finish(self, found: Readings) -> Readings:
-        columns, is_update = with_states(found), found.places.is_of("parameter_update")
+        columns, is_update = found.statistics, found.places.is_of("parameter_update")
         if is_update.any():
-            columns.is_there[is_update] = False
+            columns = columns._replace(is_there=columns.is_there & ~is_update[:, None])
             values = _values_of_updates(found)
             columns = columns.joined({name: values[name] for name in self._asked(UPDATES)}, is_update)
         found = dataclasses.replace(found, statistics=columns)

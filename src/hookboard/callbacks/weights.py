@@ -1,29 +1,20 @@
-"""Measures weights around an optimizer step: their gradients, values and updates, and the state of the optimizer."""
+"""Measures weights around an optimizer step: their gradients, values and updates."""
 
 import functools
 import math
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from torch.nn import Parameter
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from hookboard.base.messages import listed, warn
 from hookboard.base.torch_private import copied_together
 from hookboard.measure import (
-    FORMULAS,
-    Moments,
-    Readings,
     Recorder,
-    StatisticTable,
-    blocks_of,
-    needs_host,
-    single_at_least,
 )
 from hookboard.model.parameters import Weight, stepped_by
 from hookboard.model.sites import Role, Site
@@ -49,16 +40,6 @@ MOST_MISSED = 8
 
 MOST_WAITING = 1 << 20
 """Maximum number of values of computed weights that are held at once before they are measured."""
-
-STATES = {"exp_avg_rms": "exp_avg", "exp_avg_sq_rms": "exp_avg_sq", "momentum_buffer_rms": "momentum_buffer"}
-"""Name of a statistic to the entry of `optimizer.state` whose RMS it is."""
-
-RMS_T = "rms_t"
-"""The statistic of `measure_rms_t`: the RMS of a gradient relative to the optimizer's second moment."""
-
-NEEDS = FORMULAS["rms"].needs
-
-WHY_NOT = "the optimizer keeps no such state of it, or none yet"
 
 _OF_VALUES: tuple[Role, ...] = ("parameter", "parameter_update", "parameter_before")
 
@@ -317,115 +298,6 @@ def bytes_of(tensor: Tensor) -> int:
         parts = zip(tensor.device_mesh.shape, tensor.placements, strict=True)
         split = math.prod(size for size, placement in parts if placement.is_shard())
     return tensor.numel() * tensor.element_size() // split
-
-
-def measure_states(
-    recorder: Recorder, optimizers: Iterable[Optimizer], weights: Mapping[str, Weight], statistics: Collection[str]
-) -> None:
-    """Measure entries of the optimizers' state, such as Adam's moments, under the role `parameter_state`.
-
-    Args:
-        recorder: measures the tensors.
-        optimizers: all optimizers of the fit.
-        weights: the watched weights by name.
-        statistics: names from `STATES`.
-    """
-    given: list[tuple[Site, Tensor, None]] = []
-    for optimizer in optimizers:
-        for name, parameter, _ in _held(optimizer, weights):
-            state = optimizer.state.get(parameter, {})
-            for statistic in statistics:
-                kept = state.get(STATES[statistic])
-                if isinstance(kept, Tensor):
-                    given.append((_site(name, "parameter_state", statistic), kept, None))
-    recorder.observe_all(given)
-
-
-def measure_rms_t(recorder: Recorder, optimizer: Optimizer, weights: Mapping[str, Weight]) -> None:
-    """Measure `g / sqrt(max(v, eps²))`, with the gradient `g` and the optimizer's bias-corrected second moment `v`.
-
-    Weights without a second moment, or without a gradient, are left out.
-
-    Args:
-        recorder: measures the tensors.
-        optimizer: has just stepped.
-        weights: the watched weights by name.
-    """
-    for name, parameter, group in _held(optimizer, weights):
-        state = optimizer.state.get(parameter, {})
-        if parameter.grad is None or not _has_second_moment(state, group):
-            continue
-        observe = recorder.open(Site(name, "parameter_state", RMS_T))
-        share = _share_of_average(state["step"], group["betas"][1])
-        for gradient, kept in blocks_of(parameter.grad.detach(), state["exp_avg_sq"]):
-            gradient = gradient.to_dense() if gradient.is_sparse else gradient
-            expected = kept.to(single_at_least(kept.dtype)) / share
-            observe(gradient.to(single_at_least(gradient.dtype)) / expected.clamp_(min=group["eps"] ** 2).sqrt_())
-
-
-def after_next_step(optimizer: Optimizer, do: Callable[[], None]) -> Callable[[], None]:
-    """Have `do` called once, right after the optimizer's next step; return the function that cancels that.
-
-    It does nothing for an optimizer without hooks, which is not one of torch: Lightning allows such optimizers.
-    """
-    is_done = False
-
-    def hook(*given: Any) -> None:
-        nonlocal is_done
-        if not is_done:
-            is_done = True
-            do()
-
-    if not isinstance(optimizer, Optimizer):
-        return lambda: None
-    return optimizer.register_step_post_hook(hook).remove
-
-
-def with_states(readings: Readings) -> StatisticTable:
-    """Return the statistics of the readings, with the RMS of each `parameter_state` added to those of its parameter.
-
-    The site's `index`, such as `exp_avg_rms`, is the name of the statistic that is added.
-    """
-    columns, places = readings.statistics, readings.places
-    columns = StatisticTable(columns.names, columns.values.copy(), columns.is_there.copy())
-    of_states = places.of_role("parameter_state")
-    if of_states:
-        with np.errstate(all="ignore"):
-            rms = FORMULAS["rms"].value(Moments(*readings.rows.T))
-        names, owners = (tuple(getattr(site, part) for site in of_states) for part in ("index", "name"))
-        rows, owner = np.array([places.row(site) for site in of_states]), places.rows("parameter", owners)
-        is_kept = readings.is_filled[rows] & (owner >= 0)
-        for name in dict.fromkeys(names):
-            mine = is_kept & np.array([each == name for each in names])
-            values, is_there = np.full(len(readings), np.nan), np.zeros(len(readings), bool)
-            values[owner[mine]], is_there[owner[mine]] = rms[rows[mine]], True
-            columns = columns.joined({name: values}, is_there)
-    return columns
-
-
-def _has_second_moment(state: Mapping[str, Any], group: Mapping[str, Any]) -> bool:
-    is_kept = isinstance(state.get("exp_avg_sq"), Tensor) and state.get("step") is not None
-    return is_kept and "betas" in group and "eps" in group
-
-
-def _share_of_average(step: Any, beta: float) -> float | Tensor:
-    """Return `1 - beta**step`, by which a second moment is divided to free it from its bias towards 0.
-
-    It is a number, unless the optimizer counts its steps on an accelerator: nothing is uploaded, and nobody waits.
-    """
-    if isinstance(step, Tensor) and not step.is_cpu:
-        of_device: Tensor = 1 - beta ** step.to(torch.float32 if needs_host(step.device) else torch.float64)
-        return of_device
-    share: float = 1 - beta ** float(step)
-    return share
-
-
-def _held(optimizer: Optimizer, weights: Mapping[str, Weight]) -> Iterator[tuple[str, Parameter, dict[str, Any]]]:
-    """Yield name, parameter and parameter group of each weight that the optimizer holds; no computed weights."""
-    groups = {id(parameter): group for group in optimizer.param_groups for parameter in group["params"]}
-    for name, weight in weights.items():
-        if not weight.is_computed and id(weight.parameters[0]) in groups:
-            yield name, weight.parameters[0], groups[id(weight.parameters[0])]
 
 
 def say_split(weights: Mapping[str, Weight]) -> None:

@@ -39,7 +39,6 @@ from hookboard.measure.row import (
 )
 from hookboard.measure.statistics import DEFAULT, FORMULAS, Plan, Statistic, StatisticTable, as_list, plan
 from hookboard.measure.taps import NO_GRADIENT, Taps
-from hookboard.measure.values import blocks_of, single_at_least
 
 __all__ = [
     "BINS",
@@ -71,7 +70,6 @@ __all__ = [
     "Taps",
     "around_measuring",
     "as_list",
-    "blocks_of",
     "channel_row_count",
     "channel_stride",
     "empty_row",
@@ -90,7 +88,6 @@ __all__ = [
     "own_call",
     "plan",
     "sent_together",
-    "single_at_least",
     "spare_of",
     "watch_output",
     "why_no_gradient",

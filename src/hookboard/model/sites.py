@@ -16,7 +16,6 @@ Role = Literal[
     "parameter_grad",
     "parameter_before",
     "parameter_update",
-    "parameter_state",
 ]
 
 Stage = Literal["train", "validate", "test", "predict"]
@@ -30,11 +29,10 @@ class RoleTraits:
     Args:
         kind: its name in tags, of histograms in the plural; "" if nothing of it is logged.
         is_gradient: whether its tensors are gradients, which come in the backward pass.
-        of_parameter: whether its tensors are parameters, their gradients, updates or optimizer state. Otherwise they
+        of_parameter: whether its tensors are parameters, their gradients or updates. Otherwise they
             come with each call of a module.
         moments_only: whether only its moments are measured, without a histogram and the user's own statistics. So it is
-            for weights before an update, for updates, and for what an optimizer keeps (`parameter_state`, where
-            `Site.index` is the name of the statistic).
+            for weights before an update, and for updates.
     """
 
     kind: str
@@ -55,7 +53,6 @@ ROLES: dict[Role, RoleTraits] = {
     "parameter_grad": RoleTraits("parameter_gradient", is_gradient=True, of_parameter=True),
     "parameter_before": RoleTraits("parameter", of_parameter=True, moments_only=True),
     "parameter_update": RoleTraits("parameter", of_parameter=True, moments_only=True),
-    "parameter_state": RoleTraits("parameter", of_parameter=True, moments_only=True),
 }
 """All roles, with their properties."""
 

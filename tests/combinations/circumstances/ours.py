@@ -53,7 +53,7 @@ def gradients_passed_back_to_inputs(case: Case) -> None:
 
 @one_of("ours")
 def parameters_and_their_updates(case: Case) -> None:
-    names = ["mean", "std", "l2", "update_norm", "update_ratio", "exp_avg_rms", "unchanged_fraction"]
+    names = ["mean", "std", "l2", "update_norm", "update_ratio", "unchanged_fraction"]
     case.ours.append(lambda: hb.ParameterLogger(statistics=names, histogram=True, **DUE))
 
 

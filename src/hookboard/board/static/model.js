@@ -263,7 +263,7 @@ export function otherStages(series, all) {
 
 /** Group of statistics to what the names of its members contain; the first that fits counts. */
 const GROUPS = {
-  updates: /update|exp_avg|momentum|unchanged|rms_t/, gradients: /gradient|underflow/,
+  updates: /update|unchanged/, gradients: /gradient|underflow/,
   parameters: /parameter|weight/, activations: /activation|input|dead|saturated|spread|attention/,
 }; // prettier-ignore
 
