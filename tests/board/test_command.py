@@ -63,17 +63,11 @@ def test_without_a_command_all_commands_are_listed_and_the_exit_status_is_2(comm
     status, shown, errors = command()
     assert (status, shown) == (2, [])
     named = [line.split()[0] for line in errors if line.startswith("    ")]
-    assert named == ["run", "verdicts", "report", "runs", "explain", "compare"]
+    assert named == ["run", "verdicts", "report", "runs", "explain"]
 
 
 def test_the_version_is_that_of_the_package(command):
     assert command("--version") == (0, [f"hookboard {hookboard.__version__}"], [])
-
-
-def test_a_recording_that_is_not_there_is_named_with_what_is_expected(command):
-    status, shown, (error,) = command("compare", "a.zip", "b.zip")
-    assert (status, shown) == (2, [])
-    assert error == ("hookboard: a.zip is not there: give a file that hookboard.record has written")
 
 
 def test_verdicts_of_a_sick_run_are_printed_and_its_exit_status_is_1(command):

@@ -61,14 +61,6 @@ def test_what_a_kernel_rounds_under_autocast_is_no_difference():
     assert compare(net, other, x, loss=lambda y: y.float().square().mean(), names=names).differences == ()
 
 
-def test_nor_is_it_between_two_recordings(tmp_path):
-    torch.manual_seed(0)
-    net, x = nn.Sequential(nn.Linear(8, 32), Uniform()), torch.randn(2, 9, 8)
-    for name, one in (("left", net), ("right", copy.deepcopy(net).bfloat16())):
-        record(one, x, tmp_path / name, loss=lambda y: y.float().square().mean())
-    assert compare(tmp_path / "left", tmp_path / "right").differences == ()
-
-
 class Forces(nn.Module):
     """Returns a gradient, so that its own gradient is one of second order."""
 

@@ -5,7 +5,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from hookboard.measure import FIELDS, FORMULAS, Recorder, blocks_of, plan, values
+from hookboard.measure import FIELDS, FORMULAS, Recorder, plan, values
 from hookboard.model.sites import Site
 
 
@@ -33,14 +33,14 @@ class Largest(TorchDispatchMode):
 @pytest.mark.parametrize("shape", [(7, 11), (1, 40), (3, 2, 5), (23,)])
 def test_blocks_hold_each_value_once_and_not_too_many(shape):
     one = torch.arange(torch.Size(shape).numel()).view(shape)
-    found = list(blocks_of(one, -one))
+    found = list(values.blocks_of(one, -one))
     assert all(a.numel() <= 10 and torch.equal(a, -b) for a, b in found)
     assert torch.equal(torch.cat([a.flatten() for a, _ in found]).sort().values, one.flatten())
 
 
 def test_blocks_of_a_transposed_tensor_stand_where_those_of_the_other_stand():
     one = torch.arange(35.0).view(5, 7)
-    found = list(blocks_of(one.T, one.T.contiguous()))
+    found = list(values.blocks_of(one.T, one.T.contiguous()))
     assert len(found) > 3
     assert all(torch.equal(a, b) for a, b in found)
 
@@ -48,7 +48,7 @@ def test_blocks_of_a_transposed_tensor_stand_where_those_of_the_other_stand():
 def test_blocks_of_a_sparse_tensor_hold_what_the_dense_one_has():
     values = torch.arange(12.0).view(3, 4)
     sparse = torch.sparse_coo_tensor(torch.tensor([[5, 1, 5]]), values, (6, 4), check_invariants=True)
-    for part, same in blocks_of(sparse, sparse.to_dense()):
+    for part, same in values.blocks_of(sparse, sparse.to_dense()):
         assert torch.equal(part.to_dense(), same)
 
 

@@ -1,4 +1,4 @@
-"""The command `hookboard`: runs a script with a monitor, shows verdicts, runs and differences, and writes a page."""
+"""The command `hookboard`: runs a script with a monitor, shows verdicts and runs, and writes a page."""
 
 import argparse
 import json
@@ -22,8 +22,8 @@ from hookboard.board.logged_run import LoggedRun, loss_tag, natural_key
 from hookboard.board.one_file import page_of
 from hookboard.model.patterns import is_pattern
 
-ALARM, DIFFERENT, BAD_INPUT = 1, 1, 2
-"""Exit statuses; 0 means that there is no alarm, or no difference, and nothing to warn of."""
+ALARM, BAD_INPUT = 1, 2
+"""Exit statuses; 0 means that there is no alarm, and nothing to warn of."""
 
 SEVERITIES = ("alarm", "note")
 
@@ -41,7 +41,7 @@ def main(given: Sequence[str] | None = None) -> int:
         given: its arguments; None for those of the process.
 
     Returns:
-        The exit status: 1 if `verdicts` found an alarm or `compare` a difference; 2 for bad input, no command, or if
+        The exit status: 1 if `verdicts` found an alarm; 2 for bad input, no command, or if
         `verdicts` found no alarm but has a record that it could not read, or no run that HealthMonitor watched;
         otherwise 0.
 
@@ -102,11 +102,6 @@ def parser() -> argparse.ArgumentParser:
     explain = commands.add_parser("explain", help="what a verdict means: causes, fix, and when its rule is wrong")
     explain.add_argument("rule", nargs="*", help="the name of a rule; without it, all names are listed")
     explain.set_defaults(command=_explain)
-    compare = commands.add_parser("compare", help="where two recordings of models differ; exit status 1 if they do")
-    compare.add_argument("left", help="a file that hookboard.record has written")
-    compare.add_argument("right", help="another one")
-    compare.add_argument("--table", action="store_true", help="print a line for each tensor too")
-    compare.set_defaults(command=_compare)
     return made
 
 
@@ -193,14 +188,6 @@ def _explain(arguments: argparse.Namespace) -> int:
         for section, rules in sections().items():
             _print([f"{section}:", *_wrapped(", ".join(rules), "    ")])
     return 0
-
-
-def _compare(arguments: argparse.Namespace) -> int:
-    from hookboard.comparing import compare  # it imports torch, which the other commands do not need
-
-    found = compare(arguments.left, arguments.right)
-    _print([str(found), *([found.table()] if arguments.table else [])])
-    return DIFFERENT if found.differences else 0
 
 
 def _print(lines: Iterable[str], file: object = None) -> None:

@@ -17,21 +17,18 @@ from hookboard.base.messages import quoted
 from hookboard.comparing.comparison import Comparison, Row
 from hookboard.comparing.distance import Distance, step_of
 from hookboard.comparing.faults import Faults, sides_of
-from hookboard.comparing.forced import beside, measured, other_dtypes, rounding_in, rounding_of
-from hookboard.comparing.matching import first_outputs, is_first_output, matched
+from hookboard.comparing.forced import beside, other_dtypes, rounding_in, rounding_of
+from hookboard.comparing.matching import is_first_output, matched
 from hookboard.comparing.recorded import Recorded, add_index, opened, write
 from hookboard.comparing.running import Loss, ModelRunner, Spot, same_gradients, watched_modules
 from hookboard.model.nested import tensors_in
-
-Side = nn.Module | str | os.PathLike[str]
-"""A model, or the path of a recording of one."""
 
 
 def record(model: nn.Module, inputs: Any, path: str | os.PathLike[str], *, loss: Loss | None = None) -> None:
     """Write what a model gives for a batch to a file, with which another process or machine can compare.
 
     The file holds weights, buffers, and the tensors of each call of a module, as bytes: reading it runs no code. The
-    model runs seven times: once, and six times with rounding noise. Nothing is left behind.
+    model runs four times: once, and three times with rounding noise. Nothing is left behind.
 
     Args:
         model: the model.
@@ -58,13 +55,12 @@ def record(model: nn.Module, inputs: Any, path: str | os.PathLike[str], *, loss:
         index.step = step_of(recorded.dtypes)
         names = {name: name for name in watched_modules(model)}
         index.rounding = rounding_of(model, runner, recorded, names, index.step)
-        index.added_up = rounding_of(model, runner, recorded, names, index.step, is_forced=False)
     add_index(path, index)
 
 
 def compare(
-    left: Side,
-    right: Side,
+    left: nn.Module | str | os.PathLike[str],
+    right: nn.Module,
     inputs: Any = None,
     *,
     loss: Loss | None = None,
@@ -74,15 +70,14 @@ def compare(
 
     Every module of the right model is given what the left one was given, so that one difference does not hide another.
     What rounding may give is measured: the left model runs with noise of one rounding step of the coarser precision.
-    Both models are left as they were: modes, buffers, gradients, random state. Two recordings cannot be run, so only
-    the first difference is returned: later ones may come from it.
+    Both models are left as they were: modes, buffers, gradients, random state.
 
     Args:
         left: a model, or the path of a recording by `record`.
-        right: a model, or the path of a recording if `left` is one too.
+        right: a model.
         inputs: the argument of both models; a tuple holds several, a dict those with names. They are copied, moved to
             each model's device, and floating ones converted to the type of its parameters. () for a model that takes
-            nothing. Two recordings need none.
+            nothing.
         loss: computes a scalar from what a model returns; then gradients are compared too.
         names: pattern of names of the left model -> pattern of the right one, such as {"encoder.layer.*": "blocks.*"}.
             Default: by equal names, or, if fewer than half are equal, by order and shape.
@@ -101,17 +96,18 @@ def compare(
         >>> found.first.module, found.first.cause
         ('1', 'same inputs and weights; eps 1e-05 against 0.01')
     """
-    for name, side in (("left", left), ("right", right)):
-        if not isinstance(side, nn.Module | str | os.PathLike):
-            raise TypeError(f"{name} must be a model or the path of a recording; got a {type(side).__name__}")
-    if isinstance(left, nn.Module) and not isinstance(right, nn.Module):
-        raise TypeError("compare(model, path): give the recording first")
+    if not isinstance(left, nn.Module | str | os.PathLike):
+        raise TypeError(f"left must be a model or the path of a recording; got a {type(left).__name__}")
+    if not isinstance(right, nn.Module):
+        is_path = isinstance(right, str | os.PathLike)
+        got = "the path of a recording: give that first" if is_path else f"a {type(right).__name__}"
+        raise TypeError(f"right must be a model; got {got}")
     _check_loss(loss)
     _check_names(names)
     for name, side in (("left", left), ("right", right)):
         if isinstance(side, nn.Module):
             _check_model(name, side)
-    if inputs is None and isinstance(right, nn.Module):
+    if inputs is None:
         raise ValueError("inputs are missing: what the models are called with, as in compare(left, right, batch)")
     _check_inputs(inputs)
     with ExitStack() as until_end:
@@ -123,9 +119,7 @@ def compare(
             recorded = until_end.enter_context(opened(path, write(left, runner, path)))
         else:
             recorded = until_end.enter_context(opened(left))
-        if isinstance(right, nn.Module):
-            return _beside(runner, recorded, right, inputs, loss, names)
-        return _of_recordings(recorded, until_end.enter_context(opened(right)), names)
+        return _beside(runner, recorded, right, inputs, loss, names)
 
 
 def _check_names(names: object) -> None:
@@ -195,18 +189,3 @@ def _beside(
     rows = [Row(s, as_is.spots.get(s, nothing).relative, alone.spots[s].relative, faults.expected(s)) for s in spots]
     differences = faults.differences(alone)
     return Comparison(tuple(differences), tuple(rows), twins, tuple(faults.notes(alone)))
-
-
-def _of_recordings(left: Recorded, right: Recorded, names: Mapping[str, str] | None) -> Comparison:
-    """Compare two recordings. Which later differences come from the first one cannot be told without the models."""
-    twins = matched(left.index, list(right.index.modules), first_outputs(right.index), names)
-    step = step_of(left.dtypes | right.dtypes)
-    times = max(1.0, step / left.index.step) if left.index.step else 1.0
-    rounding = {key: times * value for key, value in left.index.added_up.items()}
-    faults = Faults(left.index, sides_of(left, right, twins, step), rounding, step)
-    found = measured(left, right, twins)
-    rows = [Row(spot, seen.relative, math.nan, faults.expected(spot)) for spot, seen in found.spots.items()]
-    notes, further = faults.notes(found)[:1], sum(faults.is_fault(*each) for each in found.spots.items()) - 1
-    if further > 0:
-        notes.append(f"{further} tensors after the first differ too: compare the models to see which by themselves")
-    return Comparison(tuple(faults.first(found)), tuple(rows), twins, tuple(notes))

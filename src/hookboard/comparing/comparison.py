@@ -20,7 +20,7 @@ class Row:
     Args:
         spot: the tensor.
         as_is: its relative difference as the two models run, so with that of all earlier modules; NaN if unknown.
-        alone: its relative difference if its module gets the left model's inputs; NaN if unknown.
+        alone: its relative difference if its module gets the left model's inputs.
         expected: the relative difference that rounding may give.
     """
 
@@ -31,9 +31,8 @@ class Row:
 
     @property
     def distance(self) -> float:
-        """The relative difference that is judged: `alone` if it is known, otherwise `as_is`; 0 if neither is known."""
-        known = self.as_is if math.isnan(self.alone) else self.alone
-        return 0.0 if math.isnan(known) else known
+        """The relative difference that is judged: `alone`; 0 if it is NaN."""
+        return 0.0 if math.isnan(self.alone) else self.alone
 
 
 @dataclass(frozen=True)
@@ -104,9 +103,8 @@ class Comparison:
         kept = {row.spot.module for row in farthest}
         return [row for name, row in worst.items() if name in kept]
 
-    def _rank(self, row: Row) -> tuple[bool, bool, float]:
-        holds_later = math.isnan(row.alone) and row.spot.part == "gradient"  # what differs after its module, too
-        return bool(self._mark(row)), not holds_later, row.distance / max(row.expected, SCALE[0])
+    def _rank(self, row: Row) -> tuple[bool, float]:
+        return bool(self._mark(row)), row.distance / max(row.expected, SCALE[0])
 
     def _cells(self, row: Row) -> list[str]:
         numbers = [f"{number:.1e}" for number in (row.as_is, row.alone, row.expected)]

@@ -1,12 +1,11 @@
 """Which differences are more than rounding, and what each comes from."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from hookboard.base.messages import listed
 from hookboard.comparing.distance import BROKEN, Distance, distance
@@ -87,41 +86,33 @@ class Sides:
     frozen: set[str] = field(default_factory=set)
 
 
-def sides_of(recorded: Recorded, right: nn.Module | Recorded, names: Mapping[str, str], step: float) -> Sides:
+def sides_of(recorded: Recorded, right: nn.Module, names: Mapping[str, str], step: float) -> Sides:
     """Compare what the models are.
 
     Args:
         recorded: the left model's call.
-        right: the right model, or its call.
+        right: the right model.
         names: its name of each module to the left one.
         step: the rounding step of the coarser precision.
     """
-    index, weights = recorded.index, dict[str, Callable[[], Tensor]]()
-    if isinstance(right, Recorded):
-        there, tied = right.index.modules, right.index.tied
-        weights |= {name: partial(right.tensor, entry) for name, entry in right.index.weights.items()}
-    else:
-        there, tied = facts_of(right), tied_in(right)
-        held = (parameters_in(right) | buffers_in(right)).items()
-        weights |= {name: partial(torch.Tensor.detach, tensor) for name, tensor in held if tensor is not None}
+    index, there = recorded.index, facts_of(right)
     sides = Sides({}, {}, {}, {}, list(index.modules))
-    if isinstance(right, nn.Module):
-        sides.hidden = {renamed(own, names) for own in there.keys() - watched_modules(right).keys()}
-        held_there = parameters_in(right).items()
-        sides.frozen = {renamed(own, names) for own, one in held_there if one is not None and not one.requires_grad}
+    sides.hidden = {renamed(own, names) for own in there.keys() - watched_modules(right).keys()}
+    held_there = parameters_in(right).items()
+    sides.frozen = {renamed(own, names) for own, one in held_there if one is not None and not one.requires_grad}
     for own, name in names.items():
         if own in there and name in index.modules:
             sides.facts[name] = index.modules[name], there[own]
-    known = {renamed(own, names): read for own, read in weights.items()}
-    for name, read in known.items():
+    held = (parameters_in(right) | buffers_in(right)).items()
+    known = {renamed(own, names): tensor.detach() for own, tensor in held if tensor is not None}
+    for name, tensor in known.items():
         if (entry := index.weights.get(name)) is None:
             continue
-        tensor = read()
         if entry.shape != tuple(tensor.shape):
             sides.shapes[name] = entry.shape, tuple(tensor.shape)
         elif (found := distance(recorded.tensor(entry), tensor)).relative > step:
             sides.weights[name] = found
-    shared = {renamed(own, names): renamed(first, names) for own, first in tied.items()}
+    shared = {renamed(own, names): renamed(first, names) for own, first in tied_in(right).items()}
     sides.tied = {name: first for name, first in index.tied.items() if name in known and name not in shared}
     sides.tied_there = {n: first for n, first in shared.items() if n in index.weights and n not in index.tied}
     compared = set(names.values()) & sides.facts.keys()
@@ -187,14 +178,6 @@ class Faults:
             if spot.part == "gradient" and self._is_innocent(replace(spot, part="output"), found):
                 told += self._backward(spot, found)
         return [*told, *self._of_weights(found)]
-
-    def first(self, found: Found) -> list[Difference]:
-        """Return the first difference where the run was not forced, in a list; later ones may come from it."""
-        forward = [s for s in self._index.spots if s.part != "gradient" and self._counts(s, found)]
-        if forward:
-            return [self._forward(forward[0], found)]
-        backward = (self._backward(spot, found) for spot in self._index.spots if spot.part == "gradient")
-        return next(filter(None, backward), None) or list(self._of_weights(found))
 
     def _counts(self, spot: Spot, found: Found) -> bool:
         return spot in found.spots and self.is_fault(spot, found.spots[spot])

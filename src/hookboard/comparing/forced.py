@@ -106,7 +106,7 @@ def beside(
             return None
         is_given = spot.part == "input"
         if noise is not None and (not is_given or not spot.module):
-            wanted = noise(wanted if is_forced else tensor.detach())
+            wanted = noise(wanted)
         elif not is_forced or (is_given and not is_fault(at, seen)):
             return None
         wanted = converted(wanted, tensor.dtype)
@@ -138,29 +138,6 @@ def beside(
 
     with nullcontext() if noise is None else _noise_in_saved(model, noise):
         runner(see, at_end)
-    return found
-
-
-def measured(left: Recorded, right: Recorded, names: Mapping[str, str]) -> Found:
-    """Measure how far each tensor of the right recording is from the left one, in the order of the left one.
-
-    Args:
-        left: a recording.
-        right: another one.
-        names: its name of each module to the left one.
-    """
-    found, back = Found(), {name: own for own, name in names.items()}
-    for spot, entry in left.index.spots.items():
-        twin = right.index.spots.get(replace(spot, module=back.get(spot.module, spot.module)))
-        if spot.module in back and twin is not None:
-            found.add(spot, left.tensor(entry), right.tensor(twin))
-    for part, ours, theirs in (
-        (found.gradients, left.index.gradients, right.index.gradients),
-        (found.buffers, left.index.after, right.index.after),
-    ):
-        for name, entry in theirs.items():
-            if (own := ours.get(at := renamed(name, names))) is not None and own.shape == entry.shape:
-                part[at] = distance(left.tensor(own), right.tensor(entry))
     return found
 
 
@@ -223,8 +200,6 @@ def rounding_of(
     recorded: Recorded,
     names: Mapping[str, str],
     step: float,
-    *,
-    is_forced: bool = True,
 ) -> dict[Spot | str, float]:
     """Return how much rounding may change each tensor, relative to its norm: by spot, or name of a gradient or buffer.
 
@@ -237,12 +212,11 @@ def rounding_of(
         recorded: its call.
         names: each module's name, to itself.
         step: the rounding step: the distance of 1 to the next number.
-        is_forced: False to let the changes of all modules add up.
     """
     largest: dict[Spot | str, float] = {}
     for seed in range(NOISE_RUNS):
         noise = rounding_noise(step, seed)
-        found = beside(model, runner, recorded, names, is_forced=is_forced, noise=noise)
+        found = beside(model, runner, recorded, names, noise=noise)
         for key, seen in _all_of(found):
             largest[key] = max(largest.get(key, 0.0), seen.relative)
     return largest

@@ -36,7 +36,7 @@ def matched(
     same = {name: name for name in here if name in others}
     if len(same) >= SAME_NAMES_MIN * min(len(here), len(others)):
         return {"": ""} | same
-    return {"": ""} | _by_order(first_outputs(recorded), ran)
+    return {"": ""} | _by_order(_first_outputs(recorded), ran)
 
 
 def _by_patterns(here: Iterable[str], others: Collection[str], names: Mapping[str, str]) -> dict[str, str]:
@@ -73,7 +73,7 @@ def _filled(pattern: str, parts: Iterable[str]) -> str:
     return re.sub(STAR, lambda star: next(texts, star[0]), pattern)
 
 
-def first_outputs(recorded: Index) -> list[tuple[str, tuple[int, ...]]]:
+def _first_outputs(recorded: Index) -> list[tuple[str, tuple[int, ...]]]:
     """Return (name, shape of its first output) of the recorded modules without modules inside, as they ran."""
     inner = {name.rpartition(".")[0] for name in recorded.modules if name}
     return [

@@ -62,7 +62,6 @@ class Index:
         gradients: gradients of parameters, by name.
         tied: name of a parameter to the name of the same one that comes first.
         rounding: what rounding alone may change, see `rounding_of`: by spot or name of a gradient.
-        added_up: the same, where what all modules before it change counts too.
         step: the rounding step that these are for.
     """
 
@@ -73,7 +72,6 @@ class Index:
     gradients: dict[str, StoredTensor] = field(default_factory=dict)
     tied: dict[str, str] = field(default_factory=dict)
     rounding: dict[Spot | str, float] = field(default_factory=dict)
-    added_up: dict[Spot | str, float] = field(default_factory=dict)
     step: float = 0.0
 
 
@@ -201,10 +199,8 @@ def _index_of(given: dict[str, Any]) -> Index:
         return {Spot(**key) if isinstance(key, dict) else str(key): made(value) for key, value in pairs}
 
     entries = {name: part(name, _entry) for name in ("spots", "weights", "after", "gradients")}
-    numbers = {name: part(name, float) for name in ("rounding", "added_up")}
-    return Index(
-        modules=part("modules", _facts), tied=part("tied", str), step=float(given["step"]), **entries, **numbers
-    )
+    rounding, step = part("rounding", float), float(given["step"])
+    return Index(modules=part("modules", _facts), tied=part("tied", str), rounding=rounding, step=step, **entries)
 
 
 def _entry(fields: dict[str, Any]) -> StoredTensor:
