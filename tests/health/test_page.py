@@ -224,7 +224,6 @@ def test_every_rule_that_judges_looks_points_at_a_chart():
     without = {
         "initial_loss",
         "overfitting",
-        "not_called",
         "ranks_differ",
         "experts",
     }  # what they judge is in no chart of the layers

@@ -46,8 +46,8 @@ def test_blocks_of_a_transposed_tensor_stand_where_those_of_the_other_stand():
 
 
 def test_blocks_of_a_sparse_tensor_hold_what_the_dense_one_has():
-    values = torch.arange(12.0).view(3, 4)
-    sparse = torch.sparse_coo_tensor(torch.tensor([[5, 1, 5]]), values, (6, 4), check_invariants=True)
+    held = torch.arange(12.0).view(3, 4)
+    sparse = torch.sparse_coo_tensor(torch.tensor([[5, 1, 5]]), held, (6, 4), check_invariants=True)
     for part, same in values.blocks_of(sparse, sparse.to_dense()):
         assert torch.equal(part.to_dense(), same)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from recorded import numbers
 from torch import nn
-from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
+from torch.nn.functional import cross_entropy
 
 from hookboard.tracing import audit
 
@@ -45,32 +45,3 @@ def test_padding_is_seen_in_targets_that_are_a_part_of_the_tokens():
 def test_nothing_is_said_of_padding_that_is_ignored_or_of_rows_without_any():
     assert of_tokens("padding", TOKENS, TOKENS, ignore_index=0) == []
     assert of_tokens("padding", TOKENS, torch.randint(1, 9, (4, 8))) == []
-
-
-LABELS = (torch.arange(64) % 16 == 0).long()
-
-
-@pytest.mark.parametrize(("weight", "count"), [([8.0, 1.0], 1), ([1.0, 8.0], 0), ([1.0, 1.0], 0)])
-def test_a_frequent_class_that_weighs_more_than_a_rare_one_is_a_note(weight, count):
-    model, weight = nn.Linear(4, 2), torch.tensor(weight)
-    step = lambda batch: cross_entropy(model(batch[0]), batch[1], weight=weight)  # noqa: E731
-    found = said("class_weights", model, (X, LABELS), step)
-    assert len(found) == count
-    if count:
-        told = numbers("are # for class #, which is #% of the targets, and at most # for rare ones", found[0].evidence)
-        assert told == [8, 0, round(100 * float((LABELS == 0).double().mean())), 1]
-
-
-@pytest.mark.parametrize(("factor", "count"), [(0.1, 1), (15.0, 0)])
-def test_a_positive_weight_that_makes_the_rare_class_count_less_is_a_note(factor, count):
-    model, weight = nn.Linear(4, 1), torch.tensor([factor])
-    wanted = LABELS.float().unsqueeze(1)
-    step = lambda batch: binary_cross_entropy_with_logits(model(batch[0]), batch[1], pos_weight=weight)  # noqa: E731
-    found = said("class_weights", model, (X, wanted), step)
-    assert len(found) == count
-    if count:
-        exact = 100 * float(wanted.double().mean())
-        told = numbers("is #, and #% of the targets are positive", found[0].evidence)
-        assert told == pytest.approx([factor, exact], abs=0.05)
-        (advised,) = numbers("to negatives / positives, here about #", found[0].advice)
-        assert advised == pytest.approx((100 - exact) / exact, rel=0.05)

@@ -1,4 +1,4 @@
-"""Finds faults in the data that enter the model and the loss: their scale, leaks, padding, weights of classes."""
+"""Finds faults in the data that enter the model and the loss: their scale and padding."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,18 +17,6 @@ WEIGHING = ("linear", "conv1d", "conv2d", "conv3d", "lstm", "gru", "rnn_tanh", "
 
 RMS_LARGE, RMS_SMALL = 20.0, 1e-2
 """Data whose RMS is beyond these are not normalized: pixels of 0 to 255 have 100, standardized data 1 (choices)."""
-
-MAX_COLUMNS = 4096
-"""Wider data are not searched for the targets (a choice)."""
-
-EXACT_CORRELATION = 1 - 1e-6
-"""Correlation from which a column of the data is a target, scaled."""
-
-ENOUGH_BITS = 64
-"""The targets must carry this much, in bits, for that to be no chance (a choice)."""
-
-MAX_TARGETS = 64
-"""Of samples with more targets, such as pictures, the first are looked at, and of more loss calls too (a choice)."""
 
 
 class Embedded(NamedTuple):
@@ -119,15 +107,6 @@ these runs are at least the first share of all targets (choices)."""
 MIN_RUN = 2
 """A row is padded if it ends with at least this many equal numbers (a choice)."""
 
-MIN_LABELS = 32
-"""With fewer targets nothing is said of the weights of their classes (a choice)."""
-
-RARE_SHARE, FREQUENT_SHARE = 0.2, 0.5
-"""A class is rare below the first share of the targets, and frequent above the second (choices)."""
-
-WEIGHT_FACTOR = 2.0
-"""A frequent class must have this many times the weight of a rare one to be worth a note (a choice)."""
-
 
 def padding(done: TracedStep) -> Iterator[Finding]:
     """Yield a note if a loss over sequences counts what pads them."""
@@ -180,56 +159,6 @@ def padding_of(rows: Tensor) -> int | None:
     return pad if has_ends and lengths.sum() >= MIN_PADDED_SHARE * rows.numel() else None
 
 
-def class_weights(done: TracedStep) -> Iterator[Finding]:
-    """Yield a note if a frequent class has a larger weight in the loss than a rare one."""
-    for call in losses_of(done):
-        weight, wanted = call.weight, call.wanted.detach()
-        if weight is None or wanted.numel() < MIN_LABELS or wanted.is_complex():
-            continue
-        if call.op.name == "binary_cross_entropy_with_logits":
-            yield from _positive(call, weight, wanted.double())
-        elif call.op.name in ("cross_entropy", "nll_loss") and not wanted.is_floating_point():
-            yield from _of_classes(call, weight.double(), wanted.flatten())
-
-
-CLASS_WEIGHTS = Rule("class_weights", class_weights, of="step", gives="note")
-
-
-def _positive(call: LossCall, weight: Tensor, wanted: Tensor) -> Iterator[Finding]:
-    if weight.numel() != 1:
-        return
-    share, factor = float(wanted.mean()), float(weight)
-    is_wrong = (share < RARE_SHARE and factor < 1 / WEIGHT_FACTOR) or (
-        share > 1 - RARE_SHARE and factor > WEIGHT_FACTOR
-    )
-    if is_wrong and 0 < share < 1:
-        yield Finding(
-            call.op.place.module,
-            f"pos_weight of {call.op.name} {call.op.place} is {factor:.3g}, and {share:.1%} of the targets are "
-            f"positive: the rarer class counts less",
-            f"set pos_weight to negatives / positives, here about {(1 - share) / share:.2g}",
-        )
-
-
-def _of_classes(call: LossCall, weight: Tensor, wanted: Tensor) -> Iterator[Finding]:
-    known = wanted[(wanted >= 0) & (wanted < len(weight)) & (wanted != call.ignored)]
-    if len(known) < MIN_LABELS:
-        return
-    shares = torch.bincount(known, minlength=len(weight)).double() / len(known)
-    most = int(shares.argmax())
-    rare = (shares > 0) & (shares < RARE_SHARE)
-    if shares[most] < FREQUENT_SHARE or not rare.any():
-        return
-    heaviest = float(weight[rare].max())
-    if float(weight[most]) >= WEIGHT_FACTOR * heaviest:
-        yield Finding(
-            call.op.place.module,
-            f"the weights of {call.op.name} {call.op.place} are {float(weight[most]):.3g} for class {most}, which "
-            f"is {float(shares[most]):.0%} of the targets, and at most {heaviest:.3g} for rare ones",
-            "give rare classes the larger weight, such as 1 / frequency",
-        )
-
-
 AGREEING_SHARE = 0.99
 """A mask is the wrong way round if at least this share of it hides what is no padding, or shows what is (a choice)."""
 
@@ -277,68 +206,3 @@ def padding_mask(done: TracedStep) -> Iterator[Finding]:
 
 
 PADDING_MASK = Rule("padding_mask", padding_mask, of="step", gives="alarm")
-
-
-def target_leak(done: TracedStep) -> Iterator[Finding]:
-    """Yield an alarm if one column of the data that enter the model is the target.
-
-    It is a note if it is so up to scale and offset, as in simple made data. A model that is to give back its input is
-    left out, and data of a single column, as a line may be exact.
-    """
-    inputs, found = list(_inputs_of(done)), list[tuple[LossCall, DataInput, tuple[int, int, float, bool]]]()
-    for call in losses_of(done)[:MAX_TARGETS]:
-        if call.target.origin.path is None or call.wanted.dim() == 0 or call.wanted.is_complex():
-            continue
-        matches = ((data, _column_of(call, data.tensor)) for data in inputs if call.wanted.numel())
-        found += [(call, data, match) for data, match in matches if match is not None]
-    if not found:
-        return
-    call, data, (column, width, correlation, is_same) = found[0]
-    if len({match[0] for _, one, match in found if one is data}) > width / 2:
-        return  # a model that gives back its input, with a loss for each column
-    yield Finding(
-        data.op.place.module,
-        f"column {column} of the {width} that enter the model in {data.op.name} {data.op.place} is the "
-        f"target of {call.op.name} {call.op.place}: over {len(call.wanted)} samples their correlation is "
-        f"{correlation:.6f}",
-        "remove this column from the inputs, unless it is known at prediction time",
-        "alarm" if is_same else "note",
-    )
-
-
-TARGET_LEAK = Rule("target_leak", target_leak, of="step")
-
-
-def _column_of(call: LossCall, given: Tensor) -> tuple[int, int, float, bool] | None:
-    """Return which column of `given` is the target: index, number of columns, correlation, whether they are equal.
-
-    None if none is, if most of several targets are columns, or if there are too few samples to tell.
-    """
-    wanted = call.wanted.detach().double().reshape(len(call.wanted), -1)
-    if len(given) != len(wanted) or given.dim() < 2 or not wanted.shape[1] < MAX_COLUMNS:
-        return None
-    columns = given.double().reshape(len(given), -1)
-    if not 1 < columns.shape[1] <= MAX_COLUMNS or not bool(columns.isfinite().all()):
-        return None
-    telling = [column for column in wanted[:, :MAX_TARGETS].T if _bits_in(column) >= ENOUGH_BITS]
-    exact = [(column, *match) for column in telling if (match := _match(column, columns)) is not None]
-    if not exact or (len(telling) > 1 and 2 * len(exact) > len(telling)):
-        return None
-    target, column, correlation = exact[0]
-    return column, columns.shape[1], correlation, torch.equal(target, columns[:, column])
-
-
-def _bits_in(column: Tensor) -> float:
-    """Return the entropy of the values in a column, in bits, times the number of elements: 0 if all are equal."""
-    _, counts = column.unique(return_counts=True)
-    shares = counts.double() / len(column)
-    return float(-(shares * shares.log2()).sum()) * len(column)
-
-
-def _match(target: Tensor, columns: Tensor) -> tuple[int, float] | None:
-    """Return index and correlation of the column that is the target up to scale and offset; None if none is."""
-    target, columns = target - target.mean(), columns - columns.mean(0)
-    sizes = target.norm() * columns.norm(dim=0)
-    cosines = torch.where(sizes > 0, target @ columns / sizes.clamp(min=1e-300), 0.0)
-    best = int(cosines.abs().argmax())
-    return (best, float(cosines[best])) if float(cosines[best].abs()) >= EXACT_CORRELATION else None

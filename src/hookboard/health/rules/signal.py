@@ -22,7 +22,7 @@ from hookboard.health.rules.shared import (
 )
 from hookboard.health.run import SOFTMAX_GRADIENT_MEAN_MAX, Run
 from hookboard.measure import FIELDS, Reading
-from hookboard.model.layers import RANGES, SATURATED_SHARE, Kind, Layer
+from hookboard.model.layers import RANGES, SATURATED_SHARE, Layer
 
 _MIN, _MAX = map(FIELDS.index, ("min", "max"))
 
@@ -46,9 +46,6 @@ choice; it begins at about 0.1)."""
 SHUT_GATE_RATIO_ALARM = 1e-3
 """RMS of the output of an LSTM or GRU, as a share of that of its input (1 at most), below which nothing gets through:
 an alarm whatever the loss does (a choice)."""
-
-ACTIVATION_KINDS: frozenset[Kind] = frozenset({"rectifier", "bounded", "smooth"})
-"""Kinds of layers that make a model more than a linear map."""
 
 GATE_BIAS_SHUT = -4.0
 """A bias of a gate below this keeps it shut: a sigmoid gives 0.02 there."""
@@ -324,24 +321,6 @@ def _are_comparable(run: Run) -> np.ndarray:
     channels[units.places] = units.widths
     return (channels >= 2) & (run.latest.rows["output"].count >= VALUES_PER_UNIT_MIN * channels)
 
-
-def not_called(run: Run) -> Iterator[Finding]:
-    """Report activations that never ran, beside layers of the same module that did: `forward` leaves them out."""
-    if run.seen < run.window:
-        return
-    ran = {_parent(layer) for layer in run.layers if run.has_run(layer) and _parent(layer)}
-    for layer in run.unseen:
-        if layer.kind in ACTIVATION_KINDS and _parent(layer) in ran:
-            why = run.facts.why_silent.get(layer.name, "it did not run")
-            advice = "Call it in forward, between the layers around it, or remove it."
-            yield Finding(layer.name, f"this {layer.type} never produced an output: {why}", advice, "note")
-
-
-def _parent(layer: Layer) -> str:
-    return layer.name.rpartition(".")[0]
-
-
-NOT_CALLED = Rule("not_called", not_called, gives="note")
 
 COLLAPSED = Rule("collapsed", _collapsed, look_at="health/activation_rms")
 
