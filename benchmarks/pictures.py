@@ -56,7 +56,7 @@ def each_kind() -> dict[str, Callable[[], bytes]]:
     photos = np.stack([image[:423:3, :564:4] for image in load_sample_images().images] * 2)  # 141 x 141
     inputs = images.drawn_inputs(torch.from_numpy(photos[:2]).permute(0, 3, 1, 2), size=128)
     maps = images.maps_in(outputs, nn.ReLU(), aspect=1.0)
-    part = images.select_maps(maps, channels=16, order="channel", size=64)
+    part = images.select_maps(maps, channels=16, size=64)
     kernels = images.selected_kernels(weight, kernels=8, channels=8)
     drawn: dict[str, Callable[[], images.Picture]] = {
         "feature maps": lambda: images.feature_maps(part, "conv", normalize="map", size=64),

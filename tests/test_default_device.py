@@ -26,15 +26,15 @@ PICTURES = torch.rand(2, 3, 4, 4)
 def empty_tensor_of_a_recording(folder):
     net = nn.Identity()
     record(net, torch.ones(0, 4, device="cpu"), folder / "one")
-    return str(compare(folder / "one", folder / "one"))
+    return str(compare(folder / "one", net, torch.ones(0, 4, device="cpu")))
 
 
 WAYS = {
     "targets of other samples": lambda _: exchanged([(X, X)], Targets(("1",)))[0][1].tolist(),
     "noise of the size of rounding": lambda _: rounding_noise(0.1, 0)(X).tolist(),
     "channels of a picture": lambda _: select_maps(
-        maps_in(PICTURES, nn.Conv2d(3, 3, 1, device="cpu"), aspect=None), channels=2, order="channel", size=4
-    ).channels.tolist(),
+        maps_in(PICTURES, nn.Conv2d(3, 3, 1, device="cpu"), aspect=None), channels=2, size=4
+    ).values.tolist(),
     "a photo": lambda _: unnormalized(PICTURES, [0.5] * 3, [0.2] * 3).tolist(),
     "a function without a tensor": lambda _: _cause(BadOperation("log", CallPlace(), {}, None)),
     "the epsilon of an optimizer": lambda _: len(list(_lost_epsilon(torch.optim.Adam([HALF], eps=1e-8)))),

@@ -3,7 +3,7 @@
 import pytest
 from toys import Toy, batches, fit, mlp
 
-from hookboard import ActivationLogger, CAMLogger, FeatureMapLogger, GradientLogger, Intervention, ParameterLogger, Zero
+from hookboard import ActivationLogger, CAMLogger, GradientLogger, Intervention, ParameterLogger, Zero
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,6 @@ from hookboard import ActivationLogger, CAMLogger, FeatureMapLogger, GradientLog
             {"stages": ["train", "validation"]},
             "'validation'; did you mean 'validate'.*Valid: train, v",
         ),
-        (FeatureMapLogger, {"order": "strong"}, "unknown order 'strong'; did you mean 'strongest'"),
         (CAMLogger, {"method": "gradcam"}, "unknown method 'gradcam'; did you mean 'grad_cam'"),
         (CAMLogger, {"stage": "train"}, "unknown stage 'train'. Valid: validate, test, predict"),
         (CAMLogger, {"mean": [0.5]}, "mean=.0.5., std=None: give both"),

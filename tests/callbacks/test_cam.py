@@ -258,7 +258,7 @@ def test_steps_with_pictures_of_everything_leave_every_bit_as_it_was(tmp_path):
 
     pictures = [
         FeatureMapLogger(every_n_steps=1),
-        FeatureMapLogger(stage="train", order="strongest", every_n_steps=1),
+        FeatureMapLogger(stage="train", every_n_steps=1),
         KernelLogger(every_n_steps=1),
         CAMLogger(every_n_steps=1),
         CAMLogger(method="eigen_cam", every_n_steps=1),

@@ -13,8 +13,7 @@ import pytest
 from PIL import Image
 from toys import Toy, batches, fit, mlp
 
-from hookboard import ActivationLogger, HealthMonitor, HookboardWarning, Intervention, Scale
-from hookboard.base import prompts
+from hookboard import ActivationLogger, HealthMonitor, Intervention, Scale
 
 
 def monitored(net, **options):
@@ -69,62 +68,6 @@ def test_a_monitor_can_be_shown_while_it_trains():
     fit(None, Toy(mlp()), batches(*[4] * 4), Shows(every_n_steps=1))
     assert all("<img" in one for one in seen)
     assert len(seen) == 4
-
-
-class Cell:
-    """Stands for what IPython returns for a cell that is shown: keeps each form that it was given."""
-
-    def __init__(self):
-        self.shown = []
-
-    def update(self, forms, raw):
-        assert raw
-        self.shown.append(forms)
-
-
-@pytest.fixture
-def notebook(monkeypatch):
-    """The cells that are shown."""
-    display = pytest.importorskip("IPython.display")
-    cells = []
-
-    def show(forms, raw, display_id):
-        assert display_id
-        cells.append(Cell())
-        cells[-1].update(forms, raw)
-        return cells[-1]
-
-    monkeypatch.setattr(display, "display", show)
-    return cells
-
-
-def test_a_cell_that_shows_a_monitor_is_drawn_again_during_the_fit(notebook, monkeypatch):
-    monkeypatch.setattr(prompts, "REDRAW_SHARE", 1e9)
-    monitor = HealthMonitor(every_n_steps=1)
-    monitor._ipython_display_()
-    fit(None, Toy(mlp()), batches(*[4] * 4), monitor)
-    [cell] = notebook
-    assert [forms["text/plain"] for forms in cell.shown] == [repr(monitor)] * len(cell.shown)
-    looks = [re.search(r"measured (?:only )?(once|\d+)", forms["text/html"]) for forms in cell.shown]
-    assert [look and look[1] for look in looks] == [None, None, "once", "2", "3", "4"]
-
-
-def test_a_cell_is_drawn_no_more_often_than_the_time_allows(notebook):
-    monitor = HealthMonitor(every_n_steps=1)
-    monitor._ipython_display_()
-    fit(None, Toy(mlp()), batches(*[4] * 20), monitor)
-    [cell] = notebook
-    assert len(cell.shown) < 8
-    assert "measured 20 times" in cell.shown[-1]["text/html"]
-
-
-def test_a_cell_that_cannot_be_drawn_ends_neither_the_fit_nor_the_measurement(notebook, monkeypatch):
-    monitor = HealthMonitor(every_n_steps=1)
-    monitor._ipython_display_()
-    monkeypatch.setattr(Cell, "update", lambda self, forms, raw: 1 / 0)
-    with pytest.warns(HookboardWarning, match="the cell that shows HealthMonitor is switched off.*ZeroDivisionError"):
-        fit(None, Toy(mlp()), batches(*[4] * 4), monitor)
-    assert "measured 4 times" in monitor._repr_html_()
 
 
 def test_names_of_layers_cannot_add_to_the_page():

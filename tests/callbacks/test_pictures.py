@@ -46,7 +46,7 @@ def test_the_picture_in_the_file_is_that_of_what_the_module_returned(tmp_path):
     net[4].register_forward_hook(lambda module, args, output: raw.append((module.training, output.clone())))
     fit(tmp_path, Toy(net), pictures_of(3), FeatureMapLogger("net.4", every_n_steps=1), **VALIDATED)
     first_validated = next(output for training, output in raw if not training)
-    part = select_maps(maps_in(first_validated[:2], net[4], aspect=1.0), channels=16, order="channel", size=64)
+    part = select_maps(maps_in(first_validated[:2], net[4], aspect=1.0), channels=16, size=64)
     inputs = drawn_inputs(pictures_of(3)[0][:2], 128)
     expected = feature_maps(part, "net.4", normalize="map", size=64, inputs=inputs).pixels
     ((step, found),) = images(tmp_path)["feature_maps/net.4"].items()

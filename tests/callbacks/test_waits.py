@@ -97,10 +97,9 @@ def test_no_due_step_waits(tmp_path, device, model, options):
     assert len(scalars(tmp_path)["activation_mean/net.0"]) == run.global_step
 
 
-@pytest.mark.parametrize("order", ["channel", "strongest"])
-def test_no_picture_of_a_training_step_waits(tmp_path, device, order):
+def test_no_picture_of_a_training_step_waits(tmp_path, device):
     of_training = {"stage": "train", "every_n_steps": 1}
-    callbacks = [FeatureMapLogger("net.*", channels=2, order=order, **of_training), KernelLogger(every_n_steps=1)]
+    callbacks = [FeatureMapLogger("net.*", channels=2, **of_training), KernelLogger(every_n_steps=1)]
     train(tmp_path, device, *callbacks, model=Toy(convolutional()))
     assert_none([wait for wait in device.waits if not is_after_training(wait)])
 
@@ -135,7 +134,7 @@ def test_pictures_of_a_device_are_those_of_the_cpu(tmp_path, device):
     for on_device in (True, False):
         folder = tmp_path / str(on_device)
         callbacks = [
-            FeatureMapLogger("net.1", stage="train", channels=2, order="strongest", every_n_steps=2),
+            FeatureMapLogger("net.1", stage="train", channels=2, every_n_steps=2),
             KernelLogger(every_n_steps=2),
         ]
         if on_device:

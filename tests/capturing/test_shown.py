@@ -3,7 +3,6 @@
 import base64
 import io
 import re
-import sys
 from collections import OrderedDict
 
 import numpy as np
@@ -93,22 +92,6 @@ def test_names_of_layers_cannot_add_to_the_page():
     net = nn.Sequential()
     net.add_module("<script>alert(1)<\\script>", nn.ReLU())
     assert "<script>" not in seen_of(net, torch.ones(1, 2))._repr_html_()
-
-
-def test_a_frame_has_a_row_for_each_tensor():
-    pytest.importorskip("pandas")
-    seen = seen_of(cnn(), PICTURES)
-    frame = seen.to_pandas()
-    assert list(frame.columns) == ["name", "type", "call", "role", "index", "shape", "mean", "std", "zeros"]
-    assert len(frame) == 8
-    zeros = frame[(frame.name == "1") & (frame.role == "output")].zeros.item()
-    assert zeros == pytest.approx((seen["1"].output == 0).double().mean().item())
-
-
-def test_without_pandas_the_frame_says_how_to_get_it(monkeypatch):
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(ImportError, match="to_pandas needs pandas, which is not installed: pip install pandas"):
-        seen_of(cnn(), PICTURES).to_pandas()
 
 
 def test_the_readings_of_a_callback_are_shown_as_a_table(tmp_path):

@@ -212,20 +212,6 @@ def test_a_loss_that_is_not_finite_is_not_tried():
     assert experiment(setting, regression(), 60).tried == ("Nothing was tried: the loss is nan.",)
 
 
-def test_labels_that_are_all_the_same_are_an_alarm():
-    model = net(3)
-    batches = [(x, torch.zeros_like(y)) for x, y in classes()]
-    found = tried(model, batches, Adam(model.parameters(), lr=0.01), cross_entropy)["labels"]
-    assert (found.severity, found.evidence[:38]) == ("alarm", "all 256 targets of 8 batches are 0: a ")
-
-
-def test_equal_labels_that_no_loss_of_classes_takes_are_none():
-    model = net()
-    batches = [(x, torch.zeros(len(x), dtype=torch.long)) for x, _ in regression(*[32] * 8)]
-    loss = lambda y, _: y.square().mean()  # noqa: E731
-    assert "labels" not in tried(model, batches, Adam(model.parameters(), lr=0.01), loss)
-
-
 class Counts(nn.Module):
     def __init__(self):
         super().__init__()

@@ -30,9 +30,9 @@ from hookboard.images.tiles import TILE_GAP
 RELU, CONV1D = nn.ReLU(), nn.Conv1d(1, 1, 1)
 
 
-def picture_of(tensor, *, module=RELU, aspect=1.0, channels=16, order="channel", normalize="map", size=40, inputs=None):
+def picture_of(tensor, *, module=RELU, aspect=1.0, channels=16, normalize="map", size=40, inputs=None):
     maps = maps_in(tensor, module, aspect=aspect)
-    part = select_maps(maps, channels=channels, order=order, size=size)
+    part = select_maps(maps, channels=channels, size=size)
     drawn = None if inputs is None else drawn_inputs(inputs, 2 * size)
     return feature_maps(part, "net.conv", normalize=normalize, size=size, inputs=drawn)
 
@@ -106,16 +106,9 @@ def test_of_many_channels_some_are_shown_and_the_caption_says_so():
     assert "channels 0 to 15 of 2048" in picture.caption
 
 
-def test_the_strongest_channels_come_first_whatever_their_sign():
-    tensor = torch.zeros(2, 5, 3, 3)
-    tensor[:, 1], tensor[:, 3], tensor[0, 4] = 1.0, -2.0, torch.nan
-    picture = picture_of(tensor, channels=2, order="strongest")
-    assert "strongest of 5 channels: 3 1" in picture.caption
-
-
 def test_large_maps_are_averaged_over_areas():
     values = torch.arange(80 * 80.0).view(1, 1, 80, 80).repeat(1, 2, 1, 1)
-    part = select_maps(maps_in(values, RELU, aspect=1.0), channels=2, order="channel", size=40)
+    part = select_maps(maps_in(values, RELU, aspect=1.0), channels=2, size=40)
     assert part.values.shape == (1, 2, 40, 40)
     assert part.values[0, 0, 0, 0] == values[0, 0, :2, :2].mean()
 
@@ -179,7 +172,7 @@ def test_samples_come_first_whatever_the_module_puts_there(module, index, is_swa
 
 def test_what_is_shown_does_not_change_with_the_tensor():
     tensor = torch.rand(2, 3, 4, 4)
-    part = select_maps(maps_in(tensor, RELU, aspect=1.0), channels=3, order="channel", size=40)
+    part = select_maps(maps_in(tensor, RELU, aspect=1.0), channels=3, size=40)
     before = part.values.clone()
     tensor.zero_()
     assert torch.equal(part.values, before)

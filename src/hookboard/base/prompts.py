@@ -8,7 +8,6 @@ import html
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from time import perf_counter
 from typing import Any
 
 MAX_ROWS = 100
@@ -19,10 +18,6 @@ _CELL = f"text-align:left;vertical-align:middle;padding:3px 8px 3px 0;border-bot
 
 MAX_UNBROKEN_CHARS = 24
 """Cells with more characters than this may be broken anywhere, such as long names; numbers and shapes stay whole."""
-
-
-REDRAW_SHARE = 0.02
-"""Maximum share of the time that drawing a cell again and again may take (a choice)."""
 
 
 class Markup(str):
@@ -131,30 +126,3 @@ def pandas_for(what: str) -> Any:
     except ImportError as error:
         raise ImportError(f"{what} needs pandas, which is not installed: pip install pandas") from error
     return pandas
-
-
-class LiveCell:
-    """The output of a notebook's cell that is drawn again while what it shows changes.
-
-    Args:
-        in_text: returns what to show where there is no HTML.
-        in_html: returns what to show, as HTML.
-    """
-
-    def __init__(self, in_text: Callable[[], str], in_html: Callable[[], str]) -> None:
-        from IPython.display import display  # only a notebook has it for sure
-
-        self._in_text, self._in_html = in_text, in_html
-        self._not_before = 0.0
-        self._handle = display(self._forms(), raw=True, display_id=True)
-
-    def draw(self, *, is_last: bool = False) -> None:
-        """Draw the cell again, unless that would take more than REDRAW_SHARE of the time; if `is_last`, in any case."""
-        if self._handle is None or (perf_counter() < self._not_before and not is_last):
-            return
-        began = perf_counter()
-        self._handle.update(self._forms(), raw=True)
-        self._not_before = perf_counter() + (perf_counter() - began) / REDRAW_SHARE
-
-    def _forms(self) -> dict[str, str]:
-        return {"text/plain": self._in_text(), "text/html": self._in_html()}

@@ -13,7 +13,6 @@ from hookboard.base.ranks import whole
 from hookboard.callbacks.pictures import Draw, PictureLogger, PictureState
 from hookboard.images import (
     CONVOLUTIONS,
-    Order,
     Picture,
     SelectedMaps,
     aspect_of,
@@ -58,9 +57,7 @@ class FeatureMapLogger(PictureLogger):
         samples: How many samples are shown, from the first of the batch.
         batch_idx: Which batch of an evaluation is shown, counted from 0. Here, in training, always the last batch
             before the optimizer step.
-        channels: How many channels are shown at most. Here those that `order` puts first.
-        order: The first channels (`channel`), which are the same at every step, or the strongest (`strongest`), by the
-            mean of their absolute values.
+        channels: How many channels are shown at most. Here the first.
         normalize: The range of values that the colours span: that of each map (`map`), that of all maps in the picture
             (`layer`), or a fixed one (`[low, high]`).
         size: Largest side of one tile, in pixels. Here smaller maps are enlarged by a whole factor, larger ones
@@ -73,8 +70,8 @@ class FeatureMapLogger(PictureLogger):
             matches no module of the model.
 
     Examples:
-        >>> FeatureMapLogger("backbone.layer*", order="strongest").order
-        'strongest'
+        >>> FeatureMapLogger("backbone.layer*", channels=4).channels
+        4
     """
 
     kind = "feature_maps"
@@ -90,7 +87,6 @@ class FeatureMapLogger(PictureLogger):
         samples: int = 2,
         batch_idx: int = 0,
         channels: int = 16,
-        order: Order = "channel",
         normalize: Literal["map", "layer"] | tuple[float, float] = "map",
         size: int = 64,
         every_n_steps: int | None = None,
@@ -99,7 +95,6 @@ class FeatureMapLogger(PictureLogger):
         check_selection(modules, types)
         if stage is not None:
             check_name("stage", stage, get_args(Stage))
-        check_name("order", order, get_args(Order))
         if isinstance(normalize, str):
             check_name("normalize", normalize, ["map", "layer"])
         else:
@@ -110,7 +105,6 @@ class FeatureMapLogger(PictureLogger):
         self.types = types
         self.samples = samples
         self.channels = channels
-        self.order = order
         self.normalize = normalize
         self.size = size
 
@@ -165,7 +159,7 @@ class FeatureMapLogger(PictureLogger):
         except (ValueError, IndexError) as error:
             taken.refused[site] = str(error)
             return
-        taken.shown[site] = select_maps(maps, channels=self.channels, order=self.order, size=self.size)
+        taken.shown[site] = select_maps(maps, channels=self.channels, size=self.size)
         if len(tensor) == taken.count:  # others, such as windows of the pictures, are in another order
             taken.of_inputs.add(site)
 
@@ -174,7 +168,7 @@ class FeatureMapLogger(PictureLogger):
         if state.is_first:
             self._name_gaps(loop, state, taken)
         kept = {site: part for site, part in taken.shown.items() if part.values.numel()}
-        sent = [part for each in kept.values() for part in (each.values, each.channels)]
+        sent = [each.values for each in kept.values()]
         arriving = sent_together(sent if taken.inputs is None else [taken.inputs, *sent])
         source = self._source(state)
 
@@ -183,7 +177,7 @@ class FeatureMapLogger(PictureLogger):
             inputs = None if taken.inputs is None else drawn_inputs(next(hosts), 2 * self.size)
             pictures = {}
             for site, part in kept.items():
-                there = replace(part, values=next(hosts), channels=next(hosts))
+                there = replace(part, values=next(hosts))
                 name = f"{site.path} ({source})"
                 own = inputs if site in taken.of_inputs else None
                 drawn = feature_maps(there, name, normalize=self.normalize, size=self.size, inputs=own)

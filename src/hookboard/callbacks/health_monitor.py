@@ -11,8 +11,6 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from hookboard.base.checks import check_name, check_switches, check_whole
 from hookboard.base.jobs import Steps
-from hookboard.base.messages import warn_switched_off
-from hookboard.base.prompts import LiveCell
 from hookboard.callbacks.health_state import HealthState, Judging
 from hookboard.callbacks.loss_meter import mean_over_ranks
 from hookboard.callbacks.nan_watch import firsts_over_ranks
@@ -184,8 +182,6 @@ class HealthMonitor(SiteLogger[HealthState]):
         self._verdicts: tuple[Verdict, ...] = ()
         self._run: Run | None = None
         """What was looked at in the last fit, for notebooks; None before, in a copy, and on ranks that do not judge."""
-        self._cell: LiveCell | None = None
-        """The cell of a notebook that shows this monitor."""
         self._known: dict[Stage, dict[str, Layer]] = {}
         self._has_lazy = False
         names = [rule.name for rule in self._rules()]
@@ -208,26 +204,8 @@ class HealthMonitor(SiteLogger[HealthState]):
             return f"<pre>{html.escape(repr(self))}</pre>"
         return cell(self._run, self._verdicts)
 
-    def _ipython_display_(self) -> None:
-        """Show it in a notebook's cell, which is drawn again during a fit."""
-        self._cell = LiveCell(lambda: repr(self), self._repr_html_)
-
-    def _draw_cell(self, *, is_last: bool = False) -> None:
-        """Draw the cell that shows this monitor again, if there is one; after an error, warn and never draw it again.
-
-        Args:
-            is_last: True to draw it even if it was drawn a moment ago.
-        """
-        if self._cell is None:
-            return
-        try:
-            self._cell.draw(is_last=is_last)
-        except Exception as error:  # drawing must not end the fit
-            self._cell = None
-            warn_switched_off("the cell that shows HealthMonitor", error)
-
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_run": None, "_cell": None}
+        return super().__getstate__() | {"_run": None}
 
     # What it watches.
 
@@ -434,7 +412,6 @@ class HealthMonitor(SiteLogger[HealthState]):
         state.steps.measure_products(state.recorder, state.weights)
 
     def _log(self, loop: Loop, state: HealthState) -> None:
-        self._draw_cell()  # with the looks before this one
         training, step, losses, ranks = self._live.get("train"), loop.logged_step, state.losses.take(), self._ranks
         # Rules judge silent layers (`StepFacts.why_silent`), so nobody is warned of them here.
         state.gaps_are_named = True
@@ -482,8 +459,6 @@ class HealthMonitor(SiteLogger[HealthState]):
 
     def _leave(self, state: HealthState) -> None:
         state.close()  # after an exception too, what has been seen is told
-        if state.stage == "train":
-            self._draw_cell(is_last=True)
         if state.reporter is not None and state.reporter.page_at_end is not None and self._run is not None:
             state.reporter.page_at_end.write(self._run.now.step if self._run.seen else None)
 

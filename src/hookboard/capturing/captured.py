@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from io import BytesIO
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args
+from typing import Literal, NoReturn, get_args
 
 import torch
 from PIL import Image
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from hookboard.base.checks import check_switches, check_text, check_whole, chosen, wrong
 from hookboard.base.eager import run_eagerly
 from hookboard.base.messages import unknown
-from hookboard.base.prompts import Markup, ShownText, image_html, pandas_for, table_html, text_table
+from hookboard.base.prompts import Markup, ShownText, image_html, table_html, text_table
 from hookboard.base.torch_private import in_backward, version_of
 from hookboard.capturing.edits import Edit, EditFunction, Edits, apply_rule, check_rule, edited_gradient
 from hookboard.images import Picture, dense, feature_maps, maps_in, samples_first, select_maps
@@ -35,9 +35,6 @@ from hookboard.measure import (
 from hookboard.model.layouts import shape_in_words
 from hookboard.model.selection import Patterns, Types, select
 from hookboard.model.sites import ROLES, Role, Site
-
-if TYPE_CHECKING:
-    import pandas
 
 CaptureRole = Literal["input", "output", "grad_input", "grad_output"]
 
@@ -223,7 +220,7 @@ def picture_of(
     if not values.numel():
         raise ValueError("a tensor without elements cannot be drawn")
     maps = maps_in(samples_first(values, owner, index)[:samples], owner, aspect=None, index=index)
-    selected = select_maps(maps, channels=channels, order="channel", size=size)
+    selected = select_maps(maps, channels=channels, size=size)
     return feature_maps(selected, f"{name or 'model'} {role}".strip(), normalize="map", size=size)
 
 
@@ -487,24 +484,6 @@ class Captured(Mapping[str, CapturedModule]):
         """
         rows = [row for captured in self._found.values() for row in captured.rows()]
         return ShownText(text_table(HEADER, rows), lambda: _html_of(self._found.values()))
-
-    def to_pandas(self) -> "pandas.DataFrame":
-        """Return a pandas frame with a row for each captured tensor.
-
-        Its columns are name, type, call (from 0), role, index ("" if it is the only tensor), shape, mean, std and
-        zeros (the share of zeros). Of a tensor without values, such as one on the meta device, the numbers are NaN.
-
-        Raises:
-            ImportError: pandas is not installed.
-            RuntimeError: a tensor has been changed in place since it was captured with `copy=False`.
-        """
-        columns = ["name", "type", "call", "role", "index", *HEADER[3:]]
-        rows: list[list[Any]] = [
-            [one.name, one.kind, k, role, path, shape_in_words(tensor), *(_described(tensor) or [float("nan")] * 3)]
-            for one in self._found.values()
-            for k, role, path, tensor in one.tensors()
-        ]
-        return pandas_for("to_pandas").DataFrame(rows, columns=columns)
 
     def __sub__(self, other: object) -> NoReturn:
         raise TypeError(

@@ -36,7 +36,7 @@ from hookboard.experiments.rates import (
     tried_longer,
     tried_rates,
 )
-from hookboard.experiments.targets import find_targets, judge_targets, of_batches, samples_in
+from hookboard.experiments.targets import find_targets, of_batches, samples_in
 from hookboard.health import Finding
 from hookboard.tracing import CannotRunAgainError, Targets, loss_of_step
 
@@ -195,7 +195,6 @@ def _experiments(recipe: Recipe, setting: Setting, batches: Sequence[Any]) -> Ch
             return CheckupReport((), (f"Nothing was tried: the loss is {loss}.",))
         targets = find_targets(recipe, batches)
         together = _first_batches(batches, targets)
-        findings += judge_targets(batches, targets)
         unlearnable = judge_gradients(recipe, together[0])
         findings += unlearnable
         if not unlearnable:

@@ -1,4 +1,4 @@
-"""Finds the targets in batches, judges them, and exchanges them between samples."""
+"""Finds the targets in batches, and exchanges them between samples."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,12 +7,8 @@ import torch
 from torch import Tensor
 
 from hookboard.experiments.attempt import Recipe, restoring
-from hookboard.health import Finding
 from hookboard.model.nested import map_tensors, tensors_in
 from hookboard.tracing import Targets, targets_in
-
-MIN_SAMPLES = 64
-"""With fewer samples nothing is said of the targets (a choice)."""
 
 
 def find_targets(recipe: Recipe, batches: Sequence[Any]) -> Targets:
@@ -64,16 +60,3 @@ def _with(batch: Any, new: Mapping[str, Tensor]) -> Any:
     """Return the batch with the tensors of `new` at their paths."""
     paths = iter([path for path, _ in tensors_in(batch)])
     return map_tensors(lambda tensor: new.get(next(paths), tensor), batch)
-
-
-def judge_targets(batches: Sequence[Any], targets: Targets) -> list[Finding]:
-    """Return one alarm if all targets of at least MIN_SAMPLES samples are the same class number; otherwise []."""
-    count = sum(samples_in(batches, targets))
-    for path in targets.classes if count >= MIN_SAMPLES else ():
-        labels = torch.cat(of_batches(batches, path))
-        if not labels.is_floating_point() and labels.ndim == 1 and bool((labels == labels[0]).all()):
-            evidence = f"all {count} targets of {len(batches)} batches are {labels[0]}"
-            evidence += ": a model trained on them learns to give that always"
-            advice = "check how the labels are made, and whether the data set is shuffled"
-            return [Finding("", evidence, advice, "alarm", rule="labels")]
-    return []

@@ -3,7 +3,6 @@
 from hookboard.images.colour_scale import ColourScale
 from hookboard.images.feature_maps import (
     CONVOLUTIONS,
-    Order,
     SelectedMaps,
     aspect_of,
     dense,
@@ -23,7 +22,6 @@ __all__ = [
     "CONVOLUTIONS",
     "ColourScale",
     "Mark",
-    "Order",
     "Picture",
     "SelectedMaps",
     "aspect_of",

@@ -15,8 +15,6 @@ from hookboard.images.overlay import unnormalized
 from hookboard.images.picture import HEAT, INK, MARGIN, NOT_FINITE, PAPER, WIDTH, Bar, Picture, Pixels, indices
 from hookboard.images.tiles import TILE_GAP, enlarge, grid, joined, shrink
 
-Order = Literal["channel", "strongest"]
-
 Normalize = Literal["map", "layer"] | tuple[float, float]
 """The range of values that the colours span: each map's own (`map`), that of all maps of the layer, or a fixed one."""
 
@@ -170,38 +168,27 @@ class SelectedMaps:
 
     Args:
         values: shape (samples, selected channels, height, width), float32, shrunk to the size of the picture's tiles.
-        channels: the indices of the selected channels.
         of: number of channels in all.
         words: what the maps show.
     """
 
     values: Tensor
-    channels: Tensor
     of: int
     words: str
 
 
-def select_maps(maps: Maps, *, channels: int, order: Order, size: int) -> SelectedMaps:
-    """Select the first or the strongest channels and shrink them to at most `size` pixels a side.
+def select_maps(maps: Maps, *, channels: int, size: int) -> SelectedMaps:
+    """Select the first channels and shrink them to at most `size` pixels a side.
 
-    The only map of a tensor may be 4 times as large. The strongest channels have the largest mean absolute value. The
-    host does not wait for the device.
+    The only map of a tensor may be 4 times as large.
     """
-    values = maps.values.detach()
-    of, (height, width) = values.shape[1], values.shape[2:]
-    count = min(channels, of)
-    if order == "strongest" and of > 1:
-        strength = values.float().abs().nan_to_num(0, 0, 0).mean(dim=(0, 2, 3))
-        which = strength.topk(count).indices
-        values = values.index_select(1, which)
-    else:
-        which = torch.arange(count, device="cpu")
-        values = values[:, :count]
+    of, (height, width) = maps.values.shape[1], maps.values.shape[2:]
+    values = maps.values.detach()[:, :channels]
     small = shrink(values.float(), size if of > 1 else 4 * size)
     # A view would keep the whole tensor alive, and change with it.
     small = small.clone() if small.untyped_storage().data_ptr() == maps.values.untyped_storage().data_ptr() else small
     words = ", ".join(filter(None, [f"{height}x{width}", maps.words]))
-    return SelectedMaps(small, which, of, words)
+    return SelectedMaps(small, of, words)
 
 
 MIN_TILE_HEIGHT = 24
@@ -282,14 +269,10 @@ def _bar(maps: np.ndarray, normalize: Normalize) -> Bar:
 
 
 def _channels(shown: SelectedMaps) -> str:
-    which = shown.channels.tolist()
     if shown.of == 1:
         return "one map"
-    if which == list(range(shown.of)):
-        return f"{shown.of} channels"
-    if which == list(range(len(which))):
-        return f"channels 0 to {len(which) - 1} of {shown.of}"
-    return f"strongest of {shown.of} channels: {' '.join(map(str, which))}"
+    count = shown.values.shape[1]
+    return f"{shown.of} channels" if count == shown.of else f"channels 0 to {count - 1} of {shown.of}"
 
 
 def drawn_inputs(inputs: Tensor, size: int) -> Pixels:

@@ -67,7 +67,7 @@ def statistics_of_channels_quantiles_and_of_the_users_own(case: Case) -> None:
 @one_of("ours")
 def pictures(case: Case) -> None:
     case.ours.append(lambda: hb.FeatureMapLogger(stage="train", **DUE))
-    case.ours.append(lambda: hb.FeatureMapLogger("head", order="strongest", normalize="layer", **DUE))
+    case.ours.append(lambda: hb.FeatureMapLogger("head", normalize="layer", **DUE))
     case.ours.append(lambda: hb.KernelLogger(**DUE))
 
 
