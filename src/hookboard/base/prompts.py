@@ -110,19 +110,3 @@ def cell_of(path: str) -> str:
 def file_name(path: str) -> str:
     """Return what a user is told of a file: its name, or the cell of IPython."""
     return cell_of(path) or os.path.basename(path)
-
-
-def pandas_for(what: str) -> Any:
-    """Import pandas and return the module.
-
-    Args:
-        what: what needs pandas, for the error.
-
-    Raises:
-        ImportError: it is not installed.
-    """
-    try:
-        import pandas
-    except ImportError as error:
-        raise ImportError(f"{what} needs pandas, which is not installed: pip install pandas") from error
-    return pandas

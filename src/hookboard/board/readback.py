@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hookboard.base.messages import listed
-from hookboard.base.prompts import pandas_for
 from hookboard.board.folders import open_folders
 from hookboard.board.source import cells_of, columns_for
 
@@ -72,7 +71,8 @@ class ReadRun:
         Raises:
             ImportError: pandas is not installed.
         """
-        pandas = pandas_for("to_pandas")
+        import pandas
+
         frames = []
         for quantity, measured in self.readings.items():
             rows, columns = np.nonzero(~np.isnan(measured.values))

@@ -14,9 +14,6 @@ from hookboard.health import SCALE_TARGETS, Finding, Rule
 from hookboard.tracing.calls import RESHAPES, Observer, Op, Place, Value, loss_part
 from hookboard.tracing.program import StepTrace
 
-PROBABILITIES = frozenset({"softmax", "sigmoid", "hardsigmoid"})
-LOG_PROBABILITIES = frozenset({"log_softmax", "log_sigmoid"})
-
 RANGES: dict[str, tuple[float, float]] = {
     "sigmoid": (0, 1),
     "hardsigmoid": (0, 1),
