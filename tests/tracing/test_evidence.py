@@ -207,11 +207,3 @@ def test_every_rate_diverges_from_the_loss_of_the_batch():
     assert lowest == 1e-6
     assert first == float(f"{mse_loss(exact, REAL.double()):.3g}")
     assert math.isfinite(first)
-
-
-def test_the_class_of_all_targets_in_all_batches():
-    model = net()
-    batches = [(X, torch.full((16,), 2)) for _ in range(5)]
-    setting = Setting(model, [SGD(model.parameters(), lr=0.1)], lambda batch: cross_entropy(model(batch[0]), batch[1]))
-    evidence = next(one.evidence for one in experiment(setting, batches, 60).findings if one.rule == "labels")
-    assert numbers("all # targets of # batches are #:", evidence) == [16 * 5, 5, 2]
