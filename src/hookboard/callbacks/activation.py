@@ -41,13 +41,13 @@ class ActivationLogger(SiteLogger[MeasurementState]):
             belongs to the module that makes it: a selected one, one inside of it, or one around it. The logit of a
             query that is fully masked is -Inf, and so is the entropy of one that sees fewer than two keys. Calls in
             compiled graphs are not seen.
-        every_n_steps: Log once in this many optimizer steps, 1 or more. Left out: the Trainer's `log_every_n_steps`.
+        every_n_steps: Measure every this many optimizer steps, 1 or more. Default: the Trainer's `log_every_n_steps`.
         statistics: Names, and your own: a `hookboard.Statistic` or the dotted path of one. Those from `p01` on
             cost more, and only where they are asked for. Quantiles (`p01` and so on) are off by at most half the width
             of a bin, 1/32 of the value.
             The names are `mean std var min max abs_max abs_mean rms l1 l2 zero_fraction nonfinite_count nan_count
             inf_count p01 p50 p99 dead_fraction underflow_fraction fp16_underflow_fraction headroom`.
-            Left out: `mean`, `std`, `abs_max`, `zero_fraction` and `nonfinite_count`.
+            Default: `mean`, `std`, `abs_max`, `zero_fraction` and `nonfinite_count`.
         histogram: Whether to log histograms too, or, with `statistics=[]`, alone. They cost about as much as all
             statistics together.
         sync_dist: Whether all ranks measure and merge their measurements, as if one process had seen all their data.

@@ -48,13 +48,13 @@ class ParameterLogger(SiteLogger[MeasurementState]):
             module that owns parameters, the LightningModule itself, `""`, among them, or, with `types`, every module of
             those types. Their own parameters are logged, not those of their submodules.
         types: Class names (`Conv2d`, `torch.nn.Linear`) or classes; subclasses count, a leading `!` excludes.
-        every_n_steps: Log once in this many optimizer steps, 1 or more. Left out: the Trainer's `log_every_n_steps`.
+        every_n_steps: Measure every this many optimizer steps, 1 or more. Default: the Trainer's `log_every_n_steps`.
         statistics: Names, and your own: a `hookboard.Statistic` or the dotted path of one. Those from `p01` on
             cost more, and only where they are asked for. Quantiles (`p01` and so on) are off by at most half the width
             of a bin, 1/32 of the value.
             The names are `mean std var min max abs_max abs_mean rms l1 l2 zero_fraction nonfinite_count nan_count
             inf_count p01 p50 p99 dead_fraction underflow_fraction fp16_underflow_fraction headroom`.
-            Here also `update_norm`, `update_ratio` and `unchanged_fraction`. Left out: `mean`, `std`, `abs_max`,
+            Here also `update_norm`, `update_ratio` and `unchanged_fraction`. Default: `mean`, `std`, `abs_max`,
             `update_norm` and `update_ratio`.
         histogram: Whether to log histograms too, or, with `statistics=[]`, alone. They cost about as much as all
             statistics together.

@@ -82,7 +82,7 @@ class Recorder:
         stage: the stage that is noted in readings.
         histogram: whether to count histograms too; or a function that returns this for a site and its first tensor.
         channels: returns the dimension of a tensor that holds the channels, which are then measured one by one too;
-            None for a tensor without channels. Left out: no channels are measured.
+            None for a tensor without channels. Default: no channels are measured.
         finish: computes what needs the readings of several sites, such as ratios; returns the readings that `send`
             gives. Default: they are given as they are.
         ranks: the processes that merge what they measured; every rank must then take what each flush sends. None if
