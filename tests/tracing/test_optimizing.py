@@ -394,6 +394,21 @@ def test_a_schedule_by_epochs_is_not_judged_within_the_first_epoch():
     assert said(Model(scheduled=scheduled, interval="epoch"), 10, max_epochs=-1, max_steps=9) == []
 
 
+@pytest.mark.parametrize(("period", "count"), [(2, 1), (20, 0)])
+def test_a_cosine_that_goes_up_again_many_times_is_a_note(period, count):
+    model = Model(scheduled=lambda model, optimizer: lr_scheduler.CosineAnnealingLR(optimizer, period))
+    found = [verdict for verdict in said(model, 10, max_epochs=2) if verdict.rule == "schedule"]
+    assert [verdict.severity for verdict in found] == ["note"] * count
+    if count:
+        assert numbers(
+            "over T_max=# steps and raises it again over as many; this fit has # steps", found[0].evidence
+        ) == [
+            2,
+            20,
+        ]
+        assert found[0].advice.startswith("set T_max=20, or interval='epoch' if T_max counts the 2 epochs")
+
+
 @pytest.mark.parametrize(("gamma", "is_for_epochs"), [(0.5, True), (0.001, False)])
 def test_a_schedule_that_is_sound_once_in_an_epoch_is_advised_to_be_stepped_so(gamma, is_for_epochs):
     model = Model(scheduled=lambda model, optimizer: lr_scheduler.ExponentialLR(optimizer, gamma))

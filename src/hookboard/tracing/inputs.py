@@ -1,4 +1,4 @@
-"""Finds faults in the data that enter the model and the loss: their scale and padding."""
+"""Finds faults in the data that enter the model and the loss: their scale, leaks and padding."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +17,18 @@ WEIGHING = ("linear", "conv1d", "conv2d", "conv3d", "lstm", "gru", "rnn_tanh", "
 
 RMS_LARGE, RMS_SMALL = 20.0, 1e-2
 """Data whose RMS is beyond these are not normalized: pixels of 0 to 255 have 100, standardized data 1 (choices)."""
+
+MAX_COLUMNS = 4096
+"""Wider data are not searched for the targets (a choice)."""
+
+EXACT_CORRELATION = 1 - 1e-6
+"""Correlation from which a column of the data is a target, scaled."""
+
+ENOUGH_BITS = 64
+"""The targets must carry this much, in bits, for that to be no chance (a choice)."""
+
+MAX_TARGETS = 64
+"""Of samples with more targets, such as pictures, the first are looked at, and of more loss calls too (a choice)."""
 
 
 class Embedded(NamedTuple):
@@ -197,3 +209,68 @@ def padding_mask(done: TracedStep) -> Iterator[Finding]:
 
 
 PADDING_MASK = Rule("padding_mask", padding_mask, of="step", gives="alarm")
+
+
+def target_leak(done: TracedStep) -> Iterator[Finding]:
+    """Yield an alarm if one column of the data that enter the model is the target.
+
+    It is a note if it is so up to scale and offset, as in simple made data. A model that is to give back its input is
+    left out, and data of a single column, as a line may be exact.
+    """
+    inputs, found = list(_inputs_of(done)), list[tuple[LossCall, DataInput, tuple[int, int, float, bool]]]()
+    for call in losses_of(done)[:MAX_TARGETS]:
+        if call.target.origin.path is None or call.wanted.dim() == 0 or call.wanted.is_complex():
+            continue
+        matches = ((data, _column_of(call, data.tensor)) for data in inputs if call.wanted.numel())
+        found += [(call, data, match) for data, match in matches if match is not None]
+    if not found:
+        return
+    call, data, (column, width, correlation, is_same) = found[0]
+    if len({match[0] for _, one, match in found if one is data}) > width / 2:
+        return  # a model that gives back its input, with a loss for each column
+    yield Finding(
+        data.op.place.module,
+        f"column {column} of the {width} that enter the model in {data.op.name} {data.op.place} is the "
+        f"target of {call.op.name} {call.op.place}: over {len(call.wanted)} samples their correlation is "
+        f"{correlation:.6f}",
+        "remove this column from the inputs, unless it is known at prediction time",
+        "alarm" if is_same else "note",
+    )
+
+
+TARGET_LEAK = Rule("target_leak", target_leak, of="step")
+
+
+def _column_of(call: LossCall, given: Tensor) -> tuple[int, int, float, bool] | None:
+    """Return which column of `given` is the target: index, number of columns, correlation, whether they are equal.
+
+    None if none is, if most of several targets are columns, or if there are too few samples to tell.
+    """
+    wanted = call.wanted.detach().double().reshape(len(call.wanted), -1)
+    if len(given) != len(wanted) or given.dim() < 2 or not wanted.shape[1] < MAX_COLUMNS:
+        return None
+    columns = given.double().reshape(len(given), -1)
+    if not 1 < columns.shape[1] <= MAX_COLUMNS or not bool(columns.isfinite().all()):
+        return None
+    telling = [column for column in wanted[:, :MAX_TARGETS].T if _bits_in(column) >= ENOUGH_BITS]
+    exact = [(column, *match) for column in telling if (match := _match(column, columns)) is not None]
+    if not exact or (len(telling) > 1 and 2 * len(exact) > len(telling)):
+        return None
+    target, column, correlation = exact[0]
+    return column, columns.shape[1], correlation, torch.equal(target, columns[:, column])
+
+
+def _bits_in(column: Tensor) -> float:
+    """Return the entropy of the values in a column, in bits, times the number of elements: 0 if all are equal."""
+    _, counts = column.unique(return_counts=True)
+    shares = counts.double() / len(column)
+    return float(-(shares * shares.log2()).sum()) * len(column)
+
+
+def _match(target: Tensor, columns: Tensor) -> tuple[int, float] | None:
+    """Return index and correlation of the column that is the target up to scale and offset; None if none is."""
+    target, columns = target - target.mean(), columns - columns.mean(0)
+    sizes = target.norm() * columns.norm(dim=0)
+    cosines = torch.where(sizes > 0, target @ columns / sizes.clamp(min=1e-300), 0.0)
+    best = int(cosines.abs().argmax())
+    return (best, float(cosines[best])) if float(cosines[best].abs()) >= EXACT_CORRELATION else None

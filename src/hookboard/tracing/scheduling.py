@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, ReduceLROnPlateau
 
 from hookboard.base.either_lightning import PACKAGES
 from hookboard.health import Finding, Rule
@@ -37,6 +37,10 @@ PEAK_SHARE_NOTE, PEAK_SHARE_ALARM = 0.5, 0.1
 """A schedule that is stepped once an epoch is a note, or an alarm, if its rate reaches at most this share of what it
 would reach if stepped in each batch (choices)."""
 
+MIN_CYCLES = 2
+"""A cosine that goes up and down at least this often in a fit is a note (a choice): it is meant to end at the bottom.
+"""
+
 PURE_NAMES = frozenset({"math", "min", "max", "int", "float", "cos", "sin", "pi", "sqrt", "exp", "pow", "abs", "round"})
 """The names that a user's function of a schedule may use: with these it only computes (a choice)."""
 
@@ -44,9 +48,9 @@ PURE_NAMES = frozenset({"math", "min", "max", "int", "float", "cos", "sin", "pi"
 def findings_of_schedules(trainer: Trainer, pl_module: LightningModule) -> Iterator[Finding]:
     """Yield findings on the learning rates that schedules will give, before their first step.
 
-    They are on schedules that are stepped too often or too seldom: the rate is 0 in most steps, or stays far below
-    its peak. None in a resumed fit, whose earlier rates are unknown, and for schedules that call code of the user or
-    are stepped by it.
+    They are on schedules that are stepped too often or too seldom: the rate is 0 in most steps, stays far below its
+    peak, or goes up and down like no cosine is meant to. None in a resumed fit, whose earlier rates are unknown, and
+    for schedules that call code of the user or are stepped by it.
     """
     package = pl_module.lr_scheduler_step.__module__.partition(".")[0]
     is_stepped_by_lightning = pl_module.automatic_optimization and package in PACKAGES
@@ -73,6 +77,7 @@ def findings_of_schedules(trainer: Trainer, pl_module: LightningModule) -> Itera
             )
         else:
             yield from _never_at_its_peak(trainer, pl_module, config, peak, count)
+            yield from _cycles(trainer, config, count)
 
 
 SCHEDULE = Rule("schedule", None, of="step")
@@ -148,6 +153,26 @@ def _never_at_its_peak(
             "alarm" if peak <= PEAK_SHARE_ALARM * highest else "note",
             rule="schedule",
         )
+
+
+def _cycles(trainer: Trainer, config: Any, count: int) -> Iterator[Finding]:
+    """Yield a note for a CosineAnnealingLR that is stepped several times its `T_max`."""
+    scheduler = config.scheduler
+    if not isinstance(scheduler, CosineAnnealingLR) or count < 2 * MIN_CYCLES * scheduler.T_max:
+        return
+    unit = "steps" if config.interval == "step" else "epochs"
+    yield Finding(
+        "",
+        f"CosineAnnealingLR lowers the rate over T_max={scheduler.T_max:,} {unit} and raises it again over as many; "
+        f"this fit has {count:,} {unit}",
+        f"set T_max={count:,}"
+        + (
+            f", or interval='epoch' if T_max counts the {trainer.max_epochs} epochs"
+            if config.interval == "step"
+            else ""
+        ),
+        rule="schedule",
+    )
 
 
 def _share_of_zeros(rates: Sequence[float]) -> float:
