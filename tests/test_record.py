@@ -116,20 +116,20 @@ def spoiled(record, **fields):
     ],
 )
 def test_a_record_of_health_with_spoiled_fields_is_an_error(fields):
-    with pytest.raises(ValueError, match="no record"):
+    with pytest.raises(ValueError, match="not a record"):
         health_record(spoiled(HEALTH, **fields))
 
 
 @pytest.mark.parametrize("output", [[math.inf], ["x"], 3, [-1], [10**4000], [2**32, 2**32], 100 * [1]])
 def test_a_record_of_layers_with_a_spoiled_shape_is_an_error(output):
     layer = {"name": "net.0", "types": [], "output": output, "parameters": {}}
-    with pytest.raises(ValueError, match="no record"):
+    with pytest.raises(ValueError, match="not a record"):
         layers_record(spoiled(LAYERS, layers=[layer]))
 
 
 @pytest.mark.parametrize("read", [layers_record, health_record])
 def test_json_without_an_end_to_its_depth_is_an_error(read):
-    with pytest.raises(ValueError, match="no record"):
+    with pytest.raises(ValueError, match="not a hookboard record"):
         read([b"[" * 200_000])
 
 
@@ -137,7 +137,7 @@ def test_of_spoiled_columns_no_more_is_unpacked_than_there_is_room_for():
     first, _ = HEALTH.strings()
     bomb = zlib.compress(bytes(200 << 20))
     tracemalloc.start()
-    with pytest.raises(ValueError, match="no record"):
+    with pytest.raises(ValueError, match="not a record"):
         health_record([first, bomb])
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()

@@ -233,7 +233,7 @@ def test_where_gains_and_biases_of_batch_norms_fell(tmp_path):
     model = Course(net, CROSS_ENTROPY, rate=0.05, optimizer=lambda p, lr: torch.optim.SGD(p, lr, weight_decay=0.8))
     net[1].bias.data.fill_(0.5)
     evidence = said(tmp_path, model, classes(), "activation_scale")
-    left, steps, now = numbers("fell to # of their initial RMS in # steps (now #)", evidence)
+    left, steps, now = numbers("fell to # of their initial RMS in # steps (now #): their outputs", evidence)
     sizes = [rms(of_layer(model.ended[step], 1)) for step in looks_of(STEPS)]
     shares = np.array(sizes) / sizes[0]
     assert (left, now) == (shortened(shares.min()), shortened(shares[-1]))

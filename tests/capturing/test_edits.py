@@ -211,7 +211,7 @@ def test_a_place_that_cannot_be_edited_is_an_error_before_anything_runs(edit, er
     assert not any(module._forward_hooks for module in net)
 
 
-@pytest.mark.parametrize(("role", "cause"), [("output", "it was not called"), ("grad_output", "no gradient came")])
+@pytest.mark.parametrize(("role", "cause"), [("output", "it was not called"), ("grad_output", "no gradient reached")])
 def test_an_edit_that_changed_nothing_is_an_error(role, cause):
     net = nn.Sequential(nn.Linear(3, 3))
     message = f"the edit of the {role} of '0' changed nothing: {cause}"

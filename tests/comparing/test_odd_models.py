@@ -269,7 +269,10 @@ def test_weights_that_are_shared_in_the_right_model_alone_are_told():
     other = copy.deepcopy(net)
     other[2].weight = other[0].weight
     [found] = compare(net, other, X, loss=lambda y: y.square().mean()).differences
-    assert found.cause == "in the right model it is 0.weight itself, in the left one a copy: training makes them differ"
+    assert (
+        found.cause
+        == "in the right model it is 0.weight itself, in the left one a copy: training will make them differ"
+    )
 
 
 def test_frozen_weights_are_the_cause_of_a_gradient_that_is_missing():

@@ -31,7 +31,7 @@ WORDS = 3
 """A test must quote so many of the words around a number, or all that there are."""
 
 WITHOUT_ORACLE = {
-    ("at of", ""): "how many units there are, of which a sample was measured",
+    ("of", "sampled"): "how many units there are, of which a sample was measured",
     ("goes from", "to"): "a line of the page, in no finding: tests/experiments has its oracle",
 }
 """Numbers that no test compares with an oracle, by the words before and after them, and what they are."""

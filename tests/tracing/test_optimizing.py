@@ -401,7 +401,8 @@ def test_a_cosine_that_goes_up_again_many_times_is_a_note(period, count):
     assert [verdict.severity for verdict in found] == ["note"] * count
     if count:
         assert numbers(
-            "over T_max=# steps and raises it again over as many; this fit has # steps", found[0].evidence
+            "lowers the rate over T_max=# steps and raises it again over as many; this fit has # steps",
+            found[0].evidence,
         ) == [
             2,
             20,

@@ -77,12 +77,21 @@ def note_input(op: Op, given: Mapping[str, Tensor], results: Sequence[Tensor]) -
     return DataInput(op, value, given[name].detach())
 
 
+def _inputs_of(done: TracedStep) -> Iterator[DataInput]:
+    """Yield what enters the model, in the order of the calls that take it, each tensor once."""
+    seen = set[int]()
+    for op in done.step.ops:
+        if isinstance(op.seen, DataInput) and id(op.seen.value.origin) not in seen:
+            seen.add(id(op.seen.value.origin))
+            yield op.seen
+
+
 def input_scale(done: TracedStep) -> Iterator[Finding]:
     """Yield a note for the first data that enter the model far from an RMS of 1, if they are not in the batch.
 
     Data in the batch are measured at each look instead.
     """
-    for data in (op.seen for op in done.step.ops if isinstance(op.seen, DataInput)):
+    for data in _inputs_of(done):
         rms = float(data.tensor.double().square().mean().sqrt()) if data.tensor.numel() else 0.0
         if RMS_SMALL < rms < RMS_LARGE or rms == 0 or not math.isfinite(rms):
             continue
