@@ -536,8 +536,8 @@ def test_the_logged_losses_of_validations_and_those_of_training(tmp_path):
     fit(tmp_path, model, data, monitor, max_epochs=6, limit_val_batches=1, num_sanity_val_steps=0)
     (verdict,) = monitor.verdicts
     first, since, last, start, level = numbers(
-        "the validation loss rose from # (the first validation, at step #) to #, while the training loss fell from # to "
-        "#",
+        "the validation loss rose from # (the first validation, at step #) to #, while the training loss fell from # "
+        "to #",
         verdict.evidence,
     )
     seen = [1.0 + 0.02 * count for count in range(20, 121, 20)]
