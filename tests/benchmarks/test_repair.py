@@ -46,7 +46,7 @@ def test_of_several_things_the_first_is_done():
 
 
 def test_a_table_is_standardized_by_column():
-    _, changed = followed(program(), "Scale the input: subtract its mean and divide by its deviation.", "")
+    _, changed = followed(program(), "Scale the input: subtract its mean and divide by its standard deviation.", "")
     assert changed.inputs.mean(0).tolist() == pytest.approx([0, 0], abs=1e-6)
     assert changed.inputs.std(0, correction=0).tolist() == pytest.approx([1, 1])
 

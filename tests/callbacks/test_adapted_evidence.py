@@ -113,14 +113,14 @@ def test_adapters_that_are_never_called_are_one_alarm(train, tmp_path):
 def test_a_rate_that_overwrites_the_frozen_weights_is_called_too_high(train, tmp_path):
     (found,) = said(train(tmp_path, Adapted(), 1.0), "update_too_large", "update_too_small")
     assert found.rule == "update_too_large"
-    assert "changes the weights that adapters add to by" in found.evidence or "moved the weights" in found.evidence
+    assert "ratio of the adapted weights is" in found.evidence or "ratio of the adapted weights was" in found.evidence
 
 
 @both
 def test_a_rate_at_which_the_product_hardly_moves_is_called_too_low(train, tmp_path):
     (found,) = said(train(tmp_path, Adapted(), 1e-7), "update_too_large", "update_too_small")
     assert found.rule == "update_too_small"
-    assert "changes the weights that adapters add to by" in found.evidence
+    assert "ratio of the adapted weights is" in found.evidence
 
 
 def ratios(model, of):
@@ -147,7 +147,7 @@ def test_how_far_a_step_moves_the_weights_that_adapters_add_to(tmp_path):
     model.net.layers[2].requires_grad_(False)
     fit(tmp_path, model, batches(), monitor)
     (found,) = said(monitor, "update_too_small")
-    (moved,) = numbers("changes the weights that adapters add to by # times their size (median over", found.evidence)
+    (moved,) = numbers("update-to-weight ratio of the adapted weights is # (median over", found.evidence)
     medians = np.median([ratios(model, of) for of in range(2)], axis=0)  # the rule is asked once in a few steps
     assert any(float(f"{each:.1g}") == moved for each in medians[-5:])
 
@@ -186,7 +186,7 @@ def test_adapters_of_peft_are_judged_on_their_product(train, tmp_path):
     torch.manual_seed(0)
     monitor = train(tmp_path, Wrapped(), 1e-7)
     (found,) = said(monitor, "update_too_small")
-    assert "changes the weights that adapters add to by" in found.evidence
+    assert "ratio of the adapted weights is" in found.evidence
 
 
 def test_after_a_step_that_failed_the_next_one_is_measured_alone(monkeypatch):

@@ -34,7 +34,7 @@ def test_how_far_the_step_moved_the_weights_of_units_that_died_of_it(tmp_path):
     model = Course(net, rate=1e-2)
     model.loss = lambda out, y: CROSS_ENTROPY(out, y) + (1000 * net[0].bias.sum() if len(model.losses) == 29 else 0)
     (share,) = numbers(
-        "a step had changed these weights by #%.", verdict_of(tmp_path, model, classes(), "dead_units").advice
+        "one step changed these weights by #%.", verdict_of(tmp_path, model, classes(), "dead_units").advice
     )
     assert share == round(100 * ratio(model, 29, 0))
 
@@ -62,7 +62,7 @@ def test_the_share_of_units_that_stay_at_one_end(tmp_path):
     net[0].bias.data[:12] = 5.0
     model = Recorded(net, CROSS_ENTROPY, rate=0.0)
     evidence = said(tmp_path, model, classes(), "saturated")
-    pattern = "#% of the units of net.1 (Sigmoid) stayed below #, or above #, at the last # measurements"
+    pattern = "#% of the units of net.1 (Sigmoid) stayed below # or above #, at the last # measurements"
     share, below, above, looks = numbers(pattern, evidence)
     outputs = model.outputs["net.1"]
     assert (below, above, looks) == (0.015, 0.985, 3)
@@ -74,7 +74,7 @@ def test_how_far_a_step_moves_the_weights_that_moves_them_too_little(tmp_path):
     model = Course(net, CROSS_ENTROPY, rate=1e-7, optimizer=torch.optim.Adam)
     verdict = verdict_of(tmp_path, model, classes(), "update_too_small")
     evidence = verdict.evidence
-    (moved,) = numbers("changes the weights by # times their size", evidence)
+    (moved,) = numbers("the update-to-weight ratio is #", evidence)
     assert numbers("usual), at a learning rate of # in Adam", evidence) == [1e-7]
     ratios = [ratio(model, -1, i) for i in (0, 2, 4)]
     assert moved == shortened(np.median(ratios), 1)
@@ -115,7 +115,9 @@ def test_by_how_much_answers_differ_that_are_all_alike(tmp_path):
     model = Recorded(net, CROSS_ENTROPY, rate=1e-5)
     evidence = said(tmp_path, model, classes(), "collapsed")
     least, most, left = numbers(
-        "by # of their RMS, those of net.1 by #; the difference is lost in this layer, after which it is #", evidence
+        "by only # of their RMS, but those of net.1 by #; the difference is lost in this layer, whose outputs differ "
+        "by #",
+        evidence,
     )
     assert least == shortened(spread(model.outputs["net.4"]), 1)
     assert most == shortened(spread(model.outputs["net.1"]))
@@ -128,7 +130,7 @@ def test_the_factor_by_which_a_layer_scales_its_input(tmp_path):
     data = classes(width=16)
     model = Recorded(net, CROSS_ENTROPY, rate=1e-6)
     evidence = said(tmp_path, model, data, "activation_scale")
-    gain, size, usual = numbers("has # times the RMS of its input (#); the other layers: # times", evidence)
+    gain, size, usual = numbers("has # times the RMS of its input (#; median of the other layers: # times", evidence)
     sizes = [rms(model.outputs[f"net.{i}"]) for i in range(7)]
     gains = [after / before for before, after in pairwise(sizes)]
     assert gain == pytest.approx(gains[2], rel=0.06)
@@ -175,7 +177,9 @@ def test_the_deviation_of_batch_norms_that_use_other_statistics(tmp_path):
     model = Recorded(net, CROSS_ENTROPY, rate=1e-6)
     net[1].running_var.fill_(100.0)
     model.on_train_batch_start = lambda *args: net[1].eval()
-    low, high = numbers("deviate by # to # times their gain", said(tmp_path, model, classes(), "activation_scale"))
+    low, high = numbers(
+        "a standard deviation of # to # times their gain", said(tmp_path, model, classes(), "activation_scale")
+    )
     outputs = model.outputs["net.1"]
     share = math.sqrt(outputs.var(0).mean()) / rms(model.before["net.1.weight"])
     assert low == high == shortened(share)
@@ -212,7 +216,8 @@ def test_how_many_values_are_nan_and_the_range_of_the_input(nonfinite):
         assert (count, values) == ((exact < 0).sum(), exact.size)
         return
     count, values, low, high, step = numbers(
-        "NaN in # of # values of its output (forward); the output of '0' before it was finite, from # to #, at step #",
+        "NaN in # of # values of its output (forward); the output of the layer before it, '0', was finite, from # to "
+        "#, at step #",
         verdict.evidence,
     )
     exact = (nn.functional.linear(10 * x.double(), *map(torch.Tensor.double, before))).numpy()

@@ -34,7 +34,7 @@ def test_how_many_times_as_large_the_gradients_of_one_step_are(tmp_path):
 
     model.loss = loss
     evidence = said(tmp_path, model, classes(200), "spike")
-    times, step, batch = numbers("weights were # times as large as usual at step #, batch #", evidence)
+    times, step, batch = numbers("weights were # times their usual size at step #, batch #", evidence)
     sizes = [[rms(of_layer(model.steps[look], i)) for i in (0, 2)] for look in looks_of(200)]
     *before, now = np.log(sizes).mean(1)  # the median of two layers
     assert times == round(np.exp(now - np.median(before)))
@@ -64,11 +64,11 @@ def test_the_loss_that_stays_at_chance(at_chance):
     # It says the one or the other, at 5 % below the start.
     is_there = "is stuck" in heard[-1]
     told = numbers(
-        "is stuck: it was # at the start and is # now" if is_there else "fell from # to # and has stopped", heard[-1]
+        "the loss started at # and is stuck at #" if is_there else "fell from # to # and has stopped", heard[-1]
     )
     now, first = told if is_there else told[::-1]
     assert first == shortened(np.median(model.losses[:4]), 3)
-    assert numbers("(chance: #)", heard[-1]) == [1.1]
+    assert numbers("(chance level: #)", heard[-1]) == [1.1]
     # The verdict may be of any of the last looks.
     assert now in {shortened(np.median(model.losses[end - 16 : end]), 3) for end in range(100, 201, EVERY)}
 
@@ -76,7 +76,7 @@ def test_the_loss_that_stays_at_chance(at_chance):
 def test_a_loss_that_stays_while_weights_move_and_gradients_agree_on_nothing(at_chance):
     model, heard, _ = at_chance
     moved, agree = numbers(
-        "(chance: 1.1), while a step changes the weights by # times their size; gradients are uncorrelated between "
+        "(chance level: 1.1), while the update-to-weight ratio is #; gradients are uncorrelated between "
         "measurements (each unit's mean gradient has a median cosine of #)",
         heard[-1],
     )
@@ -95,7 +95,7 @@ def agreed(evidence):
 def test_the_loss_at_the_end_of_the_training_and_that_of_chance(at_chance):
     model, _, evidence = at_chance
     told = numbers(
-        "after # steps, the training ended with a loss of #; it was # at the first step, and chance would give #",
+        "training ended after # steps with a loss of #; it was # at the first step, and chance level is #",
         evidence,
     )
     at_end, at_start = np.median(model.losses[-50:]), model.losses[0]
@@ -104,7 +104,7 @@ def test_the_loss_at_the_end_of_the_training_and_that_of_chance(at_chance):
 
 def test_the_cosine_of_gradients_of_a_training_that_ends_at_chance(at_chance):
     model, _, evidence = at_chance
-    assert ", and chance would give 1.1; " in evidence
+    assert ", and chance level is 1.1; " in evidence
     assert agreed(evidence) == [round(agreement(model, looks_of(200)[-8:]), 2)]
 
 
@@ -120,7 +120,7 @@ def test_the_best_constant_answer_and_the_loss_that_ends_above_it(tmp_path):
     fit(tmp_path, model, data, monitor)
     evidence = monitor.verdicts[0].evidence
     end, start, constant = numbers(
-        "with a loss of #; it was # at the first step, and the best constant answer to the first batch would give #",
+        "with a loss of #; it was # at the first step, and the best constant prediction for the first batch gives #",
         evidence,
     )
     wanted = data[0][1].double()
@@ -144,7 +144,7 @@ def diverging(count, rate):
 
 
 def told_rate(verdict):
-    said = "ower the learning rate to about # (the loss grew in # steps in a row, by a median factor of #)"
+    said = "ower the learning rate to about # (the loss grew for # steps in a row, by a median factor of #)"
     return numbers(said, verdict.advice)
 
 
@@ -227,7 +227,7 @@ def test_the_first_losses_and_the_constant_that_they_are_far_above(tmp_path):
     monitor = HealthMonitor(every_n_steps=EVERY, rules=["initial_loss", "unbounded_loss"])
     fit(tmp_path, model, data, monitor)
     told = numbers(
-        "the first loss was #, while the best constant answer would give #: the model's outputs",
+        "the first loss was #, while the best constant prediction gives #: the model's initial outputs",
         monitor.verdicts[0].evidence,
     )
     wanted = data[0][1].double()
@@ -261,8 +261,8 @@ def test_a_classifier_that_ends_worse_than_it_began(tmp_path):
     model = Course(net, CROSS_ENTROPY, rate=1e-2, optimizer=torch.optim.Adam)
     evidence = said(tmp_path, model, data, "not_learning")
     steps, end, first, chance = numbers(
-        "after # steps, the training ended with a loss of #; it was # at the first step, so the model got worse "
-        "(chance would give #)",
+        "training ended after # steps with a loss of #, up from # at the first step: the model got worse "
+        "(chance level: #)",
         evidence,
     )
     assert (steps, chance) == (300, shortened(math.log(3), 3))
@@ -324,12 +324,12 @@ def test_how_far_steps_moved_the_weights_and_the_rate_at_which_they_move_less(tm
     large = [value for value in course if value > 0.1]
     many = "up to " if len(large) > 1 else ""
     if course[-1] > 0.1:
-        told = numbers("a step changes the weights by # times their size", verdict.evidence)
+        told = numbers("the update-to-weight ratio is #", verdict.evidence)
         assert told == [shortened(course[-1])]
     else:
-        told = numbers(f"a step changed the weights by {many}# times their size", verdict.evidence)
+        told = numbers(f"the update-to-weight ratio was {many}#", verdict.evidence)
         assert told == [shortened(max(large))]
-        now, step = numbers("1e-3 is usual), and by # at step #", verdict.evidence)
+        now, step = numbers("1e-3 is usual), and # at step #", verdict.evidence)
         assert (now, step) == (shortened(course[-1]), 99)
     assert rate == 2.0
     assert advised == shortened(2.0 * 0.01 / course[0], 1)
@@ -388,7 +388,7 @@ def test_how_far_a_layer_moves_that_moves_farther_than_all_others(tmp_path):
     model = Grouped(deep())
     model.loss = lambda out, y: CROSS_ENTROPY(out, y) + 0.05 * len(model.losses)  # the rule wants harm
     evidence = said(tmp_path, model, classes(), "update_too_large")
-    moves, usual = numbers("a step changes its weights by # times their size; the median layer's: #", evidence)
+    moves, usual = numbers("its update-to-weight ratio is # (the median layer's: #", evidence)
     assert (moves, usual) == (shortened(ratio(model, 99, 2)), shortened(moved(model, 99), 1))
 
 
@@ -401,7 +401,7 @@ def test_how_far_steps_moved_the_weights_before_they_were_too_large(tmp_path):
 
     model.on_train_batch_start = rise
     evidence = said(tmp_path, model, classes(), "update_too_large")
-    (before,) = numbers("median over the layers; # before that)", evidence)
+    (before,) = numbers("median over layers; # before that)", evidence)
     course = np.array([moved(model, step) for step in LOOKS])
     assert before == shortened(np.median(course[: np.argmax(course > 0.1)]), 1)
 
@@ -416,7 +416,7 @@ def test_how_far_most_weights_have_grown(tmp_path):
 
     model.on_train_batch_start = grow
     evidence = said(tmp_path, model, classes(), "update_too_large")
-    (grown,) = numbers("most weights have grown to # times their initial size, or more", evidence)
+    (grown,) = numbers("most weights have grown to at least # times their initial size", evidence)
     sizes = [[rms(of_layer(model.begun[step], i)) for i in (0, 2, 4)] for step in (0, 99)]
     assert grown == shortened(np.median(np.divide(sizes[1], sizes[0])))
 
@@ -430,7 +430,7 @@ def test_how_far_a_layer_moves_that_hardly_moves(tmp_path):
 
     model = Grouped(deep(), CROSS_ENTROPY)
     evidence = said(tmp_path, model, classes(), "update_too_small")
-    moves, usual = numbers("changes its weights by # times their size; the median layer's: #", evidence)
+    moves, usual = numbers("its update-to-weight ratio is # (the median layer's: #", evidence)
     assert moves == shortened(ratio(model, 99, 2), 1)
     assert usual == shortened(np.median([ratio(model, 99, i) for i in (0, 4)]), 1)
 
@@ -443,7 +443,7 @@ def test_how_far_outputs_move_from_batch_to_batch(tmp_path):
     model = Course(net, CROSS_ENTROPY, rate=1.0)
     data = [(x, torch.full_like(y, i % 3)) for i, (x, y) in enumerate(classes(200))]  # sorted by class
     moved, usual = numbers(
-        "the channels of net.3 move by # standard deviations from batch to batch, while # is usual",
+        "the channel means of net.3 shift by # standard deviations from batch to batch (# is usual)",
         said(tmp_path, model, data, "train_eval_gap"),
     )
     outputs = np.array([model.course[step]["net.3"] for step in looks_of(200)[-8:]])
@@ -504,7 +504,7 @@ def loss_of(tmp_path, pattern, loss, data=None, net=None):
 def test_where_a_loss_is_that_stays_far_above_chance(tmp_path):
     net = sized(linear(8, 3))
     net[0].weight.data *= 300
-    (now, chance), model = loss_of(tmp_path, "the loss is #, while chance would give #", CROSS_ENTROPY, net=net)
+    (now, chance), model = loss_of(tmp_path, "the loss is #, and chance level is #", CROSS_ENTROPY, net=net)
     assert now == shortened(np.median(model.losses[-16:]), 3)
     assert chance == shortened(math.log(3), 3)
 
@@ -562,7 +562,7 @@ def test_how_far_the_rate_has_risen_since_the_loss_was_lowest(tmp_path):
     model.loss = lambda out, y: CROSS_ENTROPY(out, y) + (len(model.losses) >= 100)
     evidence = said(tmp_path, model, classes(200), "update_too_large")
     now, before, step, lowest, level = numbers(
-        "the learning rate has risen to #; it was at most # up to step #, where the loss was lowest (#, now #)",
+        "the learning rate has risen to #; it was at most # until step #, when the loss was lowest (#, now #)",
         evidence,
     )
     blocks = [np.median(model.losses[at : at + 8]) for at in range(0, 200, 8)]

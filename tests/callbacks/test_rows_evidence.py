@@ -45,9 +45,7 @@ def test_a_spike_names_the_row_its_loss_and_the_usual_one(tmp_path, capsys):
     data = spiked(classes())
     monitor, logits = monitored(tmp_path, data)
     (verdict,) = verdicts(monitor, "spike")
-    row, loss, rows, usual = numbers(
-        "row # has a loss of # in cross_entropy(), where the median of # rows is #", verdict.evidence
-    )
+    row, loss, rows, usual = numbers("row # has a loss of # in cross_entropy() (median of # rows: #)", verdict.evidence)
     given = logits[BAD].numpy()
     losses = np.log(np.exp(given - given.max(1, keepdims=True)).sum(1)) + given.max(1)
     losses -= given[np.arange(len(given)), data[BAD][1]]
@@ -84,7 +82,7 @@ def test_a_nan_names_the_rows_whose_loss_is_not_finite(tmp_path):
     monitor, _ = monitored(tmp_path, data, sized(Logarithm, linear(8, 3)))
     (verdict,) = verdicts(monitor, "nonfinite")
     row, rows, usual = numbers(
-        "row # has a loss of nan in cross_entropy(), where the median of # rows is #", verdict.evidence.lower()
+        "row # has a loss of nan in cross_entropy() (median of # rows: #)", verdict.evidence.lower()
     )
     assert (row, rows, verdict.rows) == (ROW, 32, (ROW,))
     assert usual > 0
@@ -153,5 +151,5 @@ def test_under_hugging_faces_trainer_a_nan_names_its_rows_too(tmp_path, bad):
 def test_of_several_ranks_the_one_with_the_largest_loss_is_named():
     mild, bad = WorstRows("cross_entropy", (1,), (5.0,), 0.5, 8), WorstRows("cross_entropy", (2,), (9.0,), 0.5, 8)
     (loss, other) = with_rows([Loss(3, 3, 2.0), Loss(4, 4, 1.0)], [{3: mild}, {3: bad}])
-    assert loss.worst.clause == "row 2 on rank 1 has a loss of 9 in cross_entropy(), where the median of 8 rows is 0.5"
+    assert loss.worst.clause == "row 2 on rank 1 has a loss of 9 in cross_entropy() (median of 8 rows: 0.5)"
     assert other.worst is None

@@ -17,8 +17,8 @@ def test_the_column_that_is_far_out_and_what_is_usual(tmp_path):
     data = [(x * torch.tensor([1.0, 1, 1, 1, 1, 3000, 1, 1]), y) for x, y in classes()]
     model = Recorded(sized(linear(8, 3)), CROSS_ENTROPY, rate=1e-9)
     evidence = said(tmp_path, model, data, "input_scale")
-    column, size, far, columns, usual = numbers(
-        "column # of the input has an RMS of #, # of # columns are that far out; usual: #", evidence
+    column, size, usual, far, columns = numbers(
+        "column # of the input has an RMS of #, while a typical column has # (# of # columns are as far off)", evidence
     )
     sizes = np.sqrt((model.batch**2).mean(0))
     assert (column, far, columns) == (np.argmax(sizes), 1, 8)
@@ -30,7 +30,9 @@ def test_the_columns_that_never_change(tmp_path):
     data = [(torch.cat([x[:, :5], torch.full((32, 2), 0.625), x[:, 7:]], 1), y) for x, y in classes()]
     model = Recorded(sized(linear(8, 3)), CROSS_ENTROPY, rate=1e-9)
     evidence = said(tmp_path, model, data, "input_scale")
-    constant, columns, column, value = numbers("# of # columns of the input never change: column # is #", evidence)
+    constant, columns, column, value = numbers(
+        "# of # columns of the input never change: column # is always #", evidence
+    )
     still = np.flatnonzero((model.batch == model.batch[0]).all(0))
     assert (constant, columns, column) == (len(still), 8, still[0])
     assert value == shortened(model.batch[0, still[0]], 3)
@@ -108,7 +110,7 @@ def test_the_gradient_of_a_softmax_before_a_softmax(tmp_path):
     net = sized(linear(8, 3), lambda: nn.Softmax(1))
     model = Recorded(net, CROSS_ENTROPY, rate=1e-9)
     mean, size = numbers(
-        "(its mean is #, its RMS #): the loss applies a softmax", said(tmp_path, model, classes(), "saturated")
+        "(its mean is #, its RMS #): the loss applies a second softmax", said(tmp_path, model, classes(), "saturated")
     )
     gradient = model.gradients["net.1"]
     assert mean == pytest.approx(0, abs=1e-8)
@@ -132,14 +134,14 @@ def test_how_large_the_outputs_of_few_layers_were_at_the_first_look(tmp_path):
 def test_the_first_loss_of_outputs_that_are_too_large_and_that_of_chance(tmp_path):
     model = too_large(rate=2e-2)
     evidence = said(tmp_path, model, classes(), "activation_scale")
-    told = numbers("; the loss was # at the start, while chance would give #", evidence)
+    told = numbers("; the loss was # at the start, and chance level is #", evidence)
     assert told == [shortened(np.median(model.losses[:4]), 3), shortened(np.log(3), 3)]
 
 
 def test_how_large_the_outputs_of_a_layer_were_that_has_grown_out_of_line(tmp_path):
     model = drifting(*[linear(16, 16)] * 6, linear(16, 3), times=(3, 1.05))
     evidence = said(tmp_path, model, classes(width=16), "activation_scale")
-    (size,) = numbers("times, from # at the first measurement", evidence)
+    (size,) = numbers("times), from # at the first measurement", evidence)
     assert size == shortened(rms(model.course[0]["net.3"]))
 
 
@@ -171,7 +173,7 @@ def test_the_outputs_of_shut_gates(tmp_path):
     net[1].bias_ih_l0.data[24:] = -12.0
     model = OfRecurrent(net, CROSS_ENTROPY, rate=1e-9)
     evidence = said(tmp_path, model, series(), "saturated")
-    output, given = numbers("its output has an RMS of #, that of the layer before it #", evidence)
+    output, given = numbers("its output has an RMS of # (the layer before it: #)", evidence)
     assert output == shortened(rms(model.outputs["net.1"]))
     assert given == shortened(rms(model.given))
 
@@ -181,7 +183,7 @@ def test_the_norm_of_recurrent_weights(tmp_path):
     net[0].weight_hh_l0.data *= 20
     model = OfRecurrent(net, CROSS_ENTROPY, rate=1e-9)
     evidence = said(tmp_path, model, series(), "activation_scale")
-    (norm,) = numbers("of a unit have an L2 norm of #: its feedback grows", evidence)
+    (norm,) = numbers("of a unit have an L2 norm of # (0.6 to 1 is usual): its feedback grows", evidence)
     assert norm == shortened(np.sqrt((model.after["net.0.weight_hh_l0"] ** 2).sum(1).mean()))
 
 
@@ -199,7 +201,7 @@ def test_how_far_down_biases_of_gates_go(tmp_path):
     net = sized(linear(8, 8), lambda: nn.LSTM(8, 8, batch_first=True), Last, linear(8, 3))
     net[1].bias_ih_l0.data[8:16] = -6.0
     model = OfRecurrent(net, CROSS_ENTROPY, rate=1e-9)
-    low, mean = numbers("go down to #, with a mean of #", said(tmp_path, model, series(), "saturated"))
+    low, mean = numbers("are as low as #, with a mean of #", said(tmp_path, model, series(), "saturated"))
     bias = model.after["net.1.bias_ih_l0"]
     assert (low, mean) == (shortened(bias.min()), shortened(bias.mean()))
 
@@ -215,7 +217,7 @@ def test_by_how_much_the_output_of_one_layer_differs(tmp_path):
     model.on_train_batch_start = shift
     verdict = verdict_of(tmp_path, model, classes(), "collapsed")
     differs, before, usual = numbers(
-        "differs between samples by only # of its RMS (the layer before it: #; all layers: #)", verdict.evidence
+        "differs between samples by only # of its RMS (the layer before it: #; the median layer: #)", verdict.evidence
     )
 
     def spread(i):
@@ -262,7 +264,7 @@ def test_where_the_output_of_a_layer_went_and_those_of_others(tmp_path):
     model = drifting(linear(8, 16), nn.Tanh, linear(16, 16), nn.Tanh, linear(16, 3), times=(2, 1.06))
     verdict = verdict_of(tmp_path, model, classes(), "activation_scale")
     before, now, usual = numbers(
-        "changed from # in the first measurements to #; the other layers: # times", verdict.evidence
+        "changed from # in the first measurements to # (the median layer: # times)", verdict.evidence
     )
     assert (before, now) == tuple(map(shortened, moved(model, verdict.module)))
     # Of three layers, of which the head counts as one that has not grown.
@@ -273,7 +275,7 @@ def test_where_the_output_of_a_layer_went_and_those_of_others(tmp_path):
 def test_by_how_much_the_outputs_of_most_layers_have_grown(tmp_path):
     model = drifting(linear(8, 16), linear(16, 16), linear(16, 16), linear(16, 3), times=(0, 1.15))
     evidence = said(tmp_path, model, classes(), "activation_scale")
-    (grown,) = numbers("most layers' outputs have # times their initial RMS", evidence)
+    (grown,) = numbers("the outputs of most layers have grown to # times their initial RMS", evidence)
     ratios = [now / before for before, now in (moved(model, f"net.{i}") for i in range(3))]
     assert grown == shortened(10 ** np.median([*np.log10(ratios), 0.0]))  # 0 for the head
 
@@ -283,7 +285,7 @@ def test_the_outputs_of_a_recurrent_layer_that_blows_up(tmp_path):
     net[1].weight_hh_l0.data.fill_(0.3)
     model = OfRecurrent(net, CROSS_ENTROPY, rate=1e-30)
     evidence = said(tmp_path, model, [(x.repeat(1, 2, 1), y) for x, y in series()], "activation_scale")
-    output, given = numbers("its output has an RMS of #, that of the layer before it #: its feedback", evidence)
+    output, given = numbers("its output has an RMS of # (the layer before it: #): its feedback", evidence)
     assert output == shortened(rms(model.outputs["net.1"]))
     assert given == shortened(rms(model.given))
 
@@ -293,8 +295,10 @@ def test_the_largest_output_near_the_limit_of_float16(tmp_path):
     net[1].bias.data.fill_(3e4)
     model = Recorded(net, lambda out, y: CROSS_ENTROPY(out.float(), y), rate=0.0)
     data = [(x.half(), y) for x, y in classes()]
-    (largest,) = numbers("its largest output is #, ", said(tmp_path, model, data, "precision"))
-    assert largest == shortened(np.abs(model.outputs["net.1"]).max(), 3)
+    largest, limit = numbers(
+        "its largest output is #, and float16's limit is #", said(tmp_path, model, data, "precision")
+    )
+    assert (largest, limit) == (shortened(np.abs(model.outputs["net.1"]).max(), 3), 65504)
 
 
 def test_the_share_of_gradients_below_the_normal_range_of_float16(tmp_path):

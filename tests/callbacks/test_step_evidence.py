@@ -62,7 +62,7 @@ def test_the_layer_in_which_the_gradient_grows_and_by_how_much_it_does_in_others
     net[5].weight.data *= 1000
     model = Recorded(net, nn.functional.mse_loss, rate=1e-30)
     verdict = verdict_of(tmp_path, model, [(x, x) for x, _ in classes()], "exploding_gradient")
-    alone, usual = numbers("by # in this layer alone (usually by #)", verdict.evidence)
+    alone, usual = numbers("by # in this layer alone (median over layers: #)", verdict.evidence)
     steps = -np.diff(norms_of(model, 8))
     assert verdict.module == f"net.{np.argmax(steps) + 1}"
     assert alone == shortened(10 ** steps.max())
@@ -72,8 +72,8 @@ def test_the_layer_in_which_the_gradient_grows_and_by_how_much_it_does_in_others
 def test_by_how_much_gradients_outgrow_those_of_before(tmp_path):
     data = [(x, x * (1 if step < 150 else 1000)) for step, (x, _) in enumerate(classes(300))]
     model = Course(sized(*[linear(8, 8)] * 4), nn.functional.mse_loss, rate=1e-9)
-    grew, layers = numbers(
-        "gradients are # times as large as usual in this run, in # layers",
+    layers, grew = numbers(
+        "gradients in # layers are # times their usual size in this run",
         said(tmp_path, model, data, "exploding_gradient"),
     )
     looks = looks_of(300)
@@ -90,7 +90,7 @@ def test_the_norms_that_are_clipped_and_what_is_left_of_them(tmp_path):
     model = Course(sized(linear(8, 16), nn.ReLU, linear(16, 3)), CROSS_ENTROPY)
     verdict = verdict_of(tmp_path, model, classes(), "clipping", gradient_clip_val=1e-3)
     limit, least, most, looks, left = numbers(
-        "clipped to a norm of #, while their norm was # to # at the last # measurements: # of it is left",
+        "clipped to a norm of #, while their norm was # to # at the last # measurements: only # of it is left",
         verdict.evidence,
     )
     norms = [math.sqrt(sum((g**2).sum() for g in grads.values())) for grads in model.steps]

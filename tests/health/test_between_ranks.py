@@ -32,12 +32,12 @@ def test_an_rms_has_as_many_digits_as_tell_ranks_apart():
 def test_of_many_ranks_and_weights_the_number_is_said():
     apart = Apart("w", [([*range(9)], 1.0), ([9], 2.0)])
     (verdict,) = said(apart, apart, apart)
-    assert verdict.evidence.endswith("its RMS is 1 on 9 ranks, 2 on rank 9; so do 2 other weights")
+    assert verdict.evidence.endswith("its RMS is 1 on 9 ranks, 2 on rank 9; 2 other weights differ too")
 
 
 def test_one_other_weight_is_named():
     (verdict,) = said(Apart("w", [([0], 1.0), ([1], 2.0)]), Apart("b", [([0], 1.0), ([1], 2.0)]))
-    assert verdict.evidence.endswith("its RMS is 1 on rank 0, 2 on rank 1; so does b")
+    assert verdict.evidence.endswith("its RMS is 1 on rank 0, 2 on rank 1; b differs too")
 
 
 @pytest.mark.parametrize(("same", "advice"), [(True, "broadcast the weights"), (False, "average the gradients")])

@@ -73,7 +73,7 @@ def test_a_border_that_is_at_the_least_number_of_scaled_pixels_is_healthy():
 def test_a_column_that_never_changes_is_worth_a_note_and_no_more():
     (finding,) = judged([*standard(6), row(100, -0.42, 0.0)], harmed)
     assert finding.severity == "note"
-    assert "1 of 7 columns of the input never change: column 6 is -0.42" in finding.evidence
+    assert "1 of 7 columns of the input never change: column 6 is always -0.42" in finding.evidence
 
 
 def entrance(rms, gives, level, kind="linear", spread=1.0):

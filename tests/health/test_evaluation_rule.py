@@ -183,7 +183,7 @@ def compared(*norms, sizes=(0.0, 0.0, 2.0, 2.0, 2.0)):
 def test_running_statistics_that_match_no_batch_are_an_alarm(times, severity):
     (finding,) = compared({"bn": times * STRANGE_STATISTICS_DISTANCE}, {"bn": 2 * STRANGE_STATISTICS_DISTANCE})
     assert (finding.module, finding.severity) == ("fc1", severity)
-    assert ("running statistics of bn match no recent batch" in finding.evidence) is (severity == "alarm")
+    assert ("running statistics of bn match none of the recent batches" in finding.evidence) is (severity == "alarm")
 
 
 def test_running_statistics_that_lag_behind_are_a_note_however_large_the_gap():
@@ -209,13 +209,15 @@ def test_where_nothing_is_known_of_norms_a_gap_is_not_explained():
 def test_a_gap_that_begins_where_the_data_come_in_is_that_of_the_data(times, severity):
     (finding,) = compared({}, {}, sizes=(times * OTHER_DATA_GAP, *[3 * OTHER_DATA_GAP] * 4))
     assert (finding.module, finding.severity) == ("fc0", severity)
-    assert finding.evidence.endswith("the gap begins at the input: validation data differ from training data")
+    assert finding.evidence.endswith("the gap begins at the input: the validation data differs from the training data")
 
 
 def test_where_a_model_blew_up_a_gap_at_the_first_weights_may_be_theirs(monkeypatch):
     monkeypatch.setattr(Run, "has_blown_up", True)
     (finding,) = compared({}, {}, sizes=(3 * OTHER_DATA_GAP,) * 5)
-    assert finding.evidence.endswith("validation data differ from training data, or its weights have changed since")
+    assert finding.evidence.endswith(
+        "validation data differs from the training data, or its weights have changed since"
+    )
 
 
 def batches(course, looks=LOOKS_BEFORE_BATCH_ALIKE, norm=NORM, gives=0.8, last="linear", is_mixed=False, count=100):
@@ -243,7 +245,7 @@ def turns(number, times=1.03):
 def test_batches_whose_samples_are_alike_are_an_alarm_at_the_first_batch_norm():
     (finding,) = batches(turns)
     assert places([finding]) == [("bn", "alarm")]
-    assert "the channels of head move by 0.98 standard deviations" in finding.evidence
+    assert "the channel means of head shift by 0.98 standard deviations" in finding.evidence
 
 
 def test_batches_that_move_the_answers_less_are_well():

@@ -111,7 +111,7 @@ def test_a_rule_that_raises_is_switched_off_with_one_warning():
     ("judge", "cause"),
     [
         (lambda run: ["a string"], "TypeError: it yielded 'a string', a str; yield hookboard.Finding objects"),
-        (lambda run: None, "TypeError: it gave None; it must yield or return"),
+        (lambda run: None, "TypeError: it returned None; it must yield or return"),
         (lambda run: [Finding("fc0", "odd", "look", "alert")], "ValueError: unknown severity 'alert'"),
         (lambda run: run.recent("nope"), "ValueError: unknown quantity 'nope'.*activation_rms, .*test_judge.py, line"),
     ],
@@ -373,7 +373,7 @@ def test_an_effect_names_the_cause_that_is_not_certain_yet_and_an_alarm_what_to_
     cut = at(*range(5, 20), name="no_gradient", severity=severity)
     dead = at(*range(6, 20), name="dead_units", severity="alarm")
     (verdict,) = judged(cut, dead, steps=8).verdicts
-    assert "(it may follow from dead_units in fc0, which is not yet certain: " in verdict.evidence
+    assert "(dead_units in fc0, which is not confirmed yet, may be the cause: " in verdict.evidence
     assert verdict.advice == advice
 
 
@@ -560,5 +560,5 @@ def test_a_note_that_was_an_alarm_says_so():
     assert {verdict.evidence for verdict in said[: first + 1]} == {"odd"}
     assert (said[-1].severity, said[-1].evidence) == (
         "note",
-        "odd (it was an alarm: the loss is well below its start again, at 0.1)",
+        "odd (it was an alarm, but the loss is back well below its initial value, at 0.1)",
     )

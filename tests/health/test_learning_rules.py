@@ -98,7 +98,7 @@ def test_of_a_loss_at_chance_with_gradients_that_agree_on_nothing_the_data_is_su
     found = findings(NOT_LEARNING, training(STEPS_BEFORE_STUCK, losses=stuck(STEPS_BEFORE_STUCK)))
     assert places(found) == [("", "alarm")]
     assert found[0].since == 0
-    assert found[0].advice.endswith("then check whether inputs and labels belong together, and the loss function")
+    assert found[0].advice.endswith("then check the loss function, and that inputs and labels match")
 
 
 def test_a_loss_that_came_down_to_how_frequent_the_classes_are_may_be_on_a_plateau():
@@ -245,7 +245,7 @@ def ended(losses, constant=math.nan, change=None, resumed=0, layers=LAYERS, find
         judge.run.facts = StepFacts(constant_loss=constant, findings=findings)
     last = range(8 * looks_, len(losses))
     verdicts = judge.end([Loss(step + resumed, step, losses[step]) for step in last])
-    return [(v.severity, v.advice) for v in verdicts if "the training ended" in v.evidence]
+    return [(v.severity, v.advice) for v in verdicts if "raining ended" in v.evidence]
 
 
 STEADY = "train longer, or let checkup() try other learning rates"
@@ -412,7 +412,7 @@ def begun(start, constant, embedding=0.02):
 
 def test_first_losses_far_above_that_of_a_constant_are_reported_with_the_embeddings_that_are_wide():
     (finding,) = begun(30.0, 1.0, embedding=1.0)
-    assert "the first loss was 30, while the best constant answer would give 1:" in finding.evidence
+    assert "the first loss was 30, while the best constant prediction gives 1:" in finding.evidence
     assert finding.advice.startswith("initialize table with smaller values")
     assert begun(30.0, 1.0, embedding=0.02)[0].advice.startswith("initialize the last layer with smaller weights")
 

@@ -135,9 +135,9 @@ def test_a_loss_that_came_down_to_chance_is_not_said_to_stay_where_it_began():
     fell = curve([*np.linspace(4.54, 2.95, 40), *level(160, 2.95, 0.001)], chance=math.log(20))
     assert fell.harm == "the loss fell from 4.48 to 2.95 and has stopped falling"
     within_its_noise = curve([*[0.69] * 4, *level(200, 0.65, 0.1)])
-    assert within_its_noise.harm == "the loss is stuck: it was 0.69 at the start and is 0.656 now"
+    assert within_its_noise.harm == "the loss started at 0.69 and is stuck at 0.656"
     stays = curve(level(200, 2.95, 0.001), chance=math.log(20))
-    assert stays.harm == "the loss is stuck: it was 2.95 at the start and is 2.95 now"
+    assert stays.harm == "the loss started at 2.95 and is stuck at 2.95"
 
 
 def test_a_slow_start_is_stuck_only_until_the_loss_falls():
@@ -206,7 +206,7 @@ def test_a_loss_that_began_far_above_chance_and_stays_there_is_harm(values, reac
     losses.chance, losses.reach = 2.3, reach
     losses.extend(Loss(i, i, float(value)) for i, value in enumerate(values))
     assert losses.is_far_above_chance is fires
-    assert ("while chance would give 2.3" in losses.harm) is fires
+    assert ("and chance level is 2.3" in losses.harm) is fires
 
 
 def test_the_start_of_a_loss_is_the_very_first_one():

@@ -50,7 +50,7 @@ def test_a_nan_in_forward_is_named_at_the_first_layer_with_its_step_and_batch():
     verdict = verdict_of(change)
     assert (verdict.severity, verdict.module, verdict.since, verdict.batch_idx) == ("alarm", "fc1", 6, 6)
     assert "(forward)" in verdict.evidence
-    assert "the output of 'act0' before it was finite" in verdict.evidence
+    assert "the output of the layer before it, 'act0', was finite" in verdict.evidence
 
 
 def test_a_first_layer_whose_input_is_not_finite_says_so():

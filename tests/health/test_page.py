@@ -382,7 +382,7 @@ def test_a_long_table_is_cut_off_and_says_so():
     table = table_of(trained(2).run, several)
     assert len(table.rows) == TABLE_ROWS_MAX
     assert table.text.startswith(f"{TABLE_ROWS_MAX + 7} notes in 2 layers")
-    assert "\n\nAnd 7 more" in table.text
+    assert "\n\n7 more verdicts" in table.text
     assert table.text.count("spike") == TABLE_ROWS_MAX
 
 

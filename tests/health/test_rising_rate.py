@@ -29,7 +29,7 @@ def found(losses=TURNED, rate=rising, **options):
 def test_a_rate_that_rises_while_the_loss_no_longer_falls_is_a_note():
     (said,) = found()
     assert (said.module, said.severity, said.since) == ("", "note", LOW - 8)
-    assert "risen to 0.002; it was at most 0.001 up to step 56" in said.evidence
+    assert "risen to 0.002; it was at most 0.001 until step 56" in said.evidence
 
 
 def test_a_rate_that_rises_by_less_than_the_factor_is_well():

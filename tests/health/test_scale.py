@@ -45,7 +45,7 @@ def test_a_layer_whose_peers_have_left_their_scale_is_not_out_of_line():
     assert "fc4" not in [finding.module for finding in findings(ACTIVATION_SCALE, run)]
 
 
-@pytest.mark.parametrize(("then", "advice"), [(None, "initialized"), ([0, 0, 0, 0, 2, 2, 2, 2], "not so at the first")])
+@pytest.mark.parametrize(("then", "advice"), [(None, "initialized"), ([0, 0, 0, 0, 2, 2, 2, 2], "not so at first")])
 def test_a_layer_that_got_out_of_line_later_is_not_said_to_be_initialized_wrong(then, advice):
     began = [0, 0, 0, 0, 2, 2, 2, 2] if then is None else [0] * 8
     (finding, *_) = findings(ACTIVATION_SCALE, run_of(CHAIN, scaled(began, then=then)))
@@ -133,7 +133,7 @@ def test_a_first_loss_far_above_chance_that_takes_long_to_come_down_makes_an_ala
 
     (finding,) = findings(ACTIVATION_SCALE, run_of(CHAIN, scaled([0, 0, 0, 0, 2, 2, 2, 2]), losses=losses))
     assert (finding.severity == "alarm") is fires
-    assert ("while chance would give 2.08" in finding.evidence) is fires
+    assert ("and chance level is 2.08" in finding.evidence) is fires
 
 
 def recurrent(norm, weight="weight_hh_l0", began=None, losses=falling):

@@ -57,7 +57,8 @@ def test_a_layer_whose_units_are_all_dead_is_an_alarm_at_the_layer_whose_weights
     (finding,) = findings(DEAD_UNITS, run_of(CHAIN, lambda n: chain(nothing(UNITS))))
     assert (finding.module, finding.severity, finding.since) == ("fc1", "alarm", 0)
     assert finding.evidence == (
-        "8 of 8 units of act1 (ReLU) were 0 at every measurement since step 0; no similar layer has dead units."
+        "8 of 8 units of act1 (ReLU) were 0 at every measurement since step 0; no other layer of this type has dead "
+        "units."
     )
 
 
@@ -129,7 +130,9 @@ def test_the_rate_is_to_blame_for_dead_units_where_a_step_until_then_was_large()
     steps += [reading("fc1.weight", "parameter_update", [row(UNITS, 0.0, 0.005)] * UNITS)]
     run = run_of(CHAIN, lambda n: [*chain(partly_dead(1) if n < 4 else nothing(UNITS)), *steps], count=8)
     (finding,) = findings(DEAD_UNITS, run)
-    assert finding.advice == "Lower the learning rate or warm it up: by step 40 a step had changed these weights by 5%."
+    assert (
+        finding.advice == "Lower the learning rate or warm it up: up to step 40, one step changed these weights by 5%."
+    )
 
 
 def test_a_dropout_is_no_other_layer_of_the_kind_of_a_rectifier():

@@ -32,13 +32,16 @@ def judged(columns):
 
 def test_a_wild_column_is_named_by_its_place_among_all():
     (finding,) = judged([row(100, 0.0, 500.0 if i == 8 else 1.0) for i in range(4096)])
-    assert "column 24 of the input has an RMS of 500, 1 of 4,096 sampled columns (of 12,288) are" in finding.evidence
+    assert (
+        "column 24 of the input has an RMS of 500, while a typical column has 1 (1 of 4,096 sampled columns (of "
+        "12,288) are" in finding.evidence
+    )
 
 
 def test_a_constant_column_is_named_by_its_place_among_all():
     constant = row(100, 7.0, 0.0)
     (finding,) = judged([constant if i == 5 else row(100, 0.1, 1.0) for i in range(4096)])
-    assert "1 of 4,096 sampled columns (of 12,288) of the input never change: column 15 is 7" in finding.evidence
+    assert "1 of 4,096 sampled columns (of 12,288) of the input never change: column 15 is always 7" in finding.evidence
 
 
 def test_copies_among_the_units_of_a_large_weight_are_those_of_the_sample():

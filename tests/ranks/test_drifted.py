@@ -46,6 +46,6 @@ def test_ranks_that_train_apart_or_begin_apart_are_an_alarm_at_the_first_look(tr
     # Those of the batch norm began alike as ones and zeros, which tells nothing, unless their gradients are alike.
     known = [name for name in rms[0] if not reason or not name.startswith("body.1")]
     others = sum(len({each[name] for each in rms}) > 1 for name in known) - 1
-    assert verdict.evidence.endswith(f"; so do {others} other weights")
+    assert verdict.evidence.endswith(f"; {others} other weights differ too")
     assert f"body.0.weight differs between ranks{reason}" in verdict.evidence
     assert ("average the gradients" in verdict.advice) == bool(reason)

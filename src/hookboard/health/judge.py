@@ -269,7 +269,11 @@ class Judge:
                 verdict = _with_rate(verdict, to_stable_rate(self.run))
         elif key in self._alarmed:
             level = self.run.losses.level()
-            why = f": the loss is well below its start again, at {level:.3g}" if self._well >= self.run.window else ""
+            why = (
+                f", but the loss is back well below its initial value, at {level:.3g}"
+                if self._well >= self.run.window
+                else ""
+            )
             return _and_says(verdict, f"it was an alarm{why}")
         return verdict
 
@@ -291,7 +295,7 @@ class Judge:
         if cause is None:
             return verdict
         what, seen = f"{cause.rule}{_in(cause)}", cause.evidence.split(";")[0].rstrip(".")
-        hinting = _and_says(verdict, f"it may follow from {what}, which is not yet certain: {seen}")
+        hinting = _and_says(verdict, f"{what}, which is not confirmed yet, may be the cause: {seen}")
         if verdict.severity == "note":
             return hinting
         return replace(hinting, severity="note", advice=f"If {what} is confirmed, fix that first.")
@@ -329,7 +333,7 @@ class Judge:
             found = rule.judge(self.run)
             if not isinstance(found, Iterable):
                 raise TypeError(
-                    f"it gave {quoted(found)}; it must yield or return hookboard.Finding objects, or an empty list"
+                    f"it returned {quoted(found)}; it must yield or return hookboard.Finding objects, or an empty list"
                 )
             found = list(found)
             for one in found:

@@ -48,7 +48,7 @@ class WorstRows:
         if len(self.rows) > 1:
             named = f"rows {listed(map(str, self.rows), 5)}{where} have losses"
         ends = dict.fromkeys(f"{loss:.3g}" for loss in (min(self.losses), max(self.losses)))
-        usual = "" if math.isnan(self.usual) else f", where the median of {self.count} rows is {self.usual:.3g}"
+        usual = "" if math.isnan(self.usual) else f" (median of {self.count} rows: {self.usual:.3g})"
         return f"{named} of {' to '.join(ends)} in {self.function}(){usual}"
 
 

@@ -506,7 +506,7 @@ class LossCurve(LossHistory):
         if self.has_diverged:
             return f"the loss is {self.level():.3g}, up from {min(self.start, self.first[0].value):.3g} at the start"
         if self.is_far_above_chance:
-            return f"the loss is {self.level():.3g}, while chance would give {self.chance:.3g}"
+            return f"the loss is {self.level():.3g}, and chance level is {self.chance:.3g}"
         if self.has_forgotten:
             return f"the loss rose from {self.first[0].value:.3g} at the first step to {self.level():.3g}"
         if self.has_risen:
@@ -514,7 +514,7 @@ class LossCurve(LossHistory):
         if self.is_stuck:
             if self.has_come_down:
                 return f"the loss fell from {self.start:.3g} to {self.level():.3g} and has stopped falling"
-            return f"the loss is stuck: it was {self.start:.3g} at the start and is {self.level():.3g} now"
+            return f"the loss started at {self.start:.3g} and is stuck at {self.level():.3g}"
         return ""
 
     @property

@@ -249,7 +249,7 @@ def table_of(
     shown_by = look_at or {}
     shown = folded_verdicts(verdicts, [layer.name for layer in run.layers])
     rest = len(shown) - TABLE_ROWS_MAX
-    more = f"And {rest} more, further down this order. " if rest > 0 else ""
+    more = f"{rest} more verdicts are not shown. " if rest > 0 else ""
     rows = tuple(_row(verdict, shown_by.get(verdict.rule, "")) for verdict in verdicts[:TABLE_ROWS_MAX])
     if not verdicts:
         rows = ((headline(run, verdicts), *[""] * (len(TABLE_COLUMNS) - 1)),)  # for loggers that take rows alone

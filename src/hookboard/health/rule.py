@@ -260,7 +260,7 @@ def rules_of(given: "str | Rule | Sequence[str | Rule] | None", built_in: Mappin
     unwanted = _matching(excluded, {*built_in, *(rule.name for rule in rules)})
     rules = [rule for rule in rules if rule.name not in unwanted]
     if not rules:
-        raise ValueError(f"rules={quoted(given)} leaves no rule.")
+        raise ValueError(f"rules={quoted(given)} selects no rule.")
     return rules
 
 
@@ -296,7 +296,7 @@ def check_stop_on(given: str | Sequence[str], asked: Sequence[str], built_in: Ma
     """
     for name in several("stop_on", given, str, f"one or more of: alarm, {', '.join(asked)}", "never to stop"):
         if name in built_in and name not in asked:
-            raise ValueError(f"stop_on={given!r}: {name!r} is not among rules=, which are {listed(asked)}; add it.")
+            raise ValueError(f"stop_on={given!r}: {name!r} is not in rules= ({listed(asked)}); add it there.")
         if name not in ("alarm", *asked):
             raise _unknown("stop_on", name, ["alarm", *asked])
 

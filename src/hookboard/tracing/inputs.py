@@ -239,9 +239,8 @@ def target_leak(done: TracedStep) -> Iterator[Finding]:
         return  # a model that gives back its input, with a loss for each column
     yield Finding(
         data.op.place.module,
-        f"column {column} of the {width} that enter the model in {data.op.name} {data.op.place} is the "
-        f"target of {call.op.name} {call.op.place}: over {len(call.wanted)} samples their correlation is "
-        f"{correlation:.6f}",
+        f"column {column} of the {width} that enter the model in {data.op.name} {data.op.place} is the target of "
+        f"{call.op.name} {call.op.place}: over {len(call.wanted)} samples their correlation is {correlation:.6f}",
         "remove this column from the inputs, unless it is known at prediction time",
         "alarm" if is_same else "note",
     )

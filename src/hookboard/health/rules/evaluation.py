@@ -47,7 +47,10 @@ def overfitting(run: Run) -> Iterator[Finding]:
     if now - low < enough:
         return
     when = f"its lowest, at step {known[lowest].step}"
-    advice = "stop at the lowest (EarlyStopping, the best checkpoint), or use more data, augmentation or weight decay"
+    advice = (
+        "stop at the lowest validation loss (EarlyStopping, the best checkpoint), or use more data, augmentation or "
+        "weight decay"
+    )
     if lowest == 0:
         when = f"the first validation, at step {known[0].step}"
         advice = (
@@ -147,7 +150,7 @@ def train_eval_gap(run: Run) -> Iterator[Finding]:
         # Where the data differ, norms may hide it from later layers.
         is_harm = min(gap.size for gap in found) > OTHER_DATA_GAP
         moved = ", or its weights have changed since" if first.layer.weights and run.has_blown_up else ""
-        evidence += f"; the gap begins at the input: validation data differ from training data{moved}"
+        evidence += f"; the gap begins at the input: the validation data differs from the training data{moved}"
         advice = (
             "check how both are preprocessed, also in training_step: first that normalization is applied exactly "
             "once to each, then the class balance"
@@ -156,14 +159,14 @@ def train_eval_gap(run: Run) -> Iterator[Finding]:
         is_harm = gaps[-1].size > GAP_NOTE / 2 and strange is not False and may_differ(run, first)
         if not may_differ(run, first):
             evidence += (
-                "; no layer up to this one behaves differently in validation: the weights change fast, or the "
-                "data differ"
+                "; no layer up to this one behaves differently in validation: the weights change fast, or the data "
+                "differs"
             )
             advice = "check how validation data is preprocessed"
         elif strange:
-            evidence += f"; the running statistics of {strange} match no recent batch"
+            evidence += f"; the running statistics of {strange} match none of the recent batches"
         elif strange is False:
-            evidence += "; running statistics match recent batches: they lag behind, or the data differ"
+            evidence += "; running statistics match recent batches: they lag behind, or the data differs"
     severity: Severity = "alarm" if len(found) > 1 and is_harm else "note"
     yield Finding(first.layer.name, evidence, advice, severity, largest.size)
 
@@ -232,9 +235,8 @@ def _batches_alike(run: Run) -> Iterator[Finding]:
     if not share > BATCH_ALIKE_CHANCE_FACTOR * chance or not uses_batch_statistics(run, norm):
         return
     evidence = (
-        f"the channels of {last.name} move by {share:.2g} standard deviations from batch to batch, while {chance:.2g} "
-        "is usual: samples within a batch are alike, and batch norms take their statistics from each "
-        f"batch{harm_of(run)}"
+        f"the channel means of {last.name} shift by {share:.2g} standard deviations from batch to batch ({chance:.2g} "
+        f"is usual): samples within a batch are alike, and batch norms use each batch's statistics{harm_of(run)}"
     )
     advice = "shuffle the data, or use norms that do not depend on the batch, such as GroupNorm"
     yield Finding(norm.name, evidence, advice, "alarm", share)

@@ -152,8 +152,8 @@ def _range(run: Run, site: Site, reading: Reading) -> Said | None:
         severity = "alarm"
     if rms >= INPUT_RMS_LARGE:
         evidence = f"the input ranges from {span}, with an RMS of {rms:.3g}; about 1 is usual"
-        both = "Scale the input and the targets: subtract the mean of each and divide by its deviation."
-        alone = "Scale the input: subtract its mean and divide by its deviation."
+        both = "Scale the input and the targets: subtract the mean of each and divide by its standard deviation."
+        alone = "Scale the input: subtract its mean and divide by its standard deviation."
         return evidence, both if are_targets_unscaled(run) else alone, severity, 2.0
     if rms <= INPUT_RMS_SMALL:
         evidence = f"the input ranges from {span}, with an RMS of only {rms:.2g}; about 1 is usual"
@@ -226,8 +226,8 @@ def _wild(run: Run, site: Site, reading: Reading) -> Said | None:
         return None
     worst = int(far[np.argmax(rms[far])])
     evidence = (
-        f"column {worst * channel_stride(reading.width)} of the input has an RMS of {rms[worst]:.3g}, "
-        f"{counted(len(far), len(rms), 'columns', reading.sample_of)} are that far out; usual: {10**middle:.2g}"
+        f"column {worst * channel_stride(reading.width)} of the input has an RMS of {rms[worst]:.3g}, while a typical "
+        f"column has {10**middle:.2g} ({counted(len(far), len(rms), 'columns', reading.sample_of)} are as far off)"
     )
     return evidence, "Scale each column separately, and look for wrong values in this one.", severity_of(run), 1.5
 
@@ -252,8 +252,8 @@ def _constant(run: Run, site: Site, reading: Reading) -> Said | None:
         return None
     first = int(constant[0])
     evidence = (
-        f"{counted(len(constant), len(low), 'columns', seen[0].sample_of)} of the input never change: "
-        f"column {first * channel_stride(seen[0].width)} is {low[first]:.3g}"
+        f"{counted(len(constant), len(low), 'columns', seen[0].sample_of)} of the input never change: column "
+        f"{first * channel_stride(seen[0].width)} is always {low[first]:.3g}"
     )
     return evidence, "Check whether this column should have been filled, or remove it.", "note", 1.0
 

@@ -28,7 +28,6 @@ from hookboard.health.rules.shared import (
     agreement_of,
     are_targets_unscaled,
     harm_of,
-    of_their_size,
     severity_of,
     to_stable_rate,
 )
@@ -46,7 +45,7 @@ GRADIENT_HISTORY_LOOKS = 16
 AGREEING_GRADIENT_COSINE = 0.3
 """Gradients whose median cosine from look to look is above this agree: the model only needs to train on."""
 
-OTHER_RATE = "change the learning rate; then check whether inputs and labels belong together, and the loss function"
+OTHER_RATE = "change the learning rate; then check the loss function, and that inputs and labels match"
 
 UNRELATED_GRADIENT_COSINE = 0.1
 """Gradients with a median cosine of at most this size are called unrelated (a choice)."""
@@ -148,8 +147,8 @@ def _of_gradient(run: Run) -> Iterator[Finding]:
     if now - usual > max(math.log(GRADIENT_SPIKE_FACTOR), GRADIENT_SPIKE_FACTOR * deviation) and now > before.max():
         look = run.now
         evidence = (
-            f"gradients of the weights were {math.exp(now - usual):.0f} times as large as usual at step {look.step}, "
-            f"batch {look.batch_idx}"
+            f"the gradients of the weights were {math.exp(now - usual):.0f} times their usual size at step "
+            f"{look.step}, batch {look.batch_idx}"
         )
         advice = (
             f"ignore it unless it happens again; then check the samples of batch {look.batch_idx}, and clip gradients"
@@ -176,9 +175,8 @@ def not_learning(run: Run) -> Iterator[Finding]:
     agreement = _agreement(run)
     if agreement > AGREEING_GRADIENT_COSINE or not _tells_samples_apart(run):
         return
-    chance = "" if losses.chance is None else f" (chance: {losses.chance:.3g})"
-    far = of_their_size(moved, digits=1)
-    evidence = f"{losses.harm}{chance}, while a step changes the weights by {far}{_cosine(agreement)}"
+    chance = "" if losses.chance is None else f" (chance level: {losses.chance:.3g})"
+    evidence = f"{losses.harm}{chance}, while the update-to-weight ratio is {moved:.1g}{_cosine(agreement)}"
     # Without chance nobody can tell it from a model that was trained before, and is trained on. And what has learnt how
     # frequent the classes are may be on a plateau, where masked language models stay for thousands of steps.
     is_certain = losses.chance is not None and not losses.has_come_down
@@ -235,8 +233,8 @@ def ended_without_learning(run: Run) -> Iterator[Finding]:
         return
     leapt = f" (the first {BLOCK_STEPS} steps raised it to {peak:.3g}, and it never recovered)" if peak else ""
     evidence = (
-        f"after {losses.steps:,} steps, the training ended with a loss of {level:.3g}; it was {first:.3g} at the "
-        f"first step{leapt}, so the model got worse (chance would give {losses.chance:.3g}){_cosine(_agreement(run))}"
+        f"training ended after {losses.steps:,} steps with a loss of {level:.3g}, up from {first:.3g} at the first "
+        f"step{leapt}: the model got worse (chance level: {losses.chance:.3g}){_cosine(_agreement(run))}"
     )
     yield Finding("", evidence, "lower the learning rate, or warm it up from 0", _severity_at_end(run))
 
@@ -284,9 +282,9 @@ def _no_better(run: Run, level: float, error: float) -> Iterator[Finding]:
         error: the standard error of `level`.
     """
     losses = run.losses
-    reference, what = run.constant_loss, "the best constant answer to the first batch would give"
+    reference, what = run.constant_loss, "the best constant prediction for the first batch gives"
     if losses.is_of_classifier and losses.chance is not None:
-        reference, what = losses.chance, "chance would give"
+        reference, what = losses.chance, "chance level is"
         is_no_better = level - LEVEL_NOISE_DEVIATIONS * error >= (1 - STUCK_SHARE) * reference
     else:
         # The loss of the constant is known no better than that of any other batch.
@@ -298,8 +296,8 @@ def _no_better(run: Run, level: float, error: float) -> Iterator[Finding]:
     first, peak = losses.first[0].value, _peak(run, STUCK_SHARE * reference)
     leapt = f" (the first {BLOCK_STEPS} steps raised it to {peak:.3g}, and it never recovered)" if peak else ""
     evidence = (
-        f"after {losses.steps:,} steps, the training ended with a loss of {level:.3g}; it was {first:.3g} at the "
-        f"first step{leapt}, and {what} {reference:.3g}"
+        f"training ended after {losses.steps:,} steps with a loss of {level:.3g}; it was {first:.3g} at the first "
+        f"step{leapt}, and {what} {reference:.3g}"
     )
     if peak or level - LEVEL_NOISE_DEVIATIONS * error > DIVERGED_FACTOR * max(losses.start, first):
         advice = f"lower the learning rate{to_stable_rate(run)}, or warm it up from 0"
@@ -347,9 +345,9 @@ def initial_loss(run: Run) -> Iterator[Finding]:
     losses = run.losses
     if not losses.is_known or losses.first[0].step > 0 or are_targets_unscaled(run):
         return
-    reference, what = run.constant_loss, "the best constant answer would give"
+    reference, what = run.constant_loss, "the best constant prediction gives"
     if losses.is_of_classifier and losses.chance is not None:
-        reference, what = losses.chance, "chance would give"
+        reference, what = losses.chance, "chance level is"
     loss = losses.first[0].value  # those after it show what the first steps did
     if not (reference > 0 and starts_high(reference, loss)):
         return
@@ -366,8 +364,8 @@ def initial_loss(run: Run) -> Iterator[Finding]:
             "default is a std of 1"
         )
     evidence = (
-        f"the first loss was {loss:.3g}, while {what} {reference:.3g}: the model's outputs are too large at the "
-        f"start{harm_of(run)}"
+        f"the first loss was {loss:.3g}, while {what} {reference:.3g}: the model's initial outputs are too "
+        f"large{harm_of(run)}"
     )
     yield Finding("", evidence, advice, severity_of(run), size=loss / reference, since=losses.first[0].step)
 

@@ -131,7 +131,7 @@ def nonfinite(run: Run) -> Iterator[Finding]:
     )
     severity: Severity = "alarm" if is_harm else "note"
     evidence = f"{place.text}, at step {since}, batch {batch}; the loss is {run.losses.level(1):.3g}"
-    advice = "check what is computed there: a division, root or logarithm near 0, an overflow, or a bad sample"
+    advice = "look there for a division, root or logarithm near 0, an overflow, or a bad sample"
     if place.is_mask and not is_harm:
         advice = "a mask does this; there is nothing to fix"
     yield Finding(place.module, evidence, advice, severity, since=since, batch_idx=batch)
@@ -161,7 +161,7 @@ def _in_forward(run: Run, look: Look) -> Origin | None:
             given = look.of(layer.name, "input")
             went_in = "" if given is None else f"; its input was {_finite_or_not(given)}"
             if given is None and before is not None:  # which need not be what it took
-                went_in = f"; the output of {before[0]!r} before it was {_finite_or_not(before[1])}"
+                went_in = f"; the output of the layer before it, {before[0]!r}, was {_finite_or_not(before[1])}"
             place = Origin(layer.name, f"{_share(output)} of its output (forward){went_in}", _is_mask(output))
             if not place.is_mask:
                 return place
@@ -245,7 +245,7 @@ def precision(run: Run) -> Iterator[Finding]:
             limit = torch.finfo(torch.float16).max
             largest = max(abs(output.moments.min), abs(output.moments.max))
             if limit / FLOAT16_HEADROOM_FACTOR < largest < math.inf:
-                evidence = f"its largest output is {largest:.3g}, and the limit of float16 is {limit:.0f}{harm_of(run)}"
+                evidence = f"its largest output is {largest:.3g}, and float16's limit is {limit:.0f}{harm_of(run)}"
                 yield Finding(layer.name, evidence, "use bf16, or make its inputs or weights smaller", severity_of(run))
 
 

@@ -67,10 +67,10 @@ def no_gradient(run: Run) -> Iterator[Finding]:
                 never_ran.setdefault((one.severity, one.advice), []).append((layer, one))
         elif without:
             has_zeros = all(look.of(name, "parameter_grad") is not None for name in without)
-            what = "only zeros" if has_zeros else "no gradient"
+            what = "only zero gradients" if has_zeros else "no gradient"
             evidence = f"{what} reached {', '.join(without)}, while other weights of the layer got a gradient"
             is_added = all(len(layer.shapes[name]) == 1 for name in without)
-            advice = "check why its input is all zeros" if has_zeros else "check whether forward uses it"
+            advice = "check why its input is always 0" if has_zeros else "check whether forward uses it"
             if has_zeros and is_added:
                 advice = (
                     "ignore this if the loss cannot depend on it, like a bias that cancels where two outputs are "
@@ -108,7 +108,7 @@ def _never_ran(run: Run, layer: Layer, weights: list[str], is_cut: bool) -> Iter
     is_forgotten = (
         is_new and run.seen > WINDOWS_BEFORE_FORGOTTEN * run.window and not _is_trained_between(run, run.now, weights)
     )
-    advice = "an expert that is never picked needs a loss that balances experts" if is_expert else "use it or remove it"
+    advice = "an expert that is never selected needs a load-balancing loss" if is_expert else "use it or remove it"
     yield Finding(layer.name, evidence, advice, "alarm" if is_forgotten else "note")
 
 
@@ -172,7 +172,7 @@ def _cut(run: Run, look: Look, chain: list[Layer], others: list[Layer]) -> Findi
     last = _last_without_gradient(run, look, chain[-1])
     usual = median_of(run.recent("weight_gradient_rms")[[run.place(layer.name) for layer in others], -1].tolist())
     zeros = all(look.of(name, "parameter_grad") is not None for layer in chain for name in layer.weights)
-    what = "only zeros reach" if zeros else "no gradient reaches"
+    what = "only zero gradients reach" if zeros else "no gradient reaches"
     where = chain[0].name if len(chain) == 1 else _from_to(chain)
     elsewhere = f"elsewhere the gradient RMS is {usual:.2g}" if others else "no other layer gets a nonzero gradient"
     since = _gone_since(run, chain[-1])
@@ -180,7 +180,7 @@ def _cut(run: Run, look: Look, chain: list[Layer], others: list[Layer]) -> Findi
     severity: Severity = "alarm" if others or run.losses.is_harmed or since is None else "note"
     # Without a graph there is no gradient at all; zeros are the derivative of something.
     why = "something that multiplies by 0, such as a dead or saturated activation or a softmax over one value"
-    advice = f"look after {last} for {why if zeros else 'detach() or no_grad(), and for an output that is not used'}"
+    advice = f"look after {last} for {why if zeros else 'detach() or no_grad(), or an output that is not used'}"
     names = [name for layer in chain for name in layer.weights]
     said = [found for found in run.facts.findings if found.rule == "cut"]
     cutting = (each for each in said if " cuts " in each.evidence)
@@ -302,7 +302,7 @@ def _in_no_optimizer(run: Run, look: Look) -> Iterator[Finding]:
     since = run.first.step if run.first is not None and run.seen == 2 else None
     if len(left) > 1 and len(left) == len(trained):
         evidence = f"all {len(left)} layers get gradients, but no optimizer updates any of them"
-        advice = "check whether the optimizer was given the parameters of this model, not of a copy"
+        advice = "check that the optimizer got the parameters of this model, not of a copy"
         is_read = any(found.rule == "not_in_optimizer" and found.severity == "alarm" for found in run.facts.findings)
         yield Finding("", evidence, advice, "alarm", float(len(left)), since=since, is_root=not is_read)
         return
@@ -413,7 +413,7 @@ def clipping(run: Run) -> Iterator[Finding]:
     usual = median_of(norms)
     evidence = (
         f"gradients are clipped to a norm of {largest:.2g}, while their norm was {min(norms):.2g} to {max(norms):.2g} "
-        f"at the last {len(norms)} measurements: {largest / usual:.1g} of it is left{harm_of(run)}"
+        f"at the last {len(norms)} measurements: only {largest / usual:.1g} of it is left{harm_of(run)}"
     )
     is_adaptive = all(stepped.is_adaptive for stepped in run.now.stepped.values())
     severity: Severity = "note" if is_adaptive else severity_of(run)
@@ -463,10 +463,10 @@ def _taken(run: Run, share: float, ratio: float) -> Iterator[Finding]:
     if share >= UPDATE_RATIO_SMALL and ratio < math.sqrt(2) * share:
         evidence = (
             f"weight decay shrinks the weights by {100 * share:.2g}% per step, while the whole step changes them by "
-            f"{100 * ratio:.2g}% (medians over the layers){harm_of(run)}"
+            f"{100 * ratio:.2g}% (medians over layers){harm_of(run)}"
         )
         decay = max(held.decay for held in run.facts.held_back.values())
-        advice = "lower weight_decay; 0.01 is the default of AdamW"
+        advice = "lower weight_decay; AdamW's default is 0.01"
         if decay <= ADAMW_DECAY:  # what it takes is the rate times the decay
             scaled = f"is not high, but is scaled by the learning rate ({share / decay:.2g})"
             advice = f"lower the learning rate: weight_decay={decay:g} {scaled}"
@@ -479,7 +479,7 @@ def _added(run: Run, decay: float, gradient: float, share: float) -> Iterator[Fi
     if share >= UPDATE_RATIO_SMALL and decay > gradient > 0:
         held = max(held.decay for held in run.facts.held_back.values())
         evidence = (
-            f"weight decay adds {decay:.2g} to gradients of {gradient:.2g} (RMS, medians over the layers){harm_of(run)}"
+            f"weight decay adds {decay:.2g} to gradients of {gradient:.2g} (RMS, medians over layers){harm_of(run)}"
         )
         advice = f"lower weight_decay to at most {held * gradient / decay / 10:.1g}, a tenth of the gradient"
         yield Finding("", evidence, advice, severity_of(run), size=decay / gradient)

@@ -103,13 +103,13 @@ def uneven(module: str, counts: Sequence[int], picks: int, ties: int = 0) -> Fin
     who = f"{len(idle)} of {count} experts get none" if idle else f"each of {count} experts gets some"
     evidence = f"{who} of the {tokens:,} tokens{which}; expert {most} gets {counts[most] / tokens:.0%}"
     if is_tied:
-        evidence += f"; for {ties / tokens:.0%} of them, a picked expert ties with one that is not"
+        evidence += f"; for {ties / tokens:.0%} of them, a selected expert is tied with one that is not"
     advice = (
         "initialize the router with random numbers"
         if is_tied
         else (
-            "check the router's initialization and the scale of its input, and whether there is a loss that balances "
-            "the experts"
+            "check the router's initialization and the scale of its input, and add a load-balancing loss if there is "
+            "none"
         )
     )
     return Finding(module, evidence, advice, "alarm" if takes_all else "note")

@@ -157,10 +157,10 @@ def _unnormalized(run: Run) -> Iterator[Finding]:
     severity: Severity = "alarm" if is_far else severity_of(run)
     evidence = (
         f"{len(off)} of {is_known.sum()} batch norms normalize with running statistics, not the batch's: their "
-        f"channels deviate by {min(found):.2g} to {max(found):.2g} times their gain (with the batch's, by exactly "
-        f"1){harm_of(run)}."
+        f"channels have a standard deviation of {min(found):.2g} to {max(found):.2g} times their gain (with the "
+        f"batch's, exactly 1){harm_of(run)}."
     )
-    advice = "Check whether they are in evaluation mode while training, and whether their statistics fit the data."
+    advice = "Check whether they are in evaluation mode during training, and whether their statistics fit the data."
     size = max(abs(float(np.log10(share))) for share in found)
     yield Finding(run.layers[norms[0]].name, evidence, advice, severity, size=size)
 
@@ -304,15 +304,12 @@ def _out_of_line(run: Run, scales: Scales, first: Scales) -> Iterator[Finding]:
             when = "" if other is None else " at the first measurement"
             evidence = (
                 f"its output has {factor(seen.gains[place])} times the RMS of its input{when} "
-                f"({10 ** seen.log[place]:.2g}); the other layers: {factor(float(np.median(others)))} times"
+                f"({10 ** seen.log[place]:.2g}; median of the other layers: {factor(float(np.median(others)))} times)"
             )
             evidence += _initial(run, layer) if other is None else ", and its weights are still unusual"
             has_changed = other is None and abs(began - seen.gains[place]) >= LAYER_GAIN_DECADES / 2
             advice = (
-                (
-                    "This was not so at the first measurement: check the learning rate and the weight decay of this "
-                    "layer."
-                )
+                ("This was not so at first: check the learning rate and weight decay of this layer.")
                 if has_changed
                 else "Check how the weights of this layer are initialized and scaled."
             )
@@ -408,8 +405,8 @@ def _recurrent(run: Run) -> Iterator[Finding]:
             yield from _blown_up(run, layer)
             continue
         evidence = (
-            f"the recurrent weights of a unit have an L2 norm of {norm:.2g}: its feedback grows with each step "
-            f"of a sequence; 0.6 to 1 is usual{_harm(run)}."
+            f"the recurrent weights of a unit have an L2 norm of {norm:.2g} (0.6 to 1 is usual): its feedback grows "
+            f"with each step of a sequence{_harm(run)}."
         )
         advice = "Initialize the recurrent weights as orthogonal matrices, and clip gradients."
         first = run.first or run.now
@@ -430,7 +427,7 @@ def _blown_up(run: Run, layer: Layer) -> Iterator[Finding]:
     usual = max(rms or 0.0, 1.0)
     if not output.moments.rms > RECURRENT_RMS_MAX * usual:
         return
-    before_it = "" if rms is None else f", that of the layer before it {rms:.2g}"
+    before_it = "" if rms is None else f" (the layer before it: {rms:.2g})"
     evidence = (
         f"its output has an RMS of {output.moments.rms:.2g}{before_it}: its feedback grows with each step of a "
         f"sequence{_initial(run, layer)}{_harm(run)}."
@@ -462,7 +459,7 @@ def _drifted(run: Run) -> Iterator[Finding]:
         moved[places[-1]] = min(moved[places[-1]], 0.0)  # a head is to grow sure of its answers
     usual = median_of(moved.tolist())
     if usual >= MODEL_DRIFT_DECADES:
-        evidence = f"most layers' outputs have {factor(usual)} times their initial RMS{_harm(run)}."
+        evidence = f"the outputs of most layers have grown to {factor(usual)} times their initial RMS{_harm(run)}."
         yield Finding("", evidence, "Lower the learning rate, and check the sign of the loss.", "alarm", size=usual)
         return
     # In a healthy training activations grow, in some layers more than in others.
@@ -471,10 +468,10 @@ def _drifted(run: Run) -> Iterator[Finding]:
         if was_zero(run, layer):
             continue
         evidence = (
-            f"the RMS of its output changed from {early[place]:.2g} in the first measurements to {now[place]:.2g}; "
-            f"the other layers: {factor(usual)} times{_harm(run)}."
+            f"the RMS of its output changed from {early[place]:.2g} in the first measurements to {now[place]:.2g} (the "
+            f"median layer: {factor(usual)} times){_harm(run)}."
         )
-        advice = "Check its learning rate and weight decay, and its weights over time."
+        advice = "Check its learning rate and weight decay, and how its weights change over time."
         # What normalizes is to keep a scale.
         is_harm = layer.kind == "norm" and moved[place] < 0
         severity: Severity = "alarm" if is_harm else severity_of(run)
@@ -501,7 +498,7 @@ def _severity(run: Run) -> Severity:
 
 def _harm(run: Run) -> str:
     if run.losses.starts_high and not run.losses.is_harmed:
-        return f"; the loss was {run.losses.start:.3g} at the start, while chance would give {run.losses.chance:.3g}"
+        return f"; the loss was {run.losses.start:.3g} at the start, and chance level is {run.losses.chance:.3g}"
     return harm_of(run)
 
 

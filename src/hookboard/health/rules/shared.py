@@ -187,7 +187,7 @@ def to_stable_rate(run: Run) -> str:
     if not len(growth) or median(growth) < LOSS_GROWTH_NOTED:
         return ""
     to = f"{now.pop() / (1 + math.sqrt(median(growth))):.1g}"
-    in_each = f"the loss grew in {len(growth)} steps in a row, by a median factor of {median(growth):.2g}"
+    in_each = f"the loss grew for {len(growth)} steps in a row, by a median factor of {median(growth):.2g}"
     return f" to about {to} ({in_each})"
 
 
@@ -362,15 +362,6 @@ def weight_gain(look: Look, layer: Layer, name: str, role: Role = "parameter") -
     if len(shape) < 2 or reading is None or not reading.moments.count or not 0 < reading.moments.rms < math.inf:
         return math.nan
     return math.log10(reading.moments.rms * math.sqrt(math.prod(shape[1:])))
-
-
-def of_their_size(ratio: float, digits: int = 2) -> str:
-    """Write how far weights are moved.
-
-    >>> of_their_size(0.25), of_their_size(13.2)
-    ('0.25 times their size', '13 times their size')
-    """
-    return f"{ratio:.{digits}g} times their size"
 
 
 _MEAN = FIELDS.index("mean")

@@ -98,7 +98,7 @@ def _share(run: Run, layer: Layer) -> tuple[float, str] | None:
         return found
     lower, upper = _borders(layer, reading)
     share = float(((units[:, :, _MIN] >= upper).all(axis=0) | (units[:, :, _MAX] <= lower).all(axis=0)).mean())
-    of_units = f"of the units of {layer.name} ({layer.type}) stayed below {lower:.3g}, or above {upper:.3g}"
+    of_units = f"of the units of {layer.name} ({layer.type}) stayed below {lower:.3g} or above {upper:.3g}"
     return found if found[0] >= share else (share, f"{of_units}, at the last {looks} measurements")
 
 
@@ -123,7 +123,7 @@ def _share_at(look: Look | None, layer: Layer) -> tuple[float, str] | None:
     # What is not at the ends is taken as evenly spread between them.
     middle, half = (lower + upper) / 2, (upper - lower) / 2 / SATURATED_SHARE
     square = ((reading.moments.mean - middle) ** 2 + reading.moments.deviation**2) / half**2 if half else 0.0
-    return max(0.0, (3 * square - 1) / 2), f"{outputs} as estimated from mean and deviation"
+    return max(0.0, (3 * square - 1) / 2), f"{outputs} estimated from their mean and standard deviation"
 
 
 def _borders(layer: Layer, reading: Reading) -> tuple[float, float]:
@@ -144,9 +144,7 @@ def _range(layer: Layer, reading: Reading) -> tuple[float, float]:
 def _saturated_finding(run: Run, layer: Layer, share: float, of: str, severity: Severity) -> Finding:
     source = source_of(run, layer)
     evidence = f"{100 * share:.0f}% {of}"
-    advice = (
-        "Make its input smaller, through weights and bias at the start or the learning rate later; or normalize it."
-    )
+    advice = "Make its input smaller (smaller initial weights and biases, or a lower learning rate), or normalize it."
     module = layer.name if source is None else source.name
     return Finding(module, f"{evidence}{harm_of(run)}.", advice, severity, size=share)
 
@@ -168,8 +166,8 @@ def _softmax_twice(run: Run, layer: Layer) -> Iterator[Finding]:
     if abs(gradient.moments.mean) > SOFTMAX_GRADIENT_MEAN_MAX * gradient.moments.rms:
         return
     evidence = (
-        f"the gradient of its outputs sums to 0 for each sample (its mean is {abs(gradient.moments.mean):.1g}, its "
-        f"RMS {gradient.moments.rms:.1g}): the loss applies a softmax again, to values from 0 to 1"
+        f"the gradient of its outputs sums to 0 for each sample (its mean is {abs(gradient.moments.mean):.1g}, its RMS "
+        f"{gradient.moments.rms:.1g}): the loss applies a second softmax, to values from 0 to 1"
     )
     advice = "Remove this softmax: CrossEntropyLoss applies one itself."
     yield Finding(layer.name, f"{evidence}{harm_of(run)}.", advice, "alarm", size=1.0)
@@ -195,8 +193,8 @@ def _gates(run: Run, layer: Layer) -> Iterator[Finding]:
     given = min(1.0, before)
     if reading.moments.rms < SHUT_GATE_RATIO_NOTE * given:
         evidence = (
-            f"its output has an RMS of {reading.moments.rms:.2g}, that of the layer before it {before:.2g}: its gates "
-            "are closed"
+            f"its output has an RMS of {reading.moments.rms:.2g} (the layer before it: {before:.2g}): its gates are "
+            "closed"
         )
         severity: Severity = "alarm" if reading.moments.rms < SHUT_GATE_RATIO_ALARM * given else severity_of(run)
         yield Finding(layer.name, f"{evidence}{harm_of(run)}.", advice, severity, size=0.5)
@@ -207,8 +205,8 @@ def _gates(run: Run, layer: Layer) -> Iterator[Finding]:
             continue
         if bias.moments.min <= GATE_BIAS_SHUT and bias.moments.mean <= GATE_BIAS_MEAN_NOTE:
             evidence = (
-                f"the biases in {name} go down to {bias.moments.min:.2g}, with a mean of {bias.moments.mean:.2g}: "
-                "gates with such a bias stay closed"
+                f"the biases in {name} are as low as {bias.moments.min:.2g}, with a mean of {bias.moments.mean:.2g}: "
+                "gates with such biases stay closed"
             )
             yield Finding(layer.name, f"{evidence}{harm_of(run)}.", advice, severity_of(run), size=0.5)
             return
@@ -268,12 +266,12 @@ def _collapsed(run: Run) -> Iterator[Finding]:
         ):
             evidence = (
                 f"its output differs between samples by only {spread[place]:.1g} of its RMS (the layer before it: "
-                f"{spread[before]:.2g}; all layers: {float(np.median(spreads)):.2g}){harm_of(run)}."
+                f"{spread[before]:.2g}; the median layer: {float(np.median(spreads)):.2g}){harm_of(run)}."
             )
             yield Finding(run.layers[place].name, evidence, COLLAPSED_ADVICE, "note", size=float(spread[before]))
 
 
-COLLAPSED_ADVICE = "Check the input of this layer, its weights and its bias: its output hardly depends on its input."
+COLLAPSED_ADVICE = "Check the input of this layer, its weights and its bias: its output barely depends on its input."
 
 
 def _at_the_end(run: Run, layers: list[Layer], spreads: np.ndarray) -> Finding:
@@ -294,11 +292,11 @@ def _at_the_end(run: Run, layers: list[Layer], spreads: np.ndarray) -> Finding:
     worst = int(np.argmax(steps))
     is_sudden = steps[worst] >= COLLAPSE_CAUSE_SHARE * steps.sum()
     evidence = (
-        f"the model's outputs differ between samples by {spreads[-1]:.1g} of their RMS, "
-        f"those of {layers[top].name} by {spreads[top]:.2g}"
+        f"the model's outputs differ between samples by only {spreads[-1]:.1g} of their RMS, but those of "
+        f"{layers[top].name} by {spreads[top]:.2g}"
     )
     if is_sudden:
-        evidence += f"; the difference is lost in this layer, after which it is {spreads[top + worst + 1]:.1g}"
+        evidence += f"; the difference is lost in this layer, whose outputs differ by {spreads[top + worst + 1]:.1g}"
     else:
         evidence += f"; the difference fades over {len(steps)} layers"
     # Numbers to be hit may differ by a thousandth of their size.
@@ -306,12 +304,10 @@ def _at_the_end(run: Run, layers: list[Layer], spreads: np.ndarray) -> Finding:
     is_hard = spreads[-1] < SPREAD_NONE or (spreads[-1] < SPREAD_ALARM and run.losses.is_known and is_classifier)
     severity: Severity = "alarm" if is_hard else severity_of(run)
     name = layers[top + worst + 1].name if is_sudden else ""
-    advice = (
-        COLLAPSED_ADVICE
-        if is_sudden
-        else "Check the initialization, and whether normalization or residual connections are missing; then whether "
-        "the learning rate is too high."
+    fading = (
+        "Check for poor initialization, missing normalization or residual connections; then lower the learning rate."
     )
+    advice = COLLAPSED_ADVICE if is_sudden else fading
     return Finding(name, f"{evidence}{harm_of(run)}.", advice, severity, size=float(-log[-1]))
 
 
@@ -469,7 +465,7 @@ def _how(course: Course, steps: np.ndarray, place: int | None) -> str:
     if place is None:
         return f"steadily, by a factor of {factor(float(steps.mean()))} per layer over {len(steps) + 1} layers"
     usual = factor(float(np.median(np.abs(np.diff(course.norms)))))
-    return f"by {factor(float(steps[place - 1]))} in this layer alone (usually by {usual})"
+    return f"by {factor(float(steps[place - 1]))} in this layer alone (median over layers: {usual})"
 
 
 def _exploding(run: Run) -> Iterator[Finding]:
@@ -507,8 +503,8 @@ def _growing(run: Run) -> Iterator[Finding]:
     if not np.median(known) > GRADIENT_GROWTH_DECADES:
         return
     evidence = (
-        f"gradients are {factor(float(np.median(known)))} times as large as usual in this run, in "
-        f"{len(known)} layers{harm_of(run)}."
+        f"gradients in {len(known)} layers are {factor(float(np.median(known)))} times their usual size in this "
+        f"run{harm_of(run)}."
     )
     advice = "Lower the learning rate or warm it up, and clip gradients."
     yield Finding("", evidence, advice, severity_of(run), size=float(np.median(known)))

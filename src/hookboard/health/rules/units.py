@@ -254,11 +254,11 @@ def _dead_finding(run: Run, dead: Dead, severity: Severity) -> Finding:
     if dead.at.kind in SILENT_AT_ZERO_KINDS:
         what = f"{whole} were 0 at every measurement {when}"
     else:
-        what = f"{whole} were never above 0 {when}, and no gradient reaches them: the activation after "
-        what += "them passes nothing on"
-    others = "; no similar layer has dead units" if usual else ""
+        what = f"{whole} were never above 0 {when}, and no gradient reaches them: the next "
+        what += "activation passes nothing on"
+    others = "; no other layer of this type has dead units" if usual else ""
     if any(usual):
-        others = f"; in similar layers, {percent_range(usual)} are dead"
+        others = f"; in other layers of this type, {percent_range(usual)} are dead"
     first = run.first.step if run.first is not None else 0
     if dead.at.kind == "dropout":
         advice = "Lower the rate of this dropout."
@@ -277,9 +277,10 @@ def _advice_on_steps(run: Run, dead: Dead, onset: int) -> str:
     largest = float(np.nanmax(ratios)) if np.isfinite(ratios).any() else math.nan
     if largest >= LARGE_STEP_RATIO:
         return (
-            f"Lower the learning rate or warm it up: by step {onset} a step had changed these weights by {largest:.0%}."
+            f"Lower the learning rate or warm it up: up to step {onset}, one step changed these weights by "
+            f"{largest:.0%}."
         )
-    return f"Check the inputs of this layer up to step {onset}; LeakyReLU or GELU keep such units alive."
+    return f"Check the inputs of this layer up to step {onset}; LeakyReLU or GELU would keep such units alive."
 
 
 def _advice_at_start(run: Run, dead: Dead) -> str:
@@ -582,8 +583,8 @@ def _symmetric_finding(layer: Layer, name: str, twins: int, units: int, has_outp
     share, width = twins / units, layer.shapes[name][0] if name in layer.shapes else units
     evidence = (
         f"{counted(twins, units, 'units', width if units < width else None)} of {name} have the same weights and "
-        f"gradient as another unit{', and the same outputs' if has_outputs else ''} (by mean, deviation, minimum and "
-        "maximum), so they stay identical."
+        f"gradient as another unit{', and the same outputs' if has_outputs else ''} (by mean, standard deviation, "
+        "minimum and maximum), so they stay identical."
     )
     return Finding(layer.name, evidence, SYMMETRY_ADVICE, "alarm" if share > TWIN_SHARE_ALARM else "note", size=share)
 

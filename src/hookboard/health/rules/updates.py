@@ -16,7 +16,6 @@ from hookboard.health.rules.shared import (
     gets_zeros,
     harm_of,
     is_rate_low_by_schedule,
-    of_their_size,
     weight_gain,
 )
 from hookboard.health.run import RateJump, Run
@@ -102,7 +101,7 @@ def _risen(run: Run) -> Iterator[Finding]:
     since = losses.after(low.step + BLOCK_STEPS - 1)
     if now > RATE_RISE_FACTOR * before and len(since) >= STEPS_WITHOUT_FALL and losses.level() > losses.best:
         evidence = (
-            f"the learning rate has risen to {now:.2g}; it was at most {before:.2g} up to step {low.step}, where the "
+            f"the learning rate has risen to {now:.2g}; it was at most {before:.2g} until step {low.step}, when the "
             f"loss was lowest ({losses.best:.3g}, now {losses.level():.3g})"
         )
         advice = "end the warm-up, or lower the peak of the learning rate"
@@ -155,8 +154,8 @@ def _too_large(run: Run) -> Iterator[Finding]:
         is_large = np.nan_to_num(row) > np.maximum(UPDATE_RATIO_LARGE, LAYER_UPDATE_FACTOR_LARGE * whole)
         start = _first_of(is_large, run.window)
         if start is not None and not _was_zero(run, run.layers[place]):
-            moves, until = _moves("its weights", "", steps, row, is_large)
-            evidence = f"{moves}; the median layer's: {whole[-1]:.1g}{harm_of(run)}"
+            moves, until = _moves("its update-to-weight ratio", "", steps, row, is_large)
+            evidence = f"{moves} (the median layer's: {whole[-1]:.1g}){harm_of(run)}"
             advice = "lower the learning rate of its parameter group"
             since, size = int(steps[start]), float(row[start])
             yield Finding(run.layers[place].name, evidence, advice, "alarm", size, since, until=until)
@@ -193,8 +192,8 @@ def _moves(
     """Describe how far steps move weights, in the present tense if the latest one is too large.
 
     Args:
-        whose: the weights in words, such as "its weights".
-        among: what follows the first number, such as " in the median over the layers"; or "".
+        whose: the ratio in words, such as "its update-to-weight ratio".
+        among: what follows the first number, such as " (median over layers)"; or "".
         steps: the optimizer steps of the looks, shape (looks,).
         moved: the update ratio at each, shape (looks,).
         is_large: True where it is too large, shape (looks,); at one look at least.
@@ -203,11 +202,11 @@ def _moves(
         The sentence without a full stop, and the last step that was too large; None if that is the latest step.
     """
     if is_large[-1]:
-        return f"a step changes {whose} by {of_their_size(moved[-1])}{among}", None
+        return f"{whose} is {moved[-1]:.2g}{among}", None
     large = np.flatnonzero(is_large)
-    most = f"{'up to ' if len(large) > 1 else ''}{of_their_size(moved[large].max())}{among}"
+    most = f"{'up to ' if len(large) > 1 else ''}{moved[large].max():.2g}{among}"
     until = int(steps[large[-1]])
-    return f"a step changed {whose} by {most}, and by {moved[-1]:.2g} at step {steps[-1]}", until
+    return f"{whose} was {most}, and {moved[-1]:.2g} at step {steps[-1]}", until
 
 
 def _jumped(run: Run, jump: RateJump) -> Finding:
@@ -229,8 +228,8 @@ def _large_model(run: Run, steps: np.ndarray, whole: np.ndarray, first: int) -> 
         first: the index of the first large one.
     """
     before = f"{np.median(whole[:first]):.1g} before that" if first else "1e-3 is usual"
-    among = f" (median over the layers; {before})"
-    moves, until = _moves(_the_weights(run), among, steps, whole, whole > UPDATE_RATIO_LARGE)
+    among = f" (median over layers; {before})"
+    moves, until = _moves(_the_ratio(run), among, steps, whole, whole > UPDATE_RATIO_LARGE)
     peak = max(run.peak_rate.values(), default=math.nan)
     highest = f" ({peak:.2g} at its highest)" if peak > _rate(run) else ""
     evidence = f"{moves}, at a learning rate of {_rate(run):.2g}{highest}{_leap(run) or harm_of(run)}"
@@ -244,8 +243,9 @@ def _large_model(run: Run, steps: np.ndarray, whole: np.ndarray, first: int) -> 
     return Finding("", evidence, advice, severity, moved, int(steps[first]), until=until)
 
 
-def _the_weights(run: Run) -> str:
-    return "the weights that adapters add to" if run.now.factors else "the weights"
+def _the_ratio(run: Run) -> str:
+    of_weights = " of the adapted weights" if run.now.factors else ""
+    return f"the update-to-weight ratio{of_weights}"
 
 
 def _to(run: Run, moved: float, wanted: float, step: str = "that step") -> str:
@@ -270,8 +270,8 @@ def _rate(run: Run) -> float:
 
 
 def _grown_model(run: Run, growth: float) -> Finding:
-    evidence = f"most weights have grown to {growth:.2g} times their initial size, or more{harm_of(run)}"
-    advice = "lower the learning rate, and check the options of the optimizer"
+    evidence = f"most weights have grown to at least {growth:.2g} times their initial size{harm_of(run)}"
+    advice = "lower the learning rate, and check the optimizer's options"
     sizes = run.course("weight_rms")[[i for i, layer in enumerate(run.layers) if _may_grow(run, layer)]]
     grew = medians_of(sizes / sizes[:, :1]) > SUMMED_GRADIENT_GROWTH
     return Finding("", evidence, advice, "alarm", growth, _first_step(run, grew))
@@ -450,10 +450,7 @@ def update_too_small(run: Run) -> Iterator[Finding]:
             continue
         others = median_of(other for key, other in moving.items() if key != name)
         if ratio < min(LAYER_UPDATE_SHARE_SMALL * others, UPDATE_RATIO_SMALL):
-            evidence = (
-                f"a step changes its weights by {ratio:.1g} times their size; the median layer's: "
-                f"{others:.1g}{harm_of(run)}"
-            )
+            evidence = f"its update-to-weight ratio is {ratio:.1g} (the median layer's: {others:.1g}){harm_of(run)}"
             advice = "check the learning rate of its parameter group, and its gradient"
             yield Finding(name, evidence, advice, "alarm" if run.losses.is_harmed else "note", others / ratio)
 
@@ -462,14 +459,17 @@ def _small_model(run: Run, look: Look, usual: float) -> Finding:
     rates = [stepped.rate for stepped in look.stepped.values()]
     optimizer = next(iter(look.stepped.values())).optimizer
     evidence = (
-        f"a step changes {_the_weights(run)} by {usual:.1g} times their size (median over the layers; 1e-3 is usual), "
-        f"at a learning rate of {max(rates):.2g} in {optimizer}{harm_of(run)}"
+        f"{_the_ratio(run)} is {usual:.1g} (median over layers; 1e-3 is usual), at a learning rate of {max(rates):.2g} "
+        f"in {optimizer}{harm_of(run)}"
     )
     # Where a schedule has lowered the rate, it is the peak that users set.
     at_peak = usual * max(run.peak_rate.values(), default=math.nan) / _rate(run)
     to = f" {_to(run, at_peak, UPDATE_RATIO_USUAL, 'a step at the highest rate')}"
     to = to if at_peak < UPDATE_RATIO_USUAL else ""
-    advice = f"raise the learning rate{to}, and check whether gradients are clipped or an epsilon outweighs them"
+    advice = (
+        f"raise the learning rate{to}, and check whether gradients are clipped, or outweighed by the optimizer's "
+        "epsilon"
+    )
     # Without chance nobody can tell a loss that stays from that of a model that was trained before.
     severity: Severity = "alarm" if run.losses.is_stuck and run.losses.chance is not None else "note"
     return Finding("", evidence, advice, severity, UPDATE_RATIO_SMALL / usual, _small_since(run))
