@@ -84,7 +84,7 @@ def healed_before(x, bad):
 
 
 CASES = [
-    (masked_softmax, "softmax", ": 3 rows are fully masked", "Let each row see"),
+    (masked_softmax, "softmax", ": 3 rows are fully masked", "Let each row attend"),
     (divided, "div", ": 2 of its divisors are 0", "Add an epsilon"),
     (logarithm, "log", ": 16 of its 32 inputs are 0 or less", "Clamp its input"),
     (root, "sqrt", "", "Clamp its input"),
@@ -93,7 +93,7 @@ CASES = [
 ]
 OTHERS = [
     (healed_before, "log", "", "Clamp its input"),
-    (overflow, "mul", "", "Look for a division by 0"),
+    (overflow, "mul", "", "Look there for a division by 0"),
 ]
 
 
@@ -170,7 +170,7 @@ def test_a_spoiled_batch(value):
 
 
 def test_the_spoiled_rows_of_a_batch_are_named():
-    assert "holds 1 NaN in 32 values in row 2;" in only_event(Toy(mlp()), spoiled_at(3)).evidence
+    assert "contains 1 NaN in 32 values in row 2;" in only_event(Toy(mlp()), spoiled_at(3)).evidence
     data = batches(8)
     data[0][[1, 2, 3, 4, 5, 7]] = math.inf
     assert "in rows 1, 2, 3, 4, 5 and 1 more;" in only_event(Toy(mlp()), data).evidence

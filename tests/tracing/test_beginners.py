@@ -379,7 +379,7 @@ def test_the_range_of_the_logits_whose_overlap_is_taken():
     outputs = Net().double().conv(IMAGES.double())
     (found,) = found_in(*FAULTS["Dice of logits"][1:])
     assert found.rule == "loss_input"
-    assert f"masks, but its outputs are {outputs.min():.3g} to {outputs.max():.3g}" in found.evidence
+    assert f"masks, but its outputs range from {outputs.min():.3g} to {outputs.max():.3g}" in found.evidence
 
 
 def test_a_padding_mask_that_hides_a_whole_sample_is_found():

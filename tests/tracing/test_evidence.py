@@ -79,7 +79,7 @@ def test_the_range_of_targets_that_a_sigmoid_cannot_reach():
 
 def test_the_targets_that_a_relu_cannot_reach():
     evidence = evidence_of("output_range", net(nn.ReLU(), outputs=1), mse_loss, REAL)
-    (least,) = numbers("gives # and more, and the targets", evidence)
+    (least,) = numbers("outputs at least #, but the targets", evidence)
     low, high, outside, count = numbers("are # to #: # of # cannot", evidence)
     assert (least, [low, high]) == (0, ends(REAL.double()))
     assert (outside, count) == ((REAL < 0).sum(), 16)
@@ -88,13 +88,13 @@ def test_the_targets_that_a_relu_cannot_reach():
 def test_the_range_of_targets_of_a_binary_loss():
     wanted = 3 * REAL + 0.5
     evidence = evidence_of("targets", net(outputs=1), binary_cross_entropy_with_logits, wanted)
-    assert numbers("they are # to #, so its loss has no lower bound", evidence) == ends(wanted.double(), 6)
+    assert numbers("they range from # to #, so its loss has no lower bound", evidence) == ends(wanted.double(), 6)
 
 
 def test_the_rows_of_probabilities_that_are_given_to_cross_entropy_and_their_range():
     model = Probabilities()
     evidence = evidence_of("loss_input", model, cross_entropy, CLASSES)
-    rows, low, high = numbers("each of the # rows of its input sums to 1, with numbers from # to #", evidence)
+    rows, low, high = numbers("each of the # rows of its input sums to 1, with values # to #", evidence)
     exact = model(X.double())
     assert (rows, [low, high]) == (16, ends(exact))
 
@@ -116,7 +116,7 @@ def test_the_sums_of_targets_that_a_softmax_cannot_reach():
 
 def test_the_targets_above_the_most_that_a_logarithm_gives():
     evidence = evidence_of("output_range", net(nn.LogSigmoid(), outputs=1), mse_loss, REAL)
-    (most,) = numbers("gives at most #, and the targets", evidence)
+    (most,) = numbers("outputs at most #, but the targets", evidence)
     outside, count = numbers(": # of # cannot be reached", evidence)
     assert (most, outside, count) == (0, (REAL > 0).sum(), 16)
 

@@ -417,4 +417,4 @@ def test_the_routers_of_a_mixture_of_transformers_are_judged(is_tied, balances, 
     monitor = HealthMonitor(every_n_steps=1, window=1)
     fit_in_transformers(tmp_path, net, [{"input_ids": tokens, "labels": tokens}], monitor, learning_rate=1e-3)
     found = [one for one in monitor.verdicts if one.rule == "experts"]
-    assert [(one.severity, "ties" in one.evidence) for one in found] == [("alarm", True)] * is_tied
+    assert [(one.severity, "is tied" in one.evidence) for one in found] == [("alarm", True)] * is_tied

@@ -157,7 +157,7 @@ def test_probabilities_are_not_advised_to_go_through_log_softmax(shape):
         ]
     wanted = torch.full(shape, 1 / 3)
     assert advice_of(lambda o, t: nn.functional.kl_div(o.softmax(1), t), outputs, wanted) == [
-        "use log_softmax in place of the softmax: it expects logarithms"
+        "use log_softmax in place of the softmax: kl_div expects log-probabilities"
     ]
 
 
@@ -339,7 +339,7 @@ def test_a_term_that_is_detached_is_an_alarm(name):
     step = lambda x: JOINED[name](model(x).square().mean(), model(x).mean())  # noqa: E731
     (found,) = audit(model, X, step)
     assert (found.rule, found.severity) == ("cut", "alarm")
-    assert found.evidence.endswith("which passes no gradient back, so it has no effect")
+    assert found.evidence.endswith("which passes no gradient back, so this term has no effect")
 
 
 @pytest.mark.parametrize(
@@ -484,7 +484,7 @@ def test_a_frozen_part_in_training_mode_is_a_note():
     step = lambda batch: mse_loss(model["net"](batch), model["teacher"](batch))  # noqa: E731
     (found,) = [one for one in audit(model, X, step) if one.rule == "eval_mode"]
     assert found.evidence.startswith(
-        "norms and dropouts of frozen modules are in training mode (2): teacher.1, teacher.2"
+        "2 norms and dropouts of frozen modules are in training mode: teacher.1, teacher.2"
     )
 
 
@@ -567,7 +567,7 @@ def test_a_softmax_of_probabilities_is_an_alarm_with_the_most_that_it_can_give()
     (found,) = audit(nn.ModuleList([gate, layers]), X, step)
     most = torch.eye(8, dtype=torch.float64).softmax(1).max()
     assert (found.rule, found.severity) == ("loss_input", "alarm")
-    assert f"its largest result is at most {most:.2g} (uniform: {1 / 8:.2g})" in found.evidence
+    assert f"its largest output is at most {most:.2g} (uniform: {1 / 8:.2g})" in found.evidence
 
 
 @pytest.mark.parametrize(

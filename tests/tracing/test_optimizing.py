@@ -182,7 +182,7 @@ def test_layers_in_a_list_are_an_alarm_with_their_parameters():
     line = Hidden.training_step.__code__.co_firstlineno + 1
     assert found.evidence == (
         "4 parameters get gradients and are registered in neither the model nor an optimizer: hidden[1].weight, "
-        "hidden[0].weight, hidden[0].bias and 1 more; initialized as torch does, not trained since: 2, of shape "
+        "hidden[0].weight, hidden[0].bias and 1 more; still at torch's initialization: 2, of shape "
         f"[4, 32], [32, 4]; they are used at test_optimizing.py:{line}"
     )
 
@@ -263,15 +263,15 @@ def test_copies_of_the_models_weights_and_what_a_step_makes_for_itself_are_fine(
 def test_a_layer_that_the_step_makes_is_an_alarm_that_says_so():
     (found,) = said(Reaching(lambda model, batch: nn.Linear(4, 32)(batch)))
     assert (found.severity, found.rule) == ("alarm", "not_in_optimizer")
-    assert "nor an optimizer, 2 of them made by the step itself; initialized as torch does," in found.evidence
+    assert "nor an optimizer, 2 of them made by the step itself; still at torch's" in found.evidence
     assert found.advice.startswith("make layers in __init__")
 
 
 @pytest.mark.parametrize(
     ("make", "said_of_it"),
     [
-        (lambda parameters: torch.optim.Adam(parameters, eps=0.1), "Adam: its eps is 0.1, where 1e-8 is usual"),
-        (lambda parameters: torch.optim.AdamW(parameters, betas=(0.999, 0.9)), "the first above the second"),
+        (lambda parameters: torch.optim.Adam(parameters, eps=0.1), "Adam: its eps is 0.1 (1e-8 is usual)"),
+        (lambda parameters: torch.optim.AdamW(parameters, betas=(0.999, 0.9)), "the first is above the second"),
         (
             lambda parameters: torch.optim.SGD(parameters, 0.1, 0.999),
             "its momentum is 0.999: it averages over 1000 steps",
@@ -315,7 +315,7 @@ def test_an_epsilon_that_is_0_in_float16_is_an_alarm_where_a_step_divides_by_it(
     assert [v.severity for v in found] == ["alarm"] * is_lost
     if is_lost:
         count = len(list(model.parameters()))
-        assert f"its eps of 1e-08 is 0 in float16, the type of {count} of its trained parameters" in found[0].evidence
+        assert f"its eps of 1e-08 is 0 in float16, the dtype of {count} of its trained parameters" in found[0].evidence
 
 
 def test_an_epsilon_of_frozen_weights_in_float16_is_fine():
@@ -373,8 +373,8 @@ def test_a_warm_up_that_counts_batches_and_is_stepped_once_an_epoch_is_found(ste
     assert [verdict.severity for verdict in found] == ([] if severity is None else [severity])
     if severity is not None:
         told = numbers(
-            "LambdaLR is stepped once per epoch, and this fit has #: the rate never exceeds #; stepped in each of the "
-            "# batches, it would reach # after #",
+            "LambdaLR is stepped once per epoch, and this fit has #, so the rate never exceeds #; stepped after each "
+            "of the # batches, it would reach # after #",
             found[0].evidence,
         )
         assert told == pytest.approx((4, 0.01 * 3 / steps, 40, 0.01, steps), rel=1e-2)
@@ -385,7 +385,7 @@ def test_a_warm_up_that_counts_batches_and_is_stepped_once_an_epoch_is_found(ste
 def test_a_warm_up_is_found_too_where_the_number_of_steps_ends_the_fit(max_steps, epochs, reached):
     model = Model(scheduled=warm_up(20 if epochs > 1 else 5), interval="epoch")
     (found,) = (v for v in said(model, 10, max_epochs=-1, max_steps=max_steps) if v.rule == "schedule")
-    assert numbers("this fit has #: the rate never exceeds #;", found.evidence) == pytest.approx([epochs, reached])
+    assert numbers("this fit has #, so the rate never exceeds #;", found.evidence) == pytest.approx([epochs, reached])
     assert found.severity == "alarm"
 
 
@@ -415,7 +415,7 @@ def test_a_schedule_that_is_sound_once_in_an_epoch_is_advised_to_be_stepped_so(g
     model = Model(scheduled=lambda model, optimizer: lr_scheduler.ExponentialLR(optimizer, gamma))
     found = next(verdict for verdict in said(model, 20, max_epochs=6) if verdict.rule == "schedule")
     assert ("interval='epoch' if it should be stepped once in each of the 6 epochs" in found.advice) is is_for_epochs
-    assert "give the schedule the 120 steps" in found.advice
+    assert "set the schedule's length to 120 steps" in found.advice
 
 
 def test_a_schedule_that_counts_on_a_method_of_the_model_is_read():

@@ -57,8 +57,8 @@ def test_that_no_target_counts_is_an_alarm():
     ((severity, evidence),) = found_in(with_answers(0))
     total, ignored = TOKENS.numel(), -100
     assert severity == "alarm"
-    assert f"none of the {total} targets of cross_entropy at" in evidence
-    assert evidence.endswith(f"counts: all are {ignored}, its ignore_index")
+    assert f"all {total} targets of cross_entropy at" in evidence
+    assert evidence.endswith(f"are {ignored}, its ignore_index, so none counts")
 
 
 @pytest.mark.parametrize(("count", "severity"), [(32, "alarm"), (31, "note")])
@@ -98,7 +98,7 @@ def shifted_before(tokens):
 
 
 LABELS = {
-    "all masked": (with_answers(0), "none of the 64 targets of cross_entropy"),
+    "all masked": (with_answers(0), "all 64 targets of cross_entropy"),
     "one token alone": (with_answers(40, 7), "all 40 targets that count (of 64)"),
     "shifted twice": (shifted_before(TOKENS), "are the tokens two positions later"),
     "answers alone": (with_answers(40), ""),

@@ -60,7 +60,7 @@ def cut(done: TracedStep) -> Iterator[Finding]:
             "not change"
             if op.checkpoint is None
             else "pass use_reentrant=False to checkpoint(), or give it an input that requires a gradient, as "
-            "enable_input_require_grads() of transformers does",
+            "transformers' enable_input_require_grads() does",
         )
     yield from _gone(done)
 
@@ -97,8 +97,8 @@ def _term_without_gradient(done: TracedStep, takers: Mapping[Value, list[Op]]) -
         if op is None and term.op is not None and term.op.name in LOSSES:
             yield Finding(
                 term.op.place.module,
-                f"the inputs of {term.op.name} {term.op.place}, a term of the loss, require no gradient, so it has no "
-                "effect on training",
+                f"the inputs of {term.op.name} {term.op.place}, a term of the loss, require no gradient, so this term "
+                "has no effect on training",
                 "pass it the output of the model that is trained",
                 "alarm",
             )
@@ -127,7 +127,8 @@ def _without_gradient(op: Op) -> Finding:
     is_derivative = op.name == "grad" and "outputs" in op.arguments
     return Finding(
         op.place.module,
-        f"a term of the loss comes from {_named(op)} {op.place}, which passes no gradient back, so it has no effect",
+        f"a term of the loss comes from {_named(op)} {op.place}, which passes no gradient back, so this term has no "
+        "effect",
         "call torch.autograd.grad with create_graph=True"
         if is_derivative
         else f"compute it without {_named(op)}; to log the sum of several losses, add them up only for logging",
@@ -176,7 +177,7 @@ def _gone(done: TracedStep) -> Iterator[Finding]:
     yield Finding(
         "" if flat is None else flat.place.module,
         f"the gradients of all {len(done.trained)} trainable parameters are exactly 0"
-        + (f": that of {flat.name} {flat.place} is 0 everywhere" if flat else ", and the loss is not"),
+        + (f": the derivative of {flat.name} {flat.place} is 0 everywhere" if flat else ", although the loss is not"),
         f"compute the loss from the input of {flat.name}; use {flat.name} for metrics only"
         if flat
         else "look for a multiplication by 0 on the way to the loss: a mask, or a dead or saturated activation",

@@ -57,7 +57,7 @@ def dependence(done: TracedStep) -> Iterator[Finding]:
         done.step.not_asked = str(error).split(". ")[0].splitlines()[0] if str(error) else type(error).__name__
         return
     if not math.isclose(loss, done.number, rel_tol=AGREEMENT, abs_tol=1e-6):
-        done.step.not_asked = "replaying its calls gives a different loss"
+        done.step.not_asked = "replaying it gives a different loss"
         return
     if is_clear:
         yield from _of_samples(done, tape, moves)
@@ -217,17 +217,17 @@ def _mixing(op: Op, first: Value, result: Value, *, may_be_meant: bool) -> Findi
         order = ", ".join(str(shape.index(size)) for size in result.shape) if is_clear else "..."
         is_exchange = list(result.shape) == [shape[1], count, *shape[2:]]
         moved = (
-            f"makes {list(result.shape)} of {shape} without moving an element: dimension {result.shape.index(count)} "
-            "is then as long as the batch, but each index of it mixes several samples"
+            f"reshapes {shape} to {list(result.shape)} without moving elements: dimension {result.shape.index(count)} "
+            "is then as long as the batch, but each index along it mixes several samples"
         )
         advice = f"use {'transpose(0, 1)' if is_exchange else f'permute({order})'} in place of the {op.name}"
     else:
-        moved = f"takes {shape}, and mixes its samples: when the first sample changes, so do the outputs for others"
-        advice = "give it the dimensions in the order it expects, so that samples stay apart"
+        moved = f"takes {shape} and mixes its samples: when the first sample changes, so do the outputs for others"
+        advice = "pass the dimensions in the order it expects, so that samples do not mix"
         if op.name in ("softmax", "log_softmax"):
             advice = f"use dim={1 if len(shape) == 2 else -1}"
         elif op.name in ("getitem", "gather", "index_select", "take_along_dim"):
-            advice = "let the index of each sample stay within its own rows"
+            advice = "keep each sample's index within its own rows"
         elif op.name in ("lstm", "gru", "rnn_tanh", "rnn_relu", "multi_head_attention_forward"):
             advice = "set batch_first=True"
     return Finding(

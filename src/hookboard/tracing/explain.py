@@ -20,7 +20,7 @@ GROWN_ABOVE = 1e6
 MAX_NAMED_ROWS = 5
 """Maximum number of batch rows that are named."""
 
-_CHECK = "Look for a division by 0, the logarithm or the root of 0, or an overflow there; add an epsilon or clamp."
+_CHECK = "Look there for a division by 0, the logarithm or root of 0, or an overflow; add an epsilon or clamp."
 
 
 def forward_event(
@@ -79,8 +79,8 @@ def batch_event(
         return None
     by_tensor = bad_rows_in(batch)
     held = described(bad) + _said_of_rows(by_tensor)
-    met = f"; {taker!r} is the first that takes it" if taker else ""
-    evidence = f"The batch {batch_idx} of step {step} holds {held}{met}, and the loss is {loss}."
+    met = f"; {taker!r} is the first module to receive it" if taker else ""
+    evidence = f"Batch {batch_idx} of step {step} contains {held}{met}, and the loss is {loss}."
     if was_changed:
         evidence += " training_step changes the batch in place: it may have been finite before that."
     advice = f"Check the data of batch {batch_idx}: drop such samples, or fill in missing values."
@@ -135,11 +135,11 @@ def backward_event(spoiled: Mapping[str, str], after: str, step: int, batch_idx:
     evidence = (
         f"{len(spoiled)} parameters have non-finite gradients in the backward pass of step {step}, batch {batch_idx}, "
         f"although the loss is finite. The last one used in the forward pass is {name!r}"
-        + (f"; after it come {after}." if after else ".")
+        + (f"; it is followed by {after}." if after else ".")
     )
     advice = (
         "From there on, look for an operation whose derivative is infinite, such as the root or norm of 0, or for a "
-        "NaN that torch.where hides; clamp before it."
+        "NaN hidden by torch.where; clamp before it."
     )
     return Nonfinite(module, "backward", step, batch_idx, evidence, advice)
 
@@ -161,15 +161,13 @@ def parameter_event(
     """
     held, module = described([values]), name.rpartition(".")[0]
     if stepped is None:
-        evidence = f"The parameter {name!r} holds {held} before the first optimizer step of this fit."
+        evidence = f"The parameter {name!r} contains {held} before the first optimizer step of this fit."
         advice = "Check the initialization, and the checkpoint that was loaded."
         return Nonfinite(module, "start", step, batch_idx, evidence, advice)
     at, its_batch, loss = stepped
     finite = f"; the loss of that step was finite ({loss:.3g})" if math.isfinite(loss) else ""
     evidence = f"The optimizer step of step {at}, batch {its_batch}, left {held} in the parameter {name!r}{finite}."
-    advice = (
-        "Lower the learning rate, or clip gradients; look at the optimizer's eps and at the gradients of that step."
-    )
+    advice = "Lower the learning rate, or clip gradients; check the optimizer's eps and the gradients of that step."
     return Nonfinite(module, "optimizer", at, its_batch, evidence, advice)
 
 
@@ -189,7 +187,7 @@ def unlocated_event(
     module = spoiled[-1].rpartition(".")[0] if spoiled else ""
     if is_backward:
         evidence = f"Gradients of step {step}, batch {batch_idx}, are not finite"
-        evidence += f", that of {spoiled[-1]!r} is the last in the model" if spoiled else ""
+        evidence += f"; that of {spoiled[-1]!r} is the last in the model" if spoiled else ""
     else:
         evidence = f"The loss of step {step}, batch {batch_idx}, is {'not finite' if loss is None else loss}"
     evidence += f". The module is unknown: {why}."
@@ -251,7 +249,7 @@ def _cause(origin: BadOperation) -> tuple[str, str]:
     """Return what is wrong with the inputs of the operation, as a clause, and what to change; each "" if not known."""
     first, name = origin.taken.get("self"), origin.taker if origin.is_maker else origin.name
     if name == "nll_loss":
-        return "none of its targets counts", "Skip batches whose targets are all `ignore_index`."
+        return "all its targets are ignored", "Skip batches whose targets are all `ignore_index`."
     if name == "mean" or (first is not None and not first.numel()):
         return "it is the mean of no values", "Skip this term when nothing is selected."
     if name in SOFTMAXES and origin.is_maker:
@@ -259,7 +257,7 @@ def _cause(origin: BadOperation) -> tuple[str, str]:
     if name in SOFTMAXES and origin.given is not None:
         rows = int(torch.isnan(local(origin.given)).all(-1).sum())
         said = "1 row is" if rows == 1 else f"{rows} rows are"
-        advice = "Let each row see at least one position, or leave out rows without any."
+        advice = "Let each row attend to at least one position, or drop rows without any."
         return (f"{said} fully masked", advice) if rows else ("", "")
     if name in ("div", "reciprocal"):
         divisor = origin.taken.get("other", origin.taken.get("self") if name == "reciprocal" else None)

@@ -120,7 +120,8 @@ def loss_input(done: TracedStep) -> Iterator[Finding]:
         if low < -ROUNDING or high > 1 + ROUNDING:
             yield Finding(
                 op.place.module,
-                f"the overlap {op.place} expects probabilities and masks, but its outputs are {low:.3g} to {high:.3g}",
+                f"the overlap {op.place} expects probabilities and masks, but its outputs range from {low:.3g} to "
+                f"{high:.3g}",
                 "put sigmoid or softmax before it",
                 "alarm",
             )
@@ -138,7 +139,7 @@ def targets(done: TracedStep) -> Iterator[Finding]:
         if low < -ROUNDING or high > 1 + ROUNDING:
             yield Finding(
                 op.place.module,
-                f"{what} {op.place} expects targets from 0 to 1, but they are {low:g} to {high:g}",
+                f"{what} {op.place} expects targets from 0 to 1, but they range from {low:g} to {high:g}",
                 "encode two classes as 0 and 1; scale masks of 0 and 255; for more classes use cross_entropy",
                 "alarm",
             )

@@ -60,7 +60,7 @@ def _over_one_number(done: TracedStep) -> Iterator[Finding]:
                 op.place.module,
                 f"{op.place} each number of {list(before.shape)} is divided by itself, because the sum in the divisor "
                 "runs over a dimension of size 1: the result is 1 whatever the input",
-                "divide only where there are several, as with several picked experts",
+                "divide only where there are several, as with several selected experts",
                 "alarm",
             )
         is_norm = op.name == "layer_norm" and math.prod(op.arguments.get("normalized_shape", (0,))) == 1

@@ -97,13 +97,13 @@ def input_scale(done: TracedStep) -> Iterator[Finding]:
             continue
         if any(value.path in done.step.float_paths for value in data.value.ancestors()):
             continue
-        advice = "divide it by less: it seems to have been scaled down twice"
+        advice = "check whether it is scaled down twice"
         if rms >= RMS_LARGE:
             advice = "scale it: subtract the mean of each column and divide by its standard deviation"
         yield Finding(
             data.op.place.module,
-            f"the data entering the model in {data.op.name} {data.op.place} are {in_numbers(data.tensor)}, with an "
-            f"RMS of {rms:.3g}; about 1 is usual",
+            f"the data entering the model in {data.op.name} {data.op.place} has values {in_numbers(data.tensor)}, with "
+            f"an RMS of {rms:.3g}; about 1 is usual",
             advice,
         )
         return

@@ -164,10 +164,9 @@ class Ledger:
                 passes = f", in {thrown} of {len(were_used)} backward passes" if len(were_used) > 1 else ""
                 yield Finding(
                     place.module,
-                    f"the term {place} of the loss trains nothing: its gradient is cleared before an "
-                    f"optimizer steps{passes}",
-                    "call zero_grad() before the backward pass or after step(), not between them; and let the "
-                    "optimizer of these weights step next",
+                    f"the loss term {place} trains nothing: its gradient is cleared before an optimizer steps{passes}",
+                    "call zero_grad() before the backward pass or after step(), not between them, and step the "
+                    "optimizer of these weights next",
                     "alarm",
                     is_root=False,
                     rule="cut",

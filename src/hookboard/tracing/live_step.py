@@ -234,8 +234,8 @@ class LiveStep:
             )
         if reader.step.not_asked:
             inform(
-                "whether outputs depend on other samples, or on what they should predict, was not tested: "
-                f"{reader.step.not_asked}."
+                "not tested: whether outputs depend on other samples or on what they should predict "
+                f"({reader.step.not_asked})."
             )
 
     def _stop(self) -> None:

@@ -52,14 +52,14 @@ def eval_mode(done: TracedStep) -> Iterator[Finding]:
             "",
             f"{len(idle)} of {len(modules)} layers that behave differently in training ({', '.join(kinds)}) are in "
             f"evaluation mode: {listed(idle, 3)}{as_new}",
-            "call train() on them" + ("" if new else ", unless that is intended"),
+            "call train() on them" + ("" if new else ", unless this is intended"),
             "alarm" if new else "note",
         )
     if restless:
         yield Finding(
             "",
-            f"norms and dropouts of frozen modules are in training mode ({len(restless)}): {listed(restless, 3)}",
-            "unless that is intended, call eval() on the module before the fit, and again wherever train() is called",
+            f"{len(restless)} norms and dropouts of frozen modules are in training mode: {listed(restless, 3)}",
+            "call eval() on the module before the fit, and again after each train(), unless this is intended",
         )
 
 

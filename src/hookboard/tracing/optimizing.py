@@ -84,10 +84,10 @@ def _not_in_optimizer(
         line = next((f", first used at {one.line}" for one in outside if one.line), "")
         yield Finding(
             "",
-            f"no gradient reaches any of the {stepped} model parameters in the optimizers; it reaches {len(outside)} "
-            f"others{line}",
-            "compute the loss with the model's own parameters, or with tensors that are computed from them, as "
-            "torch.func.functional_call takes: a copy of the model passes nothing on to it",
+            f"no gradient reaches any of the {stepped} model parameters in the optimizers; gradients reach "
+            f"{len(outside)} others{line}",
+            "compute the loss with the model's own parameters, or with tensors computed from them (see "
+            "torch.func.functional_call): a copy passes no gradient back to the model",
             "alarm",
             rule="not_in_optimizer",
         )
@@ -97,7 +97,7 @@ def _not_in_optimizer(
         yield Finding(
             "",
             f"the optimizers hold {len(held)} tensors, and none of them is a parameter of the model",
-            "give the optimizer the parameters of the model that is trained, not those of an earlier copy",
+            "pass the optimizer the parameters of the model that is trained, not those of an earlier copy",
             "alarm",
             rule="not_in_optimizer",
         )
@@ -108,16 +108,16 @@ def _not_in_optimizer(
             "",
             f"none of the {len(trained)} trainable parameters that get a gradient is in an optimizer, which holds "
             f"{len(others)} others, {sum(not p.requires_grad for p in others)} of them frozen",
-            f"give the optimizer the parameters that are trainable now, such as {left_out[0]}: collect them after the "
-            "model is complete, its adapters and new heads included",
+            f"give the optimizer the parameters that are trainable now, such as {left_out[0]}: collect them once the "
+            "model is complete, including adapters and new heads",
             "alarm",
             rule="not_in_optimizer",
         )
         return
     yield Finding(
         "",
-        f"{len(left_out)} of {len(trained)} trainable parameters that get a gradient are in no optimizer, and stay as "
-        f"they are: {listed(left_out, 3)}",
+        f"{len(left_out)} of {len(trained)} trainable parameters that get a gradient are in no optimizer, so they do "
+        f"not change: {listed(left_out, 3)}",
         "pass them to the optimizer, or freeze them with requires_grad=False",
         rule="not_in_optimizer",
     )
@@ -144,7 +144,7 @@ class Unfrozen:
             Finding(
                 "",
                 f"{len(left)} parameters that were frozen at first are trainable now, get a gradient and are in no "
-                f"optimizer, so they stay as they are: {listed(left, 3)}",
+                f"optimizer, so they do not change: {listed(left, 3)}",
                 "pass them to the optimizer with add_param_group, or all parameters from the beginning",
                 "alarm",
                 rule="not_in_optimizer",
@@ -201,7 +201,7 @@ def _not_in_model(left: Sequence[Outsider], *, may_be_meant: bool) -> Iterator[F
     anew = f", {made} of them made by the step itself" if made else ""
     they = "1 parameter gets a gradient and is" if len(left) == 1 else f"{len(left)} parameters get gradients and are"
     shapes = listed(dict.fromkeys(str(list(one.shape)) for one in fresh), 3)
-    as_torch = f"; initialized as torch does, not trained since: {len(fresh)}, of shape {shapes}" if fresh else ""
+    as_torch = f"; still at torch's initialization: {len(fresh)}, of shape {shapes}" if fresh else ""
     named, line = [one.name for one in left if one.name], next((one.line for one in left if one.line), "")
     who = f": {listed(named, 3)}" if named else anew
     is_open = bool(named) and all(math.prod(one.shape) < FRESH_COUNT for one in left)
@@ -210,8 +210,8 @@ def _not_in_model(left: Sequence[Outsider], *, may_be_meant: bool) -> Iterator[F
         f"{they} registered in neither the model nor an optimizer{who}{as_torch}"
         + (f"; they are used at {line}" if line else ""),
         ("make layers in __init__" if made else "keep layers in an nn.ModuleList, not in a list")
-        + ", so that the model registers their parameters; ignore this if they should not be trained, as in a fixed "
-        "network of the loss",
+        + ", so that the model registers their parameters; ignore this if they should stay fixed, like a network used "
+        "only in the loss",
         "alarm" if (fresh or is_open) and not may_be_meant else "note",
         rule="not_in_optimizer",
     )
@@ -238,7 +238,8 @@ def _frozen(parameters: Mapping[str, nn.Parameter]) -> Iterator[Finding]:
             "",
             f"{count - sum(frozen.values()):,} of {count:,} weights are trained; frozen: all of "
             f"{listed(_whole(parameters, frozen), 3)}{_untrained(parameters, frozen)}",
-            "ignore this if it is intended, as with adapters; otherwise set requires_grad=True on what should learn",
+            "ignore this if it is intended, as with adapters; otherwise set requires_grad=True on what should be "
+            "trained",
             rule="frozen",
         )
 
@@ -265,8 +266,8 @@ def _lost_epsilon(optimizer: Optimizer) -> Iterator[Finding]:
         if count and not is_larger and not torch.tensor(group["eps"], dtype=torch.float16, device="cpu"):
             yield Finding(
                 "",
-                f"{type(optimizer).__name__}: its eps of {group['eps']:.3g} is 0 in float16, the type of {count} of "
-                "its trained parameters: it divides by 0 where a squared gradient is 0 too",
+                f"{type(optimizer).__name__}: its eps of {group['eps']:.3g} is 0 in float16, the dtype of {count} of "
+                "its trained parameters: it divides by 0 wherever a squared gradient is 0 too",
                 "set eps=1e-4, or keep the weights in float32 (precision='16-mixed') or bfloat16",
                 "alarm",
                 rule="optimizer_settings",
@@ -287,9 +288,9 @@ def _settings(optimizers: Sequence[Optimizer]) -> Iterator[Finding]:
         for group in optimizer.param_groups:
             betas, epsilon, momentum = (group.get(name) for name in ("betas", "eps", "momentum"))
             if "Adam" in kind and isinstance(epsilon, float) and epsilon > LARGE_EPSILON:
-                said[f"its eps is {epsilon:.3g}, where 1e-8 is usual: it outweighs small gradients"] = "set eps=1e-8"
+                said[f"its eps is {epsilon:.3g} (1e-8 is usual), which outweighs small gradients"] = "set eps=1e-8"
             if isinstance(betas, tuple | list) and len(betas) == 2 and betas[0] > betas[1]:
-                said[f"its betas are {tuple(betas)}, the first above the second"] = "set betas=(0.9, 0.999)"
+                said[f"its betas are {tuple(betas)}: the first is above the second"] = "set betas=(0.9, 0.999)"
             if isinstance(momentum, float) and momentum >= LARGE_MOMENTUM:
                 steps = math.inf if momentum >= 1 else 1 / (1 - momentum)
                 said[f"its momentum is {momentum:.4g}: it averages over {steps:.0f} steps"] = "set momentum=0.9"

@@ -36,7 +36,7 @@ def token_order(done: TracedStep) -> Iterator[Finding]:
                 "",
                 f"the order of the tokens that {taking.name} {taking.place} takes has no influence: swapping those at "
                 f"positions {places[0]} and {places[1]} swaps their outputs and leaves all others unchanged",
-                "add a positional embedding or encoding to the token embeddings, and use the sum",
+                "add a positional embedding or encoding to the token embeddings",
                 "alarm",
             )
             return

@@ -46,7 +46,7 @@ def tensor_of(done: TracedStep, value: Value) -> Tensor:
     """Return a tensor of the batch; CannotReplayError if it is gone."""
     tensor = done.step.given.get(value, value.tensor())
     if tensor is None:
-        raise CannotReplayError("a tensor is gone")
+        raise CannotReplayError("a tensor has been freed")
     return tensor.detach()
 
 
@@ -162,7 +162,7 @@ def of_positions(ahead: Ahead, outputs: list[Tensor]) -> Iterator[Finding]:
         yield Finding(
             "",
             f"the targets of {op.name} {op.place} are the inputs {later}, and the output at position {position} "
-            "changes when that input changes: the model sees what it has to predict",
+            "changes when that input changes: the model sees what it should predict",
             "mask later positions in attention (is_causal=True), and avoid bidirectional layers",
             "alarm",
             rule="future_leak",
@@ -170,8 +170,8 @@ def of_positions(ahead: Ahead, outputs: list[Tensor]) -> Iterator[Finding]:
     elif shift == 2 and is_of_tokens and not sees_other:
         yield Finding(
             op.place.module,
-            f"the targets of {op.name} {op.place} are the tokens two positions later, and the output does not see "
-            "the one between: they are shifted twice",
+            f"the targets of {op.name} {op.place} are the tokens two positions later, and the output does not see the "
+            "token in between: they are shifted twice",
             "shift once: a loss that shifts internally needs outputs and tokens unshifted",
             "alarm",
             rule="targets",

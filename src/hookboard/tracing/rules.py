@@ -180,16 +180,16 @@ def loss_input(done: TracedStep) -> Iterator[Finding]:
         elif name == "cross_entropy" and are_probabilities(values):
             yield Finding(
                 call.op.place.module,
-                f"cross_entropy {call.op.place} expects logits, but each of the {len(values):,} rows of its input "
-                f"sums to 1, with numbers from {in_numbers(values)}{_from(call.output)}",
-                "give it the numbers from before they became probabilities",
+                f"cross_entropy {call.op.place} expects logits, but each of the {len(values):,} rows of its input sums "
+                f"to 1, with values {in_numbers(values)}{_from(call.output)}",
+                "pass the values from before they became probabilities",
                 "alarm",
             )
         if name == "nll_loss" and values.dim() > 1 and values.is_floating_point() and not _weighs_logs(call.output):
             sums = values.double().exp().sum(1)
             sums = sums[call.counts]
             if bool(((sums - 1).abs() > SUM_DEVIATION).any()):
-                came = f", it comes from {_origin(call.output)}" if made_by else ""
+                came = f", which comes from {_origin(call.output)}" if made_by else ""
                 yield Finding(
                     call.op.place.module,
                     f"nll_loss {call.op.place} expects log-probabilities, whose exp sums to 1, but the exp of its "
@@ -202,7 +202,8 @@ def loss_input(done: TracedStep) -> Iterator[Finding]:
                 call.op.place.module,
                 f"kl_div {call.op.place} expects log-probabilities, which are at most 0, but its input is "
                 f"{in_numbers(values)}{_from(call.output)}",
-                f"use log_softmax{' in place of the softmax' * (made_by == 'softmax')}: it expects logarithms",
+                f"use log_softmax{' in place of the softmax' * (made_by == 'softmax')}: kl_div expects "
+                "log-probabilities",
                 "alarm",
             )
 
@@ -226,7 +227,7 @@ def _softmax_twice(done: TracedStep) -> Iterator[Finding]:
             yield Finding(
                 place.module,
                 f"{op.name} {place} takes the output of softmax {value.op.place}: from numbers between 0 and 1, its "
-                f"largest result is at most {math.e / (math.e + size - 1):.2g} (uniform: {1 / size:.2g})",
+                f"largest output is at most {math.e / (math.e + size - 1):.2g} (uniform: {1 / size:.2g})",
                 "give it the logits, or remove it",
                 "alarm",
             )
@@ -288,7 +289,7 @@ def _of_logits(call: LossCall) -> Finding:
     return Finding(
         _module_of(call.output),
         f"{call.op.name} {call.op.place} expects logits, but its input comes from {_origin(call.output)}{bound}",
-        f"remove the {made_by}; where probabilities are wanted, compute them outside the loss",
+        f"remove the {made_by}; where probabilities are needed, compute them outside the loss",
         "alarm",
     )
 
@@ -323,7 +324,7 @@ def _broadcast(done: TracedStep) -> Iterator[Finding]:
                 yield Finding(
                     op.place.module,
                     f"{op.place} an output of shape {list(output.shape)} is compared with targets of shape "
-                    f"{list(target.shape)}: each output meets every target, {list(both)}",
+                    f"{list(target.shape)}: broadcasting to {list(both)} compares each output with every target",
                     "give both the same shape, with squeeze(1) or unsqueeze(1)",
                     "alarm",
                 )
@@ -368,8 +369,8 @@ def _mixed(done: TracedStep) -> Iterator[Finding]:
             continue
         yield Finding(
             op.place.module,
-            f"{op.name} {op.place} makes {list(after)} of {list(before)} without moving an element, which mixes "
-            f"classes and positions in the input of {call.op.name} {call.op.place} takes",
+            f"{op.name} {op.place} reshapes {list(before)} to {list(after)} without moving elements, which mixes "
+            f"classes and positions in the input of {call.op.name} {call.op.place}",
             f"use {remedy} in place of the {op.name}",
             "alarm",
         )
@@ -415,7 +416,7 @@ def output_range(done: TracedStep) -> Iterator[Finding]:
         if outside:
             yield Finding(
                 _module_of(call.output),
-                f"{_origin(call.output)} gives {_interval(limits)}, and the targets {call.op.place} are "
+                f"{_origin(call.output)} outputs {_interval(limits)}, but the targets {call.op.place} are "
                 f"{in_numbers(wanted)}: {outside:,} of {wanted.numel():,} cannot be reached",
                 f"remove the {call.output.made_by}, or scale the targets into its range",
                 "alarm" if outside > wanted.numel() / 100 else "note",
@@ -437,9 +438,9 @@ def _sums_that_differ(done: TracedStep) -> Iterator[Finding]:
         if outside:
             yield Finding(
                 op.place.module,
-                f"the outputs of softmax {op.place} sum to 1, and the targets of a sample {call.op.place} to "
+                f"the outputs of softmax {op.place} sum to 1, but the targets of a sample {call.op.place} sum to "
                 f"{in_numbers(sums)}: those of {outside:,} of {sums.numel():,} samples cannot be reached",
-                "where several labels may hold at once, remove the softmax and use binary_cross_entropy_with_logits, "
+                "if a sample can have several labels, remove the softmax and use binary_cross_entropy_with_logits, "
                 "with sigmoid where probabilities are needed; otherwise scale the targets to sum to 1",
                 "alarm" if outside > sums.numel() / 100 else "note",
             )
@@ -454,8 +455,8 @@ def targets(done: TracedStep) -> Iterator[Finding]:
             if low < -ROUNDING or high > 1 + ROUNDING:
                 yield Finding(
                     place.module,
-                    f"{call.op.name} {place} expects targets from 0 to 1, but they are {low:g} to {high:g}, so its "
-                    "loss has no lower bound",
+                    f"{call.op.name} {place} expects targets from 0 to 1, but they range from {low:g} to {high:g}, so "
+                    "its loss has no lower bound",
                     "encode two classes as 0 and 1; for more classes use cross_entropy",
                     "alarm",
                 )
@@ -494,7 +495,7 @@ def _all_the_same(call: LossCall) -> Iterator[Finding]:
     if total and not counted.numel():
         yield Finding(
             place.module,
-            f"none of the {total:,} targets of {call.op.name} {place} counts: all are {call.ignored}, its ignore_index",
+            f"all {total:,} targets of {call.op.name} {place} are {call.ignored}, its ignore_index, so none counts",
             "check how the labels are made: look for a template that does not mark the answer, a maximum length that "
             "cuts it off, or a mask that hides it",
             "alarm",
@@ -513,7 +514,7 @@ def _all_the_same(call: LossCall) -> Iterator[Finding]:
     yield Finding(
         place.module,
         f"{which} {place} are {float(counted[0]):g}" + (f", of {classes} classes" if classes else ""),
-        "check the labels of the data set, whether it is shuffled, and the weights of a sampler",
+        "check the labels of the data set, whether it is shuffled, and the sampler's weights",
         "alarm" if classes > 2 and is_each else "note",
     )
 
@@ -524,14 +525,14 @@ def masked_row(done: TracedStep) -> Iterator[Finding]:
     found = [(op, *masked) for op, masked in rows if masked]
     if found and not done.is_finite:
         op, masked, rows = found[0]
-        others = f", and so are some of {len(found) - 1} calls after it" if len(found) > 1 else ""
+        others = f"; so do rows in {len(found) - 1} later calls" if len(found) > 1 else ""
         yield Finding(
             op.place.module,
             (
-                f"{masked} of {rows} rows of the mask of {op.name} {op.place} hide everything, which results in "
+                f"{masked} of {rows} rows of the mask of {op.name} {op.place} mask out every position, which gives "
                 f"NaN{others}"
             ),
-            "let each row see at least one position, such as itself",
+            "let each row attend to at least one position, such as itself",
             "alarm",
         )
 
@@ -628,8 +629,8 @@ def in_numbers(tensor: Tensor) -> str:
 
 
 def _interval(limits: tuple[float, float]) -> str:
-    """Return a range in words: `0 to 1`, `0 and more` or `at most 0`."""
+    """Return a range in words: `0 to 1`, `at least 0` or `at most 0`."""
     low, high = limits
     if math.isinf(high):
-        return f"{low:g} and more"
+        return f"at least {low:g}"
     return f"at most {high:g}" if math.isinf(low) else f"{low:g} to {high:g}"

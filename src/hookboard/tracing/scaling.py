@@ -46,8 +46,8 @@ def unbounded_loss(done: TracedStep) -> Iterator[Finding]:
     yield Finding(
         scaled.op.place.module,
         f"the loss is {scaled.factor:.3g} times the {scaled.op.name} {scaled.op.place}, an error that is never "
-        "negative: it has no lower bound, and training makes the error larger",
-        "remove the minus",
+        "negative, so it has no lower bound, and training increases the error",
+        "remove the minus sign",
         "alarm",
     )
 
@@ -59,9 +59,9 @@ def _without_bound(scaled: Scaled) -> Iterator[Finding]:
     """Yield an alarm for a plain difference to the targets, and for their log-probabilities without a minus."""
     op = scaled.op
     if op.name in ("sub", "rsub") and _has_target(op) and op.seen.output.shape == op.seen.target.shape:
-        what, advice = "the difference of outputs and targets", "take its square or its absolute value"
+        what, advice = "the difference between outputs and targets", "take its square or its absolute value"
     elif scaled.factor > 0 and op.name in ("getitem", "gather") and _are_log_probabilities_of_targets(op):
-        what, advice = "the log-probability of the targets", "put a minus before it, or use cross_entropy"
+        what, advice = "the log-probability of the targets", "negate it, or use cross_entropy"
     else:
         return
     yield Finding(

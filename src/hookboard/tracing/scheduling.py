@@ -71,7 +71,7 @@ def findings_of_schedules(trainer: Trainer, pl_module: LightningModule) -> Itera
                 f"{type(config.scheduler).__name__} sets the learning rate to 0 in {zero:.0%} of the {count:,} {unit} "
                 f"of this fit: it peaks at {peak:.3g}, and is 0 after {end:,} {unit}",
                 _for_epochs(trainer, pl_module, config)
-                + f"give the schedule the {count:,} {unit} that it is stepped; its interval is {config.interval!r}",
+                + f"set the schedule's length to {count:,} {unit}; its interval is {config.interval!r}",
                 "alarm",
                 rule="schedule",
             )
@@ -145,11 +145,11 @@ def _never_at_its_peak(
         every = max(1, int(batches) // MAX_RATES)
         yield Finding(
             "",
-            f"{type(config.scheduler).__name__} is stepped once per epoch, and this fit has {count:,}: the rate never "
-            f"exceeds {peak:.3g}; stepped in each of the {int(batches):,} batches, it would reach {highest:.3g} after "
-            f"{rates.index(highest) * every:,}",
+            f"{type(config.scheduler).__name__} is stepped once per epoch, and this fit has {count:,}, so the rate "
+            f"never exceeds {peak:.3g}; stepped after each of the {int(batches):,} batches, it would reach "
+            f"{highest:.3g} after {rates.index(highest) * every:,}",
             "if it counts batches, return {'scheduler': ..., 'interval': 'step'} from configure_optimizers; otherwise "
-            "shorten its warm-up, which takes more epochs than the fit has",
+            "shorten its warm-up, which is longer than the fit",
             "alarm" if peak <= PEAK_SHARE_ALARM * highest else "note",
             rule="schedule",
         )

@@ -175,12 +175,11 @@ class StaleGradients:
             return empty[0] if empty else None
         steps = " and ".join(f"{kind} steps {place}" for kind, place, _ in stale)
         count = " and ".join(f"{count}" for *_, count in stale)
-        whose, clear = ("its step", "zero_grad()") if len(stale) == 1 else ("the step", "zero_grad() of each")
+        of_each = " of each" if len(stale) > 1 else ""
         return Finding(
             "",
-            f"{steps} with gradients that still contain those of {whose} before: nothing cleared them in between "
-            f"({count} parameters)",
-            f"call {clear} before the backward pass",
+            f"{steps} with gradients that still contain the previous step's: nothing cleared them ({count} parameters)",
+            f"call zero_grad(){of_each} before the backward pass",
             "alarm",
             rule="stale_gradients",
         )
@@ -192,7 +191,7 @@ def _without_gradient(optimizer: Optimizer, place: Place) -> Finding:
         f"{type(optimizer).__name__} steps {place} although none of its parameters has a gradient: the backward pass "
         "before it reached only those of another optimizer",
         "check that each loss is followed by the step of its own optimizer: self.optimizers() gives them in the order "
-        "of configure_optimizers, and zero_grad() of one must not clear what another one needs",
+        "of configure_optimizers, and zero_grad() of one must not clear another's gradients",
         "alarm",
         rule="wrong_optimizer",
     )
@@ -201,10 +200,10 @@ def _without_gradient(optimizer: Optimizer, place: Place) -> Finding:
 def _with_cleared_gradients(optimizer: Optimizer, place: Place) -> Finding:
     return Finding(
         "",
-        f"{type(optimizer).__name__} steps {place} after its gradients were cleared: the backward pass before it "
-        f"computed them, and none is left, in {CLEARED_STEPS} steps in a row",
-        "call zero_grad() before the backward pass or after step(), not between them; ignore this if it should leave "
-        "these weights as they are at first",
+        f"{type(optimizer).__name__} steps {place} after its gradients were cleared: none of those from the last "
+        f"backward pass are left, in {CLEARED_STEPS} steps in a row",
+        "call zero_grad() before the backward pass or after step(), not between them; ignore this if these weights "
+        "should not change at first",
         "alarm",
         rule="cleared_gradients",
     )

@@ -55,7 +55,7 @@ def undisturbed(
             until_end.callback(setattr, trainer, "loggers", trainer.loggers)
             trainer.loggers = [DummyLogger() for _ in trainer.loggers]
             if trainer.world_size > 1:
-                alone = "one rank alone runs its batch again, and the others would not answer"
+                alone = "only one rank runs its batch again, and the other ranks would not respond"
                 until_end.enter_context(NoCollectives(alone))
         yield
 

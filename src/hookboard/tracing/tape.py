@@ -76,7 +76,7 @@ class Tape:
             CannotReplayError: a tensor is gone, or it takes too much memory, or all replays longer than SECONDS.
         """
         if any(_is_foreign(op.function) or any(map(callable, op.arguments.values())) for op in self.ops):
-            raise CannotReplayError("its calls are not all torch's own")
+            raise CannotReplayError("it makes calls that are not torch's own")
         begun = time.thread_time()
         try:
             return self._run(variants, watch, begun + SECONDS - self._step.replayed, without_dropout)
@@ -103,7 +103,7 @@ class Tape:
                 if time.thread_time() > until:
                     raise CannotReplayError("it takes too long")
                 if not held.keys() >= set(op.inputs):
-                    raise CannotReplayError("a tensor is gone")
+                    raise CannotReplayError("a tensor has been freed")
                 with torch.set_grad_enabled(needs_grad and op.with_grad):
                     each = list(_made_again(op, held, len(variants), _NO_DROPOUT if without_dropout else {}))
                 for value, *tensors in zip(op.results, *each, strict=True):
@@ -121,7 +121,7 @@ class Tape:
         # FSDP frees the memory of weights that it has gathered, and what is computed with a part waits for other ranks.
         is_plain = getattr(type(tensor), "__torch_dispatch__", None) is Tensor.__torch_dispatch__  # unlike a DTensor
         if tensor is None or not is_plain or not (tensor.is_sparse or has_memory(tensor)):
-            raise CannotReplayError("a tensor is gone, or a part of it is elsewhere")
+            raise CannotReplayError("a tensor has been freed, or part of it is elsewhere")
         copied = tensor.detach() if isinstance(tensor, nn.Parameter) else tensor.detach().clone()
         return copied.requires_grad_(tensor.requires_grad)
 
