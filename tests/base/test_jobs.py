@@ -172,7 +172,7 @@ def test_jobs_that_take_too_long_are_dropped_and_the_first_one_is_told(gate):
     add(mine, waits(), faults.append)
     add(mine, waits(), pytest.fail)
     mine.finish()
-    assert [str(fault) for fault in faults] == ["nothing has come of it for 0 seconds"]
+    assert [str(fault) for fault in faults] == ["no result for 0 seconds"]
     assert closed == ["closed"], "the second had not begun"
     assert mine.first_step == float("inf")
 
@@ -184,7 +184,7 @@ def test_where_one_callback_has_waited_in_vain_the_next_is_given_up_soon(gate):
         mine = Jobs(patience)
         add(mine, noting([], "", gate), faults.append)
         mine.finish()
-    assert [str(fault) for fault in faults] == ["nothing has come of it for 2 seconds"] * 2
+    assert [str(fault) for fault in faults] == ["no result for 2 seconds"] * 2
     assert 3.0 < time.perf_counter() - start < 3.8
 
 

@@ -119,7 +119,7 @@ def test_a_process_without_hookboard_is_not_watched_and_a_module_that_was_looked
     """
     run = python(text, options=[])
     assert (run.returncode, run.stdout) == (0, "trained\n")
-    assert run.stderr.startswith("hookboard: the training is not watched: ModuleNotFoundError")
+    assert run.stderr.startswith("hookboard: training is not watched: ModuleNotFoundError")
 
 
 def test_without_a_script_it_says_what_to_give(python):

@@ -134,7 +134,7 @@ def test_prediction_and_label_stand_beside_each_sample(tmp_path):
     for k, text in enumerate(callback.texts):
         best = shares[k].argmax()
         label = names[labels[k]]
-        assert text == f"predicted {names[best]} ({100 * shares[k, best]:.0f} %), label {label}, map of {label}"
+        assert text == f"predicted {names[best]} ({100 * shares[k, best]:.0f}%), label {label}, map of {label}"
     assert len(callback.texts) == 2
 
 
@@ -314,7 +314,7 @@ def test_the_share_of_the_prediction_is_that_of_the_model(tmp_path, wrap):
     model = shown_by(callback, net, tmp_path)
     scores = model.net.eval()(data()[0][0])[0]
     share = scores.max() if wrap is not nn.Identity else scores.softmax(0).max()
-    assert callback.texts[0].startswith(f"predicted {scores.argmax()} ({100 * share:.0f} %)")
+    assert callback.texts[0].startswith(f"predicted {scores.argmax()} ({100 * share:.0f}%)")
 
 
 def test_one_score_speaks_for_and_against_its_class(tmp_path):
@@ -328,7 +328,7 @@ def test_one_score_speaks_for_and_against_its_class(tmp_path):
     assert callback.seen.classes.tolist() == (scores > 0).long().tolist()
     for score, text in zip(scores, callback.texts, strict=True):
         share = torch.sigmoid(score.abs())
-        assert text.startswith(f"predicted {int(score > 0)} ({100 * share:.0f} %)")
+        assert text.startswith(f"predicted {int(score > 0)} ({100 * share:.0f}%)")
 
 
 def test_labels_out_of_range_are_answered_and_not_looked_up(tmp_path):

@@ -99,7 +99,7 @@ def test_every_gap_is_named_once_with_its_cause(tmp_path):
     }
     assert "was not called (or" in in_forward["net.never_called"]
     assert "its forward was called directly" in in_forward["net.called_directly"]
-    assert "returned str, in which there is no tensor" in in_forward["net.describe"]
+    assert "returned str, which contains no tensor" in in_forward["net.describe"]
     assert "TorchScript" in in_forward["net.scripted"]
     assert "every tensor was empty" in in_forward["net.empty"]
 

@@ -64,7 +64,7 @@ def test_a_checkpoint_has_nothing_of_the_monitor(tmp_path):
 def test_a_rule_that_does_not_exist_is_said_and_the_training_goes_on(tmp_path, options):
     options["off"] = ["droput"]
     run = trainer(tmp_path)
-    with pytest.warns(match="the training is not watched.*droput"):
+    with pytest.warns(match="training is not watched.*droput"):
         script.before_fit(run)
     assert monitors(run) == []
 

@@ -213,9 +213,9 @@ def test_a_name_that_is_not_there_is_answered_with_the_closest():
 @pytest.mark.parametrize(
     ("role", "calls", "said"),
     [
-        ("input", 1, "the input of 'first' was not asked for: roles has output"),
+        ("input", 1, "the input of 'first' was not captured: roles= has only output"),
         ("output", 0, "there is no output of 'first': the module was not called"),
-        ("output", 2, r"was called 2 times: take \.calls\[0\]\.output"),
+        ("output", 2, r"was called 2 times: use \.calls\[0\]\.output"),
     ],
 )
 def test_what_was_not_captured_says_why(role, calls, said):

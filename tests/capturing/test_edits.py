@@ -143,7 +143,7 @@ def test_an_edit_of_a_checkpointed_module_is_made_once(role, use_reentrant):
 def test_noise_in_a_checkpointed_module_is_an_error(use_reentrant):
     net = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 2))
     x = torch.ones(2, 3, requires_grad=True)
-    message = "'1' is checkpointed: its recomputation would draw other noise"
+    message = "'1' is checkpointed: its recomputation would draw different noise"
     with pytest.raises(RuntimeError, match=message), capture(net, edit=Edit(Noise(1.0), "1")):
         checkpoint(net, x, use_reentrant=use_reentrant).sum().backward()
 

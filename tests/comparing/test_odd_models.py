@@ -131,7 +131,7 @@ def test_a_copy_of_a_scripted_module_leaves_the_gradients_of_the_original():
 
 def test_inputs_that_can_be_taken_only_once_are_refused(tmp_path):
     net = nn.Linear(8, 8)
-    with pytest.raises(TypeError, match="several times; got a generator"):
+    with pytest.raises(TypeError, match="reusable; got a generator"):
         compare(net, net, (one for one in X))
     with pytest.raises(TypeError, match="several times; got a list_iterator"):
         record(net, iter([X]), tmp_path / "left.zip")
@@ -271,7 +271,7 @@ def test_weights_that_are_shared_in_the_right_model_alone_are_told():
     [found] = compare(net, other, X, loss=lambda y: y.square().mean()).differences
     assert (
         found.cause
-        == "in the right model it is 0.weight itself, in the left one a copy: training will make them differ"
+        == "in the right model it is 0.weight itself, in the left one a copy: training will make them diverge"
     )
 
 
@@ -331,15 +331,15 @@ def two_layers(inside, outside):
 def test_outputs_of_other_shapes_are_told_with_both_shapes_and_no_number():
     *_, head, whole = map(str, compare(two_layers(6, 3), two_layers(6, 5), X).differences)
     assert head.startswith("2 (output): shape (4, 3) against (4, 5); its weight has shape (3, 6) against (5, 6)")
-    assert whole == "the whole model (output): shape (4, 3) against (4, 5); what 2 returns has another shape too"
+    assert whole == "the whole model (output): shape (4, 3) against (4, 5); what 2 returns has a different shape too"
 
 
 def test_what_follows_from_another_shape_names_the_module_that_it_comes_from():
     found = compare(two_layers(6, 3), two_layers(7, 3), X).differences
     causes = {str(one).partition(":")[0]: one.cause for one in found}
-    assert causes["1 (input)"] == "shape (4, 6) against (4, 7); what 0 returns has another shape too"
-    assert causes["1 (output)"] == "shape (4, 6) against (4, 7); its input has another shape too"
-    assert causes["2 (input)"] == "shape (4, 6) against (4, 7); what 1 returns has another shape too"
+    assert causes["1 (input)"] == "shape (4, 6) against (4, 7); what 0 returns has a different shape too"
+    assert causes["1 (output)"] == "shape (4, 6) against (4, 7); its input has a different shape too"
+    assert causes["2 (input)"] == "shape (4, 6) against (4, 7); what 1 returns has a different shape too"
 
 
 class Fails(nn.Module):

@@ -93,7 +93,7 @@ DAMAGE = {
 @pytest.mark.parametrize("name", DAMAGE)
 def test_a_file_that_is_no_recording_is_an_error_with_its_path(recorded, name):
     DAMAGE[name](recorded)
-    with pytest.raises(ValueError, match=r"left\.zip is no recording of hookboard, or is damaged"):
+    with pytest.raises(ValueError, match=r"left\.zip is not a hookboard recording, or is damaged"):
         compare(recorded, model(Transformer), INPUTS[Transformer])
 
 

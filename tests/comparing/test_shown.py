@@ -49,5 +49,5 @@ def test_a_prompt_shows_a_comparison_in_words():
 
 def test_without_inputs_it_is_said_what_is_missing_before_a_model_runs():
     net = nn.Linear(2, 2)
-    with pytest.raises(ValueError, match=r"inputs are missing: .* compare\(left, right, batch\)"):
+    with pytest.raises(ValueError, match=r"inputs= is missing: .* compare\(left, right, batch\)"):
         compare(net, copy.deepcopy(net))

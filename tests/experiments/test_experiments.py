@@ -124,7 +124,7 @@ def test_a_loss_that_blows_up_is_a_multiple_of_its_value():
     options = {"has_targets": True, "is_dense": False, "groups": 1, "is_scheduled": False, "total": 100.0}
     [found] = judge_rates([best, yours], [(yours, best)], **options)
     assert (found.rule, found.severity) == ("learning_rate", "alarm")
-    assert found.evidence.endswith(f"at yours (0.1) it rises to {6e9 / 2.0:.1g} times its value")
+    assert found.evidence.endswith(f"at yours (0.1) it rises to {6e9 / 2.0:.1g} times its initial value")
 
 
 def cut(y, target):
@@ -377,7 +377,7 @@ def test_checkup_says_in_one_line_why_nothing_was_tried(model, why):
             "model is a Sequential, which has no training_step: give step= and optimize",
         ),
         ((net(), regression(), step_of(net()), []), TypeError, "optimizer is a list: give one optimizer"),
-        ((Lit(), []), ValueError, "data: it has no batch"),
+        ((Lit(), []), ValueError, "data has no batches"),
     ],
 )
 def test_checkup_says_what_it_needs(given, error, message):

@@ -66,7 +66,7 @@ def test_an_unknown_statistic_is_an_error_that_helps(given, message):
     ("arguments", "message"),
     [
         ({"name": "near zero"}, "letters, digits and underscores"),
-        ({"name": "mean"}, "taken by a built-in"),
+        ({"name": "mean"}, "name of a built-in"),
         ({"name": "mine", "merge": "average"}, "unknown merge 'average'.*Valid: mean, sum, min, max"),
     ],
 )

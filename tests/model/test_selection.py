@@ -135,8 +135,8 @@ def test_a_reparametrized_layer_is_still_a_leaf():
 @pytest.mark.parametrize(
     ("pattern", "hint"),
     [
-        ("Conv2d", "it is a type: give types='Conv2d'"),
-        ("a.b.conv.weight", "it is a parameter: name its module, 'a.b.conv'"),
+        ("Conv2d", "that is a type: pass types='Conv2d'"),
+        ("a.b.conv.weight", "that is a parameter: select its module, 'a.b.conv'"),
         ("a.*v", r"'\*' stays within one name: 'a.\*\*v' matches 1"),
         ("a.b.cnv", "the closest are 'a.b.conv'"),
     ],

@@ -11,7 +11,7 @@ import torch
 pytestmark = pytest.mark.spawns
 
 CASES = ["elsewhere", "broken", "left"]
-GONE, LEFT = "this rank no longer takes part", "another rank has stopped measuring, or has ended"
+GONE, LEFT = "this rank no longer takes part", "another rank has stopped measuring or has exited"
 
 
 @pytest.fixture(scope="module")

@@ -134,4 +134,4 @@ def test_the_bytes_that_a_rank_hands_over_are_about_its_rows_whatever_their_numb
 
 def test_every_rank_learns_that_one_has_left(ran):
     _, kept = ran
-    assert [lost for _, _, lost in kept[:-1]] == ["another rank has stopped measuring, or has ended"] * (len(kept) - 1)
+    assert [lost for _, _, lost in kept[:-1]] == ["another rank has stopped measuring or has exited"] * (len(kept) - 1)

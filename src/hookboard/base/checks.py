@@ -215,7 +215,7 @@ def check_normalization(mean: Sequence[float] | None, std: Sequence[float] | Non
         valid = "a list with a number above 0 for each channel"
         check_list("std", std, lambda each: is_finite(each) and each > 0, valid, "with mean")
     if len(mean or ()) != len(std or ()):
-        raise ValueError(f"mean={mean!r}, std={std!r}: give both, equally long, or neither.")
+        raise ValueError(f"mean={mean!r}, std={std!r}: give both, with the same length, or neither.")
 
 
 def is_list(given: object) -> bool:

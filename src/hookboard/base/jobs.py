@@ -166,7 +166,7 @@ class Jobs:
                 self._unfinished.clear()
                 for job in lost:
                     job.steps.close()
-            on_fault(TimeoutError(f"nothing has come of it for {self._patience.seconds:.0f} seconds"))
+            on_fault(TimeoutError(f"no result for {self._patience.seconds:.0f} seconds"))
 
     def _has_at_most(self, most: int) -> bool:
         """Go on with the jobs; return True if at most so many are left then, or if this is called in a job."""

@@ -29,7 +29,7 @@ exchanges behind. Then it goes on without them.
 """
 
 
-_HAS_LEFT = "another rank has stopped measuring, or has ended"
+_HAS_LEFT = "another rank has stopped measuring or has exited"
 _ARE_APART = "the ranks are no longer at the same point of the run"
 
 _given_up: list[tuple[dist.ProcessGroup, list[Any]]] = []

@@ -149,7 +149,7 @@ def health_record(strings: Sequence[bytes]) -> HealthRecord:
         layers, steps = _names(given["layers"]), tuple(map(as_int64, given["steps"]))
         claimed, stored = 4 * len(layers) * len(steps) * (len(strings) - 1), sum(map(len, strings))
         if claimed > max(MIN_UNPACKED_BYTES, MAX_UNPACKED_RATIO * stored):
-            raise ValueError(f"its values would take {claimed} bytes, and it has only {stored}")
+            raise ValueError(f"its values would take {claimed} bytes, but it holds only {stored}")
         columns = (_unpacked(packed, len(layers), len(steps)) for packed in strings[1:])
         values = dict(zip(map(str, given["values"]), columns, strict=True))
         verdicts = tuple(dict(verdict) for verdict in given["verdicts"])

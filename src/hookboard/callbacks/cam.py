@@ -230,7 +230,7 @@ class CAMLogger(PictureLogger):
         # `attribute` gives the scores (-z, z) for one logit z: the softmax of their halves is its sigmoid.
         shares = scores if are_shares else (scores / 2 if is_binary else scores).softmax(dim=0)
         best = shares.argmax()
-        parts = [f"predicted {named(best)} ({100 * shares[best]:.0f} %)"]
+        parts = [f"predicted {named(best)} ({100 * shares[best]:.0f}%)"]
         if labels is not None:
             parts.append(f"label {named(labels[k])}")
         parts.append(
@@ -302,6 +302,6 @@ def _without_other_ranks(loop: Loop) -> AbstractContextManager[Any]:
     if loop.world_size == 1 or loop.is_model_parallel:
         return nullcontext()
     return NoCollectives(
-        "the model communicates with the other ranks when it is called, and for class-activation maps rank 0 alone "
-        "calls it once more"
+        "class-activation maps call the model once more, on rank 0 alone, but this model communicates with the other "
+        "ranks when it is called"
     )

@@ -221,7 +221,7 @@ class HealthMonitor(SiteLogger[HealthState]):
 
     def _why_not(self, loop: Loop) -> str | None:
         if self.stop_on is not None and loop.world_size > 1 and not self.sync_dist:
-            raise ValueError("stop_on with sync_dist=False: all processes must end the fit together; leave one out.")
+            raise ValueError("stop_on with sync_dist=False: all ranks must stop together; leave one of them out.")
         return super()._why_not(loop)
 
     def _select(self, model: nn.Module) -> Selection:

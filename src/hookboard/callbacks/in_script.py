@@ -71,7 +71,7 @@ def _guarded(act: Callable[..., Any], *given: Any) -> None:
     try:
         act(*given)
     except Exception as error:
-        warn(f"the training is not watched: {type(error).__name__}: {error}")
+        warn(f"training is not watched: {type(error).__name__}: {error}")
 
 
 def _give(giving: Callable[..., bool], trainer: Any) -> None:

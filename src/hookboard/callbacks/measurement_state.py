@@ -134,7 +134,7 @@ class MissingSites:
             )
         kept = [reading for reading in readings if not reading.is_empty]
         for name, sites in without_curves(names_of, kept, self.among):
-            inform(f"{self.owner}: no {name} of {sites}: {why_not_there(name)} (shown once).")
+            inform(f"{self.owner}: no {name} for {sites}: {why_not_there(name)} (shown once).")
 
     def found(self, recorder: Recorder, readings: Iterable[Reading]) -> Iterator[tuple[str, Role, str]]:
         """Yield name, role and cause of each expected site without a reading, or whose tensors were all empty."""

@@ -37,7 +37,7 @@ from hookboard.writers import Entry
 
 V = TypeVar("V", bound=MeasurementState)
 
-AT_END = "at the end of the training"
+AT_END = "at the end of training"
 """When a job was done, for the warning about an error in it."""
 
 WHEN_WRITTEN = dict.fromkeys(get_args(Stage), "at the end of an evaluation") | {"train": "at the end of a batch"}
@@ -149,7 +149,7 @@ class SiteLogger(HookboardCallback[V]):
         if needs_host(loop.device) and not self._live:
             inform(
                 f"{self._name}: {loop.device.type.upper()} has no float64, so tensors are copied to the host first, "
-                "which waits for the device."
+                "which blocks on the device."
             )
         state.roles = self._roles()
         state.recorder = self._recorder(loop, state)

@@ -119,7 +119,7 @@ class PictureLogger(HookboardCallback[PictureState]):
                 f"{loop.weights_kept_by} keeps parts of the weights on other ranks. ModelParallelStrategy (FSDP2) works"
             )
         if self.stage == "validate" and loop.is_fitting and not loop.has_validation:
-            return "it takes its pictures in validation, which this fit does not have"
+            return "it takes its pictures in validation, and this fit has none"
         return None
 
     def _is_collective(self, loop: Loop) -> bool:
@@ -170,8 +170,8 @@ class PictureLogger(HookboardCallback[PictureState]):
         if state.is_awaited:
             self._drop(state)
             rank_zero_warn(
-                f"{self._name} shows batch {self.batch_idx}, and this {state.stage} loop ended before it: "
-                "there will be no pictures. Set batch_idx to a smaller number."
+                f"{self._name} should show batch {self.batch_idx}, but this {state.stage} loop ended before it, so "
+                "there are no pictures. Set batch_idx to a smaller number."
             )
 
     def _end_training(self, loop: Loop, state: PictureState) -> None:

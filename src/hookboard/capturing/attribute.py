@@ -358,10 +358,10 @@ def attribute(
                 hooks.enter_context(hooked(linear[-1], lambda _, args, kwargs: pooled.append(args[0].detach())))
             output = call.module(*call.args, **call.kwargs)
         if layer.number not in held:
-            raise ValueError(f"module {layer.name!r} was not called, or without a floating-point tensor")
+            raise ValueError(f"module {layer.name!r} was not called with a floating-point tensor")
         scores = scores_in(output, call.count)
         if scores is None:
-            raise ValueError("the model did not return class scores again")
+            raise ValueError("when called again, the model did not return class scores")
         classes = choose(scores.detach())
         gradient = _gradient(scores, classes, held[layer.number], layer.name) if with_gradient else None
         is_head = bool(linear) and len(linear[-1].weight) == scores.shape[1]

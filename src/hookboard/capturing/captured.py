@@ -110,7 +110,7 @@ def capture(
     edits = []
     for one in edit if isinstance(edit, list | tuple) else [edit]:
         if not isinstance(one, Edit):
-            raise wrong("edit", one, "an Edit, which says where too, as in Edit(Zero(), 'layer1')")
+            raise wrong("edit", one, "an Edit, which also says where, as in Edit(Zero(), 'layer1')")
         edits.append(Edits(_select(model, one.modules, one.types), one.role, one.rule))
     seen = Captured(_select(model, modules, types), wanted, copy, device, calls)
     with run_eagerly(), ExitStack() as hooks:
@@ -259,7 +259,7 @@ class CapturedModule(_OfRoles):
 
     def _of(self, role: Role) -> Tensors:
         if len(self.calls) > 1:
-            raise LookupError(f"{self.name!r} was called {len(self.calls)} times: take .calls[0].{role}, and so on")
+            raise LookupError(f"{self.name!r} was called {len(self.calls)} times: use .calls[0].{role}, and so on")
         tensors: Tensors = getattr(self.calls[0] if self.calls else CapturedCall(self), role)
         return tensors
 
@@ -316,7 +316,7 @@ class CapturedCall(_OfRoles):
         module = self._module
         if role not in module.roles:
             asked = ", ".join(module.roles)
-            raise LookupError(f"the {role} of {module.name!r} was not asked for: roles has {asked}")
+            raise LookupError(f"the {role} of {module.name!r} was not captured: roles= has only {asked}")
         if role.startswith("grad") and module.is_ambiguous:
             raise LookupError(
                 f"{module.name!r} was called several times and recomputed by a checkpoint: it is unknown "

@@ -404,7 +404,7 @@ class _EditHook:
 
     def _apply(self, rule: EditFunction, tensor: Tensor, made: set[str]) -> Tensor:
         if isinstance(rule, Noise) and self.role in ("input", "output") and in_backward():
-            raise RuntimeError(f"{self.name!r} is checkpointed: its recomputation would draw other noise")
+            raise RuntimeError(f"{self.name!r} is checkpointed: its recomputation would draw different noise")
         made.add(self.name)
         return apply_rule(rule, tensor, f"{self.role} of {self.name!r}")
 

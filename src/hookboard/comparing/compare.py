@@ -108,7 +108,7 @@ def compare(
         if isinstance(side, nn.Module):
             _check_model(name, side)
     if inputs is None:
-        raise ValueError("inputs are missing: what the models are called with, as in compare(left, right, batch)")
+        raise ValueError("inputs= is missing: pass what the models are called with, as in compare(left, right, batch)")
     _check_inputs(inputs)
     with ExitStack() as until_end:
         until_end.enter_context(same_gradients(left, right))
@@ -137,7 +137,7 @@ def _check_model(name: str, model: nn.Module) -> None:
 def _check_inputs(inputs: Any) -> None:
     for one in inputs if isinstance(inputs, tuple | list) else [inputs]:
         if isinstance(one, Iterator):
-            raise TypeError(f"inputs must be what a model can be given several times; got a {type(one).__name__}")
+            raise TypeError(f"inputs must be reusable; got a {type(one).__name__}")
     if any(tensor.is_meta for _, tensor in tensors_in(inputs)):
         raise ValueError("inputs has tensors on the meta device, which have no values")
 

@@ -213,11 +213,11 @@ class Faults:
         """
         others = {(other.module, other.part) for other in found.shapes}
         if spot.part == "output" and (spot.module, "input") in others:
-            return "its input has another shape too"
+            return "its input has a different shape too"
         before = self._ran_last(spot.module)
         if spot.part == "input":
             before = self._ran_before(spot, self._parent(spot.module))
-        return f"what {before} returns has another shape too" if (before, "output") in others and before else ""
+        return f"what {before} returns has a different shape too" if (before, "output") in others and before else ""
 
     def _inside(self, spot: Spot, found: Found) -> str:
         known = self.own(spot.module)
@@ -228,7 +228,7 @@ class Faults:
         if known or skipped:
             return "; ".join([*([] if weights else [same]), *skipped, *known])
         if self._draws(spot.module):
-            advice = "others in another version, precision or kind of device: compare in evaluation mode"
+            advice = "different in other versions, precisions or kinds of devices: compare in evaluation mode"
             return f"{same}, but it draws random numbers, which are {advice}"
         after = f" after {last}" if (last := self._ran_last(spot.module)) else ""
         return f"{same}: look at the code of its forward{after}"
@@ -327,7 +327,7 @@ class Faults:
             look = f"look for detach() or no_grad() {where}"
             if frozen := sorted(name for name in self._sides.frozen if name.rpartition(".")[0] == spot.module):
                 look = f"in the right model {listed(frozen, 3)} {'is' if len(frozen) == 1 else 'are'} frozen"
-            cause = f"no gradient comes back to it: {look}"
+            cause = f"no gradient reaches it: {look}"
             return [Difference(spot, BROKEN, self.expected(spot), cause)]
         return []
 
@@ -339,7 +339,7 @@ class Faults:
             for name, first in found_tied.items():
                 cause = (
                     f"in the {one} model it is {first} itself, in the {other} one a copy: training will make them "
-                    "differ"
+                    "diverge"
                 )
                 yield self._of_weight(name, "weight", BROKEN, cause)
         for name, seen in found.gradients.items():
@@ -359,7 +359,7 @@ class Faults:
         for name, seen in found.buffers.items():
             module = name.rpartition(".")[0]
             if self._is_large(name, seen) and name not in self._sides.weights and module not in self._guilty:
-                cause = "; ".join(["after the call it differs", *self.own(module)])
+                cause = "; ".join(["it differs after the call", *self.own(module)])
                 yield self._of_weight(name, "weight", seen, cause)
 
     def _is_large(self, name: str, seen: Distance) -> bool:
@@ -383,5 +383,5 @@ class Faults:
             said.append(self.not_compared(missing))
         idle = [n for n in (*self._sides.weights, *self._sides.shapes) if n.rpartition(".")[0] not in self._guilty]
         if idle:
-            said.append(f"differ without an effect: {listed(idle, 3)}")
+            said.append(f"differ, but without any effect: {listed(idle, 3)}")
         return said

@@ -116,7 +116,7 @@ def opened(path: str | os.PathLike[str], index: Index | None = None) -> Iterator
         valid = "a file that hookboard.record has written"
         raise FileNotFoundError(f"{os.fspath(path)} {what}: give {valid}") from error
     except (zipfile.BadZipFile, LookupError, TypeError, ValueError, AttributeError) as error:
-        raise ValueError(f"{os.fspath(path)} is no recording of hookboard, or is damaged: {error!r}") from error
+        raise ValueError(f"{os.fspath(path)} is not a hookboard recording, or is damaged: {error!r}") from error
     with file:
         yield Recorded(index, functools.partial(_read, file))
 
@@ -192,7 +192,7 @@ def _packed(part: Any) -> Any:
 
 def _index_of(given: dict[str, Any]) -> Index:
     if given["version"] != VERSION:
-        raise ValueError(f"it has version {given['version']!r}, and this hookboard reads {VERSION}")
+        raise ValueError(f"its format is version {given['version']!r}, and this hookboard reads version {VERSION}")
 
     def part(name: str, made: Callable[[Any], Any]) -> dict[Any, Any]:
         pairs = given[name].items() if isinstance(given[name], dict) else given[name]

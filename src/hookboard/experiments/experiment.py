@@ -213,8 +213,8 @@ def _experiments(recipe: Recipe, setting: Setting, batches: Sequence[Any]) -> Ch
                 total=setting.total_steps,
             )
     except OutOfTimeError:
-        tried.append("The budget of seconds was used up before anything could be tried.")
-    tried.append(f"This took {perf_counter() - began:.1f} s; weights, optimizer and random state are as before.")
+        tried.append("The time limit was reached before anything could be tried.")
+    tried.append(f"This took {perf_counter() - began:.1f} s; weights, optimizer and random state are unchanged.")
     return CheckupReport(tuple(sorted(findings, key=lambda finding: finding.severity != "alarm")), tuple(tried))
 
 
@@ -278,9 +278,9 @@ def said_of_rates(trials: Sequence[RateTrial], of_what: str) -> list[str]:
         of_what: which weights and batches, for the headline.
     """
     if not trials:
-        return ["The budget of seconds was used up before a rate could be tried."]
+        return ["The time limit was reached before a rate could be tried."]
     of_all = f"{len(trials)} of {max(len(FACTORS), len(trials))} rates"
-    lines = [f"Trained from {of_what} at {of_all}, each time from there and at a constant rate:"]
+    lines = [f"Trained from {of_what} at {of_all}, restarting each time, at a constant rate:"]
     for trial in trials:
         mark = " (yours)" if trial.factor == 1 else ""
         lines.append(

@@ -78,7 +78,7 @@ def checkup(
     with undisturbed(model):
         optimizers = _optimizers_of(model) if optimizer is None else [optimizer]
     if not batches:
-        raise ValueError("data: it has no batch.")
+        raise ValueError("data has no batches.")
     if is_lightning(model, LightningModule):
         batches = [model.transfer_batch_to_device(batch, model.device, 0) for batch in batches]
     trainer = _trainer_of(model) if is_lightning(model, LightningModule) else None

@@ -195,7 +195,7 @@ def judge_gradients(recipe: Recipe, batch: Any) -> list[Finding]:
     if there:
         evidence = f"the gradients of all {len(gradients)} trained parameters are exactly 0 on one batch, at a loss of "
         evidence += f"{loss:.3g}: no rate can change that"
-        advice = "look at what comes last before the loss: a softmax over one value, a dead ReLU, a saturated output"
+        advice = "check the last operation before the loss: a softmax over one value, a dead ReLU, a saturated output"
     else:
         evidence = f"no gradient reaches any of the {len(gradients)} parameters that the optimizer trains"
         advice = "look for detach(), .data, no_grad() or argmax between the layers and the loss, and at what is frozen"
@@ -309,7 +309,7 @@ def _nothing_learns(trials: Sequence[RateTrial], longer: RateTrial | None, has_t
         evidence = (
             f"tried on a copy: at every rate down to {lowest.rate:.2g} the loss diverges (from {lowest.before:.3g})"
         )
-        advice = "set an even smaller rate, and look at the scale of inputs, targets and weights"
+        advice = "set an even smaller rate, and check the scale of inputs, targets and weights"
         return [Finding("", evidence, advice, "alarm", rule="learning_rate")]
     evidence = (
         f"tried on a copy: at none of {len(trials)} rates from {lowest.rate:.2g} to {trials[-1].rate:.2g} does the "
@@ -318,15 +318,17 @@ def _nothing_learns(trials: Sequence[RateTrial], longer: RateTrial | None, has_t
     )
     if longer is not None and longer.fall >= STUCK_SHARE:
         evidence += f"; at {longer.rate:.2g} by {longer.fall:.0%} in {longer.steps}"
-        advice = "it takes many steps: look at the scale of inputs and targets"
+        advice = "learning takes many steps: check the scale of inputs and targets"
         return [Finding("", evidence, advice, rule="cannot_learn")]
     if not has_targets or longer is None:
-        advice = "a loss without targets in the batch need not fall on one batch: judge by what it means"
+        advice = "a loss that uses no targets from the batch need not fall on a single batch: judge by what it measures"
         if has_targets:
-            advice = "set a larger budget of seconds, to see whether it falls in more steps"
+            advice = "allow more seconds, to see whether it falls in more steps"
         return [Finding("", evidence, advice, rule="cannot_learn")]
     evidence += f", and at {longer.rate:.2g} not in {longer.steps}"
-    advice = "no rate helps: look at the scale of inputs and targets, the last activation, and how deep gradients reach"
+    advice = (
+        "no rate helps: check the scale of inputs and targets, the last activation, and how far back gradients reach"
+    )
     return [Finding("", evidence, advice, "alarm", rule="cannot_learn")]
 
 
@@ -342,7 +344,10 @@ def _of_rate(yours: RateTrial, best: RateTrial, groups: int, severity: Severity)
     else:
         advice = f"set lr={best.rate:.2g}"
     if severity == "note":
-        advice = f"if the loss does not fall in the training either, {advice}; one batch can take more than a training"
+        advice = (
+            f"if the loss does not fall in training either, {advice}; a single batch tolerates higher rates than "
+            "training does"
+        )
     return Finding("", evidence, advice, severity, rule="learning_rate")
 
 
@@ -357,5 +362,5 @@ def happened(trial: RateTrial) -> str:
     if abs(trial.fall) < 0.005:
         return "it changes by less than 0.5%"
     if trial.fall < -RISEN_FACTOR:
-        return f"it rises to {1 - trial.fall:.1g} times its value"
+        return f"it rises to {1 - trial.fall:.1g} times its initial value"
     return f"it {'falls' if trial.fall > 0 else 'rises'} by {abs(trial.fall):.0%}"

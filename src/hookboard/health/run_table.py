@@ -23,10 +23,10 @@ QUANTITIES: dict[str, str] = {
     "gradient_rms": "The RMS of the gradient of the layer's output.",
     "weight_rms": "The RMS of all weights that the layer owns.",
     "weight_gradient_rms": "The RMS of the gradients of all its weights.",
-    "update_ratio": "The L2 norm of the change of the weights in the step, over their norm before (inf if that was 0).",
-    "dead_fraction": "The share of the output's channels (of more than 4096: of every k-th) that are 0 throughout.",
-    "sample_spread": "How much the output differs from sample to sample (or place): deviation in a channel over RMS.",
-    "expert_share": "The share of a router's choices that its busiest expert gets.",
+    "update_ratio": "The L2 norm of the weights' change in the step, over their norm before it (inf if that was 0).",
+    "dead_fraction": "The share of the output's channels (every k-th if there are more than 4096) that are always 0.",
+    "sample_spread": "How much the output varies over samples (or positions): a channel's deviation over the RMS.",
+    "expert_share": "The share of a router's choices that go to its busiest expert.",
 }
 """Every quantity by name."""
 

@@ -264,7 +264,7 @@ def _bar(maps: np.ndarray, normalize: Normalize) -> Bar:
     low, high = (float(bound.item()) for bound in _range(maps, axis=None))
     if normalize == "layer" and low < high:
         return Bar(ColourScale(low, high), "value")
-    ends = (f"least of each map (of all: {low:.3g})", f"greatest (of all: {high:.3g})")
+    ends = (f"minimum of each map (overall: {low:.3g})", f"maximum (overall: {high:.3g})")
     return Bar(ColourScale(0.0, 1.0), "value", ends=ends)
 
 

@@ -66,7 +66,7 @@ def overlays(inputs: Pixels, maps: Tensor, texts: Sequence[str], caption: str, *
     drawn = np.rint(columns).astype(np.uint8)
     rows = [grid(enlarge(row, size), len(row)) for row in drawn]
     parts = [part for text, row in zip(texts, rows, strict=True) for part in (_line(text, row.shape[1]), row)]
-    bar = Bar(ColourScale(0.0, 1.0), "map, as a share of its greatest", right=rows[0].shape[1])
+    bar = Bar(ColourScale(0.0, 1.0), "map, relative to its maximum", right=rows[0].shape[1])
     # What was enlarged has few different pixels: PNG holds them in less than JPEG.
     return Picture(joined(parts, axis=0), caption, is_photo=max(drawn.shape[2:4]) * 2 > size, bars=(bar,))
 

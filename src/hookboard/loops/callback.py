@@ -222,7 +222,7 @@ class HookboardCallback(CallbackMethods[W]):
         """Call `_begin_training` if training is measured, then restore the state from a loaded checkpoint."""
         state = self._live.get("train")
         if state is not None:
-            self._do(state, "at the start of the training", self._begin_training, loop, state)
+            self._do(state, "at the start of training", self._begin_training, loop, state)
         self._restore(loop)
 
     def _restore(self, loop: Loop) -> None:
@@ -340,7 +340,7 @@ class HookboardCallback(CallbackMethods[W]):
         """Finish all jobs, then call `_end_training` for each stage."""
         self._jobs.finish()
         for state in list(self._live.values()):
-            self._do(state, "at the end of the training", self._end_training, loop, state)
+            self._do(state, "at the end of training", self._end_training, loop, state)
 
     def begin_evaluation(self, loop: Loop) -> None:
         """Begin an evaluation: call `_begin_evaluation` if it is measured."""
@@ -438,7 +438,7 @@ class HookboardCallback(CallbackMethods[W]):
         state.said.update(fresh)
         if fresh:
             rank_zero_warn(
-                f"{self._name}: the model has changed during the fit and is watched as it is now; "
+                f"{self._name}: the model changed during the fit and is watched as it is now; "
                 f"{said_of_changes(fresh, names_in(model))}."
             )
 

@@ -147,6 +147,6 @@ class TransformersCallback(TrainerCallback):
 
 def _fail(until: ExitStack) -> None:
     """Leave the contexts of a stack as after an error."""
-    failure = RuntimeError("the training has failed")
+    failure = RuntimeError("training failed")
     with suppress(RuntimeError):
         until.__exit__(type(failure), failure, None)

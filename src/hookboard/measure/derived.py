@@ -108,8 +108,8 @@ def _headroom(merged: MergedSite) -> float | None:
 
 
 _FROM_BINS = "from the bins of the histogram ([how exact](#how-exact-quantiles-are))"
-_BINS = "its values are not counted into bins"
-_CHANNELS = "what it is taken of has no channels, or another number of them in another call"
+_BINS = "its values are not binned"
+_CHANNELS = "the tensor has no channels, or their number differs between calls"
 
 DERIVED: dict[str, DerivedStatistic] = {
     "p01": DerivedStatistic(frozenset({"bins"}), _quantile(0.01), f"the quantile at 0.01, {_FROM_BINS}", why_not=_BINS),
@@ -125,12 +125,12 @@ DERIVED: dict[str, DerivedStatistic] = {
         frozenset({"zeros", "bins"}),
         _underflow(None),
         "share of the `x != 0` with `abs(x)` below the smallest normal number of the tensor's dtype (not for float64)",
-        why_not="its dtype is float64, complex or no float",
+        why_not="its dtype is float64, complex or not a float",
     ),
     "fp16_underflow_fraction": DerivedStatistic(
         frozenset({"zeros", "bins"}),
         _underflow(torch.float16),
-        "the same for float16, whatever the dtype: what float16 would round more coarsely, or to 0",
+        "the same for float16, whatever the dtype: what float16 would round more coarsely or flush to 0",
         why_not=_BINS,
     ),
     "headroom": DerivedStatistic(
@@ -138,7 +138,7 @@ DERIVED: dict[str, DerivedStatistic] = {
         _headroom,
         "`log2(largest finite number of the dtype / max(abs(x)))`: how many doublings are left; infinite if all values "
         "are 0",
-        why_not="its dtype has no limit that values come near",
+        why_not="its dtype has no limit that values get close to",
     ),
 }
 """The built-in statistics that need more than the moments, by name."""

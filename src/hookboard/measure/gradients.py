@@ -15,7 +15,7 @@ Observer = Callable[[Tensor], object]
 Explain = Callable[[str], object]
 """A function that is called with the reason why a gradient is not observed."""
 
-UNCLEAR = "its memory was changed in place and used before and after, so its part of the gradient cannot be told apart"
+UNCLEAR = "its memory was changed in place and used before and after, so its part of the gradient cannot be separated"
 UNSEEN = "no gradient arrived: the loss does not depend on it, or it is a view that was modified in place"
 
 

@@ -127,7 +127,7 @@ class GraphEnd:
         tensors = list(tensors_in(output))
         self._explain("output", "")  # the module was called
         if not tensors:
-            nothing = f"the module returned {type(output).__name__}, in which there is no tensor"
+            nothing = f"the module returned {type(output).__name__}, which contains no tensor"
             for role in roles:
                 if role in ("output", "grad_output"):
                     self._explain(role, nothing)

@@ -198,7 +198,7 @@ class ModuleTap:
         call = self._calls.returned(id(args)) if self._calls is not None else None
         outputs = [("", output)] if isinstance(output, Tensor) else list(tensors_in(output))
         if not outputs:
-            nothing = f"the module returned {type(output).__name__}, in which there is no tensor"
+            nothing = f"the module returned {type(output).__name__}, which contains no tensor"
             self.causes |= dict.fromkeys(self.roles & {"output", "grad_output"}, nothing)
         if "output" in self.roles:
             self._show_all("output", outputs)

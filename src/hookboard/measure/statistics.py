@@ -172,7 +172,7 @@ class Statistic:
     def __post_init__(self) -> None:
         check_identifier("name", self.name)
         if _is_built_in(self.name):
-            raise ValueError(f"name={self.name!r} is taken by a built-in statistic.")
+            raise ValueError(f"name={self.name!r} is already the name of a built-in statistic.")
         check_function("measure", self.measure, "a function that takes a tensor")
         check_name("merge", self.merge, ("mean", "sum", "min", "max"))
 

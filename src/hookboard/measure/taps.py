@@ -274,11 +274,11 @@ def _why_not_called(module: nn.Module, old_gradients: Collection[object], is_in_
     if is_in_fused:
         causes.append("torch ran its nn.TransformerEncoderLayer as one operation, as it does in evaluation")
     if is_in_fused and has_compiled_anything():
-        causes.append("a compiled function runs it that is no attribute of a module")
+        causes.append("it runs in a compiled function that is not an attribute of a module")
     if has_compiled_anything():
         causes.append("it runs in a compiled function transform such as torch.func.vmap")
     if any(state not in old_gradients for state in _gradients_of(module)):
-        causes.append("its parent uses its weights itself, as nn.MultiheadAttention does")
+        causes.append("its parent uses its weights directly, as nn.MultiheadAttention does")
         return f"the module was not called, yet its parameters received a gradient: {' or '.join(causes)}"
     return f"the module was not called (or {' or '.join(causes)})"
 

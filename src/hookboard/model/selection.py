@@ -170,10 +170,10 @@ def _names_matching(pattern: str, named: dict[str, nn.Module]) -> set[str]:
 def _meant(pattern: str, named: dict[str, nn.Module]) -> str:
     """Guess what a pattern that matches nothing was meant to be: a clause such as "; it is a type: ...", or ""."""
     if any(type(module).__name__ == pattern for module in named.values()):
-        return f"; it is a type: give types={pattern!r}"
+        return f"; that is a type: pass types={pattern!r}"
     owner, _, attribute = pattern.rpartition(".")
     if owner in named and attribute in dict(named[owner].named_parameters(recurse=False)):
-        return f"; it is a parameter: name its module, {owner!r}"
+        return f"; that is a parameter: select its module, {owner!r}"
     wider = re.sub(r"(?<!\*)\*(?!\*)", "**", pattern)
     if wider != pattern and not pattern.startswith(REGEX_PREFIX):
         count = len(matched(wider, named))

@@ -60,7 +60,7 @@ class State:
             if len(seen) > MAX_OBJECTS:
                 raise RuntimeError(
                     f"the model holds more than {MAX_OBJECTS} objects in its attributes, too many to restore after "
-                    "another call"
+                    "calling it again"
                 )
             if with_weights and isinstance(value, nn.Parameter):
                 waiting.extend(_keep_weight(value, self._undo))

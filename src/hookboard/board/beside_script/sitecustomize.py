@@ -60,7 +60,7 @@ def wrap(module: ModuleType, kind: str, method: str, act: str) -> None:
         try:
             watching = importlib.import_module("hookboard.callbacks.in_script")
         except Exception as error:  # a process that the script has started may run another Python, without hookboard
-            sys.stderr.write(f"hookboard: the training is not watched: {type(error).__name__}: {error}\n")
+            sys.stderr.write(f"hookboard: training is not watched: {type(error).__name__}: {error}\n")
         else:
             getattr(watching, act)(self)
         return real(self, *args, **named)
