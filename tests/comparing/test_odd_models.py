@@ -133,7 +133,7 @@ def test_inputs_that_can_be_taken_only_once_are_refused(tmp_path):
     net = nn.Linear(8, 8)
     with pytest.raises(TypeError, match="reusable; got a generator"):
         compare(net, net, (one for one in X))
-    with pytest.raises(TypeError, match="several times; got a list_iterator"):
+    with pytest.raises(TypeError, match="reusable; got a list_iterator"):
         record(net, iter([X]), tmp_path / "left.zip")
 
 

@@ -27,7 +27,7 @@ PREFIX = "hookboard: "
 
 
 class HookboardWarning(UserWarning):
-    """The category of all warnings of hookboard, for `warnings.filterwarnings`.
+    """The category of all hookboard warnings, for `warnings.filterwarnings`.
 
     Its text begins with "hookboard:", for filters of messages. Where Python shows it, after the name of this class, the
     prefix is left out: Python formats the warning there.

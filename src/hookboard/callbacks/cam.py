@@ -35,7 +35,7 @@ EvaluationStage = Literal["validate", "test", "predict"]
 
 
 class CAMLogger(PictureLogger):
-    """Logs class-activation maps: which regions of a picture speak for a class, seen from one layer's output.
+    """Logs class-activation maps: the regions of a picture that support a class, according to one layer's output.
 
     It takes the first samples of one batch of an evaluation. When the batch has ended, it calls the model on them once
     more, with gradients. This call leaves the modes of the modules (training or evaluation) as they are, and an

@@ -102,7 +102,7 @@ def some_units(weight: Tensor) -> Tensor:
 
 
 class HealthMonitor(SiteLogger[HealthState]):
-    """Says which layer of a training is sick, since when, why, and what to try first.
+    """Reports which layer is unhealthy during training, since when, why, and what to try first.
 
     It needs no other callback. At the first optimizer step, and then every `every_n_steps`, it measures the outputs of
     all layers, their gradients, the parameters and their updates, asks its rules, and keeps their verdicts in
@@ -193,7 +193,7 @@ class HealthMonitor(SiteLogger[HealthState]):
 
     @property
     def verdicts(self) -> Verdicts:
-        """The verdicts on the run so far, worst first; with several ranks perhaps without the latest measurements."""
+        """The verdicts on the run so far, worst first; with several ranks, the latest measurements may be missing."""
         self._catch_up()
         return Verdicts(self._verdicts)
 

@@ -25,7 +25,7 @@ from hookboard.model.nested import tensors_in
 
 
 def record(model: nn.Module, inputs: Any, path: str | os.PathLike[str], *, loss: Loss | None = None) -> None:
-    """Write what a model gives for a batch to a file, with which another process or machine can compare.
+    """Write what a model computes for a batch to a file, for comparison in another process or on another machine.
 
     The file holds weights, buffers, and the tensors of each call of a module, as bytes: reading it runs no code. The
     model runs four times: once, and three times with rounding noise. Nothing is left behind.

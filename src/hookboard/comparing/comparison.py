@@ -37,7 +37,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What `compare` has found.
+    """What `compare` found.
 
     Args:
         differences: what differs by more than rounding, in the order of execution, backward after forward.

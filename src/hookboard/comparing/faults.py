@@ -24,7 +24,7 @@ is more (choices)."""
 
 @dataclass(frozen=True)
 class Difference:
-    """A tensor that differs by more than rounding, although all that it is made of is equal.
+    """A tensor that differs by more than rounding, although everything it is computed from is equal.
 
     Args:
         spot: the tensor: its module, call, part and path.

@@ -39,7 +39,7 @@ def checkup(
     *,
     seconds: float = SECONDS,
 ) -> CheckupReport:
-    """Run a model's training step many times to see what is wrong with it, and at which rate it learns.
+    """Run a model's training step many times to find what is wrong with it, and at which rate it learns.
 
     Afterwards the model, the optimizers, the schedulers and the random state are put back; what your code does besides,
     such as printing or writing a file, happens each time. The step of the first batch is audited, see `audit`; then

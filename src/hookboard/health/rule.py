@@ -121,7 +121,7 @@ def sentence(text: str, module: str = "") -> str:
 @kept
 @dataclass(frozen=True)
 class Finding:
-    """What a rule finds at one measured step, or in the code of the training step. What lasts becomes a verdict.
+    """What a rule finds at one measured step, or in the code of the training step. It becomes a verdict if it persists.
 
     Args:
         module: the dotted name of the layer; "" for the whole model.
@@ -183,7 +183,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule that judges a training.
+    """A rule that judges a training run.
 
     Pass one of your own to `HealthMonitor(rules=...)`, beside the names of built-in ones; in YAML, give the dotted
     path of the variable that holds it (`my_package.LARGE_BIAS`).

@@ -251,7 +251,7 @@ class Run:
             self.now, self.latest = self.looks[-1], LookArrays(self.looks[-1], self.arrays)
 
     def recent(self, quantity: str) -> np.ndarray:
-        """Return a quantity at the latest looks, shape (layers, at most 64), float64; NaN where nothing was measured.
+        """Return a quantity at the latest measurements, shape (layers, at most 64), float64; NaN where nothing was measured.
 
         The last column is the latest look. The array is valid until the next look.
 
@@ -277,19 +277,19 @@ class Run:
         return self.table.steps
 
     def has_run(self, layer: Layer) -> bool:
-        """Return True if the layer gave an output at any look."""
+        """Return True if the layer has produced an output at any measurement."""
         return layer.name in self._ran
 
     @property
     def unseen(self) -> list[Layer]:
-        """The layers that could give an output and gave none at any look so far; empty before the first look."""
+        """The layers that have produced no output so far, though they could; empty before the first measurement."""
         if not self.seen:
             return []
         shown_by = {layer.name: self._shown_by(layer) for layer in self.layers if layer.is_called}
         return [layer for layer in self.layers if shown_by.get(layer.name) and shown_by[layer.name] not in self._ran]
 
     def why_unseen(self, layer: Layer) -> str:
-        """Return why a layer gave no output at the first look, as a clause; "" if that is unknown."""
+        """Return why a layer produced no output at the first measurement, as a clause; "" if unknown."""
         return self.facts.why_silent.get(self._shown_by(layer), "")
 
     def _shown_by(self, layer: Layer) -> str:
@@ -317,7 +317,7 @@ class Run:
             )
 
     def units(self, name: str, role: Role = "output", looks: int | None = None) -> np.ndarray | None:
-        """Return the statistics of each measured channel at the latest looks; of a wide tensor, of every k-th channel.
+        """Return the statistics of each measured channel at the latest measurements; of wide tensors, every k-th channel.
 
         Args:
             name: the layer, or the weight.

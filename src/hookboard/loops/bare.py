@@ -232,7 +232,7 @@ def watch(
     validates: bool = False,
     log_every_n_steps: int = 50,
 ) -> AbstractContextManager[BareLoop]:
-    """Watch a training loop without a Trainer: callbacks log there what they would log in a Trainer.
+    """Watch a training loop without a Trainer, in which callbacks log what they would log in a Trainer.
 
     What needs the `training_step` of a LightningModule is left out: `Checkup` does nothing.
 

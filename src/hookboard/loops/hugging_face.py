@@ -14,7 +14,7 @@ def for_transformers(
     callbacks: HookboardCallback[Any] | Sequence[HookboardCallback[Any]],
     loggers: SummaryWriter | Logger | Sequence[SummaryWriter | Logger] | None = None,
 ) -> Any:
-    """Make a callback for Hugging Face's Trainer: callbacks log there what they would log in a Lightning Trainer.
+    """Make a callback for Hugging Face's Trainer, in which callbacks log what they would log in a Lightning Trainer.
 
     The cadence of callbacks that have none of their own is `logging_steps`. The evaluations of `eval_strategy` are
     what validations are in a Lightning Trainer. What needs the `training_step` of a LightningModule is left out, see
