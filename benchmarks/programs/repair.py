@@ -293,7 +293,9 @@ REPAIRS: list[tuple[re.Pattern[str], Any]] = [
     (_words(r"use relu or gelu in place of .*, (?:and )?add normalization"), _hidden_relu_normalized),
     (_words(r"use relu or gelu (?:in place of|instead)"), _hidden_relu),
     (
-        _words(r"initialize for the activation|weights of this layer are initialized|this layer is initialized"),
+        _words(
+            r"initialization that suits the activation|weights of this layer are initialized|this layer is initialized"
+        ),
         _initialized,
     ),
     (_words(r"add normalization|or normalize it|put a batch norm"), _normalized),

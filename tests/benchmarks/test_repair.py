@@ -93,7 +93,9 @@ def test_an_activation_that_an_alarm_names_becomes_a_relu_and_so_do_others_of_it
 def test_weights_before_a_relu_get_the_deviation_of_he():
     given = program(4000, "relu", 1)
     nn.init.zeros_(given.net[0].weight)
-    _, changed = followed(given, "initialize for the activation in use (He for ReLU), or add normalization.", "")
+    _, changed = followed(
+        given, "use an initialization that suits the activation (He for ReLU), or add normalization.", ""
+    )
     assert changed.net[0].weight.std().item() == pytest.approx(1, rel=0.05)  # the root of 2 / 2 inputs
 
 

@@ -132,7 +132,7 @@ def test_what_code_without_gradients_has_made_is_named_by_what_took_it():
     net = nn.Sequential(Divides(), nn.Linear(4, 3))
     event = only_event(Toy(net), marked_at(2))
     assert (event.module, event.during, event.step) == ("net.1", "forward", 2)
-    assert "went into linear() in 'net.1' (32 Inf in 32 values); it was computed earlier" in event.evidence
+    assert "went into linear() in 'net.1' (32 Inf in 32 values); it was produced earlier" in event.evidence
 
 
 class Divides(nn.Module):

@@ -1,4 +1,4 @@
-"""Where copies of all weights take too much memory, `ParameterLogger` measures their updates by turns."""
+"""Where copying all weights take too much memory, `ParameterLogger` measures their updates by turns."""
 
 import itertools
 import weakref

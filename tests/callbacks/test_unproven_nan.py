@@ -40,7 +40,7 @@ def opposites(x, bad):
 def test_a_function_that_makes_no_nan_has_taken_it(name):
     evidence = evidence_of(lambda x, bad: getattr(opposites(x, bad), name)())
     assert f"went into {name}() after 'net.first'" in evidence
-    assert "it was computed earlier, perhaps by mul(), div()" in evidence
+    assert "it was produced earlier, perhaps by mul(), div()" in evidence
 
 
 def test_rows_of_nan_are_not_called_masked():

@@ -132,14 +132,17 @@ def with_activations(*types):
     [
         (
             ["ReLU"] * 4,
-            ("Add normalization or residual connections, and initialize for the activation in use (He for ReLU)."),
+            (
+                "Add normalization or residual connections, and use an initialization that suits the activation (He "
+                "for ReLU)."
+            ),
         ),
         (
             ["Sigmoid", "ReLU", "Tanh", "Tanh"],
             "Use ReLU or GELU in place of Sigmoid and Tanh with He initialization (nn.init.kaiming_uniform_), and "
             "add normalization or residual connections.",
         ),
-        ([], "Add normalization or residual connections, and initialize for the activation in use."),
+        ([], "Add normalization or residual connections, and use an initialization that suits the activation."),
     ],
     ids=["ReLU", "some of each", "none that is a module"],
 )

@@ -63,7 +63,7 @@ def test_a_first_layer_whose_input_is_not_finite_says_so():
 def test_a_loss_that_is_not_finite_though_all_outputs_are_is_the_fault_of_the_loss():
     verdict = verdict_of({("head", "grad_output"): bad("head", "grad_output", nan=5)})
     assert verdict.module == ""
-    assert "outputs that are all finite" in verdict.evidence
+    assert "although all outputs are finite" in verdict.evidence
 
 
 def test_a_nan_in_backward_is_named_where_the_gradient_was_still_finite():

@@ -214,8 +214,8 @@ class Turns:
         self._is_said = True
         needed = sum(self._bytes.values())
         return (
-            f"copies of all {len(self._bytes)} parameters before a step would take {needed / 1e9:.1f} GB, so their "
-            f"updates are measured in turns, each in about one of {math.ceil(needed / MOST_COPIED_BYTES)} logged steps"
+            f"copying all {len(self._bytes)} parameters before a step would take {needed / 1e9:.1f} GB, so they take "
+            f"turns: each update is measured in about one of {math.ceil(needed / MOST_COPIED_BYTES)} logged steps"
         )
 
     @property

@@ -197,13 +197,13 @@ class Faults:
     def before(self, spot: Spot, found: Found) -> tuple[str, str]:
         """Return why the input of a module differs, as a clause, and the module whose code passes that input."""
         if not spot.module:
-            return "the inputs of the models differ", ""
+            return "the models received different inputs", ""
         parent = self._parent(spot.module)
         known = self.own(parent)
         skipped = self._skipped(parent, found)
         after = self._ran_before(spot, parent)
         where = f"between {after} and {spot.module}" if after else f"before {spot.module}"
-        code = f"look at the code of {parent or 'the whole model'} {where}"
+        code = f"check the code of {parent or 'the whole model'} {where}"
         return "; ".join([*skipped, *known, code]), parent
 
     def _source_of_shape(self, spot: Spot, found: Found) -> str:
@@ -229,7 +229,7 @@ class Faults:
             return "; ".join([*([] if weights else [same]), *skipped, *known])
         if self._draws(spot.module):
             advice = "different in other versions, precisions or kinds of devices: compare in evaluation mode"
-            return f"{same}, but it draws random numbers, which are {advice}"
+            return f"{same}, but it draws random numbers, which {advice}"
         after = f" after {last}" if (last := self._ran_last(spot.module)) else ""
         return f"{same}: look at the code of its forward{after}"
 

@@ -251,7 +251,7 @@ class Run:
             self.now, self.latest = self.looks[-1], LookArrays(self.looks[-1], self.arrays)
 
     def recent(self, quantity: str) -> np.ndarray:
-        """Return a quantity at the latest measurements, shape (layers, at most 64), float64; NaN where nothing was measured.
+        """Return a quantity at the latest measurements, shape (layers, at most 64), float64; NaN where there is none.
 
         The last column is the latest look. The array is valid until the next look.
 
@@ -317,7 +317,7 @@ class Run:
             )
 
     def units(self, name: str, role: Role = "output", looks: int | None = None) -> np.ndarray | None:
-        """Return the statistics of each measured channel at the latest measurements; of wide tensors, every k-th channel.
+        """Return the statistics of each channel at the latest measurements; of wide tensors, of every k-th channel.
 
         Args:
             name: the layer, or the weight.

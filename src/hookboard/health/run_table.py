@@ -20,7 +20,7 @@ from hookboard.model.sites import Role
 
 QUANTITIES: dict[str, str] = {
     "activation_rms": "The RMS of the layer's output.",
-    "gradient_rms": "The RMS of the gradient of the layer's output.",
+    "gradient_rms": "The RMS of the gradient with respect to the layer's output.",
     "weight_rms": "The RMS of all weights that the layer owns.",
     "weight_gradient_rms": "The RMS of the gradients of all its weights.",
     "update_ratio": "The L2 norm of the weights' change in the step, over their norm before it (inf if that was 0).",

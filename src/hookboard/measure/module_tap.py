@@ -182,7 +182,7 @@ class ModuleTap:
         if "input" in self.roles:
             self._show_all("input", inputs)
             if not inputs:
-                self.causes["input"] = "the module was called with no tensor"
+                self.causes["input"] = "the module was called without any tensor"
         if "grad_input" in self.roles and not any(tensor.requires_grad for _, tensor in inputs):
             self.causes["grad_input"] = _why_no_gradient_of("input", [tensor for _, tensor in inputs])
 
@@ -276,5 +276,5 @@ class ModuleTap:
 
 def _why_no_gradient_of(what: str, tensors: list[Tensor]) -> str:
     if not tensors:
-        return "the module was called with no tensor"
+        return "the module was called without any tensor"
     return f"the {what} {why_no_gradient(tensors[0])}"

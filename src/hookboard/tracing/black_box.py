@@ -215,7 +215,10 @@ class BlackBox:
         if (origin is None or not origin.name) and (event := of_batch(counts_masks=True)) is not None:
             return event
         if origin is None:
-            why = "the inputs of its operations are not kept, as in compiled code, checkpoints and custom functions"
+            why = (
+                "the inputs to its operations are not saved, as in compiled code, activation checkpointing and "
+                "custom autograd functions"
+            )
             event = unlocated_event(False, *self._here, why, loss=self._loss)
         else:
             last_loss = math.nan if self._stepped is None else self._stepped[2]

@@ -43,7 +43,7 @@ def forward_event(
         said = f"came from {_plain(origin.name)}(){where}{found}"
     else:
         by = f", perhaps by {listed(place.before, 3)}" if place.before else ""
-        said = f"went into {_plain(origin.taker)}(){where}{found}; it was computed earlier{by}"
+        said = f"went into {_plain(origin.taker)}(){where}{found}; it was produced earlier{by}"
         if origin.is_maker:
             said = f"came from {_plain(origin.taker)}(){where}{found}, or from code before it{by}"
     why, advice = _cause(origin)

@@ -161,7 +161,7 @@ def not_learning(run: Run) -> Iterator[Finding]:
     losses = run.losses
     first = losses.first[0].step if losses.first else run.now.step
     if losses.is_boundless:
-        evidence = f"the loss fell from {losses.start:.3g} to {losses.lowest:.3g}: it has no lower bound"
+        evidence = f"the loss fell from {losses.start:.3g} to {losses.lowest:.3g}: it seems to have no lower bound"
         # A likelihood may be far below 0 as well; what has no bound takes the outputs along.
         severity: Severity = "alarm" if run.has_blown_up else "note"
         yield Finding("", evidence, "check the sign of the loss", severity, since=first)

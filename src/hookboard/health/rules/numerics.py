@@ -174,7 +174,7 @@ def _in_loss(look: Look) -> Origin | None:
     loss = next((loss for loss in look.losses if loss.step == look.step), None)
     if loss is None or math.isfinite(loss.value):
         return None
-    return Origin("", f"the loss is {loss.value}, from outputs that are all finite (forward)")
+    return Origin("", f"the loss is {loss.value}, although all outputs are finite (forward)")
 
 
 def _in_backward(run: Run, look: Look) -> Origin | None:

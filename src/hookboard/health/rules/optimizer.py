@@ -101,8 +101,8 @@ def _never_ran(run: Run, layer: Layer, weights: list[str], is_cut: bool) -> Iter
     count = _weights(len(weights))
     who = f"the layer {what} measurements, and no gradient reached its {count}"
     if not layer.name:  # the model itself may have run
-        who = f"no gradient reached the model's own {count}"
-    evidence = f"{who}, which are in an optimizer"
+        who = f"no gradient reached the {count} that the model holds directly"
+    evidence = f"{who}, although an optimizer holds them"
     is_expert = is_one_of_several(run, layer)
     is_new = not (run.has_run(layer) or is_expert or is_cut)
     is_forgotten = (
@@ -180,7 +180,9 @@ def _cut(run: Run, look: Look, chain: list[Layer], others: list[Layer]) -> Findi
     severity: Severity = "alarm" if others or run.losses.is_harmed or since is None else "note"
     # Without a graph there is no gradient at all; zeros are the derivative of something.
     why = "something that multiplies by 0, such as a dead or saturated activation or a softmax over one value"
-    advice = f"look after {last} for {why if zeros else 'detach() or no_grad(), or an output that is not used'}"
+    advice = (
+        f"downstream of {last}, look for {why if zeros else 'detach() or no_grad(), or an output that is not used'}"
+    )
     names = [name for layer in chain for name in layer.weights]
     said = [found for found in run.facts.findings if found.rule == "cut"]
     cutting = (each for each in said if " cuts " in each.evidence)

@@ -43,7 +43,7 @@ def initialization(run: Run) -> str:
     kinds = {"He": UNBOUNDED_KINDS, "Xavier": BOUNDED_KINDS}
     found = {name: activations_of(run, of) for name, of in kinds.items()}
     which = ", ".join(f"{name} for {' and '.join(types)}" for name, types in found.items() if types)
-    return f"initialize for the activation in use{f' ({which})' if which else ''}"
+    return f"use an initialization that suits the activation{f' ({which})' if which else ''}"
 
 
 def source_of(run: Run, layer: Layer, units: int | None = None) -> Layer | None:

@@ -261,7 +261,7 @@ def _dead_finding(run: Run, dead: Dead, severity: Severity) -> Finding:
         others = f"; in other layers of this type, {percent_range(usual)} are dead"
     first = run.first.step if run.first is not None else 0
     if dead.at.kind == "dropout":
-        advice = "Lower the rate of this dropout."
+        advice = "Lower the rate of this dropout layer."
     elif onset <= first:
         advice = _advice_at_start(run, dead)
     else:
