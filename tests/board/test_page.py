@@ -104,7 +104,7 @@ def test_the_deviation_is_that_from_the_median_of_the_type(tab, values):
 def test_a_run_opens_on_the_deviation_if_only_that_shows_the_sick_layer(tab):
     tab.show(run="unlike")
     expect(tab.find("#hookboard-how-deviation")).to_be_checked()
-    expect(tab.find(".what")).to_have_text("as a multiple of the median of its kind")
+    expect(tab.find(".what")).to_have_text("as a multiple of the median of its type")
     tab.find("[for=hookboard-how-log]").click()
     expect(tab.find("#hookboard-how-log")).to_be_checked()
     tab.wait()
@@ -230,5 +230,5 @@ def test_a_layer_shows_what_it_is_and_its_course_among_its_kind(tab, values):
     lines = json.loads(chart.evaluate(read))
     np.testing.assert_allclose(lines["this layer"], values[0][ROW], rtol=1e-6)
     like = [i for i, (_, kind, _) in enumerate(layers_of()) if kind == "Linear"]
-    np.testing.assert_allclose(lines["median of its kind"], np.median(values[0][like], axis=0), rtol=1e-6)
+    np.testing.assert_allclose(lines["median of its type"], np.median(values[0][like], axis=0), rtol=1e-6)
     expect(tab.find(".side figcaption").first).to_contain_text("9.9 at step 10")

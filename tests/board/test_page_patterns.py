@@ -152,7 +152,7 @@ def test_a_wrong_pattern_is_answered_by_a_sentence(filtered, modules, types, tex
 
 def test_a_type_is_not_looked_for_where_none_is_recorded(filtered):
     (answer,) = filtered({"net": []}, [["", "Linear"]])
-    assert answer["errors"]["types"].startswith("types: the run has no record of its layers' types, 'Linear' cannot")
+    assert answer["errors"]["types"].startswith("types: the run has no record of its layers' types, so 'Linear' cannot")
 
 
 def test_empty_fields_filter_nothing(filtered):

@@ -99,7 +99,7 @@ def test_that_both_factors_are_0_is_one_alarm(train, tmp_path):
         nn.init.zeros_(down.weight)
     alarms = [one for one in train(tmp_path, net, 3e-3).verdicts if one.severity == "alarm"]
     assert [one.rule for one in alarms] == ["adapters"]
-    assert "2 of 2 adapters (two factors beside a frozen weight) learn nothing" in alarms[0].evidence
+    assert "2 of 2 adapters (two factors next to a frozen weight) learn nothing" in alarms[0].evidence
 
 
 @both

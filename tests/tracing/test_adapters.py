@@ -189,7 +189,7 @@ def test_an_adapter_that_cannot_learn_is_named_with_the_cause(change):
     (one,) = (one for one in found_in(net) if one.rule == "adapters")
     severity, why = CANNOT[change]
     assert (one.severity, one.module) == (severity, "down")
-    assert f"1 of 1 adapters (two factors beside a frozen weight) learn nothing: {why}" in one.evidence
+    assert f"1 of 1 adapters (two factors next to a frozen weight) learn nothing: {why}" in one.evidence
     assert "(down.weight)" in one.evidence
 
 

@@ -80,7 +80,7 @@ class Clamp(EditRule):
             check_number(option, limit, "a number, not NaN", lambda limit: not math.isnan(limit), "for no limit")
         given = [limit for limit in limits.values() if limit is not None]
         if not given or given != sorted(given):
-            raise ValueError(f"min={self.min!r}, max={self.max!r}: give min, max, or both with min <= max.")
+            raise ValueError(f"min={self.min!r}, max={self.max!r}: give min, max, or both, with min <= max.")
 
     def __call__(self, tensor: Tensor) -> Tensor:
         """Return `tensor.clamp(min, max)`, same shape and dtype."""

@@ -320,7 +320,10 @@ class Faults:
         if self._counts(spot, found):
             passing = sorted(found.reaches.get(replace(spot, part="output"), ()))
             whose = listed([name or "the code after the last module" for name in passing], 3) or "the loss"
-            cause = f"what {whose} passes back differs, although its forward does not: look for a custom backward"
+            cause = (
+                f"the gradient that {whose} passes back differs, although its forward pass does not: look for a custom "
+                "backward"
+            )
             return [Difference(spot, found.spots[spot], self.expected(spot), cause)]
         if spot in self._cut(found):
             where = f"in {self._parent(spot.module)}" if self._parent(spot.module) else "in the model"

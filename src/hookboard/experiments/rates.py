@@ -198,7 +198,7 @@ def judge_gradients(recipe: Recipe, batch: Any) -> list[Finding]:
         advice = "check the last operation before the loss: a softmax over one value, a dead ReLU, a saturated output"
     else:
         evidence = f"no gradient reaches any of the {len(gradients)} parameters that the optimizer trains"
-        advice = "look for detach(), .data, no_grad() or argmax between the layers and the loss, and at what is frozen"
+        advice = "look for detach(), .data, no_grad() or argmax between the layers and the loss, and for frozen layers"
         own = set(map(id, recipe.module.parameters()))
         if not any(id(p) in own for group in recipe.optimizer.param_groups for p in group["params"]):
             advice = "give the optimizer the parameters of this model: it has none of them"

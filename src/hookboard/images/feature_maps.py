@@ -224,7 +224,7 @@ def feature_maps(
         drawn = [HEAT[line] for line in drawn]
     if lefts:
         drawn = [joined(pair, axis=1) for pair in zip(lefts, drawn, strict=True)]
-    caption = f"{name}: {'input beside ' if lefts else ''}{_channels(shown)}, {shown.words}"
+    caption = f"{name}: {'input next to ' if lefts else ''}{_channels(shown)}, {shown.words}"
     bar, missing = _bar(values, normalize), int((~np.isfinite(values)).sum())
     if missing:
         bar = replace(bar, keys=((NOT_FINITE, "NaN or infinite"),))

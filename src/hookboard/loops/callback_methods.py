@@ -242,7 +242,7 @@ def inform_of_many_tags(callback: CallbackMethods[Any]) -> None:
     count = sum(1 for _ in callback.written_tags())
     if count > MAX_SILENT_TAGS:
         inform(
-            f"{type(callback).__name__} will write {count:,} tags, more than anyone looks at one by one. To narrow "
-            "this down, select layers (modules='encoder.*'), types (types=['Linear']) or fewer statistics. "
-            "HealthMonitor() shows all layers in 21 tags."
+            f"{type(callback).__name__} will write {count:,} tags, too many to look at one by one. To narrow them "
+            "down, select layers (modules='encoder.*'), types (types=['Linear']) or fewer statistics. HealthMonitor() "
+            "shows all layers in 21 tags."
         )

@@ -67,7 +67,7 @@ KEEPS_ITS_OUTPUT = (nn.ReLU, nn.Hardtanh, nn.LeakyReLU, nn.ELU, nn.CELU, nn.SELU
 """Activations that, in place, compute their gradient from their output: it must not be changed in place afterwards."""
 
 
-RETURNED = "the module returned its input, whose gradient a compiled graph cannot show"
+RETURNED = "the module returned its input, whose gradient a compiled graph cannot expose"
 
 
 class GraphEnd:
@@ -245,4 +245,4 @@ def _is_plain(tensor: Tensor) -> bool:
 
 
 def _not_plain(tensor: Tensor) -> str:
-    return f"a compiled graph cannot show tensors of type {type(tensor).__name__}"
+    return f"a compiled graph cannot expose tensors of type {type(tensor).__name__}"

@@ -174,7 +174,7 @@ def _copied(tensor: Tensor) -> Tensor:
         raise TypeError(f"a {kind} that cannot be copied into a plain tensor: {error}") from error
     is_known = type(tensor) in _WRITES_ALL
     if type(copy) is not Tensor or (not is_known and (bits == _UNWRITTEN).any().item()):
-        raise TypeError(f"a {kind} that does not give all its values when it is copied into a plain tensor")
+        raise TypeError(f"a {kind} that loses values when it is copied into a plain tensor")
     _WRITES_ALL.add(type(tensor))
     return torch.view_as_complex(copy) if tensor.is_complex() else copy
 

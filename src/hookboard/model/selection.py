@@ -137,8 +137,8 @@ def check_selection(modules: object, types: object = None) -> tuple[list[str], l
         ValueError: one of the arguments is of another type or an empty list, or a regular expression is invalid.
     """
     a_pattern = (
-        "a pattern over names of modules, such as 'layers.*', or several in a list (a class belongs in types=, the "
-        "model in Trainer.fit)"
+        "a pattern for module names, such as 'layers.*', or several in a list (a class belongs in types=, the model in "
+        "Trainer.fit)"
     )
     a_type = "a class or its name, such as 'Conv2d', or several in a list"
     default = "for the default"

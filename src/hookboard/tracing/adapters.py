@@ -165,7 +165,7 @@ def adapters(done: TracedStep) -> Iterator[Finding]:
         if names:
             yield Finding(
                 names[0].rpartition(".")[0],
-                f"{len(names)} of {len(found)} adapters (two factors beside a frozen weight) learn nothing: {why} "
+                f"{len(names)} of {len(found)} adapters (two factors next to a frozen weight) learn nothing: {why} "
                 f"({listed(names, 3)})",
                 f"{advice}; ignore this if it is intended" if is_note else advice,
                 "note" if is_note else "alarm",

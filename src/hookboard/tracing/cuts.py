@@ -190,7 +190,7 @@ def _nothing_to_learn(done: TracedStep) -> Finding:
     """Return the note on a first batch whose loss and gradients are exactly 0, as a batch without a target may have."""
     what = "the loss of the first batch and all gradients are exactly 0"
     if not done.zero_factor:
-        return Finding("", what, "check what the loss is made of")
+        return Finding("", what, "check the terms of the loss")
     return Finding(
         "",
         f"{what}: {done.zero_factor}",

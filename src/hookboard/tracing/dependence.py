@@ -222,7 +222,7 @@ def _mixing(op: Op, first: Value, result: Value, *, may_be_meant: bool) -> Findi
         )
         advice = f"use {'transpose(0, 1)' if is_exchange else f'permute({order})'} in place of the {op.name}"
     else:
-        moved = f"takes {shape} and mixes its samples: when the first sample changes, so do the outputs for others"
+        moved = f"mixes samples of its input {shape}: when the first sample changes, so do the outputs for others"
         advice = "pass the dimensions in the order it expects, so that samples do not mix"
         if op.name in ("softmax", "log_softmax"):
             advice = f"use dim={1 if len(shape) == 2 else -1}"

@@ -34,7 +34,7 @@ def token_order(done: TracedStep) -> Iterator[Finding]:
         if places is not None:
             yield Finding(
                 "",
-                f"the order of the tokens that {taking.name} {taking.place} takes has no influence: swapping those at "
+                f"the order of the tokens in {taking.name} {taking.place} has no influence: swapping those at "
                 f"positions {places[0]} and {places[1]} swaps their outputs and leaves all others unchanged",
                 "add a positional embedding or encoding to the token embeddings",
                 "alarm",

@@ -226,8 +226,8 @@ def _softmax_twice(done: TracedStep) -> Iterator[Finding]:
             seen.add(place)
             yield Finding(
                 place.module,
-                f"{op.name} {place} takes the output of softmax {value.op.place}: from numbers between 0 and 1, its "
-                f"largest output is at most {math.e / (math.e + size - 1):.2g} (uniform: {1 / size:.2g})",
+                f"{op.name} {place} is applied to the output of softmax {value.op.place}: for inputs between 0 and 1, "
+                f"its largest output is at most {math.e / (math.e + size - 1):.2g} (uniform: {1 / size:.2g})",
                 "give it the logits, or remove it",
                 "alarm",
             )

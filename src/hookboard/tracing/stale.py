@@ -200,8 +200,8 @@ def _without_gradient(optimizer: Optimizer, place: Place) -> Finding:
 def _with_cleared_gradients(optimizer: Optimizer, place: Place) -> Finding:
     return Finding(
         "",
-        f"{type(optimizer).__name__} steps {place} after its gradients were cleared: none of those from the last "
-        f"backward pass are left, in {CLEARED_STEPS} steps in a row",
+        f"{type(optimizer).__name__} steps {place} after its gradients were cleared, in {CLEARED_STEPS} steps in a "
+        "row: nothing from the last backward pass is left",
         "call zero_grad() before the backward pass or after step(), not between them; ignore this if these weights "
         "should not change at first",
         "alarm",

@@ -67,7 +67,7 @@ export function layerTable({ series }) {
     const columns = [one.values, one.low, one.median, one.high].map(decoded);
     return one.steps.map((step, i) => [one.id, one.row, step, ...columns.map((column) => exported(column[i], one.id))]);
   });
-  return [["statistic", "row", "step", "value", "p10 of the kind", "median of the kind", "p90 of the kind"], ...body];
+  return [["statistic", "row", "step", "value", "p10 of the type", "median of the type", "p90 of the type"], ...body];
 }
 
 /** Return a table of the verdicts. */

@@ -203,7 +203,7 @@ export function seriesTraces(one, colours) {
   const traces = [
     { ...base, name: "low", y: edge(low), line: { width: 0 } },
     { ...base, name: "10th to 90th percentile", y: edge(high), line: { width: 0 }, fill: "tonexty", fillcolor: colours.band },
-    { ...base, name: "median of its kind", y: drawn(middle), line: { width: 1.2, color: colours.usual, dash: "dot" } },
+    { ...base, name: "median of its type", y: drawn(middle), line: { width: 1.2, color: colours.usual, dash: "dot" } },
     {
       ...base, name: "this layer", y: drawn(values), mode: few ? "lines+markers" : "lines",
       line: { width: 2, color: colours.own }, marker: { size: 4 }, hovertemplate: "step %{x}: %{y:.4g}<extra></extra>", hoverinfo: "all",

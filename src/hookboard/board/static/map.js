@@ -300,7 +300,7 @@ export function wordsOf(run, numbers, state, rows, hidden) {
   const { series, scale, steps, pair } = numbers;
   const what = pair
     ? `${pair[0]} ${scale.isLog ? "as a multiple of" : "minus"} ${pair[1]}`
-    : scale.isAround ? (scale.isLog ? "as a multiple of the median of its kind" : "minus the median of its kind") : "";
+    : scale.isAround ? (scale.isLog ? "as a multiple of the median of its type" : "minus the median of its type") : "";
   const [from, to] = state.view === "depth" || state.from === "" ? ["", ""] : [state.from, state.to];
   const span = steps.length ? `steps ${from || steps[0]} to ${to || steps[steps.length - 1]}` : "no steps";
   const order = run.is_ordered ? "in the order they run" : "in the order of their names";
@@ -309,7 +309,7 @@ export function wordsOf(run, numbers, state, rows, hidden) {
   return {
     title: titled(series.label), what,
     facts: `${several(numbers.names.length - hidden, "row")}${folded}; ${span}; ${SORTED.get(state.sort) ?? order}`,
-    scale: scale.isCut.some(Boolean) ? "Values beyond the ends are drawn in the colour of the end." : "One scale for the whole run.",
+    scale: scale.isCut.some(Boolean) ? "Values beyond the ends are drawn in the color of the end." : "One scale for the whole run.",
   }; // prettier-ignore
 }
 

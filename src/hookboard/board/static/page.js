@@ -375,7 +375,7 @@ async function load(given) {
   const has = (name) => runs.some((run) => run.name === name);
   const chosen = { against: has(given.against) ? given.against : "" };
   chosen.run = has(given.run) ? given.run : firstRun(runs).name;
-  if (given.run && given.run !== chosen.run) notes.push(`There is no run “${given.run}” here; this is “${chosen.run}”.`);
+  if (given.run && given.run !== chosen.run) notes.push(`There is no run “${given.run}”; this is “${chosen.run}”.`);
   const state = { ...given, ...chosen };
   const run = await ask("run", { run: state.run });
   const series =

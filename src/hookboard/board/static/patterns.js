@@ -47,7 +47,7 @@ function ofType(given, layers) {
   if (found.length) return found;
   const present = [...new Set(layers.map(({ type }) => type).filter(Boolean))].sort();
   if (present.length) throw nothing("types", `no layer is a '${given}'`, given, present);
-  throw new Error(`types: the run has no record of its layers' types, '${given}' cannot be looked for.`);
+  throw new Error(`types: the run has no record of its layers' types, so '${given}' cannot match.`);
 }
 
 /** Split a dotted name before its last part. */

@@ -78,7 +78,7 @@ function halfTraces({ numbers, column, index }, rows, i, colours) {
   };
   return [
     {
-      ...base, name: `median of the kind, ${series.id}`, mode: "markers", x: cells.map(({ middle }) => position(middle)),
+      ...base, name: `median of the type, ${series.id}`, mode: "markers", x: cells.map(({ middle }) => position(middle)),
       marker: { symbol: "line-ns", size: 9, line: { width: 1.5, color: colours.usual } },
     },
     {

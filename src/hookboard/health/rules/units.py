@@ -382,7 +382,7 @@ DEAD_UNITS = Rule("dead_units", _dead_units, look_at="health/dead_fraction")
 
 
 SYMMETRY_ADVICE = (
-    "Initialize its weights with random numbers, and look for weights that are copied or set to a constant."
+    "Initialize its weights with random numbers, and look for weights that are copies or set to a constant."
 )
 
 MAY_BE_EQUAL_KINDS: frozenset[Kind] = NORM_KINDS | {"embedding"}
