@@ -104,7 +104,7 @@ def test_nothing_is_said_of_the_weights_that_attention_uses_itself_and_they_are_
 def test_a_layer_whose_weights_its_parent_uses_is_named_as_that_if_a_pattern_selects_it(lines):
     judged(Toy(Attends()), sequences(*[4] * 6), ["net.attention", "net.attention.*", "net.head"])
     said = in_one_line(lines[-1])
-    assert "in 2 layers, measured 6 times from step 0 to 5; 1 more layers produced no output." in said
+    assert "in 2 layers, measured 6 times from step 0 to 5; 1 more layer produced no output." in said
     assert "No output was seen from net.attention.out_proj: the module was not called, yet its parameters" in said
     assert "its parent uses its weights directly, as nn.MultiheadAttention does." in said
 

@@ -218,7 +218,7 @@ class CAMLogger(PictureLogger):
         )
 
     def _caption(self, k: int, seen: Attribution, labels: Tensor | None) -> str:
-        """Return the caption of sample k: "predicted cat (97 %), label dog, map of cat"."""
+        """Return the caption of sample k: "predicted cat (97%), label dog, map of cat"."""
 
         def named(number: Tensor) -> str:
             index = int(number)

@@ -27,7 +27,7 @@ def headline(run: Run, verdicts: Sequence[Verdict]) -> str:
     counts = [(alarms, "alarm"), (len(verdicts) - alarms, "note")]
     found = " and ".join(_many(count, noun) for count, noun in counts if count) or "No problems found"
     times = "once" if run.seen == 1 else f"{run.seen} times"
-    unseen = f"; {len(run.unseen)} more layers produced no output" if run.unseen else ""
+    unseen = f"; {_many(len(run.unseen), 'more layer')} produced no output" if run.unseen else ""
     if run.seen < run.window:
         found = found if verdicts else "Not judged yet"
         return (

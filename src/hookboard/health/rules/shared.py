@@ -123,10 +123,10 @@ def percent_range(shares: Iterable[float]) -> str:
     """Format the smallest and the largest of some shares in percent.
 
     >>> percent_range([0.4, 0.05]), percent_range([0.0, 0.001])
-    ('5 to 40 %', '0 %')
+    ('5 to 40%', '0%')
     """
     percent = [f"{100 * share:.0f}" for share in sorted(shares)]
-    return " to ".join(dict.fromkeys([percent[0], percent[-1]])) + " %"
+    return " to ".join(dict.fromkeys([percent[0], percent[-1]])) + "%"
 
 
 def severity_of(run: Run) -> Severity:
