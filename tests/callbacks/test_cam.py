@@ -198,7 +198,7 @@ class ReturnsMaps(nn.Module):
             "'cam' needs a linear head on the global average of 'net.conv1'",
         ),
         (lambda: nn.Sequential(nn.Flatten(), nn.Linear(192, 5)), CAMLogger(), "returned maps larger than one pixel"),
-        (cnn, CAMLogger("net.flat"), "module 'net.flat' returned no maps"),
+        (cnn, CAMLogger("net.flat"), "module 'net.flat' returned neither maps"),
     ],
     ids=["no_grad", "no scores", "no such class", "no linear head", "no maps", "no maps of that layer"],
 )

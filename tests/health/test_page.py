@@ -278,7 +278,7 @@ def test_what_is_said_alike_of_several_layers_is_one_row_and_one_line_with_their
     table = table_of(judge.run, [ALARM, *many])
     rows = [line for line in table.text.splitlines() if line.startswith("|")][2:]
     assert len(rows) == 2
-    assert "The same rule and advice hold for 22 layers: net.0," in rows[1].replace("<br>", " ")
+    assert "The same rule and advice apply to 22 layers: net.0," in rows[1].replace("<br>", " ")
     assert len(table.rows) == 23
     said = " ".join(" ".join(closing(judge.run, [ALARM, *many])).split())
     assert said.startswith("HealthMonitor: 1 alarm and 22 notes in 62 layers")
@@ -332,8 +332,8 @@ def test_what_follows_from_no_verdict_that_is_there_or_from_itself_is_a_card():
 def test_too_few_looks_are_not_called_healthy(looks):
     said = headline(trained(5, looks=looks, sick="").run, [])
     assert said.startswith("Not judged yet: 5 layers measured only")
-    assert f"only {[None, 'once', '2 times'][looks]}, and" in said
-    assert said.endswith("most rules need 3 measurements; in a short run, lower every_n_steps.")
+    assert f"only {[None, 'once', '2 times'][looks]}, but" in said
+    assert said.endswith("most rules need 3 measurements. In a short run, lower every_n_steps.")
 
 
 @pytest.mark.parametrize(("last", "end"), [(math.nan, "; the last loss is nan."), (math.inf, "is inf."), (2.3, "9.")])

@@ -90,8 +90,8 @@ def test_each_of_its_cards_has_the_paragraph_of_the_terminal():
     verdicts = [*alike, Verdict("note", "other", "net.0", 1, 1, "It jumped.", "Wait.")]
     (record,) = records(Page(1).last(judge.run, verdicts))
     assert record.texts == (
-        "note: mine in net.0 since step 0: It gave 0. The same rule and advice hold for 3 layers: net.* (3). "
-        "Try: Leave it.",
+        "note: mine in net.0 since step 0: It gave 0. The same rule and advice apply to 3 layers: net.* (3). Try: "
+        "Leave it.",
         "note: other in net.0 at step 1: It jumped. Try: Wait.",
     )
     assert len(record.cards) == 2

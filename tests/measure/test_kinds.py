@@ -204,8 +204,8 @@ REFUSED = {
     "freed with gaps": (freed_with_gaps, "memory has been freed"),
     "freed sparse": (freed_sparse, "has been freed"),
     "a refusing wrapper": (lambda: Refusing(normal(5)), "a Refusing that cannot be copied"),
-    "packed": (packed, "the torch.uint8 in a Packed stands for numbers that only it can unpack"),
-    "a lying wrapper": (lambda: Lying(normal(5)), "a Lying that does not give all its values"),
+    "packed": (packed, "the torch.uint8 in a Packed holds packed numbers only it can unpack"),
+    "a lying wrapper": (lambda: Lying(normal(5)), "a Lying that loses values"),
 }
 
 

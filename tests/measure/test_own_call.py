@@ -142,7 +142,7 @@ def test_a_rule_that_cannot_be_copied_is_not_used_in_a_call_of_our_own():
 
     net, _ = edited("output", Refuses())
     with (
-        pytest.raises(RuntimeError, match=r"with a copy of the rule .*Refuses.* cannot be copied: no copies"),
+        pytest.raises(RuntimeError, match=r"must copy the rule .*Refuses.* cannot be copied: no copies"),
         own_call(),
     ):
         net(torch.ones(2, 3))

@@ -81,7 +81,10 @@ def test_the_summary_says_how_many_targets_count(tmp_path):
     wanted = shifted[shifted != -100]
     count, share, different = len(wanted), f"{len(wanted) / 64:.0%}", wanted.unique().numel()
     text = " ".join(" ".join(closing(monitor._run, monitor.verdicts)).split())
-    said = f"{count} of the {64} targets in the first batch count ({share}), with {different} distinct values."
+    said = (
+        f"{count} of the {64} targets in the first batch count toward the loss ({share}), with {different} distinct "
+        "values."
+    )
     assert said in text
 
 

@@ -182,7 +182,7 @@ def test_names_that_mlflow_refuses_cost_no_other_metric(tmp_path, monkeypatch):
     logger = MLFlowLogger(tracking_uri=f"file:{tmp_path}")
     scalars = {"mean/a//b": 1.0, "mean/": 2.0, "mean/é=1": 3.0, f"mean/{'x' * 250}": 4.0, "mean/net": 5.0}
     with pytest.warns(
-        HookboardWarning, match="MLFlowLogger does not support metrics with names of more than 250"
+        HookboardWarning, match="MLFlowLogger does not support metrics whose names are longer than 250"
     ) as said:
         write(logger, Entry(3, scalars), Entry(4, scalars))
     assert len(said) == 1
@@ -196,7 +196,9 @@ def test_names_that_mlflow_refuses_cost_no_other_metric(tmp_path, monkeypatch):
 
 def test_a_name_that_is_too_long_for_a_file_costs_no_other_file(tmp_path):
     texts = {"x" * 300: "long", "health/note": "short"}
-    with pytest.warns(HookboardWarning, match="CSVLogger does not support files with names of more than 255") as said:
+    with pytest.warns(
+        HookboardWarning, match="CSVLogger does not support files whose names are longer than 255"
+    ) as said:
         write(CSVLogger(tmp_path, name=None, version=""), Entry(3, texts=texts), Entry(4, texts=texts))
     assert len(said) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["health_note.md"]

@@ -122,7 +122,7 @@ def test_of_mlflow_it_is_said_that_histograms_are_left_out(tmp_path, monkeypatch
     pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     logger = MLFlowLogger(tracking_uri=f"file:{tmp_path / 'mlflow'}")
-    with pytest.warns(HookboardWarning, match="MLFlowLogger does not support histograms; they are left out there"):
+    with pytest.warns(HookboardWarning, match="MLFlowLogger does not support histograms, so they are left out there"):
         numbers(tmp_path, logger)
 
 

@@ -247,6 +247,6 @@ def _read(strings: Sequence[bytes]) -> dict[str, Any]:
         raise ValueError(f"not a hookboard record: {error!r}") from error
     if not isinstance(version, int) or version > VERSION:
         raise ValueError(
-            f"the record has version {version!r}; this hookboard reads up to {VERSION}: a newer one wrote it"
+            f"the record has version {version!r}; a newer hookboard wrote it; this one reads up to {VERSION}"
         )
     return dict(given)

@@ -380,7 +380,7 @@ def _records(
     read = [_record(source, run, tag) for tag in wanted[:MAX_RECORDS]]
     warnings = [one for one in read if isinstance(one, str)]
     if rest := wanted[MAX_RECORDS:]:
-        warnings.append(f"Only {MAX_RECORDS} of {len(wanted)} records are read; not read: {listed(rest, 3)}.")
+        warnings.append(f"Only {MAX_RECORDS} of {len(wanted)} records were read; skipped: {listed(rest, 3)}.")
     health = next((one for one in read if isinstance(one, HealthRecord)), None)
     return [one for one in read if isinstance(one, LayersRecord)], health, warnings
 

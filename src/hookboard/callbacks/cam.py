@@ -184,7 +184,7 @@ class CAMLogger(PictureLogger):
                     raise _no_such_class(self.target, [self.target], last)
                 return torch.full((len(scores),), self.target, device=scores.device)
             if labels is None:
-                raise NothingToShowError("target='label' needs labels: the batch has no integers of shape (n,)")
+                raise NothingToShowError("target='label' needs labels: the batch has no integer tensor of shape (n,)")
             # On a GPU an index out of range would end the process, and checking it would wait for the device.
             return labels.to(scores.device, non_blocking=True).clamp(0, last)
 
@@ -234,7 +234,7 @@ class CAMLogger(PictureLogger):
         if labels is not None:
             parts.append(f"label {named(labels[k])}")
         parts.append(
-            "map of no class" if METHODS[self.method].needs == "nothing" else f"map of {named(seen.classes[k])}"
+            "class-agnostic map" if METHODS[self.method].needs == "nothing" else f"map of {named(seen.classes[k])}"
         )
         return ", ".join(parts)
 

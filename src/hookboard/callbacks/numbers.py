@@ -239,7 +239,7 @@ class SiteLogger(HookboardCallback[V]):
             return
         if state.stage == "train":
             steps = loop.logged_step
-            why = f"the fit took {steps} steps, and every_n_steps is {state.every_n_steps}"
+            why = f"the fit took {steps} steps, but every_n_steps is {state.every_n_steps}"
         else:
             why = f"the fit had no {state.stage} loop after its start"
         inform(f"{self._name} has measured nothing in {state.stage}: {why}.")

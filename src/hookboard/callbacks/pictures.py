@@ -178,7 +178,7 @@ class PictureLogger(HookboardCallback[PictureState]):
         """Log a line if the fit was too short for pictures."""
         if state.stage == "train" and state.is_first:
             inform(
-                f"{self._name} has shown nothing: the fit took {loop.logged_step} steps, and every_n_steps is "
+                f"{self._name} has shown nothing: the fit took {loop.logged_step} steps, but every_n_steps is "
                 f"{state.every_n_steps}."
             )
 

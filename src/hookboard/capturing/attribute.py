@@ -299,7 +299,7 @@ def named_layer(calls: Sequence[InnerCall], name: str) -> TargetLayer:
     for k, call in reversed(list(enumerate(calls))):
         if call.name == name and len(call.returned) in (3, 4):
             return TargetLayer(name, call.module, _number(calls, k))
-    raise ValueError(f"module {name!r} returned no maps of shape (n, channels, height, width), and no tokens")
+    raise ValueError(f"module {name!r} returned neither maps of shape (n, channels, height, width) nor tokens")
 
 
 def _number(calls: Sequence[InnerCall], k: int) -> int:

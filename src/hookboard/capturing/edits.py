@@ -417,7 +417,7 @@ def _copied(rule: EditFunction) -> EditFunction:
         return copy.deepcopy(rule)
     except Exception as error:  # the rule is the user's, and so is what it raises
         raise RuntimeError(
-            f"hookboard calls the model once more with a copy of the rule {rule!r}, which cannot be copied: {error}"
+            f"hookboard must copy the rule {rule!r} to call the model once more, but it cannot be copied: {error}"
         ) from error
 
 

@@ -228,10 +228,10 @@ class Faults:
         if known or skipped:
             return "; ".join([*([] if weights else [same]), *skipped, *known])
         if self._draws(spot.module):
-            advice = "different in other versions, precisions or kinds of devices: compare in evaluation mode"
+            advice = "differ between versions, precisions and kinds of devices: compare in evaluation mode"
             return f"{same}, but it draws random numbers, which {advice}"
         after = f" after {last}" if (last := self._ran_last(spot.module)) else ""
-        return f"{same}: look at the code of its forward{after}"
+        return f"{same}: check the code of its forward{after}"
 
     def _draws(self, module: str) -> bool:
         """Return True if the module has dropout and is in training mode."""

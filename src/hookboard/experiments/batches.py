@@ -35,7 +35,7 @@ def read_apart(loader: Any, count: int, until: float = math.inf) -> list[Any]:
             to be restored.
     """
     if type(loader) is not DataLoader or isinstance(loader.dataset, IterableDataset):
-        raise CannotRunAgainError("only a DataLoader over a data set with indices can be read twice")
+        raise CannotRunAgainError("only a DataLoader over an indexable data set can be read twice")
     found: list[Any] = []
     with _restoring_loader(loader):
         sampler = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
@@ -61,7 +61,7 @@ def _restoring_loader(loader: DataLoader[Any]) -> Iterator[None]:
     sets = list(_within(loader.dataset))
     size = sum(_bytes_in(vars(one).values()) for one in sets if not _is_of_torch(one))
     if size > MAX_BYTES:
-        raise CannotRunAgainError(f"the data set holds {size:,} bytes, which would be copied to put them back")
+        raise CannotRunAgainError(f"the data set holds {size:,} bytes, which would have to be copied to restore it")
     # `State` does not look into objects of torch, which samplers and data sets mostly are.
     held = [vars(one) for one in (loader.sampler, loader.batch_sampler) if hasattr(one, "__dict__")]
     held += [vars(one) for one in sets if not _is_of_torch(one)]

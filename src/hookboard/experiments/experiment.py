@@ -146,7 +146,7 @@ def _why_not(setting: Setting, batches: Sequence[Any]) -> str:
     if any(is_lazy(p) for p in module.parameters()):
         return "the model has lazy layers, which have no weights yet"
     if not all(isinstance(group.get("lr"), float | int | Tensor) for group in setting.optimizers[0].param_groups):
-        return "the optimizer has no learning rate that is a number"
+        return "the optimizer has no numeric learning rate"
     if not any(float(rate) for rate in current_rates(setting.optimizers[0])):
         return "the learning rate is 0"
     if not batches:

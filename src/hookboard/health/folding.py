@@ -111,7 +111,7 @@ def _told(card: Card, verdicts: Sequence[Verdict], among: Sequence[str]) -> Verd
     said = [first.evidence]
     if len(card.alike) > 1:
         names = _layers([verdicts[place] for place in card.alike], among)
-        said.append(f"The same rule and advice hold for {len(names)} layers: {folded(names, among)}")
+        said.append(f"The same rule and advice apply to {len(names)} layers: {folded(names, among)}")
     if card.effects:
         groups = [[verdicts[place] for place in effects] for effects in card.effects]
         said.append(f"Downstream effects: {'; '.join(_in_layers(group, among) for group in groups)}")

@@ -31,7 +31,7 @@ def headline(run: Run, verdicts: Sequence[Verdict]) -> str:
     if run.seen < run.window:
         found = found if verdicts else "Not judged yet"
         return (
-            f"{found}: {_layers(run)} measured only {times}, and most rules need {run.window} measurements; in a short "
+            f"{found}: {_layers(run)} measured only {times}, but most rules need {run.window} measurements. In a short "
             f"run, lower every_n_steps{unseen}."
         )
     lost = "" if run.losses.is_finite else f"; the last loss is {run.losses.recent[-1].value}"

@@ -90,7 +90,7 @@ def restore(
         elif of_class:
             raise ValueError(_difference(of_class[0]["arguments"], arguments))
         elif must_be_there:
-            raise ValueError("it holds no state of this callback")
+            raise ValueError("it holds no state for this callback")
     except (LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error
 

@@ -108,7 +108,7 @@ class GraphEnd:
         if "grad_input" not in roles:
             return None
         if self._works_in_place:
-            self._explain("grad_input", "in a compiled graph the gradient of an input that is changed in place is lost")
+            self._explain("grad_input", "a compiled graph loses the gradient of an input that is changed in place")
             return None
         if self._returns_its_input:
             self._explain("grad_input", RETURNED)
@@ -164,7 +164,7 @@ class GraphEnd:
             The value with copies in place of the tensors; None if no tensor can be replaced.
         """
         if not can_be_filled(value):
-            self._explain(role, "a compiled graph cannot put other tensors in a container of its class")
+            self._explain(role, "a compiled graph cannot rebuild a container of its class with other tensors")
             return None
         shown: list[tuple[Tensor, Tensor]] = []
         for tensor, paths in _paths_by_tensor(tensors):

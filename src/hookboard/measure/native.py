@@ -30,7 +30,7 @@ def report_missing_kernel() -> None:
         inform(
             "its compiled kernel is missing because there was no C compiler at installation. Measuring on the CPU "
             "gives the same numbers without it but takes 4 to 17 times as long. To get it, install a C compiler and "
-            "then hookboard again, with `pip install --force-reinstall --no-deps --no-cache-dir` (shown once)"
+            "then reinstall hookboard with `pip install --force-reinstall --no-deps --no-cache-dir` (shown once)"
         )
 
 

@@ -251,7 +251,7 @@ def _cause(origin: BadOperation) -> tuple[str, str]:
     if name == "nll_loss":
         return "all its targets are ignored", "Skip batches whose targets are all `ignore_index`."
     if name == "mean" or (first is not None and not first.numel()):
-        return "it is the mean of no values", "Skip this term when nothing is selected."
+        return "it is the mean of an empty tensor", "Skip this term when nothing is selected."
     if name in SOFTMAXES and origin.is_maker:
         return "", "Look for a row that is fully masked, or for a NaN or Inf in its input."
     if name in SOFTMAXES and origin.given is not None:

@@ -26,7 +26,7 @@ def supervised(done: TracedStep) -> str:
         counted, total = call.wanted.detach()[call.counts], call.wanted.numel()
         if 0 < counted.numel() < total and call.target.of_batch:  # of no target at all there is an alarm
             return (
-                f"{counted.numel():,} of the {total:,} targets in the first batch count "
+                f"{counted.numel():,} of the {total:,} targets in the first batch count toward the loss "
                 f"({counted.numel() / total:.0%}), with {counted.unique().numel():,} distinct values."
             )
     return ""

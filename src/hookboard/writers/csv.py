@@ -43,7 +43,7 @@ def write_to_csv(logger: CSVLogger, entry: Entry) -> list[str]:
             names = (f"{folder}/histograms/{entry.step:08}{more}.npz" for more in ("", *map("_{}".format, _FURTHER)))
             with system.open(next(name for name in names if not system.exists(name)), "wb") as file:
                 np.savez_compressed(file, **arrays)  # type: ignore[arg-type]  # no array is named allow_pickle
-    return [f"files with names of more than {MAX_FILE_NAME_CHARS} characters"] if len(taken) < len(files) else []
+    return [f"files whose names are longer than {MAX_FILE_NAME_CHARS} characters"] if len(taken) < len(files) else []
 
 
 _FURTHER = range(2, 1000)

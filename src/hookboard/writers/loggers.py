@@ -84,7 +84,7 @@ class Loggers:
         for what in refused:
             if what not in said:
                 said.add(what)
-                warn(f"{names}: {name} does not support {what}; they are left out there.")
+                warn(f"{names}: {name} does not support {what}, so they are left out there.")
 
 
 def write_rows(loggers: Iterable[Logger], before: float = math.inf) -> None:

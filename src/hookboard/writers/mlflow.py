@@ -40,7 +40,7 @@ def write_to_mlflow(logger: MLFlowLogger, entry: Entry) -> list[str]:
                 client.log_table(run, _frame(entry.step, table), f"{_allowed(tag)}.json")
     for tag, page in entry.pages.items():
         client.log_text(run, page, f"{_allowed(tag)}.html")
-    too_long = f"metrics with names of more than {MAX_NAME_CHARS} characters"
+    too_long = f"metrics whose names are longer than {MAX_NAME_CHARS} characters"
     return [*["histograms"][: bool(entry.histograms)], *[too_long][: len(taken) < len(metrics)]]
 
 

@@ -255,7 +255,7 @@ def _constant(run: Run, site: Site, reading: Reading) -> Said | None:
         f"{counted(len(constant), len(low), 'columns', seen[0].sample_of)} of the input never change: column "
         f"{first * channel_stride(seen[0].width)} is always {low[first]:.3g}"
     )
-    return evidence, "Check whether this column should have been filled, or remove it.", "note", 1.0
+    return evidence, "Check whether this column should hold data, or remove it.", "note", 1.0
 
 
 INPUT_SCALE = Rule("input_scale", _input_scale, look_at="health/activation_rms")

@@ -388,9 +388,9 @@ def _of_few(run: Run, scales: Scales) -> Iterator[Finding]:
     if first.step > 0 or output is None or not output.moments.rms >= FEW_OUTPUT_RMS or not min(gains) >= FEW_DECADES:
         return
     evidence = (
-        "from the start its weights, like those of the other layers, scale a signal by a factor of "
-        f"{factor(gains[0])}, and the outputs of {layers[-1].name} had an RMS of {output.moments.rms:.3g} at the "
-        f"first measurement{_harm(run)}."
+        "from the start, its weights, like those of the other layers, scale a signal by a factor of "
+        f"{factor(gains[0])}, and the outputs of {layers[-1].name} had an RMS of {output.moments.rms:.3g} at the first "
+        f"measurement{_harm(run)}."
     )
     yield Finding(layers[0].name, evidence, _initialize(run), _severity(run), size=sum(gains))
 

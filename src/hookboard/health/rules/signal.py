@@ -99,7 +99,7 @@ def _share(run: Run, layer: Layer) -> tuple[float, str] | None:
     lower, upper = _borders(layer, reading)
     share = float(((units[:, :, _MIN] >= upper).all(axis=0) | (units[:, :, _MAX] <= lower).all(axis=0)).mean())
     of_units = f"of the units of {layer.name} ({layer.type}) stayed below {lower:.3g} or above {upper:.3g}"
-    return found if found[0] >= share else (share, f"{of_units}, at the last {looks} measurements")
+    return found if found[0] >= share else (share, f"{of_units} at the last {looks} measurements")
 
 
 def _share_at(look: Look | None, layer: Layer) -> tuple[float, str] | None:
