@@ -62,7 +62,7 @@ def test_the_share_of_units_that_stay_at_one_end(tmp_path):
     net[0].bias.data[:12] = 5.0
     model = Recorded(net, CROSS_ENTROPY, rate=0.0)
     evidence = said(tmp_path, model, classes(), "saturated")
-    pattern = "#% of the units of net.1 (Sigmoid) stayed below # or above #, at the last # measurements"
+    pattern = "#% of the units of net.1 (Sigmoid) stayed below # or above # at the last # measurements"
     share, below, above, looks = numbers(pattern, evidence)
     outputs = model.outputs["net.1"]
     assert (below, above, looks) == (0.015, 0.985, 3)
@@ -130,7 +130,9 @@ def test_the_factor_by_which_a_layer_scales_its_input(tmp_path):
     data = classes(width=16)
     model = Recorded(net, CROSS_ENTROPY, rate=1e-6)
     evidence = said(tmp_path, model, data, "activation_scale")
-    gain, size, usual = numbers("has # times the RMS of its input (#; median of the other layers: # times", evidence)
+    size, gain, usual = numbers(
+        "RMS of its output is #, # times that of its input (median of the other layers: # times)", evidence
+    )
     sizes = [rms(model.outputs[f"net.{i}"]) for i in range(7)]
     gains = [after / before for before, after in pairwise(sizes)]
     assert gain == pytest.approx(gains[2], rel=0.06)

@@ -159,7 +159,7 @@ def _range(run: Run, site: Site, reading: Reading) -> Said | None:
         evidence = f"the input ranges from {span}, with an RMS of only {rms:.2g}; about 1 is usual"
         return evidence, "Check whether the input is scaled down twice.", severity, 2.0
     evidence = f"the input ranges from {span} and varies by {deviation:.2g} around {reading.moments.mean:.3g}"
-    return evidence, "Check whether the input is normalized twice; subtract its mean.", severity, 2.0
+    return evidence, "Check whether the input is normalized twice, or subtract its mean.", severity, 2.0
 
 
 def _entrance(run: Run) -> Layer | None:

@@ -67,7 +67,8 @@ def normalization(run: Run) -> Iterator[Finding]:
     dropouts = np.flatnonzero(run.arrays.of_kind(DROPOUT_KINDS)).tolist()
     heavy = [finding for place in dropouts if (finding := _heavy_dropout(run, place)) is not None]
     if len(heavy) > 1:  # what one after the other leaves is their product
-        heavy[0] = replace(heavy[0], severity="alarm", evidence=f"{heavy[0].evidence} So do {len(heavy) - 1} others.")
+        others = f"The same is true of {len(heavy) - 1} other dropout{'s' * (len(heavy) > 2)}."
+        heavy[0] = replace(heavy[0], severity="alarm", evidence=f"{heavy[0].evidence} {others}")
     yield from heavy[:1]
 
 
@@ -301,10 +302,10 @@ def _out_of_line(run: Run, scales: Scales, first: Scales) -> Iterator[Finding]:
             # It is where it was, and the others have gone: they are what is out of line.
             if other is None and abs(began - seen.gains[place]) < LAYER_GAIN_DECADES / 2 and _was_in_line(first, layer):
                 continue
-            when = "" if other is None else " at the first measurement"
+            rms = "the RMS of its output is" if other is None else "at the first measurement, the RMS of its output was"
             evidence = (
-                f"its output has {factor(seen.gains[place])} times the RMS of its input{when} "
-                f"({10 ** seen.log[place]:.2g}; median of the other layers: {factor(float(np.median(others)))} times)"
+                f"{rms} {10 ** seen.log[place]:.2g}, {factor(seen.gains[place])} times that of its input (median of "
+                f"the other layers: {factor(float(np.median(others)))} times)"
             )
             evidence += _initial(run, layer) if other is None else ", and its weights are still unusual"
             has_changed = other is None and abs(began - seen.gains[place]) >= LAYER_GAIN_DECADES / 2
