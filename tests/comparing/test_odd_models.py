@@ -279,7 +279,7 @@ def test_frozen_weights_are_the_cause_of_a_gradient_that_is_missing():
     net = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
     other = copy.deepcopy(net)
     other[0].requires_grad_(False)
-    assert "in the right model 0.bias, 0.weight are frozen" in compare(net, other, X, loss=loss).first.cause
+    assert "0.bias, 0.weight are frozen in the right model" in compare(net, other, X, loss=loss).first.cause
     first = compare(other, net, X, loss=loss).first
     assert first.cause == "no gradient in the left model: frozen, or cut off"
 

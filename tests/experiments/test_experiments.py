@@ -160,7 +160,7 @@ TRIED = {
     ),
     "targets out of reach": (
         lambda: (nn.Sequential(net(), nn.Sigmoid()), far(regression()), 0.1, mse_loss),
-        ("cannot_learn", "alarm", "at none of 7 rates"),
+        ("cannot_learn", "alarm", "at any of 7 rates"),
     ),
 }  # fmt: skip
 
@@ -376,7 +376,7 @@ def test_checkup_says_in_one_line_why_nothing_was_tried(model, why):
             TypeError,
             "model is a Sequential, which has no training_step: give step= and optimize",
         ),
-        ((net(), regression(), step_of(net()), []), TypeError, "optimizer is a list: give one optimizer"),
+        ((net(), regression(), step_of(net()), []), TypeError, "optimizer is a list: pass a single optimizer"),
         ((Lit(), []), ValueError, "data has no batches"),
     ],
 )

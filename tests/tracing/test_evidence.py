@@ -160,8 +160,8 @@ def test_the_loss_that_falls_at_no_rate_and_how_far_it_falls_at_most():
     model = net(nn.Sigmoid(), outputs=1)
     batch = X, REAL + 100
     evidence = tried("cannot_learn", model, batch, 0.1)
-    rates, lowest, highest, most, steps, first = numbers(
-        "at none of # rates from # to # does the loss on the same samples fall by more than #% in # steps (from #)",
+    most, steps, first, rates, lowest, highest = numbers(
+        "the loss on the same samples falls by at most #% in # steps (from #), at any of # rates from # to #",
         evidence,
     )
     assert (rates, lowest, highest, steps) == (7, 1e-4, 100, 30)
@@ -170,7 +170,7 @@ def test_the_loss_that_falls_at_no_rate_and_how_far_it_falls_at_most():
     assert first == float(f"{losses[0]:.3g}")
     assert most == round(100 * max(*falls, 0), 1)
     # The best rate is tried once more, for four times as many steps.
-    assert numbers(", and at # not in #", evidence) == [1e-4 * 10 ** np.argmax(falls), 120]
+    assert numbers("; # steps at # do not help", evidence) == [120, 1e-4 * 10 ** np.argmax(falls)]
 
 
 def test_how_far_the_loss_falls_in_more_steps_where_it_falls_at_no_rate():
@@ -183,7 +183,7 @@ def test_how_far_the_loss_falls_in_more_steps_where_it_falls_at_no_rate():
         return model
 
     evidence = tried("cannot_learn", make(), batch, 2e-4)
-    rate, share, steps = numbers("; at # by #% in #", evidence)
+    rate, share, steps = numbers("; at # it falls by #% in # steps", evidence)
     assert share == round(100 * fall_of(losses_of_descent(make(), batch, rate, int(steps))))
 
 

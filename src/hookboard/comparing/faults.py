@@ -329,7 +329,7 @@ class Faults:
             where = f"in {self._parent(spot.module)}" if self._parent(spot.module) else "in the model"
             look = f"look for detach() or no_grad() {where}"
             if frozen := sorted(name for name in self._sides.frozen if name.rpartition(".")[0] == spot.module):
-                look = f"in the right model {listed(frozen, 3)} {'is' if len(frozen) == 1 else 'are'} frozen"
+                look = f"{listed(frozen, 3)} {'is' if len(frozen) == 1 else 'are'} frozen in the right model"
             cause = f"no gradient reaches it: {look}"
             return [Difference(spot, BROKEN, self.expected(spot), cause)]
         return []

@@ -73,7 +73,7 @@ def checkup(
     if not is_lightning(model, LightningModule) and (step is None or optimizer is None):
         raise TypeError(f"model is a {type(model).__name__}, which has no training_step: give step= and optimizer=")
     if not isinstance(optimizer, Optimizer | None):
-        raise TypeError(f"optimizer is a {type(optimizer).__name__}: give one optimizer")
+        raise TypeError(f"optimizer is a {type(optimizer).__name__}: pass a single optimizer")
     batches = _first_of(data)
     with undisturbed(model):
         optimizers = _optimizers_of(model) if optimizer is None else [optimizer]

@@ -312,12 +312,11 @@ def _nothing_learns(trials: Sequence[RateTrial], longer: RateTrial | None, has_t
         advice = "set an even smaller rate, and check the scale of inputs, targets and weights"
         return [Finding("", evidence, advice, "alarm", rule="learning_rate")]
     evidence = (
-        f"tried on a copy: at none of {len(trials)} rates from {lowest.rate:.2g} to {trials[-1].rate:.2g} does the "
-        f"loss on the same samples fall by more than {max(most.fall, 0):.1%} in {most.steps} steps (from "
-        f"{most.before:.3g})"
+        f"tried on a copy: the loss on the same samples falls by at most {max(most.fall, 0):.1%} in {most.steps} steps "
+        f"(from {most.before:.3g}), at any of {len(trials)} rates from {lowest.rate:.2g} to {trials[-1].rate:.2g}"
     )
     if longer is not None and longer.fall >= STUCK_SHARE:
-        evidence += f"; at {longer.rate:.2g} by {longer.fall:.0%} in {longer.steps}"
+        evidence += f"; at {longer.rate:.2g} it falls by {longer.fall:.0%} in {longer.steps} steps"
         advice = "learning takes many steps: check the scale of inputs and targets"
         return [Finding("", evidence, advice, rule="cannot_learn")]
     if not has_targets or longer is None:
@@ -325,7 +324,7 @@ def _nothing_learns(trials: Sequence[RateTrial], longer: RateTrial | None, has_t
         if has_targets:
             advice = "allow more seconds, to see whether it falls in more steps"
         return [Finding("", evidence, advice, rule="cannot_learn")]
-    evidence += f", and at {longer.rate:.2g} not in {longer.steps}"
+    evidence += f"; {longer.steps} steps at {longer.rate:.2g} do not help either"
     advice = (
         "no rate helps: check the scale of inputs and targets, the last activation, and how far back gradients reach"
     )
