@@ -115,9 +115,7 @@ class PictureLogger(HookboardCallback[PictureState]):
         if reason := super()._why_not(loop):
             return reason
         if self.needs_weights and loop.weights_kept_by:
-            return (
-                f"{loop.weights_kept_by} keeps parts of the weights on other ranks. ModelParallelStrategy (FSDP2) works"
-            )
+            return f"{loop.weights_kept_by} shards the weights across ranks; use ModelParallelStrategy (FSDP2) instead"
         if self.stage == "validate" and loop.is_fitting and not loop.has_validation:
             return "it takes its pictures in validation, and this fit has none"
         return None

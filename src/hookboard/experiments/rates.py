@@ -201,7 +201,7 @@ def judge_gradients(recipe: Recipe, batch: Any) -> list[Finding]:
         advice = "look for detach(), .data, no_grad() or argmax between the layers and the loss, and for frozen layers"
         own = set(map(id, recipe.module.parameters()))
         if not any(id(p) in own for group in recipe.optimizer.param_groups for p in group["params"]):
-            advice = "give the optimizer the parameters of this model: it has none of them"
+            advice = "pass the optimizer the parameters of this model: it has none of them"
     return [Finding("", evidence, advice, "alarm" if loss != 0 or not there else "note", rule="cannot_learn")]
 
 

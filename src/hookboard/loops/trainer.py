@@ -72,7 +72,7 @@ class TrainerLoop(Loop):
     is_running = _asked(lambda loop: loop.trainer.state.status == TrainerStatus.RUNNING)
     is_fitting = _asked(lambda loop: loop.trainer.state.fn == TrainerFn.FITTING)
     is_model_parallel = _asked(lambda loop: is_lightning(loop.trainer.strategy, ModelParallelStrategy))
-    why_not = _asked(lambda loop: "fast_dev_run has no log to write to" if loop.trainer.fast_dev_run else None)
+    why_not = _asked(lambda loop: "fast_dev_run turns off all loggers" if loop.trainer.fast_dev_run else None)
 
     @_asked
     def stage(self) -> str:

@@ -18,7 +18,7 @@ from hookboard.writers.tensorboard_private import quick_writer_of
 _RECORD = SummaryMetadata(
     plugin_data=SummaryMetadata.PluginData(plugin_name=PLUGIN),
     display_name="record of hookboard",
-    summary_description="Data for hookboard's tab, see docs/inside.md.",
+    summary_description="Data for hookboard's tab; see docs/inside.md.",
     data_class=DATA_CLASS_TENSOR,
 )
 
