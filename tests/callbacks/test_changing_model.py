@@ -52,7 +52,7 @@ def test_a_module_that_is_replaced_is_watched_from_the_next_due_step_on_and_said
     outputs = []
     model.net.register_forward_hook(lambda m, a, output: outputs.append(output.detach().clone()))
     (said,) = said_in(lambda: fit(tmp_path, model, batches(4, 4, 4), logger, kept, max_epochs=2))
-    assert "ActivationLogger: the model has changed during the fit" in said
+    assert "ActivationLogger: the model changed during the fit" in said
     assert "replaced: net.2" in said
     assert len(kept.readings) == 6
     for (reading,), output in zip(kept.readings, outputs, strict=True):

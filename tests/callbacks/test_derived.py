@@ -101,7 +101,7 @@ def test_what_a_site_does_not_have_is_said_in_one_line(tmp_path, caplog):
         fit(tmp_path, Toy(mlp().double()), [b.double() for b in batches(4, 4)], ActivationLogger(statistics=ALL))
     lines = [record.getMessage() for record in caplog.records if "ActivationLogger: no" in record.getMessage()]
     assert len(lines) == 1
-    assert any("no underflow_fraction of" in line and "float64" in line for line in lines)
+    assert any("no underflow_fraction for" in line and "float64" in line for line in lines)
 
 
 def test_of_a_lazy_layer_whose_weight_has_no_shape_when_the_fit_starts(tmp_path):

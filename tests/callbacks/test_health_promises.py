@@ -140,7 +140,7 @@ def test_without_a_logger_the_last_line_says_where_the_verdicts_are(has_logger, 
     assert (lines[-1].splitlines()[-1] == hint) == (not has_logger)
 
 
-@pytest.mark.filterwarnings("ignore:hookboard. HealthMonitor. the model has changed during the fit")
+@pytest.mark.filterwarnings("ignore:hookboard. HealthMonitor. the model changed during the fit")
 def test_layers_that_are_replaced_added_and_removed_are_judged_as_they_are_now():
     class Changes(Messy):
         def on_train_batch_start(self, batch, batch_idx):

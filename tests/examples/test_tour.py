@@ -68,34 +68,6 @@ def test_tensors_are_shown_as_a_table_and_as_a_picture(cells):
     assert len(picture) > 1000
 
 
-WATCHED = """
-import torch
-from torch import nn
-from hookboard import HealthMonitor, watch
-monitor = HealthMonitor(every_n_steps=1)
-monitor
-"""
-TRAINED = """
-model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
-sgd = torch.optim.SGD(model.parameters(), lr=0.1)
-with watch(model, sgd, [monitor]) as run:
-    for batch in torch.randn(6, 8, 4):
-        with run.step(batch):
-            model(batch).square().mean().backward()
-            sgd.step()
-            sgd.zero_grad()
-"""
-
-
-def test_a_cell_with_a_monitor_follows_the_training_of_a_later_cell():
-    new = nbformat.v4
-    notebook = new.new_notebook(cells=[new.new_code_cell(WATCHED), new.new_code_cell(TRAINED)])
-    nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
-    [output] = [one for one in notebook.cells[0].outputs if one.output_type == "display_data"]
-    assert "<img" in output.data["text/html"]
-    assert "measured 6 times" in output.data["text/html"]
-
-
 def test_the_notebook_is_committed_without_outputs():
     notebook = nbformat.read(TOUR, as_version=4)
     nbformat.validate(notebook)

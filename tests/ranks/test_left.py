@@ -57,7 +57,7 @@ def test_what_a_slow_rank_measures_is_awaited_at_the_end_and_logged(left):
 @pytest.mark.parametrize("case", LOST)
 def test_a_rank_that_is_lost_is_said_once_by_each_callback_and_what_was_logged_is_there(left, case):
     kept, folder = left(case)
-    lost = "nothing has come of it" if case == "stuck" else "another rank has stopped measuring or has exited"
+    lost = "no result for" if case == "stuck" else "another rank has stopped measuring or has exited"
     assert len(kept["said"]) == 2
     assert all(lost in text for text in kept["said"])
     assert {text.split()[1] for text in kept["said"]} == {"ActivationLogger", "HealthMonitor"}

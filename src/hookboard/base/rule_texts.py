@@ -23,7 +23,7 @@ def explained(rule: str) -> dict[str, str]:
         ValueError: there is no such rule.
 
     >>> explained("loss_scale")["Fix"]
-    'remove the factor; the learning rate scales the steps.'
+    "remove the factor; scaling the steps is the learning rate's job."
     """
     rules = {name: text for section in _sections().values() for name, text in section.items()}
     if rule not in rules:

@@ -41,7 +41,7 @@ class WorstRows:
         """What stands out, as a clause.
 
         >>> WorstRows("cross_entropy", (3, 5), (20.0, 18.0), 0.5, 8).clause
-        'rows 3, 5 have losses of 18 to 20 in cross_entropy(), where the median of 8 rows is 0.5'
+        'rows 3, 5 have losses of 18 to 20 in cross_entropy() (median of 8 rows: 0.5)'
         """
         where = "" if self.rank is None else f" on rank {self.rank}"
         named = f"row {self.rows[0]}{where} has a loss"
