@@ -122,7 +122,7 @@ def test_of_very_many_records_some_are_read_and_the_rest_is_said(tmp_path):
         status, answer = board.ask("run", run=".")
     assert (status, len(answer["layers"]), len(answer["verdicts"])) == (200, 99 + 4, 3)
     (warning,) = answer["warnings"]
-    assert warning.startswith("Only 100 of 2001 records are read")
+    assert warning.startswith("Only 100 of 2001 records were read")
 
 
 @pytest.mark.parametrize("letters", ["/", "1a", "."])

@@ -243,7 +243,7 @@ def test_a_checkpoint_of_before_there_was_anything_in_it_is_taken(tmp_path, save
     callback = monitor()
     goes_on(tmp_path, saved, callback, ActivationLogger(every_n_steps=1))
     (line,) = said
-    assert "no state of this callback" in line
+    assert "no state for this callback" in line
     assert sinces(callback) == {("always", "net.0"): 6}
 
 

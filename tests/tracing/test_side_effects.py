@@ -500,7 +500,7 @@ def outside_of(make, first_nan, capsys, caplog, *callbacks):
     return world, said.out.count("a step"), of_user
 
 
-@pytest.mark.filterwarnings("ignore:.*model has changed|Encountered .nan|.*fork|.*optimizer.step|.*The .grad attribute")
+@pytest.mark.filterwarnings("ignore:.*model changed|Encountered .nan|.*fork|.*optimizer.step|.*The .grad attribute")
 @pytest.mark.parametrize("first_nan", [None, 1], ids=["in a healthy training", "around the first NaN"])
 @pytest.mark.parametrize("make", EFFECTS.values(), ids=EFFECTS)
 def test_the_world_sees_the_same_with_a_monitor(make, first_nan, capsys, caplog):
