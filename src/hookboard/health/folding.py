@@ -66,7 +66,7 @@ def folded_verdicts(verdicts: Sequence[Verdict], layers: Iterable[str]) -> list[
 
     >>> several = [Verdict("note", "odd", f"net.{i}", 0, None, f"It gave {i}.", "Look.") for i in range(4)]
     >>> [(one.module, one.evidence) for one in folded_verdicts(several, [])]
-    [('net.0', 'It gave 0. The same rule and advice hold for 4 layers: net.* (4).')]
+    [('net.0', 'It gave 0. The same rule and advice apply to 4 layers: net.* (4).')]
     """
     among = list(layers)
     return [_told(card, verdicts, among) for card in cards_of(verdicts)]
