@@ -54,4 +54,4 @@ def loss_rows(found: Sequence[Mapping[str, Any]]) -> Iterator[str]:
                 noisy += one["kind"] == "healthy" and first is not None
                 in_time += one["kind"] != "healthy" and first is not None and first < one["doubles"]
             rows.append([str(smoothed), str(errors), str(in_time), str(noisy)])
-    yield from table("last losses | standard errors | in time, of 30 | noisy ones, of 30", rows)
+    yield from table("last losses | standard errors | in time | noisy ones", rows)

@@ -176,7 +176,7 @@ def test_a_damaged_record_is_no_clean_bill_of_health(command, tmp_path):
     assert any("hookboard/health" in line for line in errors)
 
 
-def test_runs_are_listed_with_the_sickest_first(command):
+def test_runs_are_listed_with_the_worst_first(command):
     status, shown, errors = command("runs", "logs")
     assert (status, errors) == (0, [])
     assert shown[0].split() == ["alarms", "notes", "steps", "last", "measured", "loss", "run"]

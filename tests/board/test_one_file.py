@@ -119,7 +119,7 @@ def test_the_tags_of_a_run_are_not_read_again_for_each_histogram(tmp_path, monke
     assert len(asked) < len(names)
 
 
-def test_of_more_runs_than_a_report_holds_it_shows_the_sickest(tmp_path, capsys):
+def test_of_more_runs_than_a_report_holds_it_shows_the_worst(tmp_path, capsys):
     verdict = {"severity": "alarm", "rule": "odd", "module": "a", "since": 0}
     health = HealthRecord(1, "1 alarm.", (verdict,), ("a",), (0,), {"activation_rms": np.ones((1, 1))})
     for number in range(9):
@@ -128,7 +128,7 @@ def test_of_more_runs_than_a_report_holds_it_shows_the_sickest(tmp_path, capsys)
     assert main(["report", str(tmp_path / "logs"), "-o", str(tmp_path / "x.html")]) == 0
     files, cut = capsys.readouterr().out.splitlines()
     assert f": {', '.join(f'logs/{name}' for name in (8, 0, 1, 2, 3, 4, 5, 6))}, " in files
-    assert cut == "These are the 8 sickest of 9 runs."
+    assert cut == "These are the 8 worst of 9 runs."
 
 
 def test_a_report_that_cannot_be_written_has_exit_status_2(logs, tmp_path, capsys):

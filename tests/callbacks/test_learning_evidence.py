@@ -430,7 +430,7 @@ def test_how_far_a_layer_moves_that_hardly_moves(tmp_path):
 
     model = Grouped(deep(), CROSS_ENTROPY)
     evidence = said(tmp_path, model, classes(), "update_too_small")
-    moves, usual = numbers("its update-to-weight ratio is # (the median layer's: #", evidence)
+    moves, usual = numbers("its update-to-weight ratio is # (median of the other layers: #", evidence)
     assert moves == shortened(ratio(model, 99, 2), 1)
     assert usual == shortened(np.median([ratio(model, 99, i) for i in (0, 4)]), 1)
 

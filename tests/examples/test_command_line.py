@@ -85,7 +85,7 @@ def test_the_help_of_a_callback_is_its_docstring(run):
     done = run("digits", "fit", "--trainer.callbacks.help", "hookboard.ActivationLogger")
     assert done.returncode == 0, done.stderr
     text = " ".join(done.stdout.split())
-    assert "Measure every this many optimizer steps" in text
+    assert "Optimizer steps between measurements" in text
     assert "a leading `re:` is a regular expression" in text
 
 

@@ -203,7 +203,9 @@ EVERY = range(20)
 
 
 def test_of_two_faults_each_has_the_effects_that_are_nearest_to_it():
-    in_each = lambda *modules: lambda run: (Finding(module, "it is", "look", "alarm") for module in modules)  # noqa: E731
+    def in_each(*modules):
+        return lambda run: (Finding(module, "it is", "look", "alarm") for module in modules)
+
     judge = judged(Rule("dead_units", in_each("act0", "act1")), Rule("no_gradient", in_each("fc0", "fc1")))
     causes = {v.module: v.follows_from for v in judge.verdicts if v.rule == "no_gradient"}
     assert causes == {"fc0": ("dead_units", "act0"), "fc1": ("dead_units", "act1")}

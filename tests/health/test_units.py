@@ -57,8 +57,7 @@ def test_a_layer_whose_units_are_all_dead_is_an_alarm_at_the_layer_whose_weights
     (finding,) = findings(DEAD_UNITS, run_of(CHAIN, lambda n: chain(nothing(UNITS))))
     assert (finding.module, finding.severity, finding.since) == ("fc1", "alarm", 0)
     assert finding.evidence == (
-        "8 of 8 units of act1 (ReLU) were 0 at every measurement since step 0; no other layer of this type has dead "
-        "units."
+        "8 of 8 units of act1 (ReLU) were 0 at every measurement since step 0; no similar layer has dead units."
     )
 
 

@@ -390,8 +390,8 @@ def test_a_warm_up_is_found_too_where_the_number_of_steps_ends_the_fit(max_steps
 
 
 def test_a_schedule_by_epochs_is_not_judged_within_the_first_epoch():
-    scheduled = lambda model, optimizer: lr_scheduler.StepLR(optimizer, 1)  # noqa: E731
-    assert said(Model(scheduled=scheduled, interval="epoch"), 10, max_epochs=-1, max_steps=9) == []
+    model = Model(scheduled=lambda model, optimizer: lr_scheduler.StepLR(optimizer, 1), interval="epoch")
+    assert said(model, 10, max_epochs=-1, max_steps=9) == []
 
 
 @pytest.mark.parametrize(("period", "count"), [(2, 1), (20, 0)])

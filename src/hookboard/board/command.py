@@ -41,9 +41,8 @@ def main(given: Sequence[str] | None = None) -> int:
         given: its arguments; None for those of the process.
 
     Returns:
-        The exit status: 1 if `verdicts` found an alarm; 2 for bad input, no command, or if
-        `verdicts` found no alarm but has a record that it could not read, or no run that HealthMonitor watched;
-        otherwise 0.
+        The exit status: 1 if `verdicts` found an alarm; 2 for bad input, no command, or if `verdicts` found no alarm
+        but has a record that it could not read, or no run that HealthMonitor watched; otherwise 0.
 
     Raises:
         SystemExit: the arguments are wrong, or ask for help.
@@ -96,7 +95,7 @@ def parser() -> argparse.ArgumentParser:
     report.add_argument("folder", nargs="+", help="the folder of a run; several are compared")
     report.add_argument("-o", "--output", type=Path, default="report.html", help="the file (default: %(default)s)")
     report.set_defaults(command=_report)
-    runs = commands.add_parser("runs", help="all runs, sickest first")
+    runs = commands.add_parser("runs", help="all runs, worst first")
     runs.add_argument("folder", nargs="+", help="a folder with runs")
     runs.set_defaults(command=_runs)
     explain = commands.add_parser("explain", help="what a verdict means: causes, fix, and when its rule is wrong")
@@ -165,12 +164,14 @@ def _verdicts(arguments: argparse.Namespace) -> int:
 
 def _report(arguments: argparse.Namespace) -> int:
     board, names = open_folders(arguments.folder)
-    shown = sorted(names, key=lambda name: _line_of(board, name)[0])[:MAX_RUNS] if len(names) > MAX_RUNS else names
+    shown = names  # in the order in which they were given
+    if len(names) > MAX_RUNS:
+        shown = sorted(names, key=lambda name: _line_of(board, name)[0])[:MAX_RUNS]
     content = page_of(board, shown).encode()
     arguments.output.write_bytes(content)
     _print([f"{arguments.output}: {', '.join(shown)}, {len(content) / 1e6:.1f} MB"])
-    if len(names) > MAX_RUNS:
-        _print([f"These are the {MAX_RUNS} sickest of {len(names)} runs."])
+    if len(shown) < len(names):
+        _print([f"These are the {len(shown)} worst of {len(names)} runs."])
     return 0
 
 
@@ -219,7 +220,7 @@ def _wrapped(text: str, start: str) -> list[str]:
 
 
 def _run_lines(board: Board, names: Iterable[str]) -> Iterator[str]:
-    """Yield the header and the lines of a table of runs, the sickest first; runs without a health record come last.
+    """Yield the header and the lines of a table of runs, the worst first; runs without a health record come last.
 
     Below a run stand the rules of its alarms, then of its notes.
     """

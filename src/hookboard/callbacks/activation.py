@@ -41,7 +41,7 @@ class ActivationLogger(SiteLogger[MeasurementState]):
             belongs to the module that makes it: a selected one, one inside of it, or one around it. The logit of a
             query that is fully masked is -Inf, and so is the entropy of one that sees fewer than two keys. Calls in
             compiled graphs are not seen.
-        every_n_steps: Measure every this many optimizer steps, 1 or more. Default: the Trainer's `log_every_n_steps`.
+        every_n_steps: Optimizer steps between measurements, 1 or more. Default: the Trainer's `log_every_n_steps`.
         statistics: Names, and your own: a `hookboard.Statistic` or the dotted path of one. Those from `p01` on
             cost more, and only where they are asked for. Quantiles (`p01` and so on) are off by at most half the width
             of a bin, 1/32 of the value.

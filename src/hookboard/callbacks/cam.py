@@ -60,11 +60,11 @@ class CAMLogger(PictureLogger):
         samples: How many samples are shown, from the first of the batch.
         batch_idx: Which batch of an evaluation is shown, counted from 0.
         mean: The mean that was subtracted from each channel when pictures were normalized; it is added again for
-            display. Default, with `std`: each picture is drawn from its smallest to its largest value.
+            display. Default: without it and `std`, each picture is drawn from its smallest to its largest value.
         std: The standard deviation that each channel was then divided by.
         classes: Names of the classes in the order of the scores.
         size: Largest side of one tile, in pixels.
-        every_n_steps: Measure every this many optimizer steps, 1 or more. Default: 20 times the Trainer's
+        every_n_steps: Optimizer steps between measurements, 1 or more. Default: 20 times the Trainer's
             `log_every_n_steps`. In evaluations: with the first one after so many steps.
 
     Raises:

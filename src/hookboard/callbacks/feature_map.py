@@ -62,7 +62,7 @@ class FeatureMapLogger(PictureLogger):
             (`layer`), or a fixed one (`[low, high]`).
         size: Largest side of one tile, in pixels. Here smaller maps are enlarged by a whole factor, larger ones
             averaged; a tensor that gives a single map is drawn up to 4 times as large.
-        every_n_steps: Measure every this many optimizer steps, 1 or more. Default: 20 times the Trainer's
+        every_n_steps: Optimizer steps between measurements, 1 or more. Default: 20 times the Trainer's
             `log_every_n_steps`. In evaluations: with the first one after so many steps.
 
     Raises:

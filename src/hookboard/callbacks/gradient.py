@@ -45,7 +45,7 @@ class GradientLogger(SiteLogger[MeasurementState]):
             them), or, with `types`, every module of those types.
         types: Class names (`Conv2d`, `torch.nn.Linear`) or classes; subclasses count, a leading `!` excludes.
         roles: Which tensors are measured, one name or several. Here `grad_output`, `grad_input` and `parameter_grad`.
-        every_n_steps: Measure every this many optimizer steps, 1 or more. Default: the Trainer's `log_every_n_steps`.
+        every_n_steps: Optimizer steps between measurements, 1 or more. Default: the Trainer's `log_every_n_steps`.
         statistics: Names, and your own: a `hookboard.Statistic` or the dotted path of one. Those from `p01` on
             cost more, and only where they are asked for. Quantiles (`p01` and so on) are off by at most half the width
             of a bin, 1/32 of the value.

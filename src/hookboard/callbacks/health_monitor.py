@@ -120,7 +120,7 @@ class HealthMonitor(SiteLogger[HealthState]):
             name, `**` crosses dots, a leading `!` excludes, a leading `re:` is a regular expression. Default: every
             leaf module and every module that owns parameters, or, with `types`, every module of those types.
         types: Class names (`Conv2d`, `torch.nn.Linear`) or classes; subclasses count, a leading `!` excludes.
-        every_n_steps: Measure every this many optimizer steps, 1 or more. Default: the Trainer's `log_every_n_steps`.
+        every_n_steps: Optimizer steps between measurements, 1 or more. Default: the Trainer's `log_every_n_steps`.
         rules: Which rules to ask: names or patterns (`update_*`), or your own `hookboard.Rule` or its dotted path.
             A leading `!` excludes: `!dead_units` asks all rules but this one, `["*", "!dead_units", mine]` also yours.
             Default: all built-in rules.

@@ -31,7 +31,7 @@ class KernelLogger(PictureLogger):
         kernels: How many kernels of a module are shown at most, from the first. In colour: `kernels` times `channels`.
         channels: How many channels are shown at most. Here the first input channels of each kernel.
         size: Largest side of one tile, in pixels. Here a kernel is enlarged by a whole factor.
-        every_n_steps: Measure every this many optimizer steps, 1 or more. Default: 20 times the Trainer's
+        every_n_steps: Optimizer steps between measurements, 1 or more. Default: 20 times the Trainer's
             `log_every_n_steps`.
 
     Raises:

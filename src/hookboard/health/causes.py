@@ -170,6 +170,7 @@ CAUSES: tuple[Cause, ...] = (
 OF_THE_WHOLE = frozenset({"not_learning", "overfitting"})
 """Rules that say that a training fails as a whole. Their notes come before other notes."""
 
+# A loss that does not fall is the last thing to report, though as one without a bound it is among the causes.
 ORDER = tuple(dict.fromkeys(cause.rule for cause in CAUSES if cause.rule != "not_learning"))
 """The order in which alarms that do not explain each other are reported; rules that are not listed come last."""
 

@@ -310,7 +310,7 @@ def _out_of_line(run: Run, scales: Scales, first: Scales) -> Iterator[Finding]:
             evidence += _initial(run, layer) if other is None else ", and its weights are still unusual"
             has_changed = other is None and abs(began - seen.gains[place]) >= LAYER_GAIN_DECADES / 2
             advice = (
-                ("This was not so at first: check the learning rate and weight decay of this layer.")
+                "This was not so at first: check the learning rate and weight decay of this layer."
                 if has_changed
                 else "Check how the weights of this layer are initialized and scaled."
             )

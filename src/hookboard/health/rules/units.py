@@ -254,11 +254,10 @@ def _dead_finding(run: Run, dead: Dead, severity: Severity) -> Finding:
     if dead.at.kind in SILENT_AT_ZERO_KINDS:
         what = f"{whole} were 0 at every measurement {when}"
     else:
-        what = f"{whole} were never above 0 {when}, and no gradient reaches them: the next "
-        what += "activation passes nothing on"
-    others = "; no other layer of this type has dead units" if usual else ""
+        what = f"{whole} were never above 0 {when}, and no gradient reaches them: the next activation passes nothing on"
+    others = "; no similar layer has dead units" if usual else ""
     if any(usual):
-        others = f"; in other layers of this type, {percent_range(usual)} are dead"
+        others = f"; in similar layers, {percent_range(usual)} are dead"
     first = run.first.step if run.first is not None else 0
     if dead.at.kind == "dropout":
         advice = "Lower the rate of this dropout layer."

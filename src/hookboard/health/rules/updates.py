@@ -450,7 +450,9 @@ def update_too_small(run: Run) -> Iterator[Finding]:
             continue
         others = median_of(other for key, other in moving.items() if key != name)
         if ratio < min(LAYER_UPDATE_SHARE_SMALL * others, UPDATE_RATIO_SMALL):
-            evidence = f"its update-to-weight ratio is {ratio:.1g} (the median layer's: {others:.1g}){harm_of(run)}"
+            evidence = (
+                f"its update-to-weight ratio is {ratio:.1g} (median of the other layers: {others:.1g}){harm_of(run)}"
+            )
             advice = "check the learning rate of its parameter group, and its gradient"
             yield Finding(name, evidence, advice, "alarm" if run.losses.is_harmed else "note", others / ratio)
 
