@@ -18,7 +18,8 @@ def test_the_column_that_is_far_out_and_what_is_usual(tmp_path):
     model = Recorded(sized(linear(8, 3)), CROSS_ENTROPY, rate=1e-9)
     evidence = said(tmp_path, model, data, "input_scale")
     column, size, usual, far, columns = numbers(
-        "column # of the input has an RMS of #, while a typical column has # (# of # columns are as far off)", evidence
+        "column # of the input has an RMS of #, while a typical column has # (# of # columns are this extreme)",
+        evidence,
     )
     sizes = np.sqrt((model.batch**2).mean(0))
     assert (column, far, columns) == (np.argmax(sizes), 1, 8)
@@ -285,7 +286,9 @@ def test_the_outputs_of_a_recurrent_layer_that_blows_up(tmp_path):
     net[1].weight_hh_l0.data.fill_(0.3)
     model = OfRecurrent(net, CROSS_ENTROPY, rate=1e-30)
     evidence = said(tmp_path, model, [(x.repeat(1, 2, 1), y) for x, y in series()], "activation_scale")
-    output, given = numbers("its output has an RMS of # (the layer before it: #): its feedback", evidence)
+    output, given = numbers(
+        "its output has an RMS of # (the layer before it: #), as initialized; its feedback", evidence
+    )
     assert output == shortened(rms(model.outputs["net.1"]))
     assert given == shortened(rms(model.given))
 

@@ -259,8 +259,8 @@ def test_a_model_whose_weights_were_made_in_inference_mode_is_compared():
 def test_weights_that_only_one_model_has_are_the_cause():
     net, other = nn.Sequential(nn.Linear(8, 4)), nn.Sequential(nn.Linear(8, 4, bias=False))
     other[0].weight = net[0].weight
-    assert compare(net, other, X).first.cause == "its bias is not in the right model"
-    assert compare(other, net, X).first.cause == "its bias is not in the left model"
+    assert compare(net, other, X).first.cause == "its bias is missing in the right-hand model"
+    assert compare(other, net, X).first.cause == "its bias is missing in the left-hand model"
 
 
 def test_weights_that_are_shared_in_the_right_model_alone_are_told():

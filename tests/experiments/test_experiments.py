@@ -148,7 +148,7 @@ TRIED = {
     ),
     "a loss that diverges at every rate": (
         lambda: (nn.Linear(6, 1), huge(regression()), 1, mse_loss),
-        ("learning_rate", "alarm", "at every rate down to 1e-06 the loss diverges"),
+        ("learning_rate", "alarm", "at every learning rate down to 1e-06, the loss diverges"),
     ),
     "outputs that cannot move": (
         lambda: (nn.Sequential(net(), nn.Softmax(dim=1)), regression(), 0.1, mse_loss),

@@ -171,8 +171,8 @@ def stuck(net):
 
 
 CANNOT = {
-    with_zeros("up", "down"): ("alarm", "every trained factor is multiplied by one that is 0"),
-    stuck: ("alarm", "every trained factor is multiplied by one that is 0"),
+    with_zeros("up", "down"): ("alarm", "every trained factor is multiplied by a factor of zeros"),
+    stuck: ("alarm", "every trained factor is multiplied by a factor of zeros"),
     frozen_and_empty: ("alarm", "both factors are frozen, and their product is 0"),
     frozen: ("note", "both factors are frozen"),
 }

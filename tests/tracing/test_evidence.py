@@ -202,7 +202,7 @@ def test_every_rate_diverges_from_the_loss_of_the_batch():
     model = net(outputs=1)
     batch = 1e8 * X, REAL
     evidence = tried("learning_rate", model, batch, 1.0)
-    lowest, first = numbers("at every rate down to # the loss diverges (from #)", evidence)
+    lowest, first = numbers("at every learning rate down to #, the loss diverges from #", evidence)
     exact = model.double()(batch[0].double())
     assert lowest == 1e-6
     assert first == float(f"{mse_loss(exact, REAL.double()):.3g}")

@@ -111,7 +111,7 @@ def _layer(board: Board, request: Request) -> Answer:
     layer = "" if request.args.get("layer") == "" else _given(request, "layer")  # "" is the whole model
     band = request.args.get("band", "1")
     if band not in ("0", "1"):
-        raise RefusalError(f"band={band!r}: give 1 (with the band, the default) or 0.")
+        raise RefusalError(f"band={band!r}: give 1 (show the band, the default) or 0.")
     return board.layer(run, layer, columns, band == "1")
 
 

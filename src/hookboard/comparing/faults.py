@@ -250,9 +250,9 @@ class Faults:
         for name, shapes in self._sides.shapes.items():
             if name.rpartition(".")[0] == module:
                 said.append(f"its {name.rpartition('.')[2]} has shape {shapes[0]} against {shapes[1]}")
-        for names, where in ((self._sides.missing, "right"), (self._sides.added, "left")):
+        for names, where in ((self._sides.missing, "right-hand"), (self._sides.added, "left-hand")):
             if own := sorted(name.rpartition(".")[2] for name in names if name.rpartition(".")[0] == module):
-                said.append(f"its {listed(own, 3)} {'is' if len(own) == 1 else 'are'} not in the {where} model")
+                said.append(f"its {listed(own, 3)} {'is' if len(own) == 1 else 'are'} missing in the {where} model")
         if module in self._sides.facts:
             left, right = self._sides.facts[module]
             if left.training != right.training:

@@ -307,7 +307,8 @@ def _nothing_learns(trials: Sequence[RateTrial], longer: RateTrial | None, has_t
     lowest, most = trials[0], max(trials, key=lambda trial: trial.fall)
     if not math.isfinite(lowest.after):
         evidence = (
-            f"tried on a copy: at every rate down to {lowest.rate:.2g} the loss diverges (from {lowest.before:.3g})"
+            f"tried on a copy: at every learning rate down to {lowest.rate:.2g}, the loss diverges from "
+            f"{lowest.before:.3g}"
         )
         advice = "set an even smaller rate, and check the scale of inputs, targets and weights"
         return [Finding("", evidence, advice, "alarm", rule="learning_rate")]

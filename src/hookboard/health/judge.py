@@ -82,7 +82,7 @@ class Case:
         self.size = max(self.size, finding.size)
         is_alarm = finding.severity == "alarm" or (is_kept and self.is_alarm)
         self.alarms = max(self.alarms, 0) + 1 if is_alarm else min(self.alarms, 0) - 1
-        enough = 1 if self.at_once else window
+        enough = 1 if self.at_once or finding.is_lasting else window
         if abs(self.alarms) >= enough:
             self.is_alarm = is_alarm
         self.is_said = self.is_said or self.seen >= enough

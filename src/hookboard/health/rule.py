@@ -139,6 +139,8 @@ class Finding:
             an alarm that is raised while the loss shows harm becomes a note when the loss is well again.
         rule: the name of the rule. Default: that of the rule that is asked.
         rows: the rows of that batch that are at fault, where they are known.
+        is_lasting: True if the rule itself has seen it last for many steps, as from the losses: then one measurement is
+            enough for a verdict.
     """
 
     module: str
@@ -153,6 +155,7 @@ class Finding:
     until: int | None = None
     rule: str = ""
     rows: tuple[int, ...] = ()
+    is_lasting: bool = False
 
     def __post_init__(self) -> None:
         check_text(module=self.module, evidence=self.evidence, advice=self.advice, rule=self.rule)
@@ -163,7 +166,8 @@ class Finding:
         check_whole("batch_idx", self.batch_idx, 0, otherwise="")
         if not isinstance(self.rows, tuple) or not all(type(row) is int and row >= 0 for row in self.rows):
             raise wrong("rows", self.rows, "the indices of rows, in a tuple")
-        check_switches(is_root=self.is_root if self.is_root is not None else False, is_hard=self.is_hard)
+        is_root = False if self.is_root is None else self.is_root
+        check_switches(is_root=is_root, is_hard=self.is_hard, is_lasting=self.is_lasting)
 
     def as_certain(self) -> "Finding":
         """Return a finding in the code as it is judged: an alarm stands whatever the loss does, and is a root."""
@@ -294,7 +298,7 @@ def check_stop_on(given: str | Sequence[str], asked: Sequence[str], built_in: Ma
     Raises:
         ValueError: a name is not that of a rule that is asked.
     """
-    for name in several("stop_on", given, str, f"one or more of: alarm, {', '.join(asked)}", "never to stop"):
+    for name in several("stop_on", given, str, f"one or more of: alarm, {', '.join(asked)}", "to never stop"):
         if name in built_in and name not in asked:
             raise ValueError(f"stop_on={given!r}: {name!r} is not in rules= ({listed(asked)}); add it there.")
         if name not in ("alarm", *asked):

@@ -138,7 +138,7 @@ DERIVED: dict[str, DerivedStatistic] = {
         _headroom,
         "`log2(largest finite number of the dtype / max(abs(x)))`: how many doublings are left; infinite if all values "
         "are 0",
-        why_not="its dtype has no limit that values get close to",
+        why_not="its dtype is neither floating-point nor complex",
     ),
 }
 """The built-in statistics that need more than the moments, by name."""

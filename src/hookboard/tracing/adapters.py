@@ -156,7 +156,7 @@ def adapters(done: TracedStep) -> Iterator[Finding]:
     for names, why, advice, is_note in (
         (
             zero,
-            "every trained factor is multiplied by one that is 0, so none gets a gradient",
+            "every trained factor is multiplied by a factor of zeros, so none gets a gradient",
             _START,
             False,
         ),

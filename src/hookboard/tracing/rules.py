@@ -189,10 +189,10 @@ def loss_input(done: TracedStep) -> Iterator[Finding]:
             sums = values.double().exp().sum(1)
             sums = sums[call.counts]
             if bool(((sums - 1).abs() > SUM_DEVIATION).any()):
-                came = f", which comes from {_origin(call.output)}" if made_by else ""
+                came = f" (it comes from {_origin(call.output)})" if made_by else ""
                 yield Finding(
                     call.op.place.module,
-                    f"nll_loss {call.op.place} expects log-probabilities, whose exp sums to 1, but the exp of its "
+                    f"nll_loss {call.op.place} expects log-probabilities, whose exp sums to 1; the exp of its "
                     f"input sums to {in_numbers(sums)}{came}",
                     _for_nll_loss(call),
                     "alarm",

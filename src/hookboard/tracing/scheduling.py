@@ -71,7 +71,7 @@ def findings_of_schedules(trainer: Trainer, pl_module: LightningModule) -> Itera
                 f"{type(config.scheduler).__name__} sets the learning rate to 0 in {zero:.0%} of the {count:,} {unit} "
                 f"of this fit: it peaks at {peak:.3g}, and is 0 after {end:,} {unit}",
                 _for_epochs(trainer, pl_module, config)
-                + f"set the schedule's length to {count:,} {unit}; its interval is {config.interval!r}",
+                + f"set the schedule's length to {count:,} {unit} (its interval is {config.interval!r})",
                 "alarm",
                 rule="schedule",
             )

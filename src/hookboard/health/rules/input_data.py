@@ -227,7 +227,7 @@ def _wild(run: Run, site: Site, reading: Reading) -> Said | None:
     worst = int(far[np.argmax(rms[far])])
     evidence = (
         f"column {worst * channel_stride(reading.width)} of the input has an RMS of {rms[worst]:.3g}, while a typical "
-        f"column has {10**middle:.2g} ({counted(len(far), len(rms), 'columns', reading.sample_of)} are as far off)"
+        f"column has {10**middle:.2g} ({counted(len(far), len(rms), 'columns', reading.sample_of)} are this extreme)"
     )
     return evidence, "Scale each column separately, and look for wrong values in this one.", severity_of(run), 1.5
 

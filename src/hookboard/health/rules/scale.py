@@ -407,7 +407,7 @@ def _recurrent(run: Run) -> Iterator[Finding]:
             continue
         evidence = (
             f"the recurrent weights of a unit have an L2 norm of {norm:.2g} (0.6 to 1 is usual): its feedback grows "
-            f"with each step of a sequence{_harm(run)}."
+            f"with each time step{_harm(run)}."
         )
         advice = "Initialize the recurrent weights as orthogonal matrices, and clip gradients."
         first = run.first or run.now
@@ -430,8 +430,8 @@ def _blown_up(run: Run, layer: Layer) -> Iterator[Finding]:
         return
     before_it = "" if rms is None else f" (the layer before it: {rms:.2g})"
     evidence = (
-        f"its output has an RMS of {output.moments.rms:.2g}{before_it}: its feedback grows with each step of a "
-        f"sequence{_initial(run, layer)}{_harm(run)}."
+        f"its output has an RMS of {output.moments.rms:.2g}{before_it}{_initial(run, layer)}; its feedback "
+        f"grows with each time step{_harm(run)}."
     )
     advice = "Initialize the recurrent weights with smaller values, or use tanh, an LSTM or a GRU; and clip gradients."
     yield Finding(layer.name, evidence, advice, _severity(run), size=math.log10(output.moments.rms / usual))

@@ -105,7 +105,7 @@ def _risen(run: Run) -> Iterator[Finding]:
             f"loss was lowest ({losses.best:.3g}, now {losses.level():.3g})"
         )
         advice = "end the warm-up, or lower the peak of the learning rate"
-        yield Finding("", evidence, advice, "note", now / before, low.step)
+        yield Finding("", evidence, advice, "note", now / before, low.step, is_lasting=True)
 
 
 def _too_large(run: Run) -> Iterator[Finding]:
