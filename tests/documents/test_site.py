@@ -55,7 +55,7 @@ def test_a_page_loads_nothing_from_another_host(site):
         ("attention head", "pictures/#which-shapes"),
         ("resume", "setups/#resume-from-a-checkpoint"),
         ("WandbLogger", "loggers/"),
-        ("Is this alarm true", "health/#is-this-alarm-true"),
+        ("Is this alarm real", "health/#is-this-alarm-real"),
         ("not measured", "limits/"),
     ],
 )
