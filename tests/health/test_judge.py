@@ -50,6 +50,18 @@ def test_a_rule_that_judges_at_once_needs_one_finding():
     assert spans(judged(at(3, at_once=True, severity="alarm"))) == [("alarm", 3, 3)]
 
 
+def test_a_finding_that_the_rule_has_seen_last_needs_one_measurement():
+    assert spans(judged(at(3, is_lasting=True), steps=4)) == [("note", 3, None)]
+    assert spans(judged(at(3), steps=4)) == []
+
+
+def test_a_finding_that_has_lasted_does_not_hasten_an_alarm_of_the_same_rule():
+    def judge(run):
+        yield Finding("", "odd", "look", "alarm" if run.now.step == 4 else "note", is_lasting=run.now.step < 4)
+
+    assert spans(judged(Rule("odd", judge), steps=5)) == [("note", 0, None)]
+
+
 def test_a_rule_may_know_better_since_when():
     assert spans(judged(at(10, 11, 12, since=4), steps=13)) == [("note", 4, None)]
 

@@ -43,6 +43,14 @@ def test_a_loss_that_fell_a_few_steps_ago_is_well():
     assert found(TURNED[: LOW + STEPS_WITHOUT_FALL - 1], high) == []
 
 
+@pytest.mark.usefixtures("at_every_look")
+def test_one_measurement_is_enough_because_the_loss_of_each_step_is_known():
+    shown = LOW + STEPS_WITHOUT_FALL
+    high = lambda step: 1e-3 if step < LOW else 3e-3  # noqa: E731
+    (said,) = judged([TOO_LARGE], training(shown, losses=TURNED[:shown], rate=high)).verdicts
+    assert (said.severity, said.since, said.until) == ("note", LOW - 8, None)
+
+
 def test_a_restart_that_returns_to_the_earlier_peak_is_well():
     assert found(rate=lambda step: 3e-3 * (1 + np.cos(np.pi * (step % LOW) / LOW))) == []
 
