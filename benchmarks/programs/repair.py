@@ -289,7 +289,7 @@ REPAIRS: list[tuple[re.Pattern[str], Any]] = [
     (_words(r"remove (?:the|this) (?P<what>softmax|sigmoid|relu|tanh)"), _removed),
     (_words(r"use (?:a )?sigmoid for one output"), _sigmoid),
     (_words(r"for more classes use cross_entropy|one output per class"), _classes),
-    (_words(r"put log_softmax"), _log_softmax),
+    (_words(r"apply log_softmax"), _log_softmax),
     (_words(r"use relu or gelu in place of .*, (?:and )?add normalization"), _hidden_relu_normalized),
     (_words(r"use relu or gelu (?:in place of|instead)"), _hidden_relu),
     (

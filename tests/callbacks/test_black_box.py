@@ -132,7 +132,7 @@ def test_what_code_without_gradients_has_made_is_named_by_what_took_it():
     net = nn.Sequential(Divides(), nn.Linear(4, 3))
     event = only_event(Toy(net), marked_at(2))
     assert (event.module, event.during, event.step) == ("net.1", "forward", 2)
-    assert "went into linear() in 'net.1' (32 Inf in 32 values); it was produced earlier" in event.evidence
+    assert "value was linear() in 'net.1' (32 of 32 values are Inf); the value was produced earlier" in event.evidence
 
 
 class Divides(nn.Module):
@@ -166,14 +166,14 @@ def test_a_loss_that_has_grown_is_no_fault_of_the_code():
 def test_a_spoiled_batch(value):
     event = only_event(Toy(mlp()), spoiled_at(3, value))
     assert (event.module, event.during, event.step, event.batch_idx) == ("net.0", "batch", 3, 3)
-    assert ("1 NaN in 32 values" if math.isnan(value) else "1 Inf in 32 values") in event.evidence
+    assert f"1 of 32 values is {'NaN' if math.isnan(value) else 'Inf'}" in event.evidence
 
 
 def test_the_spoiled_rows_of_a_batch_are_named():
-    assert "contains 1 NaN in 32 values in row 2;" in only_event(Toy(mlp()), spoiled_at(3)).evidence
+    assert "batch 3 of step 3, 1 of 32 values is NaN (row 2);" in only_event(Toy(mlp()), spoiled_at(3)).evidence
     data = batches(8)
     data[0][[1, 2, 3, 4, 5, 7]] = math.inf
-    assert "in rows 1, 2, 3, 4, 5 and 1 more;" in only_event(Toy(mlp()), data).evidence
+    assert "(rows 1, 2, 3, 4, 5 and 1 more);" in only_event(Toy(mlp()), data).evidence
 
 
 def test_a_spoiled_label_that_no_module_takes():
@@ -185,7 +185,7 @@ def test_a_spoiled_label_that_no_module_takes():
     data[1][1][0] = math.nan
     event = only_event(Regression(mlp()), data)
     assert (event.module, event.during, event.step) == ("", "batch", 1)
-    assert "in row 0 of tensor 1" in event.evidence
+    assert "(row 0 of tensor 1)" in event.evidence
 
 
 def test_a_batch_that_the_step_itself_spoils_is_said_to_be_changed():

@@ -213,7 +213,7 @@ def test_how_many_values_are_nan_and_the_range_of_the_input(nonfinite):
     verdict = monitor.verdicts[0]
     assert (verdict.rule, verdict.module) == ("nonfinite", "1")
     if nonfinite == "exact":
-        count, values = numbers("(# NaN in # values)", verdict.evidence)
+        count, values = numbers("(# of # values are NaN)", verdict.evidence)
         exact = nn.functional.linear(10 * x.double(), *map(torch.Tensor.double, before)).numpy()
         assert (count, values) == ((exact < 0).sum(), exact.size)
         return

@@ -39,13 +39,13 @@ def opposites(x, bad):
 @pytest.mark.parametrize("name", ["tanh", "sigmoid", "relu", "exp"])
 def test_a_function_that_makes_no_nan_has_taken_it(name):
     evidence = evidence_of(lambda x, bad: getattr(opposites(x, bad), name)())
-    assert f"went into {name}() after 'net.first'" in evidence
-    assert "it was produced earlier, perhaps by mul(), div()" in evidence
+    assert f"to receive a non-finite value was {name}() after 'net.first'" in evidence
+    assert "the value was produced earlier, perhaps by mul(), div()" in evidence
 
 
 def test_rows_of_nan_are_not_called_masked():
     evidence = evidence_of(lambda x, bad: opposites(x, bad).softmax(-1))
-    assert "came from softmax() after 'net.first' (32 NaN in 32 values), or from code before" in evidence
+    assert "came from softmax() after 'net.first' (32 of 32 values are NaN), or from earlier code" in evidence
     assert "masked" not in evidence
 
 

@@ -42,8 +42,8 @@ def test_rank_0_has_an_alarm_with_names_and_the_code_that_did_not_call_them(trai
     assert "Expected to have finished reduction" in error
     assert (verdict.severity, verdict.since) == ("alarm", 0)
     assert (
-        "gradients of 2 parameters that no loss of this step reaches: side.0.weight, side.0.bias, as Net.forward "
-        f"(unused.py:{line}) did not call side; the next forward pass raises an error"
+        "gradients of 2 parameters that no loss of this step depends on: side.0.weight, side.0.bias, because "
+        f"Net.forward (unused.py:{line}) did not call side; the next forward pass raises an error"
     ) in verdict.evidence
 
 

@@ -171,8 +171,8 @@ def stuck(net):
 
 
 CANNOT = {
-    with_zeros("up", "down"): ("alarm", "every trained factor is multiplied by a factor of zeros"),
-    stuck: ("alarm", "every trained factor is multiplied by a factor of zeros"),
+    with_zeros("up", "down"): ("alarm", "every trained factor is multiplied by an all-zero factor"),
+    stuck: ("alarm", "every trained factor is multiplied by an all-zero factor"),
     frozen_and_empty: ("alarm", "both factors are frozen, and their product is 0"),
     frozen: ("note", "both factors are frozen"),
 }

@@ -371,7 +371,7 @@ def test_the_negative_numbers_that_a_logarithm_takes_are_counted():
     negative = int((picked(net(X).double()) < 0).sum())
     (found,) = found_in(*FAULTS["log of logits"][1:])
     assert found.rule == "loss_input"
-    assert f": {negative} of 16 give NaN" in found.evidence
+    assert f", and {negative} of 16 values give NaN" in found.evidence
 
 
 def test_the_range_of_the_logits_whose_overlap_is_taken():
@@ -379,7 +379,7 @@ def test_the_range_of_the_logits_whose_overlap_is_taken():
     outputs = Net().double().conv(IMAGES.double())
     (found,) = found_in(*FAULTS["Dice of logits"][1:])
     assert found.rule == "loss_input"
-    assert f"masks, but its outputs range from {outputs.min():.3g} to {outputs.max():.3g}" in found.evidence
+    assert f"masks, but the outputs range from {outputs.min():.3g} to {outputs.max():.3g}" in found.evidence
 
 
 def test_a_padding_mask_that_hides_a_whole_sample_is_found():
@@ -388,4 +388,4 @@ def test_a_padding_mask_that_hides_a_whole_sample_is_found():
     step = lambda x: attention(x, x, x, key_padding_mask=padding)[0].square().mean()  # noqa: E731
     (found,) = audit(attention, SEQUENCES, step)
     assert found.rule == "masked_row"
-    assert found.evidence.startswith("1 of 16 rows")
+    assert found.evidence.startswith("every position is masked out in 1 of 16 rows")

@@ -58,20 +58,20 @@ def ends(tensor, digits=3):
 
 def test_what_the_inputs_of_nll_loss_sum_to():
     model = net()
-    told = numbers("the exp of its input sums to # to #", evidence_of("loss_input", model, nll_loss, CLASSES))
+    told = numbers("the exp of its input sums to between # and #", evidence_of("loss_input", model, nll_loss, CLASSES))
     assert told == ends(outputs_of(model).exp().sum(1))
 
 
 def test_the_range_of_what_kl_div_takes_for_log_probabilities():
     model = net(nn.Softmax(1))
     loss = lambda out, wanted: kl_div(out, wanted, reduction="batchmean")  # noqa: E731
-    told = numbers("its input is # to #", evidence_of("loss_input", model, loss, torch.full((16, 3), 1 / 3)))
+    told = numbers("its input is between # and #", evidence_of("loss_input", model, loss, torch.full((16, 3), 1 / 3)))
     assert told == ends(outputs_of(model))
 
 
 def test_the_range_of_targets_that_a_sigmoid_cannot_reach():
     evidence = evidence_of("output_range", net(nn.Sigmoid(), outputs=1), mse_loss, REAL)
-    low, high, outside, count = numbers("are # to #: # of # cannot be reached", evidence)
+    low, high, outside, count = numbers("are between # and #: # of # cannot be reached", evidence)
     exact = REAL.double()
     assert [low, high] == ends(exact)
     assert (outside, count) == (((exact < 0) | (exact > 1)).sum(), 16)
@@ -79,8 +79,8 @@ def test_the_range_of_targets_that_a_sigmoid_cannot_reach():
 
 def test_the_targets_that_a_relu_cannot_reach():
     evidence = evidence_of("output_range", net(nn.ReLU(), outputs=1), mse_loss, REAL)
-    (least,) = numbers("outputs at least #, but the targets", evidence)
-    low, high, outside, count = numbers("are # to #: # of # cannot", evidence)
+    (least,) = numbers("outputs values of at least #, but the targets", evidence)
+    low, high, outside, count = numbers("are between # and #: # of # cannot", evidence)
     assert (least, [low, high]) == (0, ends(REAL.double()))
     assert (outside, count) == ((REAL < 0).sum(), 16)
 
@@ -94,7 +94,7 @@ def test_the_range_of_targets_of_a_binary_loss():
 def test_the_rows_of_probabilities_that_are_given_to_cross_entropy_and_their_range():
     model = Probabilities()
     evidence = evidence_of("loss_input", model, cross_entropy, CLASSES)
-    rows, low, high = numbers("each of the # rows of its input sums to 1, with values # to #", evidence)
+    rows, low, high = numbers("each of the # rows of its input sums to 1, with values between # and #", evidence)
     exact = model(X.double())
     assert (rows, [low, high]) == (16, ends(exact))
 
@@ -110,26 +110,27 @@ def test_the_sums_of_targets_that_a_softmax_cannot_reach():
     wanted = torch.rand(16, 3, generator=torch.Generator().manual_seed(0)) * 0.5 + 0.5
     wanted[:4] = torch.eye(3)[CLASSES[:4]]
     evidence = evidence_of("output_range", net(nn.Softmax(1)), mse_loss, wanted)
-    low, high, outside, count = numbers("to # to #: those of # of # samples cannot be reached", evidence)
+    low, high, outside, count = numbers("to between # and # per sample: those of # of # samples", evidence)
     assert ([low, high], outside, count) == (ends(wanted.double().sum(1)), 12, 16)
 
 
 def test_the_targets_above_the_most_that_a_logarithm_gives():
     evidence = evidence_of("output_range", net(nn.LogSigmoid(), outputs=1), mse_loss, REAL)
-    (most,) = numbers("outputs at most #, but the targets", evidence)
+    (most,) = numbers("outputs values of at most #, but the targets", evidence)
     outside, count = numbers(": # of # cannot be reached", evidence)
     assert (most, outside, count) == (0, (REAL > 0).sum(), 16)
 
 
 def test_the_range_of_targets_that_are_far_from_scaled():
     wanted = 200 + 75 * REAL
-    assert numbers("are # to #, with a mean", evidence_of("targets", net(outputs=1), mse_loss, wanted)) == ends(wanted)
+    evidence = evidence_of("targets", net(outputs=1), mse_loss, wanted)
+    assert numbers("are between # and #, with a mean", evidence) == ends(wanted)
 
 
 def test_the_class_that_all_targets_are_and_the_number_of_classes():
     wanted = torch.full((16,), 2)
     told = numbers("all # targets of the batch at", evidence_of("targets", net(), cross_entropy, wanted))
-    value, classes = numbers("are #, of # classes", evidence_of("targets", net(), cross_entropy, wanted))
+    value, classes = numbers("are #, one of # classes", evidence_of("targets", net(), cross_entropy, wanted))
     assert (*told, value, classes) == (16, 2, 3)
 
 

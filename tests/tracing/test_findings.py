@@ -118,13 +118,13 @@ def test_the_audit_of_a_step_says_so_if_all_gradients_are_exactly_0():
 @pytest.mark.parametrize(
     ("model", "loss", "advice"),
     [
-        (net(), nll_loss, "put log_softmax(dim=1) before it, or give the raw logits to cross_entropy"),
-        (net(nn.Softmax(1)), nll_loss, "use log_softmax in place of the softmax: it gets probabilities"),
-        (net(nn.LogSoftmax(1)), lambda o, t: nll_loss(o.exp(), t), "remove the exp: it gets probabilities"),
+        (net(), nll_loss, "apply log_softmax(dim=1) first, or pass the raw logits to cross_entropy"),
+        (net(nn.Softmax(1)), nll_loss, "use log_softmax in place of the softmax: nll_loss gets probabilities"),
+        (net(nn.LogSoftmax(1)), lambda o, t: nll_loss(o.exp(), t), "remove the exp: nll_loss gets probabilities"),
         (
             net(nn.Softmax(1)),
             lambda o, t: nll_loss(o.clamp(1e-9), t),
-            "take the logarithm of its input: it gets probabilities",
+            "take the logarithm of its input: nll_loss gets probabilities",
         ),
     ],
     ids=["logits", "softmax", "exp", "clamp"],
@@ -146,10 +146,10 @@ def advice_of(loss, outputs, targets):
 def test_probabilities_are_not_advised_to_go_through_log_softmax(shape):
     outputs, targets = torch.randn(shape), torch.zeros(shape[0], *shape[2:], dtype=torch.long)
     assert advice_of(lambda o, t: nll_loss(o.softmax(1), t), outputs, targets) == [
-        "use log_softmax in place of the softmax: it gets probabilities"
+        "use log_softmax in place of the softmax: nll_loss gets probabilities"
     ]
     assert advice_of(lambda o, t: nll_loss(o.softmax(1).clamp(1e-9), t), outputs, targets) == [
-        "take the logarithm of its input: it gets probabilities"
+        "take the logarithm of its input: nll_loss gets probabilities"
     ]
     for made_by in (torch.softmax, torch.log_softmax):
         assert advice_of(lambda o, t, made_by=made_by: nll_loss(made_by(o, 0), t), outputs, targets) == [
@@ -223,7 +223,7 @@ def test_the_line_of_the_loss_and_that_of_the_softmax_are_named():
     ("shift", "advice"),
     [
         (0, "use sigmoid"),
-        (1, "remove the softmax: the targets are 1 to 2"),
+        (1, "remove the softmax: the targets are between 1 and 2"),
     ],
 )
 def test_sigmoid_in_place_of_a_softmax_over_one_value_is_advised_for_targets_that_it_can_give(shift, advice):
@@ -235,7 +235,7 @@ def test_sigmoid_in_place_of_a_softmax_over_one_value_is_advised_for_targets_tha
 def test_class_weights_of_several_labels_are_a_note():
     (found,) = found_in(net(), cross_entropy, torch.ones(16, 3), None)
     assert (found.rule, found.severity) == ("targets", "note")
-    assert "those of a sample sum to 3" in found.evidence
+    assert "the targets of a sample sum to 3" in found.evidence
 
 
 def test_unscaled_targets_are_a_note_with_their_mean_and_deviation():
@@ -387,7 +387,7 @@ def test_a_row_of_attention_that_sees_nothing_is_found_where_it_gives_nan():
     x = torch.randn(2, 8, 4)
     (found,) = audit(model, x, lambda x: model(x, x, x, attn_mask=mask)[0].square().mean())
     assert found.rule == "masked_row"
-    assert found.evidence.startswith("1 of 8 rows")
+    assert found.evidence.startswith("every position is masked out in 1 of 8 rows")
 
 
 def test_a_teacher_that_stands_in_the_place_of_the_output_is_no_output():
@@ -447,7 +447,7 @@ def test_a_norm_in_evaluation_mode_that_has_never_seen_data_is_an_alarm():
     (found,) = found_in(model, cross_entropy, CLASSES, None)
     assert (found.rule, found.severity, found.advice) == ("eval_mode", "alarm", "call train() on them")
     assert found.evidence.endswith(
-        "the running statistics of 1 are still those of a new layer, so they normalize nothing"
+        "the running statistics of 1 of them are still at their initial values, which normalize nothing"
     )
 
 
@@ -475,7 +475,7 @@ def test_running_statistics_that_never_move_from_0_and_1_are_an_alarm(momentum, 
     assert [(one.severity, one.module) for one in found] == [("alarm", "1")] * is_said
     norm(torch.randn(8, 3) + 7)  # the oracle: a batch of another mean moves them, or not
     assert (momentum == 0) == bool((norm.running_mean == mean).all())
-    assert not is_said or "momentum=0 in 1 of 1 batch norms: their running statistics stay" in found[0].evidence
+    assert not is_said or "momentum=0 in 1 of 1 batch normalization layers keeps" in found[0].evidence
 
 
 def test_a_frozen_part_in_training_mode_is_a_note():
@@ -484,7 +484,7 @@ def test_a_frozen_part_in_training_mode_is_a_note():
     step = lambda batch: mse_loss(model["net"](batch), model["teacher"](batch))  # noqa: E731
     (found,) = [one for one in audit(model, X, step) if one.rule == "eval_mode"]
     assert found.evidence.startswith(
-        "2 norms and dropouts of frozen modules are in training mode: teacher.1, teacher.2"
+        "2 normalization or dropout layers in frozen modules are in training mode: teacher.1, teacher.2"
     )
 
 
@@ -509,7 +509,7 @@ def test_a_lightning_module_needs_no_step():
 
 
 def test_a_plain_module_needs_one():
-    with pytest.raises(TypeError, match="Sequential, which has no training_step: give step="):
+    with pytest.raises(TypeError, match="model of type Sequential has no training_step: pass step="):
         audit(net(), (X, CLASSES))
 
 
@@ -567,7 +567,7 @@ def test_a_softmax_of_probabilities_is_an_alarm_with_the_most_that_it_can_give()
     (found,) = audit(nn.ModuleList([gate, layers]), X, step)
     most = torch.eye(8, dtype=torch.float64).softmax(1).max()
     assert (found.rule, found.severity) == ("loss_input", "alarm")
-    assert f"its largest output is at most {most:.2g} (uniform: {1 / 8:.2g})" in found.evidence
+    assert f"its largest output is at most {most:.2g} (uniform is {1 / 8:.2g})" in found.evidence
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def said(model, batch, step, rule):
 def test_data_that_the_model_holds_and_that_are_not_scaled_are_a_note(scale):
     model = Graph(scale)
     (found,) = said(model, torch.arange(8), lambda nodes: mse_loss(model(nodes), Y[nodes]), "input_scale")
-    low, high, rms = numbers("has values # to #, with an RMS of #;", found.evidence)
+    low, high, rms = numbers("has values between # and #, with an RMS of #;", found.evidence)
     exact = (X * scale).double()
     assert (found.severity, found.module) == ("note", "net")
     assert (low, high) == pytest.approx((float(exact.min()), float(exact.max())), rel=1e-2)

@@ -96,7 +96,7 @@ def test_targets_that_are_the_tokens_at_their_own_positions_are_an_alarm_where_t
     model = make()
     (found,) = audit(model, TOKENS, lambda batch: cross_entropy(model(batch).flatten(0, 1), batch.flatten()))
     assert (found.rule, found.severity) == ("future_leak", "alarm")
-    assert "at the same positions: it only has to copy them" in found.evidence
+    assert "at the same positions, so the model only has to copy them" in found.evidence
 
 
 def test_nothing_is_said_of_a_tagger_or_a_masked_model_that_sees_everything():

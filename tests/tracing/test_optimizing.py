@@ -64,7 +64,7 @@ def said(model, count=10, **options):
 def test_parameters_that_no_optimizer_holds_are_a_note_with_their_number():
     (found,) = said(Model(lambda model: model.head.parameters()))
     assert (found.severity, found.rule) == ("note", "not_in_optimizer")
-    assert found.evidence.startswith("6 of 8 trainable parameters that get a gradient are in no optimizer")
+    assert found.evidence.startswith("6 of 8 trainable parameters that get a gradient are not in any optimizer")
     assert "body.0.weight" in found.evidence
 
 
@@ -78,8 +78,8 @@ def test_an_optimizer_without_any_parameter_that_is_trained_is_an_alarm_with_one
     found = said(Model(frozen_body))[0]
     assert (found.severity, found.rule) == ("alarm", "not_in_optimizer")
     assert found.evidence == (
-        "none of the 2 trainable parameters that get a gradient is in an optimizer, which holds 6 others, 6 of them "
-        "frozen"
+        "none of the 2 trainable parameters that get a gradient is in an optimizer; the optimizers hold 6 others, 6 of "
+        "them frozen"
     )
     assert "head.weight" in found.advice
 
@@ -104,7 +104,9 @@ def test_what_is_frozen_is_a_note_with_the_numbers_of_weights():
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     count = sum(p.numel() for p in model.parameters())
     assert (found.severity, found.rule) == ("note", "frozen")
-    assert found.evidence == f"{trained} of {count} weights are trained; frozen: all of body.0, body.1, head"
+    assert found.evidence == (
+        f"{trained} of {count} weights are trained; the frozen ones are all of body.0, body.1, head"
+    )
 
 
 def test_a_frozen_copy_of_weights_that_learn_is_not_said_to_be_untrained():
@@ -120,7 +122,7 @@ def test_a_frozen_copy_of_weights_that_learn_is_not_said_to_be_untrained():
             return (self.body(x) - self.teacher(x)).square().mean() + self.head(self.body(x)).square().mean()
 
     (found,) = said(Taught())
-    assert found.evidence.endswith("frozen: all of teacher")
+    assert found.evidence.endswith("the frozen ones are all of teacher")
 
 
 @pytest.mark.parametrize("is_held", [False, True])
@@ -137,7 +139,7 @@ def test_what_is_trainable_only_later_must_be_in_an_optimizer(is_held):
     found = [verdict for verdict in monitor.verdicts if verdict.rule == "not_in_optimizer"]
     assert len(found) == (0 if is_held else 1)
     for verdict in found:
-        (count,) = numbers("# parameters that were frozen at first are trainable now", verdict.evidence)
+        (count,) = numbers("no optimizer changes # parameters that were frozen at first and now get", verdict.evidence)
         assert (verdict.severity, verdict.since, count) == ("alarm", 4, len(list(model.body.parameters())))
 
 
@@ -156,10 +158,10 @@ def test_frozen_weights_that_look_as_torch_initializes_them_are_named():
 
     (found,) = said(Wide(is_trained=False))
     assert found.evidence.endswith(
-        "; those of body.0.weight still look like torch's initialization, so they were never trained"
+        "; the values of body.0.weight still look like torch's initialization, so they were never trained"
     )
     (found,) = said(Wide(is_trained=True))
-    assert found.evidence.endswith("frozen: all of body.0")
+    assert found.evidence.endswith("the frozen ones are all of body.0")
 
 
 class Hidden(Model):
@@ -181,9 +183,9 @@ def test_layers_in_a_list_are_an_alarm_with_their_parameters():
     assert (found.severity, found.rule) == ("alarm", "not_in_optimizer")
     line = Hidden.training_step.__code__.co_firstlineno + 1
     assert found.evidence == (
-        "4 parameters get gradients and are registered in neither the model nor an optimizer: hidden[1].weight, "
-        "hidden[0].weight, hidden[0].bias and 1 more; still at torch's initialization: 2, of shape "
-        f"[4, 32], [32, 4]; they are used at test_optimizing.py:{line}"
+        "4 parameters get gradients but are registered neither in the model nor in an optimizer (hidden[1].weight, "
+        "hidden[0].weight, hidden[0].bias and 1 more); 2 of them still have PyTorch's initialization (shape [4, 32], "
+        f"[32, 4]); used at test_optimizing.py:{line}"
     )
 
 
@@ -263,22 +265,29 @@ def test_copies_of_the_models_weights_and_what_a_step_makes_for_itself_are_fine(
 def test_a_layer_that_the_step_makes_is_an_alarm_that_says_so():
     (found,) = said(Reaching(lambda model, batch: nn.Linear(4, 32)(batch)))
     assert (found.severity, found.rule) == ("alarm", "not_in_optimizer")
-    assert "nor an optimizer, 2 of them made by the step itself; still at torch's" in found.evidence
+    assert "nor in an optimizer (2 made by the step itself); 1 of them still has PyTorch's" in found.evidence
     assert found.advice.startswith("make layers in __init__")
 
 
 @pytest.mark.parametrize(
     ("make", "said_of_it"),
     [
-        (lambda parameters: torch.optim.Adam(parameters, eps=0.1), "Adam: its eps is 0.1 (1e-8 is usual)"),
-        (lambda parameters: torch.optim.AdamW(parameters, betas=(0.999, 0.9)), "the first is above the second"),
+        (lambda parameters: torch.optim.Adam(parameters, eps=0.1), "Adam: eps is 0.1 (1e-8 is usual)"),
+        (
+            lambda parameters: torch.optim.AdamW(parameters, betas=(0.999, 0.9)),
+            "the first of its betas (0.999, 0.9) is above the second",
+        ),
         (
             lambda parameters: torch.optim.SGD(parameters, 0.1, 0.999),
-            "its momentum is 0.999: it averages over 1000 steps",
+            "SGD: momentum is 0.999, which averages gradients over about 1000 steps",
+        ),
+        (
+            lambda parameters: torch.optim.SGD(parameters, 0.1, 1.0),
+            "momentum is 1, with which the influence of past gradients never decays",
         ),
         (lambda parameters: torch.optim.SGD(parameters, 0.1, 0.9), None),
     ],
-    ids=["eps", "betas", "momentum", "usual"],
+    ids=["eps", "betas", "momentum", "endless momentum", "usual"],
 )
 def test_settings_of_an_optimizer_that_nobody_uses_are_a_note(make, said_of_it):
     model = Model()
@@ -315,7 +324,7 @@ def test_an_epsilon_that_is_0_in_float16_is_an_alarm_where_a_step_divides_by_it(
     assert [v.severity for v in found] == ["alarm"] * is_lost
     if is_lost:
         count = len(list(model.parameters()))
-        assert f"its eps of 1e-08 is 0 in float16, the dtype of {count} of its trained parameters" in found[0].evidence
+        assert f", 1e-08, is 0 in float16, the dtype of {count} of its trained parameters" in found[0].evidence
 
 
 def test_an_epsilon_of_frozen_weights_in_float16_is_fine():
@@ -358,7 +367,7 @@ def test_a_rate_that_is_0_for_most_of_the_fit_is_an_alarm_with_the_share():
     assert found.severity == "alarm"
     zero = sum(1 - min(step, 3) / 3 == 0 for step in range(20)) / 20
     assert f"sets the learning rate to 0 in {zero:.0%} of the 20 steps" in found.evidence
-    assert "it peaks at 0.01, and is 0 after 3 steps" in found.evidence
+    assert "the rate peaks at 0.01, and is 0 after 3 steps" in found.evidence
 
 
 def warm_up(steps):
@@ -373,8 +382,8 @@ def test_a_warm_up_that_counts_batches_and_is_stepped_once_an_epoch_is_found(ste
     assert [verdict.severity for verdict in found] == ([] if severity is None else [severity])
     if severity is not None:
         told = numbers(
-            "LambdaLR is stepped once per epoch, and this fit has #, so the rate never exceeds #; stepped after each "
-            "of the # batches, it would reach # after #",
+            "LambdaLR is stepped once per epoch, and this fit has # epochs, so the rate never exceeds #; with a step "
+            "after each of the # batches, the rate would reach # after #",
             found[0].evidence,
         )
         assert told == pytest.approx((4, 0.01 * 3 / steps, 40, 0.01, steps), rel=1e-2)
@@ -385,7 +394,8 @@ def test_a_warm_up_that_counts_batches_and_is_stepped_once_an_epoch_is_found(ste
 def test_a_warm_up_is_found_too_where_the_number_of_steps_ends_the_fit(max_steps, epochs, reached):
     model = Model(scheduled=warm_up(20 if epochs > 1 else 5), interval="epoch")
     (found,) = (v for v in said(model, 10, max_epochs=-1, max_steps=max_steps) if v.rule == "schedule")
-    assert numbers("this fit has #, so the rate never exceeds #;", found.evidence) == pytest.approx([epochs, reached])
+    said_epochs = f"this fit has # epoch{'s' * (epochs > 1)}, so the rate never exceeds #;"
+    assert numbers(said_epochs, found.evidence) == pytest.approx([epochs, reached])
     assert found.severity == "alarm"
 
 
@@ -414,7 +424,8 @@ def test_a_cosine_that_goes_up_again_many_times_is_a_note(period, count):
 def test_a_schedule_that_is_sound_once_in_an_epoch_is_advised_to_be_stepped_so(gamma, is_for_epochs):
     model = Model(scheduled=lambda model, optimizer: lr_scheduler.ExponentialLR(optimizer, gamma))
     found = next(verdict for verdict in said(model, 20, max_epochs=6) if verdict.rule == "schedule")
-    assert ("interval='epoch' if it should be stepped once in each of the 6 epochs" in found.advice) is is_for_epochs
+    advice = "interval='epoch' if the scheduler should step once in each of the 6 epochs"
+    assert (advice in found.advice) is is_for_epochs
     assert "set the schedule's length to 120 steps" in found.advice
 
 

@@ -65,7 +65,7 @@ def test_that_no_target_counts_is_an_alarm():
 def test_that_one_token_alone_counts_is_an_alarm_from_32_targets_on(count, severity):
     ((found, evidence),) = found_in(with_answers(count, 7))
     assert found == severity
-    assert re.search(rf"all {count} targets that count \(of 64\) at .* are 7, of 11 classes", evidence)
+    assert re.search(rf"all {count} targets that count \(of 64\) at .* are 7, one of 11 classes", evidence)
 
 
 @pytest.mark.parametrize("count", [1, 40])

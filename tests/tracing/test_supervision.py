@@ -107,7 +107,7 @@ def test_padding_that_counts_is_a_note_with_its_share_where_the_model_shifts_its
     lengths = (counted != PAD).int().mul(torch.arange(1, LENGTH)).amax(1)  # up to the last that is no padding
     share = (LENGTH - 1 - lengths).sum().item() / counted.numel()
     assert f"{share:.0%} of the targets of cross_entropy" in note.evidence
-    assert note.advice.startswith(f"give the loss ignore_index={PAD}")
+    assert note.advice.startswith(f"pass ignore_index={PAD}")
 
 
 def test_texts_without_padding_or_masks_are_left_alone():

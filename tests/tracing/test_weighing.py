@@ -31,7 +31,7 @@ def test_padding_that_the_loss_counts_is_a_note_with_its_share_and_the_number_to
     (share,) = numbers("#% of the targets of cross_entropy at", found.evidence)
     (pad,) = numbers("are #, the number that pads rows", found.evidence)
     assert (share, pad) == (round(100 * float(1 - LENGTHS.sum() / TOKENS.numel())), 0)
-    assert found.advice == "give the loss ignore_index=0, if that is padding"
+    assert found.advice == "pass ignore_index=0 to the loss, if 0 is padding"
 
 
 def test_padding_is_seen_in_targets_that_are_a_part_of_the_tokens():

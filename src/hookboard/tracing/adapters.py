@@ -156,7 +156,7 @@ def adapters(done: TracedStep) -> Iterator[Finding]:
     for names, why, advice, is_note in (
         (
             zero,
-            "every trained factor is multiplied by a factor of zeros, so none gets a gradient",
+            "every trained factor is multiplied by an all-zero factor, so none gets a gradient",
             _START,
             False,
         ),
@@ -177,7 +177,7 @@ def _is_zero(factor: nn.Parameter) -> bool:
     return type(factor) is nn.Parameter and not bool(factor.any())
 
 
-_START = "initialize one factor with random numbers and the other with 0, and train both"
+_START = "initialize one factor with random numbers and the other with zeros, and train both"
 _TRAIN = "set requires_grad=True on both factors, as is_trainable=True does when peft loads a saved adapter"
 
 ADAPTERS = Rule("adapters", adapters, of="step")

@@ -216,8 +216,8 @@ class BlackBox:
             return event
         if origin is None:
             why = (
-                "the inputs to its operations are not saved, as in compiled code, activation checkpointing and "
-                "custom autograd functions"
+                "autograd has not saved the inputs to the operations, as in compiled code, activation checkpointing "
+                "and custom autograd functions"
             )
             event = unlocated_event(False, *self._here, why, loss=self._loss)
         else:
@@ -241,7 +241,7 @@ class BlackBox:
             if (operation := named(step.node)) in _STEEP
         }
         if self._world_size > 1:  # it may be that of another rank
-            why = "they are averaged over the ranks, and may come from another rank"
+            why = "gradients are averaged over the ranks, so the non-finite value may come from another rank"
             return unlocated_event(True, *self._here, why, in_order)
         return backward_event({name: spoiled[name] for name in in_order}, listed(sorted(steep), 3), *self._here)
 

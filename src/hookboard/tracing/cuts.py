@@ -59,7 +59,7 @@ def cut(done: TracedStep) -> Iterator[Finding]:
             f"remove the {_named(op)}; if it is intended, as for a teacher, set requires_grad=False on what should "
             "not change"
             if op.checkpoint is None
-            else "pass use_reentrant=False to checkpoint(), or give it an input that requires a gradient, as "
+            else "pass use_reentrant=False to checkpoint(), or pass it an input that requires a gradient, as "
             "transformers' enable_input_require_grads() does",
         )
     yield from _gone(done)
@@ -131,7 +131,7 @@ def _without_gradient(op: Op) -> Finding:
         "effect",
         "call torch.autograd.grad with create_graph=True"
         if is_derivative
-        else f"compute it without {_named(op)}; to log the sum of several losses, add them up only for logging",
+        else f"compute this term without {_named(op)}; to log the sum of several losses, add them up only for logging",
         "alarm",
     )
 
@@ -194,7 +194,7 @@ def _nothing_to_learn(done: TracedStep) -> Finding:
     return Finding(
         "",
         f"{what}: {done.zero_factor}",
-        "check what that tensor is: a mask, or advantages, which are 0 where all rewards of a group are equal; "
+        "check what that factor is: a mask, or advantages, which are 0 where all rewards of a group are equal; "
         "ignore this if they differ in later batches",
     )
 

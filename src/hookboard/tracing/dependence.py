@@ -57,7 +57,7 @@ def dependence(done: TracedStep) -> Iterator[Finding]:
         done.step.not_asked = str(error).split(". ")[0].splitlines()[0] if str(error) else type(error).__name__
         return
     if not math.isclose(loss, done.number, rel_tol=AGREEMENT, abs_tol=1e-6):
-        done.step.not_asked = "replaying it gives a different loss"
+        done.step.not_asked = "replaying the step gives a different loss"
         return
     if is_clear:
         yield from _of_samples(done, tape, moves)
@@ -222,8 +222,10 @@ def _mixing(op: Op, first: Value, result: Value, *, may_be_meant: bool) -> Findi
         )
         advice = f"use {'transpose(0, 1)' if is_exchange else f'permute({order})'} in place of the {op.name}"
     else:
-        moved = f"mixes samples of its input {shape}: when the first sample changes, so do the outputs for others"
-        advice = "pass the dimensions in the order it expects, so that samples do not mix"
+        moved = (
+            f"mixes samples of its input of shape {shape}: when the first sample changes, so do the outputs for others"
+        )
+        advice = f"pass the dimensions in the order {op.name} expects, so that samples do not mix"
         if op.name in ("softmax", "log_softmax"):
             advice = f"use dim={1 if len(shape) == 2 else -1}"
         elif op.name in ("getitem", "gather", "index_select", "take_along_dim"):
@@ -251,8 +253,9 @@ def _of_orders(meeting: Meeting, outputs: list[Tensor], targets: list[Tensor]) -
             yield Finding(
                 op.place.module,
                 f"{op.name} {op.place} compares outputs of the first sample with targets of others, as in row "
-                f"{elsewhere[-1]} of {len(of_output)}: they are flattened in different orders",
-                "transpose the outputs or the targets before they are flattened, so that both are (samples, positions)",
+                f"{elsewhere[-1]} of {len(of_output)}: outputs and targets are flattened in different orders",
+                "transpose the outputs or the targets before they are flattened, so that both have shape "
+                "(samples, positions)",
                 "alarm",
                 rule="loss_shape",
             )

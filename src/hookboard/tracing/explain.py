@@ -20,7 +20,10 @@ GROWN_ABOVE = 1e6
 MAX_NAMED_ROWS = 5
 """Maximum number of batch rows that are named."""
 
-_CHECK = "Look there for a division by 0, the logarithm or root of 0, or an overflow; add an epsilon or clamp."
+_CHECK = (
+    "Look there for a division by 0, the logarithm of 0, the square root of a negative number, or an overflow; add an "
+    "epsilon or clamp."
+)
 
 
 def forward_event(
@@ -40,21 +43,24 @@ def forward_event(
     where += f" {'after' if place.is_after else 'in'} {place.module!r}" if place.module else ""
     found = "" if origin.given is None else f" ({described([origin.given])})"
     if origin.name:
-        said = f"came from {_plain(origin.name)}(){where}{found}"
+        said = f"The first non-finite value came from {_plain(origin.name)}(){where}{found}"
+    elif origin.is_maker:
+        perhaps = f", perhaps {listed(place.before, 3)}" if place.before else ""
+        said = f"The first non-finite value came from {_plain(origin.taker)}(){where}{found}"
+        said += f", or from earlier code{perhaps}"
     else:
         by = f", perhaps by {listed(place.before, 3)}" if place.before else ""
-        said = f"went into {_plain(origin.taker)}(){where}{found}; it was produced earlier{by}"
-        if origin.is_maker:
-            said = f"came from {_plain(origin.taker)}(){where}{found}, or from code before it{by}"
+        said = (
+            f"The first operation to receive a non-finite value was {_plain(origin.taker)}(){where}{found}; the value "
+            f"was produced earlier{by}"
+        )
     why, advice = _cause(origin)
-    evidence = f"The loss of step {step}, batch {batch_idx}, is {loss}. The first non-finite value {said}"
+    evidence = f"The loss of step {step}, batch {batch_idx}, is {loss}. {said}"
     evidence += f": {why}." if why else "."
     taken = list(origin.taken.values())
     largest = max([last_loss, *(_largest(tensor) for tensor in taken)])
     if largest > GROWN_ABOVE:
-        advice = (
-            f"Values had already grown to {largest:.3g} before: lower the learning rate, warm it up, or clip gradients."
-        )
+        advice = f"Values had already grown to {largest:.3g}: lower the learning rate, warm it up, or clip gradients."
     module = "" if place.is_after and not origin.name and not origin.is_maker else place.module
     return Nonfinite(module, "forward", step, batch_idx, evidence, advice or _CHECK)
 
@@ -79,10 +85,10 @@ def batch_event(
         return None
     by_tensor = bad_rows_in(batch)
     held = described(bad) + _said_of_rows(by_tensor)
-    met = f"; {taker!r} is the first module to receive it" if taker else ""
-    evidence = f"Batch {batch_idx} of step {step} contains {held}{met}, and the loss is {loss}."
+    met = f"; {taker!r} is the first module to receive these values" if taker else ""
+    evidence = f"In batch {batch_idx} of step {step}, {held}{met}, and the loss is {loss}."
     if was_changed:
-        evidence += " training_step changes the batch in place: it may have been finite before that."
+        evidence += " training_step changes the batch in place, so the batch may have been finite before."
     advice = f"Check the data of batch {batch_idx}: drop such samples, or fill in missing values."
     rows = tuple(sorted({row for some in by_tensor.values() for row in some}))
     return Nonfinite(taker, "batch", step, batch_idx, evidence, advice, rows=rows)
@@ -106,12 +112,12 @@ def bad_rows_in(batch: Any) -> dict[str, list[int]]:
 
 
 def _said_of_rows(found: Mapping[str, Sequence[int]]) -> str:
-    """Name the rows that `bad_rows_in` found: " in row 1 of tensor 1"; "" if there are none."""
+    """Name the rows that `bad_rows_in` found: " (row 1 of tensor 1)"; "" if there are none."""
     said = []
     for path, rows in found.items():
         which = f"{'row' if len(rows) == 1 else 'rows'} {listed(map(str, rows), MAX_NAMED_ROWS)}"
         said.append(f"{which} of tensor {path}" if path else which)
-    return f" in {'; '.join(said)}" if said else ""
+    return f" ({'; '.join(said)})" if said else ""
 
 
 def with_rows_of(event: Nonfinite, worst: WorstRows | None) -> Nonfinite:
@@ -132,14 +138,20 @@ def backward_event(spoiled: Mapping[str, str], after: str, step: int, batch_idx:
         batch_idx: the index of the batch.
     """
     name, module = list(spoiled.items())[-1]
+    count = len(spoiled)
+    they = (
+        f"1 parameter ({name!r}) has a non-finite gradient"
+        if count == 1
+        else f"{count} parameters have non-finite gradients"
+    )
     evidence = (
-        f"{len(spoiled)} parameters have non-finite gradients in the backward pass of step {step}, batch {batch_idx}, "
-        f"although the loss is finite. The last one used in the forward pass is {name!r}"
-        + (f"; it is followed by {after}." if after else ".")
+        f"{they} in the backward pass of step {step}, batch {batch_idx}, although the loss is finite."
+        + (f" Of these, {name!r} is used last in the forward pass." if count > 1 else "")
+        + (f" Later operations whose derivative can be infinite: {after}." if after else "")
     )
     advice = (
-        "From there on, look for an operation whose derivative is infinite, such as the root or norm of 0, or for a "
-        "NaN hidden by torch.where; clamp before it."
+        "From this layer on, look for an operation whose derivative is infinite, such as the square root or norm of 0, "
+        "or for a NaN hidden by torch.where; clamp its input."
     )
     return Nonfinite(module, "backward", step, batch_idx, evidence, advice)
 
@@ -161,12 +173,15 @@ def parameter_event(
     """
     held, module = described([values]), name.rpartition(".")[0]
     if stepped is None:
-        evidence = f"The parameter {name!r} contains {held} before the first optimizer step of this fit."
+        evidence = f"In the parameter {name!r}, {held} before the first optimizer step of this fit."
         advice = "Check the initialization, and the checkpoint that was loaded."
         return Nonfinite(module, "start", step, batch_idx, evidence, advice)
     at, its_batch, loss = stepped
     finite = f"; the loss of that step was finite ({loss:.3g})" if math.isfinite(loss) else ""
-    evidence = f"The optimizer step of step {at}, batch {its_batch}, left {held} in the parameter {name!r}{finite}."
+    evidence = (
+        f"After the optimizer step of step {at}, batch {its_batch}, the parameter {name!r} is not finite ({held})"
+        f"{finite}."
+    )
     advice = "Lower the learning rate, or clip gradients; check the optimizer's eps and the gradients of that step."
     return Nonfinite(module, "optimizer", at, its_batch, evidence, advice)
 
@@ -180,14 +195,14 @@ def unlocated_event(
         is_backward: whether gradients are not finite, rather than the loss.
         step: the optimizer step.
         batch_idx: the index of the batch.
-        why: completes the sentence "The module is not known: ".
+        why: completes the sentence "The module is unknown: ".
         spoiled: the parameters with non-finite gradients, in model order; the module of the last is the best guess.
         loss: the loss, if it is known; ignored for gradients.
     """
     module = spoiled[-1].rpartition(".")[0] if spoiled else ""
     if is_backward:
         evidence = f"Gradients of step {step}, batch {batch_idx}, are not finite"
-        evidence += f"; that of {spoiled[-1]!r} is the last in the model" if spoiled else ""
+        evidence += f"; the last of these parameters in the model is {spoiled[-1]!r}" if spoiled else ""
     else:
         evidence = f"The loss of step {step}, batch {batch_idx}, is {'not finite' if loss is None else loss}"
     evidence += f". The module is unknown: {why}."
@@ -201,20 +216,20 @@ def late_event(losses: Iterable[Loss]) -> Nonfinite | None:
     bad = next((loss for loss in losses if not math.isfinite(loss.value)), None)
     if bad is None:
         return None
-    why = "losses are read only at the next measurement; nonfinite='exact' finds it in the step itself"
+    why = "losses are read only at the next measurement; nonfinite='exact' finds the module in the step itself"
     return unlocated_event(False, bad.step, bad.batch_idx, why, loss=bad.value)
 
 
 def described(tensors: Sequence[Tensor]) -> str:
-    """Describe the values of all these tensors: "3 NaN in 128 values", "96 values up to 2.5", or "" for no tensor."""
+    """Describe the values of all these tensors: "3 of 128 values are NaN", "96 values up to 2.5", or "" for none."""
     if not tensors:
         return ""
     held = [local(tensor.detach()) for tensor in tensors]
     count = sum(tensor.numel() for tensor in held)
     numbers = [(int(torch.isnan(t).sum()), int(torch.isinf(t).sum())) for t in held]
     nan, inf = (sum(column) for column in zip(*numbers, strict=True))
-    bad = " and ".join(f"{number} {kind}" for number, kind in ((nan, "NaN"), (inf, "Inf")) if number)
-    return f"{bad} in {count} values" if bad else f"{count} values up to {max(map(_largest, held)):.3g}"
+    bad = [_counted(nan, f"of {count} values", "NaN"), _counted(inf, f"of {count} values", "Inf")]
+    return " and ".join(filter(None, bad)) or f"{count} values up to {max(map(_largest, held)):.3g}"
 
 
 def _largest(tensor: Tensor) -> float:
@@ -253,11 +268,11 @@ def _cause(origin: BadOperation) -> tuple[str, str]:
     if name == "mean" or (first is not None and not first.numel()):
         return "it is the mean of an empty tensor", "Skip this term when nothing is selected."
     if name in SOFTMAXES and origin.is_maker:
-        return "", "Look for a row that is fully masked, or for a NaN or Inf in its input."
+        return "", "Look for a row that is fully masked, or for a NaN or Inf in the input of the softmax."
     if name in SOFTMAXES and origin.given is not None:
         rows = int(torch.isnan(local(origin.given)).all(-1).sum())
         said = "1 row is" if rows == 1 else f"{rows} rows are"
-        advice = "Let each row attend to at least one position, or drop rows without any."
+        advice = "Let each row attend to at least one position, or drop the fully masked rows."
         return (f"{said} fully masked", advice) if rows else ("", "")
     if name in ("div", "reciprocal"):
         divisor = origin.taken.get("other", origin.taken.get("self") if name == "reciprocal" else None)

@@ -109,10 +109,10 @@ def loss_input(done: TracedStep) -> Iterator[Finding]:
             negative, low, high, total = op.seen
             yield Finding(
                 op.place.module,
-                f"{op.name} {op.place} expects numbers above 0, but its input is {float(low):.3g} to "
-                f"{float(high):.3g}: {int(negative):,} of {total:,} give NaN",
-                "for logits use cross_entropy or binary_cross_entropy_with_logits; for probabilities put softmax or "
-                "sigmoid before it",
+                f"{op.name} {op.place} expects numbers above 0, but its input ranges from {float(low):.3g} to "
+                f"{float(high):.3g}, and {int(negative):,} of {total:,} values give NaN",
+                "for logits use cross_entropy or binary_cross_entropy_with_logits; for probabilities apply softmax "
+                "or sigmoid before the logarithm",
                 "alarm",
             )
     for op, product in _overlaps(done):
@@ -120,9 +120,9 @@ def loss_input(done: TracedStep) -> Iterator[Finding]:
         if low < -ROUNDING or high > 1 + ROUNDING:
             yield Finding(
                 op.place.module,
-                f"the overlap {op.place} expects probabilities and masks, but its outputs range from {low:.3g} to "
+                f"the overlap {op.place} expects probabilities and masks, but the outputs range from {low:.3g} to "
                 f"{high:.3g}",
-                "put sigmoid or softmax before it",
+                "apply sigmoid or softmax to the outputs first",
                 "alarm",
             )
 

@@ -26,7 +26,7 @@ def no_influence(done: TracedStep) -> Iterator[Finding]:
             is_share = bool(((call.wanted >= 0) & (call.wanted <= 1)).all())
             yield Finding(
                 op.place.module,
-                f"{op.name} {op.place} runs over a dimension of size 1 of {list(shape)}: its output is "
+                f"{op.name} {op.place} runs over a dimension of size 1 (input shape {list(shape)}): its output is "
                 f"{'1' if op.name == 'softmax' else '0'} whatever the input",
                 "use sigmoid for one output, or give the model one output per class"
                 if is_share or call.op.name not in REGRESSION | {"sub", "rsub"}
@@ -58,9 +58,9 @@ def _over_one_number(done: TracedStep) -> Iterator[Finding]:
         if op.name in ("div", "truediv", "divide") and len(op.inputs) > 1 and _is_own_sum(op.inputs[1], before):
             yield Finding(
                 op.place.module,
-                f"{op.place} each number of {list(before.shape)} is divided by itself, because the sum in the divisor "
-                "runs over a dimension of size 1: the result is 1 whatever the input",
-                "divide only where there are several, as with several selected experts",
+                f"{op.place}, each number of a tensor of shape {list(before.shape)} is divided by itself, because the "
+                "sum in the divisor runs over a dimension of size 1: the result is 1 whatever the input",
+                "divide only where the sum has several terms, as with several selected experts",
                 "alarm",
             )
         is_norm = op.name == "layer_norm" and math.prod(op.arguments.get("normalized_shape", (0,))) == 1
@@ -68,8 +68,8 @@ def _over_one_number(done: TracedStep) -> Iterator[Finding]:
         if is_softmax or is_norm:
             yield Finding(
                 op.place.module,
-                f"{op.name} {op.place} runs over a dimension of size 1 of {list(before.shape)}: its output is the "
-                "same whatever the input",
+                f"{op.name} {op.place} runs over a dimension of size 1 (input shape {list(before.shape)}): its output "
+                "is the same whatever the input",
                 f"remove the {op.name}, or let it run over a longer dimension",
                 "alarm" if is_norm or id(op) in of_loss else "note",  # one expert may be meant
             )
@@ -98,7 +98,7 @@ def _results_dropped(done: TracedStep) -> Iterator[Finding]:
         if not op.arguments.get("inplace") and _is_statement(name, place):
             yield Finding(
                 place.module,
-                f"the result of {name} {place} is not used: it returns a new tensor, and does not change its input",
+                f"the result of {name} {place} is not used: {name} returns a new tensor and does not change its input",
                 "assign the result, as in x = ...",
             )
 

@@ -139,7 +139,7 @@ def padding(done: TracedStep) -> Iterator[Finding]:
             call.op.place.module,
             f"{share:.0%} of the targets of {call.op.name} {call.op.place} are {pad}, the number that pads rows at the "
             "end: the loss counts them like any other",
-            f"give the loss ignore_index={pad}, if that is padding",
+            f"pass ignore_index={pad} to the loss, if {pad} is padding",
         )
 
 
@@ -210,8 +210,8 @@ def padding_mask(done: TracedStep) -> Iterator[Finding]:
                 yield Finding(
                     op.place.module,
                     f"the key_padding_mask of attention {op.place} hides {float(hidden.double().mean()):.0%} of the "
-                    f"positions, all of those that hold a token, and shows the padding (token {pad})",
-                    "invert it: True hides a position, so pass tokens == pad",
+                    f"positions (all that hold a token) and shows the padding (token {pad})",
+                    "invert the mask: True hides a position, so pass tokens == pad",
                     "alarm",
                 )
                 return

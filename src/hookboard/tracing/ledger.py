@@ -161,10 +161,10 @@ class Ledger:
         for place, were_used in self._passes.items():
             thrown = were_used.count(False)
             if thrown > len(were_used) / 2:
-                passes = f", in {thrown} of {len(were_used)} backward passes" if len(were_used) > 1 else ""
+                passes = f"in {thrown} of {len(were_used)} backward passes, " if len(were_used) > 1 else ""
                 yield Finding(
                     place.module,
-                    f"the loss term {place} trains nothing: its gradient is cleared before an optimizer steps{passes}",
+                    f"the loss term {place} trains nothing: {passes}its gradient is cleared before any optimizer steps",
                     "call zero_grad() before the backward pass or after step(), not between them, and step the "
                     "optimizer of these weights next",
                     "alarm",

@@ -216,25 +216,23 @@ class LiveStep:
                 found = findings_of_optimizers(self._loop.optimizers, self._model, reached, self._outside)
                 return [*found, *(self._schedules or ())]
         except Exception as error:  # an optimizer may be anything that has a `step`
-            warn(f"the optimizers were not inspected: {type(error).__name__}: {error}")
+            warn(f"the optimizers were not inspected ({type(error).__name__}: {error})")
             return []
 
     def _say_not_read(self, error: Exception) -> None:
         if isinstance(error, TooLongError):
             inform(f"the training step was not inspected: {error}.")
         else:
-            warn(f"the training step was not inspected: {type(error).__name__}: {error}")
+            warn(f"the training step was not inspected ({type(error).__name__}: {error})")
 
     def _say_opaque(self, reader: Reader) -> None:
         """Say in one line each what was not looked into."""
         if reader.step.compiled_calls:
-            inform(
-                f"the training step was inspected, except for {reader.step.compiled_calls} calls of compiled code, "
-                "which cannot be inspected."
-            )
+            calls = f"{reader.step.compiled_calls} call{'s' * (reader.step.compiled_calls > 1)}"
+            inform(f"the training step was inspected, except for {calls} of compiled code, which cannot be inspected.")
         if reader.step.not_asked:
             inform(
-                "not tested: whether outputs depend on other samples or on what they should predict "
+                "not tested: whether outputs depend on other samples or on their own targets "
                 f"({reader.step.not_asked})."
             )
 

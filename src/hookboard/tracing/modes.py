@@ -44,7 +44,7 @@ def eval_mode(done: TracedStep) -> Iterator[Finding]:
         kinds = sorted({type(modules[name]).__name__ for name in idle})
         new = [name for name in idle if _is_new(modules[name])]
         as_new = (
-            f"; the running statistics of {len(new)} are still those of a new layer, so they normalize nothing"
+            f"; the running statistics of {len(new)} of them are still at their initial values, which normalize nothing"
             if new
             else ""
         )
@@ -56,9 +56,14 @@ def eval_mode(done: TracedStep) -> Iterator[Finding]:
             "alarm" if new else "note",
         )
     if restless:
+        layers = (
+            "1 normalization or dropout layer in a frozen module is"
+            if len(restless) == 1
+            else f"{len(restless)} normalization or dropout layers in frozen modules are"
+        )
         yield Finding(
             "",
-            f"{len(restless)} norms and dropouts of frozen modules are in training mode: {listed(restless, 3)}",
+            f"{layers} in training mode: {listed(restless, 3)}",
             "call eval() on the module before the fit, and again after each train(), unless this is intended",
         )
 
@@ -132,8 +137,8 @@ class Modes:
             self._has_seen_copies = True
             yield Finding(
                 new[0],
-                f"{len(new)} of {len(norms)} batch norms of frozen modules have the running statistics of a new "
-                f"layer, but not its weights: {listed(new, 3)}",
+                f"in {len(new)} of {len(norms)} batch normalization layers of frozen modules, the running statistics "
+                f"have their initial values but the weights do not: {listed(new, 3)}",
                 "copy the buffers too, as torch.optim.swa_utils.AveragedModel does with use_buffers=True",
                 "alarm",
                 rule="eval_mode",
@@ -158,9 +163,10 @@ def _still_statistics(model: nn.Module) -> Iterator[Finding]:
     if still:
         yield Finding(
             still[0],
-            f"momentum=0 in {len(still)} of {len(norms)} batch norms: their running statistics stay at a mean of 0 and "
-            f"a variance of 1, which evaluation uses: {listed(still, 3)}",
-            "set momentum=0.1: in torch it is the share of each new batch, in other libraries the share that is kept",
+            f"momentum=0 in {len(still)} of {len(norms)} batch normalization layers keeps the running statistics, "
+            f"which evaluation uses, at a mean of 0 and a variance of 1: {listed(still, 3)}",
+            "set momentum=0.1; in torch, momentum is the share of each new batch, in other libraries the share that is "
+            "kept",
             "alarm",
         )
 
@@ -178,8 +184,8 @@ def dropout(done: TracedStep) -> Iterator[Finding]:
         op, share = next(iter(heavy.values()))
         yield Finding(
             op.place.module,
-            f"{op.name} at {listed(list(heavy), 3)} drops {share:.0%} of the values, and scales the rest by "
-            f"{1 / (1 - share):.3g}: p is the share that is dropped, not the share that is kept",
+            f"{op.name} {listed(list(heavy), 3)} drops {share:.0%} of the values, and scales the rest by "
+            f"{1 / (1 - share):.3g}: p is the probability of dropping a value, not of keeping it",
             f"set p={1 - share:.2g}, or at most 0.5",
             "alarm",
         )

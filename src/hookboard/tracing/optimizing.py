@@ -85,7 +85,7 @@ def _not_in_optimizer(
         yield Finding(
             "",
             f"no gradient reaches any of the {stepped} model parameters in the optimizers; gradients reach "
-            f"{len(outside)} others{line}",
+            f"{len(outside)} outside the model{line}",
             "compute the loss with the model's own parameters, or with tensors computed from them (see "
             "torch.func.functional_call): a copy passes no gradient back to the model",
             "alarm",
@@ -106,9 +106,9 @@ def _not_in_optimizer(
         others = [p for p in parameters.values() if id(p) in held]
         yield Finding(
             "",
-            f"none of the {len(trained)} trainable parameters that get a gradient is in an optimizer, which holds "
-            f"{len(others)} others, {sum(not p.requires_grad for p in others)} of them frozen",
-            f"give the optimizer the parameters that are trainable now, such as {left_out[0]}: collect them once the "
+            f"none of the {len(trained)} trainable parameters that get a gradient is in an optimizer; the optimizers "
+            f"hold {len(others)} others, {sum(not p.requires_grad for p in others)} of them frozen",
+            f"pass the optimizer the parameters that are trainable now, such as {left_out[0]}: collect them once the "
             "model is complete, including adapters and new heads",
             "alarm",
             rule="not_in_optimizer",
@@ -116,8 +116,8 @@ def _not_in_optimizer(
         return
     yield Finding(
         "",
-        f"{len(left_out)} of {len(trained)} trainable parameters that get a gradient are in no optimizer, so they do "
-        f"not change: {listed(left_out, 3)}",
+        f"{len(left_out)} of {len(trained)} trainable parameters that get a gradient are not in any optimizer, so they "
+        f"do not change: {listed(left_out, 3)}",
         "pass them to the optimizer, or freeze them with requires_grad=False",
         rule="not_in_optimizer",
     )
@@ -140,11 +140,12 @@ class Unfrozen:
         left = [name for name in sorted(new) if parameters[name].grad is not None and id(parameters[name]) not in held]
         if not left:
             return []
+        were = "1 parameter that was" if len(left) == 1 else f"{len(left)} parameters that were"
+        get = "gets" if len(left) == 1 else "get"
         return [
             Finding(
                 "",
-                f"{len(left)} parameters that were frozen at first are trainable now, get a gradient and are in no "
-                f"optimizer, so they do not change: {listed(left, 3)}",
+                f"no optimizer changes {were} frozen at first and now {get} a gradient: {listed(left, 3)}",
                 "pass them to the optimizer with add_param_group, or all parameters from the beginning",
                 "alarm",
                 rule="not_in_optimizer",
@@ -198,17 +199,18 @@ def _not_in_model(left: Sequence[Outsider], *, may_be_meant: bool) -> Iterator[F
     made = sum(one.reference() is None for one in left)
     if (matrices and all(one.is_copy for one in matrices)) or (made and not fresh):
         return
-    anew = f", {made} of them made by the step itself" if made else ""
-    they = "1 parameter gets a gradient and is" if len(left) == 1 else f"{len(left)} parameters get gradients and are"
+    anew = f" ({made} made by the step itself)" if made else ""
+    they = "1 parameter gets a gradient but is" if len(left) == 1 else f"{len(left)} parameters get gradients but are"
     shapes = listed(dict.fromkeys(str(list(one.shape)) for one in fresh), 3)
-    as_torch = f"; still at torch's initialization: {len(fresh)}, of shape {shapes}" if fresh else ""
+    have = "has" if len(fresh) == 1 else "have"
+    as_torch = f"; {len(fresh)} of them still {have} PyTorch's initialization (shape {shapes})" if fresh else ""
     named, line = [one.name for one in left if one.name], next((one.line for one in left if one.line), "")
-    who = f": {listed(named, 3)}" if named else anew
+    who = f" ({listed(named, 3)})" if named else anew
     is_open = bool(named) and all(math.prod(one.shape) < FRESH_COUNT for one in left)
     yield Finding(
         "",
-        f"{they} registered in neither the model nor an optimizer{who}{as_torch}"
-        + (f"; they are used at {line}" if line else ""),
+        f"{they} registered neither in the model nor in an optimizer{who}{as_torch}"
+        + (f"; used at {line}" if line else ""),
         ("make layers in __init__" if made else "keep layers in an nn.ModuleList, not in a list")
         + ", so that the model registers their parameters; ignore this if they should stay fixed, like a network used "
         "only in the loss",
@@ -236,7 +238,7 @@ def _frozen(parameters: Mapping[str, nn.Parameter]) -> Iterator[Finding]:
     if frozen and sum(frozen.values()) < count:
         yield Finding(
             "",
-            f"{count - sum(frozen.values()):,} of {count:,} weights are trained; frozen: all of "
+            f"{count - sum(frozen.values()):,} of {count:,} weights are trained; the frozen ones are all of "
             f"{listed(_whole(parameters, frozen), 3)}{_untrained(parameters, frozen)}",
             "ignore this if it is intended, as with adapters; otherwise set requires_grad=True on what should be "
             "trained",
@@ -266,8 +268,8 @@ def _lost_epsilon(optimizer: Optimizer) -> Iterator[Finding]:
         if count and not is_larger and not torch.tensor(group["eps"], dtype=torch.float16, device="cpu"):
             yield Finding(
                 "",
-                f"{type(optimizer).__name__}: its eps of {group['eps']:.3g} is 0 in float16, the dtype of {count} of "
-                "its trained parameters: it divides by 0 wherever a squared gradient is 0 too",
+                f"the eps of {type(optimizer).__name__}, {group['eps']:.3g}, is 0 in float16, the dtype of {count} of "
+                "its trained parameters, so the optimizer divides by 0 wherever a squared gradient is 0 too",
                 "set eps=1e-4, or keep the weights in float32 (precision='16-mixed') or bfloat16",
                 "alarm",
                 rule="optimizer_settings",
@@ -288,12 +290,14 @@ def _settings(optimizers: Sequence[Optimizer]) -> Iterator[Finding]:
         for group in optimizer.param_groups:
             betas, epsilon, momentum = (group.get(name) for name in ("betas", "eps", "momentum"))
             if "Adam" in kind and isinstance(epsilon, float) and epsilon > LARGE_EPSILON:
-                said[f"its eps is {epsilon:.3g} (1e-8 is usual), which outweighs small gradients"] = "set eps=1e-8"
+                said[f"eps is {epsilon:.3g} (1e-8 is usual), which outweighs small gradients"] = "set eps=1e-8"
             if isinstance(betas, tuple | list) and len(betas) == 2 and betas[0] > betas[1]:
-                said[f"its betas are {tuple(betas)}: the first is above the second"] = "set betas=(0.9, 0.999)"
+                said[f"the first of its betas {tuple(betas)} is above the second"] = "set betas=(0.9, 0.999)"
             if isinstance(momentum, float) and momentum >= LARGE_MOMENTUM:
-                steps = math.inf if momentum >= 1 else 1 / (1 - momentum)
-                said[f"its momentum is {momentum:.4g}: it averages over {steps:.0f} steps"] = "set momentum=0.9"
+                effect = "with which the influence of past gradients never decays"
+                if momentum < 1:
+                    effect = f"which averages gradients over about {1 / (1 - momentum):.0f} steps"
+                said[f"momentum is {momentum:.4g}, {effect}"] = "set momentum=0.9"
         for evidence, advice in said.items():
             yield Finding("", f"{kind}: {evidence}", advice, rule="optimizer_settings")
 
@@ -318,7 +322,7 @@ def _untrained(parameters: Mapping[str, nn.Parameter], frozen: Collection[str]) 
     ]
     if not names:
         return ""
-    return f"; those of {listed(names, 4)} still look like torch's initialization, so they were never trained"
+    return f"; the values of {listed(names, 4)} still look like torch's initialization, so they were never trained"
 
 
 def _is_fresh(weight: torch.Tensor) -> bool:

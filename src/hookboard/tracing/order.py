@@ -34,8 +34,8 @@ def token_order(done: TracedStep) -> Iterator[Finding]:
         if places is not None:
             yield Finding(
                 "",
-                f"the order of the tokens in {taking.name} {taking.place} has no influence: swapping those at "
-                f"positions {places[0]} and {places[1]} swaps their outputs and leaves all others unchanged",
+                f"the order of the tokens in {taking.name} {taking.place} has no influence: swapping the tokens "
+                f"at positions {places[0]} and {places[1]} swaps their outputs and leaves all others unchanged",
                 "add a positional embedding or encoding to the token embeddings",
                 "alarm",
             )

@@ -171,17 +171,17 @@ def of_positions(ahead: Ahead, outputs: list[Tensor]) -> Iterator[Finding]:
         yield Finding(
             op.place.module,
             f"the targets of {op.name} {op.place} are the tokens two positions later, and the output does not see the "
-            "token in between: they are shifted twice",
-            "shift once: a loss that shifts internally needs outputs and tokens unshifted",
+            "token in between, so the targets are shifted twice",
+            "shift once: a loss that shifts internally needs unshifted outputs and tokens",
             "alarm",
             rule="targets",
         )
     elif shift == 0 and is_of_tokens and sees_own and not sees_other:
         yield Finding(
             "",
-            f"the targets of {op.name} {op.place} are the tokens that the model is given at the same positions: it "
-            "only has to copy them",
-            "shift them: give the model tokens[:, :-1], and compare its outputs with tokens[:, 1:]",
+            f"the targets of {op.name} {op.place} are the model's input tokens at the same positions, so the "
+            "model only has to copy them",
+            "shift the targets: pass tokens[:, :-1] to the model, and compare its outputs with tokens[:, 1:]",
             "alarm",
             rule="future_leak",
         )

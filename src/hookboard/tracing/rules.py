@@ -182,14 +182,14 @@ def loss_input(done: TracedStep) -> Iterator[Finding]:
                 call.op.place.module,
                 f"cross_entropy {call.op.place} expects logits, but each of the {len(values):,} rows of its input sums "
                 f"to 1, with values {in_numbers(values)}{_from(call.output)}",
-                "pass the values from before they became probabilities",
+                "pass the logits from which these probabilities were computed",
                 "alarm",
             )
         if name == "nll_loss" and values.dim() > 1 and values.is_floating_point() and not _weighs_logs(call.output):
             sums = values.double().exp().sum(1)
             sums = sums[call.counts]
             if bool(((sums - 1).abs() > SUM_DEVIATION).any()):
-                came = f" (it comes from {_origin(call.output)})" if made_by else ""
+                came = f" (the input comes from {_origin(call.output)})" if made_by else ""
                 yield Finding(
                     call.op.place.module,
                     f"nll_loss {call.op.place} expects log-probabilities, whose exp sums to 1; the exp of its "
@@ -227,8 +227,8 @@ def _softmax_twice(done: TracedStep) -> Iterator[Finding]:
             yield Finding(
                 place.module,
                 f"{op.name} {place} is applied to the output of softmax {value.op.place}: for inputs between 0 and 1, "
-                f"its largest output is at most {math.e / (math.e + size - 1):.2g} (uniform: {1 / size:.2g})",
-                "give it the logits, or remove it",
+                f"its largest output is at most {math.e / (math.e + size - 1):.2g} (uniform is {1 / size:.2g})",
+                f"pass the logits to this {op.name}, or remove it",
                 "alarm",
             )
 
@@ -256,9 +256,9 @@ def _for_nll_loss(call: LossCall) -> str:
     if bool((call.values < 0).any()) or bool(((sums - 1).abs() > SUM_DEVIATION).any()):
         if made_by in ("softmax", "log_softmax"):
             return f"use log_softmax(dim=1) in place of the {made_by}, which runs over another dimension"
-        return "put log_softmax(dim=1) before it, or give the raw logits to cross_entropy"
+        return "apply log_softmax(dim=1) first, or pass the raw logits to cross_entropy"
     remedies = {"exp": "remove the exp", "softmax": "use log_softmax in place of the softmax"}
-    return remedies.get(made_by, "take the logarithm of its input") + ": it gets probabilities"
+    return remedies.get(made_by, "take the logarithm of its input") + ": nll_loss gets probabilities"
 
 
 def are_probabilities(values: Tensor) -> bool:
@@ -323,7 +323,7 @@ def _broadcast(done: TracedStep) -> Iterator[Finding]:
             ):
                 yield Finding(
                     op.place.module,
-                    f"{op.place} an output of shape {list(output.shape)} is compared with targets of shape "
+                    f"{op.place}, an output of shape {list(output.shape)} is compared with targets of shape "
                     f"{list(target.shape)}: broadcasting to {list(both)} compares each output with every target",
                     "give both the same shape, with squeeze(1) or unsqueeze(1)",
                     "alarm",
@@ -416,7 +416,7 @@ def output_range(done: TracedStep) -> Iterator[Finding]:
         if outside:
             yield Finding(
                 _module_of(call.output),
-                f"{_origin(call.output)} outputs {_interval(limits)}, but the targets {call.op.place} are "
+                f"{_origin(call.output)} outputs values {_interval(limits)}, but the targets {call.op.place} are "
                 f"{in_numbers(wanted)}: {outside:,} of {wanted.numel():,} cannot be reached",
                 f"remove the {call.output.made_by}, or scale the targets into its range",
                 "alarm" if outside > wanted.numel() / 100 else "note",
@@ -438,8 +438,8 @@ def _sums_that_differ(done: TracedStep) -> Iterator[Finding]:
         if outside:
             yield Finding(
                 op.place.module,
-                f"the outputs of softmax {op.place} sum to 1, but the targets of a sample {call.op.place} sum to "
-                f"{in_numbers(sums)}: those of {outside:,} of {sums.numel():,} samples cannot be reached",
+                f"the outputs of softmax {op.place} sum to 1, but the targets {call.op.place} sum to "
+                f"{in_numbers(sums)} per sample: those of {outside:,} of {sums.numel():,} samples cannot be reached",
                 "if a sample can have several labels, remove the softmax and use binary_cross_entropy_with_logits, "
                 "with sigmoid where probabilities are needed; otherwise scale the targets to sum to 1",
                 "alarm" if outside > sums.numel() / 100 else "note",
@@ -465,9 +465,9 @@ def targets(done: TracedStep) -> Iterator[Finding]:
             if bool(((sums - 1).abs() > SUM_DEVIATION)[sums != 0].any()):  # a row of zeros is left out
                 yield Finding(
                     place.module,
-                    f"cross_entropy {place} expects class probabilities, which sum to 1, but those of a sample sum to "
-                    f"{in_numbers(sums)}",
-                    "give it class indices, or probabilities; for several labels at once use "
+                    f"cross_entropy {place} expects class probabilities, which sum to 1, but the targets of a sample "
+                    f"sum to {in_numbers(sums)}",
+                    "pass class indices or probabilities; for several labels at once use "
                     "binary_cross_entropy_with_logits",
                 )
         if call.op.name in REGRESSION | {"sub", "rsub"} and wanted.numel() > 1 and not wanted.is_complex():
@@ -513,7 +513,7 @@ def _all_the_same(call: LossCall) -> Iterator[Finding]:
     )
     yield Finding(
         place.module,
-        f"{which} {place} are {float(counted[0]):g}" + (f", of {classes} classes" if classes else ""),
+        f"{which} {place} are {float(counted[0]):g}" + (f", one of {classes} classes" if classes else ""),
         "check the labels of the data set, whether it is shuffled, and the sampler's weights",
         "alarm" if classes > 2 and is_each else "note",
     )
@@ -525,13 +525,12 @@ def masked_row(done: TracedStep) -> Iterator[Finding]:
     found = [(op, *masked) for op, masked in rows if masked]
     if found and not done.is_finite:
         op, masked, rows = found[0]
-        others = f"; so do rows in {len(found) - 1} later calls" if len(found) > 1 else ""
+        later = f"{len(found) - 1} later call{'s' * (len(found) > 2)}"
+        others = f"; so do rows in {later}" if len(found) > 1 else ""
         yield Finding(
             op.place.module,
-            (
-                f"{masked} of {rows} rows of the mask of {op.name} {op.place} mask out every position, which gives "
-                f"NaN{others}"
-            ),
+            f"every position is masked out in {masked} of {rows} rows of the mask of {op.name} {op.place}, which "
+            f"gives NaN{others}",
             "let each row attend to at least one position, such as itself",
             "alarm",
         )
@@ -623,14 +622,14 @@ def _from(value: Value) -> str:
 
 
 def in_numbers(tensor: Tensor) -> str:
-    """Return the smallest and largest element, as in `-1.5 to 3`; one number if they are equal."""
+    """Return the smallest and largest element, as in `between -1.5 and 3`; one number if they are equal."""
     low, high = float(tensor.detach().min()), float(tensor.detach().max())
-    return f"{low:.3g}" if low == high else f"{low:.3g} to {high:.3g}"
+    return f"{low:.3g}" if low == high else f"between {low:.3g} and {high:.3g}"
 
 
 def _interval(limits: tuple[float, float]) -> str:
-    """Return a range in words: `0 to 1`, `at least 0` or `at most 0`."""
+    """Return a range in words: `from 0 to 1`, `of at least 0` or `of at most 0`."""
     low, high = limits
     if math.isinf(high):
-        return f"at least {low:g}"
-    return f"at most {high:g}" if math.isinf(low) else f"{low:g} to {high:g}"
+        return f"of at least {low:g}"
+    return f"of at most {high:g}" if math.isinf(low) else f"from {low:g} to {high:g}"

@@ -46,7 +46,7 @@ def unbounded_loss(done: TracedStep) -> Iterator[Finding]:
     yield Finding(
         scaled.op.place.module,
         f"the loss is {scaled.factor:.3g} times the {scaled.op.name} {scaled.op.place}, an error that is never "
-        "negative, so it has no lower bound, and training increases the error",
+        "negative, so the loss has no lower bound, and training increases the error",
         "remove the minus sign",
         "alarm",
     )

@@ -69,7 +69,7 @@ def findings_of_schedules(trainer: Trainer, pl_module: LightningModule) -> Itera
             yield Finding(
                 "",
                 f"{type(config.scheduler).__name__} sets the learning rate to 0 in {zero:.0%} of the {count:,} {unit} "
-                f"of this fit: it peaks at {peak:.3g}, and is 0 after {end:,} {unit}",
+                f"of this fit: the rate peaks at {peak:.3g}, and is 0 after {end:,} {unit}",
                 _for_epochs(trainer, pl_module, config)
                 + f"set the schedule's length to {count:,} {unit} (its interval is {config.interval!r})",
                 "alarm",
@@ -145,11 +145,11 @@ def _never_at_its_peak(
         every = max(1, int(batches) // MAX_RATES)
         yield Finding(
             "",
-            f"{type(config.scheduler).__name__} is stepped once per epoch, and this fit has {count:,}, so the rate "
-            f"never exceeds {peak:.3g}; stepped after each of the {int(batches):,} batches, it would reach "
-            f"{highest:.3g} after {rates.index(highest) * every:,}",
-            "if it counts batches, return {'scheduler': ..., 'interval': 'step'} from configure_optimizers; otherwise "
-            "shorten its warm-up, which is longer than the fit",
+            f"{type(config.scheduler).__name__} is stepped once per epoch, and this fit has {count:,} "
+            f"epoch{'s' * (count > 1)}, so the rate never exceeds {peak:.3g}; with a step after each of the "
+            f"{int(batches):,} batches, the rate would reach {highest:.3g} after {rates.index(highest) * every:,}",
+            "if the scheduler counts batches, return {'scheduler': ..., 'interval': 'step'} from configure_optimizers; "
+            "otherwise shorten its warm-up, which is longer than the fit",
             "alarm" if peak <= PEAK_SHARE_ALARM * highest else "note",
             rule="schedule",
         )
@@ -186,7 +186,7 @@ def _for_epochs(trainer: Trainer, pl_module: LightningModule, config: Any) -> st
         return ""
     if _share_of_zeros(list(scheduled_rates(config.scheduler, epochs, keep=[pl_module, trainer]))) > 0:
         return ""
-    return f"set interval='epoch' if it should be stepped once in each of the {epochs:,} epochs; otherwise "
+    return f"set interval='epoch' if the scheduler should step once in each of the {epochs:,} epochs; otherwise "
 
 
 def _steps_of(trainer: Trainer, config: Any) -> int | None:

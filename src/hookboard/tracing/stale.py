@@ -178,7 +178,8 @@ class StaleGradients:
         of_each = " of each" if len(stale) > 1 else ""
         return Finding(
             "",
-            f"{steps} with gradients that still contain the previous step's: nothing cleared them ({count} parameters)",
+            f"{steps} with gradients that still contain the previous step's, because nothing cleared them ({count} "
+            f"parameter{'s' * (count != '1')})",
             f"call zero_grad(){of_each} before the backward pass",
             "alarm",
             rule="stale_gradients",
@@ -188,10 +189,10 @@ class StaleGradients:
 def _without_gradient(optimizer: Optimizer, place: Place) -> Finding:
     return Finding(
         "",
-        f"{type(optimizer).__name__} steps {place} although none of its parameters has a gradient: the backward pass "
-        "before it reached only those of another optimizer",
-        "check that each loss is followed by the step of its own optimizer: self.optimizers() gives them in the order "
-        "of configure_optimizers, and zero_grad() of one must not clear another's gradients",
+        f"{type(optimizer).__name__} steps {place} although none of its parameters has a gradient: the preceding "
+        "backward pass reached only parameters of another optimizer",
+        "check that each loss is followed by the step of its own optimizer: self.optimizers() returns them in the "
+        "order of configure_optimizers, and zero_grad() of one must not clear another's gradients",
         "alarm",
         rule="wrong_optimizer",
     )
@@ -201,7 +202,7 @@ def _with_cleared_gradients(optimizer: Optimizer, place: Place) -> Finding:
     return Finding(
         "",
         f"{type(optimizer).__name__} steps {place} after its gradients were cleared, in {CLEARED_STEPS} steps in a "
-        "row: nothing from the last backward pass is left",
+        "row, so nothing from the last backward pass is left",
         "call zero_grad() before the backward pass or after step(), not between them; ignore this if these weights "
         "should not change at first",
         "alarm",

@@ -97,7 +97,7 @@ def loss_of_step(trainer: Trainer | None, pl_module: LightningModule, batch: Any
             no loss.
     """
     if not pl_module.automatic_optimization:
-        raise CannotRunAgainError("it uses manual optimization")
+        raise CannotRunAgainError("the model uses manual optimization")
     if is_param_in_hook_signature(pl_module.training_step, "dataloader_iter", explicit=True):
         raise CannotRunAgainError("training_step takes its batches from an iterator")
     if any(isinstance(part, Iterator) for part in nested_parts(batch)):

@@ -90,16 +90,16 @@ def _edges(tokens: Tensor, counts: Tensor) -> Iterator[tuple[str, str]]:
         yield (
             f"in all {len(after)} rows that continue after their last counted target, the next token is "
             f"{int(after[0])}, which is never a target",
-            "if it ends an answer, count its first occurrence, or the model never learns to stop; if padding is the "
-            "same token, mask it by position",
+            "if this token ends an answer, count its first occurrence, or the model never learns to stop; if it is "
+            "also the padding, mask the padding by position",
         )
     marker, before = (tokens[begun, (first - by)[begun]] for by in (2, 1))
     # What no answer has elsewhere may be a part of the prompt, such as the name of a language.
     is_told = bool(torch.isin(before, tokens[counts]).double().mean() > ELSEWHERE_SHARE)
     if _is_one(marker) and not _is_alike(before) and is_told:
         yield (
-            f"in all {len(marker)} rows whose first tokens do not count, the last of these differs from row to row and "
-            f"follows token {int(marker[0])}",
+            f"in all {len(marker)} rows whose first tokens do not count, the last such token differs from row to row "
+            f"and follows token {int(marker[0])}",
             (f"if {int(marker[0])} ends the prompt, count the first token of each answer, which the loss now ignores"),
         )
 

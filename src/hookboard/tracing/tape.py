@@ -76,7 +76,7 @@ class Tape:
             CannotReplayError: a tensor is gone, or it takes too much memory, or all replays longer than SECONDS.
         """
         if any(_is_foreign(op.function) or any(map(callable, op.arguments.values())) for op in self.ops):
-            raise CannotReplayError("it makes calls that are not torch's own")
+            raise CannotReplayError("the step makes calls that are not torch's own")
         begun = time.thread_time()
         try:
             return self._run(variants, watch, begun + SECONDS - self._step.replayed, without_dropout)
@@ -88,7 +88,7 @@ class Tape:
     ) -> list[Tensor]:
         """Do what `run` does; give up when `time.thread_time()` has reached `until`."""
         if time.thread_time() > until:
-            raise CannotReplayError("it takes too long")
+            raise CannotReplayError("replaying the step takes too long")
         kept = {value: self._copy(value) for value in self.leaves if not all(value in given for given in variants)}
         held = {value: [given.get(value, kept.get(value)) for given in variants] for value in self.leaves}
         needs_grad = any(op.name == "grad" for op in self.ops)
@@ -97,11 +97,11 @@ class Tape:
         total = sum(map(sum, sizes))
         most = total if needs_grad else 2 * max((sum(each) for each in sizes), default=0)  # what it takes and returns
         if most * len(variants) > max(total, BYTES):
-            raise CannotReplayError("it takes too much memory")
+            raise CannotReplayError("replaying the step takes too much memory")
         with _undisturbed(self.ops), computing_plainly(), NothingOfOthers(weights):
             for index, op in enumerate(self.ops):
                 if time.thread_time() > until:
-                    raise CannotReplayError("it takes too long")
+                    raise CannotReplayError("replaying the step takes too long")
                 if not held.keys() >= set(op.inputs):
                     raise CannotReplayError("a tensor has been freed")
                 with torch.set_grad_enabled(needs_grad and op.with_grad):

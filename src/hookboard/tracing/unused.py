@@ -29,10 +29,10 @@ def unused_parameters(step: StepTrace, without: Collection[str]) -> Iterator[Fin
     if missing:
         yield Finding(
             "",
-            f"DistributedDataParallel waits for the gradients of {count} that no loss of this step reaches: "
+            f"DistributedDataParallel waits for the gradients of {count} that no loss of this step depends on: "
             f"{listed(missing, 4)}{_not_called(step, missing)}; the next forward pass raises an error",
-            "use them in every step, or pass find_unused_parameters=True to DistributedDataParallel (in Lightning, "
-            "strategy='ddp_find_unused_parameters_true'; in Hugging Face, ddp_find_unused_parameters=True)",
+            "use these parameters in every step, or pass find_unused_parameters=True to DistributedDataParallel (in "
+            "Lightning, strategy='ddp_find_unused_parameters_true'; in Hugging Face, ddp_find_unused_parameters=True)",
             "alarm",
             rule="unused_parameters",
         )
@@ -46,7 +46,7 @@ def _not_called(step: StepTrace, missing: Collection[str]) -> str:
         for end in range(1, len(parts) + 1):
             module = ".".join(parts[:end])
             if not any(f"{one}.".startswith(f"{module}.") for one in called):
-                return f", as {_by(step.model.get_submodule('.'.join(parts[: end - 1])))} did not call {module}"
+                return f", because {_by(step.model.get_submodule('.'.join(parts[: end - 1])))} did not call {module}"
     return ""
 
 
