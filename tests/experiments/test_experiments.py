@@ -351,7 +351,7 @@ def test_checkup_takes_a_lightning_module_and_prints_a_page_of_finite_numbers():
         "Checkup: 1 alarm\n\nALARM learning_rate\n  tried on a copy: at a rate of 0.1 the loss falls"
     )
     assert "-> set lr=0.1" in page
-    assert "lr 1e+02 (yours): it " in page
+    assert "lr 1e+02 (yours): the loss " in page
 
 
 def test_checkup_includes_what_audit_finds():
@@ -361,7 +361,7 @@ def test_checkup_includes_what_audit_finds():
 
 
 @pytest.mark.parametrize(
-    ("model", "why"), [(Lit(2), "there are 2 optimizers"), (Lit(manual=True), "it uses manual optimization")]
+    ("model", "why"), [(Lit(2), "there are 2 optimizers"), (Lit(manual=True), "the model uses manual optimization")]
 )
 def test_checkup_says_in_one_line_why_nothing_was_tried(model, why):
     report = checkup(model, regression())
@@ -374,9 +374,9 @@ def test_checkup_says_in_one_line_why_nothing_was_tried(model, why):
         (
             (net(), regression()),
             TypeError,
-            "model is a Sequential, which has no training_step: give step= and optimize",
+            "model of type Sequential has no training_step: pass step= and optimize",
         ),
-        ((net(), regression(), step_of(net()), []), TypeError, "optimizer is a list: pass a single optimizer"),
+        ((net(), regression(), step_of(net()), []), TypeError, "optimizer must be a single Optimizer; got list"),
         ((Lit(), []), ValueError, "data has no batches"),
     ],
 )
@@ -479,7 +479,8 @@ def test_of_a_loss_that_can_be_negative_the_lines_say_from_where_to_where_it_goe
     setting = Setting(model, [SGD(model.parameters(), lr=0.01)], lambda batch: model(batch).mean())
     found = experiment(setting, [x], 60)
     assert (
-        f"lr 0.01 (yours): it goes from {losses[0]:.3g} to {sum(losses[-5:]) / 5:.3g} within 30 steps" in found.tried[4]
+        f"lr 0.01 (yours): the loss goes from {losses[0]:.3g} to {sum(losses[-5:]) / 5:.3g} within 30 steps"
+        in found.tried[4]
     )
     assert "The loss can be negative, so these lines do not tell which rate is better." in found.tried
     assert found.findings == ()
@@ -495,7 +496,7 @@ def test_a_step_that_computes_derivatives_is_tried_too():
 
     found = experiment(Setting(model, [Adam(model.parameters(), lr=0.01)], step), regression(), 60)
     assert found.findings == ()
-    assert any("lr 0.01 (yours): it falls by" in line for line in found.tried)
+    assert any("lr 0.01 (yours): the loss falls by" in line for line in found.tried)
 
 
 def test_a_model_that_holds_a_sparse_tensor_is_tried():
@@ -503,7 +504,7 @@ def test_a_model_that_holds_a_sparse_tensor_is_tried():
     model.register_buffer("links", torch.eye(32).to_sparse())
     step = lambda batch: mse_loss(model.links @ model(batch[0]), batch[1])  # noqa: E731
     found = experiment(Setting(model, [Adam(model.parameters(), lr=0.01)], step), regression(), 60)
-    assert any("lr 0.01 (yours): it falls by" in line for line in found.tried)
+    assert any("lr 0.01 (yours): the loss falls by" in line for line in found.tried)
 
 
 @pytest.mark.parametrize(("kind", "times"), [(SGD, 3), (Adam, 4)])

@@ -91,7 +91,7 @@ def check_memory(tensors: Iterable[Tensor]) -> None:
             sizes[tensor.device] += bytes_of(tensor)
     for device, size in sizes.items():
         if size > MAX_SAVED_BYTES and size > _free_bytes(device):
-            raise CannotRunAgainError(f"its weights are too large to copy on {device}")
+            raise CannotRunAgainError(f"the weights are too large to copy on {device}")
 
 
 def _free_bytes(device: torch.device) -> float:

@@ -35,7 +35,7 @@ def read_apart(loader: Any, count: int, until: float = math.inf) -> list[Any]:
             to be restored.
     """
     if type(loader) is not DataLoader or isinstance(loader.dataset, IterableDataset):
-        raise CannotRunAgainError("only a DataLoader over an indexable data set can be read twice")
+        raise CannotRunAgainError("only a DataLoader over a map-style data set can be read twice")
     found: list[Any] = []
     with _restoring_loader(loader):
         sampler = loader.sampler if loader.batch_sampler is None else loader.batch_sampler

@@ -65,7 +65,7 @@ class CheckupReport:
 
     Args:
         findings: what is wrong, alarms first.
-        tried: sentences: what was measured, what was not tried, and why.
+        tried: sentences on what was measured, what was not tried, and why.
     """
 
     findings: tuple[Finding, ...]
@@ -138,7 +138,7 @@ def _why_not(setting: Setting, batches: Sequence[Any]) -> str:
     """Return why experiments are not possible, as the end of a sentence; "" if they are."""
     module, trainer = setting.module, setting.trainer
     if is_lightning(module, LightningModule) and setting.step is None and not module.automatic_optimization:
-        return "it uses manual optimization"
+        return "the model uses manual optimization"
     if len(setting.optimizers) != 1:
         return f"there are {len(setting.optimizers)} optimizers"
     if trainer is not None and trainer.world_size > 1:
@@ -150,7 +150,7 @@ def _why_not(setting: Setting, batches: Sequence[Any]) -> str:
     if not any(float(rate) for rate in current_rates(setting.optimizers[0])):
         return "the learning rate is 0"
     if not batches:
-        return "there is no batch"
+        return "no batch was passed"
     if any(
         isinstance(part, Iterator)
         for batch in batches
@@ -171,7 +171,7 @@ def _recipe(setting: Setting, until: float) -> Recipe:
     if step is None and is_lightning(setting.module, LightningModule):
         step = partial(loss_of_step, trainer, setting.module)
     if step is None:
-        raise TypeError(f"model is a {type(setting.module).__name__}, which has no training_step: give step=")
+        raise TypeError(f"model of type {type(setting.module).__name__} has no training_step: pass step=")
     if trainer is not None:
         if trainer.gradient_clip_val:
             clip = partial(_clipped, trainer)
@@ -283,9 +283,8 @@ def said_of_rates(trials: Sequence[RateTrial], of_what: str) -> list[str]:
     lines = [f"Trained from {of_what} at {of_all}, restarting each time, at a constant rate:"]
     for trial in trials:
         mark = " (yours)" if trial.factor == 1 else ""
-        lines.append(
-            f"  lr {trial.rate:.2g}{mark}: {happened(trial)} within {trial.steps} step{'s' * (trial.steps > 1)}"
-        )
+        steps = f"{trial.steps} step{'s' * (trial.steps > 1)}"
+        lines.append(f"  lr {trial.rate:.2g}{mark}: the loss {happened(trial)} within {steps}")
     if has_no_bound(trials):
         lines.append("The loss can be negative, so these lines do not tell which rate is better.")
     return lines

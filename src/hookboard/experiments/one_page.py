@@ -47,18 +47,18 @@ def checkup(
 
     Args:
         model: the model, on the device of the batches.
-        data: batches, such as a DataLoader; the first 8 are read. For one batch give `[batch]`.
+        data: batches, such as a DataLoader; the first 8 are read. For one batch pass `[batch]`.
         step: a function from a batch to the loss. Default: the `training_step` of a LightningModule.
         optimizer: the optimizer. Default: that of a LightningModule's `configure_optimizers`.
-        seconds: after so many seconds no further step of the experiments begins. Default: 30.
+        seconds: no step of the experiments begins after this many seconds. Default: 30.
 
     Returns:
         What is wrong, and what was tried.
 
     Raises:
-        TypeError: `step` or `optimizer` is left out and the model is no LightningModule; `optimizer` is something else,
-            such as a list.
-        ValueError: `data` has no batch.
+        TypeError: `step` or `optimizer` is left out and the model is not a LightningModule, or `optimizer` is not an
+            optimizer, but a list, for example.
+        ValueError: `data` has no batches.
 
     Examples:
         >>> import torch
@@ -71,9 +71,9 @@ def checkup(
         [('learning_rate', 'set lr=0.1')]
     """
     if not is_lightning(model, LightningModule) and (step is None or optimizer is None):
-        raise TypeError(f"model is a {type(model).__name__}, which has no training_step: give step= and optimizer=")
+        raise TypeError(f"model of type {type(model).__name__} has no training_step: pass step= and optimizer=")
     if not isinstance(optimizer, Optimizer | None):
-        raise TypeError(f"optimizer is a {type(optimizer).__name__}: pass a single optimizer")
+        raise TypeError(f"optimizer must be a single Optimizer; got {type(optimizer).__name__}")
     batches = _first_of(data)
     with undisturbed(model):
         optimizers = _optimizers_of(model) if optimizer is None else [optimizer]
@@ -120,7 +120,7 @@ def _audited(setting: Setting, batch: Any, tried: list[str]) -> Sequence[Finding
     module, step, trainer = setting.module, setting.step, setting.trainer
     if step is None and is_lightning(module, LightningModule):
         if not module.automatic_optimization:
-            tried.append("The step was not inspected: it uses manual optimization.")
+            tried.append("The step was not inspected: the model uses manual optimization.")
             return ()
         step = partial(loss_of_step, trainer, module)
     found: list[Finding] = []

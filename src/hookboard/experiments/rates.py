@@ -195,13 +195,13 @@ def judge_gradients(recipe: Recipe, batch: Any) -> list[Finding]:
     if there:
         evidence = f"the gradients of all {len(gradients)} trained parameters are exactly 0 on one batch, at a loss of "
         evidence += f"{loss:.3g}: no rate can change that"
-        advice = "check the last operation before the loss: a softmax over one value, a dead ReLU, a saturated output"
+        advice = "check the last operation before the loss: a softmax over one value, a dead ReLU or a saturated output"
     else:
         evidence = f"no gradient reaches any of the {len(gradients)} parameters that the optimizer trains"
         advice = "look for detach(), .data, no_grad() or argmax between the layers and the loss, and for frozen layers"
         own = set(map(id, recipe.module.parameters()))
         if not any(id(p) in own for group in recipe.optimizer.param_groups for p in group["params"]):
-            advice = "pass the optimizer the parameters of this model: it has none of them"
+            advice = "pass the parameters of this model to the optimizer, which has none of them"
     return [Finding("", evidence, advice, "alarm" if loss != 0 or not there else "note", rule="cannot_learn")]
 
 
@@ -321,9 +321,11 @@ def _nothing_learns(trials: Sequence[RateTrial], longer: RateTrial | None, has_t
         advice = "learning takes many steps: check the scale of inputs and targets"
         return [Finding("", evidence, advice, rule="cannot_learn")]
     if not has_targets or longer is None:
-        advice = "a loss that uses no targets from the batch need not fall on a single batch: judge by what it measures"
+        advice = (
+            "a loss that uses no targets from the batch need not fall on a single batch: judge it by what it measures"
+        )
         if has_targets:
-            advice = "allow more seconds, to see whether it falls in more steps"
+            advice = "allow more seconds, to see whether the loss falls in more steps"
         return [Finding("", evidence, advice, rule="cannot_learn")]
     evidence += f"; {longer.steps} steps at {longer.rate:.2g} do not help either"
     advice = (
@@ -337,7 +339,7 @@ def _of_rate(yours: RateTrial, best: RateTrial, groups: int, severity: Severity)
     within = f" within {yours.steps} steps" if yours.steps != best.steps else ""
     evidence = (
         f"tried on a copy: at a rate of {best.rate:.2g} the loss falls by {best.fall:.0%} in {best.steps} steps; at "
-        f"yours ({yours.rate:.2g}) {happened(yours)}{within}"
+        f"yours ({yours.rate:.2g}) it {happened(yours)}{within}"
     )
     if groups > 1:
         advice = f"{'multiply' if best.factor > 1 else 'divide'} all rates by {max(best.factor, 1 / best.factor):.0f}"
@@ -352,15 +354,15 @@ def _of_rate(yours: RateTrial, best: RateTrial, groups: int, severity: Severity)
 
 
 def happened(trial: RateTrial) -> str:
-    """Return what the loss does in a trial as the end of a sentence, such as "it falls by 32%"."""
+    """Return what the loss does in a trial as the end of a sentence, such as "falls by 32%"."""
     if not math.isfinite(trial.after):
-        return "it diverges"
+        return "diverges"
     if has_no_bound([trial]):
-        return f"it goes from {trial.before:.3g} to {trial.after:.3g}"
+        return f"goes from {trial.before:.3g} to {trial.after:.3g}"
     if trial.gives_constant and trial.fall >= STUCK_SHARE:
-        return f"it falls by {trial.fall:.0%}, and the outputs are the same for every sample"
+        return f"falls by {trial.fall:.0%}, and the outputs are the same for every sample"
     if abs(trial.fall) < 0.005:
-        return "it changes by less than 0.5%"
+        return "changes by less than 0.5%"
     if trial.fall < -RISEN_FACTOR:
-        return f"it rises to {1 - trial.fall:.1g} times its initial value"
-    return f"it {'falls' if trial.fall > 0 else 'rises'} by {abs(trial.fall):.0%}"
+        return f"rises to {1 - trial.fall:.1g} times its initial value"
+    return f"{'falls' if trial.fall > 0 else 'rises'} by {abs(trial.fall):.0%}"
