@@ -131,9 +131,9 @@ def test_a_copy_of_a_scripted_module_leaves_the_gradients_of_the_original():
 
 def test_inputs_that_can_be_taken_only_once_are_refused(tmp_path):
     net = nn.Linear(8, 8)
-    with pytest.raises(TypeError, match="reusable; got a generator"):
+    with pytest.raises(TypeError, match="reusable; got generator"):
         compare(net, net, (one for one in X))
-    with pytest.raises(TypeError, match="reusable; got a list_iterator"):
+    with pytest.raises(TypeError, match="reusable; got list_iterator"):
         record(net, iter([X]), tmp_path / "left.zip")
 
 
@@ -259,8 +259,8 @@ def test_a_model_whose_weights_were_made_in_inference_mode_is_compared():
 def test_weights_that_only_one_model_has_are_the_cause():
     net, other = nn.Sequential(nn.Linear(8, 4)), nn.Sequential(nn.Linear(8, 4, bias=False))
     other[0].weight = net[0].weight
-    assert compare(net, other, X).first.cause == "its bias is missing in the right-hand model"
-    assert compare(other, net, X).first.cause == "its bias is missing in the left-hand model"
+    assert compare(net, other, X).first.cause == "its bias is missing from the right model"
+    assert compare(other, net, X).first.cause == "its bias is missing from the left model"
 
 
 def test_weights_that_are_shared_in_the_right_model_alone_are_told():
@@ -271,7 +271,7 @@ def test_weights_that_are_shared_in_the_right_model_alone_are_told():
     [found] = compare(net, other, X, loss=lambda y: y.square().mean()).differences
     assert (
         found.cause
-        == "in the right model it is 0.weight itself, in the left one a copy: training will make them diverge"
+        == "it is 0.weight itself in the right model, but a copy in the left model; training will make them diverge"
     )
 
 
@@ -281,7 +281,7 @@ def test_frozen_weights_are_the_cause_of_a_gradient_that_is_missing():
     other[0].requires_grad_(False)
     assert "0.bias, 0.weight are frozen in the right model" in compare(net, other, X, loss=loss).first.cause
     first = compare(other, net, X, loss=loss).first
-    assert first.cause == "no gradient in the left model: frozen, or cut off"
+    assert first.cause == "no gradient in the left model, where it is frozen or cut off"
 
 
 class OtherDropout(nn.Dropout):
@@ -315,8 +315,8 @@ def test_complex_weights_and_inputs_are_compared_in_two_precisions():
     ("device", "inputs", "options", "error", "said"),
     [
         ("meta", X, {}, ValueError, "right has weights on the meta device"),
-        ("cpu", X.to("meta"), {}, ValueError, "inputs has tensors on the meta device"),
-        ("cpu", X, {"loss": lambda y: 1.0}, TypeError, "loss must return a tensor; got a float"),
+        ("cpu", X.to("meta"), {}, ValueError, "inputs contains tensors on the meta device"),
+        ("cpu", X, {"loss": lambda y: 1.0}, TypeError, "loss must return a tensor; got float"),
     ],
 )
 def test_what_cannot_be_compared_is_refused_by_its_name(device, inputs, options, error, said):
@@ -330,16 +330,16 @@ def two_layers(inside, outside):
 
 def test_outputs_of_other_shapes_are_told_with_both_shapes_and_no_number():
     *_, head, whole = map(str, compare(two_layers(6, 3), two_layers(6, 5), X).differences)
-    assert head.startswith("2 (output): shape (4, 3) against (4, 5); its weight has shape (3, 6) against (5, 6)")
-    assert whole == "the whole model (output): shape (4, 3) against (4, 5); what 2 returns has a different shape too"
+    assert head.startswith("2 (output): shape (4, 3) vs. (4, 5); its weight has shape (3, 6) vs. (5, 6)")
+    assert whole == "the whole model (output): shape (4, 3) vs. (4, 5); what 2 returns has a different shape too"
 
 
 def test_what_follows_from_another_shape_names_the_module_that_it_comes_from():
     found = compare(two_layers(6, 3), two_layers(7, 3), X).differences
     causes = {str(one).partition(":")[0]: one.cause for one in found}
-    assert causes["1 (input)"] == "shape (4, 6) against (4, 7); what 0 returns has a different shape too"
-    assert causes["1 (output)"] == "shape (4, 6) against (4, 7); its input has a different shape too"
-    assert causes["2 (input)"] == "shape (4, 6) against (4, 7); what 1 returns has a different shape too"
+    assert causes["1 (input)"] == "shape (4, 6) vs. (4, 7); what 0 returns has a different shape too"
+    assert causes["1 (output)"] == "shape (4, 6) vs. (4, 7); its input has a different shape too"
+    assert causes["2 (input)"] == "shape (4, 6) vs. (4, 7); what 1 returns has a different shape too"
 
 
 class Fails(nn.Module):
@@ -348,9 +348,9 @@ class Fails(nn.Module):
 
 
 def test_a_model_that_fails_is_named_with_the_module_and_what_that_is_given():
-    with pytest.raises(RuntimeError, match=r"^the right model fails in 0, which is given \(4, 8\): on purpose"):
+    with pytest.raises(RuntimeError, match=r"^the right model fails in 0, which gets \(4, 8\): on purpose"):
         compare(two_layers(6, 3), nn.Sequential(Fails()), X)
-    with pytest.raises(RuntimeError, match=r"^the left model fails in 2, which is given \(4, 6\): on purpose"):
+    with pytest.raises(RuntimeError, match=r"^the left model fails in 2, which gets \(4, 6\): on purpose"):
         compare(nn.Sequential(*two_layers(6, 3)[:2], Fails()), two_layers(6, 3), X)
 
 

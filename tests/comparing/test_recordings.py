@@ -37,7 +37,7 @@ def test_a_recording_stands_for_the_left_model(recorded):
     where, change = GELU
     [found] = compare(recorded, planted(net, change), tokens, loss=loss).differences
     assert str(found.spot) == where
-    assert "approximate none against tanh" in found.cause
+    assert "approximate none vs. tanh" in found.cause
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
@@ -104,14 +104,16 @@ def test_a_tensor_of_another_size_than_its_shape_is_an_error(recorded):
 
 
 def test_a_file_that_is_not_there_is_an_error(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"nothing\.zip is not there: give a file that hookboard.record has"):
+    with pytest.raises(
+        FileNotFoundError, match=r"nothing\.zip does not exist; pass a file written by hookboard.record"
+    ):
         compare(tmp_path / "nothing.zip", model(Transformer), INPUTS[Transformer])
-    with pytest.raises(FileNotFoundError, match=r" is a folder: give a file that hookboard.record has written"):
+    with pytest.raises(FileNotFoundError, match=r" is a folder; pass a file written by hookboard.record"):
         compare(tmp_path, model(Transformer), INPUTS[Transformer])
 
 
 def test_what_is_neither_a_model_nor_a_path_is_told():
-    with pytest.raises(TypeError, match="left must be a model or the path of a recording; got a int"):
+    with pytest.raises(TypeError, match="left must be a model or the path of a recording; got int"):
         compare(3, model(ConvNet), INPUTS[ConvNet])
-    with pytest.raises(TypeError, match="right must be a model; got the path of a recording: give that first"):
+    with pytest.raises(TypeError, match="right must be a model; got the path of a recording, which comes first"):
         compare(model(ConvNet), "left.zip", INPUTS[ConvNet])

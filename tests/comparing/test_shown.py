@@ -23,7 +23,7 @@ def test_each_module_has_one_bar_and_that_of_a_difference_is_red():
     assert len(rows) == len({row.spot.module for row in found.rows})
     [red] = [row for row in rows if "#d62728" in row]
     assert "blocks.1.norm1" in red
-    assert f"relative {found.first.found.relative:.2g}" in red
+    assert f"relative difference {found.first.found.relative:.2g}" in red
 
 
 def test_a_difference_that_is_infinite_has_a_full_bar():

@@ -32,7 +32,7 @@ def record(model: nn.Module, inputs: Any, path: str | os.PathLike[str], *, loss:
 
     Args:
         model: the model.
-        inputs: its argument; a tuple holds several, a dict those with names.
+        inputs: its argument; a tuple holds several, a dict keyword arguments.
         path: the file.
         loss: computes a scalar from what the model returns; then gradients are recorded too.
 
@@ -45,7 +45,7 @@ def record(model: nn.Module, inputs: Any, path: str | os.PathLike[str], *, loss:
         Equal up to rounding: 6 tensors of 3 modules were compared.
     """
     if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module; got a {type(model).__name__}")
+        raise TypeError(f"model must be a torch.nn.Module; got {type(model).__name__}")
     _check_model("model", model)
     _check_inputs(inputs)
     _check_loss(loss)
@@ -75,7 +75,7 @@ def compare(
     Args:
         left: a model, or the path of a recording by `record`.
         right: a model.
-        inputs: the argument of both models; a tuple holds several, a dict those with names. They are copied, moved to
+        inputs: the argument of both models; a tuple holds several, a dict keyword arguments. They are copied, moved to
             each model's device, and floating ones converted to the type of its parameters. () for a model that takes
             nothing.
         loss: computes a scalar from what a model returns; then gradients are compared too.
@@ -83,7 +83,7 @@ def compare(
             Default: by equal names, or, if fewer than half are equal, by order and shape.
 
     Raises:
-        TypeError: a side is none of these, or `loss` is not a function.
+        TypeError: `left` or `right` is something else, or `loss` is not a function.
         ValueError: inputs are missing, a recording is damaged, a pattern matches nothing, or a model or its inputs have
             no values yet (lazy or meta tensors).
 
@@ -94,13 +94,13 @@ def compare(
         >>> other[1].eps = 1e-2
         >>> found = compare(net, other, torch.ones(3, 4))
         >>> found.first.module, found.first.cause
-        ('1', 'same inputs and weights; eps 1e-05 against 0.01')
+        ('1', 'same inputs and weights; eps 1e-05 vs. 0.01')
     """
     if not isinstance(left, nn.Module | str | os.PathLike):
-        raise TypeError(f"left must be a model or the path of a recording; got a {type(left).__name__}")
+        raise TypeError(f"left must be a model or the path of a recording; got {type(left).__name__}")
     if not isinstance(right, nn.Module):
         is_path = isinstance(right, str | os.PathLike)
-        got = "the path of a recording: give that first" if is_path else f"a {type(right).__name__}"
+        got = "the path of a recording, which comes first" if is_path else type(right).__name__
         raise TypeError(f"right must be a model; got {got}")
     _check_loss(loss)
     _check_names(names)
@@ -137,9 +137,9 @@ def _check_model(name: str, model: nn.Module) -> None:
 def _check_inputs(inputs: Any) -> None:
     for one in inputs if isinstance(inputs, tuple | list) else [inputs]:
         if isinstance(one, Iterator):
-            raise TypeError(f"inputs must be reusable; got a {type(one).__name__}")
+            raise TypeError(f"inputs must be reusable; got {type(one).__name__}")
     if any(tensor.is_meta for _, tensor in tensors_in(inputs)):
-        raise ValueError("inputs has tensors on the meta device, which have no values")
+        raise ValueError("inputs contains tensors on the meta device, which have no values")
 
 
 def _check_loss(loss: object) -> None:

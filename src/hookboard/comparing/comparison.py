@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from hookboard.base.prompts import MAX_ROWS, Markup, table_html
-from hookboard.comparing.faults import Difference
+from hookboard.comparing.faults import Difference, in_words
 from hookboard.comparing.running import Spot
 
 SCALE = 1e-8, 1.0
@@ -58,7 +58,7 @@ class Comparison:
 
     def __str__(self) -> str:
         modules = len({row.spot.module for row in self.rows})
-        said = f"{len(self.rows)} tensors of {modules} modules were compared"
+        said = f"{len(self.rows)} tensors of {modules} module{'s' * (modules != 1)} were compared"
         if not self.rows and self.first is None:
             lines = ["Nothing was compared: no tensor of one model has a counterpart in the other."]
         elif self.first is None:
@@ -116,7 +116,7 @@ class Comparison:
 
 def _bar(relative: float, expected: float, colour: str) -> Markup:
     """Return a bar as long as the logarithm of a difference, with a line at what rounding may give."""
-    title = html.escape(f"relative {relative:.2g}, expected from rounding below {expected:.1g}")
+    title = html.escape(in_words(relative, expected))
     return Markup(
         f'<div title="{title}" style="position:relative;width:200px;max-width:30vw;height:10px;'
         'background:rgba(128,128,128,.15)">'

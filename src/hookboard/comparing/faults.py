@@ -28,7 +28,7 @@ class Difference:
 
     Args:
         spot: the tensor: its module, call, part and path.
-        found: how far the two are apart.
+        found: how far apart the two are.
         expected: the relative difference that rounding may give.
         cause: what differs, or where to look.
     """
@@ -45,16 +45,25 @@ class Difference:
 
     @property
     def in_numbers(self) -> str:
-        """The difference beside what rounding may give: `relative 0.05, expected from rounding below 4e-07`.
+        """The difference beside what rounding may give, see `in_words`.
 
         "" where there is none, as between tensors of different shapes.
         """
         if self.found == BROKEN:
             return ""
-        return f"relative {self.found.relative:.2g}, expected from rounding below {self.expected:.1g}"
+        return in_words(self.found.relative, self.expected)
 
     def __str__(self) -> str:
         return f"{', '.join(filter(None, [str(self.spot), self.in_numbers]))}: {self.cause}"
+
+
+def in_words(relative: float, expected: float) -> str:
+    """Return a difference beside what rounding may give, as a clause.
+
+    >>> in_words(0.05, 4e-07)
+    'relative difference 0.05 (less than 4e-07 expected from rounding)'
+    """
+    return f"relative difference {relative:.2g} (less than {expected:.1g} expected from rounding)"
 
 
 @dataclass
@@ -123,16 +132,6 @@ def sides_of(recorded: Recorded, right: nn.Module, names: Mapping[str, str], ste
     return sides
 
 
-def _with_article(name: str) -> str:
-    """Return the name of a class after its article.
-
-    >>> _with_article("AvgPool2d"), _with_article("ReLU"), _with_article("LSTM")
-    ('an AvgPool2d', 'a ReLU', 'an LSTM')
-    """
-    is_spelled = name[1:2].isupper()  # its first letter is read by its own name
-    return f"{'an' if name[:1] in ('AEFHILMNORSX' if is_spelled else 'AEIO') else 'a'} {name}"
-
-
 class Faults:
     """Tells which tensors, gradients and buffers of the right model differ by more than rounding, and why.
 
@@ -191,7 +190,7 @@ class Faults:
         if spot in found.shapes:
             if source := self._source_of_shape(spot, found):
                 cause = "; ".join([source, *self.own(guilty)])
-            cause = "shape {} against {}; {}".format(*found.shapes[spot], cause)
+            cause = "shape {} vs. {}; {}".format(*found.shapes[spot], cause)
         return Difference(spot, found.spots[spot], self.expected(spot), cause)
 
     def before(self, spot: Spot, found: Found) -> tuple[str, str]:
@@ -228,10 +227,10 @@ class Faults:
         if known or skipped:
             return "; ".join([*([] if weights else [same]), *skipped, *known])
         if self._draws(spot.module):
-            advice = "differ between versions, precisions and kinds of devices: compare in evaluation mode"
-            return f"{same}, but it draws random numbers, which {advice}"
+            advice = "differ between versions, precisions and kinds of devices; compare in evaluation mode"
+            return f"{same}, but the module draws random numbers, which {advice}"
         after = f" after {last}" if (last := self._ran_last(spot.module)) else ""
-        return f"{same}: check the code of its forward{after}"
+        return f"{same}; check the code of its forward{after}"
 
     def _draws(self, module: str) -> bool:
         """Return True if the module has dropout and is in training mode."""
@@ -249,20 +248,20 @@ class Faults:
                 said.append(f"its {name.rpartition('.')[2]} differs (relative {found.relative:.2g})")
         for name, shapes in self._sides.shapes.items():
             if name.rpartition(".")[0] == module:
-                said.append(f"its {name.rpartition('.')[2]} has shape {shapes[0]} against {shapes[1]}")
-        for names, where in ((self._sides.missing, "right-hand"), (self._sides.added, "left-hand")):
+                said.append(f"its {name.rpartition('.')[2]} has shape {shapes[0]} vs. {shapes[1]}")
+        for names, where in ((self._sides.missing, "right"), (self._sides.added, "left")):
             if own := sorted(name.rpartition(".")[2] for name in names if name.rpartition(".")[0] == module):
-                said.append(f"its {listed(own, 3)} {'is' if len(own) == 1 else 'are'} missing in the {where} model")
+                said.append(f"its {listed(own, 3)} {'is' if len(own) == 1 else 'are'} missing from the {where} model")
         if module in self._sides.facts:
             left, right = self._sides.facts[module]
             if left.training != right.training:
                 mode = {True: "training", False: "evaluation"}
-                said.append(f"in {mode[left.training]} mode against {mode[right.training]} mode")
+                said.append(f"{mode[left.training]} mode vs. {mode[right.training]} mode")
             if left.type != right.type:
-                said.append(f"{_with_article(left.type)} against {_with_article(right.type)}")
+                said.append(f"{left.type} vs. {right.type}")
             both = [key for key in left.attributes if key in right.attributes]
             said += [
-                f"{key} {left.attributes[key]} against {right.attributes[key]}"
+                f"{key} {left.attributes[key]} vs. {right.attributes[key]}"
                 for key in both
                 if left.attributes[key] != right.attributes[key]
             ]
@@ -277,7 +276,7 @@ class Faults:
         if idle := sorted(missing - self._sides.hidden):
             said.append(f"{listed(idle, 3)} did not run in the right model")
         if hidden := sorted(missing & self._sides.hidden):
-            said.append(f"{listed(hidden, 3)} cannot be seen in the right model, where it is compiled or scripted")
+            said.append(f"{listed(hidden, 3)} cannot be seen in the right model (compiled or scripted)")
         return said
 
     def _parent(self, module: str) -> str:
@@ -321,8 +320,8 @@ class Faults:
             passing = sorted(found.reaches.get(replace(spot, part="output"), ()))
             whose = listed([name or "the code after the last module" for name in passing], 3) or "the loss"
             cause = (
-                f"the gradient that {whose} passes back differs, although its forward pass does not: look for a custom "
-                "backward"
+                f"the gradient that {whose} passes back differs, although its forward pass does not; look for a custom "
+                "backward pass"
             )
             return [Difference(spot, found.spots[spot], self.expected(spot), cause)]
         if spot in self._cut(found):
@@ -330,7 +329,7 @@ class Faults:
             look = f"look for detach() or no_grad() {where}"
             if frozen := sorted(name for name in self._sides.frozen if name.rpartition(".")[0] == spot.module):
                 look = f"{listed(frozen, 3)} {'is' if len(frozen) == 1 else 'are'} frozen in the right model"
-            cause = f"no gradient reaches it: {look}"
+            cause = f"no gradient reaches it; {look}"
             return [Difference(spot, BROKEN, self.expected(spot), cause)]
         return []
 
@@ -341,8 +340,8 @@ class Faults:
         for found_tied, (one, other) in zip(pairs, (("left", "right"), ("right", "left")), strict=True):
             for name, first in found_tied.items():
                 cause = (
-                    f"in the {one} model it is {first} itself, in the {other} one a copy: training will make them "
-                    "diverge"
+                    f"it is {first} itself in the {one} model, but a copy in the {other} model; training will make "
+                    "them diverge"
                 )
                 yield self._of_weight(name, "weight", BROKEN, cause)
         for name, seen in found.gradients.items():
@@ -354,11 +353,13 @@ class Faults:
                 )
         for name in found.missing:
             if name.rpartition(".")[0] in ran:
-                why = "it is frozen" if name in self._sides.frozen else "it is cut off"
-                yield self._of_weight(name, "gradient", BROKEN, f"no gradient in the right model: {why}")
+                why = "frozen" if name in self._sides.frozen else "cut off"
+                yield self._of_weight(name, "gradient", BROKEN, f"no gradient in the right model, where it is {why}")
         for name in found.added:
             if name.rpartition(".")[0] in ran:
-                yield self._of_weight(name, "gradient", BROKEN, "no gradient in the left model: frozen, or cut off")
+                yield self._of_weight(
+                    name, "gradient", BROKEN, "no gradient in the left model, where it is frozen or cut off"
+                )
         for name, seen in found.buffers.items():
             module = name.rpartition(".")[0]
             if self._is_large(name, seen) and name not in self._sides.weights and module not in self._guilty:
@@ -375,7 +376,7 @@ class Faults:
     @staticmethod
     def not_compared(modules: list[str]) -> str:
         """Return the note on modules that ran in the left model alone."""
-        return f"not compared, because they have no counterpart that ran: {listed(modules, 3)}"
+        return f"no counterpart ran for {listed(modules, 3)}; not compared"
 
     def notes(self, found: Found) -> list[str]:
         """Return what was not compared, and what differs without an effect."""
@@ -386,5 +387,5 @@ class Faults:
             said.append(self.not_compared(missing))
         idle = [n for n in (*self._sides.weights, *self._sides.shapes) if n.rpartition(".")[0] not in self._guilty]
         if idle:
-            said.append(f"differ, but without any effect: {listed(idle, 3)}")
+            said.append(f"differences in {listed(idle, 3)} have no effect")
         return said

@@ -112,9 +112,9 @@ def opened(path: str | os.PathLike[str], index: Index | None = None) -> Iterator
     except (FileNotFoundError, IsADirectoryError, PermissionError) as error:  # Windows refuses to open a folder
         if isinstance(error, PermissionError) and not os.path.isdir(path):
             raise
-        what = "is a folder" if os.path.isdir(path) else "is not there"
-        valid = "a file that hookboard.record has written"
-        raise FileNotFoundError(f"{os.fspath(path)} {what}: give {valid}") from error
+        what = "is a folder" if os.path.isdir(path) else "does not exist"
+        valid = "a file written by hookboard.record"
+        raise FileNotFoundError(f"{os.fspath(path)} {what}; pass {valid}") from error
     except (zipfile.BadZipFile, LookupError, TypeError, ValueError, AttributeError) as error:
         raise ValueError(f"{os.fspath(path)} is not a hookboard recording, or is damaged: {error!r}") from error
     with file:

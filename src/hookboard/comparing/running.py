@@ -152,7 +152,7 @@ class ModelRunner:
                 f"loss= fails on what the {self._name} returns, {shapes_in(returned)}{beside}: {error}"
             ) from error
         if not isinstance(value, Tensor):
-            raise TypeError(f"loss must return a tensor; got a {type(value).__name__}")
+            raise TypeError(f"loss must return a tensor; got {type(value).__name__}")
         return value
 
 
@@ -162,7 +162,7 @@ def _where(last: Spot, tensor: Tensor) -> str:
         return "in its backward pass"
     if last.part == "output":
         return f"after {last.module}, which returns {tuple(tensor.shape)}"
-    return f"in {last.module or 'its forward'}, which is given {tuple(tensor.shape)}"
+    return f"in {last.module or 'its forward'}, which gets {tuple(tensor.shape)}"
 
 
 def shapes_in(value: Any) -> str:
