@@ -184,7 +184,7 @@ class ReturnsMaps(nn.Module):
         (
             UnderNoGrad,
             CAMLogger("net.net.relu2"),
-            "scores do not depend on module 'net.net.relu2', or it runs under",
+            "scores do not depend on module 'net.net.relu2', or the module runs under",
         ),
         (
             ReturnsMaps,

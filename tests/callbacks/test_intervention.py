@@ -117,7 +117,10 @@ def test_a_module_that_is_never_called_is_an_error():
         def training_step(self, batch):
             return self.net[2](self.net[0](batch)).square().mean()
 
-    with pytest.raises(LookupError, match=r"the edit of the output of 'net\.1' changed nothing: it was not called"):
+    with pytest.raises(
+        LookupError,
+        match=r"the edit of the output was never applied to 'net\.1': no call to the module passed a tensor",
+    ):
         fit(None, Skips(mlp()), batches(4), Intervention(Zero(), ["net.1", "net.2"]))
 
 

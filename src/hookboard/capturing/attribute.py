@@ -374,7 +374,7 @@ def _gradient(scores: Tensor, classes: Tensor, held: Tensor, name: str) -> Tenso
     score = scores.gather(1, classes[:, None]).sum()
     gradient = torch.autograd.grad(score, held, allow_unused=True)[0] if score.requires_grad else None
     if gradient is None:
-        raise ValueError(f"the class scores do not depend on module {name!r}, or it runs under torch.no_grad()")
+        raise ValueError(f"the class scores do not depend on module {name!r}, or the module runs under torch.no_grad()")
     return gradient
 
 

@@ -38,7 +38,7 @@ from hookboard.model.sites import ROLES, Role, Site
 
 CaptureRole = Literal["input", "output", "grad_input", "grad_output"]
 
-NO_PART = "no gradient arrived: the loss does not depend on the tensor"
+NO_PART = "no gradient arrived, because the loss does not depend on the tensor"
 
 # Modules, and autograd, may call the hooks from several threads.
 _lock = threading.RLock()
@@ -80,18 +80,18 @@ def capture(
         types: Class names or classes; subclasses count, a leading `!` excludes.
         roles: Which tensors are kept, one or several of `input`, `output`, `grad_input`, `grad_output`.
         copy: Whether to keep copies. Otherwise the tensors themselves are kept, in their graph; reading one that an
-            in-place operation has changed since is a RuntimeError.
+            in-place operation has changed since raises a RuntimeError.
         device: The device to move kept tensors to, such as `"cpu"`. Default: they stay where they are.
         calls: How many calls of each module are kept, from the first. Default: all.
-        edit: One `Edit`, or several, which apply in their order.
+        edit: One `Edit`, or several, which are applied in order.
 
     Yields:
         The captured tensors by module name; it can be used inside and after the block.
 
     Raises:
         ValueError: a pattern or type matches no module, a role is unknown, or a module cannot be edited.
-        LookupError: At the end of the block: an edit has changed nothing, because its module was not called or no
-            gradient came to it.
+        LookupError: When the block ends, an edit was never applied, because its module was not called or no gradient
+            reached it.
 
     Examples:
         >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU())
@@ -218,7 +218,7 @@ def picture_of(
     owner = module if role in ("output", "grad_output") else nn.Identity()  # an input may be ordered otherwise
     values = dense(tensor.detach())
     if not values.numel():
-        raise ValueError("a tensor without elements cannot be drawn")
+        raise ValueError("an empty tensor cannot be drawn")
     maps = maps_in(samples_first(values, owner, index)[:samples], owner, aspect=None, index=index)
     selected = select_maps(maps, channels=channels, size=size)
     return feature_maps(selected, f"{name or 'model'} {role}".strip(), normalize="map", size=size)
@@ -319,7 +319,7 @@ class CapturedCall(_OfRoles):
             raise LookupError(f"the {role} of {module.name!r} was not captured: roles= has only {asked}")
         if role.startswith("grad") and module.is_ambiguous:
             raise LookupError(
-                f"{module.name!r} was called several times and recomputed by a checkpoint: it is unknown "
+                f"{module.name!r} was called several times and recomputed by a checkpoint, so it is unknown "
                 "which call a gradient belongs to. Checkpoint with use_reentrant=False."
             )
         kept = self.kept.get(role)
@@ -351,7 +351,7 @@ class KeptTensor:
             RuntimeError: it is not a copy, and an in-place operation has changed it since.
         """
         if self.version is not None and version_of(self.tensor) != self.version:
-            raise RuntimeError(f"{what} was changed in place after it was captured: capture it with copy=True")
+            raise RuntimeError(f"{what} was changed in place after it was captured; use copy=True")
         return self.tensor
 
 
@@ -415,7 +415,7 @@ class Captured(Mapping[str, CapturedModule]):
 
         Args:
             tensor: Any tensor inside the block.
-            name: The name under which it is kept. Every further tensor with this name is a further call.
+            name: The name under which it is kept. Each further tensor with this name counts as another call.
             edit_grad: A rule that changes the gradient that arrives at the returned tensor, before it is kept.
 
         Returns:
@@ -475,7 +475,7 @@ class Captured(Mapping[str, CapturedModule]):
         calls = (call for captured in self._found.values() for call in captured.calls)
         if any(ROLES[role].is_gradient for call in calls for role in call.kept):
             return ""
-        return "no gradient arrived at anything in the block: call backward() before the block ends"
+        return "no gradient arrived at anything in the block; call backward() before the block ends"
 
     def summary(self) -> ShownText:
         """Return a table as text, one line per tensor; in a notebook it has a small picture of each.

@@ -38,7 +38,7 @@ class Scale(EditRule):
     """Multiply the tensor by a factor.
 
     Args:
-        factor: The factor. 0 sets everything to zero (but NaN and infinity to NaN), -1 changes the sign.
+        factor: The factor. 0 sets everything to zero (NaN and infinity become NaN), -1 flips the sign.
 
     Examples:
         >>> Scale(2.0)(torch.tensor([1.0, -3.0]))
@@ -80,7 +80,7 @@ class Clamp(EditRule):
             check_number(option, limit, "a number, not NaN", lambda limit: not math.isnan(limit), "for no limit")
         given = [limit for limit in limits.values() if limit is not None]
         if not given or given != sorted(given):
-            raise ValueError(f"min={self.min!r}, max={self.max!r}: give min, max, or both, with min <= max.")
+            raise ValueError(f"min={self.min!r}, max={self.max!r}: pass min, max, or both, with min <= max.")
 
     def __call__(self, tensor: Tensor) -> Tensor:
         """Return `tensor.clamp(min, max)`, same shape and dtype."""
@@ -123,7 +123,7 @@ class Zero(EditRule):
             (n, tokens, features) it is -1.
 
     Raises:
-        ValueError: When it is applied: the tensor has no such channel.
+        ValueError: When the rule is applied, the tensor has no such channel.
 
     Examples:
         >>> Zero(channels=[1])(torch.ones(1, 3))
@@ -143,8 +143,12 @@ class Zero(EditRule):
         if self.channels is None:
             return tensor.masked_fill(torch.ones((), dtype=torch.bool, device=tensor.device), 0)
         count = tensor.shape[self.dim] if -tensor.ndim <= self.dim < tensor.ndim else 0
-        if not all(-count <= channel < count for channel in self.channels):
-            raise ValueError(f"{self!r}: a tensor of shape {tuple(tensor.shape)} has {count} channels along {self.dim}")
+        beyond = next((channel for channel in self.channels if not -count <= channel < count), None)
+        if beyond is not None:
+            raise ValueError(
+                f"{self!r}: channel index {beyond} is out of range for a tensor of shape {tuple(tensor.shape)}, which "
+                f"has {count} channels along dim {self.dim}"
+            )
         return tensor.index_fill(self.dim, torch.tensor(list(self.channels), device=tensor.device), 0)
 
 
@@ -257,11 +261,11 @@ def apply_rule(rule: EditFunction, tensor: Tensor, what: str) -> Tensor:
     result = rule(tensor)
     if version is not None and version_of(tensor) != version:
         raise RuntimeError(
-            f"the rule for the {what} works in place, on a tensor that others need: it must return a new tensor"
+            f"the rule for the {what} works in place on a tensor that is used elsewhere; it must return a new tensor"
         )
     given, got = (_description(x) for x in (tensor, result))
     if got != given:
-        raise ValueError(f"the rule for the {what} must return a tensor like its argument: {given}, got {got}")
+        raise ValueError(f"the rule for the {what} must return a tensor like its argument, {given}; got {got}")
     return result
 
 
@@ -349,8 +353,8 @@ class Edits:
         names = [repr(name) for name in self._modules if name not in self._made]
         if names:
             is_gradient = self._role.startswith("grad")
-            cause = "no gradient reached it" if is_gradient else "it was not called, or only without tensors"
-            raise LookupError(f"the edit of the {self._role} of {', '.join(names)} changed nothing: {cause}")
+            cause = "no gradient reached the module" if is_gradient else "no call to the module passed a tensor"
+            raise LookupError(f"the edit of the {self._role} was never applied to {', '.join(names)}: {cause}")
 
 
 def _check(name: str, module: nn.Module, role: EditRole) -> None:
@@ -358,7 +362,8 @@ def _check(name: str, module: nn.Module, role: EditRole) -> None:
         raise ValueError(f"{name!r} cannot be edited: hooks never fire in a TorchScript module")
     if role == "grad_input" and any(getattr(part, "inplace", False) for part in module.modules()):
         raise ValueError(
-            f"the grad_input of {name!r} cannot be edited: it works in place, on a tensor that others may use"
+            f"the grad_input of {name!r} cannot be edited: the module works in place on a tensor that may "
+            "be used elsewhere"
         )
 
 
@@ -404,7 +409,7 @@ class _EditHook:
 
     def _apply(self, rule: EditFunction, tensor: Tensor, made: set[str]) -> Tensor:
         if isinstance(rule, Noise) and self.role in ("input", "output") and in_backward():
-            raise RuntimeError(f"{self.name!r} is checkpointed: its recomputation would draw different noise")
+            raise RuntimeError(f"{self.name!r} is checkpointed, so its recomputation would draw different noise")
         made.add(self.name)
         return apply_rule(rule, tensor, f"{self.role} of {self.name!r}")
 
@@ -417,7 +422,7 @@ def _copied(rule: EditFunction) -> EditFunction:
         return copy.deepcopy(rule)
     except Exception as error:  # the rule is the user's, and so is what it raises
         raise RuntimeError(
-            f"hookboard must copy the rule {rule!r} to call the model once more, but it cannot be copied: {error}"
+            f"hookboard must copy the rule {rule!r} to call the model once more, but the rule cannot be copied: {error}"
         ) from error
 
 
