@@ -105,7 +105,7 @@ def test_every_gap_is_named_once_with_its_cause(tmp_path):
 
     assert "frozen" in in_backward["net.frozen"]
     assert "under torch.no_grad()" in in_backward["net.teacher"]
-    assert "int64, which carries no gradient" in in_backward["net.argmax"]
+    assert "int64, a dtype that cannot have a gradient" in in_backward["net.argmax"]
     assert "net.used" not in in_backward
 
 

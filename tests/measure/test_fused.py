@@ -33,7 +33,7 @@ def test_the_output_of_the_layer_is_seen_and_the_modules_inside_are_named():
         assert torch.equal(net(x), bare)
     assert torch.equal(seen["layers.1", "output"], bare)
     assert {name for name, _ in seen} == {"layers.0", "layers.1"}
-    assert "its nn.TransformerEncoderLayer as one operation" in taps.why_silent("layers.0.linear1", "output")
+    assert "nn.TransformerEncoderLayer around it as one operation" in taps.why_silent("layers.0.linear1", "output")
 
 
 def test_the_modules_inside_are_seen_where_torch_calls_them():

@@ -27,7 +27,7 @@ def said(monkeypatch, caplog):
 
 def test_without_the_kernel_one_line_says_what_it_costs_and_how_to_get_it(said):
     (line,) = said(None)
-    assert line.startswith("hookboard: its compiled kernel is missing")
+    assert line.startswith("hookboard: the compiled kernel is missing")
     assert "4 to 17 times as long" in line
     assert "install a C compiler" in line
 

@@ -15,8 +15,11 @@ Observer = Callable[[Tensor], object]
 Explain = Callable[[str], object]
 """A function that is called with the reason why a gradient is not observed."""
 
-UNCLEAR = "its memory was changed in place and used before and after, so its part of the gradient cannot be separated"
-UNSEEN = "no gradient arrived: the loss does not depend on it, or it is a view that was modified in place"
+UNCLEAR = "its memory was used before and after an in-place change, so its part of the gradient cannot be separated"
+UNSEEN = (
+    "no gradient arrived, because the loss does not depend on the tensor, or because the tensor is a view that was "
+    "modified in place"
+)
 
 
 class Switch:
@@ -32,13 +35,16 @@ def why_no_gradient(tensor: Tensor) -> str:
     """Return why a tensor that does not require a gradient gets none, as a predicate.
 
     >>> why_no_gradient(torch.zeros(2, dtype=torch.long))
-    'is int64, which carries no gradient'
+    'is int64, a dtype that cannot have a gradient'
     """
     if not (tensor.is_floating_point() or tensor.is_complex()):
-        return f"is {str(tensor.dtype).removeprefix('torch.')}, which carries no gradient"
+        return f"is {str(tensor.dtype).removeprefix('torch.')}, a dtype that cannot have a gradient"
     if not torch.is_grad_enabled():
         return "was computed under torch.no_grad()"
-    return "carries no gradient: nothing it depends on requires one (frozen parameters, or the data itself)"
+    return (
+        "does not require a gradient, because nothing that it depends on does (only frozen parameters, or the input "
+        "data)"
+    )
 
 
 def _say_nothing(cause: str) -> None:

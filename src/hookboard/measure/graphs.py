@@ -164,7 +164,7 @@ class GraphEnd:
             The value with copies in place of the tensors; None if no tensor can be replaced.
         """
         if not can_be_filled(value):
-            self._explain(role, "a compiled graph cannot rebuild a container of its class with other tensors")
+            self._explain(role, "a compiled graph cannot rebuild a container of this class with other tensors")
             return None
         shown: list[tuple[Tensor, Tensor]] = []
         for tensor, paths in _paths_by_tensor(tensors):

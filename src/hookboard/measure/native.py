@@ -28,9 +28,10 @@ def report_missing_kernel() -> None:
     """Log once that the compiled kernel is missing, what that costs and how to get it; nothing if it is there."""
     if _native is None:
         inform(
-            "its compiled kernel is missing because there was no C compiler at installation. Measuring on the CPU "
-            "gives the same numbers without it but takes 4 to 17 times as long. To get it, install a C compiler and "
-            "then reinstall hookboard with `pip install --force-reinstall --no-deps --no-cache-dir` (shown once)"
+            "the compiled kernel is missing because no C compiler was found when hookboard was installed. Without the "
+            "kernel, measuring on the CPU gives the same numbers but takes 4 to 17 times as long. To get the kernel, "
+            "install a C compiler and then reinstall hookboard with `pip install --force-reinstall --no-deps "
+            "--no-cache-dir` (shown once)"
         )
 
 

@@ -148,8 +148,8 @@ class Statistic:
         measure: A function from a tensor to one number (a tensor with one element, or a float). The tensor has any
             shape and dtype, is detached and on the model's device. It is a copy, which the function may change. The
             function runs inside the training step, so it should not call `.item()` on an accelerator. It must handle
-            NaN and infinities in the tensor itself. Random numbers of torch that it draws do not change those of the
-            training; for Python's or NumPy's, use a generator of your own. If it raises, the site is switched off
+            NaN and infinities in the tensor itself. Random numbers that it draws with torch do not change those of
+            the training; for Python's or NumPy's, use a generator of your own. If it raises, the site is switched off
             with a warning, and training goes on.
         merge: How the numbers of several calls become one: `mean` (weighted by the number of elements of each tensor),
             `sum`, `min` or `max`.

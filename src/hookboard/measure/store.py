@@ -91,7 +91,7 @@ class Store:
         if self.device.type != "cuda":
             return
         if torch.cuda.is_current_stream_capturing():
-            raise TypeError("a CUDA graph is being captured: its tensors have no values yet")
+            raise TypeError("a CUDA graph is being captured, so its tensors have no values yet")
         number = stream_number(self.device)
         if number != self._last:
             # By their numbers: up to torch 2.11 at least, neither `==` nor `!=` is true of a stream and None.

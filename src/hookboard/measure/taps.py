@@ -266,19 +266,19 @@ class Taps:
         return NO_GRADIENT
 
 
-NO_GRADIENT = "no gradient arrived: the loss does not depend on the output"
+NO_GRADIENT = "no gradient arrived, because the loss does not depend on the output"
 
 
 def _why_not_called(module: nn.Module, old_gradients: Collection[object], is_in_fused: bool) -> str:
     causes = ["its forward was called directly"]
     if is_in_fused:
-        causes.append("torch ran its nn.TransformerEncoderLayer as one operation, as it does in evaluation")
+        causes.append("torch ran the nn.TransformerEncoderLayer around it as one operation, as in evaluation")
     if is_in_fused and has_compiled_anything():
         causes.append("it runs in a compiled function that is not an attribute of a module")
     if has_compiled_anything():
         causes.append("it runs in a compiled function transform such as torch.func.vmap")
     if any(state not in old_gradients for state in _gradients_of(module)):
-        causes.append("its parent uses its weights directly, as nn.MultiheadAttention does")
+        causes.append("its parent uses the weights directly, as nn.MultiheadAttention does")
         return f"the module was not called, yet its parameters received a gradient: {' or '.join(causes)}"
     return f"the module was not called (or {' or '.join(causes)})"
 
