@@ -345,9 +345,9 @@ def test_the_members_of_a_callback_can_be_listed():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"tensor": [1.0]}, r"tensor=\[1.0\]: give a tensor"),
-        ({"name": 3}, "name=3: give a string"),
-        ({"edit_grad": hookboard.Zero}, r"edit_grad=.*Zero.*: give one of hookboard's rules, as in Zero\(\)"),
+        ({"tensor": [1.0]}, r"tensor=\[1.0\]: pass a tensor"),
+        ({"name": 3}, "name=3: pass a string"),
+        ({"edit_grad": hookboard.Zero}, r"edit_grad=.*Zero.*: pass one of hookboard's rules, as in Zero\(\)"),
     ],
 )
 def test_what_cannot_be_watched_in_a_block_is_refused_by_its_name(given, message):

@@ -93,7 +93,7 @@ def test_a_record_whose_columns_are_cut_is_an_error():
 @pytest.mark.parametrize("read", [layers_record, health_record])
 def test_a_record_of_a_later_version_says_that_a_newer_hookboard_wrote_it(read):
     given = json.dumps({"version": VERSION + 1}).encode()
-    with pytest.raises(ValueError, match="a newer hookboard wrote it"):
+    with pytest.raises(ValueError, match="written by a newer hookboard"):
         read([given])
 
 

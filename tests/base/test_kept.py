@@ -82,7 +82,7 @@ def test_what_lasts_here_alone_or_there_alone_is_left_as_it_is(tmp_path):
 
 
 def test_what_is_no_plain_data_is_refused():
-    with pytest.raises(TypeError, match="a generator cannot be stored in a checkpoint"):
+    with pytest.raises(TypeError, match="objects of type generator cannot be stored in a checkpoint"):
         state_of(one for one in "a")
 
 

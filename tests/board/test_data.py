@@ -178,7 +178,7 @@ def test_what_cannot_be_read_is_said_and_the_rest_is_shown(board):
     assert [series["id"] for series in answer["series"]] == ["train/activation/std"]
     text = "\n".join(answer["warnings"])
     assert len(answer["warnings"]) == 3
-    assert "a newer hookboard wrote it" in text
+    assert "written by a newer hookboard" in text
     assert all(tag in text for tag in (HEALTH, f"{LAYERS}/Newer", f"{LAYERS}/Strange"))
 
 

@@ -187,7 +187,7 @@ def test_rules_are_selected_and_excluded_by_names_and_patterns_as_modules_are(ru
         ({"rules": "math.pi"}, "rule 'math.pi' is a float, not a hookboard.Rule"),
         ({"rules": [ALWAYS, ALWAYS]}, "'always' is the name of two rules"),
         ({"rules": ALWAYS, "stop_on": "alwais"}, "did you mean 'always'"),
-        ({"rules": []}, r"rules=\[\]: give the name of a rule.*leave it out for all"),
+        ({"rules": []}, r"rules=\[\]: pass the name of a rule.*leave it out for all"),
         ({"rules": "!dead_unit"}, "unknown rule 'dead_unit'; did you mean 'dead_units'"),
         ({"rules": ["nonfinite", "!no_such"]}, "unknown rule 'no_such'"),
         ({"rules": "updates_*"}, r"unknown rule 'updates_\*'; did you mean 'not_updated'"),

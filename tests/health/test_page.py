@@ -94,7 +94,7 @@ def test_each_picture_holds_the_whole_run_and_marks_the_sick_layer():
     assert sorted(drawn) == sorted(f"health/{quantity}" for quantity in CHARTED)
     for picture in drawn.values():
         assert "20 layers" in picture.caption
-        assert picture.caption.endswith(", marked: 1 by alarms")
+        assert picture.caption.endswith(", marked: 1 alarm")
         assert (picture.pixels == MARKS["alarm"]).any()
 
 

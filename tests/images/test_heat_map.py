@@ -169,7 +169,7 @@ def test_a_sick_row_is_marked_at_both_ends_and_beside_its_name(mark):
     above, below = marked[0] - 2, len(full) - AXIS_HEIGHT - marked[-1] - 3
     assert above / (above + below) == pytest.approx(row / 199, abs=0.01)
     assert full[:, : at[0] - MARK_WIDTH].any(), "the triangle beside the name"
-    assert picture.caption.endswith(f", marked: 1 by {mark}s")
+    assert picture.caption.endswith(f", marked: 1 {mark}")
 
 
 @pytest.mark.parametrize("count", [1, 12, 62, 140])

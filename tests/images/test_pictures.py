@@ -128,7 +128,7 @@ def test_large_maps_are_averaged_over_areas():
         ((2, 48, 8), RELU, 1.0, (2, 1, 48, 8), "positions by features"),
         ((2, 16, 8), RELU, 0.25, (2, 8, 2, 8), "patches"),
         ((2, 25, 8), RELU, 4 / 6, (2, 8, 4, 6), "patches, without the class token"),
-        ((2, 51, 8), RELU, 1.0, (2, 8, 7, 7), "patches, without 2 tokens before them"),
+        ((2, 51, 8), RELU, 1.0, (2, 8, 7, 7), "patches, without the 2 tokens before them"),
         ((2, 16, 16, 24), RELU, 16 / 24, (2, 16, 16, 24), ""),
         ((2, 4, 8, 32), RELU, 0.5, (2, 32, 4, 8), ""),
         ((2, 8), RELU, 1.0, (2, 1, 1, 8), "features from left to right"),

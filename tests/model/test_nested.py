@@ -281,7 +281,7 @@ class Closed(Mapping):
 
 
 def test_a_container_that_cannot_be_made_anew_is_named():
-    with pytest.raises(TypeError, match="a Closed cannot be rebuilt with other tensors in it"):
+    with pytest.raises(TypeError, match="an object of type Closed cannot be rebuilt with other tensors in it"):
         map_tensors(lambda x: x + 1, Closed())
 
 

@@ -87,7 +87,7 @@ def test_default_for_parameters_is_every_module_that_owns_some():
         ("conv2", None, "'conv2'.*closest are 'conv1'"),
         ("layer1.0.cnv1", None, r"closest are 'layer1\.0\.conv1'"),
         ("!conv2", None, "'conv2'.*closest are 'conv1'"),
-        (None, "Conv3d", "no module is a 'Conv3d'; the closest are 'Conv2d'"),
+        (None, "Conv3d", "no module is a 'Conv3d'; the closest is 'Conv2d'"),
         (None, "!Conv3d", "no module is a 'Conv3d'"),
         (None, nn.Conv3d, "no module is a 'Conv3d'"),
         ("heads", None, r"'heads' selects heads \(ModuleList\), but none of them has a forward"),
@@ -135,9 +135,9 @@ def test_a_reparametrized_layer_is_still_a_leaf():
 @pytest.mark.parametrize(
     ("pattern", "hint"),
     [
-        ("Conv2d", "that is a type: pass types='Conv2d'"),
-        ("a.b.conv.weight", "that is a parameter: select its module, 'a.b.conv'"),
-        ("a.*v", r"'\*' stays within one name: 'a.\*\*v' matches 1"),
+        ("Conv2d", "that is a type, so pass types='Conv2d'"),
+        ("a.b.conv.weight", "that is a parameter, so select its module, 'a.b.conv'"),
+        ("a.*v", r"'\*' stays within one name, but 'a.\*\*v' matches 1"),
         ("a.b.cnv", "the closest are 'a.b.conv'"),
     ],
 )

@@ -26,10 +26,10 @@ def wrong(option: str, given: object, valid: str, otherwise: str | None = None) 
         otherwise: ends the hint "leave it out ...", as in "for no limit"; may be "". None if it must be given.
 
     >>> wrong("samples", 0, "a whole number, 1 or more")
-    ValueError('samples=0: give a whole number, 1 or more.')
+    ValueError('samples=0: pass a whole number, 1 or more.')
     """
     end = "" if otherwise is None else f"; leave it out {otherwise}".rstrip()
-    return ValueError(f"{option}={quoted(given)}: give {valid}{end}.")
+    return ValueError(f"{option}={quoted(given)}: pass {valid}{end}.")
 
 
 def check_switches(**given: object) -> None:
@@ -126,7 +126,7 @@ def check_identifier(option: str, given: object) -> None:
         ValueError: it is not made of letters, digits and underscores, or begins with a digit.
     """
     if not isinstance(given, str) or not given.isidentifier():
-        raise wrong(option, given, "a name of letters, digits and underscores, as in 'near_zero'")
+        raise wrong(option, given, "a name of letters, digits and underscores, such as 'near_zero'")
 
 
 def check_function(option: str, given: object, valid: str) -> None:
@@ -167,7 +167,7 @@ def chosen(option: str, given: str | Sequence[str], valid: Sequence[Name]) -> li
     >>> chosen("roles", "input", ["output", "input"])
     ['input']
     """
-    names = several(option, given, object, f"one or more of: {', '.join(valid)}")
+    names = several(option, given, object, f"one or more of {', '.join(valid)}")
     for name in names:
         check_name(option.removesuffix("s"), name, valid)
     return [name for name in valid if name in names]
@@ -210,12 +210,12 @@ def check_normalization(mean: Sequence[float] | None, std: Sequence[float] | Non
         ValueError: only one is given, they differ in length, or one is not a list of finite numbers, in `std` above 0.
     """
     if mean is not None:
-        check_list("mean", mean, is_finite, "a list with a number for each channel", "with std")
+        check_list("mean", mean, is_finite, "a list with a number for each channel", "together with std")
     if std is not None:
         valid = "a list with a number above 0 for each channel"
-        check_list("std", std, lambda each: is_finite(each) and each > 0, valid, "with mean")
+        check_list("std", std, lambda each: is_finite(each) and each > 0, valid, "together with mean")
     if len(mean or ()) != len(std or ()):
-        raise ValueError(f"mean={mean!r}, std={std!r}: give both, with the same length, or neither.")
+        raise ValueError(f"mean={mean!r}, std={std!r}: pass both with the same length, or neither.")
 
 
 def is_list(given: object) -> bool:

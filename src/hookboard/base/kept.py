@@ -94,7 +94,7 @@ def state_of(value: Any) -> dict[str, Any]:
             return {None: name, "of": [*map(tree, one)]}
         if isinstance(one, list | tuple):
             return (list if isinstance(one, list) else tuple)(map(tree, one))
-        raise TypeError(f"a {name} cannot be stored in a checkpoint")
+        raise TypeError(f"objects of type {name} cannot be stored in a checkpoint")
 
     made = tree(value)
     joined = {kind: torch.from_numpy(np.concatenate(parts)) for kind, parts in numbers.items()}

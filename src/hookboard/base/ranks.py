@@ -275,7 +275,7 @@ def own_part(tensor: Tensor, *, is_replicated: bool, rank: int) -> Tensor | None
     if is_replicated and 0 not in mesh.mesh:
         return None
     if any(placement.is_partial() for placement in placements):
-        raise RuntimeError("it holds partial sums, which can only be read with all ranks together")
+        raise RuntimeError("the tensor holds partial sums, which can be read only by all ranks together")
     if any(placement.is_replicate() and mesh.get_local_rank(i) for i, placement in enumerate(placements)):
         return None
     return waited(tensor.to_local())

@@ -149,7 +149,7 @@ def health_record(strings: Sequence[bytes]) -> HealthRecord:
         layers, steps = _names(given["layers"]), tuple(map(as_int64, given["steps"]))
         claimed, stored = 4 * len(layers) * len(steps) * (len(strings) - 1), sum(map(len, strings))
         if claimed > max(MIN_UNPACKED_BYTES, MAX_UNPACKED_RATIO * stored):
-            raise ValueError(f"its values would take {claimed} bytes, but it holds only {stored}")
+            raise ValueError(f"its values would take {claimed} bytes, but the record holds only {stored}")
         columns = (_unpacked(packed, len(layers), len(steps)) for packed in strings[1:])
         values = dict(zip(map(str, given["values"]), columns, strict=True))
         verdicts = tuple(dict(verdict) for verdict in given["verdicts"])
@@ -247,6 +247,6 @@ def _read(strings: Sequence[bytes]) -> dict[str, Any]:
         raise ValueError(f"not a hookboard record: {error!r}") from error
     if not isinstance(version, int) or version > VERSION:
         raise ValueError(
-            f"the record has version {version!r}; a newer hookboard wrote it; this one reads up to {VERSION}"
+            f"the record has version {version!r}, written by a newer hookboard; this one reads up to version {VERSION}"
         )
     return dict(given)

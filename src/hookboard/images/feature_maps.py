@@ -148,7 +148,7 @@ def _of_tokens(tensor: Tensor, aspect: float | None) -> Maps:
         grid = _grid_of(tensor.shape[1] - extra, aspect or 1.0)
         if grid is not None:
             patches = tensor[:, extra:].unflatten(1, grid).movedim(-1, 1)
-            without = {0: "", 1: ", without the class token"}.get(extra, f", without {extra} tokens before them")
+            without = {0: "", 1: ", without the class token"}.get(extra, f", without the {extra} tokens before them")
             return Maps(patches, f"patches{without}")
     return Maps(tensor.unsqueeze(1), "positions by features")
 
@@ -228,7 +228,7 @@ def feature_maps(
     bar, missing = _bar(values, normalize), int((~np.isfinite(values)).sum())
     if missing:
         bar = replace(bar, keys=((NOT_FINITE, "NaN or infinite"),))
-        caption += f"; magenta: NaN or infinite ({missing} pixels)"
+        caption += f"; magenta: NaN or infinite ({missing} pixel{'s' * (missing > 1)})"
     return Picture(joined(drawn, axis=0), caption, bars=(bar,))
 
 

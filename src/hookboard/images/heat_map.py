@@ -125,7 +125,7 @@ def heat_map(
     bar = Bar(scale, f"{unit}, log" if scale.is_log else unit, right=right, start=left, keys=there)
     where = f" in {start[:-1]}" if start else ""
     counts = [(list(kinds.values()).count(kind), kind) for kind in MARKS]
-    marked = " and ".join(f"{count} by {kind}s" for count, kind in counts if count)
+    marked = " and ".join(f"{count} {kind}{'s' * (count > 1)}" for count, kind in counts if count)
     all_of = f" of the {of}" if of not in (None, len(names)) else ""
     caption = f"{title} of {len(names)}{all_of} layers{where}{f', marked: {marked}' if marked else ''}"
     return Picture(np.asarray(image), caption, bars=(bar,))

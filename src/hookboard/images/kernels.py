@@ -61,7 +61,7 @@ def kernel_picture(now: Tensor, before: Tensor, name: str, shape: torch.Size, *,
     )
     missing = int(np.sum(~np.isfinite(weights)))
     if missing:
-        caption += f"; {missing} of them NaN or infinite{'' if is_colour else ': magenta'}"
+        caption += f"; {missing} of the weights NaN or infinite{'' if is_colour else ': magenta'}"
     blank = [(0, 0), (0, width - halves[0].shape[1])]
     left = np.pad(halves[0], blank + [(0, 0)] * (halves[0].ndim - 2), constant_values=255)
     bars = (

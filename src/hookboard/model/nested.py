@@ -150,7 +150,9 @@ def _rebuilt(value: Any, keys: Sequence[Any], items: Sequence[Any]) -> Any:
         _set_fields(twin, keys, items)
         return twin
     except Exception as error:  # the class is the user's, and so is what it raises
-        raise TypeError(f"a {kind.__name__} cannot be rebuilt with other tensors in it: {error}") from error
+        raise TypeError(
+            f"an object of type {kind.__name__} cannot be rebuilt with other tensors in it: {error}"
+        ) from error
 
 
 def _with_attributes(twin: Any, value: Any) -> Any:

@@ -170,17 +170,23 @@ def _names_matching(pattern: str, named: dict[str, nn.Module]) -> set[str]:
 def _meant(pattern: str, named: dict[str, nn.Module]) -> str:
     """Guess what a pattern that matches nothing was meant to be: a clause such as "; it is a type: ...", or ""."""
     if any(type(module).__name__ == pattern for module in named.values()):
-        return f"; that is a type: pass types={pattern!r}"
+        return f"; that is a type, so pass types={pattern!r}"
     owner, _, attribute = pattern.rpartition(".")
     if owner in named and attribute in dict(named[owner].named_parameters(recurse=False)):
-        return f"; that is a parameter: select its module, {owner!r}"
+        return f"; that is a parameter, so select its module, {owner!r}"
     wider = re.sub(r"(?<!\*)\*(?!\*)", "**", pattern)
     if wider != pattern and not pattern.startswith(REGEX_PREFIX):
         count = len(matched(wider, named))
         if count:
-            return f"; '*' stays within one name: {wider!r} matches {count}"
+            return f"; '*' stays within one name, but {wider!r} matches {count}"
     near = closest(pattern.removeprefix(REGEX_PREFIX), named)
-    return f"; the closest are {', '.join(map(repr, near))}" if near else ""
+    return _nearest(near)
+
+
+def _nearest(names: list[str]) -> str:
+    """Return a clause with the names that are closest to a wrong one; "" if there are none."""
+    are = "is" if len(names) == 1 else "are"
+    return f"; the closest {are} {', '.join(map(repr, names))}" if names else ""
 
 
 def _names_of_type(kind: str | type, named: dict[str, nn.Module]) -> set[str]:
@@ -189,8 +195,7 @@ def _names_of_type(kind: str | type, named: dict[str, nn.Module]) -> set[str]:
         present = sorted({type(module).__name__ for module in named.values()})
         given = kind if isinstance(kind, str) else kind.__name__
         near = closest(given, present)
-        hint = f"; the closest are {', '.join(map(repr, near))}" if near else ""
-        raise ValueError(f"types: no module is a {given!r}{hint}. The types are: {listed(present)}.")
+        raise ValueError(f"types: no module is a {given!r}{_nearest(near)}. The types are: {listed(present)}.")
     return found
 
 
