@@ -74,6 +74,7 @@ def test_the_range_of_targets_that_a_sigmoid_cannot_reach():
     low, high, outside, count = numbers("are between # and #: # of # cannot be reached", evidence)
     exact = REAL.double()
     assert [low, high] == ends(exact)
+    assert numbers("outputs values from # to #, but", evidence) == [0, 1]
     assert (outside, count) == (((exact < 0) | (exact > 1)).sum(), 16)
 
 
@@ -110,7 +111,8 @@ def test_the_sums_of_targets_that_a_softmax_cannot_reach():
     wanted = torch.rand(16, 3, generator=torch.Generator().manual_seed(0)) * 0.5 + 0.5
     wanted[:4] = torch.eye(3)[CLASSES[:4]]
     evidence = evidence_of("output_range", net(nn.Softmax(1)), mse_loss, wanted)
-    low, high, outside, count = numbers("to between # and # per sample: those of # of # samples", evidence)
+    pattern = "to between # and # per sample: those of # of # samples cannot be reached"
+    low, high, outside, count = numbers(pattern, evidence)
     assert ([low, high], outside, count) == (ends(wanted.double().sum(1)), 12, 16)
 
 
@@ -186,6 +188,22 @@ def test_how_far_the_loss_falls_in_more_steps_where_it_falls_at_no_rate():
     evidence = tried("cannot_learn", make(), batch, 2e-4)
     rate, share, steps = numbers("; at # it falls by #% in # steps", evidence)
     assert share == round(100 * fall_of(losses_of_descent(make(), batch, rate, int(steps))))
+
+
+def test_how_far_the_loss_falls_where_all_outputs_become_the_same():
+    batch = X, X[:, :1] + 3
+
+    def make():
+        torch.manual_seed(2)
+        return nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))  # all units die at this rate
+
+    evidence = tried("learning_rate", make(), batch, 0.5)
+    steps, yours, share = numbers(
+        "in # steps; at yours (#) it falls by #%, and the outputs are the same for every sample", evidence
+    )
+    model = make()
+    assert (yours, share) == (0.5, round(100 * fall_of(losses_of_descent(model, batch, 0.5, int(steps)))))
+    assert model(X.double()).std() < 1e-9
 
 
 def test_how_far_the_loss_falls_at_a_higher_rate_and_at_yours():
