@@ -179,7 +179,7 @@ def test_compiled_layers_are_compiled_once_and_what_is_around_them_is_read(caplo
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     assert_read_and_the_same(Compiled)
-    assert "1 calls of compiled code" in caplog.text
+    assert "1 call of compiled code" in caplog.text
 
 
 class Fails(Faulty):
