@@ -58,6 +58,16 @@ def tried(model, batches, optimizer, loss=mse_loss, budget=60):
     return {found.rule: found for found in run_experiments(model, batches, optimizer, budget, step_of(model, loss))}
 
 
+def test_outputs_that_differ_are_not_called_constant_beside_targets_with_a_large_offset():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
+    x = torch.randn(64, 4)
+    batches = [(x, x[:, :1] + 30)]
+    told = str(checkup(model, batches, step_of(model), torch.optim.SGD(model.parameters(), lr=5e-4)))
+    assert "lr 0.0005 (yours): the loss falls by 11%" in told
+    assert "same for every sample" not in told
+
+
 @pytest.fixture(scope="module")
 def too_high():
     """A model at a rate a thousand times too high, and what is found."""

@@ -567,7 +567,7 @@ def test_a_softmax_of_probabilities_is_an_alarm_with_the_most_that_it_can_give()
     (found,) = audit(nn.ModuleList([gate, layers]), X, step)
     most = torch.eye(8, dtype=torch.float64).softmax(1).max()
     assert (found.rule, found.severity) == ("loss_input", "alarm")
-    assert f"its largest output is at most {most:.2g} (uniform is {1 / 8:.2g})" in found.evidence
+    assert f"the largest probability is at most {most:.2g} (uniform is {1 / 8:.2g})" in found.evidence
 
 
 @pytest.mark.parametrize(

@@ -158,7 +158,7 @@ def test_frozen_weights_that_look_as_torch_initializes_them_are_named():
 
     (found,) = said(Wide(is_trained=False))
     assert found.evidence.endswith(
-        "; the values of body.0.weight still look like torch's initialization, so they were never trained"
+        "; the values of body.0.weight still look like torch's initialization, so they were probably never trained"
     )
     (found,) = said(Wide(is_trained=True))
     assert found.evidence.endswith("the frozen ones are all of body.0")

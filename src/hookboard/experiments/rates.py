@@ -35,8 +35,9 @@ FALLEN_SHARE, STUCK_SHARE = 0.3, 0.05
 21 published programs none of the accepted fixes falls by less than 16 % at its best rate, and the faults by at most 4 %
 or 12 % and more."""
 
-SAME_LOSS = 1e-3
-"""Two losses count as the same if they differ by at most this share (a choice)."""
+SAME_LOSS = 1e-6
+"""Two sums of losses differ by rounding alone if they differ by at most this share (a choice). It is small because most
+of the loss stays, however targets are permuted, if they have a large offset."""
 
 NEARLY_BEST = 0.8
 """The smallest rate is advised at which the loss falls by this share of its largest fall: one batch can take larger

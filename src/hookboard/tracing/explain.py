@@ -281,8 +281,8 @@ def _cause(origin: BadOperation) -> tuple[str, str]:
     if name in _LOGARITHMS and first is not None:
         least = -1 if name == "log1p" else 0
         low = _counted(int((first <= least).sum()), f"of its {first.numel()} inputs", f"{least} or less")
-        return low, "Clamp its input above 0."
-    if name in _ROOTS:
+        return low, f"Clamp its input above {least}."
+    if name in _ROOTS:  # of which only pow has saved its input
         low = "" if first is None else _counted(int((first <= 0).sum()), f"of its {first.numel()} inputs", "0 or less")
         return low, "Clamp its input above 0, or check the exponent."
     if name == "exp":

@@ -237,10 +237,12 @@ def target_leak(done: TracedStep) -> Iterator[Finding]:
     call, data, (column, width, correlation, is_same) = found[0]
     if len({match[0] for _, one, match in found if one is data}) > width / 2:
         return  # a model that gives back its input, with a loss for each column
+    scaled = "" if is_same else " up to scale and offset"
     yield Finding(
         data.op.place.module,
         f"column {column} of the {width} that enter the model in {data.op.name} {data.op.place} is the target of "
-        f"{call.op.name} {call.op.place}: over {len(call.wanted)} samples their correlation is {correlation:.6f}",
+        f"{call.op.name} {call.op.place}{scaled}: over {len(call.wanted)} samples their "
+        f"correlation is {correlation:.6f}",
         "remove this column from the inputs, unless it is known at prediction time",
         "alarm" if is_same else "note",
     )

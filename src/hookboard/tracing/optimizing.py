@@ -322,7 +322,8 @@ def _untrained(parameters: Mapping[str, nn.Parameter], frozen: Collection[str]) 
     ]
     if not names:
         return ""
-    return f"; the values of {listed(names, 4)} still look like torch's initialization, so they were never trained"
+    values = f"the values of {listed(names, 4)} still look like torch's initialization"
+    return f"; {values}, so they were probably never trained"
 
 
 def _is_fresh(weight: torch.Tensor) -> bool:

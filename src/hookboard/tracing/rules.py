@@ -227,7 +227,7 @@ def _softmax_twice(done: TracedStep) -> Iterator[Finding]:
             yield Finding(
                 place.module,
                 f"{op.name} {place} is applied to the output of softmax {value.op.place}: for inputs between 0 and 1, "
-                f"its largest output is at most {math.e / (math.e + size - 1):.2g} (uniform is {1 / size:.2g})",
+                f"the largest probability is at most {math.e / (math.e + size - 1):.2g} (uniform is {1 / size:.2g})",
                 f"pass the logits to this {op.name}, or remove it",
                 "alarm",
             )
