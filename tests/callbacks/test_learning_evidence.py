@@ -561,8 +561,9 @@ def test_how_far_the_rate_has_risen_since_the_loss_was_lowest(tmp_path):
     model = Raised(sized(linear(8, 16), nn.ReLU, linear(16, 3)))
     model.loss = lambda out, y: CROSS_ENTROPY(out, y) + (len(model.losses) >= 100)
     evidence = said(tmp_path, model, classes(200), "update_too_large")
-    now, before, step, lowest, level = numbers(
-        "the learning rate has risen to #; it was at most # until step #, when the loss was lowest (#, now #)",
+    now, step, lowest, level, before = numbers(
+        "the learning rate has risen to #; the highest measured until step #, when the loss was lowest (#, now #), "
+        "was #",
         evidence,
     )
     blocks = [np.median(model.losses[at : at + 8]) for at in range(0, 200, 8)]

@@ -67,8 +67,10 @@ def lowest(losses):
 
 
 def compare(verdict, model, losses):
-    now, before, step = numbers("has risen to #; it was at most # until step #, when", verdict.evidence)
-    best, level = numbers("when the loss was lowest (#, now #)", verdict.evidence)
+    now, step, best, level, before = numbers(
+        "has risen to #; the highest measured until step #, when the loss was lowest (#, now #), was #",
+        verdict.evidence,
+    )
     low, value = lowest(losses)
     seen = next(look for look in looks_of(len(losses)) if look >= low + 7)
     assert (now, before) == (shortened(model.rates[-1]), shortened(max(model.rates[: seen + 1])))

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from health.test_update_rules import TOO_LARGE, moved
-from health.trainings import WEIGHTS, falling, findings, judged, places, risen, stuck, training
+from health.trainings import WEIGHTS, WINDOW, falling, findings, judged, places, risen, stuck, training
 
 from hookboard.health import Stepped
 from hookboard.health.rules.updates import RATE_RISE_FACTOR, STEPS_WITHOUT_FALL
@@ -29,7 +29,8 @@ def found(losses=TURNED, rate=rising, **options):
 def test_a_rate_that_rises_while_the_loss_no_longer_falls_is_a_note():
     (said,) = found()
     assert (said.module, said.severity, said.since) == ("", "note", LOW - 8)
-    assert "risen to 0.002; it was at most 0.001 until step 56" in said.evidence
+    assert "risen to 0.002; the highest measured until step 56, when" in said.evidence
+    assert said.evidence.endswith(", was 0.001")
 
 
 def test_a_rate_that_rises_by_less_than_the_factor_is_well():
@@ -44,11 +45,20 @@ def test_a_loss_that_fell_a_few_steps_ago_is_well():
 
 
 @pytest.mark.usefixtures("at_every_look")
-def test_one_measurement_is_enough_because_the_loss_of_each_step_is_known():
+def test_one_measurement_is_enough_while_the_rate_keeps_rising():
     shown = LOW + STEPS_WITHOUT_FALL
-    high = lambda step: 1e-3 if step < LOW else 3e-3  # noqa: E731
-    (said,) = judged([TOO_LARGE], training(shown, losses=TURNED[:shown], rate=high)).verdicts
+    grown = lambda step: 1e-3 * (1 + max(step - LOW, 0))  # noqa: E731
+    (said,) = judged([TOO_LARGE], training(shown, losses=TURNED[:shown], rate=grown)).verdicts
     assert (said.severity, said.since, said.until) == ("note", LOW - 8, None)
+
+
+@pytest.mark.usefixtures("at_every_look")
+@pytest.mark.parametrize("measured", [WINDOW - 1, WINDOW])
+def test_a_rate_that_rose_once_has_to_last_like_any_other_finding(measured):
+    shown = LOW + STEPS_WITHOUT_FALL + measured - 1
+    high = lambda step: 1e-3 if step < LOW else 3e-3  # noqa: E731
+    said = judged([TOO_LARGE], training(shown, losses=TURNED[:shown], rate=high)).verdicts
+    assert len(said) == (measured == WINDOW)
 
 
 def test_a_restart_that_returns_to_the_earlier_peak_is_well():
@@ -106,7 +116,8 @@ def grouped(rates):
 def test_the_rate_of_several_groups_is_the_median_over_the_weights():
     share = dict(zip(WEIGHTS, (0.1, 0.1, 1.0, 1.0, 1.0, 10.0), strict=True))
     (said,) = grouped(lambda step, name: share[name] * rising(step))
-    assert "to 0.002; it was at most 0.001" in said.evidence
+    assert "risen to 0.002; " in said.evidence
+    assert said.evidence.endswith(", was 0.001")
 
 
 def test_a_group_that_rises_alone_beside_larger_ones_is_well():

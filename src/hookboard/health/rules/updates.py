@@ -1,6 +1,7 @@
 """`update_too_large` and `update_too_small`: how far a step moves the weights, relative to their size."""
 
 import math
+import operator
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -101,11 +102,20 @@ def _risen(run: Run) -> Iterator[Finding]:
     since = losses.after(low.step + BLOCK_STEPS - 1)
     if now > RATE_RISE_FACTOR * before and len(since) >= STEPS_WITHOUT_FALL and losses.level() > losses.best:
         evidence = (
-            f"the learning rate has risen to {now:.2g}; it was at most {before:.2g} until step {low.step}, when the "
-            f"loss was lowest ({losses.best:.3g}, now {losses.level():.3g})"
+            f"the learning rate has risen to {now:.2g}; the highest measured until step {low.step}, when the loss was "
+            f"lowest ({losses.best:.3g}, now {losses.level():.3g}), was {before:.2g}"
         )
         advice = "end the warm-up, or lower the peak of the learning rate"
-        yield Finding("", evidence, advice, "note", now / before, low.step, is_lasting=True)
+        yield Finding("", evidence, advice, "note", now / before, low.step, is_lasting=_keeps_rising(run))
+
+
+def _keeps_rising(run: Run) -> bool:
+    """Return True if the learning rate rose from each of the last measurements to the next, over one window.
+
+    A rate that rose once and stays, as at a restart, may have to be waited for: the loss often falls again.
+    """
+    rates = [median_of([stepped.rate for stepped in look.stepped.values()]) for look in run.looks][-run.window :]
+    return len(rates) == run.window and all(map(operator.lt, rates, rates[1:]))
 
 
 def _too_large(run: Run) -> Iterator[Finding]:
