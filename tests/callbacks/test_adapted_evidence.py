@@ -106,7 +106,7 @@ def test_that_both_factors_are_0_is_one_alarm(train, tmp_path):
 def test_adapters_that_are_never_called_are_one_alarm(train, tmp_path):
     alarms = [one for one in train(tmp_path, Adapted(is_on=False), 3e-3).verdicts if one.severity == "alarm"]
     assert [one.rule for one in alarms] == ["no_gradient"]
-    assert "the same is true of 3 layers, down.1 to up.1" in alarms[0].evidence.replace("net.", "")
+    assert "the same is true of 3 layers (down.1 to up.1)" in alarms[0].evidence.replace("net.", "")
 
 
 @both

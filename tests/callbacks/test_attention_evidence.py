@@ -27,10 +27,7 @@ def shortened(number, digits):
 def test_the_largest_logit_and_the_entropy_then_and_now(monkeypatch):
     evidence, heads = said_of(monkeypatch, language_model(), 0.3, "net.1.attention")
     before, now, head, entropy_before, entropy = numbers(
-        (
-            "largest attention logit rose from # at the first measurement to #, in head #, whose entropy fell "
-            "from # to #"
-        ),
+        ("largest attention logit rose from # at the first measurement to # in head #, whose entropy fell from # to #"),
         evidence,
     )
     head = int(head)
@@ -47,7 +44,7 @@ def test_heads_that_all_look_at_one_key_from_the_start(monkeypatch):
     net[1].attention.qkv.weight.data[:32] *= 100
     evidence, heads = said_of(monkeypatch, net, 1e-6, "net.1.attention")
     count, entropy, largest = numbers(
-        "each of the # heads of its attention attends to a single key: its entropy is at most #, with logits up to #",
+        "each of its # heads attends to a single key: the entropy of its attention is at most #, with logits up to #",
         evidence,
     )
     assert count == 2

@@ -36,7 +36,7 @@ def test_a_statistic_that_raises_switches_its_site_off(tmp_path):
     [
         (ActivationLogger(statistics=Statistic("mine", fails_on_odd_widths)), "output of 'net.2' is switched off"),
         (GradientLogger(statistics=Statistic("mine", fails_on_odd_widths)), "grad_output of 'net.2' is switched off"),
-        (HealthMonitor(rules=Rule("odd", lambda run: [1 / 0])), "the rule 'odd' of HealthMonitor is switched off"),
+        (HealthMonitor(rules=Rule("odd", lambda run: [1 / 0])), "HealthMonitor's rule 'odd' is switched off"),
     ],
     ids=["in a forward hook", "in a gradient hook", "in a job"],
 )

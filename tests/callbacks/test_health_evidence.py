@@ -24,9 +24,9 @@ def test_as_many_units_are_said_to_be_dead_as_gave_only_0(tmp_path):
     model = Recorded(net, CROSS_ENTROPY)
     bias = net[0].bias.detach().double().mean().item()
     verdict = verdict_of(tmp_path, model, classes(), "dead_units")
-    dead, units = numbers("# of # units of net.1 (ReLU) were 0", verdict.evidence)
+    dead, units = numbers("# of # units of net.1 (ReLU) have been 0", verdict.evidence)
     assert (dead, units) == ((model.outputs["net.1"] == 0).all(0).sum(), 16)
-    assert numbers("biases of this layer with 0: their mean is #", verdict.advice) == [shortened(bias, 3)]
+    assert numbers("biases of this layer to 0, because their mean is #", verdict.advice) == [shortened(bias, 3)]
 
 
 def test_how_far_the_step_moved_the_weights_of_units_that_died_of_it(tmp_path):
@@ -34,7 +34,7 @@ def test_how_far_the_step_moved_the_weights_of_units_that_died_of_it(tmp_path):
     model = Course(net, rate=1e-2)
     model.loss = lambda out, y: CROSS_ENTROPY(out, y) + (1000 * net[0].bias.sum() if len(model.losses) == 29 else 0)
     (share,) = numbers(
-        "one step changed these weights by #%.", verdict_of(tmp_path, model, classes(), "dead_units").advice
+        "a single step had changed these weights by #%.", verdict_of(tmp_path, model, classes(), "dead_units").advice
     )
     assert share == round(100 * ratio(model, 29, 0))
 
@@ -75,7 +75,7 @@ def test_how_far_a_step_moves_the_weights_that_moves_them_too_little(tmp_path):
     verdict = verdict_of(tmp_path, model, classes(), "update_too_small")
     evidence = verdict.evidence
     (moved,) = numbers("the update-to-weight ratio is #", evidence)
-    assert numbers("usual), at a learning rate of # in Adam", evidence) == [1e-7]
+    assert numbers("usual), at a learning rate of # with Adam", evidence) == [1e-7]
     ratios = [ratio(model, -1, i) for i in (0, 2, 4)]
     assert moved == shortened(np.median(ratios), 1)
     (rate,) = numbers(
@@ -131,7 +131,7 @@ def test_the_factor_by_which_a_layer_scales_its_input(tmp_path):
     model = Recorded(net, CROSS_ENTROPY, rate=1e-6)
     evidence = said(tmp_path, model, data, "activation_scale")
     size, gain, usual = numbers(
-        "RMS of its output is #, # times that of its input (median of the other layers: # times)", evidence
+        "RMS of its output is #, which is # times that of its input (median of the other layers: # times)", evidence
     )
     sizes = [rms(model.outputs[f"net.{i}"]) for i in range(7)]
     gains = [after / before for before, after in pairwise(sizes)]
@@ -166,7 +166,7 @@ def test_the_share_of_updates_that_other_layers_lose(tmp_path):
     net = sized(linear(8, 16), nn.ReLU, linear(16, 16), nn.ReLU, linear(16, 3)).to(torch.bfloat16)
     model = Grouped(net, lambda out, y: CROSS_ENTROPY(out.float(), y))
     data = [(x.to(torch.bfloat16), y) for x, y in classes()]
-    (others,) = numbers("are lost to rounding; other layers: #%", said(tmp_path, model, data, "precision"))
+    (others,) = numbers("are lost to rounding (in other layers, #%)", said(tmp_path, model, data, "precision"))
 
     def lost(key):
         return np.mean((model.after[key] == model.before[key])[model.grads[key] != 0])
@@ -180,7 +180,8 @@ def test_the_deviation_of_batch_norms_that_use_other_statistics(tmp_path):
     net[1].running_var.fill_(100.0)
     model.on_train_batch_start = lambda *args: net[1].eval()
     low, high = numbers(
-        "a standard deviation of # to # times their gain", said(tmp_path, model, classes(), "activation_scale")
+        "the standard deviation of the channels is # to # times their gain",
+        said(tmp_path, model, classes(), "activation_scale"),
     )
     outputs = model.outputs["net.1"]
     share = math.sqrt(outputs.var(0).mean()) / rms(model.before["net.1.weight"])
@@ -218,8 +219,8 @@ def test_how_many_values_are_nan_and_the_range_of_the_input(nonfinite):
         assert (count, values) == ((exact < 0).sum(), exact.size)
         return
     count, values, low, high, step = numbers(
-        "NaN in # of # values of its output (forward); the output of the layer before it, '0', was finite, from # to "
-        "#, at step #",
+        "NaN appeared in # of # values of its output (forward); the output of the layer before it, '0', was finite "
+        "(from # to #), at step #",
         verdict.evidence,
     )
     exact = (nn.functional.linear(10 * x.double(), *map(torch.Tensor.double, before))).numpy()

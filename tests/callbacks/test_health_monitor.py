@@ -149,7 +149,7 @@ def test_a_nan_ends_the_fit_in_its_own_step_between_two_looks(stop_on, lines):
 
 def test_a_rule_that_raises_is_switched_off_and_the_others_go_on():
     monitor = HealthMonitor(rules=[Rule("broken", lambda run: 1 / 0), ALWAYS], window=1)
-    with pytest.warns(HookboardWarning, match="the rule 'broken' of HealthMonitor is switched off") as said:
+    with pytest.warns(HookboardWarning, match="HealthMonitor's rule 'broken' is switched off") as said:
         fit(None, Toy(mlp()), batches(*[4] * 4), monitor)
     assert len([warning for warning in said if warning.category is HookboardWarning]) == 1
     assert [verdict.rule for verdict in monitor.verdicts] == ["always"]
@@ -187,7 +187,7 @@ def test_rules_are_selected_and_excluded_by_names_and_patterns_as_modules_are(ru
         ({"rules": "math.pi"}, "rule 'math.pi' is a float, not a hookboard.Rule"),
         ({"rules": [ALWAYS, ALWAYS]}, "'always' is the name of two rules"),
         ({"rules": ALWAYS, "stop_on": "alwais"}, "did you mean 'always'"),
-        ({"rules": []}, r"rules=\[\]: pass the name of a rule.*leave it out for all"),
+        ({"rules": []}, r"rules=\[\]: pass the name of a rule.*leave it out to use all rules"),
         ({"rules": "!dead_unit"}, "unknown rule 'dead_unit'; did you mean 'dead_units'"),
         ({"rules": ["nonfinite", "!no_such"]}, "unknown rule 'no_such'"),
         ({"rules": "updates_*"}, r"unknown rule 'updates_\*'; did you mean 'not_updated'"),

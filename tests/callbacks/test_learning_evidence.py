@@ -261,7 +261,7 @@ def test_a_classifier_that_ends_worse_than_it_began(tmp_path):
     model = Course(net, CROSS_ENTROPY, rate=1e-2, optimizer=torch.optim.Adam)
     evidence = said(tmp_path, model, data, "not_learning")
     steps, end, first, chance = numbers(
-        "training ended after # steps with a loss of #, up from # at the first step: the model got worse "
+        "training ended after # steps with a loss of #, up from # at the first step, so the model got worse "
         "(chance level: #)",
         evidence,
     )

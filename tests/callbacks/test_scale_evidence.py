@@ -18,7 +18,7 @@ def test_the_column_that_is_far_out_and_what_is_usual(tmp_path):
     model = Recorded(sized(linear(8, 3)), CROSS_ENTROPY, rate=1e-9)
     evidence = said(tmp_path, model, data, "input_scale")
     column, size, usual, far, columns = numbers(
-        "column # of the input has an RMS of #, while a typical column has # (# of # columns are this extreme)",
+        "column # of the input has an RMS of #, while a typical column has # (# of # columns is this extreme)",
         evidence,
     )
     sizes = np.sqrt((model.batch**2).mean(0))
@@ -101,7 +101,7 @@ def test_the_share_that_a_dropout_drops_and_the_factor_of_the_rest(tmp_path):
     net = sized(linear(8, 256), lambda: nn.Dropout(0.97), linear(256, 3))
     model = Recorded(net, CROSS_ENTROPY, rate=1e-9)
     evidence = said(tmp_path, model, classes(), "activation_scale")
-    dropped, factor = numbers("it drops #% of its input, and scales the rest by #", evidence)
+    dropped, factor = numbers("it drops #% of its input and scales the rest by #", evidence)
     share = np.mean(model.outputs["net.1"] == 0)
     assert dropped == round(100 * share)
     assert factor == shortened(1 / (1 - share))
@@ -111,7 +111,8 @@ def test_the_gradient_of_a_softmax_before_a_softmax(tmp_path):
     net = sized(linear(8, 3), lambda: nn.Softmax(1))
     model = Recorded(net, CROSS_ENTROPY, rate=1e-9)
     mean, size = numbers(
-        "(its mean is #, its RMS #): the loss applies a second softmax", said(tmp_path, model, classes(), "saturated")
+        "(its mean is #, its RMS #), so the loss applies a second softmax",
+        said(tmp_path, model, classes(), "saturated"),
     )
     gradient = model.gradients["net.1"]
     assert mean == pytest.approx(0, abs=1e-8)
@@ -142,7 +143,7 @@ def test_the_first_loss_of_outputs_that_are_too_large_and_that_of_chance(tmp_pat
 def test_how_large_the_outputs_of_a_layer_were_that_has_grown_out_of_line(tmp_path):
     model = drifting(*[linear(16, 16)] * 6, linear(16, 3), times=(3, 1.05))
     evidence = said(tmp_path, model, classes(width=16), "activation_scale")
-    (size,) = numbers("times), from # at the first measurement", evidence)
+    (size,) = numbers("; this layer's RMS was # at the first measurement", evidence)
     assert size == shortened(rms(model.course[0]["net.3"]))
 
 
@@ -184,7 +185,7 @@ def test_the_norm_of_recurrent_weights(tmp_path):
     net[0].weight_hh_l0.data *= 20
     model = OfRecurrent(net, CROSS_ENTROPY, rate=1e-9)
     evidence = said(tmp_path, model, series(), "activation_scale")
-    (norm,) = numbers("of a unit have an L2 norm of # (0.6 to 1 is usual): its feedback grows", evidence)
+    (norm,) = numbers("of a unit have an L2 norm of # (0.6 to 1 is usual), so its feedback grows", evidence)
     assert norm == shortened(np.sqrt((model.after["net.0.weight_hh_l0"] ** 2).sum(1).mean()))
 
 
@@ -194,7 +195,7 @@ def test_the_rms_of_gates_at_the_ends_of_their_range(tmp_path):
         p.data.fill_(20.0 if "bias" in name else 0.0)
     model = OfRecurrent(net, CROSS_ENTROPY, rate=1e-9)
     data = [(x.repeat(1, 8, 1), y) for x, y in series()]
-    (size,) = numbers("of their range: their RMS is #", said(tmp_path, model, data, "saturated"))
+    (size,) = numbers("of their range, with an RMS of #", said(tmp_path, model, data, "saturated"))
     assert size == shortened(rms(model.outputs["net.0"]))
 
 
@@ -236,7 +237,7 @@ def test_where_gains_and_biases_of_batch_norms_fell(tmp_path):
     model = Course(net, CROSS_ENTROPY, rate=0.05, optimizer=lambda p, lr: torch.optim.SGD(p, lr, weight_decay=0.8))
     net[1].bias.data.fill_(0.5)
     evidence = said(tmp_path, model, classes(), "activation_scale")
-    left, steps, now = numbers("fell to # of their initial RMS in # steps (now #): their outputs", evidence)
+    left, steps, now = numbers("fell to # of their initial RMS in # steps (now #), so the layers' outputs", evidence)
     sizes = [rms(of_layer(model.ended[step], 1)) for step in looks_of(STEPS)]
     shares = np.array(sizes) / sizes[0]
     assert (left, now) == (shortened(shares.min()), shortened(shares[-1]))
@@ -265,7 +266,7 @@ def test_where_the_output_of_a_layer_went_and_those_of_others(tmp_path):
     model = drifting(linear(8, 16), nn.Tanh, linear(16, 16), nn.Tanh, linear(16, 3), times=(2, 1.06))
     verdict = verdict_of(tmp_path, model, classes(), "activation_scale")
     before, now, usual = numbers(
-        "changed from # in the first measurements to # (the median layer: # times)", verdict.evidence
+        "changed from # in the first measurements to # (by a factor of # in the median layer)", verdict.evidence
     )
     assert (before, now) == tuple(map(shortened, moved(model, verdict.module)))
     # Of three layers, of which the head counts as one that has not grown.
@@ -287,7 +288,7 @@ def test_the_outputs_of_a_recurrent_layer_that_blows_up(tmp_path):
     model = OfRecurrent(net, CROSS_ENTROPY, rate=1e-30)
     evidence = said(tmp_path, model, [(x.repeat(1, 2, 1), y) for x, y in series()], "activation_scale")
     output, given = numbers(
-        "its output has an RMS of # (the layer before it: #), as initialized; its feedback", evidence
+        "its output has an RMS of # (the layer before it: #), as at initialization; its feedback", evidence
     )
     assert output == shortened(rms(model.outputs["net.1"]))
     assert given == shortened(rms(model.given))
@@ -339,7 +340,7 @@ def test_the_share_of_the_input_that_is_not_finite(tmp_path):
     holes = torch.arange(256).reshape(32, 8) % 37 == 5
     data = [(x.masked_fill(holes, torch.nan), y) for x, y in classes()]
     model = Recorded(sized(Finite, linear(8, 3)), CROSS_ENTROPY, rate=1e-3)
-    (share,) = numbers("#% of its values are NaN or infinite", said(tmp_path, model, data, "input_scale"))
+    (share,) = numbers("#% of the values are NaN or infinite", said(tmp_path, model, data, "input_scale"))
     assert share == shortened(100 * (~np.isfinite(model.batch)).mean())
 
 
@@ -360,7 +361,7 @@ def test_the_loss_where_a_layer_gives_inf_that_a_later_one_takes_away(tmp_path):
 def test_a_loss_that_falls_without_end(tmp_path):
     model = Recorded(sized(linear(8, 3)), lambda out, y: out.mean(), rate=50.0)
     evidence = said(tmp_path, model, [(x + 1, y) for x, y in classes(300)], "not_learning")
-    start, lowest = numbers("the loss fell from # to #: it seems to", evidence)
+    start, lowest = numbers("the loss fell from # to # and seems to", evidence)
     assert lowest == pytest.approx(min(model.losses), rel=0.1)
     assert start == shortened(np.median(model.losses[:4]), 3)
 

@@ -90,7 +90,7 @@ def test_the_norms_that_are_clipped_and_what_is_left_of_them(tmp_path):
     model = Course(sized(linear(8, 16), nn.ReLU, linear(16, 3)), CROSS_ENTROPY)
     verdict = verdict_of(tmp_path, model, classes(), "clipping", gradient_clip_val=1e-3)
     limit, least, most, looks, left = numbers(
-        "clipped to a norm of #, while their norm was # to # at the last # measurements: only # of it is left",
+        "clipped to a norm of #, while their norm was # to # at the last # measurements, so only # of it is left",
         verdict.evidence,
     )
     norms = [math.sqrt(sum((g**2).sum() for g in grads.values())) for grads in model.steps]
@@ -133,7 +133,7 @@ def test_what_decay_adds_to_gradients(tmp_path):
     model = Recorded(net, CROSS_ENTROPY, rate=1e-3, optimizer=lambda p, lr: SGD(p, lr, weight_decay=2.0))
     verdict = verdict_of(tmp_path, model, classes(), "weight_decay")
     added, gradients = numbers("weight decay adds # to gradients of # (RMS", verdict.evidence)
-    (most,) = numbers("lower weight_decay to at most #, a tenth of the gradient", verdict.advice)
+    (most,) = numbers("lower weight_decay to at most #, which adds a tenth of the gradient", verdict.advice)
     names = [f"net.{i}.weight" for i in (0, 2, 4)]
     sizes, grads = ([rms(part[name]) for name in names] for part in (model.before, model.grads))
     assert (added, gradients) == (shortened(2 * np.median(sizes)), shortened(np.median(grads)))
@@ -168,7 +168,7 @@ def test_a_rate_of_0_and_the_largest_of_the_others(tmp_path):
     net = sized(linear(8, 16), nn.ReLU, linear(16, 16), nn.ReLU, linear(16, 3))
     model = Grouped(net, CROSS_ENTROPY, rate=0.0123, other=0.0)
     evidence = said(tmp_path, model, classes(), "not_updated")
-    largest, still, layers = numbers("rate is 0, while other rates go up to # (# of # layers)", evidence)
+    largest, still, layers = numbers("rate is 0, while other rates go up to # (in # of # layers)", evidence)
     assert largest == 0.012
     assert (still, layers) == (len(still_in(model)), 3)
 
@@ -178,7 +178,8 @@ def test_a_rate_whose_updates_are_lost_in_rounding(tmp_path):
     model = Grouped(net, CROSS_ENTROPY, rate=0.01, other=1.25e-12)
     evidence = said(tmp_path, model, classes(), "not_updated")
     rate, still, layers = numbers(
-        "at a learning rate of # its updates are lost to rounding to float32, or clipped away (# of # layers)", evidence
+        "at a learning rate of # the updates are lost to rounding to float32 or clipped away (in # of # layers)",
+        evidence,
     )
     assert rate == shortened(1.25e-12)
     assert (still, layers) == (len(still_in(model)), 3)

@@ -123,7 +123,7 @@ def test_a_layer_of_exactly_as_many_channels_as_have_a_row_names_no_sample():
     kill(net[0], some_of(4096))
     model = Keeps(net, net[1])
     (verdict,) = verdicts_of(model)
-    assert verdict.evidence.startswith(f"{int(model.dead(1).sum())} of 4096 units of net.1 (ReLU) were 0")
+    assert verdict.evidence.startswith(f"{int(model.dead(1).sum())} of 4096 units of net.1 (ReLU) have been 0")
 
 
 def test_units_before_a_function_are_those_of_which_output_and_weight_are_both_looked_at():

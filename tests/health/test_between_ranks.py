@@ -21,23 +21,26 @@ def test_nothing_is_said_where_ranks_agree():
 def test_one_look_is_enough_for_an_alarm():
     (verdict,) = said(Apart("net.0.weight", [([0, 2], 5.912), ([1], 20.31)]))
     assert (verdict.severity, verdict.module, verdict.since) == ("alarm", "net.0", 7)
-    assert verdict.evidence == "net.0.weight differs between ranks: its RMS is 5.91 on ranks 0 and 2, 20.3 on rank 1"
+    assert (
+        verdict.evidence
+        == "net.0.weight differs between ranks; the weight's RMS is 5.91 on ranks 0 and 2, 20.3 on rank 1"
+    )
 
 
 def test_an_rms_has_as_many_digits_as_tell_ranks_apart():
     (verdict,) = said(Apart("w", [([0], 1.0), ([1], 1.00001)]))
-    assert verdict.evidence.endswith("its RMS is 1 on rank 0, 1.00001 on rank 1")
+    assert verdict.evidence.endswith("the weight's RMS is 1 on rank 0, 1.00001 on rank 1")
 
 
 def test_of_many_ranks_and_weights_the_number_is_said():
     apart = Apart("w", [([*range(9)], 1.0), ([9], 2.0)])
     (verdict,) = said(apart, apart, apart)
-    assert verdict.evidence.endswith("its RMS is 1 on 9 ranks, 2 on rank 9; 2 other weights differ too")
+    assert verdict.evidence.endswith("the weight's RMS is 1 on 9 ranks, 2 on rank 9; 2 other weights differ too")
 
 
 def test_one_other_weight_is_named():
     (verdict,) = said(Apart("w", [([0], 1.0), ([1], 2.0)]), Apart("b", [([0], 1.0), ([1], 2.0)]))
-    assert verdict.evidence.endswith("its RMS is 1 on rank 0, 2 on rank 1; b differs too")
+    assert verdict.evidence.endswith("the weight's RMS is 1 on rank 0, 2 on rank 1; b differs too")
 
 
 @pytest.mark.parametrize(("same", "advice"), [(True, "broadcast the weights"), (False, "average the gradients")])

@@ -32,7 +32,7 @@ def test_an_input_far_from_1_is_worth_a_note(deviation, fires):
 def test_it_is_an_alarm_where_the_loss_shows_harm():
     (finding,) = judged([row(100, 127, 74, low=0, high=255)] * 3, harmed)
     assert (finding.module, finding.severity) == ("", "alarm")
-    assert finding.evidence.startswith("tensor 0 of the batch: the input ranges from 0 to 255, with an RMS of 147")
+    assert finding.evidence.startswith("in tensor 0 of the batch, the input ranges from 0 to 255, with an RMS of 147")
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_a_border_that_is_at_the_least_number_of_scaled_pixels_is_healthy():
 def test_a_column_that_never_changes_is_worth_a_note_and_no_more():
     (finding,) = judged([*standard(6), row(100, -0.42, 0.0)], harmed)
     assert finding.severity == "note"
-    assert "1 of 7 columns of the input never change: column 6 is always -0.42" in finding.evidence
+    assert "1 of 7 columns of the input never changes: column 6 is always -0.42" in finding.evidence
 
 
 def entrance(rms, gives, level, kind="linear", spread=1.0):
@@ -120,7 +120,7 @@ def test_a_target_is_not_taken_for_what_goes_into_the_model(index, fires):
 def test_nan_among_the_targets_is_named_all_the_same():
     given = dataclasses.replace(batch([row(90, nonfinite=10)] * 3), site=Site("", "input", "1"))
     (finding,) = findings(INPUT_SCALE, run_of([linear("fc")], lambda n: [given], losses=harmed))
-    assert finding.evidence.startswith("tensor 1 of the batch: 10% of its values are NaN or infinite")
+    assert finding.evidence.startswith("in tensor 1 of the batch, 10% of the values are NaN or infinite")
 
 
 def constant(value, count, **others):
@@ -131,7 +131,7 @@ def constant(value, count, **others):
 def test_an_input_whose_values_are_all_equal_is_an_alarm_whatever_the_loss_does(value):
     (finding,) = judged(constant(value, EQUAL_VALUES_MIN))
     assert (finding.module, finding.severity) == ("", "alarm")
-    assert finding.evidence.startswith(f"tensor 0 of the batch: all 64 values of the input are {value:.3g}")
+    assert finding.evidence.startswith(f"in tensor 0 of the batch, all 64 values of the input are {value:.3g}")
 
 
 def test_a_number_for_each_sample_may_be_a_constant():

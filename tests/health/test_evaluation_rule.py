@@ -80,7 +80,7 @@ def test_a_gap_is_an_alarm_only_where_a_layer_may_do_other_things_in_validation(
     layers = LAYERS | {name: replace(LAYERS[name], **fields) for name, fields in changed.items()}
     (verdict,) = judged(EVERYWHERE, EVERYWHERE, layers=layers)
     assert (verdict.severity, verdict.module) == (severity, "fc1")
-    assert ("weights change fast, or the data differ" in verdict.evidence) is (severity == "note")
+    assert ("weights change fast or the data differ" in verdict.evidence) is (severity == "note")
 
 
 def test_one_evaluation_is_a_note():
@@ -209,14 +209,16 @@ def test_where_nothing_is_known_of_norms_a_gap_is_not_explained():
 def test_a_gap_that_begins_where_the_data_come_in_is_that_of_the_data(times, severity):
     (finding,) = compared({}, {}, sizes=(times * OTHER_DATA_GAP, *[3 * OTHER_DATA_GAP] * 4))
     assert (finding.module, finding.severity) == ("fc0", severity)
-    assert finding.evidence.endswith("the gap begins at the input: the validation data differs from the training data")
+    assert finding.evidence.endswith(
+        "the gap begins at the input, so the validation data differs from the training data"
+    )
 
 
 def test_where_a_model_blew_up_a_gap_at_the_first_weights_may_be_theirs(monkeypatch):
     monkeypatch.setattr(Run, "has_blown_up", True)
     (finding,) = compared({}, {}, sizes=(3 * OTHER_DATA_GAP,) * 5)
     assert finding.evidence.endswith(
-        "validation data differs from the training data, or its weights have changed since"
+        "validation data differs from the training data, or the layer's weights have changed since"
     )
 
 

@@ -139,7 +139,7 @@ def with_activations(*types):
         ),
         (
             ["Sigmoid", "ReLU", "Tanh", "Tanh"],
-            "Use ReLU or GELU in place of Sigmoid and Tanh with He initialization (nn.init.kaiming_uniform_), and "
+            "Use ReLU or GELU in place of Sigmoid and Tanh, use He initialization (nn.init.kaiming_uniform_), and "
             "add normalization or residual connections.",
         ),
         ([], "Add normalization or residual connections, and use an initialization that suits the activation."),

@@ -112,7 +112,7 @@ def test_a_rule_that_raises_is_switched_off_with_one_warning():
         asked.append(run.now.step)
         raise ZeroDivisionError("odd")
 
-    with pytest.warns(HookboardWarning, match="the rule 'broken' of HealthMonitor is switched off") as warned:
+    with pytest.warns(HookboardWarning, match="HealthMonitor's rule 'broken' is switched off") as warned:
         judge = judged(Rule("broken", judge), at(3, 4, 5))
     assert len(warned) == 1
     assert asked == [0]
@@ -122,14 +122,14 @@ def test_a_rule_that_raises_is_switched_off_with_one_warning():
 @pytest.mark.parametrize(
     ("judge", "cause"),
     [
-        (lambda run: ["a string"], "TypeError: it yielded 'a string', a str; yield hookboard.Finding objects"),
-        (lambda run: None, "TypeError: it returned None; it must yield or return"),
+        (lambda run: ["a string"], "TypeError: the rule yielded 'a string', which is a str, not a hookboard.Finding"),
+        (lambda run: None, "TypeError: the rule returned None instead of an iterable"),
         (lambda run: [Finding("fc0", "odd", "look", "alert")], "ValueError: unknown severity 'alert'"),
         (lambda run: run.recent("nope"), "ValueError: unknown quantity 'nope'.*activation_rms, .*test_judge.py, line"),
     ],
 )
 def test_a_rule_that_gives_a_wrong_thing_is_named_with_the_cause(judge, cause):
-    with pytest.warns(HookboardWarning, match=f"the rule 'wrong' of HealthMonitor is switched off .*{cause}"):
+    with pytest.warns(HookboardWarning, match=f"HealthMonitor's rule 'wrong' is switched off .*{cause}"):
         run = judged(Rule("wrong", judge), at(3, 4, 5), steps=6)
     assert spans(run) == [("note", 3, None)]
 
@@ -387,7 +387,7 @@ def test_an_effect_names_the_cause_that_is_not_certain_yet_and_an_alarm_what_to_
     cut = at(*range(5, 20), name="no_gradient", severity=severity)
     dead = at(*range(6, 20), name="dead_units", severity="alarm")
     (verdict,) = judged(cut, dead, steps=8).verdicts
-    assert "(dead_units in fc0, which is not confirmed yet, may be the cause: " in verdict.evidence
+    assert "(dead_units in fc0 may be the cause, but is not confirmed yet; " in verdict.evidence
     assert verdict.advice == advice
 
 
@@ -508,7 +508,7 @@ def test_a_rule_that_raises_at_an_evaluation_is_switched_off():
         return []
 
     run = judged(Rule("both", judge, of="evaluation"))
-    with pytest.warns(HookboardWarning, match="the rule 'both' of HealthMonitor is switched off"):
+    with pytest.warns(HookboardWarning, match="HealthMonitor's rule 'both' is switched off"):
         run.see_evaluation(Look(20, 0, {}))
     run.see_evaluation(Look(20, 0, {}))
 
@@ -574,5 +574,5 @@ def test_a_note_that_was_an_alarm_says_so():
     assert {verdict.evidence for verdict in said[: first + 1]} == {"odd"}
     assert (said[-1].severity, said[-1].evidence) == (
         "note",
-        "odd (it was an alarm, but the loss is back well below its initial value, at 0.1)",
+        "odd (previously an alarm, but the loss is back well below its initial value, at 0.1)",
     )

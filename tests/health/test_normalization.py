@@ -68,7 +68,7 @@ def test_of_two_dropouts_that_drop_nearly_all_the_loss_need_not_show_harm(losses
     assert [(s.module, s.severity) for s in found(99.1)] == [("drop0", severity)]
     (finding,) = found(99.3)
     assert (finding.module, finding.severity) == ("drop0", "alarm")
-    assert finding.evidence.endswith("The same is true of 1 other dropout.")
+    assert finding.evidence.endswith("The same is true of 1 other dropout layer.")
 
 
 def norms(count):

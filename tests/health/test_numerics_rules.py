@@ -82,7 +82,7 @@ def test_a_nan_of_the_optimizer_is_named_with_its_pass():
     change = {("fc1.weight", "parameter"): bad("fc1.weight", "parameter", nan=1)}
     verdict = verdict_of(change, [*falling(7), *[math.nan] * 5])
     assert verdict.module == "fc1"
-    assert "(optimizer)" in verdict.evidence
+    assert "after the optimizer step" in verdict.evidence
 
 
 def test_between_two_looks_the_loss_tells_the_step():

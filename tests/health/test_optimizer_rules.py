@@ -151,13 +151,13 @@ FOUND = {
         NO_GRADIENT,
         always(cut_behind("fc1")),
         ("fc1", "alarm"),
-        "2 layers, fc0 to fc1",
+        "2 layers (fc0 to fc1)",
     ),
     "zeros where they come first": (
         NO_GRADIENT,
         always(cut_behind("fc1", zeros)),
         ("fc1", "alarm"),
-        "2 layers, fc0 to fc1",
+        "2 layers (fc0 to fc1)",
     ),
     "a cut behind an activation": (NO_GRADIENT, always(cut_behind("act1")), ("act1", "alarm"), ""),
     "a chain that a layer in no optimizer does not part": (
@@ -211,7 +211,7 @@ FOUND = {
         NOT_UPDATED,
         always(still(*WEIGHTS[:4])),
         ("fc0", "alarm"),
-        "the weights of 2 layers, fc0 to fc1 get a gradient but do not change: at a learning rate",
+        "the weights of 2 layers (fc0 to fc1) get a gradient but do not change: at a learning rate",
     ),
     "all layers": (NOT_UPDATED, always(still(*WEIGHTS)), ("", "alarm"), ""),
 }

@@ -343,10 +343,12 @@ def test_a_loss_that_is_lost_is_said_first(last, end):
 
 
 def test_what_is_over_is_not_said_to_last():
-    evidence = "9 of 32 units were 0 at every measurement since step 24, 2 since step 241."
+    evidence = "9 of 32 units have been 0 at every measurement since step 24 (2 since step 241)."
     past = Verdict("note", "dead_units", "net.1", 24, 444, evidence, "Lower the rate.")
     said = table_of(trained(5).run, [past]).text
-    assert "at every measurement from step 24 to 444, 2 from step 241 to 444." in said.replace("<br>", " ")
+    assert "units were 0 at every measurement from step 24 to 444 (2 from step 241 to 444)." in said.replace(
+        "<br>", " "
+    )
     assert "since step 24" not in said
 
 

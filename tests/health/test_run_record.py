@@ -160,7 +160,7 @@ def test_a_fault_is_said_once_and_the_page_is_written(monkeypatch):
     monkeypatch.setattr("hookboard.base.records.HealthRecord.strings", broken)
     judge, page = judge_of(), Page(1)
     see(judge, 0)
-    with pytest.warns(UserWarning, match="record of the run's health .* is switched off.*no record today"):
+    with pytest.warns(UserWarning, match="the health record .* is switched off.*no record today"):
         first = page.entry(judge.run, ())
     see(judge, 1)
     second = page.entry(judge.run, ())

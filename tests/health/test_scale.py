@@ -29,7 +29,7 @@ def scaled(decades, then=None, first_weights=None):
 def test_a_layer_that_scales_what_goes_in_by_another_factor_than_its_peers_is_out_of_line(up, fires):
     found = findings(ACTIVATION_SCALE, run_of(CHAIN, scaled([0, 0, 0, 0, up, up, up, up])))
     assert [finding.module for finding in found] == (["fc4"] if fires else [])
-    assert all("as initialized" in finding.evidence for finding in found)
+    assert all("as at initialization" in finding.evidence for finding in found)
 
 
 def test_a_layer_whose_peers_have_left_their_scale_is_not_out_of_line():

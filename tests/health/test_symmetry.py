@@ -74,7 +74,7 @@ def test_a_layer_that_began_with_one_value_is_an_alarm_whatever_the_loss_does(ki
     (finding,) = constant_at_first(0.03, losses, kind=kind)
     assert finding.severity == "alarm"
     assert finding.evidence.startswith(
-        "all elements of fc0.weight were 0.03 at the start: its units start out identical"
+        "all elements of fc0.weight were 0.03 at the start, so its units began identical"
     )
 
 

@@ -57,7 +57,7 @@ def test_a_layer_whose_units_are_all_dead_is_an_alarm_at_the_layer_whose_weights
     (finding,) = findings(DEAD_UNITS, run_of(CHAIN, lambda n: chain(nothing(UNITS))))
     assert (finding.module, finding.severity, finding.since) == ("fc1", "alarm", 0)
     assert finding.evidence == (
-        "8 of 8 units of act1 (ReLU) were 0 at every measurement since step 0; no similar layer has dead units."
+        "8 of 8 units of act1 (ReLU) have been 0 at every measurement since step 0; no similar layer has dead units."
     )
 
 
@@ -111,7 +111,7 @@ def test_of_units_that_died_one_after_the_other_the_evidence_names_the_steps_at_
     finding = dying_in_turn(0, 0, 2, 4, 6)
     assert finding.since == 20
     assert (
-        "act1 (ReLU) were 0 at every measurement since step 60, 3 of them by step 20, 2 since step 0;"
+        "act1 (ReLU) have been 0 at every measurement since step 60 (3 of them by step 20, 2 since step 0);"
         in finding.evidence
     )
 
@@ -130,7 +130,8 @@ def test_the_rate_is_to_blame_for_dead_units_where_a_step_until_then_was_large()
     run = run_of(CHAIN, lambda n: [*chain(partly_dead(1) if n < 4 else nothing(UNITS)), *steps], count=8)
     (finding,) = findings(DEAD_UNITS, run)
     assert (
-        finding.advice == "Lower the learning rate or warm it up: up to step 40, one step changed these weights by 5%."
+        finding.advice
+        == "Lower the learning rate or warm it up: by step 40, a single step had changed these weights by 5%."
     )
 
 
@@ -139,7 +140,7 @@ def test_a_dropout_is_no_other_layer_of_the_kind_of_a_rectifier():
     given = ("fc1", noise(UNITS)), ("act1", partly_dead(4)), ("drop", partly_dead(4)), ("head", noise(3))
     readings = [*(outputs(*each) for each in given), *weights("fc1"), *weights("head", 3, seed=6)]
     (finding,) = findings(DEAD_UNITS, run_of(alone, lambda n: readings))
-    assert finding.evidence == "4 of 8 units of act1 (ReLU) were 0 at every measurement since step 0."
+    assert finding.evidence == "4 of 8 units of act1 (ReLU) have been 0 at every measurement since step 0."
 
 
 @pytest.mark.parametrize(("dead", "enough"), [(UNITS - 1, 16), (UNITS, 4)], ids=["of some units", "of all units"])
@@ -256,7 +257,7 @@ def test_of_a_large_weight_the_units_that_are_measured_count():
         ]
 
     (finding,) = findings(DEAD_UNITS, run_of(layers, seen))
-    assert finding.evidence.startswith("8 of 8 sampled units (of 32) were never above 0")
+    assert finding.evidence.startswith("8 of 8 sampled units (of 32) have never been above 0")
 
 
 def test_a_dropout_of_everything_is_dead():
@@ -370,4 +371,4 @@ def test_a_bias_that_kills_units_is_said_as_a_number(kind):
     biases = [reading(name, "parameter_before", [row(UNITS, -8.0 if "bias" in name else 1.0, 0.01)]) for name in names]
     layers = [*CHAIN[:2], layer, *CHAIN[3:]]
     (finding,) = findings(DEAD_UNITS, run_of(layers, lambda n: [*chain(nothing(UNITS), fc1=negative(UNITS)), *biases]))
-    assert finding.advice == "Initialize the biases of this layer with 0: their mean is -8."
+    assert finding.advice == "Initialize the biases of this layer to 0, because their mean is -8."

@@ -136,7 +136,7 @@ def test_units_that_began_as_one_are_over_once_they_have_parted(share, until):
         judge.see(look)
     (verdict,) = judge.verdicts
     assert (verdict.severity, verdict.since, verdict.until) == ("alarm", 0, until)
-    assert f"they differ by {100 * share:.2g}% of" in verdict.evidence
+    assert f"they now differ by {100 * share:.2g}% of" in verdict.evidence
 
 
 def test_a_gap_in_validation_has_the_numbers_of_the_latest_evaluation():
@@ -186,7 +186,7 @@ def test_a_training_whose_first_step_overwrote_the_weights_says_how_far_steps_mo
     fit(tmp_path, model, batches(*[16] * 60), monitor)
     (verdict,) = monitor.verdicts
     # The loss rose from 0.69 to 5, and has come down to 0.07 since.
-    assert (verdict.severity, "(it was an alarm" in verdict.evidence) == ("note", True)
+    assert (verdict.severity, "(previously an alarm" in verdict.evidence) == ("note", True)
     looks = [0, *range(4, 60, 5)]
     large = [step for step in looks if model.ratios[step] > 0.1]
     assert (verdict.since, verdict.until) == (0, large[-1])

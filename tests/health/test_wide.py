@@ -34,14 +34,16 @@ def test_a_wild_column_is_named_by_its_place_among_all():
     (finding,) = judged([row(100, 0.0, 500.0 if i == 8 else 1.0) for i in range(4096)])
     assert (
         "column 24 of the input has an RMS of 500, while a typical column has 1 (1 of 4,096 sampled columns (of "
-        "12,288) are" in finding.evidence
+        "12,288) is" in finding.evidence
     )
 
 
 def test_a_constant_column_is_named_by_its_place_among_all():
     constant = row(100, 7.0, 0.0)
     (finding,) = judged([constant if i == 5 else row(100, 0.1, 1.0) for i in range(4096)])
-    assert "1 of 4,096 sampled columns (of 12,288) of the input never change: column 15 is always 7" in finding.evidence
+    assert (
+        "1 of 4,096 sampled columns (of 12,288) of the input never changes: column 15 is always 7" in finding.evidence
+    )
 
 
 def test_copies_among_the_units_of_a_large_weight_are_those_of_the_sample():
@@ -73,7 +75,7 @@ def test_pruned_units_of_a_wide_layer_do_not_count():
     half = ROWS // 2
     assert not rectifier(nothing(half) + rectified(half), nothing(half) + noise(half))
     (finding,) = rectifier(nothing(half) + rectified(half), noise(ROWS))
-    assert finding.evidence.startswith("2,048 of 4,096 sampled units (of 16,384) in act (ReLU) were 0")
+    assert finding.evidence.startswith("2,048 of 4,096 sampled units (of 16,384) in act (ReLU) have been 0")
 
 
 def test_the_units_of_a_narrower_layer_with_as_many_rows_are_no_units_of_a_wide_one():

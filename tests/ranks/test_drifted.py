@@ -32,7 +32,7 @@ def test_a_weight_that_changes_on_one_rank_is_an_alarm_with_its_rms(trained):
     (verdict,), rms = trained["a weight changes on one rank"]
     assert (verdict.severity, verdict.module, verdict.since) == ("alarm", "net.head", SPOILED_AFTER + 1)
     found = re.search(
-        "; its gradients are the same on all ranks: its RMS is (.*) on ranks 0 and 2, (.*) on rank 1$",
+        ", but its gradients are the same on all ranks; the weight's RMS is (.*) on ranks 0 and 2, (.*) on rank 1$",
         verdict.evidence,
     )
     wanted = [each["head.weight"] for each in rms[:2]]

@@ -86,7 +86,7 @@ def test_a_router_of_zeros_is_told_by_its_equal_scores(form):
     (found,) = found_in(net, batch())
     scores = net.double().gate(batch().double())
     tied = (scores == scores[:, :1]).all(1).double().mean()
-    assert f"for {tied:.0%} of them, a selected expert is tied with one that is not" in found.evidence
+    assert f"for {tied:.0%} of the tokens, a selected expert is tied with an unselected one" in found.evidence
     assert "random" in found.advice
 
 

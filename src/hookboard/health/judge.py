@@ -274,7 +274,7 @@ class Judge:
                 if self._well >= self.run.window
                 else ""
             )
-            return _and_says(verdict, f"it was an alarm{why}")
+            return _and_says(verdict, f"previously an alarm{why}")
         return verdict
 
     def _waits(self, verdict: Verdict, case: Case) -> Verdict:
@@ -295,7 +295,7 @@ class Judge:
         if cause is None:
             return verdict
         what, seen = f"{cause.rule}{_in(cause)}", cause.evidence.split(";")[0].rstrip(".")
-        hinting = _and_says(verdict, f"{what}, which is not confirmed yet, may be the cause: {seen}")
+        hinting = _and_says(verdict, f"{what} may be the cause, but is not confirmed yet; {seen}")
         if verdict.severity == "note":
             return hinting
         return replace(hinting, severity="note", advice=f"If {what} is confirmed, fix that first.")
@@ -333,18 +333,18 @@ class Judge:
             found = rule.judge(self.run)
             if not isinstance(found, Iterable):
                 raise TypeError(
-                    f"it returned {quoted(found)}; it must yield or return hookboard.Finding objects, or an empty list"
+                    f"the rule returned {quoted(found)} instead of an iterable of hookboard.Finding objects"
                 )
             found = list(found)
             for one in found:
                 if not isinstance(one, Finding):
                     raise TypeError(
-                        f"it yielded {quoted(one)}, a {type(one).__name__}; yield hookboard.Finding objects"
+                        f"the rule yielded {quoted(one)}, which is a {type(one).__name__}, not a hookboard.Finding"
                     )
             return found
         except Exception as error:  # the rule may be the user's; the others are still asked
             self._rules = [other for other in self._rules if other is not rule]
-            warn_switched_off(f"the rule {rule.name!r} of HealthMonitor", error)
+            warn_switched_off(f"HealthMonitor's rule {rule.name!r}", error)
             return []
 
     def _of_event(self, rule: str, finding: Finding, step: int) -> Key | None:

@@ -377,7 +377,7 @@ class RunRecord:
             return {HEALTH: _record_of(run, verdicts, self._every_n_steps or 1, shows, is_over).strings()}
         except Exception as error:  # only the tab lacks it; the page is still written
             self._is_off = True
-            warn_switched_off("the record of the run's health for the tab in TensorBoard", error)
+            warn_switched_off("the health record for the TensorBoard tab", error)
             return {}
 
 

@@ -31,8 +31,8 @@ def headline(run: Run, verdicts: Sequence[Verdict]) -> str:
     if run.seen < run.window:
         found = found if verdicts else "Not judged yet"
         return (
-            f"{found}: {_layers(run)} measured only {times}, but most rules need {run.window} measurements. In a short "
-            f"run, lower every_n_steps{unseen}."
+            f"{found}: {_layers(run)} measured only {times}, but most rules need {run.window} measurements{unseen}. In "
+            "a short run, lower every_n_steps."
         )
     lost = "" if run.losses.is_finite else f"; the last loss is {run.losses.recent[-1].value}"
     return f"{found} in {_layers(run)}, measured {times} from step {_ends(run)}{lost}{unseen}."
@@ -51,7 +51,8 @@ def caveat(run: Run, verdicts: Sequence[Verdict]) -> str:
         return ""
     own = [layer for layer in run.layers if layer.weights]
     trained = sum(any(name in run.peak_rate for name in layer.weights) for layer in own)
-    return f"{trained} of the {len(own)} layers with weights are trained." if trained < len(own) else ""
+    verb = "is" if trained == 1 else "are"
+    return f"{trained} of the {len(own)} layers with weights {verb} trained." if trained < len(own) else ""
 
 
 def closing(run: Run, verdicts: Sequence[Verdict], places: Sequence[str] | None = ()) -> list[str]:
@@ -136,7 +137,9 @@ def left_out(run: Run) -> str:
     for layer in run.unseen:
         causes.setdefault(run.why_unseen(layer), []).append(layer.name)
     among = [layer.name for layer in run.layers]
-    parts = (f"{folded(_parents(names, among), among)}{cause and ': '}{cause}" for cause, names in causes.items())
+    parts = (
+        f"{folded(_parents(names, among), among)}{cause and ', because '}{cause}" for cause, names in causes.items()
+    )
     silent = f" No output was seen from {'; from '.join(parts)}."
     ignored = run.facts.supervised and f" {run.facts.supervised}"
     return ignored + (sampled if wide else "") + (silent if causes else "")

@@ -73,10 +73,11 @@ class Verdict:
     def in_sentences(self) -> "Verdict":
         """Return the verdict with evidence and advice as they are shown: as sentences with a capital and a full stop.
 
-        If it has ended, "since step 10" in the evidence becomes "from step 10 to 90".
+        If it has ended, "have been 0 since step 10" in the evidence becomes "were 0 from step 10 to 90".
         """
         said = self.evidence
         if self.until is not None:  # it was seen while it lasted
+            said = re.sub(r"\bhave (never )?been ([^,;(]*since step)", r"were \1\2", said)
             said = re.sub(r"\bsince step (\d+)", rf"from step \1 to {self.until}", said)
         return replace(self, evidence=sentence(said, self.module), advice=sentence(self.advice, self.module))
 
@@ -128,19 +129,19 @@ class Finding:
         evidence: one sentence with the numbers, and what is usual for this model, or with the line of code.
         advice: one sentence: what to try first.
         severity: `alarm` only for certain harm, or harm that the loss shows; otherwise `note`.
-        size: how bad it is, in any unit: of equal verdicts of one rule the largest comes first.
+        size: how severe it is, in any unit: among otherwise equal verdicts of one rule, the largest comes first.
         since: the optimizer step at which it began. Default: the step at which the rule first saw it.
-        until: the optimizer step at which it was last there, if the rule reports something that has ended, such as the
-            cause of a harm that lasts. Default: it is there now.
+        until: the last optimizer step at which it was seen, if it has ended (such as the cause of lasting harm).
+            Default: it persists.
         batch_idx: the index of the batch, for what happens in a single step.
         is_root: True if it cannot follow from another fault, such as a layer that is in no optimizer. Default: True
             for an alarm about the code of the step, otherwise False.
         is_hard: True if it is an alarm whatever the loss does, as all alarms about the code of the step are. Otherwise
             an alarm that is raised while the loss shows harm becomes a note when the loss is well again.
-        rule: the name of the rule. Default: that of the rule that is asked.
+        rule: the name of the rule. Default: the rule that yields the finding.
         rows: the rows of that batch that are at fault, where they are known.
-        is_lasting: True if the rule itself has seen it last for many steps, as from the losses: then one measurement is
-            enough for a verdict.
+        is_lasting: True if the rule itself has seen it last for many steps (from the losses, for example), so that one
+            measurement is enough for a verdict.
     """
 
     module: str
@@ -161,11 +162,11 @@ class Finding:
         check_text(module=self.module, evidence=self.evidence, advice=self.advice, rule=self.rule)
         check_name("severity", self.severity, get_args(Severity))
         check_number("size", self.size)
-        check_whole("since", self.since, 0, "optimizer steps", "for now")
-        check_whole("until", self.until, 0, "optimizer steps", "while it lasts")
+        check_whole("since", self.since, 0, "optimizer steps", "to use the current step")
+        check_whole("until", self.until, 0, "optimizer steps", "if the problem persists")
         check_whole("batch_idx", self.batch_idx, 0, otherwise="")
         if not isinstance(self.rows, tuple) or not all(type(row) is int and row >= 0 for row in self.rows):
-            raise wrong("rows", self.rows, "the indices of rows, in a tuple")
+            raise wrong("rows", self.rows, "a tuple of row indices")
         is_root = False if self.is_root is None else self.is_root
         check_switches(is_root=is_root, is_hard=self.is_hard, is_lasting=self.is_lasting)
 
@@ -189,25 +190,25 @@ class Finding:
 class Rule:
     """A rule that judges a training run.
 
-    Pass one of your own to `HealthMonitor(rules=...)`, beside the names of built-in ones; in YAML, give the dotted
-    path of the variable that holds it (`my_package.LARGE_BIAS`).
+    Pass your own to `HealthMonitor(rules=...)`, along with the names of built-in rules; in YAML, use the dotted path
+    of the variable that holds it (`my_package.LARGE_BIAS`).
 
     Args:
         name: Its name in verdicts: letters, digits and underscores.
-        judge: A function from a `Run` to the findings of the latest measured step. It is called after each of them, but
-            where every step is measured, after the first ones only once in 3 to 5 steps. If it raises, the rule is
-            switched off with a warning, and training goes on.
+        judge: A function that takes a `Run` and returns the findings of the latest measured step. It is called after
+            each measured step, but if every step is measured, only once in 3 to 5 steps after the first few. If it
+            raises, the rule is switched off with a warning, and training goes on.
         at_once: Whether one finding is enough for a verdict, and the rule is asked at every measured step. Otherwise a
             finding must last for the monitor's `window`.
-        of: What it judges. `look`: each measured step. `evaluation`: each evaluation loop too; the last one of a fit
-            has no measured step after it. `end`: the whole training, once; what it finds is a verdict. `step`: the code
-            of the first training step, which built-in rules are given; what they find is a verdict too. Their `judge`
-            is None where the findings come from what watches the optimizers, or from another rule's.
+        of: What it judges. `look`: each measured step. `evaluation`: also each evaluation loop; the last one of a fit
+            has no measured step after it. `end`: the whole training, once; each finding is a verdict. `step`: the code
+            of the first training step, for built-in rules only; each finding is a verdict too. Their `judge` is None
+            if the findings come from watching the optimizers or from another rule.
         look_at: The tag of the chart or text that shows what the rule sees, for the table of verdicts.
-        gives: Whether its verdicts are alarms, notes or either, for the same page.
+        gives: Whether its verdicts are alarms, notes or either, for the same table.
 
     Raises:
-        ValueError: An argument is invalid, such as a name with other characters, or a `judge` that is no function.
+        ValueError: An argument is invalid, such as a name with other characters, or a `judge` that is not a function.
 
     Examples:
         >>> def judge(run):
@@ -253,8 +254,8 @@ def rules_of(given: "str | Rule | Sequence[str | Rule] | None", built_in: Mappin
     """
     if given is None:
         return list(built_in.values())
-    valid = "the name of a rule, your function in a hookboard.Rule('my_name', function), or several in a list"
-    included, excluded = parted(several("rules", given, (str, Rule), valid, "for all"))
+    valid = "the name of a rule, a hookboard.Rule('my_name', function), or a list of these"
+    included, excluded = parted(several("rules", given, (str, Rule), valid, "to use all rules"))
     patterns = [each for each in included if isinstance(each, str) and is_pattern(each)]
     single = [each for each in included if each not in patterns]
     rules = [rule if isinstance(rule, Rule) else _named(rule, built_in) for rule in single]

@@ -23,9 +23,9 @@ QUANTITIES: dict[str, str] = {
     "gradient_rms": "The RMS of the gradient with respect to the layer's output.",
     "weight_rms": "The RMS of all weights that the layer owns.",
     "weight_gradient_rms": "The RMS of the gradients of all its weights.",
-    "update_ratio": "The L2 norm of the weights' change in the step, over their norm before it (inf if that was 0).",
+    "update_ratio": "The L2 norm of the weights' change in the step relative to their norm before (inf if it was 0).",
     "dead_fraction": "The share of the output's channels (every k-th if there are more than 4096) that are always 0.",
-    "sample_spread": "How much the output varies over samples (or positions): a channel's deviation over the RMS.",
+    "sample_spread": "How much the output varies over samples (or positions), as a channel's deviation over the RMS.",
     "expert_share": "The share of a router's choices that go to its busiest expert.",
 }
 """Every quantity by name."""
@@ -567,14 +567,14 @@ def onsets(began: np.ndarray, since: int) -> tuple[int, str]:
         since: the step since which enough units have been silent to be reported.
 
     >>> onsets(np.array([10, 10, 10]), 10), onsets(np.array([0, 0, 10, 20, 30]), 20)
-    ((10, 'since step 10'), (0, 'since step 30, 4 of them by step 20, 2 since step 0'))
+    ((10, 'since step 10'), (0, 'since step 30 (4 of them by step 20, 2 since step 0)'))
     """
     steps, counts = np.unique(began, return_counts=True)
     onset, last, most = int(steps[counts.argmax()]), int(steps[-1]), int(counts.max())
     by_then = int((began <= since).sum())
-    said = f"since step {last}"
+    more = list[str]()
     if since < last:
-        said += f", {by_then} of them by step {since}"
+        more.append(f"{by_then} of them by step {since}")
     if onset != last and (onset != since or most < by_then):
-        said += f", {most} since step {onset}"
-    return onset, said
+        more.append(f"{most} since step {onset}")
+    return onset, f"since step {last} ({', '.join(more)})" if more else f"since step {last}"

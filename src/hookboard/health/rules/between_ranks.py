@@ -21,15 +21,15 @@ def ranks_differ(run: Run) -> Iterator[Finding]:
     first, *others = run.now.apart
     who = f"{len(others)} other weights differ" if others[1:] else "".join(f"{one.weight} differs" for one in others)
     more = f"; {who} too" if others else ""
-    advice = "broadcast the weights of rank 0 to all ranks, and look for code that changes weights on some ranks only"
-    gradients = "; its gradients are the same on all ranks" if first.has_same_gradients else ""
+    advice = "broadcast the weights from rank 0 to all ranks, and look for code that changes weights on some ranks only"
+    gradients = ", but its gradients are the same on all ranks" if first.has_same_gradients else ""
     if first.has_same_gradients is False:
         gradients = ", and so do its gradients"
         advice = (
             "average the gradients over the ranks: call the DistributedDataParallel module, not the model inside it, "
             "and exit no_sync() before the last backward pass of a step"
         )
-    evidence = f"{first.weight} differs between ranks{gradients}: its RMS is {_rms(first)}{more}"
+    evidence = f"{first.weight} differs between ranks{gradients}; the weight's RMS is {_rms(first)}{more}"
     module = first.weight.rpartition(".")[0]
     yield Finding(module, evidence, advice, "alarm", len(run.now.apart), is_hard=True)
 

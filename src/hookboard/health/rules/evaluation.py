@@ -54,7 +54,7 @@ def overfitting(run: Run) -> Iterator[Finding]:
     if lowest == 0:
         when = f"the first validation, at step {known[0].step}"
         advice = (
-            "check that the training targets match their inputs, also after augmentation, and that both data sets "
+            "check that the training targets match their inputs, including after augmentation, and that both data sets "
             "are preprocessed in the same way; otherwise use more data, a smaller model, or weight decay"
         )
     evidence = (
@@ -145,28 +145,31 @@ def train_eval_gap(run: Run) -> Iterator[Finding]:
         f"channels differ by {now.size:.1f} standard deviations ({now.usual:.2g} between two measurements in "
         f"training); the largest gap is {largest.size:.1f}, in {largest.layer.name}"
     )
-    advice = "check running statistics of norms (momentum, eval mode), dropout, and how validation data is preprocessed"
+    advice = (
+        "check the running statistics of normalization layers (momentum, evaluation mode), dropout, and how the "
+        "validation data is preprocessed"
+    )
     if first.layer.name == gaps[0].layer.name:
         # Where the data differ, norms may hide it from later layers.
         is_harm = min(gap.size for gap in found) > OTHER_DATA_GAP
-        moved = ", or its weights have changed since" if first.layer.weights and run.has_blown_up else ""
-        evidence += f"; the gap begins at the input: the validation data differs from the training data{moved}"
+        moved = ", or the layer's weights have changed since" if first.layer.weights and run.has_blown_up else ""
+        evidence += f"; the gap begins at the input, so the validation data differs from the training data{moved}"
         advice = (
-            "check how both are preprocessed, also in training_step: first that normalization is applied exactly "
-            "once to each, then the class balance"
+            "check how both are preprocessed, including in training_step (each must be normalized exactly once), and "
+            "then the class balance"
         )
     else:
         is_harm = gaps[-1].size > GAP_NOTE / 2 and strange is not False and may_differ(run, first)
         if not may_differ(run, first):
             evidence += (
-                "; no layer up to this one behaves differently in validation: the weights change fast, or the data "
+                "; no layer up to this one behaves differently in validation, so the weights change fast or the data "
                 "differs"
             )
-            advice = "check how validation data is preprocessed"
+            advice = "check how the validation data is preprocessed"
         elif strange:
             evidence += f"; the running statistics of {strange} match none of the recent batches"
         elif strange is False:
-            evidence += "; running statistics match recent batches: they lag behind, or the data differs"
+            evidence += "; the running statistics match recent batches, so they lag behind or the data differs"
     severity: Severity = "alarm" if len(found) > 1 and is_harm else "note"
     yield Finding(first.layer.name, evidence, advice, severity, largest.size)
 
@@ -236,9 +239,9 @@ def _batches_alike(run: Run) -> Iterator[Finding]:
         return
     evidence = (
         f"the channel means of {last.name} shift by {share:.2g} standard deviations from batch to batch ({chance:.2g} "
-        f"is usual): samples within a batch are alike, and batch norms use each batch's statistics{harm_of(run)}"
+        f"is usual): samples within a batch are alike, and batch norm uses each batch's statistics{harm_of(run)}"
     )
-    advice = "shuffle the data, or use norms that do not depend on the batch, such as GroupNorm"
+    advice = "shuffle the data, or use normalization that does not depend on the batch, such as GroupNorm"
     yield Finding(norm.name, evidence, advice, "alarm", share)
 
 

@@ -23,7 +23,7 @@ query changes nothing but their size."""
 COLLAPSED_ENTROPY = 0.01
 """Entropy, in nats, up to which a head looks at one key (a choice): it has more than 0.998 of the weight."""
 
-ADVICE = "Normalize queries and keys (QK norm) or clip the logits, and check the scale and the learning rate."
+ADVICE = "Normalize queries and keys (QK norm) or clip the logits, and check the attention scale and the learning rate."
 
 _MEAN, _MAX, _COUNT = map(FIELDS.index, ("mean", "max", "count"))
 
@@ -43,16 +43,16 @@ def attention(run: Run) -> Iterator[Finding]:
             before = [float(np.broadcast_to(one, logits.shape)[head]) for one in (logits_before, entropies_before)]
             evidence = (
                 f"its largest attention logit rose from {before[0]:.3g} at the first measurement to "
-                f"{logits[head]:.3g}, in head {head}, whose entropy fell from {before[1]:.2g} to "
+                f"{logits[head]:.3g} in head {head}, whose entropy fell from {before[1]:.2g} to "
                 f"{entropies[head]:.2g}{harm_of(run)}."
             )
             yield Finding(name, evidence, ADVICE, severity_of(run), size=float(np.log10(logits[head] / LARGE_LOGIT)))
         elif entropies.max() <= COLLAPSED_ENTROPY and (
             run.losses.is_harmed or entropies_before.max() <= COLLAPSED_ENTROPY
         ):
-            who = "the only head" if len(entropies) == 1 else f"each of the {len(entropies)} heads"
+            who = "its only head" if len(entropies) == 1 else f"each of its {len(entropies)} heads"
             evidence = (
-                f"{who} of its attention attends to a single key: its entropy is at most {entropies.max():.2g}, with "
+                f"{who} attends to a single key: the entropy of its attention is at most {entropies.max():.2g}, with "
                 f"logits up to {logits.max():.3g}{harm_of(run)}."
             )
             yield Finding(name, evidence, ADVICE, severity_of(run))

@@ -80,7 +80,7 @@ def _input_scale(run: Run) -> Iterator[Finding]:
             if (found := say(run, site, reading)) is None:
                 continue
             evidence, advice, severity, size = found
-            which = f"tensor {site.index} of the batch: " if site.index else ""
+            which = f"in tensor {site.index} of the batch, " if site.index else ""
             yield Finding(site.name, f"{which}{evidence}{harm_of(run)}.", advice, severity, size=size)
             return
 
@@ -105,7 +105,7 @@ def _nonfinite(run: Run, site: Site, reading: Reading) -> Said | None:
     if not count:
         return None
     share = count / (count + reading.moments.count)
-    evidence = f"{100 * share:.2g}% of its values are NaN or infinite"
+    evidence = f"{100 * share:.2g}% of the values{'' if site.index else ' of the batch'} are NaN or infinite"
     advice = "Look for missing values in the data, and for a division by 0 in its preprocessing."
     if not _is_replaced_inside(run):
         return evidence, advice, "alarm", 3.0
@@ -227,7 +227,8 @@ def _wild(run: Run, site: Site, reading: Reading) -> Said | None:
     worst = int(far[np.argmax(rms[far])])
     evidence = (
         f"column {worst * channel_stride(reading.width)} of the input has an RMS of {rms[worst]:.3g}, while a typical "
-        f"column has {10**middle:.2g} ({counted(len(far), len(rms), 'columns', reading.sample_of)} are this extreme)"
+        f"column has {10**middle:.2g} ({counted(len(far), len(rms), 'columns', reading.sample_of)} "
+        f"{'is' if len(far) == 1 else 'are'} this extreme)"
     )
     return evidence, "Scale each column separately, and look for wrong values in this one.", severity_of(run), 1.5
 
@@ -252,7 +253,8 @@ def _constant(run: Run, site: Site, reading: Reading) -> Said | None:
         return None
     first = int(constant[0])
     evidence = (
-        f"{counted(len(constant), len(low), 'columns', seen[0].sample_of)} of the input never change: column "
+        f"{counted(len(constant), len(low), 'columns', seen[0].sample_of)} of the input never "
+        f"{'changes' if len(constant) == 1 else 'change'}: column "
         f"{first * channel_stride(seen[0].width)} is always {low[first]:.3g}"
     )
     return evidence, "Check whether this column should hold data, or remove it.", "note", 1.0

@@ -70,7 +70,7 @@ def spike(run: Run) -> Iterator[Finding]:
     for found in reversed(losses.spikes):
         harm = _harm_of(run, found)
         if harm:
-            yield _of_loss(found, f"; {harm} since then", "alarm")
+            yield _of_loss(found, f"; afterwards, {harm}", "alarm")
             return
     if losses.spikes and losses.spikes[-1].loss in run.now.losses and not _ends_epoch(run, losses.spikes[-1].loss):
         yield _of_loss(losses.spikes[-1], "", "note")
@@ -96,7 +96,7 @@ def _of_loss(found: Spike, harm: str, severity: str) -> Finding:
     which = "the samples" if worst is None else f"row{'s' * (len(worst.rows) > 1)} {listed(map(str, worst.rows), 5)}"
     advice = f"check {which} of batch {loss.batch_idx}, and clip gradients"
     if not is_alarm:
-        advice = f"ignore it unless it happens again; then {advice}"
+        advice = f"ignore this spike unless it recurs; then {advice}"
     return Finding(
         "",
         evidence,
@@ -151,7 +151,7 @@ def _of_gradient(run: Run) -> Iterator[Finding]:
             f"{look.step}, batch {look.batch_idx}"
         )
         advice = (
-            f"ignore it unless it happens again; then check the samples of batch {look.batch_idx}, and clip gradients"
+            f"ignore this spike unless it recurs; then check the samples of batch {look.batch_idx}, and clip gradients"
         )
         yield Finding("", evidence, advice, size=now - usual, since=look.step, batch_idx=look.batch_idx)
 
@@ -161,7 +161,7 @@ def not_learning(run: Run) -> Iterator[Finding]:
     losses = run.losses
     first = losses.first[0].step if losses.first else run.now.step
     if losses.is_boundless:
-        evidence = f"the loss fell from {losses.start:.3g} to {losses.lowest:.3g}: it seems to have no lower bound"
+        evidence = f"the loss fell from {losses.start:.3g} to {losses.lowest:.3g} and seems to have no lower bound"
         # A likelihood may be far below 0 as well; what has no bound takes the outputs along.
         severity: Severity = "alarm" if run.has_blown_up else "note"
         yield Finding("", evidence, "check the sign of the loss", severity, since=first)
@@ -234,7 +234,7 @@ def ended_without_learning(run: Run) -> Iterator[Finding]:
     leapt = f" (the first {BLOCK_STEPS} steps raised it to {peak:.3g}, and it never recovered)" if peak else ""
     evidence = (
         f"training ended after {losses.steps:,} steps with a loss of {level:.3g}, up from {first:.3g} at the first "
-        f"step{leapt}: the model got worse (chance level: {losses.chance:.3g}){_cosine(_agreement(run))}"
+        f"step{leapt}, so the model got worse (chance level: {losses.chance:.3g}){_cosine(_agreement(run))}"
     )
     yield Finding("", evidence, "lower the learning rate, or warm it up from 0", _severity_at_end(run))
 
@@ -360,8 +360,8 @@ def initial_loss(run: Run) -> Iterator[Finding]:
     advice = "initialize the last layer with smaller weights, and check the scale of its input"
     if wide:
         advice = (
-            f"initialize {listed(wide, 3)} with smaller values, as with nn.init.normal_(weight, std=0.1): torch's "
-            "default is a std of 1"
+            f"initialize {listed(wide, 3)} with smaller values, for example nn.init.normal_(weight, std=0.1); torch's "
+            "default std is 1"
         )
     evidence = (
         f"the first loss was {loss:.3g}, while {what} {reference:.3g}: the model's initial outputs are too "

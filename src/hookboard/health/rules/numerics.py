@@ -133,7 +133,7 @@ def nonfinite(run: Run) -> Iterator[Finding]:
     evidence = f"{place.text}, at step {since}, batch {batch}; the loss is {run.losses.level(1):.3g}"
     advice = "look there for a division, root or logarithm near 0, an overflow, or a bad sample"
     if place.is_mask and not is_harm:
-        advice = "a mask does this; there is nothing to fix"
+        advice = "a mask causes this; there is nothing to fix"
     yield Finding(place.module, evidence, advice, severity, since=since, batch_idx=batch)
 
 
@@ -202,9 +202,7 @@ def _in_optimizer(run: Run, look: Look) -> Origin | None:
         for name in layer.weights:
             after = look.of(name, "parameter")
             if after is not None and _is_bad(after):
-                return Origin(
-                    layer.name, f"{_share(after)} of {name} after the step (optimizer), with finite gradients"
-                )
+                return Origin(layer.name, f"{_share(after)} of {name} after the optimizer step, with finite gradients")
     return None
 
 
@@ -220,13 +218,13 @@ def _share(reading: Reading) -> str:
     moments = reading.moments
     kinds = {"NaN": moments.nan, "Inf": moments.posinf, "-Inf": moments.neginf}
     names = " or ".join(name for name, count in kinds.items() if count)
-    return f"{names} in {moments.nonfinite:.0f} of {moments.nonfinite + moments.count:.0f} values"
+    return f"{names} appeared in {moments.nonfinite:.0f} of {moments.nonfinite + moments.count:.0f} values"
 
 
 def _finite_or_not(reading: Reading) -> str:
     if _is_bad(reading):
         return "not finite either"
-    return f"finite, from {reading.moments.min:.3g} to {reading.moments.max:.3g}"
+    return f"finite (from {reading.moments.min:.3g} to {reading.moments.max:.3g})"
 
 
 def precision(run: Run) -> Iterator[Finding]:
@@ -306,7 +304,7 @@ def _swallowed(run: Run, look: Look) -> Iterator[Finding]:
         return
     usual = median_of(share for name, share in shares.items() if name not in sick)
     for name, share in sick.items():
-        others = "" if math.isnan(usual) else f"; other layers: {usual:.0%}"
+        others = "" if math.isnan(usual) else f" (in other layers, {usual:.0%})"
         evidence = f"{share:.0%} of its updates in {kinds[name]} are lost to rounding{others}{harm_of(run)}"
         yield Finding(name, evidence, advice, severity_of(run), share)
 

@@ -39,7 +39,7 @@ trained, most layers are frozen)."""
 WINDOWS_BEFORE_FORGOTTEN = 4
 """Number of windows after which a layer that never ran is taken for forgotten (a choice)."""
 
-NO_RATE = "its learning rate is 0"
+NO_RATE = "the learning rate is 0"
 
 
 def no_gradient(run: Run) -> Iterator[Finding]:
@@ -70,10 +70,14 @@ def no_gradient(run: Run) -> Iterator[Finding]:
             what = "only zero gradients" if has_zeros else "no gradient"
             evidence = f"{what} reached {', '.join(without)}, while other weights of the layer got a gradient"
             is_added = all(len(layer.shapes[name]) == 1 for name in without)
-            advice = "check why its input is always 0" if has_zeros else "check whether forward uses it"
+            advice = (
+                "check why its input is always 0"
+                if has_zeros
+                else "check whether forward() uses all weights of the layer"
+            )
             if has_zeros and is_added:
                 advice = (
-                    "ignore this if the loss cannot depend on it, like a bias that cancels where two outputs are "
+                    "ignore this if the loss cannot depend on it, as with a bias that cancels out when two outputs are "
                     "subtracted"
                 )
             yield Finding(layer.name, evidence, advice)
@@ -101,14 +105,16 @@ def _never_ran(run: Run, layer: Layer, weights: list[str], is_cut: bool) -> Iter
     count = _weights(len(weights))
     who = f"the layer {what} measurements, and no gradient reached its {count}"
     if not layer.name:  # the model itself may have run
-        who = f"no gradient reached the {count} that the model holds directly"
-    evidence = f"{who}, although an optimizer holds them"
+        who = f"no gradient reached the {count} registered directly on the model"
+    evidence = f"{who}, although {'it is' if len(weights) == 1 else 'they are'} in an optimizer"
     is_expert = is_one_of_several(run, layer)
     is_new = not (run.has_run(layer) or is_expert or is_cut)
     is_forgotten = (
         is_new and run.seen > WINDOWS_BEFORE_FORGOTTEN * run.window and not _is_trained_between(run, run.now, weights)
     )
-    advice = "an expert that is never selected needs a load-balancing loss" if is_expert else "use it or remove it"
+    advice = (
+        "an expert that is never selected needs a load-balancing loss" if is_expert else "use the layer or remove it"
+    )
     yield Finding(layer.name, evidence, advice, "alarm" if is_forgotten else "note")
 
 
@@ -180,9 +186,7 @@ def _cut(run: Run, look: Look, chain: list[Layer], others: list[Layer]) -> Findi
     severity: Severity = "alarm" if others or run.losses.is_harmed or since is None else "note"
     # Without a graph there is no gradient at all; zeros are the derivative of something.
     why = "something that multiplies by 0, such as a dead or saturated activation or a softmax over one value"
-    advice = (
-        f"downstream of {last}, look for {why if zeros else 'detach() or no_grad(), or an output that is not used'}"
-    )
+    advice = f"downstream of {last}, look for {why if zeros else 'detach(), no_grad() or an unused output'}"
     names = [name for layer in chain for name in layer.weights]
     said = [found for found in run.facts.findings if found.rule == "cut"]
     cutting = (each for each in said if " cuts " in each.evidence)
@@ -257,7 +261,7 @@ def not_updated(run: Run) -> Iterator[Finding]:
         if is_slow and not why.startswith(NO_RATE):
             continue
         whose = "its weights" if len(chain) == 1 else f"the weights of {_from_to(chain)}"
-        evidence = f"{whose} get a gradient but do not change: {why} ({len(why_still)} of {len(stepped)} layers)"
+        evidence = f"{whose} get a gradient but do not change: {why} (in {len(why_still)} of {len(stepped)} layers)"
         is_root = why.startswith(NO_RATE)
         # What has moved, and by which the loss is lower, may have come to rest.
         moved = run.course("update_ratio")[[run.place(layer.name) for layer in chain]] > 0
@@ -279,7 +283,7 @@ def _neighbours(layers: Iterable[Layer], why: Mapping[str, str]) -> Iterator[lis
 
 
 def _from_to(chain: Sequence[Layer]) -> str:
-    return f"{len(chain)} layers, {chain[0].name} to {chain[-1].name}"
+    return f"{len(chain)} layers ({chain[0].name} to {chain[-1].name})"
 
 
 def _without_any_rate(run: Run) -> Iterator[Finding]:
@@ -304,7 +308,7 @@ def _in_no_optimizer(run: Run, look: Look) -> Iterator[Finding]:
     since = run.first.step if run.first is not None and run.seen == 2 else None
     if len(left) > 1 and len(left) == len(trained):
         evidence = f"all {len(left)} layers get gradients, but no optimizer updates any of them"
-        advice = "check that the optimizer got the parameters of this model, not of a copy"
+        advice = "check that the optimizer was given the parameters of this model, not of a copy"
         is_read = any(found.rule == "not_in_optimizer" and found.severity == "alarm" for found in run.facts.findings)
         yield Finding("", evidence, advice, "alarm", float(len(left)), since=since, is_root=not is_read)
         return
@@ -316,7 +320,7 @@ def _in_no_optimizer(run: Run, look: Look) -> Iterator[Finding]:
         several = f"; the same is true of {len(left) - 1} other layer{'s' * (len(left) > 2)}" if len(left) > 1 else ""
         evidence = (
             f"its output gets a gradient, but its weights are in no optimizer{several}; {len(trained) - len(left)} of "
-            f"{len(trained)} layers are in an optimizer"
+            f"{len(trained)} layers {'is' if len(trained) - len(left) == 1 else 'are'} in an optimizer"
         )
         advice = "pass its parameters to the optimizer, or set requires_grad to False"
         yield Finding(layer.name, evidence, advice, "note" if is_backbone else "alarm", since=since, is_root=True)
@@ -337,7 +341,7 @@ def _frozen_between(run: Run, look: Look) -> Iterator[Finding]:
     first, at = frozen[0], main.index(frozen[0])
     sides = ({layer.kind for layer in part if layer not in frozen} for part in (main[:at], main[at:]))
     if all(first.kind in kinds for kinds in sides):
-        several = f", and those of {len(frozen) - 1} more" if len(frozen) > 1 else ""
+        several = f", as are those of {len(frozen) - 1} other layer{'s' * (len(frozen) > 2)}" if len(frozen) > 1 else ""
         evidence = f"its weights are frozen{several}; {len(main) - len(frozen)} layers before and after it are trained"
         yield Finding(first.name, evidence, "set requires_grad to True, unless this is intended", is_root=True)
 
@@ -378,7 +382,7 @@ def _why_still(run: Run, look: Look, layer: Layer) -> str:
         return ""
     parameter = look.of(weights[0], "parameter")
     kind = "" if parameter is None or parameter.dtype is None else f" to {str(parameter.dtype).removeprefix('torch.')}"
-    return f"at a learning rate of {max(rates):.2g} its updates are lost to rounding{kind}, or clipped away"
+    return f"at a learning rate of {max(rates):.2g} the updates are lost to rounding{kind} or clipped away"
 
 
 def _weights(count: int) -> str:
@@ -415,7 +419,7 @@ def clipping(run: Run) -> Iterator[Finding]:
     usual = median_of(norms)
     evidence = (
         f"gradients are clipped to a norm of {largest:.2g}, while their norm was {min(norms):.2g} to {max(norms):.2g} "
-        f"at the last {len(norms)} measurements: only {largest / usual:.1g} of it is left{harm_of(run)}"
+        f"at the last {len(norms)} measurements, so only {largest / usual:.1g} of it is left{harm_of(run)}"
     )
     is_adaptive = all(stepped.is_adaptive for stepped in run.now.stepped.values())
     severity: Severity = "note" if is_adaptive else severity_of(run)
@@ -483,7 +487,7 @@ def _added(run: Run, decay: float, gradient: float, share: float) -> Iterator[Fi
         evidence = (
             f"weight decay adds {decay:.2g} to gradients of {gradient:.2g} (RMS, medians over layers){harm_of(run)}"
         )
-        advice = f"lower weight_decay to at most {held * gradient / decay / 10:.1g}, a tenth of the gradient"
+        advice = f"lower weight_decay to at most {held * gradient / decay / 10:.1g}, which adds a tenth of the gradient"
         yield Finding("", evidence, advice, severity_of(run), size=decay / gradient)
 
 

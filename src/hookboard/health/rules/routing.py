@@ -100,10 +100,11 @@ def uneven(module: str, counts: Sequence[int], picks: int, ties: int = 0) -> Fin
         return None
     most = max(range(count), key=counts.__getitem__)
     which = f" ({listed([str(number) for number in idle], 4)})" if idle else ""
-    who = f"{len(idle)} of {count} experts get none" if idle else f"each of {count} experts gets some"
+    verb = "gets" if len(idle) == 1 else "get"
+    who = f"{len(idle)} of {count} experts {verb} none" if idle else f"each of {count} experts gets some"
     evidence = f"{who} of the {tokens:,} tokens{which}; expert {most} gets {counts[most] / tokens:.0%}"
     if is_tied:
-        evidence += f"; for {ties / tokens:.0%} of them, a selected expert is tied with one that is not"
+        evidence += f"; for {ties / tokens:.0%} of the tokens, a selected expert is tied with an unselected one"
     advice = (
         "initialize the router with random numbers"
         if is_tied

@@ -67,7 +67,7 @@ def normalization(run: Run) -> Iterator[Finding]:
     dropouts = np.flatnonzero(run.arrays.of_kind(DROPOUT_KINDS)).tolist()
     heavy = [finding for place in dropouts if (finding := _heavy_dropout(run, place)) is not None]
     if len(heavy) > 1:  # what one after the other leaves is their product
-        others = f"The same is true of {len(heavy) - 1} other dropout{'s' * (len(heavy) > 2)}."
+        others = f"The same is true of {len(heavy) - 1} other dropout layer{'s' * (len(heavy) > 2)}."
         heavy[0] = replace(heavy[0], severity="alarm", evidence=f"{heavy[0].evidence} {others}")
     yield from heavy[:1]
 
@@ -89,11 +89,11 @@ def _gains_lost(run: Run) -> Iterator[Finding]:
         return
     now = median_of((run.recent("weight_rms")[run.arrays.batch_norms, -1][is_known] / gains[:, 0]).tolist())
     evidence = (
-        f"the gains and biases of the batch norms fell to {left[lowest]:.2g} of their initial RMS in "
-        f"{steps[lowest] - steps[0]} steps (now {now:.2g}): their outputs, and the gradients they pass back, shrink "
-        f"too{harm_of(run)}."
+        f"the gains and biases of the batch norm layers fell to {left[lowest]:.2g} of their initial RMS in "
+        f"{steps[lowest] - steps[0]} steps (now {now:.2g}), so the layers' outputs and the gradients passed back "
+        f"shrink too{harm_of(run)}."
     )
-    advice = "Check the weight decay: exclude gains and biases from it."
+    advice = "Check the weight decay, and exclude gains and biases from it."
     start = int(np.argmax(left < 1 / NORM_DEVIATION_MAX))
     first = run.layers[run.arrays.batch_norms[0]]
     size, since = fell / math.log(10), int(steps[start])
@@ -157,11 +157,11 @@ def _unnormalized(run: Run) -> Iterator[Finding]:
     )
     severity: Severity = "alarm" if is_far else severity_of(run)
     evidence = (
-        f"{len(off)} of {is_known.sum()} batch norms normalize with running statistics, not the batch's: their "
-        f"channels have a standard deviation of {min(found):.2g} to {max(found):.2g} times their gain (with the "
-        f"batch's, exactly 1){harm_of(run)}."
+        f"{len(off)} of {is_known.sum()} batch norm layers {'uses' if len(off) == 1 else 'use'} running statistics, "
+        f"not batch statistics: the standard deviation of the channels is {min(found):.2g} to {max(found):.2g} times "
+        f"their gain (with batch statistics, exactly 1){harm_of(run)}."
     )
-    advice = "Check whether they are in evaluation mode during training, and whether their statistics fit the data."
+    advice = "Check whether batch norm is in evaluation mode during training, and whether its statistics fit the data."
     size = max(abs(float(np.log10(share))) for share in found)
     yield Finding(run.layers[norms[0]].name, evidence, advice, severity, size=size)
 
@@ -170,7 +170,7 @@ def _heavy_dropout(run: Run, place: int) -> Finding | None:
     dropped = dropped_share(run, place)
     if not DROPPED_SHARE_NOTE <= dropped < 1:
         return None
-    evidence = f"it drops {100 * dropped:.0f}% of its input, and scales the rest by {1 / (1 - dropped):.2g}"
+    evidence = f"it drops {100 * dropped:.0f}% of its input and scales the rest by {1 / (1 - dropped):.2g}"
     name = run.layers[place].name
     return Finding(name, f"{evidence}{harm_of(run)}.", "Lower its rate.", severity_of(run), size=dropped)
 
@@ -304,13 +304,13 @@ def _out_of_line(run: Run, scales: Scales, first: Scales) -> Iterator[Finding]:
                 continue
             rms = "the RMS of its output is" if other is None else "at the first measurement, the RMS of its output was"
             evidence = (
-                f"{rms} {10 ** seen.log[place]:.2g}, {factor(seen.gains[place])} times that of its input (median of "
-                f"the other layers: {factor(float(np.median(others)))} times)"
+                f"{rms} {10 ** seen.log[place]:.2g}, which is {factor(seen.gains[place])} times that of its input "
+                f"(median of the other layers: {factor(float(np.median(others)))} times)"
             )
-            evidence += _initial(run, layer) if other is None else ", and its weights are still unusual"
+            evidence += _initial(run, layer) if other is None else ", and the scale of its weights is still unusual"
             has_changed = other is None and abs(began - seen.gains[place]) >= LAYER_GAIN_DECADES / 2
             advice = (
-                "This was not so at first: check the learning rate and weight decay of this layer."
+                "This was not so at first, so check the learning rate and weight decay of this layer."
                 if has_changed
                 else "Check how the weights of this layer are initialized and scaled."
             )
@@ -406,7 +406,7 @@ def _recurrent(run: Run) -> Iterator[Finding]:
             yield from _blown_up(run, layer)
             continue
         evidence = (
-            f"the recurrent weights of a unit have an L2 norm of {norm:.2g} (0.6 to 1 is usual): its feedback grows "
+            f"the recurrent weights of a unit have an L2 norm of {norm:.2g} (0.6 to 1 is usual), so its feedback grows "
             f"with each time step{_harm(run)}."
         )
         advice = "Initialize the recurrent weights as orthogonal matrices, and clip gradients."
@@ -433,7 +433,10 @@ def _blown_up(run: Run, layer: Layer) -> Iterator[Finding]:
         f"its output has an RMS of {output.moments.rms:.2g}{before_it}{_initial(run, layer)}; its feedback "
         f"grows with each time step{_harm(run)}."
     )
-    advice = "Initialize the recurrent weights with smaller values, or use tanh, an LSTM or a GRU; and clip gradients."
+    advice = (
+        "Initialize the recurrent weights with smaller values, or switch to tanh, an LSTM or a GRU. "
+        "Also clip gradients."
+    )
     yield Finding(layer.name, evidence, advice, _severity(run), size=math.log10(output.moments.rms / usual))
 
 
@@ -469,8 +472,8 @@ def _drifted(run: Run) -> Iterator[Finding]:
         if was_zero(run, layer):
             continue
         evidence = (
-            f"the RMS of its output changed from {early[place]:.2g} in the first measurements to {now[place]:.2g} (the "
-            f"median layer: {factor(usual)} times){_harm(run)}."
+            f"the RMS of its output changed from {early[place]:.2g} in the first measurements to {now[place]:.2g} (by "
+            f"a factor of {factor(usual)} in the median layer){_harm(run)}."
         )
         advice = "Check its learning rate and weight decay, and how its weights change over time."
         # What normalizes is to keep a scale.
@@ -481,7 +484,7 @@ def _drifted(run: Run) -> Iterator[Finding]:
 
 
 def _initial(run: Run, layer: Layer) -> str:
-    """Return ", as initialized" if the layer's output scale has hardly changed, else ", after X at the first look".
+    """Return ", as at initialization" if the scale of the layer's output has hardly changed, else its first RMS.
 
     "" if the scale is unknown or 0 at either look.
     """
@@ -490,7 +493,9 @@ def _initial(run: Run, layer: Layer) -> str:
     if not (first > 0 and now > 0):
         return ""
     change = abs(math.log10(now / first))
-    return ", as initialized" if change < LAYER_GAIN_DECADES / 2 else f", from {first:.2g} at the first measurement"
+    if change < LAYER_GAIN_DECADES / 2:
+        return ", as at initialization"
+    return f"; this layer's RMS was {first:.2g} at the first measurement"
 
 
 def _severity(run: Run) -> Severity:

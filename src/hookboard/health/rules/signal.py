@@ -123,7 +123,7 @@ def _share_at(look: Look | None, layer: Layer) -> tuple[float, str] | None:
     # What is not at the ends is taken as evenly spread between them.
     middle, half = (lower + upper) / 2, (upper - lower) / 2 / SATURATED_SHARE
     square = ((reading.moments.mean - middle) ** 2 + reading.moments.deviation**2) / half**2 if half else 0.0
-    return max(0.0, (3 * square - 1) / 2), f"{outputs} estimated from their mean and standard deviation"
+    return max(0.0, (3 * square - 1) / 2), f"{outputs} as estimated from their mean and standard deviation"
 
 
 def _borders(layer: Layer, reading: Reading) -> tuple[float, float]:
@@ -167,7 +167,7 @@ def _softmax_twice(run: Run, layer: Layer) -> Iterator[Finding]:
         return
     evidence = (
         f"the gradient of its outputs sums to 0 for each sample (its mean is {abs(gradient.moments.mean):.1g}, its RMS "
-        f"{gradient.moments.rms:.1g}): the loss applies a second softmax, to values from 0 to 1"
+        f"{gradient.moments.rms:.1g}), so the loss applies a second softmax, to values from 0 to 1"
     )
     advice = "Remove this softmax: CrossEntropyLoss applies one itself."
     yield Finding(layer.name, f"{evidence}{harm_of(run)}.", advice, "alarm", size=1.0)
@@ -185,7 +185,7 @@ def _gates(run: Run, layer: Layer) -> Iterator[Finding]:
     advice = "Check how its biases and weights are initialized: gates should start half open."
     # Between -1 and 1 the mean of squares is the smaller one: absolute values are as large on average, or larger.
     if reading.moments.rms**2 >= SATURATED_SHARE and reading.moments.max <= 1 and reading.moments.min >= -1:
-        evidence = f"its outputs are at the ends of their range: their RMS is {reading.moments.rms:.2g}"
+        evidence = f"its outputs are at the ends of their range, with an RMS of {reading.moments.rms:.2g}"
         yield Finding(layer.name, f"{evidence}{harm_of(run)}.", advice, severity_of(run), size=1.0)
         return
     rms = run.recent("activation_rms")[: run.place(layer.name), -1]
@@ -193,7 +193,7 @@ def _gates(run: Run, layer: Layer) -> Iterator[Finding]:
     given = min(1.0, before)
     if reading.moments.rms < SHUT_GATE_RATIO_NOTE * given:
         evidence = (
-            f"its output has an RMS of {reading.moments.rms:.2g} (the layer before it: {before:.2g}): its gates are "
+            f"its output has an RMS of {reading.moments.rms:.2g} (the layer before it: {before:.2g}), so its gates are "
             "closed"
         )
         severity: Severity = "alarm" if reading.moments.rms < SHUT_GATE_RATIO_ALARM * given else severity_of(run)
@@ -271,7 +271,7 @@ def _collapsed(run: Run) -> Iterator[Finding]:
             yield Finding(run.layers[place].name, evidence, COLLAPSED_ADVICE, "note", size=float(spread[before]))
 
 
-COLLAPSED_ADVICE = "Check the input of this layer, its weights and its bias: its output barely depends on its input."
+COLLAPSED_ADVICE = "Check the input, weights and bias of this layer: its output barely depends on its input."
 
 
 def _at_the_end(run: Run, layers: list[Layer], spreads: np.ndarray) -> Finding:
@@ -305,7 +305,8 @@ def _at_the_end(run: Run, layers: list[Layer], spreads: np.ndarray) -> Finding:
     severity: Severity = "alarm" if is_hard else severity_of(run)
     name = layers[top + worst + 1].name if is_sudden else ""
     fading = (
-        "Check for poor initialization, missing normalization or residual connections; then lower the learning rate."
+        "Check for poor initialization and for missing normalization or residual connections; then lower the learning "
+        "rate."
     )
     advice = COLLAPSED_ADVICE if is_sudden else fading
     return Finding(name, f"{evidence}{harm_of(run)}.", advice, severity, size=float(-log[-1]))
@@ -438,8 +439,8 @@ def _advice(run: Run) -> str:
     bounded = activations_of(run, BOUNDED_KINDS)
     if bounded:
         which = " and ".join(bounded)
-        he = "with He initialization (nn.init.kaiming_uniform_)"
-        return f"Use ReLU or GELU in place of {which} {he}, and add normalization or residual connections."
+        he = "use He initialization (nn.init.kaiming_uniform_)"
+        return f"Use ReLU or GELU in place of {which}, {he}, and add normalization or residual connections."
     return f"Add normalization or residual connections, and {initialization(run)}."
 
 

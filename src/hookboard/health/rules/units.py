@@ -252,9 +252,12 @@ def _dead_finding(run: Run, dead: Dead, severity: Severity) -> Finding:
     where = "" if dead.at is dead.source else f" {'in' if dead.is_sample else 'of'} {dead.at.name} ({dead.at.type})"
     whole = f"{dead.in_words}{where}"
     if dead.at.kind in SILENT_AT_ZERO_KINDS:
-        what = f"{whole} were 0 at every measurement {when}"
+        what = f"{whole} have been 0 at every measurement {when}"
     else:
-        what = f"{whole} were never above 0 {when}, and no gradient reaches them: the next activation passes nothing on"
+        what = (
+            f"{whole} have never been above 0 {when}, so the next activation outputs 0 for them and no gradient "
+            "reaches them"
+        )
     others = "; no similar layer has dead units" if usual else ""
     if any(usual):
         others = f"; in similar layers, {percent_range(usual)} are dead"
@@ -276,7 +279,7 @@ def _advice_on_steps(run: Run, dead: Dead, onset: int) -> str:
     largest = float(np.nanmax(ratios)) if np.isfinite(ratios).any() else math.nan
     if largest >= LARGE_STEP_RATIO:
         return (
-            f"Lower the learning rate or warm it up: up to step {onset}, one step changed these weights by "
+            f"Lower the learning rate or warm it up: by step {onset}, a single step had changed these weights by "
             f"{largest:.0%}."
         )
     return f"Check the inputs of this layer up to step {onset}; LeakyReLU or GELU would keep such units alive."
@@ -289,12 +292,12 @@ def _advice_at_start(run: Run, dead: Dead) -> str:
     bias = run.first.of(biases[0], "parameter_before") if run.first and len(biases) == 1 else None
     given = run.first.of(dead.source.name, "output") if run.first else None
     if bias is None or given is None:
-        return "Check how this layer is initialized, its bias first; then the scale of its input."
+        return "Check how this layer is initialized (its bias first), then the scale of its input."
     if bias.moments.mean <= -BIAS_DEVIATIONS * given.moments.deviation:
-        return f"Initialize the biases of this layer with 0: their mean is {bias.moments.mean:.3g}."
+        return f"Initialize the biases of this layer to 0, because their mean is {bias.moments.mean:.3g}."
     return (
-        "Put a batch norm between this layer and its activation, so that each unit is active for about half of the "
-        "samples, or use LeakyReLU or GELU; then check how this layer is initialized."
+        "Put a batch norm layer between this layer and its activation, so that each unit is active for about half of "
+        "the samples, or use LeakyReLU or GELU; then check how this layer is initialized."
     )
 
 
@@ -491,8 +494,8 @@ def _constant_finding(run: Run, layer: Layer, name: str, value: float) -> Findin
     course = [(look.step, _parted(look, name)) for look in (run.first or run.now, *run.looks)]
     now = course[-1][1]
     evidence = (
-        f"all elements of {name} were {value:.3g} at the start: its units start out identical and are slow to "
-        f"diverge; now they differ by {100 * now:.2g}% of what random ones would"
+        f"all elements of {name} were {value:.3g} at the start, so its units began identical and are slow to "
+        f"diverge; they now differ by {100 * now:.2g}% of what random units would"
     )
     until = (
         max(step for step, share in course if step == course[0][0] or share < PARTED_SHARE)

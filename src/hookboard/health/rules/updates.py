@@ -472,7 +472,7 @@ def _small_model(run: Run, look: Look, usual: float) -> Finding:
     optimizer = next(iter(look.stepped.values())).optimizer
     evidence = (
         f"{_the_ratio(run)} is {usual:.1g} (median over layers; 1e-3 is usual), at a learning rate of {max(rates):.2g} "
-        f"in {optimizer}{harm_of(run)}"
+        f"with {optimizer}{harm_of(run)}"
     )
     # Where a schedule has lowered the rate, it is the peak that users set.
     at_peak = usual * max(run.peak_rate.values(), default=math.nan) / _rate(run)
