@@ -333,7 +333,7 @@ def test_a_class_in_place_of_a_callback_is_named(callback, run):
     name = callback.__name__
     given = type(name, (callback,), {})  # Lightning leaves attributes on it
     asked = trainer(None, given, hookboard.ActivationLogger(), limit_val_batches=1)
-    with pytest.raises(AttributeError, match=rf"callbacks=\[{name}\]: give an object, as in {name}\("):
+    with pytest.raises(AttributeError, match=rf"callbacks=\[{name}\]: pass an instance, as in {name}\("):
         getattr(asked, run)(Toy(nn.Linear(4, 3)), [torch.ones(2, 4)])
 
 

@@ -141,9 +141,9 @@ def test_verdicts_as_json_have_the_fields_of_a_verdict(command):
     [
         (["verdicts", "logs/sikc"], "unknown folder 'logs/sikc'; did you mean 'logs/sick'"),
         (["runs", "lgos/sick/deep"], "unknown folder 'lgos'; did you mean 'logs'?"),
-        (["runs", "logs/empty/run"], "unknown folder 'logs/empty/run': 'logs/empty' has no folders."),
+        (["runs", "logs/empty/run"], "unknown folder 'logs/empty/run'; 'logs/empty' has no subfolders."),
         (["runs", "logs/theirs"], "no event file in 'logs/theirs' has hookboard data (TensorBoardLogger writes"),
-        (["verdicts", "logs/theirs/events.out.tfevents.1.test"], "is a file; give the folder of a run."),
+        (["verdicts", "logs/theirs/events.out.tfevents.1.test"], "is a file; pass the folder of a run."),
         (["verdicts", "logs/a_loggers"], "HealthMonitor watched none of these runs."),
     ],
 )
@@ -164,7 +164,7 @@ def test_a_folder_whose_name_is_no_text_is_named_with_what_to_do(command, logs, 
         assert line.startswith("hookboard: the path ")
         assert r"l\udce4ufe" in line
         assert line.endswith(
-            "is not valid UTF-8, which TensorBoard needs: rename it, or set PYTHONUTF8=1 if its name is right."
+            "is not valid UTF-8, which TensorBoard requires; rename it, or set PYTHONUTF8=1 if the name is right."
         )
 
 

@@ -27,12 +27,17 @@ with warnings.catch_warnings():
 SERIES = "train/activation/std"
 
 WRONG = {
-    "no run": ("run", {}, 400, "needs the parameter 'run'"),
+    "no run": ("run", {}, 400, "needs a non-empty parameter 'run'"),
     "an unknown run": ("run", {"run": "nested/record"}, 404, "did you mean 'nested/recorded'"),
     "a run that is not ours": ("run", {"run": "theirs"}, 404, "run 'theirs' has no hookboard data"),
-    "no series": ("map", {"run": "."}, 400, "needs the parameter 'series', not empty; given: run"),
+    "no series": ("map", {"run": "."}, 400, "needs a non-empty parameter 'series'; given: run"),
     "an unknown series": ("map", {"run": ".", "series": "train/activation/st"}, 404, f"did you mean '{SERIES}'"),
-    "no columns": ("map", {"run": ".", "series": SERIES, "columns": ""}, 400, "columns='': give a whole number"),
+    "no columns": (
+        "map",
+        {"run": ".", "series": SERIES, "columns": ""},
+        400,
+        "columns='' is invalid: use a whole number",
+    ),
     "too many columns": ("map", {"run": ".", "series": SERIES, "columns": "2001"}, 400, "from 1 to 2000"),
     "columns in other digits": ("map", {"run": ".", "series": SERIES, "columns": "\u00b2"}, 400, "columns="),
     "an unknown second run": ("map", {"run": ".", "series": SERIES, "against": "x"}, 404, "unknown run 'x'"),
@@ -42,7 +47,7 @@ WRONG = {
         404,
         "unknown series 'x'",
     ),
-    "no layer": ("layer", {"run": "."}, 400, "needs the parameter 'layer'"),
+    "no layer": ("layer", {"run": "."}, 400, "needs a non-empty parameter 'layer'"),
     "an unknown layer": ("layer", {"run": ".", "layer": "net.00"}, 404, "did you mean 'net.0'"),
     "half a band": ("layer", {"run": ".", "layer": "net.0", "band": "yes"}, 400, "band='yes'"),
     "an unknown histogram": ("histogram", {"run": ".", "tag": "x"}, 404, "unknown histogram 'x'"),

@@ -94,5 +94,5 @@ def test_the_frame_of_a_run_without_readings_is_empty():
 
 
 def test_several_runs_are_an_error_that_names_them(logs):
-    with pytest.raises(ValueError, match=r"holds 3 runs; give the folder of one: .*logs/sick"):
+    with pytest.raises(ValueError, match=r"contains 3 runs; pass the folder of one run: .*logs/sick"):
         read(logs)

@@ -26,7 +26,7 @@ from hookboard import ActivationLogger, CAMLogger, GradientLogger, Intervention,
         (
             Intervention,
             {"rule": Zero(), "role": "grad_input", "stages": ["train", "test"]},
-            "only 'train' has gradients",
+            "only the stage 'train' has gradients",
         ),
         (Intervention, {"rule": Zero(), "first_step": 3, "last_step": 2}, "first_step=3, last_step=2"),
     ],

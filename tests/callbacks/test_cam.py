@@ -189,9 +189,9 @@ class ReturnsMaps(nn.Module):
         (
             ReturnsMaps,
             CAMLogger(),
-            r"CAMLogger shows nothing: no module was called with pictures .* as one module",
+            r"CAMLogger shows nothing: no module took pictures .* as one module",
         ),
-        (cnn, CAMLogger(target=5), "target=5 asks for the classes .5., but .* classes 0 to 4"),
+        (cnn, CAMLogger(target=5), "target=5 selects classes .* range ..5..: .* classes 0 to 4"),
         (
             cnn,
             CAMLogger("net.conv1", method="cam"),
@@ -335,7 +335,7 @@ def test_labels_out_of_range_are_answered_and_not_looked_up(tmp_path):
     batch = (data()[0][0], torch.full((4,), 255))
 
     run = trainer(tmp_path, CAMLogger(target="label"), **VALIDATED)
-    with pytest.warns(UserWarning, match="target='label' asks for the classes .255, 255, 255, 255."):
+    with pytest.warns(UserWarning, match="target='label' selects classes .* range ..255, 255, 255, 255."):
         run.validate(OnlyCalls(cnn()), torch.utils.data.DataLoader([batch], batch_size=None))
 
 

@@ -141,7 +141,7 @@ def test_a_stream_is_tried_on_its_first_batch_and_the_page_says_so():
     checkup = Checkup(seconds=5)
     trained(None, made(lr=10.0), DataLoader(Stream(), batch_size=32), checkup)
     assert [found.rule for found in checkup.report.findings] == ["learning_rate"]
-    assert checkup.report.tried[-1].startswith("Only the first batch was read: only a DataLoader over")
+    assert checkup.report.tried[-1].startswith("Only the first batch was read, because only a DataLoader over")
 
 
 def test_other_callbacks_see_nothing_of_it(tmp_path):

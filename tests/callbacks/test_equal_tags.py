@@ -97,7 +97,7 @@ def test_maps_of_a_layer_that_is_yet_to_be_chosen_are_named(tmp_path):
     callbacks = [CAMLogger(), CAMLogger(target="label"), CAMLogger(method="cam")]
     clash, *no_pictures = said_in(tmp_path, mlp(), *callbacks, limit_val_batches=1.0)
     assert "write the same tags (at least 1, such as those that begin with 'cam/<layer>/grad_cam'" in clash
-    assert all("no module was called with pictures" in said for said in no_pictures)
+    assert all("no module took pictures" in said for said in no_pictures)
 
 
 def test_what_is_named_begins_a_tag_that_is_written_also_of_a_module_with_several_outputs(tmp_path):

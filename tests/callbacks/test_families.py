@@ -44,7 +44,7 @@ def test_a_classifier_has_feature_maps_and_a_class_activation_map(tmp_path, fami
 
 def test_a_model_for_segmentation_has_feature_maps_and_is_told_why_no_class_activation_map(tmp_path):
     net = zoo.segmentation.lraspp_mobilenet_v3_large(weights=None, weights_backbone=None)
-    with pytest.warns(UserWarning, match="CAMLogger .* no module was called with pictures"):
+    with pytest.warns(UserWarning, match="CAMLogger .* no module took pictures"):
         tags = shown(tmp_path, net, torch.randn(2, 3, 64, 64), FeatureMapLogger(), CAMLogger())
     assert len(tags) == 16
 
@@ -52,6 +52,6 @@ def test_a_model_for_segmentation_has_feature_maps_and_is_told_why_no_class_acti
 def test_a_model_for_detection_has_feature_maps_and_is_told_why_no_class_activation_map(tmp_path):
     make = zoo.detection.fasterrcnn_mobilenet_v3_large_320_fpn
     net = make(weights=None, weights_backbone=None, min_size=64, max_size=64)
-    with pytest.warns(UserWarning, match="CAMLogger .* no module was called with pictures"):
+    with pytest.warns(UserWarning, match="CAMLogger .* no module took pictures"):
         tags = shown(tmp_path, net, [torch.rand(3, 64, 64), torch.rand(3, 48, 64)], FeatureMapLogger(), CAMLogger())
     assert len(tags) == 16

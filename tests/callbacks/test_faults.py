@@ -24,7 +24,7 @@ def test_a_statistic_that_raises_switches_its_site_off(tmp_path):
     first, gap = (str(w.message) for w in said if "hookboard" in str(w.message))
     assert "output of 'net.2' is switched off" in first
     assert "ValueError: an odd width" in first
-    assert "net.2: output: switched off, as a warning above says" in gap
+    assert "net.2: output: switched off (see the warning above)" in gap
     assert run.global_step == 3
     found = scalars(tmp_path)
     assert list(found["activation_mine/net.0"]) == [0, 1, 2]

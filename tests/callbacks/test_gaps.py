@@ -191,11 +191,11 @@ def test_a_pattern_names_no_module_that_was_measured_or_not_selected(tmp_path, m
     [
         (
             ActivationLogger(every_n_steps=9),
-            "ActivationLogger has measured nothing in train: the fit took 2 steps, but every_n_steps is 9.",
+            "ActivationLogger measured nothing in train: the fit took 2 steps, but every_n_steps is 9.",
         ),
         (
             ActivationLogger(stages="validate"),
-            "ActivationLogger has measured nothing in validate: the fit had no validate loop after its start.",
+            "ActivationLogger measured nothing in validate: the fit ran no validate loop after its start.",
         ),
     ],
 )

@@ -110,7 +110,7 @@ def test_a_model_that_sees_no_pictures_is_no_fault(tmp_path):
         warnings.simplefilter("always")
         fit(tmp_path, Toy(mlp()), batches(4, 4), CAMLogger(every_n_steps=1), max_epochs=2, **VALIDATED)
     (said,) = [str(w.message) for w in caught if issubclass(w.category, HookboardWarning)]
-    assert said.startswith("hookboard: CAMLogger shows nothing: no module was called with pictures")
+    assert said.startswith("hookboard: CAMLogger shows nothing: no module took pictures")
     assert "switched off" not in said
     assert "Error" not in said
 

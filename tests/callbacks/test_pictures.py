@@ -151,7 +151,7 @@ def test_a_fit_too_short_for_a_picture_says_so(tmp_path, monkeypatch):
     lines = []
     monkeypatch.setattr("hookboard.callbacks.pictures.inform", lines.append)
     fit(tmp_path, Toy(cnn()), pictures_of(3), KernelLogger(every_n_steps=5))
-    assert lines == ["KernelLogger has shown nothing: the fit took 3 steps, but every_n_steps is 5."]
+    assert lines == ["KernelLogger showed nothing: the fit took 3 steps, but every_n_steps is 5."]
 
 
 def test_by_default_convolutions_are_shown_and_kernels_of_one_pixel_are_not(tmp_path):

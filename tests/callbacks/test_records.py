@@ -169,7 +169,7 @@ def test_a_fault_in_making_a_record_is_said_once_and_the_numbers_are_written(tmp
     with pytest.warns(UserWarning, match="hookboard") as said:
         run = fit(tmp_path, Toy(mlp()), batches(6, 6, 6), make(every_n_steps=1))
     (message,) = [str(w.message) for w in said if "hookboard" in str(w.message)]
-    assert f"the record of {make.__name__}'s layers for the tab in TensorBoard is switched off" in message
+    assert f"the record of {make.__name__}'s layers for the TensorBoard tab is switched off" in message
     assert "no record today" in message
     assert run.global_step == 3
     assert written(tmp_path, make.__name__) == []

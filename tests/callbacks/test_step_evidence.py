@@ -168,7 +168,7 @@ def test_a_rate_of_0_and_the_largest_of_the_others(tmp_path):
     net = sized(linear(8, 16), nn.ReLU, linear(16, 16), nn.ReLU, linear(16, 3))
     model = Grouped(net, CROSS_ENTROPY, rate=0.0123, other=0.0)
     evidence = said(tmp_path, model, classes(), "not_updated")
-    largest, still, layers = numbers("rate is 0, while other rates go up to # (in # of # layers)", evidence)
+    largest, still, layers = numbers("rate is 0, while other rates go up to # (# of # layers)", evidence)
     assert largest == 0.012
     assert (still, layers) == (len(still_in(model)), 3)
 
@@ -178,7 +178,7 @@ def test_a_rate_whose_updates_are_lost_in_rounding(tmp_path):
     model = Grouped(net, CROSS_ENTROPY, rate=0.01, other=1.25e-12)
     evidence = said(tmp_path, model, classes(), "not_updated")
     rate, still, layers = numbers(
-        "at a learning rate of # the updates are lost to rounding to float32 or clipped away (in # of # layers)",
+        "at a learning rate of # the updates are lost to rounding to float32 or clipped away (# of # layers)",
         evidence,
     )
     assert rate == shortened(1.25e-12)

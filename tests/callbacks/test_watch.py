@@ -245,7 +245,7 @@ def test_a_loop_hears_that_a_rule_asks_it_to_stop():
 
 def test_what_is_no_callback_of_hookboard_is_an_error_that_names_it():
     model = Plain(mlp())
-    with pytest.raises(ValueError, match=r"callbacks=.*HealthMonitor'>\]: pass a callback of hookboard"):
+    with pytest.raises(ValueError, match=r"callbacks=.*HealthMonitor'>\]: pass a hookboard callback"):
         watch(model, torch.optim.SGD(model.parameters(), lr=0.01), [HealthMonitor])
 
 

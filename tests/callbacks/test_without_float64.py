@@ -119,6 +119,6 @@ def test_one_line_says_that_it_waits(monkeypatch, tmp_path, caplog):
         fit(tmp_path, Toy(mlp()), batches(2, 2), HealthMonitor(every_n_steps=1), ParameterLogger(every_n_steps=1))
     lines = [record.getMessage() for record in caplog.records if "no float64" in record.getMessage()]
     assert lines == [
-        f"hookboard: {name}: CPU has no float64, so tensors are copied to the host first, which blocks on the device."
+        f"hookboard: {name}: CPU has no float64, so tensors are first copied to the host, which waits for the device."
         for name in ("HealthMonitor", "ParameterLogger")
     ]

@@ -174,6 +174,6 @@ def test_processes_that_have_parts_train_as_they_do_without_a_monitor(split, cas
 
 def test_what_cannot_be_seen_of_a_weight_that_is_split_is_said_once(split):
     ((said,), nothing) = (kept.said for kept in split["dead"])
-    assert "8 weights are sharded across processes (net.0.weight" in said
+    assert "units of 8 weights sharded across processes (net.0.weight" in said
     assert "symmetric_units skips them" in said
     assert nothing == []

@@ -246,7 +246,7 @@ MAX_CELLS = 4_000_000
 
 NO_RUNS_HINT = (
     "The log directory holds no runs yet. Train with hookboard's callbacks and a TensorBoardLogger, for example "
-    "Trainer(callbacks=[HealthMonitor()]), and start TensorBoard with --logdir on the directory of its logs."
+    "Trainer(callbacks=[HealthMonitor()]), and point TensorBoard's --logdir to the directory of its logs."
 )
 NO_DATA_HINT = (
     "No run in the log directory has data from hookboard. Add one of its callbacks to the Trainer, for example "
@@ -426,7 +426,7 @@ class Board:
         if points is None:
             raise no_such("histogram", tag, self.source.last_tensors(HISTOGRAMS, run.name).get(run.name, {}))
         if not all(tensor.ndim == 2 and tensor.shape[1] == 3 and tensor.dtype.kind == "f" for _, tensor in points):
-            raise RefusalError(f"tag={tag!r} is not a histogram: expected rows of left edge, right edge and count.")
+            raise RefusalError(f"tag={tag!r} is not a histogram: expected rows of (left edge, right edge, count).")
         last = curve_of([step for step, _ in points], range(len(points)))
         tensors = [points[int(i)][1] for i in last.values]
         columns = {name: [json_numbers(t[:, i]) for t in tensors] for i, name in enumerate(("left", "right", "counts"))}

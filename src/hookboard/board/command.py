@@ -81,25 +81,27 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--json", type=Path, metavar="FILE", help="write the verdicts to this file at the end")
     run.add_argument("--every-n-steps", type=int, metavar="N", help="measure every N optimizer steps")
     run.add_argument(
-        "--stop-on", metavar="RULE", help=("stop training when this rule raises an alarm; `alarm` for any rule")
+        "--stop-on", metavar="RULE", help="stop training when this rule raises an alarm; `alarm` stands for any rule"
     )
     run.add_argument("--off", metavar="RULE", action="append", default=[], help="switch a rule off; may be repeated")
     run.add_argument("-m", dest="is_module", action="store_true", help="run a module, as `python -m` does")
     run.add_argument("script", nargs=argparse.REMAINDER, metavar="SCRIPT ...", help="the script and its arguments")
     run.set_defaults(command=_run)
-    verdicts = commands.add_parser("verdicts", help="HealthMonitor's verdicts; exit status 1 if there is an alarm")
-    verdicts.add_argument("folder", nargs="+", help="the folder of a run, or one with several runs")
-    verdicts.add_argument("--json", action="store_true", help="print a list with an object for each run")
+    verdicts = commands.add_parser("verdicts", help="print the verdicts; exit status 1 if there is an alarm")
+    verdicts.add_argument("folder", nargs="+", help="the folder of a run, or a folder with several runs")
+    verdicts.add_argument("--json", action="store_true", help="print a JSON list with one object per run")
     verdicts.set_defaults(command=_verdicts)
-    report = commands.add_parser("report", help="the tab as one file, to share")
-    report.add_argument("folder", nargs="+", help="the folder of a run; several are compared")
-    report.add_argument("-o", "--output", type=Path, default="report.html", help="the file (default: %(default)s)")
+    report = commands.add_parser("report", help="write the tab to one file that you can share")
+    report.add_argument("folder", nargs="+", help="the folder of a run, or several to compare")
+    report.add_argument(
+        "-o", "--output", type=Path, default="report.html", help="the file to write (default: %(default)s)"
+    )
     report.set_defaults(command=_report)
-    runs = commands.add_parser("runs", help="all runs, worst first")
+    runs = commands.add_parser("runs", help="list all runs, worst first")
     runs.add_argument("folder", nargs="+", help="a folder with runs")
     runs.set_defaults(command=_runs)
-    explain = commands.add_parser("explain", help="what a verdict means: causes, fix, and when its rule is wrong")
-    explain.add_argument("rule", nargs="*", help="the name of a rule; without it, all names are listed")
+    explain = commands.add_parser("explain", help="explain a rule: causes, fix, and when it is wrong")
+    explain.add_argument("rule", nargs="*", help="the name of a rule (default: list all names)")
     explain.set_defaults(command=_explain)
     return made
 

@@ -37,8 +37,10 @@ def open_folders(folders: Sequence[str | os.PathLike[str]]) -> tuple[Board, list
     try:
         multiplexer = _read(paths, base)
     except UnicodeEncodeError as error:  # TensorBoard encodes paths, unlike Python, which takes any bytes
-        cure = "rename it, or set PYTHONUTF8=1 if its name is right"
-        raise ValueError(f"the path {error.object!r} is not valid UTF-8, which TensorBoard needs: {cure}.") from error
+        cure = "rename it, or set PYTHONUTF8=1 if the name is right"
+        raise ValueError(
+            f"the path {error.object!r} is not valid UTF-8, which TensorBoard requires; {cure}."
+        ) from error
     board = Board(Source(MultiplexerDataProvider(multiplexer, base), RequestContext(), ""))
     names = [run["name"] for run in board.runs()["runs"]]
     if not names:
@@ -58,7 +60,7 @@ def _read(paths: Sequence[Path], base: str) -> EventMultiplexer:
         except UnicodeEncodeError:  # for which `open_folders` has a text
             raise
         except Exception as error:  # a file may hold any nonsense; what stands before it was read
-            warn(f"{place}: the rest of its event files cannot be read: {type(error).__name__}: {error}")
+            warn(f"{place}: the rest of its event files cannot be read ({type(error).__name__}: {error})")
     return multiplexer
 
 
@@ -71,7 +73,7 @@ def _with_events(path: Path) -> Iterator[str]:
     for place, _, files in os.walk(path, followlinks=True, onerror=left_out):
         found = [os.path.join(place, name) for name in files if IsSummaryEventsFile(name)]
         if pipes := [file for file in found if os.path.exists(file) and not os.path.isfile(file)]:
-            warn(f"{place} was left out: {pipes[0]!r} is not a regular file, and reading it might never end.")
+            warn(f"{place} was left out because reading {pipes[0]!r}, which is not a regular file, might never end.")
         elif found:
             yield place
 
@@ -85,9 +87,9 @@ def _existing(path: Path) -> Path:
     if path.is_dir():
         return path
     if path.exists():
-        raise ValueError(f"{str(path)!r} is a file; give the folder of a run.")
+        raise ValueError(f"{str(path)!r} is a file; pass the folder of a run.")
     parent = _existing(path.parent)
     folders = sorted(str(place) for place in parent.iterdir() if place.is_dir())
     if not folders:
-        raise ValueError(f"unknown folder {str(path)!r}: {str(parent)!r} has no folders.")
+        raise ValueError(f"unknown folder {str(path)!r}; {str(parent)!r} has no subfolders.")
     raise unknown("folder", str(path), folders)

@@ -395,7 +395,7 @@ def _record(source: Source, run: str, tag: str) -> LayersRecord | HealthRecord |
         record = health_record(strings)
         return replace(record, verdicts=tuple(map(_verdict, record.verdicts)))
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
-        return f"The record {tag!r} cannot be read; everything else is shown: {error}."
+        return f"The record {tag!r} cannot be read ({error}); everything else is shown."
 
 
 def _is_record(tag: str) -> bool:
@@ -416,7 +416,7 @@ def _verdict(given: Mapping[str, Any]) -> dict[str, Any]:
 def _strings(tensor: np.ndarray) -> Sequence[bytes]:
     strings: list[Any] = np.ravel(tensor).tolist()
     if not all(isinstance(one, bytes) for one in strings):
-        raise ValueError(f"not a hookboard record: a tensor of {tensor.dtype}, not of strings")
+        raise ValueError(f"not a hookboard record: its tensor has dtype {tensor.dtype}, not strings")
     return strings
 
 

@@ -81,7 +81,7 @@ class HookboardPlugin(base_plugin.TBPlugin):  # type: ignore[misc]  # TensorBoar
             from tensorboard import plugin_util
 
             if request.method not in ("GET", "HEAD"):
-                return _fault(request, f"method {request.method}: only GET is answered.", 405)
+                return _fault(request, f"method {request.method} is not supported; use GET.", 405)
             context, experiment = plugin_util.context(request.environ), plugin_util.experiment_id(request.environ)
             try:
                 return answer(Board(Source(self._provider, context, experiment), self._cache), request)
@@ -111,7 +111,7 @@ def _layer(board: Board, request: Request) -> Answer:
     layer = "" if request.args.get("layer") == "" else _given(request, "layer")  # "" is the whole model
     band = request.args.get("band", "1")
     if band not in ("0", "1"):
-        raise RefusalError(f"band={band!r}: give 1 (show the band, the default) or 0.")
+        raise RefusalError(f"band={band!r} is invalid: use 1 (show the band, the default) or 0.")
     return board.layer(run, layer, columns, band == "1")
 
 
@@ -119,14 +119,14 @@ def _given(request: Request, name: str) -> str:
     value = request.args.get(name, "")
     if not value:
         given = ", ".join(request.args) or "none"
-        raise RefusalError(f"{request.path} needs the parameter {name!r}, not empty; given: {given}.")
+        raise RefusalError(f"{request.path} needs a non-empty parameter {name!r}; given: {given}.")
     return str(value)
 
 
 def _columns(request: Request) -> int:
     given = request.args.get("columns", "400")
     if not (given.isascii() and given.isdigit() and len(given) < 9 and 1 <= int(given) <= MAX_COLUMNS):
-        raise RefusalError(f"columns={given!r}: give a whole number from 1 to {MAX_COLUMNS}.")
+        raise RefusalError(f"columns={given!r} is invalid: use a whole number from 1 to {MAX_COLUMNS}.")
     return int(given)
 
 

@@ -98,7 +98,9 @@ def read(folder: str | os.PathLike[str]) -> ReadRun:
     """
     board, names = open_folders([folder])
     if len(names) > 1:
-        raise ValueError(f"{os.fspath(folder)!r} holds {len(names)} runs; give the folder of one: {listed(names)}.")
+        raise ValueError(
+            f"{os.fspath(folder)!r} contains {len(names)} runs; pass the folder of one run: {listed(names)}."
+        )
     run = board.logged_run(names[0])
     readings = {}
     for one in run.series.values():

@@ -97,7 +97,7 @@ class CAMLogger(PictureLogger):
         if isinstance(target, str):
             check_name("target", target, ["predicted", "label"])
         elif not is_whole(target) or target < 0:
-            raise wrong("target", target, "'predicted', 'label', or the index of a class, 0 or more")
+            raise wrong("target", target, "'predicted', 'label', or a class index, 0 or more")
         check_name("stage", stage, get_args(EvaluationStage))
         check_normalization(mean, std)
         if classes is not None:
@@ -133,9 +133,9 @@ class CAMLogger(PictureLogger):
         call = taken.tap.found
         if call is None:
             raise taken.tap.error or NothingToShowError(
-                f"no module was called with pictures (n, up to {MAX_PICTURE_CHANNELS} channels, height, width) "
-                "and returned class scores (n, classes). If your model classifies pictures, call it as one module, "
-                "as in self(images)"
+                f"no module took pictures of shape (n, up to {MAX_PICTURE_CHANNELS} channels, height, width) and "
+                "returned class scores of shape (n, classes). If your model classifies pictures, call it as one "
+                "module, as in self(images)"
             )
         labels = _labels_in(taken.batch, call)
         names = list(state.selection.modules)
@@ -184,7 +184,9 @@ class CAMLogger(PictureLogger):
                     raise _no_such_class(self.target, [self.target], last)
                 return torch.full((len(scores),), self.target, device=scores.device)
             if labels is None:
-                raise NothingToShowError("target='label' needs labels: the batch has no integer tensor of shape (n,)")
+                raise NothingToShowError(
+                    "target='label' needs labels, but the batch has no integer tensor of shape (n,)"
+                )
             # On a GPU an index out of range would end the process, and checking it would wait for the device.
             return labels.to(scores.device, non_blocking=True).clamp(0, last)
 
@@ -213,8 +215,8 @@ class CAMLogger(PictureLogger):
                 if _is_close(features.mean(dim=(2, 3)), seen.pooled.float()):
                     return method.map(features, seen.weight.float())
         raise NothingToShowError(
-            f"method='cam' needs a linear head on the global average of {layer.name!r}, and this model "
-            "has none; method='grad_cam' works without one"
+            f"method='cam' needs a linear head on the global average of {layer.name!r}, which this model "
+            "does not have; method='grad_cam' works without one"
         )
 
     def _caption(self, k: int, seen: Attribution, labels: Tensor | None) -> str:
@@ -260,7 +262,8 @@ def _sent(groups: Sequence[Mapping[str, Tensor | None]]) -> Steps[list[dict[str,
 def _no_such_class(target: str | int, wanted: list[int], last: int) -> NothingToShowError:
     """Return the error for classes that are not between 0 and `last`."""
     return NothingToShowError(
-        f"target={target!r} asks for the classes {wanted}, but the model has scores only for classes 0 to {last}"
+        f"target={target!r} selects classes that are out of range ({wanted}): the model has scores for classes 0 to "
+        f"{last}"
     )
 
 
@@ -284,7 +287,7 @@ def _as_maps(tensor: Tensor, layer: TargetLayer, aspect: float | None) -> Tensor
     maps = maps_in(samples_first(tensor.float(), layer.module), layer.module, aspect=aspect)
     if tensor.ndim == 3 and maps.values.shape[1] == 1:
         raise NothingToShowError(
-            f"the {tensor.shape[1]} tokens of {layer.name!r} do not form a grid; name a convolution in `modules`"
+            f"the {tensor.shape[1]} tokens of {layer.name!r} do not form a grid; select a convolution in `modules`"
         )
     return maps.values
 
@@ -302,6 +305,6 @@ def _without_other_ranks(loop: Loop) -> AbstractContextManager[Any]:
     if loop.world_size == 1 or loop.is_model_parallel:
         return nullcontext()
     return NoCollectives(
-        "class-activation maps call the model once more, on rank 0 alone, but this model communicates with the other "
-        "ranks when it is called"
+        "class-activation maps need one more forward pass on rank 0 alone, but the forward of this model communicates "
+        "with the other ranks"
     )

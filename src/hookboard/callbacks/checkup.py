@@ -71,7 +71,7 @@ class Checkup(HookboardCallback[StageState]):
         batches, why_not = _batches_of(loop, batch, until)
         setting = Setting(loop.model, loop.optimizers, None, loop.trainer, loop.steps_left)
         report = check_up(setting, batches, self.seconds)
-        said = (*report.tried, f"Only the first batch was read: {why_not}.") if why_not else report.tried
+        said = (*report.tried, f"Only the first batch was read, because {why_not}.") if why_not else report.tried
         self.report = CheckupReport(report.findings, said)
         inform(str(self.report))
         text = "\n".join(f"    {line}" for line in str(self.report).splitlines())  # a block of code in Markdown

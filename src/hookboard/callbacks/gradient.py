@@ -96,8 +96,8 @@ class GradientLogger(SiteLogger[MeasurementState]):
             owners = select(model, self.modules, self.types, owning="parameters")
             if not self._weights(owners):
                 raise ValueError(
-                    f"modules={self.modules!r}, types={self.types!r}: all weights there are computed by a "
-                    "parametrization; select what they are computed from, as in 'conv.parametrizations.weight'."
+                    f"modules={self.modules!r}, types={self.types!r}: all selected weights are computed by "
+                    "parametrizations; select the original parameters, as in 'conv.parametrizations.weight'."
                 )
         elif nothing is not None:
             raise nothing

@@ -82,7 +82,7 @@ def _rule_among(modules: object) -> str:
     """Return a hint if the name of a rule was given as `modules`; otherwise ""."""
     given = list(modules) if isinstance(modules, list | tuple) else [modules]
     rule = next((name for name in RULES if name in given), None)
-    return f" {rule!r} is a rule: pass rules={rule!r}." if rule else ""
+    return f" {rule!r} is a rule; pass rules={rule!r}." if rule else ""
 
 
 def some_units(weight: Tensor) -> Tensor:
@@ -221,7 +221,7 @@ class HealthMonitor(SiteLogger[HealthState]):
 
     def _why_not(self, loop: Loop) -> str | None:
         if self.stop_on is not None and loop.world_size > 1 and not self.sync_dist:
-            raise ValueError("stop_on with sync_dist=False: all ranks must stop together; leave one of them out.")
+            raise ValueError("stop_on cannot be combined with sync_dist=False, because all ranks must stop together.")
         return super()._why_not(loop)
 
     def _select(self, model: nn.Module) -> Selection:

@@ -71,7 +71,7 @@ def _guarded(act: Callable[..., Any], *given: Any) -> None:
     try:
         act(*given)
     except Exception as error:
-        warn(f"training is not watched: {type(error).__name__}: {error}")
+        warn(f"training is not watched ({type(error).__name__}: {error})")
 
 
 def _give(giving: Callable[..., bool], trainer: Any) -> None:
@@ -177,7 +177,7 @@ class _LoopReader:
             if self._calls == MAX_CALLS:
                 self.give_up()
                 inform(
-                    "the first training step was not inspected: no module with trained parameters was called. "
+                    "the first training step was not inspected because no module with trained parameters was called. "
                     f"{_ADVICE}"
                 )
             return
@@ -185,7 +185,8 @@ class _LoopReader:
         model = _holder_of(trained, module)
         if model is None:
             inform(
-                f"the first training step was not inspected: no single module holds all trained parameters. {_ADVICE}"
+                "the first training step was not inspected because no single module holds all trained parameters. "
+                f"{_ADVICE}"
             )
             return
         live = self._live = LiveStep(BareLoop(model, optimizers, [], [], None, False, 1))

@@ -88,10 +88,10 @@ class Intervention(HookboardCallback[_EditState]):
         check_selection(modules, types)
         check_name("role", role, get_args(EditRole))
         check_whole("first_step", first_step, 0, "optimizer steps")
-        check_whole("last_step", last_step, 0, "optimizer steps", "for no end")
+        check_whole("last_step", last_step, 0, "optimizer steps", "to never end")
         elsewhere = set(chosen("stages", stages, get_args(Stage))) - {"train"}
         if ROLES[role].is_gradient and elsewhere:
-            raise ValueError(f"role={role!r}, stages={stages!r}: only 'train' has gradients.")
+            raise ValueError(f"role={role!r}, stages={stages!r}: only the stage 'train' has gradients.")
         if last_step is not None and last_step < first_step:
             raise ValueError(f"first_step={first_step!r}, last_step={last_step!r}: last_step is before first_step.")
         self.rule = rule

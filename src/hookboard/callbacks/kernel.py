@@ -75,7 +75,7 @@ class KernelLogger(PictureLogger):
             raise NothingToSelectError("the model has no convolution with kernels larger than one pixel")
         if not found:
             raise ValueError(
-                f"modules={self.modules!r}, types={self.types!r} select no convolution, and only the kernels of "
+                f"modules={self.modules!r}, types={self.types!r} select no convolution, but only the kernels of "
                 "convolutions can be shown."
             )
         return Selection(found)

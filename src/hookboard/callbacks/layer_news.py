@@ -126,7 +126,7 @@ class LayerNews:
 
     def _switch_off(self, error: Exception) -> None:
         self._is_off = True
-        warn_switched_off(f"the record of {self._callback}'s layers for the tab in TensorBoard", error)
+        warn_switched_off(f"the record of {self._callback}'s layers for the TensorBoard tab", error)
 
 
 class Facts(dict[str, LayerFacts]):

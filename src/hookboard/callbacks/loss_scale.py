@@ -111,7 +111,7 @@ class LossScale:
             rank_zero_warn(
                 f"{self._owner}: an optimizer stepped under a GradScaler without Lightning's backward pass. It is "
                 "unknown whether your own backward pass applied the scale, so grad_output and grad_input are NaN in "
-                "such steps. Call self.manual_backward(loss) to get them."
+                "such steps. Call self.manual_backward(loss) to measure them."
             )
         return readings.blanked(unknown)
 

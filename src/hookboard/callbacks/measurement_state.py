@@ -134,7 +134,7 @@ class MissingSites:
             )
         kept = [reading for reading in readings if not reading.is_empty]
         for name, sites in without_curves(names_of, kept, self.among):
-            inform(f"{self.owner}: no {name} for {sites}: {why_not_there(name)} (shown once).")
+            inform(f"{self.owner}: no {name} for {sites}, because {why_not_there(name)} (shown once).")
 
     def found(self, recorder: Recorder, readings: Iterable[Reading]) -> Iterator[tuple[str, Role, str]]:
         """Yield name, role and cause of each expected site without a reading, or whose tensors were all empty."""
@@ -144,7 +144,7 @@ class MissingSites:
             are_empty[site] = are_empty.get(site, True) and reading.is_empty
         for (name, role), cause in self.causes.items():
             if (name, role) not in are_empty:
-                yield name, role, "switched off, as a warning above says" if recorder.is_off(name, role) else cause
+                yield name, role, "switched off (see the warning above)" if recorder.is_off(name, role) else cause
             elif are_empty[name, role]:
                 yield name, role, "every tensor was empty"
 
@@ -153,7 +153,7 @@ def _why_silent(state: MeasurementState, name: str, role: Role) -> str:
     if name in state.weights and ROLES[role].of_parameter:
         return why_silent(state.weights[name])
     if role in ATTENTION_ROLES:
-        return "no call to scaled_dot_product_attention was seen, as in compiled code"
+        return "no call to scaled_dot_product_attention was seen (calls in compiled code are not seen)"
     return state.taps.why_silent(name, role)
 
 

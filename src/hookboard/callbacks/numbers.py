@@ -78,7 +78,9 @@ class SiteLogger(HookboardCallback[V]):
         check_steps(every_n_steps, "to follow the Trainer's log_every_n_steps")
         chosen("stages", stages, get_args(Stage))
         if not as_list(statistics) and not histogram:
-            raise wrong("statistics", statistics, "at least one, or histogram=True for histograms alone")
+            raise wrong(
+                "statistics", statistics, "at least one statistic, or set histogram=True to log histograms only"
+            )
         self.modules = modules
         self.types = types
         self.every_n_steps = every_n_steps
@@ -148,8 +150,8 @@ class SiteLogger(HookboardCallback[V]):
     def _prepare(self, loop: Loop, state: V) -> None:
         if needs_host(loop.device) and not self._live:
             inform(
-                f"{self._name}: {loop.device.type.upper()} has no float64, so tensors are copied to the host first, "
-                "which blocks on the device."
+                f"{self._name}: {loop.device.type.upper()} has no float64, so tensors are first copied to the host, "
+                "which waits for the device."
             )
         state.roles = self._roles()
         state.recorder = self._recorder(loop, state)
@@ -241,8 +243,8 @@ class SiteLogger(HookboardCallback[V]):
             steps = loop.logged_step
             why = f"the fit took {steps} steps, but every_n_steps is {state.every_n_steps}"
         else:
-            why = f"the fit had no {state.stage} loop after its start"
-        inform(f"{self._name} has measured nothing in {state.stage}: {why}.")
+            why = f"the fit ran no {state.stage} loop after its start"
+        inform(f"{self._name} measured nothing in {state.stage}: {why}.")
 
     def _follow_weights(self, model: nn.Module, state: V) -> None:
         """If modules have other parameters than before, watch the new ones, and warn once.

@@ -81,7 +81,7 @@ class PictureLogger(HookboardCallback[PictureState]):
 
     def __init__(self, stage: Stage | None, batch_idx: int, every_n_steps: int | None, **counts: int) -> None:
         super().__init__()
-        check_steps(every_n_steps, f"for {STEPS_PER_LOG} times the Trainer's log_every_n_steps")
+        check_steps(every_n_steps, f"to use {STEPS_PER_LOG} times the Trainer's log_every_n_steps")
         check_whole("batch_idx", batch_idx, 0)
         for name, count in counts.items():
             check_whole(name, count)
@@ -117,7 +117,7 @@ class PictureLogger(HookboardCallback[PictureState]):
         if self.needs_weights and loop.weights_kept_by:
             return f"{loop.weights_kept_by} shards the weights across ranks; use ModelParallelStrategy (FSDP2) instead"
         if self.stage == "validate" and loop.is_fitting and not loop.has_validation:
-            return "it takes its pictures in validation, and this fit has none"
+            return "it takes its pictures in validation, but this fit has no validation"
         return None
 
     def _is_collective(self, loop: Loop) -> bool:
@@ -176,7 +176,7 @@ class PictureLogger(HookboardCallback[PictureState]):
         """Log a line if the fit was too short for pictures."""
         if state.stage == "train" and state.is_first:
             inform(
-                f"{self._name} has shown nothing: the fit took {loop.logged_step} steps, but every_n_steps is "
+                f"{self._name} showed nothing: the fit took {loop.logged_step} steps, but every_n_steps is "
                 f"{state.every_n_steps}."
             )
 

@@ -41,6 +41,6 @@ class ReportAtEnd:
                 if places := self._loggers.places_of_page(REPORT):
                     inform(f"HealthMonitor wrote the report of this run: {'; '.join(places)}")
         except Exception as error:  # a file or a logger may fail; the fit itself is over
-            warn_switched_off("the report of HealthMonitor", error)
+            warn_switched_off("HealthMonitor's report", error)
         finally:
             self._files.close()

@@ -98,7 +98,7 @@ class Reporter:
             return see(self.judge)
         except Exception as error:  # what is measured is still worth having, here and on other ranks
             self.judge = None
-            warn_switched_off("judging by HealthMonitor", error)
+            warn_switched_off("HealthMonitor's judging", error)
             return None
 
     def close(self) -> None:
@@ -116,7 +116,7 @@ class Reporter:
             say = alert if any(verdict.severity == "alarm" for verdict in verdicts) else inform
             say("\n".join(closing(run, verdicts, self._loggers.places if self._loggers.are_given else None)))
         except Exception as error:  # this runs while the hooks are removed, perhaps after another error
-            warn_switched_off("the last verdict of HealthMonitor", error)
+            warn_switched_off("HealthMonitor's final report", error)
 
     def _say_new(self, verdicts: Sequence[Verdict]) -> None:
         """Warn of each alarm that is not in `alarms` yet, and add it to them."""

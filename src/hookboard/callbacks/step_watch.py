@@ -102,12 +102,12 @@ class StepWatch:
     def keep_products(self, weights: Mapping[str, Weight], stepped: dict[str, Stepped]) -> None:
         """Compute what adapters add to frozen weights, before an optimizer steps, see `AdaptedWeights.keep`."""
         if self.adapters:
-            self._guarded("the steps of adapters", self._adapted.keep, self.adapters, weights, stepped)
+            self._guarded("measuring the updates of adapters", self._adapted.keep, self.adapters, weights, stepped)
 
     def measure_products(self, recorder: Recorder, weights: Mapping[str, Weight]) -> None:
         """Measure it after the optimizers have stepped."""
         if self.adapters:
-            found = self._guarded("the steps of adapters", self._adapted.measure, recorder, weights)
+            found = self._guarded("measuring the updates of adapters", self._adapted.measure, recorder, weights)
             self.factors = found or frozenset()
 
     def end_batch(self) -> None:

@@ -305,8 +305,8 @@ def say_split(weights: Mapping[str, Weight]) -> None:
     split = [name for name, weight in weights.items() if any(isinstance(part, DTensor) for part in weight.parameters)]
     if split:
         warn(
-            f"HealthMonitor: {len(split)} weights are sharded across processes ({listed(split, 3)}), so their units "
-            "cannot be told apart: symmetric_units skips them, and dead_units uses only the outputs of activation "
-            "modules. Where outputs are sharded too (tensor parallelism), a unit counts as dead only if it is dead "
-            "in every shard."
+            f"HealthMonitor cannot tell apart the units of {len(split)} weight{'s' * (len(split) > 1)} sharded across "
+            f"processes ({listed(split, 3)}): symmetric_units skips them, and dead_units uses only the outputs of "
+            "activation modules. Where outputs are sharded too (tensor parallelism), a unit counts as dead only if it "
+            "is dead in every shard."
         )

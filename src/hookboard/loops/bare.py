@@ -269,7 +269,7 @@ def watch(
     if not isinstance(model, nn.Module):
         raise wrong("model", model, "a module")
     if scaler is not None and not isinstance(scaler, GradScaler):
-        raise wrong("scaler", scaler, "a GradScaler", "if there is none")
+        raise wrong("scaler", scaler, "a GradScaler", "if you use none")
     check_whole("log_every_n_steps", log_every_n_steps)
     check_switches(validates=validates)
     return BareLoop(
@@ -314,7 +314,7 @@ def callbacks_in(given: Any) -> list[HookboardCallback[Any]]:
     Raises:
         ValueError: it is, or has, something else.
     """
-    return _all_of("callbacks", given, HookboardCallback, "a callback of hookboard")
+    return _all_of("callbacks", given, HookboardCallback, "a hookboard callback")
 
 
 def loggers_in(given: Any) -> list[Any]:
@@ -323,7 +323,7 @@ def loggers_in(given: Any) -> list[Any]:
     Raises:
         ValueError: it is no `SummaryWriter`, no logger of Lightning, and no list or tuple of these; None is none.
     """
-    loggers = _all_of("loggers", given, SummaryWriter | Logger, "a SummaryWriter, a logger of Lightning")
+    loggers = _all_of("loggers", given, SummaryWriter | Logger, "a SummaryWriter, a Lightning logger")
     return [_WriterLogger(logger) if isinstance(logger, SummaryWriter) else logger for logger in loggers]
 
 
@@ -341,5 +341,5 @@ def _all_of(option: str, given: Any, kind: Any, valid: str) -> list[Any]:
     """
     several = [given] if isinstance(given, kind) else given
     if not isinstance(several, list | tuple) or not all(isinstance(one, kind) for one in several):
-        raise wrong(option, given, f"{valid}, or a list of such")
+        raise wrong(option, given, f"{valid}, or a list of these")
     return [*several]

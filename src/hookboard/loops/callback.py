@@ -61,7 +61,7 @@ class _StateKey:
     def __get__(self, callback: object | None, kind: type) -> str:
         if callback is None:  # this error lets `dir` and `inspect.getmembers` go on
             raise AttributeError(
-                f"callbacks=[{kind.__name__}]: give an object, as in {kind.__name__}(), not its class."
+                f"callbacks=[{kind.__name__}]: pass an instance, as in {kind.__name__}(), not the class."
             )
         return kind.__qualname__
 
@@ -142,7 +142,7 @@ class HookboardCallback(CallbackMethods[W]):
             try:
                 save(self._entry(loop), checkpoint)
             except Exception as error:  # the user's checkpoint is written all the same
-                alert(f"the state of {self._name} was not saved in the checkpoint: {type(error).__name__}: {error}")
+                alert(f"the state of {self._name} was not saved in the checkpoint ({type(error).__name__}: {error})")
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Keep the checkpoint's entries until the training starts: some strategies load it after `on_fit_start`."""
@@ -208,8 +208,8 @@ class HookboardCallback(CallbackMethods[W]):
         """Leave the last run for that of `loop` and return True; warn and return False if the last has not ended."""
         if self._is_taken(loop):
             rank_zero_warn(
-                f"{self._name} {self.verb} nothing in this run: it is still attached to another Trainer. Give each "
-                "Trainer its own callback."
+                f"{self._name} {self.verb} nothing in this run, because it is still attached to another Trainer. "
+                "Create a callback for each Trainer."
             )
             return False
         other = self._other(loop)
@@ -234,7 +234,7 @@ class HookboardCallback(CallbackMethods[W]):
             must_be_there = self.remembers and bool(loop.logged_step)
             restore(loaded, self._name, self._arguments(), self._live, must_be_there)
         except Exception as error:  # a damaged or foreign entry must not keep the fit from resuming
-            alert(f"{self._name} starts over, without its state from before the checkpoint: {error}.")
+            alert(f"{self._name} starts over, without its state from the checkpoint: {error}.")
 
     def begin_batch(self, loop: Loop, stage: str, batch: Any, batch_idx: int, dataloader_idx: int) -> None:
         """Call `_begin_batch` if `_wants` the batch, and `_see_batch` if the callback sees every step."""

@@ -104,8 +104,8 @@ class CallbackMethods(Generic[W], Callback, ABC):
             return "there is no logger"
         if loop.world_size > 1 and not has_process_group():
             return (
-                f"the Trainer has {loop.world_size} processes, but there is no process group to merge what they "
-                "measure (torch.distributed is not initialized)"
+                f"the Trainer has {loop.world_size} processes, but there is no process group to merge their "
+                "measurements (torch.distributed is not initialized)"
             )
         return None
 
@@ -233,7 +233,7 @@ def warn_of_equal_tags(last: object, loop: Loop) -> None:
     rank_zero_warn(
         f"{names} of hookboard's {len(callbacks)} callbacks write the same tags (at least {len(shared)}, such as those "
         f"that begin with {next(iter(shared))!r}), which then get several values per step. Choose their arguments so "
-        "that only one of them writes each tag."
+        "that only one callback writes each tag."
     )
 
 

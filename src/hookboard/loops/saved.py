@@ -82,7 +82,7 @@ def restore(
     try:
         of_class = [entry for entry in loaded if entry["callback"] == name]
         if other := next((entry for entry in of_class if entry["version"] != VERSION), None):
-            raise ValueError(f"its format is version {other['version']!r}, and this hookboard reads version {VERSION}")
+            raise ValueError(f"its format is version {other['version']!r}, but this hookboard reads version {VERSION}")
         mine = next((entry for entry in of_class if entry["arguments"] == arguments), None)
         if mine is not None:
             loaded[:] = [entry for entry in loaded if entry is not mine]  # the next equal callback has the next entry

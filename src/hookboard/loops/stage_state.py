@@ -86,7 +86,7 @@ class StageState:
             with self.until_end, self.until_batch_end:
                 self.is_due = False
         except Exception as error:  # both stacks have run all their callbacks nevertheless
-            rank_zero_warn(f"not all hooks of a callback could be removed: {type(error).__name__}: {error}")
+            rank_zero_warn(f"not all hooks of a callback could be removed ({type(error).__name__}: {error})")
 
     def observe(self, on: bool) -> None:
         """Switch the hooks on or off: off while other callbacks run in the middle of a batch. Here it does nothing."""

@@ -60,7 +60,7 @@ def wrap(module: ModuleType, kind: str, method: str, act: str) -> None:
         try:
             watching = importlib.import_module("hookboard.callbacks.in_script")
         except Exception as error:  # a process that the script has started may run another Python, without hookboard
-            sys.stderr.write(f"hookboard: training is not watched: {type(error).__name__}: {error}\n")
+            sys.stderr.write(f"hookboard: training is not watched ({type(error).__name__}: {error})\n")
         else:
             getattr(watching, act)(self)
         return real(self, *args, **named)
@@ -80,7 +80,9 @@ def say_if_nothing_was_watched() -> None:
     """Say that a script that uses torch has ended without a Trainer or an optimizer, of which it would be silent."""
     has_ended_well = not hasattr(sys, "last_value")
     if has_ended_well and "torch" in sys.modules and "hookboard.callbacks.in_script" not in sys.modules:
-        sys.stderr.write("hookboard: nothing was watched: the script created no Trainer and no torch optimizer.\n")
+        sys.stderr.write(
+            "hookboard: nothing was watched because the script created no Trainer and no torch optimizer.\n"
+        )
 
 
 folder = os.path.dirname(os.path.abspath(__file__))

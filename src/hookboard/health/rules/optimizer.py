@@ -261,7 +261,7 @@ def not_updated(run: Run) -> Iterator[Finding]:
         if is_slow and not why.startswith(NO_RATE):
             continue
         whose = "its weights" if len(chain) == 1 else f"the weights of {_from_to(chain)}"
-        evidence = f"{whose} get a gradient but do not change: {why} (in {len(why_still)} of {len(stepped)} layers)"
+        evidence = f"{whose} get a gradient but do not change: {why} ({len(why_still)} of {len(stepped)} layers)"
         is_root = why.startswith(NO_RATE)
         # What has moved, and by which the loss is lower, may have come to rest.
         moved = run.course("update_ratio")[[run.place(layer.name) for layer in chain]] > 0
