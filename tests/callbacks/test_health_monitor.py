@@ -203,7 +203,7 @@ def test_a_bad_option_is_an_error_that_says_what_is_valid(options, message):
 
 
 def test_a_rule_that_is_given_as_a_pattern_is_an_error_that_says_so():
-    with pytest.raises(ValueError, match=r"'dead_units' is a rule: pass rules='dead_units'\."):
+    with pytest.raises(ValueError, match=r"'dead_units' is a rule; pass rules='dead_units'\."):
         fit(None, Toy(mlp()), batches(4), HealthMonitor("dead_units"))
 
 
