@@ -205,7 +205,7 @@ class Rule:
             of the first training step, for built-in rules only; each finding is a verdict too. Their `judge` is None
             if the findings come from watching the optimizers or from another rule.
         look_at: The tag of the chart or text that shows what the rule sees, for the table of verdicts.
-        gives: Whether its verdicts are alarms, notes or either, for the same table.
+        gives: Whether its verdicts are alarms, notes or either, for the documentation of the rule.
 
     Raises:
         ValueError: An argument is invalid, such as a name with other characters, or a `judge` that is not a function.
