@@ -176,6 +176,19 @@ def test_a_damaged_record_is_no_clean_bill_of_health(command, tmp_path):
     assert any("hookboard/health" in line for line in errors)
 
 
+def test_a_byte_that_is_damaged_before_an_alarm_is_no_clean_bill_of_health(command, tmp_path):
+    judged(tmp_path / "run", [Verdict("alarm", "odd", "a", 0, None, "It is.", "Look.")])
+    assert command("verdicts", tmp_path)[0] == 1
+    judged(tmp_path / "well", [])
+    (path,) = (tmp_path / "run").glob("*tfevents*")
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 255
+    path.write_bytes(data)
+    status, _, errors = command("verdicts", tmp_path)
+    assert status == 2
+    assert any("run: the rest of its event files cannot be read" in line for line in errors)
+
+
 def test_runs_are_listed_with_the_worst_first(command):
     status, shown, errors = command("runs", "logs")
     assert (status, errors) == (0, [])

@@ -3,6 +3,7 @@
 import os
 import shutil
 import struct
+import warnings
 
 import google_crc32c
 import pytest
@@ -39,6 +40,11 @@ DAMAGED = {
 }
 
 
+FLIPPED = bytearray(framed(event("a")))
+FLIPPED[-6] ^= 255
+DAMAGED["a flipped byte"] = framed(event("a")) + bytes(FLIPPED) + framed(event("b"))
+
+
 @pytest.fixture
 def both(logs, tmp_path):
     """A folder with a run that can be read, and one for what cannot."""
@@ -58,6 +64,13 @@ def names_with_warning(folder, match):
 def test_a_damaged_file_leaves_the_other_runs(both, data):
     (both / "bad" / NAME).write_bytes(data)
     assert names_with_warning(both, r"bad: the rest of its event files cannot be read") == [f"{both.name}/sick"]
+
+
+def test_a_record_that_is_still_being_written_is_no_damage(both):
+    (both / "bad" / NAME).write_bytes(framed(event("a")) + framed(event("b"))[:-3])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert open_folders([both])[1] == [f"{both.name}/sick"]
 
 
 def test_a_pipe_that_is_named_like_an_event_file_is_not_waited_for(both):

@@ -154,6 +154,22 @@ def test_of_a_bare_loop_the_first_step_is_read_and_the_rest_is_as_without_us(pyt
     assert "with watch(model, optimizer, HealthMonitor(), SummaryWriter()) as run:" in run.stderr
 
 
+def test_random_numbers_and_environment_of_a_bare_loop_are_as_without_us(python):
+    text = f"""{NET}
+import os, random
+import numpy
+random.seed(1)
+numpy.random.seed(1)
+known = set(os.environ)
+optimizer = torch.optim.SGD(net.parameters(), 1e-2)
+for _ in range(2):
+    nn.functional.cross_entropy(net(x), y).backward()
+    optimizer.step()
+    print(random.random(), numpy.random.random(), torch.rand(1).item(), set(os.environ) - known)
+"""
+    assert python(text, options=[]).stdout == python(text).stdout
+
+
 @pytest.mark.parametrize(("ends", "is_said"), [("", True), ("raise SystemExit(3)", True), ("1 / 0", False)])
 def test_a_script_that_trains_without_an_optimizer_is_told_that_nothing_was_watched(python, ends, is_said):
     steps = "import torch\nw = torch.ones(2, requires_grad=True)\nw.sum().backward()\nw.data -= w.grad\nprint(w)\n"

@@ -13,7 +13,9 @@ from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+from warnings import catch_warnings, simplefilter
 
+from hookboard.base.messages import HookboardWarning
 from hookboard.base.records import HEALTH
 from hookboard.base.rule_texts import explained, more_on, sections
 from hookboard.board.board import Board
@@ -148,7 +150,9 @@ def _begin_json(path: Path) -> None:
 
 
 def _verdicts(arguments: argparse.Namespace) -> int:
-    board, names = open_folders(arguments.folder)
+    with catch_warnings(record=True) as caught:
+        simplefilter("always", HookboardWarning)
+        board, names = open_folders(arguments.folder)
     runs = [board.logged_run(name) for name in names]
     judged = [(run.name, run.health) for run in runs if run.health is not None]
     if arguments.json:
@@ -156,7 +160,8 @@ def _verdicts(arguments: argparse.Namespace) -> int:
         _print([json.dumps(found, indent=2)])
     else:
         _print(line for run in runs for line in _verdict_lines(run))
-    warnings = [f"hookboard: {run.name}: {warning}" for run in runs for warning in run.warnings]
+    warnings = [str(one.message) for one in caught]
+    warnings += [f"hookboard: {run.name}: {warning}" for run in runs for warning in run.warnings]
     if not judged:
         warnings.append("hookboard: HealthMonitor watched none of these runs.")
     _print(warnings, sys.stderr)

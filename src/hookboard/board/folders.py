@@ -1,13 +1,16 @@
 """Opens folders with event files."""
 
+import logging
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
 from tensorboard.backend.event_processing.io_wrapper import IsSummaryEventsFile
 from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
 from tensorboard.context import RequestContext
+from tensorboard.util import tb_logging
 
 from hookboard.base.messages import unknown, warn
 from hookboard.base.records import PLUGIN
@@ -56,12 +59,39 @@ def _read(paths: Sequence[Path], base: str) -> EventMultiplexer:
         name = Path(os.path.relpath(place, base)).as_posix()
         multiplexer.AddRun(place, name)
         try:
-            multiplexer.GetAccumulator(name).Reload()
+            with _noting_damage() as damaged:
+                multiplexer.GetAccumulator(name).Reload()
+            causes = damaged
         except UnicodeEncodeError:  # for which `open_folders` has a text
             raise
         except Exception as error:  # a file may hold any nonsense; what stands before it was read
-            warn(f"{place}: the rest of its event files cannot be read ({type(error).__name__}: {error})")
+            causes = [f"{type(error).__name__}: {error}"]
+        if causes:
+            warn(f"{place}: the rest of its event files cannot be read ({causes[0]})")
     return multiplexer
+
+
+@contextmanager
+def _noting_damage() -> Iterator[list[str]]:
+    """Collect what is wrong with a record at which TensorBoard ends a file, which it says only when debugged.
+
+    A record that is cut off is no damage: the run may still be writing it.
+    """
+    damaged, logger = list[str](), tb_logging.get_logger()
+    level, shown = logger.level, logger.getEffectiveLevel()
+
+    def note(line: logging.LogRecord) -> bool:
+        if line.msg.startswith("Truncated record") and "truncated" not in line.getMessage()[len(line.msg) :].lower():
+            damaged.append(line.getMessage())
+        return bool(line.levelno >= shown)
+
+    logger.setLevel(logging.DEBUG)
+    logger.addFilter(note)
+    try:
+        yield damaged
+    finally:
+        logger.removeFilter(note)
+        logger.setLevel(level)
 
 
 def _with_events(path: Path) -> Iterator[str]:

@@ -58,7 +58,7 @@ def wrap(module: ModuleType, kind: str, method: str, act: str) -> None:
     @functools.wraps(real)
     def wrapped(self: Any, *args: Any, **named: Any) -> Any:
         try:
-            watching = importlib.import_module("hookboard.callbacks.in_script")
+            watching = _imported("hookboard.callbacks.in_script")
         except Exception as error:  # a process that the script has started may run another Python, without hookboard
             sys.stderr.write(f"hookboard: training is not watched ({type(error).__name__}: {error})\n")
         else:
@@ -66,6 +66,25 @@ def wrap(module: ModuleType, kind: str, method: str, act: str) -> None:
         return real(self, *args, **named)
 
     setattr(owner, method, wrapped)
+
+
+def _imported(name: str) -> ModuleType:
+    """Import a module of ours, and leave random numbers and the environment of the script as they were.
+
+    With hookboard comes Lightning, which sets an environment variable, and with that comes rich, which draws from
+    Python's random numbers. Filters of warnings stay: the modules of torch that come along have set some too.
+    """
+    if name in sys.modules:
+        return sys.modules[name]
+    import random
+
+    drawn, environment = random.getstate(), dict(os.environ)
+    try:
+        return importlib.import_module(name)
+    finally:
+        random.setstate(drawn)
+        for key in os.environ.keys() - environment.keys():
+            del os.environ[key]
 
 
 def run_hidden() -> None:

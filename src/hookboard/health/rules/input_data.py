@@ -127,7 +127,7 @@ def _same(run: Run, site: Site, reading: Reading) -> Said | None:
     if is_one_sample and not _was_same(run, site, value):
         return None
     evidence = f"all {reading.moments.count:.0f} values of the input are {value:.3g}"
-    return evidence, "Check how the data is loaded and preprocessed: every sample is the same.", "alarm", 3.0
+    return evidence, "Check how the data is loaded and preprocessed, because the input does not vary.", "alarm", 3.0
 
 
 def _was_same(run: Run, site: Site, value: float) -> bool:

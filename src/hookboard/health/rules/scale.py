@@ -150,6 +150,7 @@ def _unnormalized(run: Run) -> Iterator[Finding]:
     if not len(off) >= is_known.sum() / 2 > 0:
         return
     found = [float(shares[i]) for i in off]
+    times = " to ".join(dict.fromkeys((f"{min(found):.2g}", f"{max(found):.2g}")))
     is_trainable = [bool(run.layers[norms[i]].trainable) for i in off]
     is_far = any(
         not 1 / NORM_DEVIATION_FACTOR_ALARM < share < NORM_DEVIATION_FACTOR_ALARM
@@ -157,9 +158,9 @@ def _unnormalized(run: Run) -> Iterator[Finding]:
     )
     severity: Severity = "alarm" if is_far else severity_of(run)
     evidence = (
-        f"{len(off)} of {is_known.sum()} batch norm layers {'uses' if len(off) == 1 else 'use'} running statistics, "
-        f"not batch statistics: the standard deviation of the channels is {min(found):.2g} to {max(found):.2g} times "
-        f"their gain (with batch statistics, exactly 1){harm_of(run)}."
+        f"{len(off)} of {is_known.sum()} BatchNorms {'uses' if len(off) == 1 else 'use'} running statistics, not batch "
+        f"statistics: the standard deviation of the channels is {times} times their gain (with batch statistics, "
+        f"exactly 1){harm_of(run)}."
     )
     advice = "Check whether batch norm is in evaluation mode during training, and whether its statistics fit the data."
     size = max(abs(float(np.log10(share))) for share in found)
@@ -389,7 +390,7 @@ def _of_few(run: Run, scales: Scales) -> Iterator[Finding]:
     if first.step > 0 or output is None or not output.moments.rms >= FEW_OUTPUT_RMS or not min(gains) >= FEW_DECADES:
         return
     evidence = (
-        "from the start, its weights, like those of the other layers, scale a signal by a factor of "
+        "from the start, the weights of every layer scale a signal up, those of this one by a factor of "
         f"{factor(gains[0])}, and the outputs of {layers[-1].name} had an RMS of {output.moments.rms:.3g} at the first "
         f"measurement{_harm(run)}."
     )

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from hookboard.health.look import Look
-from hookboard.health.losses import BLOCK_STEPS
+from hookboard.health.losses import BLOCK_STEPS, LEVEL_NOISE_DEVIATIONS
 from hookboard.health.robust import median_of, medians_of
 from hookboard.health.rule import Finding, Rule, Severity
 from hookboard.health.rules.shared import (
@@ -97,16 +97,24 @@ def _risen(run: Run) -> Iterator[Finding]:
     losses, low = run.losses, run.low
     if low is None or not losses.is_known or not losses.has_left_start:
         return
-    rates = [(low.rates[name], now.rate) for name, now in run.now.stepped.items() if low.rates.get(name)]
-    before, now = map(median_of, zip(*rates, strict=True)) if rates else (math.nan, math.nan)
-    since = losses.after(low.step + BLOCK_STEPS - 1)
-    if now > RATE_RISE_FACTOR * before and len(since) >= STEPS_WITHOUT_FALL and losses.level() > losses.best:
+    rates = [
+        (now.rate / before, before, name)
+        for name, now in run.now.stepped.items()
+        if (before := low.rates.get(name, 0.0)) > 0
+    ]
+    if not rates or len(losses.after(low.step + BLOCK_STEPS - 1)) < STEPS_WITHOUT_FALL:
+        return
+    factor, before, name = sorted(rates)[(len(rates) - 1) // 2]
+    # The lowest of many medians is low by chance too.
+    if factor > RATE_RISE_FACTOR and losses.level() > losses.best + LEVEL_NOISE_DEVIATIONS * losses.noise:
+        now = run.now.stepped[name].rate
+        whose = "" if len({stepped.rate for stepped in run.now.stepped.values()}) == 1 else f" of {name}"
         evidence = (
-            f"the learning rate has risen to {now:.2g}; the highest measured until step {low.step}, when the loss was "
-            f"lowest ({losses.best:.3g}, now {losses.level():.3g}), was {before:.2g}"
+            f"the learning rate{whose} has risen to {now:.2g}; the highest measured until step {low.step}, when the "
+            f"smoothed loss was lowest ({losses.best:.3g}, now {losses.level():.3g}), was {before:.2g}"
         )
         advice = "end the warm-up, or lower the peak of the learning rate"
-        yield Finding("", evidence, advice, "note", now / before, low.step, is_lasting=_keeps_rising(run))
+        yield Finding("", evidence, advice, "note", factor, low.step, is_lasting=_keeps_rising(run))
 
 
 def _keeps_rising(run: Run) -> bool:
