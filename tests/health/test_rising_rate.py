@@ -61,6 +61,13 @@ def test_a_rate_that_rose_once_has_to_last_like_any_other_finding(measured):
     assert len(said) == (measured == WINDOW)
 
 
+def test_a_loss_within_the_noise_of_its_lowest_is_well():
+    noise = np.where(np.arange(STEPS) % 2, 0.1, -0.1)
+    flat = [*np.linspace(2.0, 0.5, LOW), *[0.62] * (STEPS - LOW)]
+    assert len(found(flat)) == 1
+    assert found([loss + one for loss, one in zip(flat, noise, strict=True)]) == []
+
+
 def test_a_restart_that_returns_to_the_earlier_peak_is_well():
     assert found(rate=lambda step: 3e-3 * (1 + np.cos(np.pi * (step % LOW) / LOW))) == []
 

@@ -69,7 +69,7 @@ def findings_of_schedules(trainer: Trainer, pl_module: LightningModule) -> Itera
             yield Finding(
                 "",
                 f"{type(config.scheduler).__name__} sets the learning rate to 0 in {zero:.0%} of the {count:,} {unit} "
-                f"of this fit: the rate peaks at {peak:.3g}, and is 0 after {end:,} {unit}",
+                f"of this fit: the rate peaks at {peak:.3g}, and is 0 after {end:,} {unit if end > 1 else unit[:-1]}",
                 _for_epochs(trainer, pl_module, config)
                 + f"set the schedule's length to {count:,} {unit} (its interval is {config.interval!r})",
                 "alarm",

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from hookboard.health.look import Look
-from hookboard.health.losses import BLOCK_STEPS, LEVEL_NOISE_DEVIATIONS
+from hookboard.health.losses import BLOCK_STEPS
 from hookboard.health.robust import median_of, medians_of
 from hookboard.health.rule import Finding, Rule, Severity
 from hookboard.health.rules.shared import (
@@ -83,6 +83,10 @@ and `STEPS_WITHOUT_FALL` were chosen on two kinds of trainings of `benchmarks/ea
 STEPS_WITHOUT_FALL = 24
 """Number of steps after the lowest losses for which the loss no longer falls."""
 
+LOWEST_BY_CHANCE_DEVIATIONS = 1.0
+"""Number of standard deviations of its noise by which the smoothed loss must lie above its lowest to have risen: by
+chance the lowest of many medians over 8 steps lies about as far below the latest one over 16."""
+
 
 def update_too_large(run: Run) -> Iterator[Finding]:
     """Report steps that were too large for the weights, and a rate that rises while the loss does not fall."""
@@ -105,8 +109,7 @@ def _risen(run: Run) -> Iterator[Finding]:
     if not rates or len(losses.after(low.step + BLOCK_STEPS - 1)) < STEPS_WITHOUT_FALL:
         return
     factor, before, name = sorted(rates)[(len(rates) - 1) // 2]
-    # The lowest of many medians is low by chance too.
-    if factor > RATE_RISE_FACTOR and losses.level() > losses.best + LEVEL_NOISE_DEVIATIONS * losses.noise:
+    if factor > RATE_RISE_FACTOR and losses.level() > losses.best + LOWEST_BY_CHANCE_DEVIATIONS * losses.noise:
         now = run.now.stepped[name].rate
         whose = "" if len({stepped.rate for stepped in run.now.stepped.values()}) == 1 else f" of {name}"
         evidence = (
@@ -228,9 +231,10 @@ def _moves(
 
 
 def _jumped(run: Run, jump: RateJump) -> Finding:
+    when = f"at step {jump.step}" if jump.step == jump.seen else f"between steps {jump.step} and {jump.seen}"
     evidence = (
-        f"the learning rate rose from {jump.before:.2g} to {jump.after:.2g} between steps {jump.step} and {jump.seen}, "
-        f"and is {_rate(run):.2g} now{harm_of(run)}"
+        f"the learning rate rose from {jump.before:.2g} to {jump.after:.2g} {when}, and is {_rate(run):.2g} now"
+        f"{harm_of(run)}"
     )
     advice = "check the schedule, and lower the learning rate"
     return Finding("", evidence, advice, "alarm", jump.after / jump.before, jump.step, until=jump.until)
