@@ -175,7 +175,7 @@ def test_a_spoiled_batch(value):
 
 
 def test_the_spoiled_rows_of_a_batch_are_named():
-    assert "batch 3 of step 3, 1 of 32 values is NaN (row 2);" in only_event(Toy(mlp()), spoiled_at(3)).evidence
+    assert "batch 3 (step 3), 1 of 32 values is NaN (row 2);" in only_event(Toy(mlp()), spoiled_at(3)).evidence
     data = batches(8)
     data[0][[1, 2, 3, 4, 5, 7]] = math.inf
     assert "(rows 1, 2, 3, 4, 5 and 1 more);" in only_event(Toy(mlp()), data).evidence

@@ -154,7 +154,7 @@ def test_the_loss_whose_gradients_are_all_0():
     model = net(nn.Softmax(1), outputs=1)
     evidence = tried("cannot_learn", model, (X, REAL), 0.1)
     told = numbers(
-        "of all # trained parameters are exactly 0 on one batch, at a loss of #: no rate can change that", evidence
+        "no gradient other than 0 reaches any of the # parameters that the optimizer trains, at a loss of #", evidence
     )
     assert told == [2, float(f"{mse_loss(outputs_of(model), REAL.double()):.3g}")]
 

@@ -195,7 +195,7 @@ def _experiments(recipe: Recipe, setting: Setting, batches: Sequence[Any]) -> Ch
             return CheckupReport((), (f"Nothing was tried: the loss is {loss}.",))
         targets = find_targets(recipe, batches)
         together = _first_batches(batches, targets)
-        unlearnable = judge_gradients(recipe, together[0])
+        unlearnable = judge_gradients(recipe, together[0], loss)
         findings += unlearnable
         if not unlearnable:
             trials = _tried_rates(recipe, together, targets)

@@ -182,28 +182,20 @@ def _tried(recipe: Recipe, batches: Sequence[Any], factor: float, rest: Sequence
     return RateTrial(factor, rate, len(losses) - 1, sum(rest[-last:]) / last, after, right, other)
 
 
-def judge_gradients(recipe: Recipe, batch: Any) -> list[Finding]:
-    """Return one finding if the gradients of all parameters in the optimizer are missing or exactly 0; otherwise [].
-
-    Also [] if the loss is not finite.
-    """
+def judge_gradients(recipe: Recipe, batch: Any, loss: float) -> list[Finding]:
+    """Return one finding if no gradient but 0 reaches a parameter in the optimizer on a batch with this loss."""
     gradients = gradients_of(recipe, batch)
-    with restoring(recipe, [batch]):
-        [loss] = losses_of(recipe, [batch])
-    there = [gradient for gradient in gradients if gradient is not None]
-    if any(bool((gradient != 0).any()) for gradient in there) or not math.isfinite(loss):
+    if any(gradient is not None and bool((gradient != 0).any()) for gradient in gradients):
         return []
-    if there:
-        evidence = f"the gradients of all {len(gradients)} trained parameters are exactly 0 on one batch, at a loss of "
-        evidence += f"{loss:.3g}: no rate can change that"
-        advice = "check the last operation before the loss: a softmax over one value, a dead ReLU or a saturated output"
-    else:
-        evidence = f"no gradient reaches any of the {len(gradients)} parameters that the optimizer trains"
-        advice = "look for detach(), .data, no_grad() or argmax between the layers and the loss, and for frozen layers"
-        own = set(map(id, recipe.module.parameters()))
-        if not any(id(p) in own for group in recipe.optimizer.param_groups for p in group["params"]):
-            advice = "pass the parameters of this model to the optimizer, which has none of them"
-    return [Finding("", evidence, advice, "alarm" if loss != 0 or not there else "note", rule="cannot_learn")]
+    evidence = (
+        f"no gradient other than 0 reaches any of the {len(gradients)} parameters that the optimizer trains, at a loss "
+        f"of {loss:.3g}, so no rate can change it"
+    )
+    advice = (
+        "look for detach(), .data, no_grad() or argmax, a softmax over one value, a dead ReLU or a saturated output "
+        "before the loss, and check that the optimizer has the parameters of this model"
+    )
+    return [Finding("", evidence, advice, "alarm" if loss else "note", rule="cannot_learn")]
 
 
 def judge_rates(

@@ -276,7 +276,7 @@ def _why_not_called(module: nn.Module, old_gradients: Collection[object], is_in_
     if is_in_fused and has_compiled_anything():
         causes.append("it runs in a compiled function that is not an attribute of a module")
     if has_compiled_anything():
-        causes.append("it runs in a compiled function transform such as torch.func.vmap")
+        causes.append("it runs under a function transform such as torch.func.vmap inside compiled code")
     if any(state not in old_gradients for state in _gradients_of(module)):
         causes.append("its parent uses the weights directly, as nn.MultiheadAttention does")
         return f"the module was not called, yet its parameters received a gradient: {' or '.join(causes)}"

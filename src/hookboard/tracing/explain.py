@@ -86,7 +86,7 @@ def batch_event(
     by_tensor = bad_rows_in(batch)
     held = described(bad) + _said_of_rows(by_tensor)
     met = f"; {taker!r} is the first module to receive these values" if taker else ""
-    evidence = f"In batch {batch_idx} of step {step}, {held}{met}, and the loss is {loss}."
+    evidence = f"In batch {batch_idx} (step {step}), {held}{met}; the loss is {loss}."
     if was_changed:
         evidence += " training_step changes the batch in place, so the batch may have been finite before."
     advice = f"Check the data of batch {batch_idx}: drop such samples, or fill in missing values."
