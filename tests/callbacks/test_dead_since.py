@@ -47,8 +47,8 @@ def test_the_steps_since_which_units_are_dead_are_those_of_the_raw_outputs():
     whole, last, some, by, most, onset = map(
         int,
         re.search(
-            r"^(\d+) of 16 .* at every measurement since step (\d+), (\d+) of them by step (\d+), (\d+) since step "
-            r"(\d+)\.",
+            r"^(\d+) of 16 .* at every measurement since step (\d+) \((\d+) of them by step (\d+), (\d+) since step "
+            r"(\d+)\)\.",
             verdict.evidence,
         ).groups(),
     )

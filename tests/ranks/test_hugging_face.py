@@ -41,6 +41,6 @@ def test_parameters_that_no_rank_uses_are_named_with_the_code_that_left_them_out
     assert verdict.rule == "unused_parameters"
     assert {one.follows_from[0] for one in others} <= {"unused_parameters"}  # DDP averages no part with such a weight
     assert "Expected to have finished reduction" in error
-    assert f"side.0.weight, side.0.bias, as Classifier.forward (hugging_face.py:{line}) did not call side" in (
+    assert f"side.0.weight, side.0.bias, because Classifier.forward (hugging_face.py:{line}) did not call side" in (
         verdict.evidence
     )
