@@ -153,9 +153,7 @@ def tried(rule, model, batch, rate):
 def test_the_loss_whose_gradients_are_all_0():
     model = net(nn.Softmax(1), outputs=1)
     evidence = tried("cannot_learn", model, (X, REAL), 0.1)
-    told = numbers(
-        "no gradient other than 0 reaches any of the # parameters that the optimizer trains, at a loss of #", evidence
-    )
+    told = numbers("no gradient but 0 reaches any of the # parameters in the optimizer (loss: #)", evidence)
     assert told == [2, float(f"{mse_loss(outputs_of(model), REAL.double()):.3g}")]
 
 

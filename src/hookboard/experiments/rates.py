@@ -187,10 +187,7 @@ def judge_gradients(recipe: Recipe, batch: Any, loss: float) -> list[Finding]:
     gradients = gradients_of(recipe, batch)
     if any(gradient is not None and bool((gradient != 0).any()) for gradient in gradients):
         return []
-    evidence = (
-        f"no gradient other than 0 reaches any of the {len(gradients)} parameters that the optimizer trains, at a loss "
-        f"of {loss:.3g}, so no rate can change it"
-    )
+    evidence = f"no gradient but 0 reaches any of the {len(gradients)} parameters in the optimizer (loss: {loss:.3g})"
     advice = (
         "look for detach(), .data, no_grad() or argmax, a softmax over one value, a dead ReLU or a saturated output "
         "before the loss, and check that the optimizer has the parameters of this model"

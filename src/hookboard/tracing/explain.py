@@ -139,14 +139,10 @@ def backward_event(spoiled: Mapping[str, str], after: str, step: int, batch_idx:
     """
     name, module = list(spoiled.items())[-1]
     count = len(spoiled)
-    they = (
-        f"1 parameter ({name!r}) has a non-finite gradient"
-        if count == 1
-        else f"{count} parameters have non-finite gradients"
-    )
+    they = "1 parameter has a non-finite gradient" if count == 1 else f"{count} parameters have non-finite gradients"
     evidence = (
         f"{they} in the backward pass of step {step}, batch {batch_idx}, although the loss is finite."
-        + (f" Of these, {name!r} is used last in the forward pass." if count > 1 else "")
+        + (f" Of these, {name!r} is used last in the forward pass." if count > 1 else f" It is {name!r}.")
         + (f" Later operations whose derivative can be infinite: {after}." if after else "")
     )
     advice = (
