@@ -89,7 +89,7 @@ def test_what_is_no_histogram_is_said(tmp_path):
     with logs.slow(tmp_path) as board:
         status, answer = board.ask("histogram", run=".", tag="activations/net.0")
     assert status == 400
-    assert "no tensor with the tag 'activations/net.0'" in answer["error"]
+    assert "the data of 'activations/net.0' cannot be read as tensors" in answer["error"]
 
 
 def test_parameters_of_the_whole_model_are_rows_of_it(tmp_path):

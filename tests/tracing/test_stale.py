@@ -252,7 +252,7 @@ def test_two_optimizers_whose_gradients_are_never_cleared_are_one_alarm_with_bot
     line = NeitherClears.training_step.__code__.co_firstlineno
     assert f"SGD steps at test_stale.py:{line + 3} and SGD steps at test_stale.py:{line + 5} with" in verdict.evidence
     assert "(2 and 2 parameters)" in verdict.evidence
-    assert verdict.advice == "call zero_grad() of each before the backward pass"
+    assert verdict.advice == "call zero_grad() on each optimizer before the backward pass"
 
 
 class Automatic(LightningModule):

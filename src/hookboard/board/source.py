@@ -231,7 +231,7 @@ class Source:
             found = self._of_plugin("read_tensors", plugin, _filter(run, tags), most)
         except Exception as error:  # providers raise what the conversion of each sort of nonsense leads them to
             raise RefusalError(
-                f"run {run!r} has no tensor with the tag {listed(map(repr, tags))} ({error!r})."
+                f"run {run!r}: the data of {listed(map(repr, tags))} cannot be read as tensors ({error!r})."
             ) from error
         return {tag: [(p.step, p.numpy) for p in points] for tag, points in found.get(run, {}).items()}
 

@@ -175,7 +175,7 @@ class StaleGradients:
             return empty[0] if empty else None
         steps = " and ".join(f"{kind} steps {place}" for kind, place, _ in stale)
         count = " and ".join(f"{count}" for *_, count in stale)
-        of_each = " of each" if len(stale) > 1 else ""
+        of_each = " on each optimizer" if len(stale) > 1 else ""
         return Finding(
             "",
             f"{steps} with gradients that still contain the previous step's, because nothing cleared them ({count} "
@@ -192,7 +192,7 @@ def _without_gradient(optimizer: Optimizer, place: Place) -> Finding:
         f"{type(optimizer).__name__} steps {place} although none of its parameters has a gradient: the preceding "
         "backward pass reached only parameters of another optimizer",
         "check that each loss is followed by the step of its own optimizer: self.optimizers() returns them in the "
-        "order of configure_optimizers, and zero_grad() of one must not clear another's gradients",
+        "order of configure_optimizers, and zero_grad() on one must not clear another's gradients",
         "alarm",
         rule="wrong_optimizer",
     )
