@@ -204,7 +204,7 @@ def _print(lines: Iterable[str], file: object = None) -> None:
     encoding = getattr(stream, "encoding", None) or "utf-8"
     for line in lines:
         shown = "".join(letter if letter.isprintable() or letter == "\n" else "?" for letter in line)
-        print(shown.encode(encoding, "replace").decode(encoding), file=stream)  # type: ignore[arg-type]
+        print(shown.encode(encoding, "replace").decode(encoding), file=stream)  # type: ignore[arg-type]  # text
 
 
 def _verdict_lines(run: LoggedRun) -> list[str]:

@@ -17,6 +17,9 @@ from hookboard.base.records import PLUGIN
 from hookboard.board.board import Board
 from hookboard.board.source import Source
 
+PREFIX = "Truncated record in "
+"""How TensorBoard begins what it says of each error at which it stops reading a file."""
+
 KEPT = {"scalars": 0, "histograms": 0, "images": 0, PLUGIN: 10}
 """By plugin, how many points of each tag are kept; 0 is all. The last health record holds everything."""
 
@@ -59,9 +62,8 @@ def _read(paths: Sequence[Path], base: str) -> EventMultiplexer:
         name = Path(os.path.relpath(place, base)).as_posix()
         multiplexer.AddRun(place, name)
         try:
-            with _noting_damage() as damaged:
+            with _noting_damage() as causes:
                 multiplexer.GetAccumulator(name).Reload()
-            causes = damaged
         except UnicodeEncodeError:  # for which `open_folders` has a text
             raise
         except Exception as error:  # a file may hold any nonsense; what stands before it was read
@@ -73,16 +75,18 @@ def _read(paths: Sequence[Path], base: str) -> EventMultiplexer:
 
 @contextmanager
 def _noting_damage() -> Iterator[list[str]]:
-    """Collect what is wrong with a record at which TensorBoard ends a file, which it says only when debugged.
+    """Collect the errors at which TensorBoard stops reading a file; it tells them to its own log alone, for debugging.
 
-    A record that is cut off is no damage: the run may still be writing it.
+    A record that is cut off is no error: the run may still be writing it.
     """
     damaged, logger = list[str](), tb_logging.get_logger()
     level, shown = logger.level, logger.getEffectiveLevel()
 
     def note(line: logging.LogRecord) -> bool:
-        if line.msg.startswith("Truncated record") and "truncated" not in line.getMessage()[len(line.msg) :].lower():
-            damaged.append(line.getMessage())
+        # It begins like this for every error; for a record that is cut off, the error says so again, in small letters.
+        message = line.getMessage()
+        if message.startswith(PREFIX) and "truncated record" not in message:
+            damaged.append(message.removeprefix(PREFIX))
         return bool(line.levelno >= shown)
 
     logger.setLevel(logging.DEBUG)

@@ -148,7 +148,7 @@ class _LoopReader:
 
         def restore() -> None:
             with suppress(ValueError):  # the script may have taken it away
-                warnings.filters.remove(silent)  # type: ignore[attr-defined]
+                warnings.filters.remove(silent)  # type: ignore[attr-defined]  # a list
 
         def before(module: nn.Module, args: Any) -> None:
             if not torch.compiler.is_compiling():

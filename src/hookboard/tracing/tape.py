@@ -192,6 +192,6 @@ def _undisturbed(ops: Sequence[Op]) -> Iterator[None]:
         with torch.autograd.graph.disable_saved_tensors_hooks("hooks on saved tensors would be called once more"):
             yield
     finally:
-        warnings.filters.remove(here)  # type: ignore[attr-defined]
+        warnings.filters.remove(here)  # type: ignore[attr-defined]  # a list
         for generator, state in states:
             set_state(generator, state)

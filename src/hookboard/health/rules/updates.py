@@ -116,15 +116,15 @@ def _risen(run: Run) -> Iterator[Finding]:
             f"when the smoothed loss was lowest ({losses.best:.3g}, now {losses.level():.3g}), was {before:.2g}"
         )
         advice = "end the warm-up, or lower the peak of the learning rate"
-        yield Finding("", evidence, advice, "note", factor, low.step, is_lasting=_keeps_rising(run))
+        yield Finding("", evidence, advice, "note", factor, low.step, is_lasting=_keeps_rising(run, name))
 
 
-def _keeps_rising(run: Run) -> bool:
-    """Return True if the learning rate rose from each of the last measurements to the next, over one window.
+def _keeps_rising(run: Run, name: str) -> bool:
+    """Return True if the learning rate of a weight rose from each of the last measurements to the next, over a window.
 
     A rate that rose once and stays, as at a restart, may have to be waited for: the loss often falls again.
     """
-    rates = [median_of([stepped.rate for stepped in look.stepped.values()]) for look in run.looks][-run.window :]
+    rates = [look.stepped[name].rate for look in run.looks if name in look.stepped][-run.window :]
     return len(rates) == run.window and all(map(operator.lt, rates, rates[1:]))
 
 
