@@ -96,7 +96,7 @@ def test_a_rule_is_explained_in_plain_text(command):
     status, (name, *shown), errors = command("explain", "collapsed")
     assert (status, name, errors) == (0, "collapsed", [])
     heads = [line.strip().partition(":")[0] for line in shown if not line.startswith("    ")]
-    assert heads == ["Symptom", "Causes", "Fix", "When it is wrong"]
+    assert heads == ["Symptom", "Reported as", "Causes", "Fix", "When it is wrong"]
     assert shown[-1] == "  When it is wrong: it raised a false alarm on one of 73 healthy recipes."
     assert max(map(len, shown)) <= 100
 
@@ -104,7 +104,7 @@ def test_a_rule_is_explained_in_plain_text(command):
 def test_every_rule_has_a_text_and_is_listed_if_none_is_given(command):
     _, shown, _ = command("explain")
     assert {*re.findall(r"\w+", " ".join(line for line in shown if line.startswith(" ")))} == {*RULES}
-    assert [name for name in RULES if not {"Symptom", "Fix"} <= explained(name).keys()] == []
+    assert [name for name in RULES if not {"Symptom", "Reported as", "Fix"} <= explained(name).keys()] == []
 
 
 def test_an_unknown_rule_is_told_with_the_closest_one(command):

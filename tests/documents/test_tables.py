@@ -21,9 +21,9 @@ def test_every_health_rule_is_explained():
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
-def test_the_symptom_of_a_rule_ends_with_the_kind_of_its_verdicts_and_where_it_is_seen(rule):
-    shown = f", shown by `{rule.look_at}`" if rule.look_at else ""
-    assert explained(rule.name)["Symptom"].endswith(f". ({rule.gives.capitalize()}{shown}.)")
+def test_a_rule_says_which_verdicts_it_gives_and_where_they_are_seen(rule):
+    shown = f"; see the chart `{rule.look_at}`" if rule.look_at else ""
+    assert explained(rule.name)["Reported as"] == f"{rule.gives}{shown}."
 
 
 def test_every_option_of_the_monitor_is_explained():
