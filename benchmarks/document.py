@@ -105,7 +105,8 @@ def edit_rules() -> Iterator[str]:
         rule = getattr(import_module(module), name)
         rows.append((f"`{name}({', '.join(inspect.signature(rule).parameters)})`", first_sentence(rule)))
     yield from table(
-        "rule | what it does to a tensor", [*rows, ("any function from tensor to tensor", "what it returns")]
+        "rule | what it does to a tensor",
+        [*rows, ("any function of a tensor", "Replace the tensor with the function's result")],
     )
 
 

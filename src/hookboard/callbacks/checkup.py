@@ -19,7 +19,7 @@ READING_SHARE = 0.2
 
 
 class Checkup(HookboardCallback[StageState]):
-    """Runs the training step many times before training, to find what is wrong with it and how fast it learns.
+    """Runs the training step many times before training, to find out whether the model learns, and at which rate.
 
     Afterwards the model, the optimizers, the schedulers and the random state are put back, and loggers get nothing;
     what your code does besides, such as printing or writing a file, happens each time. At the first batch it reports

@@ -102,7 +102,7 @@ def some_units(weight: Tensor) -> Tensor:
 
 
 class HealthMonitor(SiteLogger[HealthState]):
-    """Reports which layer is unhealthy during training, when it began, why, and what to try first.
+    """Reports what is wrong during training, in which layer, since when, why, and what to try first.
 
     It needs no other callback. At the first optimizer step, and then every `every_n_steps`, it measures the outputs of
     all layers, their gradients, the parameters and their updates, asks its rules, and keeps their verdicts in

@@ -17,7 +17,7 @@ from hookboard.model.selection import NothingToSelectError, check_selection, sel
 
 
 class KernelLogger(PictureLogger):
-    """Logs pictures of convolution kernels, next to how they have changed since the fit started.
+    """Logs pictures of convolution kernels, and of how they have changed since the fit started.
 
     Kernels with three input channels are drawn in colour, as red, green and blue. For others each row is a kernel and
     each column one of its input channels. Grey is 0. The weight in use is drawn: `weight_orig * weight_mask` of a

@@ -26,7 +26,7 @@ EditFunction = Callable[[Tensor], Tensor]
 
 
 class EditRule(ABC):
-    """Base class of hookboard's own rules. A plain function from tensor to tensor is a rule as well."""
+    """Base class of hookboard's own rules. A plain function that maps a tensor to a tensor is a rule as well."""
 
     @abstractmethod
     def __call__(self, tensor: Tensor) -> Tensor:
@@ -115,7 +115,7 @@ class ClipNorm(EditRule):
 
 @dataclass(frozen=True)
 class Zero(EditRule):
-    """Set the tensor to zero, or some channels of it.
+    """Set the tensor, or some of its channels, to zero.
 
     Args:
         channels: The indices along `dim` that are set to zero. Default: everything.
@@ -211,7 +211,7 @@ class Noise(EditRule):
 
 @dataclass(frozen=True, eq=False)
 class Replace(EditRule):
-    """Replace the tensor by a stored one ("activation patching").
+    """Replace the tensor with a stored one ("activation patching").
 
     Args:
         value: A tensor of the same shape. It is moved to the device and dtype of the tensor that it replaces.

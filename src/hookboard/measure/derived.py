@@ -112,25 +112,25 @@ _BINS = "its values are not binned"
 _CHANNELS = "the tensor has no channels, or their number differs between calls"
 
 DERIVED: dict[str, DerivedStatistic] = {
-    "p01": DerivedStatistic(frozenset({"bins"}), _quantile(0.01), f"the quantile at 0.01, {_FROM_BINS}", why_not=_BINS),
-    "p50": DerivedStatistic(frozenset({"bins"}), _quantile(0.50), f"the quantile at 0.5, {_FROM_BINS}", why_not=_BINS),
-    "p99": DerivedStatistic(frozenset({"bins"}), _quantile(0.99), f"the quantile at 0.99, {_FROM_BINS}", why_not=_BINS),
+    "p01": DerivedStatistic(frozenset({"bins"}), _quantile(0.01), f"the 0.01 quantile, {_FROM_BINS}", why_not=_BINS),
+    "p50": DerivedStatistic(frozenset({"bins"}), _quantile(0.50), f"the 0.5 quantile, {_FROM_BINS}", why_not=_BINS),
+    "p99": DerivedStatistic(frozenset({"bins"}), _quantile(0.99), f"the 0.99 quantile, {_FROM_BINS}", why_not=_BINS),
     "dead_fraction": DerivedStatistic(
         frozenset({"zeros", "channels"}),
         _dead_fraction,
-        "share of the [channels](#channels) (units) that are 0 for every sample and position of the step",
+        "fraction of the [channels](#channels) (units) that are 0 at every position of every sample in the step",
         why_not=_CHANNELS,
     ),
     "underflow_fraction": DerivedStatistic(
         frozenset({"zeros", "bins"}),
         _underflow(None),
-        "share of the `x != 0` with `abs(x)` below the smallest normal number of the tensor's dtype (not for float64)",
+        "fraction of the nonzero `x` with `abs(x)` below the dtype's smallest normal number (not for float64)",
         why_not="its dtype is float64, complex or not a float",
     ),
     "fp16_underflow_fraction": DerivedStatistic(
         frozenset({"zeros", "bins"}),
         _underflow(torch.float16),
-        "the same for float16, whatever the dtype: what float16 would round more coarsely or flush to 0",
+        "the same for float16, regardless of the tensor's dtype: values that float16 would round more coarsely or to 0",
         why_not=_BINS,
     ),
     "headroom": DerivedStatistic(
