@@ -130,7 +130,7 @@ DERIVED: dict[str, DerivedStatistic] = {
     "fp16_underflow_fraction": DerivedStatistic(
         frozenset({"zeros", "bins"}),
         _underflow(torch.float16),
-        "the same for float16, regardless of the tensor's dtype: values that float16 would round more coarsely or to 0",
+        "fraction of values that float16 would round more coarsely or to 0, regardless of the tensor's dtype",
         why_not=_BINS,
     ),
     "headroom": DerivedStatistic(
