@@ -279,25 +279,6 @@ def test_a_classifier_that_the_first_steps_spoiled(tmp_path):
     assert peak == shortened(np.median(model.losses[1:9]), 3)
 
 
-class Keeping(Course):
-    """Never clears its gradients."""
-
-    def optimizer_zero_grad(self, *args):
-        pass
-
-
-def test_gradients_that_add_up(tmp_path):
-    model = Keeping(sized(linear(8, 16), nn.Tanh, linear(16, 3)), CROSS_ENTROPY, rate=1e-9)
-    agree, times = numbers(
-        "(averaged over each unit's weights, they have a median cosine of #) and # times as large as at the start",
-        said(tmp_path, model, classes(), "update_too_large"),
-    )
-    looks = looks_of(STEPS)
-    assert agree == round(agreement(model, looks[-8:]), 2)
-    sizes = [np.median([rms(of_layer(model.steps[step], i)) for i in (0, 2)]) for step in (looks[0], looks[-1])]
-    assert times == shortened(sizes[1] / sizes[0], 2)
-
-
 # Steps
 
 

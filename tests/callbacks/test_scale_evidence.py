@@ -97,28 +97,6 @@ def test_by_how_much_weights_scale_a_signal(tmp_path):
     assert (each, whole) == (shortened(np.prod(norms) ** (1 / 9)), shortened(np.prod(norms)))
 
 
-def test_the_share_that_a_dropout_drops_and_the_factor_of_the_rest(tmp_path):
-    net = sized(linear(8, 256), lambda: nn.Dropout(0.97), linear(256, 3))
-    model = Recorded(net, CROSS_ENTROPY, rate=1e-9)
-    evidence = said(tmp_path, model, classes(), "activation_scale")
-    dropped, factor = numbers("it drops #% of its input and scales the rest by #", evidence)
-    share = np.mean(model.outputs["net.1"] == 0)
-    assert dropped == round(100 * share)
-    assert factor == shortened(1 / (1 - share))
-
-
-def test_the_gradient_of_a_softmax_before_a_softmax(tmp_path):
-    net = sized(linear(8, 3), lambda: nn.Softmax(1))
-    model = Recorded(net, CROSS_ENTROPY, rate=1e-9)
-    mean, size = numbers(
-        "(its mean is #, its RMS #), so the loss applies a second softmax",
-        said(tmp_path, model, classes(), "saturated"),
-    )
-    gradient = model.gradients["net.1"]
-    assert mean == pytest.approx(0, abs=1e-8)
-    assert size == shortened(rms(gradient), 1)
-
-
 def too_large(rate):
     net = sized(linear(8, 16), linear(16, 3))
     for layer in net:

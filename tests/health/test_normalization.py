@@ -3,8 +3,8 @@
 import math
 
 import pytest
-from health.looks import dropped, reading, row
-from health.runs import falling, findings, harmed, linear, noise, nothing, outputs, run_of, without_weights
+from health.looks import reading, row
+from health.runs import falling, findings, harmed, linear, noise, outputs, run_of
 
 from hookboard.health.rules.scale import ACTIVATION_SCALE, GAIN_LOSS_PER_STEP, GAIN_SHARE_LOST
 from hookboard.model.layers import Layer
@@ -36,39 +36,6 @@ def test_a_frozen_batch_norm_is_a_note():
 def test_channels_into_which_nothing_comes_do_not_count():
     assert not normed([0.8] * 5 + [0.0] * 3, losses=harmed)
     assert not normed([0.0] * 8, losses=harmed)
-
-
-@pytest.mark.parametrize(("zeros", "fires"), [(80, False), (95, True), (100, False)])
-def test_a_dropout_that_drops_nearly_all_is_worth_a_note(zeros, fires):
-    layers = [linear("fc"), without_weights("drop", "dropout", "Dropout")]
-    left = [dropped(100, zeros) for _ in range(8)] if zeros < 100 else nothing(8)
-    found = findings(ACTIVATION_SCALE, run_of(layers, lambda n: [outputs("fc", noise(8)), outputs("drop", left)]))
-    assert [(s.module, s.severity) for s in found] == ([("drop", "note")] if fires else [])
-
-
-def test_zeros_of_a_relu_that_is_no_module_are_not_taken_for_those_of_the_dropout_after_it():
-    layers = [linear("fc"), without_weights("drop", "dropout", "Dropout")]
-    rectified = [row(100, 0.1, 0.4, zeros=95, low=0.0) for _ in range(8)]
-    assert not findings(
-        ACTIVATION_SCALE, run_of(layers, lambda n: [outputs("fc", noise(8)), outputs("drop", rectified)])
-    )
-
-
-@pytest.mark.parametrize(("losses", "severity"), [(falling, "note"), (harmed, "alarm")])
-def test_of_two_dropouts_that_drop_nearly_all_the_loss_need_not_show_harm(losses, severity):
-    layers = [linear("fc"), *(without_weights(f"drop{i}", "dropout", "Dropout") for i in range(2))]
-
-    def found(second):
-        zeros = {"drop0": 92, "drop1": second}
-        drops = [outputs(name, [dropped(1000, 10 * z) for _ in range(8)]) for name, z in zeros.items()]
-        read = [outputs("fc", noise(8, count=1000)), *drops]
-        return findings(ACTIVATION_SCALE, run_of(layers, lambda n: read, losses=losses))
-
-    # The second one is given 80 values of 1000.
-    assert [(s.module, s.severity) for s in found(99.1)] == [("drop0", severity)]
-    (finding,) = found(99.3)
-    assert (finding.module, finding.severity) == ("drop0", "alarm")
-    assert finding.evidence.endswith("The same is true of 1 other dropout layer.")
 
 
 def norms(count):

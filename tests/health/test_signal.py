@@ -133,23 +133,3 @@ def test_an_lstm_whose_outputs_are_all_near_1_is_saturated():
     run = run_of([LSTM], lambda n: [outputs("lstm", rows)])
     (finding,) = findings(SATURATED, run)
     assert finding.module == "lstm"
-
-
-@pytest.mark.parametrize(
-    ("mean", "start", "fires"),
-    [
-        (0.0, 2.3, True),
-        (-0.1, 2.3, False),  # the logarithm of its answers: only the right class has a gradient
-        (0.0, 0.09, False),  # a squared error
-    ],
-)
-def test_a_softmax_before_a_loss_that_takes_one_itself_is_an_alarm(mean, start, fires):
-    layers = [linear("head", 10), Layer("softmax", "Softmax", "other")]
-    answers = [row(100, 0.1, 0.01, low=0.0, high=1.0) for _ in range(10)]
-
-    def seen(n):
-        gradient = reading("softmax", "grad_output", [row(1000, mean, 0.3)])
-        return [outputs("head", noise(10)), outputs("softmax", answers), gradient]
-
-    found = findings(SATURATED, run_of(layers, seen, losses=lambda n: [start] * 10))
-    assert [(s.module, s.severity) for s in found] == ([("softmax", "alarm")] if fires else [])

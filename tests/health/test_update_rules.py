@@ -312,65 +312,6 @@ def test_of_several_losses_none_leaps():
     assert leapt(edit=edit) == []
 
 
-def summed(times, cosine, losses, first=0.01, edit=lambda look: look):
-    """What is said of gradients that grow so many times, with this cosine from look to look."""
-    one = np.random.default_rng(0).normal(size=8)
-    one /= np.linalg.norm(one)
-    other = np.random.default_rng(1).normal(size=8)
-    other -= other @ one * one
-    turned = cosine * one + (1 - cosine**2) ** 0.5 * other / np.linalg.norm(other)
-
-    def change(step):
-        size = first * (1 + (times - 1) * step / (len(losses) - 1)) if first or not step else 0.01
-        rows = [looks.row(100, float(size * mean), size) for mean in (turned if step % 2 else one)]
-        return {(w, "parameter_grad"): looks.reading(w, "parameter_grad", rows) for w in WEIGHTS}
-
-    return findings(TOO_LARGE, training(len(losses), change, losses, edit=edit))
-
-
-def test_gradients_that_add_up_are_an_alarm_where_the_loss_does_not_fall():
-    (finding,) = summed(5.25, 0.96, stuck(60))
-    assert (finding.module, finding.severity) == ("", "alarm")
-    # They exceed three times the first ones then.
-    assert finding.since == 28
-
-
-def test_gradients_that_grow_less_or_agree_less_are_well():
-    assert summed(4.75, 0.96, stuck(60)) == []
-    assert summed(5.25, 0.94, stuck(60)) == []
-
-
-def test_gradients_that_add_up_are_well_while_the_loss_falls():
-    assert summed(10, 1.0, falling(60)) == []
-
-
-def test_gradients_of_several_losses_are_not_taken_for_a_sum():
-    def edit(look):
-        return replace(look, losses=[replace(loss, backwards=2) for loss in look.losses])
-
-    assert summed(10, 1.0, stuck(60), edit=edit) == []
-
-
-def test_a_regression_that_stays_on_a_plateau_has_that_offset_too():
-    """XOR in batches of four: all gradients point one way, and grow as the plateau ends."""
-    site = Site("head", "grad_output")
-
-    def edit(look):
-        return replace(look, readings={**look.readings, site: of("head", "grad_output", 0.01, mean=0.01)})
-
-    assert summed(300, 1.0, stuck(120), edit=edit) == []
-
-
-def test_gradients_that_began_at_0_tell_nothing():
-    assert summed(10, 1.0, stuck(60), first=0.0) == []
-
-
-@pytest.mark.parametrize(("grew", "same", "fires"), [(3.15, 0.91, True), (2.85, 0.91, False), (3.15, 0.89, False)])
-def test_where_the_loss_shows_harm_less_is_enough_for_a_sum(grew, same, fires):
-    found = summed(grew, same, risen(60))
-    assert ["they accumulate" in s.evidence for s in found] == ([True] if fires else [])
-
-
 def test_a_layer_that_comes_during_the_fit_is_no_fault():
     """Its rows begin with NaN."""
     layers = {**LAYERS, "late": linear("late"), "bn": replace(linear("bn"), type="BatchNorm1d", kind="norm")}
@@ -382,19 +323,6 @@ def test_a_layer_that_comes_during_the_fit_is_no_fault():
         run.see(replace(look, step=look.step + 20))
         for rule in OF_LOOKS:
             assert list(rule.judge(run)) == [], rule.name
-
-
-def growing(step: int):
-    """Gradients of all weights that are the same from look to look, but for their size."""
-    names = [weight for layer in LAYERS.values() for weight in layer.weights]
-    rows = [looks.row(mean=0.01 * (step + 1) * (-1) ** unit, deviation=0.001) for unit in range(8)]
-    return {(name, "parameter_grad"): looks.reading(name, "parameter_grad", rows) for name in names}
-
-
-@pytest.mark.parametrize(("count", "fires"), [(20, False), (40, True)])
-def test_gradients_that_add_up_are_said_only_once_it_is_known_that_the_loss_does_not_fall(count, fires):
-    flat = [1.0 + 0.001 * (i % 2) for i in range(count)]
-    assert bool(findings(TOO_LARGE, training(count, growing, losses=flat))) is fires
 
 
 @pytest.mark.parametrize(("names", "fires"), [(["head"], False), (["fc1", "head"], True)])

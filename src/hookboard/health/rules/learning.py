@@ -22,10 +22,8 @@ from hookboard.health.losses import (
 from hookboard.health.robust import median, median_of
 from hookboard.health.rule import Finding, Rule, Severity
 from hookboard.health.rules.evaluation import STEPS_BEFORE_SETTLED, begin_of, may_differ
-from hookboard.health.rules.scale import DROPOUT_KINDS, dropped_share
 from hookboard.health.rules.shared import (
     UPDATE_RATIO_SMALL,
-    agreement_of,
     are_targets_unscaled,
     harm_of,
     severity_of,
@@ -33,7 +31,7 @@ from hookboard.health.rules.shared import (
 )
 from hookboard.health.run import Run
 from hookboard.health.spikes import Spike, is_new_level
-from hookboard.measure import Reading
+from hookboard.measure import FIELDS, Reading
 
 GRADIENT_SPIKE_FACTOR = 10.0
 """A gradient is a spike if it is this many times the usual one, and its logarithm as many robust standard deviations
@@ -185,9 +183,29 @@ def not_learning(run: Run) -> Iterator[Finding]:
     yield Finding("", evidence, _advice(run), "alarm" if is_certain else "note", since=since)
 
 
+_MEAN = FIELDS.index("mean")
+
+
 def _agreement(run: Run) -> float:
+    """Return the median cosine similarity between a weight's gradients at consecutive looks, over weights and looks.
+
+    The vectors that are compared hold the mean gradient of each channel. NaN if there are no two of any weight.
+    """
     # The gradients of two logits are opposite: from look to look their cosine is 1 or -1, by chance.
-    return agreement_of(run, 3 if run.losses.is_of_classifier else 1)
+    units = 3 if run.losses.is_of_classifier else 1
+    cosines = []
+    for before, after in pairwise(run.looks):
+        for site, reading in after.readings.items():
+            if site.role == "parameter_grad" and reading.channels is not None:
+                earlier = before.of(site.name, "parameter_grad")
+                if earlier is not None and earlier.channels is not None and len(reading.channels) >= units:
+                    cosines.append(_similarity(reading.channels[:, _MEAN], earlier.channels[:, _MEAN]))
+    return median_of(cosines)
+
+
+def _similarity(a: np.ndarray, b: np.ndarray) -> float:
+    size = float(np.linalg.norm(a) * np.linalg.norm(b)) if a.shape == b.shape else 0.0
+    return float(a @ b) / size if size > 0 else math.nan
 
 
 def _advice(run: Run, then: str = OTHER_RATE) -> str:
@@ -252,7 +270,7 @@ def _peak(run: Run, little: float) -> float | None:
 
 
 def _cosine(agreement: float) -> str:
-    """Return the result of `agreement_of` as the end of a sentence; "" if it is NaN."""
+    """Return the result of `_agreement` as the end of a sentence; "" if it is NaN."""
     if math.isnan(agreement):
         return ""
     how = "nearly uncorrelated" if abs(agreement) > UNRELATED_GRADIENT_COSINE else "uncorrelated"
@@ -268,9 +286,35 @@ NOISY_DROPPED_SHARE = 0.7
 
 
 def _severity_at_end(run: Run) -> Severity:
-    dropouts = np.flatnonzero(run.arrays.of_kind(DROPOUT_KINDS)).tolist()
-    is_noisy = any(dropped_share(run, place) >= NOISY_DROPPED_SHARE for place in dropouts)
+    dropouts = np.flatnonzero(run.arrays.of_kind(frozenset({"dropout"}))).tolist()
+    is_noisy = any(_dropped_share(run, place) >= NOISY_DROPPED_SHARE for place in dropouts)
     return "note" if run.losses.steps < STEPS_BEFORE_STUCK or _rate_rises(run) or is_noisy else "alarm"
+
+
+DROPOUT_FACTOR = 1.5
+"""What is left of a dropout's input, scaled, has its squares within this factor (a choice: chance gives 1.1 for a
+hundred values that are left; a ReLU in between at least 2)."""
+
+
+def _dropped_share(run: Run, place: int) -> float:
+    """Return which share of the nonzero values of its input a dropout sets to 0; NaN if unknown.
+
+    Its input is taken for the output of the layer before it, unless the squares contradict that: a dropout scales what
+    it leaves so that their sum grows by 1 / (1 - share). After a ReLU that is no module it does not.
+
+    Args:
+        run: the run.
+        place: the place of the dropout among the layers.
+    """
+    output = run.now.of(run.layers[place].name, "output")
+    given = run.now.of(run.layers[place - 1].name, "output") if place else None
+    if output is None or given is None or output.moments.count != given.moments.count:
+        return math.nan
+    left = given.moments.count - given.moments.zeros
+    kept = (output.moments.count - output.moments.zeros) / left if left else math.nan
+    squares = (output.moments.rms**2, given.moments.rms**2)
+    is_scaled = kept * squares[0] <= DROPOUT_FACTOR * squares[1] and squares[1] <= DROPOUT_FACTOR * kept * squares[0]
+    return 1 - kept if is_scaled or not kept else math.nan
 
 
 def _no_better(run: Run, level: float, error: float) -> Iterator[Finding]:

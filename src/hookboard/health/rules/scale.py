@@ -1,9 +1,8 @@
-"""`activation_scale`: activations that shrink or grow along depth, layers out of line, norms, dropout, attention."""
+"""`activation_scale`: activations that shrink or grow along depth, layers out of line, norms, attention."""
 
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 
@@ -24,8 +23,6 @@ from hookboard.health.rules.shared import (
 from hookboard.health.run import Run
 from hookboard.model.layers import NORM_KINDS, Kind, Layer
 from hookboard.model.sites import Role
-
-DROPOUT_KINDS: frozenset[Kind] = frozenset({"dropout"})
 
 NORM_DEVIATION_MIN = 0.67
 """Standard deviation of a batch norm's channels, as a multiple of its gain, below which it is worth a note if half of
@@ -51,25 +48,12 @@ GAIN_LOSS_PER_STEP = 0.01
 """Gains must also fall by at least this share in each step: a weight decay of 5e-4 at a learning rate of 0.1 takes
 0.00005 (a choice)."""
 
-DROPPED_SHARE_NOTE = 0.9
-"""Share of values that a dropout must drop to be worth a note: 0.5 is usual, 0.8 the largest in use."""
-
-DROPOUT_FACTOR = 1.5
-"""What is left of a dropout's input, scaled, has its squares within this factor (a choice: chance gives 1.1 for a
-hundred values that are left; a ReLU in between at least 2)."""
-
 
 def normalization(run: Run) -> Iterator[Finding]:
     """Report batch norms that lost their gains or do not normalize, and the first dropout that leaves little."""
     if run.arrays.batch_norms:
         yield from _gains_lost(run)
         yield from _unnormalized(run)
-    dropouts = np.flatnonzero(run.arrays.of_kind(DROPOUT_KINDS)).tolist()
-    heavy = [finding for place in dropouts if (finding := _heavy_dropout(run, place)) is not None]
-    if len(heavy) > 1:  # what one after the other leaves is their product
-        others = f"The same is true of {len(heavy) - 1} other dropout layer{'s' * (len(heavy) > 2)}."
-        heavy[0] = replace(heavy[0], severity="alarm", evidence=f"{heavy[0].evidence} {others}")
-    yield from heavy[:1]
 
 
 def _gains_lost(run: Run) -> Iterator[Finding]:
@@ -165,36 +149,6 @@ def _unnormalized(run: Run) -> Iterator[Finding]:
     advice = "Check whether batch norm is in evaluation mode during training, and whether its statistics fit the data."
     size = max(abs(float(np.log10(share))) for share in found)
     yield Finding(run.layers[norms[0]].name, evidence, advice, severity, size=size)
-
-
-def _heavy_dropout(run: Run, place: int) -> Finding | None:
-    dropped = dropped_share(run, place)
-    if not DROPPED_SHARE_NOTE <= dropped < 1:
-        return None
-    evidence = f"it drops {100 * dropped:.0f}% of its input and scales the rest by {1 / (1 - dropped):.2g}"
-    name = run.layers[place].name
-    return Finding(name, f"{evidence}{harm_of(run)}.", "Lower its rate.", severity_of(run), size=dropped)
-
-
-def dropped_share(run: Run, place: int) -> float:
-    """Return which share of the nonzero values of its input a dropout sets to 0; NaN if unknown.
-
-    Its input is taken for the output of the layer before it, unless the squares contradict that: a dropout scales what
-    it leaves so that their sum grows by 1 / (1 - share). After a ReLU that is no module it does not.
-
-    Args:
-        run: the run.
-        place: the place of the dropout among the layers.
-    """
-    output = run.now.of(run.layers[place].name, "output")
-    given = run.now.of(run.layers[place - 1].name, "output") if place else None
-    if output is None or given is None or output.moments.count != given.moments.count:
-        return math.nan
-    left = given.moments.count - given.moments.zeros
-    kept = (output.moments.count - output.moments.zeros) / left if left else math.nan
-    squares = (output.moments.rms**2, given.moments.rms**2)
-    is_scaled = kept * squares[0] <= DROPOUT_FACTOR * squares[1] and squares[1] <= DROPOUT_FACTOR * kept * squares[0]
-    return 1 - kept if is_scaled or not kept else math.nan
 
 
 PEER_LAYERS_MIN = 4

@@ -4,7 +4,6 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
@@ -13,7 +12,7 @@ from hookboard.health.losses import LossHistory
 from hookboard.health.robust import median, median_of
 from hookboard.health.rule import Severity
 from hookboard.health.run import Run
-from hookboard.measure import FIELDS, Reading
+from hookboard.measure import Reading
 from hookboard.model.layers import Kind, Layer
 from hookboard.model.sites import Role
 
@@ -362,28 +361,3 @@ def weight_gain(look: Look, layer: Layer, name: str, role: Role = "parameter") -
     if len(shape) < 2 or reading is None or not reading.moments.count or not 0 < reading.moments.rms < math.inf:
         return math.nan
     return math.log10(reading.moments.rms * math.sqrt(math.prod(shape[1:])))
-
-
-_MEAN = FIELDS.index("mean")
-
-
-def agreement_of(run: Run, units: int = 1) -> float:
-    """Return the median cosine similarity between a weight's gradients at consecutive looks, over weights and looks.
-
-    The vectors that are compared hold the mean gradient of each channel. NaN if no gradient has at least this many
-    `units`, as channels, at two consecutive looks.
-    """
-    looks = list(run.looks)
-    cosines = []
-    for before, after in pairwise(looks):
-        for site, reading in after.readings.items():
-            if site.role == "parameter_grad" and reading.channels is not None:
-                earlier = before.of(site.name, "parameter_grad")
-                if earlier is not None and earlier.channels is not None and len(reading.channels) >= units:
-                    cosines.append(_cosine(reading.channels[:, _MEAN], earlier.channels[:, _MEAN]))
-    return median_of(cosines)
-
-
-def _cosine(a: np.ndarray, b: np.ndarray) -> float:
-    size = float(np.linalg.norm(a) * np.linalg.norm(b)) if a.shape == b.shape else 0.0
-    return float(a @ b) / size if size > 0 else math.nan

@@ -20,7 +20,7 @@ from hookboard.health.rules.shared import (
     severity_of,
     source_of,
 )
-from hookboard.health.run import SOFTMAX_GRADIENT_MEAN_MAX, Run
+from hookboard.health.run import Run
 from hookboard.measure import FIELDS, Reading
 from hookboard.model.layers import RANGES, SATURATED_SHARE, Layer
 
@@ -35,9 +35,6 @@ CHAIN_LAYERS_MIN = 3
 CHAIN_SATURATED_SHARE_ALARM = 0.55
 """Share of saturated outputs that half of the hidden layers must reach from the first look on to be an alarm whatever
 the loss does. Healthy runs of the benchmark's tuning half reach 0.47 in one layer."""
-
-CHANCE_LOSS_TOLERANCE = 0.1
-"""Relative distance from chance level up to which a first loss is taken for a cross entropy (a choice)."""
 
 SHUT_GATE_RATIO_NOTE = 0.02
 """RMS of the output of an LSTM or GRU, as a share of that of its input (1 at most), below which its gates are shut (a
@@ -81,8 +78,6 @@ def _saturated(run: Run) -> Iterator[Finding]:
     for layer in layers:
         if layer.kind == "recurrent":
             yield from _gates(run, layer)
-        elif layer.type == "Softmax" and layer.name == last:
-            yield from _softmax_twice(run, layer)
 
 
 def _share(run: Run, layer: Layer) -> tuple[float, str] | None:
@@ -147,30 +142,6 @@ def _saturated_finding(run: Run, layer: Layer, share: float, of: str, severity: 
     advice = "Make its input smaller (smaller initial weights and biases, or a lower learning rate), or normalize it."
     module = layer.name if source is None else source.name
     return Finding(module, f"{evidence}{harm_of(run)}.", advice, severity, size=share)
-
-
-def _softmax_twice(run: Run, layer: Layer) -> Iterator[Finding]:
-    """Report a softmax layer before a loss that applies a softmax itself, such as cross entropy.
-
-    With NLL or a squared error on the softmax the gradients of a sample do not add up to 0, or the first loss is not
-    at chance level.
-    """
-    gradient, chance, start = run.now.of(layer.name, "grad_output"), run.losses.chance, run.losses.start
-    if (
-        gradient is None
-        or not gradient.moments.rms
-        or not chance
-        or abs(start - chance) > CHANCE_LOSS_TOLERANCE * chance
-    ):
-        return
-    if abs(gradient.moments.mean) > SOFTMAX_GRADIENT_MEAN_MAX * gradient.moments.rms:
-        return
-    evidence = (
-        f"the gradient of its outputs sums to 0 for each sample (its mean is {abs(gradient.moments.mean):.1g}, its RMS "
-        f"{gradient.moments.rms:.1g}), so the loss applies a second softmax, to values from 0 to 1"
-    )
-    advice = "Remove this softmax: CrossEntropyLoss applies one itself."
-    yield Finding(layer.name, f"{evidence}{harm_of(run)}.", advice, "alarm", size=1.0)
 
 
 def _gates(run: Run, layer: Layer) -> Iterator[Finding]:

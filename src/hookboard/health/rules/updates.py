@@ -13,7 +13,6 @@ from hookboard.health.robust import median_of, medians_of
 from hookboard.health.rule import Finding, Rule, Severity
 from hookboard.health.rules.shared import (
     UPDATE_RATIO_SMALL,
-    agreement_of,
     gets_zeros,
     harm_of,
     is_rate_low_by_schedule,
@@ -53,23 +52,12 @@ WEIGHT_GROWTH_ALARM = 30.0
 """Growth of most weights since the first look that is an alarm whatever the loss does. In healthy runs of the
 benchmark's tuning half no weight grows by more than 4.2."""
 
+WEIGHT_GROWTH_BEGUN = 3.0
+"""Growth of most weights since the first look from which such a growth is dated (a choice)."""
+
 USUAL_WEIGHT_NORM_MIN = 0.1
 """L2 norm of a unit's weights at the start from which a weight counts for `WEIGHT_GROWTH_ALARM`: what starts near 0 is
 supposed to grow (PyTorch's own initialization gives 0.58)."""
-
-SUMMED_GRADIENT_COSINE = 0.9
-"""Cosine of gradients that are nearly identical, such as a sum and the next one. In healthy runs it is below 0.6 (seen
-on the benchmark's tuning half)."""
-
-SUMMED_GRADIENT_GROWTH = 3.0
-"""Gradients that add up must also be this many times as large as at the start: a sum grows."""
-
-SUMMED_GRADIENT_GROWTH_UNHARMED = 5.0
-"""`SUMMED_GRADIENT_GROWTH` where the loss shows no harm, and does not fall either."""
-
-SUMMED_GRADIENT_COSINE_UNHARMED = 0.95
-"""`SUMMED_GRADIENT_COSINE` where the loss shows no harm, and does not fall either. Healthy runs of the benchmark's
-tuning half whose gradients grow reach a cosine of 0.87."""
 
 LAYER_UPDATE_FACTOR_LARGE = 30.0
 """A single layer's updates are large if they are above `UPDATE_RATIO_LARGE`, and this many times the median of the
@@ -133,14 +121,11 @@ def _too_large(run: Run) -> Iterator[Finding]:
 
     They may have ended before the loss shows harm, because a dead network no longer moves. So the whole run is judged,
     but only while the loss shows harm, if it has leapt after the very first step (`_leapt`), or if the weights have
-    grown out of all proportion and the loss does not fall. Otherwise only gradients that add up are reported.
+    grown out of all proportion and the loss does not fall.
     """
     growth = _growth(run)
     is_lost = growth > WEIGHT_GROWTH_ALARM and _is_deep(run) and _gains_nothing(run)
     if not (run.losses.is_harmed or is_lost or _leapt(run)):
-        # Gradients of a regression have the offset of its targets in common.
-        if run.losses.chance is not None:
-            yield from _summed(run, SUMMED_GRADIENT_COSINE_UNHARMED, SUMMED_GRADIENT_GROWTH_UNHARMED)
         if run.now.factors:
             yield from _overwritten(run)
         return
@@ -164,11 +149,6 @@ def _too_large(run: Run) -> Iterator[Finding]:
         return
     if growth > WEIGHT_GROWTH_ALARM:
         yield _grown_model(run, growth)
-        return
-    is_offset = run.losses.chance is None and run.losses.is_only_stuck
-    summed = [] if is_offset else list(_summed(run, SUMMED_GRADIENT_COSINE, SUMMED_GRADIENT_GROWTH))
-    if summed:
-        yield from summed
         return
     for place, row in zip(layers, ratios, strict=True):
         is_large = np.nan_to_num(row) > np.maximum(UPDATE_RATIO_LARGE, LAYER_UPDATE_FACTOR_LARGE * whole)
@@ -294,8 +274,9 @@ def _grown_model(run: Run, growth: float) -> Finding:
     evidence = f"most weights have grown to at least {growth:.2g} times their initial size{harm_of(run)}"
     advice = "lower the learning rate, and check the optimizer's options"
     sizes = run.course("weight_rms")[[i for i, layer in enumerate(run.layers) if _may_grow(run, layer)]]
-    grew = medians_of(sizes / sizes[:, :1]) > SUMMED_GRADIENT_GROWTH
-    return Finding("", evidence, advice, "alarm", growth, _first_step(run, grew))
+    grew = medians_of(sizes / sizes[:, :1]) > WEIGHT_GROWTH_BEGUN
+    since = run.course_steps[int(np.argmax(grew))] if grew.any() else run.now.step
+    return Finding("", evidence, advice, "alarm", growth, since)
 
 
 def _growth(run: Run) -> float:
@@ -322,44 +303,6 @@ def _may_grow(run: Run, layer: Layer) -> bool:
             if len(layer.shapes[name]) > 1
         )
     )
-
-
-def _summed(run: Run, same: float, grew: float) -> Iterator[Finding]:
-    """Report gradients that seem to add up over the steps, as without `zero_grad`.
-
-    They are nearly parallel from look to look, and far larger than at the start, while the loss does not fall.
-
-    Args:
-        run: the run.
-        same: the cosine of consecutive gradients must be above this.
-        grew: the gradients' RMS must have grown by more than this factor.
-    """
-    layers = run.arrays.with_matrix
-    if not layers or not run.losses.is_known:
-        return
-    now, first = (medians_of(part)[0] for part in _ends(run, "weight_gradient_rms", layers))
-    if not 0 < grew * first < now or run.losses.is_falling or not (agreement := agreement_of(run)) > same:
-        return
-    gradients = medians_of(run.course("weight_gradient_rms")[layers])
-    evidence = (
-        "gradients of consecutive measurements are nearly identical (averaged over each unit's weights, they have a "
-        f"median cosine of {agreement:.2f}) and {now / first:.2g} times as large as at the start: they "
-        f"accumulate{harm_of(run)}"
-    )
-    advice = "check that zero_grad() is called before each backward pass"
-    yield Finding(
-        "", evidence, advice, "alarm", now / first, _first_step(run, gradients > SUMMED_GRADIENT_GROWTH * first)
-    )
-
-
-def _first_step(run: Run, is_so: np.ndarray) -> int:
-    """Return the optimizer step of the first column of `Run.course` with True in `is_so`; if none, the latest step."""
-    return run.course_steps[int(np.argmax(is_so))] if is_so.any() else run.now.step
-
-
-def _ends(run: Run, quantity: str, layers: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Return a quantity of these layers at the latest look and at the first one, shape (layers, 1) each."""
-    return run.recent(quantity)[layers, -1:], run.course(quantity, 1)[layers]
 
 
 def _leapt(run: Run) -> bool:
