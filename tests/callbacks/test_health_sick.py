@@ -41,6 +41,15 @@ def test_a_norm_is_dead_if_it_closes_the_activation_behind_it(kind, bias, alarms
     assert alarms_of(Toy(net), batches(*[32] * 12)) == alarms
 
 
+def test_a_norm_whose_input_an_epsilon_outweighs_still_uses_the_statistics_of_its_batch():
+    """It gives hardly anything, as one in evaluation mode may; that is not why."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+    monitor = HealthMonitor(every_n_steps=1)
+    fit(None, Toy(net), [1e-4 * batch for batch in batches(*[32] * 12)], monitor)
+    assert [verdict for verdict in monitor.verdicts if "running statistics" in verdict.evidence] == []
+
+
 class OwnsParameters(Toy):
     """The model itself has a parameter, and its attention uses the weights of its projection itself."""
 

@@ -222,19 +222,19 @@ def test_where_a_model_blew_up_a_gap_at_the_first_weights_may_be_theirs(monkeypa
     )
 
 
-def batches(course, looks=LOOKS_BEFORE_BATCH_ALIKE, norm=NORM, gives=0.8, last="linear", is_mixed=False, count=100):
+def batches(course, looks=LOOKS_BEFORE_BATCH_ALIKE, norm=NORM, by_batch=True, last="linear", is_mixed=False, count=100):
     """What is said of a model whose answers have these means, in deviations, from look to look."""
     layers = [runs.linear("fc"), norm, runs.linear("head", kind=last)]
 
     def seen(number):
         return [
             runs.outputs("fc", runs.noise(8)),
-            runs.outputs("bn", [row(100, 0.1, gives)] * 8),
+            runs.outputs("bn", [row(100, 0.1, 0.8)] * 8),
             reading("bn.weight", "parameter", [row(8, 0.8, 0.0)]),
             runs.outputs("head", [row(count, course(number), 1.0)] * 8),
         ]
 
-    run = runs.run_of(layers, seen, looks, runs.falling)
+    run = runs.run_of(layers, seen, looks, runs.falling, by_batch={"bn": by_batch})
     run.losses.is_mixed = is_mixed
     return list(GAP_RULE.judge(run))
 
@@ -267,7 +267,7 @@ def test_answers_that_move_steadily_are_being_learnt():
 def test_batches_may_be_alike_where_no_norm_takes_their_statistics():
     assert batches(turns, norm=replace(NORM, type="LayerNorm")) == []
     assert batches(turns, norm=replace(NORM, trainable=frozenset())) == []
-    assert batches(turns, gives=1.6) == []  # in evaluation mode
+    assert batches(turns, by_batch=False) == []
 
 
 def test_answers_of_the_first_looks_of_a_norm_or_under_several_losses_tell_nothing_of_batches():

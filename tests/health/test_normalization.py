@@ -1,4 +1,4 @@
-"""Batch norms that do not normalize, and dropout that leaves hardly anything."""
+"""Batch norms that do not normalize, or lose their gains."""
 
 import math
 
@@ -10,7 +10,7 @@ from hookboard.health.rules.scale import ACTIVATION_SCALE, GAIN_LOSS_PER_STEP, G
 from hookboard.model.layers import Layer
 
 
-def normed(deviations, gain=0.8, trainable=True, losses=falling):
+def normed(deviations, gain=0.8, trainable=True, losses=falling, by_batch=False):
     names = frozenset({"bn.weight"} if trainable else ())
     norm = Layer("bn", "BatchNorm2d", "norm", ("bn.weight",), names, {"bn.weight": (len(deviations),)})
     read = [
@@ -18,19 +18,24 @@ def normed(deviations, gain=0.8, trainable=True, losses=falling):
         outputs("bn", [row(100, 0.1, deviation) for deviation in deviations]),
         reading("bn.weight", "parameter", [row(len(deviations), gain, 0.0)]),
     ]
-    return findings(ACTIVATION_SCALE, run_of([linear("conv", kind="conv"), norm], lambda n: read, losses=losses))
+    layers, modes = [linear("conv", kind="conv"), norm], {"bn": by_batch}
+    return findings(ACTIVATION_SCALE, run_of(layers, lambda n: read, losses=losses, by_batch=modes))
 
 
 @pytest.mark.parametrize(
     ("share", "severity"), [(1.05, None), (1.15, "note"), (0.7, None), (0.64, "note"), (3.0, "alarm"), (0.2, "alarm")]
 )
-def test_a_batch_norm_that_uses_other_statistics_is_found_by_what_it_gives(share, severity):
+def test_running_statistics_that_do_not_fit_are_found_by_what_a_batch_norm_gives(share, severity):
     found = normed([0.8 * share] * 8)
     assert [(s.module, s.severity) for s in found] == ([("bn", severity)] if severity else [])
 
 
 def test_a_frozen_batch_norm_is_a_note():
     assert [s.severity for s in normed([0.1] * 8, trainable=False)] == ["note"]
+
+
+def test_statistics_of_a_batch_that_an_epsilon_outweighs_are_well():
+    assert normed([0.1] * 8, losses=harmed, by_batch=True) == []
 
 
 def test_channels_into_which_nothing_comes_do_not_count():
@@ -49,7 +54,7 @@ def norms(count):
 
 
 @pytest.mark.parametrize(("off", "fires"), [(1, False), (2, True), (4, True)])
-def test_other_statistics_are_those_of_half_of_the_norms_at_least(off, fires):
+def test_running_statistics_are_told_of_half_of_the_norms_at_least(off, fires):
     given = norms(4)
 
     def seen(n):
@@ -57,7 +62,8 @@ def test_other_statistics_are_those_of_half_of_the_norms_at_least(off, fires):
             yield outputs(norm.name, [row(100, 0.1, 0.8 * (1.2 if i >= 4 - off else 1.0)) for _ in range(8)])
             yield reading(norm.weights[0], "parameter", [row(8, 0.8, 0.0)])
 
-    found = findings(ACTIVATION_SCALE, run_of(given, seen, losses=falling))
+    modes = dict.fromkeys((norm.name for norm in given), False)
+    found = findings(ACTIVATION_SCALE, run_of(given, seen, losses=falling, by_batch=modes))
     # It may be the first one of all whose statistics are nearest by chance.
     assert [(s.module, s.severity) for s in found] == ([("bn0", "note")] if fires else [])
 

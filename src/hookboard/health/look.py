@@ -146,6 +146,8 @@ class Look:
             them underflowed.
         factors: the weights that are the factors of an adapter. Their steps count for the frozen weight that it adds
             to, whose `parameter_update` is that of their product times its scale.
+        by_batch: batch norm to whether it normalizes by its batch now; False if by its running statistics, as in
+            evaluation mode. Classes that are not torch's are not there.
     """
 
     step: int
@@ -158,6 +160,7 @@ class Look:
     apart: Sequence[Apart] = ()
     is_scaled: bool = False
     factors: Set[str] = frozenset()
+    by_batch: Mapping[str, bool] = field(default_factory=dict)
 
     def of(self, name: str, role: Role) -> Reading | None:
         """Return the reading of a module or parameter in this role; None if there is none.

@@ -30,15 +30,14 @@ Kind = Literal[
     "other",
 ]
 
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
 _KINDS: dict[Kind, tuple[type[nn.Module], ...]] = {
     "rectifier": (nn.ReLU, nn.ReLU6, nn.Threshold),
     "bounded": (nn.Tanh, nn.Sigmoid, nn.Hardtanh, nn.Hardsigmoid, nn.Softsign),
     "smooth": (nn.GELU, nn.SiLU, nn.Mish, nn.ELU, nn.SELU, nn.CELU, nn.LeakyReLU, nn.PReLU, nn.Softplus, nn.Hardswish),
     "norm": (
-        nn.BatchNorm1d,
-        nn.BatchNorm2d,
-        nn.BatchNorm3d,
-        nn.SyncBatchNorm,
+        *BATCH_NORMS,
         nn.InstanceNorm1d,
         nn.InstanceNorm2d,
         nn.InstanceNorm3d,

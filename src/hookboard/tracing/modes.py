@@ -6,10 +6,11 @@ from torch import nn
 
 from hookboard.base.messages import listed
 from hookboard.health import Finding, Rule
+from hookboard.model.layers import BATCH_NORMS
 from hookboard.tracing.calls import Op
 from hookboard.tracing.rules import TracedStep
 
-_WITH_MODES = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, nn.Dropout, nn.Dropout1d, nn.Dropout2d)
+_WITH_MODES = (*BATCH_NORMS, nn.Dropout, nn.Dropout1d, nn.Dropout2d)
 
 
 def _has_a_mode(module: nn.Module) -> bool:
@@ -71,9 +72,6 @@ def eval_mode(done: TracedStep) -> Iterator[Finding]:
 EVAL_MODE = Rule("eval_mode", eval_mode, of="step")
 
 
-_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-
-
 def _trained_with_modes(model: nn.Module) -> dict[str, nn.Module]:
     """Return the norms and dropouts with a mode by name, without those in frozen modules."""
     modules = dict(model.named_modules())
@@ -131,7 +129,7 @@ class Modes:
 
         So it is where an average of a model, such as a teacher, follows its parameters and not its buffers.
         """
-        norms = {name: one for name, one in model.named_modules() if isinstance(one, _BATCH_NORMS) and _is_frozen(one)}
+        norms = {name: one for name, one in model.named_modules() if isinstance(one, BATCH_NORMS) and _is_frozen(one)}
         new = [name for name, norm in norms.items() if not norm.training and _is_new(norm) and _has_moved(norm)]
         if new and not self._has_seen_copies:
             self._has_seen_copies = True
@@ -158,7 +156,7 @@ def _is_new(module: nn.Module) -> bool:
 
 def _still_statistics(model: nn.Module) -> Iterator[Finding]:
     """Yield an alarm if batch norms have a momentum of 0, and running statistics as torch initializes them."""
-    norms = {name: norm for name, norm in model.named_modules() if isinstance(norm, _BATCH_NORMS)}
+    norms = {name: norm for name, norm in model.named_modules() if isinstance(norm, BATCH_NORMS)}
     still = [name for name, norm in norms.items() if norm.training and norm.momentum == 0 and _is_new(norm)]
     if still:
         yield Finding(

@@ -8,7 +8,6 @@ import numpy as np
 
 from hookboard.health.robust import median
 from hookboard.health.rule import Finding, Rule, Severity
-from hookboard.health.rules.scale import uses_batch_statistics
 from hookboard.health.rules.shared import harm_of
 from hookboard.health.run import Run
 from hookboard.health.stage_comparison import Gap, StageComparison
@@ -235,7 +234,7 @@ def _batches_alike(run: Run) -> Iterator[Finding]:
         return
     # What independent samples give: the mean of n moves by 1 / sqrt(n), within a batch they deviate by less than 1.
     chance = 1 / math.sqrt(max(float(np.median(rows[:, :, _COUNT])) - 1, 1.0))
-    if not share > BATCH_ALIKE_CHANCE_FACTOR * chance or not uses_batch_statistics(run, norm):
+    if not share > BATCH_ALIKE_CHANCE_FACTOR * chance or not run.now.by_batch.get(norm.name):
         return
     evidence = (
         f"the channel means of {last.name} shift by {share:.2g} standard deviations from batch to batch ({chance:.2g} "

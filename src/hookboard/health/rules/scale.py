@@ -25,13 +25,12 @@ from hookboard.model.layers import NORM_KINDS, Kind, Layer
 from hookboard.model.sites import Role
 
 NORM_DEVIATION_MIN = 0.67
-"""Standard deviation of a batch norm's channels, as a multiple of its gain, below which it is worth a note if half of
-the norms are outside the range. With the statistics of the batch it is 1, and less only where epsilon outweighs
-them."""
+"""Standard deviation of a batch norm's channels, as a multiple of its gain, below which its running statistics do not
+fit the batch: a note if that holds for half of the norms. With the statistics of the batch it is 1, and less only where
+epsilon outweighs them."""
 
 NORM_DEVIATION_MAX = 1.1
-"""Standard deviation of a batch norm's channels, as a multiple of its gain, above which it is worth a note in the same
-way."""
+"""Standard deviation of a batch norm's channels, as a multiple of its gain, above which it is the same."""
 
 NORM_DEVIATION_FACTOR_ALARM = 2.5
 """Factor, up or down, between the standard deviation of a batch norm's channels and its gain, from which it is an alarm
@@ -85,22 +84,6 @@ def _gains_lost(run: Run) -> Iterator[Finding]:
     yield Finding(first.name, evidence, advice, "alarm", size=size, since=since, until=until)
 
 
-def uses_batch_statistics(run: Run, layer: Layer) -> bool:
-    """Return True if a batch norm normalizes by the statistics of the batch, judging by its latest output.
-
-    False if that is unknown.
-
-    Args:
-        run: the run.
-        layer: a batch norm; for other layers the result has no meaning.
-    """
-    return bool(_is_usual(_normalized(run)[run.place(layer.name)]))
-
-
-def _is_usual(share: np.ndarray) -> np.ndarray:
-    return (share > NORM_DEVIATION_MIN) & (share < NORM_DEVIATION_MAX)
-
-
 def _normalized(run: Run) -> np.ndarray:
     """Return (RMS of the channels' deviations) / (RMS of the weight) of each layer's output, shape (layers,).
 
@@ -125,30 +108,32 @@ def _normalized(run: Run) -> np.ndarray:
 
 
 def _unnormalized(run: Run) -> Iterator[Finding]:
-    """Report once if at least half of the batch norms do not give outputs of the spread that batch statistics give."""
-    norms = run.arrays.batch_norms
-    shares = _normalized(run)[norms]
-    is_known = ~np.isnan(shares)
-    off = np.flatnonzero(is_known & ~_is_usual(shares)).tolist()
-    # In evaluation mode all of them are off, each as far as its running statistics are.
-    if not len(off) >= is_known.sum() / 2 > 0:
+    """Report once if at least half of the batch norms use running statistics that do not fit the batch."""
+    shares, by_batch = _normalized(run), run.now.by_batch
+    norms = {run.layers[place].name: float(shares[place]) for place in run.arrays.batch_norms}
+    known = {name: share for name, share in norms.items() if name in by_batch and not math.isnan(share)}
+    off = {
+        name: share
+        for name, share in known.items()
+        if not by_batch[name] and not NORM_DEVIATION_MIN < share < NORM_DEVIATION_MAX
+    }
+    if not len(off) >= len(known) / 2 > 0:
         return
-    found = [float(shares[i]) for i in off]
-    times = " to ".join(dict.fromkeys((f"{min(found):.2g}", f"{max(found):.2g}")))
-    is_trainable = [bool(run.layers[norms[i]].trainable) for i in off]
+    times = " to ".join(dict.fromkeys((f"{min(off.values()):.2g}", f"{max(off.values()):.2g}")))
     is_far = any(
         not 1 / NORM_DEVIATION_FACTOR_ALARM < share < NORM_DEVIATION_FACTOR_ALARM
-        for share in itertools.compress(found, is_trainable)
+        for name, share in off.items()
+        if run.layers[run.place(name)].trainable
     )
     severity: Severity = "alarm" if is_far else severity_of(run)
     evidence = (
-        f"{len(off)} of {is_known.sum()} BatchNorms {'uses' if len(off) == 1 else 'use'} running statistics, not batch "
-        f"statistics: the standard deviation of the channels is {times} times their gain (with batch statistics, "
-        f"exactly 1){harm_of(run)}."
+        f"{len(off)} of {len(known)} BatchNorms {'is' if len(off) == 1 else 'are'} in evaluation mode, with running "
+        f"statistics that do not fit the batch: the standard deviation of the channels is {times} times their gain "
+        f"(with batch statistics, about 1){harm_of(run)}."
     )
-    advice = "Check whether batch norm is in evaluation mode during training, and whether its statistics fit the data."
-    size = max(abs(float(np.log10(share))) for share in found)
-    yield Finding(run.layers[norms[0]].name, evidence, advice, severity, size=size)
+    advice = "Call train() on them, or check that their running statistics fit the data."
+    size = max(abs(math.log10(share)) for share in off.values())
+    yield Finding(next(iter(known)), evidence, advice, severity, size=size)
 
 
 PEER_LAYERS_MIN = 4
