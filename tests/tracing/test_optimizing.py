@@ -383,11 +383,17 @@ def test_a_warm_up_that_counts_batches_and_is_stepped_once_an_epoch_is_found(ste
     if severity is not None:
         told = numbers(
             "LambdaLR is stepped once per epoch, and this fit has # epochs, so the rate never exceeds #; with a step "
-            "after each of the # batches, the rate would reach # after #",
+            "after each of the # optimizer steps, the rate would reach # after #",
             found[0].evidence,
         )
         assert told == pytest.approx((4, 0.01 * 3 / steps, 40, 0.01, steps), rel=1e-2)
         assert "'interval': 'step'" in found[0].advice
+
+
+def test_accumulated_batches_count_as_one_step_of_a_schedule():
+    model = Model(scheduled=warm_up(10), interval="epoch")
+    (found,) = (v for v in said(model, 10, max_epochs=4, accumulate_grad_batches=2) if v.rule == "schedule")
+    assert numbers("a step after each of the # optimizer steps", found.evidence) == [20]
 
 
 @pytest.mark.parametrize(("max_steps", "epochs", "reached"), [(25, 3, 0.01 * 2 / 20), (9, 1, 0.0)])

@@ -136,19 +136,20 @@ def _never_at_its_peak(
     trainer: Trainer, pl_module: LightningModule, config: Any, peak: float, count: int
 ) -> Iterator[Finding]:
     """Yield a finding for a schedule that is stepped in each epoch, and would reach a far higher rate in each batch."""
-    batches = trainer.estimated_stepping_batches
-    if config.interval != "epoch" or not 1 < batches <= MAX_SCHEDULED_STEPS:
+    steps = trainer.estimated_stepping_batches  # fewer than batches where their gradients accumulate
+    if config.interval != "epoch" or not 1 < steps <= MAX_SCHEDULED_STEPS:
         return
-    rates = list(scheduled_rates(config.scheduler, int(batches), keep=[pl_module, trainer]))
+    steps = int(steps)
+    rates = list(scheduled_rates(config.scheduler, steps, keep=[pl_module, trainer]))
     highest = max(rates)
     if peak <= PEAK_SHARE_NOTE * highest and math.isfinite(highest):
-        every = max(1, int(batches) // MAX_RATES)
+        every = max(1, steps // MAX_RATES)
         yield Finding(
             "",
             f"{type(config.scheduler).__name__} is stepped once per epoch, and this fit has {count:,} "
             f"epoch{'s' * (count > 1)}, so the rate never exceeds {peak:.3g}; with a step after each of the "
-            f"{int(batches):,} batches, the rate would reach {highest:.3g} after {rates.index(highest) * every:,}",
-            "if the scheduler counts batches, return {'scheduler': ..., 'interval': 'step'} from configure_optimizers; "
+            f"{steps:,} optimizer steps, the rate would reach {highest:.3g} after {rates.index(highest) * every:,}",
+            "if the scheduler counts steps, return {'scheduler': ..., 'interval': 'step'} from configure_optimizers; "
             "otherwise shorten its warm-up, which is longer than the fit",
             "alarm" if peak <= PEAK_SHARE_ALARM * highest else "note",
             rule="schedule",
