@@ -147,13 +147,13 @@ def _saturated_finding(run: Run, layer: Layer, share: float, of: str, severity: 
 def _gates(run: Run, layer: Layer) -> Iterator[Finding]:
     """Report saturated or shut gates of an LSTM or GRU, whose outputs lie between -1 and 1.
 
-    Saturated: most outputs are near -1 or 1. Shut: the output is far smaller than the input, or the biases are so
-    negative that gates stay shut.
+    Saturated: most outputs are near -1 or 1. Shut, or with weights near 0: the output is far smaller than the input.
+    Shut: the biases are so negative that gates stay shut.
     """
     reading = run.now.of(layer.name, "output")
     if reading is None or not reading.moments.count:
         return
-    advice = "Check how its biases and weights are initialized: gates should start half open."
+    advice = "Check how its biases and weights are initialized: gates should start half open, and weights not near 0."
     # Between -1 and 1 the mean of squares is the smaller one: absolute values are as large on average, or larger.
     if reading.moments.rms**2 >= SATURATED_SHARE and reading.moments.max <= 1 and reading.moments.min >= -1:
         evidence = f"its outputs are at the ends of their range, with an RMS of {reading.moments.rms:.2g}"
@@ -164,8 +164,8 @@ def _gates(run: Run, layer: Layer) -> Iterator[Finding]:
     given = min(1.0, before)
     if reading.moments.rms < SHUT_GATE_RATIO_NOTE * given:
         evidence = (
-            f"its output has an RMS of {reading.moments.rms:.2g} (the layer before it: {before:.2g}), so its gates are "
-            "closed"
+            f"its output has an RMS of {reading.moments.rms:.2g} (the layer before it: {before:.2g}), so hardly any "
+            "signal gets through"
         )
         severity: Severity = "alarm" if reading.moments.rms < SHUT_GATE_RATIO_ALARM * given else severity_of(run)
         yield Finding(layer.name, f"{evidence}{harm_of(run)}.", advice, severity, size=0.5)
