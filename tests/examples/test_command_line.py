@@ -86,7 +86,7 @@ def test_the_help_of_a_callback_is_its_docstring(run):
     assert done.returncode == 0, done.stderr
     text = " ".join(done.stdout.split())
     assert "Optimizer steps between measurements" in text
-    assert "a leading `re:` is a regular expression" in text
+    assert "a leading `re:` marks a regular expression" in text
 
 
 def test_a_typo_in_a_pattern_fails_with_the_closest_names(fit, tmp_path):

@@ -47,7 +47,7 @@ class ReadRun:
 
     Args:
         name: the name of its folder.
-        headline: how many verdicts there are, in one sentence; "" if HealthMonitor did not watch it.
+        headline: one sentence saying how many verdicts there are; "" if HealthMonitor did not watch the run.
         records: the verdicts as dictionaries with the fields of `hookboard.Verdict`, worst first.
         readings: the values of each quantity, by layer and step. Quantities are named as in the tab's address, such as
             "health/activation_rms" or "train/gradient/std".
@@ -66,7 +66,7 @@ class ReadRun:
         return Verdicts(Verdict(**record) for record in self.records)
 
     def to_pandas(self) -> "pandas.DataFrame":
-        """Return the readings as a frame with the columns quantity, layer, step and value; NaN has no row.
+        """Return the readings as a DataFrame with the columns quantity, layer, step and value; NaN has no row.
 
         Raises:
             ImportError: pandas is not installed.
@@ -94,7 +94,7 @@ def read(folder: str | os.PathLike[str]) -> ReadRun:
         folder: the folder that `TensorBoardLogger` or `SummaryWriter` wrote, such as "lightning_logs/version_0".
 
     Raises:
-        ValueError: the folder does not exist, or holds no data of hookboard, or several runs.
+        ValueError: the folder does not exist, holds no hookboard data, or holds several runs.
     """
     board, names = open_folders([folder])
     if len(names) > 1:

@@ -49,23 +49,24 @@ class CAMLogger(PictureLogger):
     such module, one warning says so, and the run goes on without maps.
 
     Args:
-        modules: Pattern or patterns over dotted module names, relative to the LightningModule. `*` stays within one
-            name, `**` crosses dots, a leading `!` excludes, a leading `re:` is a regular expression. Default: the
+        modules: Pattern or patterns for dotted module names, relative to the LightningModule. `*` matches within one
+            name, `**` across dots; a leading `!` excludes, and a leading `re:` marks a regular expression. Default: the
             last layer whose output is as high and wide as that of the last convolution; in a transformer, the input of
-            the last attention, without the class token.
-        method: `grad_cam`, `grad_cam++`, `layer_cam`, `xgrad_cam`, `hires_cam`, `eigen_cam` (for no class), or `cam`,
-            which needs a linear head on the globally averaged layer. `hookboard.capturing.methods` names the papers.
-        target: The class that is explained: the `predicted` one, that of the `label`, or the index of a class, from 0.
-        stage: The stage that is shown. Here `validate`, `test` or `predict`.
-        samples: How many samples are shown, from the first of the batch.
-        batch_idx: Which batch of an evaluation is shown, counted from 0.
-        mean: The mean that was subtracted from each channel when pictures were normalized; it is added again for
-            display. Default: without it and `std`, each picture is drawn from its smallest to its largest value.
-        std: The standard deviation that each channel was then divided by.
+            the last attention layer, without the class token.
+        method: `grad_cam`, `grad_cam++`, `layer_cam`, `xgrad_cam`, `hires_cam`, `eigen_cam` (which explains no class in
+            particular), or `cam`, which needs a linear head on the globally averaged layer.
+            `hookboard.capturing.methods` names the papers.
+        target: The class to explain: the `predicted` one, that of the `label`, or a class index, counted from 0.
+        stage: The stage to show. Here: `validate`, `test` or `predict`.
+        samples: How many samples to show, starting with the first of the batch.
+        batch_idx: Which batch of an evaluation to show, counted from 0.
+        mean: The mean that was subtracted from each channel to normalize the pictures; it is added back for display.
+            Default: none; each picture is then drawn from its minimum to its maximum.
+        std: The standard deviation by which each channel was then divided.
         classes: Names of the classes in the order of the scores.
-        size: Largest side of one tile, in pixels.
+        size: The longest side of a tile, in pixels.
         every_n_steps: Optimizer steps between measurements, 1 or more. Default: 20 times the Trainer's
-            `log_every_n_steps`. In evaluations: with the first one after so many steps.
+            `log_every_n_steps`. An evaluation is shown if it is the first after that many steps.
 
     Raises:
         ValueError: At construction: an unknown option, a number below 1, or `mean` without `std`. At fit start: a

@@ -29,7 +29,7 @@ class Checkup(HookboardCallback[StageState]):
     optimizers or without a Trainer it does nothing, not even the audit, and one line says so.
 
     Args:
-        seconds: The budget of the experiments: after this time no further step begins. Default: 30.
+        seconds: The time limit for the experiments; after it, no further step begins. Default: 30.
 
     Raises:
         ValueError: `seconds` is not a finite number above 0.

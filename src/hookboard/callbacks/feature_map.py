@@ -47,23 +47,23 @@ class FeatureMapLogger(PictureLogger):
     are `feature_maps/<module>`.
 
     Args:
-        modules: Pattern or patterns over dotted module names, relative to the LightningModule. `*` stays within one
-            name, `**` crosses dots, a leading `!` excludes, a leading `re:` is a regular expression. Default: with
-            `types`, every module of those types; without `types`, convolutions and transformer blocks (leaf modules if
-            there are none), at most 16, evenly from first to last.
-        types: Class names (`Conv2d`, `torch.nn.Linear`) or classes; subclasses count, a leading `!` excludes.
-        stage: The stage that is shown. Here `train`, `validate`, `test` or `predict`. Default: validation, or
-            training if the fit has no validation.
-        samples: How many samples are shown, from the first of the batch.
-        batch_idx: Which batch of an evaluation is shown, counted from 0. Here, in training, always the last batch
+        modules: Pattern or patterns for dotted module names, relative to the LightningModule. `*` matches within one
+            name, `**` across dots; a leading `!` excludes, and a leading `re:` marks a regular expression. Default:
+            with `types`, every module of those types; without `types`, convolutions and transformer blocks (leaf
+            modules if there are none), at most 16, evenly spaced from first to last.
+        types: Class names (`Conv2d`, `torch.nn.Linear`) or classes; subclasses count, and a leading `!` excludes.
+        stage: The stage to show. Here: `train`, `validate`, `test` or `predict`. Default: validation, or training if
+            the fit has no validation.
+        samples: How many samples to show, starting with the first of the batch.
+        batch_idx: Which batch of an evaluation to show, counted from 0. Here, training always shows the last batch
             before the optimizer step.
-        channels: How many channels are shown at most. Here the first.
+        channels: The largest number of channels to show. Here: the first ones.
         normalize: The range of values that the colours span: that of each map (`map`), that of all maps in the picture
             (`layer`), or a fixed one (`[low, high]`).
-        size: Largest side of one tile, in pixels. Here smaller maps are enlarged by a whole factor, larger ones
-            averaged; a tensor that gives a single map is drawn up to 4 times as large.
+        size: The longest side of a tile, in pixels. Here, smaller maps are enlarged by an integer factor, and larger
+            ones are averaged; a tensor with a single map is drawn up to 4 times as large.
         every_n_steps: Optimizer steps between measurements, 1 or more. Default: 20 times the Trainer's
-            `log_every_n_steps`. In evaluations: with the first one after so many steps.
+            `log_every_n_steps`. An evaluation is shown if it is the first after that many steps.
 
     Raises:
         ValueError: At construction: an unknown option, or a number below 1. At fit start: a pattern or type that

@@ -19,10 +19,10 @@ GradientRole = Literal["grad_output", "grad_input", "parameter_grad"]
 class GradientLogger(SiteLogger[MeasurementState]):
     """Logs statistics, and optionally histograms, of gradients at the selected modules.
 
-    They are gradients of the loss that Lightning back-propagates: with `accumulate_grad_batches=k` it has been divided
-    by k. The scale of a GradScaler is divided out. If the gradients of an optimizer overflow, the scaler skips its
-    step; the gradients of its parameters, and of modules that own some of them, are then logged with their counts (such
-    as `nonfinite_count`), and NaN for all other statistics (a triangle in TensorBoard).
+    They are gradients of the loss that Lightning backpropagates, which has been divided by k if
+    `accumulate_grad_batches=k`. The scale of a GradScaler is divided out. If the gradients of an optimizer overflow,
+    the scaler skips its step; the gradients of its parameters, and of modules that own some of them, are then logged
+    with their counts (such as `nonfinite_count`), and NaN for all other statistics (a triangle in TensorBoard).
 
     `grad_output` is the gradient with respect to the module's output. `grad_input` is the gradient that the module
     passes back to its inputs; if an input is also used elsewhere (a residual branch), it is only this module's part of
@@ -36,26 +36,26 @@ class GradientLogger(SiteLogger[MeasurementState]):
     warning says so.
 
     `underflow_fraction` and `headroom` compare the gradient, its scale divided out, with the limits of the dtype in
-    which autograd gave it.
+    which autograd returned it.
 
     Args:
-        modules: Pattern or patterns over dotted module names, relative to the LightningModule. `*` stays within one
-            name, `**` crosses dots, a leading `!` excludes, a leading `re:` is a regular expression. Default: every
-            leaf module (for `parameter_grad` every module that owns parameters, the LightningModule itself, `""`, among
-            them), or, with `types`, every module of those types.
-        types: Class names (`Conv2d`, `torch.nn.Linear`) or classes; subclasses count, a leading `!` excludes.
-        roles: Which tensors are measured, one name or several. Here `grad_output`, `grad_input` and `parameter_grad`.
+        modules: Pattern or patterns for dotted module names, relative to the LightningModule. `*` matches within one
+            name, `**` across dots; a leading `!` excludes, and a leading `re:` marks a regular expression. Default:
+            every leaf module (for `parameter_grad`, every module that owns parameters, including the LightningModule
+            itself, `""`), or, with `types`, every module of those types.
+        types: Class names (`Conv2d`, `torch.nn.Linear`) or classes; subclasses count, and a leading `!` excludes.
+        roles: Which tensors are measured, one name or several. Here: `grad_output`, `grad_input` and `parameter_grad`.
         every_n_steps: Optimizer steps between measurements, 1 or more. Default: the Trainer's `log_every_n_steps`.
-        statistics: Names, and your own: a `hookboard.Statistic` or the dotted path of one. Those from `p01` on
-            cost more, and only where they are asked for. Quantiles (`p01` and so on) are off by at most half the width
-            of a bin, 1/32 of the value.
+        statistics: Names of statistics, or your own (a `hookboard.Statistic` or the dotted path to one). Those from
+            `p01` on take extra time, but only where you ask for them. Quantiles (`p01` and so on) are off by at most
+            half the width of a bin, 1/32 of the value.
             The names are `mean std var min max abs_max abs_mean rms l1 l2 zero_fraction nonfinite_count nan_count
             inf_count p01 p50 p99 dead_fraction underflow_fraction fp16_underflow_fraction headroom`.
             Default: `mean`, `std`, `abs_max`, `zero_fraction` and `nonfinite_count`.
-        histogram: Whether to log histograms too, or, with `statistics=[]`, alone. They cost about as much as all
-            statistics together.
+        histogram: Whether to log histograms too; with `statistics=[]`, only histograms are logged. They cost about as
+            much as all statistics together.
         sync_dist: Whether all ranks measure and merge their measurements, as if one process had seen all their data.
-            Otherwise rank 0 logs its own.
+            Otherwise, rank 0 logs its own measurements.
 
     Raises:
         ValueError: At construction: an unknown statistic or role, or an `every_n_steps` below 1. At fit start: a

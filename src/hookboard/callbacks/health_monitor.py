@@ -105,7 +105,7 @@ class HealthMonitor(SiteLogger[HealthState]):
     """Reports what is wrong during training, in which layer, since when, why, and what to try first.
 
     It needs no other callback. At the first optimizer step, and then every `every_n_steps`, it measures the outputs of
-    all layers, their gradients, the parameters and their updates, asks its rules, and keeps their verdicts in
+    all layers, their gradients, the parameters and their updates, applies its rules, and keeps their verdicts in
     `verdicts`. TensorBoard gets one page: a table of the verdicts (`health/verdict`, text), and pictures of all layers
     over the whole run. The terminal gets a line for each new alarm, and a summary at the end of the fit.
 
@@ -116,30 +116,30 @@ class HealthMonitor(SiteLogger[HealthState]):
     An alarm means that an expert would stop the run or fix the code. A note is worth knowing.
 
     Args:
-        modules: Pattern or patterns over dotted module names, relative to the LightningModule. `*` stays within one
-            name, `**` crosses dots, a leading `!` excludes, a leading `re:` is a regular expression. Default: every
-            leaf module and every module that owns parameters, or, with `types`, every module of those types.
-        types: Class names (`Conv2d`, `torch.nn.Linear`) or classes; subclasses count, a leading `!` excludes.
+        modules: Pattern or patterns for dotted module names, relative to the LightningModule. `*` matches within one
+            name, `**` across dots; a leading `!` excludes, and a leading `re:` marks a regular expression. Default:
+            every leaf module and every module that owns parameters, or, with `types`, every module of those types.
+        types: Class names (`Conv2d`, `torch.nn.Linear`) or classes; subclasses count, and a leading `!` excludes.
         every_n_steps: Optimizer steps between measurements, 1 or more. Default: the Trainer's `log_every_n_steps`.
-        rules: Which rules to ask: names or patterns (`update_*`), or your own `hookboard.Rule` or its dotted path.
-            A leading `!` excludes: `!dead_units` asks all rules but this one, `["*", "!dead_units", mine]` also yours.
-            Default: all built-in rules.
+        rules: Which rules to use: names or patterns (`update_*`), or your own `hookboard.Rule` or the dotted path to
+            it. A leading `!` excludes: `!dead_units` uses all rules except this one, and `["*", "!dead_units", mine]`
+            adds yours. Default: all built-in rules.
         window: How many measurements a finding must last before it is reported. What happens in a single step, such
             as a NaN, is reported at once.
         nonfinite: How the layer with the first NaN or infinity is found. `exact` checks the loss before each backward
-            pass, and what its graph has saved, so the host waits for the device at each step. `late` does not wait and
-            reads all losses at the next measurement: it names the step in which the loss became NaN, and the module if
-            its values still are; NaN in gradients alone is noticed only in a measured step. `auto` is `exact` on the
-            CPU and `late` elsewhere.
-        stop_on: End the fit when one of these rules raises an alarm: names of rules, or `alarm` for any. The step in
-            which that is seen still completes; on a GPU, and with several ranks, each measured step then waits until
-            it is judged. An alarm from before a checkpoint does not end the fit that resumes from it. Default: never.
+            pass, and the tensors that its graph has saved, so the host waits for the device at each step. `late` does
+            not wait and reads all losses at the next measurement: it names the step in which the loss became NaN, and
+            the module if the module's values are still NaN; NaN in gradients alone is noticed only in a measured step.
+            `auto` is `exact` on the CPU and `late` elsewhere.
+        stop_on: Rules whose alarms end the fit: names of rules, or `alarm` for any. The step in which the alarm is
+            raised still completes; on a GPU, and with several ranks, each measured step then waits until it is judged.
+            An alarm from before a checkpoint does not end the fit that resumes from it. Default: never.
         audit: Whether to follow the first training step while it runs, to find faults in its code (the loss, its
             inputs, where gradients are cut) and in the optimizers. Nothing runs twice.
-        report: Whether to write the tab's page at the end of the fit, in one file: `report.html` in the folder of
+        report: Whether to write the tab's page to one file at the end of the fit: `report.html` in the folder of
             TensorBoard and CSV runs, HTML in W&B, an artifact in MLflow.
         sync_dist: Whether all ranks measure and merge their measurements, as if one process had seen all their data.
-            Otherwise rank 0 logs its own.
+            Otherwise, rank 0 logs its own measurements.
 
     Raises:
         ValueError: At construction: an unknown rule, or a number below 1. At fit start: a pattern or type that matches

@@ -35,25 +35,25 @@ class Intervention(HookboardCallback[_EditState]):
     """Changes inputs, outputs or gradients of the selected modules by a rule, never in place.
 
     The change holds from the start of a batch until all callbacks have seen its end. Loggers in the same Trainer read
-    the changed tensors, wherever they stand in the list. Compiled code runs uncompiled in the batches that are changed.
-    Gradients are changed when they arrive: under a GradScaler they carry its scale, and under accumulation they are
-    those of each batch. A description of the change is logged once as text, under `interventions/<role>`; further
-    interventions with the same role write theirs under `interventions/<role>/2` and so on.
+    the changed tensors, regardless of their place in the list. Compiled code runs uncompiled in the batches that are
+    changed. Gradients are changed when they arrive: under a GradScaler they carry its scale, and under accumulation
+    they are those of each batch. A description of the change is logged once as text, under `interventions/<role>`;
+    further interventions with the same role write theirs under `interventions/<role>/2` and so on.
 
     Args:
-        rule: The change: one of hookboard's rules (docs/capture.md), as in `hookboard.Zero()` (in YAML by `class_path`
-            and `init_args`), or any function that takes a tensor and returns another of the same shape, type and device
-            (in YAML its dotted path).
-        modules: Pattern or patterns over dotted module names, relative to the LightningModule. `*` stays within one
-            name, `**` crosses dots, a leading `!` excludes, a leading `re:` is a regular expression. Default: every
-            leaf module, or, with `types`, every module of those types.
-        types: Class names (`Conv2d`, `torch.nn.Linear`) or classes; subclasses count, a leading `!` excludes.
+        rule: The change: one of hookboard's rules (docs/capture.md), as in `hookboard.Zero()` (in YAML, by `class_path`
+            and `init_args`), or any function that takes a tensor and returns a new one of the same shape, dtype and
+            device (in YAML, its dotted path).
+        modules: Pattern or patterns for dotted module names, relative to the LightningModule. `*` matches within one
+            name, `**` across dots; a leading `!` excludes, and a leading `re:` marks a regular expression. Default:
+            every leaf module, or, with `types`, every module of those types.
+        types: Class names (`Conv2d`, `torch.nn.Linear`) or classes; subclasses count, and a leading `!` excludes.
         role: `input`, `output`, `grad_input` (what a module passes back) or `grad_output` (what arrives at its output).
-        stages: In which stages, one name or several of `train`, `validate`, `test`, `predict`. Here gradients can be
-            changed in `train` only.
-        first_step: The first optimizer step that is changed, counted from 0. It also holds for evaluations within a
+        stages: In which stages, one or several of `train`, `validate`, `test` and `predict`. Here, gradients can be
+            changed only in `train`.
+        first_step: The first optimizer step that is changed, counted from 0. It also applies to evaluations within a
             fit.
-        last_step: The last optimizer step that is changed. Default: no end.
+        last_step: The last optimizer step that is changed. Default: there is none.
 
     Raises:
         ValueError: At construction: an unknown role or stage, gradients outside of `train`, or steps in the wrong

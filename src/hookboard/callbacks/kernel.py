@@ -24,19 +24,20 @@ class KernelLogger(PictureLogger):
     pruned convolution, the computed weight of a parametrized one. Tags are `kernels/<module>`.
 
     Args:
-        modules: Pattern or patterns over dotted module names, relative to the LightningModule. `*` stays within one
-            name, `**` crosses dots, a leading `!` excludes, a leading `re:` is a regular expression. Default: every
-            convolution whose kernels are larger than one pixel, or, with `types`, every module of those types.
-        types: Class names (`Conv2d`, `torch.nn.Linear`) or classes; subclasses count, a leading `!` excludes.
-        kernels: How many kernels of a module are shown at most, from the first. In colour: `kernels` times `channels`.
-        channels: How many channels are shown at most. Here the first input channels of each kernel.
-        size: Largest side of one tile, in pixels. Here a kernel is enlarged by a whole factor.
+        modules: Pattern or patterns for dotted module names, relative to the LightningModule. `*` matches within one
+            name, `**` across dots; a leading `!` excludes, and a leading `re:` marks a regular expression. Default:
+            every convolution whose kernels are larger than one pixel, or, with `types`, every module of those types.
+        types: Class names (`Conv2d`, `torch.nn.Linear`) or classes; subclasses count, and a leading `!` excludes.
+        kernels: The largest number of kernels to show of a module, starting with the first; in colour, `kernels` times
+            `channels`.
+        channels: The largest number of channels to show. Here: the first input channels of each kernel.
+        size: The longest side of a tile, in pixels. Here, a kernel is enlarged by an integer factor.
         every_n_steps: Optimizer steps between measurements, 1 or more. Default: 20 times the Trainer's
             `log_every_n_steps`.
 
     Raises:
         ValueError: At construction: a number below 1. At fit start: a pattern or type that matches no module of the
-            model, or only modules that are no convolutions.
+            model, or only modules that are not convolutions.
 
     Examples:
         >>> KernelLogger("backbone.conv1").modules

@@ -28,7 +28,7 @@ class ParameterLogger(SiteLogger[MeasurementState]):
     Statistics are taken of the parameter after the optimizer step. `update_norm` is the L2 norm of its change in that
     step, `||after - before||`, including the effects of learning rate, clipping and weight decay. `update_ratio` is
     `update_norm / ||before||`; a common rule of thumb is about 1e-3 in a healthy run. For a parameter that was all zero
-    it is infinite, or NaN if the parameter has not moved. `unchanged_fraction` is the share of elements that are the
+    it is infinite, or NaN if the parameter has not moved. `unchanged_fraction` is the fraction of elements that are the
     same after the step as before. All three need a copy of the parameter during the logged step. Where copies of all
     watched parameters would take more than 512 MiB on one rank, the parameters take turns: in each logged step these
     three are measured of those that have waited longest, as many as fit in 512 MiB, but at least one; all other
@@ -43,23 +43,23 @@ class ParameterLogger(SiteLogger[MeasurementState]):
     replaced during the fit, the new one is watched from the next logged step on, and a warning says so.
 
     Args:
-        modules: Pattern or patterns over dotted module names, relative to the LightningModule. `*` stays within one
-            name, `**` crosses dots, a leading `!` excludes, a leading `re:` is a regular expression. Default: every
-            module that owns parameters, the LightningModule itself, `""`, among them, or, with `types`, every module of
-            those types. Their own parameters are logged, not those of their submodules.
-        types: Class names (`Conv2d`, `torch.nn.Linear`) or classes; subclasses count, a leading `!` excludes.
+        modules: Pattern or patterns for dotted module names, relative to the LightningModule. `*` matches within one
+            name, `**` across dots; a leading `!` excludes, and a leading `re:` marks a regular expression. Default:
+            every module that owns parameters, including the LightningModule itself, `""`, or, with `types`, every
+            module of those types. Their own parameters are logged, not those of their submodules.
+        types: Class names (`Conv2d`, `torch.nn.Linear`) or classes; subclasses count, and a leading `!` excludes.
         every_n_steps: Optimizer steps between measurements, 1 or more. Default: the Trainer's `log_every_n_steps`.
-        statistics: Names, and your own: a `hookboard.Statistic` or the dotted path of one. Those from `p01` on
-            cost more, and only where they are asked for. Quantiles (`p01` and so on) are off by at most half the width
-            of a bin, 1/32 of the value.
+        statistics: Names of statistics, or your own (a `hookboard.Statistic` or the dotted path to one). Those from
+            `p01` on take extra time, but only where you ask for them. Quantiles (`p01` and so on) are off by at most
+            half the width of a bin, 1/32 of the value.
             The names are `mean std var min max abs_max abs_mean rms l1 l2 zero_fraction nonfinite_count nan_count
             inf_count p01 p50 p99 dead_fraction underflow_fraction fp16_underflow_fraction headroom`.
-            Here also `update_norm`, `update_ratio` and `unchanged_fraction`. Default: `mean`, `std`, `abs_max`,
+            Here, also `update_norm`, `update_ratio` and `unchanged_fraction`. Default: `mean`, `std`, `abs_max`,
             `update_norm` and `update_ratio`.
-        histogram: Whether to log histograms too, or, with `statistics=[]`, alone. They cost about as much as all
-            statistics together.
+        histogram: Whether to log histograms too; with `statistics=[]`, only histograms are logged. They cost about as
+            much as all statistics together.
         sync_dist: Whether all ranks measure and merge their measurements, as if one process had seen all their data.
-            Otherwise rank 0 logs its own.
+            Otherwise, rank 0 logs its own measurements.
 
     Raises:
         ValueError: At construction: an unknown statistic, or an `every_n_steps` below 1. At fit start: a pattern

@@ -70,23 +70,23 @@ def capture(
     """Keep the inputs, outputs and gradients of the selected modules while a block runs, and change them if asked.
 
     Edited tensors are kept as they are after the edit. Gradients are kept if the backward pass runs inside the block.
-    Compiled modules run uncompiled inside it. When the block ends, also by an error, all hooks are removed; the result
-    keeps the captured tensors.
+    Compiled modules run uncompiled inside it. When the block ends, even with an error, all hooks are removed; the
+    result keeps the captured tensors.
 
     Args:
         model: Any module. If it has no submodules, it is captured itself, under the name `""`.
-        modules: Pattern or patterns over dotted module names, as for the callbacks. Default: every leaf module, or,
-            with `types`, every module of those types.
-        types: Class names or classes; subclasses count, a leading `!` excludes.
+        modules: Pattern or patterns for dotted module names, as for the callbacks. Default: every leaf module, or, with
+            `types`, every module of those types.
+        types: Class names or classes; subclasses count, and a leading `!` excludes.
         roles: Which tensors are kept, one or several of `input`, `output`, `grad_input`, `grad_output`.
         copy: Whether to keep copies. Otherwise the tensors themselves are kept, in their graph; reading one that an
             in-place operation has changed since raises a RuntimeError.
         device: The device to move kept tensors to, such as `"cpu"`. Default: they stay where they are.
-        calls: How many calls of each module are kept, from the first. Default: all.
+        calls: How many calls of each module are kept, starting with the first. Default: all.
         edit: One `Edit`, or several, which are applied in order.
 
     Yields:
-        The captured tensors by module name; it can be used inside and after the block.
+        The captured tensors by module name; they can be read both inside the block and after it.
 
     Raises:
         ValueError: a pattern or type matches no module, a role is unknown, or a module cannot be edited.
@@ -237,8 +237,8 @@ class CapturedModule(_OfRoles):
         name: The module's dotted name.
         kind: The name of its class.
         roles: The roles that were asked for.
-        why: Takes name and role, and returns the reason why nothing was captured.
-        module: The module; for a tensor that was given to `watch`, an `nn.Identity`.
+        why: A function that takes name and role and returns the reason why nothing was captured.
+        module: The module; for a tensor that was passed to `watch`, an `nn.Identity`.
         calls: What was captured of each call, in the order of the calls.
         is_ambiguous: Whether there were gradients that cannot be assigned to a call.
     """
@@ -267,7 +267,7 @@ class CapturedModule(_OfRoles):
         return self.name, self.module
 
     def tensors(self) -> Iterator[tuple[int, Role, str, Tensor]]:
-        """Yield each captured tensor: index of the call, role, index or key ("" if it is the only one), tensor.
+        """Yield the call index, role, index or key ("" if there is only one) and tensor of each captured tensor.
 
         Raises:
             RuntimeError: a tensor has been changed in place since.
@@ -278,14 +278,14 @@ class CapturedModule(_OfRoles):
                     yield k, role, path, one.value(f"{role} of {self.name!r}")
 
     def rows(self) -> Iterator[list[str]]:
-        """Yield the cells of a summary's row for each captured tensor, see `HEADER`."""
+        """Yield the cells of a summary's row for each captured tensor (see `HEADER`)."""
         for k, role, path, tensor in self.tensors():
             which = (f"calls[{k}]." if len(self.calls) > 1 else "") + role + (f" {path}" if path else "")
             numbers = [f"{value:.4g}" for value in _described(tensor)] or ["?"] * len(SUMMARY.names)
             yield [self.name, self.kind, which, shape_in_words(tensor), *numbers]
 
     def thumbnails(self) -> Iterator[Markup]:
-        """Yield for each row of a summary an `img` of the first sample; "" where that cannot be drawn."""
+        """Yield an `img` of the first sample for each row of a summary; "" where it cannot be drawn."""
         for _, role, path, tensor in self.tensors():
             try:
                 few = {"samples": 1, "channels": THUMBNAIL_CHANNELS}
@@ -358,13 +358,13 @@ class KeptTensor:
 class Captured(Mapping[str, CapturedModule]):
     """The result of `hookboard.capture`: a mapping from names to `CapturedModule`.
 
-    The names are those of the selected modules, and those that were given to `watch`.
+    The names are those of the selected modules, and those that were passed to `watch`.
 
     Args:
-        modules: name to module.
-        roles: which of their tensors are kept.
+        modules: the captured modules by name.
+        roles: which tensors of the modules are kept.
         copy: whether copies are kept.
-        device: the device to move kept tensors to; None: their own.
+        device: the device to move kept tensors to; None leaves them where they are.
         calls: how many calls of each module are kept; None for all.
     """
 
@@ -422,7 +422,7 @@ class Captured(Mapping[str, CapturedModule]):
             `tensor` itself; with `edit_grad` a copy of it, which the computation must use in its place.
 
         Raises:
-            ValueError: `name` is the name of a module, or `edit_grad` is given for a tensor without a gradient.
+            ValueError: `name` is the name of a module, or `edit_grad` is passed for a tensor that gets no gradient.
         """
         if not isinstance(tensor, Tensor):
             raise wrong("tensor", tensor, "a tensor")
@@ -480,7 +480,7 @@ class Captured(Mapping[str, CapturedModule]):
     def summary(self) -> ShownText:
         """Return a table as text, one line per tensor; in a notebook it has a small picture of each.
 
-        Its columns are name, type, which tensor (role and call), shape, mean, standard deviation and share of zeros.
+        Its columns are name, type, tensor (role and call), shape, mean, standard deviation and fraction of zeros.
         """
         rows = [row for captured in self._found.values() for row in captured.rows()]
         return ShownText(text_table(HEADER, rows), lambda: _html_of(self._found.values()))

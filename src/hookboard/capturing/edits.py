@@ -94,7 +94,7 @@ class ClipNorm(EditRule):
     The norm is that of the whole tensor, all samples together.
 
     Args:
-        max_norm: The limit. Tensors with a norm up to this stay as they are.
+        max_norm: The limit. Tensors with a norm up to this limit are left unchanged.
 
     Examples:
         >>> ClipNorm(1.0)(torch.tensor([3.0, 4.0]))
@@ -119,8 +119,8 @@ class Zero(EditRule):
 
     Args:
         channels: The indices along `dim` that are set to zero. Default: everything.
-        dim: The dimension of `channels`. In a tensor of shape (n, channels, ...) it is 1, in one of shape
-            (n, tokens, features) it is -1.
+        dim: The dimension of `channels`. In a tensor of shape (n, channels, ...) it is 1; in one of shape (n, tokens,
+            features) it is -1.
 
     Raises:
         ValueError: When the rule is applied, the tensor has no such channel.
@@ -285,9 +285,9 @@ class Edit:
     Args:
         rule: One of hookboard's rules (docs/capture.md), as in `Zero()`, or any function that takes a tensor and
             returns a new one of the same shape, dtype and device.
-        modules: Pattern or patterns over dotted module names. Default: every leaf module, or, with `types`, every
-            module of those types.
-        types: Class names or classes; subclasses count, a leading `!` excludes.
+        modules: Pattern or patterns for dotted module names. Default: every leaf module, or, with `types`, every module
+            of those types.
+        types: Class names or classes; subclasses count, and a leading `!` excludes.
         role: Which tensors of a module are changed: `input`, `output`, `grad_input` (the gradient that it passes back
             to its inputs) or `grad_output` (the gradient that arrives at its outputs).
     """

@@ -34,7 +34,7 @@ def record(model: nn.Module, inputs: Any, path: str | os.PathLike[str], *, loss:
         model: the model.
         inputs: its argument; a tuple holds several, a dict keyword arguments.
         path: the file.
-        loss: computes a scalar from what the model returns; then gradients are recorded too.
+        loss: a function that computes a scalar from the model's output; with it, gradients are recorded too.
 
     Examples:
         >>> import tempfile, torch
@@ -68,22 +68,22 @@ def compare(
 ) -> Comparison:
     """Find the modules in which two models differ by more than rounding, and why.
 
-    Every module of the right model is given what the left one was given, so that one difference does not hide another.
-    What rounding may give is measured: the left model runs with noise of one rounding step of the coarser precision.
-    Both models are left as they were: modes, buffers, gradients, random state.
+    Every module of the right model gets the inputs that the left one got, so that one difference does not hide another.
+    To measure how much of a difference rounding can cause, the left model also runs with noise of one rounding step of
+    the coarser precision. Both models are left as they were: modes, buffers, gradients, random state.
 
     Args:
         left: a model, or the path of a recording by `record`.
         right: a model.
         inputs: the argument of both models; a tuple holds several, a dict keyword arguments. They are copied, moved to
-            each model's device, and floating ones converted to the type of its parameters. () for a model that takes
-            nothing.
-        loss: computes a scalar from what a model returns; then gradients are compared too.
-        names: pattern of names of the left model -> pattern of the right one, such as {"encoder.layer.*": "blocks.*"}.
-            Default: by equal names, or, if fewer than half are equal, by order and shape.
+            each model's device, and, if floating-point, converted to the dtype of its parameters. () for a model that
+            takes nothing.
+        loss: a function that computes a scalar from a model's output; with it, gradients are compared too.
+        names: pattern for names in the left model -> pattern in the right one, as in {"encoder.layer.*": "blocks.*"}.
+            Default: modules are matched by equal names, or, if fewer than half are equal, by order and shape.
 
     Raises:
-        TypeError: `left` or `right` is something else, or `loss` is not a function.
+        TypeError: `left` or `right` is of another type, or `loss` is not a function.
         ValueError: inputs are missing, a recording is damaged, a pattern matches nothing, or a model or its inputs have
             no values yet (lazy or meta tensors).
 

@@ -21,7 +21,7 @@ class Row:
         spot: the tensor.
         as_is: its relative difference as the two models run, so with that of all earlier modules; NaN if unknown.
         alone: its relative difference if its module gets the left model's inputs.
-        expected: the relative difference that rounding may give.
+        expected: the relative difference that rounding can cause.
     """
 
     spot: Spot
@@ -42,7 +42,7 @@ class Comparison:
     Args:
         differences: what differs by more than rounding, in the order of execution, backward after forward.
         rows: every tensor that was compared, in the order of execution.
-        names: name in the right model -> name in the left one, for each module that was compared.
+        names: name in the right model -> name in the left model, for each module that was compared.
         notes: what was not compared, and what differs without an effect.
     """
 
@@ -72,7 +72,7 @@ class Comparison:
         return str(self)
 
     def table(self) -> str:
-        """Return a line for each tensor: its relative difference as it is, alone, and what rounding may give."""
+        """Return a line for each tensor: its relative difference as it is and alone, and what rounding can cause."""
         width = max((len(str(row.spot)) for row in self.rows), default=0)
         lines = [f"{'':{width}}  as it is     alone  rounding"]
         lines += [
@@ -115,7 +115,7 @@ class Comparison:
 
 
 def _bar(relative: float, expected: float, colour: str) -> Markup:
-    """Return a bar as long as the logarithm of a difference, with a line at what rounding may give."""
+    """Return a bar as long as the logarithm of a difference, with a line at what rounding can cause."""
     title = html.escape(in_words(relative, expected))
     return Markup(
         f'<div title="{title}" style="position:relative;width:200px;max-width:30vw;height:10px;'

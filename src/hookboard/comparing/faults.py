@@ -14,7 +14,7 @@ from hookboard.comparing.recorded import Index, ModuleFacts, Recorded, buffers_i
 from hookboard.comparing.running import Part, Spot, watched_modules
 
 BEYOND_ROUNDING = 3.0
-"""A difference counts from this many times what rounding may give (a choice)."""
+"""A difference counts from this many times what rounding can cause (a choice)."""
 
 ADDED_UP, ADDED_UP_SHARE = 3.0, 0.125
 """What adding numbers in another order may change, in rounding steps of the type they are added in (float32, also for
@@ -29,7 +29,7 @@ class Difference:
     Args:
         spot: the tensor: its module, call, part and path.
         found: how far apart the two are.
-        expected: the relative difference that rounding may give.
+        expected: the relative difference that rounding can cause.
         cause: what differs, or where to look.
     """
 
@@ -45,7 +45,7 @@ class Difference:
 
     @property
     def in_numbers(self) -> str:
-        """The difference beside what rounding may give, see `in_words`.
+        """The difference next to what rounding can cause (see `in_words`).
 
         "" where there is none, as between tensors of different shapes.
         """
@@ -58,7 +58,7 @@ class Difference:
 
 
 def in_words(relative: float, expected: float) -> str:
-    """Return a difference beside what rounding may give, as a clause.
+    """Return a difference next to what rounding can cause, as a clause.
 
     >>> in_words(0.05, 4e-07)
     'relative difference 0.05 (less than 4e-07 expected from rounding)'
@@ -152,7 +152,7 @@ class Faults:
         self._guilty: set[str] = set()  # modules whose own code, weights or mode differ
 
     def expected(self, key: Spot | str) -> float:
-        """Return the relative difference that rounding may give."""
+        """Return the relative difference that rounding can cause."""
         entry = self._index.spots.get(key) if isinstance(key, Spot) else None
         is_whole = entry is not None and not entry.dtype.startswith(("float", "bfloat", "complex"))
         added_in = min(self._step, torch.finfo(torch.float32).eps)

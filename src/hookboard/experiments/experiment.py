@@ -65,7 +65,7 @@ class CheckupReport:
 
     Args:
         findings: what is wrong, alarms first.
-        tried: sentences on what was measured, what was not tried, and why.
+        tried: sentences about what was measured, what was not tried, and why.
     """
 
     findings: tuple[Finding, ...]

@@ -39,17 +39,17 @@ def checkup(
     *,
     seconds: float = SECONDS,
 ) -> CheckupReport:
-    """Run a model's training step many times to find what is wrong with it, and at which rate it learns.
+    """Run a model's training step many times to find what is wrong with it, and at which rate the model learns.
 
     Afterwards the model, the optimizers, the schedulers and the random state are put back; what your code does besides,
-    such as printing or writing a file, happens each time. The step of the first batch is audited, see `audit`; then
+    such as printing or writing a file, happens each time. The step of the first batch is audited (see `audit`); then
     some steps are trained on a few batches at several rates.
 
     Args:
         model: the model, on the device of the batches.
         data: batches, such as a DataLoader; the first 8 are read. For one batch pass `[batch]`.
-        step: a function from a batch to the loss. Default: the `training_step` of a LightningModule.
-        optimizer: the optimizer. Default: that of a LightningModule's `configure_optimizers`.
+        step: a function that computes the loss of a batch. Default: the `training_step` of a LightningModule.
+        optimizer: the optimizer. Default: the one that a LightningModule's `configure_optimizers` returns.
         seconds: no step of the experiments begins after this many seconds. Default: 30.
 
     Returns:
@@ -57,7 +57,7 @@ def checkup(
 
     Raises:
         TypeError: `step` or `optimizer` is left out and the model is not a LightningModule, or `optimizer` is not an
-            optimizer, but a list, for example.
+            optimizer (a list, for example).
         ValueError: `data` has no batches.
 
     Examples:

@@ -39,15 +39,15 @@ class Verdict:
     Args:
         severity: `alarm` if someone who knew would stop the run or fix the code; `note` if it is worth knowing.
         rule: the name of the rule.
-        module: the dotted name of the layer where the fault lies; "" for the whole model. Of a chain of sick layers
-            it is the one where the chain starts.
+        module: the dotted name of the layer where the fault lies; "" for the whole model. In a chain of sick layers, it
+            is the one where the chain starts.
         since: the optimizer step of the first finding.
         until: the optimizer step of the last finding; None while it lasts.
         evidence: one sentence with the numbers, and what is usual for this model.
         advice: one sentence: what to try first.
         batch_idx: the index of the batch, for what happens in a single step; otherwise None.
         follows_from: rule and module of the verdict that this one follows from; None if it follows from no other.
-        rows: the rows of that batch (its first dimension) at fault, where they are known.
+        rows: the rows of that batch (indices along its first dimension) that are at fault, where they are known.
     """
 
     severity: Severity
@@ -63,7 +63,7 @@ class Verdict:
 
     @property
     def title(self) -> str:
-        """What it is, where, and when: "alarm: dead_units in net.1 from step 10 to 90"."""
+        """What is wrong, where, and when: "alarm: dead_units in net.1 from step 10 to 90"."""
         batch = "" if self.batch_idx is None else f" (batch {self.batch_idx})"
         until = "" if self.until is None or self.until == self.since else f" to {self.until}"
         when = "since step" if self.until is None else "at step" if not until else "from step"
@@ -73,7 +73,7 @@ class Verdict:
     def in_sentences(self) -> "Verdict":
         """Return the verdict with evidence and advice as they are shown: as sentences with a capital and a full stop.
 
-        If it has ended, "have been 0 since step 10" in the evidence becomes "were 0 from step 10 to 90".
+        If the fault has ended, "have been 0 since step 10" in the evidence becomes "were 0 from step 10 to 90".
         """
         said = self.evidence
         if self.until is not None:  # it was seen while it lasted
@@ -129,19 +129,19 @@ class Finding:
         evidence: one sentence with the numbers, and what is usual for this model, or with the line of code.
         advice: one sentence: what to try first.
         severity: `alarm` only for certain harm, or harm that the loss shows; otherwise `note`.
-        size: how severe it is, in any unit: among otherwise equal verdicts of one rule, the largest comes first.
+        size: how severe it is, in any unit; among otherwise equal verdicts of one rule, the largest comes first.
         since: the optimizer step at which it began. Default: the step at which the rule first saw it.
         until: the last optimizer step at which it was seen, if it has ended (such as the cause of lasting harm).
             Default: it persists.
         batch_idx: the index of the batch, for what happens in a single step.
         is_root: True if it cannot follow from another fault, such as a layer that is in no optimizer. Default: True
             for an alarm about the code of the step, otherwise False.
-        is_hard: True if it is an alarm whatever the loss does, as all alarms about the code of the step are. Otherwise
-            an alarm that is raised while the loss shows harm becomes a note when the loss is well again.
+        is_hard: True if it is an alarm regardless of the loss, as all alarms about the code of the step are. Otherwise,
+            an alarm that is raised while the loss shows harm becomes a note once the loss has recovered.
         rule: the name of the rule. Default: the rule that yields the finding.
         rows: the rows of that batch that are at fault, where they are known.
-        is_lasting: True if the rule itself has seen it last for many steps (from the losses, for example), so that one
-            measurement is enough for a verdict.
+        is_lasting: True if the rule itself knows that it has lasted for many steps (from the losses, for example), so
+            that one measurement is enough for a verdict.
     """
 
     module: str
@@ -171,7 +171,7 @@ class Finding:
         check_switches(is_root=is_root, is_hard=self.is_hard, is_lasting=self.is_lasting)
 
     def as_certain(self) -> "Finding":
-        """Return a finding in the code as it is judged: an alarm stands whatever the loss does, and is a root."""
+        """Return a finding in the code as it is judged: an alarm stands regardless of the loss, and is a root."""
         is_alarm = self.severity == "alarm"
         return replace(self, is_hard=is_alarm, is_root=is_alarm and self.is_root is not False)
 
@@ -196,7 +196,7 @@ class Rule:
     Args:
         name: Its name in verdicts: letters, digits and underscores.
         judge: A function that takes a `Run` and returns the findings of the latest measured step. It is called after
-            each measured step, but if every step is measured, only once in 3 to 5 steps after the first few. If it
+            each measured step; if every step is measured, only once every 3 to 5 steps after the first few. If it
             raises, the rule is switched off with a warning, and training goes on.
         at_once: Whether one finding is enough for a verdict, and the rule is asked at every measured step. Otherwise a
             finding must last for the monitor's `window`.
@@ -205,7 +205,7 @@ class Rule:
             of the first training step, for built-in rules only; each finding is a verdict too. Their `judge` is None
             if the findings come from watching the optimizers or from another rule.
         look_at: The tag of the chart or text that shows what the rule sees, for the table of verdicts.
-        gives: Whether its verdicts are alarms, notes or either, for the documentation of the rule.
+        gives: Whether its verdicts are alarms, notes or both, for the documentation of the rule.
 
     Raises:
         ValueError: An argument is invalid, such as a name with other characters, or a `judge` that is not a function.

@@ -156,7 +156,7 @@ class Run:
 
     @property
     def constant_loss(self) -> float:
-        """`facts.constant_loss`; NaN if the first logged loss is another one, such as the sum over several batches."""
+        """`facts.constant_loss`; NaN if the first logged loss is a different one, such as a sum over batches."""
         first = self.losses.first[0].value if self.losses.first else math.nan
         is_another = abs(first - self.facts.loss) > SAME_LOSS_SHARE * abs(self.facts.loss)
         return math.nan if is_another else self.facts.constant_loss
@@ -193,7 +193,7 @@ class Run:
             self.comparisons.append(compared(look, list(self.looks), self.layers))
 
     def follow(self, layers: Mapping[str, Layer]) -> None:
-        """Watch other layers from now on; those of the same name, type and shapes keep their history.
+        """Watch other layers from now on; those with the same name, type and shapes keep their history.
 
         Args:
             layers: every layer to watch, by name.
@@ -322,11 +322,11 @@ class Run:
         Args:
             name: the layer, or the weight.
             role: which of its tensors; of several outputs, the first.
-            looks: how many looks; left out, the window.
+            looks: how many looks. Default: the window.
 
         Returns:
-            Shape (looks, measured channels, columns of `hookboard.measure.FIELDS`), float64; None if there were fewer
-            looks so far, or if one of them lacks these channels or has another number of them.
+            Shape (looks, measured channels, columns of `hookboard.measure.FIELDS`), float64; None if there have been
+            fewer looks so far, or if one of them lacks these channels or has a different number of them.
         """
         count = self.window if looks is None else looks
         if len(self.looks) < count:

@@ -237,21 +237,21 @@ def watch(
     What needs the `training_step` of a LightningModule is left out: `Checkup` does nothing.
 
     Args:
-        model: The model. Tags have the names of its modules, without those of a wrapper around it: that of Fabric,
-            DistributedDataParallel or `torch.compile`.
+        model: The model. Tags use the names of its modules, without the prefix of a wrapper around it (Fabric,
+            DistributedDataParallel or `torch.compile`).
         optimizers: The optimizer, or all of them.
-        callbacks: A callback of hookboard, or several.
-        loggers: What to write to: a `SummaryWriter` of torch, a logger of Lightning, or several.
-        scaler: The GradScaler, if there is one. That of Fabric need not be given.
+        callbacks: A hookboard callback, or several.
+        loggers: What to write to: a torch `SummaryWriter`, a Lightning logger, or several.
+        scaler: The GradScaler, if there is one. Fabric's own need not be passed.
         validates: Whether the loop validates, inside `run.evaluate()`: pictures are taken there.
-        log_every_n_steps: The cadence of callbacks that have none of their own.
+        log_every_n_steps: The cadence of callbacks without an `every_n_steps` of their own.
 
     Returns:
-        A context manager. What it gives has `step`, for each batch, and `evaluate`.
+        A context manager; entering it returns an object with `step`, for each batch, and `evaluate`.
 
     Raises:
-        ValueError: an argument is of another kind, or `log_every_n_steps` is below 1; when the context is entered: the
-            configuration of a callback does not fit the model.
+        ValueError: an argument is of the wrong kind, or `log_every_n_steps` is below 1; when the context is entered:
+            the configuration of a callback does not fit the model.
 
     Examples:
         >>> from hookboard import HealthMonitor

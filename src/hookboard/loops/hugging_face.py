@@ -16,21 +16,22 @@ def for_transformers(
 ) -> Any:
     """Make a callback for Hugging Face's Trainer, in which callbacks log what they would log in a Lightning Trainer.
 
-    The cadence of callbacks that have none of their own is `logging_steps`. The evaluations of `eval_strategy` are
-    what validations are in a Lightning Trainer. What needs the `training_step` of a LightningModule is left out, see
-    `watch`. If the training fails, call `close()` of what is returned: Hugging Face's Trainer does not tell callbacks.
+    The cadence of callbacks without an `every_n_steps` of their own is `logging_steps`. The evaluations of
+    `eval_strategy` are what validations are in a Lightning Trainer. What needs the `training_step` of a LightningModule
+    is left out (see `watch`). If training fails, call `close()` on the returned callback, because Hugging Face's
+    Trainer does not tell callbacks about errors.
 
     Args:
-        callbacks: A callback of hookboard, or several.
-        loggers: What to write to: a `SummaryWriter` of torch, a logger of Lightning, or several. Default:
-            TensorBoard's files in the folder `hookboard` below the Trainer's `output_dir`.
+        callbacks: A hookboard callback, or several.
+        loggers: What to write to: a torch `SummaryWriter`, a Lightning logger, or several. Default: TensorBoard files
+            in the folder `hookboard` inside the Trainer's `output_dir`.
 
     Returns:
         A `TrainerCallback`, for `Trainer(callbacks=[...])` of transformers or `trainer.add_callback`.
 
     Raises:
         ModuleNotFoundError: transformers is not installed.
-        ValueError: an argument is of another kind.
+        ValueError: an argument is of the wrong kind.
     """
     given = callbacks_in(callbacks), None if loggers is None else loggers_in(loggers)
     try:

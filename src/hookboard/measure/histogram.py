@@ -51,11 +51,11 @@ def bins_of(single: Tensor) -> Tensor:
 @kept
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """Counts between ascending edges, of the finite values of one site.
+    """Counts of the finite values of one site between ascending edges.
 
     Args:
-        edges: shape (n + 1,), float64; the first and last are the smallest and the largest value. Without counts
-            it is [0].
+        edges: shape (n + 1,), float64; the first and last are the smallest and the largest value. [0] if there are no
+            counts.
         counts: shape (n,), float64.
     """
 

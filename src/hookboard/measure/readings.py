@@ -27,17 +27,18 @@ class Reading:
 
     Args:
         site: the tensor slot: name, role and index.
-        moments: count, mean, extremes and so on of all its tensors in the step, as if they were one tensor.
+        moments: count, mean, minimum, maximum and so on of all its tensors in the step, as if they were one tensor.
         statistics: name to value, as they are logged.
         histogram: the histogram of the finite values; None if histograms are off.
         stage: the stage: `train`, `validate`, `test` or `predict`.
         overflowed: whether gradients of the site's optimizer were not finite under a GradScaler, which then skips the
             step. `statistics` then holds the counts, and NaN for all others.
         channels: one merged row for each channel (unit), shape (channels, columns of `hookboard.measure.FIELDS`),
-            float64; of more than 4096 channels for every k-th: 0, k, 2 * k ..., with the smallest k that leaves no more
-            than 4096. None if channels are not measured, or if the tensors of the step had different numbers of them.
-        dtype: the dtype of its first tensor in the step, of a gradient as autograd gave it; None if unknown.
-        width: how many channels there are, with or without a row. Default: as many as there are rows.
+            float64; if there are more than 4096 channels, one for every k-th (0, k, 2 * k ...), with the smallest k
+            that leaves no more than 4096. None if channels are not measured, or if the tensors of the step had
+            different numbers of them.
+        dtype: the dtype of its first tensor in the step (of a gradient, as autograd returned it); None if unknown.
+        width: the number of channels, with or without a row. Default: the number of rows.
     """
 
     site: Site

@@ -140,23 +140,22 @@ class Statistic:
     """A statistic of your own.
 
     It is computed from the whole tensor of each call. The numbers of several calls, micro-batches and ranks are merged
-    by a rule that you choose. Pass it to `statistics=` together with built-in names; in YAML, give the dotted path of
+    by a rule that you choose. Pass it to `statistics=` together with built-in names; in YAML, use the dotted path of
     the variable that holds it (`my_package.NEAR_ZERO`).
 
     Args:
         name: Its name in tags: letters, digits and underscores.
-        measure: A function from a tensor to one number (a tensor with one element, or a float). The tensor has any
-            shape and dtype, is detached and on the model's device. It is a copy, which the function may change. The
-            function runs inside the training step, so it should not call `.item()` on an accelerator. It must handle
-            NaN and infinities in the tensor itself. Random numbers that it draws with torch do not change those of
-            the training; for Python's or NumPy's, use a generator of your own. If it raises, the site is switched off
-            with a warning, and training goes on.
+        measure: A function that maps a tensor to one number (a tensor with one element, or a float). The tensor can
+            have any shape and dtype, is detached, and is on the model's device. It is a copy, which the function may
+            change. The function runs inside the training step, so it should not call `.item()` on an accelerator. It
+            must handle NaN and infinities in the tensor itself. Random numbers that it draws with torch do not change
+            those of the training; for Python's or NumPy's, use a generator of your own. If it raises, the site is
+            switched off with a warning, and training goes on.
         merge: How the numbers of several calls become one: `mean` (weighted by the number of elements of each tensor),
             `sum`, `min` or `max`.
 
     Raises:
-        ValueError: The name has other characters or is that of a built-in statistic, or the rule is not one of the
-            four.
+        ValueError: The name has other characters or is that of a built-in statistic, or `merge` is not one of the four.
 
     Examples:
         >>> import torch

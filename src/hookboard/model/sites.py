@@ -70,8 +70,8 @@ class Site:
     Args:
         name: the dotted name of the module or of the parameter.
         role: which of its tensors, in PyTorch's terms.
-        index: if the module has several tensors of this role, the index or key of this one; levels are joined by a
-            slash. Otherwise "".
+        index: if the module has several tensors of this role, the index or key of this one, with nested levels joined
+            by slashes. Otherwise "".
     """
 
     name: str

@@ -22,17 +22,17 @@ class Findings(tuple[Finding, ...]):
 def audit(model: nn.Module, batch: Any, step: Callable[[Any], Tensor] | None = None) -> Findings:
     """Run a training step once, and find faults in its code.
 
-    These are faults in its loss, its targets, its masks, and where gradients are cut. Its backward pass does not run:
-    the gradients of its loss are computed, but not kept. Afterwards the model and the random state are put back; what
-    your code does besides, such as printing or writing a file, happens.
+    These are faults in its loss, its targets, its masks, and where gradients are cut. Its own backward pass does not
+    run; the gradients of its loss are computed, but not kept. Afterwards the model and the random state are put back;
+    what your code does besides, such as printing or writing a file, happens.
 
     Args:
         model: the model.
         batch: the argument of `step`, on the model's device.
-        step: computes the loss of a batch. Default: the `training_step` of a LightningModule.
+        step: a function that computes the loss of a batch. Default: the `training_step` of a LightningModule.
 
     Returns:
-        The findings, alarms first, as a tuple; empty if none. `print` shows a line for each.
+        A tuple of findings, alarms first; empty if there are none. `print` shows one line for each.
 
     Raises:
         TypeError: `step` is left out and the model is not a LightningModule, or the loss is not a tensor.
