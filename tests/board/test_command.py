@@ -164,7 +164,7 @@ def test_a_folder_whose_name_is_no_text_is_named_with_what_to_do(command, logs, 
         assert line.startswith("hookboard: the path ")
         assert r"l\udce4ufe" in line
         assert line.endswith(
-            "is not valid UTF-8, which TensorBoard requires; rename it, or set PYTHONUTF8=1 if the name is right."
+            "is not valid UTF-8, which TensorBoard requires; rename it, or set PYTHONUTF8=1 if the name is correct."
         )
 
 

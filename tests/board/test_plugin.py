@@ -30,7 +30,7 @@ WRONG = {
     "no run": ("run", {}, 400, "needs a non-empty parameter 'run'"),
     "an unknown run": ("run", {"run": "nested/record"}, 404, "did you mean 'nested/recorded'"),
     "a run that is not ours": ("run", {"run": "theirs"}, 404, "run 'theirs' has no hookboard data"),
-    "no series": ("map", {"run": "."}, 400, "needs a non-empty parameter 'series'; given: run"),
+    "no series": ("map", {"run": "."}, 400, "needs a non-empty parameter 'series'; got run"),
     "an unknown series": ("map", {"run": ".", "series": "train/activation/st"}, 404, f"did you mean '{SERIES}'"),
     "no columns": (
         "map",

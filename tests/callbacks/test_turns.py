@@ -104,7 +104,7 @@ def test_that_there_are_turns_is_said_once_and_those_who_wait_are_not_named_as_m
     turns_of(tmp_path, Toy(mlp()), 4)  # a warning would fail the test
     (line,) = lines
     assert "all 4 parameters" in line
-    assert "each update is measured in about one of 3 logged steps" in line
+    assert "each update is measured in about one in 3 logged steps" in line
 
 
 def test_a_parameter_that_no_optimizer_holds_is_named_as_missing(tmp_path, room):

@@ -41,7 +41,7 @@ MISTAKES = {
     "another position table": (Transformer, False, lambda n: changed(n.places.weight, n.places.weight.flip(0)), "places (output)", "its weight differs"),
     "a missing bias": (Transformer, False, lambda n: setattr(n.blocks[0], "down", nn.Linear(32, 16, bias=False)), "blocks.0.down (output)", "its weight differs"),
     "two layers exchanged": (Transformer, False, lambda n: swapped(n.blocks, "0", "2"), "blocks.0.attn.q (output)", "its weight differs"),
-    "tied weights untied": (Transformer, False, untied, "head (weight weight)", "it is words.weight itself in the left model"),
+    "tied weights untied": (Transformer, False, untied, "head (weight weight)", "it is tied to words.weight in the left model"),
     "dropout left on": (Transformer, False, lambda n: n.blocks[1].drop.train(), "blocks.1.drop (output)", "evaluation mode vs. training mode"),
     "another rate of dropout": (Transformer, True, lambda n: setattr(n.blocks[1].drop, "p", 0.2), "blocks.1.drop (output)", "p 0.1 vs. 0.2"),
     "a norm in the wrong place": (Transformer, False, lambda n: swapped(n.blocks[0], "norm1", "norm2") or n.blocks[0].norm1.weight.mul_(1.5), "blocks.0.norm1 (output)", "its weight differs"),

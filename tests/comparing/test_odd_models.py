@@ -271,7 +271,7 @@ def test_weights_that_are_shared_in_the_right_model_alone_are_told():
     [found] = compare(net, other, X, loss=lambda y: y.square().mean()).differences
     assert (
         found.cause
-        == "it is 0.weight itself in the right model, but a copy in the left model; training will make them diverge"
+        == "it is tied to 0.weight in the right model, but a copy in the left model; training will make them diverge"
     )
 
 
@@ -331,15 +331,15 @@ def two_layers(inside, outside):
 def test_outputs_of_other_shapes_are_told_with_both_shapes_and_no_number():
     *_, head, whole = map(str, compare(two_layers(6, 3), two_layers(6, 5), X).differences)
     assert head.startswith("2 (output): shape (4, 3) vs. (4, 5); its weight has shape (3, 6) vs. (5, 6)")
-    assert whole == "the whole model (output): shape (4, 3) vs. (4, 5); what 2 returns has a different shape too"
+    assert whole == "the whole model (output): shape (4, 3) vs. (4, 5); the output of 2 has a different shape too"
 
 
 def test_what_follows_from_another_shape_names_the_module_that_it_comes_from():
     found = compare(two_layers(6, 3), two_layers(7, 3), X).differences
     causes = {str(one).partition(":")[0]: one.cause for one in found}
-    assert causes["1 (input)"] == "shape (4, 6) vs. (4, 7); what 0 returns has a different shape too"
+    assert causes["1 (input)"] == "shape (4, 6) vs. (4, 7); the output of 0 has a different shape too"
     assert causes["1 (output)"] == "shape (4, 6) vs. (4, 7); its input has a different shape too"
-    assert causes["2 (input)"] == "shape (4, 6) vs. (4, 7); what 1 returns has a different shape too"
+    assert causes["2 (input)"] == "shape (4, 6) vs. (4, 7); the output of 1 has a different shape too"
 
 
 class Fails(nn.Module):
@@ -348,9 +348,9 @@ class Fails(nn.Module):
 
 
 def test_a_model_that_fails_is_named_with_the_module_and_what_that_is_given():
-    with pytest.raises(RuntimeError, match=r"^the right model fails in 0, which gets \(4, 8\): on purpose"):
+    with pytest.raises(RuntimeError, match=r"^the right model fails in 0, which receives shape \(4, 8\): on purpose"):
         compare(two_layers(6, 3), nn.Sequential(Fails()), X)
-    with pytest.raises(RuntimeError, match=r"^the left model fails in 2, which gets \(4, 6\): on purpose"):
+    with pytest.raises(RuntimeError, match=r"^the left model fails in 2, which receives shape \(4, 6\): on purpose"):
         compare(nn.Sequential(*two_layers(6, 3)[:2], Fails()), two_layers(6, 3), X)
 
 
@@ -360,6 +360,6 @@ def test_a_loss_that_fails_is_told_with_what_both_models_return():
             raise RuntimeError("on purpose")
         return output.square().mean()
 
-    said = r"^loss= fails on what the right model returns, \(4, 5\); the other model returns \(4, 3\): on purpose"
+    said = r"^loss= fails on the output of the right model, \(4, 5\); the other model returns \(4, 3\): on purpose"
     with pytest.raises(RuntimeError, match=said):
         compare(two_layers(6, 3), two_layers(6, 5), X, loss=of_three)

@@ -99,7 +99,7 @@ def test_a_file_that_is_no_recording_is_an_error_with_its_path(recorded, name):
 
 def test_a_tensor_of_another_size_than_its_shape_is_an_error(recorded):
     rewritten(recorded, lambda index: index["spots"][0][1].update(shape=[10**6]))
-    with pytest.raises(ValueError, match="a tensor of the recording is damaged"):
+    with pytest.raises(ValueError, match="a tensor in the recording is damaged"):
         compare(recorded, model(Transformer), INPUTS[Transformer])
 
 

@@ -162,11 +162,11 @@ TRIED = {
     ),
     "outputs that cannot move": (
         lambda: (nn.Sequential(net(), nn.Softmax(dim=1)), regression(), 0.1, mse_loss),
-        ("cannot_learn", "alarm", "no gradient but 0 reaches any of the 4 parameters"),
+        ("cannot_learn", "alarm", "no nonzero gradient reaches any of the 4 parameters"),
     ),
     "a graph that is cut": (
         lambda: (net(), regression(), 0.1, cut),
-        ("cannot_learn", "alarm", "no gradient but 0 reaches any of the 4 parameters"),
+        ("cannot_learn", "alarm", "no nonzero gradient reaches any of the 4 parameters"),
     ),
     "targets out of reach": (
         lambda: (nn.Sequential(net(), nn.Sigmoid()), far(regression()), 0.1, mse_loss),

@@ -153,7 +153,7 @@ def tried(rule, model, batch, rate):
 def test_the_loss_whose_gradients_are_all_0():
     model = net(nn.Softmax(1), outputs=1)
     evidence = tried("cannot_learn", model, (X, REAL), 0.1)
-    told = numbers("no gradient but 0 reaches any of the # parameters in the optimizer (loss: #)", evidence)
+    told = numbers("no nonzero gradient reaches any of the # parameters in the optimizer (loss: #)", evidence)
     assert told == [2, float(f"{mse_loss(outputs_of(model), REAL.double()):.3g}")]
 
 
@@ -219,7 +219,7 @@ def test_every_rate_diverges_from_the_loss_of_the_batch():
     model = net(outputs=1)
     batch = 1e8 * X, REAL
     evidence = tried("learning_rate", model, batch, 1.0)
-    lowest, first = numbers("at every learning rate down to #, the loss diverges from #", evidence)
+    lowest, first = numbers("at every learning rate down to #, the loss diverges (it starts at #)", evidence)
     exact = model.double()(batch[0].double())
     assert lowest == 1e-6
     assert first == float(f"{mse_loss(exact, REAL.double()):.3g}")

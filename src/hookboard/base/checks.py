@@ -126,7 +126,7 @@ def check_identifier(option: str, given: object) -> None:
         ValueError: it is not made of letters, digits and underscores, or begins with a digit.
     """
     if not isinstance(given, str) or not given.isidentifier():
-        raise wrong(option, given, "a name of letters, digits and underscores, such as 'near_zero'")
+        raise wrong(option, given, "a name made of letters, digits and underscores, such as 'near_zero'")
 
 
 def check_function(option: str, given: object, valid: str) -> None:

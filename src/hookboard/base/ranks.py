@@ -241,7 +241,7 @@ def connected(device: torch.device) -> tuple[Ranks | None, str]:
         ranks.close()
     return None, (
         "the processes could not connect to merge their measurements. Set GLOO_SOCKET_IFNAME to the network "
-        f"interface they share, or sync_dist=False ({faults[0]})"
+        f"interface that they share, or pass sync_dist=False ({faults[0]})"
     )
 
 

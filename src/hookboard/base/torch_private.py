@@ -364,7 +364,7 @@ class NothingOfOthers(TorchDispatchMode):
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operator, or raise the error before it runs."""
         if operator.namespace not in ("aten", "prim", "prims"):
-            raise RuntimeError(f"{operator} is not an operator of torch's own, or it communicates with other ranks")
+            raise RuntimeError(f"{operator} is not one of torch's own operators, or it communicates with other ranks")
         written = tree_leaves([args[:1], kwargs]) if operator._schema.is_mutable else []  # `self`, or `out`
         if any(isinstance(one, Tensor) and one.untyped_storage()._cdata in self._kept for one in written):
             raise RuntimeError("a call in the step changes a weight in place")

@@ -105,7 +105,7 @@ class _Room:
         for kind, count in self.left_out.items():
             if count:
                 what = f"{count} {kind}{'s' if count > 1 else ''}"
-                yield f"This report leaves out {what} to stay small; the tab in TensorBoard has everything."
+                yield f"This report leaves out {what} to stay small; the tab in TensorBoard shows everything."
                 self.left_out[kind] = 0
 
 

@@ -246,7 +246,7 @@ MAX_CELLS = 4_000_000
 
 NO_RUNS_HINT = (
     "The log directory holds no runs yet. Train with hookboard's callbacks and a TensorBoardLogger, for example "
-    "Trainer(callbacks=[HealthMonitor()]), and point TensorBoard's --logdir to the directory of its logs."
+    "Trainer(callbacks=[HealthMonitor()]), and point TensorBoard's --logdir at its log directory."
 )
 NO_DATA_HINT = (
     "No run in the log directory has data from hookboard. Add one of its callbacks to the Trainer, for example "

@@ -93,7 +93,7 @@ def parser() -> argparse.ArgumentParser:
     verdicts.add_argument("folder", nargs="+", help="the folder of a run, or a folder with several runs")
     verdicts.add_argument("--json", action="store_true", help="print a JSON list with one object per run")
     verdicts.set_defaults(command=_verdicts)
-    report = commands.add_parser("report", help="write the tab to one file that you can share")
+    report = commands.add_parser("report", help="write the tab to a single file that you can share")
     report.add_argument("folder", nargs="+", help="the folder of a run, or several to compare")
     report.add_argument(
         "-o", "--output", type=Path, default="report.html", help="the file to write (default: %(default)s)"
@@ -102,7 +102,7 @@ def parser() -> argparse.ArgumentParser:
     runs = commands.add_parser("runs", help="list all runs, worst first")
     runs.add_argument("folder", nargs="+", help="a folder with runs")
     runs.set_defaults(command=_runs)
-    explain = commands.add_parser("explain", help="explain a rule: causes, fix, and when it is wrong")
+    explain = commands.add_parser("explain", help="explain a rule: its causes, the fix, and when the rule is wrong")
     explain.add_argument("rule", nargs="*", help="the name of a rule (default: list all names)")
     explain.set_defaults(command=_explain)
     return made

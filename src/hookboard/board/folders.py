@@ -43,7 +43,7 @@ def open_folders(folders: Sequence[str | os.PathLike[str]]) -> tuple[Board, list
     try:
         multiplexer = _read(paths, base)
     except UnicodeEncodeError as error:  # TensorBoard encodes paths, unlike Python, which takes any bytes
-        cure = "rename it, or set PYTHONUTF8=1 if the name is right"
+        cure = "rename it, or set PYTHONUTF8=1 if the name is correct"
         raise ValueError(
             f"the path {error.object!r} is not valid UTF-8, which TensorBoard requires; {cure}."
         ) from error

@@ -119,7 +119,7 @@ def _given(request: Request, name: str) -> str:
     value = request.args.get(name, "")
     if not value:
         given = ", ".join(request.args) or "none"
-        raise RefusalError(f"{request.path} needs a non-empty parameter {name!r}; given: {given}.")
+        raise RefusalError(f"{request.path} needs a non-empty parameter {name!r}; got {given}.")
     return str(value)
 
 

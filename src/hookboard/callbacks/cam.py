@@ -216,8 +216,8 @@ class CAMLogger(PictureLogger):
                 if _is_close(features.mean(dim=(2, 3)), seen.pooled.float()):
                     return method.map(features, seen.weight.float())
         raise NothingToShowError(
-            f"method='cam' needs a linear head on the global average of {layer.name!r}, which this model "
-            "does not have; method='grad_cam' works without one"
+            f"method='cam' needs a linear head on the global average of {layer.name!r}, and this model "
+            "has none; method='grad_cam' works without one"
         )
 
     def _caption(self, k: int, seen: Attribution, labels: Tensor | None) -> str:

@@ -168,8 +168,8 @@ class PictureLogger(HookboardCallback[PictureState]):
         if state.is_awaited:
             self._drop(state)
             rank_zero_warn(
-                f"{self._name} should show batch {self.batch_idx}, but this {state.stage} loop ended before it, so "
-                "there are no pictures. Set batch_idx to a smaller number."
+                f"{self._name} should show batch {self.batch_idx}, but this {state.stage} loop has fewer batches, "
+                "so there are no pictures. Set batch_idx to a smaller number."
             )
 
     def _end_training(self, loop: Loop, state: PictureState) -> None:

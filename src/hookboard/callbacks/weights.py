@@ -215,7 +215,7 @@ class Turns:
         needed = sum(self._bytes.values())
         return (
             f"copying all {len(self._bytes)} parameters before a step would take {needed / 1e9:.1f} GB, so they take "
-            f"turns: each update is measured in about one of {math.ceil(needed / MOST_COPIED_BYTES)} logged steps"
+            f"turns: each update is measured in about one in {math.ceil(needed / MOST_COPIED_BYTES)} logged steps"
         )
 
     @property

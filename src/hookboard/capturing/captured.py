@@ -110,7 +110,7 @@ def capture(
     edits = []
     for one in edit if isinstance(edit, list | tuple) else [edit]:
         if not isinstance(one, Edit):
-            raise wrong("edit", one, "an Edit, which also says where, as in Edit(Zero(), 'layer1')")
+            raise wrong("edit", one, "an Edit, which pairs a rule with modules, as in Edit(Zero(), 'layer1')")
         edits.append(Edits(_select(model, one.modules, one.types), one.role, one.rule))
     seen = Captured(_select(model, modules, types), wanted, copy, device, calls)
     with run_eagerly(), ExitStack() as hooks:
@@ -320,7 +320,7 @@ class CapturedCall(_OfRoles):
         if role.startswith("grad") and module.is_ambiguous:
             raise LookupError(
                 f"{module.name!r} was called several times and recomputed by a checkpoint, so it is unknown "
-                "which call a gradient belongs to. Checkpoint with use_reentrant=False."
+                "which call a gradient belongs to. Pass use_reentrant=False to checkpoint()."
             )
         kept = self.kept.get(role)
         if not kept:
@@ -475,7 +475,7 @@ class Captured(Mapping[str, CapturedModule]):
         calls = (call for captured in self._found.values() for call in captured.calls)
         if any(ROLES[role].is_gradient for call in calls for role in call.kept):
             return ""
-        return "no gradient arrived at anything in the block; call backward() before the block ends"
+        return "no gradient arrived inside the block; call backward() before the block ends"
 
     def summary(self) -> ShownText:
         """Return a table as text, one line per tensor; in a notebook it has a small picture of each.

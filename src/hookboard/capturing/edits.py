@@ -239,7 +239,9 @@ def check_rule(option: str, given: object) -> None:
     Raises:
         ValueError: it is not a function, or it is a class.
     """
-    check_function(option, given, "one of hookboard's rules, as in Zero(), or a function from tensor to tensor")
+    check_function(
+        option, given, "one of hookboard's rules, as in Zero(), or a function that takes and returns a tensor"
+    )
 
 
 def apply_rule(rule: EditFunction, tensor: Tensor, what: str) -> Tensor:

@@ -144,7 +144,7 @@ def _check_inputs(inputs: Any) -> None:
 
 def _check_loss(loss: object) -> None:
     if loss is not None and not callable(loss):
-        raise TypeError(f"loss must be a function from what the model returns to a scalar; got {quoted(loss)}")
+        raise TypeError(f"loss must be a function that maps the model's output to a scalar; got {quoted(loss)}")
 
 
 def _beside(

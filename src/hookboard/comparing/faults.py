@@ -216,7 +216,7 @@ class Faults:
         before = self._ran_last(spot.module)
         if spot.part == "input":
             before = self._ran_before(spot, self._parent(spot.module))
-        return f"what {before} returns has a different shape too" if (before, "output") in others and before else ""
+        return f"the output of {before} has a different shape too" if (before, "output") in others and before else ""
 
     def _inside(self, spot: Spot, found: Found) -> str:
         known = self.own(spot.module)
@@ -227,7 +227,7 @@ class Faults:
         if known or skipped:
             return "; ".join([*([] if weights else [same]), *skipped, *known])
         if self._draws(spot.module):
-            advice = "differ between versions, precisions and kinds of devices; compare in evaluation mode"
+            advice = "differ between versions, precisions and kinds of device; compare in evaluation mode"
             return f"{same}, but the module draws random numbers, which {advice}"
         after = f" after {last}" if (last := self._ran_last(spot.module)) else ""
         return f"{same}; check the code of its forward{after}"
@@ -340,7 +340,7 @@ class Faults:
         for found_tied, (one, other) in zip(pairs, (("left", "right"), ("right", "left")), strict=True):
             for name, first in found_tied.items():
                 cause = (
-                    f"it is {first} itself in the {one} model, but a copy in the {other} model; training will make "
+                    f"it is tied to {first} in the {one} model, but a copy in the {other} model; training will make "
                     "them diverge"
                 )
                 yield self._of_weight(name, "weight", BROKEN, cause)

@@ -128,7 +128,7 @@ def _read(file: zipfile.ZipFile, entry: StoredTensor) -> Tensor:
         flat = torch.frombuffer(content, dtype=dtype) if content else torch.empty(0, dtype=dtype, device="cpu")
         return flat.reshape(entry.shape)
     except (zipfile.BadZipFile, KeyError, RuntimeError, ValueError, TypeError, AttributeError) as error:
-        raise ValueError(f"a tensor of the recording is damaged: {error}") from error
+        raise ValueError(f"a tensor in the recording is damaged: {error}") from error
 
 
 def dtype_name(tensor: Tensor) -> str:
@@ -192,7 +192,7 @@ def _packed(part: Any) -> Any:
 
 def _index_of(given: dict[str, Any]) -> Index:
     if given["version"] != VERSION:
-        raise ValueError(f"its format is version {given['version']!r}, and this hookboard reads version {VERSION}")
+        raise ValueError(f"its format is version {given['version']!r}, but this hookboard reads version {VERSION}")
 
     def part(name: str, made: Callable[[Any], Any]) -> dict[Any, Any]:
         pairs = given[name].items() if isinstance(given[name], dict) else given[name]

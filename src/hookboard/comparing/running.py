@@ -149,7 +149,7 @@ class ModelRunner:
                 raise
             beside = f"; the other model returns {self.other}" if self.other else ""
             raise type(error)(
-                f"loss= fails on what the {self._name} returns, {shapes_in(returned)}{beside}: {error}"
+                f"loss= fails on the output of the {self._name}, {shapes_in(returned)}{beside}: {error}"
             ) from error
         if not isinstance(value, Tensor):
             raise TypeError(f"loss must return a tensor; got {type(value).__name__}")
@@ -161,8 +161,8 @@ def _where(last: Spot, tensor: Tensor) -> str:
     if last.part == "gradient" or (last.part == "output" and not last.module):
         return "in its backward pass"
     if last.part == "output":
-        return f"after {last.module}, which returns {tuple(tensor.shape)}"
-    return f"in {last.module or 'its forward'}, which gets {tuple(tensor.shape)}"
+        return f"after {last.module}, which returns shape {tuple(tensor.shape)}"
+    return f"in {last.module or 'its forward'}, which receives shape {tuple(tensor.shape)}"
 
 
 def shapes_in(value: Any) -> str:

@@ -280,7 +280,7 @@ def said_of_rates(trials: Sequence[RateTrial], of_what: str) -> list[str]:
     if not trials:
         return ["The time limit was reached before a rate could be tried."]
     of_all = f"{len(trials)} of {max(len(FACTORS), len(trials))} rates"
-    lines = [f"Trained from {of_what} at {of_all}, restarting each time, at a constant rate:"]
+    lines = [f"Trained from {of_what} at {of_all}, each held constant, restarting each time:"]
     for trial in trials:
         mark = " (yours)" if trial.factor == 1 else ""
         steps = f"{trial.steps} step{'s' * (trial.steps > 1)}"

@@ -183,11 +183,11 @@ def _tried(recipe: Recipe, batches: Sequence[Any], factor: float, rest: Sequence
 
 
 def judge_gradients(recipe: Recipe, batch: Any, loss: float) -> list[Finding]:
-    """Return one finding if no gradient but 0 reaches a parameter in the optimizer on a batch with this loss."""
+    """Return one finding if no nonzero gradient reaches a parameter in the optimizer on a batch with this loss."""
     gradients = gradients_of(recipe, batch)
     if any(gradient is not None and bool((gradient != 0).any()) for gradient in gradients):
         return []
-    evidence = f"no gradient but 0 reaches any of the {len(gradients)} parameters in the optimizer (loss: {loss:.3g})"
+    evidence = f"no nonzero gradient reaches any of the {len(gradients)} parameters in the optimizer (loss: {loss:.3g})"
     advice = (
         "look for detach(), .data, no_grad() or argmax, a softmax over one value, a dead ReLU or a saturated output "
         "before the loss, and check that the optimizer has the parameters of this model"
@@ -297,8 +297,8 @@ def _nothing_learns(trials: Sequence[RateTrial], longer: RateTrial | None, has_t
     lowest, most = trials[0], max(trials, key=lambda trial: trial.fall)
     if not math.isfinite(lowest.after):
         evidence = (
-            f"tried on a copy: at every learning rate down to {lowest.rate:.2g}, the loss diverges from "
-            f"{lowest.before:.3g}"
+            f"tried on a copy: at every learning rate down to {lowest.rate:.2g}, the loss diverges (it "
+            f"starts at {lowest.before:.3g})"
         )
         advice = "set an even smaller rate, and check the scale of inputs, targets and weights"
         return [Finding("", evidence, advice, "alarm", rule="learning_rate")]
@@ -308,14 +308,14 @@ def _nothing_learns(trials: Sequence[RateTrial], longer: RateTrial | None, has_t
     )
     if longer is not None and longer.fall >= STUCK_SHARE:
         evidence += f"; at {longer.rate:.2g} it falls by {longer.fall:.0%} in {longer.steps} steps"
-        advice = "learning takes many steps: check the scale of inputs and targets"
+        advice = "learning takes many steps, so check the scale of inputs and targets"
         return [Finding("", evidence, advice, rule="cannot_learn")]
     if not has_targets or longer is None:
         advice = (
-            "a loss that uses no targets from the batch need not fall on a single batch: judge it by what it measures"
+            "a loss that uses no targets from the batch need not fall on a single batch; judge it by what it measures"
         )
         if has_targets:
-            advice = "allow more seconds, to see whether the loss falls in more steps"
+            advice = "allow more seconds to see whether the loss falls in more steps"
         return [Finding("", evidence, advice, rule="cannot_learn")]
     evidence += f"; {longer.steps} steps at {longer.rate:.2g} do not help either"
     advice = (
