@@ -90,7 +90,8 @@ def test_the_norms_that_are_clipped_and_what_is_left_of_them(tmp_path):
     model = Course(sized(linear(8, 16), nn.ReLU, linear(16, 3)), CROSS_ENTROPY)
     verdict = verdict_of(tmp_path, model, classes(), "clipping", gradient_clip_val=1e-3)
     limit, least, most, looks, left = numbers(
-        "clipped to a norm of #, while their norm was # to # at the last # measurements, so only # of it is left",
+        "clipped to a norm of #, while their norm was # to # at the last # measurements, so only a fraction of # is "
+        "left",
         verdict.evidence,
     )
     norms = [math.sqrt(sum((g**2).sum() for g in grads.values())) for grads in model.steps]

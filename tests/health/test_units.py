@@ -131,7 +131,7 @@ def test_the_rate_is_to_blame_for_dead_units_where_a_step_until_then_was_large()
     (finding,) = findings(DEAD_UNITS, run)
     assert (
         finding.advice
-        == "Lower the learning rate or warm it up: by step 40, a single step had changed these weights by 5%."
+        == "Lower the learning rate or warm it up, because by step 40 a single step had changed these weights by 5%."
     )
 
 

@@ -204,7 +204,7 @@ REFUSED = {
     "freed with gaps": (freed_with_gaps, "memory has been freed"),
     "freed sparse": (freed_sparse, "has been freed"),
     "a refusing wrapper": (lambda: Refusing(normal(5)), "a Refusing that cannot be copied"),
-    "packed": (packed, "the torch.uint8 in a Packed holds packed numbers only it can unpack"),
+    "packed": (packed, "the torch.uint8 in a Packed holds packed values that only the module itself can unpack"),
     "a lying wrapper": (lambda: Lying(normal(5)), "a Lying that loses values"),
 }
 

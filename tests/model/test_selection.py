@@ -137,7 +137,7 @@ def test_a_reparametrized_layer_is_still_a_leaf():
     [
         ("Conv2d", "that is a type, so pass types='Conv2d'"),
         ("a.b.conv.weight", "that is a parameter, so select its module, 'a.b.conv'"),
-        ("a.*v", r"'\*' stays within one name, but 'a.\*\*v' matches 1"),
+        ("a.*v", r"'\*' matches only within one name, but 'a.\*\*v' matches 1"),
         ("a.b.cnv", "the closest are 'a.b.conv'"),
     ],
 )

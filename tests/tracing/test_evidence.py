@@ -71,7 +71,7 @@ def test_the_range_of_what_kl_div_takes_for_log_probabilities():
 
 def test_the_range_of_targets_that_a_sigmoid_cannot_reach():
     evidence = evidence_of("output_range", net(nn.Sigmoid(), outputs=1), mse_loss, REAL)
-    low, high, outside, count = numbers("are between # and #: # of # cannot be reached", evidence)
+    low, high, outside, count = numbers("are between # and #, so # of # cannot be reached", evidence)
     exact = REAL.double()
     assert [low, high] == ends(exact)
     assert numbers("outputs values from # to #, but", evidence) == [0, 1]
@@ -81,7 +81,7 @@ def test_the_range_of_targets_that_a_sigmoid_cannot_reach():
 def test_the_targets_that_a_relu_cannot_reach():
     evidence = evidence_of("output_range", net(nn.ReLU(), outputs=1), mse_loss, REAL)
     (least,) = numbers("outputs values of at least #, but the targets", evidence)
-    low, high, outside, count = numbers("are between # and #: # of # cannot", evidence)
+    low, high, outside, count = numbers("are between # and #, so # of # cannot", evidence)
     assert (least, [low, high]) == (0, ends(REAL.double()))
     assert (outside, count) == ((REAL < 0).sum(), 16)
 
@@ -111,7 +111,7 @@ def test_the_sums_of_targets_that_a_softmax_cannot_reach():
     wanted = torch.rand(16, 3, generator=torch.Generator().manual_seed(0)) * 0.5 + 0.5
     wanted[:4] = torch.eye(3)[CLASSES[:4]]
     evidence = evidence_of("output_range", net(nn.Softmax(1)), mse_loss, wanted)
-    pattern = "to between # and # per sample: those of # of # samples cannot be reached"
+    pattern = "to between # and # per sample, so those of # of # samples cannot be reached"
     low, high, outside, count = numbers(pattern, evidence)
     assert ([low, high], outside, count) == (ends(wanted.double().sum(1)), 12, 16)
 
@@ -119,7 +119,7 @@ def test_the_sums_of_targets_that_a_softmax_cannot_reach():
 def test_the_targets_above_the_most_that_a_logarithm_gives():
     evidence = evidence_of("output_range", net(nn.LogSigmoid(), outputs=1), mse_loss, REAL)
     (most,) = numbers("outputs values of at most #, but the targets", evidence)
-    outside, count = numbers(": # of # cannot be reached", evidence)
+    outside, count = numbers(", so # of # cannot be reached", evidence)
     assert (most, outside, count) == (0, (REAL > 0).sum(), 16)
 
 

@@ -279,11 +279,11 @@ def test_a_layer_that_the_step_makes_is_an_alarm_that_says_so():
         ),
         (
             lambda parameters: torch.optim.SGD(parameters, 0.1, 0.999),
-            "SGD: momentum is 0.999, which averages gradients over about 1000 steps",
+            "SGD: momentum is 0.999, so gradients are averaged over about 1000 steps",
         ),
         (
             lambda parameters: torch.optim.SGD(parameters, 0.1, 1.0),
-            "momentum is 1, with which the influence of past gradients never decays",
+            "momentum is 1, so the influence of past gradients never decays",
         ),
         (lambda parameters: torch.optim.SGD(parameters, 0.1, 0.9), None),
     ],
@@ -417,7 +417,7 @@ def test_a_cosine_that_goes_up_again_many_times_is_a_note(period, count):
     assert [verdict.severity for verdict in found] == ["note"] * count
     if count:
         assert numbers(
-            "lowers the rate over T_max=# steps and raises it again over as many; this fit has # steps",
+            "lowers the rate over T_max=# steps and raises it again over the same number; this fit has # steps",
             found[0].evidence,
         ) == [
             2,

@@ -58,7 +58,7 @@ def test_that_no_target_counts_is_an_alarm():
     total, ignored = TOKENS.numel(), -100
     assert severity == "alarm"
     assert f"all {total} targets of cross_entropy at" in evidence
-    assert evidence.endswith(f"are {ignored}, its ignore_index, so none counts")
+    assert evidence.endswith(f"are {ignored}, its ignore_index, so none of them counts")
 
 
 @pytest.mark.parametrize(("count", "severity"), [(32, "alarm"), (31, "note")])

@@ -36,7 +36,7 @@ CHARTED = {
     "activation_rms": "RMS of activations",
     "gradient_rms": "RMS of gradients",
     "update_ratio": "update-to-weight ratio",
-    "dead_fraction": "share of dead units",
+    "dead_fraction": "fraction of dead units",
 }
 """Quantity -> its name in charts and heat maps."""
 
@@ -188,7 +188,7 @@ def _on_dead_rows(marks: Mapping[str, Mark], run: Run, values: np.ndarray) -> di
     Args:
         marks: layer name to mark.
         run: the run.
-        values: the share of dead units, shape (layers, columns).
+        values: the fraction of dead units, shape (layers, columns).
     """
     shares = np.where(np.isfinite(values), values, 0.0).max(axis=1)
     moved: dict[str, Mark] = {}
@@ -325,7 +325,7 @@ def _worst_layers(run: Run, verdicts: Sequence[Verdict]) -> str:
         if layer is not None and not (quantity == "dead_fraction" and layer[1] == 0):
             named.setdefault(layer[0], []).append(CHARTED[quantity])
     parts = [f"{escaped(name)} ({', '.join(words)})" for name, words in named.items()]
-    return f" The worst layer of each chart at the last measurement: {'; '.join(parts)}." if parts else ""
+    return f" The worst layer in each chart at the last measurement: {'; '.join(parts)}." if parts else ""
 
 
 PROMPT_RECORDS_MAX = 32

@@ -239,7 +239,7 @@ class Run:
             ValueError: the table does not have a column for each layer of the checkpoint.
         """
         if any(columns.shape[1:] != (len(QUANTITIES), len(self.layers)) for columns in self.table.columns):
-            raise ValueError("the table of the run is not that of its layers")
+            raise ValueError("the run's table does not match its layers")
         self.follow(self._watched)
 
     def _make_arrays(self) -> None:

@@ -24,9 +24,9 @@ QUANTITIES: dict[str, str] = {
     "weight_rms": "The RMS of all weights that the layer owns.",
     "weight_gradient_rms": "The RMS of the gradients of all its weights.",
     "update_ratio": "The L2 norm of the weights' change in the step relative to their norm before (inf if it was 0).",
-    "dead_fraction": "The share of the output's channels (every k-th if there are more than 4096) that are always 0.",
-    "sample_spread": "How much the output varies over samples (or positions), as a channel's deviation over the RMS.",
-    "expert_share": "The share of a router's choices that go to its busiest expert.",
+    "dead_fraction": "The fraction of the output's channels (every k-th if there are over 4096) that are always 0.",
+    "sample_spread": "A channel's standard deviation over samples (or positions), relative to the RMS of the output.",
+    "expert_share": "The fraction of a router's choices that go to its busiest expert.",
 }
 """Every quantity by name."""
 
@@ -150,7 +150,7 @@ class RunTable:
     def columns(self, filled: Sequence[np.ndarray]) -> None:
         latest, course, spoiled = filled
         if [*map(len, filled)] != [len(self.recent_steps), len(self.steps), len(self.steps)]:
-            raise ValueError("the columns of the table are not those of its steps")
+            raise ValueError("the columns of the table do not match its steps")
         self._end = len(latest)
         self._recent, self._course = _with_room(latest, 2 * RECENT_LOOKS), _with_room(course, COURSE_COLUMNS + 1)
         self._spoiled = _with_room(spoiled, COURSE_COLUMNS + 1)

@@ -231,9 +231,9 @@ def warn_of_equal_tags(last: object, loop: Loop) -> None:
     numbers = sorted({number for several in shared.values() for number in several})
     names = " and ".join(f"{type(callbacks[number]).__name__} (callback {number + 1})" for number in numbers)
     rank_zero_warn(
-        f"{names}, of {len(callbacks)} hookboard callbacks, write {len(shared)} or more of the same tags (such as "
-        f"{next(iter(shared))!r}), so these get several values per step. Configure the callbacks so that each tag is "
-        "written by only one of them."
+        f"{names} (out of {len(callbacks)} hookboard callbacks) write {len(shared)} or more of the same tags (such as "
+        f"{next(iter(shared))!r}), so each of these tags gets several values per step. Configure the "
+        "callbacks so that each tag is written by only one of them."
     )
 
 

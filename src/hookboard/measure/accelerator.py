@@ -501,7 +501,7 @@ def _launch(
             _state.failed.add(variant)
             if not _state.is_said:
                 _state.is_said = True
-                warn_switched_off("a Triton kernel (torch's own, slower operations measure instead)", error)
+                warn_switched_off("a Triton kernel (torch's own operations, which are slower, take its place)", error)
         return False
     return True
 

@@ -136,8 +136,8 @@ DERIVED: dict[str, DerivedStatistic] = {
     "headroom": DerivedStatistic(
         frozenset(),
         _headroom,
-        "`log2(largest finite number of the dtype / max(abs(x)))`: how many doublings are left; infinite if all values "
-        "are 0",
+        "`log2(largest finite number of the dtype / max(abs(x)))`: how many doublings are left before "
+        "overflow; infinite if all values are 0",
         why_not="its dtype is neither floating-point nor complex",
     ),
 }

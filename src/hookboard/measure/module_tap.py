@@ -259,7 +259,7 @@ class ModuleTap:
         self.is_unsettled = True
         self._input_gradients.append(gradients)
         if call.edges and len(gradients.unreached) == len(call.edges):
-            self.causes["grad_input"] = "the output does not depend on the input, or is computed by other threads"
+            self.causes["grad_input"] = "the output does not depend on the input, or is computed in other threads"
 
     def _observer(self, role: Role, path: str) -> Observer:
         """Return the observer of a site; with `each_call`, it passes on the number of the running call."""

@@ -346,7 +346,7 @@ def as_list(statistics: str | Statistic | Sequence[str | Statistic]) -> list[str
     """
     if isinstance(statistics, list | tuple) and not statistics:
         return []
-    valid = "the name of a statistic, your function in a hookboard.Statistic('my_name', function), or several in a list"
+    valid = "the name of a statistic, a hookboard.Statistic('my_name', function), or a list of these"
     return several("statistics", statistics, (str, Statistic), valid)
 
 

@@ -71,7 +71,9 @@ def values_of(tensor: Tensor, *, may_wait: bool | None = None) -> Values:
             raise TypeError("a fake tensor has no values")
         if issubclass(kind, nn.Parameter) and not (tensor.is_floating_point() or tensor.is_complex()):
             # As those of bitsandbytes, which hold numbers of 4 and 8 bits.
-            raise TypeError(f"the {tensor.dtype} in a {kind.__name__} holds packed numbers only it can unpack")
+            raise TypeError(
+                f"the {tensor.dtype} in a {kind.__name__} holds packed values that only the module itself can unpack"
+            )
         if kind.__torch_dispatch__ is Tensor.__torch_dispatch__:
             # It may give torch's functions a meaning of its own; its memory is that of any tensor.
             tensor = as_plain(tensor)

@@ -178,7 +178,7 @@ def _meant(pattern: str, named: dict[str, nn.Module]) -> str:
     if wider != pattern and not pattern.startswith(REGEX_PREFIX):
         count = len(matched(wider, named))
         if count:
-            return f"; '*' stays within one name, but {wider!r} matches {count}"
+            return f"; '*' matches only within one name, but {wider!r} matches {count}"
     near = closest(pattern.removeprefix(REGEX_PREFIX), named)
     return _nearest(near)
 

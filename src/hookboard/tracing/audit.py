@@ -66,7 +66,7 @@ def _step_of(model: nn.Module) -> Callable[[Any], Any]:
     """Return a function from a batch to the loss in what the model's `training_step` returns."""
     if not is_lightning(model, LightningModule):
         raise TypeError(
-            f"model of type {type(model).__name__} has no training_step: pass step=, a function from the "
-            "batch to the loss"
+            f"model of type {type(model).__name__} has no training_step: pass step=, a function that "
+            "computes the loss of a batch"
         )
     return lambda batch: loss_in(call_training_step(model, batch, 0))

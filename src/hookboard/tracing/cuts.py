@@ -56,8 +56,8 @@ def cut(done: TracedStep) -> Iterator[Finding]:
             place.module,
             f"{_named(op)} {place} cuts the gradient of {len(lost)} of {len(done.trained)} trainable "
             f"parameters: {listed(sorted(lost), 3)}",
-            f"remove the {_named(op)}; if it is intended, as for a teacher, set requires_grad=False on what should "
-            "not change"
+            f"remove the {_named(op)}; if it is intended, as for a teacher, set requires_grad=False on the "
+            "parameters that should not change"
             if op.checkpoint is None
             else "pass use_reentrant=False to checkpoint(), or pass it an input that requires a gradient, as "
             "transformers' enable_input_require_grads() does",
@@ -97,9 +97,9 @@ def _term_without_gradient(done: TracedStep, takers: Mapping[Value, list[Op]]) -
         if op is None and term.op is not None and term.op.name in LOSSES:
             yield Finding(
                 term.op.place.module,
-                f"the inputs of {term.op.name} {term.op.place}, a term of the loss, require no gradient, so this term "
-                "has no effect on training",
-                "pass it the output of the model that is trained",
+                f"the inputs of {term.op.name} {term.op.place}, a term of the loss, do not require gradients, so this "
+                "term has no effect on training",
+                "pass it the output of the model being trained",
                 "alarm",
             )
             return
@@ -194,7 +194,7 @@ def _nothing_to_learn(done: TracedStep) -> Finding:
     return Finding(
         "",
         f"{what}: {done.zero_factor}",
-        "check what that factor is: a mask, or advantages, which are 0 where all rewards of a group are equal; "
+        "check what that factor is (a mask, or advantages, which are 0 if all rewards in a group are equal); "
         "ignore this if they differ in later batches",
     )
 

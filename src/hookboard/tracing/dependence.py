@@ -223,7 +223,7 @@ def _mixing(op: Op, first: Value, result: Value, *, may_be_meant: bool) -> Findi
         advice = f"use {'transpose(0, 1)' if is_exchange else f'permute({order})'} in place of the {op.name}"
     else:
         moved = (
-            f"mixes samples of its input of shape {shape}: when the first sample changes, so do the outputs for others"
+            f"mixes samples of its input of shape {shape}: when the first sample changes, so do the outputs of others"
         )
         advice = f"pass the dimensions in the order {op.name} expects, so that samples do not mix"
         if op.name in ("softmax", "log_softmax"):
@@ -253,7 +253,7 @@ def _of_orders(meeting: Meeting, outputs: list[Tensor], targets: list[Tensor]) -
             yield Finding(
                 op.place.module,
                 f"{op.name} {op.place} compares outputs of the first sample with targets of others, as in row "
-                f"{elsewhere[-1]} of {len(of_output)}: outputs and targets are flattened in different orders",
+                f"{elsewhere[-1]} of {len(of_output)}, because outputs and targets are flattened in different orders",
                 "transpose the outputs or the targets before they are flattened, so that both have shape "
                 "(samples, positions)",
                 "alarm",

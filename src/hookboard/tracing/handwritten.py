@@ -140,7 +140,7 @@ def targets(done: TracedStep) -> Iterator[Finding]:
             yield Finding(
                 op.place.module,
                 f"{what} {op.place} expects targets from 0 to 1, but they range from {low:g} to {high:g}",
-                "encode two classes as 0 and 1; scale masks of 0 and 255; for more classes use cross_entropy",
+                "encode two classes as 0 and 1; divide masks of 0 and 255 by 255; for more classes use cross_entropy",
                 "alarm",
             )
 

@@ -17,7 +17,7 @@ def no_influence(done: TracedStep) -> Iterator[Finding]:
         if call.op.name == "cross_entropy" and call.values.dim() > 1 and call.values.shape[1] == 1:
             yield Finding(
                 call.op.place.module,
-                f"cross_entropy {call.op.place} gets a single class: its loss is 0 whatever the model outputs",
+                f"cross_entropy {call.op.place} gets a single class: its loss is 0 regardless of the model's output",
                 "give the model one output per class, or use binary_cross_entropy_with_logits",
                 "alarm",
             )
@@ -27,7 +27,7 @@ def no_influence(done: TracedStep) -> Iterator[Finding]:
             yield Finding(
                 op.place.module,
                 f"{op.name} {op.place} runs over a dimension of size 1 (input shape {list(shape)}): its output is "
-                f"{'1' if op.name == 'softmax' else '0'} whatever the input",
+                f"{'1' if op.name == 'softmax' else '0'} regardless of the input",
                 "use sigmoid for one output, or give the model one output per class"
                 if is_share or call.op.name not in REGRESSION | {"sub", "rsub"}
                 else f"remove the {op.name}: the targets are {in_numbers(call.wanted)}",
@@ -59,7 +59,7 @@ def _over_one_number(done: TracedStep) -> Iterator[Finding]:
             yield Finding(
                 op.place.module,
                 f"{op.place}, each number of a tensor of shape {list(before.shape)} is divided by itself, because the "
-                "sum in the divisor runs over a dimension of size 1: the result is 1 whatever the input",
+                "sum in the divisor runs over a dimension of size 1: the result is 1 regardless of the input",
                 "divide only where the sum has several terms, as with several selected experts",
                 "alarm",
             )
@@ -69,7 +69,7 @@ def _over_one_number(done: TracedStep) -> Iterator[Finding]:
             yield Finding(
                 op.place.module,
                 f"{op.name} {op.place} runs over a dimension of size 1 (input shape {list(before.shape)}): its output "
-                "is the same whatever the input",
+                "is the same regardless of the input",
                 f"remove the {op.name}, or let it run over a longer dimension",
                 "alarm" if is_norm or id(op) in of_loss else "note",  # one expert may be meant
             )

@@ -138,7 +138,7 @@ def padding(done: TracedStep) -> Iterator[Finding]:
         yield Finding(
             call.op.place.module,
             f"{share:.0%} of the targets of {call.op.name} {call.op.place} are {pad}, the number that pads rows at the "
-            "end: the loss counts them like any other",
+            "end: the loss counts them like any other target",
             f"pass ignore_index={pad} to the loss, if {pad} is padding",
         )
 

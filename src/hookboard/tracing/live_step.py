@@ -232,7 +232,7 @@ class LiveStep:
             inform(f"the training step was inspected, except for {calls} of compiled code, which cannot be inspected.")
         if reader.step.not_asked:
             inform(
-                "not tested: whether outputs depend on other samples or on their own targets "
+                "it was not tested whether outputs depend on other samples or on their own targets "
                 f"({reader.step.not_asked})."
             )
 

@@ -135,8 +135,8 @@ class Modes:
             self._has_seen_copies = True
             yield Finding(
                 new[0],
-                f"in {len(new)} of {len(norms)} batch normalization layers of frozen modules, the running statistics "
-                f"have their initial values but the weights do not: {listed(new, 3)}",
+                f"in {len(new)} of {len(norms)} batch normalization layers in frozen modules, the running statistics "
+                f"are still at their initial values, but the weights are not: {listed(new, 3)}",
                 "copy the buffers too, as torch.optim.swa_utils.AveragedModel does with use_buffers=True",
                 "alarm",
                 rule="eval_mode",
@@ -163,8 +163,8 @@ def _still_statistics(model: nn.Module) -> Iterator[Finding]:
             still[0],
             f"momentum=0 in {len(still)} of {len(norms)} batch normalization layers keeps the running statistics, "
             f"which evaluation uses, at a mean of 0 and a variance of 1: {listed(still, 3)}",
-            "set momentum=0.1; in torch, momentum is the share of each new batch, in other libraries the share that is "
-            "kept",
+            "set momentum=0.1; in torch, momentum is the weight of each new batch; in other libraries, it is the "
+            "fraction that is kept",
             "alarm",
         )
 

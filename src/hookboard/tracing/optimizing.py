@@ -240,8 +240,8 @@ def _frozen(parameters: Mapping[str, nn.Parameter]) -> Iterator[Finding]:
             "",
             f"{count - sum(frozen.values()):,} of {count:,} weights are trained; the frozen ones are all of "
             f"{listed(_whole(parameters, frozen), 3)}{_untrained(parameters, frozen)}",
-            "ignore this if it is intended, as with adapters; otherwise set requires_grad=True on what should be "
-            "trained",
+            "ignore this if it is intended, as with adapters; otherwise set requires_grad=True on the weights "
+            "that should be trained",
             rule="frozen",
         )
 
@@ -294,9 +294,9 @@ def _settings(optimizers: Sequence[Optimizer]) -> Iterator[Finding]:
             if isinstance(betas, tuple | list) and len(betas) == 2 and betas[0] > betas[1]:
                 said[f"the first of its betas {tuple(betas)} is above the second"] = "set betas=(0.9, 0.999)"
             if isinstance(momentum, float) and momentum >= LARGE_MOMENTUM:
-                effect = "with which the influence of past gradients never decays"
+                effect = "so the influence of past gradients never decays"
                 if momentum < 1:
-                    effect = f"which averages gradients over about {1 / (1 - momentum):.0f} steps"
+                    effect = f"so gradients are averaged over about {1 / (1 - momentum):.0f} steps"
                 said[f"momentum is {momentum:.4g}, {effect}"] = "set momentum=0.9"
         for evidence, advice in said.items():
             yield Finding("", f"{kind}: {evidence}", advice, rule="optimizer_settings")

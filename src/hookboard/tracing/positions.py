@@ -162,7 +162,7 @@ def of_positions(ahead: Ahead, outputs: list[Tensor]) -> Iterator[Finding]:
         yield Finding(
             "",
             f"the targets of {op.name} {op.place} are the inputs {later}, and the output at position {position} "
-            "changes when that input changes: the model sees what it should predict",
+            "changes when that input changes, so the model sees what it should predict",
             "mask later positions in attention (is_causal=True), and avoid bidirectional layers",
             "alarm",
             rule="future_leak",

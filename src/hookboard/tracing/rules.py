@@ -417,7 +417,7 @@ def output_range(done: TracedStep) -> Iterator[Finding]:
             yield Finding(
                 _module_of(call.output),
                 f"{_origin(call.output)} outputs values {_interval(limits)}, but the targets {call.op.place} are "
-                f"{in_numbers(wanted)}: {outside:,} of {wanted.numel():,} cannot be reached",
+                f"{in_numbers(wanted)}, so {outside:,} of {wanted.numel():,} cannot be reached",
                 f"remove the {call.output.made_by}, or scale the targets into its range",
                 "alarm" if outside > wanted.numel() / 100 else "note",
             )
@@ -439,7 +439,7 @@ def _sums_that_differ(done: TracedStep) -> Iterator[Finding]:
             yield Finding(
                 op.place.module,
                 f"the outputs of softmax {op.place} sum to 1, but the targets {call.op.place} sum to "
-                f"{in_numbers(sums)} per sample: those of {outside:,} of {sums.numel():,} samples cannot be reached",
+                f"{in_numbers(sums)} per sample, so those of {outside:,} of {sums.numel():,} samples cannot be reached",
                 "if a sample can have several labels, remove the softmax and use binary_cross_entropy_with_logits, "
                 "with sigmoid where probabilities are needed; otherwise scale the targets to sum to 1",
                 "alarm" if outside > sums.numel() / 100 else "note",
@@ -495,7 +495,8 @@ def _all_the_same(call: LossCall) -> Iterator[Finding]:
     if total and not counted.numel():
         yield Finding(
             place.module,
-            f"all {total:,} targets of {call.op.name} {place} are {call.ignored}, its ignore_index, so none counts",
+            f"all {total:,} targets of {call.op.name} {place} are {call.ignored}, its ignore_index, so none of them "
+            "counts",
             "check how the labels are made: look for a template that does not mark the answer, a maximum length that "
             "cuts it off, or a mask that hides it",
             "alarm",

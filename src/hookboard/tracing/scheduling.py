@@ -164,8 +164,8 @@ def _cycles(trainer: Trainer, config: Any, count: int) -> Iterator[Finding]:
     unit = "steps" if config.interval == "step" else "epochs"
     yield Finding(
         "",
-        f"CosineAnnealingLR lowers the rate over T_max={scheduler.T_max:,} {unit} and raises it again over as many; "
-        f"this fit has {count:,} {unit}",
+        f"CosineAnnealingLR lowers the rate over T_max={scheduler.T_max:,} {unit} and raises it again over the same "
+        f"number; this fit has {count:,} {unit}",
         f"set T_max={count:,}"
         + (
             f", or interval='epoch' if T_max counts the {trainer.max_epochs} epochs"

@@ -161,14 +161,14 @@ def train_eval_gap(run: Run) -> Iterator[Finding]:
         is_harm = gaps[-1].size > GAP_NOTE / 2 and strange is not False and may_differ(run, first)
         if not may_differ(run, first):
             evidence += (
-                "; no layer up to this one behaves differently in validation, so the weights change fast or the data "
-                "differs"
+                "; no layer up to this one behaves differently in validation, so either the weights change fast or the "
+                "data differs"
             )
             advice = "check how the validation data is preprocessed"
         elif strange:
             evidence += f"; the running statistics of {strange} match none of the recent batches"
         elif strange is False:
-            evidence += "; the running statistics match recent batches, so they lag behind or the data differs"
+            evidence += "; the running statistics match recent batches, so either they lag behind or the data differs"
     severity: Severity = "alarm" if len(found) > 1 and is_harm else "note"
     yield Finding(first.layer.name, evidence, advice, severity, largest.size)
 

@@ -408,7 +408,7 @@ def initial_loss(run: Run) -> Iterator[Finding]:
             "default std is 1"
         )
     evidence = (
-        f"the first loss was {loss:.3g}, while {what} {reference:.3g}: the model's initial outputs are too "
+        f"the first loss was {loss:.3g}, while {what} {reference:.3g}, so the model's initial outputs are too "
         f"large{harm_of(run)}"
     )
     yield Finding("", evidence, advice, severity_of(run), size=loss / reference, since=losses.first[0].step)

@@ -101,7 +101,9 @@ def _never_ran(run: Run, layer: Layer, weights: list[str], is_cut: bool) -> Iter
     """
     if any(look.of(layer.name, "output") is not None for look in run.looks):
         return
-    what = f"did not run at the last {len(run.looks)}" if run.has_run(layer) else f"did not run at any of {run.seen}"
+    what = (
+        f"did not run at the last {len(run.looks)}" if run.has_run(layer) else f"did not run at any of the {run.seen}"
+    )
     count = _weights(len(weights))
     who = f"the layer {what} measurements, and no gradient reached its {count}"
     if not layer.name:  # the model itself may have run
@@ -419,7 +421,7 @@ def clipping(run: Run) -> Iterator[Finding]:
     usual = median_of(norms)
     evidence = (
         f"gradients are clipped to a norm of {largest:.2g}, while their norm was {min(norms):.2g} to {max(norms):.2g} "
-        f"at the last {len(norms)} measurements, so only {largest / usual:.1g} of it is left{harm_of(run)}"
+        f"at the last {len(norms)} measurements, so only a fraction of {largest / usual:.1g} is left{harm_of(run)}"
     )
     is_adaptive = all(stepped.is_adaptive for stepped in run.now.stepped.values())
     severity: Severity = "note" if is_adaptive else severity_of(run)

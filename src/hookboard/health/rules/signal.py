@@ -242,7 +242,7 @@ def _collapsed(run: Run) -> Iterator[Finding]:
             yield Finding(run.layers[place].name, evidence, COLLAPSED_ADVICE, "note", size=float(spread[before]))
 
 
-COLLAPSED_ADVICE = "Check the input, weights and bias of this layer: its output barely depends on its input."
+COLLAPSED_ADVICE = "Check the input, weights and bias of this layer, because its output barely depends on its input."
 
 
 def _at_the_end(run: Run, layers: list[Layer], spreads: np.ndarray) -> Finding:
@@ -264,7 +264,7 @@ def _at_the_end(run: Run, layers: list[Layer], spreads: np.ndarray) -> Finding:
     is_sudden = steps[worst] >= COLLAPSE_CAUSE_SHARE * steps.sum()
     evidence = (
         f"the model's outputs differ between samples by only {spreads[-1]:.1g} of their RMS, but those of "
-        f"{layers[top].name} by {spreads[top]:.2g}"
+        f"{layers[top].name} differ by {spreads[top]:.2g}"
     )
     if is_sudden:
         evidence += f"; the difference is lost in this layer, whose outputs differ by {spreads[top + worst + 1]:.1g}"
@@ -453,7 +453,7 @@ def _exploding(run: Run) -> Iterator[Finding]:
     place = _cause(steps)
     evidence = f"the gradient norm grows by a factor of {factor(least)} from the last layers to the first, "
     evidence += _how(course, steps, place)
-    advice = "Check how large the weights are, normalize the inputs, or clip gradients."
+    advice = "Check the size of the weights, normalize the inputs, or clip gradients."
     name = "" if place is None else run.layers[course.places[place]].name
     severity: Severity = "alarm" if least >= GRADIENT_CHANGE_DECADES_ALARM and run.losses.is_known else severity_of(run)
     yield Finding(name, f"{evidence}{harm_of(run)}.", advice, severity, size=least)

@@ -279,8 +279,8 @@ def _advice_on_steps(run: Run, dead: Dead, onset: int) -> str:
     largest = float(np.nanmax(ratios)) if np.isfinite(ratios).any() else math.nan
     if largest >= LARGE_STEP_RATIO:
         return (
-            f"Lower the learning rate or warm it up: by step {onset}, a single step had changed these weights by "
-            f"{largest:.0%}."
+            f"Lower the learning rate or warm it up, because by step {onset} a single step had changed these "
+            f"weights by {largest:.0%}."
         )
     return f"Check the inputs of this layer up to step {onset}; LeakyReLU or GELU would keep such units alive."
 
@@ -495,7 +495,7 @@ def _constant_finding(run: Run, layer: Layer, name: str, value: float) -> Findin
     now = course[-1][1]
     evidence = (
         f"all elements of {name} were {value:.3g} at the start, so its units began identical and are slow to "
-        f"diverge; they now differ by {100 * now:.2g}% of what random units would"
+        f"diverge; they now differ only {100 * now:.2g}% as much as random units would"
     )
     until = (
         max(step for step, share in course if step == course[0][0] or share < PARTED_SHARE)

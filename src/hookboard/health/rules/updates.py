@@ -100,7 +100,7 @@ def _risen(run: Run) -> Iterator[Finding]:
     if factor > RATE_RISE_FACTOR and losses.level() > losses.best + LOWEST_BY_CHANCE_DEVIATIONS * losses.noise:
         whose = "" if len({stepped.rate for stepped in run.now.stepped.values()}) == 1 else f" of {name}"
         evidence = (
-            f"the learning rate{whose} has risen to {factor * before:.2g}; the highest measured until step {low.step}, "
+            f"the learning rate{whose} has risen to {factor * before:.2g}; the highest measured up to step {low.step}, "
             f"when the smoothed loss was lowest ({losses.best:.3g}, now {losses.level():.3g}), was {before:.2g}"
         )
         advice = "end the warm-up, or lower the peak of the learning rate"
@@ -433,8 +433,7 @@ def _small_model(run: Run, look: Look, usual: float) -> Finding:
     to = f" {_to(run, at_peak, UPDATE_RATIO_USUAL, 'a step at the highest rate')}"
     to = to if at_peak < UPDATE_RATIO_USUAL else ""
     advice = (
-        f"raise the learning rate{to}, and check whether gradients are clipped, or outweighed by the optimizer's "
-        "epsilon"
+        f"raise the learning rate{to}, and check whether gradients are clipped or outweighed by the optimizer's epsilon"
     )
     # Without chance nobody can tell a loss that stays from that of a model that was trained before.
     severity: Severity = "alarm" if run.losses.is_stuck and run.losses.chance is not None else "note"
