@@ -227,7 +227,7 @@ def test_the_first_losses_and_the_constant_that_they_are_far_above(tmp_path):
     monitor = HealthMonitor(every_n_steps=EVERY, rules=["initial_loss", "unbounded_loss"])
     fit(tmp_path, model, data, monitor)
     told = numbers(
-        "the first loss was #, while the best constant prediction gives #: the model's initial outputs",
+        "the first loss was #, while the best constant prediction gives #, so the model's initial outputs",
         monitor.verdicts[0].evidence,
     )
     wanted = data[0][1].double()

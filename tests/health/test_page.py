@@ -354,7 +354,7 @@ def test_what_is_over_is_not_said_to_last():
 
 def test_the_table_names_the_worst_layers_of_the_charts():
     last = table_of(trained(20, sick="net.3").run, []).text.splitlines()[-1]
-    assert "worst layer of each chart at the last measurement: net.3 (RMS of activations, RMS of gradients, " in last
+    assert "worst layer in each chart at the last measurement: net.3 (RMS of activations, RMS of gradients, " in last
 
 
 @pytest.mark.parametrize(
