@@ -543,7 +543,7 @@ def test_how_far_the_rate_has_risen_since_the_loss_was_lowest(tmp_path):
     model.loss = lambda out, y: CROSS_ENTROPY(out, y) + (len(model.losses) >= 100)
     evidence = said(tmp_path, model, classes(200), "update_too_large")
     now, step, lowest, level, before = numbers(
-        "the learning rate has risen to #; the highest measured up to step #, when the smoothed loss was lowest "
+        "the learning rate has risen to #; the highest rate measured up to step #, when the smoothed loss was lowest "
         "(#, now #), was #",
         evidence,
     )

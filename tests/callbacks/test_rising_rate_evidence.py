@@ -69,7 +69,7 @@ def lowest(losses):
 
 def compare(verdict, model, losses):
     now, step, best, level, before = numbers(
-        "has risen to #; the highest measured up to step #, when the smoothed loss was lowest (#, now #), was #",
+        "has risen to #; the highest rate measured up to step #, when the smoothed loss was lowest (#, now #), was #",
         verdict.evidence,
     )
     low, value = lowest(losses)

@@ -29,7 +29,7 @@ def found(losses=TURNED, rate=rising, **options):
 def test_a_rate_that_rises_while_the_loss_no_longer_falls_is_a_note():
     (said,) = found()
     assert (said.module, said.severity, said.since) == ("", "note", LOW - 8)
-    assert "risen to 0.002; the highest measured up to step 56, when" in said.evidence
+    assert "risen to 0.002; the highest rate measured up to step 56, when" in said.evidence
     assert said.evidence.endswith(", was 0.001")
 
 

@@ -223,7 +223,8 @@ def _mixing(op: Op, first: Value, result: Value, *, may_be_meant: bool) -> Findi
         advice = f"use {'transpose(0, 1)' if is_exchange else f'permute({order})'} in place of the {op.name}"
     else:
         moved = (
-            f"mixes samples of its input of shape {shape}: when the first sample changes, so do the outputs of others"
+            f"mixes samples of its input of shape {shape}: when the first sample changes, so do the outputs of other "
+            "samples"
         )
         advice = f"pass the dimensions in the order {op.name} expects, so that samples do not mix"
         if op.name in ("softmax", "log_softmax"):

@@ -13,8 +13,8 @@ import { makeView } from "./view.js";
 const ORDERS = { order: "order", name: "name", worst: "worst first", change: "most changed" };
 
 const PATTERNS =
-  "Patterns over names, with spaces between them: * stays within one name, ** crosses dots, ! excludes, " +
-  "re: is a regular expression";
+  "Patterns for names, separated by spaces: * matches within one name, ** across dots, ! excludes, " +
+  "re: marks a regular expression";
 
 /**
  * Make the toolbar.

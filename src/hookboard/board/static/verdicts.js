@@ -111,7 +111,7 @@ export function whenOf({ since, until, batch_idx: batch }) {
 function howToGetThem() {
   return [
     element("p", { text: "No verdicts for this run: HealthMonitor did not watch it." }),
-    element("p", { text: "With it, this list says which layer is unhealthy, since when, why, and what to try:" }),
+    element("p", { text: "With it, this list says which layer is unhealthy, when it began, why, and what to try:" }),
     element("pre", { text: "from hookboard import HealthMonitor\n\nTrainer(callbacks=[HealthMonitor()])" }),
   ];
 }
