@@ -61,9 +61,9 @@ def in_words(relative: float, expected: float) -> str:
     """Return a difference next to what rounding can cause, as a clause.
 
     >>> in_words(0.05, 4e-07)
-    'relative difference 0.05 (less than 4e-07 expected from rounding)'
+    'relative difference 0.05 (rounding causes less than 4e-07)'
     """
-    return f"relative difference {relative:.2g} (less than {expected:.1g} expected from rounding)"
+    return f"relative difference {relative:.2g} (rounding causes less than {expected:.1g})"
 
 
 @dataclass

@@ -109,7 +109,7 @@ def _headroom(merged: MergedSite) -> float | None:
 
 _FROM_BINS = "from the bins of the histogram ([how exact](#how-exact-quantiles-are))"
 _BINS = "its values are not binned"
-_CHANNELS = "the tensor has no channels, or their number differs between calls"
+_CHANNELS = "the tensor has no channel dimension, or the number of channels differs between calls"
 
 DERIVED: dict[str, DerivedStatistic] = {
     "p01": DerivedStatistic(frozenset({"bins"}), _quantile(0.01), f"the 0.01 quantile, {_FROM_BINS}", why_not=_BINS),

@@ -97,7 +97,7 @@ def _not_in_optimizer(
         yield Finding(
             "",
             f"the optimizers hold {len(held)} tensors, and none of them is a parameter of the model",
-            "pass the optimizer the parameters of the model that is trained, not those of an earlier copy",
+            "pass the optimizer the parameters of the model being trained, not those of an earlier copy",
             "alarm",
             rule="not_in_optimizer",
         )

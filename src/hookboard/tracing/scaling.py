@@ -45,8 +45,8 @@ def unbounded_loss(done: TracedStep) -> Iterator[Finding]:
         return
     yield Finding(
         scaled.op.place.module,
-        f"the loss is {scaled.factor:.3g} times the {scaled.op.name} {scaled.op.place}, an error that is never "
-        "negative, so the loss has no lower bound, and training increases the error",
+        f"the loss is {scaled.factor:.3g} times the {scaled.op.name} {scaled.op.place}; that error is never "
+        "negative, so the loss has no lower bound and training increases the error",
         "remove the minus sign",
         "alarm",
     )

@@ -100,7 +100,7 @@ def _edges(tokens: Tensor, counts: Tensor) -> Iterator[tuple[str, str]]:
         yield (
             f"in all {len(marker)} rows whose first tokens do not count, the last such token differs from row to row "
             f"and follows token {int(marker[0])}",
-            (f"if {int(marker[0])} ends the prompt, count the first token of each answer, which the loss now ignores"),
+            f"if token {int(marker[0])} ends the prompt, include the first token of each answer in the loss",
         )
 
 

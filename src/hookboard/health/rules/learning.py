@@ -94,7 +94,7 @@ def _of_loss(found: Spike, harm: str, severity: str) -> Finding:
     which = "the samples" if worst is None else f"row{'s' * (len(worst.rows) > 1)} {listed(map(str, worst.rows), 5)}"
     advice = f"check {which} of batch {loss.batch_idx}, and clip gradients"
     if not is_alarm:
-        advice = f"ignore this spike unless it recurs; then {advice}"
+        advice = f"ignore this spike unless it recurs; if it does, {advice}"
     return Finding(
         "",
         evidence,
@@ -149,7 +149,8 @@ def _of_gradient(run: Run) -> Iterator[Finding]:
             f"{look.step}, batch {look.batch_idx}"
         )
         advice = (
-            f"ignore this spike unless it recurs; then check the samples of batch {look.batch_idx}, and clip gradients"
+            f"ignore this spike unless it recurs; if it does, check the samples of batch {look.batch_idx}, and clip "
+            "gradients"
         )
         yield Finding("", evidence, advice, size=now - usual, since=look.step, batch_idx=look.batch_idx)
 
