@@ -543,8 +543,8 @@ def test_how_far_the_rate_has_risen_since_the_loss_was_lowest(tmp_path):
     model.loss = lambda out, y: CROSS_ENTROPY(out, y) + (len(model.losses) >= 100)
     evidence = said(tmp_path, model, classes(200), "update_too_large")
     now, step, lowest, level, before = numbers(
-        "the learning rate has risen to #; the highest rate measured up to step #, when the smoothed loss was lowest "
-        "(#, now #), was #",
+        "the learning rate has risen to #; up to step #, when the smoothed loss was lowest (#; it is # now), the "
+        "highest rate measured was #",
         evidence,
     )
     blocks = [np.median(model.losses[at : at + 8]) for at in range(0, 200, 8)]

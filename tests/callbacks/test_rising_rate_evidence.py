@@ -69,7 +69,8 @@ def lowest(losses):
 
 def compare(verdict, model, losses):
     now, step, best, level, before = numbers(
-        "has risen to #; the highest rate measured up to step #, when the smoothed loss was lowest (#, now #), was #",
+        "has risen to #; up to step #, when the smoothed loss was lowest (#; it is # now), the highest rate measured "
+        "was #",
         verdict.evidence,
     )
     low, value = lowest(losses)

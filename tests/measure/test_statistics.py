@@ -128,7 +128,7 @@ def test_a_statistic_leaves_random_state_and_grad_mode_as_they_were_and_its_erro
 
 
 def test_a_plain_function_in_place_of_a_statistic_says_how_to_wrap_it():
-    with pytest.raises(ValueError, match=r"your function in a hookboard.Statistic"):
+    with pytest.raises(ValueError, match=r"a hookboard.Statistic"):
         plan([lambda x: x.mean()])
 
 

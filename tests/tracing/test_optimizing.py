@@ -139,7 +139,7 @@ def test_what_is_trainable_only_later_must_be_in_an_optimizer(is_held):
     found = [verdict for verdict in monitor.verdicts if verdict.rule == "not_in_optimizer"]
     assert len(found) == (0 if is_held else 1)
     for verdict in found:
-        (count,) = numbers("no optimizer changes # parameters that were frozen at first and now get", verdict.evidence)
+        (count,) = numbers("no optimizer updates # parameters that were frozen at first and now get", verdict.evidence)
         assert (verdict.severity, verdict.since, count) == ("alarm", 4, len(list(model.body.parameters())))
 
 

@@ -97,7 +97,7 @@ def test_a_first_token_that_does_not_count_is_a_note():
     assert re.match(
         rf"in all {ROWS} rows whose first tokens do not count, .* and follows token {MARKER} ", note.evidence
     )
-    assert f"if {MARKER} ends the prompt" in note.advice
+    assert f"if token {MARKER} ends the prompt" in note.advice
 
 
 def test_padding_that_counts_is_a_note_with_its_share_where_the_model_shifts_its_labels():

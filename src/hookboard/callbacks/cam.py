@@ -306,6 +306,6 @@ def _without_other_ranks(loop: Loop) -> AbstractContextManager[Any]:
     if loop.world_size == 1 or loop.is_model_parallel:
         return nullcontext()
     return NoCollectives(
-        "class-activation maps need one more forward pass on rank 0 alone, but the forward of this model communicates "
+        "class-activation maps need one more forward pass on rank 0 alone, but this model's forward pass communicates "
         "with the other ranks"
     )

@@ -311,11 +311,9 @@ def _nothing_learns(trials: Sequence[RateTrial], longer: RateTrial | None, has_t
         advice = "learning takes many steps, so check the scale of inputs and targets"
         return [Finding("", evidence, advice, rule="cannot_learn")]
     if not has_targets or longer is None:
-        advice = (
-            "a loss that uses no targets from the batch need not fall on a single batch; judge it by what it measures"
-        )
+        advice = "a loss without targets from the batch may not fall on a single batch; check what it measures"
         if has_targets:
-            advice = "allow more seconds to see whether the loss falls in more steps"
+            advice = "raise the time limit to see whether the loss falls with more steps"
         return [Finding("", evidence, advice, rule="cannot_learn")]
     evidence += f"; {longer.steps} steps at {longer.rate:.2g} do not help either"
     advice = (

@@ -145,7 +145,7 @@ class Unfrozen:
         return [
             Finding(
                 "",
-                f"no optimizer changes {were} frozen at first and now {get} a gradient: {listed(left, 3)}",
+                f"no optimizer updates {were} frozen at first and now {get} a gradient: {listed(left, 3)}",
                 "pass them to the optimizer with add_param_group, or all parameters from the beginning",
                 "alarm",
                 rule="not_in_optimizer",

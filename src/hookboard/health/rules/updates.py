@@ -100,8 +100,8 @@ def _risen(run: Run) -> Iterator[Finding]:
     if factor > RATE_RISE_FACTOR and losses.level() > losses.best + LOWEST_BY_CHANCE_DEVIATIONS * losses.noise:
         whose = "" if len({stepped.rate for stepped in run.now.stepped.values()}) == 1 else f" of {name}"
         evidence = (
-            f"the learning rate{whose} has risen to {factor * before:.2g}; the highest rate measured up to "
-            f"step {low.step}, when the smoothed loss was lowest ({losses.best:.3g}, now {losses.level():.3g}), was "
+            f"the learning rate{whose} has risen to {factor * before:.2g}; up to step {low.step}, when the smoothed "
+            f"loss was lowest ({losses.best:.3g}; it is {losses.level():.3g} now), the highest rate measured was "
             f"{before:.2g}"
         )
         advice = "end the warm-up, or lower the peak of the learning rate"
