@@ -64,6 +64,9 @@ Trainer(Model(), arguments, train_dataset=[{{"x": a, "y": b}} for a, b in zip(x,
 print(total())
 """
 
+WARM = "import runpy, sys; sys.executable, *sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+"""Runs a script whose other processes are warm too."""
+
 
 @pytest.fixture
 def python(python, tmp_path):
@@ -74,7 +77,7 @@ def python(python, tmp_path):
 
     def run(text, *given, options=None, name="train.py", is_warm=True, **environment):
         (tmp_path / name).write_text(textwrap.dedent(text))
-        bare = [python if is_warm else sys.executable]
+        bare = [python, "-c", WARM, python] if is_warm else [sys.executable]
         start = bare if options is None else [sys.executable, "-m", "hookboard", "run", *options]
         command = [*start, *([] if "-m" in (options or ()) else [name]), *given]
         env = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
