@@ -45,7 +45,7 @@ def given(change):
 
 def test_the_value_that_all_of_the_input_has(tmp_path):
     model, data = given(lambda x: torch.full_like(x, 0.375))
-    count, value = numbers("all # values of the input are #", said(tmp_path, model, data, "input_scale"))
+    count, value = numbers("all # values are #", said(tmp_path, model, data, "input_scale"))
     assert (count, value) == (model.batch.size, model.batch[0, 0])
 
 

@@ -179,7 +179,7 @@ def test_a_rate_whose_updates_are_lost_in_rounding(tmp_path):
     model = Grouped(net, CROSS_ENTROPY, rate=0.01, other=1.25e-12)
     evidence = said(tmp_path, model, classes(), "not_updated")
     rate, still, layers = numbers(
-        "at a learning rate of # the updates are lost to rounding to float32 or clipped away (# of # layers)",
+        "a step at a learning rate of # leaves the float32 weights unchanged (# of # layers)",
         evidence,
     )
     assert rate == shortened(1.25e-12)

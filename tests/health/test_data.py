@@ -131,7 +131,7 @@ def constant(value, count, **others):
 def test_an_input_whose_values_are_all_equal_is_an_alarm_whatever_the_loss_does(value):
     (finding,) = judged(constant(value, EQUAL_VALUES_MIN))
     assert (finding.module, finding.severity) == ("", "alarm")
-    assert finding.evidence.startswith(f"in tensor 0 of the batch, all 64 values of the input are {value:.3g}")
+    assert finding.evidence.startswith(f"in tensor 0 of the batch, all 64 values are {value:.3g}")
 
 
 def test_a_number_for_each_sample_may_be_a_constant():

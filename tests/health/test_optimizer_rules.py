@@ -211,7 +211,7 @@ FOUND = {
         NOT_UPDATED,
         always(still(*WEIGHTS[:4])),
         ("fc0", "alarm"),
-        "the weights of 2 layers (fc0 to fc1) get a gradient but do not change: at a learning rate",
+        "the weights of 2 layers (fc0 to fc1) get a gradient but do not change: a step at a learning rate",
     ),
     "all layers": (NOT_UPDATED, always(still(*WEIGHTS)), ("", "alarm"), ""),
 }

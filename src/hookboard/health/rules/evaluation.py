@@ -152,7 +152,7 @@ def train_eval_gap(run: Run) -> Iterator[Finding]:
         # Where the data differ, norms may hide it from later layers.
         is_harm = min(gap.size for gap in found) > OTHER_DATA_GAP
         moved = ", or the layer's weights have changed since" if first.layer.weights and run.has_blown_up else ""
-        evidence += f"; the gap begins at the input, so the validation data differs from the training data{moved}"
+        evidence += f"; the gap begins at the input, so the validation data or its handling differs{moved}"
         advice = (
             "check how both are preprocessed, including in training_step (each must be normalized exactly once), and "
             "then the class balance"
@@ -238,9 +238,9 @@ def _batches_alike(run: Run) -> Iterator[Finding]:
         return
     evidence = (
         f"the channel means of {last.name} shift by {share:.2g} standard deviations from batch to batch ({chance:.2g} "
-        f"is usual): samples within a batch are alike, and batch norm uses each batch's statistics{harm_of(run)}"
+        f"is usual), and batch norm uses each batch's statistics{harm_of(run)}"
     )
-    advice = "shuffle the data, or use normalization that does not depend on the batch, such as GroupNorm"
+    advice = "check that the data is shuffled, or use normalization that ignores the batch, such as GroupNorm"
     yield Finding(norm.name, evidence, advice, "alarm", share)
 
 

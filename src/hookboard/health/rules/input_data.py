@@ -126,7 +126,7 @@ def _same(run: Run, site: Site, reading: Reading) -> Said | None:
     is_one_sample = reading.channels is not None and reading.channels[:, _COUNT].max() <= 1
     if is_one_sample and not _was_same(run, site, value):
         return None
-    evidence = f"all {reading.moments.count:.0f} values of the input are {value:.3g}"
+    evidence = f"all {reading.moments.count:.0f} values are {value:.3g}"
     return evidence, "Check how the data is loaded and preprocessed, because the input does not vary.", "alarm", 3.0
 
 

@@ -383,8 +383,8 @@ def _why_still(run: Run, look: Look, layer: Layer) -> str:
     if is_done(run, layer) or all(is_at_end_of_schedule(run, name) for name in weights):
         return ""
     parameter = look.of(weights[0], "parameter")
-    kind = "" if parameter is None or parameter.dtype is None else f" to {str(parameter.dtype).removeprefix('torch.')}"
-    return f"at a learning rate of {max(rates):.2g} the updates are lost to rounding{kind} or clipped away"
+    kind = "" if parameter is None or parameter.dtype is None else f" {str(parameter.dtype).removeprefix('torch.')}"
+    return f"a step at a learning rate of {max(rates):.2g} leaves the{kind} weights unchanged"
 
 
 def _weights(count: int) -> str:

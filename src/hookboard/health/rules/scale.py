@@ -76,7 +76,7 @@ def _gains_lost(run: Run) -> Iterator[Finding]:
         f"{steps[lowest] - steps[0]} steps (now {now:.2g}), so the layers' outputs and the gradients passed back "
         f"shrink too{harm_of(run)}."
     )
-    advice = "Check the weight decay, and exclude gains and biases from it."
+    advice = "Check what shrinks them, such as weight decay, and exclude gains and biases from it."
     start = int(np.argmax(left < 1 / NORM_DEVIATION_MAX))
     first = run.layers[run.arrays.batch_norms[0]]
     size, since = fell / math.log(10), int(steps[start])
@@ -127,9 +127,9 @@ def _unnormalized(run: Run) -> Iterator[Finding]:
     )
     severity: Severity = "alarm" if is_far else severity_of(run)
     evidence = (
-        f"{len(off)} of {len(known)} BatchNorms {'is' if len(off) == 1 else 'are'} in evaluation mode, with running "
-        f"statistics that do not fit the batch: the standard deviation of the channels is {times} times their gain "
-        f"(with batch statistics, about 1){harm_of(run)}."
+        f"{len(off)} of {len(known)} BatchNorms {'is' if len(off) == 1 else 'are'} in evaluation mode and use running "
+        f"statistics: the standard deviation of the channels is {times} times their gain (with batch statistics, at "
+        f"most about 1){harm_of(run)}."
     )
     advice = "Call train() on them, or check that their running statistics fit the data."
     size = max(abs(math.log10(share)) for share in off.values())
@@ -311,7 +311,7 @@ def _along_weights(run: Run, scales: Scales) -> Iterator[Finding]:
         return
     evidence = (
         f"the weights of {len(scales.layers)} layers scale a signal by a factor of {factor(each)} per layer, "
-        f"{factor(whole)} in total, and nothing normalizes it{_harm(run)}."
+        f"{factor(whole)} in total, and there is no normalization layer{_harm(run)}."
     )
     yield Finding("", evidence, _initialize(run), "alarm" if whole < 0 else _severity(run), size=abs(whole))
 

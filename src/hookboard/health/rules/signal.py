@@ -163,10 +163,7 @@ def _gates(run: Run, layer: Layer) -> Iterator[Finding]:
     before = next((value for value in reversed(rms) if value > 0), 0.0)
     given = min(1.0, before)
     if reading.moments.rms < SHUT_GATE_RATIO_NOTE * given:
-        evidence = (
-            f"its output has an RMS of {reading.moments.rms:.2g} (the layer before it: {before:.2g}), so hardly any "
-            "signal gets through"
-        )
+        evidence = f"its output has an RMS of {reading.moments.rms:.2g} (the layer before it: {before:.2g})"
         severity: Severity = "alarm" if reading.moments.rms < SHUT_GATE_RATIO_ALARM * given else severity_of(run)
         yield Finding(layer.name, f"{evidence}{harm_of(run)}.", advice, severity, size=0.5)
         return
@@ -263,7 +260,7 @@ def _at_the_end(run: Run, layers: list[Layer], spreads: np.ndarray) -> Finding:
     worst = int(np.argmax(steps))
     is_sudden = steps[worst] >= COLLAPSE_CAUSE_SHARE * steps.sum()
     evidence = (
-        f"the model's outputs differ between samples by only {spreads[-1]:.1g} of their RMS, but those of "
+        f"the outputs of {layers[-1].name} differ between samples by only {spreads[-1]:.1g} of their RMS, but those of "
         f"{layers[top].name} differ by {spreads[top]:.2g}"
     )
     if is_sudden:
