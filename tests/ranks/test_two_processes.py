@@ -264,7 +264,7 @@ def test_maps_are_of_the_forward_of_the_lightning_module_also_where_lightning_re
 def test_a_classifier_that_talks_to_the_other_ranks_has_no_maps_and_one_warning_says_why(headed):
     of_each = [torch.load(headed / f"ddp:collective.{rank}") for rank in range(2)]
     (said,), nothing = [said for said, _ in of_each]
-    assert "this model communicates with the other ranks" in said
+    assert "this model's forward pass communicates with the other ranks" in said
     assert nothing == []
     for mine, theirs in zip(of_each[0][1].values(), of_each[1][1].values(), strict=True):
         assert mine.equal(theirs)
