@@ -30,6 +30,12 @@ def test_the_example_finds_a_rate_that_is_too_large_and_says_nothing_of_a_health
     assert watched(loss_rose, Case("base", "mlp", "mlp", 0)) == []
 
 
+@pytest.mark.trains
+def test_the_monitor_that_reads_code_names_the_loss_that_gets_probabilities():
+    (alarm, *_) = watched("benchmarks.health.reads_code:ReadsCode", Case("plant", "softmax_twice", "mlp", 0))
+    assert (alarm.says, alarm.since) == ("loss_input", 0)
+
+
 @pytest.mark.parametrize("place", ["loss_rose", "nowhere_at_all:Monitor", "benchmarks.health.alarms:Monitor"])
 def test_a_monitor_that_is_not_there_is_said_before_anything_is_trained(place):
     with pytest.raises(ValueError, match=r"give package\.module:factory"):

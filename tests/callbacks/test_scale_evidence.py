@@ -153,7 +153,7 @@ def test_the_outputs_of_shut_gates(tmp_path):
     net[1].bias_ih_l0.data[24:] = -12.0
     model = OfRecurrent(net, CROSS_ENTROPY, rate=1e-9)
     evidence = said(tmp_path, model, series(), "saturated")
-    output, given = numbers("its output has an RMS of # (the layer before it: #)", evidence)
+    output, given = numbers("its output has an RMS of only # (the layer before it: #)", evidence)
     assert output == shortened(rms(model.outputs["net.1"]))
     assert given == shortened(rms(model.given))
 

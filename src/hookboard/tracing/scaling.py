@@ -46,7 +46,7 @@ def unbounded_loss(done: TracedStep) -> Iterator[Finding]:
     yield Finding(
         scaled.op.place.module,
         f"the loss is {scaled.factor:.3g} times the {scaled.op.name} {scaled.op.place}; that error is never "
-        "negative, so a lower loss is a larger error",
+        "negative, so a lower loss means a larger error",
         "remove the minus sign",
         "alarm",
     )

@@ -163,7 +163,7 @@ def _gates(run: Run, layer: Layer) -> Iterator[Finding]:
     before = next((value for value in reversed(rms) if value > 0), 0.0)
     given = min(1.0, before)
     if reading.moments.rms < SHUT_GATE_RATIO_NOTE * given:
-        evidence = f"its output has an RMS of {reading.moments.rms:.2g} (the layer before it: {before:.2g})"
+        evidence = f"its output has an RMS of only {reading.moments.rms:.2g} (the layer before it: {before:.2g})"
         severity: Severity = "alarm" if reading.moments.rms < SHUT_GATE_RATIO_ALARM * given else severity_of(run)
         yield Finding(layer.name, f"{evidence}{harm_of(run)}.", advice, severity, size=0.5)
         return
