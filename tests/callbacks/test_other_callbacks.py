@@ -1,4 +1,4 @@
-"""What other callbacks do with the model is no part of a step, wherever they stand in the list."""
+"""What other callbacks do with the model before or after a batch is no part of a step, wherever they stand."""
 
 import functools
 
@@ -16,14 +16,7 @@ from hookboard import (
     ParameterLogger,
 )
 
-IN_TRAINING = [
-    "on_train_batch_start",
-    "on_before_zero_grad",
-    "on_before_backward",
-    "on_after_backward",
-    "on_before_optimizer_step",
-    "on_train_batch_end",
-]
+IN_TRAINING = ["on_train_batch_start", "on_train_batch_end"]
 IN_VALIDATION = ["on_validation_start", "on_validation_batch_start", "on_validation_batch_end", "on_validation_end"]
 
 

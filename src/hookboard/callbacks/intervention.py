@@ -162,7 +162,8 @@ class Intervention(HookboardCallback[_EditState]):
     def _tag(self, loop: Loop) -> str:
         """Return the tag of the text. The second intervention with the same role has "/2" at the end, and so on."""
         alike = [c for c in loop.callbacks if isinstance(c, Intervention) and c.role == self.role]
-        number = next(i for i, callback in enumerate(alike, 1) if callback is self)
+        # It is none of them if it hides in another object.
+        number = next((i for i, callback in enumerate(alike, 1) if callback is self), 1)
         return f"interventions/{self.role}" + (f"/{number}" if number > 1 else "")
 
     def _description(self, state: StageState) -> str:

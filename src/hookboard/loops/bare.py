@@ -124,11 +124,10 @@ class BareLoop(Loop):
                 until_end.callback(_save, logger)
             until_end.callback(write_rows, self.loggers)
             for callback in self._given:
-                until_end.callback(callback.end_run, self)
+                until_end.callback(callback.call, "end_run", self)
             for callback in self._given:
-                callback.begin_fit(self)
-            for member in self._members:
-                member.begin_training(self)
+                callback.call("begin_fit", self)
+            self._members.call_each("begin_training", self)
             self._listen(until_end)
             yield self
             self._count()
@@ -161,8 +160,7 @@ class BareLoop(Loop):
             return ((optimizer, told, *given[1:]), named) if given else ((optimizer,), {**named, "closure": told})
 
         def before_step(optimizer: Optimizer) -> None:
-            for member in self._members:
-                member.before_optimizer_step(self, optimizer)
+            self._members.call_each("before_optimizer_step", self, optimizer)
 
         def scaled_step(optimizer: Optimizer, *args: Any, **named: Any) -> Any:
             nonlocal is_told
@@ -183,12 +181,10 @@ class BareLoop(Loop):
 
     def _hear_backward(self, backward: Callable[[], None], losses: Sequence[Tensor]) -> None:
         """Run a backward pass, and call the members before and after it, if it is that of one loss."""
-        members = list(self._members) if len(losses) == 1 else []
-        for member in members:
-            member.before_backward(self, losses[0])
+        members = Members(self._members if len(losses) == 1 else ())
+        members.call_each("before_backward", self, *losses)
         backward()
-        for member in members:
-            member.after_backward(self)
+        members.call_each("after_backward", self)
 
     def unobserved(self) -> AbstractContextManager[None]:
         """Return a context in which the callbacks' hooks are off."""

@@ -114,21 +114,21 @@ class HookboardCallback(CallbackMethods[W]):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """See `begin_fit`."""
-        self.begin_fit(TrainerLoop(trainer))
+        self.call("begin_fit", TrainerLoop(trainer))
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """See `begin_evaluation_run`, which does nothing within a fit: there `LastCallback` begins the evaluation."""
-        self.begin_evaluation_run(TrainerLoop(trainer))
+        self.call("begin_evaluation_run", TrainerLoop(trainer))
 
     on_test_start = on_predict_start = on_validation_start
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """End the run, see `break_off`: Lightning does not call `teardown` after a failure."""
-        self.break_off(TrainerLoop(trainer))
+        self.call("break_off", TrainerLoop(trainer))
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """End the run, see `end_run`."""
-        self.end_run(TrainerLoop(trainer))
+        self.call("end_run", TrainerLoop(trainer))
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Append this callback's entry to the checkpoint on rank 0.
@@ -136,13 +136,13 @@ class HookboardCallback(CallbackMethods[W]):
         An error only logs a line. Nothing is saved while the callback takes part in the run of another Trainer.
         """
         loop = TrainerLoop(trainer)
-        if self._ranks is not None:  # rank 0 would wait for those that wait for the checkpoint
-            self._jobs.finish()
-        if loop.is_rank_zero and not self._is_taken(loop):
-            try:
+        try:
+            if self._ranks is not None:  # rank 0 would wait for those that wait for the checkpoint
+                self._jobs.finish()
+            if loop.is_rank_zero and not self._is_taken(loop):
                 save(self._entry(loop), checkpoint)
-            except Exception as error:  # the user's checkpoint is written all the same
-                alert(f"the state of {self._name} was not saved in the checkpoint ({type(error).__name__}: {error})")
+        except Exception as error:  # the user's checkpoint is written all the same
+            alert(f"the state of {self._name} was not saved in the checkpoint ({type(error).__name__}: {error})")
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Keep the checkpoint's entries until the training starts: some strategies load it after `on_fit_start`."""
@@ -151,7 +151,26 @@ class HookboardCallback(CallbackMethods[W]):
             # Lightning's learning rate finder saves and loads a checkpoint of its own, which has no entries yet.
             self._loaded = checkpoint.get(KEY, [] if self._loaded is None else self._loaded)
 
-    # The methods that a loop calls.
+    # The methods that a loop calls, by `call`.
+
+    def call(self, method: str, *given: Any) -> None:
+        """Call one of the methods below; a fault in it ends what this callback measures, with one warning, not the run.
+
+        Raises:
+            ValueError: the configuration does not fit the model.
+            Exception: any error of a callback that may stop the run.
+        """
+        is_start, was_live = method in ("begin_fit", "begin_evaluation_run"), bool(self._live)
+        try:
+            getattr(self, method)(*given)
+        except Exception as error:
+            if self.may_stop_the_run or (is_start and isinstance(error, ValueError)):
+                raise
+            for state in list(self._live.values()):
+                with suppress(Exception):
+                    self._drop(state)
+            if is_start or was_live:
+                warn_switched_off(self._name, error)
 
     def begin_fit(self, loop: Loop) -> None:
         """Join a training run: select the modules, and attach the hooks of training and validation.
@@ -280,12 +299,6 @@ class HookboardCallback(CallbackMethods[W]):
         if state is not None and state.is_due and state.sees_steps:
             self._do(state, "before the optimizer step", self._before_optimizer_step, loop, state, optimizer)
 
-    @property
-    def is_observing(self) -> bool:
-        """True while a training batch is measured."""
-        state = self._live.get("train")
-        return state is not None and state.is_due
-
     def observe(self, on: bool) -> None:
         """Switch the hooks of the running batch on or off, see `StageState.observe`."""
         for state in list(self._live.values()):
@@ -379,9 +392,14 @@ class HookboardCallback(CallbackMethods[W]):
                 if stage in running:
                     loggers, layout = Loggers(loop.loggers, self._name), dict(loop.model.named_modules())
                     state = self.state_class(stage, decision.every_n_steps, loggers, selection, layout, said)
-                    self._prepare(loop, state)
-                    self._live[stage] = state
-                    self._attach(loop, state)
+                    self._do(state, "at the start of the run", self._open_stage, loop, state)
+                    if state.has_fault:
+                        break
+
+    def _open_stage(self, loop: Loop, state: W) -> None:
+        self._prepare(loop, state)
+        self._live[state.stage] = state
+        self._attach(loop, state)
 
     def _connect_ranks(self, loop: Loop) -> bool:
         """Connect the ranks if they merge what they measure; warn and return False if they cannot be connected."""

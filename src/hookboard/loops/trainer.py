@@ -139,15 +139,8 @@ class TrainerLoop(Loop):
                     self.trainer.callbacks = rest  # type: ignore[attr-defined]  # as above
 
 
-IN_THE_MIDDLE = ("on_before_backward", "on_after_backward", "on_before_optimizer_step", "on_before_zero_grad")
-"""The hooks that Lightning calls in the middle of a training batch."""
-
-
 class Members(list[Any]):
     """The `HookboardCallback`s that take part in a run; untyped, because `callback.py` imports this file."""
-
-    heard: frozenset[str] = frozenset()
-    """Hooks in `IN_THE_MIDDLE` that other people's callbacks implement; empty while no member measures the batch."""
 
     def begin_batch(self, loop: Loop, stage: str, *batch: Any) -> None:
         """Call `begin_batch` of each member; first of those that change tensors, so that others measure the change.
@@ -160,7 +153,7 @@ class Members(list[Any]):
         for changes_tensors in (True, False):
             for member in self:
                 if member.changes_tensors is changes_tensors:
-                    member.begin_batch(loop, stage, *batch)
+                    member.call("begin_batch", loop, stage, *batch)
 
     def leave_batch(self, loop: Loop) -> None:
         """Call `leave_batch` of each member; before a training batch, also `write_rows` for the steps that are over.
@@ -168,7 +161,7 @@ class Members(list[Any]):
         A step is over when its validation is, and when no member still has a job of it or of an earlier one.
         """
         for member in self:
-            member.leave_batch()
+            member.call("leave_batch")
         if loop.stage == "train":
             write_rows(loop.loggers, min([loop.logged_step, *(member._jobs.first_step for member in self)]))
 
@@ -176,58 +169,28 @@ class Members(list[Any]):
         """Call this method of each member; at the end of the training and of the run, also call `write_rows`."""
         try:
             for member in list(self):  # a copy: `end_run` takes members off the list
-                getattr(member, method)(loop, *args)
+                member.call(method, loop, *args)
         finally:
             if method in ("end_training", "end_run", "break_off"):
                 write_rows(loop.loggers)
 
-    def listen(self, loop: Loop) -> None:
-        """Set `heard` to the hooks in IN_THE_MIDDLE that other people's callbacks have; empty if no member measures."""
-        self.heard = frozenset()
-        for member in self:
-            if member.is_observing:
-                self.heard = frozenset(
-                    hook
-                    for each in loop.callbacks
-                    if not type(each).__module__.startswith("hookboard.")
-                    for hook in IN_THE_MIDDLE
-                    if getattr(type(each), hook) is not getattr(Callback, hook) or hook in vars(each)
-                )
-                return
-
-    def observe(self, on: bool) -> None:
-        """Switch the members' hooks on modules on or off: off while other callbacks run in the middle of a batch."""
-        for member in self:
-            member.observe(on)
-
     @contextmanager
     def unobserved(self) -> Iterator[None]:
         """Switch the members' hooks on modules and gradients off inside the context."""
-        self.observe(False)
+        for member in self:
+            member.observe(False)
         try:
             yield
         finally:
-            self.observe(True)
+            for member in self:
+                member.observe(True)
 
 
-def _for_each_member(method: str, *, then_off: str = "") -> Any:
-    """Make a hook of Lightning that calls this method of each member with the loop.
+def _for_each_member(method: str, passes: int = 0) -> Any:
+    """Make a hook of Lightning that calls this method of each member with the loop and so many of its arguments."""
 
-    Args:
-        method: a method of `HookboardCallback`; "" for none.
-        then_off: the name of a hook in the middle of a batch. The method also gets the arguments of the hook; then the
-            members' hooks on modules are switched off if another callback implements this hook too.
-    """
-
-    def hook(self: "FirstCallback", trainer: Trainer, pl_module: LightningModule, *args: Any, **named: Any) -> None:
-        loop = TrainerLoop(trainer)
-        if not then_off:
-            self.members.call_each(method, loop)
-            return
-        for member in list(self.members) if method else ():
-            getattr(member, method)(loop, *args, **named)
-        if then_off in self.members.heard:
-            self.members.observe(False)
+    def hook(self: Any, trainer: Trainer, pl_module: LightningModule, *args: Any, **named: Any) -> None:
+        self.members.call_each(method, TrainerLoop(trainer), *args[:passes])
 
     return hook
 
@@ -244,10 +207,9 @@ class FirstCallback(Callback):
     """
 
     on_train_start = _for_each_member("begin_training")
-    on_before_backward = _for_each_member("before_backward", then_off="on_before_backward")
-    on_after_backward = _for_each_member("after_backward", then_off="on_after_backward")
-    on_before_optimizer_step = _for_each_member("before_optimizer_step", then_off="on_before_optimizer_step")
-    on_before_zero_grad = _for_each_member("", then_off="on_before_zero_grad")
+    on_before_backward = _for_each_member("before_backward", passes=1)
+    on_after_backward = _for_each_member("after_backward")
+    on_before_optimizer_step = _for_each_member("before_optimizer_step", passes=1)
     on_train_epoch_end = _for_each_member("end_epoch")  # a batch that an early end left open gets no `_end_batch`
     on_train_end = _for_each_member("end_training")
     on_validation_end = on_test_end = on_predict_end = _for_each_member("end_evaluation")
@@ -270,8 +232,7 @@ class FirstCallback(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any, **named: Any) -> None:
         """Call `end_batch` of each member, before other callbacks are called."""
-        loop = TrainerLoop(trainer)
-        self.members.call_each("end_batch", loop, "train")
+        self.members.call_each("end_batch", TrainerLoop(trainer), "train")
         self._stay_first(trainer)
 
     def on_validation_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any, **named: Any) -> None:
@@ -289,7 +250,7 @@ class FirstCallback(Callback):
     def _stay_first(self, trainer: Trainer) -> None:
         """Move to the front, and `last` to the end, if callbacks were added; it holds from Lightning's next hook on."""
         given = TrainerLoop(trainer).callbacks
-        if given[0] is not self or given[-1] is not self.last:
+        if not given or given[0] is not self or given[-1] is not self.last:
             others = [each for each in given if each is not self and each is not self.last]
             trainer.callbacks = [self, *others, self.last]  # type: ignore[attr-defined]  # set outside its __init__
 
@@ -304,34 +265,16 @@ class LastCallback(Callback):
     def __init__(self, members: Members) -> None:
         self.members = members
 
+    on_validation_start = _for_each_member("begin_evaluation")  # outside of a fit, the members begin it themselves
+
     def on_train_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, *rest: Any
-    ) -> None:
-        """Call `begin_batch` of each member, then `listen`, to learn which batch hooks other callbacks implement."""
-        loop = TrainerLoop(trainer)
-        self.members.begin_batch(loop, "train", batch, batch_idx, 0)
-        self.members.listen(loop)
-
-    def on_before_backward(self, *args: Any, **named: Any) -> None:
-        """Switch the members' hooks on modules on again, if they were switched off while other callbacks ran."""
-        if self.members.heard:
-            self.members.observe(True)
-
-    on_after_backward = on_before_optimizer_step = on_before_zero_grad = on_before_backward
-
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Call `begin_evaluation` of each member, within a fit. Outside of a fit, the members do so themselves."""
-        for member in self.members:
-            member.begin_evaluation(TrainerLoop(trainer))
-
-    def on_validation_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         """Call `begin_batch` of each member."""
         loop = TrainerLoop(trainer)
         self.members.begin_batch(loop, loop.stage, batch, batch_idx, dataloader_idx)
 
-    on_test_batch_start = on_predict_batch_start = on_validation_batch_start
+    on_validation_batch_start = on_test_batch_start = on_predict_batch_start = on_train_batch_start
 
 
 _SET_BY_LIGHTNING = ("log", "log_dict")

@@ -1,0 +1,100 @@
+"""No fault of ours reaches the training, at whatever point a loop calls us; others' callbacks may be of any class."""
+
+from unittest.mock import Mock
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+from toys import Toy, batches, fit, hooked, mlp
+
+from hookboard import ActivationLogger, HealthMonitor, HookboardWarning, Intervention, Scale, watch
+
+CALLED = [
+    "begin_fit",
+    "begin_training",
+    "begin_batch",
+    "before_backward",
+    "after_backward",
+    "before_optimizer_step",
+    "end_batch",
+    "leave_batch",
+    "begin_evaluation",
+    "end_evaluation",
+    "end_epoch",
+    "end_training",
+    "end_run",
+]
+
+
+def fails(*args, **named):
+    raise RuntimeError("a fault of ours")
+
+
+def faults(said):
+    return sum(issubclass(one.category, HookboardWarning) for one in said)
+
+
+@pytest.mark.parametrize("method", [*CALLED, "_attach", "_prepare", "_wants"])
+def test_a_fault_at_any_point_is_said_once_and_ends_no_fit(tmp_path, monkeypatch, method):
+    callback, model = HealthMonitor(every_n_steps=1), Toy(mlp())
+    monkeypatch.setattr(callback, method, fails)
+    with pytest.warns(HookboardWarning, match="HealthMonitor.*switched off.*a fault of ours") as said:
+        run = fit(tmp_path, model, batches(4, 4, 4), callback, limit_val_batches=1)
+    assert (run.global_step, faults(said)) == (3, 1)
+    assert hooked(model) == []
+    assert torch.overrides._get_current_function_mode_stack() == []
+
+
+@pytest.mark.parametrize("method", [*(each for each in CALLED if "evaluation" not in each), "_attach", "_prepare"])
+def test_a_fault_at_any_point_is_said_once_and_ends_no_loop_of_ones_own(monkeypatch, method):
+    callback, net = HealthMonitor(every_n_steps=1, audit=False), mlp()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    monkeypatch.setattr(callback, method, fails)
+
+    def train():
+        with watch(net, optimizer, callback) as run:
+            for batch in batches(4, 4, 4):
+                with run.step(batch):
+                    net(batch).square().mean().backward()
+                    optimizer.step()
+
+    with pytest.warns(HookboardWarning, match="a fault of ours") as said:
+        train()
+    assert faults(said) == 1
+    assert torch.overrides._get_current_function_mode_stack() == []
+
+
+class Proxy:
+    """Has all attributes of another callback, and is of no class of Lightning's."""
+
+    def __init__(self, inner):
+        self._inner = inner
+
+    def __getattr__(self, name):
+        return getattr(self._inner, name)
+
+
+@pytest.mark.parametrize("other", [Mock(spec=Callback, **{"state_dict.return_value": {}}), Proxy(Callback())])
+def test_another_callback_may_be_of_any_class(other):
+    run = fit(None, Toy(mlp()), batches(4, 4), other, HealthMonitor(every_n_steps=1))
+    assert run.global_step == 2
+
+
+@pytest.mark.parametrize("kind", [HealthMonitor, lambda: Intervention(Scale(0.5), "net.0")])
+def test_ours_may_be_given_behind_another_object(tmp_path, kind):
+    run = fit(tmp_path, Toy(mlp()), batches(4, 4), Proxy(kind()))
+    assert run.global_step == 2
+
+
+def test_all_callbacks_may_be_taken_away_in_a_fit():
+    class TakesAll(Callback):
+        def on_train_batch_start(self, trainer, *args):
+            trainer.callbacks = []
+
+    run = fit(None, Toy(mlp()), batches(4, 4), TakesAll(), HealthMonitor())
+    assert run.global_step == 2
+
+
+def test_a_wrong_configuration_still_ends_a_fit_at_its_start():
+    with pytest.raises(ValueError, match=r"ActivationLogger: .*nett"):
+        fit(None, Toy(mlp()), batches(4), ActivationLogger("nett"))
