@@ -55,6 +55,18 @@ def test_an_unknown_name_is_an_error_that_quotes_it():
 
 
 @pytest.mark.spawns
+def test_an_import_draws_no_random_number():
+    code = """
+import random, sys, numpy, torch
+states = [random.getstate, lambda: str(numpy.random.get_state()), lambda: torch.get_rng_state().tolist()]
+before = [one() for one in states]
+from hookboard import HealthMonitor
+sys.exit(before != [one() for one in states])
+"""
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.spawns
 def test_a_folder_that_is_imported_first_has_the_compiled_kernel(statuses):
     pytest.importorskip("hookboard.measure._native", reason="there is no C compiler")
     assert statuses["measure"] == 0

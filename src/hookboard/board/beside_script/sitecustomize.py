@@ -69,20 +69,18 @@ def wrap(module: ModuleType, kind: str, method: str, act: str) -> None:
 
 
 def _imported(name: str) -> ModuleType:
-    """Import a module of ours, and leave random numbers and the environment of the script as they were.
+    """Import a module of ours, and leave the environment of the script as it was: Lightning sets a variable.
 
-    With hookboard comes Lightning, which sets an environment variable, and with that comes rich, which draws from
-    Python's random numbers. Filters of warnings stay: the modules of torch that come along have set some too.
+    Filters of warnings stay: the modules of torch that come along have set some too.
     """
     if name in sys.modules:
         return sys.modules[name]
-    import random
-
-    drawn, environment = random.getstate(), dict(os.environ)
+    environment = dict(os.environ)
     try:
+        from hookboard import callbacks  # noqa: F401  # imported like this, it leaves random numbers as they were
+
         return importlib.import_module(name)
     finally:
-        random.setstate(drawn)
         for key in os.environ.keys() - environment.keys():
             del os.environ[key]
 
