@@ -7,7 +7,6 @@ import json
 import os
 import sys
 import threading
-import warnings
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
@@ -21,7 +20,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from hookboard.base.messages import inform, warn
+from hookboard.base.messages import inform, silent, warn
 from hookboard.base.rule_texts import more_on
 from hookboard.callbacks.health_monitor import HealthMonitor
 from hookboard.health import rules_of
@@ -143,18 +142,11 @@ class _LoopReader:
 
     def _at_forward(self, act: Callable[[nn.Module], None]) -> None:
         """Have a function called before each forward pass that is not compiled, without torch's warning of that."""
-        warnings.filterwarnings("ignore", _COMPILED)
-        silent = warnings.filters[0]
-
-        def restore() -> None:
-            with suppress(ValueError):  # the script may have taken it away
-                warnings.filters.remove(silent)  # type: ignore[attr-defined]  # a list
-
         def before(module: nn.Module, args: Any) -> None:
             if not torch.compiler.is_compiling():
                 act(module)
 
-        self._until_end.callback(restore)
+        self._until_end.enter_context(silent(_COMPILED))
         self._until_end.callback(register_module_forward_pre_hook(before).remove)
 
     def give_up(self) -> None:
