@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.tensorboard import SummaryWriter
 from toys import ALWAYS, batches, mlp
 
-from hookboard import ActivationLogger, GradientLogger, HealthMonitor, for_transformers
+from hookboard import ActivationLogger, GradientLogger, HealthMonitor, HookboardWarning, for_transformers
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
@@ -129,6 +129,16 @@ def test_a_trainer_of_sequences_to_sequences_is_watched(tmp_path):
     ).train()
     assert {reading.site.name for reading in logger.readings} == {"encoder.block.0"}
     assert sorted({step for step, _ in logged(tmp_path / "hookboard")}) == [0, 1]
+
+
+def test_training_goes_on_where_the_folder_cannot_be_made(tmp_path):
+    (tmp_path / "hookboard").write_text("a file")
+    monitor = HealthMonitor(every_n_steps=1)
+    run = trainer(tmp_path, Model(mlp()), batches(4, 4), for_transformers(monitor))
+    with pytest.warns(HookboardWarning, match="writing to TensorBoard is switched off.*FileExistsError"):
+        run.train()
+    assert run.state.global_step == 2
+    assert monitor._run.seen
 
 
 def test_steps_go_on_after_a_resume(tmp_path):

@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils.tensorboard import SummaryWriter
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from hookboard.base.messages import warn_switched_off
 from hookboard.loops.bare import BareLoop, loggers_in
 from hookboard.loops.callback import HookboardCallback
 
@@ -59,7 +60,11 @@ class TransformersCallback(TrainerCallback):
     def _writer(self, args: TrainingArguments, state: TrainerState) -> list[Any]:
         if not state.is_world_process_zero:
             return []
-        writer = SummaryWriter(os.path.join(args.output_dir or "", "hookboard"))
+        try:
+            writer = SummaryWriter(os.path.join(args.output_dir or "", "hookboard"))
+        except OSError as error:  # a file of this name, or a disk that is full or only read
+            warn_switched_off("writing to TensorBoard", error)
+            return []
         self._until_end.callback(writer.close)
         return loggers_in(writer)
 
