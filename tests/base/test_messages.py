@@ -11,10 +11,23 @@ import pytest
 import torch
 from toys import mlp
 
-from hookboard import HookboardWarning, capture
+from hookboard import GradientLogger, HealthMonitor, HookboardWarning, capture
 from hookboard.base import messages
 from hookboard.measure import module_tap
 from hookboard.tracing import RULES
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        (lambda: HealthMonitor(stop_on="nan"), "did you mean 'nonfinite'"),
+        (lambda: HealthMonitor(rules="*dead_unit*z"), "did you mean 'dead_units'"),
+        (lambda: GradientLogger(statistics="update_ratio"), "'update_ratio' is a statistic of ParameterLogger"),
+    ],
+)
+def test_what_is_called_otherwise_or_elsewhere_is_named(given, meant):
+    with pytest.raises(ValueError, match=meant):
+        given()
 
 
 def test_of_many_names_none_is_listed_where_one_is_meant_and_few_where_none_is():

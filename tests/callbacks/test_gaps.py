@@ -8,7 +8,16 @@ import torch
 from torch import nn
 from toys import Toy, batches, fit, mlp
 
-from hookboard import ActivationLogger, GradientLogger, ParameterLogger
+from hookboard import (
+    ActivationLogger,
+    GradientLogger,
+    HealthMonitor,
+    Intervention,
+    KernelLogger,
+    ParameterLogger,
+    Scale,
+    watch,
+)
 
 SAID = "hookboard"
 
@@ -184,6 +193,34 @@ class Layers(nn.Module):
 def test_a_pattern_names_no_module_that_was_measured_or_not_selected(tmp_path, modules, named):
     said = said_in(lambda: fit(tmp_path, Toy(Layers()), batches(4), ActivationLogger(modules)))
     assert [line.split(": ")[0].removeprefix("  - ") for text in said for line in text.split("\n")[1:]] == named
+
+
+@pytest.mark.parametrize("kind", [ActivationLogger, HealthMonitor, KernelLogger])
+def test_a_trainer_that_logs_in_no_step_is_said_when_the_fit_starts(tmp_path, kind, monkeypatch):
+    lines = []
+    for name in ("callback", "callback_methods"):
+        monkeypatch.setattr(f"hookboard.loops.{name}.inform", lambda text: lines.append((text, callback._live != {})))
+    callback, net = kind(), nn.Sequential(nn.Unflatten(1, (1, 2, 2)), nn.Conv2d(1, 3, 2))
+    fit(tmp_path, Toy(net), batches(4, 4), callback, log_every_n_steps=0)
+    said = f"{kind.__name__} {kind.verb} no training step: log_every_n_steps is 0. Pass every_n_steps."
+    assert lines == [(said, True)]
+
+
+def test_a_loop_that_tells_no_batch_is_told_what_to_call(tmp_path, monkeypatch):
+    lines, net = [], mlp()
+    monkeypatch.setattr("hookboard.callbacks.numbers.inform", lines.append)
+    with watch(net, torch.optim.SGD(net.parameters(), 0.1), HealthMonitor()):
+        net(batches(4)[0]).sum().backward()
+    assert lines == ["HealthMonitor measured nothing in train: no batch was trained inside `run.step`."]
+
+
+def test_attention_that_is_not_found_is_that_of_the_model(tmp_path):
+    said = said_in(lambda: fit(tmp_path, Toy(mlp()), batches(4), ActivationLogger(roles="attention_entropy")))
+    assert "- the model: attention_entropy: no call to scaled_dot_product_attention" in said[0]
+
+
+def test_a_logger_that_lightning_has_put_there_for_fast_dev_run_is_not_written_to():
+    fit(None, Toy(mlp()), batches(4), Intervention(Scale(0.5), "net.0"), fast_dev_run=True, logger=True)
 
 
 @pytest.mark.parametrize(

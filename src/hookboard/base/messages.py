@@ -137,11 +137,13 @@ def closest(given: str, valid: Iterable[str]) -> list[str]:
     """Return up to three of the valid names that resemble `given`, best first; [] if none does.
 
     A dotted name is also compared by its last part, so that `layr1` finds `backbone.layer1`; last come names that
-    contain `given`. Very long names, which take seconds to compare, are skipped.
+    contain `given`. Stars of patterns are left out. Very long names, which take seconds to compare, are skipped.
 
     >>> closest("encoder.layr1", ["encoder.layer1", "encoder.layer2", "head"])
     ['encoder.layer1', 'encoder.layer2']
     """
+    given = given.replace("*", "")
+    given = "nonfinite" if given in ("nan", "NaN", "inf") else given
     if len(given) > MAX_COMPARED_CHARS:
         return []
     tails = {name: name.rpartition(".")[2] for name in valid if len(name) <= MAX_COMPARED_CHARS}

@@ -142,6 +142,7 @@ class _LoopReader:
 
     def _at_forward(self, act: Callable[[nn.Module], None]) -> None:
         """Have a function called before each forward pass that is not compiled, without torch's warning of that."""
+
         def before(module: nn.Module, args: Any) -> None:
             if not torch.compiler.is_compiling():
                 act(module)

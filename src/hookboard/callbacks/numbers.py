@@ -15,7 +15,7 @@ from hookboard.callbacks.layer_news import LayerNews
 from hookboard.callbacks.loss_scale import LossScale
 from hookboard.callbacks.measurement_state import MeasurementState, MissingSites, channels_in
 from hookboard.callbacks.weights import Part, measure_gradients, measure_weights
-from hookboard.loops import HookboardCallback, Loop, StageState, names_in
+from hookboard.loops import HookboardCallback, Loop, StageState, names_in, why_no_step
 from hookboard.measure import (
     DERIVED,
     AttentionWatch,
@@ -237,13 +237,10 @@ class SiteLogger(HookboardCallback[V]):
 
     def _end_training(self, loop: Loop, state: V) -> None:
         """Log a line if nothing was measured in this stage during the whole fit."""
-        if state.gaps_are_named:
+        if state.gaps_are_named or (state.stage == "train" and not state.every_n_steps):
             return
-        if state.stage == "train":
-            steps = loop.logged_step
-            why = f"the fit took {steps} steps, but every_n_steps is {state.every_n_steps}"
-        else:
-            why = f"the fit ran no {state.stage} loop after its start"
+        no_loop = f"the fit ran no {state.stage} loop after its start"
+        why = why_no_step(loop, state.every_n_steps) if state.stage == "train" else no_loop
         inform(f"{self._name} measured nothing in {state.stage}: {why}.")
 
     def _follow_weights(self, model: nn.Module, state: V) -> None:

@@ -12,7 +12,7 @@ from hookboard.base.eager import run_eagerly
 from hookboard.base.jobs import Steps, then
 from hookboard.base.messages import inform, rank_zero_warn
 from hookboard.images import Picture
-from hookboard.loops import HookboardCallback, Loop, StageState, is_due
+from hookboard.loops import HookboardCallback, Loop, StageState, is_due, why_no_step
 from hookboard.measure import Taps
 from hookboard.model.sites import Stage
 from hookboard.writers import Entry
@@ -174,11 +174,8 @@ class PictureLogger(HookboardCallback[PictureState]):
 
     def _end_training(self, loop: Loop, state: PictureState) -> None:
         """Log a line if the fit was too short for pictures."""
-        if state.stage == "train" and state.is_first:
-            inform(
-                f"{self._name} showed nothing: the fit took {loop.logged_step} steps, but every_n_steps is "
-                f"{state.every_n_steps}."
-            )
+        if state.stage == "train" and state.is_first and state.every_n_steps:
+            inform(f"{self._name} showed nothing: {why_no_step(loop, state.every_n_steps)}.")
 
     def _source(self, state: PictureState) -> str:
         """Return the name of the batch that is shown, for captions: "validation batch 0" or "training batch"."""

@@ -5,7 +5,7 @@ It also keeps errors away from training (`callback.py`), and saves the state of 
 
 from hookboard.loops.bare import BareLoop, watch
 from hookboard.loops.callback import HookboardCallback
-from hookboard.loops.callback_methods import NothingToShowError
+from hookboard.loops.callback_methods import NothingToShowError, why_no_step
 from hookboard.loops.giving import give_to_lightning, give_to_transformers
 from hookboard.loops.hugging_face import for_transformers
 from hookboard.loops.loop import Loop
@@ -25,4 +25,5 @@ __all__ = [
     "listed_gaps",
     "names_in",
     "watch",
+    "why_no_step",
 ]

@@ -159,7 +159,7 @@ class BareLoop(Loop):
 
             return ((optimizer, told, *given[1:]), named) if given else ((optimizer,), {**named, "closure": told})
 
-        @torch.compiler.disable  # compiled, it would be traced, with warnings
+        @torch.compiler.disable  # type: ignore[untyped-decorator]  # compiled, it would be traced, with warnings
         def before_step(optimizer: Optimizer) -> None:
             self._members.call_each("before_optimizer_step", self, optimizer)
 

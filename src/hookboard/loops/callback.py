@@ -181,6 +181,9 @@ class HookboardCallback(CallbackMethods[W]):
         if self._adopt(loop):
             loop.join(self)
             self._start(loop, {"train", "validate"})
+            training = self._live.get("train")
+            if training is not None and not training.every_n_steps and hasattr(self, "every_n_steps"):
+                inform(f"{self._name} {self.verb} no training step: log_every_n_steps is 0. Pass every_n_steps.")
             inform_of_many_tags(self)
             warn_of_equal_tags(self, loop)
 

@@ -204,6 +204,13 @@ class CallbackMethods(Generic[W], Callback, ABC):
         """Called before the hooks of a stage are removed, also after an error. All jobs are done. Must not raise."""
 
 
+def why_no_step(loop: Loop, every_n_steps: int) -> str:
+    """Return why no training step of a fit was measured, as a clause."""
+    if loop.trainer is None and not loop.logged_step:
+        return "no batch was trained inside `run.step`"
+    return f"the fit took {loop.logged_step} steps, but every_n_steps is {every_n_steps}"
+
+
 MAX_SILENT_TAGS = 2000
 """Maximum number of tags of one callback that are written without a line about it (a choice)."""
 

@@ -156,7 +156,7 @@ def listed_gaps(gaps: Iterable[tuple[str, Role, str]], among: Iterable[str] = ()
     among, causes = list(among), dict[str, list[str]]()
     for name, role, cause in gaps:
         causes.setdefault(f"{role}: {cause}", []).append(name)
-    return "".join(f"\n  - {folded(names, among)}: {cause}" for cause, names in causes.items())
+    return "".join(f"\n  - {folded(names, among) or 'the model'}: {cause}" for cause, names in causes.items())
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ class TrainerLoop(Loop):
     model = _asked("trainer.lightning_module")
     device = _asked("trainer.lightning_module.device")
     optimizers = _asked("trainer.optimizers")
-    loggers = _asked("trainer.loggers")
+    loggers = _asked(lambda loop: [] if loop.trainer.fast_dev_run else loop.trainer.loggers)  # that swallow all
     callbacks = _asked("trainer.callbacks")
 
     # `global_step` counts every optimizer's step, and has already moved on when a batch ends.

@@ -77,8 +77,7 @@ def _imported(name: str) -> ModuleType:
         return sys.modules[name]
     environment = dict(os.environ)
     try:
-        from hookboard import callbacks  # noqa: F401  # imported like this, it leaves random numbers as they were
-
+        _ = importlib.import_module("hookboard").callbacks  # imported like this, it leaves random numbers as they were
         return importlib.import_module(name)
     finally:
         for key in os.environ.keys() - environment.keys():
