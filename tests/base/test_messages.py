@@ -1,5 +1,6 @@
 """Messages hold wherever they come: in a run, and at a prompt."""
 
+import contextlib
 import io
 import linecache
 import logging
@@ -9,6 +10,7 @@ import warnings
 
 import pytest
 import torch
+import tqdm
 from toys import mlp
 
 from hookboard import GradientLogger, HealthMonitor, HookboardWarning, capture
@@ -49,6 +51,18 @@ def test_a_line_is_shown_once_however_logging_is_set_up(setting_up):
     code = f"import logging; {setting_up}; from hookboard.base.messages import alert; alert('one line')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert done.stderr.count("one line") == 1
+
+
+def test_a_line_does_not_begin_within_a_bar():
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    logging.getLogger("lightning.pytorch").addHandler(handler)
+    with tqdm.tqdm(total=2, file=sys.stdout, mininterval=0, ascii=True) as bar, contextlib.redirect_stdout(stream):
+        bar.fp = stream
+        bar.update()
+        messages.alert("a line")
+    logging.getLogger("lightning.pytorch").removeHandler(handler)
+    assert "hookboard: a line" in stream.getvalue().replace("\r", "\n").split("\n")
 
 
 def test_a_line_reaches_each_handler_that_its_level_asks_for():

@@ -79,7 +79,7 @@ def python(python, tmp_path):
         (tmp_path / name).write_text(textwrap.dedent(text))
         bare = [python, "-c", WARM, python] if is_warm else [sys.executable]
         start = bare if options is None else [sys.executable, "-m", "hookboard", "run", *options]
-        command = [*start, *([] if "-m" in (options or ()) else [name]), *given]
+        command = [*start, *([] if any(one.startswith("-m") for one in options or ()) else [name]), *given]
         env = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
         return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300, check=False)
 
@@ -198,6 +198,45 @@ def test_verdicts_of_processes_that_lightning_has_started_are_written_too(python
     )
     python(text, options=JSON)
     assert verdicts(tmp_path)[0] == ("alarm", "loss_input")
+
+
+LOOP = f"""{NET}
+def train():
+    optimizer = torch.optim.Adam(net.parameters(), 1e-2)
+    for _ in range(3):
+        nn.functional.cross_entropy(net(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+def test_what_a_loop_has_shown_is_written_though_the_script_ends_at_once(python, tmp_path):
+    python(f"{LOOP}\nimport os\ntrain()\nos._exit(0)", options=JSON)
+    assert verdicts(tmp_path) == [("alarm", "loss_input")]
+
+
+def test_another_python_that_a_script_runs_is_as_without_us(python, tmp_path):
+    (tmp_path / "child.py").write_text(f"{LOOP}\ntrain()\nprint('trained', file=sys.stderr)")
+    text = """
+    import subprocess, sys
+    print(subprocess.run([sys.executable, "child.py"], capture_output=True, text=True))
+    """
+    assert python(text, options=[]).stdout.endswith("stderr='trained\\n')\n")
+
+
+def test_processes_of_multiprocessing_and_of_launchers_are_watched(python, tmp_path):
+    spawns = f"""{LOOP}
+if __name__ == "__main__":
+    import torch.multiprocessing
+    process = torch.multiprocessing.get_context("spawn").Process(target=train)
+    process.start()
+    process.join()
+"""
+    python(spawns, options=JSON)
+    assert verdicts(tmp_path) == [("alarm", "loss_input")]
+    run = python(f"{LOOP}\ntrain()", options=[*JSON, "-mtorch.distributed.run", "--nproc-per-node=1", "train.py"])
+    assert verdicts(tmp_path) == [("alarm", "loss_input")]
+    assert "nothing was watched" not in run.stderr
 
 
 def test_the_processes_of_a_script_know_how_often_to_measure(python):

@@ -1,6 +1,7 @@
 """What `hookboard run` adds inside the script: in this process, each part by itself."""
 
 import contextlib
+import json
 import threading
 import warnings
 
@@ -137,6 +138,32 @@ def test_networks_that_no_module_holds_together_are_not_read(reader, caplog):
     steps(lambda x: second(first(x)), optimizer)
     assert reader.found is None
     assert "no single module holds all trained parameters" in caplog.text
+    assert "model = nn.ModuleList([encoder, head])" in caplog.text
+
+
+def test_a_model_that_is_never_in_training_mode_is_said(reader, caplog):
+    net = nn.Linear(4, 3).eval()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    reader.wait(optimizer)
+    steps(net, optimizer)
+    reader.end()
+    assert "no training step was inspected because the model was never in training mode" in caplog.text
+
+
+def test_what_was_found_is_written_before_the_script_ends_and_optimizers_are_not_kept(reader, options, tmp_path):
+    options["json"], net = str(tmp_path / "found.json"), nn.Sequential(nn.Linear(4, 3), nn.Softmax(1))
+    (tmp_path / "found.json").write_text("[]")
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    reader.wait(optimizer)
+    script_reader, script._reader = script._reader, reader
+    try:
+        steps(net, optimizer)
+    finally:
+        script._reader = script_reader
+    assert [one["rule"] for one in json.loads((tmp_path / "found.json").read_text())] == ["loss_input"]
+    for _ in range(9):
+        reader.wait(torch.optim.SGD(net.parameters(), 0.1))
+    assert reader._optimizers == []
 
 
 def modes():

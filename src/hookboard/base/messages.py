@@ -4,10 +4,11 @@ import difflib
 import logging
 import os
 import re
+import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import TypeVar
 
 from hookboard.base.prompts import file_name
@@ -104,8 +105,11 @@ def _log(level: int, text: str) -> None:
     while one is not None:
         asked |= {id(getattr(each, "stream", None) or each): each for each in one.handlers if level >= each.level}
         one = one.parent if one.propagate else None
-    for handler in asked.values():
-        handler.handle(record)
+    # Bars of tqdm are taken away from the line meanwhile.
+    beside = getattr(getattr(sys.modules.get("tqdm"), "tqdm", None), "external_write_mode", None)
+    with beside(nolock=True) if beside else nullcontext():
+        for handler in asked.values():
+            handler.handle(record)
     if not asked:
         logger.callHandlers(record)  # which shows warnings where there is no handler at all
 

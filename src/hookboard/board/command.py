@@ -50,6 +50,10 @@ def main(given: Sequence[str] | None = None) -> int:
         SystemExit: the arguments are wrong, or ask for help.
     """
     made = parser()
+    given = list(sys.argv[1:] if given is None else given)
+    place = next((i for i, one in enumerate(given) if one.startswith("-m") and one != "-m"), 0)
+    if place and given[0] == "run" and not made.parse_args(given[:place]).script:
+        given[place : place + 1] = ["-m", given[place][2:]]  # as Python takes it too
     arguments = made.parse_args(given)
     if arguments.command is None:
         made.print_help(sys.stderr)
@@ -132,7 +136,7 @@ def _run(arguments: argparse.Namespace) -> int:
         "json": arguments.json and str(arguments.json.resolve()),
     }
     os.environ["HOOKBOARD_RUN"] = json.dumps(options)
-    os.environ["HOOKBOARD_RUN_PROCESS"] = str(os.getpid())
+    os.environ.pop("HOOKBOARD_RUN_RANK", None)  # of a script that starts this command
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
     command = [sys.executable, *(["-m"] if arguments.is_module else []), *arguments.script]
     if os.name != "nt":  # there a process that becomes another one ends at once for who waits for it

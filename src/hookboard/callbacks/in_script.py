@@ -130,13 +130,15 @@ class _LoopReader:
         self._until_end = ExitStack()
         self._live: LiveStep | None = None
         self._optimizers: list[weakref.ref[Optimizer]] = []
-        self._is_over = self._is_stepped = False
+        self._is_over = self._is_stepped = self._has_evaluated = False
         self._calls, self._thread = 0, 0
         self.found: Findings | None = None
 
     def wait(self, optimizer: Optimizer) -> None:
         """Wait for the forward pass of a module that an optimizer trains, which may not be complete yet."""
-        if not self._is_over and not self._optimizers:
+        if self._is_over:
+            return
+        if not self._optimizers:
             self._at_forward(self._begin)
         self._optimizers.append(weakref.ref(optimizer))
 
@@ -153,12 +155,14 @@ class _LoopReader:
     def give_up(self) -> None:
         """Read nothing, or no further, and leave nothing behind."""
         self._is_over = True
+        self._optimizers.clear()
         self._until_end.close()
         if self._live is not None:
             self._live.leave()
             self._live = None
 
     def _begin(self, module: nn.Module) -> None:
+        self._has_evaluated |= not module.training and torch.is_grad_enabled()
         if module.training and torch.is_grad_enabled():
             _guarded(self._follow, module)
 
@@ -174,12 +178,12 @@ class _LoopReader:
                     f"{_ADVICE}"
                 )
             return
-        self._until_end.close()  # the hook that has called this
+        self.give_up()  # the hook that has called this
         model = _holder_of(trained, module)
         if model is None:
             inform(
                 "the first training step was not inspected because no single module holds all trained parameters. "
-                f"{_ADVICE}"
+                f"Join them, as in model = nn.ModuleList([encoder, head]). {_ADVICE}"
             )
             return
         live = self._live = LiveStep(BareLoop(model, optimizers, [], [], None, False, 1))
@@ -215,6 +219,8 @@ class _LoopReader:
             _guarded(self._say, live)
         elif live is not None:
             live.leave()
+        elif self._has_evaluated and not self._is_over:
+            inform("no training step was inspected because the model was never in training mode. Call model.train().")
 
     def _say(self, live: LiveStep) -> None:
         has_failed, facts = live.is_over, live.end()  # where it has, it is said why
@@ -223,6 +229,7 @@ class _LoopReader:
             self.found = Findings(one for one in facts.findings if one.rule in asked)
             more = more_on(one.rule for one in self.found)
             inform("\n".join(filter(None, [f"{READ} {self.found}", more, _ADVICE])))
+            _write_json()  # not at exit, which `os._exit` and spawned processes leave out
 
 
 _reader = _LoopReader()
@@ -260,11 +267,4 @@ def _write_json() -> None:
     _written[:] = said
 
 
-def _at_exit() -> None:
-    """End the reading of a loop of one step, and write what was found."""
-    _reader.end()
-    if _reader.found is not None:
-        _guarded(_write_json)
-
-
-atexit.register(_at_exit)
+atexit.register(_reader.end)  # of a loop of one step

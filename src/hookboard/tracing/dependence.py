@@ -54,7 +54,8 @@ def dependence(done: TracedStep) -> Iterator[Finding]:
         loss = float(tape.run(variants, moves.note)[0].detach().double().mean())
         wanted = [Tape(done.step, one.target).run(variants[:2]) for one in flat]
     except UNANSWERED as error:
-        done.step.not_asked = str(error).split(". ")[0].splitlines()[0] if str(error) else type(error).__name__
+        said = str(error).split(". ")[0].splitlines()[0] if str(error) else type(error).__name__
+        done.step.not_asked = "a call of the step cannot be replayed" if "aten::" in said else said
         return
     if not math.isclose(loss, done.number, rel_tol=AGREEMENT, abs_tol=1e-6):
         done.step.not_asked = "replaying the step gives a different loss"

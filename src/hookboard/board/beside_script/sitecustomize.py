@@ -29,6 +29,13 @@ WATCHED = {
 """Module -> a class in it, a method, and the function of `callbacks/in_script.py` that is called before the method."""
 
 
+RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "SLURM_PROCID", "ACCELERATE_MIXED_PRECISION")
+"""Variables that launchers set, or set anew, in the processes that they start to train."""
+
+LAUNCHERS = ("torch.distributed.launcher", "accelerate.commands")
+"""What launchers import, which train nothing themselves; the launcher itself is `__main__`."""
+
+
 class _Finder(importlib.abc.MetaPathFinder):
     """Finds the watched modules as Python does, and wraps the method once they have run."""
 
@@ -84,6 +91,16 @@ def _imported(name: str) -> ModuleType:
             del os.environ[key]
 
 
+def is_watched() -> bool:
+    """Return True in the script itself and in processes that train with it, not in others that it runs.
+
+    Those are ranks, which a launcher or Lightning has told their numbers, and what `multiprocessing` has started.
+    """
+    rank = repr([os.environ.get(name) for name in RANKS])
+    before, os.environ["HOOKBOARD_RUN_RANK"] = os.environ.get("HOOKBOARD_RUN_RANK"), rank
+    return rank != before or "--multiprocessing-fork" in sys.orig_argv
+
+
 def run_hidden() -> None:
     """Run the file of this name that this one has hidden, such as Debian's, as Python would have done."""
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize")
@@ -95,7 +112,8 @@ def run_hidden() -> None:
 def say_if_nothing_was_watched() -> None:
     """Say that a script that uses torch has ended without a Trainer or an optimizer, of which it would be silent."""
     has_ended_well = not hasattr(sys, "last_value")
-    if has_ended_well and "torch" in sys.modules and "hookboard.callbacks.in_script" not in sys.modules:
+    others = {"hookboard.callbacks.in_script", *LAUNCHERS}
+    if has_ended_well and "torch" in sys.modules and others.isdisjoint(sys.modules):
         sys.stderr.write(
             "hookboard: nothing was watched because the script created no Trainer and no torch optimizer.\n"
         )
@@ -103,7 +121,9 @@ def say_if_nothing_was_watched() -> None:
 
 folder = os.path.dirname(os.path.abspath(__file__))
 sys.path[:] = [path for path in sys.path if os.path.abspath(path) != folder]
-sys.meta_path.insert(0, _Finder())
-if os.environ.get("HOOKBOARD_RUN_PROCESS") == str(os.getpid()):  # and not one that the script has started
+is_script = "HOOKBOARD_RUN_RANK" not in os.environ
+if is_watched():
+    sys.meta_path.insert(0, _Finder())
+if is_script:
     atexit.register(say_if_nothing_was_watched)
 run_hidden()
