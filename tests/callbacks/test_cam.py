@@ -71,8 +71,8 @@ class Keeps(CAMLogger):
         self.layer, self.seen, self.maps = layer, seen, super()._maps(layer, seen, aspect)
         return self.maps
 
-    def _caption(self, k, seen, labels):
-        self.texts = [*getattr(self, "texts", []), super()._caption(k, seen, labels)]
+    def _caption(self, *given):
+        self.texts = [*getattr(self, "texts", []), super()._caption(*given)]
         return self.texts[-1]
 
 
@@ -178,13 +178,74 @@ class ReturnsMaps(nn.Module):
         return self.net(pictures)
 
 
+class Pools(nn.Module):
+    """As Hugging Face's: it returns its maps and what it has pooled, of which the scores use the second."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.encoder = nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU())
+        self.unused = nn.MaxPool2d(1)
+
+    def forward(self, pictures):
+        maps = self.encoder(pictures)
+        return {"maps": maps, "pooled": maps.mean((2, 3)), "other": self.unused(maps)}
+
+
+class Wraps(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.backbone = Pools()
+        self.head = nn.Linear(6, 5)
+
+    def forward(self, pictures):
+        return self.head(self.backbone(pictures)["pooled"])
+
+
+class Draws(Wraps):
+    """It has another head, which returns pictures."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.end = nn.ConvTranspose2d(6, 4, 3), nn.Sequential(nn.Conv2d(4, 4, 3), nn.Conv2d(4, 3, 1))
+
+    def forward(self, pictures):
+        seen = self.backbone(pictures)
+        return {"mask": self.end(self.up(seen["maps"])), "logits": self.head(seen["pooled"])}
+
+
+class WindowAttention(nn.Module):
+    """Swin's, of one head: it sees windows of 4x4 positions."""
+
+    def __init__(self):
+        super().__init__()
+        self.query = nn.Linear(6, 6)
+
+    def forward(self, windows):
+        return (self.query(windows) @ windows.mT).softmax(2) @ windows
+
+
+class Windows(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.patch = nn.Conv2d(3, 6, 1)
+        self.norm, self.attention = nn.LayerNorm(6), WindowAttention()
+        self.head = nn.Linear(6, 5)
+
+    def forward(self, pictures):
+        tokens = self.norm(self.patch(pictures).permute(0, 2, 3, 1))
+        windows = tokens.unflatten(2, (2, 4)).unflatten(1, (2, 4)).transpose(2, 3)
+        return self.head(self.attention(windows.reshape(-1, 16, 6)).reshape(len(pictures), -1, 6).mean(1))
+
+
 @pytest.mark.parametrize(
     ("net", "callback", "message"),
     [
         (
             UnderNoGrad,
             CAMLogger("net.net.relu2"),
-            "scores do not depend on module 'net.net.relu2', or the module runs under",
+            "scores do not depend on .* module 'net.net.relu2' returned, or it runs under torch.no_grad",
         ),
         (
             ReturnsMaps,
@@ -199,8 +260,10 @@ class ReturnsMaps(nn.Module):
         ),
         (lambda: nn.Sequential(nn.Flatten(), nn.Linear(192, 5)), CAMLogger(), "returned maps larger than one pixel"),
         (cnn, CAMLogger("net.flat"), "module 'net.flat' returned neither maps"),
+        (Wraps, CAMLogger("net.backbone"), "do not depend on the first tensor that module 'net.backbone' returned"),
+        (Windows, CAMLogger("net.attention"), "'net.attention' has 16 samples for 4 pictures, such as windows of them"),
     ],
-    ids=["no_grad", "no scores", "no such class", "no linear head", "no maps", "no maps of that layer"],
+    ids=["no_grad", "no scores", "no such class", "no head", "no maps", "no maps of that", "other output", "windows"],
 )
 def test_where_no_map_can_be_had_one_sentence_says_why_and_the_run_goes_on(tmp_path, net, callback, message):
     run, model = trainer(tmp_path, callback, **VALIDATED), OnlyCalls(net())
@@ -273,6 +336,26 @@ def test_steps_with_pictures_of_everything_leave_every_bit_as_it_was(tmp_path):
         assert mine[4:] == theirs[4:]
 
 
+@pytest.mark.parametrize("net", [Wraps, Draws])
+def test_the_layer_is_the_last_one_that_the_scores_depend_on(tmp_path, net):
+    net = net()
+    callback, _ = validated_with(data()[0][1], net, tmp_path)
+    assert callback.layer.name == "net.backbone.encoder"
+    maps = net.backbone.encoder(data()[0][0])
+    weights = net.head.weight[callback.seen.classes] / maps[0, 0].numel()  # the gradient behind an average
+    assert torch.allclose(callback.maps, torch.einsum("nc,nchw->nhw", weights, maps).relu(), atol=1e-6)
+
+
+def test_of_attention_in_windows_the_last_whole_pictures_before_it_are_explained(tmp_path):
+    callback = Keeps(every_n_steps=1)
+    net = shown_by(callback, Windows(), tmp_path).net
+    assert callback.layer.name == "net.norm"
+    tokens = net.norm(net.patch(data()[0][0]).permute(0, 2, 3, 1))
+    assert torch.allclose(callback.seen.activation, tokens, atol=1e-6)
+    assert callback.maps.shape == (4, 8, 8)
+    assert (callback.maps.std((1, 2)) > 0).any()
+
+
 # Models that make a second call harder than it looks.
 
 
@@ -317,18 +400,69 @@ def test_the_share_of_the_prediction_is_that_of_the_model(tmp_path, wrap):
     assert callback.texts[0].startswith(f"predicted {scores.argmax()} ({100 * share:.0f}%)")
 
 
-def test_one_score_speaks_for_and_against_its_class(tmp_path):
+def of_numbers(count, last=None):
+    """A network that returns `count` numbers for each picture."""
     net = cnn()
-    net.head = nn.Linear(8, 1)
-    callback = Keeps(every_n_steps=1)
-    fit(tmp_path, OnlyCalls(net), data(), callback, **VALIDATED)
-    net.eval()
-    pictures = data()[0][0]
-    scores = net(pictures)[:, 0]
+    net.head = nn.Linear(8, count)
+    return nn.Sequential(OrderedDict([*net.named_children(), ("last", last or nn.Identity())]))
+
+
+def validated_with(targets, net, folder, **options):
+    callback, pictures = Keeps(**options), data()[0][0]
+    loader = torch.utils.data.DataLoader([(pictures, targets)], batch_size=None)
+    trainer(folder, callback, **VALIDATED).validate(OnlyCalls(net), loader)
+    with torch.no_grad():
+        return callback, net.eval()(pictures)
+
+
+@pytest.mark.parametrize("last", [nn.Identity(), nn.Flatten(0)], ids=["(n, 1)", "(n,)"])
+@pytest.mark.parametrize(
+    ("targets", "options"),
+    [
+        (torch.tensor([0, 1, 1, 0]), {}),
+        (torch.tensor([0.0, 1.0, 1.0, 0.0]), {}),
+        (torch.tensor([[0.0], [1.0], [1.0], [0.0]]), {}),
+        (torch.randn(4, 3), {"classes": ["0", "1"]}),
+    ],
+    ids=["integers", "floats", "floats (n, 1)", "classes"],
+)
+def test_one_score_speaks_for_and_against_its_class(tmp_path, last, targets, options):
+    callback, scores = validated_with(targets, of_numbers(1, last), tmp_path, **options)
+    scores = scores.flatten()
     assert callback.seen.classes.tolist() == (scores > 0).long().tolist()
     for score, text in zip(scores, callback.texts, strict=True):
         share = torch.sigmoid(score.abs())
         assert text.startswith(f"predicted {int(score > 0)} ({100 * share:.0f}%)")
+        assert text.endswith(f"map of {int(score > 0)}")
+
+
+@pytest.mark.parametrize("targets", [torch.tensor([3.0, 0.5, 2.0, 9.1]), torch.tensor([3, 0, 2, 9]), torch.zeros(4, 2)])
+def test_one_number_that_is_no_score_is_not_called_a_prediction_of_a_class(tmp_path, targets):
+    callback, numbers = validated_with(targets, of_numbers(1), tmp_path)
+    for (number,), text in zip(numbers, callback.texts, strict=True):
+        assert text == f"output {number:.3g}, map of what {'raises' if number > 0 else 'lowers'} it"
+
+
+def test_a_share_behind_a_sigmoid_is_not_made_a_prediction_of_class_1(tmp_path):
+    callback, shares = validated_with(torch.tensor([0.0, 1.0, 1.0, 0.0]), of_numbers(1, nn.Sigmoid()), tmp_path)
+    assert callback.texts == [f"output {share:.3g}, map of what raises it" for (share,) in shares]
+
+
+def test_several_numbers_that_are_no_scores_are_not_called_predictions_of_a_class(tmp_path):
+    callback, numbers = validated_with(torch.rand(4, 3) * 7, of_numbers(3), tmp_path, target=1)
+    assert callback.texts == [f"output 1 is {number:.3g}, map of what raises it" for number in numbers[:, 1]]
+
+
+def test_targets_that_are_shares_of_classes_are_of_classes(tmp_path):
+    callback, _ = validated_with(torch.rand(4, 5).softmax(1), of_numbers(5), tmp_path)
+    assert all(text.startswith("predicted") for text in callback.texts)
+
+
+def test_cam_takes_the_weights_of_a_head_with_one_output(tmp_path):
+    net = of_numbers(1)
+    callback, scores = validated_with(torch.tensor([0, 1, 1, 0]), net, tmp_path, method="cam")
+    without_bias = (scores - net.head.bias.detach())[:, 0] * scores[:, 0].sign()
+    assert torch.allclose(callback.maps.mean((1, 2)), without_bias, atol=1e-6)
 
 
 def test_labels_out_of_range_are_answered_and_not_looked_up(tmp_path):

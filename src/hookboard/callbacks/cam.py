@@ -21,7 +21,7 @@ from hookboard.capturing import (
     Method,
     TargetLayer,
     attribute,
-    default_layer,
+    default_layers,
     named_layer,
 )
 from hookboard.images import Picture, aspect_of, maps_in, overlays, samples_first, unnormalized
@@ -45,14 +45,16 @@ class CAMLogger(PictureLogger):
     with prediction and label above. The score of a class is its logit. Tags are `cam/<module>/<method>`.
 
     The model is the outermost module that is called with pictures of shape (n, channels, height, width) and returns
-    class scores of shape (n, classes). Labels are the first integer tensor of shape (n,) in the batch. If there is no
-    such module, one warning says so, and the run goes on without maps.
+    class scores of shape (n, classes), or one score for each picture. Labels are the first integer tensor of shape (n,)
+    in the batch. If there is no such module, one warning says so, and the run goes on without maps. Without `classes`,
+    and without labels or targets that are 0 or 1, a single score counts as a number: the map shows what raises it or,
+    if it is negative, lowers it.
 
     Args:
         modules: Pattern or patterns for dotted module names, relative to the LightningModule. `*` matches within one
             name, `**` across dots; a leading `!` excludes, and a leading `re:` marks a regular expression. Default: the
-            last layer whose output is as high and wide as that of the last convolution; in a transformer, the input of
-            the last attention layer, without the class token.
+            last layer on which the scores depend whose output is as high and wide as that of the last convolution; in a
+            transformer, the input of the last attention layer, without the class token.
         method: `grad_cam`, `grad_cam++`, `layer_cam`, `xgrad_cam`, `hires_cam`, `eigen_cam` (which explains no class in
             particular), or `cam`, which needs a linear head on the globally averaged layer.
             `hookboard.capturing.methods` names the papers.
@@ -135,36 +137,38 @@ class CAMLogger(PictureLogger):
         if call is None:
             raise taken.tap.error or NothingToShowError(
                 f"no module took pictures of shape (n, up to {MAX_PICTURE_CHANNELS} channels, height, width) and "
-                "returned class scores of shape (n, classes). If your model classifies pictures, call it as one "
-                "module, as in self(images)"
+                "returned class scores of shape (n, classes) or (n,). If your model classifies pictures, call it as "
+                "one module, as in self(images)"
             )
-        labels = _labels_in(taken.batch, call)
+        labels, targets = _targets_in(taken.batch, call)
         names = list(state.selection.modules)
         try:
-            layers = [named_layer(call.calls, name) for name in names] if names else [default_layer(call.calls)]
+            wanted = [[[named_layer(call.calls, name)]] for name in names] if names else [default_layers(call)]
         except ValueError as nothing:
             raise NothingToShowError(str(nothing)) from nothing
-        seen, method = [], METHODS[self.method]
-        for layer in layers:
+        read, method = [], METHODS[self.method]
+        for groups in wanted:
             # The module's own call of `forward` has logged the same with `self.log`.
             quiet = replaced(loop.model, log=lambda *args, **kwargs: None)
             with loop.in_precision(), quiet, _without_other_ranks(loop):
                 with_gradient = method.needs == "gradient"
-                seen.append(attribute(call, layer, self._chooser(labels), with_gradient=with_gradient))
-        arriving = _sent([{"pictures": call.pictures, "labels": labels}, *map(vars, seen)])
+                read.append(attribute(call, groups, self._chooser(labels), with_gradient=with_gradient))
+        sent = {"pictures": call.pictures, "labels": labels, "targets": targets}
+        arriving = _sent([sent, *(vars(seen) for _, seen in read)])
         aspect, source = aspect_of([("", call.pictures)]), self._source(state)
 
         def draw(groups: list[dict[str, Any]]) -> dict[str, Picture]:
             given, *parts = groups
             shown, labels = unnormalized(given["pictures"], self.mean, self.std), given["labels"]
             pictures = {}
-            for layer, part in zip(layers, parts, strict=True):
+            for (layer, _), part in zip(read, parts, strict=True):
                 seen = Attribution(**part)
                 self._check_labels(labels, seen.scores)
+                is_of_classes = self._is_of_classes(labels, given["targets"], seen.scores)
                 pictures[f"cam/{layer.name}/{self.method}"] = overlays(
                     shown,
                     self._maps(layer, seen, aspect),
-                    [self._caption(k, seen, labels) for k in range(len(shown))],
+                    [self._caption(k, seen, labels, is_of_classes) for k in range(len(shown))],
                     f"{method.title} at {'the input of ' if layer.is_input else ''}{layer.name} ({source}): picture, "
                     "map, both",
                     size=self.size,
@@ -206,6 +210,11 @@ class CAMLogger(PictureLogger):
             NothingToShowError: the method needs a head that the model does not have, or tokens form no grid.
         """
         activation, method = _as_maps(seen.activation, layer, aspect), METHODS[self.method]
+        if len(activation) != len(seen.scores):
+            raise NothingToShowError(
+                f"{layer.name!r} has {len(activation)} samples for {len(seen.scores)} pictures, such as windows of "
+                "them; select a module around it in `modules`"
+            )
         if seen.gradient is not None:
             return method.map(activation, _as_maps(seen.gradient, layer, aspect))
         if method.needs == "nothing":
@@ -220,26 +229,41 @@ class CAMLogger(PictureLogger):
             "has none; method='grad_cam' works without one"
         )
 
-    def _caption(self, k: int, seen: Attribution, labels: Tensor | None) -> str:
-        """Return the caption of sample k: "predicted cat (97%), label dog, map of cat"."""
+    def _is_of_classes(self, labels: Tensor | None, targets: Tensor | None, scores: Tensor) -> bool:
+        """Return False for a regression, as far as its targets tell, and for a single score that is no logit."""
+        is_single = _is_single(scores)
+        if is_single and bool(((scores[:, 1] >= 0) & (scores[:, 1] <= 1)).all()):
+            return False  # it may be behind a sigmoid: there, what is above 0 is not yet class 1
+        if self.classes or not is_single and labels is not None:
+            return True
+        if labels is not None:
+            return bool((labels <= 1).all())
+        if targets is None or targets.shape[1] != (1 if is_single else scores.shape[1]):
+            return not is_single
+        are_shares = (targets.sum(dim=1) - 1).abs() < 1e-3
+        return bool((((targets == 0) | (targets == 1)).all(dim=1) | are_shares).all())
+
+    def _caption(self, k: int, seen: Attribution, labels: Tensor | None, is_of_classes: bool) -> str:
+        """Return the caption of sample k: "predicted cat (97%), label dog, map of cat", or "output 3.2, map of ..."."""
 
         def named(number: Tensor) -> str:
             index = int(number)
             return self.classes[index] if self.classes and 0 <= index < len(self.classes) else str(index)
 
-        scores = seen.scores[k].float()
-        are_shares = bool((scores >= 0).all()) and abs(float(scores.sum()) - 1) < 1e-3
-        is_binary = len(scores) == 2 and bool(scores[0] == -scores[1])
-        # `attribute` gives the scores (-z, z) for one logit z: the softmax of their halves is its sigmoid.
-        shares = scores if are_shares else (scores / 2 if is_binary else scores).softmax(dim=0)
-        best = shares.argmax()
-        parts = [f"predicted {named(best)} ({100 * shares[best]:.0f}%)"]
-        if labels is not None:
-            parts.append(f"label {named(labels[k])}")
-        parts.append(
-            "class-agnostic map" if METHODS[self.method].needs == "nothing" else f"map of {named(seen.classes[k])}"
-        )
-        return ", ".join(parts)
+        scores, explained = seen.scores[k].float(), seen.classes[k]
+        is_single = _is_single(seen.scores)
+        if is_of_classes:
+            are_shares = bool((scores >= 0).all()) and abs(float(scores.sum()) - 1) < 1e-3
+            # `attribute` gives the scores (-z, z) for one logit z: the softmax of their halves is its sigmoid.
+            shares = scores if are_shares else (scores / 2 if is_single else scores).softmax(dim=0)
+            best = shares.argmax()
+            parts = [f"predicted {named(best)} ({100 * shares[best]:.0f}%)"]
+            parts += [] if labels is None else [f"label {named(labels[k])}"]
+            of = named(explained)
+        else:
+            parts = [f"output {scores[1]:.3g}" if is_single else f"output {explained} is {scores[explained]:.3g}"]
+            of = "what lowers it" if is_single and explained == 0 else "what raises it"
+        return ", ".join([*parts, "class-agnostic map" if METHODS[self.method].needs == "nothing" else f"map of {of}"])
 
 
 @dataclass
@@ -268,15 +292,21 @@ def _no_such_class(target: str | int, wanted: list[int], last: int) -> NothingTo
     )
 
 
-def _labels_in(batch: Any, call: Classification) -> Tensor | None:
-    """Return the labels of the shown samples, shape (call.count,), int64; None if the batch has none.
+def _targets_in(batch: Any, call: Classification) -> tuple[Tensor | None, Tensor | None]:
+    """Return the labels and the floating targets of the shown samples; None for what the batch does not have.
 
-    The labels of the batch are its first tensor of integers or booleans of shape (call.of,).
+    The labels are the batch's first tensor of integers or booleans of shape (call.of,), made int64; the targets its
+    first floating one of shape (call.of,) or (call.of, numbers), with shape (call.count, numbers).
     """
-    for _, tensor in tensors_in(batch):
-        if tensor.shape == (call.of,) and not (tensor.is_floating_point() or tensor.is_complex()):
-            return tensor[: call.count].long()
-    return None
+    tensors = (t for _, t in tensors_in(batch) if t.layout is torch.strided and not t.is_nested)
+    found = [t[: call.count] for t in tensors if t.ndim in (1, 2) and len(t) == call.of]
+    labels = (t.long() for t in found if t.ndim == 1 and not (t.is_floating_point() or t.is_complex()))
+    return next(labels, None), next((t.reshape(len(t), -1) for t in found if t.is_floating_point()), None)
+
+
+def _is_single(scores: Tensor) -> bool:
+    """Return True if the model has one score, which `attribute` returns as those of two classes."""
+    return scores.shape[1] == 2 and torch.equal(scores[:, 0], -scores[:, 1])
 
 
 def _as_maps(tensor: Tensor, layer: TargetLayer, aspect: float | None) -> Tensor:

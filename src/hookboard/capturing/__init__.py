@@ -11,7 +11,7 @@ from hookboard.capturing.attribute import (
     ClassificationTap,
     TargetLayer,
     attribute,
-    default_layer,
+    default_layers,
     named_layer,
 )
 from hookboard.capturing.captured import Captured, CapturedModule, capture
@@ -53,6 +53,6 @@ __all__ = [
     "attribute",
     "capture",
     "check_rule",
-    "default_layer",
+    "default_layers",
     "named_layer",
 ]

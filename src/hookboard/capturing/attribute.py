@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hookboard.base.ranks import whole
+from hookboard.images import aspect_of, has_aspect, maps_in, samples_first
 from hookboard.measure import READS_BEFORE_EDITS, fused_layers, hooked, is_own_call
 from hookboard.model.layouts import shape_of
 from hookboard.model.nested import map_tensors, tensors_in
@@ -207,17 +208,17 @@ def _first_shape(value: object) -> Shape:
 
 
 def scores_in(output: object, count: int) -> Tensor | None:
-    """Return the class scores in a model's output: a floating tensor of shape (count, classes).
+    """Return the class scores in a model's output: a floating tensor of shape (count, classes) or (count,).
 
-    It is one called "logits" or "scores", or else the first of this shape.
+    It is one called "logits" or "scores", or else the first of shape (count, classes), or else the whole output.
 
     Args:
         output: what the model returned.
         count: number of samples.
 
     Returns:
-        Shape (count, classes), or None if there is no such tensor. Shape (count, 1) becomes two classes: class 1 has
-        the score, class 0 its negative.
+        Shape (count, classes), or None if there is no such tensor. One score becomes two classes: class 1 has the
+        score, class 0 its negative.
 
     >>> scores_in({"loss": torch.tensor(0.5), "logits": torch.tensor([[2.0], [-1.0]])}, count=2)
     tensor([[-2.,  2.],
@@ -226,11 +227,17 @@ def scores_in(output: object, count: int) -> Tensor | None:
     found = {
         path: t
         for path, t in tensors_in(output)
-        if not t.is_nested and t.ndim == 2 and len(t) == count and t.is_floating_point()
+        if not t.is_nested and t.ndim in (1, 2) and len(t) == count and t.is_floating_point()
     }
     named = [t for path, t in found.items() if path.rpartition("/")[2] in ("logits", "scores")]
-    scores = next(iter([*named, *found.values()]), None)
-    return torch.cat([-scores, scores], dim=1) if scores is not None and scores.shape[1] == 1 else scores
+    # One number for each sample, among other tensors, may be anything, such as its loss.
+    scores = next(iter([*named, *(t for path, t in found.items() if t.ndim == 2 or not path)]), None)
+    return None if scores is None else _for_classes(scores[:, None] if scores.ndim == 1 else scores, 1)
+
+
+def _for_classes(values: Tensor, dim: int) -> Tensor:
+    """Return values for each class: those of the only one are made those of two, of which the first has negatives."""
+    return torch.cat([-values, values], dim) if values.shape[dim] == 1 else values
 
 
 @dataclass(frozen=True)
@@ -250,38 +257,56 @@ class TargetLayer:
     is_input: bool = False
 
 
-def default_layer(calls: Sequence[InnerCall]) -> TargetLayer:
-    """Return the layer to explain if the user names none: the last one whose output still has positions.
+def default_layers(seen: Classification) -> list[list[TargetLayer]]:
+    """Return the layers to explain if the user names none: of the first group that the scores depend on, the last one.
 
-    In a convolutional network this is the last layer whose output has the height and width of the last convolution's
-    output, so that normalization and ReLU after it are included. In a transformer it is the input of the last
-    attention, or of the last `nn.TransformerEncoderLayer`: after it the scores may depend on the class token alone.
-
-    Args:
-        calls: the calls inside the classifier, in the order in which they ended.
+    A group is a convolution with the calls after it that returned maps of the same height and width, so that
+    normalization, ReLU and the modules around them are included. The first group is that of the last convolution; those
+    before it count if the last convolutions belong to another head. In a transformer it is the input of the last
+    attention, or of the last `nn.TransformerEncoderLayer`: after it the scores may depend on the class token alone. If
+    that input holds windows of the pictures, it is the last output before it that holds whole ones.
 
     Raises:
         ValueError: no module returned maps.
     """
-    convolutions = [
-        k for k, call in enumerate(calls) if isinstance(call.module, nn.Conv2d) and math.prod(call.returned[2:]) > 1
-    ]
-    attentions = [
-        k
-        for k, call in enumerate(calls)
-        if (isinstance(call.module, nn.TransformerEncoderLayer) or "attention" in type(call.module).__name__.lower())
-        and len(call.given) in (3, 4)
-    ]
-    last = -1
-    if convolutions:
-        size = calls[convolutions[-1]].returned[2:]
-        last = max(k for k, call in enumerate(calls) if len(call.returned) == 4 and call.returned[2:] == size)
-    if attentions and attentions[-1] > last:
-        call = calls[attentions[-1]]
-        return TargetLayer(call.name, call.module, _number(calls, attentions[-1]), is_input=True)
-    if last < 0:
+    calls, end, groups = seen.calls, len(seen.calls), []
+    while True:
+        attention = next((k for k in reversed(range(end)) if _is_attention(calls[k])), -1)
+        start = next((k for k in reversed(range(end)) if _is_convolution(calls[k])), end)
+        group = [k for k in range(start, end) if calls[k].returned[2:] == calls[start].returned[2:]]
+        is_input = attention > max(group, default=-1)
+        if is_input:
+            start, group, given = attention, [attention], calls[attention].given
+            is_input = _is_grid(given, calls[start].module, seen) or (len(given) == 3 and seen.of in given[:2])
+        if start == attention and not is_input:
+            whole_ones = (k for k in reversed(range(start)) if _is_grid(calls[k].returned, calls[k].module, seen))
+            group = [k for k in [next(whole_ones, -1)] if k >= 0]
+        if not group:
+            break
+        groups.append([TargetLayer(calls[k].name, calls[k].module, _number(calls, k), is_input) for k in group])
+        end = start
+    if not groups:
         raise ValueError("no module returned maps larger than one pixel: name a layer with `modules`")
-    return TargetLayer(calls[last].name, calls[last].module, _number(calls, last))
+    return groups
+
+
+def _is_convolution(call: InnerCall) -> bool:
+    return isinstance(call.module, nn.Conv2d) and math.prod(call.returned[2:]) > 1
+
+
+def _is_attention(call: InnerCall) -> bool:
+    is_one = isinstance(call.module, nn.TransformerEncoderLayer) or "attention" in type(call.module).__name__.lower()
+    return is_one and len(call.given) in (3, 4)
+
+
+def _is_grid(shape: Shape, module: nn.Module, seen: Classification) -> bool:
+    """Return True if a module's tensor of this shape holds maps of whole pictures."""
+    if len(shape) not in (3, 4) or seen.of not in shape[:2]:
+        return False
+    aspect = aspect_of([("", seen.pictures)]) or 1.0
+    maps = maps_in(samples_first(torch.empty(shape, device="meta"), module), module, aspect=aspect).values
+    count, channels, height, width = maps.shape
+    return count == seen.of and channels > 1 and height * width > 1 and has_aspect(height, width, aspect)
 
 
 def named_layer(calls: Sequence[InnerCall], name: str) -> TargetLayer:
@@ -332,57 +357,78 @@ class Attribution:
 
 
 def attribute(
-    call: Classification, layer: TargetLayer, choose: Callable[[Tensor], Tensor], *, with_gradient: bool
-) -> Attribution:
+    call: Classification,
+    groups: Sequence[Sequence[TargetLayer]],
+    choose: Callable[[Tensor], Tensor],
+    *,
+    with_gradient: bool,
+) -> tuple[TargetLayer, Attribution]:
     """Call the model once more on the kept samples; return a layer's tensor, its gradient if asked, and the scores.
 
     Modules stay in training or evaluation mode, and attached edits apply. The call leaves no trace, see `undisturbed`.
 
     Args:
         call: the module to call, and its arguments.
-        layer: the layer to read.
+        groups: the layers that may be read. It is the last of a group; with `with_gradient` the last that the scores
+            depend on, and if there is none, the model is called again for the next group.
         choose: maps the scores, shape (n, classes), to the class of each sample, shape (n,).
         with_gradient: True to compute the gradient.
 
+    Returns:
+        The layer that was read, and what was read.
+
     Raises:
-        ValueError: the layer was not called, the model did not return class scores again, or with `with_gradient` they
-            do not depend on the layer.
+        ValueError: a layer was not called, the model did not return class scores again, or with `with_gradient` they
+            depend on no layer.
     """
+    for layers in groups:
+        if found := _attribute(call, layers, choose, with_gradient):
+            return found
+    first = groups[0][-1]
+    raise ValueError(
+        f"the class scores do not depend on the first tensor that module {first.name!r} "
+        f"{'took' if first.is_input else 'returned'}, or it runs under torch.no_grad(): name another with `modules`"
+    )
+
+
+def _attribute(
+    call: Classification, layers: Sequence[TargetLayer], choose: Callable[[Tensor], Tensor], with_gradient: bool
+) -> tuple[TargetLayer, Attribution] | None:
     linear = [c.module for c in call.calls if isinstance(c.module, nn.Linear)]
-    held: dict[int, Tensor] = {}
+    held: dict[TargetLayer, Tensor] = {}
     pooled: list[Tensor] = []
     with undisturbed(call.module):
         with ExitStack() as hooks:
-            hooks.enter_context(_cut_graph(layer, held))
+            for layer in layers:
+                hooks.enter_context(_cut_graph(layer, held))
             if linear:
                 hooks.enter_context(hooked(linear[-1], lambda _, args, kwargs: pooled.append(args[0].detach())))
             output = call.module(*call.args, **call.kwargs)
-        if layer.number not in held:
-            raise ValueError(f"module {layer.name!r} was not called with a floating-point tensor")
+        if not held:
+            raise ValueError(f"module {layers[-1].name!r} was not called with a floating-point tensor")
         scores = scores_in(output, call.count)
         if scores is None:
             raise ValueError("when called again, the model did not return class scores")
         classes = choose(scores.detach())
-        gradient = _gradient(scores, classes, held[layer.number], layer.name) if with_gradient else None
-        is_head = bool(linear) and len(linear[-1].weight) == scores.shape[1]
-        weight = whole(linear[-1].weight.detach())[classes] if is_head else None
-    activation, scores = held[layer.number].detach(), scores.detach()
-    return Attribution(activation, gradient, scores, classes, pooled[-1] if pooled else None, weight)
+        gradients: Sequence[Tensor | None] = [None] * len(held)
+        if with_gradient and scores.requires_grad:
+            score = scores.gather(1, classes[:, None]).sum()
+            gradients = torch.autograd.grad(score, [*held.values()], allow_unused=True)
+        weight = _for_classes(whole(linear[-1].weight.detach()), 0) if linear else None
+        weight = weight[classes] if weight is not None and len(weight) == scores.shape[1] else None
+    read = [pair for pair in zip(held, gradients, strict=True) if pair[1] is not None or not with_gradient]
+    if not read:
+        return None
+    layer, gradient = read[-1]
+    activation, features = held[layer].detach(), pooled[-1] if pooled else None
+    return layer, Attribution(activation, gradient, scores.detach(), classes, features, weight)
 
 
-def _gradient(scores: Tensor, classes: Tensor, held: Tensor, name: str) -> Tensor:
-    score = scores.gather(1, classes[:, None]).sum()
-    gradient = torch.autograd.grad(score, held, allow_unused=True)[0] if score.requires_grad else None
-    if gradient is None:
-        raise ValueError(f"the class scores do not depend on module {name!r}, or the module runs under torch.no_grad()")
-    return gradient
-
-
-def _cut_graph(layer: TargetLayer, held: dict[int, Tensor]) -> ExitStack:
+def _cut_graph(layer: TargetLayer, held: dict[TargetLayer, Tensor]) -> ExitStack:
     """Hook the layer so that the autograd graph is cut there, until the returned stack is closed.
 
-    The hook puts the layer's tensor, as a leaf that requires gradients, into `held` under the number of the call. The
-    model continues with a copy of it, which may be changed in place.
+    The hook puts the layer's tensor, as a leaf that requires gradients, into `held`. The model continues with a copy of
+    it, which may be changed in place.
     """
     calls = itertools.count()
 
@@ -390,8 +436,8 @@ def _cut_graph(layer: TargetLayer, held: dict[int, Tensor]) -> ExitStack:
         first = next((t for _, t in tensors_in(value) if t.is_floating_point()), None)
         if next(calls) != layer.number or first is None:
             return None
-        held[layer.number] = first.detach().requires_grad_()
-        return _replaced(value, first, held[layer.number].clone())
+        held[layer] = first.detach().requires_grad_()
+        return _replaced(value, first, held[layer].clone())
 
     if layer.is_input:
         return hooked(layer.module, lambda _, args, kwargs: cut((args, kwargs)))

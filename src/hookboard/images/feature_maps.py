@@ -159,7 +159,12 @@ def _grid_of(count: int, aspect: float) -> tuple[int, int] | None:
     if height < 1 or count % height or count < MIN_GRID_PATCHES:
         return None
     width = count // height
-    return (height, width) if abs(math.log(height / width / aspect)) < MAX_LOG_ASPECT_DIFFERENCE else None
+    return (height, width) if has_aspect(height, width, aspect) else None
+
+
+def has_aspect(height: int, width: int, aspect: float) -> bool:
+    """Return True if `height / width` is about `aspect`."""
+    return abs(math.log(height / width / aspect)) < MAX_LOG_ASPECT_DIFFERENCE
 
 
 @dataclass(frozen=True)
