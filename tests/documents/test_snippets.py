@@ -18,6 +18,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.data import DataLoader
 from toys import Toy, batches, fit, mlp
 
@@ -164,6 +165,15 @@ def test_the_front_page_shows_what_is_said_of_its_script(tmp_path):
     assert {line} == {*re.findall(r"train\.py:(\d+)", done.stdout)}
     losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", shown)]
     assert losses == sorted(losses, reverse=True)
+
+
+def test_the_script_of_the_front_page_makes_no_tensor_beside_the_device_of_its_model():
+    names = {}
+    exec(blocks("README.md", "python")[0].partition("torch.manual_seed(0)")[0], names)
+    with FakeTensorMode():
+        with torch.device("cuda"):
+            model, text = names["Model"](), torch.randint(32, (8, 33))
+        assert model.training_step(text, 1).device.type == "cuda"
 
 
 def without_numbers(text):
