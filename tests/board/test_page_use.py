@@ -493,6 +493,25 @@ def test_the_loss_shows_the_steps_that_are_shown(tab):
     np.testing.assert_allclose(part, [(i + 0.5) / 10 for i in range(10)], atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("steps", "columns", "shown"),
+    [
+        ([0, 19, 39, 59, 79], [0, 4], ["0", "19", "39", "59", "79"]),
+        ([0, 19, 39, 59, 79], [3, 3], ["59"]),
+        ([0, *range(9, 120, 10)], [0, 12], ["0", "19", "39", "59", "79", "99", "119"]),
+        ([*range(100), 10**6], [0, 100], ["0", "20", "40", "60", "80", "1000000"]),
+        ([], [0, -1], []),
+    ],
+)
+def test_the_steps_below_the_map_have_labels_at_even_distances(tab, steps, columns, shown):
+    ask = """async (body, [address, steps, columns]) => {
+        const { stepMarks } = await import(address);
+        return stepMarks(steps, columns, 9.5).map(({ text }) => text);
+    }"""
+    address = f"{tab.address}/data/plugin/hookboard/map.js"
+    assert tab.find("body").evaluate(ask, [address, steps, columns]) == shown
+
+
 def test_the_depth_view_and_a_run_without_a_loss_show_none(tab):
     tab.show(run="sick", view="depth")
     expect(tab.find(".loss")).to_be_hidden()

@@ -23,6 +23,7 @@ from hookboard.images.picture import (
     WIDTH,
     Bar,
     Picture,
+    font,
     indices,
 )
 from hookboard.images.tiles import TILE_GAP
@@ -73,7 +74,7 @@ def test_a_photo_can_be_read_back_within_what_jpeg_loses():
 
 
 def test_ranges_of_a_layer_and_fixed_ones_keep_maps_comparable():
-    tensor = torch.tensor([[[[0.0]], [[1.0]], [[4.0]]]])
+    tensor = torch.tensor([[[[0.0]], [[1.0]], [[4.0]]]]).expand(-1, -1, 2, 2)
     of_layer = picture_of(tensor, normalize="layer")
     assert [tile(of_layer, 0, k)[0, 0] for k in range(3)] == [0, round(0.25 * (LEVELS - 1)), LEVELS - 1]
     assert of_layer.bars[0].scale.ends == ("0", "4")
@@ -92,12 +93,35 @@ def test_what_is_not_finite_is_drawn_in_a_colour_of_its_own_and_counted():
 
 
 def test_a_map_of_nothing_but_nan_is_drawn_whole():
-    assert (tile(picture_of(torch.full((1, 2, 4, 4), torch.nan)), 0, 1) == NOT_FINITE).all()
+    picture = picture_of(torch.full((1, 2, 4, 4), torch.nan))
+    assert (tile(picture, 0, 1) == NOT_FINITE).all()
+    assert "values" not in picture.caption
 
 
 @pytest.mark.parametrize(("value", "level"), [(0.0, 0.0), (3.0, 0.5), (-3.0, 0.5)])
 def test_a_constant_map_is_dark_only_where_it_is_zero(value, level):
     assert (tile(picture_of(torch.full((1, 1, 4, 4), value)), 0, 0) == round(level * (LEVELS - 1))).all()
+
+
+def test_the_caption_has_both_ends_of_the_values_and_the_bar_has_room_for_its_words():
+    picture = picture_of(torch.tensor([[[[-2.531, 0.0]], [[1.0, 31234.5]]]]))
+    assert picture.caption.endswith("; values from -2.53 to 3.12e+04")
+    (bar,) = picture.bars
+    assert sum(font().getlength(words) for words in (bar.label, *bar.ends)) < WIDTH - 6 * MARGIN
+
+
+@pytest.mark.parametrize("module", [nn.AdaptiveAvgPool2d(1), nn.AdaptiveAvgPool3d(1), nn.LayerNorm(20)])
+def test_maps_of_one_pixel_are_drawn_as_one_map_of_all_channels(module):
+    values = torch.arange(2 * 20.0).view(2, 20)
+    shape = (
+        (2, 1, 1, 20)
+        if isinstance(module, nn.LayerNorm)
+        else (2, 20, 1, 1, *[1] * isinstance(module, nn.AdaptiveAvgPool3d))
+    )
+    picture = picture_of(values.reshape(shape), module=module)
+    assert picture.caption.startswith("net.conv: one map, 1x20, channels from left to right; values from 0 to 39")
+    drawn = picture.pixels[10, :: picture.pixels.shape[1] // 20][:20]
+    assert (drawn == indices(np.arange(20) / 19)).all()
 
 
 def test_of_many_channels_some_are_shown_and_the_caption_says_so():

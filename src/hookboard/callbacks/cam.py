@@ -234,7 +234,7 @@ class CAMLogger(PictureLogger):
         is_single = _is_single(scores)
         if is_single and bool(((scores[:, 1] >= 0) & (scores[:, 1] <= 1)).all()):
             return False  # it may be behind a sigmoid: there, what is above 0 is not yet class 1
-        if self.classes or not is_single and labels is not None:
+        if self.classes or (not is_single and labels is not None):
             return True
         if labels is not None:
             return bool((labels <= 1).all())

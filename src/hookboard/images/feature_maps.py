@@ -185,8 +185,10 @@ class SelectedMaps:
 def select_maps(maps: Maps, *, channels: int, size: int) -> SelectedMaps:
     """Select the first channels and shrink them to at most `size` pixels a side.
 
-    The only map of a tensor may be 4 times as large.
+    The only map of a tensor may be 4 times as large. Maps of one pixel become one, of all channels.
     """
+    if maps.values.shape[2:] == (1, 1):
+        maps = Maps(maps.values.movedim(1, 3), "channels from left to right")
     of, (height, width) = maps.values.shape[1], maps.values.shape[2:]
     values = maps.values.detach()[:, :channels]
     small = shrink(values.float(), size if of > 1 else 4 * size)
@@ -231,6 +233,8 @@ def feature_maps(
         drawn = [joined(pair, axis=1) for pair in zip(lefts, drawn, strict=True)]
     caption = f"{name}: {'input next to ' if lefts else ''}{_channels(shown)}, {shown.words}"
     bar, missing = _bar(values, normalize), int((~np.isfinite(values)).sum())
+    if bar.ends and missing < values.size:
+        caption += "; values from {:.3g} to {:.3g}".format(*(bound.item() for bound in _range(values, axis=None)))
     if missing:
         bar = replace(bar, keys=((NOT_FINITE, "NaN or infinite"),))
         caption += f"; magenta: NaN or infinite ({missing} pixel{'s' * (missing > 1)})"
@@ -269,8 +273,7 @@ def _bar(maps: np.ndarray, normalize: Normalize) -> Bar:
     low, high = (float(bound.item()) for bound in _range(maps, axis=None))
     if normalize == "layer" and low < high:
         return Bar(ColourScale(low, high), "value")
-    ends = (f"minimum of each map (overall: {low:.3g})", f"maximum (overall: {high:.3g})")
-    return Bar(ColourScale(0.0, 1.0), "value", ends=ends)
+    return Bar(ColourScale(0.0, 1.0), "value", ends=("minimum of each map", "its maximum"))
 
 
 def _channels(shown: SelectedMaps) -> str:

@@ -213,12 +213,8 @@ export function tracesOf(numbers, rows, colours) {
 /** Return the labels of the axis of steps: column, position from 0 to 1, and text of each. */
 export function stepMarks(steps, [first, last], most) {
   const count = last - first + 1;
-  const columns = new Set();
-  for (const round of rounded(steps[first] ?? 0, steps[last] ?? 0, Math.min(most, count))) {
-    const column = steps.findIndex((step) => step >= round);
-    if (column >= first && column <= last) columns.add(column);
-  }
-  return [...columns].map((column) => ({ column, share: (column - first + 0.5) / count, text: String(steps[column]) }));
+  const columns = rounded(first, last, Math.min(most, count - 1)); // not steps: they may be far from evenly spaced
+  return columns.map((column) => ({ column, share: (column - first + 0.5) / count, text: String(steps[column]) }));
 }
 
 /**
