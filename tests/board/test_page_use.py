@@ -197,6 +197,7 @@ def test_the_page_of_the_model_itself_is_opened_by_a_click_and_by_a_link(tab, se
     side = tab.find(".side")
     expect(side.locator("h2")).to_have_text("the model itself")
     expect(side).to_contain_text("my.models.Scaled")
+    expect(side).to_contain_text("weight and bias RMS")
     expect(side).to_contain_text("its scale has grown")
     assert [line["row"] for line in table(tab.download(".side button:has-text('CSV')"))] == 3 * [""] + 3 * ["scale"]
     address = tab.state

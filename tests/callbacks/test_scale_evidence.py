@@ -319,7 +319,7 @@ def test_the_share_of_the_input_that_is_not_finite(tmp_path):
     data = [(x.masked_fill(holes, torch.nan), y) for x, y in classes()]
     model = Recorded(sized(Finite, linear(8, 3)), CROSS_ENTROPY, rate=1e-3)
     (share,) = numbers("#% of the values are NaN or infinite", said(tmp_path, model, data, "input_scale"))
-    assert share == shortened(100 * (~np.isfinite(model.batch)).mean())
+    assert share == shortened(100 * (~np.isfinite(model.batch)).mean(), 3)
 
 
 class Masked(nn.Module):

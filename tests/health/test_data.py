@@ -123,6 +123,12 @@ def test_nan_among_the_targets_is_named_all_the_same():
     assert finding.evidence.startswith("in tensor 1 of the batch, 10% of the values are NaN or infinite")
 
 
+def test_of_a_batch_of_almost_nothing_but_nan_the_share_has_no_exponent():
+    given = dataclasses.replace(batch([row(1, nonfinite=999)] * 3), site=Site("", "input", "0"))
+    (finding,) = findings(INPUT_SCALE, run_of([linear("fc")], lambda n: [given], losses=harmed))
+    assert "99.9% of the values are NaN or infinite" in finding.evidence
+
+
 def constant(value, count, **others):
     return [row(count, value, 0.0, **others)]
 

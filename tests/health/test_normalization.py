@@ -28,6 +28,7 @@ def normed(deviations, gain=0.8, trainable=True, losses=falling, by_batch=False)
 def test_running_statistics_that_do_not_fit_are_found_by_what_a_batch_norm_gives(share, severity):
     found = normed([0.8 * share] * 8)
     assert [(s.module, s.severity) for s in found] == ([("bn", severity)] if severity else [])
+    assert all(s.evidence.startswith("1 of 1 BatchNorms is in evaluation mode and uses running") for s in found)
 
 
 def test_a_frozen_batch_norm_is_a_note():

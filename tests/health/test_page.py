@@ -353,8 +353,13 @@ def test_what_is_over_is_not_said_to_last():
 
 
 def test_the_table_names_the_worst_layers_of_the_charts():
-    last = table_of(trained(20, sick="net.3").run, []).text.splitlines()[-1]
-    assert "worst layer in each chart at the last measurement: net.3 (RMS of activations, RMS of gradients, " in last
+    run, about_it = trained(20, sick="net.3").run, "layer in each chart at the last measurement: net.3 (RMS of act"
+    sick = Verdict("note", "dead_units", "net.3", 24, None, "It is dead.", "Lower the rate.")
+    assert f" The worst {about_it}" in table_of(run, [sick]).text.splitlines()[-1]
+    of_none = table_of(run, []).text
+    assert of_none.startswith("No problems found")
+    assert f" The most unusual {about_it}" in of_none.splitlines()[-1]
+    assert "worst" not in of_none
 
 
 @pytest.mark.parametrize(

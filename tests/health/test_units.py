@@ -106,6 +106,12 @@ def dying_in_turn(*begins):
     return findings(DEAD_UNITS, run_of(CHAIN, readings, 12))[0]
 
 
+def test_a_step_since_which_units_are_silent_is_named_once():
+    # The third of 8 units, with which the fault begins, falls silent together with most of the others.
+    finding = dying_in_turn(0, 2, 2, 2, 4)
+    assert "at every measurement since step 40 (4 of them by step 20);" in finding.evidence
+
+
 def test_of_units_that_died_one_after_the_other_the_evidence_names_the_steps_at_which_they_did():
     # More than a quarter of the 8 units are dead since the third one died.
     finding = dying_in_turn(0, 0, 2, 4, 6)

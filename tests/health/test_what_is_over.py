@@ -136,7 +136,7 @@ def test_units_that_began_as_one_are_over_once_they_have_parted(share, until):
         judge.see(look)
     (verdict,) = judge.verdicts
     assert (verdict.severity, verdict.since, verdict.until) == ("alarm", 0, until)
-    assert f"they now differ only {100 * share:.2g}% as much" in verdict.evidence
+    assert f"they now differ only {100 * share:.3g}% as much" in verdict.evidence
 
 
 def test_a_gap_in_validation_has_the_numbers_of_the_latest_evaluation():

@@ -372,7 +372,9 @@ def test_the_negative_numbers_that_a_logarithm_takes_are_counted():
     negative, low, high = int((taken < 0).sum()), float(taken.min()), float(taken.max())
     (found,) = found_in(*FAULTS["log of logits"][1:])
     assert found.rule == "loss_input"
-    assert f"but its input ranges from {low:.3g} to {high:.3g}, and {negative} of 16 values give" in found.evidence
+    assert (
+        f"but its input ranges from {low:.3g} to {high:.3g}, which makes {negative} of 16 values NaN" in found.evidence
+    )
 
 
 def test_the_range_of_the_logits_whose_overlap_is_taken():

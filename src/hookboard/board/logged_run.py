@@ -157,12 +157,12 @@ def series_of(read: Mapping[str, Tag]) -> dict[str, Series]:
 
 def series_of_health(quantities: Iterable[str]) -> dict[str, Series]:
     """Return a series for each quantity of a health record, by its id, such as "health/dead_fraction"."""
-    return {
-        (id := f"health/{quantity}"): Series(
-            id, quantity.replace("_", " "), "train", "health", quantity, QUANTITY_SCALES.get(quantity, "log")
-        )
-        for quantity in quantities
-    }
+    found = {}
+    for name in quantities:
+        label = name.replace("weight", "weight and bias").replace("_", " ")
+        id, scale = f"health/{name}", QUANTITY_SCALES.get(name, "log")
+        found[id] = Series(id, label, "train", "health", name, scale)
+    return found
 
 
 def default_of(series: Iterable[str], health: HealthRecord | None = None) -> str:

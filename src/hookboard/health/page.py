@@ -325,7 +325,8 @@ def _worst_layers(run: Run, verdicts: Sequence[Verdict]) -> str:
         if layer is not None and not (quantity == "dead_fraction" and layer[1] == 0):
             named.setdefault(layer[0], []).append(CHARTED[quantity])
     parts = [f"{escaped(name)} ({', '.join(words)})" for name, words in named.items()]
-    return f" The worst layer in each chart at the last measurement: {'; '.join(parts)}." if parts else ""
+    which = "worst" if verdicts else "most unusual"
+    return f" The {which} layer in each chart at the last measurement: {'; '.join(parts)}." if parts else ""
 
 
 PROMPT_RECORDS_MAX = 32

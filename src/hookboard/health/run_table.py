@@ -21,7 +21,7 @@ from hookboard.model.sites import Role
 QUANTITIES: dict[str, str] = {
     "activation_rms": "The RMS of the layer's output.",
     "gradient_rms": "The RMS of the gradient with respect to the layer's output.",
-    "weight_rms": "The RMS of all weights that the layer owns.",
+    "weight_rms": "The RMS of all weights and biases that the layer owns.",
     "weight_gradient_rms": "The RMS of the gradients of all its weights.",
     "update_ratio": "The L2 norm of the weights' change in the step relative to their norm before (inf if it was 0).",
     "dead_fraction": "The fraction of the output's channels (every k-th if there are over 4096) that are always 0.",
@@ -571,10 +571,9 @@ def onsets(began: np.ndarray, since: int) -> tuple[int, str]:
     """
     steps, counts = np.unique(began, return_counts=True)
     onset, last, most = int(steps[counts.argmax()]), int(steps[-1]), int(counts.max())
-    by_then = int((began <= since).sum())
     more = list[str]()
     if since < last:
-        more.append(f"{by_then} of them by step {since}")
-    if onset != last and (onset != since or most < by_then):
+        more.append(f"{(began <= since).sum()} of them by step {since}")
+    if onset not in (last, since):
         more.append(f"{most} since step {onset}")
     return onset, f"since step {last} ({', '.join(more)})" if more else f"since step {last}"

@@ -110,7 +110,7 @@ def loss_input(done: TracedStep) -> Iterator[Finding]:
             yield Finding(
                 op.place.module,
                 f"{op.name} {op.place} expects numbers above 0, but its input ranges from {float(low):.3g} to "
-                f"{float(high):.3g}, and {int(negative):,} of {total:,} values give NaN",
+                f"{float(high):.3g}, which makes {int(negative):,} of {total:,} values NaN",
                 "for logits use cross_entropy or binary_cross_entropy_with_logits; for probabilities apply softmax "
                 "or sigmoid before the logarithm",
                 "alarm",

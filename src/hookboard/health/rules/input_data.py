@@ -105,7 +105,7 @@ def _nonfinite(run: Run, site: Site, reading: Reading) -> Said | None:
     if not count:
         return None
     share = count / (count + reading.moments.count)
-    evidence = f"{100 * share:.2g}% of the values{'' if site.index else ' of the batch'} are NaN or infinite"
+    evidence = f"{100 * share:.3g}% of the values{'' if site.index else ' of the batch'} are NaN or infinite"
     advice = "Look for missing values in the data, and for a division by 0 in its preprocessing."
     if not _is_replaced_inside(run):
         return evidence, advice, "alarm", 3.0

@@ -470,8 +470,8 @@ def weight_decay(run: Run) -> Iterator[Finding]:
 def _taken(run: Run, share: float, ratio: float) -> Iterator[Finding]:
     if share >= UPDATE_RATIO_SMALL and ratio < math.sqrt(2) * share:
         evidence = (
-            f"weight decay shrinks the weights by {100 * share:.2g}% per step, while the whole step changes them by "
-            f"{100 * ratio:.2g}% (medians over layers){harm_of(run)}"
+            f"weight decay shrinks the weights by {100 * share:.3g}% per step, while the whole step changes them by "
+            f"{100 * ratio:.3g}% (medians over layers){harm_of(run)}"
         )
         decay = max(held.decay for held in run.facts.held_back.values())
         advice = "lower weight_decay; AdamW's default is 0.01"

@@ -127,8 +127,8 @@ def _unnormalized(run: Run) -> Iterator[Finding]:
     )
     severity: Severity = "alarm" if is_far else severity_of(run)
     evidence = (
-        f"{len(off)} of {len(known)} BatchNorms {'is' if len(off) == 1 else 'are'} in evaluation mode and use running "
-        f"statistics: the standard deviation of the channels is {times} times their gain (with batch statistics, at "
+        f"{len(off)} of {len(known)} BatchNorms {'is in' if len(off) == 1 else 'are in'} evaluation mode and "
+        f"use{'s' * (len(off) == 1)} running statistics: the standard deviation of the channels is {times} times their gain (with batch statistics, at "
         f"most about 1){harm_of(run)}."
     )
     advice = "Call train() on them, or check that their running statistics fit the data."

@@ -495,7 +495,7 @@ def _constant_finding(run: Run, layer: Layer, name: str, value: float) -> Findin
     now = course[-1][1]
     evidence = (
         f"all elements of {name} were {value:.3g} at the start, so its units began identical and are slow to "
-        f"diverge; they now differ only {100 * now:.2g}% as much as random units would"
+        f"diverge; they now differ only {100 * now:.3g}% as much as random units would"
     )
     until = (
         max(step for step, share in course if step == course[0][0] or share < PARTED_SHARE)
