@@ -4,12 +4,16 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 pytestmark = [pytest.mark.spawns, pytest.mark.usefixtures("python_is_warm")]
 
 FOLDER = str(Path(__file__).parents[2] / "benchmarks")
 
+HAS_FAKE_WORK = hasattr(torch._C._distributed_c10d, "FakeWork")
 
+
+@pytest.mark.skipif(not HAS_FAKE_WORK, reason="no collective of this torch's fake processes is ever completed")
 def test_every_table_has_a_row(monkeypatch, capsys):
     monkeypatch.syspath_prepend(FOLDER)
     __import__("ranks").main(["--quick"])

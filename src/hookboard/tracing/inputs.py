@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hookboard.base.ranks import local
 from hookboard.health import Finding, Rule
 from hookboard.tracing.calls import Op, Value
 from hookboard.tracing.rules import OBSERVERS, LossCall, TracedStep, in_numbers, losses_of
@@ -60,7 +61,7 @@ class DataInput(NamedTuple):
     Args:
         op: the call.
         value: the value of the argument.
-        tensor: the argument, detached.
+        tensor: the argument, detached; of a DTensor what this rank has.
     """
 
     op: Op
@@ -74,7 +75,7 @@ def note_input(op: Op, given: Mapping[str, Tensor], results: Sequence[Tensor]) -
     value = op.arguments.get(name)
     if not isinstance(value, Value) or value.of_parameters or not given[name].is_floating_point():
         return None
-    return DataInput(op, value, given[name].detach())
+    return DataInput(op, value, local(given[name].detach()))
 
 
 def _inputs_of(done: TracedStep) -> Iterator[DataInput]:
@@ -93,9 +94,8 @@ def input_scale(done: TracedStep) -> Iterator[Finding]:
     """
     for data in _inputs_of(done):
         rms = float(data.tensor.double().square().mean().sqrt()) if data.tensor.numel() else 0.0
-        if RMS_SMALL < rms < RMS_LARGE or rms == 0 or not math.isfinite(rms):
-            continue
-        if any(value.path in done.step.float_paths for value in data.value.ancestors()):
+        is_usual = RMS_SMALL < rms < RMS_LARGE or rms == 0 or not math.isfinite(rms)
+        if is_usual or any(value.path in done.step.float_paths for value in data.value.ancestors()):
             continue
         advice = "check whether it is scaled down twice"
         if rms >= RMS_LARGE:
