@@ -1,13 +1,15 @@
 """All uses of torch's private names, except those of its writer to TensorBoard. No other file has any."""
 
+import functools
 import operator
 import re
 import types
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Set
-from contextlib import AbstractContextManager, contextmanager
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Sequence, Set
+from contextlib import AbstractContextManager
 from datetime import timedelta
-from typing import Any
+from itertools import chain, starmap
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -22,10 +24,18 @@ from torch.autograd.graph import Node
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _get_current_dispatch_mode_stack,
+    is_traceable_wrapper_subclass,
+)
 from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 backward_number: Callable[[], int] = torch._C._current_graph_task_id
 """Which backward pass this thread runs; -1 where it runs none. It cannot be traced by torch.compile."""
@@ -313,6 +323,13 @@ def has_unscaled(scaler: GradScaler, optimizer: Optimizer) -> bool:
     return scaler._per_optimizer_states[id(optimizer)]["stage"] is not OptState.READY
 
 
+def remove_step_hooks(*hooks: Callable[..., object]) -> None:
+    """Remove these hooks on the steps of all optimizers, if they are there."""
+    for known in (_global_optimizer_pre_hooks, _global_optimizer_post_hooks):
+        for key in [key for key, hook in known.items() if hook in hooks]:
+            known.pop(key, None)
+
+
 STEP_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 """The attributes of an optimizer with the hooks on its steps."""
 
@@ -415,39 +432,50 @@ def put_on_stack(mode: TorchFunctionMode) -> None:
     There it stays when another mode is left, which pops the uppermost one, whichever that is: that of a block with a
     device does so too.
     """
-    others = [torch.overrides._pop_mode() for _ in _modes()]
+    modes = torch.overrides._get_current_function_mode_stack()
     default = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
-    is_default = default is not None and others[-1:] == [default]
-    # `others` has the uppermost first, and a default device last.
-    for one in [*others[len(others) - is_default :], mode, *reversed(others[: len(others) - is_default])]:
-        torch.overrides._push_mode(one)
+    _stack(modes, [*modes[: (place := default is not None and modes[:1] == [default])], mode, *modes[place:]])
 
 
 def take_off_stack(mode: TorchFunctionMode) -> bool:
     """Take a mode off this thread's stack of torch function modes; return False if it is not there."""
-    is_there = any(one is mode for one in _modes())
-    if is_there:
-        for one in reversed([torch.overrides._pop_mode() for _ in _modes()]):
-            if one is not mode:
-                torch.overrides._push_mode(one)
-    return is_there
+    modes = torch.overrides._get_current_function_mode_stack()
+    others = [one for one in modes if one is not mode]
+    if len(others) < len(modes):
+        _stack(modes, others)
+    return len(others) < len(modes)
 
 
-def _modes() -> list[Any]:
-    return list(torch.overrides._get_current_function_mode_stack())
+def _stack(old: Sequence[Any], new: Sequence[Any]) -> None:
+    """Replace the modes on the stack in one call in C: Ctrl-C between two would lose those of the user."""
+    pops = starmap(torch._C._pop_torch_function_stack, [()] * len(old))
+    deque(chain(pops, map(torch._C._push_on_torch_function_stack, new)), maxlen=0)
 
 
-@contextmanager
-def computing_plainly() -> Iterator[None]:
-    """Compute with gradients, without autocast and without calling the modes and torch functions of others."""
-    with (
-        torch.inference_mode(False),
-        torch.enable_grad(),
-        torch._C._DisableAutocast(),
-        torch._C.DisableTorchFunction(),
-        _disable_current_modes(),
-    ):
-        yield
+def computing_plainly(run: Callable[P, T]) -> Callable[P, T]:
+    """Make a function compute with gradients, without autocast and without the modes and torch functions of others.
+
+    No context, because Ctrl-C may come between the end of a `with` and the first line of what ends its context.
+    """
+
+    @functools.wraps(run)
+    def plainly(*args: P.args, **named: P.kwargs) -> T:
+        modes = _get_current_dispatch_mode_stack()
+        off = map(torch._C._pop_torch_dispatch_stack, [None] * len(modes))
+        on = map(torch._C._push_on_torch_dispatch_stack, modes)
+        try:
+            deque(off, maxlen=0)  # one call in C, as in `_stack`
+            # Without inference mode gradients are on, unless someone switches them off in between.
+            with torch._C._InferenceMode(False), torch._C._DisableAutocast(), torch._C.DisableTorchFunction():
+                return run(*args, **named)
+        except BaseException:
+            while torch._C._len_torch_dispatch_stack():  # what an interrupt has left of the function's own
+                torch._C._pop_torch_dispatch_stack(None)
+            raise
+        finally:
+            deque(on, maxlen=0)
+
+    return plainly
 
 
 unheard: Callable[[], AbstractContextManager[None]] = torch._C.DisableTorchFunction

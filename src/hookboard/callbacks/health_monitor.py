@@ -458,6 +458,9 @@ class HealthMonitor(SiteLogger[HealthState]):
                 super()._end_training(loop, state)
 
     def _leave(self, state: HealthState) -> None:
+        super()._leave(state)
+        for taps in filter(None, (state.inputs, state.choices)):
+            taps.detach()
         state.close()  # after an exception too, what has been seen is told
         if state.reporter is not None and state.reporter.page_at_end is not None and self._run is not None:
             state.reporter.page_at_end.write(self._run.now.step if self._run.seen else None)

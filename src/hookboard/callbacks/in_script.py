@@ -25,7 +25,7 @@ from hookboard.base.rule_texts import more_on
 from hookboard.callbacks.health_monitor import HealthMonitor
 from hookboard.health import rules_of
 from hookboard.loops import BareLoop, give_to_lightning, give_to_transformers
-from hookboard.measure import hearing_backward
+from hookboard.measure import hear_backward, unhear_backward
 from hookboard.tracing import RULES, Findings, LiveStep
 
 OPTIONS = json.loads(os.environ.get("HOOKBOARD_RUN", "{}"))
@@ -197,7 +197,8 @@ class _LoopReader:
             if live.is_over:  # by an error, or because it is too long
                 self._end_at_forward()
 
-        self._until_end.enter_context(hearing_backward(hear))
+        self._until_end.callback(unhear_backward, hear)
+        hear_backward(hear)
         self._until_end.callback(register_optimizer_step_post_hook(self._stepped).remove)
         live.begin(None, in_closure=any(frame.f_code.co_filename == _STEPPING for frame, _ in walk_stack(None)))
 

@@ -193,6 +193,10 @@ class SiteLogger(HookboardCallback[V]):
         state.recorder.forget_shapes()
         state.news.facts = None
 
+    def _leave(self, state: V) -> None:
+        state.observe(False)  # also if Ctrl-C has come in the middle of a batch's end, or of this
+        state.taps.detach()
+
     def _begin_batch(self, loop: Loop, state: V, batch: Any) -> None:
         state.until_batch_end.callback(state.end_step)
         state.observe(True)

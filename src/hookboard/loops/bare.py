@@ -24,7 +24,7 @@ from hookboard.base.ranks import has_process_group
 from hookboard.loops.callback import HookboardCallback
 from hookboard.loops.loop import Loop
 from hookboard.loops.trainer import Members, scaler_of_fabric
-from hookboard.measure import hearing_backward
+from hookboard.measure import hear_backward, unhear_backward
 from hookboard.writers import write_rows
 
 
@@ -82,7 +82,8 @@ class BareLoop(Loop):
         self._members.begin_batch(self, self.stage, batch, self._batch_idx, 0)
         with ExitStack() as until_end:
             if self.stage == "train":
-                until_end.enter_context(hearing_backward(self._hear_backward))
+                until_end.callback(unhear_backward, self._hear_backward)
+                hear_backward(self._hear_backward)
                 self._is_in_step = True
                 until_end.callback(setattr, self, "_is_in_step", False)
             try:
@@ -120,10 +121,11 @@ class BareLoop(Loop):
         self.is_running = True
         with ExitStack() as until_end:
             until_end.callback(setattr, self, "is_running", False)
+            until_end.callback(unhear_backward, self._hear_backward)
             for logger in self.loggers:
                 until_end.callback(_save, logger)
             until_end.callback(write_rows, self.loggers)
-            for callback in self._given:
+            for callback in [*self._given, *self._given]:  # twice, because Ctrl-C may come in the middle of the first
                 until_end.callback(callback.call, "end_run", self)
             for callback in self._given:
                 callback.call("begin_fit", self)
@@ -177,8 +179,8 @@ class BareLoop(Loop):
         for optimizer in self.optimizers:
             until_end.callback(optimizer.register_step_pre_hook(hears).remove)
         if scaler is not None:
+            until_end.callback(vars(scaler).pop, "step", None)
             vars(scaler)["step"] = scaled_step
-            until_end.callback(vars(scaler).pop, "step")
 
     def _hear_backward(self, backward: Callable[[], None], losses: Sequence[Tensor]) -> None:
         """Run a backward pass, and call the members before and after it, if it is that of one loss."""

@@ -205,10 +205,12 @@ class HookboardCallback(CallbackMethods[W]):
         try:
             with suppress(Exception):  # the error that has ended the fit may occur here too
                 self._kept = self._entry(loop)  # for a checkpoint that is written after the fit
-            self._end_all()
-        finally:
-            let_go_of_model(self)
-            loop.leave(self)
+        finally:  # whatever comes: Ctrl-C may
+            try:
+                self._end_all()
+            finally:
+                let_go_of_model(self)
+                loop.leave(self)
 
     def break_off(self, loop: Loop) -> None:
         """End the run after an error, see `end_run`: other ranks may be waiting for this one, so it hurries."""
@@ -537,12 +539,12 @@ class HookboardCallback(CallbackMethods[W]):
             if self._ranks is not None:
                 self._ranks.close()
                 self._ranks = self.patience = None
-            live, self._live = self._live, {}
-            for state in live.values():
+            for stage, state in list(self._live.items()):
                 try:
                     self._leave(state)
                 finally:
                     state.remove_hooks()
+                    self._live.pop(stage, None)
 
     def _entry(self, loop: Loop) -> dict[str, Any] | None:
         """Return the entry for a checkpoint, after the fit the one from its end; None if there is no state to save."""

@@ -11,7 +11,7 @@ reads others like it; `job_of` describes a tensor for those of Triton, and `meas
 """
 
 from hookboard.measure.attention import AttentionWatch
-from hookboard.measure.backward_calls import hearing_backward
+from hookboard.measure.backward_calls import hear_backward, unhear_backward
 from hookboard.measure.card import measuring_device, needs_host
 from hookboard.measure.columns import empty_row
 from hookboard.measure.derived import DERIVED
@@ -24,7 +24,7 @@ from hookboard.measure.memory import is_plain
 from hookboard.measure.merge import merge_rows
 from hookboard.measure.module_tap import UNKNOWN, around_measuring
 from hookboard.measure.native import form_of
-from hookboard.measure.own_call import is_own_call, own_call, spare_of
+from hookboard.measure.own_call import as_own_call, is_own_call, own_call, spare_of
 from hookboard.measure.packet import sent_together
 from hookboard.measure.readings import Places, Reading, ReadingList, Readings
 from hookboard.measure.recorder import Recorder
@@ -70,12 +70,13 @@ __all__ = [
     "Taps",
     "around_measuring",
     "as_list",
+    "as_own_call",
     "channel_row_count",
     "channel_stride",
     "empty_row",
     "form_of",
     "fused_layers",
-    "hearing_backward",
+    "hear_backward",
     "histograms",
     "hooked",
     "is_own_call",
@@ -89,6 +90,7 @@ __all__ = [
     "plan",
     "sent_together",
     "spare_of",
+    "unhear_backward",
     "watch_output",
     "why_no_gradient",
 ]

@@ -172,6 +172,7 @@ def _show_all(args: Any, kwargs: Any) -> None:
 _show = torch.compiler.disable(_show_all)  # between two graphs torch.compile would compile it, and all that it calls
 
 
+@computing_plainly
 def attention_numbers(
     query: Tensor,
     key: Tensor,
@@ -195,7 +196,7 @@ def attention_numbers(
     tensors = (query, key) if attn_mask is None else (query, key, attn_mask)
     if not all(map(_is_what_it_holds, tensors)) or not (query.numel() and key.numel()):
         return None
-    with computing_plainly(), torch.no_grad():
+    with torch.no_grad():
         lead = torch.broadcast_shapes(*(one.shape[: -3 if query.dim() > 3 else -2] for one in tensors))
         q, k, *masks = (one.unsqueeze(-3) if one.dim() == query.dim() <= 3 else one for one in tensors)
         (heads, length, width), (groups, keys) = q.shape[-3:], k.shape[-3:-1]

@@ -1,9 +1,8 @@
-"""`hearing_backward`: calls a listener at each backward pass that a thread begins."""
+"""`hear_backward`: has a listener called at each backward pass that a thread begins, until `unhear_backward`."""
 
 import functools
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,51 +14,54 @@ Listener = Callable[[Callable[[], None], Sequence[Tensor]], None]
 _listeners: dict[int, list[Listener]] = {}
 """The listeners to the backward passes of each thread. `torch.autograd.backward` is replaced while there are any."""
 
-_replaced: Any = torch.autograd.backward
-"""The function that stood in `torch.autograd.backward` before it was replaced."""
+_ours: Any = None
+"""What was put in place of `torch.autograd.backward` last; that is its `__wrapped__`."""
 
 _changing, _in_backward = threading.Lock(), threading.local()
 
 
-@contextmanager
-def hearing_backward(listener: Listener) -> Iterator[None]:
-    """Call a listener at each backward pass of this thread.
+def hear_backward(listener: Listener) -> None:
+    """Call a listener at each backward pass of this thread from now on.
 
     All threads share one replacement: with one each, the thread that ends last would put back that of another.
     """
-    global _replaced
-    here = threading.get_ident()
+    global _ours
     with _changing:
-        if not _listeners:
-            _replaced, torch.autograd.backward = torch.autograd.backward, _backward
-        _listeners.setdefault(here, []).append(listener)
-    try:
-        yield
-    finally:
-        with _changing:
-            _listeners[here].remove(listener)
-            if not _listeners[here]:
-                del _listeners[here]
-            # If somebody else has replaced it since, theirs stays: it calls ours, which passes all on without
-            # listeners.
-            if not _listeners and torch.autograd.backward is _backward:
-                torch.autograd.backward = _replaced
+        _listeners.setdefault(threading.get_ident(), []).append(listener)
+        if _ours is None or torch.autograd.backward is not _ours:
+            _ours = torch.autograd.backward = _heard(torch.autograd.backward)
 
 
-@functools.wraps(torch.autograd.backward)
-def _backward(tensors: Any, *args: Any, **named: Any) -> None:
-    """Stand in for `torch.autograd.backward`: the backward pass runs through this thread's listeners."""
-    run: Callable[[], None] = functools.partial(_replaced, tensors, *args, **named)
-    listeners = _listeners.get(threading.get_ident(), ())
-    # Activation checkpointing calls `backward` again inside that of the loss.
-    if not listeners or vars(_in_backward):
-        return run()
-    given = tensors if isinstance(tensors, list | tuple) else [tensors]
-    losses = [one for one in given if isinstance(one, Tensor)]
-    _in_backward.is_inside = True
-    try:
-        for listener in list(listeners):
-            run = functools.partial(listener, run, losses)
-        run()
-    finally:
-        del _in_backward.is_inside
+def unhear_backward(listener: Listener) -> None:
+    """Call a listener no longer; it may be called again, as after an interrupt in the middle of it."""
+    with _changing:
+        for thread, heard in list(_listeners.items()):
+            heard[:] = [one for one in heard if one != listener]
+            if not heard:
+                del _listeners[thread]
+        # If somebody else has replaced it since, theirs stays: it calls ours, which passes all on without listeners.
+        if not _listeners and torch.autograd.backward is _ours:
+            torch.autograd.backward = vars(_ours)["__wrapped__"]
+
+
+def _heard(real: Callable[..., None]) -> Callable[..., None]:
+    """Return what stands in for `torch.autograd.backward`: the backward pass runs through this thread's listeners."""
+
+    @functools.wraps(real)
+    def backward(tensors: Any, *args: Any, **named: Any) -> None:
+        run: Callable[[], None] = functools.partial(real, tensors, *args, **named)
+        listeners = _listeners.get(threading.get_ident(), ())
+        # Activation checkpointing calls `backward` again inside that of the loss.
+        if not listeners or vars(_in_backward):
+            return run()
+        given = tensors if isinstance(tensors, list | tuple) else [tensors]
+        losses = [one for one in given if isinstance(one, Tensor)]
+        _in_backward.is_inside = True
+        try:
+            for listener in list(listeners):
+                run = functools.partial(listener, run, losses)
+            run()
+        finally:
+            del _in_backward.is_inside
+
+    return backward

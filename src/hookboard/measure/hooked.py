@@ -1,5 +1,6 @@
 """`hooked`: puts hooks on a module, in the order that hookboard's hooks need, and takes them off together."""
 
+from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -47,20 +48,25 @@ def hooked(
         hooks.callback(Detour(module, before or _ignore, after or _ignore).end)
         return hooks
     handles = {}
-    if after is not None:
-        handles["after"] = module.register_forward_hook(after, with_kwargs=with_kwargs, always_call=always_call)
-    if before is not None:
-        handles["before"] = module.register_forward_pre_hook(before, with_kwargs=True)
-    for kind, handle in handles.items():
-        hooks.callback(handle.remove)
-        if numbers is not None:
-            renumber(handle, numbers.setdefault(kind, handle.id))
-    _sort(forward_hooks_of(module))
-    _sort(forward_pre_hooks_of(module))
+    try:
+        if after is not None:
+            handles["after"] = module.register_forward_hook(after, with_kwargs=with_kwargs, always_call=always_call)
+        if before is not None:
+            handles["before"] = module.register_forward_pre_hook(before, with_kwargs=True)
+        for kind, handle in handles.items():
+            hooks.callback(handle.remove)
+            if numbers is not None:
+                renumber(handle, numbers.setdefault(kind, handle.id))
+        _sort(forward_hooks_of(module))
+        _sort(forward_pre_hooks_of(module))
+    except BaseException:  # Ctrl-C: nobody has the stack yet
+        for handle in handles.values():
+            handle.remove()
+        raise
     return hooks
 
 
-def _sort(hooks: dict[int, Callable[..., Any]]) -> None:
+def _sort(hooks: "OrderedDict[int, Callable[..., Any]]") -> None:
     """Sort the hooks of a module in place."""
 
     def place(key: int) -> tuple[int, int]:
@@ -70,7 +76,7 @@ def _sort(hooks: dict[int, Callable[..., Any]]) -> None:
         return kind, -key if kind == EDITS_GRADIENTS else key
 
     for key in sorted(hooks, key=place):
-        hooks[key] = hooks.pop(key)
+        hooks.move_to_end(key)
 
 
 def _ignore(*_: object) -> None:

@@ -7,24 +7,42 @@ its modules in threads of its own.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
-own_calls: list[dict[int, tuple[Any, Any]]] = []
-"""One dict for each running own call, the innermost last: the id of an original to (original, copy)."""
+
+class _Spares(dict[int, tuple[Any, Any]]):
+    """The id of an original to (original, copy). It equals itself alone."""
+
+    __eq__ = object.__eq__
+
+
+own_calls: list[_Spares] = []
+"""One for each running own call, the innermost last."""
 
 
 @contextmanager
 def own_call() -> Iterator[None]:
     """Mark all calls of a model inside the context as made by hookboard itself. Contexts may be nested."""
-    spares: dict[int, tuple[Any, Any]] = {}
-    own_calls.append(spares)
+    spares = _Spares()
     try:
+        own_calls.append(spares)
         yield
     finally:
         # Not by `pop`: calls in several threads end in any order. In place, because taps hold this very list.
-        own_calls[:] = [other for other in own_calls if other is not spares]
+        own_calls.remove(spares)
+
+
+def as_own_call(run: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
+    """Call a function inside `own_call`, of which nothing is left whenever Ctrl-C comes."""
+    spares = _Spares()
+    try:
+        own_calls.append(spares)
+        return run(*args, **named)
+    finally:
+        own_calls.remove(spares)
 
 
 def is_own_call() -> bool:

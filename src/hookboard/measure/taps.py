@@ -107,7 +107,7 @@ class Hook:
     def release(self) -> None:
         """Count one user less; after the last, remove the hooks."""
         self.users -= 1
-        if not self.users:
+        if self.users <= 0:
             self._on_module.close()
 
 
@@ -204,7 +204,8 @@ class Taps:
     def _unhook(self, names: Iterable[str]) -> None:
         for name in names:
             if name in self._hooks:
-                self._hooks.pop(name).release()
+                self._hooks[name].release()
+                self._hooks.pop(name)
 
     def detach(self) -> None:
         """Remove every hook. Hooks on a graph that is still alive do nothing from now on."""

@@ -3,7 +3,6 @@
 import math
 import weakref
 from collections.abc import Callable
-from contextlib import ExitStack
 from typing import Any
 
 from torch import Tensor, nn
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 from hookboard.base.messages import inform, warn
 from hookboard.base.torch_private import computing_plainly
 from hookboard.health import Finding, StepFacts
-from hookboard.measure import own_call
+from hookboard.measure import as_own_call
 from hookboard.tracing.adapters import Adapter, adapters_of
 from hookboard.tracing.bad_operation import Program
 from hookboard.tracing.calls import Value
@@ -21,7 +20,7 @@ from hookboard.tracing.program import TooLongError
 from hookboard.tracing.reading import QUESTIONS, Reader, alarms_first, any_not_zero
 from hookboard.tracing.rules import findings_of
 from hookboard.tracing.scheduling import findings_of_schedules
-from hookboard.tracing.standing_aside import standing_aside
+from hookboard.tracing.standing_aside import StandingAside
 
 MAX_TRIES = 3
 """A first batch without a backward pass is followed by another try, at most this many in all (a choice)."""
@@ -46,8 +45,8 @@ class LiveStep:
         self._model: nn.Module = loop.model
         # Under automatic optimization Lightning tells the one loss; elsewhere there may be several in a batch.
         self._has_one_loss = loop.trainer is not None and getattr(loop.model, "automatic_optimization", True)
-        self._until_end = ExitStack()
         self._reader: Reader | None = None
+        self._aside: StandingAside | None = None
         self._ledger: Ledger | None = None
         self._tries, self._has_failed = 0, False
         self._last: Callable[[], Tensor | None] = lambda: None
@@ -70,8 +69,7 @@ class LiveStep:
         self.leave()
         self._tries += 1
         try:
-            with computing_plainly():
-                self._follow(batch)
+            computing_plainly(self._follow)(batch)
             if self._ledger is not None:
                 self._ledger.is_in_closure = in_closure
         except Exception as error:  # the user's step runs, followed or not; so with all below
@@ -91,7 +89,8 @@ class LiveStep:
                 self._schedules += findings_of_schedules(self._loop.trainer, self._loop.model)
         self._reader = Reader(self._model, batch, self._hear)
         trace, self._ledger = self._reader.step, Ledger(self._model)
-        self._until_end.enter_context(standing_aside(trace, self._hear, self._at_step))
+        self._aside = StandingAside(trace, self._hear, self._at_step)
+        self._aside.put()
         trace.begin()
 
     def _hear(self, loss: Tensor) -> bool:
@@ -111,9 +110,8 @@ class LiveStep:
         if self._reader is not None and self._ledger is not None:
             self._ledger.is_in_closure = has_closure
             try:
-                with computing_plainly():
-                    if optimizer is not None:
-                        self._ledger.before_step(optimizer, self._reader.step.ops)
+                if optimizer is not None:
+                    computing_plainly(self._ledger.before_step)(optimizer, self._reader.step.ops)
             except Exception as error:  # ends the record
                 self._reader.step.give_up(error)
 
@@ -125,8 +123,8 @@ class LiveStep:
         # Weakly: a tensor keeps its graph.
         self._last = weakref.ref(loss)
         try:
-            with reader.step.aside(), computing_plainly(), own_call(), self._loop.unobserved():
-                self._judge(reader, loss)
+            with reader.step.aside(), self._loop.unobserved():
+                as_own_call(computing_plainly(self._judge), reader, loss)
         except Exception as error:  # ends the record
             reader.step.give_up(error)
         if self._has_one_loss:
@@ -172,13 +170,13 @@ class LiveStep:
         reader = self._reader
         if reader is None or not reader.losses:
             return
-        with reader.step.aside(), computing_plainly():
+        with reader.step.aside():
             if self._ledger is not None:
-                self._ledger.after_backward()
+                computing_plainly(self._ledger.after_backward)()
             came = [p.grad for p in self._model.parameters() if p.requires_grad and p.grad is not None]
             # Where a gradient has come and is gone, a hook took it in the backward pass.
             if not reader.has_gradient and (came or not reader.reached):
-                reader.has_gradient = any_not_zero(came)
+                reader.has_gradient = computing_plainly(any_not_zero)(came)
 
     def end(self) -> StepFacts | None:
         """End the batch; return what is known of the step, or None if another batch is to be followed."""
@@ -194,12 +192,7 @@ class LiveStep:
             if reader.step.fault is not None:
                 self._say_not_read(reader.step.fault)
             elif reader.losses:
-                with computing_plainly():
-                    if self._ledger is not None:
-                        self._ledger.settle(reader.step.ops)
-                        self._findings += self._ledger.findings()
-                    unused = reader.unused()
-                    found = alarms_first([*unused, *self._findings, *reader.cuts()])
+                unused, found = self._found(reader)
                 for one in [] if self._loop.is_rank_zero else unused:  # other ranks have nobody to judge it
                     warn(str(one))
                 facts, reached = self._facts, reader.reached
@@ -210,11 +203,19 @@ class LiveStep:
         self.leave()
         return facts._replace(findings=found)
 
+    @computing_plainly
+    def _found(self, reader: Reader) -> tuple[list[Finding], list[Finding]]:
+        """Return what was found of unused outputs, and all that was found, with that."""
+        if self._ledger is not None:
+            self._ledger.settle(reader.step.ops)
+            self._findings += self._ledger.findings()
+        unused = reader.unused()
+        return unused, alarms_first([*unused, *self._findings, *reader.cuts()])
+
     def _of_optimizers(self, reached: set[str] | None) -> list[Finding]:
         try:
-            with computing_plainly():
-                found = findings_of_optimizers(self._loop.optimizers, self._model, reached, self._outside)
-                return [*found, *(self._schedules or ())]
+            find = computing_plainly(findings_of_optimizers)
+            return [*find(self._loop.optimizers, self._model, reached, self._outside), *(self._schedules or ())]
         except Exception as error:  # an optimizer may be anything that has a `step`
             warn(f"the optimizers were not inspected ({type(error).__name__}: {error})")
             return []
@@ -240,7 +241,9 @@ class LiveStep:
         """Take the trace off the stack, and everything back that was replaced for it."""
         if self._reader is not None:
             self._reader.step.leave()
-        self._until_end.close()
+        if self._aside is not None:
+            self._aside.close()
+            self._aside = None
 
     def leave(self) -> None:
         """Stop following, and drop all that is kept of the step."""

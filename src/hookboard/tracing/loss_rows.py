@@ -46,6 +46,7 @@ def row_counts_of(batch: Any) -> frozenset[int] | None:
     return None if batch is None else frozenset(one.shape[0] for _, one in tensors_in(batch) if one.dim())
 
 
+@computing_plainly
 def worst_rows_of(loss: Tensor, counts: Collection[int] | None = None, excess: float = 0.0) -> WorstRows | None:
     """Return the rows of the batch with the largest loss, or whose loss is not finite; None if no few stand out.
 
@@ -61,7 +62,7 @@ def worst_rows_of(loss: Tensor, counts: Collection[int] | None = None, excess: f
     saved = {} if node is None else saved_tensors_of(node)
     if node is None or "self" not in saved or any(type(one) is not Tensor for one in saved.values()):
         return None
-    with computing_plainly(), torch.no_grad():
+    with torch.no_grad():
         values, is_counted = _values_of(node, {name: one.detach() for name, one in saved.items()})
         rows = _row_count(node, values)
         if rows < 2 or (counts is not None and rows not in counts):

@@ -211,8 +211,7 @@ class StepTrace(TorchFunctionMode):
         if _changes_in_place(func) and args and isinstance(args[0], Tensor):
             value = self.value_of(args[0])
             if value in self.given and value.parameter is None:
-                with computing_plainly():
-                    self.given[value] = args[0].detach().clone()
+                self.given[value] = computing_plainly(lambda: args[0].detach().clone())()
         return op, tensors
 
     def _note_inputs(self) -> None:
@@ -241,8 +240,7 @@ class StepTrace(TorchFunctionMode):
         op.autocast = autocast_of(given.values())
         observer = self._observers.get(name)
         if observer is not None and all(map(can_be_read, [*given.values(), *results])):
-            with computing_plainly():
-                op.seen = observer(op, given, results)
+            op.seen = computing_plainly(observer)(op, given, results)
         if not op.with_grad and any(value.requires_grad for value in op.inputs):
             op.checkpoint = self._checkpoint()
         self.ops.append(op)

@@ -70,8 +70,7 @@ class Reader:
             yield
 
     def _take_only(self, loss: Tensor) -> bool:
-        with computing_plainly():
-            self.take_without_backward(loss)
+        computing_plainly(self.take_without_backward)(loss)
         return False
 
     def take_without_backward(self, loss: Tensor) -> None:

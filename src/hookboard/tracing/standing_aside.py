@@ -1,4 +1,4 @@
-"""`standing_aside`: keeps a trace from disturbing what torch does differently while a torch function mode is there.
+"""`StandingAside`: keeps a trace from disturbing what torch does differently while a torch function mode is there.
 
 All functions of torch that are replaced while the first step is followed are replaced here. A replacement is taken back
 unless code other than ours has replaced it since; then it stays below, and does nothing once the trace is over. Each
@@ -10,25 +10,22 @@ import inspect
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from hookboard.base.torch_private import COMPILED_CALLERS, COMPILED_CODE
-from hookboard.measure import around_measuring, hearing_backward
+from hookboard.base.torch_private import COMPILED_CALLERS, COMPILED_CODE, remove_step_hooks
+from hookboard.measure import around_measuring, hear_backward, unhear_backward
 from hookboard.tracing.program import StepTrace
 
 _HERE = os.path.abspath(__file__)
 
 
-@contextmanager
-def standing_aside(
-    trace: StepTrace, at_backward: Callable[[Tensor], object], at_step: Callable[[Any, bool], object]
-) -> Iterator[None]:
-    """Take a trace off the stack inside the context where it would change what runs.
+class StandingAside:
+    """Takes a trace off the stack, between `put` and `close`, where it would change what runs.
 
     That is in compiled code, which would be compiled with the trace in it; in the steps of optimizers; in backward
     passes; and where torch asks whether there is a mode, because layers in evaluation mode then take a slower way with
@@ -41,38 +38,124 @@ def standing_aside(
             after it.
     """
 
-    def hears(backward: Callable[[], None], losses: Sequence[Tensor]) -> None:
-        if not trace.is_over:
+    def __init__(
+        self, trace: StepTrace, at_backward: Callable[[Tensor], object], at_step: Callable[[Any, bool], object]
+    ) -> None:
+        self._trace, self._at_backward, self._at_step = trace, at_backward, at_step
+        # What taps measure in the middle of the step is no part of it.
+        self._apart = trace.aside()
+        has_mode, begins = functools.partial(_unseen, trace), self._around_compiled
+        self._replaced = [Replaced(torch.overrides, "has_torch_function", has_mode), Replaced(*COMPILED_CODE, begins)]
+        self._stepping: list[Any] = []
+        self._until_stepped = ExitStack()
+
+    def put(self) -> None:
+        """Begin; `close` takes back what is there, whatever ends this in the middle."""
+        around_measuring.append(self._apart)
+        hear_backward(self._hear)
+        self._hook()
+        for one in self._replaced:
+            one.put()
+
+    def close(self) -> None:
+        """End; a call after an interrupted one takes back the rest."""
+        around_measuring[:] = [one for one in around_measuring if one is not self._apart]
+        unhear_backward(self._hear)
+        for one in reversed(self._replaced):
+            one.take_back()
+        self._unhook()
+        self._until_stepped.close()
+
+    def _hear(self, backward: Callable[[], None], losses: Sequence[Tensor]) -> None:
+        if not self._trace.is_over:
             for loss in losses:
-                at_backward(loss)
-        with trace.aside():
+                self._at_backward(loss)
+        with self._trace.aside():
             backward()
 
-    with ExitStack() as until_end:
-        # What taps measure in the middle of the step is no part of it.
-        around_measuring.append(apart := trace.aside())
-        until_end.callback(around_measuring.remove, apart)
-        until_end.enter_context(hearing_backward(hears))
-        until_end.enter_context(_replaced(torch.overrides, "has_torch_function", functools.partial(_unseen, trace)))
-        without_hooks = until_end.enter_context(_around_optimizers(trace, at_step))
-        until_end.enter_context(_replaced(*COMPILED_CODE, functools.partial(_around_compiled, trace, without_hooks)))
-        yield
+    def _around_compiled(self, real: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        trace, aside = self._trace, ExitStack()
+        running: list[Any] = []  # the frame that runs compiled code; code inside of it begins and ends in between
+
+        @functools.wraps(real)
+        def told(callback: Any) -> Any:
+            frame = inspect.currentframe()
+            while frame is not None and frame.f_code.co_filename == _HERE:  # there may be several traces
+                frame = frame.f_back
+            if frame is not None and threading.get_ident() == trace.thread and frame.f_code.co_name in COMPILED_CALLERS:
+                if not running and callable(callback):
+                    running.append(frame)
+                    trace.compiled_calls += 1
+                    aside.enter_context(trace.aside())
+                    # What is replaced would be compiled too.
+                    aside.enter_context(self._without_hooks())
+                    aside.callback((plain := Replaced(torch.overrides, "has_torch_function", inspect.unwrap)).take_back)
+                    plain.put()
+                elif running and running[0] is frame:
+                    running.clear()
+                    aside.close()
+            return told.__wrapped__(callback)
+
+        return told
+
+    # The trace is off the stack while an optimizer steps, unless it is given a closure, which runs the model.
+
+    def _before(self, optimizer: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        if torch.compiler.is_compiling():
+            return  # the hook is traced, not called
+        has_closure = len(args) > 1 or kwargs.get("closure") is not None
+        if threading.get_ident() == self._trace.thread and not self._trace.is_over:
+            self._at_step(optimizer, has_closure)
+        if threading.get_ident() == self._trace.thread and not has_closure and not self._stepping:
+            self._stepping.append(optimizer)
+            self._until_stepped.enter_context(self._trace.aside())
+
+    def _after(self, optimizer: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        is_here = threading.get_ident() == self._trace.thread
+        if is_here and not self._trace.is_over and not torch.compiler.is_compiling():
+            self._at_step(None, False)
+        if self._stepping and self._stepping[0] is optimizer:
+            self._stepping.clear()
+            self._until_stepped.close()
+
+    def _hook(self) -> None:
+        register_optimizer_step_pre_hook(self._before)
+        register_optimizer_step_post_hook(self._after)
+
+    def _unhook(self) -> None:
+        remove_step_hooks(self._before, self._after)
+
+    @contextmanager
+    def _without_hooks(self) -> Iterator[None]:
+        self._unhook()
+        try:
+            yield
+        finally:
+            if not self._trace.is_over:
+                self._hook()
 
 
-@contextmanager
-def _replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
-    """Replace a function by what `make` makes of it."""
-    real = getattr(owner, name)
-    made = make(real)
-    setattr(owner, name, made)
-    try:
-        yield
-    finally:
-        # Something else may stand there now, put by another trace or library: then ours is taken out from below it.
-        now = getattr(owner, name)
-        below = made.__wrapped__ if _is_ours(made) else real
+class Replaced:
+    """Between `put` and `take_back`, a function is replaced by what `make` makes of it."""
+
+    def __init__(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+        self._owner, self._name = owner, name
+        self._real = getattr(owner, name)
+        self._made = make(self._real)
+
+    def put(self) -> None:
+        """Replace the function."""
+        setattr(self._owner, self._name, self._made)
+
+    def take_back(self) -> None:
+        """Put it back. Something else may stand there now, of another trace or library: then ours comes out below it.
+
+        No effect if it is not there.
+        """
+        now, made = getattr(self._owner, self._name), self._made
+        below = made.__wrapped__ if _is_ours(made) else self._real
         if now is made:
-            setattr(owner, name, below)
+            setattr(self._owner, self._name, below)
         while _is_ours(now) and _is_ours(made):  # of another trace, which ends later
             if now.__wrapped__ is made:
                 now.__wrapped__ = below
@@ -92,81 +175,3 @@ def _unseen(trace: StepTrace, real: Callable[[Any], bool]) -> Callable[[Any], bo
             return bool(told.__wrapped__(relevant))
 
     return told
-
-
-def _around_compiled(
-    trace: StepTrace, without_hooks: Callable[[], AbstractContextManager[None]], real: Callable[[Any], Any]
-) -> Callable[[Any], Any]:
-    running: list[Any] = []  # the frame that runs compiled code; code inside of it begins and ends in between
-    aside = ExitStack()
-
-    @functools.wraps(real)
-    def told(callback: Any) -> Any:
-        frame = inspect.currentframe()
-        while frame is not None and frame.f_code.co_filename == _HERE:  # there may be several traces
-            frame = frame.f_back
-        if frame is not None and threading.get_ident() == trace.thread and frame.f_code.co_name in COMPILED_CALLERS:
-            if not running and callable(callback):
-                running.append(frame)
-                trace.compiled_calls += 1
-                aside.enter_context(trace.aside())
-                # What is replaced would be compiled too.
-                aside.enter_context(without_hooks())
-                aside.enter_context(_replaced(torch.overrides, "has_torch_function", inspect.unwrap))
-            elif running and running[0] is frame:
-                running.clear()
-                aside.close()
-        return told.__wrapped__(callback)
-
-    return told
-
-
-@contextmanager
-def _around_optimizers(
-    trace: StepTrace, at_step: Callable[[Any, bool], object]
-) -> Iterator[Callable[[], AbstractContextManager[None]]]:
-    """Take the trace off while an optimizer steps, unless it is given a closure, which runs the model.
-
-    It yields a function that returns a context without the hooks for this.
-    """
-    aside = ExitStack()
-    stepping: list[Any] = []
-
-    def before(optimizer: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-        if torch.compiler.is_compiling():
-            return  # the hook is traced, not called
-        has_closure = len(args) > 1 or kwargs.get("closure") is not None
-        if threading.get_ident() == trace.thread and not trace.is_over:
-            at_step(optimizer, has_closure)
-        if threading.get_ident() == trace.thread and not has_closure and not stepping:
-            stepping.append(optimizer)
-            aside.enter_context(trace.aside())
-
-    def after(optimizer: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-        if threading.get_ident() == trace.thread and not trace.is_over and not torch.compiler.is_compiling():
-            at_step(None, False)
-        if stepping and stepping[0] is optimizer:
-            stepping.clear()
-            aside.close()
-
-    hooks = ExitStack()
-
-    def put() -> None:
-        for handle in (register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)):
-            hooks.callback(handle.remove)
-
-    @contextmanager
-    def without() -> Iterator[None]:
-        hooks.close()
-        try:
-            yield
-        finally:
-            if not trace.is_over:
-                put()
-
-    put()
-    try:
-        yield without
-    finally:
-        hooks.close()
-        aside.close()

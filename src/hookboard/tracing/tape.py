@@ -7,7 +7,7 @@ import re
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -78,11 +78,20 @@ class Tape:
         if any(_is_foreign(op.function) or any(map(callable, op.arguments.values())) for op in self.ops):
             raise CannotReplayError("the step makes calls that are not torch's own")
         begun = time.thread_time()
+        drawn = {id(generator): generator for op in self.ops for generator, _ in op.drawn}
+        states = [(generator, state_of(generator)) for generator in drawn.values()]
+        # Let no function warn a second time; not by `catch_warnings`: all that warn once would warn once more.
+        here = ("ignore", None, Warning, re.compile(r"hookboard\."), 0)
         try:
+            warnings.filters.insert(0, here)  # type: ignore[attr-defined]  # a list
             return self._run(variants, watch, begun + SECONDS - self._step.replayed, without_dropout)
         finally:
+            warnings.filters.remove(here)  # type: ignore[attr-defined]  # a list
+            for generator, state in states:
+                set_state(generator, state)
             self._step.replayed += time.thread_time() - begun
 
+    @computing_plainly
     def _run(
         self, variants: Sequence[Mapping[Value, Tensor]], watch: Watch, until: float, without_dropout: bool
     ) -> list[Tensor]:
@@ -98,7 +107,8 @@ class Tape:
         most = total if needs_grad else 2 * max((sum(each) for each in sizes), default=0)  # what it takes and returns
         if most * len(variants) > max(total, BYTES):
             raise CannotReplayError("replaying the step takes too much memory")
-        with _undisturbed(self.ops), computing_plainly(), NothingOfOthers(weights):
+        unhooked = torch.autograd.graph.disable_saved_tensors_hooks("hooks on saved tensors would be called once more")
+        with unhooked, NothingOfOthers(weights):
             for index, op in enumerate(self.ops):
                 if time.thread_time() > until:
                     raise CannotReplayError("replaying the step takes too long")
@@ -178,20 +188,3 @@ def _as_called(function: Callable[..., Any], arguments: dict[str, Any]) -> tuple
         return args, {key: given for key, given in arguments.items() if not key.isdigit()}
     bound = inspect.BoundArguments(inspect.signature(function), arguments)
     return bound.args, bound.kwargs
-
-
-@contextmanager
-def _undisturbed(ops: Sequence[Op]) -> Iterator[None]:
-    """Give random numbers back their state after the context, and let no function warn a second time."""
-    drawn = {id(generator): generator for op in ops for generator, _ in op.drawn}
-    states = [(generator, state_of(generator)) for generator in drawn.values()]
-    # Not `catch_warnings`: it makes all warnings that come once come once more.
-    here = ("ignore", None, Warning, re.compile(r"hookboard\."), 0)
-    warnings.filters.insert(0, here)  # type: ignore[attr-defined]  # a list
-    try:
-        with torch.autograd.graph.disable_saved_tensors_hooks("hooks on saved tensors would be called once more"):
-            yield
-    finally:
-        warnings.filters.remove(here)  # type: ignore[attr-defined]  # a list
-        for generator, state in states:
-            set_state(generator, state)
