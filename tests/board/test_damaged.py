@@ -66,6 +66,16 @@ def test_a_damaged_file_leaves_the_other_runs(both, data):
     assert names_with_warning(both, r"bad: the rest of its event files cannot be read") == [f"{both.name}/sick"]
 
 
+def test_a_file_whose_first_record_is_said_to_be_huge_ends_in_no_error_of_memory(tmp_path):
+    (tmp_path / "events.out.tfevents.0.x").write_bytes(LENGTH + checksum(LENGTH) + b"abc")
+    (tmp_path / NAME).write_bytes(framed(event("activation_std/net.0")))
+    with (
+        pytest.warns(HookboardWarning, match="the rest of its event files cannot be read"),
+        pytest.raises(ValueError, match="no event file"),
+    ):
+        open_folders([tmp_path])
+
+
 def test_a_record_that_is_still_being_written_is_no_damage(both):
     (both / "bad" / NAME).write_bytes(framed(event("a")) + framed(event("b"))[:-3])
     with warnings.catch_warnings():
