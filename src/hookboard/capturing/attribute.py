@@ -96,9 +96,6 @@ class ClassificationTap:
         self._depth_of_found = 0
         self._is_on = False
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return ClassificationTap, (nn.Module(), self._samples)
-
     def attach(self) -> None:
         """Start to watch the calls of all modules of the model, except TorchScript modules."""
         self._is_on = True

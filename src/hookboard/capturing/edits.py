@@ -372,12 +372,10 @@ def _check(name: str, module: nn.Module, role: EditRole) -> None:
 class _EditHook:
     """The hooks of one module that apply a rule to its tensors of one role, and add its name to `made`.
 
-    They hold no module, because autograd graphs hold them. A copy does nothing.
+    They hold no module, because autograd graphs hold them.
     """
 
-    def __init__(
-        self, name: str = "", role: EditRole | None = None, rule: EditFunction | None = None, made: Any = None
-    ) -> None:
+    def __init__(self, name: str, role: EditRole, rule: EditFunction, made: set[str]) -> None:
         self.name = name
         self.role = role
         self.rule = rule
@@ -387,9 +385,6 @@ class _EditHook:
     def place_among_hooks(self) -> int:
         return EDITS_GRADIENTS if self.role in ("grad_input", "grad_output") else EDITS_VALUES
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _EditHook, ()
-
     def after(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         return self._changed(output)
 
@@ -397,8 +392,6 @@ class _EditHook:
         return self._changed((args, kwargs))
 
     def _changed(self, value: Any) -> Any:
-        if self.rule is None:
-            return None
         # Decided now, for the gradient too: backward may run in another thread.
         rule, made = (spare_of(self.rule, _copied), set()) if is_own_call() else (self.rule, self.made)
 

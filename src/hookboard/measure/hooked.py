@@ -1,11 +1,13 @@
 """`hooked`: puts hooks on a module, in the order that hookboard's hooks need, and takes them off together."""
 
+import functools
 from collections import OrderedDict
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import Any
 
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from hookboard.base.torch_private import Detour, forward_hooks_of, forward_pre_hooks_of, renumber
 
@@ -29,6 +31,8 @@ def hooked(
     which they were attached; all other hooks, also those of other libraries; edits of gradients, the last attached
     first, because backward runs in reverse.
 
+    A copied or unpickled module has none of them from its first call on, and its pickle names nothing of hookboard.
+
     Args:
         module: the module.
         before: takes the module, its arguments and keyword arguments before a call; what it returns, if not None,
@@ -50,9 +54,12 @@ def hooked(
     handles = {}
     try:
         if after is not None:
-            handles["after"] = module.register_forward_hook(after, with_kwargs=with_kwargs, always_call=always_call)
+            hook = _OnModule(after)
+            hook.handle = module.register_forward_hook(hook, with_kwargs=with_kwargs, always_call=always_call)
+            handles["after"] = hook.handle
         if before is not None:
-            handles["before"] = module.register_forward_pre_hook(before, with_kwargs=True)
+            hook = _OnModule(before)
+            handles["before"] = hook.handle = module.register_forward_pre_hook(hook, with_kwargs=True)
         for kind, handle in handles.items():
             hooks.callback(handle.remove)
             if numbers is not None:
@@ -64,6 +71,22 @@ def hooked(
             handle.remove()
         raise
     return hooks
+
+
+class _OnModule(functools.partial[Any]):
+    """A hook that stays behind where its module is copied: in its place is what takes itself off when it is called."""
+
+    handle: RemovableHandle
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.__self__ = getattr(function, "__self__", None)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Of Python and torch alone: hookboard may not be installed where the module is loaded. Unlike that of the
+        # handle, this `__exit__` takes any number of arguments.
+        last = ExitStack()
+        last.push(self.handle)
+        return getattr, (closing(last), "__exit__")
 
 
 def _sort(hooks: "OrderedDict[int, Callable[..., Any]]") -> None:

@@ -42,10 +42,6 @@ class Hook:
         """How many `Taps` have called `hold` and not yet `release`."""
         self._on_module = ExitStack()
 
-    def __reduce__(self) -> tuple[type["Hook"], tuple[()]]:
-        # A copied or unpickled model has the hook, but no taps.
-        return Hook, ()
-
     # If another thread calls the module while it is hooked or unhooked, torch may leave the last argument out.
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
