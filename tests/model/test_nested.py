@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hookboard.model.nested import can_be_filled, map_tensors, tensors_in
+from hookboard.model.nested import MAX_DEPTH, can_be_filled, map_tensors, tensors_in
 
 X = torch.zeros(1)
 is_old = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 9)
@@ -53,6 +53,71 @@ def test_tensors_are_found_under_their_index_or_key(value, paths):
 )
 def test_keys_that_read_the_same_have_paths_of_their_own(value, paths):
     assert [path for path, _ in tensors_in(value)] == paths
+
+
+def test_thousands_of_keys_that_read_the_same_have_paths_of_their_own():
+    class Key:
+        def __str__(self):
+            return "key"
+
+    paths = [path for path, _ in tensors_in({Key(): X for _ in range(20_000)})]
+    assert paths[:3] == ["key", "key~2", "key~3"]
+    assert len(set(paths)) == 20_000
+
+
+def holding_itself():
+    value = [X, {}]
+    value[1]["again"] = value
+    value[1]["more"] = X
+    return value
+
+
+def nested_deeply(depth=5000):
+    value = (X,)
+    for _ in range(depth):
+        value = (value, X)
+    return value
+
+
+def test_a_structure_that_holds_itself_is_walked_once():
+    value = holding_itself()
+    assert [path for path, _ in tensors_in(value)] == ["0", "1/more"]
+    changed = map_tensors(lambda tensor: tensor + 1, value)
+    assert changed[0] == changed[1]["more"] == 1
+
+
+def test_what_lies_very_deep_is_left_alone():
+    value = nested_deeply()
+    paths = [path for path, _ in tensors_in(value)]
+    assert len(paths) == MAX_DEPTH
+    changed = map_tensors(lambda tensor: tensor + 1, value)
+    assert contents(changed) == [(path, [1.0]) for path in paths]
+
+
+class OwnWay(dict):
+    def __getitem__(self, key):
+        raise AssertionError
+
+    items = __iter__ = values = keys = __getitem__
+
+
+class OwnOrderedWay(OrderedDict):
+    def __getitem__(self, key):
+        raise AssertionError
+
+    items = values = keys = __getitem__
+
+
+class OwnUsersWay(UserDict):
+    def __getitem__(self, key):
+        raise AssertionError
+
+    items = values = keys = __iter__ = __getitem__
+
+
+@pytest.mark.parametrize("kind", [OwnWay, OwnOrderedWay, OwnUsersWay])
+def test_dicts_are_read_without_code_of_their_class(kind):
+    assert [path for path, _ in tensors_in(kind(a=X, b=X))] == ["a", "b"]
 
 
 # The same structure with other tensors.

@@ -14,16 +14,20 @@ class SpikeRows:
     """Finds the rows of the batch with the largest loss while their graph is there; the rule judges it only later."""
 
     def __init__(self) -> None:
-        self._row_counts: frozenset[int] | None = None
+        self._batch: Any = None
         self._losses: deque[float] = deque(maxlen=SPIKE_HISTORY_STEPS)
 
     def begin_batch(self, batch: Any) -> None:
-        """Note how many rows the batch that comes next has."""
-        self._row_counts = row_counts_of(batch)
+        """Keep the batch that comes next until `end_batch`: most are never looked at."""
+        self._batch = batch
+
+    def end_batch(self) -> None:
+        """Drop the batch."""
+        self._batch = None
 
     def see(self, loss: Tensor, value: float) -> WorstRows | None:
         """Return the rows if this may be a spike: none of the last losses was as high."""
         may_be = len(self._losses) >= SPIKE_HISTORY_STEPS // 4 and value > max(0.0, *self._losses)
         usual = median(self._losses) if may_be else 0.0
         self._losses.extend([value] if math.isfinite(value) else [])
-        return worst_rows_of(loss, self._row_counts, 1 - usual / value) if may_be else None
+        return worst_rows_of(loss, row_counts_of(self._batch), 1 - usual / value) if may_be else None

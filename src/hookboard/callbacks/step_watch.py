@@ -55,7 +55,7 @@ class StepWatch:
         """Note the rows of the batch that comes next, and follow it, unless the first step has been read."""
         self._adapted.forget()
         if self._rows is not None:
-            self._guarded(_ROWS, self._rows.begin_batch, batch)
+            self._rows.begin_batch(batch)
         if not self._is_read and self._live is None:
             self._live = LiveStep(loop)
             self._stale = None if self._judge is None else StaleGradients(loop.model, loop.optimizers)
@@ -112,6 +112,8 @@ class StepWatch:
 
     def end_batch(self) -> None:
         """End the batch, and take what is known of the first step."""
+        if self._rows is not None:
+            self._rows.end_batch()
         first = None if self._live is None else self._live.end()
         if first is not None:
             self._live, self._is_read = None, True
@@ -122,6 +124,8 @@ class StepWatch:
 
     def leave_batch(self) -> None:
         """Stop following a batch that has not ended, as after an error."""
+        if self._rows is not None:
+            self._rows.end_batch()
         if self._live is not None:
             self._live.leave()
 

@@ -2,12 +2,14 @@
 
 import copy
 import dataclasses
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict, UserDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from hookboard.model.state import content_of
 
 SEQUENCES = (tuple, list)
 """Containers whose items have indices. Not written as a union of types, which torch 2.6 cannot trace."""
@@ -15,12 +17,16 @@ SEQUENCES = (tuple, list)
 _TRACES_ATTRIBUTES = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 9)
 """Older torch cannot trace `__dict__`: inside a graph a rebuilt dataclass then keeps its fields and nothing else."""
 
+MAX_DEPTH = 64
+"""What lies deeper in a structure is taken to hold no tensor (a choice)."""
+
 
 def tensors_in(value: object) -> Iterator[tuple[str, Tensor]]:
     """Yield every tensor in `value` with its path: the indices or keys that lead to it, joined by slashes.
 
     It looks inside tuples, lists, mappings and dataclasses; fields of named tuples and dataclasses count as keys. Other
     objects are taken to hold no tensor. If two keys read the same, such as 1 and "1", the second path ends in "~2".
+    Subclasses of `dict` and `UserDict` are read without their own code; to read another mapping, its code must run.
 
     >>> import torch
     >>> x = torch.zeros(1)
@@ -34,24 +40,36 @@ def tensors_in(value: object) -> Iterator[tuple[str, Tensor]]:
     if isinstance(value, Tensor):
         yield "", value
         return
-    taken: list[str] = []  # also by None: where one call has None and the next a tensor, paths stay as they are
-    for wanted, item in _leaves(value):
+    taken: dict[str, int] = {}  # also by None: where one call has None and the next a tensor, paths stay as they are
+    for wanted, item in _leaves(value, "", ()):
         unique, number = wanted, 1
-        while unique in taken:
-            number += 1
+        if wanted in taken:
+            number = taken[wanted] + 1
+            while f"{wanted}~{number}" in taken:
+                number += 1
             unique = f"{wanted}~{number}"
-        taken.append(unique)
+            taken[unique] = 1
+        taken[wanted] = number
         if isinstance(item, Tensor):
             yield unique, item
 
 
-def _leaves(value: object, path: str = "") -> Iterator[tuple[str, object]]:
+def _leaves(value: object, path: str, above: tuple[object, ...]) -> Iterator[tuple[str, object]]:
+    """Yield all inside `value` that is no container, with its path; `above` are the containers that hold `value`."""
+    above = (*above, value)
     for key, item in _items(value):
         where = f"{path}/{key}" if path else str(key)
-        if isinstance(item, Tensor) or not _is_container(item):
+        if isinstance(item, (str, int, float, Tensor)) or not _is_container(item):
             yield where, item
-        else:
-            yield from _leaves(item, where)
+        elif not _is_too_deep(item, above):
+            yield from _leaves(item, where, above)
+
+
+def _is_too_deep(value: object, above: tuple[object, ...]) -> bool:
+    """Return True for a container below MAX_DEPTH others, and for one that holds itself."""
+    # Identity cannot be traced.
+    holds_itself = not torch.compiler.is_compiling() and any(value is one for one in above)
+    return holds_itself or len(above) >= MAX_DEPTH
 
 
 def named_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -65,7 +83,7 @@ def named_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     return args[0] if len(args) == 1 and not kwargs else {**dict(enumerate(args)), **kwargs}
 
 
-def map_tensors(change: Callable[[Tensor], Tensor], value: Any) -> Any:
+def map_tensors(change: Callable[[Tensor], Tensor], value: Any, _above: tuple[object, ...] = ()) -> Any:
     """Return `value` with `change(tensor)` in place of every tensor, called in the order of `tensors_in`.
 
     `value` itself stays as it is. Containers keep their class and their other content. A container in which nothing
@@ -84,13 +102,15 @@ def map_tensors(change: Callable[[Tensor], Tensor], value: Any) -> Any:
     """
     if isinstance(value, Tensor):
         return change(value)
+    if _is_too_deep(value, _above):
+        return value
     if torch.compiler.is_compiling() and not list(tensors_in(value)):
         return value
-    keys = [key for key, _ in _items(value)]
-    old = [item for _, item in _items(value)]
-    if not old:
+    items = list(_items(value))
+    if not items:
         return value
-    new = [map_tensors(change, item) for item in old]
+    keys, old = [key for key, _ in items], [item for _, item in items]
+    new = [map_tensors(change, item, (*_above, value)) for item in old]
     if _is_same(new, old):
         return value  # the caller may look at this very one
     return _rebuilt(value, keys, new)
@@ -228,7 +248,11 @@ def _set_fields(twin: object, keys: Sequence[str], items: Sequence[Any]) -> None
 
 
 def _items(value: object) -> Iterator[tuple[object, object]]:
-    if isinstance(value, Mapping):
+    if isinstance(value, UserDict) and not torch.compiler.is_compiling():
+        value = vars(value).get("data", value)
+    if isinstance(value, dict) and type(value) is not dict and not torch.compiler.is_compiling():
+        yield from content_of(value).items()
+    elif isinstance(value, Mapping):
         yield from value.items()
     elif isinstance(value, tuple) and hasattr(type(value), "_fields"):
         for k, item in enumerate(value):  # not zip: with it torch.compile fails

@@ -158,7 +158,7 @@ def _keep_array(values: np.ndarray, undo: Undo) -> Iterable[object]:
 
 @_keep.register
 def _keep_dict(value: dict, undo: Undo) -> Iterable[object]:  # type: ignore[type-arg]  # singledispatch reads it
-    before = _content_of(value)
+    before = content_of(value)
     undo.append((refill, value, before))
     return list(before.values())
 
@@ -198,7 +198,7 @@ def _keep_numpy_generator(generator: np.random.Generator, undo: Undo) -> Iterabl
     return []
 
 
-def _content_of(value: dict[Any, Any]) -> dict[Any, Any]:
+def content_of(value: dict[Any, Any]) -> dict[Any, Any]:
     """Return the items of a dict, in order, as `dict` itself has them: a subclass may override how they are read."""
     return {name: dict.__getitem__(value, name) for name in _base_of(value).__iter__(value)}
 
@@ -211,7 +211,7 @@ def refill(value: dict[Any, Any], before: dict[Any, Any], leave: frozenset[str] 
     """Make `value` equal to `before`, in place and in its order, if it differs; keys in `leave` stay as they are."""
     if not value and not before:  # most dicts of a module
         return
-    now = {name: held for name, held in _content_of(value).items() if name not in leave}
+    now = {name: held for name, held in content_of(value).items() if name not in leave}
     if list(now) == list(before) and all(now[name] is before[name] for name in now):
         return
     base = _base_of(value)

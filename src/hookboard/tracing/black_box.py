@@ -1,6 +1,7 @@
 """`BlackBox`: checks every batch for a NaN or Inf, and finds the operation that produced the first one."""
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, ParamSpec
@@ -15,7 +16,6 @@ from hookboard.base.torch_private import version_of
 from hookboard.health import Nonfinite
 from hookboard.measure import measuring_device
 from hookboard.model.layouts import stored
-from hookboard.model.nested import tensors_in
 from hookboard.tracing.bad_operation import Program, bad_operation_in, named, nodes_behind
 from hookboard.tracing.detect import Sentinels, nonfinite_gradients
 from hookboard.tracing.explain import (
@@ -57,6 +57,10 @@ def _shielded(method: Callable[Concatenate["BlackBox", P], None]) -> Callable[Co
                 warn_switched_off("the search for the first NaN or Inf", error)
 
     return shielded
+
+
+MAX_VERSIONS = 64
+"""How many parts of a batch are looked at in each step for whether it changes them (a choice)."""
 
 
 class BlackBox:
@@ -253,8 +257,10 @@ def _value_of(loss: Tensor) -> float:
 
 
 def _versions_in(batch: Any) -> list[int]:
-    """Return the version number of each tensor in a batch, which in-place changes increase; 0 for inference tensors."""
-    given = batch if type(batch) in (tuple, list) else [batch]
-    # This runs in every step, and nearly every batch is a few plain tensors.
-    tensors = given if all(type(part) is Tensor for part in given) else [tensor for _, tensor in tensors_in(batch)]
+    """Return the version number of the first plain tensors in a batch, which in-place changes increase.
+
+    It runs in every step: no code of the batch's class runs, and what lies deeper in it is not looked for.
+    """
+    given = batch.values() if type(batch) is dict else batch if type(batch) in (tuple, list) else [batch]
+    tensors = [one for one in itertools.islice(given, MAX_VERSIONS) if type(one) is Tensor]
     return [0 if tensor.is_inference() else version_of(tensor) for tensor in tensors]

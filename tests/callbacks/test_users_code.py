@@ -1,0 +1,92 @@
+"""Code of the user's that a step does not call by itself is not called for measuring either."""
+
+import time
+from collections.abc import Mapping
+
+import torch
+from toys import mlp
+
+from hookboard import ActivationLogger, GradientLogger, HealthMonitor, ParameterLogger, watch
+
+
+def watching(every_n_steps=1):
+    every = {"every_n_steps": every_n_steps}
+    return [
+        HealthMonitor(**every),
+        ActivationLogger("**", roles=["output", "input"], **every),
+        GradientLogger("**", roles=["grad_output", "grad_input", "parameter_grad"], **every),
+        ParameterLogger(**every),
+    ]
+
+
+def trained(step, batch, callbacks, steps=4, net=None):
+    """Train some steps by `step(net, batch)`, which returns a loss; return the weights and the seconds of each step."""
+    net = mlp() if net is None else net
+    sgd = torch.optim.SGD(net.parameters(), lr=0.01)
+    took = []
+    with watch(net, sgd, callbacks) as run:
+        for _ in range(steps):
+            start = time.process_time()
+            with run.step(batch):
+                sgd.zero_grad()
+                step(net, batch).backward()
+                sgd.step()
+            took.append(time.process_time() - start)
+    return net.state_dict(), took
+
+
+class Counted(Mapping):
+    """A batch that counts how often it is asked for an item."""
+
+    def __init__(self, **items):
+        self.held, self.asked = items, 0
+
+    def __getitem__(self, key):
+        self.asked += 1
+        return self.held[key]
+
+    def __iter__(self):
+        return iter(self.held)
+
+    def __len__(self):
+        return len(self.held)
+
+
+class CountedDict(dict):
+    asked = 0
+
+    def __getitem__(self, key):
+        self.asked += 1
+        return super().__getitem__(key)
+
+    def items(self):
+        self.asked += 1
+        return super().items()
+
+    def values(self):
+        self.asked += 1
+        return super().values()
+
+
+def of_items(net, batch):
+    return net(batch["x"]).square().mean()
+
+
+def test_a_mapping_is_not_read_in_a_step_that_is_not_due():
+    batch = Counted(x=torch.ones(2, 4))
+    at = []
+    trained(lambda net, batch: at.append(batch.asked) or of_items(net, batch), batch, watching(every_n_steps=100), 8)
+    assert at[-1] - at[2] == len(at) - 3
+
+
+def test_a_dict_of_the_users_is_measured_without_its_code():
+    batch, logger = CountedDict(x=torch.ones(2, 4)), HealthMonitor(every_n_steps=1)
+    trained(of_items, batch, [logger, *watching()], steps=6)
+    assert batch.asked == 6
+    assert logger.readings[0].site.role == "input"
+
+
+def test_a_step_that_is_not_due_takes_no_longer_with_many_objects_in_the_batch():
+    few, many = ({"x": torch.ones(2, 4), "more": [object()] * n} for n in (1, 50_000))
+    took = [min(trained(of_items, batch, [HealthMonitor(every_n_steps=100)], 8)[1][2:]) for batch in (few, many)]
+    assert took[1] - took[0] < 1e-3
