@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 import torch
 from toys import mlp
+from torch import nn
 
 from hookboard import ActivationLogger, GradientLogger, HealthMonitor, ParameterLogger, watch
 
@@ -90,3 +91,36 @@ def test_a_step_that_is_not_due_takes_no_longer_with_many_objects_in_the_batch()
     few, many = ({"x": torch.ones(2, 4), "more": [object()] * n} for n in (1, 50_000))
     took = [min(trained(of_items, batch, [HealthMonitor(every_n_steps=100)], 8)[1][2:]) for batch in (few, many)]
     assert took[1] - took[0] < 1e-3
+
+
+class OwnParameters(nn.Module):
+    """Counts how often it is asked for its parameters, by methods of its own, as in few-shot programs."""
+
+    asked = 0
+
+    def __init__(self):
+        super().__init__()
+        self.vars = nn.ParameterList([torch.ones(1, 4), torch.zeros(1)])
+
+    def forward(self, x):
+        return nn.functional.linear(x, *self.vars)
+
+    def parameters(self):
+        self.asked += 1
+        return self.vars
+
+    def named_parameters(self):
+        self.asked += 1
+        return [("own", self.vars[0])]
+
+
+def test_parameters_are_not_asked_of_methods_that_users_override():
+    net = nn.Sequential(OwnParameters())
+    sgd = torch.optim.SGD(net[0].vars.parameters(), 0.1)
+    with watch(net, sgd, watching()) as run:
+        for _ in range(3):
+            with run.step():
+                sgd.zero_grad()
+                net(torch.ones(2, 4)).square().mean().backward()
+                sgd.step()
+    assert net[0].asked == 0

@@ -127,6 +127,18 @@ def test_names_do_not_show_what_data_parallel_wraps():
     assert list(select(root)) == ["net.0", "module"]
 
 
+def test_a_layer_that_keeps_its_weights_in_a_list_is_a_leaf():
+    class Own(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.vars = nn.ParameterList([nn.Parameter(torch.ones(1, 4))])
+
+        def forward(self, x):
+            return nn.functional.linear(x, self.vars[0])
+
+    assert list(select(nn.Sequential(Own(), nn.ReLU()))) == ["0", "1"]
+
+
 def test_a_reparametrized_layer_is_still_a_leaf():
     root = nn.Sequential(parametrizations.weight_norm(nn.Linear(2, 2)))
     assert list(select(root)) == ["0"]

@@ -172,6 +172,12 @@ def buffers_of(module: nn.Module) -> dict[str, Tensor | None]:
 parameters_of: Callable[[nn.Module], dict[str, nn.Parameter | None]] = operator.attrgetter("_parameters")
 """Returns the dict in which the module keeps its own parameters by name."""
 
+
+def parameters_in(module: nn.Module, **how: Any) -> dict[str, nn.Parameter]:
+    """Return `named_parameters(**how)` as torch has it: classes of users' have methods of their own of that name."""
+    return dict(nn.Module.named_parameters(module, **how))
+
+
 modules_of: Callable[[nn.Module], dict[str, nn.Module | None]] = operator.attrgetter("_modules")
 """Returns the dict in which the module keeps its direct children by name."""
 

@@ -22,6 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from hookboard.base.messages import inform, silent, warn
 from hookboard.base.rule_texts import more_on
+from hookboard.base.torch_private import parameters_in
 from hookboard.callbacks.health_monitor import HealthMonitor
 from hookboard.health import rules_of
 from hookboard.loops import BareLoop, give_to_lightning, give_to_transformers
@@ -169,7 +170,7 @@ class _LoopReader:
     def _follow(self, module: nn.Module) -> None:
         optimizers = [one for known in self._optimizers if (one := known()) is not None]
         trained = {id(one) for each in optimizers for group in each.param_groups for one in group["params"]}
-        if trained.isdisjoint(map(id, module.parameters())):
+        if trained.isdisjoint(map(id, parameters_in(module).values())):
             self._calls += 1
             if self._calls == MAX_CALLS:
                 self.give_up()
@@ -243,7 +244,7 @@ def _holder_of(trained: set[int], called: nn.Module) -> nn.Module | None:
         having = []
         for one in modules:
             with suppress(Exception):  # of modules that were never completed
-                if trained <= {id(parameter) for parameter in one.parameters()}:
+                if trained <= {id(parameter) for parameter in parameters_in(one).values()}:
                     having.append(one)
         if having:
             return min(having, key=lambda one: sum(1 for _ in one.modules()))

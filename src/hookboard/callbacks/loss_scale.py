@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from hookboard.base.jobs import Steps
 from hookboard.base.messages import rank_zero_warn
 from hookboard.base.ranks import local
-from hookboard.base.torch_private import has_unscaled, scale_of
+from hookboard.base.torch_private import has_unscaled, parameters_in, scale_of
 from hookboard.loops import Loop
 from hookboard.measure import Readings, Recorder
 from hookboard.model.layouts import stored
@@ -148,7 +148,7 @@ class Holders:
         modules = {"": model, **dict(named_submodules(model))}
         return Holders(
             [{id(p) for group in optimizer.param_groups for p in group["params"]} for optimizer in optimizers],
-            {name: {id(p) for p in module.parameters()} for name, module in modules.items()},
+            {name: {id(p) for p in parameters_in(module).values()} for name, module in modules.items()},
             {name: id(weight.parameters[0]) for name, weight in weights.items()},
         )
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import SGD, Optimizer
 
-from hookboard.base.torch_private import STEP_HOOKS
+from hookboard.base.torch_private import STEP_HOOKS, parameters_in
 from hookboard.model.layouts import bytes_of
 from hookboard.model.nested import tensors_in
 from hookboard.model.state import State, same_random_state
@@ -69,7 +69,7 @@ class Recipe:
     def parameters(self) -> list[nn.Parameter]:
         """The parameters of the model, and tensors of the optimizer that are not among them; each once."""
         held = [p for group in self.optimizer.param_groups for p in group["params"]]
-        return list({id(p): p for p in [*self.module.parameters(), *held]}.values())
+        return list({id(p): p for p in [*parameters_in(self.module).values(), *held]}.values())
 
     @property
     def copied(self) -> list[Tensor]:

@@ -13,6 +13,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from hookboard.base.either_lightning import is_lightning
+from hookboard.base.torch_private import parameters_in
 from hookboard.experiments.attempt import (
     OutOfTimeError,
     Recipe,
@@ -143,7 +144,7 @@ def _why_not(setting: Setting, batches: Sequence[Any]) -> str:
         return f"there are {len(setting.optimizers)} optimizers"
     if trainer is not None and trainer.world_size > 1:
         return f"there are {trainer.world_size} ranks"
-    if any(is_lazy(p) for p in module.parameters()):
+    if any(is_lazy(p) for p in parameters_in(module).values()):
         return "the model has lazy layers, which have no weights yet"
     if not all(isinstance(group.get("lr"), float | int | Tensor) for group in setting.optimizers[0].param_groups):
         return "the optimizer has no numeric learning rate"

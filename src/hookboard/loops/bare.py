@@ -21,6 +21,7 @@ from hookboard.base.checks import check_switches, check_whole, wrong
 from hookboard.base.either_lightning import is_wrapped
 from hookboard.base.messages import warn_switched_off
 from hookboard.base.ranks import has_process_group
+from hookboard.base.torch_private import parameters_in
 from hookboard.loops.callback import HookboardCallback
 from hookboard.loops.loop import Loop
 from hookboard.loops.trainer import Members, scaler_of_fabric
@@ -51,7 +52,7 @@ class BareLoop(Loop):
         self.model, self.has_validation = unwrapped(model), validates
         self.scaler = scaler_of_fabric(optimizers) if scaler is None else scaler
         self.optimizers = [unwrapped_optimizer(optimizer) for optimizer in optimizers]
-        self.device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+        self.device = next((parameter.device for parameter in parameters_in(model).values()), torch.device("cpu"))
         self.callbacks = self._given = callbacks
         self.loggers = loggers
         self.log_every_n_steps = log_every_n_steps
@@ -60,7 +61,7 @@ class BareLoop(Loop):
         if has_process_group():
             self.world_size, self.rank = dist.get_world_size(), dist.get_rank()
             self.is_rank_zero = self.rank == 0
-        self.is_model_parallel = any(isinstance(parameter, DTensor) for parameter in self.model.parameters())
+        self.is_model_parallel = any(isinstance(parameter, DTensor) for parameter in parameters_in(self.model).values())
         if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
             self.weights_kept_by = FullyShardedDataParallel.__name__
         self._members = Members()

@@ -13,6 +13,7 @@ from hookboard.base.torch_private import (
     forward_hooks_of,
     forward_pre_hooks_of,
     has_compiled_anything,
+    parameters_in,
     version_of,
 )
 from hookboard.measure.fused import fused_layers, unhooked
@@ -282,5 +283,5 @@ def _why_not_called(module: nn.Module, old_gradients: Collection[object], is_in_
 
 def _gradients_of(module: nn.Module) -> list[tuple[int, int]]:
     """Return the id and version of each gradient of the module's own parameters: a new gradient changes one of them."""
-    gradients = [parameter.grad for parameter in module.parameters(recurse=False)]
+    gradients = [parameter.grad for parameter in parameters_in(module, recurse=False).values()]
     return [(id(gradient), version_of(gradient)) for gradient in gradients if gradient is not None]

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from hookboard.base.kept import kept
+from hookboard.base.torch_private import parameters_in
 from hookboard.model.layouts import shape_of
 from hookboard.model.parameters import Weight
 from hookboard.model.sites import OF_PARTS, ROLES, Site
@@ -151,11 +152,11 @@ def kind_of(module: nn.Module) -> Kind:
 
 def _kind_by_name(module: nn.Module) -> Kind:
     name = type(module).__name__
-    if any(True for child in module.children() for _ in child.parameters()):
+    if any(map(parameters_in, module.children())):
         return "other"  # a block
     if NORM_NAME.search(name):
-        return "norm" if all(is_lazy(p) or _is_vector(shape_of(p)) for p in module.parameters()) else "other"
-    if any(True for _ in module.parameters()) or any(True for _ in module.children()):
+        return "norm" if all(is_lazy(p) or _is_vector(shape_of(p)) for p in parameters_in(module).values()) else "other"
+    if parameters_in(module) or any(True for _ in module.children()):
         return "other"
     if name in RANGES:
         return "bounded"

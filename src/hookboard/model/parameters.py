@@ -17,7 +17,7 @@ from torch.nn.utils import parametrize
 from torch.optim import Optimizer
 
 from hookboard.base.eager import run_eagerly
-from hookboard.base.torch_private import buffers_of, drop_hooks, is_compiled, modules_of, parameters_of
+from hookboard.base.torch_private import buffers_of, drop_hooks, is_compiled, modules_of, parameters_in, parameters_of
 from hookboard.model.state import same_random_state
 
 
@@ -172,7 +172,7 @@ def weights_of(modules: Mapping[str, nn.Module]) -> dict[str, Weight]:
     seen: set[int] = set()
     for module_name, module in modules.items():
         prefix = f"{module_name}." if module_name else ""
-        for name, parameter in module.named_parameters(recurse=False):
+        for name, parameter in parameters_in(module, recurse=False).items():
             if id(parameter) not in seen:
                 seen.add(id(parameter))
                 original = name.removesuffix("_orig")

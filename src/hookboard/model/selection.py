@@ -11,6 +11,7 @@ from torchmetrics import Metric
 
 from hookboard.base.checks import several
 from hookboard.base.messages import closest, listed
+from hookboard.base.torch_private import parameters_in
 from hookboard.model.parameters import parametrized
 from hookboard.model.patterns import EXCLUDE_PREFIX, REGEX_PREFIX, matched, parted
 
@@ -172,7 +173,7 @@ def _meant(pattern: str, named: dict[str, nn.Module]) -> str:
     if any(type(module).__name__ == pattern for module in named.values()):
         return f"; that is a type, so pass types={pattern!r}"
     owner, _, attribute = pattern.rpartition(".")
-    if owner in named and attribute in dict(named[owner].named_parameters(recurse=False)):
+    if owner in named and attribute in parameters_in(named[owner], recurse=False):
         return f"; that is a parameter, so select its module, {owner!r}"
     wider = re.sub(r"(?<!\*)\*(?!\*)", "**", pattern)
     if wider != pattern and not pattern.startswith(REGEX_PREFIX):
@@ -211,17 +212,18 @@ def _is_of_type(module: nn.Module, kind: str | type) -> bool:
 def _is_leaf(name: str, module: nn.Module) -> bool:
     """Return True for a module without submodules that is part of the model, so no metric and no parametrization.
 
-    An `nn.MultiheadAttention` is one, as it never calls the module that it has.
+    An `nn.MultiheadAttention` is one, as it never calls the module that it has; so is one with lists of parameters.
     """
     inside_parametrization = PARAMETRIZATIONS in name.split(".")
-    names = [child for child, _ in module.named_children() if child != PARAMETRIZATIONS]
+    lists = (nn.ParameterList, nn.ParameterDict)
+    names = [name for name, one in module.named_children() if name != PARAMETRIZATIONS and not isinstance(one, lists)]
     children = [child for child in names if not is_read_by_parent(child, {"": module})]
     return not children and not inside_parametrization and not isinstance(module, Metric)
 
 
 def _owns(module: nn.Module, what: Literal["forward", "parameters"]) -> bool:
     if what == "parameters":
-        return next(module.parameters(recurse=False), None) is not None or bool(parametrized(module))
+        return bool(parameters_in(module, recurse=False) or parametrized(module))
     return getattr(type(module), "forward", None) is not nn.Module.forward
 
 
@@ -229,7 +231,8 @@ def _nothing_left(
     modules: Patterns | None, types: Types | None, owning: str, chosen: list[str], named: dict[str, nn.Module]
 ) -> ValueError:
     if modules is None and types is None:
-        what = "submodule whose forward could be hooked" if owning == "forward" else "parameter"
+        what = "submodule whose forward could be hooked (wrap a single layer: nn.Sequential(layer))"
+        what = what if owning == "forward" else "parameter"
         return NothingToSelectError(f"the model has no {what}")
     given = ", ".join(
         f"{key}={value!r}" for key, value in (("modules", modules), ("types", types)) if value is not None

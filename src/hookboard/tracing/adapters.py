@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from hookboard.base.messages import listed
+from hookboard.base.torch_private import parameters_in
 from hookboard.health import Finding, Rule
 from hookboard.model.parameters import Weight
 from hookboard.tracing.calls import RESHAPES, Value
@@ -141,7 +142,7 @@ def adapters(done: TracedStep) -> Iterator[Finding]:
     after a training, or beside others that are trained, and an alarm otherwise.
     """
     found, frozen, zero = adapters_of(done.step), list[str](), list[str]()
-    parameters, has_product = dict(done.step.model.named_parameters()), False
+    parameters, has_product = parameters_in(done.step.model), False
     for one in found:
         down, up = parameters[one.down.name], parameters[one.up.name]
         pairs = (down, _is_zero(up)), (up, _is_zero(down))

@@ -11,7 +11,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 
 from hookboard.base.ranks import local
-from hookboard.base.torch_private import number_saved_by, saved_tensors_of, sequence_number_of
+from hookboard.base.torch_private import number_saved_by, parameters_in, saved_tensors_of, sequence_number_of
 
 _LOGARITHMS = {"log": 0.0, "log2": 0.0, "log10": 0.0, "log1p": -1.0}
 """Name of a logarithm to the largest input at which it is not finite."""
@@ -287,7 +287,7 @@ def _places(nodes: Sequence[Node], model: nn.Module, program: Program) -> dict[N
     """
     if [step.node for step in program] == [node.name() for node in nodes]:
         return {node: CallPlace(*step[1:]) for node, step in zip(nodes, program, strict=True)}
-    owners = {id(p): name.rpartition(".")[0] for name, p in model.named_parameters(remove_duplicate=False)}
+    owners = {id(p): name.rpartition(".")[0] for name, p in parameters_in(model, remove_duplicate=False).items()}
     found, last = dict[Node, CallPlace](), ""
     for node in nodes:
         own = [owners[id(leaf)] for leaf in _leaves_of(node) if id(leaf) in owners]

@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from hookboard.base.messages import listed, warn_switched_off
 from hookboard.base.ranks import local
-from hookboard.base.torch_private import version_of
+from hookboard.base.torch_private import parameters_in, version_of
 from hookboard.health import Nonfinite
 from hookboard.measure import measuring_device
 from hookboard.model.layouts import stored
@@ -202,7 +202,7 @@ class BlackBox:
 
         None under a GradScaler if the graph shows nothing but an infinite loss: then only the scale was too large.
         """
-        for name, parameter in self._model.named_parameters():
+        for name, parameter in parameters_in(self._model).items():
             if not is_lazy(parameter) and not bool(torch.isfinite(local(stored(parameter.detach()))).all()):
                 return parameter_event(name, parameter, *self._here, self._stepped)
         was_changed = self._versions != _versions_in(self._batch)

@@ -8,6 +8,7 @@ from torch.nn import Parameter
 from torch.nn.parameter import is_lazy
 
 from hookboard.base.ranks import local
+from hookboard.base.torch_private import parameters_in
 from hookboard.model.layouts import stored
 from hookboard.model.selection import named_submodules
 
@@ -40,7 +41,7 @@ class Sentinels:
 
     def __init__(self, model: nn.Module) -> None:
         modules = [
-            (module, [p for p in module.parameters(recurse=False) if not is_lazy(p)]) for module in model.modules()
+            (one, [p for p in parameters_in(one, recurse=False).values() if not is_lazy(p)]) for one in model.modules()
         ]
         sparse = {id(p): p for module, own in modules for p in own if _is_sparse(module, p)}
         self._sparse = list(sparse.values())
@@ -109,7 +110,7 @@ def nonfinite_gradients(model: nn.Module) -> dict[str, str]:
     """Return the dotted name of each parameter whose gradient has a NaN or Inf, mapped to the name of its module."""
     found = {}
     for owner, module in {"": model, **dict(named_submodules(model))}.items():
-        for name, parameter in module.named_parameters(recurse=False):
+        for name, parameter in parameters_in(module, recurse=False).items():
             grad = parameter.grad
             if grad is not None:
                 held = local(stored(grad))

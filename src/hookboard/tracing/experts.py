@@ -8,6 +8,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from hookboard.base.torch_private import parameters_in
 from hookboard.health import Finding, Router, Rule, uneven
 from hookboard.tracing.adapters import product_of
 from hookboard.tracing.calls import RESHAPES, Op, Value
@@ -156,12 +157,12 @@ def _experts_of(op: Op, step: StepTrace) -> Experts | None:
 def _alike_in(name: str, module: nn.Module, count: int) -> Iterator[Experts]:
     """Yield what may be this many experts in a module: the name of a parameter, or those of modules of one kind."""
     for path, part in module.named_modules(prefix=name):
-        for own, one in part.named_parameters(recurse=False):
+        for own, one in parameters_in(part, recurse=False).items():
             if len(one.shape) > 2 and one.shape[0] == count:
                 yield f"{path}.{own}" if path else own
         children = dict(part.named_children())
         kinds = {type(one) for one in children.values()}
-        if len(children) == count and len(kinds) == 1 and next(part.parameters(), None) is not None:
+        if len(children) == count and len(kinds) == 1 and parameters_in(part):
             yield tuple(f"{path}.{child}" if path else child for child in children)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import nn
 
+from hookboard.base.torch_private import parameters_in
 from hookboard.health import Finding
 from hookboard.tracing.calls import Op, Place, Value
 
@@ -109,7 +110,7 @@ class Ledger:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._parameters: Mapping[str, nn.Parameter] = dict(model.named_parameters())
+        self._parameters: Mapping[str, nn.Parameter] = parameters_in(model)
         self._waiting: list[tuple[Place, set[str]]] = []
         self._passes: dict[Place, list[bool]] = {}
         """For the place of each term, whether it was used, for each backward pass whose gradient is accounted for."""

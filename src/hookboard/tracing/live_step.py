@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from hookboard.base.messages import inform, warn
-from hookboard.base.torch_private import computing_plainly
+from hookboard.base.torch_private import computing_plainly, parameters_in
 from hookboard.health import Finding, StepFacts
 from hookboard.measure import as_own_call
 from hookboard.tracing.adapters import Adapter, adapters_of
@@ -173,7 +173,7 @@ class LiveStep:
         with reader.step.aside():
             if self._ledger is not None:
                 computing_plainly(self._ledger.after_backward)()
-            came = [p.grad for p in self._model.parameters() if p.requires_grad and p.grad is not None]
+            came = [p.grad for p in parameters_in(self._model).values() if p.requires_grad and p.grad is not None]
             # Where a gradient has come and is gone, a hook took it in the backward pass.
             if not reader.has_gradient and (came or not reader.reached):
                 reader.has_gradient = computing_plainly(any_not_zero)(came)

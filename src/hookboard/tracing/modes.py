@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from torch import nn
 
 from hookboard.base.messages import listed
+from hookboard.base.torch_private import parameters_in
 from hookboard.health import Finding, Rule
 from hookboard.model.layers import BATCH_NORMS
 from hookboard.tracing.calls import Op
@@ -30,7 +31,7 @@ def eval_mode(done: TracedStep) -> Iterator[Finding]:
     frozen: list[str] = []
     restless: list[str] = []
     for name, module in done.step.model.named_modules():
-        names = (f"{name}.{own}".lstrip(".") for own, _ in module.named_parameters())
+        names = (f"{name}.{own}".lstrip(".") for own in parameters_in(module))
         if any(f"{name}.".startswith(part) for part in frozen):
             if isinstance(module, _WITH_MODES) and _has_a_mode(module) and module.training:
                 restless.append(name)
@@ -84,8 +85,8 @@ def _trained_with_modes(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def _is_frozen(module: nn.Module) -> bool:
-    has_any = next(module.parameters(), None) is not None
-    return has_any and not any(parameter.requires_grad for parameter in module.parameters())
+    has_any = bool(parameters_in(module))
+    return has_any and not any(parameter.requires_grad for parameter in parameters_in(module).values())
 
 
 class Modes:

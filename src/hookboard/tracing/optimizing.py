@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from hookboard.base.messages import listed
+from hookboard.base.torch_private import parameters_in
 from hookboard.health import Finding, Rule
 from hookboard.tracing.calls import Value
 from hookboard.tracing.program import StepTrace
@@ -52,7 +53,7 @@ def findings_of_optimizers(
             of parameters that are in no optimizer.
         outside: the parameters that a gradient reaches and that the model does not have.
     """
-    parameters = {name: p for name, p in model.named_parameters() if not is_lazy(p)}
+    parameters = {name: p for name, p in parameters_in(model).items() if not is_lazy(p)}
     held = _held_by(optimizers)
     outside = [one for one in outside if id(one.reference()) not in held]
     if reached is not None and held:
@@ -131,7 +132,7 @@ class Unfrozen:
 
     def see(self, optimizers: Sequence[Optimizer], model: nn.Module) -> list[Finding] | None:
         """Return an alarm on newly trainable parameters that have a gradient but no optimizer; None if none are new."""
-        parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+        parameters = {name: parameter for name, parameter in parameters_in(model).items() if parameter.requires_grad}
         new = parameters.keys() - self._trainable if self._trainable else set[str]()
         self._trainable |= parameters.keys()
         if not new:
@@ -155,7 +156,7 @@ class Unfrozen:
 
 def outsiders(step: StepTrace, outside: Iterable[nn.Parameter]) -> list[Outsider]:
     """Describe parameters that the model of a step does not have, without keeping them."""
-    own, names = list(step.model.parameters()), _names_in_containers(step.model) if outside else {}
+    own, names = list(parameters_in(step.model).values()), _names_in_containers(step.model) if outside else {}
     return [
         Outsider(
             weakref.ref(one),
@@ -178,7 +179,7 @@ def _names_in_containers(model: nn.Module) -> dict[int, str]:
             for key, one in several:
                 if isinstance(one, nn.Module) and not attribute.startswith("_"):
                     where = f"{path}{path and '.'}{attribute}[{key!r}]"
-                    found |= {id(parameter): f"{where}.{name}" for name, parameter in one.named_parameters()}
+                    found |= {id(parameter): f"{where}.{name}" for name, parameter in parameters_in(one).items()}
     return found
 
 

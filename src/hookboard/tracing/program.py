@@ -25,6 +25,7 @@ from hookboard.base.torch_private import (
     can_be_read,
     computing_plainly,
     generators,
+    parameters_in,
     put_on_stack,
     sequence_number,
     sequence_number_of,
@@ -144,9 +145,9 @@ class StepTrace(TorchFunctionMode):
         """The tensors of the batch; if the loop does not pass it, those that the model is called with."""
         self.note_batch(batch)
         self._is_batch_known = bool(self._entered)
-        for name, parameter in model.named_parameters():
+        for name, parameter in parameters_in(model).items():
             self._note(parameter, None, parameter=name)
-        self._is_sharded = any(isinstance(parameter, DTensor) for parameter in model.parameters())
+        self._is_sharded = any(isinstance(parameter, DTensor) for parameter in parameters_in(model).values())
 
     def note_batch(self, batch: object) -> None:
         """Record the tensors of a batch; those that were computed from parameters, or are noted already, are left."""
@@ -195,7 +196,7 @@ class StepTrace(TorchFunctionMode):
         if not self._is_batch_known:
             self._note_inputs()
         if not self.waiting_for and (ddp := waiting_ddp()) is not None:
-            named = ddp.module.named_parameters()
+            named = parameters_in(ddp.module).items()
             self.waiting_for = frozenset(id(each) for name, each in named if name not in ddp.parameters_to_ignore)
         arguments = _bound(func, args, kwargs)
         op = Op(
@@ -360,7 +361,7 @@ class StepTrace(TorchFunctionMode):
             value, is_new = self._note(tensor, None, path), True
         if isinstance(tensor, nn.Parameter) and value.parameter is None and (is_new or self._is_sharded):
             # FSDP2 puts other parameters into the modules while they run, which it has used before.
-            value.parameter = next((name for name, one in self.model.named_parameters() if one is tensor), None)
+            value.parameter = next((name for name, one in parameters_in(self.model).items() if one is tensor), None)
             value.of_parameters |= value.parameter is not None
         return value
 

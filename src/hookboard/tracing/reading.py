@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from hookboard.base.ranks import local
-from hookboard.base.torch_private import can_be_read, computing_plainly, is_opaque
+from hookboard.base.torch_private import can_be_read, computing_plainly, is_opaque, parameters_in
 from hookboard.health import Finding, StepFacts
 from hookboard.model.layers import Flow
 from hookboard.tracing import handwritten
@@ -52,7 +52,7 @@ class Reader:
             },
             at_backward or self._take_only,
         )
-        self._parameters = dict(model.named_parameters())
+        self._parameters = parameters_in(model)
         self._trained = {name for name, parameter in self._parameters.items() if parameter.requires_grad}
         self.losses: list[TracedStep] = []
         """The step up to each of its losses."""

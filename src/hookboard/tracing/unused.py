@@ -6,6 +6,7 @@ from torch import nn
 
 from hookboard.base.messages import listed
 from hookboard.base.prompts import file_name
+from hookboard.base.torch_private import parameters_in
 from hookboard.base.user_code import is_of_library
 from hookboard.health import Finding, Rule
 from hookboard.tracing.program import StepTrace
@@ -22,7 +23,7 @@ def unused_parameters(step: StepTrace, without: Collection[str]) -> Iterator[Fin
     """
     missing = [
         name
-        for name, parameter in step.model.named_parameters()
+        for name, parameter in parameters_in(step.model).items()
         if name in without and id(parameter) in step.waiting_for
     ]
     count = "1 parameter" if len(missing) == 1 else f"{len(missing)} parameters"
