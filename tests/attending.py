@@ -103,11 +103,10 @@ def full(query, key, attn_mask=None, is_causal=False, scale=None, enable_gqa=Fal
     return logits.amax(-1), entropy.masked_fill((logits > -math.inf).sum(-1) < 2, -math.inf)
 
 
-def of_sampled(numbers, heads, is_causal=False):
+def of_sampled(numbers, heads, without_first=False):
     """The numbers of the sampled queries, by head, from those of all."""
     length = numbers.shape[-1]
-    first = int(is_causal and length > 1)
-    rows = first + spread(length - first, MAX_QUERIES)
+    rows = spread(length, MAX_QUERIES)[int(without_first and length > 1) :]
     numbers = numbers.reshape(-1, heads, length)
     return numbers[spread(len(numbers), MAX_SEQUENCES)][..., rows].transpose(0, 1).reshape(heads, -1)
 
@@ -127,5 +126,6 @@ def recorded_calls(monkeypatch):
 
 def heads_of(calls):
     """Of each of two layers the largest logit and the entropy of the sampled queries, by head, in float64."""
-    made = [[of_sampled(one, 2, True) for one in full(q, k, is_causal=True)] for q, k, _ in calls]
+    both = [full(q, k, is_causal=True) for q, k, _ in calls]
+    made = [[of_sampled(logit, 2), of_sampled(entropy, 2, without_first=True)] for logit, entropy in both]
     return [[torch.cat(parts, 1) for parts in zip(*made[layer::2], strict=True)] for layer in range(2)]

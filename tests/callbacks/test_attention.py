@@ -55,8 +55,9 @@ def test_each_head_has_a_row_over_all_micro_batches(calls):
 def test_what_a_checkpoint_recomputes_is_not_counted_again(tmp_path, way):
     watching = logger()
     fit(tmp_path, Predicts(language_model(recomputes=way)), counting(1), watching)
-    (count,) = {reading.moments.count for reading in watching.readings}
-    assert count == 2 * 4 * 11  # two heads, four sequences, all queries but the first
+    counts = {reading.site.role: reading.moments.count for reading in watching.readings}
+    # Two heads, four sequences; the first query has no entropy.
+    assert counts == {"attention_logit": 2 * 4 * 12, "attention_entropy": 2 * 4 * 11}
     assert len(watching.readings) == 4
 
 

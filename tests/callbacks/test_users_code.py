@@ -1,11 +1,17 @@
 """Code of the user's that a step does not call by itself is not called for measuring either."""
 
 import time
+from collections import Counter
 from collections.abc import Mapping
+from contextlib import nullcontext
+from typing import ClassVar
 
+import pytest
 import torch
-from toys import mlp
 from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from toys import mlp
 
 from hookboard import ActivationLogger, GradientLogger, HealthMonitor, ParameterLogger, watch
 
@@ -124,3 +130,74 @@ def test_parameters_are_not_asked_of_methods_that_users_override():
                 net(torch.ones(2, 4)).square().mean().backward()
                 sgd.step()
     assert net[0].asked == 0
+
+
+class CountsFunctions(TorchFunctionMode):
+    def __init__(self):
+        super().__init__()
+        self.calls = Counter()
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        self.calls[getattr(function, "__name__", str(function))] += 1
+        return function(*args, **(kwargs or {}))
+
+
+class CountsOperators(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.calls = Counter()
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        self.calls[str(operator)] += 1
+        return operator(*args, **(kwargs or {}))
+
+
+class CountsItself(torch.Tensor):
+    calls: ClassVar[Counter] = Counter()
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        cls.calls[getattr(function, "__name__", str(function))] += 1
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+class Attends(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.norm, self.last = nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 1)
+
+    def forward(self, x):
+        x = self.norm(self.first(x).view(2, -1, 4))
+        return self.last(nn.functional.scaled_dot_product_attention(x, x, x).relu().flatten(1, 1))
+
+
+def mean_square(net, x):
+    return net(x).square().mean()
+
+
+@pytest.mark.parametrize("mode", [CountsFunctions, CountsOperators])
+@pytest.mark.parametrize("is_around_all", [False, True])
+def test_a_mode_of_the_users_sees_the_same_calls_with_and_without_callbacks(mode, is_around_all):
+    def calls(callbacks):
+        seen = mode()
+        around, inside = (seen, nullcontext()) if is_around_all else (nullcontext(), seen)
+
+        def step(net, x):
+            with inside:
+                return mean_square(net, x)
+
+        with around:
+            trained(step, torch.arange(24.0).view(6, 4).sin(), callbacks, net=Attends())
+        return seen.calls
+
+    assert calls([]) == calls(watching())
+
+
+def test_a_tensor_class_of_the_users_sees_the_same_calls_with_and_without_callbacks():
+    calls = []
+    for callbacks in ([], watching()):
+        CountsItself.calls = Counter()
+        trained(mean_square, torch.arange(24.0).view(6, 4).sin().as_subclass(CountsItself), callbacks, net=Attends())
+        calls.append(CountsItself.calls)
+    assert calls[0] == calls[1]

@@ -5,6 +5,7 @@ import sys
 import threading
 import time
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pytest
@@ -327,9 +328,11 @@ def test_a_scripted_module_is_said_to_be_one():
 
 
 def test_a_fault_in_opening_an_output_is_said_once_and_training_goes_on():
-    class Broken(dict):
+    class Broken(Mapping):
         def items(self):
             raise RuntimeError("no items today")
+
+        __getitem__ = __iter__ = __len__ = items
 
     _, seen = tapped({"m": (module := Returns(lambda: Broken()))})
     with pytest.warns(UserWarning, match=r"module 'm' is switched off.*no items today"):

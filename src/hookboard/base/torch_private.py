@@ -458,21 +458,20 @@ def _stack(old: Sequence[Any], new: Sequence[Any]) -> None:
     deque(chain(pops, map(torch._C._push_on_torch_function_stack, new)), maxlen=0)
 
 
-def computing_plainly(run: Callable[P, T]) -> Callable[P, T]:
-    """Make a function compute with gradients, without autocast and without the modes and torch functions of others.
+def unseen(run: Callable[P, T]) -> Callable[P, T]:
+    """Make a function call neither the modes nor the torch functions of others; a default device is such a mode.
 
     No context, because Ctrl-C may come between the end of a `with` and the first line of what ends its context.
     """
 
     @functools.wraps(run)
-    def plainly(*args: P.args, **named: P.kwargs) -> T:
+    def alone(*args: P.args, **named: P.kwargs) -> T:
         modes = _get_current_dispatch_mode_stack()
         off = map(torch._C._pop_torch_dispatch_stack, [None] * len(modes))
         on = map(torch._C._push_on_torch_dispatch_stack, modes)
         try:
             deque(off, maxlen=0)  # one call in C, as in `_stack`
-            # Without inference mode gradients are on, unless someone switches them off in between.
-            with torch._C._InferenceMode(False), torch._C._DisableAutocast(), torch._C.DisableTorchFunction():
+            with torch._C.DisableTorchFunction():
                 return run(*args, **named)
         except BaseException:
             while torch._C._len_torch_dispatch_stack():  # what an interrupt has left of the function's own
@@ -480,6 +479,19 @@ def computing_plainly(run: Callable[P, T]) -> Callable[P, T]:
             raise
         finally:
             deque(on, maxlen=0)
+
+    return alone
+
+
+def computing_plainly(run: Callable[P, T]) -> Callable[P, T]:
+    """Make a function `unseen` that computes with gradients and without autocast."""
+
+    @unseen
+    @functools.wraps(run)
+    def plainly(*args: P.args, **named: P.kwargs) -> T:
+        # Without inference mode gradients are on, unless someone switches them off in between.
+        with torch._C._InferenceMode(False), torch._C._DisableAutocast():
+            return run(*args, **named)
 
     return plainly
 

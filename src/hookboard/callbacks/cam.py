@@ -79,6 +79,8 @@ class CAMLogger(PictureLogger):
         'layer_cam'
     """
 
+    calls_the_model = True
+
     def __init__(
         self,
         modules: str | Sequence[str] | None = None,

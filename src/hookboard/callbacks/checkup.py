@@ -42,6 +42,7 @@ class Checkup(HookboardCallback[StageState]):
     verb = "tries"
     state_class = StageState
     needs_logger = False
+    calls_the_model = True
 
     def __init__(self, *, seconds: float = SECONDS) -> None:
         super().__init__()

@@ -21,7 +21,7 @@ from hookboard.base.checks import check_switches, check_whole, wrong
 from hookboard.base.either_lightning import is_wrapped
 from hookboard.base.messages import warn_switched_off
 from hookboard.base.ranks import has_process_group
-from hookboard.base.torch_private import parameters_in
+from hookboard.base.torch_private import parameters_in, unseen
 from hookboard.loops.callback import HookboardCallback
 from hookboard.loops.loop import Loop
 from hookboard.loops.trainer import Members, scaler_of_fabric
@@ -39,6 +39,7 @@ class BareLoop(Loop):
     stage = "train"
     is_running = is_accumulating = should_stop = False
 
+    @unseen
     def __init__(
         self,
         model: nn.Module,

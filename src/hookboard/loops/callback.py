@@ -29,6 +29,7 @@ from torch.optim import Optimizer
 from hookboard.base.jobs import Jobs, Patience, Steps, then, until
 from hookboard.base.messages import alert, inform, rank_zero_warn, warn_switched_off
 from hookboard.base.ranks import MAX_WAIT_SECONDS, Ranks, connected, has_process_group
+from hookboard.base.torch_private import unseen
 from hookboard.loops.callback_methods import (
     CallbackMethods,
     NothingToShowError,
@@ -197,6 +198,7 @@ class HookboardCallback(CallbackMethods[W]):
             warn_of_equal_tags(self, loop)
             self.begin_evaluation(loop)
 
+    @unseen
     def end_run(self, loop: Loop) -> None:
         """Remove all hooks and leave the loop; no effect if the callback takes part in the run of another loop."""
         if self._is_taken(loop):
@@ -380,6 +382,7 @@ class HookboardCallback(CallbackMethods[W]):
         if self._ranks is None:  # other ranks may still be evaluating
             self._jobs.finish()
 
+    @unseen
     def _start(self, loop: Loop, running: Set[str]) -> None:
         """Select the modules, and attach the hooks of those stages of the callback that are in `running`."""
         self._end_all()
@@ -476,7 +479,7 @@ class HookboardCallback(CallbackMethods[W]):
             kwargs: keyword arguments.
         """
         try:
-            method(*args, **kwargs)
+            (method if self.calls_the_model else unseen(method))(*args, **kwargs)
         except Exception as error:  # ours: the run goes on, unless it is meant to stop
             if not self._end_stage_after(state, when, error):
                 raise

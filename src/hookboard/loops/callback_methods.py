@@ -51,6 +51,9 @@ class CallbackMethods(Generic[W], Callback, ABC):
     callbacks find the changed model when they handle the end of the batch.
     """
 
+    calls_the_model = False
+    """True if it calls the model, which may need the modes of torch that are in force; others call none of them."""
+
     may_stop_the_run = False
     """True if an error of this callback stops the run. Otherwise the error gives a warning."""
 

@@ -22,7 +22,7 @@ from hookboard.measure.hooked import EDITS_GRADIENTS, EDITS_VALUES, READS_BEFORE
 from hookboard.measure.measuring import measure, measure_channels
 from hookboard.measure.memory import is_plain
 from hookboard.measure.merge import merge_rows
-from hookboard.measure.module_tap import UNKNOWN, around_measuring
+from hookboard.measure.module_tap import UNKNOWN
 from hookboard.measure.native import form_of
 from hookboard.measure.own_call import as_own_call, is_own_call, own_call, spare_of
 from hookboard.measure.packet import sent_together
@@ -68,7 +68,6 @@ __all__ = [
     "StatisticTable",
     "Switch",
     "Taps",
-    "around_measuring",
     "as_list",
     "as_own_call",
     "channel_row_count",

@@ -18,9 +18,9 @@ from hookboard.base.torch_private import (
     computing_plainly,
     in_backward,
     overrides_operations,
+    unseen,
 )
 from hookboard.measure.card import needs_host
-from hookboard.measure.module_tap import around_measuring
 from hookboard.measure.own_call import own_calls
 from hookboard.measure.recorder import Recorder
 from hookboard.measure.values import MAX_BLOCK_VALUES
@@ -142,6 +142,7 @@ class _Seen:
 _seen = functools.cache(_Seen)  # a compiled graph is kept for each function that it calls
 
 
+@unseen
 def _show_all(args: Any, kwargs: Any) -> None:
     """Show a call to all that watch the innermost module that runs in this thread."""
     if own_calls or in_backward():  # a checkpoint recomputes what has been shown before
@@ -151,20 +152,15 @@ def _show_all(args: Any, kwargs: Any) -> None:
         frame = frame.f_back
     if frame is None:
         return
-    measure, numbers = attention_numbers, None
-    for context in around_measuring:
-        measure = context(measure)
+    numbers = None
     for watch in tuple(_watches):
         name = watch.name_of(frame.f_locals["self"])
         if name is None:
             continue
         try:
-            numbers = measure(*args, **kwargs) if numbers is None else numbers
+            numbers = attention_numbers(*args, **kwargs) if numbers is None else numbers
             if numbers is not None:
-                show = watch.show
-                for context in around_measuring:
-                    show = context(show)
-                show(name, numbers)
+                watch.show(name, numbers)
         except Exception as error:  # it would end the training
             watch.switch_off(name, error)
 
@@ -191,7 +187,7 @@ def attention_numbers(
     Returns:
         Both float64 (float32 where the device has none), shape (heads, queries); one head if `query` has fewer than
         four dimensions. -Inf is the largest logit of a query that is fully masked, and the entropy of one that sees
-        fewer than two keys. None for tensors that cannot be read.
+        fewer than two keys; the first query of a causal call has no entropy. None for tensors that cannot be read.
     """
     tensors = (query, key) if attn_mask is None else (query, key, attn_mask)
     if not all(map(_is_what_it_holds, tensors)) or not (query.numel() and key.numel()):
@@ -201,8 +197,7 @@ def attention_numbers(
         q, k, *masks = (one.unsqueeze(-3) if one.dim() == query.dim() <= 3 else one for one in tensors)
         (heads, length, width), (groups, keys) = q.shape[-3:], k.shape[-3:-1]
         heads = max(heads, groups)
-        first = int(is_causal and min(length, keys) > 1)  # the first query has one key
-        rows = torch.from_numpy(first + spread(length - first, MAX_QUERIES)).to(query.device, non_blocking=True)
+        rows = torch.from_numpy(spread(length, MAX_QUERIES)).to(query.device, non_blocking=True)
         # By sequence, without a copy of the others.
         q, k = q.expand(*lead, heads, length, width), k.expand(*lead, groups, keys, width)
         masks = [mask.expand(*lead, heads, length, keys) for mask in masks]
@@ -217,7 +212,8 @@ def attention_numbers(
                 entropies.append(entropy.masked_fill(seen < 2, -math.inf))
         shape = (-1, heads, len(rows))
         logit, entropy = (torch.cat(parts).view(shape).transpose(0, 1) for parts in (largest, entropies))
-        return logit.reshape(heads, -1), entropy.reshape(heads, -1)
+        first = int(is_causal and min(length, keys) > 1)  # the first query has one key
+        return logit.reshape(heads, -1), entropy[..., first:].reshape(heads, -1)
 
 
 def _is_what_it_holds(tensor: Tensor) -> bool:

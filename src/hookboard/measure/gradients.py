@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd.graph import Node
 from torch.utils.hooks import RemovableHandle
 
-from hookboard.base.torch_private import base_of, version_of
+from hookboard.base.torch_private import base_of, unseen, version_of
 
 Observer = Callable[[Tensor], object]
 Explain = Callable[[str], object]
@@ -79,6 +79,7 @@ def watch_output(
     return None
 
 
+@unseen
 def _show(observe: Observer, switch: Switch, grad: Tensor | None) -> None:
     """Tensor hook: observes the gradient while the switch is on. It holds no tensor, which would keep a graph alive."""
     # None: of several outputs of one operation, such as an LSTM of cuDNN, the loss does not depend on this one.
@@ -233,6 +234,7 @@ class ViewGradient:
         self.arrived: list[Tensor] = []
         """The gradients that arrived at the view in the running backward pass, after its memory was modified."""
 
+    @unseen
     def at_view(self, grad: Tensor | None) -> None:
         """Tensor hook of the view: observes the gradient, or keeps it for `at_base` if the memory was modified."""
         if grad is None or not self.switch.on:
@@ -242,6 +244,7 @@ class ViewGradient:
         else:
             self.observe(grad)
 
+    @unseen
     def at_base(self, grad: Tensor | None) -> None:
         """Tensor hook of the base: if the memory was modified, observes the view's part of the gradient."""
         arrived, self.arrived = self.arrived, []

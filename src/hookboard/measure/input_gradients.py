@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
-from hookboard.base.torch_private import backward_number, base_of, sequence_number_of
+from hookboard.base.torch_private import backward_number, base_of, sequence_number_of, unseen
 from hookboard.measure.gradients import (
     Explain,
     Memory,
@@ -217,6 +217,7 @@ class _NodeHook:
         self.slot = slot
         self.switch = switch
 
+    @unseen
     def __call__(self, grad_inputs: tuple[Tensor | None, ...], grad_outputs: object) -> None:
         grad = grad_inputs[self.slot]
         if self.switch.on and grad is not None:

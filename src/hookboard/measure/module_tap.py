@@ -3,7 +3,6 @@
 import functools
 import threading
 from collections.abc import Callable, Collection
-from contextlib import ContextDecorator
 from typing import Any, NamedTuple
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from hookboard.base.messages import warn_switched_off
-from hookboard.base.torch_private import backward_number, in_backward, sequence_number
+from hookboard.base.torch_private import backward_number, in_backward, sequence_number, unseen
 from hookboard.measure.gradients import Observer, Switch, watch_output, why_no_gradient
 from hookboard.measure.graphs import GraphEnd
 from hookboard.measure.input_gradients import Edges, InputGradients, edges_of
@@ -21,9 +20,6 @@ from hookboard.model.sites import ROLES, Role, Site
 
 UNKNOWN = -1
 """The number of a recomputed call if the module was called several times before: it may repeat any of them."""
-
-around_measuring: list[ContextDecorator] = []
-"""Contexts in which taps show tensors, such as one that takes a trace of the step off the stack of modes."""
 
 
 class OpenCall(NamedTuple):
@@ -150,6 +146,7 @@ class ModuleTap:
         if self._switch.on:
             self._shielded(self._show_from_graph, role, path, tensor, cause)
 
+    @unseen
     def _shielded(self, show: Callable[..., object], *given: Any) -> None:
         """Call `show(*given)`. An error gives a warning, and nothing is shown from then on.
 
@@ -158,8 +155,6 @@ class ModuleTap:
         if self._is_off or own_calls:
             return
         try:
-            for context in around_measuring:
-                show = context(show)
             show(*given)
         except Exception as error:  # raised in a hook, it would end the training
             self.causes.update(dict.fromkeys(self.roles, f"could not be read: {error}"))

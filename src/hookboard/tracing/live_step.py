@@ -97,7 +97,7 @@ class LiveStep:
         """Judge a loss that the loop did not announce, if it depends on the model; True lets the backward pass run."""
         if self._reader is not None and not self._has_one_loss:
             try:
-                is_ours = self._reader.leads_to(loss)
+                is_ours = computing_plainly(self._reader.leads_to)(loss)
             except Exception as error:  # ends the record
                 self._reader.step.give_up(error)
             else:

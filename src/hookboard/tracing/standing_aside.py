@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from hookboard.base.torch_private import COMPILED_CALLERS, COMPILED_CODE, remove_step_hooks
-from hookboard.measure import around_measuring, hear_backward, unhear_backward
+from hookboard.measure import hear_backward, unhear_backward
 from hookboard.tracing.program import StepTrace
 
 _HERE = os.path.abspath(__file__)
@@ -42,8 +42,6 @@ class StandingAside:
         self, trace: StepTrace, at_backward: Callable[[Tensor], object], at_step: Callable[[Any, bool], object]
     ) -> None:
         self._trace, self._at_backward, self._at_step = trace, at_backward, at_step
-        # What taps measure in the middle of the step is no part of it.
-        self._apart = trace.aside()
         has_mode, begins = functools.partial(_unseen, trace), self._around_compiled
         self._replaced = [Replaced(torch.overrides, "has_torch_function", has_mode), Replaced(*COMPILED_CODE, begins)]
         self._stepping: list[Any] = []
@@ -51,7 +49,6 @@ class StandingAside:
 
     def put(self) -> None:
         """Begin; `close` takes back what is there, whatever ends this in the middle."""
-        around_measuring.append(self._apart)
         hear_backward(self._hear)
         self._hook()
         for one in self._replaced:
@@ -59,7 +56,6 @@ class StandingAside:
 
     def close(self) -> None:
         """End; a call after an interrupted one takes back the rest."""
-        around_measuring[:] = [one for one in around_measuring if one is not self._apart]
         unhear_backward(self._hear)
         for one in reversed(self._replaced):
             one.take_back()
