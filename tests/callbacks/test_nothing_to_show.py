@@ -101,7 +101,7 @@ def test_what_was_named_and_is_not_there_stays_an_error(callback):
 
 
 def test_an_intervention_in_nothing_is_an_error():
-    with pytest.raises(ValueError, match="the model has no submodule"):
+    with pytest.raises(ValueError, match="the model has no module"):
         fit(None, Bare(has_parameter=True), batches(4), Intervention(Zero()))
 
 

@@ -429,3 +429,16 @@ def test_an_optimizer_is_hooked_once_for_all_steps():
             step_of(run, model, optimizer, batches(4)[0])
             assert optimizer._optimizer_step_pre_hooks == hooks
     assert not optimizer._optimizer_step_pre_hooks
+
+
+def test_a_model_that_is_one_layer_is_measured(tmp_path):
+    torch.manual_seed(0)
+    net, logger = nn.Linear(4, 1), ActivationLogger(every_n_steps=1, statistics="mean")
+    monitor, sgd = HealthMonitor(every_n_steps=1), torch.optim.SGD(net.parameters(), lr=0.01)
+    with watch(net, sgd, [logger, monitor], SummaryWriter(tmp_path)) as run, run.step():
+        output = net(torch.ones(2, 4))
+        output.mean().backward()
+        sgd.step()
+    (reading,) = logger.readings
+    assert reading.statistics["mean"] == pytest.approx(output.double().mean().item())
+    assert {one.site.role for one in monitor.readings} >= {"output", "grad_output", "parameter"}

@@ -127,6 +127,11 @@ def test_names_do_not_show_what_data_parallel_wraps():
     assert list(select(root)) == ["net.0", "module"]
 
 
+def test_a_model_that_is_one_layer_is_selected_under_no_name():
+    net = nn.Linear(2, 1)
+    assert select(net) == select(net, types="Linear") == {"": net}
+
+
 def test_a_layer_that_keeps_its_weights_in_a_list_is_a_leaf():
     class Own(nn.Module):
         def __init__(self):

@@ -10,6 +10,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torchmetrics import Metric
 
 from hookboard.base.checks import several
+from hookboard.base.either_lightning import PACKAGES
 from hookboard.base.messages import closest, listed
 from hookboard.base.torch_private import parameters_in
 from hookboard.model.parameters import parametrized
@@ -37,8 +38,9 @@ def select(
     """Return the submodules of `root` that the patterns and types select, in the model's order.
 
     Args:
-        root: the module whose submodules are selected. With `owning="parameters"` the root itself can be selected too,
-            under the name `""`: by default, by its type, by the patterns `""` and `**`, or by a regular expression.
+        root: the module whose submodules are selected. If it is a leaf, or with `owning="parameters"`, the root itself
+            can be selected too, under the name `""`: by default, by its type, by the patterns `""` and `**`, or by a
+            regular expression.
         modules: a pattern or several, over dotted names relative to `root`. `*` stays within one name, `**` crosses
             dots, a leading `!` excludes, a leading `re:` is a regular expression that must match the whole name. Left
             out: every leaf module (except metrics of torchmetrics), or, with `types`, every module of those types; none
@@ -63,7 +65,7 @@ def select(
         ['0', '1']
     """
     named = dict(named_submodules(root))
-    if owning == "parameters":
+    if owning == "parameters" or _is_leaf("", root):
         named = {"": root, **named}
     patterns, kinds = check_selection(modules, types)
     (wanted, unwanted), (wanted_types, unwanted_types) = parted(patterns), parted(kinds)
@@ -224,15 +226,15 @@ def _is_leaf(name: str, module: nn.Module) -> bool:
 def _owns(module: nn.Module, what: Literal["forward", "parameters"]) -> bool:
     if what == "parameters":
         return bool(parameters_in(module, recurse=False) or parametrized(module))
-    return getattr(type(module), "forward", None) is not nn.Module.forward
+    forward = getattr(type(module), "forward", None)
+    return forward is not nn.Module.forward and getattr(forward, "__module__", "").partition(".")[0] not in PACKAGES
 
 
 def _nothing_left(
     modules: Patterns | None, types: Types | None, owning: str, chosen: list[str], named: dict[str, nn.Module]
 ) -> ValueError:
     if modules is None and types is None:
-        what = "submodule whose forward could be hooked (wrap a single layer: nn.Sequential(layer))"
-        what = what if owning == "forward" else "parameter"
+        what = "module whose forward could be hooked" if owning == "forward" else "parameter"
         return NothingToSelectError(f"the model has no {what}")
     given = ", ".join(
         f"{key}={value!r}" for key, value in (("modules", modules), ("types", types)) if value is not None
