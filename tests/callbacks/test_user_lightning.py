@@ -1,0 +1,172 @@
+"""What a user gives to a Trainer is called no more often with our callbacks."""
+
+import pytest
+import torch
+from callbacks.user_program import (
+    IGNORED,
+    STEPS,
+    Effects,
+    Forgets,
+    InTrainer,
+    assert_the_same_is_seen,
+    counting,
+    noting_warnings,
+)
+from lightning.pytorch import Callback
+
+pytestmark = pytest.mark.filterwarnings(*IGNORED)
+
+effect = Effects()
+
+
+# What belongs to Lightning.
+
+
+class Noting(Callback):
+    """Says of each of its calls, as a user's callback may count them."""
+
+    def __init__(self, user):
+        self.user = user
+
+
+def _noting(name):
+    def called(self, trainer, module, *args, **kwargs):
+        self.user.saw(name, trainer.global_step, trainer.current_epoch, sorted(trainer.callback_metrics))
+
+    return called
+
+
+for _name in dir(Callback):
+    if _name.startswith("on_") and "checkpoint" not in _name and "exception" not in _name:
+        setattr(Noting, _name, _noting(_name))
+
+
+@effect
+def a_callback_of_the_user_counts(user):
+    user.callbacks = [Noting(user)]
+
+
+@effect
+def a_logger_of_the_user_counts(user):
+    class Counts(Forgets):
+        def log_metrics(self, metrics, step=None):
+            if of_user := {name: value for name, value in metrics.items() if name in ("epoch", "mean")}:
+                user.saw(step, of_user)
+
+        def save(self):
+            user.saw("save")
+
+        def finalize(self, status):
+            user.saw("finalize", status)
+
+        def log_graph(self, *args, **kwargs):
+            user.saw("graph")
+
+        def after_save_checkpoint(self, *args):
+            user.saw("checkpoint")
+
+    user.loggers = [Counts()]
+    user.during = lambda output: user.in_trainer.log("mean", output.mean(), batch_size=8)
+
+
+@effect
+def a_profiler_of_lightning_counts_actions(user):
+    from lightning.pytorch.profilers import Profiler
+
+    class Counts(Profiler):
+        def start(self, name):
+            if "[Callback]" not in name:
+                user.saw("start", name)
+
+        def stop(self, name):
+            if "[Callback]" not in name:
+                user.saw("stop", name)
+
+    user.options = {"profiler": Counts()}
+
+
+@effect
+def a_strategy_and_a_plugin_count(user):
+    from lightning.pytorch.plugins import Precision
+
+    names = ("optimizer_step", "backward", "pre_backward", "convert_input", "convert_output", "clip_gradients")
+    user.options = {"plugins": counting(Precision, user, *[n for n in names if hasattr(Precision, n)])()}
+
+
+@effect
+def the_trainer_is_asked_how_far_it_is(user):
+    def during(output):
+        its = user.in_trainer.trainer
+        user.saw(its.global_step, its.current_epoch, its.num_training_batches, its.is_last_batch, its.state.stage)
+        user.saw(sorted(its.callback_metrics), sorted(its.logged_metrics), sorted(its.progress_bar_metrics))
+        user.saw(its.should_stop, its.sanity_checking, its.training, user.in_trainer.training)
+
+    user.during = lambda output: during(output) and None
+
+
+@effect
+def warnings_of_lightning_come_once(user):
+    user.around_fit = lambda: noting_warnings(user, "default")
+    user.during = lambda output: user.in_trainer.log("mean", output.mean())
+    user.module = type("Scheduled", (InTrainer,), {"configure_optimizers": with_a_scheduler})
+
+
+def with_a_scheduler(self):
+    optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9)
+    return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
+
+
+@effect
+def a_loader_with_an_order_of_its_own_is_walked(user):
+    user.data = [{"x": one, "n": n} for n, one in enumerate(user.data)]
+    user.given = lambda batch: user.saw(batch["n"]) or batch["x"]
+    user.sampler = torch.utils.data.RandomSampler(user.data)
+
+
+@effect
+def a_dataset_counts_its_items(user):
+    class Counts(torch.utils.data.Dataset):
+        def __len__(self):
+            user.saw("len")
+            return STEPS
+
+        def __getitem__(self, index):
+            user.saw("item", index)
+            return data[index]
+
+    data = user.data
+    user.data = Counts()
+
+
+@effect
+def a_sampler_and_a_collator_count(user):
+    class Counts(torch.utils.data.SequentialSampler):
+        def __iter__(self):
+            user.saw("iter")
+            return super().__iter__()
+
+    user.sampler = Counts(user.data)
+
+
+@effect
+def a_step_returns_more_than_the_loss(user):
+    user.module = type("Returns", (InTrainer,), {"training_step": returning_a_mapping})
+
+
+def returning_a_mapping(self, batch):
+    loss = self.user.loss(batch)
+    kind = counting(dict, self.user, "__getitem__", "__iter__", "get", "items", "keys", "values", "pop")
+    return kind(loss=loss, more=loss.detach())
+
+
+@effect
+def a_closure_of_the_trainer_is_called_several_times(user):
+    kind = counting(torch.optim.LBFGS, user, "step", "zero_grad")
+    user.optimizer = lambda parameters: kind(parameters, max_iter=3)
+    user.net[0].register_forward_hook(lambda *args: user.saw("forward") and None)
+
+
+@pytest.mark.parametrize(("make", "way"), effect.cases("in a Trainer"))
+def test_user_code_sees_the_same_with_callbacks(make, way):
+    assert_the_same_is_seen(make, way)

@@ -1,0 +1,296 @@
+"""Modes and classes of tensors of the user's, which see every call of torch, see none of ours."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from callbacks.user_program import (
+    IGNORED,
+    Does,
+    Effects,
+    Within,
+    assert_the_same_is_seen,
+    surely,
+)
+from torch import nn
+from torch.overrides import TorchFunctionMode, resolve_name
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+pytestmark = pytest.mark.filterwarnings(*IGNORED)
+
+effect = Effects()
+
+
+# Modes.
+
+
+class Functions(TorchFunctionMode):
+    def __init__(self, user, then=lambda returned: returned):
+        super().__init__()
+        self.user, self.then = user, then
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.user.saw("function", str(resolve_name(func)))
+        return self.then(func(*args, **(kwargs or {})))
+
+
+class Operations(TorchDispatchMode):
+    def __init__(self, user, then=lambda returned: returned):
+        super().__init__()
+        self.user, self.then = user, then
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.user.saw("operation", str(func))
+        return self.then(func(*args, **(kwargs or {})))
+
+
+def draws_too(returned):
+    np.random.rand(), random.random()
+    with torch._C.DisableTorchFunction():
+        torch.rand(())
+    return returned
+
+
+def draws_in_dispatch(returned):
+    torch.rand(()), np.random.rand(), random.random()
+    return returned
+
+
+def scales_a_little(returned):
+    if isinstance(returned, torch.Tensor) and returned.is_floating_point() and returned.dim() == 2:
+        with torch._C.DisableTorchFunction():
+            return returned * 1.01
+    return returned
+
+
+def mode(where, kind, then):
+    def effect_of(user):
+        def context():
+            return kind(user, then) if then else kind(user)
+
+        if where == "layer":
+            user.net[4] = Within(nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 4)), context)
+        else:
+            setattr(user, f"around_{where}", context)
+
+    return effect_of
+
+
+@effect
+def a_step_switches_overriding_off(user):
+    def during(output):
+        with Functions(user), torch._C.DisableTorchFunctionSubclass():
+            more = output.exp().mean()
+        with torch._C.DisableTorchFunction():
+            return more + output.square().mean()
+
+    user.during = during
+
+
+@effect
+def the_default_device_changes_in_the_first_step(user):
+    def during(output):
+        user.saw(str(torch.get_default_device()))
+        torch.set_default_device("meta")
+        user.saw(str(torch.ones(1).device), str(torch.get_default_device()))
+        torch.set_default_device(None)
+
+    user.during = during
+    user.at_end.append(lambda: user.saw(str(torch.get_default_device())))
+
+
+@effect
+def the_default_device_is_set_around_the_fit(user):
+    @surely
+    def around():
+        torch.set_default_device("cpu")
+        yield
+        user.saw(str(torch.get_default_device()))
+        torch.set_default_device(None)
+
+    user.around_fit = around
+
+
+@effect
+def the_default_type_changes_in_a_forward(user):
+    @surely
+    def double():
+        torch.set_default_dtype(torch.float64)
+        yield
+        torch.set_default_dtype(torch.float32)
+
+    user.net[4] = Within(nn.Linear(6, 4), double)
+    user.net[4].register_forward_hook(lambda *args: user.saw(str(torch.rand(1).dtype)) and None)
+
+
+@effect
+def operations_are_counted_by_torchs_counter_of_flops(user):
+    from torch.utils.flop_counter import FlopCounterMode
+
+    def during(output):
+        with FlopCounterMode(display=False) as counter:
+            more = user.net(output).mean()
+        user.saw(counter.get_total_flops(), str(counter.get_flop_counts()))
+        return more
+
+    user.during = during
+
+
+@effect
+def the_flops_of_the_fit_are_counted(user):
+    from torch.utils.flop_counter import FlopCounterMode
+
+    @surely
+    def around():
+        with FlopCounterMode(display=False) as counter:
+            yield
+        user.saw(counter.get_total_flops())
+
+    user.around_fit = around
+
+
+@effect
+def a_tracker_of_modules_knows_where_it_is(user):
+    from torch.utils.module_tracker import ModuleTracker
+
+    tracker = ModuleTracker()
+    user.around_step = lambda: tracker
+    user.net[4].register_forward_hook(lambda *args: user.saw(sorted(tracker.parents), tracker.is_bw) and None)
+
+
+@effect
+def communication_is_debugged(user):
+    from torch.distributed.tensor.debug import CommDebugMode
+
+    def during(output):
+        with CommDebugMode() as debug:
+            more = user.net(output).mean()
+        user.saw(debug.get_total_counts(), debug.get_parameter_info().keys())
+        return more
+
+    user.during = during
+
+
+@effect
+def a_dry_run_makes_fake_tensors(user):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    def during(output):
+        with FakeTensorMode():
+            made = nn.Sequential(nn.Linear(4, 6), nn.ReLU())(torch.ones(3, 4))
+        user.saw(tuple(made.shape), type(made).__name__)
+
+    user.during = during
+
+
+@effect
+def saved_tensors_are_packed_in_the_fit(user):
+    pack = lambda tensor: user.saw("pack", tuple(tensor.shape)) or tensor  # noqa: E731
+    unpack = lambda tensor: user.saw("unpack", tuple(tensor.shape)) or tensor  # noqa: E731
+    user.around_fit = lambda: torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+
+
+@effect
+def saved_tensors_are_packed_in_a_forward(user):
+    pack = lambda tensor: user.saw("pack", tuple(tensor.shape)) or tensor  # noqa: E731
+    unpack = lambda tensor: user.saw("unpack", tuple(tensor.shape)) or tensor  # noqa: E731
+    user.net[4] = Within(nn.Linear(6, 4), lambda: torch.autograd.graph.saved_tensors_hooks(pack, unpack))
+
+
+@effect
+def saved_tensors_may_be_changed(user):
+    changing = torch.autograd.graph.allow_mutation_on_saved_tensors()
+    kept = []
+
+    @surely
+    def around():
+        with changing as context:
+            kept.append(context)
+            yield
+
+    def during(output):
+        made = output.exp()
+        more = made.square()
+        made.mul_(0.5)
+        user.saw(len(kept[0].cloned))
+        return more.mean()
+
+    user.around_fit, user.during = around, during
+
+
+# Classes of tensors.
+
+
+def tensor_class(user):
+    class Counted(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            user.saw(str(resolve_name(func)), [one.__name__ for one in types])
+            return super().__torch_function__(func, types, args, kwargs or {})
+
+    return Counted
+
+
+@effect
+def a_buffer_has_a_class_of_the_users(user):
+    kind = tensor_class(user)
+    user.net.register_buffer("scale", torch.ones(4).as_subclass(kind))
+    user.output = lambda output: output * user.net.scale.as_subclass(torch.Tensor)
+
+
+@effect
+def a_gradient_has_a_class_of_the_users(user):
+    kind = tensor_class(user)
+    user.during = lambda output: output.register_hook(lambda grad: grad.as_subclass(kind)) and None
+
+
+@effect
+def an_operand_is_no_tensor_but_overrides(user):
+    class Operand:
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            user.saw(func.__name__)
+            args = [2.0 if isinstance(one, Operand) else one for one in args]
+            return func(*args, **(kwargs or {}))
+
+    user.data = [(batch, Operand()) for batch in user.data]
+    user.net.append(Does(lambda x: torch.mul(x, Operand())))
+    user.given = lambda batch: batch[0]
+
+
+def wrapper_class(user):
+    class Wrapper(torch.Tensor):
+        @staticmethod
+        def __new__(cls, inner):
+            made = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+            made.inner = inner
+            return made
+
+        def __init__(self, inner):
+            pass
+
+        def __repr__(self):
+            user.saw("repr")
+            return "Wrapper"
+
+        @classmethod
+        def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+            user.saw(str(func))
+            args = pytree.tree_map_only(Wrapper, lambda one: one.inner, args)
+            return pytree.tree_map_only(torch.Tensor, Wrapper, func(*args, **(kwargs or {})))
+
+    return Wrapper
+
+
+@effect
+def a_buffer_is_dispatched_by_its_class(user):
+    kind = wrapper_class(user)
+    user.net.register_buffer("scale", kind(torch.ones(4)))
+    user.output = lambda output: output * user.net.scale.inner
+
+
+@pytest.mark.parametrize(("make", "way"), effect.cases())
+def test_user_code_sees_the_same_with_callbacks(make, way):
+    assert_the_same_is_seen(make, way)

@@ -1,0 +1,419 @@
+"""What a process says, draws and holds in a step is the same with our callbacks."""
+
+import contextlib
+import io
+import logging
+import os
+import random
+import signal
+import sys
+import threading
+import warnings
+from collections import Counter
+from contextvars import ContextVar
+
+import numpy as np
+import pytest
+import torch
+from callbacks.user_program import (
+    IGNORED,
+    Effects,
+    assert_the_same_is_seen,
+    noting_warnings,
+    surely,
+)
+from torch import nn
+from torch.nn.functional import mse_loss
+from torch.utils.data import DataLoader
+
+pytestmark = pytest.mark.filterwarnings(*IGNORED)
+
+effect = Effects()
+
+
+# Warnings, records and streams.
+
+
+def warned(action, during):
+    def effect_of(user):
+        user.around_fit = lambda: noting_warnings(user, action)
+        user.during = lambda output: during(output) and None
+
+    return effect_of
+
+
+def warns_of_two_lines(output):
+    for _ in range(2):
+        warnings.warn("first", stacklevel=1)
+        warnings.warn("second", stacklevel=1)
+
+
+def warns_in_catching(output):
+    warnings.warn("outside", stacklevel=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warnings.warn("inside", stacklevel=1)
+
+
+def torch_warns(output):
+    mse_loss(output, output.detach()[:1])
+    torch.nn.functional.softmax(output)
+
+
+def torch_warns_in_c(output):
+    torch.tensor([1.0]).new_tensor(output.detach())
+
+
+def numpy_warns(output):
+    np.float32(1) / np.zeros(2, "f")[0]
+
+
+def deprecated(output):
+    warnings.warn("deprecated", DeprecationWarning, stacklevel=2)
+
+
+WARN = {
+    "its own lines": warns_of_two_lines,
+    "its own lines outside of catching": warns_in_catching,
+    "a call of torch's": torch_warns,
+    "torch in C": torch_warns_in_c,
+    "NumPy": numpy_warns,
+    "its caller's line": deprecated,
+}
+effect |= {
+    f"{action} is warned of {what}": warned(action, during)
+    for action in ("default", "once")
+    for what, during in WARN.items()
+}
+
+
+@effect
+def filters_of_warnings_are_compared(user):
+    def during(output):
+        user.saw(len(warnings.filters), warnings.showwarning.__name__, sys.warnoptions)
+        user.saw(bool(warnings.filters), [one[:1] for one in warnings.filters])
+
+    user.during = during
+
+
+@effect
+def the_version_of_the_filters_stays(user):
+    def during(output):
+        registry = {}
+        for _ in range(2):
+            warnings.warn_explicit("x", UserWarning, "of the user", 1, registry=registry)
+        user.saw("said")
+
+    @surely
+    def around():
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("default")
+            yield
+        user.saw(sum(str(one.message) == "x" for one in caught))
+
+    kept = {}
+
+    def during(output):  # noqa: F811
+        warnings.warn_explicit("x", UserWarning, "of the user", 1, registry=kept)
+
+    user.during, user.around_fit = during, around
+
+
+class Records(logging.Handler):
+    def __init__(self, user):
+        super().__init__(logging.DEBUG)
+        self.user = user
+
+    def emit(self, record):
+        if not record.getMessage().startswith("hookboard") and record.name != "lightning.pytorch.utilities.rank_zero":
+            self.user.saw(record.name, record.levelname, record.getMessage().partition(" at ")[0])
+
+
+@effect
+def records_of_all_loggers_are_handled(user):
+    @surely
+    def around():
+        root, handler = logging.getLogger(), Records(user)
+        level = root.level
+        root.addHandler(handler)
+        root.setLevel(logging.DEBUG)
+        yield
+        root.removeHandler(handler)
+        root.setLevel(level)
+
+    user.around_fit = around
+    user.during = lambda output: logging.getLogger("of the user").debug("a step")
+
+
+class Written(io.StringIO):
+    def __init__(self, user):
+        super().__init__()
+        self.user = user
+
+    def write(self, text):
+        if "hookboard" not in text:
+            self.user.saw("written", text)
+        return len(text)
+
+    def flush(self):
+        self.user.saw("flushed")
+
+
+@effect
+def streams_are_written_to(user):
+    @surely
+    def around():
+        with contextlib.redirect_stdout(Written(user)), contextlib.redirect_stderr(Written(user)):
+            yield
+
+    user.around_fit = around
+    user.during = lambda output: print("a step")
+
+
+# Random numbers.
+
+
+@effect
+def generators_of_the_user_draw_in_a_forward(user):
+    generators = torch.Generator().manual_seed(1), np.random.default_rng(1), random.Random(1)
+
+    class Draws(nn.Module):
+        def forward(self, x):
+            torchs, numpys, pythons = generators
+            noise = torch.rand(x.shape, generator=torchs)
+            torch.bernoulli(torch.full((2,), 0.5), generator=torchs)
+            user.saw(noise.sum().item(), numpys.random(), pythons.random())
+            return x + noise
+
+    user.net.append(Draws())
+
+
+@effect
+def states_of_generators_are_compared(user):
+    def state(*args):
+        user.saw(hash(bytes(torch.get_rng_state().numpy())), random.getstate()[1][-1], np.random.get_state()[2])
+        user.saw(torch.initial_seed())
+
+    for layer in user.net:
+        layer.register_forward_hook(lambda *args: state() and None)
+        layer.register_full_backward_hook(lambda *args: state() and None)
+
+
+@effect
+def a_step_forks_the_generator(user):
+    def during(output):
+        with torch.random.fork_rng():
+            torch.manual_seed(len(user.parts))
+            user.saw(torch.rand(1).item(), user.net(output).sum().item())
+
+    user.during = lambda output: during(output) and None
+
+
+@effect
+def a_loader_begins_in_a_step(user):
+    def during(output):
+        loader = DataLoader(range(9), 3, shuffle=True)
+        iterator = iter(loader)
+        user.saw(iterator._base_seed, [batch.tolist() for batch in iterator])
+
+    user.during = lambda output: during(output) and None
+
+
+@effect
+def secrets_and_hashes_are_asked(user):
+    class Keyed:
+        def __hash__(self):
+            user.saw("hash")
+            return 7
+
+        def __eq__(self, other):
+            user.saw("eq")
+            return self is other
+
+    key = Keyed()
+    user.net.held = {key: 1}
+    user.data = [{"x": batch, key: 1} for batch in user.data]
+    user.given = lambda batch: batch["x"]
+
+
+# The process.
+
+
+OPTIONAL = (
+    "transformers",
+    "accelerate",
+    "peft",
+    "wandb",
+    "mlflow",
+    "comet_ml",
+    "pandas",
+    "matplotlib",
+    "plotly",
+    "torchvision",
+    "torchcam",
+    "fastai",
+    "sklearn",
+    "scipy",
+    "IPython",
+)
+
+
+def world():
+    """What belongs to the whole process."""
+    yield "optional packages", [name for name in OPTIONAL if name in sys.modules]
+    yield "environment", sorted(os.environ)
+    yield "signals", [type(signal.getsignal(one)).__name__ for one in (signal.SIGINT, signal.SIGTERM)]
+    yield "threads", sorted(one.name for one in threading.enumerate())
+    yield "hooks", [id(one) for one in (sys.excepthook, sys.unraisablehook, threading.excepthook, sys.displayhook)]
+    yield "imports", [len(sys.meta_path), len(sys.path_hooks), len(sys.path)]
+    yield "folder", os.getcwd()
+    yield "streams", [id(sys.stdout), id(sys.stderr), id(sys.stdin)]
+    yield "limits", [sys.getrecursionlimit(), sys.getswitchinterval()]
+    yield "tracing", [sys.gettrace(), sys.getprofile()]
+    yield "NumPy", [sorted(np.geterr().items()), np.get_printoptions()["precision"]]
+    yield "flags", [torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark, torch.backends.mkldnn.enabled]
+
+
+@effect
+def the_process_is_looked_at_in_a_forward(user):
+    class Looks(nn.Module):
+        def forward(self, x):
+            for one in world():
+                user.saw(*one)
+            return x * 1
+
+    user.net.append(Looks())
+
+
+@effect
+def the_process_is_looked_at_between_steps(user):
+    def given(batch):
+        for one in world():
+            user.saw(*one)
+        return batch
+
+    user.given = given
+    user.at_end.append(lambda: [user.saw(*one) for one in world()])
+
+
+@effect
+def files_are_open(user):
+    if not os.path.isdir("/proc/self/fd"):
+        pytest.skip("there is no /proc")
+    user.during = lambda output: user.saw(len(os.listdir("/proc/self/fd")))
+
+
+@effect
+def exits_are_registered(user):
+    import atexit
+
+    user.during = lambda output: user.saw(atexit._ncallbacks())
+
+
+OWNERS = {
+    "torch": torch,
+    "functional": torch.nn.functional,
+    "overrides": torch.overrides,
+    "autograd": torch.autograd,
+    "module": nn.Module,
+    "linear": nn.Linear,
+    "tensor": torch.Tensor,
+    "optimizer": torch.optim.Optimizer,
+    "scaler": torch.amp.GradScaler,
+    "random": torch.random,
+    "graph": torch.autograd.graph,
+    "scheduler": torch.optim.lr_scheduler.LRScheduler,
+}
+
+
+@effect
+def attributes_of_modules_are_the_users_own(user):
+    def during(output):
+        user.saw([sorted(vars(module)) for module in nn.Module.modules(user.net)])
+        user.saw([sorted(vars(p)) for p in nn.Module.parameters(user.net)])
+
+    user.during = during
+
+
+@effect
+def a_context_variable_counts(user):
+    variable = ContextVar("of the user", default=0)
+
+    class Counts(nn.Module):
+        def forward(self, x):
+            variable.set(variable.get() + 1)
+            user.saw(variable.get())
+            return torch.relu(x) + x
+
+    user.net.append(Counts())
+
+
+@effect
+def a_value_of_the_thread_counts(user):
+    local = threading.local()
+
+    class Counts(nn.Module):
+        def forward(self, x):
+            local.calls = getattr(local, "calls", 0) + 1
+            user.saw(local.calls, threading.current_thread().name)
+            return torch.relu(x) + x
+
+    user.net.append(Counts())
+
+
+@effect
+def layers_run_in_threads(user):
+    class Parallel(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+
+        def forward(self, x):
+            found = [None, None]
+
+            def work(index):
+                found[index] = self.layers[index](x)
+
+            threads = [threading.Thread(target=work, args=(index,)) for index in range(2)]
+            for thread in threads:
+                thread.start()
+                thread.join()
+            user.saw(len(threads))
+            return found[0] + found[1]
+
+    user.net.append(Parallel())
+
+
+@effect
+def cached_functions_count_their_hits(user):
+    import functools
+
+    @functools.lru_cache
+    def scale(size):
+        return 1 / size
+
+    class Scales(nn.Module):
+        def forward(self, x):
+            made = x * scale(x.shape[0])
+            user.saw(str(scale.cache_info()))
+            return made
+
+    user.net.append(Scales())
+
+
+@effect
+def a_layer_counts_its_calls_by_mode(user):
+    calls = Counter()
+
+    class Counts(nn.Module):
+        def forward(self, x):
+            calls[self.training, torch.is_grad_enabled()] += 1
+            user.saw(sorted(calls.items()))
+            return torch.relu(x) + x
+
+    user.net.append(Counts())
+
+
+@pytest.mark.parametrize(("make", "way"), effect.cases("in a Trainer"))
+def test_user_code_sees_the_same_with_callbacks(make, way):
+    assert_the_same_is_seen(make, way)
