@@ -1,9 +1,11 @@
 """Batches of the user's, and what their layers return, are read no more often with our callbacks."""
 
-from collections import OrderedDict, UserDict, defaultdict
+import dataclasses
+from collections import OrderedDict, UserDict, defaultdict, namedtuple
 from collections.abc import Mapping, Sequence
 
 import pytest
+import torch
 from callbacks.user_program import IGNORED, Does, Effects, assert_the_same_is_seen, counting
 from torch import nn
 from torch.utils import _pytree as pytree
@@ -35,6 +37,41 @@ class Lazy(Mapping):
         return len(self.items_)
 
 
+@effect
+def a_batch_is_a_mapping(user):
+    user.data = [Lazy(user, x=batch, y=batch[:, :1]) for batch in user.data]
+    user.given = lambda batch: batch["x"]
+
+
+@effect
+def a_batch_is_a_mapping_that_draws(user):
+    class Draws(Lazy):
+        def __getitem__(self, key):
+            item = super().__getitem__(key)
+            return item + 0.1 * torch.randn_like(item)
+
+    user.data = [Draws(user, x=batch, y=batch[:, :1]) for batch in user.data]
+    user.given = lambda batch: batch["x"]
+
+
+@effect
+def a_model_is_called_with_a_mapping(user):
+    user.data = [Lazy(user, x=batch, y=batch[:, :1]) for batch in user.data]
+    user.net.insert(0, Does(lambda batch: batch["x"]))
+
+
+@effect
+def a_layer_returns_a_mapping(user):
+    user.net.insert(3, Does(lambda x: Lazy(user, x=x, y=2)))
+    user.net.insert(4, Does(lambda outputs: outputs["x"]))
+
+
+@effect
+def a_model_returns_a_mapping(user):
+    user.net.append(Does(lambda x: Lazy(user, x=x, y=2)))
+    user.output = lambda outputs: outputs["x"]
+
+
 METHODS = {
     dict: ("__getitem__", "__iter__", "__len__", "__contains__", "keys", "values", "items", "get", "copy"),
     UserDict: ("__getitem__", "__iter__", "__len__", "__contains__", "keys", "values", "items", "get"),
@@ -64,6 +101,10 @@ def output_of(kind):
     return effect_of
 
 
+effect |= {f"a batch is a subclass of {kind.__name__}": batch_of(kind) for kind in METHODS}
+effect |= {f"a layer returns a subclass of {kind.__name__}": output_of(kind) for kind in METHODS}
+
+
 @effect
 def a_batch_makes_what_it_has_not(user):
     user.data = [defaultdict(lambda: user.saw("made") or 0, x=batch) for batch in user.data]
@@ -86,6 +127,68 @@ def a_batch_is_a_sequence(user):
 
     user.data = [Items(batch, batch[:, :1]) for batch in user.data]
     user.given = lambda batch: batch[0]
+
+
+@effect
+def a_batch_is_a_named_tuple_with_methods(user):
+    class Pair(namedtuple("Pair", "x y")):
+        def __iter__(self):
+            user.saw("iter")
+            return super().__iter__()
+
+        def __len__(self):
+            user.saw("len")
+            return super().__len__()
+
+        def __getitem__(self, index):
+            user.saw("item")
+            return super().__getitem__(index)
+
+    user.data = [Pair(batch, batch[:, :1]) for batch in user.data]
+    user.given = lambda batch: batch.x
+
+
+@effect
+def a_batch_is_a_dataclass_that_computes(user):
+    @dataclasses.dataclass
+    class Computed:
+        x: torch.Tensor
+
+        @property
+        def y(self):
+            user.saw("y")
+            return self.x[:, :1]
+
+        def __getattribute__(self, name):
+            if not name.startswith("__"):
+                user.saw(name)
+            return super().__getattribute__(name)
+
+        def __repr__(self):
+            user.saw("repr")
+            return "Computed"
+
+        def __eq__(self, other):
+            user.saw("eq")
+            return self is other
+
+    user.data = list(map(Computed, user.data))
+    user.given = lambda batch: batch.x
+
+
+@effect
+def a_layer_returns_a_dataclass_that_computes(user):
+    @dataclasses.dataclass
+    class Computed:
+        x: torch.Tensor
+
+        def __getattribute__(self, name):
+            if not name.startswith("__"):
+                user.saw(name)
+            return super().__getattribute__(name)
+
+    user.net.insert(3, Does(Computed))
+    user.net.insert(4, Does(lambda outputs: outputs.x))
 
 
 @effect
@@ -139,6 +242,29 @@ def a_batch_has_a_class_that_pytree_knows(user):
     user.data = list(map(Node, user.data))
     user.net.insert(0, Does(lambda node: node.x))
     user.at_end.append(lambda: pytree._deregister_pytree_node(Node))
+
+
+@effect
+def a_batch_holds_strings_that_are_seen(user):
+    class Text(str):
+        def __str__(self):
+            user.saw("str")
+            return "text"
+
+        def __eq__(self, other):
+            user.saw("eq")
+            return str.__eq__(self, other)
+
+        def __hash__(self):
+            user.saw("hash")
+            return str.__hash__(self)
+
+        def __format__(self, spec):
+            user.saw("format")
+            return "text"
+
+    user.data = [{"x": batch, Text("key"): Text("value"), "n": [Text("value")]} for batch in user.data]
+    user.given = lambda batch: batch["x"]
 
 
 @effect

@@ -1,6 +1,7 @@
 """Tracers see no line of ours in a user's code, and what a step made dies with it, with our callbacks too."""
 
 import contextlib
+import copy
 import gc
 import inspect
 import sys
@@ -67,6 +68,12 @@ def traced(install):
     return effect_of
 
 
+effect |= {
+    "a tracer sees lines": traced(sys.settrace),
+    "a profiler sees calls": traced(sys.setprofile),
+}
+
+
 @effect
 def a_tracer_of_threads_sees_lines(user):
     def trace(frame, event, arg):
@@ -86,6 +93,24 @@ def a_tracer_of_threads_sees_lines(user):
         threading.settrace(None)
 
     user.during = during
+
+
+@effect
+def a_profile_counts_calls(user):
+    import cProfile
+    import pstats
+
+    @surely
+    def around():
+        profile = cProfile.Profile()
+        with profile:
+            yield
+        for (file, line, name), (_, calls, *_) in sorted(pstats.Stats(profile).stats.items()):
+            if file == __file__ and name not in OF_THE_LOGGER:
+                user.saw(name, line, calls)
+
+    user.around_fit = around
+    user.during = lambda output: output.exp().tanh().mean()
 
 
 @effect
@@ -162,6 +187,26 @@ def a_layer_asks_who_called_it(user):
     user.net.append(Asks())
 
 
+@effect
+def a_forward_takes_its_locals(user):
+    class Takes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def core(self, x, scale, **others):
+            return self.layer(x) * scale
+
+        def forward(self, x, scale=1.0):
+            kwargs = locals()
+            del kwargs["self"]
+            x.sum()
+            user.saw(sorted(kwargs))
+            return self.core(**kwargs)
+
+    user.net.append(Takes())
+
+
 # What is alive.
 
 
@@ -219,6 +264,29 @@ class Fresh(torch.utils.data.IterableDataset):
     def __iter__(self):
         for seed in range(STEPS):
             yield self.make(torch.randn(8, 4, generator=torch.Generator().manual_seed(seed)))
+
+
+@effect
+def batches_die_with_the_step(user):
+    alive = Remembers(user)
+
+    def given(batch):
+        alive.count()
+        alive.keep("batch", batch)
+        return batch
+
+    user.data, user.given = Fresh(lambda batch: batch), given
+
+
+@effect
+def objects_in_batches_die_with_the_step(user):
+    class Held:
+        def __del__(self):
+            user.saw("a batch is gone")
+
+    user.data = Fresh(lambda batch: {"x": batch, "held": Held(), "also": [Held()]})
+    user.given = lambda batch: batch["x"]
+    user.around_fit = without_collecting
 
 
 @effect
@@ -281,6 +349,39 @@ def losses_die_with_the_step(user):
 
 
 @effect
+def what_a_forward_deletes_is_gone_at_once(user):
+    class Deletes(nn.Module):
+        def forward(self, x):
+            made = x.exp()
+            ref = weakref.ref(made)
+            kept = made.detach().sum()
+            del made
+            user.saw("alive" if ref() is not None else "gone")
+            return x * kept.sigmoid()
+
+    user.net.append(Deletes())
+    user.around_fit = without_collecting
+
+
+@effect
+def an_object_that_a_forward_deletes_is_gone_at_once(user):
+    class Held:
+        pass
+
+    class Deletes(nn.Module):
+        def forward(self, x):
+            held = Held()
+            ref = weakref.ref(held)
+            x = torch.relu(x) + x
+            del held
+            user.saw("alive" if ref() is not None else "gone")
+            return x
+
+    user.net.append(Deletes())
+    user.around_fit = without_collecting
+
+
+@effect
 def what_is_forgotten_calls_back(user):
     kept = []
 
@@ -304,6 +405,22 @@ def a_detached_input_is_freed_without_gradients(user):
             user.saw(total, ref() is None)
 
     user.during, user.around_fit = during, without_collecting
+
+
+@effect
+def weak_references_to_weights_are_counted(user):
+    user.during = lambda output: user.saw([weakref.getweakrefcount(p) for p in nn.Module.parameters(user.net)])
+
+
+@effect
+def references_to_outputs_are_counted(user):
+    def exp(x):
+        made = x.exp()
+        user.saw(sys.getrefcount(made), torch._C._storage_Use_Count(made.untyped_storage()._cdata))
+        return made
+
+    user.net.append(Does(exp))
+    user.during = lambda output: user.saw(sys.getrefcount(output))
 
 
 @effect
@@ -356,6 +473,41 @@ def the_collector_calls_back(user):
             gc.callbacks.remove(collected)
 
     user.around_fit = around
+
+
+@effect
+def weights_of_an_average_are_swapped(user):
+    average = copy.deepcopy(user.net)
+
+    def during(output):
+        with torch.no_grad():
+            for mine, other in zip(average.parameters(), user.net.parameters(), strict=True):
+                mine.lerp_(other, 0.5)
+        torch.utils.swap_tensors(average[0].bias, nn.Parameter(torch.ones(6)))
+        user.saw(average[0].bias.sum().item(), average(torch.ones(2, 4)).sum().item())
+
+    user.during = during
+
+
+@effect
+def states_are_loaded_by_swapping(user):
+    @surely
+    def around():
+        torch.__future__.set_swap_module_params_on_conversion(True)
+        yield
+        torch.__future__.set_swap_module_params_on_conversion(False)
+
+    layer = nn.Linear(4, 4)
+    user.net.aside = layer
+    user.net.forward = lambda x: nn.Sequential.forward(user.net[:5], x)
+
+    def during(output):
+        layer(output.detach())
+        layer.load_state_dict({name: value + 1 for name, value in layer.state_dict().items()})
+        layer.double().float()
+        user.saw(layer.bias.sum().item())
+
+    user.around_fit, user.during = around, during
 
 
 @effect

@@ -47,6 +47,26 @@ def a_callback_of_the_user_counts(user):
 
 
 @effect
+def the_module_counts_what_the_trainer_calls(user):
+    names = [
+        *("optimizer_step", "optimizer_zero_grad", "backward", "configure_gradient_clipping", "on_before_zero_grad"),
+        *("on_before_backward", "on_after_backward", "on_before_optimizer_step", "on_train_batch_start", "log"),
+        *("transfer_batch_to_device", "on_before_batch_transfer", "on_after_batch_transfer", "configure_optimizers"),
+        *(
+            "configure_callbacks",
+            "configure_model",
+            "setup",
+            "teardown",
+            "on_fit_start",
+            "train_dataloader",
+            "toggle_optimizer",
+        ),
+        *("state_dict", "parameters", "named_parameters", "on_save_checkpoint", "all_gather", "print"),
+    ]
+    user.module = counting(InTrainer, user, *names)
+
+
+@effect
 def a_logger_of_the_user_counts(user):
     class Counts(Forgets):
         def log_metrics(self, metrics, step=None):

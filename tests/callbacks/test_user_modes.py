@@ -1,5 +1,7 @@
 """Modes and classes of tensors of the user's, which see every call of torch, see none of ours."""
 
+import contextlib
+import itertools
 import random
 
 import numpy as np
@@ -76,6 +78,53 @@ def mode(where, kind, then):
             setattr(user, f"around_{where}", context)
 
     return effect_of
+
+
+effect |= {
+    "a function mode around the fit counts": mode("fit", Functions, None),
+    "a function mode around the step counts": mode("step", Functions, None),
+    "a function mode in a forward counts": mode("layer", Functions, None),
+    "a function mode around the fit draws": mode("fit", Functions, draws_too),
+    "a function mode around the step draws": mode("step", Functions, draws_too),
+    "a function mode in a forward draws": mode("layer", Functions, draws_too),
+    "a function mode around the step changes results": mode("step", Functions, scales_a_little),
+    "a dispatch mode around the fit counts": mode("fit", Operations, None),
+    "a dispatch mode around the step counts": mode("step", Operations, None),
+    "a dispatch mode in a forward counts": mode("layer", Operations, None),
+    "a dispatch mode around the fit draws": mode("fit", Operations, draws_in_dispatch),
+    "a dispatch mode around the step draws": mode("step", Operations, draws_in_dispatch),
+    "a dispatch mode in a forward draws": mode("layer", Operations, draws_in_dispatch),
+}
+
+
+@effect
+def a_function_mode_in_a_function_mode_counts(user):
+    @surely
+    def both():
+        with Functions(user), Functions(user, lambda returned: user.saw("inner") or returned):
+            yield
+
+    user.around_step = both
+
+
+@effect
+def a_function_mode_is_entered_in_one_step_and_left_in_the_next(user):
+    one, steps = Functions(user), itertools.count()
+
+    def during(output):
+        (one.__exit__(None, None, None) if next(steps) % 2 else one.__enter__()) and None
+
+    user.during = during
+
+
+@effect
+def a_dispatch_mode_is_entered_in_one_step_and_left_in_the_next(user):
+    one, steps = Operations(user), itertools.count()
+
+    def during(output):
+        (one.__exit__(None, None, None) if next(steps) % 2 else one.__enter__()) and None
+
+    user.during = during
 
 
 @effect
@@ -174,6 +223,19 @@ def communication_is_debugged(user):
 
 
 @effect
+def torchs_debug_mode_writes_down_what_a_layer_runs(user):
+    debug = pytest.importorskip("torch.utils._debug_mode")
+
+    @contextlib.contextmanager
+    def around():
+        with debug.DebugMode(record_torchfunction=True) as written:
+            yield
+        user.saw(len(written.operators))
+
+    user.net[4] = Within(nn.Sequential(nn.Linear(6, 4)), around)
+
+
+@effect
 def a_dry_run_makes_fake_tensors(user):
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -220,6 +282,15 @@ def saved_tensors_may_be_changed(user):
     user.around_fit, user.during = around, during
 
 
+@effect
+def autocast_caches_what_it_casts(user):
+    def during(output):
+        with torch.autocast("cpu", torch.bfloat16), Operations(user):
+            return user.net(output).float().mean() + user.net(output).float().mean()
+
+    user.during = during
+
+
 # Classes of tensors.
 
 
@@ -231,6 +302,59 @@ def tensor_class(user):
             return super().__torch_function__(func, types, args, kwargs or {})
 
     return Counted
+
+
+@effect
+def an_input_has_a_class_of_the_users(user):
+    kind = tensor_class(user)
+    user.given = lambda batch: batch.as_subclass(kind)
+    user.output = lambda output: output.as_subclass(torch.Tensor)
+
+
+@effect
+def a_batch_has_a_class_of_the_users(user):
+    kind = tensor_class(user)
+    user.data = [batch.as_subclass(kind) for batch in user.data]
+    user.given = lambda batch: batch.as_subclass(torch.Tensor)
+
+
+@effect
+def a_target_has_a_class_of_the_users(user):
+    kind = tensor_class(user)
+    user.data = [(batch, batch.as_subclass(kind)) for batch in user.data]
+    user.given = lambda batch: batch[0]
+
+
+@effect
+def the_loss_has_a_class_of_the_users(user):
+    kind = tensor_class(user)
+    user.output = lambda output: output.as_subclass(kind)
+
+
+@effect
+def the_output_of_a_layer_has_a_class_of_the_users(user):
+    kind = tensor_class(user)
+    user.net.insert(3, Does(lambda x: x.as_subclass(kind)))
+    user.net.insert(5, Does(lambda x: x.as_subclass(torch.Tensor)))
+
+
+@effect
+def a_weight_has_a_class_of_the_users(user):
+    kind = tensor_class(user)
+    user.net[4].weight = nn.Parameter(user.net[4].weight.detach().as_subclass(kind))
+    user.output = lambda output: output.as_subclass(torch.Tensor)
+
+
+@effect
+def a_weight_has_a_subclass_of_parameter(user):
+    class Kept(nn.Parameter):
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            user.saw(str(resolve_name(func)))
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+
+    user.net[0].weight = Kept(user.net[0].weight.detach())
 
 
 @effect
@@ -282,6 +406,42 @@ def wrapper_class(user):
             return pytree.tree_map_only(torch.Tensor, Wrapper, func(*args, **(kwargs or {})))
 
     return Wrapper
+
+
+@effect
+def an_input_is_dispatched_by_its_class(user):
+    kind = wrapper_class(user)
+    user.net.insert(0, Does(lambda x: x * 2))
+    user.net.insert(1, Does(lambda x: x.inner))
+    user.given = kind
+
+
+@effect
+def a_batch_is_dispatched_by_its_class(user):
+    kind = wrapper_class(user)
+    user.data = [kind(batch) for batch in user.data]
+    user.given = lambda batch: batch.inner
+
+
+@effect
+def the_output_of_a_layer_is_dispatched_by_its_class(user):
+    kind = wrapper_class(user)
+
+    class Looks(nn.Module):
+        def forward(self, x):
+            self.looked = layer(kind(x.detach()))
+            return x * 1
+
+    layer = Does(lambda x: x + 1)
+    user.net.insert(3, Looks())
+    user.net[3].layer = layer
+
+
+@effect
+def a_frozen_weight_is_dispatched_by_its_class(user):
+    kind = wrapper_class(user)
+    user.net.frozen = nn.Parameter(kind(torch.ones(4)), requires_grad=False)
+    user.output = lambda output: output * user.net.frozen.inner
 
 
 @effect

@@ -27,10 +27,11 @@ effect = Effects()
 
 
 OVERRIDDEN = """
-children state_dict load_state_dict get_parameter get_submodule get_buffer train eval zero_grad requires_grad_
-apply to float extra_repr __repr__ _get_name __dir__ __setattr__ __delattr__ __call__ forward __len__ __iter__
-__getitem__ register_full_backward_hook __reduce_ex__ _apply add_module register_buffer __setstate__
-_save_to_state_dict
+parameters named_parameters modules named_modules children named_children buffers named_buffers state_dict
+load_state_dict get_parameter get_submodule get_buffer train eval zero_grad requires_grad_ apply to float
+extra_repr __repr__ _get_name __dir__ __getattr__ __setattr__ __delattr__ __call__ forward __len__ __iter__
+__getitem__ register_forward_hook register_forward_pre_hook register_full_backward_hook __reduce_ex__ _apply
+_named_members add_module register_buffer __setstate__ _save_to_state_dict
 """
 
 
@@ -82,6 +83,39 @@ def modules_are_copied_by_their_own_method(user):
             return self.__dict__
 
     user.net = net_of(user, Copied)
+
+
+@effect
+def a_module_makes_what_it_has_not(user):
+    class Makes(nn.Sequential):
+        def __getattr__(self, name):
+            try:
+                return super().__getattr__(name)
+            except AttributeError:
+                user.saw("asked for", name)
+                raise
+
+    user.net = net_of(user, Makes)
+
+
+@effect
+def a_module_passes_attributes_on(user):
+    class Proxy(nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+        def __getattr__(self, name):
+            try:
+                return super().__getattr__(name)
+            except AttributeError:
+                user.saw("passes on", name)
+                return getattr(super().__getattr__("inner"), name)
+
+        def forward(self, x):
+            return self.inner(x) * self[4].bias.sum().sigmoid() if hasattr(self, "nothing") else self.inner(x)
+
+    user.net = Proxy(user.net)
 
 
 NAMES = (
@@ -308,6 +342,21 @@ def through_torch_save(module):
     return torch.load(stream, weights_only=False)
 
 
+effect |= {
+    "a copy is made in the step": copied(copy.deepcopy),
+    "a pickle is made in the step": copied(lambda net: pickle.loads(pickle.dumps(net))),
+    "a model is saved whole in the step": copied(through_torch_save),
+}
+
+
+@effect
+def a_pickle_names_the_users_classes(user):
+    def during(output):
+        user.saw(b"hookboard" in pickle.dumps(user.net), len(pickle.dumps(user.net.state_dict())))
+
+    user.during = lambda output: during(output) and None
+
+
 @effect
 def a_copy_of_an_optimizer_is_made(user):
     made = []
@@ -322,6 +371,23 @@ def a_copy_of_an_optimizer_is_made(user):
         user.saw(b"hookboard" in pickle.dumps(other))
 
     user.optimizer, user.during = optimizer, lambda output: during(output) and None
+
+
+@effect
+def a_layer_is_copied_in_a_forward(user):
+    class Copies(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x):
+            with torch.no_grad():
+                made = copy.deepcopy(self.layer)
+                target = made(x)
+            user.saw(hooks_of(made))
+            return self.layer(x) + target
+
+    user.net.append(Copies())
 
 
 @effect

@@ -237,8 +237,10 @@ def with_a_kernel(*keys):
 
 
 effect |= {
+    "an operator is composed in Python": operator(with_a_kernel("CompositeImplicitAutograd")),
     "an operator is composed with its own gradient": operator(with_a_kernel("CompositeExplicitAutograd")),
     "an operator has a kernel for the CPU": operator(with_a_kernel("CPU")),
+    "an operator has a kernel for autograd": operator(with_a_kernel("Autograd", "CPU")),
 }
 
 
@@ -275,6 +277,25 @@ def an_operator_of_the_users_works_in_place(user):
         return (output * counter).mean()
 
     user.during = during
+
+
+@effect
+def an_operator_of_torch_is_replaced(user):
+    library = torch.library.Library("aten", "IMPL")
+
+    def kernel(x):
+        user.saw("tanh")
+        return (x.exp() - (-x).exp()) / (x.exp() + (-x).exp())
+
+    @surely
+    def around():
+        with silent():
+            library.impl("special_ndtri", lambda x: user.saw("ndtri") or x * 1, "CPU")
+        yield
+        library._destroy()
+
+    user.around_fit = around
+    user.net.append(Does(lambda x: x + torch.special.ndtri(x.detach())))
 
 
 # Optimizers and schedulers.
@@ -452,6 +473,19 @@ def a_function_is_compiled_in_the_step(user):
         return more
 
     user.during = during
+
+
+@compiled
+def a_step_of_an_optimizer_is_compiled(user):
+    compiler_is_fresh()
+
+    def optimizer(parameters):
+        made = torch.optim.SGD(parameters, lr=0.01)
+        made.step = torch.compile(made.step, backend=lambda graph, inputs: user.saw("a graph") or graph.forward)
+        return made
+
+    user.optimizer = optimizer
+    user.during = lambda output: counted_graphs(user)
 
 
 @pytest.mark.parametrize(("make", "way"), effect.cases("in a loop"))
