@@ -12,22 +12,17 @@ __version__ = "0.2.0"
 
 def _load(name: str) -> Any:
     """Import a public object or submodule on first use: TensorBoard imports the package for its tab, without torch."""
-    if not name.startswith("_") and importlib.util.find_spec(f"hookboard.{name}"):  # a folder or file
-        return _imported(f"hookboard.{name}")
-    if name == "__all__" or not name.startswith("_"):  # notebooks ask everything for `_repr_html_`
-        api = _imported("hookboard.api")
-        if hasattr(api, name):
-            return getattr(api, name)
-    raise AttributeError(f"module 'hookboard' has no attribute {name!r}")
-
-
-def _imported(name: str) -> Any:
-    """Import a module, and leave random numbers as they were: with Lightning comes rich, which draws from Python's."""
-    drawn = random.getstate()
+    drawn = random.getstate()  # with Lightning comes rich, which draws
     try:
-        return importlib.import_module(name)
+        if not name.startswith("_") and importlib.util.find_spec(f"hookboard.{name}"):  # a folder or file
+            return importlib.import_module(f"hookboard.{name}")
+        if name == "__all__" or not name.startswith("_"):  # notebooks ask everything for `_repr_html_`
+            api = importlib.import_module("hookboard.api")
+            if hasattr(api, name):
+                return getattr(api, name)
     finally:
         random.setstate(drawn)
+    raise AttributeError(f"module 'hookboard' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

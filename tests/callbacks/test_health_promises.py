@@ -136,7 +136,7 @@ def test_without_a_logger_the_last_line_says_where_the_verdicts_are(has_logger, 
     for name in ("inform", "alert"):
         monkeypatch.setattr(f"hookboard.callbacks.reporter.{name}", lines.append)
     fit(tmp_path if has_logger else None, Messy(), batches(*[8] * 3), HealthMonitor(rules=ALWAYS, window=1))
-    hint = "  There is no logger, so nothing was written to TensorBoard; see monitor.verdicts for the verdicts."
+    hint = "  There is no logger, so nothing was written; the HealthMonitor of this run has the verdicts."
     assert (lines[-1].splitlines()[-1] == hint) == (not has_logger)
 
 

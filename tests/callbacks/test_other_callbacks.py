@@ -1,11 +1,12 @@
 """What other callbacks do with the model before or after a batch is no part of a step, wherever they stand."""
 
+import copy
 import functools
 
 import pytest
 import torch
 from lightning.pytorch import Callback
-from toys import Toy, batches, fit, hooked, loader, mlp, trainer
+from toys import ALWAYS, Toy, batches, fit, hooked, loader, mlp, trainer
 
 from hookboard import (
     ActivationLogger,
@@ -145,6 +146,15 @@ def test_a_run_within_another_leaves_the_outer_one_measured():
         fit(None, model, batches(4, 4, 4), shared, nested, Notes())
     assert steps == [4 * 8] * 3
     assert hooked(model) == hooked(nested.inner) == []
+
+
+def test_of_a_copied_trainer_the_copied_monitor_has_the_verdicts():
+    given = HealthMonitor(rules=ALWAYS, window=1, every_n_steps=1)
+    copied = copy.deepcopy(trainer(None, given))
+    copied.fit(Toy(mlp()), loader(batches(4, 4)), loader(batches(4)))
+    (monitor,) = [one for one in copied.callbacks if isinstance(one, HealthMonitor)]
+    assert [one.rule for one in monitor.verdicts] == ["always"]
+    assert given.verdicts == ()
 
 
 def test_a_callback_whose_run_was_given_up_serves_another_trainer():

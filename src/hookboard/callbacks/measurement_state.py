@@ -48,7 +48,7 @@ class MeasurementState(StageState):
     news: LayerNews = field(init=False)
 
     def observe(self, on: bool) -> None:
-        """Switch the hooks on or off: off while other callbacks run in the middle of a batch."""
+        """Switch the hooks on or off: off while we compute something ourselves."""
         self.taps.active = on
         if self.attention is not None:
             self.attention.active = on

@@ -59,7 +59,7 @@ class PictureState(StageState):
                 self.memory[self.selection.modules[name]] = given[name].to(now)
 
     def observe(self, on: bool) -> None:
-        """Switch the taps on or off: off while other callbacks run in the middle of a batch."""
+        """Switch the taps on or off: off while we compute something ourselves."""
         if self.taps is not None:
             self.taps.active = on
 

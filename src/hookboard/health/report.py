@@ -77,9 +77,7 @@ def closing(run: Run, verdicts: Sequence[Verdict], places: Sequence[str] | None 
     lines += _wrapped(left_out(run), "  ", 4)
     lines += _wrapped(more_on(verdict.rule for verdict in shown[:CLOSING_VERDICTS_MAX]), "  ", 4)
     if places is None:
-        lines.append(
-            "  There is no logger, so nothing was written to TensorBoard; see monitor.verdicts for the verdicts."
-        )
+        lines.append("  There is no logger, so nothing was written; the HealthMonitor of this run has the verdicts.")
     for place in places or ():
         lines.append(f"  Open: {place}")  # in one line: a command that is broken in two cannot be copied
     return lines

@@ -89,7 +89,7 @@ class StageState:
             rank_zero_warn(f"not all hooks of a callback could be removed ({type(error).__name__}: {error})")
 
     def observe(self, on: bool) -> None:
-        """Switch the hooks on or off: off while other callbacks run in the middle of a batch. Here it does nothing."""
+        """Switch the hooks on or off: off while we compute something ourselves. Here it does nothing."""
 
     def forget(self) -> None:
         """Drop what was measured in a step or an evaluation that did not end. Here it does nothing."""

@@ -220,32 +220,21 @@ class FirstCallback(Callback):
         self.members = members
         self.last = last
 
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Move to the front again, and `last` to the end, if callbacks have been added."""
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *args: Any, **named: Any) -> None:
+        """Call `leave_batch` of each member, which cleans up after the previous batch; stay at the front."""
+        self.members.leave_batch(TrainerLoop(trainer))
         self._stay_first(trainer)
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *args: Any, **named: Any) -> None:
-        """Call `leave_batch` of each member, which cleans up after the previous batch."""
-        self.members.leave_batch(TrainerLoop(trainer))
-
+    on_train_epoch_start = on_validation_start = on_train_batch_start
     on_validation_batch_start = on_test_batch_start = on_predict_batch_start = on_train_batch_start
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any, **named: Any) -> None:
-        """Call `end_batch` of each member, before other callbacks are called."""
-        self.members.call_each("end_batch", TrainerLoop(trainer), "train")
-        self._stay_first(trainer)
-
-    def on_validation_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any, **named: Any) -> None:
-        """Call `end_batch` of each member for the running evaluation, before other callbacks are called."""
+        """Call `end_batch` of each member, before other callbacks are called; stay at the front."""
         loop = TrainerLoop(trainer)
         self.members.call_each("end_batch", loop, loop.stage)
-
-    on_test_batch_end = on_predict_batch_end = on_validation_batch_end
-
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Call `leave_batch` of each member; move to the front if callbacks have been added."""
-        self.members.leave_batch(TrainerLoop(trainer))
         self._stay_first(trainer)
+
+    on_validation_batch_end = on_test_batch_end = on_predict_batch_end = on_train_batch_end
 
     def _stay_first(self, trainer: Trainer) -> None:
         """Move to the front, and `last` to the end, if callbacks were added; it holds from Lightning's next hook on."""

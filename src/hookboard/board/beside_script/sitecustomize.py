@@ -32,9 +32,6 @@ WATCHED = {
 RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "SLURM_PROCID", "ACCELERATE_MIXED_PRECISION")
 """Variables that launchers set, or set anew, in the processes that they start to train."""
 
-LAUNCHERS = ("torch.distributed.launcher", "accelerate.commands")
-"""What launchers import, which train nothing themselves; the launcher itself is `__main__`."""
-
 
 class _Finder(importlib.abc.MetaPathFinder):
     """Finds the watched modules as Python does, and wraps the method once they have run."""
@@ -112,7 +109,7 @@ def run_hidden() -> None:
 def say_if_nothing_was_watched() -> None:
     """Say that a script that uses torch has ended without a Trainer or an optimizer, of which it would be silent."""
     has_ended_well = not hasattr(sys, "last_value")
-    others = {"hookboard.callbacks.in_script", *LAUNCHERS}
+    others = {"hookboard.callbacks.in_script", "torch.distributed.launcher", "accelerate.commands"}  # its ranks are
     if has_ended_well and "torch" in sys.modules and others.isdisjoint(sys.modules):
         sys.stderr.write(
             "hookboard: nothing was watched because the script created no Trainer and no torch optimizer.\n"
