@@ -58,10 +58,7 @@ def warn(text: str) -> None:
 
 @contextmanager
 def silent(text: str = "") -> Iterator[None]:
-    """Ignore warnings with this text, a regular expression, inside the context.
-
-    Unlike `catch_warnings` and `filterwarnings`, it does not make all warnings that come once come once more.
-    """
+    """Ignore warnings with this text, a regular expression; others come once, which `catch_warnings` would undo."""
     here = ("ignore", re.compile(text), Warning, None, 0)
     warnings.filters.insert(0, here)  # type: ignore[attr-defined]  # a list
     try:
