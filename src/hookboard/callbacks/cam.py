@@ -212,11 +212,9 @@ class CAMLogger(PictureLogger):
             NothingToShowError: the method needs a head that the model does not have, or tokens form no grid.
         """
         activation, method = _as_maps(seen.activation, layer, aspect), METHODS[self.method]
-        if len(activation) != len(seen.scores):
-            raise NothingToShowError(
-                f"{layer.name!r} has {len(activation)} samples for {len(seen.scores)} pictures, such as windows of "
-                "them; select a module around it in `modules`"
-            )
+        if (samples := len(activation)) != (pictures := len(seen.scores)):
+            windows = f"{layer.name!r} has {samples} samples for {pictures} pictures, such as windows of them"
+            raise NothingToShowError(f"{windows}; select a module around it in `modules`")
         if seen.gradient is not None:
             return method.map(activation, _as_maps(seen.gradient, layer, aspect))
         if method.needs == "nothing":

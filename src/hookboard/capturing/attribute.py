@@ -268,16 +268,17 @@ def default_layers(seen: Classification) -> list[list[TargetLayer]]:
     """
     calls, end, groups = seen.calls, len(seen.calls), []
     while True:
-        attention = next((k for k in reversed(range(end)) if _is_attention(calls[k])), -1)
-        start = next((k for k in reversed(range(end)) if _is_convolution(calls[k])), end)
+        attention = max((k for k in range(end) if _is_attention(calls[k])), default=-1)
+        convolutions = (k for k in range(end) if isinstance(calls[k].module, nn.Conv2d))
+        start = max((k for k in convolutions if math.prod(calls[k].returned[2:]) > 1), default=end)
         group = [k for k in range(start, end) if calls[k].returned[2:] == calls[start].returned[2:]]
         is_input = attention > max(group, default=-1)
         if is_input:
             start, group, given = attention, [attention], calls[attention].given
             is_input = _is_grid(given, calls[start].module, seen) or (len(given) == 3 and seen.of in given[:2])
         if start == attention and not is_input:
-            whole_ones = (k for k in reversed(range(start)) if _is_grid(calls[k].returned, calls[k].module, seen))
-            group = [k for k in [next(whole_ones, -1)] if k >= 0]
+            grids = (k for k in reversed(range(start)) if _is_grid(calls[k].returned, calls[k].module, seen))
+            group = [next(grids, start)]
         if not group:
             break
         groups.append([TargetLayer(calls[k].name, calls[k].module, _number(calls, k), is_input) for k in group])
@@ -285,10 +286,6 @@ def default_layers(seen: Classification) -> list[list[TargetLayer]]:
     if not groups:
         raise ValueError("no module returned maps larger than one pixel: name a layer with `modules`")
     return groups
-
-
-def _is_convolution(call: InnerCall) -> bool:
-    return isinstance(call.module, nn.Conv2d) and math.prod(call.returned[2:]) > 1
 
 
 def _is_attention(call: InnerCall) -> bool:
@@ -360,7 +357,7 @@ def attribute(
     *,
     with_gradient: bool,
 ) -> tuple[TargetLayer, Attribution]:
-    """Call the model once more on the kept samples; return a layer's tensor, its gradient if asked, and the scores.
+    """Call the model once more on the kept samples; return a layer, its tensor, its gradient if asked, and the scores.
 
     Modules stay in training or evaluation mode, and attached edits apply. The call leaves no trace, see `undisturbed`.
 
@@ -370,9 +367,6 @@ def attribute(
             depend on, and if there is none, the model is called again for the next group.
         choose: maps the scores, shape (n, classes), to the class of each sample, shape (n,).
         with_gradient: True to compute the gradient.
-
-    Returns:
-        The layer that was read, and what was read.
 
     Raises:
         ValueError: a layer was not called, the model did not return class scores again, or with `with_gradient` they

@@ -105,23 +105,21 @@ class CAMMethod:
         title: its name in captions.
         map: computes the map from the layer's output and, if needed, its gradient or the head's weights.
         needs: what `map` takes as its second argument; with "nothing" it has none.
-        paper: authors, year and identifier of the paper.
     """
 
     title: str
     map: Callable[..., Tensor]
     needs: Need
-    paper: str
 
 
 METHODS: dict[Method, CAMMethod] = {
-    "grad_cam": CAMMethod("Grad-CAM", grad_cam, "gradient", "Selvaraju et al. 2017, arXiv:1610.02391"),
-    "grad_cam++": CAMMethod("Grad-CAM++", grad_cam_plus_plus, "gradient", "Chattopadhay et al. 2018, arXiv:1710.11063"),
-    "layer_cam": CAMMethod("LayerCAM", layer_cam, "gradient", "Jiang et al. 2021, doi:10.1109/TIP.2021.3089943"),
-    "xgrad_cam": CAMMethod("XGrad-CAM", xgrad_cam, "gradient", "Fu et al. 2020, arXiv:2008.02312"),
-    "hires_cam": CAMMethod("HiResCAM", hires_cam, "gradient", "Draelos and Carin 2020, arXiv:2011.08891"),
-    "eigen_cam": CAMMethod("Eigen-CAM", eigen_cam, "nothing", "Muhammad and Yeasin 2020, arXiv:2008.00299"),
-    "cam": CAMMethod("CAM", cam, "head", "Zhou et al. 2016, arXiv:1512.04150"),
+    "grad_cam": CAMMethod("Grad-CAM", grad_cam, "gradient"),
+    "grad_cam++": CAMMethod("Grad-CAM++", grad_cam_plus_plus, "gradient"),
+    "layer_cam": CAMMethod("LayerCAM", layer_cam, "gradient"),
+    "xgrad_cam": CAMMethod("XGrad-CAM", xgrad_cam, "gradient"),
+    "hires_cam": CAMMethod("HiResCAM", hires_cam, "gradient"),
+    "eigen_cam": CAMMethod("Eigen-CAM", eigen_cam, "nothing"),
+    "cam": CAMMethod("CAM", cam, "head"),
 }
 """All methods, by the names that users give. `Method` repeats the names, because a type checker cannot read them here.
 """

@@ -127,9 +127,9 @@ def _unnormalized(run: Run) -> Iterator[Finding]:
     )
     severity: Severity = "alarm" if is_far else severity_of(run)
     evidence = (
-        f"{len(off)} of {len(known)} BatchNorms {'is in' if len(off) == 1 else 'are in'} evaluation mode and "
-        f"use{'s' * (len(off) == 1)} running statistics: the standard deviation of the channels is {times} times their gain (with batch statistics, at "
-        f"most about 1){harm_of(run)}."
+        f"{len(off)} of {len(known)} BatchNorms {'is' if len(off) == 1 else 'are'} in evaluation mode and "
+        f"{'uses' if len(off) == 1 else 'use'} running statistics: the standard deviation of the channels is {times} "
+        f"times their gain (with batch statistics, at most about 1){harm_of(run)}."
     )
     advice = "Call train() on them, or check that their running statistics fit the data."
     size = max(abs(math.log10(share)) for share in off.values())
