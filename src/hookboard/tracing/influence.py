@@ -1,12 +1,14 @@
 """Finds calls whose result is the same whatever they take, or is not used."""
 
 import ast
+import functools
 import linecache
 import math
 from collections.abc import Iterator
+from contextlib import suppress
 
 from hookboard.health import Finding, Rule
-from hookboard.tracing.calls import Place, Value
+from hookboard.tracing.calls import Value
 from hookboard.tracing.handwritten import ARITHMETIC, calls_from
 from hookboard.tracing.rules import REGRESSION, TracedStep, in_numbers, last_softmaxes, losses_of
 
@@ -95,7 +97,8 @@ def _results_dropped(done: TracedStep) -> Iterator[Finding]:
     """Yield a note for a line such as `scores.masked_fill(mask, -1e9)`, whose result is not assigned."""
     calls = {(op.name, op.place): op for op in done.step.ops if op.name in PURE and op.place.file}
     for (name, place), op in calls.items():
-        if not op.arguments.get("inplace") and _is_statement(name, place):
+        source = "".join(linecache.getlines(place.file))
+        if not op.arguments.get("inplace") and place.line in _statements(source).get(name, ()):
             yield Finding(
                 place.module,
                 f"the result of {name} {place} is not used: {name} returns a new tensor and does not change its input",
@@ -103,19 +106,17 @@ def _results_dropped(done: TracedStep) -> Iterator[Finding]:
             )
 
 
-def _is_statement(name: str, place: Place) -> bool:
-    """Return True if a line of code is part of a statement that is nothing but a call of this name.
+@functools.lru_cache(16)
+def _statements(source: str) -> dict[str, set[int]]:
+    """Return the lines of the statements that are nothing but a call, by the name of what is called.
 
     The whole file is parsed: a line alone may be an element of a comprehension, whose result is used.
     """
-    try:
-        statements = ast.walk(ast.parse("".join(linecache.getlines(place.file))))
-    except (SyntaxError, ValueError):
-        return False
-    for statement in statements:
-        if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
-            function, last = statement.value.func, statement.end_lineno or 0
-            is_there = statement.lineno <= place.line <= last
-            if is_there and getattr(function, "attr", getattr(function, "id", "")) == name:
-                return True
-    return False
+    found = dict[str, set[int]]()
+    with suppress(SyntaxError, ValueError):
+        for statement in ast.walk(ast.parse(source)):
+            if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+                function = statement.value.func
+                lines = found.setdefault(getattr(function, "attr", getattr(function, "id", "")), set())
+                lines.update(range(statement.lineno, (statement.end_lineno or 0) + 1))
+    return found
