@@ -219,14 +219,13 @@ def test_no_tensor_of_the_step_outlives_its_backward_pass():
 
 
 def test_the_trace_is_called_for_no_function_that_hookboard_calls(monkeypatch):
-    callers, caller_in = [], program._caller_in
+    callers, caller_in = [], program.StepTrace._caller_in
 
-    def noted(handler):
-        caller = caller_in(handler)
-        callers.append(Path(caller.f_code.co_filename))
-        return caller
+    def noted(trace, handler):
+        callers.append(Path(handler.f_back.f_code.co_filename))
+        return caller_in(trace, handler)
 
-    monkeypatch.setattr(program, "_caller_in", noted)
+    monkeypatch.setattr(program.StepTrace, "_caller_in", noted)
     assert_read_and_the_same(Faulty)
     own = Path(program.__file__).parents[1]
     assert callers

@@ -1,5 +1,7 @@
 """Steps that do what few do: the trace does not change them, keeps nothing of them, and reads them all the same."""
 
+import gc
+import sys
 import threading
 import warnings
 import weakref
@@ -255,3 +257,155 @@ def test_what_is_frozen_while_its_loss_is_judged_is_not_frozen():
         loss_of(model).backward()
         model[0].requires_grad_(True)
     assert not said(monitor, "eval_mode")
+
+
+class PassesItsLocalsOn(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x, scale=1.0):
+        kwargs = locals()
+        del kwargs["self"]
+        x.sum()
+        return self.scaled(**kwargs)
+
+    def scaled(self, x, scale):
+        return self.layer(x) * scale
+
+
+def test_what_locals_has_returned_stays_as_it_is():
+    watched(PassesItsLocalsOn(), loss_of)
+
+
+def test_what_a_forward_deletes_is_gone():
+    alive = []
+
+    class Deletes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, x):
+            copy = x.clone()
+            reference = weakref.ref(copy)
+            copy.sum()
+            del copy
+            alive.append(reference() is not None)
+            return self.layer(x)
+
+    watched(Deletes(), loss_of)
+    assert alive == [False]
+
+
+@pytest.fixture
+def swapping():
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    yield
+    torch.__future__.set_swap_module_params_on_conversion(False)
+
+
+def is_loaded(model, x):
+    model.load_state_dict({name: value.clone() for name, value in model.state_dict().items()})
+
+
+def is_converted(model, x):
+    model.double().float()
+
+
+def is_clipped_and_converted(model, x):
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    model.double().float()
+
+
+def swaps_a_weight(model, x):
+    torch.utils.swap_tensors(model[0].weight, nn.Parameter(model[0].weight.detach() * 2))
+
+
+def swaps_a_result(model, x):
+    torch.utils.swap_tensors(x.clone(), x * 2)
+
+
+def swaps_its_batch(model, x):
+    torch.utils.swap_tensors(x, x * 2)
+
+
+@pytest.mark.parametrize("is_after", [False, True], ids=["before the backward pass", "after it"])
+@pytest.mark.parametrize(
+    "change", [is_loaded, is_converted, is_clipped_and_converted, swaps_a_weight, swaps_a_result, swaps_its_batch]
+)
+def test_tensors_may_be_swapped(change, is_after, swapping):
+    def seen(*callbacks):
+        model, x = net(), X.clone()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with watch(model, optimizer, callbacks) as run, run.step(x):
+            if not is_after:
+                change(model, x)
+            cross_entropy(model(x), CLASSES).backward()
+            optimizer.step()
+            if is_after:
+                change(model, x)
+        return [one.tolist() for one in (x, *model.parameters())]
+
+    assert seen(HealthMonitor()) == seen()
+
+
+@pytest.mark.filterwarnings("ignore:.*not inspected")
+def test_the_trace_takes_no_more_than_two_frames_of_pythons_limit():
+    def called_at(depth):
+        return called_at(depth - 1) if depth else X * 2
+
+    def fits(depth):
+        try:
+            return called_at(depth) is not None
+        except RecursionError:
+            return False
+
+    def followed(depth):
+        model, found = net(), []
+        with watch(model, torch.optim.SGD(model.parameters(), lr=0.1), [HealthMonitor()]) as run, run.step(X):
+            found.append(fits(depth))
+            loss_of(model).backward()
+        return found[0]
+
+    most = max(depth for depth in range(sys.getrecursionlimit()) if fits(depth))
+    assert all(map(followed, range(most - 40, most - 2)))  # `followed` itself is one more frame
+
+
+@pytest.mark.parametrize("put", [sys.settrace, sys.setprofile])
+def test_a_tracer_sees_no_calls_in_the_users_file_but_the_users(put):
+    def seen(audit):
+        calls = []
+
+        def note(frame, event, argument):
+            if event == "call" and frame.f_code.co_filename == __file__:
+                calls.append(frame.f_code.co_name)
+
+        def loss(model):
+            before = sys.gettrace() if put is sys.settrace else sys.getprofile()
+            put(note)
+            try:
+                return loss_of(model)
+            finally:
+                put(before)
+
+        watched(net(), loss, audit=audit)
+        return calls
+
+    assert seen(True) == seen(False) == ["loss_of"]
+
+
+def test_the_first_batch_is_gone_after_its_step():
+    model = net()
+    gc.disable()
+    try:
+        with watch(model, torch.optim.SGD(model.parameters(), lr=0.1), [HealthMonitor()]) as run:
+            x = X.clone()
+            with run.step(x):
+                cross_entropy(model(x), CLASSES).backward()
+            reference = weakref.ref(x)
+            del x
+            assert reference() is None
+    finally:
+        gc.enable()

@@ -242,3 +242,29 @@ def test_it_is_not_begun_where_it_would_hold_the_step_twice(monkeypatch):
     _reader, tape = taped(step, X)
     with pytest.raises(CannotReplayError, match="replaying the step takes too much memory"):
         tape.run([{}, {}])
+
+
+OF_PYTHON = torch.library.Library("hookboard_kernels", "FRAGMENT")
+OF_PYTHON.define("composed(Tensor x) -> Tensor")
+OF_PYTHON.define("differentiated(Tensor x) -> Tensor")
+
+
+def times_two(x):
+    CALLS.append(1)
+    return x * 2
+
+
+OF_PYTHON.impl("composed", times_two, "CompositeImplicitAutograd")
+OF_PYTHON.impl("differentiated", times_two, "Autograd")
+
+
+@pytest.mark.parametrize("name", ["composed", "differentiated"])
+def test_a_kernel_in_python_of_a_custom_operator_runs_once(name):
+    net, operator = nn.Linear(4, 3), getattr(torch.ops.hookboard_kernels, name)
+    CALLS.clear()
+    reader = Reader(net, (X, CLASSES))
+    with reader.reading():
+        reader.take_without_backward(cross_entropy(operator(net(X)), CLASSES))
+    reader.findings()
+    assert len(CALLS) == 1
+    assert reader.step.not_asked == "the step makes calls that are not torch's own"

@@ -4,6 +4,7 @@ import functools
 import operator
 import re
 import types
+import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence, Set
 from contextlib import AbstractContextManager
@@ -22,6 +23,7 @@ from torch.amp.grad_scaler import OptState
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
@@ -122,6 +124,27 @@ does not count them."""
 
 base_of: Callable[[Tensor], Tensor | None] = operator.attrgetter("_base")
 """Returns the tensor that this one is a view of; None if it is no view."""
+
+
+def known_again(tensor: Tensor) -> Callable[[Tensor], bool]:
+    """Return a function that knows a tensor again among those with its id, without keeping it.
+
+    `torch.utils.swap_tensors`, and with it some `load_state_dict` and `to`, refuse a tensor with a weak reference. But
+    while its memory has one, other memory does not get its number.
+    """
+    try:
+        memory = StorageWeakRef(tensor.untyped_storage())
+    except NotImplementedError:  # sparse, or inside a transform
+        reference = weakref.ref(tensor)
+        return lambda other: reference() is other
+    return lambda other: _memory_number(other) == memory.cdata
+
+
+def _memory_number(tensor: Tensor) -> int | None:
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except NotImplementedError:
+        return None
 
 
 def explicit_values(tensor: Tensor) -> Tensor:

@@ -96,7 +96,7 @@ class Value:
         requires_grad: its `requires_grad`.
         of_batch: whether it is part of the batch, or computed from such a tensor.
         of_parameters: whether it is a parameter, or computed from one.
-        tensor: returns the tensor; None if it is gone. It may have been changed in place since.
+        is_of: tells whether a tensor with the id of this one is this one.
     """
 
     op: Op | None
@@ -106,7 +106,7 @@ class Value:
     requires_grad: bool
     of_batch: bool
     of_parameters: bool
-    tensor: Callable[[], Tensor | None]
+    is_of: Callable[[Tensor], bool]
 
     @property
     def origin(self) -> "Value":

@@ -98,6 +98,12 @@ def trained_by(value: Value) -> set[str] | None:
     return names
 
 
+def _is_leaf(value: Value) -> bool:
+    """Return True if a value has a gradient, but nothing that it was computed from."""
+    before = () if value.op is None else value.op.inputs
+    return value.requires_grad and not any(one.requires_grad for one in before)
+
+
 class Ledger:
     """Notes for each term whether its gradient waits, is used, or is thrown away.
 
@@ -121,9 +127,9 @@ class Ledger:
     def before_backward(self, loss: Value, ops: Sequence[Op]) -> None:
         """Note the terms of a loss whose backward pass comes next."""
         self.settle(ops)
+        kept = {one for op in ops if op.name == "retain_grad" for one in op.inputs}
         for term in terms_of(loss) if not self.is_in_closure else ():
-            before = (value.tensor() for value in term.ancestors() if value.parameter is None)
-            if any(one is not None and one.requires_grad and (one.is_leaf or one.retains_grad) for one in before):
+            if any(one in kept or _is_leaf(one) for one in term.ancestors() if one.parameter is None):
                 continue
             if term.op is not None and term.op.place.file and (names := trained_by(term)):
                 self._waiting.append((term.op.place, names))

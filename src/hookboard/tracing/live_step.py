@@ -143,8 +143,8 @@ class LiveStep:
         self._facts = reader.facts(self._facts.flow if len(reader.losses) > 1 else None)
         self.programs.append(reader.step.program_of(loss))
         self.adapters = adapters_of(reader.step)
-        known = [one.reference() for one in self._outside]
-        self._outside += outsiders(reader.step, [one for one in reader.outside if all(one is not k for k in known)])
+        known = {one.number for one in self._outside if not one.is_gone()}
+        self._outside += outsiders(reader.step, [one for one in reader.outside if id(one) not in known])
         reader.outside.clear()  # the step may have made them for itself
         reader.step.let_go()  # nothing of ours outlives the backward pass
 

@@ -1,13 +1,13 @@
 """Finds faults in the optimizers of a fit, and in what they hold."""
 
 import math
-import weakref
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
@@ -22,7 +22,8 @@ class Outsider(NamedTuple):
     """A parameter that the model does not have, and that a gradient reaches.
 
     Args:
-        reference: leads to it; to None after the step if the step had made it for itself.
+        number: its id.
+        is_gone: tells whether it has been freed, as after the step if the step had made it for itself.
         name: where a list or dict of the model holds it, such as `net.layers[0].weight`; "" if none does.
         line: the line of code that uses it first, as in `model.py:31`; "" if it is not known.
         shape: its shape.
@@ -30,7 +31,8 @@ class Outsider(NamedTuple):
         is_copy: whether it is nearly a parameter of the model, as an average of its weights is.
     """
 
-    reference: "weakref.ref[nn.Parameter]"
+    number: int
+    is_gone: Callable[[], bool]
     name: str
     line: str
     shape: tuple[int, ...]
@@ -55,7 +57,7 @@ def findings_of_optimizers(
     """
     parameters = {name: p for name, p in parameters_in(model).items() if not is_lazy(p)}
     held = _held_by(optimizers)
-    outside = [one for one in outside if id(one.reference()) not in held]
+    outside = [one for one in outside if one.is_gone() or one.number not in held]
     if reached is not None and held:
         yield from _not_in_optimizer(held, parameters, reached, outside)
     if outside and held:
@@ -159,7 +161,8 @@ def outsiders(step: StepTrace, outside: Iterable[nn.Parameter]) -> list[Outsider
     own, names = list(parameters_in(step.model).values()), _names_in_containers(step.model) if outside else {}
     return [
         Outsider(
-            weakref.ref(one),
+            id(one),
+            StorageWeakRef(one.untyped_storage()).expired,
             names.get(id(one), ""),
             _first_line(step, step.value_of(one)),
             tuple(one.shape),
@@ -197,7 +200,7 @@ def _not_in_model(left: Sequence[Outsider], *, may_be_meant: bool) -> Iterator[F
     """
     fresh = [one for one in left if one.is_fresh]
     matrices = fresh or [one for one in left if len(one.shape) > 1]
-    made = sum(one.reference() is None for one in left)
+    made = sum(one.is_gone() for one in left)
     if (matrices and all(one.is_copy for one in matrices)) or (made and not fresh):
         return
     anew = f" ({made} made by the step itself)" if made else ""

@@ -46,7 +46,7 @@ TOKEN_ORDER = Rule("no_influence", token_order, of="step")
 
 
 def _are_tokens(done: TracedStep, value: Value) -> bool:
-    tensor = done.step.given.get(value, value.tensor())
+    tensor = done.step.given.get(value)
     if tensor is None or value.path is None or tensor.dim() != 2 or tensor.shape[1] < MIN_POSITIONS:
         return False
     return not (tensor.is_floating_point() or tensor.is_complex()) and tensor.element_size() > 1

@@ -44,7 +44,7 @@ def meetings_of(done: TracedStep) -> list[Meeting]:
 
 def tensor_of(done: TracedStep, value: Value) -> Tensor:
     """Return a tensor of the batch; CannotReplayError if it is gone."""
-    tensor = done.step.given.get(value, value.tensor())
+    tensor = done.step.given.get(value)
     if tensor is None:
         raise CannotReplayError("a tensor has been freed")
     return tensor.detach()

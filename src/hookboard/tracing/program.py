@@ -4,14 +4,13 @@ import bisect
 import functools
 import inspect
 import os
+import sys
 import threading
-import traceback
-import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType, FunctionType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +24,7 @@ from hookboard.base.torch_private import (
     can_be_read,
     computing_plainly,
     generators,
+    known_again,
     parameters_in,
     put_on_stack,
     sequence_number,
@@ -68,7 +68,10 @@ _CHECKPOINTED = CheckpointFunction.forward.__code__
 """The code that runs what a reentrant checkpoint was given."""
 
 _MODULE_CALLS = calls_of_modules()
-"""The code that calls a module, with its arguments as `args` and `kwargs`."""
+"""The code that calls a module, with its arguments as `args` and `kwargs`.
+
+No other locals are read: Python then changes what `locals()` has returned to the function, and has its frame hold them
+to its end, as this code does anyway."""
 
 _RISKY = {
     **{
@@ -128,13 +131,11 @@ class StepTrace(TorchFunctionMode):
         self._observers = observers
         self._values: dict[int, Value] = {}
         self.given: dict[Value, Tensor] = {}
-        """The tensors that no call of the step has computed, up to the backward pass."""
+        """The tensors that no call of the step has computed; past a backward pass only the batch and the parameters."""
         self._made: dict[int, Place] = {}
         """For the last autograd node of each call, by its sequence number, where the call was made."""
         self._without_node: list[tuple[int, str]] = []
         """The calls in `_RISKY` that made no node, with the sequence number of the node that comes next."""
-        self._callers: set[int] = set()
-        """The ids of the frames in which the step runs."""
         self._first_number = 0
         """The sequence number of the first node that the step makes."""
         self._modules = {id(module): name for name, module in model.named_modules()}
@@ -165,31 +166,43 @@ class StepTrace(TorchFunctionMode):
     ) -> Any:
         """Call the function, and record the call if it returns a tensor or is one of `CUTS`."""
         kwargs = kwargs or {}
-        caller = _caller_in(inspect.currentframe())
-        is_foreign = threading.get_ident() != self.thread or torch.compiler.is_compiling() or torch.jit.is_tracing()
-        if self.is_over or is_foreign or _is_own(caller.f_code.co_filename):
-            return func(*args, **kwargs)
-        noted, runs = None, True
+        caller, noted, runs = None, None, True
         try:
-            if func is Tensor.backward:
+            caller = None if self.is_over else self._caller_in(inspect.currentframe())
+            if caller is not None and func is Tensor.backward:
                 runs = self._at_backward(args[0])
-            else:
+            elif caller is not None:
                 with unheard():
                     noted = self._before(func, args, kwargs)
-        except Exception as error:  # the user's call must run, recorded or not
-            self.give_up(error)
+        except (
+            Exception
+        ) as error:  # the user's call must run, recorded or not; here, too deep in Python to call anything
+            self.fault, self.is_over, error.__traceback__, caller = error, True, None, None
         if not runs:
             return None
-        if "_stacklevel" in kwargs:  # for a warning of the caller's caller
-            kwargs = {**kwargs, "_stacklevel": kwargs["_stacklevel"] + _FRAMES}
-        returned = _called_from(caller, func, args, kwargs)
+        if caller is None or sys.gettrace() is not None or sys.getprofile() is not None:  # they see each call
+            returned = func(*args, **kwargs)
+        else:
+            if "_stacklevel" in kwargs:  # for a warning of the caller's caller
+                kwargs = {**kwargs, "_stacklevel": kwargs["_stacklevel"] + _FRAMES}
+            returned = _called_from(caller, func, args, kwargs)
         try:
             if noted is not None and not self.is_over:
                 with unheard():
                     self._after(args, returned, *noted)
         except Exception as error:  # it has run, and what it returned is what counts
-            self.give_up(error)
+            self.fault, self.is_over, error.__traceback__ = error, True, None
         return returned
+
+    def _caller_in(self, handler: FrameType | None) -> FrameType | None:
+        """Return the frame whose call of torch comes to the frame of `__torch_function__`; None if not of the step."""
+        if threading.get_ident() != self.thread or torch.compiler.is_compiling() or torch.jit.is_tracing():
+            return None
+        frame = handler and handler.f_back
+        # A function that is written in Python calls a function of `torch.overrides`.
+        if frame and frame.f_code.co_filename == _OVERRIDES and frame.f_back and frame.f_back.f_back:
+            frame = frame.f_back.f_back
+        return frame if frame and _kind_of(frame.f_code.co_filename) != "own" else None
 
     def _before(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Return the call that comes, and its arguments that are tensors."""
@@ -231,7 +244,7 @@ class StepTrace(TorchFunctionMode):
         """Record a call that has been made."""
         # Item assignment returns nothing: its result is the tensor that it has changed in place.
         name, results = op.name, [args[0]] if op.name == "setitem" else list(tensors_of(returned))
-        place = self._place() if results or name in CUTS else None
+        place = self._place() if results or name in CUTS or name == "retain_grad" else None
         if place is None:
             return
         if len(self.ops) >= MAX_OPS:
@@ -257,10 +270,6 @@ class StepTrace(TorchFunctionMode):
 
     def begin(self) -> None:
         """Put this trace on this thread's stack of modes."""
-        frames = [frame for frame, _ in traceback.walk_stack(inspect.currentframe())]
-        # Those of a module that is being called end within the step, and others may get their ids.
-        inside = [number for number, frame in enumerate(frames, 1) if frame.f_code in _MODULE_CALLS]
-        self._callers = set(map(id, frames[max(inside, default=0) :]))
         self._first_number = sequence_number()
         put_on_stack(self)
 
@@ -338,8 +347,9 @@ class StepTrace(TorchFunctionMode):
     def forget(self) -> None:
         """Clear the record, which frees the tensors that observers kept, with their graphs."""
         self.let_go()
-        for op in self.ops:  # values and calls lead to each other, and a tensor with a weak reference cannot be swapped
+        for op in self.ops:  # values and calls lead to each other
             op.results.clear()
+        self.given.clear()
         self.ops.clear()
         self._entered.clear()
         self._values.clear()
@@ -347,8 +357,8 @@ class StepTrace(TorchFunctionMode):
         self._without_node.clear()
 
     def let_go(self) -> None:
-        """Drop the tensors that observers kept, and the graphs of the step."""
-        self.given.clear()
+        """Drop the tensors that observers kept, what the step has made for itself, and its graphs."""
+        self.given = {one: tensor for one, tensor in self.given.items() if one.path is not None or one.parameter}
         self.loss_calls.clear()
         for op in self.ops:
             op.seen = None  # which may hold the operation in turn
@@ -359,6 +369,8 @@ class StepTrace(TorchFunctionMode):
         if value is None:
             path = f"given {len(self._values)}" if self._is_data(tensor) else None
             value, is_new = self._note(tensor, None, path), True
+        elif value.op is None and tensor.grad_fn is None:
+            self.given.setdefault(value, tensor)
         if isinstance(tensor, nn.Parameter) and value.parameter is None and (is_new or self._is_sharded):
             # FSDP2 puts other parameters into the modules while they run, which it has used before.
             value.parameter = next((name for name, one in parameters_in(self.model).items() if one is tensor), None)
@@ -380,7 +392,7 @@ class StepTrace(TorchFunctionMode):
         """Return the `Value` of a tensor that was seen before; None for others."""
         value = self._values.get(id(tensor))
         # An id is given again to another tensor once the first one has died.
-        return None if value is None or value.tensor() is not tensor else value
+        return value if value is not None and value.is_of(tensor) else None
 
     def _note(self, tensor: Tensor, op: Op | None, path: str | None = None, parameter: str | None = None) -> Value:
         """Record a tensor, and return its value."""
@@ -388,7 +400,7 @@ class StepTrace(TorchFunctionMode):
         of_batch = path is not None or any(value.of_batch for value in inputs)
         of_parameters = parameter is not None or any(value.of_parameters for value in inputs)
         shape = () if tensor.is_nested else tuple(tensor.shape)
-        value = Value(op, path, parameter, shape, tensor.requires_grad, of_batch, of_parameters, weakref.ref(tensor))
+        value = Value(op, path, parameter, shape, tensor.requires_grad, of_batch, of_parameters, known_again(tensor))
         self._values[id(tensor)] = value
         if op is None and tensor.grad_fn is None:
             self.given[value] = tensor
@@ -426,16 +438,15 @@ class StepTrace(TorchFunctionMode):
         while frame is not None and frame.f_code.co_filename == _TRACING:
             frame = frame.f_back
         while frame is not None and not (file and module):
-            path = frame.f_code.co_filename
-            if not file and not module and (_is_own(path) or path.startswith(_OPTIM)):
+            kind = _kind_of(frame.f_code.co_filename)
+            if kind == "own" and not file and not module:
                 return None
-            if _is_caller(path):
+            if kind == "caller":
                 break
-            # To read the locals of a frame makes it hold these objects to its end: one that outlives the step must not.
-            if not module and frame.f_code.co_varnames[:1] == ("self",) and id(frame) not in self._callers:
-                module = self._modules.get(id(frame.f_locals.get("self")), "")
-            if not file and not is_of_library(path):
-                file, line = path, frame.f_lineno
+            if not module and frame.f_code in _MODULE_CALLS:
+                module = self._modules.get(id(frame.f_locals["self"]), "")
+            if not file and kind == "user":
+                file, line = frame.f_code.co_filename, frame.f_lineno
             if frame.f_code.co_name == "__torch_function__":  # the user's line has called it
                 file, line = "", 0
             frame = frame.f_back
@@ -443,25 +454,13 @@ class StepTrace(TorchFunctionMode):
 
 
 @functools.cache
-def _is_own(path: str) -> bool:
-    """Return True for files of hookboard, except those with calls that are part of the step, and what runs the step."""
-    return path.startswith(_OWN) and path not in _PASSING_ON and not _is_caller(path)
-
-
-@functools.cache
-def _is_caller(path: str) -> bool:
-    return any(caller in path for caller in _CALLERS)
-
-
-def _caller_in(handler: FrameType | None) -> FrameType:
-    """Return the frame that has called a function of torch, from that of `__torch_function__`."""
-    assert handler is not None
-    frame = handler.f_back
-    assert frame is not None
-    # A function that is written in Python calls a function of `torch.overrides`.
-    if frame.f_code.co_filename == _OVERRIDES and frame.f_back is not None and frame.f_back.f_back is not None:
-        return frame.f_back.f_back
-    return frame
+def _kind_of(path: str) -> Literal["caller", "own", "library", "user"]:
+    """Return whose a file is: what runs the step, hookboard (but for calls that belong to the step) or an optimizer."""
+    if any(caller in path for caller in _CALLERS):
+        return "caller"
+    if path.startswith((_OWN, _OPTIM)) and path not in _PASSING_ON:
+        return "own"
+    return "library" if is_of_library(path) else "user"
 
 
 _FRAMES = 5

@@ -101,7 +101,7 @@ class Tape:
         kept = {value: self._copy(value) for value in self.leaves if not all(value in given for given in variants)}
         held = {value: [given.get(value, kept.get(value)) for given in variants] for value in self.leaves}
         needs_grad = any(op.name == "grad" for op in self.ops)
-        weights = [one for value, one in kept.items() if isinstance(value.tensor(), nn.Parameter)]
+        weights = [one for value, one in kept.items() if isinstance(self._step.given.get(value), nn.Parameter)]
         sizes = [[4 * math.prod(value.shape) for value in op.results] for op in self.ops]
         total = sum(map(sum, sizes))
         most = total if needs_grad else 2 * max((sum(each) for each in sizes), default=0)  # what it takes and returns
@@ -127,7 +127,7 @@ class Tape:
 
     def _copy(self, value: Value) -> Tensor:
         """Return a tensor that no call has computed, in memory of its own unless it is a parameter."""
-        tensor = self._step.given.get(value, value.tensor())
+        tensor = self._step.given.get(value)
         # FSDP frees the memory of weights that it has gathered, and what is computed with a part waits for other ranks.
         is_plain = getattr(type(tensor), "__torch_dispatch__", None) is Tensor.__torch_dispatch__  # unlike a DTensor
         if tensor is None or not is_plain or not (tensor.is_sparse or has_memory(tensor)):
@@ -138,9 +138,10 @@ class Tape:
 
 @functools.cache
 def _is_foreign(function: Callable[..., Any]) -> bool:
-    """Return True for functions that are not of torch."""
+    """Return True for functions that are not of torch, and for custom operators, whose code may be the user's."""
     module = getattr(function, "__module__", None) or "torch"
-    return module != "torch" and not module.startswith("torch.")
+    is_custom = module.startswith("torch._ops.") and module.split(".")[2] not in ("aten", "prim", "prims")
+    return is_custom or not f"{module}.".startswith("torch.")
 
 
 _NO_DROPOUT = {"training": False, "dropout_p": 0.0}
