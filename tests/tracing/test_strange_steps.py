@@ -409,3 +409,26 @@ def test_the_first_batch_is_gone_after_its_step():
             assert reference() is None
     finally:
         gc.enable()
+
+
+class Logarithm(nn.Module):
+    def forward(self, x):
+        return x.log()
+
+
+@pytest.mark.parametrize(
+    "differently",
+    [
+        lambda model, x: model(x - 100).mean() + 0.1 * model[0].weight.square().mean(),
+        lambda model, x: model(x * model[0].bias.mean() - 100).mean(),
+    ],
+    ids=["at its end", "at its begin"],
+)
+def test_the_first_nan_has_its_layer_and_line_where_a_step_is_not_just_like_the_first(differently):
+    model = nn.Sequential(nn.Linear(4, 3), Logarithm(), nn.Linear(3, 1))
+    nn.init.constant_(model[0].weight, 0.1)
+    nn.init.constant_(model[0].bias, 1.0)
+    (evidence,) = said(
+        watched(model, lambda model: model(X.abs()).mean(), lambda model: differently(model, X)), "nonfinite"
+    )
+    assert f"log() at test_strange_steps.py:{Logarithm.forward.__code__.co_firstlineno + 1} in '1'" in evidence

@@ -110,7 +110,7 @@ def bad_operation_in(loss: Tensor, model: nn.Module, program: Program = ()) -> B
     Args:
         loss: the loss, before its backward pass.
         model: the model, whose parameters tell the layers of the nodes.
-        program: the nodes of an earlier step. If they are the same, they tell layer and line.
+        program: the nodes of an earlier step. Those that are the same tell layer and line.
     """
     nodes = nodes_behind(loss)
     places = _places(nodes, model, program)
@@ -281,19 +281,23 @@ def named(node: str) -> str:
 
 
 def _places(nodes: Sequence[Node], model: nn.Module, program: Program) -> dict[Node, CallPlace]:
-    """Return where each node was made: as in the program, if it has the same nodes; else by the weights that it uses.
+    """Return where each node was made: as in the program, up to where its nodes are others, and from there on back.
 
-    A node without weights of its own has the layer of the one before it.
+    In between it is told by the weights that a node uses; one without any has the layer of the one before it.
     """
-    if [step.node for step in program] == [node.name() for node in nodes]:
-        return {node: CallPlace(*step[1:]) for node, step in zip(nodes, program, strict=True)}
     owners = {id(p): name.rpartition(".")[0] for name, p in parameters_in(model, remove_duplicate=False).items()}
     found, last = dict[Node, CallPlace](), ""
     for node in nodes:
         own = [owners[id(leaf)] for leaf in _leaves_of(node) if id(leaf) in owners]
         last = own[0] if own else last
         found[node] = CallPlace(last, is_after=not own)
-    return found
+    fewer = min(len(nodes), len(program))
+    is_same = [node.name() == step.node for node, step in zip(nodes, program, strict=False)]
+    start = [*is_same, False].index(False)
+    is_same = [node.name() == step.node for node, step in zip(nodes[::-1], program[::-1], strict=False)]
+    end = [*is_same[: fewer - start], False].index(False)
+    known = [*zip(nodes[:start], program, strict=False), *zip(nodes[::-1][:end], program[::-1], strict=False)]
+    return found | {node: CallPlace(*step[1:]) for node, step in known}
 
 
 def _leaves_of(node: Node) -> Iterator[Tensor]:

@@ -207,7 +207,8 @@ class BlackBox:
                 return parameter_event(name, parameter, *self._here, self._stepped)
         was_changed = self._versions != _versions_in(self._batch)
         names = [node.name() for node in nodes_behind(loss)]
-        program = next((one for one in self.programs if [step.node for step in one] == names), ())
+        only = self.programs[0] if len(self.programs) == 1 else ()
+        program = next((one for one in self.programs if [step.node for step in one] == names), only)
         origin = bad_operation_in(loss, self._model, program)
         is_taker = origin is not None and not origin.name and not origin.place.is_after
         taker = origin.place.module if origin is not None and is_taker else ""
