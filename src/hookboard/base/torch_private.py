@@ -196,13 +196,57 @@ parameters_of: Callable[[nn.Module], dict[str, nn.Parameter | None]] = operator.
 """Returns the dict in which the module keeps its own parameters by name."""
 
 
-def parameters_in(module: nn.Module, **how: Any) -> dict[str, nn.Parameter]:
-    """Return `named_parameters(**how)` as torch has it: classes of users' have methods of their own of that name."""
-    return dict(nn.Module.named_parameters(module, **how))
-
-
 modules_of: Callable[[nn.Module], dict[str, nn.Module | None]] = operator.attrgetter("_modules")
 """Returns the dict in which the module keeps its direct children by name."""
+
+# A class of the user's may have its own `parameters`, `named_modules` and so on, which torch's methods call in turn.
+
+
+def modules_in(root: nn.Module, prefix: str = "", *, remove_duplicate: bool = True) -> dict[str, nn.Module]:
+    """Return what `root.named_modules()` of torch yields, in its order."""
+    found, seen, left = dict[str, nn.Module](), set[int](), [(prefix, root)]
+    while left:
+        name, module = left.pop()
+        if id(module) not in seen or not remove_duplicate:
+            seen.add(id(module))
+            found[name] = module
+            parts = [
+                (f"{name}.{key}".lstrip("."), part) for key, part in modules_of(module).items() if part is not None
+            ]
+            left += reversed(parts)
+    return found
+
+
+def children_of(module: nn.Module) -> dict[str, nn.Module]:
+    """Return what `module.named_children()` of torch yields, in its order."""
+    found: dict[int, tuple[str, nn.Module]] = {}
+    for name, part in modules_of(module).items():
+        if part is not None:
+            found.setdefault(id(part), (name, part))
+    return dict(found.values())
+
+
+def parameters_in(root: nn.Module, *, recurse: bool = True, remove_duplicate: bool = True) -> dict[str, nn.Parameter]:
+    """Return what `root.named_parameters()` of torch yields, in its order."""
+    return _held_in(root, parameters_of, recurse, remove_duplicate)
+
+
+def buffers_in(root: nn.Module, *, remove_duplicate: bool = True) -> dict[str, Tensor]:
+    """Return what `root.named_buffers()` of torch yields, in its order."""
+    return _held_in(root, buffers_of, True, remove_duplicate)
+
+
+def _held_in(
+    root: nn.Module, held_by: Callable[[nn.Module], Any], recurse: bool, remove_duplicate: bool
+) -> dict[str, Any]:
+    modules = modules_in(root, remove_duplicate=remove_duplicate) if recurse else {"": root}
+    found, seen = {}, set()
+    for name, module in modules.items():
+        for key, one in held_by(module).items():
+            if one is not None and (id(one) not in seen or not remove_duplicate):
+                seen.add(id(one))
+                found[f"{name}.{key}".lstrip(".")] = one
+    return found
 
 
 def is_compiled(module: nn.Module) -> bool:
@@ -293,7 +337,7 @@ def forget_graphs(model: nn.Module) -> None:
     These are the graphs whose guards name a module of the model or the class of one, and all of the same code. Any
     function may be compiled that calls such a module, so all compiled code is looked through.
     """
-    held = {str(id(each)) for module in model.modules() for each in (module, type(module))}
+    held = {str(id(each)) for module in modules_in(model).values() for each in (module, type(module))}
     with convert_frame.compile_lock:
         for reference in convert_frame.input_codes.seen + convert_frame.output_codes.seen:
             code = reference()

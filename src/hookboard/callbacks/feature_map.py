@@ -10,6 +10,7 @@ from hookboard.base.checks import check_list, check_name, is_finite, wrong
 from hookboard.base.jobs import then
 from hookboard.base.messages import inform, rank_zero_warn
 from hookboard.base.ranks import whole
+from hookboard.base.torch_private import children_of
 from hookboard.callbacks.pictures import Draw, PictureLogger, PictureState
 from hookboard.images import (
     CONVOLUTIONS,
@@ -233,7 +234,7 @@ def _is_worth_showing(module: nn.Module) -> bool:
     """Return True for a convolution, or for a transformer block: the parent of an attention, and none itself."""
     if isinstance(module, CONVOLUTIONS):
         return True
-    return not _is_attention(module) and any(map(_is_attention, module.children()))
+    return not _is_attention(module) and any(map(_is_attention, children_of(module).values()))
 
 
 def _is_attention(module: nn.Module) -> bool:

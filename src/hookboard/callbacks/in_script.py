@@ -22,7 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from hookboard.base.messages import inform, silent, warn
 from hookboard.base.rule_texts import more_on
-from hookboard.base.torch_private import parameters_in
+from hookboard.base.torch_private import modules_in, parameters_in
 from hookboard.callbacks.health_monitor import HealthMonitor
 from hookboard.health import rules_of
 from hookboard.loops import BareLoop, give_to_lightning, give_to_transformers
@@ -247,7 +247,7 @@ def _holder_of(trained: set[int], called: nn.Module) -> nn.Module | None:
                 if trained <= {id(parameter) for parameter in parameters_in(one).values()}:
                     having.append(one)
         if having:
-            return min(having, key=lambda one: sum(1 for _ in one.modules()))
+            return min(having, key=lambda one: len(modules_in(one)))
     return None
 
 

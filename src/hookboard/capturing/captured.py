@@ -17,7 +17,7 @@ from hookboard.base.checks import check_switches, check_text, check_whole, chose
 from hookboard.base.eager import run_eagerly
 from hookboard.base.messages import unknown
 from hookboard.base.prompts import Markup, ShownText, image_html, table_html, text_table
-from hookboard.base.torch_private import in_backward, version_of
+from hookboard.base.torch_private import children_of, in_backward, version_of
 from hookboard.capturing.edits import Edit, EditFunction, Edits, apply_rule, check_rule, edited_gradient
 from hookboard.images import Picture, dense, feature_maps, maps_in, samples_first, select_maps
 from hookboard.measure import (
@@ -134,7 +134,7 @@ def _check_device(device: object) -> None:
 
 
 def _select(model: nn.Module, modules: Patterns | None, types: Types | None) -> dict[str, nn.Module]:
-    is_alone = modules is None and types is None and next(model.children(), None) is None
+    is_alone = modules is None and types is None and not children_of(model)
     return {"": model} if is_alone else select(model, modules, types)
 
 

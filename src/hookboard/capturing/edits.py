@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from hookboard.base.checks import check_function, check_list, check_name, check_number, check_whole, is_whole, wrong
-from hookboard.base.torch_private import in_backward, version_of
+from hookboard.base.torch_private import in_backward, modules_in, version_of
 from hookboard.measure import EDITS_GRADIENTS, EDITS_VALUES, hooked, is_own_call, spare_of
 from hookboard.model.layouts import shape_in_words
 from hookboard.model.nested import map_tensors
@@ -362,7 +362,7 @@ class Edits:
 def _check(name: str, module: nn.Module, role: EditRole) -> None:
     if isinstance(module, torch.jit.ScriptModule):
         raise ValueError(f"{name!r} cannot be edited: hooks never fire in a TorchScript module")
-    if role == "grad_input" and any(getattr(part, "inplace", False) for part in module.modules()):
+    if role == "grad_input" and any(getattr(part, "inplace", False) for part in modules_in(module).values()):
         raise ValueError(
             f"the grad_input of {name!r} cannot be edited: the module works in place on a tensor that may "
             "be used elsewhere"

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from hookboard.base.ranks import whole
+from hookboard.base.torch_private import modules_in
 from hookboard.comparing.running import ModelRunner, Spot, gradient_of, plain_name
 
 VERSION = 1
@@ -217,7 +218,7 @@ def _facts(fields: dict[str, Any]) -> ModuleFacts:
 
 def facts_of(model: nn.Module) -> dict[str, ModuleFacts]:
     """Return the facts of the model and of each module in it, by name."""
-    return {plain_name(model, name): facts_of_module(module) for name, module in model.named_modules()}
+    return {plain_name(model, name): facts_of_module(module) for name, module in modules_in(model).items()}
 
 
 def facts_of_module(module: nn.Module) -> ModuleFacts:

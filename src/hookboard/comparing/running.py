@@ -18,6 +18,7 @@ from hookboard.base.torch_private import (
     in_transform,
     is_compiled,
     is_compiled_in_place,
+    modules_in,
     without_wrappers,
 )
 from hookboard.measure import hooked, own_call
@@ -65,9 +66,9 @@ def watched_modules(model: nn.Module) -> dict[str, nn.Module]:
     ['', '0', '1']
     """
     found = {"": model}
-    hidden = tuple(f"{name}." for name, module in model.named_modules() if name and is_opaque(module))
+    hidden = tuple(f"{name}." for name, module in modules_in(model).items() if name and is_opaque(module))
     if not is_opaque(model):
-        for name, module in model.named_modules():
+        for name, module in modules_in(model).items():
             # What is compiled in place runs its hooks inside the graph.
             has_hooks = not (is_compiled_in_place(module) or isinstance(module, torch.jit.ScriptModule))
             if not f"{name}.".startswith(hidden) or (f"{name}." in hidden and has_hooks):
@@ -218,7 +219,7 @@ def _set_gradients(parameters: list[nn.Parameter], gradients: list[Tensor | None
 
 def _split_again(model: nn.Module) -> None:
     """Reshard the weights of FSDP2 modules: after a forward pass alone, the outermost one still holds them whole."""
-    for module in model.modules():
+    for module in modules_in(model).values():
         if isinstance(module, FSDPModule):
             module.reshard()
 
@@ -233,7 +234,7 @@ def _converted(model: nn.Module, dtypes: Mapping[str, torch.dtype]) -> Iterator[
             if dtype != parameter.dtype:
                 kept.append((parameter, parameter.data))
                 parameter.data = parameter.data.to(dtype)
-        for above, module in model.named_modules():
+        for above, module in modules_in(model).items():
             for name, buffer in buffers_of(module).items():
                 wanted = dtypes.get(plain_name(model, f"{above}.{name}".lstrip(".")))
                 if buffer is not None and wanted is not None:

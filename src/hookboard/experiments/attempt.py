@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import SGD, Optimizer
 
-from hookboard.base.torch_private import STEP_HOOKS, parameters_in
+from hookboard.base.torch_private import STEP_HOOKS, modules_in, parameters_in
 from hookboard.model.layouts import bytes_of
 from hookboard.model.nested import tensors_in
 from hookboard.model.state import State, same_random_state
@@ -119,7 +119,7 @@ def copy_of_optimizer(recipe: Recipe, factor: float) -> Optimizer:
     place of its `step`.
     """
     optimizer = recipe.optimizer
-    parts = [*recipe.module.modules(), *recipe.parameters]
+    parts = [*modules_in(recipe.module).values(), *recipe.parameters]
     memo: dict[int, Any] = {id(part): part for part in parts}
     made: Optimizer = object.__new__(type(optimizer))
     held = {name: value for name, value in vars(optimizer).items() if name not in ("step", *STEP_HOOKS)}

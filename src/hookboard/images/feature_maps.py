@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.masked import MaskedTensor
 
+from hookboard.base.torch_private import modules_in
 from hookboard.images.colour_scale import ColourScale
 from hookboard.images.overlay import unnormalized
 from hookboard.images.picture import HEAT, INK, MARGIN, NOT_FINITE, PAPER, WIDTH, Bar, Picture, Pixels, indices
@@ -121,7 +122,7 @@ def dense(tensor: Tensor) -> Tensor:
 
 def samples_first(tensor: Tensor, module: nn.Module, index: str = "") -> Tensor:
     """Return the tensor with the samples first: recurrent and attention modules may return (length, n, ...)."""
-    is_batch_first = next((m.batch_first for m in module.modules() if hasattr(m, "batch_first")), True)
+    is_batch_first = next((m.batch_first for m in modules_in(module).values() if hasattr(m, "batch_first")), True)
     if isinstance(module, nn.RNNBase) and index.startswith("1"):
         is_batch_first = False  # the states of its layers
     if isinstance(module, nn.MultiheadAttention) and index == "1":

@@ -21,7 +21,7 @@ from hookboard.base.checks import check_switches, check_whole, wrong
 from hookboard.base.either_lightning import is_wrapped
 from hookboard.base.messages import warn_switched_off
 from hookboard.base.ranks import has_process_group
-from hookboard.base.torch_private import parameters_in, unseen
+from hookboard.base.torch_private import children_of, modules_in, parameters_in, unseen
 from hookboard.loops.callback import HookboardCallback
 from hookboard.loops.loop import Loop
 from hookboard.loops.trainer import Members, scaler_of_fabric
@@ -63,7 +63,7 @@ class BareLoop(Loop):
             self.world_size, self.rank = dist.get_world_size(), dist.get_rank()
             self.is_rank_zero = self.rank == 0
         self.is_model_parallel = any(isinstance(parameter, DTensor) for parameter in parameters_in(self.model).values())
-        if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
+        if any(isinstance(module, FullyShardedDataParallel) for module in modules_in(model).values()):
             self.weights_kept_by = FullyShardedDataParallel.__name__
         self._members = Members()
         self._is_in_step = False
@@ -297,7 +297,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
     while True:
         if is_wrapped(model) or isinstance(model, DistributedDataParallel | DataParallel):
             model = getattr(model, "module")  # noqa: B009  # typed as a tensor or a module
-        elif "_orig_mod" in (children := dict(model.named_children())):
+        elif "_orig_mod" in (children := children_of(model)):
             model = children["_orig_mod"]
         else:
             return model

@@ -29,7 +29,7 @@ from torch.optim import Optimizer
 from hookboard.base.jobs import Jobs, Patience, Steps, then, until
 from hookboard.base.messages import alert, inform, rank_zero_warn, warn_switched_off
 from hookboard.base.ranks import MAX_WAIT_SECONDS, Ranks, connected, has_process_group
-from hookboard.base.torch_private import unseen
+from hookboard.base.torch_private import modules_in, unseen
 from hookboard.loops.callback_methods import (
     CallbackMethods,
     NothingToShowError,
@@ -398,7 +398,7 @@ class HookboardCallback(CallbackMethods[W]):
             said: set[str] = set()
             for stage in decision.stages:
                 if stage in running:
-                    loggers, layout = Loggers(loop.loggers, self._name), dict(loop.model.named_modules())
+                    loggers, layout = Loggers(loop.loggers, self._name), modules_in(loop.model)
                     state = self.state_class(stage, decision.every_n_steps, loggers, selection, layout, said)
                     self._do(state, "at the start of the run", self._open_stage, loop, state)
                     if state.has_fault:
@@ -443,7 +443,7 @@ class HookboardCallback(CallbackMethods[W]):
 
     def _follow(self, loop: Loop, state: W) -> None:
         """If the model's modules have changed since the last call, select again; if that differs, attach and warn."""
-        layout = dict(loop.model.named_modules())
+        layout = modules_in(loop.model)
         if is_same(layout, state.layout):
             return
         state.layout = layout

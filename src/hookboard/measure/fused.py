@@ -7,7 +7,7 @@ forward hook or forward pre-hook, so any hook there would change the run.
 
 from torch import nn
 
-from hookboard.base.torch_private import forward_hooks_of, forward_pre_hooks_of, runs_compiled
+from hookboard.base.torch_private import forward_hooks_of, forward_pre_hooks_of, modules_in, runs_compiled
 
 FUSED = (nn.TransformerEncoderLayer,)
 """The modules of torch 2.6 to 2.14 that compute something else if there are hooks."""
@@ -22,11 +22,16 @@ def fused_layers(model: nn.Module) -> list[list[nn.Module]]:
     >>> [type(module).__name__ for module in fused_layers(encoder)[1][:3]]
     ['TransformerEncoderLayer', 'MultiheadAttention', 'NonDynamicallyQuantizableLinear']
     """
-    layers = [module for module in model.modules() if isinstance(module, FUSED)]
+    layers = [module for module in modules_in(model).values() if isinstance(module, FUSED)]
     if not layers:
         return []
-    compiled = {id(part) for module in model.modules() if runs_compiled(module) for part in module.modules()}
-    return [list(layer.modules()) for layer in layers if id(layer) not in compiled]
+    compiled = {
+        id(part)
+        for module in modules_in(model).values()
+        if runs_compiled(module)
+        for part in modules_in(module).values()
+    }
+    return [list(modules_in(layer).values()) for layer in layers if id(layer) not in compiled]
 
 
 def unhooked(layers: list[list[nn.Module]]) -> set[int]:

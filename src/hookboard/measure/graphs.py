@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from hookboard.base.torch_private import in_transform
+from hookboard.base.torch_private import in_transform, modules_in
 from hookboard.measure.gradients import why_no_gradient
 from hookboard.model.nested import can_be_filled, map_tensors, named_inputs, tensors_in
 from hookboard.model.sites import Role
@@ -84,8 +84,8 @@ class GraphEnd:
             for gone in [known for known, each in list(_RECEIVERS.items()) if each() is None]:
                 _RECEIVERS.pop(gone, None)
         _RECEIVERS[number] = weakref.ref(receiver)
-        self._works_in_place = any(getattr(part, "inplace", False) for part in module.modules())
-        self._returns_its_input = all(map(_does_nothing, module.modules()))
+        self._works_in_place = any(getattr(part, "inplace", False) for part in modules_in(module).values())
+        self._returns_its_input = all(map(_does_nothing, modules_in(module).values()))
         self._keeps_its_output = isinstance(module, KEEPS_ITS_OUTPUT)
         with torch.inference_mode(False):
             # Not shape (): the compiler may move such a tensor to the device, where reading it would be a wait.

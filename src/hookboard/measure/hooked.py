@@ -55,11 +55,13 @@ def hooked(
     try:
         if after is not None:
             hook = _OnModule(after)
-            hook.handle = module.register_forward_hook(hook, with_kwargs=with_kwargs, always_call=always_call)
+            hook.handle = nn.Module.register_forward_hook(
+                module, hook, with_kwargs=with_kwargs, always_call=always_call
+            )
             handles["after"] = hook.handle
         if before is not None:
             hook = _OnModule(before)
-            handles["before"] = hook.handle = module.register_forward_pre_hook(hook, with_kwargs=True)
+            handles["before"] = hook.handle = nn.Module.register_forward_pre_hook(module, hook, with_kwargs=True)
         for kind, handle in handles.items():
             hooks.callback(handle.remove)
             if numbers is not None:

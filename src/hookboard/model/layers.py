@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from hookboard.base.kept import kept
-from hookboard.base.torch_private import parameters_in
+from hookboard.base.torch_private import children_of, parameters_in
 from hookboard.model.layouts import shape_of
 from hookboard.model.parameters import Weight
 from hookboard.model.sites import OF_PARTS, ROLES, Site
@@ -145,18 +145,18 @@ def kind_of(module: nn.Module) -> Kind:
     ('rectifier', 'other')
     """
     kind = next((kind for kind, types in _KINDS.items() if isinstance(module, types)), None) or _kind_by_name(module)
-    if kind == "norm" and any(not isinstance(child, nn.Identity) for child in module.children()):
+    if kind == "norm" and any(not isinstance(child, nn.Identity) for child in children_of(module).values()):
         return "activated_norm"
     return kind
 
 
 def _kind_by_name(module: nn.Module) -> Kind:
     name = type(module).__name__
-    if any(map(parameters_in, module.children())):
+    if any(map(parameters_in, children_of(module).values())):
         return "other"  # a block
     if NORM_NAME.search(name):
         return "norm" if all(is_lazy(p) or _is_vector(shape_of(p)) for p in parameters_in(module).values()) else "other"
-    if parameters_in(module) or any(True for _ in module.children()):
+    if parameters_in(module) or children_of(module):
         return "other"
     if name in RANGES:
         return "bounded"

@@ -17,7 +17,15 @@ from torch.nn.utils import parametrize
 from torch.optim import Optimizer
 
 from hookboard.base.eager import run_eagerly
-from hookboard.base.torch_private import buffers_of, drop_hooks, is_compiled, modules_of, parameters_in, parameters_of
+from hookboard.base.torch_private import (
+    buffers_of,
+    drop_hooks,
+    is_compiled,
+    modules_in,
+    modules_of,
+    parameters_in,
+    parameters_of,
+)
 from hookboard.model.state import same_random_state
 
 
@@ -134,7 +142,7 @@ def _computed(module: nn.Module, compute: Callable[[Any], Tensor]) -> Tensor:
     Raises:
         TypeError: the code returned something else.
     """
-    parts = list(module.modules())
+    parts = list(modules_in(module).values())
     held = (one for part in parts for one in (parameters_of(part), buffers_of(part), vars(part)))
     tensors = [tensor for one in held for tensor in one.values() if isinstance(tensor, Tensor)]
     with ExitStack() as until_computed:
@@ -145,8 +153,8 @@ def _computed(module: nn.Module, compute: Callable[[Any], Tensor]) -> Tensor:
             until_computed.enter_context(torch.autocast(device, enabled=False))
         # Without gradients, and also of tensors in a graph, which cannot be copied.
         twin = copy.deepcopy(module, {id(tensor): tensor.detach().clone() for tensor in tensors})
-        drop_hooks(twin.modules())
-        for part in twin.modules():
+        drop_hooks(modules_in(twin).values())
+        for part in modules_in(twin).values():
             part.training = False
         random.seed(0)
         np.random.seed(0)
@@ -187,7 +195,8 @@ def weights_of(modules: Mapping[str, nn.Module]) -> dict[str, Weight]:
 
 def parametrized(module: nn.Module) -> list[str]:
     """Return the attributes of a module that `torch.nn.utils.parametrize` computes."""
-    return list(module.parametrizations) if parametrize.is_parametrized(module) else []  # type: ignore[arg-type]  # a ModuleDict
+    computed = modules_of(module).get("parametrizations")
+    return [] if computed is None else list(modules_of(computed))
 
 
 def stepped_by(optimizer: Optimizer, weights: Mapping[str, Weight]) -> dict[str, Weight]:

@@ -12,7 +12,7 @@ from torchmetrics import Metric
 from hookboard.base.checks import several
 from hookboard.base.either_lightning import PACKAGES
 from hookboard.base.messages import closest, listed
-from hookboard.base.torch_private import parameters_in
+from hookboard.base.torch_private import children_of, modules_in, parameters_in
 from hookboard.model.parameters import parametrized
 from hookboard.model.patterns import EXCLUDE_PREFIX, REGEX_PREFIX, matched, parted
 
@@ -113,7 +113,7 @@ def named_submodules(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
     If a wrapper and the module inside it then have the same name, the name means the module inside.
     """
-    everything = dict(root.named_modules())
+    everything = modules_in(root)
     found: dict[str, nn.Module] = {}
     for name, module in everything.items():
         parts = name.split(".")
@@ -218,7 +218,9 @@ def _is_leaf(name: str, module: nn.Module) -> bool:
     """
     inside_parametrization = PARAMETRIZATIONS in name.split(".")
     lists = (nn.ParameterList, nn.ParameterDict)
-    names = [name for name, one in module.named_children() if name != PARAMETRIZATIONS and not isinstance(one, lists)]
+    names = [
+        name for name, one in children_of(module).items() if name != PARAMETRIZATIONS and not isinstance(one, lists)
+    ]
     children = [child for child in names if not is_read_by_parent(child, {"": module})]
     return not children and not inside_parametrization and not isinstance(module, Metric)
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from hookboard.base.torch_private import buffers_of, parameters_of, wrapped_by
+from hookboard.base.torch_private import buffers_in, buffers_of, children_of, parameters_in, parameters_of, wrapped_by
 
 MAX_OBJECTS = 1_000_000
 """Maximum number of objects that are visited; numbers and strings do not count."""
@@ -118,7 +118,7 @@ def _keep_nothing(value: Any, undo: Undo) -> Iterable[object]:
 @_keep.register
 def _keep_module(module: nn.Module, undo: Undo) -> Iterable[object]:
     if isinstance(module, torch.jit.ScriptModule):  # gives its tensors as new objects each time
-        return [*module.buffers(), *module.parameters()]
+        return [*buffers_in(module).values(), *parameters_in(module).values()]
     buffers = buffers_of(module)
     undo.append((refill, buffers, dict(buffers)))
     own = {name: value for name, value in module.__dict__.items() if name not in _OF_TORCH}
@@ -126,7 +126,7 @@ def _keep_module(module: nn.Module, undo: Undo) -> Iterable[object]:
     for name in _OF_TORCH:  # some models add hooks or layers when they are called first, and note that they have
         if isinstance(held := module.__dict__.get(name), dict):
             undo.append((refill, held, dict(held)))
-    return [*module.children(), *parameters_of(module).values(), *buffers.values(), *own.values()]
+    return [*children_of(module).values(), *parameters_of(module).values(), *buffers.values(), *own.values()]
 
 
 @_keep.register

@@ -8,7 +8,7 @@ from torch.nn import Parameter
 from torch.nn.parameter import is_lazy
 
 from hookboard.base.ranks import local
-from hookboard.base.torch_private import parameters_in
+from hookboard.base.torch_private import modules_in, parameters_in
 from hookboard.model.layouts import stored
 from hookboard.model.selection import named_submodules
 
@@ -41,7 +41,8 @@ class Sentinels:
 
     def __init__(self, model: nn.Module) -> None:
         modules = [
-            (one, [p for p in parameters_in(one, recurse=False).values() if not is_lazy(p)]) for one in model.modules()
+            (one, [p for p in parameters_in(one, recurse=False).values() if not is_lazy(p)])
+            for one in modules_in(model).values()
         ]
         sparse = {id(p): p for module, own in modules for p in own if _is_sparse(module, p)}
         self._sparse = list(sparse.values())

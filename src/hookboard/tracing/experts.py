@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from hookboard.base.torch_private import parameters_in
+from hookboard.base.torch_private import children_of, modules_in, parameters_in
 from hookboard.health import Finding, Router, Rule, uneven
 from hookboard.tracing.adapters import product_of
 from hookboard.tracing.calls import RESHAPES, Op, Value
@@ -156,11 +156,11 @@ def _experts_of(op: Op, step: StepTrace) -> Experts | None:
 
 def _alike_in(name: str, module: nn.Module, count: int) -> Iterator[Experts]:
     """Yield what may be this many experts in a module: the name of a parameter, or those of modules of one kind."""
-    for path, part in module.named_modules(prefix=name):
+    for path, part in modules_in(module, name).items():
         for own, one in parameters_in(part, recurse=False).items():
             if len(one.shape) > 2 and one.shape[0] == count:
                 yield f"{path}.{own}" if path else own
-        children = dict(part.named_children())
+        children = children_of(part)
         kinds = {type(one) for one in children.values()}
         if len(children) == count and len(kinds) == 1 and parameters_in(part):
             yield tuple(f"{path}.{child}" if path else child for child in children)

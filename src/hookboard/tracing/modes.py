@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from torch import nn
 
 from hookboard.base.messages import listed
-from hookboard.base.torch_private import parameters_in
+from hookboard.base.torch_private import modules_in, parameters_in
 from hookboard.health import Finding, Rule
 from hookboard.model.layers import BATCH_NORMS
 from hookboard.tracing.calls import Op
@@ -30,7 +30,7 @@ def eval_mode(done: TracedStep) -> Iterator[Finding]:
     modules: dict[str, nn.Module] = {}
     frozen: list[str] = []
     restless: list[str] = []
-    for name, module in done.step.model.named_modules():
+    for name, module in modules_in(done.step.model).items():
         names = (f"{name}.{own}".lstrip(".") for own in parameters_in(module))
         if any(f"{name}.".startswith(part) for part in frozen):
             if isinstance(module, _WITH_MODES) and _has_a_mode(module) and module.training:
@@ -75,7 +75,7 @@ EVAL_MODE = Rule("eval_mode", eval_mode, of="step")
 
 def _trained_with_modes(model: nn.Module) -> dict[str, nn.Module]:
     """Return the norms and dropouts with a mode by name, without those in frozen modules."""
-    modules = dict(model.named_modules())
+    modules = modules_in(model)
     frozen = tuple(f"{name}." for name, module in modules.items() if name and _is_frozen(module))
     return {
         name: module
@@ -108,7 +108,7 @@ class Modes:
 
         Not if the modules around them are in training mode: then someone has frozen the statistics of the norms.
         """
-        modules = dict(model.named_modules())
+        modules = modules_in(model)
         # What has been frozen since is in evaluation mode on purpose.
         there = {name: one for name, one in _trained_with_modes(model).items() if name in (self._awake or ())}
         around = [modules[name.rpartition(".")[0]] for name in there if name]
@@ -130,7 +130,9 @@ class Modes:
 
         So it is where an average of a model, such as a teacher, follows its parameters and not its buffers.
         """
-        norms = {name: one for name, one in model.named_modules() if isinstance(one, BATCH_NORMS) and _is_frozen(one)}
+        norms = {
+            name: one for name, one in modules_in(model).items() if isinstance(one, BATCH_NORMS) and _is_frozen(one)
+        }
         new = [name for name, norm in norms.items() if not norm.training and _is_new(norm) and _has_moved(norm)]
         if new and not self._has_seen_copies:
             self._has_seen_copies = True
@@ -157,7 +159,7 @@ def _is_new(module: nn.Module) -> bool:
 
 def _still_statistics(model: nn.Module) -> Iterator[Finding]:
     """Yield an alarm if batch norms have a momentum of 0, and running statistics as torch initializes them."""
-    norms = {name: norm for name, norm in model.named_modules() if isinstance(norm, BATCH_NORMS)}
+    norms = {name: norm for name, norm in modules_in(model).items() if isinstance(norm, BATCH_NORMS)}
     still = [name for name, norm in norms.items() if norm.training and norm.momentum == 0 and _is_new(norm)]
     if still:
         yield Finding(

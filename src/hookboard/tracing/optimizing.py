@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from hookboard.base.messages import listed
-from hookboard.base.torch_private import parameters_in
+from hookboard.base.torch_private import modules_in, parameters_in
 from hookboard.health import Finding, Rule
 from hookboard.tracing.calls import Value
 from hookboard.tracing.program import StepTrace
@@ -176,7 +176,7 @@ def outsiders(step: StepTrace, outside: Iterable[nn.Parameter]) -> list[Outsider
 def _names_in_containers(model: nn.Module) -> dict[int, str]:
     """Return the id of each parameter of a layer in a list, tuple or dict of a module, with its name from the model."""
     found = dict[int, str]()
-    for path, module in model.named_modules():
+    for path, module in modules_in(model).items():
         for attribute, held in vars(module).items():
             several = held.items() if type(held) is dict else enumerate(held) if type(held) in (list, tuple) else ()
             for key, one in several:

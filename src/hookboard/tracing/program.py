@@ -20,11 +20,13 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from hookboard.base.torch_private import (
     autocast_of,
+    buffers_in,
     calls_of_modules,
     can_be_read,
     computing_plainly,
     generators,
     known_again,
+    modules_in,
     parameters_in,
     put_on_stack,
     sequence_number,
@@ -138,8 +140,8 @@ class StepTrace(TorchFunctionMode):
         """The calls in `_RISKY` that made no node, with the sequence number of the node that comes next."""
         self._first_number = 0
         """The sequence number of the first node that the step makes."""
-        self._modules = {id(module): name for name, module in model.named_modules()}
-        self._buffers = {id(buffer) for buffer in model.buffers()}
+        self._modules = {id(module): name for name, module in modules_in(model).items()}
+        self._buffers = {id(buffer) for buffer in buffers_in(model).values()}
         self.float_paths: set[str] = set()
         """The paths of the tensors of the batch that hold floating point numbers, or enter the model as such."""
         self._entered: set[Value] = set()
