@@ -329,3 +329,10 @@ def test_a_rule_that_cannot_work_says_what_to_give(make, message):
 def test_an_edit_without_a_place_says_how_to_give_one():
     with pytest.raises(ValueError, match=r"edit=Zero\(.*: pass an Edit"), capture(nn.Linear(1, 1), edit=Zero()):
         pass
+
+
+def test_a_model_is_exported_while_an_edit_is_active():
+    net, x = nn.Sequential(nn.Linear(2, 2)), torch.ones(1, 2)
+    with capture(net, edit=Edit(Scale(2.0), "0")):
+        exported = torch.export.export(net, (x,), strict=False)
+        assert exported.module()(x).equal(net(x))

@@ -15,7 +15,6 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from toys import Toy, batches, fit, mlp, newer_torch
 
 from hookboard import HealthMonitor
-from hookboard.measure import around_measuring
 from hookboard.tracing import STEP, program, rules
 
 pytestmark = pytest.mark.trains
@@ -140,7 +139,6 @@ def assert_read_and_the_same(kind, **options):
 
 def assert_nothing_is_left():
     assert _get_current_function_mode_stack() == []
-    assert not around_measuring
     assert torch.autograd.backward.__module__ == "torch.autograd"
     assert torch.overrides.has_torch_function is torch._C._has_torch_function
     assert eval_frame._maybe_set_eval_frame.__module__.startswith("torch.")

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.nn.parameter import is_lazy
-from torch.nn.utils import parametrize
 from torch.optim import Optimizer
 
 from hookboard.base.eager import run_eagerly
