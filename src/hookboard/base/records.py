@@ -26,6 +26,9 @@ LAYERS = "hookboard/layers"
 HEALTH = "hookboard/health"
 """The tag of a `HealthRecord`."""
 
+LOSS = "health/loss"
+"""The tag of the loss that HealthMonitor has measured, a scalar."""
+
 MAX_DIMENSIONS = 64
 """Maximum number of dimensions that a tensor of torch has."""
 

@@ -24,7 +24,7 @@ KEPT = {"scalars": 0, "histograms": 0, "images": 0, PLUGIN: 10}
 """By plugin, how many points of each tag are kept; 0 is all. The last health record holds everything."""
 
 
-class _Multiplexer(EventMultiplexer):
+class _Multiplexer(EventMultiplexer):  # type: ignore[misc]  # TensorBoard has no types
     def FirstEventTimestamp(self, run: str) -> float:  # noqa: N802  # TensorBoard's name; it reads on where nothing was
         try:
             return float(super().FirstEventTimestamp(run))

@@ -12,6 +12,7 @@ from hookboard.base.messages import listed
 from hookboard.base.records import (
     HEALTH,
     LAYERS,
+    LOSS,
     PLUGIN,
     HealthRecord,
     LayerFacts,
@@ -437,13 +438,15 @@ def _joined(known: LayerFacts, more: LayerFacts) -> LayerFacts:
 def loss_tag(tags: Mapping[str, LastPoint]) -> str:
     """Return the tag that most likely is the training loss; "" if there is none.
 
+    A loss that the user has logged is preferred to the one that HealthMonitor has measured.
+
     >>> loss_tag({"val_loss": LastPoint(9, 0.0), "train/loss": LastPoint(9, 0.0), "lr": LastPoint(9, 0.0)})
     'train/loss'
     """
     losses = [tag for tag in tags if re.search(r"(?<![a-z])loss(?![a-z])", tag.lower()) and not read_scalar_tag(tag)]
 
-    def rank(tag: str) -> tuple[bool, bool, int, str]:
+    def rank(tag: str) -> tuple[bool, bool, bool, int, str]:
         is_other = re.search(r"(?<![a-z])(val|valid|validate|validation|test|eval)(?![a-z])", tag.lower())
-        return bool(is_other), "train" not in tag.lower(), len(tag), tag
+        return bool(is_other), tag == LOSS, "train" not in tag.lower(), len(tag), tag
 
     return min(losses, key=rank, default="")

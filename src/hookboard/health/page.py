@@ -1,4 +1,4 @@
-"""`Page`: what is written about a run: a table, four heat maps, 16 scalars, and records for the tab."""
+"""`Page`: what is written about a run: a table, four heat maps, 17 scalars, and records for the tab."""
 
 import re
 import textwrap
@@ -8,7 +8,7 @@ from dataclasses import asdict
 import numpy as np
 
 from hookboard.base.messages import warn_switched_off
-from hookboard.base.records import HEALTH, HealthRecord
+from hookboard.base.records import HEALTH, LOSS, HealthRecord
 from hookboard.health.folding import cards_of, folded_verdicts
 from hookboard.health.report import caveat, coverage, headline, left_out
 from hookboard.health.robust import median, percentiles
@@ -44,7 +44,7 @@ PERCENTILES = {"p10": 10, "median": 50, "p90": 90}
 
 
 class Page:
-    """Makes the `Entry` to write after each look. It uses 21 tags whatever the number of layers.
+    """Makes the `Entry` to write after each look. It uses 22 tags whatever the number of layers.
 
     Scalars are written at every look. Table, pictures and record are written when the number of looks has grown by a
     factor (1.5, 1.2 for the record), when a verdict begins or ends, and at the end. Because of verdicts, pictures and
@@ -101,11 +101,11 @@ class Page:
 
 
 def scalars(run: Run, verdicts: Sequence[Verdict]) -> dict[str, float]:
-    """Return for each charted quantity its 10th percentile, median, 90th percentile and worst value, by tag.
+    """Return the loss, and for each charted quantity its 10th percentile, median, 90th percentile and worst value.
 
     They are taken over the layers, at the latest look; see `worst`. A quantity that no layer has is left out.
     """
-    found: dict[str, float] = {}
+    found = dict[str, float]((LOSS, loss.value) for loss in run.now.losses if loss.step == run.now.step)
     for quantity in CHARTED:
         values = run.recent(quantity)[:, -1]
         finite = sorted(values[np.isfinite(values)].tolist())

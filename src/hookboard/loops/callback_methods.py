@@ -254,5 +254,5 @@ def inform_of_many_tags(callback: CallbackMethods[Any]) -> None:
         inform(
             f"{type(callback).__name__} will write {count:,} tags, too many to look at one by one. To narrow them "
             "down, select layers (modules='encoder.*'), types (types=['Linear']) or fewer statistics. HealthMonitor() "
-            "shows all layers in 21 tags."
+            "shows all layers in 22 tags."
         )

@@ -1,0 +1,54 @@
+"""The monitor writes the loss of each step that it measures, which the tab draws where the model logs none."""
+
+import pytest
+import torch
+from torch.utils.tensorboard import SummaryWriter
+from toys import RecordsLoss, batches, fit, mlp, scalars
+
+from hookboard import HealthMonitor, watch
+from hookboard.board.folders import open_folders
+
+pytestmark = pytest.mark.trains
+
+
+class Silent(RecordsLoss):
+    """Logs nothing."""
+
+    def log(self, *args, **named):
+        pass
+
+
+def drawn(folder):
+    board, (name,) = open_folders([folder])
+    return board.run(board.logged_run(name))["loss"]
+
+
+def test_the_loss_of_each_measured_step_is_written(tmp_path):
+    fit(tmp_path, model := Silent(mlp()), batches(*[4] * 8), HealthMonitor(every_n_steps=4))
+    assert scalars(tmp_path)["health/loss"] == {step: float(model.losses[step]) for step in (0, 3, 7)}
+
+
+def test_the_tab_draws_it_where_the_model_logs_none(tmp_path):
+    fit(tmp_path, model := Silent(mlp()), batches(*[4] * 8), HealthMonitor(every_n_steps=4))
+    values = [float(model.losses[step]) for step in (0, 3, 7)]
+    assert drawn(tmp_path) == {"tag": "health/loss", "steps": [0, 3, 7], "values": values}
+
+
+def test_a_loss_that_the_model_logs_is_drawn_instead(tmp_path):
+    fit(tmp_path, RecordsLoss(mlp()), batches(*[4] * 8), HealthMonitor(every_n_steps=4), log_every_n_steps=1)
+    assert drawn(tmp_path)["tag"] == "loss"
+
+
+def test_a_loop_of_the_users_own_has_a_curve_too(tmp_path):
+    model, losses = mlp(), []
+    optimizer, writer = torch.optim.SGD(model.parameters(), lr=0.01), SummaryWriter(tmp_path)
+    with watch(model, optimizer, HealthMonitor(every_n_steps=4), writer) as run:
+        for batch in batches(*[4] * 8):
+            with run.step(batch):
+                loss = model(batch).square().mean()
+                loss.backward()
+                losses.append(loss.item())
+                optimizer.step()
+                optimizer.zero_grad()
+    writer.close()
+    assert drawn(tmp_path)["values"] == [losses[step] for step in (0, 3, 7)]
