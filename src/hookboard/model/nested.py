@@ -11,9 +11,6 @@ from torch import Tensor
 
 from hookboard.model.state import content_of
 
-SEQUENCES = (tuple, list)
-"""Containers whose items have indices. Not written as a union of types, which torch 2.6 cannot trace."""
-
 _TRACES_ATTRIBUTES = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 9)
 """Older torch cannot trace `__dict__`: inside a graph a rebuilt dataclass then keeps its fields and nothing else."""
 
@@ -248,17 +245,19 @@ def _set_fields(twin: object, keys: Sequence[str], items: Sequence[Any]) -> None
 
 
 def _items(value: object) -> Iterator[tuple[object, object]]:
-    if isinstance(value, UserDict) and not torch.compiler.is_compiling():
+    """Yield the content with keys or indices, without code of the container's class where that can be."""
+    is_traced = torch.compiler.is_compiling()  # what torch.compile traces has to be plain
+    if isinstance(value, UserDict) and not is_traced:
         value = vars(value).get("data", value)
-    if isinstance(value, dict) and type(value) is not dict and not torch.compiler.is_compiling():
+    if isinstance(value, dict) and type(value) is not dict and not is_traced:
         yield from content_of(value).items()
     elif isinstance(value, Mapping):
         yield from value.items()
-    elif isinstance(value, tuple) and hasattr(type(value), "_fields"):
-        for k, item in enumerate(value):  # not zip: with it torch.compile fails
-            yield type(value)._fields[k], item  # type: ignore[attr-defined]  # hasattr has seen it
-    elif isinstance(value, SEQUENCES):
-        yield from enumerate(value)
+    elif isinstance(value, (tuple, list)):
+        names = getattr(type(value), "_fields", None)
+        plain = value if is_traced else (tuple if isinstance(value, tuple) else list).__iter__(value)  # type: ignore[arg-type]
+        for k, item in enumerate(plain):  # not zip: with it torch.compile fails
+            yield k if names is None else names[k], item
     else:
         for name in _fields_of(type(value)):
             if hasattr(value, name):  # one that its constructor left out may still come
