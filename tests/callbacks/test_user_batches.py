@@ -1,11 +1,9 @@
 """Batches of the user's, and what their layers return, are read no more often with our callbacks."""
 
-import dataclasses
 from collections import OrderedDict, UserDict, defaultdict, namedtuple
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import pytest
-import torch
 from callbacks.user_program import IGNORED, Does, Effects, assert_the_same_is_seen, counting
 from torch import nn
 from torch.utils import _pytree as pytree
@@ -16,60 +14,6 @@ effect = Effects()
 
 
 # Batches, and what layers return.
-
-
-class Lazy(Mapping):
-    """A mapping that loads its items when it is asked for them."""
-
-    def __init__(self, user, **items):
-        self.user, self.items_ = user, items
-
-    def __getitem__(self, key):
-        self.user.saw("loads", key)
-        return self.items_[key]
-
-    def __iter__(self):
-        self.user.saw("iter")
-        return iter(self.items_)
-
-    def __len__(self):
-        self.user.saw("len")
-        return len(self.items_)
-
-
-@effect
-def a_batch_is_a_mapping(user):
-    user.data = [Lazy(user, x=batch, y=batch[:, :1]) for batch in user.data]
-    user.given = lambda batch: batch["x"]
-
-
-@effect
-def a_batch_is_a_mapping_that_draws(user):
-    class Draws(Lazy):
-        def __getitem__(self, key):
-            item = super().__getitem__(key)
-            return item + 0.1 * torch.randn_like(item)
-
-    user.data = [Draws(user, x=batch, y=batch[:, :1]) for batch in user.data]
-    user.given = lambda batch: batch["x"]
-
-
-@effect
-def a_model_is_called_with_a_mapping(user):
-    user.data = [Lazy(user, x=batch, y=batch[:, :1]) for batch in user.data]
-    user.net.insert(0, Does(lambda batch: batch["x"]))
-
-
-@effect
-def a_layer_returns_a_mapping(user):
-    user.net.insert(3, Does(lambda x: Lazy(user, x=x, y=2)))
-    user.net.insert(4, Does(lambda outputs: outputs["x"]))
-
-
-@effect
-def a_model_returns_a_mapping(user):
-    user.net.append(Does(lambda x: Lazy(user, x=x, y=2)))
-    user.output = lambda outputs: outputs["x"]
 
 
 METHODS = {
@@ -149,49 +93,6 @@ def a_batch_is_a_named_tuple_with_methods(user):
 
 
 @effect
-def a_batch_is_a_dataclass_that_computes(user):
-    @dataclasses.dataclass
-    class Computed:
-        x: torch.Tensor
-
-        @property
-        def y(self):
-            user.saw("y")
-            return self.x[:, :1]
-
-        def __getattribute__(self, name):
-            if not name.startswith("__"):
-                user.saw(name)
-            return super().__getattribute__(name)
-
-        def __repr__(self):
-            user.saw("repr")
-            return "Computed"
-
-        def __eq__(self, other):
-            user.saw("eq")
-            return self is other
-
-    user.data = list(map(Computed, user.data))
-    user.given = lambda batch: batch.x
-
-
-@effect
-def a_layer_returns_a_dataclass_that_computes(user):
-    @dataclasses.dataclass
-    class Computed:
-        x: torch.Tensor
-
-        def __getattribute__(self, name):
-            if not name.startswith("__"):
-                user.saw(name)
-            return super().__getattribute__(name)
-
-    user.net.insert(3, Does(Computed))
-    user.net.insert(4, Does(lambda outputs: outputs.x))
-
-
-@effect
 def a_batch_loads_at_first_use(user):
     class Loads:
         def __init__(self, x):
@@ -242,29 +143,6 @@ def a_batch_has_a_class_that_pytree_knows(user):
     user.data = list(map(Node, user.data))
     user.net.insert(0, Does(lambda node: node.x))
     user.at_end.append(lambda: pytree._deregister_pytree_node(Node))
-
-
-@effect
-def a_batch_holds_strings_that_are_seen(user):
-    class Text(str):
-        def __str__(self):
-            user.saw("str")
-            return "text"
-
-        def __eq__(self, other):
-            user.saw("eq")
-            return str.__eq__(self, other)
-
-        def __hash__(self):
-            user.saw("hash")
-            return str.__hash__(self)
-
-        def __format__(self, spec):
-            user.saw("format")
-            return "text"
-
-    user.data = [{"x": batch, Text("key"): Text("value"), "n": [Text("value")]} for batch in user.data]
-    user.given = lambda batch: batch["x"]
 
 
 @effect

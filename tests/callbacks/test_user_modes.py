@@ -409,42 +409,6 @@ def wrapper_class(user):
 
 
 @effect
-def an_input_is_dispatched_by_its_class(user):
-    kind = wrapper_class(user)
-    user.net.insert(0, Does(lambda x: x * 2))
-    user.net.insert(1, Does(lambda x: x.inner))
-    user.given = kind
-
-
-@effect
-def a_batch_is_dispatched_by_its_class(user):
-    kind = wrapper_class(user)
-    user.data = [kind(batch) for batch in user.data]
-    user.given = lambda batch: batch.inner
-
-
-@effect
-def the_output_of_a_layer_is_dispatched_by_its_class(user):
-    kind = wrapper_class(user)
-
-    class Looks(nn.Module):
-        def forward(self, x):
-            self.looked = layer(kind(x.detach()))
-            return x * 1
-
-    layer = Does(lambda x: x + 1)
-    user.net.insert(3, Looks())
-    user.net[3].layer = layer
-
-
-@effect
-def a_frozen_weight_is_dispatched_by_its_class(user):
-    kind = wrapper_class(user)
-    user.net.frozen = nn.Parameter(kind(torch.ones(4)), requires_grad=False)
-    user.output = lambda output: output * user.net.frozen.inner
-
-
-@effect
 def a_buffer_is_dispatched_by_its_class(user):
     kind = wrapper_class(user)
     user.net.register_buffer("scale", kind(torch.ones(4)))

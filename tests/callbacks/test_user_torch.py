@@ -279,25 +279,6 @@ def an_operator_of_the_users_works_in_place(user):
     user.during = during
 
 
-@effect
-def an_operator_of_torch_is_replaced(user):
-    library = torch.library.Library("aten", "IMPL")
-
-    def kernel(x):
-        user.saw("tanh")
-        return (x.exp() - (-x).exp()) / (x.exp() + (-x).exp())
-
-    @surely
-    def around():
-        with silent():
-            library.impl("special_ndtri", lambda x: user.saw("ndtri") or x * 1, "CPU")
-        yield
-        library._destroy()
-
-    user.around_fit = around
-    user.net.append(Does(lambda x: x + torch.special.ndtri(x.detach())))
-
-
 # Optimizers and schedulers.
 
 
