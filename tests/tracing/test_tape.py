@@ -161,7 +161,7 @@ def test_a_warning_that_a_function_of_torch_gives_comes_once():
     net = nn.Sequential(nn.Linear(4, 3), nn.LogSoftmax(1))
 
     def step(batch):
-        x = dropout2d(batch[0][:, :, None])[:, :, 0]  # which warns of its own line, kl_div of its caller's
+        x = dropout2d(batch[0][:, :, None])[:, :, 0]  # which in torch 2.6 warns of its own line, later of its caller's
         return kl_div(net(x), batch[1])
 
     with warnings.catch_warnings(record=True) as given:

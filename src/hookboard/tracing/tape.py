@@ -81,7 +81,7 @@ class Tape:
         drawn = {id(generator): generator for op in self.ops for generator, _ in op.drawn}
         states = [(generator, state_of(generator)) for generator in drawn.values()]
         # Let no function warn a second time; not by `catch_warnings`: all that warn once would warn once more.
-        here = ("ignore", None, Warning, re.compile(r"hookboard\."), 0)
+        here = ("ignore", None, Warning, re.compile(r"(hookboard|torch)\."), 0)
         try:
             warnings.filters.insert(0, here)  # type: ignore[attr-defined]  # a list
             return self._run(variants, watch, begun + SECONDS - self._step.replayed, without_dropout)
