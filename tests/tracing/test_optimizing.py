@@ -183,9 +183,9 @@ def test_layers_in_a_list_are_an_alarm_with_their_parameters():
     assert (found.severity, found.rule) == ("alarm", "not_in_optimizer")
     line = Hidden.training_step.__code__.co_firstlineno + 1
     assert found.evidence == (
-        "4 parameters get gradients but are registered neither in the model nor in an optimizer (hidden[1].weight, "
-        "hidden[0].weight, hidden[0].bias and 1 more); 2 of them still have PyTorch's initialization (shape [4, 32], "
-        f"[32, 4]); used at test_optimizing.py:{line}"
+        "4 parameters get gradients but are registered neither in the model nor in an optimizer (hidden[0].weight, "
+        "hidden[0].bias, hidden[1].weight and 1 more); 2 of them still have PyTorch's initialization (shape [32, 4], "
+        f"[4, 32]); used at test_optimizing.py:{line}"
     )
 
 

@@ -432,3 +432,26 @@ def test_the_first_nan_has_its_layer_and_line_where_a_step_is_not_just_like_the_
         watched(model, lambda model: model(X.abs()).mean(), lambda model: differently(model, X)), "nonfinite"
     )
     assert f"log() at test_strange_steps.py:{Logarithm.forward.__code__.co_firstlineno + 1} in '1'" in evidence
+
+
+@pytest.mark.parametrize("is_nan", [False, True])
+def test_a_graph_of_many_nodes_is_not_looked_through(is_nan):
+    """Torch would free the nodes that Python has seen within each other, until the stack overflows."""
+    model = nn.Sequential(nn.RNN(4, 3, batch_first=True))
+
+    def loss(model):
+        torch.manual_seed(0)
+        return model(torch.randn(1, 30_000, 4))[0].mean() / (0 if is_nan else 1)
+
+    monitor = watched(model, loss, audit=not is_nan)
+    assert len(said(monitor, "nonfinite")) == is_nan
+
+
+def test_the_graph_of_a_step_of_many_calls_is_not_looked_through():
+    def loss(model):
+        output = model(X)
+        for _ in range(50_000):
+            output = output * 1.0
+        return output.mean()
+
+    watched(net(), loss)

@@ -255,14 +255,24 @@ def _is_bounded(node: Node, saved: Mapping[str, Tensor]) -> bool:
     return bound < torch.finfo(factors[0].dtype).max
 
 
+MAX_NODES = 20_000
+"""A graph with more nodes is not looked through: torch frees nodes that Python has seen within each other, and some
+29,000 of them overflow a stack of 8 MB."""
+
+
 def nodes_behind(loss: Tensor) -> list[Node]:
-    """Return the nodes of the graph of a loss, without those that accumulate gradients, in the order they were made."""
+    """Return the nodes of the graph of a loss, without those that accumulate gradients, in the order they were made.
+
+    [] if there are more than MAX_NODES.
+    """
     found, waiting = dict[Node, int](), [loss.grad_fn]
     while waiting:
         node = waiting.pop()
         if node is not None and node not in found and not hasattr(node, "variable"):
             found[node] = sequence_number_of(node)
             waiting += [before for before, _ in node.next_functions]
+        if len(found) > MAX_NODES:
+            return []
     return sorted(found, key=found.__getitem__)
 
 

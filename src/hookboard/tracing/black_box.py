@@ -12,11 +12,11 @@ from torch.nn.parameter import is_lazy
 
 from hookboard.base.messages import listed, warn_switched_off
 from hookboard.base.ranks import local
-from hookboard.base.torch_private import parameters_in, version_of
+from hookboard.base.torch_private import parameters_in, sequence_number, version_of
 from hookboard.health import Nonfinite
 from hookboard.measure import measuring_device
 from hookboard.model.layouts import stored
-from hookboard.tracing.bad_operation import Program, bad_operation_in, named, nodes_behind
+from hookboard.tracing.bad_operation import MAX_NODES, Program, bad_operation_in, named, nodes_behind
 from hookboard.tracing.detect import Sentinels, nonfinite_gradients
 from hookboard.tracing.explain import (
     backward_event,
@@ -103,7 +103,7 @@ class BlackBox:
         self._here: tuple[int, int] = (0, 0)
         self._batch: Any = None
         self._versions: list[int] = []
-        self._backwards = 0
+        self._backwards = self._begun = 0
         self._loss = math.nan
         self._stepped: tuple[int, int, float] | None = None
         self._sentinels = Sentinels(model)
@@ -117,7 +117,7 @@ class BlackBox:
             batch_idx: its index.
             step: the optimizer step that it belongs to, as loggers count steps.
         """
-        self._here, self._backwards, self._loss = (step, batch_idx), 0, math.nan
+        self._here, self._backwards, self._loss, self._begun = (step, batch_idx), 0, math.nan, sequence_number()
         self._was_bad, self._is_bad = self._is_bad, False
         if self._batches % LIST_EVERY_N_BATCHES in (0, 1):  # lazy layers have their parameters from the first batch on
             self._sentinels = Sentinels(self._model)
@@ -206,10 +206,11 @@ class BlackBox:
             if not is_lazy(parameter) and not bool(torch.isfinite(local(stored(parameter.detach()))).all()):
                 return parameter_event(name, parameter, *self._here, self._stepped)
         was_changed = self._versions != _versions_in(self._batch)
-        names = [node.name() for node in nodes_behind(loss)]
+        is_long = sequence_number() - self._begun > MAX_NODES
+        names = [] if is_long else [node.name() for node in nodes_behind(loss)]
         only = self.programs[0] if len(self.programs) == 1 else ()
         program = next((one for one in self.programs if [step.node for step in one] == names), only)
-        origin = bad_operation_in(loss, self._model, program)
+        origin = None if is_long else bad_operation_in(loss, self._model, program)
         is_taker = origin is not None and not origin.name and not origin.place.is_after
         taker = origin.place.module if origin is not None and is_taker else ""
         of_batch = functools.partial(batch_event, self._batch, *self._here, self._loss, taker, was_changed=was_changed)
@@ -222,7 +223,7 @@ class BlackBox:
         if origin is None:
             why = (
                 "autograd has not saved the inputs to the operations, as in compiled code, activation checkpointing "
-                "and custom autograd functions"
+                f"and custom autograd functions, or there are more than {MAX_NODES:,} of them"
             )
             event = unlocated_event(False, *self._here, why, loss=self._loss)
         else:

@@ -219,7 +219,7 @@ def zero_factor_of(step: StepTrace, loss: Tensor) -> str:
         if factor.numel() > 1:
             return f"{where} a tensor of shape {list(factor.shape)} that is all zeros"
         by_number = by_number or f"{where} 0"
-    return "" if _reaches_a_leaf(loss, zeros) else by_number
+    return "" if not zeros or _reaches_a_leaf(loss, zeros) else by_number
 
 
 def _reaches_a_leaf(loss: Tensor, closed: Set[Node]) -> bool:

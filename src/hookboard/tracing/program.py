@@ -39,11 +39,11 @@ from hookboard.base.torch_private import (
 from hookboard.base.user_code import is_of_library
 from hookboard.model.layers import Flow
 from hookboard.model.nested import tensors_in
-from hookboard.tracing.bad_operation import Program, ProgramStep, nodes_behind
+from hookboard.tracing.bad_operation import MAX_NODES, Program, ProgramStep, nodes_behind
 from hookboard.tracing.calls import CUTS, Observer, Op, Place, Value, tensors_of
 
-MAX_OPS = 100_000
-"""A step with more calls is not read (a choice): it may train another model."""
+MAX_OPS = 10_000
+"""A step with more calls is not read (a choice), nor is one with more than MAX_NODES nodes, as of a long LSTM."""
 
 _CALLERS = (
     "/hookboard/tracing/audit.py",
@@ -249,7 +249,7 @@ class StepTrace(TorchFunctionMode):
         place = self._place() if results or name in CUTS or name == "retain_grad" else None
         if place is None:
             return
-        if len(self.ops) >= MAX_OPS:
+        if len(self.ops) >= MAX_OPS or sequence_number() - self._first_number > MAX_NODES:
             raise TooLongError(f"it makes more than {MAX_OPS:,} calls")
         op.place, op.number = place, returned if isinstance(returned, float) else None
         op.drawn = [(generator, state) for generator, state in op.drawn if state != state_of(generator)]

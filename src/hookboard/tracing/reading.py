@@ -1,8 +1,9 @@
 """`Reader`: traces a step while it runs, and applies all rules to it."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from hookboard.base.torch_private import can_be_read, computing_plainly, is_opaq
 from hookboard.health import Finding, StepFacts
 from hookboard.model.layers import Flow
 from hookboard.tracing import handwritten
+from hookboard.tracing.bad_operation import nodes_behind
 from hookboard.tracing.built_in import STEP_RULES
 from hookboard.tracing.calls import Value
 from hookboard.tracing.cuts import CUT, zero_factor_of
@@ -63,11 +65,9 @@ class Reader:
         self.outside: list[nn.Parameter] = []
         """The parameters that a gradient reaches and the model does not have, such as those of layers in a list."""
 
-    @contextmanager
-    def reading(self) -> Iterator[None]:
-        """Record the functions of torch that are called inside the context."""
-        with self.step.recording():
-            yield
+    def reading(self) -> AbstractContextManager[None]:
+        """Return a context in which the functions of torch that are called are recorded."""
+        return self.step.recording()
 
     def _take_only(self, loss: Tensor) -> bool:
         computing_plainly(self.take_without_backward)(loss)
@@ -172,17 +172,12 @@ def any_not_zero(gradients: Iterable[Tensor | None]) -> bool:
 
 
 def _leaves_of(loss: Tensor) -> list[Tensor] | None:
-    """Return the tensors that a gradient of the loss reaches; None if a custom `autograd.Function` is in its graph."""
-    leaves, seen, waiting = [loss] if loss.is_leaf else [], set(), [loss.grad_fn]
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if is_opaque(node):
-            return None
-        leaf = getattr(node, "variable", None)
-        if leaf is not None:
-            leaves.append(leaf)
-        waiting.extend(before for before, _ in node.next_functions)
-    return leaves
+    """Return the tensors that a gradient of the loss reaches.
+
+    None if a custom `autograd.Function` is in its graph, or too many nodes are.
+    """
+    nodes = nodes_behind(loss)
+    if any(map(is_opaque, nodes)) or (loss.grad_fn is not None and not nodes):
+        return None
+    ends: dict[Any, None] = dict.fromkeys(before for node in nodes for before, _ in node.next_functions)
+    return [*([loss] if loss.is_leaf else []), *(end.variable for end in ends if hasattr(end, "variable"))]
