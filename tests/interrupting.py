@@ -21,7 +21,7 @@ from toys import Toy, batches, fit, mlp
 
 import hookboard
 from hookboard import HealthMonitor, watch
-from hookboard.measure import around_measuring, backward_calls
+from hookboard.measure import backward_calls
 from hookboard.measure.own_call import own_calls
 
 OURS = os.path.dirname(inspect.getfile(hookboard))
@@ -134,7 +134,6 @@ def state() -> dict[str, Any]:
         "all torch functions": torch._C._is_torch_function_all_disabled(),
         "keys left out": str(torch._C._dispatch_tls_local_exclude_set()),
         "keys put in": str(torch._C._dispatch_tls_local_include_set()),
-        "around measuring": list(around_measuring),
         "own calls": list(own_calls),
         "listeners": dict(backward_calls._listeners),
         "in backward": dict(vars(backward_calls._in_backward)),
@@ -174,7 +173,6 @@ def put_back(was: dict[str, Any]) -> None:
     optimizers._global_optimizer_post_hooks.clear()
     warnings.filters[:] = was["filters"]
     torch.set_grad_enabled(True)
-    around_measuring.clear()
     own_calls.clear()
     backward_calls._listeners.clear()
     vars(backward_calls._in_backward).clear()

@@ -8,6 +8,7 @@ import traceback
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
 from lightning.pytorch.accelerators import CPUAccelerator
@@ -17,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import hookboard
-from hookboard.base import jobs
+from hookboard.base import jobs, torch_private
 from hookboard.measure import BINS, FORMULAS, accelerator, measure, measure_channels, memory, merge_rows, plan
 
 CUDA = torch.device("cuda", 0)
@@ -102,8 +103,9 @@ class Pretended:
 
     @contextlib.contextmanager
     def modes(self):
-        """In this thread, until the end, tensors say where they are."""
-        with Functions(self), Operations(self):
+        """In this thread, until the end, tensors say where they are, in what hookboard computes too."""
+        seen = mock.patch.object(torch_private, "_run_unseen", lambda run, args, named: run(*args, **named))
+        with seen, Functions(self), Operations(self):
             yield
 
 

@@ -195,7 +195,8 @@ class Holder(nn.Module):
 
 
 def attributed(model, tap, pictures):
-    return attribute(tap.found, TargetLayer("net.1", model.net[1]), lambda scores: scores.argmax(1), with_gradient=True)
+    layers = [[TargetLayer("net.1", model.net[1])]]
+    return attribute(tap.found, layers, lambda scores: scores.argmax(1), with_gradient=True)[1]
 
 
 @pytest.mark.parametrize("is_edited_first", [True, False])

@@ -533,21 +533,25 @@ def unseen(run: Callable[P, T]) -> Callable[P, T]:
 
     @functools.wraps(run)
     def alone(*args: P.args, **named: P.kwargs) -> T:
-        modes = _get_current_dispatch_mode_stack()
-        off = map(torch._C._pop_torch_dispatch_stack, [None] * len(modes))
-        on = map(torch._C._push_on_torch_dispatch_stack, modes)
-        try:
-            deque(off, maxlen=0)  # one call in C, as in `_stack`
-            with torch._C.DisableTorchFunction():
-                return run(*args, **named)
-        except BaseException:
-            while torch._C._len_torch_dispatch_stack():  # what an interrupt has left of the function's own
-                torch._C._pop_torch_dispatch_stack(None)
-            raise
-        finally:
-            deque(on, maxlen=0)
+        return _run_unseen(run, args, named)
 
     return alone
+
+
+def _run_unseen(run: Callable[..., T], args: Any, named: Any) -> T:
+    modes = _get_current_dispatch_mode_stack()
+    off = map(torch._C._pop_torch_dispatch_stack, [None] * len(modes))
+    on = map(torch._C._push_on_torch_dispatch_stack, modes)
+    try:
+        deque(off, maxlen=0)  # one call in C, as in `_stack`
+        with torch._C.DisableTorchFunction():
+            return run(*args, **named)
+    except BaseException:
+        while torch._C._len_torch_dispatch_stack():  # what an interrupt has left of the function's own
+            torch._C._pop_torch_dispatch_stack(None)
+        raise
+    finally:
+        deque(on, maxlen=0)
 
 
 def computing_plainly(run: Callable[P, T]) -> Callable[P, T]:

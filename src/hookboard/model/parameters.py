@@ -194,8 +194,8 @@ def weights_of(modules: Mapping[str, nn.Module]) -> dict[str, Weight]:
 
 def parametrized(module: nn.Module) -> list[str]:
     """Return the attributes of a module that `torch.nn.utils.parametrize` computes."""
-    computed = modules_of(module).get("parametrizations")
-    return [] if computed is None else list(modules_of(computed))
+    parts = modules_of(module)
+    return list(modules_of(parts["parametrizations"])) if "parametrizations" in parts else []  # type: ignore[arg-type]
 
 
 def stepped_by(optimizer: Optimizer, weights: Mapping[str, Weight]) -> dict[str, Weight]:
