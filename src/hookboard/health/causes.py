@@ -21,8 +21,6 @@ class Cause:
     """A rule whose fault brings about the findings of other rules.
 
     Args:
-        rule: the rule that names the cause.
-        effects: the rules whose findings it explains.
         where: the layers whose findings it explains, relative to the layer of the cause: the `same` one; with `before`
             also all that run before it; or `anywhere`. Where the cause or the finding is of the whole model, any of
             the three holds.
@@ -31,7 +29,6 @@ class Cause:
             the first look. `by steps`: `by then`, and the effect began after the first look.
         is_hard: True if only a hard alarm of the cause explains anything, see `Case.is_hard` in `judge.py`.
         is_soft: True if it explains only alarms that are not hard, and no notes.
-        only_if: returns True for runs in which this entry counts.
     """
 
     rule: str
@@ -181,13 +178,8 @@ def explained(
     """Map each verdict that follows from another one to the verdict that explains it; the others have no entry.
 
     What follows from an effect that is already explained is mapped to the cause of that effect. An alarm is explained
-    by an alarm only. A note explains only notes on the same layer.
-
-    Args:
-        verdicts: all verdicts on the run.
-        run: the run.
-        hard: the verdicts whose alarm did not depend on the loss, see `Case.is_hard` in `judge.py`.
-        roots: the verdicts that must not be explained, see `Finding.is_root`.
+    by an alarm only. A note explains only notes on the same layer. A verdict is in `hard` if its case is
+    (`Case.is_hard`), and in `roots` if it must not be explained (`Finding.is_root`).
     """
     found: dict[Verdict, Verdict] = {}
     if not (verdicts and run.looks):

@@ -27,10 +27,6 @@ def cell(run: Run, verdicts: Sequence[Verdict]) -> str:
     """Return HTML for a notebook: the headline, the verdicts, and the heat map of activations if any was measured.
 
     It has no scripts, and all texts are escaped. Verdicts that are alike are shown as one, see `folded_verdicts`.
-
-    Args:
-        run: the run.
-        verdicts: worst first.
     """
     shown = folded_verdicts(verdicts, [layer.name for layer in run.layers])
     parts = [f"<p><b>{html.escape(headline(run, verdicts))}</b> {html.escape(caveat(run, verdicts))}</p>"]

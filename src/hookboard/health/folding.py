@@ -30,9 +30,6 @@ def cards_of(verdicts: Sequence[Verdict]) -> list[Card]:
     Verdicts that are alike (`_alike`) share a card if they are of FOLDED_LAYERS_MIN layers or more. A verdict that
     follows from another one is on the card of the verdict that it follows from in the end.
 
-    Args:
-        verdicts: worst first.
-
     >>> several = [Verdict("note", "odd", f"net.{i}", 0, None, f"It gave {i}.", "Look.") for i in range(4)]
     >>> effect = Verdict("note", "late", "head", 0, None, "It is late.", "Wait.", follows_from=("odd", "net.2"))
     >>> cards_of([*several, effect])
@@ -60,10 +57,6 @@ def cards_of(verdicts: Sequence[Verdict]) -> list[Card]:
 def folded_verdicts(verdicts: Sequence[Verdict], layers: Iterable[str]) -> list[Verdict]:
     """Return one verdict for each card: its first one, with the layers of the others and the effects in its evidence.
 
-    Args:
-        verdicts: worst first.
-        layers: the names of all layers.
-
     >>> several = [Verdict("note", "odd", f"net.{i}", 0, None, f"It gave {i}.", "Look.") for i in range(4)]
     >>> [(one.module, one.evidence) for one in folded_verdicts(several, [])]
     [('net.0', 'It gave 0. The same rule and advice apply to 4 layers: net.* (4).')]
@@ -73,10 +66,7 @@ def folded_verdicts(verdicts: Sequence[Verdict], layers: Iterable[str]) -> list[
 
 
 def _roots(verdicts: Sequence[Verdict]) -> list[int]:
-    """Return for each verdict the index of the verdict it follows from in the end; its own index if from none.
-
-    Of a cycle the smallest index that was met counts.
-    """
+    """Return for each verdict the index of the one it follows from in the end (of a cycle the smallest), or its own."""
     places: dict[tuple[str, str], int] = {}
     for place, verdict in enumerate(verdicts):
         places.setdefault((verdict.rule, verdict.module), place)
@@ -95,11 +85,7 @@ def _root(place: int, verdicts: Sequence[Verdict], places: Mapping[tuple[str, st
 
 
 def _alike(verdict: Verdict, place: int) -> object:
-    """Return a key that is equal for alike verdicts: same severity, rule, batch and advice, and all last or none does.
-
-    Numbers and the verdict's own layer in the advice do not count. A verdict on the whole model is like no other: its
-    key is `place`, its index among the verdicts.
-    """
+    """Return a key that is equal for verdicts that differ only in their layer and in the numbers of their advice."""
     if not verdict.module:
         return place
     advice = re.sub(rf"(?<!\w){re.escape(verdict.module)}(?!\w)|[\d.]+", "", verdict.advice)

@@ -33,12 +33,9 @@ class Case:
     """The findings of one rule at one module, from the first to the latest.
 
     Args:
-        first: the step of the first finding.
         last: the last step at which it was present: a rule may report what is over.
-        finding: the latest finding.
         at_once: True if one finding is enough for a verdict and for an alarm.
         is_exact: True if it was found outside of the looks, at its very step; see `Judge.add`.
-        is_located: True if its module is known.
         is_searched: True if its batch was searched for the module without success.
         seen: number of consecutive looks that showed it, of those at which its rule was asked.
         missed: number of consecutive looks since then that did not show it.
@@ -47,7 +44,6 @@ class Case:
         is_alarm: True if alarms have lasted long enough for the verdict to be an alarm.
         is_hard: True if one of its alarms did not depend on the loss: a hard one (`Finding.is_hard`), one found outside
             of the looks, or one while the loss showed no harm or was not finite.
-        size: the largest `Finding.size` so far.
     """
 
     first: int
@@ -66,14 +62,7 @@ class Case:
     size: float = 0.0
 
     def add(self, finding: Finding, step: int, window: int, is_kept: bool = False) -> None:
-        """Add the finding of the latest look.
-
-        Args:
-            finding: the finding.
-            step: the optimizer step of the look.
-            window: number of looks that a finding must last to be reported.
-            is_kept: True to keep an alarm an alarm although the finding is a note.
-        """
+        """Add the finding of the latest look; if `is_kept`, an alarm stays one although the finding is a note."""
         if finding.since is not None:
             self.first = finding.since
         self.finding, self.missed = finding, 0
@@ -107,8 +96,6 @@ class Judge:
     """Asks the rules after each look, and makes verdicts of the findings that last.
 
     Args:
-        rules: the rules to ask.
-        layers: every layer that is watched, by name.
         window: number of looks for which a finding must last to become a verdict, and an alarm to become one. A case
             ends when its finding has been missing for as many looks. Only looks at which its rule was asked count.
     """
@@ -166,9 +153,6 @@ class Judge:
         """Ask the rules that judge the whole training, and return the verdicts, worst first.
 
         What the looks have made an alarm already is not judged again.
-
-        Args:
-            losses: the losses of the steps since the last look.
         """
         self.run.losses.extend(losses)
         said = {key[0] for key, case in self._open.items() if case.is_said and case.is_alarm}
@@ -190,13 +174,8 @@ class Judge:
         the rule at later looks count as this event, whatever layer they name; and so does the same event again, in a
         later step: what is told is where it began.
 
-        Args:
-            rule: the name of the rule.
-            finding: the finding.
-            step: the optimizer step.
-            is_located: True if its module is known. Otherwise the next look that shows the finding sets the module.
-            is_searched: True if its batch was searched for the module without success. Then only the look of that very
-                step may set it: later ones show what spoiled weights have done.
+        Unless `is_located`, the next look that shows the finding sets the module. If its batch `is_searched` without
+        success, only the look of that very step may: later ones show what spoiled weights have done.
         """
         self._verdicts = None
         for key in [key for key, case in self._open.items() if key[0] == rule and not case.is_exact]:
@@ -256,11 +235,7 @@ class Judge:
         )
 
     def _with_its_past(self, verdict: Verdict) -> Verdict:
-        """Return the verdict with a clause added to its evidence, where there is something to add.
-
-        A note that was an alarm earlier says so. The advice of `nonfinite` names a learning rate, if the losses before
-        tell one.
-        """
+        """Return the verdict, with what an earlier alarm or a learning rate that would have been stable adds to it."""
         key = verdict.rule, verdict.module
         if verdict.severity == "alarm":
             self._alarmed.add(key)
@@ -278,10 +253,7 @@ class Judge:
         return verdict
 
     def _waits(self, verdict: Verdict, case: Case) -> Verdict:
-        """Return the verdict; as a note if it may follow from a finding that is too recent for a verdict.
-
-        An alarm is held back like this for one window of looks at most. The evidence then names the possible cause.
-        """
+        """Return the verdict; for one window at most as a note, if its cause may be a finding that is too recent."""
         has_waited = abs(case.alarms) >= 2 * self.run.window
         if case.at_once or case.finding.is_root or has_waited or case.missed:
             return verdict
@@ -348,10 +320,7 @@ class Judge:
             return []
 
     def _of_event(self, rule: str, finding: Finding, step: int) -> Key | None:
-        """Return the key of the open case that `add` made for this rule, to which a finding belongs; None if none.
-
-        If the module of that case was not known, set it to that of the finding, unless `is_searched` forbids that.
-        """
+        """Return the key of the open case of `add` to which a finding belongs, now perhaps located; None if none."""
         key = next((key for key, case in self._open.items() if key[0] == rule and case.is_exact), None)
         if key is None or self._open[key].is_located:
             return key

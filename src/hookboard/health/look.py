@@ -21,11 +21,8 @@ class WorstRows:
     """The rows of a batch (its first dimension) whose loss stands out.
 
     Args:
-        function: the function of torch that gives a loss for each row before its mean.
-        rows: their indices.
         losses: the loss of each: the mean over its elements that count.
         usual: the median over the rows whose loss is finite; NaN if there is none.
-        count: how many rows have a loss.
         rank: the rank whose batch it is; None for a single process.
     """
 
@@ -58,7 +55,6 @@ class Loss:
     """The loss of one optimizer step, or of a validation.
 
     Args:
-        step: the optimizer step.
         batch_idx: the index of the batch, with gradient accumulation of the last one; 0 for a validation.
         value: the sum of the losses that `backward` was called on in this step, without the scale of a GradScaler.
             With gradient accumulation a Trainer divides each by the number of batches, so that it is their mean. It is
@@ -80,8 +76,6 @@ class Stepped:
     """What an optimizer does with one weight at this step.
 
     Args:
-        optimizer: the class name of the optimizer.
-        rate: the learning rate in force.
         is_adaptive: True if the size of its steps does not depend on the size of the gradient, as in Adam.
     """
 
@@ -113,7 +107,6 @@ class Apart:
     """A weight that is not the same on all ranks that hold it, and should be.
 
     Args:
-        weight: its name.
         groups: the ranks that hold the same numbers, and the RMS of what is measured of these; the largest group first.
         has_same_gradients: whether its gradients at this step are the same on all ranks; None if there are none.
     """
@@ -129,7 +122,6 @@ class Look:
     """One measured step, or an evaluation loop.
 
     Args:
-        step: the optimizer step, on the axis of the loggers.
         batch_idx: the index of its batch; 0 for an evaluation.
         readings: site to reading, in the order of execution. In training: outputs with their channels, gradients of
             outputs, parameters (after the step), and `input` of the layers that take the batch; of weights that an
@@ -139,8 +131,6 @@ class Look:
             loss, if it is logged.
         stepped: what the optimizers do with each weight, by its name; a weight that no optimizer holds, or that is
             frozen now, is not there.
-        overflowed: whether the GradScaler skipped the step.
-        frozen: the weights that are not to be trained now (`requires_grad` is False).
         apart: the weights that should be the same on all ranks and are not.
         is_scaled: True if there is a GradScaler; gradients are divided by its scale, so that it is unknown which of
             them underflowed.
@@ -163,10 +153,7 @@ class Look:
     by_batch: Mapping[str, bool] = field(default_factory=dict)
 
     def of(self, name: str, role: Role) -> Reading | None:
-        """Return the reading of a module or parameter in this role; None if there is none.
-
-        If the module has several such tensors, the first one counts.
-        """
+        """Return the reading of a module's (first) tensor, or parameter, in this role; None if there is none."""
         row = self.table.places.first(role).get(name)
         return None if row is None else self.table.at(row)
 
@@ -200,9 +187,6 @@ class NeedsHistogram:
     """Tells for a site and its tensor whether to count a histogram: the argument `histogram` of `Recorder`.
 
     True for outputs of bounded activations such as tanh, and for activations and their gradients in half precision.
-
-    Args:
-        layers: every watched layer by name.
     """
 
     def __init__(self, layers: Mapping[str, Layer]) -> None:

@@ -61,14 +61,7 @@ def is_far_above(chance: float, reach: float, first: float, start: float, low: f
     """Return True if a loss stays far above `chance`: it has hardly come down from `start`, or is enormous.
 
     False if the first loss cannot be a mean cross entropy, but a sum or a square (see `is_another`): then `chance`
-    tells nothing about it.
-
-    Args:
-        chance: the loss of a classifier that knows nothing.
-        reach: the largest output of the model at the first look, less the smallest.
-        first: the first loss.
-        start: the median of the first losses; 0 if it does not matter how far the loss has come down.
-        low: the lowest median of `BLOCK_STEPS` losses among the last `HARM_STEPS`.
+    tells nothing about it. Its `start` is 0 if it does not matter how far it has come down.
 
     >>> is_far_above(chance=2.3, reach=1000.0, first=400.0, start=400.0, low=300.0)
     True
@@ -523,10 +516,7 @@ class LossCurve(LossHistory):
         return self.start - self.level() > max(STUCK_SHARE * abs(self.start), self.noise)
 
     def _clear_level(self, least: float) -> float:
-        """Return the median of enough last losses that its noise is below about `least`; NaN if there are too few.
-
-        The median of n normal numbers has 1.25 / sqrt(n) of their standard deviation.
-        """
+        """Return the median of enough last losses that its noise is below about `least`; NaN if there are too few."""
         count = (
             max(16, math.ceil((1.25 * LEVEL_NOISE_DEVIATIONS * self.noise / least) ** 2))
             if self.noise < math.inf

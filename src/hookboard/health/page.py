@@ -49,10 +49,6 @@ class Page:
     Scalars are written at every look. Table, pictures and record are written when the number of looks has grown by a
     factor (1.5, 1.2 for the record), when a verdict begins or ends, and at the end. Because of verdicts, pictures and
     record are written at most once per window of looks.
-
-    Args:
-        every_n_steps: number of steps between two looks; the table names it. None if unknown.
-        look_at: rule to the tag of the chart or text that shows its findings.
     """
 
     def __init__(self, every_n_steps: int | None = None, look_at: Mapping[str, str] | None = None) -> None:
@@ -64,12 +60,7 @@ class Page:
         self._record = RunRecord(every_n_steps, RECORD_GROWTH_FACTOR, look_at)
 
     def entry(self, run: Run, verdicts: Sequence[Verdict]) -> Entry:
-        """Return the entry to write after a look: scalars, and whatever else is due. Call it once per look.
-
-        Args:
-            run: the run so far.
-            verdicts: all verdicts so far, worst first.
-        """
+        """Return the entry to write after a look: scalars, and whatever else is due. Call it once per look."""
         is_new = _keys(verdicts) != self._told
         is_due = run.seen >= max(2, PICTURE_GROWTH_FACTOR * self._drawn_at)
         entry = Entry(run.now.step, scalars=scalars(run, verdicts))
@@ -166,8 +157,7 @@ def pictures(run: Run, verdicts: Sequence[Verdict]) -> dict[str, Picture]:
 def marks_of(run: Run, verdicts: Sequence[Verdict]) -> dict[str, Mark]:
     """Return the layers to mark in pictures: name to the severity of the layer's first verdict that counts.
 
-    Alarms count, and notes that still last. A verdict on a container marks the layers inside it; one on the whole model
-    marks nothing.
+    Alarms count, and notes that still last; a verdict on a container counts for the layers inside it.
     """
     names = [layer.name for layer in run.layers]
     marks: dict[str, Mark] = {}
@@ -181,15 +171,7 @@ def marks_of(run: Run, verdicts: Sequence[Verdict]) -> dict[str, Mark]:
 
 
 def _on_dead_rows(marks: Mapping[str, Mark], run: Run, values: np.ndarray) -> dict[str, Mark]:
-    """Return the marks for the heat map of dead units.
-
-    A mark on a layer without dead units moves to the first of the next two layers that has some: its activation.
-
-    Args:
-        marks: layer name to mark.
-        run: the run.
-        values: the fraction of dead units, shape (layers, columns).
-    """
+    """Move marks on layers without dead units to the first of the next two layers that has some: the activation."""
     shares = np.where(np.isfinite(values), values, 0.0).max(axis=1)
     moved: dict[str, Mark] = {}
     for name, mark in marks.items():
@@ -236,16 +218,7 @@ def seen_in(look_at: str) -> str:
 def table_of(
     run: Run, verdicts: Sequence[Verdict], every_n_steps: int | None = None, look_at: Mapping[str, str] | None = None
 ) -> Table:
-    """Return the table of verdicts, at most 50 rows, with headline, caveats and coverage as text around it.
-
-    Without verdicts its only row is the headline.
-
-    Args:
-        run: the run.
-        verdicts: worst first.
-        every_n_steps: number of steps between two looks; None if unknown.
-        look_at: rule to the tag of the chart or text that shows its findings.
-    """
+    """Return the table of verdicts, at most 50 rows, with headline, caveats and coverage as text around it."""
     shown_by = look_at or {}
     shown = folded_verdicts(verdicts, [layer.name for layer in run.layers])
     rest = len(shown) - TABLE_ROWS_MAX
@@ -262,12 +235,7 @@ def table_of(
 
 
 def _cells(verdict: Verdict, tag: str) -> tuple[str, ...]:
-    """Return a verdict's row of the table, four cells in Markdown (few, because TensorBoard's cards are narrow).
-
-    Args:
-        verdict: the verdict.
-        tag: the tag of the chart to look at; "" for none.
-    """
+    """Return a verdict's row of the table, four cells in Markdown (few, because TensorBoard's cards are narrow)."""
     verdict = verdict.in_sentences()
     symbol = f"{SYMBOLS[verdict.severity]} {verdict.severity}"
     strong = f"**{symbol}**" if verdict.severity == "alarm" else symbol
@@ -315,10 +283,7 @@ def _row(verdict: Verdict, tag: str) -> tuple[str, ...]:
 
 
 def _worst_layers(run: Run, verdicts: Sequence[Verdict]) -> str:
-    """Return a sentence, after a space, that names the worst layer of each chart at the latest look, see `worst`.
-
-    "" if there is none. Without dead units, the chart of dead units is left out.
-    """
+    """Return a sentence, after a space, that names the worst layer of each chart, see `worst`; "" if there is none."""
     found = {quantity: worst(quantity, run, verdicts) for quantity in CHARTED} if run.seen else {}
     named: dict[str, list[str]] = {}
     for quantity, layer in found.items():
@@ -340,11 +305,6 @@ class RunRecord:
     Each record holds the whole run, and is large. It is due at the first look, when the number of looks has grown by
     the factor `growth`, when a verdict begins or ends for the first time, and at the end. Because verdicts may change
     at every look of a large model, at most 32 records are written for that reason.
-
-    Args:
-        every_n_steps: number of steps between two looks; None if unknown.
-        growth: the factor, above 1.
-        look_at: rule to the tag of the chart or text that shows its findings.
     """
 
     def __init__(self, every_n_steps: int | None, growth: float, look_at: Mapping[str, str] | None = None) -> None:

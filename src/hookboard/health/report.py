@@ -19,10 +19,7 @@ TERMINAL_WIDTH = 100
 
 
 def headline(run: Run, verdicts: Sequence[Verdict]) -> str:
-    """Return one sentence with the numbers of alarms and notes, layers and looks.
-
-    It says so if there were fewer looks than the window, too few for most verdicts, and if the last loss is NaN or Inf.
-    """
+    """Return one sentence with the numbers of alarms and notes, layers and looks, and what makes these say little."""
     alarms = sum(verdict.severity == "alarm" for verdict in verdicts)
     counts = [(alarms, "alarm"), (len(verdicts) - alarms, "note")]
     found = " and ".join(_many(count, noun) for count, noun in counts if count) or "No problems found"
@@ -58,13 +55,7 @@ def caveat(run: Run, verdicts: Sequence[Verdict]) -> str:
 def closing(run: Run, verdicts: Sequence[Verdict], places: Sequence[str] | None = ()) -> list[str]:
     """Return the lines printed at the end of a fit, in plain text, at most 100 characters each (places may be longer).
 
-    They are the headline, the caveat, the first 5 verdicts, what was left out, how to read more on the verdicts,
-    and the places.
-
-    Args:
-        run: the run.
-        verdicts: worst first.
-        places: where the page is to be found, a line for each logger; None if there is no logger.
+    Of `places`, each is a line on where the page of one logger is; None without a logger.
     """
     lines = [f"HealthMonitor: {headline(run, verdicts)}"]
     lines += _wrapped(caveat(run, verdicts), "  ", 4)
@@ -113,21 +104,13 @@ def _layers(run: Run) -> str:
 
 
 def coverage(run: Run, every_n_steps: int | None) -> str:
-    """Return a sentence with the number of layers and of looks, and the first and the last step.
-
-    Args:
-        run: the run.
-        every_n_steps: number of steps between two looks; None if unknown.
-    """
+    """Return a sentence with the number of layers and of looks, and the first and the last step."""
     rhythm = f", every {_ordinal(every_n_steps)} step" if every_n_steps and every_n_steps > 1 else ""
     return f"Measured {_layers(run)} at {_many(run.seen, 'step')} from {_ends(run)}{rhythm}."
 
 
 def left_out(run: Run) -> str:
-    """Return sentences on what was left out: targets, units of wide layers, and layers without an output.
-
-    Each sentence begins with a space; "" if nothing was left out.
-    """
+    """Return sentences on left-out targets, units of wide layers and layers without an output, each after a space."""
     outputs = [run.now.of(layer.name, "output") for layer in run.layers] if run.looks else []
     wide = sum(output is not None and output.sample_of is not None for output in outputs)
     sampled = (

@@ -103,10 +103,6 @@ def sentence(text: str, module: str = "") -> str:
 
     Numbers below a million are written without an exponent.
 
-    Args:
-        text: evidence or advice.
-        module: the layer that it may begin with.
-
     >>> sentence("its output grows (it follows from spike)")
     'Its output grows (it follows from spike).'
     >>> sentence("head gave 0", "head"), sentence("it gave 1.3e+02, not 1e+09!")
@@ -241,10 +237,6 @@ def rules_of(given: "str | Rule | Sequence[str | Rule] | None", built_in: Mappin
 
     What begins with `!` is excluded; if nothing else is given, from all built-in rules.
 
-    Args:
-        given: one or several; None for all built-in ones.
-        built_in: the built-in rules by name.
-
     Raises:
         ValueError: none is given or left, a name or pattern matches no rule, a path does not lead to a `Rule`, or two
             have the same name.
@@ -290,11 +282,6 @@ def rules_in(file: ModuleType) -> tuple[Rule, ...]:
 
 def check_stop_on(given: str | Sequence[str], asked: Sequence[str], built_in: Mapping[str, Rule]) -> None:
     """Check what was passed as `stop_on=`.
-
-    Args:
-        given: one or several names of rules, or `alarm`.
-        asked: the names of the rules that are asked.
-        built_in: the built-in rules by name.
 
     Raises:
         ValueError: a name is not that of a rule that is asked.

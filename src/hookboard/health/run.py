@@ -47,11 +47,8 @@ class Router(NamedTuple):
     """What picks experts for each token.
 
     Args:
-        module: the layer that picks.
         layer: the layer whose output has the picks, or the scores in whose order it picks; "" if none has.
-        has_picks: whether that output has the picks.
         parts: the modules that are experts, in their order; () if they are one parameter.
-        experts: how many experts there are.
         picks: how many of them each token gets.
     """
 
@@ -67,14 +64,10 @@ class StepFacts(NamedTuple):
     """What is known of a training besides what was measured, most of it from the code of its first step.
 
     Args:
-        flow: which layer's output flows into which.
-        loss: the loss of the first batch.
         constant_loss: the least loss on that batch of a model that gives every sample the same output; NaN if it is not
             known.
         is_sum: whether terms of several lines or layers depend on the batch, in one loss or in several. What chance
             gives is then unknown: an actor and its critic, or two players, hold each other where they are.
-        findings: what was found in the code of the step.
-        routers: what picks experts.
         supervised: a sentence on how many targets of the first batch count; "" if all do.
         why_silent: layer name to why it most likely gave no output at the first look; only meaningful if it gave none.
         unhooked: names of layers whose weights alone are measured, because their parent uses these itself.
@@ -427,7 +420,6 @@ class RateJump:
         step: the first step at which it may have been in force: the one after the previous look.
         seen: the step of the look that showed it.
         before: the largest learning rate until then, the median over the weights.
-        after: the learning rate at the look `seen`, the median over the weights.
         until: the step of the last look at which it was above `RATE_JUMP_FACTOR` times `before`; None while it is.
     """
 
@@ -438,12 +430,7 @@ class RateJump:
     until: int | None = None
 
     def followed(self, look: Look, before: Look) -> "RateJump":
-        """Return the jump with `until` updated by another look, at which the rate may have come down or risen again.
-
-        Args:
-            look: the new look.
-            before: the look before it.
-        """
+        """Return the jump after another look, at which the rate may have come down or risen again."""
         rate = median([stepped.rate for stepped in look.stepped.values()])
         if rate > RATE_JUMP_FACTOR * self.before:
             return replace(self, until=None)
@@ -454,12 +441,7 @@ class RateJump:
 @kept
 @dataclass(frozen=True)
 class Low:
-    """The lowest of the losses, as `LossCurve.best`.
-
-    Args:
-        step: its optimizer step.
-        rates: weight name -> its largest learning rate until the first look at or after it.
-    """
+    """The lowest of the losses, and the largest learning rate of each weight until the first look at or after it."""
 
     step: int
     rates: dict[str, float]
@@ -472,14 +454,7 @@ the loss takes the logarithm of a softmax's outputs the share is 1 / sqrt(classe
 
 
 def may_follow_softmax(look: Look, name: str) -> bool:
-    """Return True if the loss may apply a softmax to a layer's outputs: then their gradients add up to 0.
-
-    True too if the gradients were not measured.
-
-    Args:
-        look: the look.
-        name: the layer.
-    """
+    """Return True if a softmax may follow a layer: the gradients of its outputs add up to 0, or were not measured."""
     gradient = look.of(name, "grad_output")
     if gradient is None or not gradient.moments.count:
         return True

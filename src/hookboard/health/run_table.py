@@ -52,11 +52,7 @@ _UNMEASURED = (0.0, math.nan, math.nan, math.nan, math.nan, 0.0, 0.0, 0.0, math.
 
 
 class RunTable:
-    """All quantities of all layers: at each of the latest 64 looks, and at a selection of looks over the whole run.
-
-    Args:
-        layers: all watched layers, in the order of execution.
-    """
+    """All quantities of all layers: at each of the latest 64 looks, and at a selection of looks over the whole run."""
 
     keeps = ("steps", "recent_steps", "columns", "_every", "_since")
 
@@ -81,13 +77,7 @@ class RunTable:
         self._since = 0  # looks since the last one
 
     def add(self, step: int, values: np.ndarray, spoiled: np.ndarray) -> None:
-        """Add the quantities of a look.
-
-        Args:
-            step: the optimizer step of the look.
-            values: the first result of `quantities_of`, shape (quantities, layers).
-            spoiled: the second, shape (quantities, layers), bool.
-        """
+        """Add the quantities of a look: what `quantities_of` gives, shape (quantities, layers) both."""
         if self._end == len(self._recent):
             self._recent[: RECENT_LOOKS - 1] = self._recent[RECENT_LOOKS + 1 :]
             self._end = RECENT_LOOKS - 1
@@ -110,12 +100,7 @@ class RunTable:
         self.recent = dict(zip(QUANTITIES, self.columns[0].transpose(1, 2, 0), strict=True))
 
     def course(self, quantity: str, first: int | None = None) -> np.ndarray:
-        """Return a quantity over the whole run, shape (layers, len(`steps`)), float64.
-
-        Args:
-            quantity: its name.
-            first: return only this many of the first columns. Default: all.
-        """
+        """Return a quantity over the whole run (or the `first` columns), shape (layers, len(`steps`)), float64."""
         return np.asarray(self._course[: len(self.steps), _ROW_OF[quantity]][:first].T.copy())
 
     def is_spoiled(self, quantity: str) -> np.ndarray:
@@ -126,12 +111,7 @@ class RunTable:
         return np.asarray(self._spoiled[: len(self.steps), _ROW_OF[quantity]].T)
 
     def reorder(self, layers: Sequence[Layer], place: Sequence[int]) -> None:
-        """Put the layers in another order; the values of new ones are NaN.
-
-        Args:
-            layers: all watched layers, in the new order.
-            place: the index of each in the old order; for a new layer the number of old layers.
-        """
+        """Put the layers in another order; `place` is their old one, for new layers (NaN) the number of old layers."""
         self.layers = LayerArrays(layers)
         latest, course, spoiled = self.columns
         self.columns = [
@@ -175,11 +155,7 @@ def _with_room(filled: np.ndarray, length: int) -> np.ndarray:
 
 
 class LayerArrays:
-    """Arrays that depend on the layers alone, not on a look. "Place" is an index into `layers`.
-
-    Args:
-        layers: all watched layers, in the order of execution.
-    """
+    """Arrays that depend on the layers alone, not on a look. "Place" is an index into `layers`."""
 
     def __init__(self, layers: Sequence[Layer]) -> None:
         weights = [(place, layer, name) for place, layer in enumerate(layers) for name in layer.weights]
@@ -237,11 +213,7 @@ class LayerArrays:
         return found
 
     def first_of_each(self, is_meant: np.ndarray) -> np.ndarray:
-        """Return indices into `weights`: of each layer the first weight for which `is_meant` is true, if there is one.
-
-        Args:
-            is_meant: shape (weights,), bool.
-        """
+        """Return indices into `weights`: of each layer the first weight for which `is_meant` is true, if any."""
         rows = np.flatnonzero(is_meant)
         return rows[np.diff(self.owner[rows], prepend=-1) > 0]
 
@@ -251,12 +223,7 @@ def _inputs(shape: Sequence[int]) -> float:
 
 
 class LookArrays:
-    """The moments of one look as arrays over all layers, or over all weights.
-
-    Args:
-        look: the look.
-        layers: the watched layers.
-    """
+    """The moments of one look as arrays over all layers, or over all weights."""
 
     def __init__(self, look: Look, layers: LayerArrays) -> None:
         self.look, self.layers = look, layers
@@ -293,11 +260,7 @@ class LookArrays:
         return Units(self.look.table, self._rows_in_look[self.layers.parts["parameter"]])
 
     def channels(self, layer: int) -> np.ndarray | None:
-        """Return the `Reading.channels` of one layer's output; None if it was not measured or has no channels.
-
-        Args:
-            layer: the index of the layer.
-        """
+        """Return the `Reading.channels` of one layer's output; None if it was not measured or has no channels."""
         row = self._rows_in_look[layer]
         return None if row < 0 else self.look.table.channels[row]
 
@@ -322,12 +285,7 @@ class Rows:
     Where nothing was measured, counts are 0 and all other numbers NaN.
 
     Args:
-        is_there: True where something was measured.
-        count: number of finite values.
-        mean: their mean.
-        deviation: their standard deviation.
-        rms: their root mean square; NaN where there is none.
-        nonfinite: number of values that are NaN or infinite.
+        count: number of finite values; mean, deviation and RMS are theirs.
         is_spoiled: True where there was NaN or +Inf, or nothing finite: -Inf alone may be a mask.
     """
 
@@ -349,12 +307,9 @@ class Rows:
 class Units:
     """The statistics of each channel of several tensors: one matrix with a row per channel, tensor after tensor.
 
-    Tensors that were not measured, or have no channels, have no rows; `places` tells which have. For values of shape
-    (channels of all tensors,), `np.add.reduceat(values, units.starts)` gives a sum for each tensor in `places`.
-
-    Args:
-        table: the readings of the tensors.
-        rows: the index of each tensor's reading in `table`; negative for a tensor that was not measured.
+    Tensors that were not measured (a negative row), or have no channels, have no rows; `places` tells which have. For
+    values of shape (channels of all tensors,), `np.add.reduceat(values, units.starts)` gives a sum for each tensor in
+    `places`.
     """
 
     def __init__(self, table: Readings, rows: np.ndarray) -> None:
@@ -385,12 +340,10 @@ class Units:
 
 
 def quantities_of(look: LookArrays) -> tuple[np.ndarray, np.ndarray]:
-    """Reduce a look to all quantities of all layers.
+    """Return all quantities of all layers at a look (NaN where nothing was measured), and which are spoiled.
 
-    Returns:
-        The values, shape (quantities, layers), in the order of `QUANTITIES`; NaN where nothing was measured. And an
-        array of bool, same shape: True where the tensor had NaN or +Inf, or nothing finite (-Inf alone may be a mask).
-        It is always False for `weight_rms` and `weight_gradient_rms`.
+    Both have the shape (quantities, layers). A tensor is spoiled that had NaN or +Inf, or nothing finite: -Inf alone
+    may be a mask. The RMS of weights, and of their gradients, are never said to be.
     """
     layers, rows = look.layers, look.rows
     output, gradient = rows["output"], rows["grad_output"]
@@ -415,10 +368,7 @@ def quantities_of(look: LookArrays) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _rms_of_layers(look: LookArrays) -> np.ndarray:
-    """Return the RMS over all weights of each layer, shape (len(`ROLES_OF_WEIGHTS`), layers); NaN if it has none.
-
-    For "parameter_before" only weights count whose update was measured.
-    """
+    """Return the RMS over all weights of each layer, shape (len(`ROLES_OF_WEIGHTS`), layers); NaN if it has none."""
     layers, rows = look.layers, [look.rows[role] for role in ROLES_OF_WEIGHTS]
     rms, count = np.array([each.rms for each in rows]), np.array([each.count for each in rows])
     count[ROLES_OF_WEIGHTS.index("parameter_before")] *= look.rows["parameter_update"].is_there
@@ -479,7 +429,6 @@ class Silence:
         looks: number of looks that the current silence has lasted; 0 for an active unit.
         samples: number of values (samples x positions) that the current silence has lasted.
         ended: the longest silence that has ended, in looks; 0 if none has.
-        is_any: True if any unit is silent now.
     """
 
     width: int
@@ -496,13 +445,9 @@ class Silence:
         return Silence(width, np.zeros(units), of_looks[0], np.zeros(units), of_looks[1])
 
     def see(self, step: int, samples: np.ndarray, is_silent: np.ndarray | None) -> None:
-        """Update the counts with one look.
+        """Update the counts with one look; those of a unit without values stay as they are.
 
-        Args:
-            step: the optimizer step of the look.
-            samples: number of values of each unit, shape (units,). The counts of a unit without values stay as they
-                are.
-            is_silent: True for units whose values were all silent, shape (units,); None if there are no such units.
+        `samples` is the number of values of each unit, and `is_silent` is None if no unit has only silent ones.
         """
         if is_silent is None:
             is_silent = np.zeros(len(samples), dtype=bool)
@@ -533,12 +478,10 @@ class Silence:
 
 
 def silent_in(look: LookArrays) -> list[tuple[str, int, np.ndarray, np.ndarray | None]]:
-    """Find the silent units of one look.
+    """Yield the layers whose units can be silent at a look, without those whose output has NaN or Inf.
 
-    Returns:
-        For each layer whose units can be silent: its name; its number of units; the number of values of each measured
-        unit, shape (units,); and which of these are silent, shape (units,), bool; None in place of an array without
-        True where that was plain at once. Layers whose output has NaN or Inf are left out.
+    Of each: its name; its number of units; the number of values of each measured unit, shape (units,); and which of
+    these are silent, shape (units,), bool, or None where it was plain at once that none is.
     """
     layers, units = look.layers, look.outputs
     count, highest, is_zero = units.columns["count"], units.columns["max"], units.is_zero
@@ -562,9 +505,7 @@ def silent_in(look: LookArrays) -> list[tuple[str, int, np.ndarray, np.ndarray |
 def onsets(began: np.ndarray, since: int) -> tuple[int, str]:
     """Return the step at which most units fell silent (the first such step), and a clause on when they did.
 
-    Args:
-        began: the step since which each unit has been silent, shape (units,).
-        since: the step since which enough units have been silent to be reported.
+    `began` is the step since which each has been silent, `since` that since which enough have been to be reported.
 
     >>> onsets(np.array([10, 10, 10]), 10), onsets(np.array([0, 0, 10, 20, 30]), 20)
     ((10, 'since step 10'), (0, 'since step 30 (4 of them by step 20, 2 since step 0)'))

@@ -37,13 +37,7 @@ TINY_DEVIATION = 1e-12
 @kept
 @dataclass(frozen=True)
 class Spike:
-    """A loss far above its own history.
-
-    Args:
-        loss: the loss.
-        usual: the median of the losses before it.
-        score: how many robust standard deviations it lies above `usual`.
-    """
+    """A loss that lies `score` robust standard deviations above `usual`, the median of the losses before it."""
 
     loss: Loss
     usual: float
@@ -51,12 +45,7 @@ class Spike:
 
 
 def first_spike(losses: Sequence[Loss], before: np.ndarray) -> Spike | None:
-    """Return the first of several new losses that is finite and far above the losses before all of them, or None.
-
-    Args:
-        losses: new losses, in their order.
-        before: the values of the losses before `losses`, shape (n,); with fewer than 16 finite ones the result is None.
-    """
+    """Return the first of some new losses that is finite and far above the losses before all of them, or None."""
     before = before[np.isfinite(before)]
     if len(before) < SPIKE_HISTORY_STEPS // 4:
         return None
@@ -73,10 +62,6 @@ def first_spike(losses: Sequence[Loss], before: np.ndarray) -> Spike | None:
 
 def is_new_level(spike: Spike, after: np.ndarray) -> bool:
     """Return True if the losses after a spike are about as high: then data or targets have changed. False if unknown.
-
-    Args:
-        spike: the spike.
-        after: the values of the losses after it, shape (n,); the first `STEPS_AFTER_SPIKE` count.
 
     >>> spike = Spike(Loss(80, 5, 10.0), usual=1.0, score=40.0)
     >>> is_new_level(spike, np.array([9.0, 7.0, 8.0, 6.0])), is_new_level(spike, np.array([1.2, 1.0, 3.0, 3.5]))

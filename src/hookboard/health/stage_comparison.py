@@ -24,7 +24,6 @@ class Gap:
     """How far the outputs of one layer in an evaluation are from those in training.
 
     Args:
-        layer: the layer.
         size: the larger of two: the difference between the means of a channel, in standard deviations, as the median
             over the channels; and the absolute value of the natural logarithm of the ratio of the RMS.
         usual: the same between the last look in training and each of the looks before it, as their median; NaN if there
@@ -47,7 +46,6 @@ class Running:
     """The running statistics of one batch norm, compared with the statistics of batches.
 
     Args:
-        layer: the norm.
         now: how far the running statistics are from the batch statistics of the last look in training. The larger of
             two medians over the channels: the difference of the means in standard deviations, and the absolute value of
             the natural logarithm of the ratio of the standard deviations.
@@ -66,7 +64,6 @@ class StageComparison:
     """An evaluation, compared with the last look in training before it.
 
     Args:
-        step: the optimizer step of the evaluation.
         gaps: the gap of each layer that gave outputs in both, in the order of execution; not of dropouts and losses.
         norms: the running statistics of the batch norms for which they can be inferred.
     """
@@ -77,13 +74,7 @@ class StageComparison:
 
 
 def compared(evaluation: Look, training: Sequence[Look], layers: Iterable[Layer]) -> StageComparison:
-    """Compare an evaluation with the last look in training; the looks before it tell which gaps are usual.
-
-    Args:
-        evaluation: the evaluation.
-        training: looks in training, at least one, the last one right before the evaluation.
-        layers: all layers, in the order of execution.
-    """
+    """Compare an evaluation with the last look in training; the looks before it tell which gaps are usual."""
     layers = list(layers)
     *others, last = training
     # In a training that moves fast, what lies farther apart differs by more.
@@ -135,11 +126,6 @@ def running_of(evaluation: Look, training: Sequence[Look], layers: Iterable[Laye
     it is the gain divided by the deviation of the batch, and b makes the mean of the output equal to the bias. So the
     outputs in both tell the running mean and deviation. A norm is left out if an output is missing or not finite, if
     the layer that ran before it is not its input, or if too few of its channels can be used.
-
-    Args:
-        evaluation: the evaluation.
-        training: looks in training, the last one right before it.
-        layers: all layers, in the order of execution.
     """
     *others, last = training
     for source, norm in pairwise(layers):
@@ -173,10 +159,7 @@ def _channels(look: Look, layer: Layer) -> np.ndarray | None:
 
 
 def _moved(look: Look, norm: Layer) -> float:
-    """Return how far the optimizer step of this look moved a norm: the larger RMS update of its gain and its bias.
-
-    It is 0 if no update was measured. An evaluation after this look uses the moved parameters.
-    """
+    """Return how far the optimizer step of this look moved a norm (RMS of its gain or its bias); 0 if not measured."""
     updates = (look.of(name, "parameter_update") for name in norm.weights)
     return max((update.moments.rms for update in updates if update is not None), default=0.0)
 
@@ -186,10 +169,6 @@ def _signs(given: np.ndarray, gave: np.ndarray) -> np.ndarray:
 
     It is 0 where the output is not an affine map of the input. An affine map keeps the distances of the minimum and the
     maximum from the mean, in standard deviations; a negative factor swaps them.
-
-    Args:
-        given: the rows of the input's channels, shape (channels, columns).
-        gave: the rows of the output's channels, same shape.
     """
     ends = [
         (part[:, [_MIN, _MAX]] - part[:, [_MEAN]]) / np.maximum(part[:, [_DEVIATION]], TINY_SPREAD)

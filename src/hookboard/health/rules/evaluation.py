@@ -174,11 +174,7 @@ def train_eval_gap(run: Run) -> Iterator[Finding]:
 
 
 def _strange(comparisons: Sequence[StageComparison]) -> str | Literal[False] | None:
-    """Find a batch norm whose running statistics match no training batch, at all of some evaluations.
-
-    Returns:
-        The name of the first such norm; False if there is none; None if an evaluation has no known norm.
-    """
+    """Return the first batch norm whose running statistics match no training batch; False if none, None if unknown."""
     known = [{norm.layer.name: norm for norm in comparison.norms} for comparison in comparisons]
     if not known or not all(known):
         return None

@@ -59,10 +59,7 @@ def attention(run: Run) -> Iterator[Finding]:
 
 
 def _of_heads(look: Look, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the largest logit and the mean entropy of each head, shape (heads,); of all heads as one if unknown.
-
-    The entropy is NaN for a head all of whose queries see fewer than two keys.
-    """
+    """Return the largest logit and the mean entropy (NaN for fewer than two keys) of each head, or of all as one."""
     logit, entropy = look.of(name, "attention_logit"), look.of(name, "attention_entropy")
     if logit is None or entropy is None:
         return np.array([np.nan]), np.array([np.nan])

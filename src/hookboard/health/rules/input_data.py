@@ -86,10 +86,7 @@ def _input_scale(run: Run) -> Iterator[Finding]:
 
 
 def _is_input(site: Site) -> bool:
-    """Return True if a tensor of the batch seems to be an input, by its index or key, not a target.
-
-    Targets are all tensors after the first element of the batch, and those with a key such as "labels".
-    """
+    """Return True if a tensor of the batch seems to be an input: the first element, with no key such as "labels"."""
     first, *_, last = site.index.split("/") if "/" in site.index else (site.index, site.index)
     if first.isdigit() and int(first) > 0:
         return False
@@ -131,10 +128,7 @@ def _same(run: Run, site: Site, reading: Reading) -> Said | None:
 
 
 def _was_same(run: Run, site: Site, value: float) -> bool:
-    """Return True if all values of a site equalled `value` at the first look and at those in `run.looks`.
-
-    At least 8 of these must have measured the site; the others do not count.
-    """
+    """Return True if all values of a site equalled `value` at the first look and in `run.looks`, at least 8 of them."""
     looks = list(run.looks) if run.first is run.looks[0] else [run.first, *run.looks]
     known = [past.moments for look in looks if look is not None and (past := look.table.get(site)) is not None]
     return len(known) >= ONE_SAMPLE_LOOKS_MIN and all((past.min, past.max) == (value, value) for past in known)

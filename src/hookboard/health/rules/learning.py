@@ -259,12 +259,7 @@ def ended_without_learning(run: Run) -> Iterator[Finding]:
 
 
 def _peak(run: Run, little: float) -> float | None:
-    """Return the loss that the first steps led to, if it never came back to the first one; otherwise None.
-
-    Args:
-        run: the run.
-        little: by how much it must have risen at least.
-    """
+    """Return the loss that the first steps raised by `little` at least, and that never came back; otherwise None."""
     first, peak = run.losses.first[0].value, median([loss.value for loss in run.losses.first[1 : 1 + BLOCK_STEPS]])
     has_leapt = peak > first + max(little, CLEAR_NOISE_DEVIATIONS * run.losses.noise) and run.losses.best > first
     return peak if has_leapt else None
@@ -302,10 +297,6 @@ def _dropped_share(run: Run, place: int) -> float:
 
     Its input is taken for the output of the layer before it, unless the squares contradict that: a dropout scales what
     it leaves so that their sum grows by 1 / (1 - share). After a ReLU that is no module it does not.
-
-    Args:
-        run: the run.
-        place: the place of the dropout among the layers.
     """
     output = run.now.of(run.layers[place].name, "output")
     given = run.now.of(run.layers[place - 1].name, "output") if place else None
@@ -319,13 +310,7 @@ def _dropped_share(run: Run, place: int) -> float:
 
 
 def _no_better(run: Run, level: float, error: float) -> Iterator[Finding]:
-    """Report a loss that is no better than a constant answer's, see `ended_without_learning`.
-
-    Args:
-        run: the run.
-        level: the loss at the end of the run.
-        error: the standard error of `level`.
-    """
+    """Report a loss that is no better than a constant answer's, see `ended_without_learning`."""
     losses = run.losses
     reference, what = run.constant_loss, "the best constant prediction for the first batch gives"
     if losses.is_of_classifier and losses.chance is not None:

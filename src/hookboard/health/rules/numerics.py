@@ -30,10 +30,6 @@ class Nonfinite:
             not known.
         during: the pass: `forward` or `backward`; `optimizer`, whose step spoiled the weights; `batch` if they came in
             with the data; `start` if the weights were spoiled before the first step.
-        step: the optimizer step.
-        batch_idx: the index of the batch.
-        evidence: one sentence with the numbers.
-        advice: one sentence: what to try first.
         is_located: whether the place is known. Otherwise `evidence` says why not.
         rows: the rows of the batch with NaN or Inf, or whose loss is not finite; () if they are not known.
     """
@@ -98,13 +94,7 @@ HALF_PRECISION_TYPES = frozenset({torch.float16, torch.bfloat16})
 
 @dataclass(frozen=True)
 class Origin:
-    """Where NaN or Inf appeared first.
-
-    Args:
-        module: the layer; "" if it was the loss itself.
-        text: what was seen there.
-        is_mask: whether it is -Inf alone, as a mask gives it.
-    """
+    """Where NaN or Inf appeared first: in the outputs of a module ("": the loss itself); a mask is -Inf alone."""
 
     module: str
     text: str
@@ -178,10 +168,7 @@ def _in_loss(look: Look) -> Origin | None:
 
 
 def _in_backward(run: Run, look: Look) -> Origin | None:
-    """Return where the backward pass gave the first bad gradient; None if nowhere.
-
-    A bad gradient of an output is ascribed to the layer after it, which has computed it.
-    """
+    """Return where the backward pass gave the first bad gradient; None if nowhere."""
     following: Layer | None = None
     for layer in reversed(run.layers):
         gradient = look.of(layer.name, "grad_output")

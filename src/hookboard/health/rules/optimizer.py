@@ -91,13 +91,8 @@ def _never_ran(run: Run, layer: Layer, weights: list[str], is_cut: bool) -> Iter
     """Report a layer without a gradient, unless it gave an output at any kept look.
 
     It is an alarm if the layer never ran, long after the start, and is not one of several alike, such as experts. It
-    stays a note if `is_cut`: another module may use its weights, and the gradient be cut off elsewhere.
-
-    Args:
-        run: the run.
-        layer: the layer.
-        weights: its weights that an optimizer steps.
-        is_cut: True if layers that did run get no gradient.
+    stays a note if `is_cut` (layers that did run get no gradient): another module may use its weights, and the gradient
+    be cut off elsewhere.
     """
     if any(look.of(layer.name, "output") is not None for look in run.looks):
         return
@@ -273,12 +268,7 @@ def not_updated(run: Run) -> Iterator[Finding]:
 
 
 def _neighbours(layers: Iterable[Layer], why: Mapping[str, str]) -> Iterator[list[Layer]]:
-    """Yield each longest run of consecutive layers with the same reason.
-
-    Args:
-        layers: in the order of execution.
-        why: layer name to reason. A layer without one ends a run and is left out.
-    """
+    """Yield each longest run of consecutive layers with the same reason; a layer without one ends a run."""
     for said, chain in itertools.groupby(layers, lambda layer: why.get(layer.name, "")):
         if said:
             yield list(chain)

@@ -85,13 +85,9 @@ def _rows_of(run: Run, look: Look, router: Router) -> list[int]:
 def uneven(module: str, counts: Sequence[int], picks: int, ties: int = 0) -> Finding | None:
     """Return a finding if most experts are left out, or the scores are equal; None if not, or for few tokens.
 
-    It is an alarm if no token gets anything but the same experts, and a note otherwise.
-
-    Args:
-        module: the layer that picks.
-        counts: how many tokens each expert gets.
-        picks: how many experts each token gets.
-        ties: for how many tokens the last expert that is picked has the score of one that is not.
+    It is an alarm if no token gets anything but the same experts, and a note otherwise. `counts` has the tokens of each
+    expert, `picks` is the number of experts of each token, and `ties` that of tokens whose last expert has the score of
+    one that is not picked.
     """
     tokens, count = sum(counts) // picks, len(counts)
     idle = [number for number, each in enumerate(counts) if not each]

@@ -59,30 +59,13 @@ def source_of(run: Run, layer: Layer, units: int | None = None) -> Layer | None:
 
 
 def weight_of(run: Run, layer: Layer, width: int, every: int) -> np.ndarray | None:
-    """Return the statistics of a layer's weight for every k-th of its units, at the latest look.
-
-    Args:
-        run: the run.
-        layer: the layer that owns the weight.
-        width: number of units, the size of the weight's first dimension.
-        every: k; the units are 0, k, 2 * k ...
-
-    Returns:
-        Of the first weight that has them all, shape (units, columns of `hookboard.measure.FIELDS`); None if none has.
-    """
+    """Return the statistics of every k-th unit of a layer's first weight that has them all; None if none has."""
     rows = (unit_rows(run.now.of(name, "parameter"), layer.shapes.get(name), width, every) for name in layer.weights)
     return next((part for part in rows if part is not None), None)
 
 
 def unit_rows(reading: Reading | None, shape: Sequence[int] | None, width: int, every: int) -> np.ndarray | None:
-    """Return the statistics of every k-th unit from the reading of a weight; None if it does not have them all.
-
-    Args:
-        reading: the reading; None if there is none.
-        shape: the shape of the weight; None if unknown.
-        width: number of units that the weight must have.
-        every: k; the units are 0, k, 2 * k ...
-    """
+    """Return the statistics of every k-th unit from the reading of a weight; None if it does not have them all."""
     if reading is None or reading.channels is None or not shape or shape[0] != width:
         return None
     own = every_unit(shape)
@@ -212,10 +195,7 @@ def is_at_end_of_schedule(run: Run, weight: str) -> bool:
 
 
 def is_rate_low_by_schedule(run: Run, layer: Layer) -> bool:
-    """Return True if the layer's learning rate is 0, has risen lately, or is at the end of its schedule.
-
-    True too if no optimizer has stepped the layer.
-    """
+    """Return True if the layer's rate is 0 (or it has none), has risen lately, or is at the end of its schedule."""
     name = next((name for name in layer.weights if name in run.now.stepped), None)
     if name is None:
         return True
@@ -236,10 +216,7 @@ def has_moved(run: Run, weight: str, unknown: bool = True) -> bool:
 
 
 def is_done(run: Run, layer: Layer) -> bool:
-    """Return True if a layer's weights have changed and its gradient is below 1e-4 of the first one.
-
-    Or if they have changed and the loss is near 0: either way it has nothing more to learn.
-    """
+    """Return True if a layer's weights have changed and its gradient, or the loss, is nearly 0: it has learnt."""
     place = run.place(layer.name)
     first, now = run.course("weight_gradient_rms", 1)[place, 0], run.recent("weight_gradient_rms")[place, -1]
     return bool(
@@ -304,8 +281,7 @@ class Scales:
     """The output scale of linear and convolutional layers at one look.
 
     Args:
-        layers: the linear and convolutional layers whose output is finite and not 0 and whose weights did not begin at
-            0, in the order of execution.
+        layers: those whose output is finite and not 0 and whose weights did not begin at 0, in the order of execution.
         log: log10 of the RMS of their outputs, shape (layers,).
         gains: log10 of (RMS of the output / RMS of the output of the layer of any kind that ran just before), shape
             (layers,); NaN without such a layer, or if its output is 0.

@@ -81,11 +81,7 @@ def _saturated(run: Run) -> Iterator[Finding]:
 
 
 def _share(run: Run, layer: Layer) -> tuple[float, str] | None:
-    """Return the share of saturated outputs, or of units saturated at one end over the window, whichever is larger.
-
-    Returns:
-        The share, and what it is a share of, in words; None if no outputs were measured.
-    """
+    """Return the share of saturated outputs, or if larger that of units saturated at one end, and what it is of."""
     found, reading = _share_at(run.now, layer), run.now.of(layer.name, "output")
     looks = min(run.window, len(run.looks))
     units = run.units(layer.name, looks=looks)
@@ -98,10 +94,7 @@ def _share(run: Run, layer: Layer) -> tuple[float, str] | None:
 
 
 def _share_at(look: Look | None, layer: Layer) -> tuple[float, str] | None:
-    """Return the share of a layer's outputs near the ends of its range at a look, see `_share`.
-
-    Without a histogram it is estimated from mean and deviation.
-    """
+    """Return the share of a layer's outputs near the ends of its range, estimated from moments without a histogram."""
     reading = None if look is None else look.of(layer.name, "output")
     if reading is None or not reading.moments.count:
         return None
@@ -245,12 +238,8 @@ COLLAPSED_ADVICE = "Check the input, weights and bias of this layer, because its
 def _at_the_end(run: Run, layers: list[Layer], spreads: np.ndarray) -> Finding:
     """Return the finding of a model that gives nearly the same output for all samples.
 
-    Its module is the layer that loses the difference; "" if the difference fades over several layers.
-
-    Args:
-        run: the run.
-        layers: the layers that are compared, in the order of execution.
-        spreads: the `sample_spread` of each, shape (layers,); the last below `SPREAD_NOTE`, another `SPREAD_CLEAR`.
+    Its module is the layer that loses the difference; "" if the difference fades over several layers. The last of the
+    layers' spreads is below `SPREAD_NOTE`, another `SPREAD_CLEAR`.
     """
     log = np.log10(np.maximum(spreads, np.finfo(np.float32).tiny))
     top = int(np.flatnonzero(spreads >= SPREAD_CLEAR)[-1])
@@ -321,12 +310,7 @@ GRADIENT_CAUSE_SHARE = 0.5
 
 @dataclass(frozen=True)
 class Course:
-    """The norm of the gradient at the output of each layer whose gradient is finite and not 0.
-
-    Args:
-        places: the indices of these layers in `Run.layers`, in the order of execution, shape (n,).
-        norms: log10 of the L2 norm of the gradient, shape (n,).
-    """
+    """Places of the layers whose output's gradient is finite and not 0, and log10 of its L2 norm, shape (n,) both."""
 
     places: np.ndarray
     norms: np.ndarray
@@ -376,27 +360,13 @@ def _vanishing(run: Run) -> Iterator[Finding]:
 
 
 def _have_learnt(run: Run, last: int) -> bool:
-    """Return True if the loss has fallen and each of the first layers has moved and is done, see `is_done`.
-
-    Only layers with a matrix count; False if there is none.
-
-    Args:
-        run: the run.
-        last: the index of the last of the first layers, inclusive.
-    """
+    """Return True if the loss has fallen and each layer with a matrix up to `last` has moved and is done."""
     first = [layer for layer in run.layers[: last + 1] if layer.has_matrix]
     return run.losses.is_learning and bool(first) and all(is_done(run, layer) for layer in first)
 
 
 def _moves_nothing(run: Run, last: int) -> bool:
-    """Return True if the latest step left a weight of the first layers as it was, although its gradient was not all 0.
-
-    An optimizer stepped the weight, at a learning rate that is not 0: the step was too small to change any element.
-
-    Args:
-        run: the run.
-        last: the index of the last of the first layers, inclusive.
-    """
+    """Return True if the latest step was too small to change any element of a weight in the layers up to `last`."""
     updates, gradients = run.latest.rows["parameter_update"], run.latest.rows["parameter_grad"]
     is_still = (updates.rms == 0) & gradients.reaches & (run.arrays.owner <= last)
     weights, stepped = itertools.compress(run.arrays.weights, is_still), run.now.stepped
@@ -415,22 +385,14 @@ def _advice(run: Run) -> str:
 def _cause(steps: np.ndarray) -> int | None:
     """Return the index of the layer that causes half of the whole change or more; None if there is none.
 
-    Args:
-        steps: the change of log10 of the norm from each layer to the next, shape (layers - 1,); its sign is such that
-            the change that is looked for is above 0.
+    Each step is the change of log10 of the norm from a layer to the next, with the sign that makes the change positive.
     """
     largest = int(np.argmax(steps))
     return largest + 1 if steps[largest] >= GRADIENT_CAUSE_SHARE * steps.sum() else None
 
 
 def _how(course: Course, steps: np.ndarray, place: int | None) -> str:
-    """Return the end of a sentence: "steadily, by ..." if `place` is None, else "by ... in this layer alone ...".
-
-    Args:
-        course: the norms.
-        steps: as in `_cause`.
-        place: the result of `_cause`.
-    """
+    """Return the end of a sentence: "steadily, by ..." if `place` is None, else "by ... in this layer alone ..."."""
     if place is None:
         return f"steadily, by a factor of {factor(float(steps.mean()))} per layer over {len(steps) + 1} layers"
     usual = factor(float(np.median(np.abs(np.diff(course.norms)))))

@@ -37,10 +37,8 @@ class Dead:
     Args:
         at: the rectifier or dropout whose outputs are 0; where the activation is a function, the layer before it.
         source: the layer whose weights and biases make the units dead.
-        dead: number of dead units.
         units: number of measured units, without those whose weights are all 0.
         since: the optimizer step since which each dead unit has been silent, sorted, shape (dead,).
-        width: number of units of the layer.
         is_sample: True if only every k-th unit was measured.
     """
 
@@ -66,16 +64,7 @@ class Dead:
 def dead_of(
     at: Layer, source: Layer, dead: np.ndarray, counts: np.ndarray, since: np.ndarray, width: int
 ) -> Dead | None:
-    """Make a `Dead` from arrays over the measured units, each of shape (units,); None if no unit counts.
-
-    Args:
-        at: see `Dead`.
-        source: see `Dead`.
-        dead: True for dead units.
-        counts: True for units that are not left out, as pruned ones are.
-        since: the optimizer step since which each unit has been silent.
-        width: see `Dead`.
-    """
+    """Make a `Dead` from arrays over the measured units, each of shape (units,); None if no unit counts."""
     if not counts.any():
         return None
     return Dead(at, source, int(dead.sum()), int(counts.sum()), np.sort(since[dead]), width, len(counts) < width)
@@ -438,14 +427,10 @@ def _suspects(run: Run) -> list[int]:
 
 
 def _with_close_units(weights: Units, is_judged: np.ndarray) -> np.ndarray:
-    """Return indices into `weights.places`: the weights that may have two equal units.
+    """Return indices into `weights.places`: the weights that are judged and may have two equal units.
 
     In such a weight some unit has mean, deviation, min and max each close to that of another unit. "Close" is wide
     enough that no units are missed that are equal after `_rounded`.
-
-    Args:
-        weights: the statistics of the units of all weights.
-        is_judged: False for weights to leave out, shape (len(weights.places),).
     """
     low, high = weights.columns["min"], weights.columns["max"]
     largest = np.maximum.reduceat(np.maximum(np.abs(low), np.abs(high)), weights.starts)
@@ -538,17 +523,11 @@ def _outputs_of(run: Run, layer: Layer, name: str, weight: Reading) -> np.ndarra
 
 
 def _twins(weights: np.ndarray, gradients: np.ndarray, outputs: np.ndarray | None, began_equal: bool) -> int:
-    """Return how many units have the same weights, gradient and outputs as another unit.
+    """Return how many units have the same weights, gradient and outputs (None: unknown) as another unit.
 
     Mean, deviation, min and max are compared; of outputs only deviation, and min and max about the mean. They do not
     tell the order of elements: all rows of an identity matrix are alike. So a unit counts only if it has a gradient, if
     its elements are (or began) equal and are not 0, or if all units have only zeros: single ones are pruned.
-
-    Args:
-        weights: the statistics of each unit, shape (units, columns of `hookboard.measure.FIELDS`).
-        gradients: the statistics of its gradient, same shape.
-        outputs: the statistics of its outputs, same shape; None if unknown.
-        began_equal: True if all elements were equal before the first step.
     """
     if not (np.isfinite(weights[:, _COMPARED]).all() and np.isfinite(gradients[:, _COMPARED]).all()):
         return 0
@@ -571,11 +550,7 @@ def _twins(weights: np.ndarray, gradients: np.ndarray, outputs: np.ndarray | Non
 
 
 def _rounded(rows: np.ndarray, share: float) -> np.ndarray:
-    """Round each row to a share of its size, so that nearly equal rows become equal.
-
-    Returns:
-        The numbers in units of `share * 10**decade`, rounded to whole ones, and the row's decade as the last column.
-    """
+    """Round each row to a share of its size, so that nearly equal rows become equal; the last column is its decade."""
     size = np.abs(rows).max(axis=1, keepdims=True)
     decade = np.floor(np.log10(size, where=size > 0, out=np.full_like(size, -300.0)))
     return np.hstack([np.round(rows / (share * 10.0**decade)), decade])

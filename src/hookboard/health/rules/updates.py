@@ -172,12 +172,7 @@ def _overwritten(run: Run) -> Iterator[Finding]:
 
 
 def _course(run: Run, layers: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the update ratios of some layers over the whole run, the latest look included.
-
-    Returns:
-        The steps of the looks at which any of the layers has a ratio, shape (looks,); and the ratios, shape (layers,
-        looks), NaN where there is none.
-    """
+    """Return the steps of the looks with an update ratio, and the ratios, shape (layers, looks), of some layers."""
     ratios, steps = run.course("update_ratio")[layers], list(run.course_steps)
     if steps[-1] != run.now.step:  # of a long run not every look is a column
         ratios = np.hstack([ratios, run.recent("update_ratio")[layers, -1:]])
@@ -190,17 +185,10 @@ def _course(run: Run, layers: list[int]) -> tuple[np.ndarray, np.ndarray]:
 def _moves(
     whose: str, among: str, steps: np.ndarray, moved: np.ndarray, is_large: np.ndarray
 ) -> tuple[str, int | None]:
-    """Describe how far steps move weights, in the present tense if the latest one is too large.
+    """Describe how far steps move weights, and return the last step that was too large; None if that is the latest.
 
-    Args:
-        whose: the ratio in words, such as "its update-to-weight ratio".
-        among: what follows the first number, such as " (median over layers)"; or "".
-        steps: the optimizer steps of the looks, shape (looks,).
-        moved: the update ratio at each, shape (looks,).
-        is_large: True where it is too large, shape (looks,); at one look at least.
-
-    Returns:
-        The sentence without a full stop, and the last step that was too large; None if that is the latest step.
+    `whose` ratio it is, such as "its update-to-weight ratio", and what is `among` brackets are put into the sentence.
+    At one look at least it `is_large`.
     """
     if is_large[-1]:
         return f"{whose} is {moved[-1]:.2g}{among}", None
@@ -221,14 +209,7 @@ def _jumped(run: Run, jump: RateJump) -> Finding:
 
 
 def _large_model(run: Run, steps: np.ndarray, whole: np.ndarray, first: int) -> Finding:
-    """Return the finding of large steps of the whole model.
-
-    Args:
-        run: the run.
-        steps: the optimizer steps of the looks, shape (looks,).
-        whole: the median update ratio over the layers at each, shape (looks,).
-        first: the index of the first large one.
-    """
+    """Return the finding of large steps of the whole model, the first of them at the look `first`."""
     before = f"{np.median(whole[:first]):.1g} before that" if first else "1e-3 is usual"
     among = f" (median over layers; {before})"
     moves, until = _moves(_the_ratio(run), among, steps, whole, whole > UPDATE_RATIO_LARGE)
@@ -251,14 +232,7 @@ def _the_ratio(run: Run) -> str:
 
 
 def _to(run: Run, moved: float, wanted: float, step: str = "that step") -> str:
-    """Return the advised learning rate, as in "to about 0.001, so that a step ...", or the factor if it has changed.
-
-    Args:
-        run: the run.
-        moved: the update ratio of a step.
-        wanted: the update ratio that it should have.
-        step: which step that is, in words, where the rate has changed.
-    """
+    """Return the advised learning rate, as in "to about 0.001, so that a step ...", or the factor if it has changed."""
     rate, factor = _rate(run), max(moved / wanted, wanted / moved)
     first = max((stepped.rate for stepped in run.first.stepped.values()), default=math.nan) if run.first else math.nan
     if first == rate == max(run.peak_rate.values(), default=math.nan):
@@ -342,10 +316,7 @@ def _leap(run: Run) -> str:
 
 
 def _is_deep(run: Run) -> bool:
-    """Return True if more than one layer that has run has a matrix.
-
-    In a model with a single matrix, large updates overwrite no useful initialization.
-    """
+    """Return True if more than one layer that has run has a matrix."""
     return sum(layer.has_matrix for layer in run.layers if run.has_run(layer)) > 1
 
 
