@@ -18,7 +18,6 @@ class Row:
     """One tensor in the table.
 
     Args:
-        spot: the tensor.
         as_is: its relative difference as the two models run, so with that of all earlier modules; NaN if unknown.
         alone: its relative difference if its module gets the left model's inputs.
         expected: the relative difference that rounding can cause.

@@ -79,7 +79,6 @@ class Sides:
         missing: names of parameters and buffers of compared modules that the right model does not have.
         added: those that it has in addition.
         frozen: names of parameters that get no gradient in the right model.
-        here: the names of all left modules.
         hidden: the names of modules whose calls cannot be seen in the right model, as they are compiled or scripted.
     """
 
@@ -133,14 +132,7 @@ def sides_of(recorded: Recorded, right: nn.Module, names: Mapping[str, str], ste
 
 
 class Faults:
-    """Tells which tensors, gradients and buffers of the right model differ by more than rounding, and why.
-
-    Args:
-        index: the recorded call of the left model.
-        sides: what is known of both models besides.
-        rounding: the relative difference that rounding gave, by spot, or name of a gradient or buffer.
-        step: the rounding step of the coarser precision.
-    """
+    """Tells which tensors, gradients and buffers of the right model differ by more than `rounding` gave, and why."""
 
     def __init__(self, index: Index, sides: Sides, rounding: Mapping[Spot | str, float], step: float) -> None:
         self._index, self._sides, self._rounding, self._step = index, sides, rounding, step
@@ -206,10 +198,7 @@ class Faults:
         return "; ".join([*skipped, *known, code]), parent
 
     def _source_of_shape(self, spot: Spot, found: Found) -> str:
-        """Return from which other tensor this one has another shape than in the left model, as a clause; "" if none.
-
-        A tensor of another shape cannot take the place of the recorded one, so that what follows differs too.
-        """
+        """Return from which other tensor this one has another shape than in the left model, as a clause; "" if none."""
         others = {(other.module, other.part) for other in found.shapes}
         if spot.part == "output" and (spot.module, "input") in others:
             return "its input has a different shape too"

@@ -29,7 +29,6 @@ class Found:
 
     Args:
         spots: how far each tensor is from the recorded one, in the order in which they were seen.
-        shapes: (recorded shape, shape) where these differ.
         reaches: for each output, or name of a parameter, the modules whose own code uses it, and so passes its gradient
             back.
         buffers: how far each buffer is from the recorded one after the call, by its recorded name.
@@ -80,15 +79,9 @@ def beside(
 ) -> Found:
     """Run a model beside a recorded call, and measure how far each tensor is from the recorded one.
 
-    Args:
-        model: the model.
-        runner: runs it.
-        recorded: the recorded call.
-        names: name of each module to compare to its name in the recording.
-        is_forced: whether recorded tensors take the place of outputs, of their gradients, and of inputs that are at
-            fault, so that a fault does not spread.
-        is_fault: tells whether what was measured is more than rounding.
-        noise: changes the recorded tensors, and the model's inputs.
+    With `is_forced`, recorded tensors take the place of outputs, of their gradients, and of inputs that are at fault
+    (`is_fault` tells whether what was measured is more than rounding), so that a fault does not spread. `noise` changes
+    the recorded tensors, and the model's inputs.
     """
     found = Found()
     taken_at: dict[Node, Spot] = {}
@@ -142,10 +135,7 @@ def beside(
 
 
 def _noise_in_saved(model: nn.Module, noise: Callable[[Tensor], Tensor]) -> AbstractContextManager[object]:
-    """Return a context that adds noise to all that operations save for the backward pass, except weights.
-
-    A gradient may be a small difference of large numbers that one operation saves, as in attention.
-    """
+    """Return a context that adds noise to all that operations save for the backward pass, except weights."""
     weights = {weight.untyped_storage().data_ptr() for weight in map(local, model.parameters())}
 
     def pack(tensor: Tensor) -> Tensor:
@@ -158,13 +148,7 @@ def _noise_in_saved(model: nn.Module, noise: Callable[[Tensor], Tensor]) -> Abst
 
 
 def _sources(node: Node, taken_at: Mapping[Node, Spot], names: Mapping[int, str]) -> Iterator[Spot | str]:
-    """Yield what a tensor is made of: replaced outputs, and names of parameters.
-
-    Args:
-        node: the tensor's node in autograd's graph.
-        taken_at: the node of each replaced output, where the search ends.
-        names: `id` of each parameter to its name.
-    """
+    """Yield what the tensor of a node is made of: replaced outputs, where the search ends, and names of parameters."""
     waiting, seen = [node], {node}
     while waiting:
         at = waiting.pop()
@@ -203,15 +187,8 @@ def rounding_of(
 ) -> dict[Spot | str, float]:
     """Return how much rounding may change each tensor, relative to its norm: by spot, or name of a gradient or buffer.
 
-    The recorded model runs a few times with noise of one rounding step on its inputs and on what each module returns.
-    The largest change counts.
-
-    Args:
-        model: the recorded model.
-        runner: runs it.
-        recorded: its call.
-        names: each module's name, to itself.
-        step: the rounding step: the distance of 1 to the next number.
+    The recorded model runs a few times with noise of one rounding step (the distance of 1 to the next number) on its
+    inputs and on what each module returns. The largest change counts.
     """
     largest: dict[Spot | str, float] = {}
     for seed in range(NOISE_RUNS):
@@ -223,16 +200,7 @@ def rounding_of(
 
 
 def other_dtypes(left: nn.Module, right: nn.Module, names: Mapping[str, str]) -> dict[str, torch.dtype]:
-    """Return the types that parameters and buffers have in the right model, where the left one has others.
-
-    Args:
-        left: the left model.
-        right: the right model.
-        names: its name of each module to the left one.
-
-    Returns:
-        The types by left name.
-    """
+    """Return by left name the types that parameters and buffers have in the right model, where the left has others."""
     held = (parameters_in(right) | buffers_in(right)).items()
     there = {renamed(own, names): tensor.dtype for own, tensor in held if tensor is not None}
     here = {name: one.dtype for name, one in (parameters_in(left) | buffers_in(left)).items() if one is not None}
@@ -269,12 +237,7 @@ def _all_of(found: Found) -> Iterator[tuple[Spot | str, Distance]]:
 
 
 def rounding_noise(step: float, seed: int) -> Callable[[Tensor], Tensor]:
-    """Return a function that changes floating numbers by a rounding step, up or down at random.
-
-    Args:
-        step: the rounding step of a number of size 1.
-        seed: of the random numbers.
-    """
+    """Return a function that changes floating numbers by a rounding step, up or down at random."""
     generator = torch.Generator("cpu").manual_seed(seed)
 
     def noisy(tensor: Tensor) -> Tensor:

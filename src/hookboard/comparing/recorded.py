@@ -29,13 +29,7 @@ PLAIN = (bool, int, float, str, type(None), torch.dtype)
 
 @dataclass(frozen=True)
 class ModuleFacts:
-    """What a module is.
-
-    Args:
-        type: the name of its class.
-        training: whether it is in training mode.
-        attributes: its attributes that are numbers, texts, or tuples of these, as text.
-    """
+    """What a module is; as text, its attributes that are numbers, texts, or tuples of these."""
 
     type: str
     training: bool
@@ -56,11 +50,9 @@ class Index:
     """What is known of a recorded call without reading its tensors.
 
     Args:
-        modules: name to facts of each module, in the order of the model.
         spots: the tensors of calls, in the order in which they were seen.
         weights: parameters and buffers before the call, by name.
         after: buffers after it, by name.
-        gradients: gradients of parameters, by name.
         tied: name of a parameter to the name of the same one that comes first.
         rounding: what rounding alone may change, see `rounding_of`: by spot or name of a gradient.
         step: the rounding step that these are for.
@@ -78,12 +70,7 @@ class Index:
 
 @dataclass(frozen=True)
 class Recorded:
-    """A recorded call.
-
-    Args:
-        index: what is in it.
-        tensor: reads one of its tensors.
-    """
+    """A recorded call: what is in it, and what reads one of its tensors."""
 
     index: Index
     tensor: Callable[[StoredTensor], Tensor]
@@ -97,11 +84,7 @@ class Recorded:
 
 @contextmanager
 def opened(path: str | os.PathLike[str], index: Index | None = None) -> Iterator[Recorded]:
-    """Open a recording, whose tensors are read one at a time.
-
-    Args:
-        path: the file.
-        index: what is in it; None: it is read from the file.
+    """Open a recording, whose tensors are read one at a time; without an index it is read from the file.
 
     Raises:
         FileNotFoundError: there is no such file, or it is a folder.
@@ -138,13 +121,7 @@ def dtype_name(tensor: Tensor) -> str:
 
 
 def write(model: nn.Module, runner: ModelRunner, path: str | os.PathLike[str]) -> Index:
-    """Run a model once and write its tensors to a file, without the index, which is returned.
-
-    Args:
-        model: the model.
-        runner: runs it.
-        path: the file.
-    """
+    """Run a model once and write its tensors to a file, without the index, which is returned."""
     index, numbers = Index(modules=facts_of(model), tied=tied_in(model)), itertools.count()
     with zipfile.ZipFile(path, "w") as file:
 

@@ -38,9 +38,7 @@ class Spot:
     """One tensor of one call of a module.
 
     Args:
-        module: the module's dotted name; "" is the whole model.
         call: the number of the call, from 0.
-        part: which tensors of the call.
         path: where the tensor stands in them, as in `tensors_in`.
     """
 
@@ -84,7 +82,6 @@ class ModelRunner:
     random numbers.
 
     Args:
-        model: the model.
         inputs: its argument; a tuple holds several, a dict those with names. They are copied, moved to its device, and
             floating ones are converted to the type of its parameters.
         loss: from what it returns to a scalar; None: no backward pass.
@@ -271,8 +268,7 @@ Step = Callable[[str, Any], Any]
 def shown(model: nn.Module, see: See) -> Iterator[tuple[Step, Step]]:
     """Show each tensor of each call of a module to `see`, and the gradient of each output.
 
-    Yields:
-        What is to be called before and after the model itself: its own hooks may be inside a compiled graph.
+    Yields what is to be called before and after the model itself: its own hooks may be inside a compiled graph.
     """
     calls: Counter[str] = Counter()
 
