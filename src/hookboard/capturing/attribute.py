@@ -31,8 +31,6 @@ class InnerCall:
     """One call of a module inside the classifier.
 
     Args:
-        name: the module's dotted name.
-        module: the module.
         given: the shape of the first tensor among its arguments; () if there is none, or if that is nested.
         returned: the shape of the first tensor that it returned; () likewise.
     """
@@ -48,9 +46,7 @@ class Classification:
     """A call that turned pictures of shape (n, channels, height, width) into class scores.
 
     Args:
-        module: the module that was called.
         args: its positional arguments, copied, for the first samples only.
-        kwargs: its keyword arguments, likewise.
         calls: the calls of modules inside it, in the order in which they ended.
         count: number of samples in `args` and `kwargs`.
         of: number of samples in the batch.
@@ -78,10 +74,6 @@ class ClassificationTap:
     are kept as they were before any edit, because a repeated call is edited again. An error in the hooks never reaches
     the model: it is stored in `error`, and the hooks then do nothing. In a copy of the model, saved or not, the hooks
     do nothing.
-
-    Args:
-        model: the model to watch.
-        samples: number of samples whose arguments are kept.
     """
 
     place_among_hooks = READS_BEFORE_EDITS
@@ -207,15 +199,8 @@ def _first_shape(value: object) -> Shape:
 def scores_in(output: object, count: int) -> Tensor | None:
     """Return the class scores in a model's output: a floating tensor of shape (count, classes) or (count,).
 
-    It is one called "logits" or "scores", or else the first of shape (count, classes), or else the whole output.
-
-    Args:
-        output: what the model returned.
-        count: number of samples.
-
-    Returns:
-        Shape (count, classes), or None if there is no such tensor. One score becomes two classes: class 1 has the
-        score, class 0 its negative.
+    It is one called "logits" or "scores", or else the first of shape (count, classes), or else the whole output; None
+    if that is no such tensor. One score becomes two classes: class 1 has the score, class 0 its negative.
 
     >>> scores_in({"loss": torch.tensor(0.5), "logits": torch.tensor([[2.0], [-1.0]])}, count=2)
     tensor([[-2.,  2.],
@@ -239,14 +224,7 @@ def _for_classes(values: Tensor, dim: int) -> Tensor:
 
 @dataclass(frozen=True)
 class TargetLayer:
-    """The module whose output (with `is_input`: first input) is explained.
-
-    Args:
-        name: the module's dotted name.
-        module: the module.
-        number: which of its calls, counted from 0.
-        is_input: True to explain its first input instead of its output.
-    """
+    """The module whose output, in the call of this number, or with `is_input` its first input, is explained."""
 
     name: str
     module: nn.Module
@@ -306,14 +284,8 @@ def _is_grid(shape: Shape, module: nn.Module, seen: Classification) -> bool:
 def named_layer(calls: Sequence[InnerCall], name: str) -> TargetLayer:
     """Return the `TargetLayer` for a module: its output in the last of its calls that returned maps or tokens.
 
-    These are tensors with four or three dimensions.
-
-    Args:
-        calls: the calls inside the classifier, in the order in which they ended.
-        name: a dotted module name.
-
     Raises:
-        ValueError: no call of this module returned such a tensor.
+        ValueError: no call of this module returned a tensor with four or three dimensions.
     """
     for k, call in reversed(list(enumerate(calls))):
         if call.name == name and len(call.returned) in (3, 4):
@@ -334,8 +306,6 @@ class Attribution:
         activation: that output or input, such as shape (n, channels, height, width) or (n, tokens, channels).
         gradient: the gradient of each sample's class score with respect to `activation`, same shape; None if not
             computed.
-        scores: the class scores, shape (n, number of classes).
-        classes: the explained class of each sample, shape (n,).
         pooled: the input of the last linear layer, shape (n, features) in most classifiers; None without a linear
             layer.
         weight: that layer's weights for each sample's class, shape (n, features); None if it has not one output for
@@ -361,12 +331,8 @@ def attribute(
 
     Modules stay in training or evaluation mode, and attached edits apply. The call leaves no trace, see `undisturbed`.
 
-    Args:
-        call: the module to call, and its arguments.
-        groups: the layers that may be read. It is the last of a group; with `with_gradient` the last that the scores
-            depend on, and if there is none, the model is called again for the next group.
-        choose: maps the scores, shape (n, classes), to the class of each sample, shape (n,).
-        with_gradient: True to compute the gradient.
+    The layer is the last of a group; with a gradient the last that the scores depend on, and if there is none, the
+    model is called again for the next group. `choose` maps the scores, shape (n, classes), to the class of each sample.
 
     Raises:
         ValueError: a layer was not called, the model did not return class scores again, or with `with_gradient` they
@@ -418,8 +384,7 @@ def _attribute(
 def _cut_graph(layer: TargetLayer, held: dict[TargetLayer, Tensor]) -> ExitStack:
     """Hook the layer so that the autograd graph is cut there, until the returned stack is closed.
 
-    The hook puts the layer's tensor, as a leaf that requires gradients, into `held`. The model continues with a copy of
-    it, which may be changed in place.
+    `held` gets the layer's tensor, as a leaf. The model continues with a copy, which may be changed in place.
     """
     calls = itertools.count()
 

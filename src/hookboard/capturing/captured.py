@@ -200,20 +200,9 @@ class _OfRoles:
 def picture_of(
     tensor: Tensor, name: str, module: nn.Module, role: Role, index: str, *, samples: int, channels: int, size: int
 ) -> Picture:
-    """Draw a captured tensor as feature maps of at most `size` pixels a side.
+    """Draw a captured tensor as feature maps of at most `size` pixels a side; ValueError if that cannot be done.
 
-    Args:
-        tensor: the tensor.
-        name: the name for the caption.
-        module: the module that it belongs to; its type tells the order of the dimensions of its outputs.
-        role: which tensor of the module.
-        index: which one, if there are several.
-        samples: how many samples are drawn.
-        channels: how many channels are drawn.
-        size: pixels of a side.
-
-    Raises:
-        ValueError: a tensor of this shape or kind cannot be drawn.
+    The module's type tells the order of the dimensions of its outputs.
     """
     owner = module if role in ("output", "grad_output") else nn.Identity()  # an input may be ordered otherwise
     values = dense(tensor.detach())
@@ -334,22 +323,13 @@ class CapturedCall(_OfRoles):
 
 @dataclass
 class KeptTensor:
-    """A captured tensor.
-
-    Args:
-        tensor: the tensor.
-        version: its version number when it was captured; None if it is a copy.
-    """
+    """A captured tensor, with its version number when it was captured; None if it is a copy."""
 
     tensor: Tensor
     version: int | None
 
     def value(self, what: str) -> Tensor:
-        """Return the tensor.
-
-        Raises:
-            RuntimeError: it is not a copy, and an in-place operation has changed it since.
-        """
+        """Return the tensor; RuntimeError if it is not a copy, and an in-place operation has changed it since."""
         if self.version is not None and version_of(self.tensor) != self.version:
             raise RuntimeError(f"{what} was changed in place after it was captured; use copy=True")
         return self.tensor
@@ -450,10 +430,7 @@ class Captured(Mapping[str, CapturedModule]):
                 self._hooks.enter_context(handle)
 
     def _begin_call(self, tensor: Tensor, name: str) -> int:
-        """Add `name` if it is new, and return the index of the call that a tensor counts as.
-
-        UNKNOWN if a checkpoint computes it again, and `name` has not just one call.
-        """
+        """Return the index of the call that a tensor counts as, UNKNOWN if a checkpoint computes it again."""
         if name not in self._found:
             self._found[name] = CapturedModule(name, "Tensor", ("output", "grad_output"), lambda *_: "")
         watched = self._found[name]

@@ -234,26 +234,14 @@ class Replace(EditRule):
 
 
 def check_rule(option: str, given: object) -> None:
-    """Check a rule before there is a tensor to change.
-
-    Raises:
-        ValueError: it is not a function, or it is a class.
-    """
+    """Check a rule before there is a tensor to change."""
     check_function(
         option, given, "one of hookboard's rules, as in Zero(), or a function that takes and returns a tensor"
     )
 
 
 def apply_rule(rule: EditFunction, tensor: Tensor, what: str) -> Tensor:
-    """Apply a rule and check what it returns.
-
-    Args:
-        rule: the rule.
-        tensor: the tensor to change.
-        what: names the tensor in errors.
-
-    Returns:
-        A new tensor of the same shape, dtype and device.
+    """Apply a rule to a tensor, and check that it returns a new one of the same shape, dtype and device.
 
     Raises:
         ValueError: the rule returned something of another shape, dtype or device.
@@ -314,11 +302,6 @@ class Edits:
     In a call that hookboard makes itself (`hookboard.measure.own_call`) a copy of the rule is applied, so that the rule
     does not change, and `check_made` does not count the call. Rules are copied with `copy.deepcopy`, `Noise` with the
     state of its generators. What a plain function keeps in a closure or a global is not copied.
-
-    Args:
-        modules: name to module.
-        role: which of their tensors are changed.
-        rule: the change, applied to each floating-point or complex tensor.
     """
 
     def __init__(self, modules: Mapping[str, nn.Module], role: EditRole, rule: EditFunction) -> None:
@@ -329,11 +312,7 @@ class Edits:
         self._made: set[str] = set()
 
     def attach(self) -> None:
-        """Hook every module.
-
-        Raises:
-            ValueError: a module cannot be edited; then none is hooked.
-        """
+        """Hook every module, or none and raise a ValueError if one of them cannot be edited."""
         for name, module in self._modules.items():
             _check(name, module, self._role)
         for name, module in self._modules.items():
@@ -347,11 +326,7 @@ class Edits:
         self._hooks.close()
 
     def check_made(self) -> None:
-        """Check that the rule was applied to at least one tensor of every module, whether or not it changed a number.
-
-        Raises:
-            LookupError: it was applied to none of some module.
-        """
+        """Raise a LookupError if the rule was applied to no tensor of some module; it may have changed no number."""
         names = [repr(name) for name in self._modules if name not in self._made]
         if names:
             is_gradient = self._role.startswith("grad")
@@ -422,15 +397,7 @@ def _copied(rule: EditFunction) -> EditFunction:
 
 
 def edited_gradient(tensor: Tensor, change: EditFunction) -> Tensor:
-    """Copy a tensor so that `change` is applied to the gradient that flows back through the copy.
-
-    Args:
-        tensor: a tensor that requires a gradient.
-        change: takes the gradient of the copy and returns the gradient of `tensor`, same shape and dtype.
-
-    Returns:
-        A copy in separate memory, which may be changed in place.
-    """
+    """Copy a tensor, into memory of its own, so that `change` is applied to the gradient that flows back through it."""
     copy: Tensor = _EditedGradient.apply(tensor, change)
     return copy
 

@@ -20,11 +20,8 @@ Method = Literal["grad_cam", "grad_cam++", "layer_cam", "xgrad_cam", "hires_cam"
 def cam(a: Tensor, weight: Tensor) -> Tensor:
     """Sum the channels, weighted by the linear head's weights for the class.
 
-    Zhou et al., "Learning deep features for discriminative localization", 2016.
-
-    Args:
-        a: the maps whose global average is the head's input.
-        weight: shape (n, channels), the head's weights for each sample's class.
+    Zhou et al., "Learning deep features for discriminative localization", 2016. The head's input must be the global
+    average of the maps.
     """
     return (weight[:, :, None, None] * a).sum(dim=1)
 
@@ -99,13 +96,7 @@ Need = Literal["gradient", "head", "nothing"]
 
 @dataclass(frozen=True)
 class CAMMethod:
-    """A method for class-activation maps.
-
-    Args:
-        title: its name in captions.
-        map: computes the map from the layer's output and, if needed, its gradient or the head's weights.
-        needs: what `map` takes as its second argument; with "nothing" it has none.
-    """
+    """A method for class-activation maps; what it needs is the second argument of `map`, if any."""
 
     title: str
     map: Callable[..., Tensor]
