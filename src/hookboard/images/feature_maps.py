@@ -51,12 +51,7 @@ MAX_LOG_ASPECT_DIFFERENCE = 0.2
 
 @dataclass(frozen=True)
 class Maps:
-    """A tensor's values as two-dimensional maps.
-
-    Args:
-        values: shape (samples, channels, height, width).
-        words: what they show, for the caption; "" for images.
-    """
+    """A tensor as maps of shape (samples, channels, height, width), and what they show, for captions; "" for images."""
 
     values: Tensor
     words: str
@@ -66,16 +61,10 @@ def maps_in(tensor: Tensor, module: nn.Module, *, aspect: float | None, index: s
     """Return a module's output as maps.
 
     Images are taken as they are, volumes by their middle slice. Tokens become one map for each channel if the model
-    reads images and the tokens, apart from a few at the start, form a grid with the images' aspect. Other sequences
-    become one map (positions by features), and vectors one line. The attention weights of `nn.MultiheadAttention` are
-    one map for each head, or one in all. Of complex numbers the magnitude is taken.
-
-    Args:
-        tensor: shape (n, channels, height, width), (n, height, width, channels), (n, channels, depth, height, width),
-            (n, channels, length), (n, length, channels) or (n, features).
-        module: the module that returned it; its type tells the order of the dimensions.
-        aspect: height / width of the images that the model reads; None if it reads none.
-        index: which of the module's tensors it is, as in `Site`.
+    reads images and the tokens, apart from a few at the start, form a grid with the images' aspect (height / width).
+    Other sequences become one map (positions by features), and vectors one line. The attention weights of
+    `nn.MultiheadAttention` are one map for each head, or one in all. Of complex numbers the magnitude is taken. The
+    module's type tells the order of the dimensions.
 
     Raises:
         ValueError: the tensor has fewer than 2 or more than 5 dimensions.
@@ -107,11 +96,7 @@ def aspect_of(tensors: Iterable[tuple[str, Tensor]]) -> float | None:
 
 
 def dense(tensor: Tensor) -> Tensor:
-    """Return a sparse tensor as a strided one, a quantized one dequantized, and any other unchanged.
-
-    Raises:
-        ValueError: the tensor is nested, masked or on the meta device.
-    """
+    """Return a sparse or quantized tensor as a plain one, any other unchanged; ValueError if it cannot be read."""
     if tensor.is_nested or tensor.is_meta or isinstance(tensor, MaskedTensor):
         kind = "nested" if tensor.is_nested else "meta" if tensor.is_meta else "masked"
         raise ValueError(f"a {kind} tensor cannot be drawn")
@@ -170,13 +155,7 @@ def has_aspect(height: int, width: int, aspect: float) -> bool:
 
 @dataclass(frozen=True)
 class SelectedMaps:
-    """The part of some maps that a picture shows, still on the device.
-
-    Args:
-        values: shape (samples, selected channels, height, width), float32, shrunk to the size of the picture's tiles.
-        of: number of channels in all.
-        words: what the maps show.
-    """
+    """The part of some maps, of so many channels, that a picture shows, still on the device, shrunk to its tiles."""
 
     values: Tensor
     of: int
@@ -206,16 +185,10 @@ MIN_TILE_HEIGHT = 24
 def feature_maps(
     shown: SelectedMaps, name: str, *, normalize: Normalize, size: int, inputs: Pixels | None = None
 ) -> Picture:
-    """Draw a line of tiles for each sample, with `name` in the caption.
+    """Draw a line of tiles for each sample, at the left what `drawn_inputs` returned, with `name` in the caption.
 
-    Maps smaller than `size` pixels a side are enlarged by a whole factor; others are drawn as they are.
-
-    Args:
-        shown: the maps.
-        name: where they come from.
-        normalize: the range of values that the colours span; outside of a fixed one they are cut off.
-        size: largest side of a tile in pixels.
-        inputs: what `drawn_inputs` returned, to stand at the left of each line. None if there are none.
+    Maps smaller than `size` pixels a side are enlarged by a whole factor; others are drawn as they are. The colours
+    span the range that `normalize` says; values outside of a fixed one are cut off.
     """
     values = shown.values.cpu().numpy()
     lines = [*indices(_shares(values, normalize))]
@@ -285,11 +258,7 @@ def _channels(shown: SelectedMaps) -> str:
 
 
 def drawn_inputs(inputs: Tensor, size: int) -> Pixels:
-    """Draw the pictures that the model was given, shape (samples, channels, height, width), for `feature_maps`.
-
-    Returns:
-        Greys of the palette if they have no colour, otherwise RGB; enlarged by a whole factor to `size` pixels a side.
-    """
+    """Draw the pictures that the model was given, in greys of the palette or in RGB, for `feature_maps`."""
     drawn = unnormalized(inputs, None, None)
     if inputs.shape[1] != 3:
         drawn = np.rint(INK + drawn[..., 0] / 255 * (PAPER - INK)).astype(np.uint8)
@@ -297,17 +266,9 @@ def drawn_inputs(inputs: Tensor, size: int) -> Pixels:
 
 
 def select_inputs(tensors: Iterable[tuple[str, Tensor]], *, samples: int, size: int) -> tuple[Tensor | None, int]:
-    """Copy the first samples of the first tensor of pictures, shrunk to `size` pixels a side.
+    """Copy the first samples of the first tensor of pictures, at most `size` pixels a side, and count all its samples.
 
     Pictures have shape (n, 1 or 3, height, width), and more than one pixel. The host does not wait for the device.
-
-    Args:
-        tensors: the (name, tensor) pairs of a batch.
-        samples: how many samples.
-        size: largest side in pixels.
-
-    Returns:
-        The copy, and the number of samples in the batch; None and 0 if there are no pictures.
     """
     for _, tensor in tensors:
         is_plain = type(tensor) is Tensor and not (tensor.is_nested or tensor.is_meta or tensor.is_quantized)

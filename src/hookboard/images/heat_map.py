@@ -61,12 +61,7 @@ AXIS_HEIGHT = 34
 
 @dataclass(frozen=True)
 class Label:
-    """The name of a row.
-
-    Args:
-        row: its index.
-        at: the middle of the name, in pixels from the top of the rows.
-    """
+    """The name of a row, and its middle in pixels from the top of the rows."""
 
     row: int
     at: float
@@ -85,17 +80,8 @@ def heat_map(
 ) -> Picture:
     """Draw one quantity of many layers over a run, a row for each layer and a column for each step.
 
-    Rows are as high as there is room for. With more than 720 of them, unmarked rows may share a pixel.
-
-    Args:
-        values: shape (rows, columns), float64; NaN for a missing value, infinite for one that was not finite.
-        names: the dotted name of each row.
-        steps: the step of each column.
-        title: what is shown, for the caption.
-        unit: the unit of the values, a word or two.
-        marks: the rows to mark, by name.
-        scale: the values that the colours stand for. Default: a logarithmic scale that fits the values.
-        of: number of layers in all. Default: the number of rows.
+    Rows are as high as there is room for. With more than 720 of them, unmarked rows may share a pixel. Missing values
+    are NaN, those that were not finite are infinite. `of` is the number of all layers, if it is not that of the rows.
     """
     scale = log_scale(values) if scale is None else scale
     kinds = {row: (marks or {})[name] for row, name in enumerate(names) if name in (marks or {})}
@@ -132,9 +118,7 @@ def heat_map(
 
 
 def common_start(names: Sequence[str]) -> str:
-    """Return the parts that all dotted names begin with, with a dot at the end; "" if there are none.
-
-    The last part of a name is never among them.
+    """Return the parts that all dotted names begin with, without the last part of any, and a dot; "" if there are none.
 
     >>> common_start(["net.encoder.0", "net.encoder.1.norm"])
     'net.encoder.'
@@ -149,13 +133,8 @@ def common_start(names: Sequence[str]) -> str:
 def labels_of(names: Sequence[str], edges: Sequence[int], marked: Sequence[int]) -> list[Label]:
     """Place the labels of rows, from top to bottom, so that none overlaps another.
 
-    Marked rows come first, as many as there is room for, if necessary with their label above or below the row. Then
-    come rows with which a block of layers begins, then the others, as far as there is room.
-
-    Args:
-        names: the dotted name of each row.
-        edges: where each row begins, in pixels, and where the last one ends; length rows + 1.
-        marked: the indices of marked rows, most important first.
+    Marked rows, the most important first, come first, as many as there is room for, if necessary with their label above
+    or below the row. Then come rows with which a block of layers begins, then the others, as far as there is room.
     """
     height, half = edges[-1], LABEL_HEIGHT / 2
     middles = np.clip((np.array(edges[:-1]) + edges[1:]) / 2, half, max(half, height - half)).tolist()
@@ -182,14 +161,7 @@ def _spread(at: list[float], height: int) -> list[float]:
 
 
 def _edges(rows: int, kinds: Mapping[int, Mark]) -> list[int]:
-    """Return the y coordinate in pixels at which each row begins, and at which the last one ends: rows + 1 numbers.
-
-    A few marked rows are drawn higher than the others, so that they can be seen.
-
-    Args:
-        rows: number of rows.
-        kinds: index of a marked row to its mark.
-    """
+    """Return where each row begins, in pixels, and the last one ends; a few marked rows are higher than others."""
     each = min(28.0, max(1.0, MAX_ROWS_HEIGHT / max(rows, 1))) if rows <= 720 else 720 / rows
     heights = np.full(rows, each)
     if len(kinds) <= MAX_ENLARGED_MARKS and each < MIN_MARKED_HEIGHT:

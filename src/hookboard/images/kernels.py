@@ -12,18 +12,10 @@ from hookboard.images.tiles import enlarge, grid, joined
 
 
 def selected_kernels(weight: Tensor, *, kernels: int, channels: int) -> Tensor:
-    """Copy the part of a convolution's weight that a picture shows.
+    """Copy the part of a convolution's weight that a picture shows, (kernels, channels, height, width) in float32.
 
-    Kernels of one or three channels take one tile each, so up to `kernels * channels` of them are selected.
-
-    Args:
-        weight: shape (kernels, channels, width), (kernels, channels, height, width) or (kernels, channels, depth,
-            height, width).
-        kernels: maximum number of kernels.
-        channels: maximum number of input channels of each.
-
-    Returns:
-        Shape (kernels, channels, height, width), float32; the middle slice of volumes.
+    Kernels of one or three channels take one tile each, so up to `kernels * channels` of them are selected. Of volumes
+    it is the middle slice.
     """
     if weight.shape[1] in (1, 3):
         kernels, channels = kernels * channels, weight.shape[1]
@@ -36,17 +28,11 @@ def selected_kernels(weight: Tensor, *, kernels: int, channels: int) -> Tensor:
 
 
 def kernel_picture(now: Tensor, before: Tensor, name: str, shape: torch.Size, *, size: int) -> Picture:
-    """Draw the kernels, and beside them their change since `before`.
+    """Draw the kernels, and beside them their change since `before`, the start of the fit.
 
     Kernels of three channels are drawn in colour (red, green and blue; grey is 0), kernels of one channel as one tile
-    each. For others each row is a kernel and each column a channel. Kernels of one pixel are drawn as one matrix.
-
-    Args:
-        now: shape (kernels, channels, height, width), from `selected_kernels`.
-        before: the same at the start of the fit.
-        name: the module's name, for the caption.
-        shape: the shape of the whole weight.
-        size: kernels are enlarged to at most this many pixels a side; larger ones are drawn as they are.
+    each. For others each row is a kernel and each column a channel. Kernels of one pixel are drawn as one matrix. They
+    are enlarged to at most `size` pixels a side; larger ones are drawn as they are.
     """
     weights, change = now.cpu().numpy(), (now - before).cpu().numpy()
     is_colour = shape[1] == 3
@@ -81,13 +67,7 @@ def _around_zero(values: np.ndarray) -> ColourScale:
 
 
 def _drawn(values: np.ndarray, is_colour: bool, size: int) -> Pixels:
-    """Lay out kernels as one picture: RGB, or indices of the grey palette; 0 is mid-grey.
-
-    Args:
-        values: shape (kernels, channels, height, width); they are divided by their largest finite magnitude.
-        is_colour: whether the three channels are red, green and blue.
-        size: see `kernel_picture`.
-    """
+    """Lay out kernels, divided by their largest magnitude, as RGB or indices of the grey palette; 0 is mid-grey."""
     shares = 0.5 + 0.5 * values / (_most(values) or 1.0)
     kernels, channels = shares.shape[:2]
     if is_colour:

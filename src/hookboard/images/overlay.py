@@ -17,16 +17,10 @@ MAX_OPACITY = 0.7
 
 
 def unnormalized(inputs: Tensor, mean: Sequence[float] | None, std: Sequence[float] | None) -> Pixels:
-    """Convert a model's inputs back to the pictures before normalization.
+    """Return the pictures before normalization, (n, height, width, 3), uint8, of inputs (n, channels, height, width).
 
-    Args:
-        inputs: shape (n, channels, height, width).
-        mean: the mean that was subtracted from each channel. None stretches each picture from its smallest to its
-            largest value instead.
-        std: the standard deviation that each channel was then divided by.
-
-    Returns:
-        Shape (n, height, width, 3), uint8; other than three channels are averaged to grey.
+    Without a mean each picture is stretched from its smallest to its largest value. Other than three channels are
+    averaged to grey.
     """
     pixels = inputs.detach().float().cpu()
     channels = pixels.shape[1]
@@ -47,12 +41,7 @@ def unnormalized(inputs: Tensor, mean: Sequence[float] | None, std: Sequence[flo
 def overlays(inputs: Pixels, maps: Tensor, texts: Sequence[str], caption: str, *, size: int) -> Picture:
     """Draw a row for each sample: the input, its map scaled to its maximum, and both together.
 
-    Args:
-        inputs: shape (n, height, width, 3), uint8.
-        maps: shape (n, any height, any width); larger values speak more for the class, negative ones are drawn as 0.
-        texts: the text above each row.
-        caption: the caption of the whole picture.
-        size: the largest side of a drawn input, in pixels.
+    Larger values of a map speak more for the class; negative ones are drawn as 0.
     """
     photos = torch.from_numpy(inputs).permute(0, 3, 1, 2).float() / 255
     heat = torch.nn.functional.interpolate(

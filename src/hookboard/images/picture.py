@@ -83,10 +83,8 @@ class Bar:
     """A colour bar with the values that the colours stand for.
 
     Args:
-        scale: the values.
         label: stands left of the bar.
         left: where the label begins, in pixels from the left of the picture's pixels.
-        right: where the bar ends.
         start: where the bar begins. Default: right after the label.
         ends: words at the ends of the bar, instead of all numbers.
         keys: further colours, by palette index, and what they mean.
@@ -107,8 +105,6 @@ class Picture:
 
     Args:
         pixels: palette indices of shape (height, width), or RGB of shape (height, width, 3); uint8.
-        caption: one sentence, drawn above the pixels.
-        palette: the RGB colours of the indices, and of the bars, shape (256, 3).
         is_photo: True to encode as JPEG, with loss.
         bars: the colour bars below the pixels, side by side.
     """
@@ -204,12 +200,7 @@ def draw_ticks(
 ) -> None:
     """Draw marks of an axis, each with its label below it; none whose label would touch that of an earlier one.
 
-    Args:
-        draw: draws on the image.
-        marks: position from the left and label of each.
-        top: where the marks begin.
-        within: where the first label may begin and the last may end.
-        ink: the colour.
+    Labels may begin and end `within` these positions.
     """
     taken: list[tuple[float, float]] = []
     for x, text in marks:
