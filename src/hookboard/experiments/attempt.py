@@ -43,13 +43,10 @@ class Recipe:
     """Everything that is needed to train the model for some steps.
 
     Args:
-        module: the model.
-        step: computes the loss of a batch.
         optimizer: the user's, which never steps: experiments step copies of it.
         clip: clips the gradients of an optimizer in place, as the Trainer does; None if they are not clipped.
         scale: what the loss is multiplied by before the backward pass, as by a GradScaler; 1 without one.
         until: the deadline, as a value of `perf_counter()`.
-        trainer: the Trainer; None without one.
     """
 
     module: nn.Module
@@ -103,10 +100,7 @@ def _free_bytes(device: torch.device) -> float:
 
 @contextmanager
 def restoring(recipe: Recipe, batches: Sequence[Any]) -> Iterator[None]:
-    """Return a context that puts back at its end the model, the batches and all that `undisturbed` does for a step.
-
-    Inside, gradients are None at first.
-    """
+    """Return a context, without gradients at first, that puts back the model, the batches and all of `undisturbed`."""
     given = [*batches, recipe.parameters]
     with undisturbed(recipe.module, *given, trainer=recipe.trainer, is_whole_step=True):
         yield
@@ -171,16 +165,9 @@ def train(
 ) -> list[float]:
     """Take `count` optimizer steps over the batches in turn; to be called inside `restoring`.
 
-    Args:
-        recipe: how the model is trained.
-        batches: the batches.
-        optimizer: a copy of the recipe's.
-        count: how many steps.
-        gives_up: whether to stop once the loss is GIVE_UP_RATIO times the first one.
-
-    Returns:
-        The loss before each step and that after the last: `count + 1` numbers. Fewer if the loss became NaN or
-        infinite, or training gave up; the last one is then the loss at which it stopped.
+    Returns the loss before each step and that after the last: `count + 1` numbers. Fewer if the loss became NaN or
+    infinite, or training `gives_up` at GIVE_UP_RATIO times the first one; the last one is then the loss at which it
+    stopped.
 
     Raises:
         OutOfTimeError: the deadline has passed before the last step.

@@ -23,12 +23,8 @@ def read_apart(loader: Any, count: int, until: float = math.inf) -> list[Any]:
     """Return the first batches of a pass over a DataLoader, loaded in this process without its workers.
 
     If the loader shuffles, the next pass over it has another order. Afterwards the random state, the generators of the
-    loader and its samplers, and the attributes of the data set are restored.
-
-    Args:
-        loader: a DataLoader over a map-style data set.
-        count: how many batches at most.
-        until: the deadline, as a value of `perf_counter()`: after it no further batch is loaded.
+    loader and its samplers, and the attributes of the data set are restored. After `until`, a value of
+    `perf_counter()`, no further batch is loaded.
 
     Raises:
         CannotRunAgainError: `loader` is anything else, also of a subclass of DataLoader, or its data set is too large

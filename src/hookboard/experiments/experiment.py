@@ -93,10 +93,8 @@ class Setting:
     """A model and how the user trains it.
 
     Args:
-        module: the model, on the device of the batches.
         optimizers: its optimizers. They are not changed.
         step: computes the loss of a batch; None for the `training_step` of a LightningModule.
-        trainer: the Trainer; None without one.
         total_steps: how many optimizer steps the training has; inf if unknown.
     """
 
@@ -111,15 +109,8 @@ def experiment(setting: Setting, batches: Sequence[Any], seconds: float) -> Chec
     """Try whether the model learns a few batches, and at which rate.
 
     Afterwards the model, the optimizers, the schedulers and the random state are put back; what the user's code does
-    besides happens.
-
-    Args:
-        setting: the model, and how it is trained.
-        batches: on the model's device. Rates are tried on the first ones, and if one seems too large, on all.
-        seconds: the budget: after that no further step begins.
-
-    Returns:
-        What was found and tried; no finding and the reason if nothing can be tried.
+    besides happens. Rates are tried on the first batches, and if one seems too large, on all. After `seconds` no
+    further step begins.
 
     Raises:
         TypeError: the setting has no `step`, and its model is not a LightningModule.
@@ -162,11 +153,7 @@ def _why_not(setting: Setting, batches: Sequence[Any]) -> str:
 
 
 def _recipe(setting: Setting, until: float) -> Recipe:
-    """Return the recipe for a setting that can be tried, with the clipping and loss scaling of its Trainer.
-
-    Raises:
-        TypeError: the setting has no `step`, and its model is not a LightningModule.
-    """
+    """Return the recipe for a setting that can be tried, with the clipping and loss scaling of its Trainer."""
     [optimizer] = setting.optimizers
     step, clip, scale, trainer = setting.step, None, 1.0, setting.trainer
     if step is None and is_lightning(setting.module, LightningModule):
@@ -220,10 +207,7 @@ def _experiments(recipe: Recipe, setting: Setting, batches: Sequence[Any]) -> Ch
 
 
 def _first_batches(batches: Sequence[Any], targets: Targets) -> Sequence[Any]:
-    """Return the first batches, as many as have MIN_SAMPLES_TOGETHER samples together, at most MAX_BATCHES.
-
-    Only the first one if no targets are known.
-    """
+    """Return as many batches as have MIN_SAMPLES_TOGETHER samples, at most MAX_BATCHES; one without known targets."""
     sizes = samples_in(batches, targets)
     count = 1
     while targets.paths and count < min(len(sizes), MAX_BATCHES) and sum(sizes[:count]) < MIN_SAMPLES_TOGETHER:
@@ -272,12 +256,7 @@ def _what(batches: int) -> str:
 
 
 def said_of_rates(trials: Sequence[RateTrial], of_what: str) -> list[str]:
-    """Return a headline and a line for each trial: the rate, and what the loss does.
-
-    Args:
-        trials: in ascending order of their rate.
-        of_what: which weights and batches, for the headline.
-    """
+    """Return a headline and a line for each trial: the rate, and what the loss does."""
     if not trials:
         return ["The time limit was reached before a rate could be tried."]
     of_all = f"{len(trials)} of {max(len(FACTORS), len(trials))} rates"

@@ -62,9 +62,7 @@ class RateTrial:
     """The loss before and after a training of some steps at one learning rate.
 
     Args:
-        factor: the rate, as a multiple of the user's.
         rate: the rate of the first parameter group.
-        steps: how many optimizer steps it took.
         before: the mean loss of the last steps had the weights not been updated.
         after: the mean loss of the last steps; NaN if a loss was not finite, or the trial was given up.
         right: the sum of the losses of all batches after the last step; NaN if `after` is, or without targets.
@@ -95,14 +93,7 @@ class RateTrial:
 def tried_rates(recipe: Recipe, batches: Sequence[Any], count: int, targets: Targets) -> list[RateTrial]:
     """Train `count` steps at each rate of FACTORS, and at further ones where these show too little.
 
-    Args:
-        recipe: how the model is trained.
-        batches: trained on in turn.
-        count: how many optimizer steps at each rate.
-        targets: the targets of the batches.
-
-    Returns:
-        The trials in ascending order of their rate; only those that were finished before the deadline.
+    Returns the trials in ascending order of their rate; only those that were finished before the deadline.
     """
     trials: list[RateTrial] = []
     try:
@@ -123,9 +114,6 @@ def _further(trials: Sequence[RateTrial]) -> Sequence[float]:
 
     LOWER if the loss diverges even at the lowest rate; HIGHER if it falls by less than STUCK_SHARE at the highest rate,
     but by more than at the one below; otherwise ().
-
-    Args:
-        trials: the trials of all FACTORS, by ascending factor.
     """
     lowest, (before, highest) = trials[0], trials[-2:]
     if not math.isfinite(lowest.after):
@@ -140,18 +128,7 @@ RatePair = tuple[RateTrial, RateTrial]
 def tried_longer(
     recipe: Recipe, batches: Sequence[Any], best: RateTrial, count: int, targets: Targets
 ) -> list[RatePair]:
-    """Train for more steps at the user's rate and at that of `best`.
-
-    Args:
-        recipe: how the model is trained.
-        batches: the batches, over and over again.
-        best: the trial whose rate is compared with the user's.
-        count: how many optimizer steps at each of the two rates.
-        targets: the targets of the batches.
-
-    Returns:
-        One pair; an empty list if the time was used up before both were done.
-    """
+    """Train for more steps at the user's rate and at that of `best`; return the pair, or nothing if time was up."""
     try:
         rest = losses_without_updates(recipe, batches, count + 1)
         yours, other = (_tried(recipe, batches, factor, rest, targets) for factor in (1.0, best.factor))
@@ -161,15 +138,7 @@ def tried_longer(
 
 
 def _tried(recipe: Recipe, batches: Sequence[Any], factor: float, rest: Sequence[float], targets: Targets) -> RateTrial:
-    """Train at one rate.
-
-    Args:
-        recipe: how the model is trained.
-        batches: trained on in turn.
-        factor: what the user's rate is multiplied by.
-        rest: the losses without updates: that before each step, and that after the last.
-        targets: the targets of the batches.
-    """
+    """Train at one rate; `rest` are the losses without updates: that before each step, and that after the last."""
     last = min(AVERAGED_STEPS, len(rest) // 3)
     right = other = after = math.nan
     with restoring(recipe, batches):
@@ -205,20 +174,11 @@ def judge_rates(
     is_scheduled: bool,
     total: float,
 ) -> list[Finding]:
-    """Judge the user's learning rate by the trials at all rates.
+    """Judge the user's learning rate by the trials at all rates, with the `pairs` of `tried_longer` if there are any.
 
-    Args:
-        trials: what `tried_rates` returned.
-        pairs: what `tried_longer` returned, if it was called.
-        has_targets: whether the loss compares outputs with targets: only then must it fall at some rate.
-        is_dense: whether a sample has many targets: noise in them cannot be learned by a small model.
-        groups: how many parameter groups the optimizer has.
-        is_scheduled: whether a scheduler changes the rate.
-        total: how many optimizer steps the fit has; inf if unknown.
-
-    Returns:
-        At most one finding: `learning_rate` if the loss falls at another rate and not at the user's, or
-        `cannot_learn` if it falls at none.
+    Yields at most one finding: `learning_rate` if the loss falls at another rate and not at the user's, or
+    `cannot_learn` if it falls at none. Only where the loss compares outputs with targets it must fall at some rate; and
+    if targets are dense, a small model cannot learn noise in them.
     """
     yours = next((trial for trial in trials if trial.factor == 1), None)
     if yours is None or has_no_bound(trials):
@@ -257,9 +217,6 @@ def lower_one(trials: Sequence[RateTrial]) -> RateTrial | None:
     Also if the loss diverges at the user's rate. None if it does not end that low, if it falls by less than
     FALLEN_SHARE there, or if a loss is negative. This alone does not prove the user's rate too large: the loss at that
     rate can rise at first and fall later.
-
-    Args:
-        trials: at all rates, by ascending rate.
     """
     yours = next((trial for trial in trials if trial.factor == 1), None)
     best = advised([trial for trial in trials if trial.factor < 1])
