@@ -19,9 +19,6 @@ def write_to_csv(logger: CSVLogger, entry: Entry) -> list[str]:
 
     A picture, table, text or page is in a file of its tag, which holds the latest. Histograms of a step are the arrays
     `<tag>.counts` and `<tag>.edges` of one file, `histograms/<step>.npz`, or `<step>_2.npz` if there is one already.
-
-    Returns:
-        What the logger cannot take, in words.
     """
     if entry.scalars:
         logger.log_metrics({**entry.scalars}, entry.step)

@@ -10,18 +10,13 @@ from hookboard.writers.table import Table
 
 @dataclass(frozen=True)
 class Entry:
-    """Everything that one callback logs at one step.
+    """Everything that one callback logs at one step, by tag.
 
     Args:
-        step: the step on the logger's axis.
-        scalars: tag to value.
-        histograms: tag to a reading with a histogram.
-        pictures: tag to picture.
-        texts: tag to text in Markdown.
-        tables: tag to table.
-        pages: tag to a self-contained page in HTML.
-        records: tag to the strings of a record, see `hookboard.base.records`. Only the tab and the page read them, from
-            event files; other loggers leave them out without a warning.
+        texts: in Markdown.
+        pages: self-contained, in HTML.
+        records: the strings of each, see `hookboard.base.records`. Only the tab and the page read them, from event
+            files; other loggers leave them out without a warning.
     """
 
     step: int

@@ -23,12 +23,7 @@ def _place(logger: _TemporaryLogger) -> str:
 
 
 class EventFiles:
-    """The event files that a callback writes: those of its TensorBoard logger, or else temporary ones.
-
-    Args:
-        loggers: the loggers of the callback. Without TensorBoard among them, one is added that writes to a folder for
-            temporary files, until `close`.
-    """
+    """The event files that a callback writes: those of its TensorBoard logger, or else temporary ones until `close`."""
 
     def __init__(self, loggers: Loggers) -> None:
         self._loggers = loggers.loggers

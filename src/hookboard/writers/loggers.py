@@ -22,12 +22,7 @@ left it, in whatever thread: one of the user's may have finished the job of a ca
 
 
 class Loggers:
-    """The loggers that one callback writes to. There is one warning if a logger cannot take something, or fails.
-
-    Args:
-        loggers: the loggers of the Trainer.
-        owner: the callback's name, used in warnings.
-    """
+    """The loggers that one callback writes to. There is one warning if a logger cannot take something, or fails."""
 
     def __init__(self, loggers: Iterable[Logger], owner: str) -> None:
         self.loggers = list(loggers)
@@ -41,10 +36,7 @@ class Loggers:
         return [place for logger in self.loggers if (place := place_of(logger))]
 
     def places_of_page(self, tag: str) -> list[str]:
-        """Return where the page of a tag is: its file, or the place of a logger that keeps files elsewhere.
-
-        Loggers take pages if a writer is registered for them.
-        """
+        """Return where the page of a tag is: its file, or the place of a logger that keeps files elsewhere."""
         taking = [logger for logger in self.loggers if known_type(logger) is not None and place_of(logger)]
         return [
             str(Path(folder, f"{tag}.html")) if (folder := folder_of(logger)) else place_of(logger) for logger in taking
@@ -64,10 +56,7 @@ class Loggers:
     def write_row(self, logger: Logger, entry: Entry, owners: "Sequence[Loggers]") -> None:
         """Write to one logger an entry that several owners have made together, unless it has failed for all of them.
 
-        Args:
-            logger: the logger. If it fails, the owners do not write to it any more.
-            entry: what to write.
-            owners: leave the logger out from now on if it fails. One that made several entries is there several times.
+        If it fails, the owners leave it out from now on. One that made several entries is there several times.
         """
         owners = [owner for owner in dict.fromkeys(owners) if logger in owner.loggers]
         if not owners:
@@ -90,9 +79,7 @@ class Loggers:
 def write_rows(loggers: Iterable[Logger], before: float = math.inf) -> None:
     """Write the entries that `Loggers.write` has left at these loggers: one joined entry for each logger and step.
 
-    Args:
-        loggers: the loggers of a run.
-        before: what was left for this step and later ones goes on waiting: more of it may come.
+    What was left for the step `before` and later ones goes on waiting: more of it may come.
     """
     for logger in loggers:
         rows: dict[int, list[tuple[Loggers, Entry]]] = vars(logger).get(_ROWS, {})

@@ -20,9 +20,6 @@ def write_to_mlflow(logger: MLFlowLogger, entry: Entry) -> list[str]:
 
     A file, among the artifacts, holds the latest text of its tag. The rows of a table are also added, with their step,
     to one of MLflow's own, which needs pandas.
-
-    Returns:
-        What the logger cannot take, in words.
     """
     metrics = {_allowed(tag): number for tag, number in entry.scalars.items()}
     taken = {name: number for name, number in metrics.items() if len(name) <= MAX_NAME_CHARS}

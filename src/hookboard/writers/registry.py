@@ -18,10 +18,9 @@ from hookboard.writers.entry import Entry
 
 @functools.singledispatch
 def write(logger: Logger, entry: Entry) -> list[str]:
-    """Write an entry to a logger by the function that is registered for its type, otherwise by its public methods.
+    """Write an entry by the function for the logger's type, otherwise by its public methods.
 
-    Returns:
-        The names of the parts of the entry that the logger cannot take, such as "histograms"; empty if it took all.
+    Returns the names of the parts of the entry that the logger cannot take, such as "histograms".
     """
     known = known_type(logger)
     return _write_by_methods(logger, entry) if known is None else write.dispatch(known)(logger, entry)

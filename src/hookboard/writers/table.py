@@ -10,13 +10,7 @@ _SPECIAL = re.compile(r"[&<>|`*\[\]\\~]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
 
 @dataclass(frozen=True)
 class Table:
-    """A table, as cells and as Markdown.
-
-    Args:
-        columns: the name of each column.
-        rows: the cells of each row as plain text, as many as there are columns.
-        text: the same table in Markdown, with the sentences around it.
-    """
+    """A table of cells in plain text, and as Markdown, with the sentences around it."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -24,11 +18,7 @@ class Table:
 
 
 def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table in Markdown.
-
-    Args:
-        columns: the name of each column.
-        rows: the cells of each row in Markdown, without line breaks; see `escaped`.
+    """Return a table in Markdown, with cells in Markdown without line breaks; see `escaped`.
 
     >>> print(markdown(["layer", "why"], [["net.0", escaped("x < y")]]))
     | layer | why |

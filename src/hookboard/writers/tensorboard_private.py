@@ -24,11 +24,7 @@ def quick_writer_of(writer: SummaryWriter) -> FileWriter:
 
 
 class QuickRecordWriter(RecordWriter):  # type: ignore[misc]  # TensorBoard has no types
-    """Writes the same records as its base class, with checksums by google-crc32c.
-
-    Args:
-        file: an open file of TensorBoard's own kind.
-    """
+    """Writes the same records as its base class, with checksums by google-crc32c."""
 
     def __init__(self, file: Any) -> None:
         super().__init__(file)
