@@ -25,13 +25,7 @@ MIN_LIST = 8
 
 
 def answers_of(board: Board, names: Sequence[str], columns: int) -> list[tuple[Request, Answer]]:
-    """Return each request that the page may make of some runs, with the answer.
-
-    Args:
-        board: makes the answers.
-        names: the runs that the report holds.
-        columns: maximum number of steps of each series.
-    """
+    """Return each request that the page may make of some runs, with the answer."""
     listed = {"runs": [run for run in board.runs()["runs"] if run["name"] in names], "hint": ""}
     runs = [board.logged_run(name) for name in names]
     room = _Room()
@@ -111,10 +105,6 @@ class _Room:
 
 def pooled(value: Any, lists: dict[tuple[Any, ...], int]) -> Any:
     """Return an answer with a reference in place of each long list of numbers or texts, stored once in `lists`.
-
-    Args:
-        value: an answer or a part of it; numbers are rounded to DIGITS significant digits.
-        lists: list, as a tuple, to its number; new ones are added.
 
     >>> lists = {}
     >>> pooled({"steps": list(range(8)), "values": [[0.123456, None]]}, lists), lists

@@ -51,10 +51,7 @@ class Cache:
     """Keeps the most recently used values, the newest version of each, up to a total size in bytes.
 
     While one thread makes a value, others wait, so that nothing is made twice. `functools.lru_cache` does not wait, and
-    keeps all versions of a run that grows.
-
-    Args:
-        most_bytes: maximum size of all values together. A larger value is made anew each time.
+    keeps all versions of a run that grows. A value larger than `most_bytes` is made anew each time.
     """
 
     def __init__(self, most_bytes: float = math.inf) -> None:
@@ -66,14 +63,7 @@ class Cache:
     def get(
         self, key: Hashable, version: Hashable, make: Callable[[], Value], size_of: Callable[[Value], int]
     ) -> Value:
-        """Return the value of a key; make it if it is not kept in this version.
-
-        Args:
-            key: identifies the value.
-            version: its version; a value of another version is dropped.
-            make: makes the value.
-            size_of: returns its size in bytes.
-        """
+        """Return the value of a key; make it if it is not kept in this version."""
         with self._lock:
             kept, value, size = self._kept.pop(key, (None, None, 0))
             self.bytes -= size
@@ -129,15 +119,7 @@ def curves_of_layer(
     """Yield for JSON the curve of each row of a layer that has points, with the band of its kind (`_kind`).
 
     The band has only None without `has_band`, or where MAX_LAYER_BAND_CELLS leaves it out. A kind with too few rows has
-    the band of all rows of the series.
-
-    Args:
-        run: the run.
-        own: the rows of the layer, see `rows_of_layer`.
-        columns: maximum number of steps of each curve.
-        has_band: True to compute the band.
-        curves_of: reads a series, row to curve; without the band, only the layer's own rows are needed.
-        bands: the bands that are known; new ones are added.
+    the band of all rows of the series. Known `bands` are not computed again; new ones are added.
     """
     left = MAX_LAYER_BAND_CELLS
     for id, rows in own.items():
@@ -260,10 +242,6 @@ class Board:
     """Answers the page's requests from a source, with a method for each kind of request.
 
     Each raises a `RefusalError` for a run, series, layer or tag that does not exist.
-
-    Args:
-        source: the data.
-        cache: what was read before; of several sources, if need be.
     """
 
     def __init__(self, source: Source, cache: Cache | None = None) -> None:
@@ -294,11 +272,7 @@ class Board:
         )
 
     def logged_run(self, name: str) -> LoggedRun:
-        """Return what the run of this name holds.
-
-        Raises:
-            RefusalError: it does not exist or has no data of hookboard.
-        """
+        """Return what the run of this name holds; a `RefusalError` if it does not exist or has no data of hookboard."""
         source = self.source
         scalars, records = source.last_scalars(name).get(name, {}), source.last_tensors(run=name).get(name, {})
         if not is_of_hookboard(scalars, records):
@@ -345,14 +319,7 @@ class Board:
     def map(self, run: LoggedRun, series: str, columns: int, against: tuple[LoggedRun, str] | None = None) -> Answer:
         """Return the values of a series, rows by steps; with `against` also those of the same rows in another series.
 
-        Args:
-            run: the run.
-            series: the id of the series.
-            columns: maximum number of steps.
-            against: run and id of the series to compare with.
-
-        Returns:
-            In `values`, and in `against_values`, an iterator over the rows, for `packed_json`.
+        They are iterators over the rows, for `packed_json`.
         """
         one = _series(run, series)
         curves = self.curves(run, one)
@@ -390,12 +357,7 @@ class Board:
     def layer(self, run: LoggedRun, layer: str, columns: int, has_band: bool, bands: Bands | None = None) -> Answer:
         """Return what the page of a layer shows: its facts, statistics, histograms, pictures and verdicts.
 
-        Args:
-            run: the run.
-            layer: the name of the layer.
-            columns: maximum number of steps of each curve.
-            has_band: True for the band of each curve, for which all other layers are read too; that takes longer.
-            bands: the bands of the run that are known, see `curves_of_layer`.
+        With `has_band` all other layers are read too, which takes longer, see `curves_of_layer`.
         """
         if layer not in run.layers:
             raise no_such("layer", layer, run.layers)
@@ -417,11 +379,7 @@ class Board:
         return lambda one: _by_row(one, scalars) if one.tags else self.curves(run, one)
 
     def histogram(self, run: LoggedRun, tag: str) -> Answer:
-        """Return the edges and counts of a histogram at its steps; of more than MAX_HISTOGRAMS, TensorBoard chooses.
-
-        Raises:
-            RefusalError: the tag does not exist, or holds no histogram.
-        """
+        """Return the edges and counts of a histogram at its steps; of more than MAX_HISTOGRAMS, TensorBoard chooses."""
         points = self.source.tensors(run.name, [tag], HISTOGRAMS, MAX_HISTOGRAMS).get(tag)
         if points is None:
             raise no_such("histogram", tag, self.source.last_tensors(HISTOGRAMS, run.name).get(run.name, {}))
@@ -495,12 +453,6 @@ def _missed(
     """Return the rows of a series that another run lacks, as the keys of a dict.
 
     A row without a value is left out if the other run knows its layer too.
-
-    Args:
-        rows: the rows of the series in this run.
-        curves: their curves.
-        others: the rows of the series in the other run.
-        theirs: the curves of the other run.
     """
     there = set(others)
     lacking = (row for row in rows if row not in there and (row not in theirs or len(curves[row].steps)))

@@ -37,10 +37,7 @@ WIDTH = 100
 
 
 def main(given: Sequence[str] | None = None) -> int:
-    """Run the command.
-
-    Args:
-        given: its arguments; None for those of the process.
+    """Run the command, with these arguments or those of the process.
 
     Returns:
         The exit status: 1 if `verdicts` found an alarm; 2 for bad input, no command, or if `verdicts` found no alarm
@@ -66,10 +63,7 @@ def main(given: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of all commands.
-
-    The parsed arguments have, as `command`, the function to call with them; None if no command was given.
-    """
+    """Return the parser of all commands; its arguments have as `command` the function to call with them, or None."""
     made = argparse.ArgumentParser(
         prog="hookboard", description="Runs a script with a HealthMonitor, or shows what hookboard logged."
     )
@@ -212,10 +206,7 @@ def _print(lines: Iterable[str], file: object = None) -> None:
 
 
 def _verdict_lines(run: LoggedRun) -> list[str]:
-    """Return a run's headline and the paragraphs of its health record, as lines of at most WIDTH characters.
-
-    One line says so if HealthMonitor did not watch the run.
-    """
+    """Return a run's headline and the paragraphs of its health record, or that it has none, in lines."""
     if run.health is None:
         return [f"{run.name}: HealthMonitor did not watch this run."]
     lines = _wrapped(f"{run.name}: {run.health.headline}", "")

@@ -33,15 +33,10 @@ class _Multiplexer(EventMultiplexer):  # type: ignore[misc]  # TensorBoard has n
 
 
 def open_folders(folders: Sequence[str | os.PathLike[str]]) -> tuple[Board, list[str]]:
-    """Read the event files in some folders and below.
+    """Return what answers requests from the event files in some folders and below, and the names of their runs.
 
-    A run is named by its path from the parent of the folder, or from what the parents of several folders share.
-
-    Args:
-        folders: at least one.
-
-    Returns:
-        What answers requests from the data, and the names of the runs that have data of hookboard, in natural order.
+    A run is named by its path from the parent of the folder, or from what the parents of several folders share. The
+    names are in natural order.
 
     Raises:
         ValueError: a folder does not exist, or has a name that TensorBoard cannot read, or none has data of hookboard.
@@ -121,11 +116,7 @@ def _with_events(path: Path) -> Iterator[str]:
 
 
 def _existing(path: Path) -> Path:
-    """Return the path if it is a folder.
-
-    Raises:
-        ValueError: it is a file, or does not exist; then the error names folders like it, if there are any.
-    """
+    """Return the path if it is a folder; otherwise raise a ValueError that names folders like it."""
     if path.is_dir():
         return path
     if path.exists():

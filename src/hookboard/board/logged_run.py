@@ -107,9 +107,7 @@ class Series:
     Args:
         id: its name in URLs, such as "train/activation/std" or "health/dead_fraction".
         label: its name in the tab, such as "activation std".
-        stage: the stage.
         kind: the kind of tensor, see `RoleTraits.kind`; "health" for a health record.
-        statistic: the name of the statistic or quantity.
         scale: the axis scale that suits its values.
         tags: name of a layer or parameter to its scalar tag; empty for a health record.
     """
@@ -128,10 +126,6 @@ def read_tags(tags: Iterable[str], layers: Iterable[str] = ()) -> dict[str, Tag]
 
     Another program's `input_size/train` looks like one of ours. So a statistic that is not built in counts only if
     another tag of the same path has a built-in one, or if the path is a layer in hookboard's own record.
-
-    Args:
-        tags: the tags of a run.
-        layers: the names of the layers in the run's records.
     """
     read = {tag: said for tag in tags if (said := read_scalar_tag(tag)) is not None}
     known = {said.path for said in read.values() if said.statistic in SCALES} | set(layers)
@@ -139,11 +133,7 @@ def read_tags(tags: Iterable[str], layers: Iterable[str] = ()) -> dict[str, Tag]
 
 
 def series_of(read: Mapping[str, Tag]) -> dict[str, Series]:
-    """Group parsed tags into series: id, such as "train/activation/std", to series, by stage, kind and statistic.
-
-    Args:
-        read: tag to its parts, as `read_tags` returns it.
-    """
+    """Group parsed tags into series: id, such as "train/activation/std", to series, by stage, kind and statistic."""
     found: dict[tuple[str, str, str], Series] = {}
     for tag, said in read.items():
         key = (said.stage, said.kind, said.statistic)
@@ -192,7 +182,6 @@ class RunSummary:
     """What a list of runs says of one.
 
     Args:
-        name: its name.
         token: a text that changes with every new point.
         written: when its last point was written, in seconds since 1970.
         step: the last step of all its points.
@@ -244,7 +233,6 @@ class LoggedRun:
     """What the event files of a run hold, without the numbers.
 
     Args:
-        name: its name.
         token: a text that changes with every new point.
         last_step: the last step of everything that is shown.
         series: id to series.
@@ -313,11 +301,7 @@ class LoggedRun:
         return list(found)
 
     def _of_health(self, quantity: str) -> list[str]:
-        """Return the layers of the health record that have a value or a verdict.
-
-        A sick layer without a value, such as one that no gradient reaches, must be visible. A verdict on the whole
-        model, which has no name, makes no row.
-        """
+        """Return the layers of the health record that have a value or a verdict: a sick one may have no value."""
         assert self.health is not None
         has_value = ~np.isnan(self.health.values[quantity]).all(axis=1)
         judged = {verdict["module"] for verdict in self.health.verdicts} - {""}
@@ -336,14 +320,7 @@ def token_of(scalars: Mapping[str, LastPoint], records: Mapping[str, LastPoint])
 def read_run(
     source: Source, name: str, scalars: Mapping[str, LastPoint], records: Mapping[str, LastPoint]
 ) -> LoggedRun:
-    """Read the layers, series and health record of a run; the values of scalars are read later.
-
-    Args:
-        source: the data.
-        name: the name of the run.
-        scalars: its scalar tags.
-        records: the tags of its records.
-    """
+    """Read the layers, series and health record of a run; the values of scalars are read later."""
     layers_records, health, warnings = _records(source, name, records)
     orders = [*([health.layers] if health else []), *([f.name for f in r.layers] for r in layers_records)]
     facts = {layer: LayerFacts(layer) for layer in merged_order(orders)}
@@ -362,12 +339,7 @@ def read_run(
 
 
 def is_of_hookboard(scalars: Iterable[str], records: Iterable[str]) -> bool:
-    """Return True if a run with these tags has data for the hookboard tab: a record or a built-in statistic.
-
-    Args:
-        scalars: its scalar tags.
-        records: the tags of its tensors under the plugin name "hookboard".
-    """
+    """Return True if a run with these tags has data for the hookboard tab: a record or a built-in statistic."""
     return any(map(_is_record, records)) or any(
         said.statistic in SCALES for tag in scalars if (said := read_scalar_tag(tag))
     )
@@ -422,10 +394,7 @@ def _strings(tensor: np.ndarray) -> Sequence[bytes]:
 
 
 def _joined(known: LayerFacts, more: LayerFacts) -> LayerFacts:
-    """Merge two records of a layer: types and output of the first that has them, the parameters of both.
-
-    Where both have a parameter, the later record says whether it is frozen.
-    """
+    """Merge two records of a layer: types and output of the first that has them, the parameters of both."""
     return replace(
         known,
         types=known.types or more.types,

@@ -57,13 +57,7 @@ PAGE = """\
 
 
 def page_of(board: Board, names: Sequence[str], project: str = "") -> str:
-    """Return the HTML of a report.
-
-    Args:
-        board: answers from the data.
-        names: the runs that it holds.
-        project: the name of the project, for the heading. Default: the folder of the runs.
-    """
+    """Return the HTML of a report on these runs, headed by the name of the project, or by the folder of the runs."""
     rows = sum(series["rows"] for name in names for series in board.run(board.logged_run(name))["series"])
     columns = min(
         max((MAX_BYTES - len(packed_plotly()) * 4 // 3) // (BYTES_OF_CELL * max(rows, 1)), MIN_COLUMNS), MAX_COLUMNS
@@ -120,11 +114,7 @@ def modules() -> dict[str, str]:
 def joined(sources: Mapping[str, str]) -> str:
     """Return modules as one script, those first that others import: a page from a file cannot import a module.
 
-    Args:
-        sources: name to source. What FIRST does not import is left out.
-
-    Raises:
-        graphlib.CycleError: modules import each other.
+    What FIRST does not import is left out. Modules may not import each other.
 
     >>> print(joined({"report.js": 'import { one } from "./a.js";', "a.js": "export const one = 1;"}))
     "use strict";

@@ -37,11 +37,7 @@ MAX_COLUMNS = 2000
 
 
 class HookboardPlugin(base_plugin.TBPlugin):  # type: ignore[misc]  # TensorBoard has no types
-    """The tab "Hookboard".
-
-    Args:
-        context: what TensorBoard passes to each plugin.
-    """
+    """The tab "Hookboard"."""
 
     plugin_name = PLUGIN
 
@@ -164,14 +160,7 @@ def _file(path: Path) -> Callable[[Board, Request], Response]:
 
 
 def _response(request: Request, content: str | bytes, mime: str, **options: Any) -> Response:
-    """Return TensorBoard's response to a request, unpacked if the content is gzip and the browser does not accept it.
-
-    Args:
-        request: the request.
-        content: the body.
-        mime: its MIME type.
-        options: further arguments of `http_util.Respond`, such as `code` and `content_encoding="gzip"`.
-    """
+    """Return TensorBoard's response, unpacked if the content is gzip and the browser does not accept it."""
     response: Response = http_util.Respond(request, content, mime, **options)
     return response
 

@@ -16,12 +16,7 @@ from hookboard.base.records import MAX_NAME_CHARS, PLUGIN
 
 
 class RefusalError(ValueError):
-    """The request is wrong. The text says what was given and what is valid.
-
-    Args:
-        text: one sentence.
-        code: the HTTP status.
-    """
+    """The request is wrong. The text says what was given and what is valid, the code is the HTTP status."""
 
     def __init__(self, text: str, code: int = 400) -> None:
         super().__init__(text)
@@ -42,12 +37,7 @@ CURVES_AT_ONCE = 1000
 
 
 class Curve(NamedTuple):
-    """One number over steps.
-
-    Args:
-        steps: increasing, shape (points,), int64.
-        values: shape (points,), float64; not finite where the measured value was not.
-    """
+    """One number over increasing steps; not finite where the measured value was not."""
 
     steps: np.ndarray
     values: np.ndarray
@@ -71,14 +61,7 @@ def curve_of(steps: Iterable[int], values: Iterable[float]) -> Curve:
 def columns_for(curves: Iterable[Curve], most: int) -> np.ndarray:
     """Return the steps of a view's columns: evenly chosen from all steps, with the first and the last.
 
-    A column stands for the steps since the previous column.
-
-    Args:
-        curves: the curves to show.
-        most: maximum number of columns; a single one is the last step.
-
-    Returns:
-        Increasing steps, shape (columns,).
+    A column stands for the steps since the previous column. A single one is the last step.
     """
     steps, rest = np.zeros(0, np.int64), iter(curves)
     while some := [curve.steps for curve in itertools.islice(rest, CURVES_AT_ONCE)]:
@@ -90,12 +73,7 @@ def columns_for(curves: Iterable[Curve], most: int) -> np.ndarray:
 
 
 class Cells(NamedTuple):
-    """The values of a curve in the columns of a map.
-
-    Args:
-        values: shape (columns,).
-        is_there: True where there is a value, shape (columns,).
-    """
+    """The values of a curve in the columns of a map, and where there are any."""
 
     values: np.ndarray
     is_there: np.ndarray
@@ -104,9 +82,7 @@ class Cells(NamedTuple):
 def cells_of(curve: Curve, columns: np.ndarray) -> Cells:
     """Return the last value in each column, or the last non-finite one if there is any, so that none is missed.
 
-    Args:
-        curve: the curve.
-        columns: increasing steps, see `columns_for`. Points after the last column are left out.
+    Points after the last column are left out.
     """
     values, is_there = np.full(len(columns), np.nan), np.zeros(len(columns), dtype=bool)
     at = np.searchsorted(columns, curve.steps)
@@ -155,13 +131,7 @@ TAGS_AT_ONCE = 1000
 
 
 class LastPoint(NamedTuple):
-    """The last point of a tag.
-
-    Args:
-        step: its step.
-        wall_time: when it was written, in seconds since 1970.
-        value: of a scalar; otherwise NaN.
-    """
+    """The last point of a tag; its value is NaN if it is no scalar."""
 
     step: int
     wall_time: float
@@ -170,13 +140,7 @@ class LastPoint(NamedTuple):
 
 @dataclass(frozen=True)
 class Source:
-    """The data of one experiment, for one request. Tags of more than MAX_NAME_CHARS characters are left out.
-
-    Args:
-        provider: TensorBoard's data provider.
-        context: TensorBoard's context of the request.
-        experiment: the id of the experiment; "" for a log directory.
-    """
+    """The data of one experiment, for one request. Tags of more than MAX_NAME_CHARS characters are left out."""
 
     provider: Any
     context: Any
@@ -216,16 +180,9 @@ class Source:
     def tensors(
         self, run: str, tags: Collection[str], plugin: str, most: int
     ) -> dict[str, list[tuple[int, np.ndarray]]]:
-        """Return (step, tensor) pairs of each tag.
+        """Return (step, tensor) pairs of each tag that exists, or raise a `RefusalError` if they cannot be read.
 
-        Args:
-            run: the run.
-            tags: the tags; those that do not exist are left out.
-            plugin: the plugin that owns them.
-            most: maximum number of tensors of each tag. Of more, TensorBoard chooses this many, always with the last.
-
-        Raises:
-            RefusalError: one of them cannot be read as a tensor.
+        Of more than `most`, TensorBoard chooses this many, always with the last.
         """
         try:
             found = self._of_plugin("read_tensors", plugin, _filter(run, tags), most)
@@ -249,11 +206,7 @@ class Source:
         }
 
     def picture(self, key: str) -> bytes:
-        """Return the bytes of a picture.
-
-        Raises:
-            RefusalError: there is no such key.
-        """
+        """Return the bytes of a picture; a `RefusalError` if there is no such key."""
         try:
             return bytes(self.provider.read_blob(self.context, blob_key=key))
         except Exception as error:  # a key is opaque: providers raise what its parts lead them to
@@ -269,10 +222,7 @@ class Source:
         }
 
     def _ask(self, method: str, **options: Any) -> Any:
-        """Call a method of the data provider for this experiment; return None if it lacks the method or refuses.
-
-        To refuse is to raise TensorBoard's `PublicError`, as for an unknown run. Other errors propagate.
-        """
+        """Call a method of the data provider for this experiment; return None if it lacks the method or refuses."""
         ask = getattr(self.provider, method, None)
         try:
             return ask and ask(self.context, experiment_id=self.experiment, **options)
