@@ -19,11 +19,7 @@ T = TypeVar("T")
 def wrong(option: str, given: object, valid: str, otherwise: str | None = None) -> ValueError:
     """Return the error for an invalid argument.
 
-    Args:
-        option: the name of the argument.
-        given: its value.
-        valid: what is valid, in words.
-        otherwise: ends the hint "leave it out ...", as in "for no limit"; may be "". None if it must be given.
+    `otherwise` ends the hint "leave it out ...", as in "for no limit", and may be ""; None if it must be given.
 
     >>> wrong("samples", 0, "a whole number, 1 or more")
     ValueError('samples=0: pass a whole number, 1 or more.')
@@ -33,29 +29,14 @@ def wrong(option: str, given: object, valid: str, otherwise: str | None = None) 
 
 
 def check_switches(**given: object) -> None:
-    """Check arguments that are True or False.
-
-    Raises:
-        ValueError: an argument is neither.
-    """
+    """Check that arguments are True or False."""
     for option, value in given.items():
         if not isinstance(value, bool | np.bool_):
             raise wrong(option, value, "True or False")
 
 
 def check_whole(option: str, given: Any, least: int | None = 1, of: str = "", otherwise: str | None = None) -> None:
-    """Check that an argument is a whole number.
-
-    Args:
-        option: the name of the argument.
-        given: its value.
-        least: the smallest valid number; None if there is none.
-        of: what is counted, such as "optimizer steps".
-        otherwise: see `wrong`; if it is given, None is valid.
-
-    Raises:
-        ValueError: it is not a whole number, or too small.
-    """
+    """Check that an argument is a whole number of `of`; if `otherwise` is given (see `wrong`), None is valid too."""
     if given is None and otherwise is not None:
         return
     if not is_whole(given) or (least is not None and given < least):
@@ -75,18 +56,7 @@ def check_number(
     is_valid: Callable[[float], bool] = lambda number: True,
     otherwise: str | None = None,
 ) -> None:
-    """Check that an argument is a number.
-
-    Args:
-        option: the name of the argument.
-        given: its value.
-        valid: which numbers are valid, in words.
-        is_valid: returns True for a valid number; it is also called with NaN.
-        otherwise: see `wrong`; if it is given, None is valid.
-
-    Raises:
-        ValueError: it is not a number, or not a valid one.
-    """
+    """Check that an argument is a valid number, or None if `otherwise` is given; `is_valid` is called with NaN too."""
     if given is None and otherwise is not None:
         return
     if not is_number(given) or not is_valid(given):
@@ -109,60 +79,33 @@ def is_finite(given: Any) -> bool:
 
 
 def check_text(**given: object) -> None:
-    """Check arguments that are strings.
-
-    Raises:
-        ValueError: an argument is not a string.
-    """
+    """Check that arguments are strings."""
     for option, value in given.items():
         if not isinstance(value, str):
             raise wrong(option, value, "a string")
 
 
 def check_identifier(option: str, given: object) -> None:
-    """Check a name that becomes part of tags.
-
-    Raises:
-        ValueError: it is not made of letters, digits and underscores, or begins with a digit.
-    """
+    """Check a name that becomes part of tags: letters, digits and underscores."""
     if not isinstance(given, str) or not given.isidentifier():
         raise wrong(option, given, "a name made of letters, digits and underscores, such as 'near_zero'")
 
 
 def check_function(option: str, given: object, valid: str) -> None:
-    """Check that something can be called. A class cannot: most likely its parentheses were forgotten.
-
-    Raises:
-        ValueError: it cannot be called, or is a class.
-    """
+    """Check that something can be called. A class cannot: most likely its parentheses were forgotten."""
     if not callable(given) or isinstance(given, type):
         raise wrong(option, given, valid)
 
 
 def check_name(option: str, given: object, valid: Iterable[str]) -> None:
-    """Check an argument that takes one of several names.
-
-    Raises:
-        ValueError: it is none of them.
-    """
+    """Check an argument that takes one of several names."""
     valid = list(valid)
     if not isinstance(given, str) or given not in valid:
         raise unknown(option, given, valid)
 
 
 def chosen(option: str, given: str | Sequence[str], valid: Sequence[Name]) -> list[Name]:
-    """Check an argument that takes one name or several.
-
-    Args:
-        option: the name of the argument in the plural.
-        given: one name or several.
-        valid: all valid names.
-
-    Returns:
-        The given names, in the order of `valid`.
-
-    Raises:
-        ValueError: no name is given, or one is not in `valid`.
+    """Check an argument that takes one of the valid names or several; return them in the order of `valid`.
 
     >>> chosen("roles", "input", ["output", "input"])
     ['input']
@@ -174,11 +117,7 @@ def chosen(option: str, given: str | Sequence[str], valid: Sequence[Name]) -> li
 
 
 def check_differ(option: str, given: object, names: Sequence[str]) -> None:
-    """Check that no name occurs twice in `names`; the error quotes `given`, the argument that has the names.
-
-    Raises:
-        ValueError: one does.
-    """
+    """Check that no name occurs twice in `names`; the error quotes `given`, the argument that has the names."""
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise ValueError(f"{option}={quoted(given)}: {twice!r} is the name of two {option}; rename one.")
@@ -187,28 +126,13 @@ def check_differ(option: str, given: object, names: Sequence[str]) -> None:
 def check_list(
     option: str, given: Any, is_valid: Callable[[Any], bool], valid: str, otherwise: str | None = None
 ) -> None:
-    """Check a list, or another sequence, with at least one element.
-
-    Args:
-        option: the name of the argument.
-        given: its value.
-        is_valid: returns True for a valid element.
-        valid: what is valid, in words.
-        otherwise: see `wrong`. None is no valid value of the argument in any case.
-
-    Raises:
-        ValueError: it is not a list, it is empty, or an element is invalid.
-    """
+    """Check a list, or another sequence, with at least one element, each of which is valid; None is not."""
     if not is_list(given) or not given or not all(map(is_valid, given)):
         raise wrong(option, given, valid, otherwise)
 
 
 def check_normalization(mean: Sequence[float] | None, std: Sequence[float] | None) -> None:
-    """Check the mean and standard deviation that pictures were normalized with, one number per channel.
-
-    Raises:
-        ValueError: only one is given, they differ in length, or one is not a list of finite numbers, in `std` above 0.
-    """
+    """Check the mean and standard deviation that pictures were normalized with, one number per channel."""
     if mean is not None:
         check_list("mean", mean, is_finite, "a list with a number for each channel", "together with std")
     if std is not None:
@@ -224,20 +148,7 @@ def is_list(given: object) -> bool:
 
 
 def several(option: str, given: Any, kinds: Any, valid: str, otherwise: str | None = None) -> list[Any]:
-    """Check an argument that takes one value or a list of values.
-
-    Args:
-        option: the name of the argument.
-        given: its value.
-        kinds: the class of each value, or a tuple of classes, as for `isinstance`.
-        valid: what is valid, in words.
-        otherwise: see `wrong`. None is no valid value of the argument in any case.
-
-    Returns:
-        A list of the values.
-
-    Raises:
-        ValueError: a value is of another class, or the list is empty.
+    """Check an argument that takes one value of these kinds or a list of them, not empty; return the list.
 
     >>> several("types", "Conv2d", str, "the name of a class, or several in a list")
     ['Conv2d']
@@ -249,15 +160,7 @@ def several(option: str, given: Any, kinds: Any, valid: str, otherwise: str | No
 
 
 def object_at(path: str, kind: type[T], what: str) -> T:
-    """Import the object at a dotted path.
-
-    Args:
-        path: module and attribute, joined by a dot.
-        kind: the class that it must be an instance of.
-        what: what it is for the user, used in errors: "rule", "statistic".
-
-    Raises:
-        ValueError: the path cannot be imported, or the object is not a `kind`.
+    """Import the object at a dotted path, which must be of this kind; errors name it by `what` it is for the user.
 
     >>> object_at("math.pi", float, "number")
     3.141592653589793

@@ -47,9 +47,7 @@ def finished(steps: Steps[T]) -> T:
 class Patience:
     """The time that the training thread waits for other processes, shared by all callbacks of a run.
 
-    Args:
-        seconds: how long `wait_for` waits. Once it has waited in vain, each further call waits for at most a second,
-            until one succeeds.
+    Once `wait_for` has waited in vain, each further call waits for at most a second, until one succeeds.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -87,10 +85,8 @@ class Jobs:
     """Runs jobs one after another, as far as they can go on.
 
     An error ends its job, and `on_fault` gets it. Inside a job, no method waits. A copied or unpickled `Jobs` is empty.
-
-    Args:
-        patience: how long to wait for a job; None for no limit. If that was in vain, all unfinished jobs are dropped,
-            and `on_fault` of the first gets a TimeoutError: it may wait for a process that has ended.
+    If its patience ends in vain, all unfinished jobs are dropped, and `on_fault` of the first gets a TimeoutError: it
+    may wait for a process that has ended.
     """
 
     def __init__(self, patience: Patience | None = None) -> None:
@@ -112,13 +108,7 @@ class Jobs:
         return min((job.step for job in self._unfinished), default=math.inf)
 
     def add(self, steps: Steps[None], on_fault: OnFault, step: int) -> None:
-        """Begin a job, when those before it have finished, and wait while there are too many.
-
-        Args:
-            steps: the job.
-            on_fault: called with an error in the job; it may raise.
-            step: the optimizer step that the job belongs to.
-        """
+        """Begin a job, when those before it have finished, and wait while there are too many; `on_fault` may raise."""
         self._unfinished.append(_Job(steps, on_fault, step))
         _waited(lambda: self._has_at_most(MANY_JOBS), PAUSE_SECONDS)
         self._wait(TOO_MANY_JOBS)

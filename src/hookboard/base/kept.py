@@ -102,11 +102,7 @@ def state_of(value: Any) -> dict[str, Any]:
 
 
 def set_state(owners: Mapping[str, Lasting], state: Mapping[str, Any]) -> None:
-    """Set the attributes of objects to what a checkpoint has kept.
-
-    Args:
-        owners: the objects by name; those that the checkpoint does not have stay as they are.
-        state: what `state_of` returned for objects of the same classes, also by name.
+    """Set the attributes of objects to what `state_of` returned; those that it does not have stay as they are.
 
     Raises:
         ValueError: the state is damaged, or does not fit together. All objects are as before.

@@ -75,10 +75,7 @@ def rank_zero_warn(text: str) -> None:
 
 
 def inform(text: str) -> None:
-    """Log a line of information that begins with "hookboard:", in the first process only.
-
-    Lightning's own lines go to the same logger.
-    """
+    """Log a line that begins with "hookboard:", to the logger of Lightning's own lines, in the first process only."""
     _log(logging.INFO, text)
 
 
@@ -112,10 +109,7 @@ def _log(level: int, text: str) -> None:
 
 
 def ask_for_rank(is_rank_zero: Callable[[], bool]) -> None:
-    """Set the function that tells whether this is the first process of a run.
-
-    Without it, every process counts as the first.
-    """
+    """Set the function that tells whether this is the first process of a run; until then, every process is."""
     global _is_rank_zero
     _is_rank_zero = is_rank_zero
 
@@ -124,12 +118,7 @@ _is_rank_zero: Callable[[], bool] = lambda: True  # noqa: E731  # `ask_for_rank`
 
 
 def warn_switched_off(what: str, error: Exception) -> None:
-    """Warn that something is no longer measured or written.
-
-    Args:
-        what: what is switched off, the subject of the sentence.
-        error: the error that caused it.
-    """
+    """Warn that something, the subject of the sentence, is no longer measured or written."""
     cause = f"{type(error).__name__}: {error}{_place_of(error)}"
     warn(f"{what} is switched off from now on; everything else continues. Cause: {cause}")
 
@@ -171,11 +160,7 @@ def unknown(kind: str, given: object, valid: Iterable[str]) -> ValueError:
 
 
 class Named(dict[str, T]):
-    """Values by name. A name that it does not have is an error with the closest ones.
-
-    Args:
-        kind: what is named, for the error.
-    """
+    """Values by name. A name that it does not have is an error with the closest ones."""
 
     def __init__(self, kind: str, values: Iterable[tuple[str, T]]) -> None:
         super().__init__(values)

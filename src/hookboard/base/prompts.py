@@ -34,14 +34,7 @@ def escaped_html(text: str) -> Markup:
 
 
 def image_html(data: bytes, mime: str, alt: str, style: str = "") -> Markup:
-    """Return an `img` element that holds the encoded image.
-
-    Args:
-        data: the encoded image.
-        mime: its media type, such as "image/png".
-        alt: what it shows, for those who do not see it.
-        style: CSS.
-    """
+    """Return an `img` element that holds the encoded image."""
     source = f"data:{mime};base64,{base64.b64encode(data).decode()}"
     return Markup(f'<img src="{source}" alt="{html.escape(alt)}" style="{style}">')
 
@@ -75,12 +68,7 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 class ShownText(str):
-    """A text that is printed as it is at a prompt, and shown as HTML in a notebook.
-
-    Args:
-        text: the text.
-        as_html: returns the HTML.
-    """
+    """A text that is printed as it is at a prompt, and shown as HTML in a notebook."""
 
     as_html: Callable[[], str]
 

@@ -47,12 +47,7 @@ def has_process_group() -> bool:
 
 
 def gathered(mine: T, device: torch.device) -> list[T]:
-    """Return the objects of all ranks, in rank order, over the default process group. Every rank must call this.
-
-    Args:
-        mine: the object of this rank.
-        device: the device that this rank trains on.
-    """
+    """Return the objects of all ranks, in rank order, over the default process group. Every rank must call this."""
     everyones = [mine] * dist.get_world_size()
     # NCCL sends them by way of the current device, which for a program that sets none is the first one on every rank.
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
@@ -88,11 +83,8 @@ class Ranks:
     def at(self, point: str, exchange: Steps[T]) -> Steps[T]:
         """Take the steps of `exchange`, after checking that all ranks have given the same name as `point`.
 
-        If it fails, this rank takes no further part: what it would exchange next would not be what the others
-        exchange, and gloo aborts a process that receives more than it expects.
-
-        Raises:
-            RanksLostError: a rank does not take part, or is at another point.
+        If it fails, with a `RanksLostError`, this rank takes no further part: what it would exchange next would not be
+        what the others exchange, and gloo aborts a process that receives more than it expects.
         """
         self._is_exchanging = True
         try:
@@ -118,9 +110,6 @@ class Ranks:
 
         The result is the same on every rank to the bit. A rank sends, receives and holds about twice its own numbers,
         however many ranks there are.
-
-        Raises:
-            RanksLostError: a rank does not take part.
         """
         parts, found = parts_of(merging, None)
         while parts is not None:
@@ -158,11 +147,7 @@ class Ranks:
         self._connected()  # raises if this rank has left meanwhile
 
     def gather(self, mine: T) -> Steps[list[T]]:
-        """Return the objects of all ranks, in rank order. Meant for what is small and rare.
-
-        Raises:
-            RanksLostError: a rank does not take part.
-        """
+        """Return the objects of all ranks, in rank order. Meant for what is small and rare."""
         own = torch.frombuffer(bytearray(pickle.dumps(mine)), dtype=torch.uint8)
         (longest,) = yield from self._largest(len(own))
         padded = torch.cat([own, own.new_zeros(int(longest) - len(own))])
@@ -220,11 +205,7 @@ def _are_over(works: Iterable[Any]) -> bool:
 def connected(device: torch.device) -> tuple[Ranks | None, str]:
     """Connect the ranks. Every rank must call this.
 
-    Args:
-        device: the device that this rank trains on.
-
-    Returns:
-        The ranks and ""; if not every rank could be connected, None and the reason, the same on every rank.
+    Returns them and ""; if not every rank could be connected, None and the reason, the same on every rank.
     """
     ranks, fault = None, ""
     try:
@@ -254,14 +235,8 @@ def _lost(error: RuntimeError) -> RanksLostError:
 def own_part(tensor: Tensor, *, is_replicated: bool, rank: int) -> Tensor | None:
     """Return the part of a tensor that this rank measures, so that all ranks together measure each element once.
 
-    Args:
-        tensor: a plain tensor or a DTensor.
-        is_replicated: True if a plain tensor is the same on all ranks, as a parameter is; False if it comes from this
-            rank's own data.
-        rank: the number of this process.
-
-    Returns:
-        A plain tensor; None if another rank measures it.
+    A plain tensor that `is_replicated` is the same on all ranks, as a parameter is; otherwise it is of this rank's own
+    data. None if another rank measures it.
 
     Raises:
         RuntimeError: a DTensor holds partial sums. Adding them up takes a collective in the middle of the model, which

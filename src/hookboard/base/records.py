@@ -49,7 +49,6 @@ class LayerFacts:
     """What a record holds of one module: its types and shapes.
 
     Args:
-        name: its dotted name.
         types: the full names of its class and of its base classes, up to but without `torch.nn.Module`.
         output: the shape of its first output at the first due step; None if it is not known.
         parameters: the shape of each parameter that it owns itself, by dotted name.
@@ -65,13 +64,7 @@ class LayerFacts:
 
 @dataclass(frozen=True)
 class LayersRecord:
-    """A record of the modules that a callback measures.
-
-    Args:
-        callback: the name of its class.
-        every_n_steps: how many optimizer steps lie between two due steps.
-        layers: the modules, in the order in which they first ran.
-    """
+    """A record of the modules that a callback measures, in the order in which they first ran."""
 
     callback: str
     every_n_steps: int
@@ -87,11 +80,8 @@ class HealthRecord:
     """A record of what `HealthMonitor` has measured and found in the run so far; each replaces the one before.
 
     Args:
-        every_n_steps: how many optimizer steps lie between two looks.
         headline: how many verdicts there are, in one sentence.
         verdicts: worst first: the fields of `hookboard.Verdict`.
-        layers: the names of the layers, in the order in which they run.
-        steps: the optimizer step of each column of `values`.
         values: name of a quantity to one number for each layer and step, shape (layers, steps), stored as float32. NaN
             where nothing was measured, infinity where what was measured was not finite.
         cards: which verdicts are shown as one, as indices into `verdicts`: each card has `alike`, of which the first is
@@ -119,11 +109,7 @@ class HealthRecord:
 
 
 def layers_record(strings: Sequence[bytes]) -> LayersRecord:
-    """Read a `LayersRecord` from the strings that its method `strings` returned.
-
-    Raises:
-        ValueError: the strings are damaged, are not such a record, or have a newer version.
-    """
+    """Read a `LayersRecord` from its strings; ValueError if they are damaged, another record, or of a newer version."""
     given = _read(strings)
     try:
         layers = tuple(
@@ -142,11 +128,7 @@ def layers_record(strings: Sequence[bytes]) -> LayersRecord:
 
 
 def health_record(strings: Sequence[bytes]) -> HealthRecord:
-    """Read a `HealthRecord` from the strings that its method `strings` returned.
-
-    Raises:
-        ValueError: the strings are damaged, are not such a record, or have a newer version.
-    """
+    """Read a `HealthRecord` from its strings; ValueError if they are damaged, another record, or of a newer version."""
     given = _read(strings)
     try:
         layers, steps = _names(given["layers"]), tuple(map(as_int64, given["steps"]))
@@ -166,11 +148,7 @@ def health_record(strings: Sequence[bytes]) -> HealthRecord:
 
 
 def health_outline(strings: Sequence[bytes]) -> tuple[list[str], bool]:
-    """Read of a `HealthRecord` the severity of each verdict and `is_over`.
-
-    Raises:
-        ValueError: the strings are damaged, are not such a record, or have a newer version.
-    """
+    """Read of a `HealthRecord` the severity of each verdict and `is_over`; ValueError as in `health_record`."""
     given = _read(strings)
     try:
         return [str(verdict["severity"]) for verdict in given["verdicts"]], bool(given.get("is_over"))
@@ -179,11 +157,7 @@ def health_outline(strings: Sequence[bytes]) -> tuple[list[str], bool]:
 
 
 def as_int64(given: Any) -> int:
-    """Convert a value by `int(given)`, checking that it fits 64 bits, as steps in TensorBoard must.
-
-    Raises:
-        ValueError, TypeError, OverflowError: `int` does not take it, or it does not fit.
-    """
+    """Convert a value by `int(given)`, whose errors it raises; an OverflowError beyond 64 bits, TensorBoard's limit."""
     return int(np.int64(int(given)))
 
 

@@ -22,8 +22,7 @@ Merging = Generator[Sequence[Part], Sequence[Tensor], T]
 def parts_of(merging: Merging[T], combined: Sequence[Tensor] | None) -> tuple[Sequence[Part] | None, T | None]:
     """Go on with a merge, given the combined numbers of the last round (None before the first).
 
-    Returns:
-        The parts of the next round, and None; after the last round, None and what the merge returns.
+    Returns the parts of the next round, and None; after the last round, None and what the merge returns.
     """
     try:
         return merging.send(combined), None  # type: ignore[arg-type]  # only the first time it is None
@@ -40,12 +39,7 @@ def run(merging: Merging[T], combine: Callable[[Kind, Tensor], Tensor]) -> T:
 
 
 def by_owner(owner: Tensor, owners: int) -> Callable[[Kind, Tensor], Tensor]:
-    """Return the function that combines the rows of each owner, for `run`.
-
-    Args:
-        owner: shape (n,), int64: the index of the result that each row belongs to.
-        owners: how many results there are.
-    """
+    """Return the function that combines the rows of each owner, for `run`."""
 
     def combine(kind: Kind, numbers: Tensor) -> Tensor:
         shape = owners, numbers.shape[1]
