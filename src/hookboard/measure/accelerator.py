@@ -71,13 +71,7 @@ LONG_COMPILE_SECONDS = 1.0
 
 
 class Job(NamedTuple):
-    """What is measured in a launch.
-
-    Args:
-        values: the tensor, of a dtype in `DTYPES`.
-        minus: a tensor that is subtracted from it, of the same dtype and without gaps; None for none.
-        shape: how the tensor lies in memory.
-    """
+    """What is measured in a launch: the values, `minus` those of a tensor of the same dtype that has no gaps."""
 
     values: Tensor
     minus: Tensor | None
@@ -102,7 +96,6 @@ class Target(NamedTuple):
     """Where the results of a job go.
 
     Args:
-        job: what is measured.
         rows: its rows, shape (job.rows, WIDTH), float64, contiguous: they are merged with.
         is_fresh: True if the rows hold nothing yet: they are overwritten.
         counts: the bins of the values are added to it, shape (BINS,), int64, contiguous; None for no bins. Those of NaN
@@ -158,16 +151,11 @@ def has_kernels(device: torch.device) -> bool:
 
 
 def job_of(tensor: Tensor, dim: int | None = None, minus: Tensor | None = None) -> Job | None:
-    """Return how the kernels read a tensor; None if they cannot.
+    """Return how the kernels read a detached tensor, less `minus`; None if they cannot.
 
     They read plain tensors with a dtype of `DTYPES` that have no gaps, or gaps only between the parts of their first
-    dimension, as `weight[::4]` has. Others are copied first, unless their dtype has values that float32 has not.
-
-    Args:
-        tensor: detached; of any kind.
-        dim: the dimension of its channels, each of which gets a row (of very many every k-th, see `channel_stride`);
-            None, or one that the tensor does not have, for no channels.
-        minus: is to be subtracted from the tensor.
+    dimension, as `weight[::4]` has. Others are copied first, unless their dtype has values that float32 has not. The
+    channels along `dim` get a row each, or of very many every k-th, see `channel_stride`.
 
     Raises:
         TypeError: the memory of the tensor has been freed.
@@ -191,15 +179,9 @@ def job_of(tensor: Tensor, dim: int | None = None, minus: Tensor | None = None) 
 
 
 def measure_into(target: Target, *, with_abs_mean: bool, scale: Tensor | None = None) -> bool:
-    """Measure a tensor, and merge it into its rows, in one launch, on the current stream of its device.
+    """Measure a tensor, divided by `scale` in float32, and merge it into its rows, in one launch on the current stream.
 
-    Args:
-        target: what is measured, and where the results go. It has no `minus`.
-        with_abs_mean: whether to measure `abs_mean`; otherwise that column is 0.
-        scale: the values are divided by this first, in float32, shape (), float32, on the same device.
-
-    Returns:
-        Whether that worked; otherwise nothing has changed.
+    Returns whether that worked; otherwise nothing has changed. The job has no `minus`.
     """
     job, rows, is_fresh, counts = target
     values, shape = job.values, job.shape
@@ -227,13 +209,7 @@ def measure(tensor: Tensor, dim: int | None = None, *, with_abs_mean: bool) -> t
 def measure_all_into(targets: Iterable[Target], *, with_abs_mean: bool, scale: Tensor | None = None) -> list[Target]:
     """Do what `measure_into` does with many tensors of one device, in a launch for each dtype, layout and alignment.
 
-    Args:
-        targets: what is measured, and where the results go; no two have the same rows.
-        with_abs_mean: as in `measure_into`.
-        scale: as in `measure_into`.
-
-    Returns:
-        The targets for which that did not work: nothing has changed there.
+    No two may have the same rows. Returns the targets for which that did not work: nothing has changed there.
     """
     alike: dict[tuple[object, ...], list[tuple[Target, Way]]] = {}
     for target in targets:
@@ -319,9 +295,6 @@ class Way(NamedTuple):
 
     Args:
         programs: how many measure each group of channels.
-        groups: how many groups of channels there are.
-        scratch: the rows of scratch that this takes.
-        constants: those of the kernel.
         variant: the device, the dtype and the constants: which kernel is launched, but for the alignment of pointers.
     """
 
@@ -347,17 +320,7 @@ def _way(
     with_abs_mean: bool,
     has_scale: bool,
 ) -> Way:
-    """Return how tensors of a shape are measured.
-
-    Args:
-        shape: how they lie in memory.
-        dtype: their dtype.
-        device: their device.
-        is_at_16: whether they begin at multiples of 16 bytes, and so does what is subtracted from them.
-        has_bins: whether their bins are counted.
-        with_abs_mean: whether the column `abs_mean` is filled.
-        has_scale: whether they are divided.
-    """
+    """Return how tensors of a shape are measured; `is_at_16` if all begin at multiples of 16 bytes."""
     tiles = _tiles(shape.layout, dtype, has_bins)
     programs, groups = _grid(shape, tiles, device, has_bins)
     constants = {
@@ -405,9 +368,9 @@ def _grid(shape: Shape, tiles: _Tiles, device: torch.device, has_bins: bool) -> 
 
 
 def _has_aligned_groups(shape: Shape, vector: int) -> bool:
-    """Return True if the groups of `vector` values that threads load begin at multiples of 16 bytes, if the first does.
+    """Return True if each group of `vector` values that threads load begins at a multiple of 16 bytes.
 
-    Then so do all runs and channels.
+    So it does if the tensor begins at one, and all runs and channels do too.
     """
     if shape.layout == LAST:
         return shape.channels % vector == 0
@@ -432,10 +395,9 @@ def new_bins(count: int, device: torch.device) -> Tensor:
 
 
 def _workspace(device: torch.device, rows: int, groups: int, copies: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what the kernels need on the current stream.
+    """Return scratch of at least `rows` rows, more than `groups` counters and `copies` of the bins, of this stream.
 
-    Returns:
-        Scratch of at least `rows` rows; more than `groups` counters; `copies` of the bins. All but the first are 0.
+    All but the scratch are 0.
     """
     stream = (device, stream_number(device) if device.type == "cuda" else 0)
     found = _state.workspaces.get(stream)
@@ -509,10 +471,7 @@ def _launch(
 def _compiled(
     name: str, grid: tuple[int, int, int], arguments: Sequence[Any], constants: dict[str, Any]
 ) -> Callable[..., object]:
-    """Launch a variant for the first time, which compiles it, and return a function that launches it from then on.
-
-    That one takes the grid, the tensors, their addresses, and the numbers.
-    """
+    """Launch a variant for the first time, which compiles it, and return a function that launches it from then on."""
     start, kernel = time.perf_counter(), getattr(_kernels(), name)
     fixed = options(8 if constants["HAS_BINS"] else 4)
     compiled = kernel[grid](*arguments, **constants, **fixed)

@@ -12,14 +12,7 @@ from hookboard.measure.packet import SiteNumbers
 
 
 class RowsAt(NamedTuple):
-    """Where the numbers of a site are.
-
-    Args:
-        slab: which slab of rows.
-        start: the first of its rows there: that of the site, then those of its channels.
-        channels: the number of channels; 0 without rows of channels.
-        rows: these rows.
-    """
+    """The rows of a site: where they begin in a slab, that of the site first, then those of its channels."""
 
     slab: int
     start: int
@@ -28,11 +21,9 @@ class RowsAt(NamedTuple):
 
 
 class Contents(NamedTuple):
-    """Where the numbers of the sites are in what an arena sends to the host.
+    """Where the numbers of the sites are in what an arena sends to the host: slabs of rows, then those of bins.
 
     Args:
-        slabs: the number of slabs of rows, which come first; those of bins follow.
-        places: by site, where its rows are.
         bins_of: by site, where its bins are: the slab, and the row in it.
         has_common: by site that was measured, whether all its tensors had the same channels.
     """
@@ -63,12 +54,7 @@ class Contents(NamedTuple):
 
 
 class Slabs:
-    """Memory for the rows, or bins, of sites: one tensor, and further ones while it is too small.
-
-    Args:
-        new: makes a tensor of so many rows.
-        least: the rows of the first one.
-    """
+    """Memory for the rows, or bins, of sites: one tensor of at least `least` rows, and further ones when it is full."""
 
     def __init__(self, new: Callable[[int], Tensor], least: int) -> None:
         self._new = new
@@ -104,9 +90,6 @@ class Arena:
 
     So calls of a module need no memory of their own, and a flush is a copy of a few tensors, however many sites there
     are. One thread at a time may use it.
-
-    Args:
-        device: the accelerator.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -125,15 +108,9 @@ class Arena:
     def measure(
         self, jobs: Sequence[tuple[int, Job, bool]], *, with_abs_mean: bool, scale: Tensor | None
     ) -> Sequence[int]:
-        """Merge tensors of different sites into their rows and bins, in a few launches.
+        """Merge tensors of different sites, divided by `scale`, into their rows and bins, in a few launches.
 
-        Args:
-            jobs: the index of the site, the tensor, and whether to count bins.
-            with_abs_mean: whether the column `abs_mean` is filled.
-            scale: the tensors are divided by this first, shape (), float32, on the device.
-
-        Returns:
-            Which of them could not be measured.
+        A job is the index of a site, the tensor, and whether to count bins. Returns those that could not be measured.
         """
         targets = list[Target]()
         failed: set[int] | None = None

@@ -19,13 +19,7 @@ class Backend(Protocol):
     def measure(
         self, tensor: Tensor, dim: int | None = None, *, with_abs_mean: bool
     ) -> tuple[Row | None, ChannelRows | None] | None:
-        """Return the row of a tensor, and the rows of its channels; None if the kernels cannot read it.
-
-        Args:
-            tensor: of any kind.
-            dim: the dimension of its channels; None for no channels.
-            with_abs_mean: whether to measure `abs_mean`; otherwise that column is 0.
-        """
+        """Return the row of any tensor, and those of its channels along `dim`; None if the kernels cannot read it."""
 
 
 KERNELS: tuple[Backend, ...] = (native, accelerator)
@@ -72,13 +66,7 @@ def row_of(values: Values, wanted: frozenset[str]) -> Row:
 
 
 def rows_of(tensor: Tensor, dim: int, wanted: frozenset[str]) -> tuple[Row, ChannelRows]:
-    """Return the row of a tensor, and the rows of its channels, shape (channels, WIDTH), on its device.
-
-    Args:
-        tensor: plain, dense and real, of any dtype and order in memory.
-        dim: the dimension of the channels, not negative.
-        wanted: the columns to fill.
-    """
+    """Return the row of a plain, dense and real tensor, and the rows of its channels, shape (channels, WIDTH)."""
     if tensor.is_cpu:
         tensor = _as_float(tensor)
     found = by_kernel(tensor, dim, wanted)
@@ -89,11 +77,7 @@ def rows_of(tensor: Tensor, dim: int, wanted: frozenset[str]) -> tuple[Row, Chan
 
 
 def by_kernel(tensor: Tensor, dim: int | None, wanted: frozenset[str]) -> tuple[Row, ChannelRows | None] | None:
-    """Return what a kernel measures of a plain tensor.
-
-    Returns:
-        None if no kernel can read it, or if float64 cannot hold the squares of its values.
-    """
+    """Return what a kernel measures of a plain tensor; None if none can read it, or squares exceed float64."""
     for kernel in KERNELS:
         found = kernel.measure(tensor, dim, with_abs_mean="abs_mean" in wanted)
         if found is not None and found[0] is not None:
@@ -182,13 +166,7 @@ def _squares_about(mean: float, total: float, wide: Tensor) -> float:
 
 
 def rows_of_channels(tensor: Tensor, dim: int, wanted: frozenset[str]) -> Tensor:
-    """Return the row of each channel by torch's operations, on any device, shape (channels, WIDTH), float64.
-
-    Args:
-        tensor: plain, dense and real.
-        dim: the dimension of the channels, not negative.
-        wanted: the columns to fill.
-    """
+    """Return the row of each channel of a plain, dense and real tensor, shape (channels, WIDTH), float64, anywhere."""
     if not tensor.numel():
         return _empty_rows(tensor.shape[dim], tensor.device)
     if tensor.numel() > BLOCK and tensor.dim() > 1:
@@ -205,11 +183,6 @@ def _rows_of_block(block: Tensor, dim: int, wanted: frozenset[str]) -> Tensor:
 
     Values are taken as float32 (float64 and integers as float64) in units of the channel's largest one, so that no
     difference overflows; they are summed in float64.
-
-    Args:
-        block: real, of any shape, not empty.
-        dim: the dimension whose indices are the channels, not negative.
-        wanted: the columns to fill.
     """
     wide = torch.float64
     block = block.unsqueeze(-1)  # reductions over no dimension at all would be over every dimension

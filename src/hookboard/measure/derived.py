@@ -22,10 +22,8 @@ class MergedSite:
     """Everything measured of one site, merged over all its tensors of a step.
 
     Args:
-        moments: the merged moments.
         bins: the counts of the values, shape (BINS,); None if they were not counted.
         channels: the moments of each channel, shape (channels, WIDTH); None if there are none.
-        dtype: the dtype of the tensors; None if unknown.
     """
 
     moments: Moments
@@ -42,7 +40,6 @@ class DerivedStatistic(NamedTuple):
         value: takes what was measured of a site and returns the statistic; None if the site has no such statistic.
         about: its formula, or a definition in words, for docs/statistics.md.
         why_not: why a site may have no such statistic, used in messages.
-        scale: the scale of a chart's axis that suits its values.
     """
 
     needs: frozenset[str]
@@ -62,11 +59,7 @@ def _quantile(share: float) -> Callable[[MergedSite], float | None]:
 
 
 def _dead_share(channels: np.ndarray) -> float:
-    """Return the share of channels with only zeros among those with a finite value; NaN if there are none of these.
-
-    Args:
-        channels: shape (channels, WIDTH): the row of each.
-    """
+    """Return the share of channels with only zeros among those with a finite value; NaN if there are none of these."""
     finite = channels[:, _COUNT]
     seen = finite > 0
     dead = (channels[:, _ZEROS] == finite) & (channels[:, _NAN : _NEGINF + 1].sum(axis=1) == 0)
@@ -78,12 +71,9 @@ def _dead_fraction(merged: MergedSite) -> float | None:
 
 
 def _underflow(dtype: torch.dtype | None) -> Callable[[MergedSite], float | None]:
-    """Return a function that computes the share of nonzero values smaller than the smallest normal number of a dtype.
+    """Return what computes the share of nonzero values below the smallest normal number of a dtype (or of the site's).
 
-    The function returns None for float64, for a dtype that is no float, and if the values were not counted into bins.
-
-    Args:
-        dtype: the dtype; None for that of the site's tensors.
+    That gives None for float64, for a dtype that is no float, and if the values were not counted into bins.
     """
 
     def value(merged: MergedSite) -> float | None:

@@ -23,13 +23,9 @@ class Receiver(Protocol):
     """What a graph sends its tensors to: a tap of `hookboard.measure`."""
 
     def receive(self, role: Role, path: str, tensor: Tensor | None, cause: str) -> None:
-        """Receive a tensor of a call of the module.
+        """Receive a detached tensor of a call of the module; None, with the cause, if there is none to send.
 
-        Args:
-            role: the role of the tensor.
-            path: its index or key if there are several, as in `Site.index`.
-            tensor: the detached tensor; None if there is none to send.
-            cause: why not; "" with a tensor, or if only the fact that the module was called is sent.
+        The cause is "" if only the fact that the module was called is sent.
         """
 
 
@@ -73,9 +69,7 @@ RETURNED = "the module returned its input, whose gradient a compiled graph canno
 class GraphEnd:
     """The hooks of a tap that torch.compile traces into a graph; the graph holds this object instead of the tap.
 
-    Args:
-        receiver: the tap. It is referenced weakly, because a graph may live longer.
-        module: the module that is hooked. No reference to it is kept.
+    It refers weakly to the tap, because a graph may live longer, and not at all to the module.
     """
 
     def __init__(self, receiver: Receiver, module: nn.Module) -> None:
@@ -94,12 +88,7 @@ class GraphEnd:
             self._backward_key = torch.tensor([number], device="cpu")
 
     def before(self, roles: Collection[Role], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Forward pre-hook: sends the inputs to the tap if `roles` has "input".
-
-        Returns:
-            For "grad_input" the (args, kwargs) to call the module with, whose gradients go to the tap when they are
-            computed; None if nothing is to be replaced.
-        """
+        """Forward pre-hook: send the inputs to the tap; for "grad_input" return the arguments to call with instead."""
         if in_transform():
             return None
         tensors = list(tensors_in(named_inputs(args, kwargs)))
@@ -116,12 +105,7 @@ class GraphEnd:
         return self._with_gradients_shown("grad_input", (args, kwargs), tensors, [])
 
     def after(self, roles: Collection[Role], args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> Any:
-        """Forward hook: tells the tap of the call, and sends the output if `roles` has "output".
-
-        Returns:
-            For "grad_output" the output to return instead, whose gradients go to the tap when they are computed; None
-            if nothing is to be replaced.
-        """
+        """Forward hook: tell the tap of the call, and send the output; for "grad_output" return what to use instead."""
         if in_transform():  # tensors outside of the transform, such as the key, must not be changed inside it
             return None
         tensors = list(tensors_in(output))
@@ -152,17 +136,7 @@ class GraphEnd:
     def _with_gradients_shown(
         self, role: Role, value: Any, tensors: list[tuple[str, Tensor]], given: list[Tensor]
     ) -> Any:
-        """Replace tensors by copies whose gradients go to the tap in the backward pass.
-
-        Args:
-            role: "grad_input" or "grad_output".
-            value: holds the tensors: the (args, kwargs) or the output of the module.
-            tensors: the tensors in it, with their paths.
-            given: see `_why_not_shown`.
-
-        Returns:
-            The value with copies in place of the tensors; None if no tensor can be replaced.
-        """
+        """Return a value with copies of its tensors, whose gradients go to the tap; None if none can be replaced."""
         if not can_be_filled(value):
             self._explain(role, "a compiled graph cannot rebuild a container of this class with other tensors")
             return None
@@ -195,10 +169,7 @@ def _does_nothing(module: nn.Module) -> bool:
 def _why_not_shown(role: Role, tensor: Tensor, given: list[Tensor]) -> str:
     """Return why a compiled graph cannot show the gradient of a tensor; "" if it can.
 
-    Args:
-        role: `grad_input` or `grad_output`.
-        tensor: the input or output whose gradient is to be shown.
-        given: inputs that must not be replaced by a copy if the module returns them; empty for `grad_input`.
+    Those `given` to the module must not be replaced by a copy if the module returns them.
     """
     if not tensor.requires_grad:
         return f"the {'input' if role == 'grad_input' else 'output'} {why_no_gradient(tensor)}"

@@ -26,13 +26,10 @@ _KEPT_BITS = -1 << (52 - MANTISSA_BITS)
 
 
 def as_single(values: Tensor) -> Tensor:
-    """Convert values to float32 without moving any of them across an edge of a bin.
+    """Convert real values to float32 without moving any of them across an edge of a bin.
 
     Rounding could move a float64 or an integer across an edge, so its bits are truncated instead. Values beyond the
     range of float32 go into the outermost bins. NaN may become infinite; neither is in a histogram.
-
-    Args:
-        values: real, of any dtype and shape, with the negative bit resolved (`Tensor.resolve_neg`).
     """
     if values.dtype is torch.float64 or not values.dtype.is_floating_point:
         wide = values.double()
@@ -80,22 +77,13 @@ _ORDER, _EDGES = _bin_edges()
 def histograms(
     counts: Sequence[np.ndarray], low: np.ndarray, high: np.ndarray, resolution: int = 64
 ) -> list[Histogram]:
-    """Turn the bin counts of several sites into histograms of at most `resolution` bins each.
+    """Turn the bin counts of several sites into histograms of at most `resolution` bins each, of none without values.
 
     Neighbouring bins are joined until each is about `1 / resolution` of the range wide: a chart cannot show the
     hundreds of bins close to zero, and the file would hold them for every site and step. An empty stretch between two
     bins that hold values is one bin, however wide: a chart draws it alike.
 
-    The outermost bins of float32's range hold all that is beyond it, up to `low` and `high`.
-
-    Args:
-        counts: for each site the counts that `measure` filled, shape (BINS,), int64 or float64.
-        low: the smallest finite value of each site, shape (sites,); it becomes the first edge.
-        high: the largest finite value of each site; it becomes the last edge.
-        resolution: maximum number of bins.
-
-    Returns:
-        One histogram for each site. It has no bins if the site has no finite value.
+    The first and the last edge are `low` and `high`, the smallest and the largest finite value of each site.
     """
     with np.errstate(all="ignore"):  # of a site without finite values
         # In halves: the range may exceed float64.
@@ -132,20 +120,11 @@ def _sums(counts: np.ndarray, starts: np.ndarray) -> np.ndarray:
 
 
 def quantile(counts: np.ndarray, low: float, high: float, share: float) -> float:
-    """Estimate a quantile of the counted values, defined as in `torch.quantile` with linear interpolation.
+    """Estimate a quantile of the counted values, as `torch.quantile` with linear interpolation; NaN without values.
 
     Each of the two values that it lies between is taken as the middle of its bin, or as 0 in the two bins next to 0.
     So the error is at most half the width of these bins: 1/32 of the larger magnitude, or 6e-40 near 0. Beyond the
     range of float32 the result only lies between `low` and `high`.
-
-    Args:
-        counts: shape (BINS,), as `measure` filled them.
-        low: the smallest finite value.
-        high: the largest finite value.
-        share: which quantile, from 0 to 1.
-
-    Returns:
-        NaN if no value was counted.
     """
     ends = np.cumsum(counts[_ORDER])
     if not ends[-1]:
@@ -157,21 +136,13 @@ def quantile(counts: np.ndarray, low: float, high: float, share: float) -> float
 
 
 def _middle(place: int, low: float, high: float) -> float:
-    """Return the middle of a bin, or 0 for the two bins next to 0, clipped to `low` and `high`.
-
-    `place` is the bin's number in ascending order of values; one past the last counts as 0.
-    """
+    """Return the middle of a bin, or 0 for the two bins next to 0, clipped to `low` and `high`."""
     is_next_to_zero = place in (len(_ORDER) // 2 - 1, len(_ORDER) // 2)
     middle = 0.0 if is_next_to_zero or place == len(_ORDER) else (_EDGES[place] + _EDGES[place + 1]).item() / 2
     return min(max(middle, low), high)
 
 
 def count_below(counts: np.ndarray, limit: float) -> float:
-    """Return how many finite values are smaller in magnitude than a limit.
-
-    Args:
-        counts: shape (BINS,), as `measure` filled them.
-        limit: an edge of a bin, such as a power of two, not below the smallest normal number of float32.
-    """
+    """Return how many finite values are smaller in magnitude than a limit, which is an edge of a bin."""
     bins = int(np.float32(limit).view(np.uint32)) >> SHIFT
     return float(counts[:bins].sum() + counts[BINS // 2 : BINS // 2 + bins].sum())

@@ -47,16 +47,10 @@ def is_plain(tensor: Tensor) -> bool:
 
 @functools.lru_cache(maxsize=1 << 14)
 def shape_in_memory(shape: torch.Size, stride: tuple[int, ...], dim: int | None) -> Shape | None:
-    """Return how a tensor that is not empty lies in memory.
+    """Return how a tensor that is not empty, with channels along `dim`, lies in memory.
 
-    Args:
-        shape: its shape.
-        stride: its strides.
-        dim: the dimension of the channels that have rows; None, or one that there is not, for no channels.
-
-    Returns:
-        The shape in memory; None if the tensor has gaps that the kernels cannot skip. They can skip gaps between the
-        parts of the first dimension, as in `weight[::4]`, if no other dimension has the channels.
+    None if it has gaps that the kernels cannot skip. They can skip gaps between the parts of the first dimension, as in
+    `weight[::4]`, if no other dimension has the channels.
     """
     if dim is not None and (not -len(shape) <= dim < len(shape) or not shape[dim]):
         dim = None

@@ -16,22 +16,13 @@ EACH = slice(None)
 
 
 def merge(rows: Tensor, owner: Tensor, owners: int) -> Tensor:
-    """Merge the moments of each owner's rows into the moments of all their values together, see `moments`.
-
-    Args:
-        rows: shape (n, WIDTH), float64.
-        owner: shape (n,), int64: the index of the result that each row belongs to.
-        owners: how many results there are.
-
-    Returns:
-        The merged rows, shape (owners, WIDTH); an owner without rows gets the row of an empty tensor.
-    """
+    """Merge the moments of each owner's rows, see `moments`; an owner without rows gets those of an empty tensor."""
     by_kernel = native.merge(rows, owner, owners)
     return run(moments(rows, owner), by_owner(owner, owners)) if by_kernel is None else by_kernel
 
 
 def moments(rows: Tensor, owner: Tensor | slice) -> Merging[Tensor]:
-    """Merge moments.
+    """Merge moments, those of each owner, or EACH.
 
     The algorithm of Chan, Golub and LeVeque ("Updating formulae and a pairwise algorithm for computing sample
     variances", 1979) for any number of parts: with `n = sum n_i`,
@@ -39,10 +30,6 @@ def moments(rows: Tensor, owner: Tensor | slice) -> Merging[Tensor]:
         mean = sum(n_i mean_i) / n,    n deviation^2 = sum(n_i (deviation_i^2 + (mean_i - mean)^2))
 
     It is computed in units of the owner's largest value, where no square overflows or underflows.
-
-    Args:
-        rows: shape (n, WIDTH), float64.
-        owner: as in `merge`, or EACH.
     """
     # The minimum as the largest negative: one round for both.
     (ends,) = yield [("max", torch.stack([-rows[:, 8], rows[:, 9]], dim=1))]
@@ -71,14 +58,7 @@ def further(rows: Tensor, owner: Tensor | slice, merged: Tensor, more: Sequence[
 def merge_rows(rows: Tensor, owner: Tensor, owners: int, more: Sequence[Columns]) -> Tensor:
     """Merge each owner's rows, moments and further columns, into the row of all their values together.
 
-    Args:
-        rows: shape (n, WIDTH + width_of(more)), float64; the row of an empty tensor changes nothing.
-        owner: shape (n,), int64: the index of the result that each row belongs to.
-        owners: how many results there are.
-        more: the kinds of columns after the moments, in their order.
-
-    Returns:
-        Shape (owners, WIDTH + width_of(more)).
+    The row of an empty tensor changes nothing.
     """
     merged = merge(rows[:, :WIDTH], owner, owners)
     if not more:

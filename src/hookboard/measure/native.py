@@ -39,9 +39,6 @@ class Form(NamedTuple):
     """How the kernel reads any tensor of one shape, stride and dtype, whatever its address.
 
     Args:
-        shape: the shape of the tensor.
-        stride: its strides.
-        dtype: its dtype.
         dim: the dimension of the channels whose rows are wanted, not negative; None for the row of the tensor alone.
         channels: the number of channels; 0 if their rows are not wanted.
         reach: the number of values in memory from its first to its last, gaps included.
@@ -61,13 +58,7 @@ def form_of(tensor: Tensor, dim: int | None = None) -> Form | None:
     """Return how the kernel reads a tensor; None if it cannot.
 
     The kernel reads plain tensors of floats on the CPU that have no gaps, or gaps only between the parts of their first
-    dimension, as `weight[::4]` has.
-
-    Args:
-        tensor: the tensor.
-        dim: the dimension of its channels; None, or one that the tensor does not have, for no channels. A tensor with
-            more channels than get a row each is not read, see `channel_stride`; one with gaps is read only if the
-            channels are dimension 0.
+    dimension, as `weight[::4]` has, which must be the channels. It reads none with more channels than get a row each.
     """
     if _native is None or not is_plain(tensor) or not (tensor.is_cpu and tensor.dtype in _TYPES and tensor.numel()):
         return None

@@ -21,13 +21,7 @@ from hookboard.model.sites import Site
 
 
 class Extent(NamedTuple):
-    """The layout of a site in a packet, besides its row.
-
-    Args:
-        channels: the number of its channels; 0 if they are not measured.
-        has_bins: whether it has a histogram.
-        dtype: the dtype of its tensors; None if unknown.
-    """
+    """The layout of a site in a packet, besides its row; without channels that are measured, their number is 0."""
 
     channels: int = 0
     has_bins: bool = False
@@ -56,7 +50,6 @@ class Packet:
     """What one flush has measured, on the host. All parts are in the order of `layout`.
 
     Args:
-        layout: the sites, and what the packet holds of each.
         rows: shape (sites, width), float64: the merged row of each site; NaN where measuring it has failed.
         channels: the merged rows of the channels of each site, shape (rows of channels, WIDTH), float64; None where it
             was not measured, or its calls had no channels in common.
@@ -77,7 +70,6 @@ class SiteNumbers(NamedTuple):
     """What was measured of a site on one device since the last flush, on the host.
 
     Args:
-        row: shape (width,), float64.
         channels: shape (rows of channels, WIDTH), float64; None if its tensors had no channels in common.
         bins: shape (BINS,); None without a histogram.
     """
@@ -87,12 +79,7 @@ class SiteNumbers(NamedTuple):
     bins: Tensor | None
 
     def joined(self, other: "SiteNumbers", more: Sequence[Columns]) -> "SiteNumbers":
-        """Merge both, as if one device had measured all tensors.
-
-        Args:
-            other: what was measured of the site on another device, or in another way.
-            more: the columns that follow the moments in a row.
-        """
+        """Merge both, as if one device had measured all tensors."""
         both = torch.from_numpy(np.stack([self.row, other.row]))
         row = merge_rows(both, torch.zeros(2, dtype=torch.long, device="cpu"), 1, more)[0].numpy()
         if not elements_in(self.row) or not elements_in(other.row):  # an empty tensor leaves the channels of others
@@ -108,12 +95,7 @@ class SiteNumbers(NamedTuple):
 
 
 class Exchange:
-    """Merges the packets of all ranks, flush by flush. All ranks must call `merged` in the same order.
-
-    Args:
-        ranks: the processes.
-        more: the columns that follow the moments in a row.
-    """
+    """Merges the packets of all ranks, flush by flush. All ranks must call `merged` in the same order."""
 
     def __init__(self, ranks: Ranks, more: Sequence[Columns]) -> None:
         self._ranks = ranks
@@ -125,9 +107,6 @@ class Exchange:
 
         They agree on a new layout if a rank has a new site, or a site with other channels than before or with a
         histogram for the first time.
-
-        Args:
-            packet: the packet of this rank, on the host.
 
         Raises:
             RanksLostError: a rank no longer takes part.
@@ -172,11 +151,6 @@ def _blocks(packet: Packet, layout: Layout, empty: Sequence[float]) -> tuple[Ten
 
     A site that was not measured gets neutral elements. A measured site gets NaN where it has not what the layout says:
     other channels, or no histogram.
-
-    Args:
-        packet: a packet on the host.
-        layout: the layout that all ranks have agreed on.
-        empty: the row of an empty tensor.
     """
     place = {site: row for row, site in enumerate(packet.layout)}
     is_measured = (elements_in(packet.rows) > 0).tolist()
@@ -205,11 +179,9 @@ def _split(block: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray | None]:
 
 
 def sent_together(tensors: Sequence[Tensor]) -> Steps[list[Tensor]]:
-    """Start the copies of tensors to the host. On other devices than CUDA they are made at once.
+    """Start the copies of tensors to the host (made at once without CUDA); return the steps until they are there.
 
-    Returns:
-        Steps until the copies are there, which return them in the order of `tensors`; of a tensor on the CPU they
-        return the tensor itself, not a copy.
+    Of a tensor on the CPU they return the tensor itself, not a copy.
     """
     hosts, events = list[Tensor](), dict[torch.device, torch.cuda.Event]()
     for tensor in tensors:

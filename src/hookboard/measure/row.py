@@ -94,10 +94,6 @@ def unit_of(low: Tensor, high: Tensor) -> Tensor:
     """Return, elementwise, the largest power of two up to `max(|low|, |high|)`; 1 where that is 0 or not finite.
 
     Dividing by a power of two is exact, so values can be scaled by it before they are squared.
-
-    Args:
-        low: the smallest value, of any shape, floating point.
-        high: the largest value, of the same shape and dtype.
     """
     size = torch.maximum(low.abs(), high.abs())
     # It lies in [0.5, 1), so that `size / (2 * mantissa)` is the power of two.
@@ -132,10 +128,5 @@ def has_channels(tensor: Tensor, dim: int) -> bool:
 
 
 def sample_of(tensor: Tensor, dim: int) -> Tensor:
-    """Return a view of a tensor with only the channels that get a row: every k-th along `dim`, see `channel_stride`.
-
-    Args:
-        tensor: the tensor.
-        dim: the dimension of the channels, not negative.
-    """
+    """Return a view of a tensor with only the channels along `dim` that get a row, see `channel_stride`."""
     return tensor[(slice(None),) * dim + (slice(None, None, channel_stride(tensor.shape[dim])),)]

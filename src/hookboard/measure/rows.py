@@ -27,12 +27,7 @@ Kept = tuple[int, Row, ChannelRows | None]
 
 
 class RowBuffer:
-    """Keeps rows in the order in which they come. One thread at a time may use it.
-
-    Args:
-        more: the columns that follow the moments in a row.
-        device: where the rows are merged.
-    """
+    """Keeps rows, merged on `device`, in the order in which they come. One thread at a time may use it."""
 
     def __init__(self, more: Sequence[Columns], device: torch.device) -> None:
         self.device = device
@@ -51,11 +46,7 @@ class RowBuffer:
     def append(self, index: int, row: Row, channels: ChannelRows | None = NO_CHANNELS) -> None:
         """Keep the rows of a tensor; if very many are kept, merge those of each site.
 
-        Args:
-            index: the index of the site.
-            row: WIDTH + width_of(more) numbers.
-            channels: one row per channel. After None, or rows of another number of channels than before, the site has
-                none until the next `take`.
+        After None, or rows of another number of channels than before, a site has no channels until the next `take`.
         """
         self.kept.append((index, row, channels))
         self._count += 1 if channels is None else 1 + len(channels)
@@ -68,16 +59,7 @@ class RowBuffer:
         return kept
 
     def rows(self, kept: Sequence[Kept], sites: int) -> Tensor:
-        """Merge the rows of each site.
-
-        Args:
-            kept: what `take` has returned.
-            sites: the number of sites.
-
-        Returns:
-            Shape (sites, WIDTH + width_of(more)), float64, on the device. A site without rows gets the row of an empty
-            tensor.
-        """
+        """Merge the rows of each site, shape (sites, width); of a site without rows it is that of an empty tensor."""
         if not sites:
             return torch.empty(0, WIDTH + width_of(self._more), dtype=torch.float64, device=self.device)
         if self.device.type == "cpu":
@@ -89,15 +71,7 @@ class RowBuffer:
         return merge_rows(self._block([row for _, row, _ in kept]), owner, sites, self._more)
 
     def channels(self, kept: Sequence[Kept]) -> dict[int, ChannelRows | None]:
-        """Merge the rows of the channels of each site, all in one call.
-
-        Args:
-            kept: what `take` has returned.
-
-        Returns:
-            Index of the site -> its rows, shape (channels, WIDTH), on the device; None if its tensors have no channels
-            in common. Sites without measured channels are left out.
-        """
+        """Merge the rows of the channels of each site that has some, in one call; None if they have none in common."""
         calls: dict[int, list[ChannelRows] | None] = {}
         for index, _, rows in kept:
             if rows is None:

@@ -28,8 +28,7 @@ class Formula(NamedTuple):
 
     Args:
         needs: the columns of `REQUESTABLE` that it needs.
-        value: takes `Moments` of arrays, shape (sites,), and returns the statistic of each site, shape (sites,). The
-            caller silences NumPy's warnings with `np.errstate`.
+        value: of `Moments` of arrays over the sites; the caller silences NumPy's warnings with `np.errstate`.
         about: its formula, or a definition in words, for docs/statistics.md.
         scale: the scale of a chart's axis that suits its values.
     """
@@ -47,15 +46,7 @@ def _std(m: Moments) -> Any:
 def _formula(
     needs: str, value: Callable[[Moments], Any], about: str, scale: AxisScale = "linear", *, of_any: bool = True
 ) -> Formula:
-    """Make a `Formula`.
-
-    Args:
-        needs: names of columns of `REQUESTABLE`, separated by spaces.
-        value: see `Formula`.
-        about: see `Formula`.
-        scale: see `Formula`.
-        of_any: whether the statistic is NaN where a site has no finite value; otherwise `value` decides.
-    """
+    """Make a `Formula` that is NaN where a site has no finite value, unless it is `of_any`."""
 
     def guarded(m: Moments) -> np.ndarray:
         return np.where(m.count != 0, value(m), math.nan)
@@ -89,13 +80,7 @@ FORMULAS: dict[str, Formula] = {
 
 @kept
 class StatisticTable(NamedTuple):
-    """The statistics of many sites: a row for each site, a column for each statistic.
-
-    Args:
-        names: the names of the statistics.
-        values: shape (sites, statistics), float64; NaN where a site does not have the statistic.
-        is_there: True where a site has a statistic, shape (sites, statistics), bool.
-    """
+    """The statistics of many sites: a row for each site, a column for each statistic; NaN where it has none."""
 
     names: tuple[str, ...]
     values: np.ndarray
@@ -120,12 +105,7 @@ class StatisticTable(NamedTuple):
         return StatisticTable(self.names, self.values[is_kept], self.is_there[is_kept])
 
     def joined(self, columns: Mapping[str, np.ndarray], rows: np.ndarray) -> "StatisticTable":
-        """Return a copy of the table in which some columns are set in some rows. New columns are added.
-
-        Args:
-            columns: name to values, shape (sites,) each.
-            rows: True for the sites where they are set, shape (sites,), bool.
-        """
+        """Return a copy in which some columns, each of shape (sites,), are set in some rows. New columns are added."""
         names = tuple(dict.fromkeys([*self.names, *columns]))
         values, is_there = np.full((len(self.values), len(names)), np.nan), np.zeros((len(rows), len(names)), bool)
         values[:, : len(self.names)], is_there[:, : len(self.names)] = self.values, self.is_there
@@ -216,14 +196,7 @@ class OwnColumns(Columns):
 
 
 def _by_rule(rule: str, given: Tensor, elements: Tensor, total: Tensor) -> Merging[Tensor]:
-    """Merge one column by a rule of `Statistic.merge`. All are of shape (n, 1).
-
-    Args:
-        rule: the rule.
-        given: the column.
-        elements: the number of elements of each tensor.
-        total: that of all tensors of its result.
-    """
+    """Merge one column by a rule of `Statistic.merge`. All are of shape (n, 1)."""
     is_there = elements != 0
     if rule in ("mean", "sum"):
         return (yield from once("sum", (given * (elements / total) if rule == "mean" else given).where(is_there, 0)))
@@ -235,13 +208,7 @@ def _by_rule(rule: str, given: Tensor, elements: Tensor, total: Tensor) -> Mergi
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure for the statistics of one callback. `plan` makes it from the argument `statistics=`.
-
-    Args:
-        names: the built-in statistics, in the given order.
-        own: the user's own statistics.
-        wanted: what the built-in ones need: columns of `REQUESTABLE`, `bins`, `channels`.
-    """
+    """What to measure for the argument `statistics=` of one callback; `wanted` may have `bins` and `channels` too."""
 
     names: tuple[str, ...]
     own: tuple[Statistic, ...]
@@ -270,15 +237,7 @@ class Plan:
         channels: np.ndarray | None = None,
         dtype: torch.dtype | None = None,
     ) -> dict[str, float]:
-        """Return the statistics of one site by name, without those that it does not have.
-
-        Args:
-            moments: the moments of the site.
-            more: its columns after the moments, `width` - WIDTH numbers.
-            bins: as in `table`, for this site.
-            channels: as in `table`, for this site.
-            dtype: the dtype of its tensors; None if unknown.
-        """
+        """Return the statistics of one site by name, without those that it does not have."""
         return self.table(np.array([[*moments, *more]], dtype=np.float64), [bins], [channels], [dtype]).at(0)
 
     def table(
@@ -288,17 +247,7 @@ class Plan:
         channels: Sequence[np.ndarray | None],
         dtypes: Sequence[torch.dtype | None],
     ) -> StatisticTable:
-        """Compute all statistics of the plan for many sites at once.
-
-        Args:
-            rows: the merged row of each site, shape (sites, `width`), float64.
-            bins: for each site the counts of its values, shape (BINS,); None if they were not counted.
-            channels: for each site the rows of its channels, shape (channels, WIDTH); None if there are none.
-            dtypes: the dtype of each site's tensors; None if unknown.
-
-        Returns:
-            A row for each site; the columns are `names`, then the user's own statistics.
-        """
+        """Compute all statistics of the plan for many sites at once, from their merged rows, bins and channels."""
         moments, columns = Moments(*rows[:, :WIDTH].T), dict[str, Any]()
         merged: list[MergedSite] = []
         if any(name in DERIVED for name in self.names):
@@ -321,10 +270,7 @@ class Plan:
 def plan(statistics: str | Statistic | Sequence[str | Statistic], also_valid: Sequence[str] = ()) -> Plan:
     """Make the `Plan` for the argument `statistics=`: built-in names, dotted paths and `Statistic` objects.
 
-    Args:
-        statistics: one, several or, in an empty list, none.
-        also_valid: names of statistics that the caller has taken out of `statistics`, to measure them itself. Errors
-            list them as valid, and no `Statistic` may have such a name.
+    The caller measures `also_valid` itself: errors list them as valid, and no `Statistic` may have such a name.
 
     Raises:
         ValueError: a name is not that of a statistic, a path does not lead to a `Statistic`, or two `Statistic`s

@@ -20,12 +20,11 @@ class Taken(NamedTuple):
     """What a store has measured since the last flush, on the host.
 
     Args:
-        rows: shape (sites, width), float64: the merged rows of what was kept row by row; None if nothing was.
+        rows: the merged rows of what was kept row by row, float64; None if nothing was.
         measured: the sites that have such rows.
         channels: of some of these sites, the merged rows of their channels; None if they have none in common.
         counts: the bins of some of these sites, to be given back; others are in `found`.
         found: what is in the arena, by site.
-        along: what was sent with it.
     """
 
     rows: Tensor | None
@@ -50,10 +49,6 @@ class Store:
 
     On an accelerator, kernels merge what they can read into an `Arena`, which has the bins of all. All else, and all on
     the CPU, is a row for each tensor.
-
-    Args:
-        more: the columns that follow the moments in a row.
-        device: the device.
     """
 
     def __init__(self, more: Sequence[Columns], device: torch.device) -> None:
@@ -113,15 +108,7 @@ class Store:
         return counts
 
     def send(self, sites: int, along: Sequence[Tensor]) -> Steps["Taken"]:
-        """Take what was measured, and start its copy to the host. No thread may measure meanwhile.
-
-        Args:
-            sites: the number of sites.
-            along: further tensors of this device or of the CPU, which go with the same copy.
-
-        Returns:
-            Steps until the copy is there.
-        """
+        """Start the copy of what was measured, and of `along`, to the host. No thread may measure meanwhile."""
         streams = self._join_streams()
         kept, parts = self.rows.take(), list[Tensor](along)
         measured = {index for index, _, _ in kept}

@@ -65,9 +65,8 @@ def _load(
 ):  # fmt: skip
     """Load rows `start` to `start + ROWS` of a tensor, or of one of its channels.
 
-    Returns:
-        The values in float32, [ROWS, WIDE], NaN where the tensor has none; and the number of values in each row that it
-        has, [ROWS, 1] (for LAST, whether it has the row).
+    Returns the values in float32, [ROWS, WIDE], NaN where the tensor has none; and the number of values in each row
+    that it has, [ROWS, 1] (for LAST, whether it has the row).
     """
     row = start + tl.arange(0, ROWS)
     column = tl.arange(0, WIDE)
@@ -168,19 +167,11 @@ def _sums(x, is_finite, LAYOUT: tl.constexpr, PAIRS: tl.constexpr):
 
 @triton.jit
 def _merged(parts, count, apart, is_there, PARTS: tl.constexpr, CHANNELS: tl.constexpr):
-    """Merge the rows that programs have written.
+    """Merge the `count` rows of each channel that programs have written: row i of channel c is row `i * apart + c`.
 
-    Args:
-        parts: pointer to the first row: row i of channel c is row `i * apart + c`.
-        count: the number of rows of each channel.
-        apart: see `parts`.
-        is_there: [CHANNELS], which channels exist.
-        PARTS: how many rows of each are read at once.
-        CHANNELS: how many channels are merged.
-
-    Returns:
-        As columns, [CHANNELS]: how many finite values there are; their sum, the squares of their differences from their
-        mean, and their magnitudes; zeros, NaN, infinities above and below; the smallest and the largest value.
+    Returns as columns, [CHANNELS]: how many finite values there are; their sum, the squares of their differences from
+    their mean, and their magnitudes; zeros, NaN, infinities above and below; the smallest and the largest value.
+    PARTS rows of each are read at once.
     """
     # Each thread adds up rows of its own; only what it has in the end goes to others. A loop that reduced each time
     # would be many times slower, and no other program has anything to do meanwhile.
@@ -233,14 +224,7 @@ def _of_all(many, total, squares, magnitudes, zeros, nan, posinf, neginf, low, h
 def _write(
     to, is_there, is_fresh, many, total, squares, magnitudes, zeros, nan, posinf, neginf, low, high
 ):  # fmt: skip
-    """Merge what `_merged` returns into rows.
-
-    Args:
-        to: [CHANNELS] pointers to the rows.
-        is_there: [CHANNELS], which of them exist.
-        is_fresh: whether they hold nothing yet.
-        many: see `_merged`, and so are the others.
-    """
+    """Merge what `_merged` returns into the rows at `to`, [CHANNELS] pointers; fresh rows hold nothing yet."""
     has_begun = is_there & (many.to(tl.int64) * 0 + is_fresh == 0)
     before, own = tl.load(to, mask=has_begun, other=0.0), total / tl.maximum(many, 1.0)
     centre, spread = tl.load(to + 1, mask=has_begun, other=0.0), tl.load(to + 2, mask=has_begun, other=0.0)

@@ -30,8 +30,7 @@ class Values(NamedTuple):
     Args:
         numbers: shape (n,), real, plain, in any order.
         zeros: the number of implicit zeros of a sparse tensor.
-        holes: the number of `numbers` that do not belong to the tensor and were set to NaN, shape (); None if there are
-            none.
+        holes: the number of `numbers` that do not belong to the tensor and were set to NaN, shape (); or None.
     """
 
     numbers: Tensor
@@ -40,7 +39,7 @@ class Values(NamedTuple):
 
 
 def values_of(tensor: Tensor, *, may_wait: bool | None = None) -> Values:
-    """Return the numbers in a tensor of any dtype, layout, subclass and device.
+    """Return the numbers in a detached tensor of any dtype, layout, subclass and device.
 
     - A dense real tensor keeps its dtype and is copied only if its memory has gaps.
     - A complex tensor gives the modulus of its numbers, in float64.
@@ -49,9 +48,7 @@ def values_of(tensor: Tensor, *, may_wait: bool | None = None) -> Values:
     - Quantized tensors and other layouts give their dense form.
     - A subclass that wraps other tensors is copied by its own operation.
 
-    Args:
-        tensor: detached.
-        may_wait: whether the host may wait for the device. Default: only if the device is the CPU.
+    The host waits for the device only if it `may_wait`; by default if the device is the CPU.
 
     Raises:
         TypeError: the tensor has no values, or does not let them be read; the message says why.
@@ -101,11 +98,7 @@ def values_of(tensor: Tensor, *, may_wait: bool | None = None) -> Values:
 
 
 def unscaled(gradient: Tensor, scale: Tensor) -> Tensor:
-    """Return a gradient divided by the scale of a GradScaler, in float32 or wider: half precision could underflow.
-
-    Raises:
-        TypeError: the memory of the gradient has been freed.
-    """
+    """Return a gradient divided by the scale of a GradScaler, in float32 or wider: half precision could underflow."""
     gradient = with_memory(gradient) if type(gradient) is Tensor else gradient
     return gradient.to(single_at_least(gradient.dtype)) / scale.to(gradient.device)
 
@@ -125,11 +118,7 @@ def single_at_least(dtype: torch.dtype) -> torch.dtype:
 
 
 def _plain(tensor: Tensor) -> Tensor:
-    """Return a tensor of any subclass as a plain tensor with its values in memory.
-
-    Raises:
-        TypeError: it is a DTensor over several processes, its memory has been freed, or it cannot be copied.
-    """
+    """Return a tensor of any subclass as a plain one with its values in memory; TypeError if that cannot be."""
     if type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__:
         return with_memory(tensor)
     if isinstance(tensor, DTensor):
@@ -141,11 +130,7 @@ def _plain(tensor: Tensor) -> Tensor:
 
 
 def with_memory(tensor: Tensor) -> Tensor:
-    """Return the tensor itself, after checking that its memory exists: FSDP frees that of parameters it has sharded.
-
-    Raises:
-        TypeError: its memory has been freed.
-    """
+    """Return the tensor itself; TypeError if its memory was freed, as FSDP does with parameters that it has sharded."""
     if tensor.layout is torch.strided and tensor.numel() and (tensor.is_cpu or tensor.is_cuda):
         reach = tensor.numel() - 1
         if not tensor.is_contiguous():
@@ -159,12 +144,9 @@ def with_memory(tensor: Tensor) -> Tensor:
 
 
 def _copied(tensor: Tensor) -> Tensor:
-    """Copy a tensor of a subclass with `__torch_dispatch__` into a plain float64 or complex128 tensor.
+    """Copy a tensor of a subclass with `__torch_dispatch__` into a plain float64 or complex128 one; or raise TypeError.
 
     With the first tensor of a class the host waits for the device, to check that every number of the copy was written.
-
-    Raises:
-        TypeError: the subclass cannot be copied, or leaves some numbers unwritten.
     """
     kind = type(tensor).__name__
     shape = (*tensor.shape, 2) if tensor.is_complex() else tensor.shape
@@ -182,11 +164,7 @@ def _copied(tensor: Tensor) -> Tensor:
 
 
 def _masked(tensor: MaskedTensor, may_wait: bool) -> Values:
-    """Return the values of a MaskedTensor where its mask is True.
-
-    Raises:
-        TypeError: it is sparse, or its data cannot be read.
-    """
+    """Return the values of a MaskedTensor where its mask is True; TypeError if it is sparse or cannot be read."""
     data, mask = tensor.get_data(), tensor.get_mask()
     if data.layout is not torch.strided:
         raise TypeError("a sparse MaskedTensor cannot be measured")
