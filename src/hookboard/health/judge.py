@@ -235,13 +235,15 @@ class Judge:
         )
 
     def _with_its_past(self, verdict: Verdict) -> Verdict:
-        """Return the verdict, with what an earlier alarm or a learning rate that would have been stable adds to it."""
+        """Return the verdict, which may say that it was an alarm, or advise a rate that would have been stable."""
         key = verdict.rule, verdict.module
         if verdict.severity == "alarm":
             self._alarmed.add(key)
             # Of what is told between two looks, the losses are not yet known.
             if verdict.rule == NONFINITE.name and self.run.looks and verdict.since <= self.run.now.step:
-                verdict = _with_rate(verdict, to_stable_rate(self.run))
+                lower = "ower the learning rate"  # at the start of a sentence or not
+                advice = verdict.advice.replace(lower, f"{lower}{to_stable_rate(self.run)}")
+                return replace(verdict, advice=advice)
         elif key in self._alarmed:
             level = self.run.losses.level()
             why = (
@@ -320,7 +322,10 @@ class Judge:
             return []
 
     def _of_event(self, rule: str, finding: Finding, step: int) -> Key | None:
-        """Return the key of the open case of `add` to which a finding belongs, now perhaps located; None if none."""
+        """Return the key of the open case of `add` to which a finding belongs; None if none.
+
+        If its module was not known, the case gets that of the finding, unless `is_searched` forbids that.
+        """
         key = next((key for key, case in self._open.items() if key[0] == rule and case.is_exact), None)
         if key is None or self._open[key].is_located:
             return key
@@ -369,11 +374,6 @@ def _as_effect(verdict: Verdict, cause: Verdict) -> Verdict:
 
 def _and_says(verdict: Verdict, more: str) -> Verdict:
     return replace(verdict, evidence=f"{verdict.evidence.rstrip('.')} ({more})")
-
-
-def _with_rate(verdict: Verdict, to_rate: str) -> Verdict:
-    """Return the verdict with the result of `to_stable_rate` added where it advises to lower the learning rate."""
-    return replace(verdict, advice=verdict.advice.replace("ower the learning rate", f"ower the learning rate{to_rate}"))
 
 
 def _in(verdict: Verdict) -> str:

@@ -473,10 +473,9 @@ class LossCurve(LossHistory):
             return False
         if not self.is_known:
             return True  # nothing can be told of it
-        is_classifier = self.chance is not None and not is_another(self.chance, self.reach, self.first[0].value)
         # The mean too: a loss that is 0 in most steps and huge in the others has not recovered.
         level = max(self.level(), float(np.mean(self.last(16))))
-        is_below = not is_classifier or level < (1 - RECOVERED_SHARE) * (self.chance or 0.0)
+        is_below = not self.is_of_classifier or level < (1 - RECOVERED_SHARE) * (self.chance or 0.0)
         return is_below and self.start - level > max(RECOVERED_SHARE * abs(self.start), 2 * self.noise)
 
     @property

@@ -171,7 +171,10 @@ def marks_of(run: Run, verdicts: Sequence[Verdict]) -> dict[str, Mark]:
 
 
 def _on_dead_rows(marks: Mapping[str, Mark], run: Run, values: np.ndarray) -> dict[str, Mark]:
-    """Move marks on layers without dead units to the first of the next two layers that has some: the activation."""
+    """Return the marks for the heat map of dead units.
+
+    A mark on a layer without dead units moves to the first of the next two layers that has some: its activation.
+    """
     shares = np.where(np.isfinite(values), values, 0.0).max(axis=1)
     moved: dict[str, Mark] = {}
     for name, mark in marks.items():

@@ -87,16 +87,12 @@ def ended_by(verdict: Verdict, step: int) -> str:
 
 def _wrapped(text: str, start: str, indent: int) -> list[str]:
     return textwrap.wrap(
-        _one_line(text),
+        " ".join(text.split()),
         TERMINAL_WIDTH,
         initial_indent=start,
         subsequent_indent=" " * indent,
         break_on_hyphens=False,
     )
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
 
 
 def _layers(run: Run) -> str:

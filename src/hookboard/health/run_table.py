@@ -111,7 +111,10 @@ class RunTable:
         return np.asarray(self._spoiled[: len(self.steps), _ROW_OF[quantity]].T)
 
     def reorder(self, layers: Sequence[Layer], place: Sequence[int]) -> None:
-        """Put the layers in another order; `place` is their old one, for new layers (NaN) the number of old layers."""
+        """Put the layers in another order; the values of new ones are NaN.
+
+        Of each layer, `place` is the index in the old order; of a new layer the number of old layers.
+        """
         self.layers = LayerArrays(layers)
         latest, course, spoiled = self.columns
         self.columns = [
@@ -343,7 +346,7 @@ def quantities_of(look: LookArrays) -> tuple[np.ndarray, np.ndarray]:
     """Return all quantities of all layers at a look (NaN where nothing was measured), and which are spoiled.
 
     Both have the shape (quantities, layers). A tensor is spoiled that had NaN or +Inf, or nothing finite: -Inf alone
-    may be a mask. The RMS of weights, and of their gradients, are never said to be.
+    may be a mask. `weight_rms` and `weight_gradient_rms` never are.
     """
     layers, rows = look.layers, look.rows
     output, gradient = rows["output"], rows["grad_output"]
@@ -447,7 +450,7 @@ class Silence:
     def see(self, step: int, samples: np.ndarray, is_silent: np.ndarray | None) -> None:
         """Update the counts with one look; those of a unit without values stay as they are.
 
-        `samples` is the number of values of each unit, and `is_silent` is None if no unit has only silent ones.
+        `samples` is the number of values of each unit; `is_silent` is None if no unit had only silent ones.
         """
         if is_silent is None:
             is_silent = np.zeros(len(samples), dtype=bool)
@@ -478,7 +481,7 @@ class Silence:
 
 
 def silent_in(look: LookArrays) -> list[tuple[str, int, np.ndarray, np.ndarray | None]]:
-    """Yield the layers whose units can be silent at a look, without those whose output has NaN or Inf.
+    """Return the layers whose units can be silent at a look, without those whose output has NaN or Inf.
 
     Of each: its name; its number of units; the number of values of each measured unit, shape (units,); and which of
     these are silent, shape (units,), bool, or None where it was plain at once that none is.

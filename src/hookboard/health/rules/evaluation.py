@@ -192,12 +192,14 @@ def begin_of(comparison: StageComparison) -> Gap | None:
     That is the first clear gap, or the earliest one in an unbroken series of gaps above GAP_BEGIN that leads to it.
     """
     gaps = list(comparison.gaps)
-    clear = next((i for i, gap in enumerate(gaps) if _is_far(gap, GAP_NOTE)), None)
-    if clear is None:
+    # Where nothing tells what is usual, no gap is clear: nothing is above NaN.
+    is_clear = [gap.size > GAP_NOTE and gap.size > GAP_FACTOR_OVER_TRAINING * gap.usual for gap in gaps]
+    if not any(is_clear):
         return None
-    while clear and gaps[clear - 1].size > GAP_BEGIN:
-        clear -= 1
-    return gaps[clear]
+    begin = is_clear.index(True)
+    while begin and gaps[begin - 1].size > GAP_BEGIN:
+        begin -= 1
+    return gaps[begin]
 
 
 def may_differ(run: Run, gap: Gap) -> bool:
@@ -238,10 +240,6 @@ def _batches_alike(run: Run) -> Iterator[Finding]:
     )
     advice = "check that the data is shuffled, or use normalization that ignores the batch, such as GroupNorm"
     yield Finding(norm.name, evidence, advice, "alarm", share)
-
-
-def _is_far(gap: Gap, limit: float) -> bool:
-    return gap.size > limit and gap.size > GAP_FACTOR_OVER_TRAINING * gap.usual  # never, if nothing tells what is usual
 
 
 TRAIN_EVAL_GAP = Rule("train_eval_gap", train_eval_gap, at_once=True, of="evaluation", look_at="health/activation_rms")

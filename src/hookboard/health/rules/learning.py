@@ -259,7 +259,7 @@ def ended_without_learning(run: Run) -> Iterator[Finding]:
 
 
 def _peak(run: Run, little: float) -> float | None:
-    """Return the loss that the first steps raised by `little` at least, and that never came back; otherwise None."""
+    """Return the loss that the first steps led to, if it rose by `little` or more and never came back; or None."""
     first, peak = run.losses.first[0].value, median([loss.value for loss in run.losses.first[1 : 1 + BLOCK_STEPS]])
     has_leapt = peak > first + max(little, CLEAR_NOISE_DEVIATIONS * run.losses.noise) and run.losses.best > first
     return peak if has_leapt else None

@@ -94,7 +94,13 @@ HALF_PRECISION_TYPES = frozenset({torch.float16, torch.bfloat16})
 
 @dataclass(frozen=True)
 class Origin:
-    """Where NaN or Inf appeared first: in the outputs of a module ("": the loss itself); a mask is -Inf alone."""
+    """Where NaN or Inf appeared first.
+
+    Args:
+        module: the layer; "" if it was the loss itself.
+        text: what was seen there.
+        is_mask: whether it is -Inf alone, as a mask gives it.
+    """
 
     module: str
     text: str

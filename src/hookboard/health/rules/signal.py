@@ -81,7 +81,7 @@ def _saturated(run: Run) -> Iterator[Finding]:
 
 
 def _share(run: Run, layer: Layer) -> tuple[float, str] | None:
-    """Return the share of saturated outputs, or if larger that of units saturated at one end, and what it is of."""
+    """Return the share of saturated outputs, or if larger that of saturated units, and what it is a share of."""
     found, reading = _share_at(run.now, layer), run.now.of(layer.name, "output")
     looks = min(run.window, len(run.looks))
     units = run.units(layer.name, looks=looks)
@@ -310,7 +310,12 @@ GRADIENT_CAUSE_SHARE = 0.5
 
 @dataclass(frozen=True)
 class Course:
-    """Places of the layers whose output's gradient is finite and not 0, and log10 of its L2 norm, shape (n,) both."""
+    """The norm of the gradient at the output of each layer whose gradient is finite and not 0.
+
+    Args:
+        places: the indices of these layers in `Run.layers`, in the order of execution, shape (n,).
+        norms: log10 of the L2 norm of the gradient, shape (n,).
+    """
 
     places: np.ndarray
     norms: np.ndarray

@@ -172,7 +172,7 @@ def _overwritten(run: Run) -> Iterator[Finding]:
 
 
 def _course(run: Run, layers: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the steps of the looks with an update ratio, and the ratios, shape (layers, looks), of some layers."""
+    """Return the steps of the looks with an update ratio, and those ratios of some layers, shape (layers, looks)."""
     ratios, steps = run.course("update_ratio")[layers], list(run.course_steps)
     if steps[-1] != run.now.step:  # of a long run not every look is a column
         ratios = np.hstack([ratios, run.recent("update_ratio")[layers, -1:]])
