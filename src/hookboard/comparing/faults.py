@@ -362,18 +362,13 @@ class Faults:
         module, _, own = name.rpartition(".")
         return Difference(Spot(module, 0, part, own), seen, self.expected(name), cause)
 
-    @staticmethod
-    def not_compared(modules: list[str]) -> str:
-        """Return the note on modules that ran in the left model alone."""
-        return f"no counterpart ran for {listed(modules, 3)}; not compared"
-
     def notes(self, found: Found) -> list[str]:
         """Return what was not compared, and what differs without an effect."""
         said = []
         called = dict.fromkeys(spot.module for spot in self._index.spots)
         seen = {spot.module for spot in found.spots}
         if missing := [name for name in called if name not in seen]:
-            said.append(self.not_compared(missing))
+            said.append(f"no counterpart ran for {listed(missing, 3)}; not compared")
         idle = [n for n in (*self._sides.weights, *self._sides.shapes) if n.rpartition(".")[0] not in self._guilty]
         if idle:
             said.append(f"differences in {listed(idle, 3)} have no effect")

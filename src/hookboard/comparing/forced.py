@@ -135,7 +135,10 @@ def beside(
 
 
 def _noise_in_saved(model: nn.Module, noise: Callable[[Tensor], Tensor]) -> AbstractContextManager[object]:
-    """Return a context that adds noise to all that operations save for the backward pass, except weights."""
+    """Return a context that adds noise to all that operations save for the backward pass, except weights.
+
+    A gradient may be a small difference of large numbers that one operation saves, as in attention.
+    """
     weights = {weight.untyped_storage().data_ptr() for weight in map(local, model.parameters())}
 
     def pack(tensor: Tensor) -> Tensor:

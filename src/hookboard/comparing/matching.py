@@ -21,8 +21,8 @@ def matched(
 ) -> dict[str, str]:
     """Return the name of each module that is compared -> its name in the recording.
 
-    By patterns of recorded names -> patterns of the others, if there are `names`; else by equal names, or by order and
-    shape of those in `ran`, the other model's modules without modules inside, as they ran.
+    They are matched by `names`, pattern of a recorded name -> pattern of the other; without these by equal names, or by
+    order and shape of `ran`: (name, shape of the first output) of modules without modules inside, as they ran.
 
     Raises:
         ValueError: a pattern matches nothing.

@@ -29,7 +29,11 @@ PLAIN = (bool, int, float, str, type(None), torch.dtype)
 
 @dataclass(frozen=True)
 class ModuleFacts:
-    """What a module is; as text, its attributes that are numbers, texts, or tuples of these."""
+    """What a module is.
+
+    Args:
+        attributes: its attributes that are numbers, texts, or tuples of these, as text.
+    """
 
     type: str
     training: bool
@@ -115,11 +119,6 @@ def _read(file: zipfile.ZipFile, entry: StoredTensor) -> Tensor:
         raise ValueError(f"a tensor in the recording is damaged: {error}") from error
 
 
-def dtype_name(tensor: Tensor) -> str:
-    """Return the name of a tensor's type, such as `float32`."""
-    return str(tensor.dtype).removeprefix("torch.")
-
-
 def write(model: nn.Module, runner: ModelRunner, path: str | os.PathLike[str]) -> Index:
     """Run a model once and write its tensors to a file, without the index, which is returned."""
     index, numbers = Index(modules=facts_of(model), tied=tied_in(model)), itertools.count()
@@ -129,7 +128,8 @@ def write(model: nn.Module, runner: ModelRunner, path: str | os.PathLike[str]) -
             tensor = whole(tensor.detach())
             if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized or tensor.is_meta:
                 return None
-            entry = StoredTensor(next(numbers), dtype_name(tensor), tuple(tensor.shape))
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            entry = StoredTensor(next(numbers), dtype, tuple(tensor.shape))
             flat = tensor.cpu().contiguous().reshape(-1)
             with file.open(zipfile.ZipInfo(str(entry.number)), "w", force_zip64=True) as content:
                 content.write(flat.view(torch.uint8).numpy().data)

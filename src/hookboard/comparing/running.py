@@ -205,13 +205,9 @@ def same_gradients(*models: object) -> Iterator[None]:
     try:
         yield
     finally:
-        _set_gradients(parameters, gradients)
-
-
-def _set_gradients(parameters: list[nn.Parameter], gradients: list[Tensor | None]) -> None:
-    for parameter, gradient in zip(parameters, gradients, strict=True):
-        if parameter.is_leaf:
-            parameter.grad = gradient
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            if parameter.is_leaf:
+                parameter.grad = gradient
 
 
 def _split_again(model: nn.Module) -> None:
