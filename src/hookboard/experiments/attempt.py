@@ -100,7 +100,7 @@ def _free_bytes(device: torch.device) -> float:
 
 @contextmanager
 def restoring(recipe: Recipe, batches: Sequence[Any]) -> Iterator[None]:
-    """Return a context, without gradients at first, that puts back the model, the batches and all of `undisturbed`."""
+    """Return a context, in which gradients are None at first, that puts back the model, the batches and the rest."""
     given = [*batches, recipe.parameters]
     with undisturbed(recipe.module, *given, trainer=recipe.trainer, is_whole_step=True):
         yield

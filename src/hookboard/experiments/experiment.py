@@ -187,7 +187,8 @@ def _experiments(recipe: Recipe, setting: Setting, batches: Sequence[Any]) -> Ch
         findings += unlearnable
         if not unlearnable:
             trials = _tried_rates(recipe, together, targets)
-            tried += said_of_rates(trials, f"the current weights on {_what(len(together))}")
+            of_what = "one batch" if len(together) == 1 else f"{len(together)} batches"
+            tried += said_of_rates(trials, f"the current weights on {of_what}")
             [optimizer] = setting.optimizers
             has_targets = bool(targets.paths)
             pairs = _tried_longer(recipe, together, batches, trials, targets)
@@ -249,10 +250,6 @@ def _tried_longer(
         if any(is_too_large(pair, has_targets=bool(targets.paths)) for pair in pairs):
             break
     return pairs
-
-
-def _what(batches: int) -> str:
-    return "one batch" if batches == 1 else f"{batches} batches"
 
 
 def said_of_rates(trials: Sequence[RateTrial], of_what: str) -> list[str]:

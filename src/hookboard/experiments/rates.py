@@ -174,11 +174,11 @@ def judge_rates(
     is_scheduled: bool,
     total: float,
 ) -> list[Finding]:
-    """Judge the user's learning rate by the trials at all rates, with the `pairs` of `tried_longer` if there are any.
+    """Judge the user's learning rate by the trials at all rates, and by the `pairs` of `tried_longer`, if any.
 
-    Yields at most one finding: `learning_rate` if the loss falls at another rate and not at the user's, or
-    `cannot_learn` if it falls at none. Only where the loss compares outputs with targets it must fall at some rate; and
-    if targets are dense, a small model cannot learn noise in them.
+    Returns at most one finding: `learning_rate` if the loss falls at another rate and not at the user's, or
+    `cannot_learn` if it falls at none. It must fall at some rate only where it compares outputs with targets, and these
+    are not dense: a small model cannot learn noise in many targets of each sample.
     """
     yours = next((trial for trial in trials if trial.factor == 1), None)
     if yours is None or has_no_bound(trials):
