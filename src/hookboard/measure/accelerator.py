@@ -71,7 +71,7 @@ LONG_COMPILE_SECONDS = 1.0
 
 
 class Job(NamedTuple):
-    """What is measured in a launch: the values, `minus` those of a tensor of the same dtype that has no gaps."""
+    """What is measured in a launch: the values, less those of `minus`, which has their dtype and no gaps."""
 
     values: Tensor
     minus: Tensor | None
@@ -390,8 +390,7 @@ def new_rows(count: int, device: torch.device) -> Tensor:
 
 def new_bins(count: int, device: torch.device) -> Tensor:
     """Return empty bins of some sites, shape (count, BINS), int64."""
-    with torch.inference_mode(False):
-        return torch.zeros((count, BINS), dtype=torch.long, device=device)
+    return _zeros(count, BINS, device=device, dtype=torch.int64)
 
 
 def _workspace(device: torch.device, rows: int, groups: int, copies: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -418,10 +417,9 @@ def _workspace(device: torch.device, rows: int, groups: int, copies: int) -> tup
     return scratch, counters, bins
 
 
-def _zeros(*shape: int, device: torch.device) -> Tensor:
-    # A tensor made under inference_mode could not be changed in place outside of it.
-    with torch.inference_mode(False):
-        return torch.zeros(shape, dtype=torch.int32, device=device)
+def _zeros(*shape: int, device: torch.device, dtype: torch.dtype = torch.int32) -> Tensor:
+    with torch.inference_mode(False):  # as in `new_rows`
+        return torch.zeros(shape, dtype=dtype, device=device)
 
 
 def report_compile_time() -> None:

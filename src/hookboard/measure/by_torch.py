@@ -77,7 +77,10 @@ def rows_of(tensor: Tensor, dim: int, wanted: frozenset[str]) -> tuple[Row, Chan
 
 
 def by_kernel(tensor: Tensor, dim: int | None, wanted: frozenset[str]) -> tuple[Row, ChannelRows | None] | None:
-    """Return what a kernel measures of a plain tensor; None if none can read it, or squares exceed float64."""
+    """Return what a kernel measures of a plain tensor.
+
+    None if no kernel can read it, or if float64 cannot hold the squares of its values.
+    """
     for kernel in KERNELS:
         found = kernel.measure(tensor, dim, with_abs_mean="abs_mean" in wanted)
         if found is not None and found[0] is not None:
@@ -166,7 +169,7 @@ def _squares_about(mean: float, total: float, wide: Tensor) -> float:
 
 
 def rows_of_channels(tensor: Tensor, dim: int, wanted: frozenset[str]) -> Tensor:
-    """Return the row of each channel of a plain, dense and real tensor, shape (channels, WIDTH), float64, anywhere."""
+    """Return the row of each channel by torch's operations, on any device, shape (channels, WIDTH), float64."""
     if not tensor.numel():
         return _empty_rows(tensor.shape[dim], tensor.device)
     if tensor.numel() > BLOCK and tensor.dim() > 1:

@@ -58,16 +58,14 @@ def _quantile(share: float) -> Callable[[MergedSite], float | None]:
     return value
 
 
-def _dead_share(channels: np.ndarray) -> float:
+def _dead_fraction(merged: MergedSite) -> float | None:
     """Return the share of channels with only zeros among those with a finite value; NaN if there are none of these."""
+    if (channels := merged.channels) is None:
+        return None
     finite = channels[:, _COUNT]
     seen = finite > 0
     dead = (channels[:, _ZEROS] == finite) & (channels[:, _NAN : _NEGINF + 1].sum(axis=1) == 0)
     return float(np.mean(dead[seen])) if seen.any() else math.nan
-
-
-def _dead_fraction(merged: MergedSite) -> float | None:
-    return None if merged.channels is None else _dead_share(merged.channels)
 
 
 def _underflow(dtype: torch.dtype | None) -> Callable[[MergedSite], float | None]:

@@ -77,7 +77,7 @@ _ORDER, _EDGES = _bin_edges()
 def histograms(
     counts: Sequence[np.ndarray], low: np.ndarray, high: np.ndarray, resolution: int = 64
 ) -> list[Histogram]:
-    """Turn the bin counts of several sites into histograms of at most `resolution` bins each, of none without values.
+    """Turn the bin counts of several sites into histograms of at most `resolution` bins each; of none without values.
 
     Neighbouring bins are joined until each is about `1 / resolution` of the range wide: a chart cannot show the
     hundreds of bins close to zero, and the file would hold them for every site and step. An empty stretch between two

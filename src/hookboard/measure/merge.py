@@ -16,13 +16,16 @@ EACH = slice(None)
 
 
 def merge(rows: Tensor, owner: Tensor, owners: int) -> Tensor:
-    """Merge the moments of each owner's rows, see `moments`; an owner without rows gets those of an empty tensor."""
+    """Merge the moments of each owner's rows, see `moments`; `owner` is the index of the result of each row, int64.
+
+    An owner without rows gets the row of an empty tensor.
+    """
     by_kernel = native.merge(rows, owner, owners)
     return run(moments(rows, owner), by_owner(owner, owners)) if by_kernel is None else by_kernel
 
 
 def moments(rows: Tensor, owner: Tensor | slice) -> Merging[Tensor]:
-    """Merge moments, those of each owner, or EACH.
+    """Merge moments; `owner` as in `merge`, or EACH.
 
     The algorithm of Chan, Golub and LeVeque ("Updating formulae and a pairwise algorithm for computing sample
     variances", 1979) for any number of parts: with `n = sum n_i`,

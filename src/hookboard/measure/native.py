@@ -58,7 +58,8 @@ def form_of(tensor: Tensor, dim: int | None = None) -> Form | None:
     """Return how the kernel reads a tensor; None if it cannot.
 
     The kernel reads plain tensors of floats on the CPU that have no gaps, or gaps only between the parts of their first
-    dimension, as `weight[::4]` has, which must be the channels. It reads none with more channels than get a row each.
+    dimension, as `weight[::4]` has; then only that may have the channels. A tensor with more channels than get a row
+    each is not read, see `channel_stride`.
     """
     if _native is None or not is_plain(tensor) or not (tensor.is_cpu and tensor.dtype in _TYPES and tensor.numel()):
         return None

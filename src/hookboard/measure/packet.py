@@ -179,9 +179,9 @@ def _split(block: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray | None]:
 
 
 def sent_together(tensors: Sequence[Tensor]) -> Steps[list[Tensor]]:
-    """Start the copies of tensors to the host (made at once without CUDA); return the steps until they are there.
+    """Start the copies of tensors to the host; return the steps until they are there.
 
-    Of a tensor on the CPU they return the tensor itself, not a copy.
+    On other devices than CUDA they are made at once; of a tensor on the CPU it is the tensor itself, not a copy.
     """
     hosts, events = list[Tensor](), dict[torch.device, torch.cuda.Event]()
     for tensor in tensors:

@@ -27,7 +27,7 @@ Kept = tuple[int, Row, ChannelRows | None]
 
 
 class RowBuffer:
-    """Keeps rows, merged on `device`, in the order in which they come. One thread at a time may use it."""
+    """Keeps rows in the order in which they come, to be merged on `device`. One thread at a time may use it."""
 
     def __init__(self, more: Sequence[Columns], device: torch.device) -> None:
         self.device = device
@@ -71,7 +71,7 @@ class RowBuffer:
         return merge_rows(self._block([row for _, row, _ in kept]), owner, sites, self._more)
 
     def channels(self, kept: Sequence[Kept]) -> dict[int, ChannelRows | None]:
-        """Merge the rows of the channels of each site that has some, in one call; None if they have none in common."""
+        """Merge the rows of the channels of each site that has some, in one call; None if its calls had others."""
         calls: dict[int, list[ChannelRows] | None] = {}
         for index, _, rows in kept:
             if rows is None:
