@@ -319,7 +319,7 @@ class Board:
     def map(self, run: LoggedRun, series: str, columns: int, against: tuple[LoggedRun, str] | None = None) -> Answer:
         """Return the values of a series, rows by steps; with `against` also those of the same rows in another series.
 
-        They are iterators over the rows, for `packed_json`.
+        Both are iterators over the rows, for `packed_json`.
         """
         one = _series(run, series)
         curves = self.curves(run, one)

@@ -206,7 +206,7 @@ def _print(lines: Iterable[str], file: object = None) -> None:
 
 
 def _verdict_lines(run: LoggedRun) -> list[str]:
-    """Return a run's headline and the paragraphs of its health record, or that it has none, in lines."""
+    """Return the lines of a run's headline and of the paragraphs of its health record, or one that says it has none."""
     if run.health is None:
         return [f"{run.name}: HealthMonitor did not watch this run."]
     lines = _wrapped(f"{run.name}: {run.health.headline}", "")

@@ -224,7 +224,7 @@ def _for_classes(values: Tensor, dim: int) -> Tensor:
 
 @dataclass(frozen=True)
 class TargetLayer:
-    """The module whose output, in the call of this number, or with `is_input` its first input, is explained."""
+    """The module whose output (or first input) is explained; `number` says in which of its calls, from 0."""
 
     name: str
     module: nn.Module

@@ -430,7 +430,10 @@ class Captured(Mapping[str, CapturedModule]):
                 self._hooks.enter_context(handle)
 
     def _begin_call(self, tensor: Tensor, name: str) -> int:
-        """Return the index of the call that a tensor counts as, UNKNOWN if a checkpoint computes it again."""
+        """Return the index of the call that a tensor counts as.
+
+        It is UNKNOWN if a checkpoint computes the tensor again, and `name` has not just one call.
+        """
         if name not in self._found:
             self._found[name] = CapturedModule(name, "Tensor", ("output", "grad_output"), lambda *_: "")
         watched = self._found[name]

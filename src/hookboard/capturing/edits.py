@@ -312,7 +312,7 @@ class Edits:
         self._made: set[str] = set()
 
     def attach(self) -> None:
-        """Hook every module, or none and raise a ValueError if one of them cannot be edited."""
+        """Hook every module; if one cannot be edited, raise a ValueError and hook none."""
         for name, module in self._modules.items():
             _check(name, module, self._role)
         for name, module in self._modules.items():
@@ -326,7 +326,7 @@ class Edits:
         self._hooks.close()
 
     def check_made(self) -> None:
-        """Raise a LookupError if the rule was applied to no tensor of some module; it may have changed no number."""
+        """Raise a LookupError if the rule was applied to no tensor of some module; that it changed one is not asked."""
         names = [repr(name) for name in self._modules if name not in self._made]
         if names:
             is_gradient = self._role.startswith("grad")

@@ -96,7 +96,7 @@ Need = Literal["gradient", "head", "nothing"]
 
 @dataclass(frozen=True)
 class CAMMethod:
-    """A method for class-activation maps; what it needs is the second argument of `map`, if any."""
+    """A method for class-activation maps; `needs` says what `map` takes as its second argument, if anything."""
 
     title: str
     map: Callable[..., Tensor]

@@ -155,7 +155,7 @@ def has_aspect(height: int, width: int, aspect: float) -> bool:
 
 @dataclass(frozen=True)
 class SelectedMaps:
-    """The part of some maps, of so many channels, that a picture shows, still on the device, shrunk to its tiles."""
+    """The part of some maps that a picture shows, still on the device and shrunk to its tiles; `of` all channels."""
 
     values: Tensor
     of: int

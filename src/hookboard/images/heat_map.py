@@ -118,7 +118,9 @@ def heat_map(
 
 
 def common_start(names: Sequence[str]) -> str:
-    """Return the parts that all dotted names begin with, without the last part of any, and a dot; "" if there are none.
+    """Return the parts that all dotted names begin with, with a dot at the end; "" if there are none.
+
+    The last part of a name is never among them.
 
     >>> common_start(["net.encoder.0", "net.encoder.1.norm"])
     'net.encoder.'
@@ -133,8 +135,8 @@ def common_start(names: Sequence[str]) -> str:
 def labels_of(names: Sequence[str], edges: Sequence[int], marked: Sequence[int]) -> list[Label]:
     """Place the labels of rows, from top to bottom, so that none overlaps another.
 
-    Marked rows, the most important first, come first, as many as there is room for, if necessary with their label above
-    or below the row. Then come rows with which a block of layers begins, then the others, as far as there is room.
+    Marked rows come first, in their order, as many as there is room for, if necessary with their label above or below
+    the row. Then come rows with which a block of layers begins, then the others, as far as there is room.
     """
     height, half = edges[-1], LABEL_HEIGHT / 2
     middles = np.clip((np.array(edges[:-1]) + edges[1:]) / 2, half, max(half, height - half)).tolist()

@@ -17,7 +17,7 @@ MAX_OPACITY = 0.7
 
 
 def unnormalized(inputs: Tensor, mean: Sequence[float] | None, std: Sequence[float] | None) -> Pixels:
-    """Return the pictures before normalization, (n, height, width, 3), uint8, of inputs (n, channels, height, width).
+    """Return a model's inputs, (n, channels, height, width), as the pictures before, (n, height, width, 3), uint8.
 
     Without a mean each picture is stretched from its smallest to its largest value. Other than three channels are
     averaged to grey.
