@@ -391,3 +391,25 @@ def test_a_gradient_from_before_is_not_taken_for_one_that_came_without_a_call():
     taps, _ = tapped(net)
     taps.detach()
     assert "received a gradient" not in taps.why_silent("0", "output")
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit")
+@pytest.mark.parametrize(
+    "written",
+    [
+        lambda net, x: torch.jit.trace(net, x).code,
+        lambda net, x: torch.export.export(net, (x,)).graph_module.code,
+        lambda net, x: torch.export.export(net, (x,), strict=True).graph_module.code,
+    ],
+    ids=["jit.trace", "export", "strict export"],
+)
+def test_what_torch_writes_down_of_a_model_in_a_measured_step_holds_nothing_of_ours(written):
+    net, x = nn.Sequential(nn.Linear(2, 2), nn.ReLU()), torch.ones(1, 2)
+    plain = written(net, x)
+    taps = Taps(
+        {"0": net[0], "1": net[1]}, ["input", "output", "grad_output"], lambda site: id, in_graphs=True
+    )
+    taps.attach()
+    taps.active = True
+    assert written(net, x) == plain
+    taps.detach()

@@ -52,7 +52,7 @@ class Hook:
             None, which keeps the inputs. While torch.compile traces the module, `(args, kwargs)` with copies of the
             inputs if a tap watches their gradients.
         """
-        if not self.taps or not self.before or kwargs is None:
+        if not self.taps or not self.before or kwargs is None or _is_written_down():
             return None
         if not torch.compiler.is_compiling():
             for tap in self.taps:
@@ -73,7 +73,7 @@ class Hook:
             None, which keeps the output. While torch.compile traces the module, a copy of the output if a tap watches
             its gradient.
         """
-        if not self.taps:
+        if not self.taps or _is_written_down():
             return None
         if not torch.compiler.is_compiling():
             for tap in self.taps:
@@ -106,6 +106,14 @@ class Hook:
         self.users -= 1
         if self.users <= 0:
             self._on_module.close()
+
+
+_is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)  # new in torch 2.7
+
+
+def _is_written_down() -> bool:
+    """Return True while torch writes the model down for others, who have no use for what measures it."""
+    return torch.jit.is_tracing() or _is_exporting()
 
 
 def hook_of(module: nn.Module, before: bool, *, is_hidden: bool = False) -> Hook:
