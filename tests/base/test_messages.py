@@ -24,7 +24,7 @@ from hookboard.tracing import RULES
     [
         (lambda: HealthMonitor(stop_on="nan"), "did you mean 'nonfinite'"),
         (lambda: HealthMonitor(rules="*dead_unit*z"), "did you mean 'dead_units'"),
-        (lambda: GradientLogger(statistics="update_ratio"), "'update_ratio' is a statistic of ParameterLogger"),
+        (lambda: GradientLogger(statistics="update_ratio"), "only ParameterLogger measures 'update_ratio'"),
     ],
 )
 def test_what_is_called_otherwise_or_elsewhere_is_named(given, meant):

@@ -11,7 +11,7 @@ from hookboard import ActivationLogger, CAMLogger, GradientLogger, Intervention,
     [
         (ActivationLogger, {"statistics": ["mean", "zero_fractoin"]}, "'zero_fractoin'; did you mean 'zero_fraction'"),
         (ParameterLogger, {"statistics": "update_norms"}, "'update_norms'; did you mean 'update_norm'"),
-        (ActivationLogger, {"statistics": "update_norm"}, "'update_norm' is a statistic of ParameterLogger alone"),
+        (ActivationLogger, {"statistics": "update_norm"}, "only ParameterLogger measures 'update_norm'"),
         (ActivationLogger, {"roles": "outputs"}, "unknown role 'outputs'; did you mean 'output'.*Valid: output, input"),
         (ActivationLogger, {"roles": ["grad_output"]}, "unknown role 'grad_output'"),
         (GradientLogger, {"roles": []}, r"roles=\[\]: pass one or more of grad_output, grad_input"),

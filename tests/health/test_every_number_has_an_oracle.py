@@ -31,6 +31,7 @@ WORDS = 3
 """A test must quote so many of the words around a number, or all that there are."""
 
 WITHOUT_ORACLE = {
+    ("more than", "of them"): "the constant MAX_NODES",
     ("of", "sampled"): "how many units there are, of which a sample was measured",
     ("goes from", "to"): "a line of the page, in no finding: tests/experiments has its oracle",
 }

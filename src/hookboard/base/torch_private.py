@@ -204,16 +204,15 @@ modules_of: Callable[[nn.Module], dict[str, nn.Module | None]] = operator.attrge
 
 def modules_in(root: nn.Module, prefix: str = "", *, remove_duplicate: bool = True) -> dict[str, nn.Module]:
     """Return what `root.named_modules()` of torch yields, in its order."""
-    found, seen, left = dict[str, nn.Module](), set[int](), [(prefix, root)]
+    found, seen, left = dict[str, nn.Module](), set[int](), [(prefix, root, frozenset[int]())]
     while left:
-        name, module = left.pop()
-        if id(module) not in seen or not remove_duplicate:
-            seen.add(id(module))
-            found[name] = module
-            parts = [
-                (f"{name}.{key}".lstrip("."), part) for key, part in modules_of(module).items() if part is not None
-            ]
-            left += reversed(parts)
+        name, module, above = left.pop()
+        if id(module) in (seen if remove_duplicate else above):  # a module may be part of itself
+            continue
+        seen.add(id(module))
+        found[name] = module
+        parts = [(key, part) for key, part in modules_of(module).items() if part is not None]
+        left += [(f"{name}.{key}".lstrip("."), part, above | {id(module)}) for key, part in reversed(parts)]
     return found
 
 

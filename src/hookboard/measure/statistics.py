@@ -302,7 +302,7 @@ def _is_built_in(statistic: str | Statistic) -> bool:
 
 def _at_path(path: str, also_valid: Sequence[str]) -> Statistic:
     if path.startswith("update_") and not also_valid:
-        raise ValueError(f"statistics: {path!r} is a statistic of ParameterLogger alone")
+        raise ValueError(f"statistics: only ParameterLogger measures {path!r}")
     if "." not in path:
         raise unknown("statistic", path, [*FORMULAS, *DERIVED, *also_valid])
     return object_at(path, Statistic, "statistic")

@@ -167,7 +167,7 @@ def _gone(done: TracedStep) -> Iterator[Finding]:
 
     It is a note where the loss is 0 too, as it may be for a first batch.
     """
-    if done.has_gradient is not False:
+    if done.has_gradient is not False or not done.trained:
         return
     if done.number == 0:
         yield _nothing_to_learn(done)
