@@ -176,9 +176,8 @@ class StepTrace(TorchFunctionMode):
             elif caller is not None:
                 with unheard():
                     noted = self._before(func, args, kwargs)
-        except (
-            Exception
-        ) as error:  # the user's call must run, recorded or not; here, too deep in Python to call anything
+        # The user's call must run, recorded or not. It may be so deep in Python that nothing more can be called here.
+        except Exception as error:
             self.fault, self.is_over, error.__traceback__, caller = error, True, None, None
         if not runs:
             return None
