@@ -538,11 +538,12 @@ def unseen(run: Callable[P, T]) -> Callable[P, T]:
 
 
 def _run_unseen(run: Callable[..., T], args: Any, named: Any) -> T:
-    modes = _get_current_dispatch_mode_stack()
-    off = map(torch._C._pop_torch_dispatch_stack, [None] * len(modes))
-    on = map(torch._C._push_on_torch_dispatch_stack, modes)
+    modes = _get_current_dispatch_mode_stack() if torch._C._len_torch_dispatch_stack() else []
+    off = modes and map(torch._C._pop_torch_dispatch_stack, [None] * len(modes))
+    on = modes and map(torch._C._push_on_torch_dispatch_stack, modes)
     try:
-        deque(off, maxlen=0)  # one call in C, as in `_stack`
+        if modes:
+            deque(off, maxlen=0)  # one call in C, as in `_stack`
         with torch._C.DisableTorchFunction():
             return run(*args, **named)
     except BaseException:
@@ -550,7 +551,8 @@ def _run_unseen(run: Callable[..., T], args: Any, named: Any) -> T:
             torch._C._pop_torch_dispatch_stack(None)
         raise
     finally:
-        deque(on, maxlen=0)
+        if modes:
+            deque(on, maxlen=0)
 
 
 def computing_plainly(run: Callable[P, T]) -> Callable[P, T]:
