@@ -406,9 +406,7 @@ def test_a_gradient_from_before_is_not_taken_for_one_that_came_without_a_call():
 def test_what_torch_writes_down_of_a_model_in_a_measured_step_holds_nothing_of_ours(written):
     net, x = nn.Sequential(nn.Linear(2, 2), nn.ReLU()), torch.ones(1, 2)
     plain = written(net, x)
-    taps = Taps(
-        {"0": net[0], "1": net[1]}, ["input", "output", "grad_output"], lambda site: id, in_graphs=True
-    )
+    taps = Taps({"0": net[0], "1": net[1]}, ["input", "output", "grad_output"], lambda site: id, in_graphs=True)
     taps.attach()
     taps.active = True
     assert written(net, x) == plain
