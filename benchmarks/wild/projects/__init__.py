@@ -1,0 +1,1 @@
+"""A script for each project of `catalogue.py`, of at most 40 lines; `inside.py` says what is in it."""
