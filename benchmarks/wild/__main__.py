@@ -4,7 +4,7 @@ python -m benchmarks.wild --install                  make the environments; a mi
 python -m benchmarks.wild --install --only zuko      one of them
 python -m benchmarks.wild                            train the installed ones, print a table and the sums
 python -m benchmarks.wild --faults                   with the fault that is planted in each, too
-python -m benchmarks.wild --json FILE                the rows besides, with every verdict
+python -m benchmarks.wild --json FILE                put the rows into this file, too, with every verdict
 python -m benchmarks.wild --table FILE               print the table of such a file, train nothing
 """
 

@@ -70,8 +70,7 @@ PROJECTS = (
     _project("torchphysics", "physics-informed networks", "torchphysics==1.1.2"),
     _project("rectools", "recommendation", "rectools[lightning]==0.19.0"),
     # Hugging Face's Trainer
-    _project("transformers_audio", "classification of sound"),
-    _project("transformers_series", "forecasting"),
+    _project("transformers", "sound, series, sequences, pictures", "transformers==5.24.0"),
     _project("peft", "adapters", "peft==0.21.2"),
     _project("sentence_transformers", "embeddings of sentences", "sentence-transformers==6.2.0"),
     _project("setfit", "classification by few examples", "setfit==1.2.0"),

@@ -74,7 +74,7 @@ class Run:
 
     def loss(self, value: Any) -> None:
         """Keep the loss of a batch."""
-        self.losses.append(float(value))
+        self.losses.append(float(value.detach() if isinstance(value, torch.Tensor) else value))
 
     def keep(self, model: torch.nn.Module, metrics: Any) -> None:
         """Keep what must be the same with and without a monitor."""

@@ -1,0 +1,49 @@
+"""Data that several projects are trained on, and what their Trainers have in common."""
+
+import random
+from typing import Any
+
+QUIET: dict[str, Any] = {
+    "accelerator": "cpu",
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+}
+"""Options of a Lightning Trainer."""
+
+TOPICS = {
+    "sea": "boat wave sail harbor fish tide anchor reef storm island",
+    "farm": "cow barn wheat tractor field hay fence goat seed plough",
+    "city": "tram street tower office market bridge crowd square taxi shop",
+    "music": "violin song choir drum melody concert piano rhythm opera band",
+}
+
+FRAMES = ("the {} is near the {}", "we saw a {} and a {}", "this {} has no {}", "a {} can not be a {}")
+
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+
+
+def sentence(topic: str, drawn: random.Random) -> str:
+    """Return a made sentence about one of `TOPICS`."""
+    return " and ".join(drawn.choice(FRAMES).format(*drawn.sample(TOPICS[topic].split(), 2)) for _ in range(2))
+
+
+def sentences(count: int, seed: int = 0) -> list[tuple[str, int]]:
+    """Return made sentences, each with the number of its topic."""
+    drawn = random.Random(seed)
+    numbers = [drawn.randrange(len(TOPICS)) for _ in range(count)]
+    return [(sentence(list(TOPICS)[number], drawn), number) for number in numbers]
+
+
+def tokenizer() -> Any:
+    """Return a tokenizer of the words of made sentences, for transformers."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    words = [*SPECIAL, *sorted({word for text in (*TOPICS.values(), *FRAMES, "and") for word in text.split()} - {"{}"})]
+    whole = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
+    whole.pre_tokenizer = pre_tokenizers.Whitespace()
+    whole.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    names = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), SPECIAL, strict=True))
+    return PreTrainedTokenizerFast(tokenizer_object=whole, eos_token="[SEP]", **names)

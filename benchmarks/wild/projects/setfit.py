@@ -1,0 +1,34 @@
+"""setfit: its quickstart: contrastive tuning of a sentence transformer, here a small BERT of random weights."""
+
+import transformers as hf
+from benchmarks.wild.made import sentences, tokenizer
+from datasets import Dataset
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.models import Pooling, Transformer
+from setfit import SetFitModel, Trainer, TrainingArguments
+from sklearn.linear_model import LogisticRegression
+
+FAULT = ("rate", "body_learning_rate=1 instead of 1e-3")
+
+
+def train(run):
+    words = tokenizer()
+    size = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    hf.BertModel(hf.BertConfig(vocab_size=len(words), max_position_embeddings=64, **size)).save_pretrained("bert")
+    words.save_pretrained("bert")
+    body = SentenceTransformer(modules=[Transformer("bert"), Pooling(32)], device="cpu")
+    texts, labels = zip(*sentences(48), strict=True)
+    rate = 1.0 if run.faulty else 1e-3
+    arguments = TrainingArguments(
+        "out",
+        batch_size=16,
+        max_steps=150,
+        body_learning_rate=(rate, rate),
+        logging_steps=5,
+        report_to="none",
+        save_strategy="no",
+        show_progress_bar=False,
+    )
+    model = SetFitModel(model_body=body, model_head=LogisticRegression())
+    rows = Dataset.from_dict({"text": list(texts), "label": list(labels)})
+    Trainer(model=model, args=arguments, train_dataset=rows, callbacks=run.hugging_face).train()
