@@ -23,8 +23,8 @@ class Watched(TrainingCallback):
     def post_batch(self, epoch, batch, **given):
         self.step.close()
 
-    def post_epoch(self, epoch, epoch_loss, **given):
-        self.run.loss(epoch_loss)
+    def on_batch(self, epoch, batch, batch_loss, **given):
+        self.run.loss(batch_loss)
 
 
 def train(run):
