@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks.health.runner import quiet
 from benchmarks.programs.rows import each
 from benchmarks.wild.catalogue import PROJECTS
-from benchmarks.wild.environment import DEFAULT_FOLDER, install, is_installed, python_of, variables
+from benchmarks.wild.environment import DEFAULT_FOLDER, START, install, is_installed, python_of, variables
 
 FAULTS = {
     "rate": ("update_too_large",),
@@ -76,7 +76,7 @@ def train(folder: Path, faults: bool, name: str) -> list[dict[str, Any]]:
     log = folder / name / "log.txt"
     with tempfile.TemporaryDirectory() as temporary:
         file = Path(temporary, "rows.json")
-        inside = [python_of(folder / name), "-m", "benchmarks.wild.inside", name, file, *project.variants]
+        inside = [python_of(folder / name), "-c", START, name, file, *project.variants]
         inside += ["--faulty"] * faults
         # A project that crashes or takes too long keeps the rows that it has written.
         with log.open("w") as out, contextlib.suppress(subprocess.TimeoutExpired):

@@ -43,6 +43,15 @@ def install(project: Project, folder: Path) -> str:
     return ""
 
 
+START = f"""
+import runpy, sys, types
+sys.modules["benchmarks"] = types.ModuleType("benchmarks")
+sys.modules["benchmarks"].__path__ = [{str(ROOT / "benchmarks")!r}]
+runpy.run_module("benchmarks.wild.inside", run_name="__main__")
+"""
+"""Runs `inside.py`, also where a project has brought a package of the name `benchmarks`, as opacus does."""
+
+
 def python_of(home: Path) -> Path:
     return home / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 

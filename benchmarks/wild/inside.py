@@ -1,4 +1,4 @@
-"""Trains a project inside its environment: `python -m benchmarks.wild.inside NAME FILE VARIANT... [--faulty]`.
+"""Trains a project inside its environment: `inside.py NAME FILE VARIANT... [--faulty]`.
 
 A script in `projects` says where its recipe is from, and has
 

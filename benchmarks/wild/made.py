@@ -12,6 +12,15 @@ QUIET: dict[str, Any] = {
 }
 """Options of a Lightning Trainer."""
 
+HUGGING_FACE: dict[str, Any] = {
+    "logging_steps": 5,
+    "report_to": "none",
+    "disable_tqdm": True,
+    "save_strategy": "no",
+    "use_cpu": True,
+}
+"""Arguments of Hugging Face's Trainer."""
+
 TOPICS = {
     "sea": "boat wave sail harbor fish tide anchor reef storm island",
     "farm": "cow barn wheat tractor field hay fence goat seed plough",

@@ -14,10 +14,10 @@ FAULT = ("rate", "lr_max=1 instead of fastai's 1e-3")
 
 class Watched(Callback):
     def __init__(self, run):
-        self.run, self.open, self.step = run, ExitStack(), ExitStack()
+        self.told, self.open, self.step = run, ExitStack(), ExitStack()
 
     def before_fit(self):
-        self.steps = self.open.enter_context(self.run.loop(self.learn.model, self.learn.opt.opt, validates=True))
+        self.steps = self.open.enter_context(self.told.loop(self.learn.model, self.learn.opt.opt, validates=True))
 
     def before_validate(self):
         self.evaluation = self.steps.evaluate()
@@ -32,7 +32,7 @@ class Watched(Callback):
     def after_batch(self):
         self.step.close()
         if self.training:
-            self.run.loss(self.learn.loss)
+            self.told.loss(self.learn.loss)
 
     def after_fit(self):
         self.open.close()

@@ -3,6 +3,7 @@
 import peft
 import transformers as hf
 from benchmarks.recipes import data
+from benchmarks.wild.made import HUGGING_FACE
 
 FAULT = ("rate", "learning_rate=5 instead of 5e-3")
 
@@ -21,11 +22,7 @@ def train(run):
         learning_rate=5.0 if run.faulty else 5e-3,
         per_device_train_batch_size=32,
         num_train_epochs=6,
-        logging_steps=5,
         label_names=["labels"],
-        report_to="none",
-        disable_tqdm=True,
-        save_strategy="no",
-        use_cpu=True,
+        **HUGGING_FACE,
     )
     hf.Trainer(model, arguments, train_dataset=rows, callbacks=run.hugging_face).train()

@@ -3,11 +3,11 @@
 import random
 
 import transformers as hf
-from benchmarks.wild.made import TOPICS, sentence, tokenizer
+from benchmarks.wild.made import HUGGING_FACE, TOPICS, sentence, tokenizer
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
-from sentence_transformers.losses import MultipleNegativesRankingLoss
-from sentence_transformers.models import Pooling, StaticEmbedding, Transformer
+from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+from sentence_transformers.sentence_transformer.modules import Pooling, StaticEmbedding, Transformer
 
 FAULT = ("rate", "learning_rate=1 instead of 1e-3 in the BERT")
 VARIANTS = ("bert", "static")
@@ -34,11 +34,7 @@ def train(run):
         per_device_train_batch_size=8,
         num_train_epochs=2,
         warmup_steps=15,
-        logging_steps=5,
-        report_to="none",
-        disable_tqdm=True,
-        save_strategy="no",
-        use_cpu=True,
+        **HUGGING_FACE,
     )
     loss, callbacks = MultipleNegativesRankingLoss(model), run.hugging_face
     SentenceTransformerTrainer(model, arguments, train_dataset=rows, loss=loss, callbacks=callbacks).train()

@@ -4,7 +4,7 @@ import transformers as hf
 from benchmarks.wild.made import sentences, tokenizer
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.models import Pooling, Transformer
+from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from setfit import SetFitModel, Trainer, TrainingArguments
 from sklearn.linear_model import LogisticRegression
 

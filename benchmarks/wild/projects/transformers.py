@@ -3,6 +3,7 @@
 import torch
 import transformers as hf
 from benchmarks.recipes import data
+from benchmarks.wild.made import HUGGING_FACE
 
 FAULT = ("rate", "learning_rate=1 instead of 1e-3 in Wav2Vec2")
 VARIANTS = ("Wav2Vec2", "PatchTST", "T5", "ViTMAE")
@@ -41,8 +42,7 @@ def vitmae():
 def train(run):
     model, columns = {"Wav2Vec2": wav2vec2, "PatchTST": patchtst, "T5": t5, "ViTMAE": vitmae}[run.variant]()
     rows = [{name: column[i] for name, column in columns.items()} for i in range(320)]
-    options = {"report_to": "none", "disable_tqdm": True, "save_strategy": "no", "use_cpu": True, "logging_steps": 5}
     rate = {"learning_rate": 1.0 if run.faulty else 1e-3, "per_device_train_batch_size": 16, "num_train_epochs": 6}
     hf.Trainer(
-        model, hf.TrainingArguments("out", **rate, **options), train_dataset=rows, callbacks=run.hugging_face
+        model, hf.TrainingArguments("out", **rate, **HUGGING_FACE), train_dataset=rows, callbacks=run.hugging_face
     ).train()

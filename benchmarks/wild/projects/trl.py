@@ -1,9 +1,10 @@
 """trl: its quickstarts of SFT and DPO, here of a small Llama of random weights and made sentences."""
 
+import copy
 import random
 
 import transformers as hf
-from benchmarks.wild.made import TOPICS, sentence, sentences, tokenizer
+from benchmarks.wild.made import HUGGING_FACE, TOPICS, sentence, sentences, tokenizer
 from datasets import Dataset
 from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
@@ -13,13 +14,9 @@ VARIANTS = ("sft", "dpo")
 
 def pairs():
     drawn = random.Random(0)
-    rows = [
-        ("we saw a " + TOPICS["sea"].split()[i % 10], sentence("sea", drawn), sentence("farm", drawn))
-        for i in range(400)
-    ]
-    return Dataset.from_dict(
-        dict(zip(("prompt", "chosen", "rejected"), map(list, zip(*rows, strict=True)), strict=True))
-    )
+    starts = ["we saw a " + boat for boat in TOPICS["sea"].split()] * 40
+    chosen, rejected = ([sentence(topic, drawn) for _ in starts] for topic in ("sea", "farm"))
+    return Dataset.from_dict({"prompt": starts, "chosen": chosen, "rejected": rejected})
 
 
 def train(run):
@@ -31,17 +28,14 @@ def train(run):
         "learning_rate": 2.0 if run.faulty else 2e-3,
         "per_device_train_batch_size": 8,
         "max_steps": 120,
-        "logging_steps": 5,
-        "report_to": "none",
-        "disable_tqdm": True,
-        "save_strategy": "no",
-        "use_cpu": True,
         "bf16": False,
         "gradient_checkpointing": False,
+        **HUGGING_FACE,
     }
     common = {"processing_class": words, "callbacks": run.hugging_face}
     if run.variant == "sft":
         rows = Dataset.from_dict({"text": [text for text, _ in sentences(400)]})
         SFTTrainer(model, SFTConfig("out", max_length=32, **options), train_dataset=rows, **common).train()
     else:
-        DPOTrainer(model, args=DPOConfig("out", max_length=48, **options), train_dataset=pairs(), **common).train()
+        arguments = DPOConfig("out", max_length=48, **options)
+        DPOTrainer(model, copy.deepcopy(model), arguments, train_dataset=pairs(), **common).train()
