@@ -32,4 +32,4 @@ def train(run):
     loss = PITLossWrapper(pairwise_neg_sisdr, pit_from="pw_mtx")
     loaders = [torch.utils.data.DataLoader(mixtures(count), 4) for count in (160, 16)]
     system = System(model, optimizer, loss, *loaders)
-    pl.Trainer(max_epochs=3, gradient_clip_val=5.0, callbacks=run.callbacks, **QUIET).fit(system)
+    pl.Trainer(max_epochs=2, gradient_clip_val=5.0, callbacks=run.callbacks, **QUIET).fit(system)

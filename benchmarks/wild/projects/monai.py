@@ -42,4 +42,4 @@ def train(run):
     training = CacheDataset(items[:20], of.Compose([*scaled, crop]), progress=False)
     validation = CacheDataset(items[20:], of.Compose(scaled), progress=False)
     loader = DataLoader(training, batch_size=2, shuffle=True, collate_fn=list_data_collate)
-    Trainer(max_epochs=12, callbacks=run.callbacks, **QUIET).fit(Net(not run.faulty), loader, DataLoader(validation))
+    Trainer(max_epochs=10, callbacks=run.callbacks, **QUIET).fit(Net(not run.faulty), loader, DataLoader(validation))

@@ -37,4 +37,4 @@ def train(run):
     outputs = [spk.task.ModelOutput(name, torch.nn.MSELoss(), loss_weight=weight) for name, weight in parts]
     rate = {"lr": 1.0 if run.faulty else 1e-3}
     task = spk.task.AtomisticTask(model, outputs, optimizer_cls=torch.optim.AdamW, optimizer_args=rate)
-    pl.Trainer(max_epochs=10, inference_mode=False, callbacks=run.callbacks, **QUIET).fit(task, datamodule=rows)
+    pl.Trainer(max_epochs=6, inference_mode=False, callbacks=run.callbacks, **QUIET).fit(task, datamodule=rows)

@@ -12,9 +12,9 @@ VARIANTS = ("FPN", "Unet")
 def pictures(count, binary):
     made = []
     for _ in range(count):
-        x, y = torch.rand(3, 64, 64) * 0.3, torch.zeros(64, 64, dtype=torch.long)
+        x, y = torch.rand(3, 32, 32) * 0.3, torch.zeros(32, 32, dtype=torch.long)
         for kind in (1, 2, 3):
-            i, j, size = *torch.randint(0, 40, (2,)).tolist(), int(torch.randint(10, 24, ()))
+            i, j, size = *torch.randint(0, 20, (2,)).tolist(), int(torch.randint(6, 12, ()))
             y[i : i + size, j : j + size] = kind
             x[kind - 1, i : i + size, j : j + size] += 0.7
         made.append((x, (y > 0).long()[None] if binary else y))
