@@ -23,33 +23,22 @@ class NeuralCDE(nn.Module):
 
     def forward(self, coeffs):
         x = torchcde.CubicSpline(coeffs)
-        z = torchcde.cdeint(
-            X=x,
-            z0=self.initial(x.evaluate(x.interval[0])),
-            func=self.func,
-            t=x.interval,
-            method="rk4",
-            options={"step_size": 1.0},
-        )
-        return self.readout(z[:, 1]).squeeze(-1)
+        start, solver = self.initial(x.evaluate(x.interval[0])), {"method": "rk4", "options": {"step_size": 1.0}}
+        return self.readout(torchcde.cdeint(x, self.func, start, x.interval, **solver)[:, 1]).squeeze(-1)
 
 
 def train(run):
-    t, start, sign = torch.linspace(0.0, 2 * torch.pi, 12), torch.rand(128, 1) * 6.283, torch.ones(128)
+    t, start, sign = torch.linspace(0.0, 2 * torch.pi, 12), torch.rand(128, 1) * 6.283, torch.ones(128, 1)
     sign[:64] = -1
-    turns = torch.stack([torch.cos(start + sign[:, None] * t), torch.sin(start + sign[:, None] * t)], 2)
-    series = torch.cat([t.expand(128, -1)[..., None], turns / (1 + 0.5 * t)[None, :, None]], 2)
-    data = torch.utils.data.TensorDataset(
-        torchcde.hermite_cubic_coefficients_with_backward_differences(series), (sign + 1) / 2
-    )
+    turns = torch.stack([torch.cos(start + sign * t), torch.sin(start + sign * t)], 2) / (1 + 0.5 * t)[None, :, None]
+    coeffs = torchcde.hermite_cubic_coefficients_with_backward_differences
+    series, y = coeffs(torch.cat([t.expand(128, -1)[..., None], turns], 2)), (sign[:, 0] + 1) / 2
     model, loss_of = NeuralCDE(), nn.functional.binary_cross_entropy_with_logits
     optimizer = torch.optim.Adam(model.parameters(), lr=10.0 if run.faulty else 0.01)
     with run.loop(model, optimizer) as steps:
-        for batch in (
-            batch for _ in range(20) for batch in torch.utils.data.DataLoader(data, batch_size=32, shuffle=True)
-        ):
-            with steps.step(batch):
-                loss = loss_of(model(batch[0]), batch[1])
+        for rows in (rows for _ in range(20) for rows in torch.randperm(128).split(32)):
+            with steps.step((series[rows], y[rows])):
+                loss = loss_of(model(series[rows]), y[rows])
                 loss.backward()
                 optimizer.step()
                 optimizer.zero_grad()
