@@ -2,7 +2,7 @@
 
 import math
 
-import lightning.pytorch as pl
+import pytorch_lightning as pl
 import torch
 from asteroid.engine import System
 from asteroid.engine.optimizers import make_optimizer

@@ -28,5 +28,5 @@ def series():
 def train(run):
     estimator, options = OPTIONS[run.variant]
     options = {**options, "lr": 1.0} if run.faulty else options
-    trainer = {**QUIET, "max_epochs": 3, "callbacks": run.callbacks}
+    trainer = {**QUIET, "enable_checkpointing": True, "max_epochs": 3, "callbacks": run.callbacks}
     estimator(prediction_length=12, num_batches_per_epoch=50, trainer_kwargs=trainer, **options).train(series())

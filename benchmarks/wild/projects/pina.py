@@ -13,7 +13,7 @@ FAULT = ("rate", "lr=6 instead of 0.006")
 def train(run):
     problem = Poisson2DSquareProblem()
     problem.discretise_domain(20, "grid", domains=["D"])
-    problem.discretise_domain(20, "grid", domains=[name for name in problem.domains if name != "D"])
+    problem.discretise_domain(20, "random", domains=["boundary"])
     sizes = {"input_dimensions": len(problem.input_variables), "output_dimensions": len(problem.output_variables)}
     solver = PhysicsInformedSingleModelSolver(
         problem=problem,

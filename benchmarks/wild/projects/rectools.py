@@ -1,8 +1,8 @@
 """rectools: SASRec and BERT4Rec by its tutorial of transformer models, on made sessions."""
 
-import lightning.pytorch as pl
 import numpy as np
 import pandas as pd
+import pytorch_lightning as pl
 from benchmarks.wild.made import QUIET
 from rectools.dataset import Dataset
 from rectools.models import BERT4RecModel, SASRecModel

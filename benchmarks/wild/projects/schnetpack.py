@@ -1,7 +1,7 @@
 """SchNetPack: its tutorial of forces, SchNet and PaiNN: weights 0.01 and 0.99, AdamW 1e-3 (5e-4 there), made ethane."""
 
-import lightning.pytorch as pl
 import numpy as np
+import pytorch_lightning as pl
 import torch
 from ase.build import molecule
 from ase.calculators.emt import EMT

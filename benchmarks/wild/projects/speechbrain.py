@@ -39,8 +39,9 @@ def train(run):
     }
     rate = 1.0 if run.faulty else 1e-3
     brain = Speakers(modules, lambda weights: torch.optim.Adam(weights, rate), run_opts={"device": "cpu"})
-    brain.seen, brain.optimizer = run.loss, brain.opt_class(brain.modules.parameters())
-    brain.init_optimizers = lambda: None
+    brain.seen = run.loss
+    brain.init_optimizers()
+    brain.init_optimizers = lambda: None  # fit calls it again
     rows = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=16, shuffle=True)
     with run.loop(brain.modules, brain.optimizer) as brain.steps:
         brain.fit(range(12), rows, progressbar=False)

@@ -1,6 +1,6 @@
 """torchphysics: the PINN of the Laplace equation of its README: Adam 1e-3."""
 
-import lightning.pytorch as pl
+import pytorch_lightning as pl
 import torch
 import torchphysics as tp
 from benchmarks.wild.made import QUIET
