@@ -15,16 +15,17 @@ VARIANTS = ("TransE", "ComplEx")
 class Watched(TrainingCallback):
     def __init__(self, run, steps):
         super().__init__()
-        self.run, self.steps, self.step = run, steps, ExitStack()
+        self.told, self.steps, self.step = run, steps, ExitStack()
 
     def pre_batch(self, **given):
+        self.step.close()  # the optimizer steps after the other callbacks of a batch
         self.step.enter_context(self.steps.step())
 
-    def post_batch(self, epoch, batch, **given):
+    def post_train(self, losses, **given):
         self.step.close()
 
     def on_batch(self, epoch, batch, batch_loss, **given):
-        self.run.loss(batch_loss)
+        self.told.loss(batch_loss)
 
 
 def train(run):
