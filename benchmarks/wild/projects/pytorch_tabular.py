@@ -6,12 +6,12 @@ from pytorch_tabular.config import DataConfig, OptimizerConfig, TrainerConfig
 from sklearn.datasets import load_breast_cancer, load_diabetes
 
 FAULT = ("targets", "the target times 1e6, not normalized")
-VARIANTS = ("CategoryEmbedding", "GANDALF", "FTTransformer")
+VARIANTS = ("CategoryEmbeddingModel", "GANDALF", "FTTransformer")
 OPTIONS = {"FTTransformer": {"num_attn_blocks": 2, "num_heads": 2, "input_embed_dim": 16}}
 
 
 def train(run):
-    regression = run.variant == "CategoryEmbedding"
+    regression = run.variant == "CategoryEmbeddingModel"
     table = (load_diabetes if regression else load_breast_cancer)(as_frame=True).frame
     numbers = [column for column in table.columns if column != "target"]
     table["cat"] = pd.cut(table[numbers[0]], 4, labels=list("abcd")).astype(str)

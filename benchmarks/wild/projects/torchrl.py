@@ -19,12 +19,12 @@ def train(run):
         MLP(out_features=2, num_cells=[64, 64]), in_keys=["observation"], out_keys=["action_value"]
     )
     policy = TensorDictSequential(value, QValueModule(spec=env.action_spec))
+    policy(env.reset())
     explore = EGreedyModule(env.action_spec, annealing_num_steps=2000, eps_init=0.5)
     collector = Collector(
         env, TensorDictSequential(policy, explore), frames_per_batch=100, total_frames=2500, init_random_frames=500
     )
     buffer, loss_of = ReplayBuffer(storage=LazyTensorStorage(10_000)), DQNLoss(policy, action_space=env.action_spec)
-    policy(env.reset())
     optimizer = torch.optim.Adam(loss_of.parameters(), lr=20.0 if run.faulty else 0.02)
     updater = SoftUpdate(loss_of, eps=0.99)
     with run.loop(loss_of, optimizer) as steps:

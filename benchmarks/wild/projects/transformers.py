@@ -27,7 +27,9 @@ def patchtst():
 
 
 def t5():
-    config = hf.T5Config(12, 32, 8, 64, num_layers=2, num_heads=4, decoder_start_token_id=0)
+    config = hf.T5Config(
+        vocab_size=12, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, decoder_start_token_id=0
+    )
     digits = torch.randint(1, 9, (320, 8))
     return hf.T5ForConditionalGeneration(config), {"input_ids": digits, "labels": digits.sort(dim=1).values + 1}
 
