@@ -134,6 +134,9 @@ def table(rows: Sequence[dict[str, Any]]) -> Iterable[str]:
     yield from (shown(row) for row in rows if row["fault"])
     yield ""
     yield from sums(rows)
+    absent = sorted({project.name for project in PROJECTS} - {row["name"] for row in rows})
+    if absent:
+        yield f"not run yet: {', '.join(absent)}"
 
 
 def sums(rows: Sequence[dict[str, Any]]) -> Iterable[str]:
