@@ -64,7 +64,7 @@ PROJECTS = (
     _project("schnetpack", "forces between atoms", "schnetpack==2.0.3"),
     _project("scvi", "gene counts of cells", "scvi-tools==1.4.2"),
     _project("segmentation_models", "segmentation", "segmentation-models-pytorch==0.6.0"),
-    _project("torch_uncertainty", "uncertainty", "torch-uncertainty==0.13.0"),
+    _project("torch_uncertainty", "uncertainty", "torch-uncertainty==0.13.0", "timm==1.0.31"),
     _project("torchdyn", "neural differential equations", "torchdyn==1.0.6"),
     _project("torchgeo", "pictures from satellites", "torchgeo==0.8.1"),
     _project("torchphysics", "physics-informed networks", "torchphysics==1.1.2"),
