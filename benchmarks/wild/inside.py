@@ -53,7 +53,7 @@ class Run:
     @property
     def callbacks(self) -> list[Any]:
         """The callbacks for a Lightning Trainer."""
-        return [_Kept(self), *([] if self.monitor is None else [self.monitor])]
+        return [_kept_by_lightning(self), *([] if self.monitor is None else [self.monitor])]
 
     @property
     def hugging_face(self) -> list[Any]:
@@ -97,6 +97,12 @@ class _Kept(Callback):
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
         self.run.keep(pl_module, trainer.callback_metrics)
+
+
+def _kept_by_lightning(run: Run) -> Any:
+    """Make a `_Kept` that is also a Callback of pytorch_lightning, if the project has imported that."""
+    other = sys.modules.get("pytorch_lightning")
+    return _Kept(run) if other is None else type("Kept", (_Kept, other.Callback), {})(run)
 
 
 def _kept_by_hugging_face(run: Run) -> Any:
