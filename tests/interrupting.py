@@ -115,7 +115,7 @@ def state() -> dict[str, Any]:
     return {
         "function modes": [id(one) for one in _get_current_function_mode_stack()],
         "dispatch modes": [id(one) for one in _get_current_dispatch_mode_stack()],
-        "default device": torch.get_default_device(),
+        "default device": str(getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)),
         "backward": torch.autograd.backward,
         "has_torch_function": torch.overrides.has_torch_function,
         "compiled": eval_frame._maybe_set_eval_frame,

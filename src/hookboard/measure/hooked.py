@@ -4,7 +4,7 @@ import functools
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import ExitStack, closing
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 from torch.utils.hooks import RemovableHandle
@@ -47,9 +47,9 @@ def hooked(
         numbers: the id of the handle of each kind of hook, filled by the first call and used by those that follow. In
             older versions of torch, equal modules share a compiled graph only if the ids of their hooks are equal.
     """
-    hooks = ExitStack()
+    hooks = _Hooks()
     if is_hidden:
-        hooks.callback(Detour(module, before or _ignore, after or _ignore).end)
+        hooks.ends.append(Detour(module, before or _ignore, after or _ignore).end)
         return hooks
     handles = {}
     try:
@@ -63,7 +63,7 @@ def hooked(
             hook = _OnModule(before)
             handles["before"] = hook.handle = nn.Module.register_forward_pre_hook(module, hook, with_kwargs=True)
         for kind, handle in handles.items():
-            hooks.callback(handle.remove)
+            hooks.ends.append(handle.remove)
             if numbers is not None:
                 renumber(handle, numbers.setdefault(kind, handle.id))
         _sort(forward_hooks_of(module))
@@ -73,6 +73,22 @@ def hooked(
             handle.remove()
         raise
     return hooks
+
+
+class _Hooks(ExitStack):
+    """Takes hooks off, as often as asked: an ExitStack forgets the one at which Ctrl-C interrupts it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ends: list[Callable[[], None]] = []
+
+    def __exit__(self, *error: object) -> Literal[False]:
+        for end in self.ends:
+            end()
+        return False
+
+    def close(self) -> None:
+        self.__exit__()
 
 
 class _OnModule(functools.partial[Any]):
