@@ -129,6 +129,9 @@ def a_batch_has_an_iterator(user):
 
 @effect
 def a_batch_has_a_class_that_pytree_knows(user):
+    if not hasattr(pytree, "_deregister_pytree_node"):
+        pytest.skip("torch 2.6 has no way to take a class back from pytree")
+
     class Node:
         def __init__(self, x):
             self.x = x

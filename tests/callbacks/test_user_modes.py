@@ -140,6 +140,9 @@ def a_step_switches_overriding_off(user):
 
 @effect
 def the_default_device_changes_in_the_first_step(user):
+    if not hasattr(torch.compiler, "is_exporting"):
+        pytest.skip("torch 2.6 cannot tell the default device after it was reset")
+
     def during(output):
         user.saw(str(torch.get_default_device()))
         torch.set_default_device("meta")

@@ -168,6 +168,7 @@ def test_the_front_page_shows_what_is_said_of_its_script(tmp_path):
     assert losses == sorted(losses, reverse=True)
 
 
+@pytest.mark.skipif(not hasattr(torch.compiler, "is_exporting"), reason="torch 2.6 asks the driver of fake tensors")
 def test_the_script_of_the_front_page_makes_no_tensor_beside_the_device_of_its_model():
     names = {}
     exec(blocks("README.md", "python")[0].partition("torch.manual_seed(0)")[0], names)
