@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations, prune
 
-from hookboard.model.parameters import are_unchanged, weight_in_use, weights_of
+from hookboard.model.parameters import are_unchanged, parametrized, weight_in_use, weights_of
 
 pytestmark = pytest.mark.unit
 
@@ -86,3 +86,8 @@ def test_the_seed_that_cuda_will_start_with_stays_the_users(monkeypatch):
     monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded.append)
     weight_in_use(nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4)))
     assert seeded == []
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit")
+def test_a_torchscript_module_has_no_computed_weights():
+    assert parametrized(torch.jit.script(nn.Sequential(nn.Linear(2, 2)))) == []
