@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
+import numpy as np
+
 from hookboard.health.rule import Verdict
 from hookboard.health.run import Run
 
@@ -45,131 +47,88 @@ def _is_adaptive(run: Run) -> bool:
     return any(stepped.is_adaptive for look in run.looks for stepped in look.stepped.values())
 
 
+def _is_plain(run: Run) -> bool:
+    return not _is_adaptive(run)
+
+
+def _falls_below_0(run: Run) -> bool:
+    return run.losses.lowest < min(0.0, run.losses.start)
+
+
 _SIGNAL = ("activation_scale", "exploding_gradient", "vanishing_gradient", "saturated", "dead_units", "collapsed")
 """Findings of the signal, forward and backward."""
 
 _FORWARD = ("activation_scale", "saturated", "dead_units", "collapsed")
 """Findings of the forward pass alone."""
 
-_OF_BATCH = ("input_scale",)
-"""Rules whose fault is in the batch, which other layers may take too."""
-
 _STANDSTILL = ("no_gradient", "not_updated", "update_too_small")
 """Findings of weights that do not move as they should."""
 
-_LAST = ("not_learning", "precision", "train_eval_gap")
-"""Rules whose findings follow from nearly everything."""
-
-_OF_LOSS = (
-    "vanishing_gradient",
-    "exploding_gradient",
-    "saturated",
-    "collapsed",
-    *_STANDSTILL,
-    "spike",
-    *_LAST,
-)
-"""Rules whose findings follow from a faulty loss."""
+_LATER = (*_SIGNAL, *_STANDSTILL, "symmetric_units", "weight_decay", "not_learning", "precision", "train_eval_gap")
+"""What weights may show after steps that were too large, and did not show before."""
 
 CAUSES: tuple[Cause, ...] = (
-    # DDP averages nothing that it sends together with a gradient that does not come.
+    # By construction: where no gradient arrives, or no optimizer steps, a weight stays as it is, and so does the loss.
     Cause("unused_parameters", ("ranks_differ", *_STANDSTILL)),
+    Cause("not_in_optimizer", ("not_updated", "update_too_small", "not_learning")),
+    Cause("adapters", (*_STANDSTILL, "symmetric_units", "not_learning")),
+    Cause("experts", _STANDSTILL),
+    Cause("schedule", ("not_updated", "update_too_small", "not_learning")),
+    Cause("cleared_gradients", (*_STANDSTILL, "vanishing_gradient", "cut", "not_learning")),
+    Cause("wrong_optimizer", (*_STANDSTILL, "vanishing_gradient", "not_learning")),
+    Cause("cut", ("no_gradient", "not_updated", "not_learning")),
+    Cause("no_influence", (*_STANDSTILL, "cut", "output_range", "dead_units", "not_learning")),
+    Cause("masked_row", ("nonfinite",)),
+    Cause("optimizer_settings", ("nonfinite",)),
+    Cause("dead_units", (*_STANDSTILL, "vanishing_gradient"), "before", is_hard=True),
+    Cause("dead_units", ("activation_scale", "collapsed", "symmetric_units", "not_updated"), "same"),
+    Cause("vanishing_gradient", ("no_gradient", "not_updated"), is_hard=True),
+    Cause("no_gradient", ("not_updated", "update_too_small", "vanishing_gradient"), "before"),
+    Cause("not_updated", ("update_too_small",), "same"),
+    Cause("saturated", ("vanishing_gradient", "no_gradient"), "before"),
+    Cause("precision", _STANDSTILL),
+    # Seen in the loss: it falls without a bound, and takes everything along.
+    Cause("unbounded_loss", (*_LATER, "clipping", "spike", "update_too_large", "nonfinite"), only_if=_falls_below_0),
     Cause(
         "not_learning",
         (*_SIGNAL, *_STANDSTILL, "update_too_large", "nonfinite", "spike"),
         only_if=lambda run: run.losses.is_boundless,
     ),
-    Cause("masked_row", ("nonfinite", *_LAST)),
-    Cause("not_in_optimizer", ("not_updated", "update_too_small", *_LAST)),
-    Cause("adapters", ("symmetric_units",), "same"),
-    Cause("adapters", (*_STANDSTILL, *_LAST)),
-    Cause("experts", _STANDSTILL),
-    Cause("schedule", ("not_updated", "update_too_small", *_LAST)),
-    Cause("optimizer_settings", ("nonfinite", "precision", *_LAST)),
-    Cause("unbounded_loss", ("clipping", *_OF_LOSS, *_SIGNAL, "update_too_large", "nonfinite", "dead_units")),
-    Cause("loss_scale", (*_OF_LOSS, "cut")),
-    Cause("future_leak", ("train_eval_gap",)),
-    Cause("eval_mode", (*_SIGNAL, *_LAST, "update_too_large", "spike")),
-    Cause("dropout", ("update_too_large", "spike", *_SIGNAL, *_LAST)),
-    Cause("padding_mask", _OF_LOSS),
-    Cause("cleared_gradients", (*_STANDSTILL, "vanishing_gradient", "cut", *_LAST)),
-    Cause("wrong_optimizer", ("no_gradient", "not_updated", "vanishing_gradient", *_LAST)),
-    Cause("stale_gradients", ("clipping", *_OF_LOSS, *_SIGNAL, "update_too_large", "nonfinite", "symmetric_units")),
-    Cause("cut", ("no_gradient", "not_updated", *_LAST)),
-    Cause("loss_shape", (*_OF_LOSS, "cut")),
-    Cause("no_influence", (*_OF_LOSS, "dead_units", "output_range", "cut")),
-    Cause("loss_input", (*_OF_LOSS, "dead_units", "cut")),
-    Cause("batch_mixing", _OF_LOSS),
-    Cause("output_range", (*_OF_LOSS, "dead_units", "cut")),
-    Cause("targets", (*_OF_LOSS, "update_too_large", "nonfinite", "cut")),
-    Cause(
-        "input_scale",
-        (
-            *("clipping", *_SIGNAL, "initial_loss", "symmetric_units", "cut"),
-            *("update_too_large", "update_too_small", "spike", *_LAST),
-        ),
-    ),
-    Cause("input_scale", ("nonfinite",), when="earlier"),
-    Cause("initial_loss", ("update_too_large", "spike", *_LAST)),
-    Cause("weight_decay", (*_SIGNAL, *_STANDSTILL, "update_too_large", *_LAST)),
-    Cause("clipping", ("update_too_small", "not_updated", *_LAST)),
-    Cause("symmetric_units", (*_SIGNAL, *_STANDSTILL, "update_too_large", *_LAST), when="at the start"),
-    Cause(
-        "dead_units", ("activation_scale", "collapsed", "vanishing_gradient", "symmetric_units"), when="at the start"
-    ),
-    Cause("dead_units", (*_STANDSTILL, "saturated", "update_too_large", "cut"), when="at the start", is_hard=True),
-    # With Adam a step is as large as the learning rate, whatever the gradient.
-    Cause("update_too_large", (*_SIGNAL, *_STANDSTILL, "symmetric_units", *_LAST), is_soft=True, only_if=_is_adaptive),
-    Cause("activation_scale", ("update_too_large",), when="at the start", only_if=lambda run: not _is_adaptive(run)),
-    Cause("activation_scale", ("exploding_gradient", "initial_loss", "spike", "cut", *_LAST), when="at the start"),
-    Cause("activation_scale", ("saturated", "dead_units", "vanishing_gradient", "collapsed"), when="at the start"),
-    Cause("dead_units", ("activation_scale", "collapsed", "vanishing_gradient", "symmetric_units"), "anywhere"),
-    Cause(
-        "exploding_gradient",
-        ("update_too_large", "spike"),
-        when="at the start",
-        only_if=lambda run: not _is_adaptive(run),
-    ),
+    # The gradient is what an optimizer that is not adaptive steps by. With Adam a step is as large as the rate.
+    Cause("input_scale", ("update_too_large", "exploding_gradient"), when="at the start", only_if=_is_plain),
+    # What the first layers give grows with the input.
+    Cause("input_scale", ("initial_loss", "activation_scale", "saturated", "cut", "no_gradient"), when="at the start"),
+    Cause("activation_scale", ("update_too_large", "initial_loss"), when="at the start", only_if=_is_plain),
+    Cause("exploding_gradient", ("update_too_large",), when="at the start", only_if=_is_plain),
+    Cause("clipping", ("update_too_small", "not_updated"), only_if=_is_plain),
+    # Seen in time: it was not there at the first look, and began after this.
+    Cause("stale_gradients", (*_LATER, "spike", "update_too_large", "clipping", "nonfinite"), when="by steps"),
     Cause("update_too_large", ("spike",), when="not later"),
-    Cause("update_too_large", (*_SIGNAL, *_STANDSTILL, "symmetric_units", *_LAST), when="by steps"),
-    Cause("update_too_large", ("nonfinite",), when="earlier", only_if=lambda run: run.has_blown_up),
-    Cause("spike", (*_SIGNAL, *_STANDSTILL, "update_too_large", "symmetric_units", *_LAST), when="by steps"),
-    Cause("exploding_gradient", ("spike", "dead_units", "saturated", "activation_scale"), when="by steps"),
-    Cause("exploding_gradient", ("nonfinite",), when="earlier", only_if=lambda run: run.has_blown_up),
-    Cause("activation_scale", ("nonfinite",), when="earlier", only_if=lambda run: run.has_blown_up),
-    Cause("spike", ("nonfinite",), when="earlier"),
-    Cause("nonfinite", ("spike", "update_too_large"), when="not later"),
-    Cause("nonfinite", (*_SIGNAL, *_STANDSTILL, "symmetric_units", "input_scale", *_LAST)),
-    Cause("precision", (*_STANDSTILL, *_SIGNAL, "not_learning")),
-    Cause("dead_units", (*_STANDSTILL, "saturated"), is_hard=True),
-    # A gradient that has all but vanished moves no weight: the step is lost in rounding. In the end it is 0.
-    Cause("vanishing_gradient", ("no_gradient", "not_updated"), is_hard=True),
-    Cause("no_gradient", ("not_updated", "update_too_small", "vanishing_gradient"), "before"),
-    Cause("no_gradient", _LAST),
-    Cause("not_updated", ("update_too_small", "activation_scale", "vanishing_gradient", "collapsed", *_LAST), "same"),
-    # A model that does not move keeps its loss, which makes alarms of what would be notes.
-    Cause("not_updated", (*_SIGNAL, "symmetric_units", "update_too_small", *_LAST), is_soft=True),
-    Cause("update_too_small", (*_SIGNAL, "symmetric_units", *_LAST), is_soft=True, only_if=_is_adaptive),
-    Cause("update_too_small", ("dead_units", *_LAST), is_soft=True),
-    Cause("dead_units", _LAST),
-    Cause("saturated", ("vanishing_gradient", "activation_scale", "collapsed", "update_too_small", "cut", *_LAST)),
-    Cause("activation_scale", ("vanishing_gradient", "exploding_gradient", "collapsed", "update_too_small", *_LAST)),
-    Cause("vanishing_gradient", ("update_too_small", "no_gradient", "collapsed", *_LAST)),
-    Cause("exploding_gradient", ("update_too_large", *_LAST)),
-    Cause("collapsed", ("update_too_small", *_LAST)),
-    Cause("symmetric_units", _LAST),
-    Cause("update_too_small", _LAST),
-    Cause("spike", _LAST),
-    Cause("train_eval_gap", ("not_learning",)),
+    Cause("update_too_large", _LATER, when="by steps"),
+    Cause("update_too_large", ("nonfinite",), when="earlier", only_if=lambda run: run.first_move > 1),
+    Cause("weight_decay", (*_SIGNAL, "symmetric_units"), when="by steps"),
+    Cause("spike", (*_LATER, "update_too_large"), when="by steps"),
+    Cause("nonfinite", (*_LATER, "spike", "update_too_large"), when="not later"),
+    *(
+        Cause(rule, ("nonfinite",), when="earlier", only_if=lambda run: run.has_blown_up)
+        for rule in ("update_too_large", "exploding_gradient", "activation_scale", "spike")
+    ),
 )
-"""From what explains most to what explains least."""
+"""From what explains most to what explains least. Each is so by construction, or seen in this run, as it says."""
+
+ORDER = tuple(
+    """
+    unused_parameters masked_row not_in_optimizer adapters experts schedule optimizer_settings unbounded_loss
+    loss_scale future_leak eval_mode dropout padding_mask cleared_gradients wrong_optimizer stale_gradients cut
+    loss_shape no_influence loss_input batch_mixing output_range targets input_scale initial_loss weight_decay
+    clipping symmetric_units dead_units update_too_large activation_scale exploding_gradient spike nonfinite
+    precision vanishing_gradient no_gradient not_updated update_too_small saturated collapsed train_eval_gap
+    """.split()  # noqa: SIM905  # a list of 43 lines
+)
+"""The order in which alarms that do not explain each other are reported; rules that are not listed come last."""
 
 OF_THE_WHOLE = frozenset({"not_learning", "overfitting"})
 """Rules that say that a training fails as a whole. Their notes come before other notes."""
-
-# A loss that does not fall is the last thing to report, though as one without a bound it is among the causes.
-ORDER = tuple(dict.fromkeys(cause.rule for cause in CAUSES if cause.rule != "not_learning"))
-"""The order in which alarms that do not explain each other are reported; rules that are not listed come last."""
 
 
 def explained(
@@ -196,7 +155,8 @@ def explained(
                 continue
             # Of two faults each has its own effects: the nearest one is the cause.
             for one in sorted(
-                (one for one in ones if _follows(run, cause, one, other)), key=partial(_distance, run, other)
+                (one for one in ones if _follows(run, cause, one, other, one in roots)),
+                key=partial(_distance, run, other),
             ):
                 root = _root_of(one, found)  # what follows from an effect follows from its cause
                 if other != root:
@@ -222,11 +182,27 @@ def _root_of(verdict: Verdict, found: Mapping[Verdict, Verdict]) -> Verdict:
     return verdict
 
 
-def _follows(run: Run, cause: Cause, one: Verdict, other: Verdict) -> bool:
+def _follows(run: Run, cause: Cause, one: Verdict, other: Verdict, is_root: bool) -> bool:
     # Of a note nobody knows that it harms; what it says of a layer explains another note on that very layer at most.
-    if one.severity == "note" and (other.severity == "alarm" or not one.module or one.module != other.module):
+    if (
+        one.severity == "note"
+        and not is_root
+        and (other.severity == "alarm" or not one.module or one.module != other.module)
+    ):
+        return False
+    if one.rule == "update_too_large" and not _has_moved_far(run, other.module):
         return False
     return _is_there(run, one, other, cause.where) and _is_then(run, one, other, cause.when)
+
+
+def _has_moved_far(run: Run, module: str) -> bool:
+    """Return True if a step has moved the weights of a layer by more than a tenth, or none were measured."""
+    moved = run.course("update_ratio")[run.place(module) : run.place(module) + 1]
+    return not np.isfinite(moved).any() or bool((moved > FAR_SHARE).any())
+
+
+FAR_SHARE = 0.1
+"""Share of the weights from which a step is large (DeepDiagnosis, TheDeepChecker)."""
 
 
 def _is_there(run: Run, one: Verdict, other: Verdict, where: Where) -> bool:
@@ -234,7 +210,7 @@ def _is_there(run: Run, one: Verdict, other: Verdict, where: Where) -> bool:
         return True
     if where == "anywhere":
         # Before the first step, what a layer gives depends on nothing but the layers before it, and on the batch.
-        is_given = one.rule not in _OF_BATCH and other.rule in _FORWARD and other.since <= _start(run)
+        is_given = one.rule != "input_scale" and other.rule in _FORWARD and other.since <= _start(run)
         return not (is_given and run.facts.flow.are_apart(one.module, other.module))
     at, place = run.place(one.module), run.place(other.module)
     return place == at if where == "same" else place <= at

@@ -76,11 +76,16 @@ class Case:
             self.is_alarm = is_alarm
         self.is_said = self.is_said or self.seen >= enough
 
-    def verdict(self, rule: str, module: str, window: int, is_harmed: bool) -> Verdict:
-        """Return the verdict of this case; an alarm that is not hard becomes a note unless the loss `is_harmed`."""
+    def verdict(self, rule: str, module: str, window: int, is_harmed: bool, is_well: bool = False) -> Verdict:
+        """Return the verdict of this case; an alarm that is not hard becomes a note unless the loss `is_harmed`.
+
+        While the loss falls (`is_well`), only what is proven to be a fault stays an alarm.
+        """
+        is_proof = self.finding.is_hard or self.is_exact
+        is_alarm = self.is_alarm and (self.is_hard or is_harmed) and (is_proof or not is_well)
         lasts = self.missed == 0 and (self.seen >= window or not self.at_once)
         return Verdict(
-            "alarm" if self.is_alarm and (self.is_hard or is_harmed) else "note",
+            "alarm" if is_alarm else "note",
             rule,
             module,
             self.first,
@@ -208,19 +213,25 @@ class Judge:
         if not said:
             return ()
         is_harmed = self._well < self.run.window and self.run.seen > 0
-        cases = {case.verdict(*key, self.run.window, is_harmed): case for key, case in said.items()}
+        cases = {
+            case.verdict(*key, self.run.window, is_harmed, self.run.losses.is_well): case for key, case in said.items()
+        }
         whole = {self._waits(verdict, case): verdict for verdict, case in cases.items()}
         cases = {verdict: cases[whole[verdict]] for verdict in whole}
         hard = {verdict for verdict, case in cases.items() if case.is_hard}
         roots = {verdict for verdict, case in cases.items() if case.finding.is_root}
         causes = explained(list(cases), self.run, hard, roots)
+        # What does no harm by itself does, where an alarm follows from it.
+        worse = {cause for effect, cause in causes.items() if effect.severity == "alarm" and cause.severity == "note"}
+        whole |= {verdict: replace(whole[verdict], severity="alarm") for verdict in worse}
 
         def rank(verdict: Verdict) -> tuple[object, ...]:
             case = cases[verdict]
             return (
-                verdict.severity == "note" or verdict in causes,
+                (verdict.severity == "note" and verdict not in worse) or verdict in causes,
                 verdict in causes,
                 verdict.severity == "note" and verdict.rule not in OF_THE_WHOLE,
+                not case.finding.is_root,
                 case.missed > 0 and not case.at_once,
                 self._place(verdict.rule),
                 -case.size,
@@ -230,7 +241,7 @@ class Judge:
         # An effect keeps its own numbers, and says what it follows from.
         ranked = sorted(cases, key=rank)
         return tuple(
-            _as_effect(whole[verdict], causes[verdict]) if verdict in causes else self._with_its_past(verdict)
+            _as_effect(whole[verdict], causes[verdict]) if verdict in causes else self._with_its_past(whole[verdict])
             for verdict in ranked
         )
 

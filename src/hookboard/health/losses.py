@@ -338,6 +338,16 @@ class LossCurve(LossHistory):
         return self.start - self.level() > max(STUCK_SHARE * abs(self.start), 2 * self.noise)
 
     @property
+    def is_well(self) -> bool:
+        """True if the loss falls, shows no harm, and is below the very first one, that of the model as it was given."""
+        return self.is_learning and not self.is_harmed and self.level() < self.first[0].value
+
+    def is_within_reach(self, goal: float) -> bool:
+        """Return True if the loss falls, and gets to a goal in no more steps than so far if it goes on like this."""
+        fall, _ = self._fall()  # from the middle of one eighth of the steps to that of another
+        return self.is_falling and self.level() - goal <= fall * 8 / 3
+
+    @property
     def has_left_start(self) -> bool:
         """True if the lowest losses were clearly below the start; False if unknown."""
         return self.start - self.best > max(STUCK_SHARE * abs(self.start), 2 * self.noise)

@@ -66,12 +66,16 @@ class StepFacts(NamedTuple):
     Args:
         constant_loss: the least loss on that batch of a model that gives every sample the same output; NaN if it is not
             known.
-        is_sum: whether terms of several lines or layers depend on the batch, in one loss or in several. What chance
-            gives is then unknown: an actor and its critic, or two players, hold each other where they are.
+        is_sum: whether the loss takes no logarithm of a softmax, or terms of several lines or layers depend on the
+            batch, in one loss or in several. What chance gives is then unknown: an actor and its critic, or two
+            players, hold each other where they are.
         supervised: a sentence on how many targets of the first batch count; "" if all do.
         why_silent: layer name to why it most likely gave no output at the first look; only meaningful if it gave none.
         unhooked: names of layers whose weights alone are measured, because their parent uses these itself.
         held_back: weight name to its weight decay and gradient clipping; only weights that an optimizer holds.
+        idle: names of trainable weights that the losses of the first step do not depend on.
+        has_moving_target: whether the model computes the targets too, as a target network does.
+        inputs: the paths of the tensors of the batch that the loss depends on; None if that is not known.
     """
 
     flow: Flow = Flow()
@@ -84,6 +88,9 @@ class StepFacts(NamedTuple):
     why_silent: Mapping[str, str] = MappingProxyType({})
     unhooked: Set[str] = frozenset()
     held_back: Mapping[str, HeldBack] = MappingProxyType({})
+    idle: Set[str] = frozenset()
+    has_moving_target: bool = False
+    inputs: Set[str] | None = None
 
 
 class Run:
@@ -166,6 +173,7 @@ class Run:
             self.initial = self.latest
         self._look_at_answers(look, is_first)
         best = self.losses.best
+        self.losses.is_mixed |= self.facts.has_moving_target
         self.losses.extend(look.losses)
         self._listen(look)
         self._keep_rates(look)
@@ -365,7 +373,11 @@ class Run:
         is_classifier = channels is not None and len(channels) > 1
         if is_first:
             last = look.of(self._answers, "output")
-            known = is_classifier and not self.facts.is_sum and may_follow_softmax(look, self._answers)
+            known = (
+                is_classifier
+                and not (self.facts.is_sum or self.facts.has_moving_target)
+                and may_follow_softmax(look, self._answers)
+            )
             self.losses.chance = math.log(last.width) if known and last is not None else None
             self.losses.reach = None if last is None else last.moments.max - last.moments.min
         if is_classifier and channels is not None:
@@ -454,8 +466,11 @@ the loss takes the logarithm of a softmax's outputs the share is 1 / sqrt(classe
 
 
 def may_follow_softmax(look: Look, name: str) -> bool:
-    """Return True if a softmax may follow a layer: the gradients of its outputs add up to 0, or were not measured."""
+    """Return True if a softmax may follow a layer: the gradients of its outputs add up to 0.
+
+    False if they were not measured, as of a network that gives the targets.
+    """
     gradient = look.of(name, "grad_output")
     if gradient is None or not gradient.moments.count:
-        return True
+        return False
     return abs(gradient.moments.mean) <= SOFTMAX_GRADIENT_MEAN_MAX * gradient.moments.rms

@@ -103,6 +103,7 @@ class Layer:
         shapes: the shape of each weight, by dotted name; if a parametrization computes it, the shape of its first
             original parameter. Nested weights are left out.
         computed: the weights that a parametrization computes; they have no gradient of their own.
+        has_modes: whether it may do something else in evaluation than in training.
     """
 
     name: str
@@ -112,6 +113,7 @@ class Layer:
     trainable: frozenset[str] = frozenset()
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     computed: frozenset[str] = frozenset()
+    has_modes: bool = False
 
     @property
     def is_called(self) -> bool:
@@ -189,8 +191,21 @@ def layers_of(modules: Mapping[str, nn.Module], weights: Mapping[str, Weight]) -
         shapes = {weight: shape for weight in names if (shape := shape_of(weights[weight].parameters[0])) is not None}
         computed = frozenset(weight for weight in names if weights[weight].is_computed)
         trainable = _trainable(names, weights)
-        layers[name] = Layer(name, type(module).__name__, kind_of(module), names, trainable, shapes, computed)
+        kind, has_modes = kind_of(module), _has_modes(module)
+        layers[name] = Layer(name, type(module).__name__, kind, names, trainable, shapes, computed, has_modes)
     return layers
+
+
+def _has_modes(module: nn.Module) -> bool:
+    """Return True if the code of a module reads whether it is in training, and nothing shows that this has no effect.
+
+    >>> [_has_modes(module) for module in (nn.Dropout(), nn.BatchNorm1d(2), nn.MaxPool1d(2), nn.LSTM(2, 2))]
+    [True, True, False, False]
+    """
+    shares = (getattr(module, name, None) for name in ("p", "dropout"))
+    is_off = any(isinstance(share, int | float) and share == 0 for share in shares)
+    is_off |= getattr(module, "track_running_stats", True) is False
+    return not is_off and "training" in getattr(type(module).forward, "__code__", _has_modes.__code__).co_names
 
 
 def _trainable(names: Iterable[str], weights: Mapping[str, Weight]) -> frozenset[str]:

@@ -12,6 +12,7 @@ from hookboard.health import Finding, Rule
 from hookboard.tracing.calls import Op, Value
 from hookboard.tracing.rules import OBSERVERS, LossCall, TracedStep, in_numbers, losses_of
 from hookboard.tracing.supervision import token_rows_of
+from hookboard.tracing.tape import moves
 
 WEIGHING = ("linear", "conv1d", "conv2d", "conv3d", "lstm", "gru", "rnn_tanh", "rnn_relu")
 """Functions whose first argument is weighed by parameters."""
@@ -226,15 +227,17 @@ def target_leak(done: TracedStep) -> Iterator[Finding]:
     It is a note if it is so up to scale and offset, as in simple made data. A model that is to give back its input is
     left out, and data of a single column, as a line may be exact.
     """
-    inputs, found = list(_inputs_of(done)), list[tuple[LossCall, DataInput, tuple[int, int, float, bool]]]()
+    inputs, found = list(_inputs_of(done)), list[tuple[LossCall, DataInput, Match]]()
     for call in losses_of(done)[:MAX_TARGETS]:
         if call.target.origin.path is None or call.wanted.dim() == 0 or call.wanted.is_complex():
             continue
         matches = ((data, _column_of(call, data.tensor)) for data in inputs if call.wanted.numel())
-        found += [(call, data, match) for data, match in matches if match is not None]
+        found += [
+            (call, data, match) for data, match in matches if match is not None and _sees(done, call, data, match)
+        ]
     if not found:
         return
-    call, data, (column, width, correlation, is_same) = found[0]
+    call, data, (column, width, correlation, is_same, _) = found[0]
     if len({match[0] for _, one, match in found if one is data}) > width / 2:
         return  # a model that gives back its input, with a loss for each column
     scaled = "" if is_same else " up to scale and offset"
@@ -251,8 +254,34 @@ def target_leak(done: TracedStep) -> Iterator[Finding]:
 TARGET_LEAK = Rule("target_leak", target_leak, of="step")
 
 
-def _column_of(call: LossCall, given: Tensor) -> tuple[int, int, float, bool] | None:
-    """Return which column of `given` is the target: index, number of columns, correlation, whether they are equal.
+def _sees(done: TracedStep, call: LossCall, data: DataInput, match: "Match") -> bool:
+    """Return True if the output that is compared with a target moves with the column that is this target."""
+    other = data.tensor.clone().reshape(len(data.tensor), -1)
+    other[:, match.column] = other[:, match.column].roll(1) + other.std()
+    part = match.target if call.output.shape == call.target.shape else slice(None)
+    return bool(
+        moves(
+            done.step,
+            call.output,
+            {data.value: other.reshape(data.tensor.shape)},
+            {data.value: data.tensor},
+            lambda output: output.reshape(len(output), -1)[:, part],
+        )
+    )
+
+
+class Match(NamedTuple):
+    """A column that is a target: its index, how many there are, correlation, equality, and the index of the target."""
+
+    column: int
+    width: int
+    correlation: float
+    is_same: bool
+    target: int
+
+
+def _column_of(call: LossCall, given: Tensor) -> Match | None:
+    """Return which column of `given` is the target.
 
     None if none is, if most of several targets are columns, or if there are too few samples to tell.
     """
@@ -262,12 +291,12 @@ def _column_of(call: LossCall, given: Tensor) -> tuple[int, int, float, bool] | 
     columns = given.double().reshape(len(given), -1)
     if not 1 < columns.shape[1] <= MAX_COLUMNS or not bool(columns.isfinite().all()):
         return None
-    telling = [column for column in wanted[:, :MAX_TARGETS].T if _bits_in(column) >= ENOUGH_BITS]
-    exact = [(column, *match) for column in telling if (match := _match(column, columns)) is not None]
+    telling = [(i, column) for i, column in enumerate(wanted[:, :MAX_TARGETS].T) if _bits_in(column) >= ENOUGH_BITS]
+    exact = [(i, column, *match) for i, column in telling if (match := _match(column, columns)) is not None]
     if not exact or (len(telling) > 1 and 2 * len(exact) > len(telling)):
         return None
-    target, column, correlation = exact[0]
-    return column, columns.shape[1], correlation, torch.equal(target, columns[:, column])
+    index, target, column, correlation = exact[0]
+    return Match(column, columns.shape[1], correlation, torch.equal(target, columns[:, column]), index)
 
 
 def _bits_in(column: Tensor) -> float:

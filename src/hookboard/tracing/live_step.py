@@ -173,6 +173,7 @@ class LiveStep:
         with reader.step.aside():
             if self._ledger is not None:
                 computing_plainly(self._ledger.after_backward)()
+            computing_plainly(reader.set_aside_zeros)()
             came = [p.grad for p in parameters_in(self._model).values() if p.requires_grad and p.grad is not None]
             # Where a gradient has come and is gone, a hook took it in the backward pass.
             if not reader.has_gradient and (came or not reader.reached):
@@ -195,7 +196,7 @@ class LiveStep:
                 unused, found = self._found(reader)
                 for one in [] if self._loop.is_rank_zero else unused:  # other ranks have nobody to judge it
                     warn(str(one))
-                facts, reached = self._facts, reader.reached
+                facts, reached = self._facts._replace(idle=reader.idle()), reader.reached
                 self._say_opaque(reader)
         except Exception as error:  # what is known of the optimizers is still worth saying
             self._say_not_read(error)

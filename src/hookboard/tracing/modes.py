@@ -39,7 +39,7 @@ def eval_mode(done: TracedStep) -> Iterator[Finding]:
             frozen.append(f"{name}." if name else "")
             if isinstance(module, _WITH_MODES) and _has_a_mode(module) and module.training:
                 restless.append(name)
-        elif isinstance(module, _WITH_MODES) and _has_a_mode(module):
+        elif isinstance(module, _WITH_MODES) and _has_a_mode(module) and not _is_beside(name, module, done):
             modules[name] = module
     idle = [name for name, module in modules.items() if not module.training]
     if idle:
@@ -71,6 +71,12 @@ def eval_mode(done: TracedStep) -> Iterator[Finding]:
 
 
 EVAL_MODE = Rule("eval_mode", eval_mode, of="step")
+
+
+def _is_beside(name: str, module: nn.Module, done: TracedStep) -> bool:
+    """Return True if a module has parameters, and the loss gives none of them a gradient, as in a baseline."""
+    own = [f"{name}.{each}" for each, _ in module.named_parameters()]
+    return bool(own) and all(each in done.without for each in own)
 
 
 def _trained_with_modes(model: nn.Module) -> dict[str, nn.Module]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from hookboard.health import Finding
 from hookboard.tracing.calls import Op, Value, loss_part
 from hookboard.tracing.rules import TracedStep
-from hookboard.tracing.tape import CannotReplayError, Tape
+from hookboard.tracing.tape import CannotReplayError, Tape, moves
 
 ROUNDING = 1e-5
 """What moves by less than this share of the largest move does not move (a choice): kernels round, and finite masks such
@@ -84,6 +84,11 @@ def ahead_of(done: TracedStep, meeting: Meeting) -> Iterator[Ahead]:
     if not sources or not target.shape or meeting.op.arguments.get("reduction") == "none":  # a mask may follow
         return
     (wanted,) = Tape(done.step, target).run([{}])
+    (given,) = Tape(done.step, output).run([{}])
+    # What gives no more than its shape, as in `loss.view_as(labels)`, is no target.
+    other = wanted.flatten().roll(1).reshape(wanted.shape)
+    if not moves(done.step, meeting.op.results[0], {output: given, target: other}, {output: given, target: wanted}):
+        return
     for source in sources:
         samples, positions = source.shape[:2]
         inputs = tensor_of(done, source)

@@ -23,6 +23,7 @@ from hookboard.tracing.ledger import kind_of, terms_of
 from hookboard.tracing.program import StepTrace
 from hookboard.tracing.rules import OBSERVERS, TracedStep, findings_of
 from hookboard.tracing.scaling import constant_loss
+from hookboard.tracing.stillness import has_moving_target, is_of_classes, moving_among, still_terms
 from hookboard.tracing.supervision import supervised
 from hookboard.tracing.unused import unused_parameters
 
@@ -62,6 +63,8 @@ class Reader:
         """Whether any of the losses gives a gradient that is not 0; None if that is not known."""
         self.reached: set[str] = set()
         """The names of the parameters that a gradient reaches from any of the losses."""
+        self.moving: set[str] = set()
+        """The names of the parameters that move any of the losses, with a gradient or without."""
         self.outside: list[nn.Parameter] = []
         """The parameters that a gradient reaches and the model does not have, such as those of layers in a list."""
 
@@ -101,13 +104,20 @@ class Reader:
         value = of or self.step.value_of(loss)
         value.requires_grad = loss.requires_grad  # it may have been set since
         zero_factor = zero_factor_of(self.step, loss) if number == 0 else ""
-        self.losses.append(TracedStep(self.step, value, self._trained, (), is_finite, number, None, zero_factor))
         leaves = _leaves_of(loss)
-        if leaves is None:  # what the backward pass of a custom function does is unknown
-            self.reached |= self._parameters.keys()
+        names = {id(leaf): self.step.value_of(leaf).parameter for leaf in leaves or ()}
+        # What the backward pass of a custom function does is unknown.
+        given = self._parameters.keys() if leaves is None else {name for name in names.values() if name is not None}
+        self.reached |= given
+        still = still_terms(self.step, value)
+        self.moving |= given
+        self.moving |= moving_among(self.step, value, self._trained - self.moving)
+        without = self._trained - self.reached
+        self.losses.append(
+            TracedStep(self.step, value, self._trained, without, is_finite, number, None, zero_factor, still)
+        )
+        if leaves is None:
             return self.losses[-1]
-        names = {id(leaf): self.step.value_of(leaf).parameter for leaf in leaves}
-        self.reached |= {name for name in names.values() if name is not None}
         known = {id(one) for one in self.outside}
         self.outside += [
             leaf for leaf in leaves if isinstance(leaf, nn.Parameter) and not names[id(leaf)] and id(leaf) not in known
@@ -139,15 +149,27 @@ class Reader:
             flow,
             first.number,
             math.nan if others else constant_loss(first),
-            is_sum=len(kinds) > 1,
+            is_sum=len(kinds) > 1 or not is_of_classes(first),
             routers=tuple(routers_of(first)),
             supervised=supervised(first),
+            has_moving_target=has_moving_target(first),
+            inputs=frozenset(one.path for done in self.losses for one in done.loss.ancestors() if one.path is not None),
         )
 
     def findings(self) -> list[Finding]:
         """Return the findings of all rules for each loss, alarms first; equal ones once."""
         found = [finding for done in self.losses for finding in findings_of(done, QUESTIONS)]
         return alarms_first([*found, *self.cuts()])
+
+    def idle(self) -> frozenset[str]:
+        """Return the trainable parameters that move no loss of the step, once all backward passes have run."""
+        return frozenset(self._trained - self.moving)
+
+    def set_aside_zeros(self) -> None:
+        """Take those parameters from `moving` whose gradients are all 0 and that do not move the latest loss."""
+        gradients = {name: self._parameters[name].grad for name in self._trained & self.moving}
+        zeros = {name for name, grad in gradients.items() if grad is not None and not any_not_zero([grad])}
+        self.moving -= zeros - moving_among(self.step, self.losses[-1].loss, zeros)
 
     def unused(self) -> list[Finding]:
         """Return what `unused_parameters` finds, once all backward passes have run."""

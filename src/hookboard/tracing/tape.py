@@ -6,7 +6,7 @@ import math
 import re
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -43,15 +43,16 @@ class Tape:
     Args:
         step: the recorded calls.
         end: the value, such as the loss.
+        start: values that each variant gives, in place of what the calls have computed.
     """
 
-    def __init__(self, step: StepTrace, end: Value) -> None:
+    def __init__(self, step: StepTrace, end: Value, start: Collection[Value] = ()) -> None:
         self._step, self._end = step, end
-        behind = list(end.ancestors())
+        behind = list(end.ancestors(lambda value: value not in start))
         wanted = {id(value.op) for value in behind}
         self.ops = [op for op in step.ops if id(op) in wanted]
-        self.leaves = [value for value in behind if value.op is None]
-        """The values that no call has computed."""
+        self.leaves = [*(value for value in behind if value.op is None), *start]
+        """The values that no call has computed, and `start`."""
         self._last_use = {value: index for index, op in enumerate(self.ops) for value in (*op.results, *op.inputs)}
         self._last_use[end] = len(self.ops)
 
@@ -98,7 +99,9 @@ class Tape:
         """Do what `run` does; give up when `time.thread_time()` has reached `until`."""
         if time.thread_time() > until:
             raise CannotReplayError("replaying the step takes too long")
-        kept = {value: self._copy(value) for value in self.leaves if not all(value in given for given in variants)}
+        kept = {
+            value: copy_of(self._step, value) for value in self.leaves if not all(value in given for given in variants)
+        }
         held = {value: [given.get(value, kept.get(value)) for given in variants] for value in self.leaves}
         needs_grad = any(op.name == "grad" for op in self.ops)
         weights = [one for value, one in kept.items() if isinstance(self._step.given.get(value), nn.Parameter)]
@@ -125,15 +128,51 @@ class Tape:
                         del held[value]
         return held[self._end]  # type: ignore[return-value]  # each is there
 
-    def _copy(self, value: Value) -> Tensor:
-        """Return a tensor that no call has computed, in memory of its own unless it is a parameter."""
-        tensor = self._step.given.get(value)
-        # FSDP frees the memory of weights that it has gathered, and what is computed with a part waits for other ranks.
-        is_plain = getattr(type(tensor), "__torch_dispatch__", None) is Tensor.__torch_dispatch__  # unlike a DTensor
-        if tensor is None or not is_plain or not (tensor.is_sparse or has_memory(tensor)):
-            raise CannotReplayError("a tensor has been freed, or part of it is elsewhere")
-        copied = tensor.detach() if isinstance(tensor, nn.Parameter) else tensor.detach().clone()
-        return copied.requires_grad_(tensor.requires_grad)
+
+def copy_of(step: StepTrace, value: Value) -> Tensor:
+    """Return a tensor that no call has computed, in memory of its own unless it is a parameter."""
+    tensor = step.given.get(value)
+    # FSDP frees the memory of weights that it has gathered, and what is computed with a part waits for other ranks.
+    is_plain = getattr(type(tensor), "__torch_dispatch__", None) is Tensor.__torch_dispatch__  # unlike a DTensor
+    if tensor is None or not is_plain or not (tensor.is_sparse or has_memory(tensor)):
+        raise CannotReplayError("a tensor has been freed, or part of it is elsewhere")
+    copied = tensor.detach() if isinstance(tensor, nn.Parameter) else tensor.detach().clone()
+    return copied.requires_grad_(tensor.requires_grad)
+
+
+def moves(
+    step: StepTrace,
+    end: Value,
+    other: Mapping[Value, Tensor],
+    as_it_was: Mapping[Value, Tensor] | None = None,
+    of: Callable[[Tensor], Tensor] = lambda tensor: tensor,
+) -> bool | None:
+    """Return whether a value moves when others are exchanged.
+
+    Args:
+        step: the recorded calls.
+        end: the value.
+        other: the tensors to take instead.
+        as_it_was: the same values as they were, where calls have computed them; left out for what no call has computed.
+        of: the part of the value that is looked at.
+
+    Returns:
+        None if the calls cannot be made again.
+    """
+    try:
+        variants = [as_it_was or {}, other]
+        before, after = map(of, Tape(step, end, tuple(other) if as_it_was else ()).run(variants))
+        before, after = before.detach(), after.detach()
+        if before.is_complex() or not before.is_floating_point():
+            return not torch.equal(before, after)
+        size = float(before.abs().nan_to_num().amax()) if before.numel() else 0.0
+        return not torch.allclose(before, after, rtol=0, atol=MOVED * size, equal_nan=True)
+    except UNANSWERED:
+        return None
+
+
+MOVED = 1e-6
+"""What moves by less than this share of its size has not moved: kernels round."""
 
 
 @functools.cache

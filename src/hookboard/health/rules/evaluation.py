@@ -6,13 +6,13 @@ from typing import Literal
 
 import numpy as np
 
+from hookboard.health.losses import CLEAR_NOISE_DEVIATIONS
 from hookboard.health.robust import median
 from hookboard.health.rule import Finding, Rule, Severity
-from hookboard.health.rules.shared import harm_of
+from hookboard.health.rules.shared import harm_of, severity_of
 from hookboard.health.run import Run
 from hookboard.health.stage_comparison import Gap, StageComparison
 from hookboard.measure import FIELDS
-from hookboard.model.layers import Kind
 
 EVALUATIONS_MIN = 4
 """Number of validations before which nothing is said of their losses (a choice)."""
@@ -95,13 +95,12 @@ STRANGE_STATISTICS_DISTANCE = 0.25
 to the batches that were seen. Healthy runs of the benchmark's tuning half reach 0.21, where a momentum of 0.03 has not
 yet forgotten the initial 0 and 1."""
 
-UNCHANGED_IN_EVALUATION_KINDS: frozenset[Kind] = frozenset(
-    {"rectifier", "bounded", "smooth", "linear", "conv", "embedding"}
-)
-"""Kinds of layers that do in validation what they do in training."""
+VALIDATION_HARM_SHARE = 0.25
+"""Share of what training has gained that must be lost in validation to be harm (that of `RISE_SHARE_OF_GAIN`)."""
 
-UNCHANGED_IN_EVALUATION_NORMS = {"LayerNorm", "GroupNorm", "RMSNorm"}
-"""Types of norms that do in validation what they do in training."""
+SETTLING_SHARE = 0.9
+"""Running statistics are still on their way if from one evaluation to the next less than this share of their distance
+from the batches is left (a choice): a momentum of 0.1 takes 7 steps to leave half."""
 
 BATCH_ALIKE_SHARE = 0.95
 """How far the channel means of the last layer must move from batch to batch, as a share of the standard deviation
@@ -161,7 +160,7 @@ def train_eval_gap(run: Run) -> Iterator[Finding]:
         is_harm = gaps[-1].size > GAP_NOTE / 2 and strange is not False and may_differ(run, first)
         if not may_differ(run, first):
             evidence += (
-                "; no layer up to this one behaves differently in validation, so either the weights change fast or the "
+                "; this layer does in validation what it does in training, so either the weights change fast or the "
                 "data differs"
             )
             advice = "check how the validation data is preprocessed"
@@ -169,8 +168,25 @@ def train_eval_gap(run: Run) -> Iterator[Finding]:
             evidence += f"; the running statistics of {strange} match none of the recent batches"
         elif strange is False:
             evidence += "; the running statistics match recent batches, so either they lag behind or the data differs"
-    severity: Severity = "alarm" if len(found) > 1 and is_harm else "note"
+    lost = _loses_in_validation(run)
+    severity: Severity = "alarm" if len(found) > 1 and is_harm and lost is not False and not _settle(run) else "note"
     yield Finding(first.layer.name, evidence, advice, severity, largest.size)
+
+
+def _loses_in_validation(run: Run) -> bool | None:
+    """Return whether the loss in validation is far above that in training; None if it is not known."""
+    known = [loss.value for loss in run.evaluation_losses[-2:]]
+    if not known or not run.losses.is_known:
+        return None
+    lost, gained = min(known) - run.losses.level(), run.losses.start - run.losses.level()
+    return not lost <= max(VALIDATION_HARM_SHARE * gained, CLEAR_NOISE_DEVIATIONS * run.losses.noise)
+
+
+def _settle(run: Run) -> bool:
+    """Return True if the running statistics come closer to those of the batches from one evaluation to the next."""
+    before, now = ({norm.layer.name: norm.before for norm in one.norms} for one in list(run.comparisons)[-2:])
+    shares = [now[name] / before[name] for name in now if 0 < before.get(name, 0.0) < math.inf]
+    return bool(shares) and median(shares) < SETTLING_SHARE
 
 
 def _strange(comparisons: Sequence[StageComparison]) -> str | Literal[False] | None:
@@ -203,12 +219,14 @@ def begin_of(comparison: StageComparison) -> Gap | None:
 
 
 def may_differ(run: Run, gap: Gap) -> bool:
-    """Return True if the layer, or one before it, may behave differently in validation, as dropout does."""
-    return any(
-        layer.computed
-        or not (layer.kind in UNCHANGED_IN_EVALUATION_KINDS or layer.type in UNCHANGED_IN_EVALUATION_NORMS)
-        for layer in run.layers[: run.place(gap.layer.name) + 1]
-    )
+    """Return True if the layer where a gap begins, or one right before it, may do something else in validation.
+
+    Those right before it are those after the last layer without a gap.
+    """
+    place = run.place(gap.layer.name)
+    known = [run.place(one.layer.name) for one in run.comparisons[-1].gaps]
+    before = max((one for one in known if one < place), default=-1)
+    return any(layer.has_modes or layer.computed for layer in run.layers[before + 1 : place + 1])
 
 
 def _batches_alike(run: Run) -> Iterator[Finding]:
@@ -239,7 +257,7 @@ def _batches_alike(run: Run) -> Iterator[Finding]:
         f"is usual), and batch norm uses each batch's statistics{harm_of(run)}"
     )
     advice = "check that the data is shuffled, or use normalization that ignores the batch, such as GroupNorm"
-    yield Finding(norm.name, evidence, advice, "alarm", share)
+    yield Finding(norm.name, evidence, advice, severity_of(run), share)
 
 
 TRAIN_EVAL_GAP = Rule("train_eval_gap", train_eval_gap, at_once=True, of="evaluation", look_at="health/activation_rms")

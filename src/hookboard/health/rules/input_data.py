@@ -75,6 +75,8 @@ def _input_scale(run: Run) -> Iterator[Finding]:
         reading = run.now.table.get(site)
         if reading is None or not (reading.moments.count or reading.moments.nonfinite):
             continue
+        if run.facts.inputs and site.index not in run.facts.inputs:
+            continue  # the loss does not depend on it
         says = (_nonfinite, _same, _wild, _range, _constant) if _is_input(site) else (_nonfinite,)
         for say in says:
             if (found := say(run, site, reading)) is None:
@@ -124,7 +126,8 @@ def _same(run: Run, site: Site, reading: Reading) -> Said | None:
     if is_one_sample and not _was_same(run, site, value):
         return None
     evidence = f"all {reading.moments.count:.0f} values are {value:.3g}"
-    return evidence, "Check how the data is loaded and preprocessed, because the input does not vary.", "alarm", 3.0
+    advice = "Check how the data is loaded and preprocessed, because the input does not vary."
+    return evidence, advice, severity_of(run), 3.0
 
 
 def _was_same(run: Run, site: Site, value: float) -> bool:

@@ -343,7 +343,8 @@ def _no_better(run: Run, level: float, error: float) -> Iterator[Finding]:
         advice = _advice(run)
     # Slightly below chance it may be on a plateau that it leaves later, as transformers do.
     is_on_plateau = losses.has_come_down and level + LEVEL_NOISE_DEVIATIONS * error < reference
-    yield Finding("", evidence, advice, "note" if is_on_plateau else _severity_at_end(run))
+    is_open = is_on_plateau or (losses.is_learning and losses.is_within_reach(reference))  # it ended too early
+    yield Finding("", evidence, advice, "note" if is_open else _severity_at_end(run))
 
 
 def _tells_samples_apart(run: Run) -> bool:
@@ -387,16 +388,20 @@ def initial_loss(run: Run) -> Iterator[Finding]:
         for layer in run.layers
         if layer.kind == "embedding" and any(_is_wide(first.of(name, "parameter_before")) for name in layer.weights)
     ]
+    # Outputs of which none is far from 0 are not too large: it is the targets that are far from them.
+    is_far = losses.is_of_classifier or (losses.reach or 0.0) > math.sqrt(loss)
+    why = (
+        ", so the model's initial outputs are too large" if is_far else ": the targets are far from the initial outputs"
+    )
     advice = "initialize the last layer with smaller weights, and check the scale of its input"
-    if wide:
+    if not is_far:
+        advice = "subtract the mean of the targets, or start the last bias there; ignore this if the loss falls quickly"
+    elif wide:
         advice = (
             f"initialize {listed(wide, 3)} with smaller values, for example nn.init.normal_(weight, std=0.1); torch's "
             "default std is 1"
         )
-    evidence = (
-        f"the first loss was {loss:.3g}, while {what} {reference:.3g}, so the model's initial outputs are too "
-        f"large{harm_of(run)}"
-    )
+    evidence = f"the first loss was {loss:.3g}, while {what} {reference:.3g}{why}{harm_of(run)}"
     yield Finding("", evidence, advice, severity_of(run), size=loss / reference, since=losses.first[0].step)
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from hookboard.base.messages import listed
 from hookboard.health.look import Look
 from hookboard.health.robust import median_of
 from hookboard.health.rule import Finding, Rule, Severity
@@ -55,12 +56,15 @@ def no_gradient(run: Run) -> Iterator[Finding]:
         return
     if not any(stepped.rate for stepped in look.stepped.values()):
         return
+    idle = [layer for layer in run.layers if _is_idle(run, look, layer)]
+    if idle:
+        yield _unused(run, look, idle)
     chains, others = _chains_without_gradient(run, look)
     for chain in chains:
         yield _cut(run, look, chain, others)
     never_ran: dict[object, list[tuple[Layer, Finding]]] = {}
     for layer in run.layers if others else ():
-        weights = stepped_weights(look, layer)
+        weights = [] if layer in idle else stepped_weights(look, layer)
         without = [name for name in weights if not has_gradient(look, name)]
         if without and len(without) == len(weights):
             for one in _never_ran(run, layer, weights, bool(chains)):
@@ -85,6 +89,31 @@ def no_gradient(run: Run) -> Iterator[Finding]:
         chain, first = [layer for layer, _ in alike], alike[0][1]
         rest = _from_to(chain[1:]) if len(chain) > 2 else chain[-1].name
         yield first if len(chain) == 1 else replace(first, evidence=f"{first.evidence}; the same is true of {rest}")
+
+
+def _is_idle(run: Run, look: Look, layer: Layer) -> bool:
+    """Return True if no weight of a layer moved the loss of the first step, and none has had a gradient since.
+
+    Such are a head that is not used, and a layer that is not called. Then there is no cut on the way to the loss.
+    """
+    weights = stepped_weights(look, layer)
+    is_idle = bool(weights) and set(weights) <= run.facts.idle and not any(has_gradient(look, w) for w in weights)
+    return is_idle and not (run.recent("weight_gradient_rms")[run.place(layer.name)] > 0).any()
+
+
+def _unused(run: Run, look: Look, idle: Sequence[Layer]) -> Finding:
+    """Return the note on layers that the loss does not depend on; an alarm if that is most of the model."""
+    names = [name for layer in idle for name in stepped_weights(look, layer)]
+    count = sum(bool(stepped_weights(look, layer)) for layer in run.layers)
+    evidence = (
+        f"the loss of the first step does not depend on {_weights(len(names))} of {len(idle)} of {count} layers that "
+        f"an optimizer holds ({listed(names, 3)}): it does not change when they do, and no gradient has "
+        "reached them since"
+    )
+    severity: Severity = "alarm" if len(idle) > WHOLE_MODEL_SHARE * count else "note"
+    advice = "use these layers, or ignore this if they are not needed here"
+    module = idle[0].name if len(idle) == 1 else ""
+    return Finding(module, evidence, advice, severity, float(len(idle)), is_hard=severity == "alarm")
 
 
 def _never_ran(run: Run, layer: Layer, weights: list[str], is_cut: bool) -> Iterator[Finding]:
@@ -128,7 +157,7 @@ def _chains_without_gradient(run: Run, look: Look) -> tuple[list[list[Layer]], l
     is_open = False
     for layer in run.layers:
         weights = stepped_weights(look, layer)
-        if not weights:
+        if not weights or _is_idle(run, look, layer):
             continue
         is_reached = any(has_gradient(look, name) for name in weights)
         if is_reached or layer.computed or _comes_back(run, layer) or _is_trained_between(run, look, weights):
@@ -181,6 +210,15 @@ def _cut(run: Run, look: Look, chain: list[Layer], others: list[Layer]) -> Findi
     since = _gone_since(run, chain[-1])
     # A margin that all samples keep leaves no gradient in the end.
     severity: Severity = "alarm" if others or run.losses.is_harmed or since is None else "note"
+    if zeros and since is None and reaches(look.of(chain[-1].name, "grad_output")):
+        return Finding(
+            chain[-1].name,
+            f"only zero gradients reach the weights of {where}, although its output gets a gradient that is not 0, so "
+            f"its input is always 0{harm_of(run)}",
+            "check what it is given",
+            severity_of(run),
+            float(len(chain)),
+        )
     # Without a graph there is no gradient at all; zeros are the derivative of something.
     why = "something that multiplies by 0, such as a dead or saturated activation or a softmax over one value"
     advice = f"downstream of {last}, look for {why if zeros else 'detach(), no_grad() or an unused output'}"
@@ -204,6 +242,7 @@ def _cut(run: Run, look: Look, chain: list[Layer], others: list[Layer]) -> Findi
         float(len(chain)),
         since,
         is_root=not zeros and not has_cause,
+        is_hard=severity == "alarm",
     )
 
 
@@ -248,7 +287,7 @@ def not_updated(run: Run) -> Iterator[Finding]:
         evidence = (
             f"{len(why_still)} layers get gradients, but their weights do not change: {next(iter(why_still.values()))}"
         )
-        yield Finding("", evidence, advice, "alarm")
+        yield Finding("", evidence, advice, "alarm", is_hard=True)
         return
     # Where all others hardly move either, the steps of the whole model are too small.
     moves = run.recent("update_ratio")[:, -1]
@@ -264,7 +303,8 @@ def not_updated(run: Run) -> Iterator[Finding]:
         moved = run.course("update_ratio")[[run.place(layer.name) for layer in chain]] > 0
         rests = not is_root and run.losses.is_learning and bool(moved.any(axis=1).all())
         severity: Severity = "note" if rests else "alarm"
-        yield Finding(chain[0].name, evidence, advice, severity, float(len(chain)), is_root=is_root)
+        is_hard = severity == "alarm"
+        yield Finding(chain[0].name, evidence, advice, severity, float(len(chain)), is_root=is_root, is_hard=is_hard)
 
 
 def _neighbours(layers: Iterable[Layer], why: Mapping[str, str]) -> Iterator[list[Layer]]:
@@ -302,7 +342,7 @@ def _in_no_optimizer(run: Run, look: Look) -> Iterator[Finding]:
         evidence = f"all {len(left)} layers get gradients, but no optimizer updates any of them"
         advice = "check that the optimizer was given the parameters of this model, not of a copy"
         is_read = any(found.rule == "not_in_optimizer" and found.severity == "alarm" for found in run.facts.findings)
-        yield Finding("", evidence, advice, "alarm", float(len(left)), since=since, is_root=not is_read)
+        yield Finding("", evidence, advice, "alarm", float(len(left)), since=since, is_root=not is_read, is_hard=True)
         return
     front = sum(1 for a, b in zip(trained, left, strict=False) if a is b)
     is_backbone = front == len(left) and front >= BACKBONE_SHARE * len(trained)
@@ -315,7 +355,8 @@ def _in_no_optimizer(run: Run, look: Look) -> Iterator[Finding]:
             f"{len(trained)} layers {'is' if len(trained) - len(left) == 1 else 'are'} in an optimizer"
         )
         advice = "pass its parameters to the optimizer, or set requires_grad to False"
-        yield Finding(layer.name, evidence, advice, "note" if is_backbone else "alarm", since=since, is_root=True)
+        severity: Severity = "note" if is_backbone else "alarm"
+        yield Finding(layer.name, evidence, advice, severity, since=since, is_root=True, is_hard=not is_backbone)
 
 
 def _frozen_between(run: Run, look: Look) -> Iterator[Finding]:

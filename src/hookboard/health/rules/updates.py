@@ -16,6 +16,7 @@ from hookboard.health.rules.shared import (
     gets_zeros,
     harm_of,
     is_rate_low_by_schedule,
+    severity_of,
     weight_gain,
 )
 from hookboard.health.run import RateJump, Run
@@ -40,13 +41,14 @@ FIRST_UPDATE_RATIO_OVERWRITES = 0.5
 """Update ratio of the first step that leaves little of the initialization. Healthy trainings of the benchmark's tuning
 half reach 0.14 (RMSprop, whose first step is the largest); a regression far from its targets may well go so far."""
 
+FIRST_UPDATE_RATIO_ERASES = 1.0
+"""Update ratio of the first step from which it is an alarm unless the loss falls, and no effect of anything: the step
+is larger than the weights, of which nothing is left. Healthy trainings reach 0.14."""
+
 LOSS_LEAP_FACTOR = 2.0
 """The loss leaps if, after a first step above `UPDATE_RATIO_LARGE`, it is this many times the first loss and this many
 times the loss at chance: healthy trainings whose loss leaps were trained before, and move by 0.005 (seen on the
 benchmark's tuning half). Where chance is unknown the first step must be above `FIRST_UPDATE_RATIO_OVERWRITES`."""
-
-LEAP_LOSS_SHARE_LEFT = 0.25
-"""Share of the very first loss below which a loss that leapt has come back, and has learnt: a note (a choice)."""
 
 WEIGHT_GROWTH_ALARM = 30.0
 """Growth of most weights since the first look that is an alarm whatever the loss does. In healthy runs of the
@@ -124,6 +126,10 @@ def _too_large(run: Run) -> Iterator[Finding]:
     but only while the loss shows harm, if it has leapt after the very first step (`_leapt`), or if the weights have
     grown out of all proportion and the loss does not fall.
     """
+    if run.first_move > FIRST_UPDATE_RATIO_ERASES and _is_deep(run) and not run.now.factors:
+        steps, ratios = _course(run, run.arrays.with_matrix)
+        yield replace(_large_model(run, steps, medians_of(ratios), 0), severity="alarm", is_root=True, is_lasting=True)
+        return
     growth = _growth(run)
     is_lost = growth > WEIGHT_GROWTH_ALARM and _is_deep(run) and _gains_nothing(run)
     if not (run.losses.is_harmed or is_lost or _leapt(run)):
@@ -221,8 +227,8 @@ def _large_model(run: Run, steps: np.ndarray, whole: np.ndarray, first: int) -> 
     to = to if moved > UPDATE_RATIO_ADVISED else ""
     advice = f"lower the learning rate{to}, or clip gradients and warm it up from 0"
     is_over = until is not None and run.losses.has_risen and run.losses.best_step > until
-    is_harmless = is_over or (not run.losses.is_harmed and _has_come_back(run))
-    severity: Severity = "note" if is_harmless else "alarm"
+    has_lost = _leapt(run) and not run.losses.level() < run.losses.first[0].value
+    severity: Severity = "alarm" if has_lost else "note" if is_over else severity_of(run)
     return Finding("", evidence, advice, severity, moved, int(steps[first]), until=until)
 
 
@@ -295,11 +301,6 @@ def _leapt(run: Run) -> bool:
     if chance is None and not (first[0] > 0 and _is_deep(run)):
         return False
     return max(first) > LOSS_LEAP_FACTOR * max(abs(first[0]), chance or 0.0)
-
-
-def _has_come_back(run: Run) -> bool:
-    """Return True if the loss has come down far below its very first value."""
-    return run.losses.is_known and run.losses.level() < LEAP_LOSS_SHARE_LEFT * run.losses.first[0].value
 
 
 def _leap(run: Run) -> str:

@@ -1,0 +1,63 @@
+"""Which parameters move a loss, by value: what decides about a gradient that does not come."""
+
+from collections.abc import Collection, Iterable
+
+import torch
+from torch import Tensor
+
+from hookboard.tracing.calls import Value
+from hookboard.tracing.ledger import terms_of
+from hookboard.tracing.program import StepTrace
+from hookboard.tracing.rules import TracedStep, losses_of
+from hookboard.tracing.tape import UNANSWERED, copy_of, moves
+
+CLASSES = frozenset({"cross_entropy", "nll_loss", "log_softmax", "logsumexp"})
+
+
+def _other(tensor: Tensor) -> Tensor:
+    """Return clearly different numbers of the same kind, without random numbers."""
+    flat = tensor.detach().flatten().roll(1)
+    size = flat.abs().mean() if flat.numel() else flat.sum()
+    size = torch.where(size > 0, size, torch.ones_like(size))
+    sign = torch.ones_like(flat)
+    sign[::2] = -1
+    changed = (flat + 0.5 * size * sign).reshape(tensor.shape).to(tensor.dtype)
+    return changed.requires_grad_(tensor.requires_grad)
+
+
+def _is_moved_by(step: StepTrace, end: Value, values: Iterable[Value]) -> bool:
+    """Return whether a value moves when others change; True if that cannot be told."""
+    try:
+        other = {value: _other(copy_of(step, value)) for value in values}
+    except UNANSWERED:
+        return True
+    return moves(step, end, other) is not False
+
+
+def _weights(value: Value) -> dict[str, Value]:
+    """Return the parameters that a value was computed from, by name."""
+    return {one.parameter: one for one in value.ancestors() if one.op is None and one.parameter is not None}
+
+
+def still_terms(step: StepTrace, loss: Value) -> set[Value]:
+    """Return the terms that take parameters without a gradient, and do not move when these change."""
+    terms = (term for term in terms_of(loss) if not term.requires_grad and term.of_parameters)
+    return {term for term in terms if not _is_moved_by(step, term, _weights(term).values())}
+
+
+def moving_among(step: StepTrace, loss: Value, names: Collection[str]) -> set[str]:
+    """Return those of the named parameters that move the loss when they change, or of which that cannot be told."""
+    behind = {name: value for name, value in _weights(loss).items() if name in names}
+    if not behind or not _is_moved_by(step, loss, behind.values()):
+        return set()
+    return {name for name, value in behind.items() if _is_moved_by(step, loss, [value])}
+
+
+def is_of_classes(done: TracedStep) -> bool:
+    """Return True if the loss takes the logarithm of a softmax."""
+    return any(value.op is not None and value.op.name in CLASSES for value in done.loss.ancestors())
+
+
+def has_moving_target(done: TracedStep) -> bool:
+    """Return True if the model computes what it is compared with, without a gradient."""
+    return any(call.target.of_parameters and not call.target.requires_grad for call in losses_of(done))
