@@ -267,13 +267,22 @@ def _last_without_gradient(run: Run, look: Look, layer: Layer) -> str:
 def not_updated(run: Run) -> Iterator[Finding]:
     """Report weights that a gradient reaches and that do not change: in no optimizer, rate 0, or lost in rounding.
 
-    Frozen layers between trained ones are reported too, and a learning rate that was 0 throughout for all weights.
+    Frozen layers between trained ones are reported too, a learning rate that was 0 throughout for all weights, and a
+    model none of whose weights moves any longer.
     """
     look = run.now
     if look.overflowed:
         return
     if run.peak_rate and not any(run.peak_rate.values()):
         yield from _without_any_rate(run)
+        return
+    if (since := _at_rest_since(run)) is not None:
+        evidence = (
+            f"no weight of the model has changed since step {since}: {_why_at_rest(run)} ({run.now.step - since:,} of "
+            f"{run.now.step - run.course_steps[0]:,} steps)"
+        )
+        advice = "check what stops them, or end the training there"
+        yield Finding("", evidence, advice, "alarm", since=since, is_root=True, is_hard=True, is_lasting=True)
         return
     yield from _in_no_optimizer(run, look)
     yield from _frozen_between(run, look)
@@ -305,6 +314,43 @@ def not_updated(run: Run) -> Iterator[Finding]:
         severity: Severity = "note" if rests else "alarm"
         is_hard = severity == "alarm"
         yield Finding(chain[0].name, evidence, advice, severity, float(len(chain)), is_root=is_root, is_hard=is_hard)
+
+
+STOPPED_SHARE = 0.25
+"""Share of the steps so far for which no weight has moved, from which the training has stopped (a choice): schedules
+that end at 0 get there in their last steps."""
+
+
+def _at_rest_since(run: Run) -> int | None:
+    """Return the first look's step from which no weight of the model is different; None if one moved lately.
+
+    A model whose loss is 0 may rest, and so may one that has not moved yet, as in a warm-up.
+    """
+    trained = [run.place(layer.name) for layer in run.layers if run.peak_rate.keys() & set(layer.weights)]
+    sizes, steps = run.course("weight_rms")[trained], [*run.course_steps]
+    if steps[-1] != run.now.step:
+        sizes = np.hstack([sizes, run.recent("weight_rms")[trained, -1:]])
+        steps.append(run.now.step)
+    is_known = ~np.isnan(sizes).all(axis=1)
+    moved = (np.diff(sizes[is_known]) != 0).any(axis=0)
+    if not moved.any() or moved[-run.window :].any() or run.losses.is_at_zero:
+        return None
+    since = steps[int(np.flatnonzero(moved)[-1]) + 1]
+    return since if run.now.step - since >= STOPPED_SHARE * (run.now.step - steps[0]) else None
+
+
+def _why_at_rest(run: Run) -> str:
+    """Return why no weight moves, as a clause."""
+    stepped, held = run.now.stepped, run.peak_rate
+    if run.now.frozen >= held.keys():
+        return "none of them requires a gradient"
+    if not stepped:
+        return "no optimizer steps them"
+    if not any(one.rate for one in stepped.values()):
+        return "the learning rate is 0"
+    if not any(has_gradient(run.now, name) for name in stepped):
+        return "no gradient reaches them"
+    return f"steps at a learning rate of {max(one.rate for one in stepped.values()):.2g} leave them unchanged"
 
 
 def _neighbours(layers: Iterable[Layer], why: Mapping[str, str]) -> Iterator[list[Layer]]:
