@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 
 from hookboard.health.rule import Verdict
+from hookboard.health.rules.shared import are_targets_unscaled
 from hookboard.health.run import Run
 
 Where = Literal["anywhere", "same", "before"]
@@ -79,6 +80,13 @@ CAUSES: tuple[Cause, ...] = (
     Cause("cut", ("no_gradient", "not_updated", "not_learning")),
     Cause("no_influence", (*_STANDSTILL, "cut", "output_range", "dead_units", "not_learning")),
     Cause("masked_row", ("nonfinite",)),
+    # Outputs that are far from their targets get there in many small steps, or in large ones.
+    Cause("targets", ("not_learning", "initial_loss"), only_if=are_targets_unscaled),
+    Cause(
+        "targets",
+        ("update_too_large", "exploding_gradient", "nonfinite", "spike"),
+        only_if=lambda run: are_targets_unscaled(run) and _is_plain(run),
+    ),
     Cause("optimizer_settings", ("nonfinite",)),
     Cause("dead_units", (*_STANDSTILL, "vanishing_gradient"), "before", is_hard=True),
     Cause("dead_units", ("activation_scale", "collapsed", "symmetric_units", "not_updated"), "same"),

@@ -172,16 +172,17 @@ def not_learning(run: Run) -> Iterator[Finding]:
     if not moved > UPDATE_RATIO_SMALL or _rate_rises(run):
         return
     agreement = _agreement(run)
-    if agreement > AGREEING_GRADIENT_COSINE or not _tells_samples_apart(run):
+    is_far = are_targets_unscaled(run)  # then all gradients agree: towards the targets' mean
+    if not is_far and (agreement > AGREEING_GRADIENT_COSINE or not _tells_samples_apart(run)):
         return
     chance = "" if losses.chance is None else f" (chance level: {losses.chance:.3g})"
     evidence = f"{losses.harm}{chance}, while the update-to-weight ratio is {moved:.1g}{_cosine(agreement)}"
     # Without chance nobody can tell it from a model that was trained before, and is trained on. And what has learnt how
     # frequent the classes are may be on a plateau, where masked language models stay for thousands of steps.
-    is_certain = losses.chance is not None and not losses.has_come_down
+    is_certain = is_far or (losses.chance is not None and not losses.has_come_down)
     # What has lost what it had learnt is sick since then, not from the start.
     since = losses.best_step + BLOCK_STEPS if losses.has_risen and losses.best_step >= 0 else first
-    yield Finding("", evidence, _advice(run), "alarm" if is_certain else "note", since=since)
+    yield Finding("", evidence, _advice(run), "alarm" if is_certain else "note", since=since, is_lasting=is_far)
 
 
 _MEAN = FIELDS.index("mean")

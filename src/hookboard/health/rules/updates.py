@@ -45,6 +45,10 @@ FIRST_UPDATE_RATIO_ERASES = 1.0
 """Update ratio of the first step from which it is an alarm unless the loss falls, and no effect of anything: the step
 is larger than the weights, of which nothing is left. Healthy trainings reach 0.14."""
 
+FIRST_UPDATE_RATIO_REPLACES = 3.0
+"""Update ratio of the first step from which it is an alarm whatever the loss does: less than a tenth of the weights (1
+in 1 + 3 squared) is then the initialization that somebody chose, the rest is one step."""
+
 LOSS_LEAP_FACTOR = 2.0
 """The loss leaps if, after a first step above `UPDATE_RATIO_LARGE`, it is this many times the first loss and this many
 times the loss at chance: healthy trainings whose loss leaps were trained before, and move by 0.005 (seen on the
@@ -126,9 +130,13 @@ def _too_large(run: Run) -> Iterator[Finding]:
     but only while the loss shows harm, if it has leapt after the very first step (`_leapt`), or if the weights have
     grown out of all proportion and the loss does not fall.
     """
-    if run.first_move > FIRST_UPDATE_RATIO_ERASES and _is_deep(run) and not run.now.factors:
+    # A single matrix may be anywhere after a step: a linear model learns from any start.
+    is_judged = _is_deep(run) or (run.losses.is_known and not run.losses.is_well)
+    if run.first_move > FIRST_UPDATE_RATIO_ERASES and is_judged and not run.now.factors:
         steps, ratios = _course(run, run.arrays.with_matrix)
-        yield replace(_large_model(run, steps, medians_of(ratios), 0), severity="alarm", is_root=True, is_lasting=True)
+        found = _large_model(run, steps, medians_of(ratios), 0)
+        is_hard = run.first_move > FIRST_UPDATE_RATIO_REPLACES
+        yield replace(found, severity="alarm", is_root=True, is_lasting=True, is_hard=is_hard)
         return
     growth = _growth(run)
     is_lost = growth > WEIGHT_GROWTH_ALARM and _is_deep(run) and _gains_nothing(run)
