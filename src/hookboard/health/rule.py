@@ -169,7 +169,7 @@ class Finding:
     def as_certain(self) -> "Finding":
         """Return a finding in the code as it is judged: an alarm stands regardless of the loss, and is a root."""
         is_alarm = self.severity == "alarm"
-        return replace(self, is_hard=is_alarm, is_root=is_alarm and self.is_root is not False)
+        return replace(self, is_hard=is_alarm, is_root=is_alarm if self.is_root is None else self.is_root)
 
     def __str__(self) -> str:
         """Return all of it in words.

@@ -480,6 +480,7 @@ def targets(done: TracedStep) -> Iterator[Finding]:
                     f"the targets {place} are {in_numbers(wanted)}, with a mean of {mean:.3g} and a standard "
                     f"deviation of {spread:.3g}",
                     SCALE_TARGETS,
+                    is_root=True,
                 )
         yield from _all_the_same(call)
 
