@@ -31,7 +31,6 @@ class Cause:
             at the same step or earlier. `earlier`: at an earlier step. `at the start`: `by then`, and no later than
             the first look. `by steps`: `by then`, and the effect began after the first look.
         is_hard: True if only a hard alarm of the cause explains anything, see `Case.is_hard` in `judge.py`.
-        is_soft: True if it explains only alarms that are not hard, and no notes.
     """
 
     rule: str
@@ -39,7 +38,6 @@ class Cause:
     where: Where = "anywhere"
     when: When = "by then"
     is_hard: bool = False
-    is_soft: bool = False
     only_if: Callable[[Run], bool] = lambda run: True
 
 
@@ -159,7 +157,7 @@ def explained(
             continue
         ones = [one for one in by_rule[cause.rule] if not cause.is_hard or one in hard]
         for other in (verdict for effect in cause.effects for verdict in by_rule.get(effect, ())):
-            if other in found or other in roots or (cause.is_soft and (other in hard or other.severity == "note")):
+            if other in found or other in roots:
                 continue
             # Of two faults each has its own effects: the nearest one is the cause.
             for one in sorted(
@@ -217,9 +215,7 @@ def _is_there(run: Run, one: Verdict, other: Verdict, where: Where) -> bool:
     if not one.module or not other.module:
         return True
     if where == "anywhere":
-        # Before the first step, what a layer gives depends on nothing but the layers before it, and on the batch.
-        is_given = one.rule != "input_scale" and other.rule in _FORWARD and other.since <= _start(run)
-        return not (is_given and run.facts.flow.are_apart(one.module, other.module))
+        return True
     at, place = run.place(one.module), run.place(other.module)
     return place == at if where == "same" else place <= at
 

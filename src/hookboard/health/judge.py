@@ -213,9 +213,8 @@ class Judge:
         if not said:
             return ()
         is_harmed = self._well < self.run.window and self.run.seen > 0
-        cases = {
-            case.verdict(*key, self.run.window, is_harmed, self.run.losses.is_well): case for key, case in said.items()
-        }
+        is_well = self.run.losses.is_well and not is_harmed
+        cases = {case.verdict(*key, self.run.window, is_harmed, is_well): case for key, case in said.items()}
         whole = {self._waits(verdict, case): verdict for verdict, case in cases.items()}
         cases = {verdict: cases[whole[verdict]] for verdict in whole}
         hard = {verdict for verdict, case in cases.items() if case.is_hard}
@@ -223,7 +222,6 @@ class Judge:
         causes = explained(list(cases), self.run, hard, roots)
         # What does no harm by itself does, where an alarm follows from it.
         worse = {cause for effect, cause in causes.items() if effect.severity == "alarm" and cause.severity == "note"}
-        whole |= {verdict: replace(whole[verdict], severity="alarm") for verdict in worse}
 
         def rank(verdict: Verdict) -> tuple[object, ...]:
             case = cases[verdict]
@@ -241,7 +239,9 @@ class Judge:
         # An effect keeps its own numbers, and says what it follows from.
         ranked = sorted(cases, key=rank)
         return tuple(
-            _as_effect(whole[verdict], causes[verdict]) if verdict in causes else self._with_its_past(whole[verdict])
+            _as_effect(whole[verdict], causes[verdict])
+            if verdict in causes
+            else self._with_its_past(replace(verdict, severity="alarm") if verdict in worse else verdict)
             for verdict in ranked
         )
 

@@ -331,9 +331,10 @@ def _at_rest_since(run: Run) -> int | None:
     if steps[-1] != run.now.step:
         sizes = np.hstack([sizes, run.recent("weight_rms")[trained, -1:]])
         steps.append(run.now.step)
-    is_known = ~np.isnan(sizes).all(axis=1)
-    moved = (np.diff(sizes[is_known]) != 0).any(axis=0)
-    if not moved.any() or moved[-run.window :].any() or run.losses.is_at_zero:
+    changes = np.diff(sizes)
+    moved = (~np.isnan(changes) & (changes != 0)).any(axis=0)
+    is_moving = (run.recent("update_ratio")[trained, -run.window :] > 0).any()
+    if is_moving or not moved.any() or moved[-run.window :].any() or run.losses.is_at_zero:
         return None
     since = steps[int(np.flatnonzero(moved)[-1]) + 1]
     return since if run.now.step - since >= STOPPED_SHARE * (run.now.step - steps[0]) else None
