@@ -331,7 +331,7 @@ def _at_rest_since(run: Run) -> int | None:
     if steps[-1] != run.now.step:
         sizes = np.hstack([sizes, run.recent("weight_rms")[trained, -1:]])
         steps.append(run.now.step)
-    changes = np.diff(sizes)
+    changes = np.diff(sizes[np.isfinite(sizes[:, -1])])  # what is NaN stays NaN
     moved = (~np.isnan(changes) & (changes != 0)).any(axis=0)
     is_moving = (run.recent("update_ratio")[trained, -run.window :] > 0).any()
     if is_moving or not moved.any() or moved[-run.window :].any() or run.losses.is_at_zero:

@@ -16,7 +16,6 @@ from hookboard.health.rules.shared import (
     gets_zeros,
     harm_of,
     is_rate_low_by_schedule,
-    severity_of,
     weight_gain,
 )
 from hookboard.health.run import RateJump, Run
@@ -127,8 +126,8 @@ def _too_large(run: Run) -> Iterator[Finding]:
     """Report steps that were too large for the weights.
 
     They may have ended before the loss shows harm, because a dead network no longer moves. So the whole run is judged,
-    but only while the loss shows harm, if it has leapt after the very first step (`_leapt`), or if the weights have
-    grown out of all proportion and the loss does not fall.
+    unless the loss falls; then only if it has leapt after the very first step (`_leapt`), or if the weights have grown
+    out of all proportion.
     """
     # A single matrix may be anywhere after a step: a linear model learns from any start.
     is_judged = _is_deep(run) or (run.losses.is_known and not run.losses.is_well)
@@ -140,7 +139,8 @@ def _too_large(run: Run) -> Iterator[Finding]:
         return
     growth = _growth(run)
     is_lost = growth > WEIGHT_GROWTH_ALARM and _is_deep(run) and _gains_nothing(run)
-    if not (run.losses.is_harmed or is_lost or _leapt(run)):
+    is_well = run.losses.is_well or not run.losses.is_known
+    if is_well and not (run.losses.is_harmed or is_lost or _leapt(run)):
         if run.now.factors:
             yield from _overwritten(run)
         return
@@ -235,8 +235,7 @@ def _large_model(run: Run, steps: np.ndarray, whole: np.ndarray, first: int) -> 
     to = to if moved > UPDATE_RATIO_ADVISED else ""
     advice = f"lower the learning rate{to}, or clip gradients and warm it up from 0"
     is_over = until is not None and run.losses.has_risen and run.losses.best_step > until
-    has_lost = _leapt(run) and not run.losses.level() < run.losses.first[0].value
-    severity: Severity = "alarm" if has_lost else "note" if is_over else severity_of(run)
+    severity: Severity = "note" if is_over or run.losses.is_well else "alarm"
     return Finding("", evidence, advice, severity, moved, int(steps[first]), until=until)
 
 
