@@ -183,7 +183,8 @@ class Run:
             self._keep_first_nonfinite(look)
         self.table.add(look.step, *quantities_of(self.latest))
         if is_first:
-            self.first_move = median_of(self.recent("update_ratio")[self.arrays.has_matrix, -1])
+            moves = self.recent("update_ratio")[self.arrays.has_matrix, -1]
+            self.first_move = median_of(moves[moves > 0].tolist())
         self.seen += 1
 
     def see_evaluation(self, look: Look) -> None:

@@ -191,7 +191,8 @@ def _course(run: Run, layers: list[int]) -> tuple[np.ndarray, np.ndarray]:
     if steps[-1] != run.now.step:  # of a long run not every look is a column
         ratios = np.hstack([ratios, run.recent("update_ratio")[layers, -1:]])
         steps.append(run.now.step)
-    ratios = np.where(np.isfinite(ratios), ratios, np.nan)
+    # A layer that no gradient reaches says nothing of the size of steps, unless none moves.
+    ratios = np.where(np.isfinite(ratios) & ((ratios > 0) | ~(ratios > 0).any(axis=0)), ratios, np.nan)
     seen = ~np.isnan(ratios).all(axis=0)
     return np.array(steps)[seen], ratios[:, seen]
 
