@@ -21,7 +21,7 @@ from health.trainings import (
     zeros,
 )
 
-from hookboard.health import Run
+from hookboard.health import Run, StepFacts
 from hookboard.health.losses import AT_ZERO_SHARE
 from hookboard.health.rules.shared import SCHEDULE_END_SHARE, UPDATE_RATIO_SMALL
 from hookboard.model.layers import Layer
@@ -128,16 +128,14 @@ def test_nothing_is_said_of(rule, options):
 
 
 def never_ran(*names):
-    """Linear layers behind the usual ones, of which the last has never run."""
+    """Linear layers behind the usual ones that have never run."""
     layers = {**LAYERS, **{name: linear(name) for name in names}}
-    gone = [(names[-1], "output"), (names[-1], "grad_output"), (f"{names[-1]}.weight", "parameter_grad")]
-    return always(dict.fromkeys(gone)) | {"layers": layers, "held": [*WEIGHTS, *(f"{name}.weight" for name in names)]}
+    weights = [weight for name in names for weight in layers[name].weights]
+    gone = [(name, role) for name in names for role in ("output", "grad_output")]
+    gone += [(weight, "parameter_grad") for weight in weights]
+    return always(dict.fromkeys(gone)) | {"layers": layers, "held": [*WEIGHTS, *weights]}
 
 
-BETWEEN_LOOKS = never_ran("extra") | {
-    "looks_": 4 * WINDOW + 1,
-    "change": lambda step: {("extra", "output"): None, ("extra", "grad_output"): None, **changing("extra.weight")},
-}
 FREE = {
     "fc0": LAYERS["fc0"],
     "free": Layer("free", "Linear", "linear", ("free.weight",), frozenset()),
@@ -176,14 +174,6 @@ FOUND = {
         ("fc1", "note"),
         "",
     ),
-    "an expert that never ran": (NO_GRADIENT, never_ran("expert"), ("expert", "note"), "did not run at any of"),
-    "one of several experts that never ran": (
-        NO_GRADIENT,
-        never_ran("experts.0", "experts.1") | {"looks_": 4 * WINDOW + 1},
-        ("experts.1", "note"),
-        "",
-    ),
-    "a layer that is trained only between looks": (NO_GRADIENT, BETWEEN_LOOKS, ("extra", "note"), ""),
     "a layer in no optimizer": (NOT_UPDATED, {"held": without("fc1")}, ("fc1", "alarm"), "no optimizer"),
     "one that only its output's gradient shows": (
         NOT_UPDATED,
@@ -253,26 +243,6 @@ def test_parts_of_a_gan_that_step_in_turns_are_well():
     assert judged([NO_GRADIENT, NOT_UPDATED], made).verdicts == ()
 
 
-def test_a_layer_that_never_ran_and_is_no_expert_was_forgotten():
-    gone = dict.fromkeys([("extra", "output"), ("extra", "grad_output"), ("extra.weight", "parameter_grad")])
-    layers = {**LAYERS, "extra": linear("extra")}
-
-    def seen_for(count, layers=layers, name="extra"):
-        held = [*WEIGHTS, f"{name}.weight"]
-        return findings(NO_GRADIENT, training(count, lambda step: gone, layers=layers, held=held), layers)
-
-    assert places(seen_for(4 * WINDOW)) == [("extra", "note")]
-    assert places(seen_for(4 * WINDOW + 1)) == [("extra", "alarm")]
-
-
-def test_a_layer_of_its_own_that_stopped_running_is_no_expert():
-    sites = [("head", "output"), ("head", "grad_output"), *((w, "parameter_grad") for w in LAYERS["head"].weights)]
-    made = training(80, lambda step: dict.fromkeys(sites) if step > 3 else {})
-    found = [finding for finding in findings(NO_GRADIENT, made) if finding.module == "head"]
-    assert found
-    assert all("expert" not in finding.advice for finding in found)
-
-
 def test_no_gradient_anywhere_is_an_alarm_unless_there_was_one_before():
     cut = cut_behind("head", zeros)
     assert places(findings(NO_GRADIENT, training(change=lambda step: cut))) == [("head", "alarm")]
@@ -323,23 +293,6 @@ def deep(frozen, trained=("fc0", "fc1", "fc2", "fc3", "head")):
     """A chain of linear layers, those in `frozen` not trained; and what is seen of them in a training."""
     layers = {name: linear(name) for name in trained}
     return {name: replace(layer, trainable=frozenset()) if name in frozen else layer for name, layer in layers.items()}
-
-
-def frozen_ones(frozen, **options):
-    layers = deep(frozen)
-    held = [weight for name, layer in layers.items() if name not in frozen for weight in layer.weights]
-    return findings(NOT_UPDATED, training(held=held, layers=layers, **options), layers)
-
-
-def test_a_frozen_layer_between_trained_ones_is_a_note():
-    found = frozen_ones(["fc1"])
-    assert places(found) == [("fc1", "note")]
-    assert "4 layers before and after it are trained" in found[0].evidence
-
-
-@pytest.mark.parametrize("frozen", [["fc0"], ["head"], ["fc1", "fc2"]], ids=["first", "last", "two of five"])
-def test_a_frozen_end_or_a_large_frozen_part_is_no_matter(frozen):
-    assert frozen_ones(frozen) == []
 
 
 def skipped(*steps: int):
@@ -396,3 +349,32 @@ def test_a_gradient_that_came_only_at_the_first_look_is_gone_since_the_second():
 def test_a_layer_that_has_moved_and_no_longer_does_is_a_note_while_the_loss_is_lower_for_it(losses, severity):
     made = training(60, lambda step: still("fc1.weight", "fc1.bias") if step >= 50 else {}, losses=losses)
     assert places(findings(NOT_UPDATED, made)) == [("fc1", severity)]
+
+
+def of_idle(names, options):
+    """What `no_gradient` finds where the loss of the first step does not depend on some weights."""
+    layers = options.get("layers", LAYERS)
+    run = Run(layers, WINDOW)
+    run.facts = StepFacts(idle=frozenset(names))
+    found = []
+    for look in training(**options):
+        run.see(look)
+        found = list(NO_GRADIENT.judge(run))
+    return found
+
+
+def test_layers_that_the_loss_does_not_depend_on_are_one_note():
+    (found,) = of_idle(["a.weight", "a.bias", "b.weight", "b.bias"], never_ran("a", "b"))
+    assert (found.module, found.severity) == ("", "note")
+    assert "does not depend on 4 weights of 2 of 5 layers that an optimizer holds" in found.evidence
+
+
+def test_a_loss_that_depends_on_hardly_any_layer_is_an_alarm():
+    gone = dict.fromkeys((name, "parameter_grad") for name in WEIGHTS)
+    assert [(f.module, f.severity) for f in of_idle(WEIGHTS, always(gone))] == [("", "alarm")]
+
+
+def test_a_layer_that_the_loss_depends_on_is_cut_off_though_others_are_not_used():
+    unused = never_ran("a")
+    found = of_idle(["a.weight", "a.bias"], unused | always({**cut_behind("fc1"), **unused["change"](0)}))
+    assert sorted((f.module, f.severity) for f in found) == [("a", "note"), ("fc1", "alarm")]

@@ -181,8 +181,6 @@ class LayerArrays:
         """True for each weight that may be trained, shape (weights,)."""
         self.trainable = frozenset(name for layer in layers for name in layer.trainable)
         """The names of all weights that may be trained."""
-        self.has_untrainable = any(layer.has_matrix and not layer.trainable for layer in layers)
-        """True if some layer with a matrix has no weight that may be trained."""
         self.batch_norms: list[int] = np.flatnonzero([layer.is_batch_norm for layer in layers]).tolist()
         """The places of all batch norms."""
         of_layers, of_weights = len(self.names), len(self.weights)

@@ -3,7 +3,6 @@
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -20,7 +19,6 @@ from hookboard.health.rules.shared import (
     has_moved,
     is_at_end_of_schedule,
     is_done,
-    is_one_of_several,
     main_weights,
     reaches,
     severity_of,
@@ -32,13 +30,6 @@ from hookboard.model.layers import Layer
 BACKBONE_SHARE = 0.5
 """If no optimizer holds the weights of the first layers, and these are at least this share of all layers, they are
 taken for a frozen backbone: a note (a choice)."""
-
-FROZEN_SHARE_NOTE = 0.25
-"""Frozen layers between trained ones are worth a note up to this share of all layers (a choice: where adapters are
-trained, most layers are frozen)."""
-
-WINDOWS_BEFORE_FORGOTTEN = 4
-"""Number of windows after which a layer that never ran is taken for forgotten (a choice)."""
 
 NO_RATE = "the learning rate is 0"
 
@@ -62,14 +53,10 @@ def no_gradient(run: Run) -> Iterator[Finding]:
     chains, others = _chains_without_gradient(run, look)
     for chain in chains:
         yield _cut(run, look, chain, others)
-    never_ran: dict[object, list[tuple[Layer, Finding]]] = {}
     for layer in run.layers if others else ():
         weights = [] if layer in idle else stepped_weights(look, layer)
         without = [name for name in weights if not has_gradient(look, name)]
-        if without and len(without) == len(weights):
-            for one in _never_ran(run, layer, weights, bool(chains)):
-                never_ran.setdefault((one.severity, one.advice), []).append((layer, one))
-        elif without:
+        if without and len(without) < len(weights):
             has_zeros = all(look.of(name, "parameter_grad") is not None for name in without)
             what = "only zero gradients" if has_zeros else "no gradient"
             evidence = f"{what} reached {', '.join(without)}, while other weights of the layer got a gradient"
@@ -85,10 +72,6 @@ def no_gradient(run: Run) -> Iterator[Finding]:
                     "subtracted"
                 )
             yield Finding(layer.name, evidence, advice)
-    for alike in never_ran.values():
-        chain, first = [layer for layer, _ in alike], alike[0][1]
-        rest = _from_to(chain[1:]) if len(chain) > 2 else chain[-1].name
-        yield first if len(chain) == 1 else replace(first, evidence=f"{first.evidence}; the same is true of {rest}")
 
 
 def _is_idle(run: Run, look: Look, layer: Layer) -> bool:
@@ -114,34 +97,6 @@ def _unused(run: Run, look: Look, idle: Sequence[Layer]) -> Finding:
     advice = "use these layers, or ignore this if they are not needed here"
     module = idle[0].name if len(idle) == 1 else ""
     return Finding(module, evidence, advice, severity, float(len(idle)), is_hard=severity == "alarm")
-
-
-def _never_ran(run: Run, layer: Layer, weights: list[str], is_cut: bool) -> Iterator[Finding]:
-    """Report a layer without a gradient, unless it gave an output at any kept look.
-
-    It is an alarm if the layer never ran, long after the start, and is not one of several alike, such as experts. It
-    stays a note if `is_cut` (layers that did run get no gradient): another module may use its weights, and the gradient
-    be cut off elsewhere.
-    """
-    if any(look.of(layer.name, "output") is not None for look in run.looks):
-        return
-    what = (
-        f"did not run at the last {len(run.looks)}" if run.has_run(layer) else f"did not run at any of the {run.seen}"
-    )
-    count = _weights(len(weights))
-    who = f"the layer {what} measurements, and no gradient reached its {count}"
-    if not layer.name:  # the model itself may have run
-        who = f"no gradient reached the {count} registered directly on the model"
-    evidence = f"{who}, although {'it is' if len(weights) == 1 else 'they are'} in an optimizer"
-    is_expert = is_one_of_several(run, layer)
-    is_new = not (run.has_run(layer) or is_expert or is_cut)
-    is_forgotten = (
-        is_new and run.seen > WINDOWS_BEFORE_FORGOTTEN * run.window and not _is_trained_between(run, run.now, weights)
-    )
-    advice = (
-        "an expert that is never selected needs a load-balancing loss" if is_expert else "use the layer or remove it"
-    )
-    yield Finding(layer.name, evidence, advice, "alarm" if is_forgotten else "note")
 
 
 def _chains_without_gradient(run: Run, look: Look) -> tuple[list[list[Layer]], list[Layer]]:
@@ -267,8 +222,8 @@ def _last_without_gradient(run: Run, look: Look, layer: Layer) -> str:
 def not_updated(run: Run) -> Iterator[Finding]:
     """Report weights that a gradient reaches and that do not change: in no optimizer, rate 0, or lost in rounding.
 
-    Frozen layers between trained ones are reported too, a learning rate that was 0 throughout for all weights, and a
-    model none of whose weights moves any longer.
+    A learning rate that was 0 throughout for all weights is reported too, and a model none of whose weights moves any
+    longer.
     """
     look = run.now
     if look.overflowed:
@@ -285,7 +240,6 @@ def not_updated(run: Run) -> Iterator[Finding]:
         yield Finding("", evidence, advice, "alarm", since=since, is_root=True, is_hard=True, is_lasting=True)
         return
     yield from _in_no_optimizer(run, look)
-    yield from _frozen_between(run, look)
     updates = run.latest.rows["parameter_update"]
     if not (updates.rms == 0).any():
         return
@@ -404,30 +358,6 @@ def _in_no_optimizer(run: Run, look: Look) -> Iterator[Finding]:
         advice = "pass its parameters to the optimizer, or set requires_grad to False"
         severity: Severity = "note" if is_backbone else "alarm"
         yield Finding(layer.name, evidence, advice, severity, since=since, is_root=True, is_hard=not is_backbone)
-
-
-def _frozen_between(run: Run, look: Look) -> Iterator[Finding]:
-    """Report the first frozen layer if it is between trained ones of its kind and at most a quarter of all are frozen.
-
-    Only layers with a matrix count. A frozen backbone has no trained layers before it; with adapters more than a
-    quarter is frozen.
-    """
-    if not (look.frozen or run.arrays.has_untrainable):
-        return
-    main = [layer for layer in run.layers if layer.has_matrix and run.has_run(layer)]
-    frozen = [layer for layer in main if _is_frozen(look, layer)]
-    if not frozen or len(frozen) > FROZEN_SHARE_NOTE * len(main):
-        return
-    first, at = frozen[0], main.index(frozen[0])
-    sides = ({layer.kind for layer in part if layer not in frozen} for part in (main[:at], main[at:]))
-    if all(first.kind in kinds for kinds in sides):
-        several = f", as are those of {len(frozen) - 1} other layer{'s' * (len(frozen) > 2)}" if len(frozen) > 1 else ""
-        evidence = f"its weights are frozen{several}; {len(main) - len(frozen)} layers before and after it are trained"
-        yield Finding(first.name, evidence, "set requires_grad to True, unless this is intended", is_root=True)
-
-
-def _is_frozen(look: Look, layer: Layer) -> bool:
-    return not main_weights(layer, layer.trainable - look.frozen)
 
 
 def _is_left_out(run: Run, look: Look, layer: Layer) -> bool:

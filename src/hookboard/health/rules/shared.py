@@ -1,7 +1,6 @@
 """Helpers of several rules: layers before another one, rows of a weight, gradients, scales, severity."""
 
 import math
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -171,13 +170,6 @@ def to_stable_rate(run: Run) -> str:
     to = f"{now.pop() / (1 + math.sqrt(median(growth))):.1g}"
     in_each = f"the loss grew for {len(growth)} steps in a row, by a median factor of {median(growth):.2g}"
     return f" to about {to} ({in_each})"
-
-
-def is_one_of_several(run: Run, layer: Layer) -> bool:
-    """Return True if another layer of the same name but for numbers has run, such as another expert."""
-    pattern = re.compile(re.sub(r"\d+", r"\\d+", re.escape(layer.name)))
-    others = (other for other in run.layers if other.name != layer.name and pattern.fullmatch(other.name))
-    return any(map(run.has_run, others))
 
 
 UPDATE_RATIO_SMALL = 1e-4
