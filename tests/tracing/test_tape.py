@@ -11,8 +11,9 @@ from toys import batches, fit
 
 from hookboard import HealthMonitor
 from hookboard.tracing import audit
+from hookboard.tracing import tape as tape_module
 from hookboard.tracing.reading import Reader
-from hookboard.tracing.tape import CannotReplayError, Tape
+from hookboard.tracing.tape import CannotReplayError, Tape, copy_of
 
 torch.manual_seed(0)
 X, CLASSES = torch.randn(8, 4), torch.arange(8) % 3
@@ -150,8 +151,7 @@ def test_weights_are_not_copied_also_those_of_another_model(monkeypatch):
         loss = (net(X) - teacher(X)).square().mean()
     done = reader.take_loss(loss)
     tape, seen = Tape(done.step, done.loss), []
-    copy = Tape._copy
-    monkeypatch.setattr(Tape, "_copy", lambda self, value: seen.append(copy(self, value)) or seen[-1])
+    monkeypatch.setattr(tape_module, "copy_of", lambda *given: seen.append(copy_of(*given)) or seen[-1])
     tape.run([{}])
     own = {one.data_ptr() for model in (net, teacher) for one in model.parameters()}
     assert own == {one.data_ptr() for one in seen} - {one.data_ptr() for one in seen if one.shape == X.shape}

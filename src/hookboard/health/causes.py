@@ -78,6 +78,9 @@ CAUSES: tuple[Cause, ...] = (
     Cause("cut", ("no_gradient", "not_updated", "not_learning")),
     Cause("no_influence", (*_STANDSTILL, "cut", "output_range", "dead_units", "not_learning")),
     Cause("masked_row", ("nonfinite",)),
+    # Where all gradients are exactly 0: what is cut off by `detach()` is a root, and follows from nothing.
+    Cause("loss_input", ("cut",)),
+    Cause("output_range", ("cut",)),
     # Outputs that are far from their targets get there in many small steps, or in large ones.
     Cause("targets", ("not_learning", "initial_loss"), only_if=are_targets_unscaled),
     Cause(

@@ -75,7 +75,7 @@ class StepFacts(NamedTuple):
         held_back: weight name to its weight decay and gradient clipping; only weights that an optimizer holds.
         idle: names of trainable weights that the losses of the first step do not depend on.
         has_moving_target: whether the model computes the targets too, as a target network does.
-        inputs: the paths of the tensors of the batch that the loss depends on; None if that is not known.
+        unread: the paths of the tensors of the batch that no loss of the first step depends on.
     """
 
     flow: Flow = Flow()
@@ -90,7 +90,7 @@ class StepFacts(NamedTuple):
     held_back: Mapping[str, HeldBack] = MappingProxyType({})
     idle: Set[str] = frozenset()
     has_moving_target: bool = False
-    inputs: Set[str] | None = None
+    unread: Set[str] = frozenset()
 
 
 class Run:

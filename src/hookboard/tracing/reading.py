@@ -153,7 +153,8 @@ class Reader:
             routers=tuple(routers_of(first)),
             supervised=supervised(first),
             has_moving_target=has_moving_target(first),
-            inputs=frozenset(one.path for done in self.losses for one in done.loss.ancestors() if one.path is not None),
+            unread=frozenset(self.step.float_paths)
+            - {one.path for done in self.losses for one in done.loss.ancestors() if one.path is not None},
         )
 
     def findings(self) -> list[Finding]:

@@ -75,8 +75,8 @@ def _input_scale(run: Run) -> Iterator[Finding]:
         reading = run.now.table.get(site)
         if reading is None or not (reading.moments.count or reading.moments.nonfinite):
             continue
-        if run.facts.inputs and site.index not in run.facts.inputs:
-            continue  # the loss does not depend on it
+        if site.index in run.facts.unread:
+            continue
         says = (_nonfinite, _same, _wild, _range, _constant) if _is_input(site) else (_nonfinite,)
         for say in says:
             if (found := say(run, site, reading)) is None:

@@ -47,10 +47,10 @@ def no_gradient(run: Run) -> Iterator[Finding]:
         return
     if not any(stepped.rate for stepped in look.stepped.values()):
         return
-    idle = [layer for layer in run.layers if _is_idle(run, look, layer)]
+    idle = _idle(run, look)
     if idle:
         yield _unused(run, look, idle)
-    chains, others = _chains_without_gradient(run, look)
+    chains, others = _chains_without_gradient(run, look, idle)
     for chain in chains:
         yield _cut(run, look, chain, others)
     for layer in run.layers if others else ():
@@ -74,32 +74,35 @@ def no_gradient(run: Run) -> Iterator[Finding]:
             yield Finding(layer.name, evidence, advice)
 
 
-def _is_idle(run: Run, look: Look, layer: Layer) -> bool:
-    """Return True if no weight of a layer moved the loss of the first step, and none has had a gradient since.
+def _idle(run: Run, look: Look) -> list[Layer]:
+    """Return the layers of which no weight moved the loss of the first step, and none has had a gradient since.
 
-    Such are a head that is not used, and a layer that is not called. Then there is no cut on the way to the loss.
+    Such are a head that is not used, and a layer that is not called: there is no cut on the way to the loss. None if
+    they are most of the model.
     """
-    weights = stepped_weights(look, layer)
-    is_idle = bool(weights) and set(weights) <= run.facts.idle and not any(has_gradient(look, w) for w in weights)
-    return is_idle and not (run.recent("weight_gradient_rms")[run.place(layer.name)] > 0).any()
+    stepped = [(layer, weights) for layer in run.layers if (weights := stepped_weights(look, layer))]
+    idle = [
+        layer
+        for layer, weights in stepped
+        if set(weights) <= run.facts.idle and not (run.recent("weight_gradient_rms")[run.place(layer.name)] > 0).any()
+    ]
+    return [] if len(idle) > WHOLE_MODEL_SHARE * len(stepped) else idle
 
 
 def _unused(run: Run, look: Look, idle: Sequence[Layer]) -> Finding:
-    """Return the note on layers that the loss does not depend on; an alarm if that is most of the model."""
     names = [name for layer in idle for name in stepped_weights(look, layer)]
     count = sum(bool(stepped_weights(look, layer)) for layer in run.layers)
     evidence = (
-        f"the loss of the first step does not depend on {_weights(len(names))} of {len(idle)} of {count} layers that "
-        f"an optimizer holds ({listed(names, 3)}): it does not change when they do, and no gradient has "
-        "reached them since"
+        f"the loss of the first step does not change with the weights of {len(idle)} of {count} layers that an "
+        f"optimizer holds, and no gradient has reached them since: {listed(names, 3)}"
     )
-    severity: Severity = "alarm" if len(idle) > WHOLE_MODEL_SHARE * count else "note"
     advice = "use these layers, or ignore this if they are not needed here"
-    module = idle[0].name if len(idle) == 1 else ""
-    return Finding(module, evidence, advice, severity, float(len(idle)), is_hard=severity == "alarm")
+    return Finding(idle[0].name if len(idle) == 1 else "", evidence, advice, size=float(len(idle)))
 
 
-def _chains_without_gradient(run: Run, look: Look) -> tuple[list[list[Layer]], list[Layer]]:
+def _chains_without_gradient(
+    run: Run, look: Look, idle: Sequence[Layer]
+) -> tuple[list[list[Layer]], list[Layer]]:
     """Return the layers that ran and get no gradient, in lists of consecutive ones, and the layers that get one.
 
     The latter include layers that get one in other steps, see `_comes_back` and `_is_trained_between`, and layers with
@@ -112,7 +115,7 @@ def _chains_without_gradient(run: Run, look: Look) -> tuple[list[list[Layer]], l
     is_open = False
     for layer in run.layers:
         weights = stepped_weights(look, layer)
-        if not weights or _is_idle(run, look, layer):
+        if not weights or layer in idle:
             continue
         is_reached = any(has_gradient(look, name) for name in weights)
         if is_reached or layer.computed or _comes_back(run, layer) or _is_trained_between(run, look, weights):
