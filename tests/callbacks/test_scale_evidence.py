@@ -86,17 +86,6 @@ def test_by_how_much_outputs_shrink_in_each_layer(tmp_path):
     assert each == pytest.approx((sizes[-1] / sizes[0]) ** (1 / 8), rel=0.1)
 
 
-def test_by_how_much_weights_scale_a_signal(tmp_path):
-    model = shrinking()
-    evidence = said(tmp_path, model, classes(width=16), "activation_scale")
-    layers, each, whole = numbers(
-        "the weights of # layers scale a signal by a factor of # per layer, # in total", evidence
-    )
-    norms = [np.sqrt((model.after[f"net.{i}.weight"] ** 2).sum(1).mean()) for i in range(9)]
-    assert layers == 9
-    assert (each, whole) == (shortened(np.prod(norms) ** (1 / 9)), shortened(np.prod(norms)))
-
-
 def too_large(rate):
     net = sized(linear(8, 16), linear(16, 3))
     for layer in net:
@@ -109,13 +98,6 @@ def test_how_large_the_outputs_of_few_layers_were_at_the_first_look(tmp_path):
     evidence = said(tmp_path, model, classes(), "activation_scale")
     (size,) = numbers("the outputs of net.1 had an RMS of # at the first measurement", evidence)
     assert size == shortened(rms(model.course[0]["net.1"]), 3)
-
-
-def test_the_first_loss_of_outputs_that_are_too_large_and_that_of_chance(tmp_path):
-    model = too_large(rate=2e-2)
-    evidence = said(tmp_path, model, classes(), "activation_scale")
-    told = numbers("; the loss was # at the start, and chance level is #", evidence)
-    assert told == [shortened(np.median(model.losses[:4]), 3), shortened(np.log(3), 3)]
 
 
 def test_how_large_the_outputs_of_a_layer_were_that_has_grown_out_of_line(tmp_path):
@@ -242,6 +224,7 @@ def moved(model, name):
 
 def test_where_the_output_of_a_layer_went_and_those_of_others(tmp_path):
     model = drifting(linear(8, 16), nn.Tanh, linear(16, 16), nn.Tanh, linear(16, 3), times=(2, 1.06))
+    model.loss = lambda outputs, targets: CROSS_ENTROPY(outputs, targets) * 1.02 ** len(model.losses)  # it rises
     verdict = verdict_of(tmp_path, model, classes(), "activation_scale")
     before, now, usual = numbers(
         "changed from # in the first measurements to # (by a factor of # in the median layer)", verdict.evidence

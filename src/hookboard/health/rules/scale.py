@@ -12,6 +12,7 @@ from hookboard.health.rule import Finding, Rule, Severity
 from hookboard.health.rules.heads import attention
 from hookboard.health.rules.shared import (
     Scales,
+    clip_too,
     factor,
     harm_of,
     initialization,
@@ -76,7 +77,7 @@ def _gains_lost(run: Run) -> Iterator[Finding]:
         f"{steps[lowest] - steps[0]} steps (now {now:.2g}), so the layers' outputs and the gradients passed back "
         f"shrink too{harm_of(run)}."
     )
-    advice = "Check what shrinks them, such as weight decay, and exclude gains and biases from it."
+    advice = "Check what shrinks them: weight decay, of which gains and biases should be left out, or the loss."
     start = int(np.argmax(left < 1 / NORM_DEVIATION_MAX))
     first = run.layers[run.arrays.batch_norms[0]]
     size, since = fell / math.log(10), int(steps[start])
@@ -110,8 +111,9 @@ def _normalized(run: Run) -> np.ndarray:
 def _unnormalized(run: Run) -> Iterator[Finding]:
     """Report once if at least half of the batch norms use running statistics that do not fit the batch."""
     shares, by_batch = _normalized(run), run.now.by_batch
-    norms = {run.layers[place].name: float(shares[place]) for place in run.arrays.batch_norms}
-    known = {name: share for name, share in norms.items() if name in by_batch and not math.isnan(share)}
+    # Of a frozen backbone the statistics are meant to stay.
+    norms = [(run.layers[place], float(shares[place])) for place in run.arrays.batch_norms]
+    known = {norm.name: share for norm, share in norms if norm.trainable and norm.name in by_batch and share > 0}
     off = {
         name: share
         for name, share in known.items()
@@ -120,11 +122,7 @@ def _unnormalized(run: Run) -> Iterator[Finding]:
     if not len(off) >= len(known) / 2 > 0:
         return
     times = " to ".join(dict.fromkeys((f"{min(off.values()):.2g}", f"{max(off.values()):.2g}")))
-    is_far = any(
-        not 1 / NORM_DEVIATION_FACTOR_ALARM < share < NORM_DEVIATION_FACTOR_ALARM
-        for name, share in off.items()
-        if run.layers[run.place(name)].trainable
-    )
+    is_far = any(not 1 / NORM_DEVIATION_FACTOR_ALARM < share < NORM_DEVIATION_FACTOR_ALARM for share in off.values())
     severity: Severity = "alarm" if is_far else severity_of(run)
     evidence = (
         f"{len(off)} of {len(known)} BatchNorms {'is' if len(off) == 1 else 'are'} in evaluation mode and "
@@ -160,22 +158,6 @@ benchmark's tuning half reach 1.4."""
 STEADY_LAYER_SHARE = 0.5
 """Share of the change along depth up to which a single layer may contribute, if the change is steady (a choice)."""
 
-FADING_DECADES = -4.0
-"""Powers of ten by which the weights of all layers together must scale a signal down, without any norm, for an alarm
-whatever the loss does (a choice)."""
-
-SWELLING_DECADES = 3.0
-"""Powers of ten by which the weights of all layers together must scale a signal up, without any norm, to be worth a
-note (a choice)."""
-
-FADING_DECADES_PER_LAYER = -0.6
-"""Powers of ten by which each layer must also scale a signal down, on average, for `FADING_DECADES`: PyTorch's own
-initialization loses 0.24."""
-
-SWELLING_DECADES_PER_LAYER = 0.3
-"""Powers of ten by which each layer must also scale a signal up, on average, for `SWELLING_DECADES`: He's
-initialization gains 0.15."""
-
 FEW_LAYERS_MIN = 2
 """A model of fewer layers that weigh a signal is not judged by all of them (a choice)."""
 
@@ -210,7 +192,7 @@ def _activation_scale(run: Run) -> Iterator[Finding]:
     scales = scales_of(run)
     single = list(_out_of_line(run, scales, scales_of(run, at_start=True)))
     # One layer that is out of line moves all later ones.
-    chain = [] if single else [*_along_weights(run, scales), *_of_few(run, scales), *_along_depth(run, scales)][:1]
+    chain = [] if single else [*_of_few(run, scales), *_along_depth(run, scales)][:1]
     said: set[str] = set()
     for finding in (*single, *chain, *_recurrent(run), *normalization(run), *attention(run), *_drifted(run)):
         if finding.module not in said:
@@ -244,17 +226,17 @@ def _out_of_line(run: Run, scales: Scales, first: Scales) -> Iterator[Finding]:
                 continue
             rms = "the RMS of its output is" if other is None else "at the first measurement, the RMS of its output was"
             evidence = (
-                f"{rms} {10 ** seen.log[place]:.2g}, which is {factor(seen.gains[place])} times that of its input "
-                f"(median of the other layers: {factor(float(np.median(others)))} times)"
+                f"{rms} {10 ** seen.log[place]:.2g}, which is {factor(seen.gains[place])} times that of the layer "
+                f"before it (median of the other layers: {factor(float(np.median(others)))} times)"
             )
             evidence += _initial(run, layer) if other is None else ", and the scale of its weights is still unusual"
             has_changed = other is None and abs(began - seen.gains[place]) >= LAYER_GAIN_DECADES / 2
             advice = (
-                "This was not so at first, so check the learning rate and weight decay of this layer."
+                "This was not so at first, so check the learning rate of this layer."
                 if has_changed
                 else "Check how the weights of this layer are initialized and scaled."
             )
-            yield Finding(layer.name, f"{evidence}{_harm(run)}.", advice, _severity(run), size=abs(off))
+            yield Finding(layer.name, f"{evidence}{harm_of(run)}.", advice, severity_of(run), size=abs(off))
 
 
 def _gain_at_first(first: Scales, layer: Layer) -> float:
@@ -269,51 +251,32 @@ def _was_in_line(first: Scales, layer: Layer) -> bool:
 
 
 def _along_depth(run: Run, scales: Scales) -> Iterator[Finding]:
-    """Report activations that shrink or grow steadily from layer to layer."""
-    count = len(scales.layers)
+    """Report activations that shrink or grow steadily from layer to layer, of those in series with the last one."""
+    are_in_series = [not run.facts.flow.are_apart(layer.name, scales.layers[-1].name) for layer in scales.layers]
+    log, count = scales.log[are_in_series], sum(are_in_series)
     if count <= PEER_LAYERS_MIN:
         return
-    change = median(scales.log[-2:]) - median(scales.log[:2])
+    change = median(log[-2:]) - median(log[:2])
     if abs(change) < DEPTH_CHANGE_DECADES:
         return
-    step = slope(scales.log)
+    step = slope(log)
     if abs(step * (count - 1)) < DEPTH_CHANGE_DECADES or step * change < 0:
         return
-    steps = np.diff(scales.log) * np.sign(step)
+    steps = np.diff(log) * np.sign(step)
     if steps.max() > STEADY_LAYER_SHARE * abs(change):
         return  # a step, not a slope
     start = int(np.flatnonzero(steps >= abs(step) / 2)[0])
-    layer = scales.layers[start]
+    layer = list(itertools.compress(scales.layers, are_in_series))[start]
     what = "shrinks" if step < 0 else "grows"
     evidence = (
-        f"from here on, the RMS of activations {what} over {count} layers from {10 ** scales.log[start]:.2g} to "
-        f"{10 ** scales.log[-1]:.2g}, by a factor of {factor(step)} per layer{_initial(run, layer)}{_harm(run)}."
+        f"from here on, the RMS of activations {what} over {count} layers from {10 ** log[start]:.2g} to "
+        f"{10 ** log[-1]:.2g}, by a factor of {factor(step)} per layer{_initial(run, layer)}{harm_of(run)}."
     )
-    yield Finding(layer.name, evidence, _initialize(run), _severity(run), size=abs(change))
+    yield Finding(layer.name, evidence, _initialize(run), severity_of(run), size=abs(change))
 
 
 def _initialize(run: Run) -> str:
     return f"{initialization(run)}, or add normalization."
-
-
-def _along_weights(run: Run, scales: Scales) -> Iterator[Finding]:
-    """Report weights that make a signal fade or swell, even if biases hide it, in a model that nothing normalizes."""
-    if len(scales.layers) <= PEER_LAYERS_MIN or run.arrays.of_kind(NORM_KINDS).any():
-        return
-    if any(run.facts.flow.are_apart(one.name, other.name) for one, other in itertools.pairwise(scales.layers)):
-        return  # they are no chain, as in nets that run side by side
-    whole = float(np.nansum(scales.weights))
-    each = whole / len(scales.layers)
-    if not (
-        (whole <= FADING_DECADES and each <= FADING_DECADES_PER_LAYER)
-        or (whole >= SWELLING_DECADES and each >= SWELLING_DECADES_PER_LAYER)
-    ):
-        return
-    evidence = (
-        f"the weights of {len(scales.layers)} layers scale a signal by a factor of {factor(each)} per layer, "
-        f"{factor(whole)} in total, and there is no normalization layer{_harm(run)}."
-    )
-    yield Finding("", evidence, _initialize(run), "alarm" if whole < 0 else _severity(run), size=abs(whole))
 
 
 def _of_few(run: Run, scales: Scales) -> Iterator[Finding]:
@@ -331,9 +294,9 @@ def _of_few(run: Run, scales: Scales) -> Iterator[Finding]:
     evidence = (
         "from the start, the weights of every layer scale a signal up, those of this one by a factor of "
         f"{factor(gains[0])}, and the outputs of {layers[-1].name} had an RMS of {output.moments.rms:.3g} at the first "
-        f"measurement{_harm(run)}."
+        f"measurement{harm_of(run)}."
     )
-    yield Finding(layers[0].name, evidence, _initialize(run), _severity(run), size=sum(gains))
+    yield Finding(layers[0].name, evidence, _initialize(run), severity_of(run), size=sum(gains))
 
 
 def _recurrent(run: Run) -> Iterator[Finding]:
@@ -347,9 +310,9 @@ def _recurrent(run: Run) -> Iterator[Finding]:
             continue
         evidence = (
             f"the recurrent weights of a unit have an L2 norm of {norm:.2g} (0.6 to 1 is usual), so its feedback grows "
-            f"with each time step{_harm(run)}."
+            f"with each time step{harm_of(run)}."
         )
-        advice = "Initialize the recurrent weights as orthogonal matrices, and clip gradients."
+        advice = f"Initialize the recurrent weights as orthogonal matrices{clip_too(run, ', and clip gradients')}."
         first = run.first or run.now
         began = max(_norm(first, layer, name, "parameter_before") for name in names)
         # What the first step did is not there since the start.
@@ -371,13 +334,11 @@ def _blown_up(run: Run, layer: Layer) -> Iterator[Finding]:
     before_it = "" if rms is None else f" (the layer before it: {rms:.2g})"
     evidence = (
         f"its output has an RMS of {output.moments.rms:.2g}{before_it}{_initial(run, layer)}; its feedback "
-        f"grows with each time step{_harm(run)}."
+        f"grows with each time step{harm_of(run)}."
     )
-    advice = (
-        "Initialize the recurrent weights with smaller values, or switch to tanh, an LSTM or a GRU. "
-        "Also clip gradients."
-    )
-    yield Finding(layer.name, evidence, advice, _severity(run), size=math.log10(output.moments.rms / usual))
+    advice = "Initialize the recurrent weights with smaller values, or switch to tanh, an LSTM or a GRU."
+    advice += clip_too(run, " Also clip gradients.")
+    yield Finding(layer.name, evidence, advice, severity_of(run), size=math.log10(output.moments.rms / usual))
 
 
 def _norm(look: Look, layer: Layer, name: str, role: Role) -> float:
@@ -388,7 +349,8 @@ def _norm(look: Look, layer: Layer, name: str, role: Role) -> float:
 def _drifted(run: Run) -> Iterator[Finding]:
     """Report the whole model if most outputs have far outgrown their scale at the first looks.
 
-    Otherwise report the first layer whose output has left the scale that it had then.
+    Otherwise report the first layer whose output has left the scale that it had then, while the loss shows harm: what
+    is learnt may have any scale. A norm is to keep one, and is reported whatever the loss does.
     """
     if len(run.course_steps) < 2 * run.window:
         return
@@ -403,23 +365,21 @@ def _drifted(run: Run) -> Iterator[Finding]:
         moved[places[-1]] = min(moved[places[-1]], 0.0)  # a head is to grow sure of its answers
     usual = median_of(moved.tolist())
     if usual >= MODEL_DRIFT_DECADES:
-        evidence = f"the outputs of most layers have grown to {factor(usual)} times their initial RMS{_harm(run)}."
+        evidence = f"the outputs of most layers have grown to {factor(usual)} times their initial RMS{harm_of(run)}."
         yield Finding("", evidence, "Lower the learning rate, and check the sign of the loss.", "alarm", size=usual)
         return
     # In a healthy training activations grow, in some layers more than in others.
     for place in np.flatnonzero((moved <= -DRIFT_DECADES) | (moved - max(usual, 0.0) >= DRIFT_DECADES)):
         layer = run.layers[place]
-        if was_zero(run, layer):
+        has_faded = layer.kind == "norm" and moved[place] < 0
+        if was_zero(run, layer) or not (has_faded or run.losses.is_harmed):
             continue
         evidence = (
             f"the RMS of its output changed from {early[place]:.2g} in the first measurements to {now[place]:.2g} (by "
-            f"a factor of {factor(usual)} in the median layer){_harm(run)}."
+            f"a factor of {factor(usual)} in the median layer){harm_of(run)}."
         )
-        advice = "Check its learning rate and weight decay, and how its weights change over time."
-        # What normalizes is to keep a scale.
-        is_harm = layer.kind == "norm" and moved[place] < 0
-        severity: Severity = "alarm" if is_harm else severity_of(run)
-        yield Finding(layer.name, evidence, advice, severity, size=abs(float(moved[place])))
+        advice = "Check its learning rate, and how its weights change over time."
+        yield Finding(layer.name, evidence, advice, "alarm", size=abs(float(moved[place])))
         return
 
 
@@ -436,16 +396,6 @@ def _initial(run: Run, layer: Layer) -> str:
     if change < LAYER_GAIN_DECADES / 2:
         return ", as at initialization"
     return f"; this layer's RMS was {first:.2g} at the first measurement"
-
-
-def _severity(run: Run) -> Severity:
-    return "alarm" if run.losses.starts_high else severity_of(run)
-
-
-def _harm(run: Run) -> str:
-    if run.losses.starts_high and not run.losses.is_harmed:
-        return f"; the loss was {run.losses.start:.3g} at the start, and chance level is {run.losses.chance:.3g}"
-    return harm_of(run)
 
 
 ACTIVATION_SCALE = Rule("activation_scale", _activation_scale, look_at="health/activation_rms")

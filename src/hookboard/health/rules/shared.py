@@ -1,5 +1,6 @@
 """Helpers of several rules: layers before another one, rows of a weight, gradients, scales, severity."""
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -118,6 +119,26 @@ def severity_of(run: Run) -> Severity:
 def harm_of(run: Run) -> str:
     """Return "; " and the harm that the loss shows, to be appended to a sentence; "" if it shows none."""
     return f"; {run.losses.harm}" if run.losses.is_harmed else ""
+
+
+def gradient_norm(look: Look, run: Run) -> float:
+    """Return the L2 norm of the gradients of all weights that an optimizer steps; estimated for large weights."""
+    sizes = {name: math.prod(shape) for layer in run.layers for name, shape in layer.shapes.items()}
+    readings = [(sizes.get(name, 0), look.of(name, "parameter_grad")) for name in look.stepped]
+    squares = [size * reading.moments.rms**2 for size, reading in readings if reading is not None]
+    return math.sqrt(sum(square for square in squares if math.isfinite(square)))
+
+
+SAME_NORM_SHARE = 1e-3
+"""Norms that differ by at most this share are the same (a choice): clipping adds 1e-6 to what it divides by."""
+
+
+def clip_too(run: Run, advice: str) -> str:
+    """Return advice to clip gradients; "" where the Trainer does, or their largest norm was the same at two looks."""
+    looks = {look.step: look for look in (run.first, *run.looks) if look is not None}
+    norms = [gradient_norm(look, run) for look in looks.values()]
+    is_limit = sum(norm >= (1 - SAME_NORM_SHARE) * max(norms) > 0 for norm in norms) > 1
+    return "" if is_limit or any(held.largest_norm < math.inf for held in run.facts.held_back.values()) else advice
 
 
 GROWING_STEPS, LOSS_GROWTH_NOTED = 3, 1.2
@@ -304,7 +325,10 @@ def scales_of(run: Run, at_start: bool = False) -> Scales:
     values = rms[used]
     before = np.append(np.nan, values)[:-1]
     is_main = run.arrays.of_kind(WEIGHING_KINDS)[used] & (values > 0)
-    places, now, before = used[is_main], values[is_main], before[is_main]
+    places, now = used[is_main], values[is_main]
+    flow, names = run.facts.flow, [run.layers[place].name for place in used.tolist()]
+    are_apart = np.array([False, *itertools.starmap(flow.are_apart, itertools.pairwise(names))], dtype=bool)
+    before = np.where(are_apart[: len(used)][is_main], np.nan, before[is_main])
     ratios = np.divide(now, before, out=np.full_like(now, np.nan), where=before > 0)
     weights = np.full_like(now, np.nan) if at_start else _weight_gains(run)[places]
     return Scales([run.layers[place] for place in places.tolist()], np.log10(now), np.log10(ratios), weights)
