@@ -45,10 +45,9 @@ def test_the_share_of_saturated_outputs_and_where_they_lie(tmp_path, kind, gain)
     net[0].weight.data *= gain
     model = Recorded(net, CROSS_ENTROPY, rate=0.0)
     evidence = said(tmp_path, model, classes(), "saturated")
-    share, *ends = numbers(
-        f"#% of the outputs of net.1 ({kind.__name__}) are at the ends of its range, from # to # or from # to #",
-        evidence,
-    )
+    whole = f"#% of the outputs of net.1 ({kind.__name__}) are near the ends of its range of # to #:"
+    share, lowest, highest, *ends = numbers(f"{whole} from # to # or from # to #", evidence)
+    assert (lowest, highest) == (-1 if kind is nn.Tanh else 0, 1)
     outputs = model.outputs["net.1"].astype(np.float32)
     low, below, above, high = ends
     assert low == pytest.approx(outputs.min(), rel=5e-3)

@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 from health.looks import layers, look, reading, row
 
-from hookboard.health import Finding, Rule, Run
+from hookboard.health import Finding, Rule, Run, StepFacts
 from hookboard.measure import Reading
-from hookboard.model.layers import Kind, Layer
+from hookboard.model.layers import Flow, Kind, Layer
 
 WINDOW = 3
 
@@ -76,6 +76,11 @@ def run_of(
         seen = losses(number) if losses else ()
         run.see(look(every * number, list(readings(number)), seen, by_batch=by_batch))
     return run
+
+
+def apart(**above: Sequence[str]) -> StepFacts:
+    """What is known of a step in which each of these layers is fed by the ones that are given for it."""
+    return StepFacts(Flow({name: sum(1 << i for i, o in enumerate(above) if o in above[name]) for name in above}))
 
 
 def harmed(number: int) -> list[float]:

@@ -2,7 +2,7 @@
 
 import pytest
 from health.looks import reading, row
-from health.runs import falling, findings, harmed, linear, noise, outputs, run_of
+from health.runs import apart, falling, findings, harmed, linear, noise, outputs, run_of
 
 from hookboard.health.rules.signal import COLLAPSED
 from hookboard.model.layers import Layer
@@ -30,7 +30,9 @@ def test_it_is_an_alarm_where_the_loss_shows_harm():
 
 @pytest.mark.parametrize(("end", "count", "severity"), [(5e-4, 6, "alarm"), (5e-4, 3, "note"), (1e-7, 3, "alarm")])
 def test_it_is_an_alarm_by_itself_where_nothing_is_left_after_the_first_steps(end, count, severity):
-    (finding,) = findings(COLLAPSED, run_of(CHAIN, lambda n: answers([1] * 7 + [end]), count=count, losses=falling))
+    gradient = reading("fc7", "grad_output", [row(100, 0.01, 0.01), row(100, -0.01, 0.01)])  # as after a softmax
+    read = [*answers([1] * 7 + [end]), gradient]
+    (finding,) = findings(COLLAPSED, run_of(CHAIN, lambda n: read, count=count, losses=falling))
     assert finding.severity == severity
 
 
@@ -55,6 +57,13 @@ def test_a_branch_that_gives_a_constant_is_healthy_unless_it_was_none_at_first()
     assert not findings(COLLAPSED, run_of(CHAIN, lambda n: answers(constant), losses=harmed))
     (finding,) = findings(COLLAPSED, run_of(CHAIN, lambda n: answers(constant if n else [1] * 8), losses=harmed))
     assert (finding.module, finding.severity) == ("fc2", "note")
+
+
+@pytest.mark.parametrize(("feeds", "fires"), [([], False), (NAMES[:7], True)])
+def test_a_learned_prompt_that_runs_last_is_the_same_for_all_samples_by_design(feeds, fires):
+    run = run_of(CHAIN, lambda n: answers([1] * 7 + [0]), losses=harmed)
+    run.facts = apart(**{name: NAMES[:i] for i, name in enumerate(NAMES[:7])}, fc7=feeds)
+    assert bool(findings(COLLAPSED, run)) is fires
 
 
 def test_a_constant_input_is_not_the_fault_of_a_layer():

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from health.looks import reading, row
-from health.runs import falling, findings, harmed, linear, noise, outputs, run_of, weights, without_weights
+from health.runs import apart, falling, findings, harmed, linear, noise, outputs, run_of, weights, without_weights
 from torch import nn
 from toys import Toy, batches, fit
 
@@ -111,6 +111,44 @@ def test_a_gradient_that_grows_by_a_factor_of_70_explodes(each, fires):
 def test_gradients_that_grow_a_hundredfold_against_their_own_history_explode(growth, fires):
     found = findings(EXPLODING, run_of(CHAIN, gradients([0] * 8, growth), count=15))
     assert [finding.module for finding in found] == ([""] if fires else [])
+
+
+SIDE_BY_SIDE = apart(**{name: NAMES[:i] if i < 4 else NAMES[4:i] for i, name in enumerate(NAMES)})
+"""Two chains of four layers."""
+
+TRUNK = apart(**{name: NAMES[:i] if i < 7 else NAMES[:4] for i, name in enumerate(NAMES)})
+"""Four layers that feed three others and, beside these, the last one."""
+
+
+@pytest.mark.parametrize(("rule", "size"), [(VANISHING, -6), (EXPLODING, 6)])
+def test_gradients_of_branches_side_by_side_are_not_compared_as_if_one_fed_the_other(rule, size):
+    run = run_of(CHAIN, gradients([size] * 4 + [0] * 4), losses=harmed)
+    assert findings(rule, run)
+    run.facts = SIDE_BY_SIDE
+    assert not findings(rule, run)
+    run = run_of(CHAIN, gradients(steady(size / 7)), losses=harmed)
+    run.facts = apart(**{name: NAMES[:i] for i, name in enumerate(NAMES)})
+    assert findings(rule, run)
+
+
+@pytest.mark.parametrize(("other", "fires"), [(6, False), (0, True)])
+def test_a_trunk_gets_as_much_as_the_larger_of_its_heads_gives(other, fires):
+    run = run_of(CHAIN, gradients([6] * 4 + [other] * 3 + [0]))
+    run.facts = TRUNK
+    assert bool(findings(EXPLODING, run)) is fires
+
+
+@pytest.mark.parametrize(("arrives", "fires"), [(1.0, False), (1e4, True)])
+def test_a_gradient_that_meets_inputs_of_0_changes_no_weight_and_does_not_explode(arrives, fires):
+    """As at padding that a function divides by its norm."""
+    sizes = [4.0, 4.0, 0, 0, 0, 0, 0, 0]
+
+    def seen(n):
+        given = {name: arrives if size else 1.0 for name, size in zip(NAMES, sizes, strict=True)}
+        grads = [reading(f"{name}.weight", "parameter_grad", noise(8, scale=big)) for name, big in given.items()]
+        return [*gradients(sizes)(n), *grads]
+
+    assert bool(findings(EXPLODING, run_of(CHAIN, seen))) is fires
 
 
 def test_a_model_of_three_layers_has_no_course():

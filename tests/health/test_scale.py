@@ -2,11 +2,10 @@
 
 import pytest
 from health.looks import reading, row
-from health.runs import falling, findings, harmed, linear, noise, nothing, outputs, run_of, weights
+from health.runs import apart, falling, findings, harmed, linear, noise, nothing, outputs, run_of, weights
 
-from hookboard.health import StepFacts
 from hookboard.health.rules.scale import ACTIVATION_SCALE
-from hookboard.model.layers import Flow, Layer
+from hookboard.model.layers import Layer
 
 NAMES = [f"fc{i}" for i in range(8)]
 CHAIN = [linear(name) for name in NAMES]
@@ -88,11 +87,6 @@ def test_a_layer_with_the_weights_of_its_peers_is_in_line_though_what_ran_before
     assert not findings(ACTIVATION_SCALE, run_of(CHAIN, scaled(sizes, first_weights=usual), losses=harmed))
     heavy = [*usual, *weights("fc4", rows=noise(8, scale=10.0))]
     assert findings(ACTIVATION_SCALE, run_of(CHAIN, scaled(sizes, first_weights=heavy), losses=harmed))
-
-
-def apart(**above):
-    """What is known of a step in which the output of each of these layers flows into the others that name it."""
-    return StepFacts(Flow({name: sum(1 << i for i, o in enumerate(above) if o in above[name]) for name in above}))
 
 
 SIDE_BY_SIDE = apart(**{name: NAMES[:i] if i < 4 else NAMES[4:i] for i, name in enumerate(NAMES)})

@@ -45,7 +45,8 @@ def test_the_evidence_says_where_the_outputs_lie():
     run = run_of(CHAIN, lambda n: chain(bounded("act0", 0.01), bounded("act1", 0.9)))
     (finding,) = findings(SATURATED, run)
     assert finding.evidence == (
-        "90% of the outputs of act1 (Tanh) are at the ends of its range, from -1 to -0.98 or from 0.98 to 1."
+        "90% of the outputs of act1 (Tanh) are near the ends of its range of -1 to 1: from -1 to -0.98 or from "
+        "0.98 to 1."
     )
 
 

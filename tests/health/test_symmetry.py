@@ -79,25 +79,25 @@ def test_a_layer_that_began_with_one_value_is_an_alarm_whatever_the_loss_does(ki
 
 
 @pytest.mark.parametrize(
-    ("units", "takes", "kind", "severity"),
+    ("units", "takes", "kind", "fires"),
     [
-        (4, 2, "conv", "alarm"),
-        (3, 2, "conv", "note"),  # a few units
-        (4, 1, "conv", "note"),  # a filter for each channel, which may begin as a mean
-        (4, 2, "other", "note"),
+        (4, 2, "conv", True),
+        (3, 2, "conv", False),  # a few units
+        (4, 1, "conv", False),  # a filter for each channel, which may begin as a mean
+        (4, 2, "other", False),  # perhaps a factor for each element
     ],
 )
-def test_a_constant_that_may_be_meant_is_an_alarm_only_where_the_loss_shows_harm(units, takes, kind, severity):
-    assert [s.severity for s in constant_at_first(0.03, falling, units, takes, kind)] == [severity]
-    assert [s.severity for s in constant_at_first(0.03, harmed, units, takes, kind)] == ["alarm"]
+def test_a_constant_that_may_be_meant_is_well(units, takes, kind, fires):
+    assert bool(constant_at_first(0.03, harmed, units, takes, kind)) is fires
 
 
-def test_a_constant_weight_of_one_dimension_is_a_note():
-    # Several of its parameters are measured as one.
-    layer = replace(linear("fc0"), shapes={"fc0.weight": (8,)}, weights=("fc0.weight",))
-    before = [reading("fc0.weight", "parameter_before", [row(64, 0.03, 0.0)])]
-    run = run_of([layer], lambda n: [*weights("fc0", rows=noise(8)), *before], losses=falling)
-    assert [s.severity for s in findings(SYMMETRIC_UNITS, run)] == ["note"]
+@pytest.mark.parametrize("shape", [(8,), (1, 8), (1, 8, 1, 1), (8, 1, 1)])
+@pytest.mark.parametrize("gradient", [noise(8, scale=0.01), equal(8, 0.01)])
+def test_a_factor_for_each_channel_has_no_units_that_could_be_copies(shape, gradient):
+    ones = [row(1, 1.0, 0.0)] * 8
+    scale = replace(linear("fc0", kind="other"), shapes={"fc0.weight": shape}, weights=("fc0.weight",))
+    assert not symmetric(ones, gradient, scale)
+    assert symmetric(ones, equal(8, 0.01), linear("fc0", 8, 1))  # which has one input
 
 
 def test_an_embedding_and_a_layer_whose_weights_differ_a_little_may_begin_so():

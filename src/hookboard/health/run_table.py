@@ -509,13 +509,9 @@ def onsets(began: np.ndarray, since: int) -> tuple[int, str]:
     `began` is the step since which each has been silent, `since` that since which enough have been to be reported.
 
     >>> onsets(np.array([10, 10, 10]), 10), onsets(np.array([0, 0, 10, 20, 30]), 20)
-    ((10, 'since step 10'), (0, 'since step 30 (4 of them by step 20, 2 since step 0)'))
+    ((10, 'since step 10'), (0, 'since step 30 (4 of them by step 20)'))
     """
     steps, counts = np.unique(began, return_counts=True)
-    onset, last, most = int(steps[counts.argmax()]), int(steps[-1]), int(counts.max())
-    more = list[str]()
-    if since < last:
-        more.append(f"{(began <= since).sum()} of them by step {since}")
-    if onset not in (last, since):
-        more.append(f"{most} since step {onset}")
-    return onset, f"since step {last} ({', '.join(more)})" if more else f"since step {last}"
+    onset, last = int(steps[counts.argmax()]), int(steps[-1])
+    earlier = f" ({(began <= since).sum()} of them by step {since})" if since < last else ""
+    return onset, f"since step {last}{earlier}"

@@ -13,6 +13,7 @@ from hookboard.health.rule import Finding, Rule, Severity
 from hookboard.health.rules.shared import (
     BOUNDED_KINDS,
     activations_of,
+    clip_too,
     factor,
     harm_of,
     initialization,
@@ -99,19 +100,20 @@ def _share_at(look: Look | None, layer: Layer) -> tuple[float, str] | None:
     if reading is None or not reading.moments.count:
         return None
     lower, upper = _borders(layer, reading)
-    outputs = f"of the outputs of {layer.name} ({layer.type}) are at the ends of its range,"
+    low, high = _range(layer, reading)
+    outputs = f"of the outputs of {layer.name} ({layer.type}) are near the ends of its range of {low:.3g} to {high:.3g}"
     if reading.histogram is not None and len(reading.histogram.counts):
         # A bin with a border inside counts by its centre; then its edge is the border.
         edges, counts = reading.histogram.edges, reading.histogram.counts
         centres = (edges[:-1] + edges[1:]) / 2
-        low, high = int((centres <= lower).sum()), int((centres < upper).sum())
-        share = float((counts[:low].sum() + counts[high:].sum()) / counts.sum())
-        ends = [(edges[0], edges[low])] * (low > 0) + [(edges[high], edges[-1])] * (high < len(counts))
-        return share, f"{outputs} {' or '.join(f'from {start:.3g} to {end:.3g}' for start, end in ends)}"
+        below, above = int((centres <= lower).sum()), int((centres < upper).sum())
+        share = float((counts[:below].sum() + counts[above:].sum()) / counts.sum())
+        ends = [(edges[0], edges[below])] * (below > 0) + [(edges[above], edges[-1])] * (above < len(counts))
+        return share, f"{outputs}: {' or '.join(f'from {start:.3g} to {end:.3g}' for start, end in ends)}"
     # What is not at the ends is taken as evenly spread between them.
     middle, half = (lower + upper) / 2, (upper - lower) / 2 / SATURATED_SHARE
     square = ((reading.moments.mean - middle) ** 2 + reading.moments.deviation**2) / half**2 if half else 0.0
-    return max(0.0, (3 * square - 1) / 2), f"{outputs} as estimated from their mean and standard deviation"
+    return max(0.0, (3 * square - 1) / 2), f"{outputs}, as estimated from their mean and standard deviation"
 
 
 def _borders(layer: Layer, reading: Reading) -> tuple[float, float]:
@@ -209,6 +211,9 @@ def _collapsed(run: Run) -> Iterator[Finding]:
     # The answers are those of the last layer with weights: what softmax makes of them is near 1 / classes anyway.
     last = max((i for i, place in enumerate(seen) if run.layers[place].weights), default=len(seen) - 1)
     seen = seen[: last + 1]
+    # What nothing that differs flows into, such as a learned prompt, is the same for all samples by design.
+    clear = [run.layers[place].name for place in seen if spread[place] >= SPREAD_CLEAR][:1]
+    seen = seen[[not any(run.facts.flow.are_apart(run.layers[place].name, one) for one in clear) for place in seen]]
     spreads = spread[seen]
     if len(seen) < 2:
         return
@@ -224,6 +229,7 @@ def _collapsed(run: Run) -> Iterator[Finding]:
             and spread[place] < SPREAD_ALARM
             and spread[before] >= SPREAD_DIFFERENT
             and is_new
+            and not run.facts.flow.are_apart(run.layers[before].name, run.layers[place].name)
         ):
             evidence = (
                 f"its output differs between samples by only {spread[place]:.1g} of its RMS (the layer before it: "
@@ -304,6 +310,9 @@ FRONT_LAYERS_DIVISOR = 8
 """The gradient must be lost in all of the first layers: one layer in this many and one more, at least two (a
 choice)."""
 
+CANCELLING_FACTOR = 10.0
+"""Factor by which the gradients of samples may cancel in that of a weight (a choice)."""
+
 GRADIENT_CAUSE_SHARE = 0.5
 """One layer is the cause if it accounts for this share of the whole change (a choice)."""
 
@@ -312,13 +321,17 @@ GRADIENT_CAUSE_SHARE = 0.5
 class Course:
     """The norm of the gradient at the output of each layer whose gradient is finite and not 0.
 
+    Only layers in series with the last one: those that run beside each other have gradients of their own.
+
     Args:
         places: the indices of these layers in `Run.layers`, in the order of execution, shape (n,).
         norms: log10 of the L2 norm of the gradient, shape (n,).
+        beside: the largest of these norms among the other layers; -inf if there is none.
     """
 
     places: np.ndarray
     norms: np.ndarray
+    beside: float
 
     @property
     def end(self) -> float:
@@ -337,7 +350,12 @@ def course_of(run: Run) -> Course | None:
     with np.errstate(over="ignore"):
         norms = gradients.rms * np.sqrt(gradients.count)
     places = np.flatnonzero((norms > 0) & (norms < np.inf) & (gradients.nonfinite == 0))
-    return Course(places, np.log10(norms[places])) if len(places) >= GRADIENT_LAYERS_MIN else None
+    names = [run.layers[place].name for place in places.tolist()]
+    is_beside = np.array([run.facts.flow.are_apart(name, names[-1]) for name in names], dtype=bool)
+    beside, places = np.log10(norms[places[is_beside]]), places[~is_beside]
+    if len(places) < GRADIENT_LAYERS_MIN:
+        return None
+    return Course(places, np.log10(norms[places]), float(beside.max(initial=-np.inf)))
 
 
 def _vanishing(run: Run) -> Iterator[Finding]:
@@ -408,19 +426,39 @@ def _exploding(run: Run) -> Iterator[Finding]:
     course = course_of(run)
     if course is None:
         return
-    rises = course.norms - course.end
-    least = median(rises[: max(2, len(rises) // 4)])
+    arriving = _arriving(run, course)
+    known = np.isfinite(arriving) if np.isfinite(arriving).any() else np.ones(len(arriving), dtype=bool)
+    rises = (np.minimum(course.norms, arriving) - max(course.end, course.beside))[known]
+    front = max(2, len(rises) // 4)
+    least = median(rises[:front])
     if least < EXPLODING_DECADES_NOTE:
         yield from _growing(run)
         return
     steps = -np.diff(course.norms)
     place = _cause(steps)
-    evidence = f"the gradient norm grows by a factor of {factor(least)} from the last layers to the first, "
+    grown = median(course.norms[known][:front] - course.end)
+    evidence = f"the gradient norm grows by a factor of {factor(grown)} from the last layers to the first, "
     evidence += _how(course, steps, place)
-    advice = "Check the size of the weights, normalize the inputs, or clip gradients."
+    advice = f"Check the size of the weights, and normalize the inputs{clip_too(run, ', or clip gradients')}."
     name = "" if place is None else run.layers[course.places[place]].name
     severity: Severity = "alarm" if least >= GRADIENT_CHANGE_DECADES_ALARM and run.losses.is_known else severity_of(run)
     yield Finding(name, f"{evidence}{harm_of(run)}.", advice, severity, size=least)
+
+
+def _arriving(run: Run, course: Course) -> np.ndarray:
+    """Return log10 of the most that each norm of the gradient may be by what it makes of weights; inf if unknown.
+
+    A gradient that meets inputs of 0, such as padding, changes no weight, however large it is. Samples whose gradients
+    do not cancel make of it a weight's gradient of (its norm * RMS of the input * root of the inputs of a unit).
+    """
+    table, gradients = run.arrays, run.latest.rows["parameter_grad"]
+    first = table.first_of_each((table.inputs > 0) & (gradients.count > 0))
+    norms = np.full(len(table.names), np.nan)
+    norms[table.owner[first]] = gradients.rms[first] * np.sqrt(gradients.count[first] / table.inputs[first])
+    given = np.append(1.0, run.recent("activation_rms")[:-1, -1])  # what goes into the first layer is usually about 1
+    with np.errstate(divide="ignore", invalid="ignore"):
+        most = np.log10(CANCELLING_FACTOR * norms / given)[course.places]
+    return np.where(np.isfinite(most), most, np.inf)
 
 
 def _growing(run: Run) -> Iterator[Finding]:
@@ -442,7 +480,7 @@ def _growing(run: Run) -> Iterator[Finding]:
         f"gradients in {len(known)} layers are {factor(float(np.median(known)))} times their usual size in this "
         f"run{harm_of(run)}."
     )
-    advice = "Lower the learning rate or warm it up, and clip gradients."
+    advice = f"Lower the learning rate or warm it up{clip_too(run, ', and clip gradients')}."
     yield Finding("", evidence, advice, severity_of(run), size=float(np.median(known)))
 
 

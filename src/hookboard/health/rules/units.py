@@ -14,7 +14,6 @@ from hookboard.health.rules.shared import (
     gets_zeros,
     harm_of,
     percent_range,
-    severity_of,
     source_of,
     unit_rows,
     usual_gradient,
@@ -285,8 +284,7 @@ def _advice_at_start(run: Run, dead: Dead) -> str:
     if bias.moments.mean <= -BIAS_DEVIATIONS * given.moments.deviation:
         return f"Initialize the biases of this layer to 0, because their mean is {bias.moments.mean:.3g}."
     return (
-        "Put a batch norm layer between this layer and its activation, so that each unit is active for about half of "
-        "the samples, or use LeakyReLU or GELU; then check how this layer is initialized."
+        "Check how this layer is initialized and the scale of its input; LeakyReLU or GELU would keep such units alive."
     )
 
 
@@ -379,11 +377,14 @@ SYMMETRY_ADVICE = (
 MAY_BE_EQUAL_KINDS: frozenset[Kind] = NORM_KINDS | {"embedding"}
 """Kinds of layers whose units may be equal."""
 
+UNIT_KINDS: frozenset[Kind] = frozenset({"linear", "conv", "recurrent"})
+"""Kinds of layers of whose weights each row is a unit."""
+
 TWIN_SHARE_ALARM = 0.5
 """Share of units with a twin above which it is an alarm: the layer is worth less than half of its size (a choice)."""
 
 CONSTANT_WEIGHT_UNITS_MIN = 4
-"""Number of units from which a constant weight is an alarm whatever the loss does (a choice)."""
+"""Number of units from which a constant weight is reported (a choice)."""
 
 PARTED_SHARE = 0.5
 """Units that began identical have diverged where they differ by this share of what independent random weights of their
@@ -455,15 +456,24 @@ def _in_layer(run: Run, layer: Layer) -> Finding | None:
         weight, gradient = run.now.of(name, "parameter"), run.now.of(name, "parameter_grad")
         if weight is None or gradient is None or weight.channels is None or gradient.channels is None:
             continue
+        if layer.kind not in UNIT_KINDS and sum(size > 1 for size in layer.shapes.get(name, ())) == 1:
+            continue  # a scale for each channel: it has no units
         outputs = _outputs_of(run, layer, name, weight)
         value = _constant_at_first(run, name, weight.width)
         is_judged = weight.width == gradient.width
         twins = _twins(weight.channels, gradient.channels, outputs, value is not None) if is_judged else 0
         if twins:
             return _symmetric_finding(layer, name, twins, len(weight.channels), outputs is not None)
-        if value is not None:
+        if value is not None and _has_units(layer, name):
             return _constant_finding(run, layer, name, value)
     return None
+
+
+def _has_units(layer: Layer, name: str) -> bool:
+    """Return True if nobody fills such a weight with one value on purpose; a filter for each channel may be a mean."""
+    shape = layer.shapes[name]
+    is_matrix = len(shape) > 1 and shape[1] > 1 and shape[0] >= CONSTANT_WEIGHT_UNITS_MIN
+    return is_matrix and layer.kind in UNIT_KINDS
 
 
 def _constant_at_first(run: Run, name: str, units: int) -> float | None:
@@ -487,14 +497,9 @@ def _constant_finding(run: Run, layer: Layer, name: str, value: float) -> Findin
         if now >= PARTED_SHARE
         else None
     )
-    shape = layer.shapes[name]
-    # Nobody fills weights of units with several inputs like this on purpose; a filter for each channel may be a mean.
-    is_matrix = len(shape) > 1 and shape[1] > 1 and shape[0] >= CONSTANT_WEIGHT_UNITS_MIN
-    is_hard = is_matrix and layer.kind in ("linear", "conv", "recurrent")
-    severity: Severity = "alarm" if is_hard else severity_of(run)
-    return Finding(
-        layer.name, f"{evidence}{harm_of(run)}.", SYMMETRY_ADVICE, severity, size=TWIN_SHARE_ALARM, until=until
-    )
+    evidence = f"{evidence}{harm_of(run)}."
+    # That its units are alike is seen at this very step, whatever the loss does.
+    return Finding(layer.name, evidence, SYMMETRY_ADVICE, "alarm", TWIN_SHARE_ALARM, is_hard=until is None, until=until)
 
 
 def _parted(look: Look, name: str) -> float:
