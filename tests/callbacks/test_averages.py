@@ -7,7 +7,7 @@ from oracle import assert_true
 from torch import nn
 from toys import EachStep, Raw, Toy, batches, fit, hooked, mlp, moving_average, scalars
 
-from hookboard import ActivationLogger, GradientLogger
+from hookboard import ActivationLogger, GradientLogger, HealthMonitor
 
 
 def swa():
@@ -64,3 +64,15 @@ def test_the_epoch_that_swa_spends_on_batch_norm_is_no_fault(tmp_path):
     found = scalars(tmp_path)
     assert list(found["gradient_std/net.1"]) == list(range(9))
     assert set(found["activation_std/net.1"]) >= set(range(9))
+
+
+@pytest.mark.parametrize("averages", [True, False])
+def test_a_validation_that_runs_with_an_average_is_known_to_have_other_weights(tmp_path, averages):
+    class Validated(Toy):
+        def validation_step(self, batch):
+            self.net(batch)
+
+    monitor = HealthMonitor(every_n_steps=1)
+    callbacks = [monitor, *([ema()] if averages else [])]
+    fit(tmp_path, Validated(mlp()), batches(*[6] * 4), *callbacks, limit_val_batches=1.0, max_epochs=2)
+    assert [one.has_other_weights for one in monitor._run.comparisons] == [averages] * 2

@@ -1,4 +1,4 @@
-"""The numbers of `spike`, `not_learning` and the batches of `train_eval_gap`, each against float64 over raw tensors."""
+"""The numbers of `spike` and `not_learning`, each against float64 over raw tensors."""
 
 import functools
 import math
@@ -414,25 +414,6 @@ def test_how_far_a_layer_moves_that_hardly_moves(tmp_path):
     moves, usual = numbers("its update-to-weight ratio is # (median of the other layers: #", evidence)
     assert moves == shortened(ratio(model, 99, 2), 1)
     assert usual == shortened(np.median([ratio(model, 99, i) for i in (0, 4)]), 1)
-
-
-# Batches
-
-
-def test_how_far_outputs_move_from_batch_to_batch(tmp_path):
-    net = sized(linear(8, 16), lambda: nn.BatchNorm1d(16), nn.ReLU, linear(16, 3))
-    model = Course(net, CROSS_ENTROPY, rate=1.0)
-    data = [(x, torch.full_like(y, i % 3)) for i, (x, y) in enumerate(classes(200))]  # sorted by class
-    moved, usual = numbers(
-        "the channel means of net.3 shift by # standard deviations from batch to batch (# is usual)",
-        said(tmp_path, model, data, "train_eval_gap"),
-    )
-    outputs = np.array([model.course[step]["net.3"] for step in looks_of(200)[-8:]])
-    moves, within = np.diff(outputs.mean(1), n=2, axis=0), outputs.std(1)
-    # Of independent means, second differences have 6 times the variance.
-    each = np.sqrt((moves**2).mean(0) / 6 / (within**2).mean(0))
-    assert moved == shortened(np.median(each), 2)
-    assert usual == shortened(1 / math.sqrt(32 - 1), 2)
 
 
 # Other losses

@@ -215,10 +215,12 @@ class Validated(Course):
         return hook
 
     def on_validation_start(self):
-        self.evaluated = {}
+        self.evaluated, self.validated = {}, []
 
     def validation_step(self, batch):
-        self.net(batch[0])
+        loss = self.loss(self.net(batch[0]), batch[1])
+        self.validated.append(loss.item())
+        self.log("val_loss", loss)
 
 
 def gap(before, after):
@@ -230,11 +232,13 @@ def gap(before, after):
 
 def test_how_far_validation_is_from_training(tmp_path):
     net = sized(linear(8, 16), lambda: nn.BatchNorm1d(16, momentum=1e-4), nn.ReLU, linear(16, 3))
-    model = Validated(net, CROSS_ENTROPY, rate=1e-3)
-    data = [(x + 2, y) for x, y in classes()]
+    model = Validated(net, CROSS_ENTROPY, rate=1e-2)
+    data = [(5 * x + 10, y) for x, y in classes()]
     monitor = HealthMonitor(every_n_steps=EVERY, rules=["train_eval_gap"])
     options = {"limit_val_batches": 1.0, "val_check_interval": STEPS // 2, "num_sanity_val_steps": 0}
-    trainer(tmp_path, monitor, **options).fit(model, loader(data), loader([(x + 2, y) for x, y in classes(4, seed=1)]))
+    trainer(tmp_path, monitor, **options).fit(
+        model, loader(data), loader([(5 * x + 10, y) for x, y in classes(4, seed=1)])
+    )
     (verdict,) = monitor.verdicts
     evaluation, training, size, usual, largest = numbers(
         "its outputs have an RMS of # in validation and # in training, and its channels differ by # standard "
@@ -250,3 +254,5 @@ def test_how_far_validation_is_from_training(tmp_path):
     assert training == shortened(rms(last[name]))
     assert (size, largest) == (float(f"{gaps[name]:.1f}"), float(f"{gaps[most]:.1f}"))
     assert usual == shortened(np.median([gap(last[name], look[name]) for look in looks]))
+    losses = numbers("the validation loss is #, and the training loss #", verdict.evidence)
+    assert losses == [shortened(np.mean(model.validated), 3), shortened(np.median(model.losses[-16:]), 3)]

@@ -5,17 +5,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from health import runs
-from health.looks import reading, row
-from health.trainings import LAYERS, places, seen, training
+from health.trainings import LAYERS, seen, training
 
-from hookboard.health import Judge, Run
+from hookboard.health import Judge, Loss, Run
 from hookboard.health.rules.evaluation import (
-    BATCH_ALIKE_CHANCE_FACTOR,
-    BATCH_ALIKE_SHARE,
     GAP_BEGIN,
     GAP_NOTE,
-    LOOKS_BEFORE_BATCH_ALIKE,
     OTHER_DATA_GAP,
     STRANGE_STATISTICS_DISTANCE,
 )
@@ -25,7 +20,7 @@ from hookboard.model.layers import Layer
 from hookboard.tracing import RULES
 
 GAP_RULE = RULES["train_eval_gap"]
-CHANGING = LAYERS | {"fc1": replace(LAYERS["fc1"], kind="other")}
+CHANGING = LAYERS | {"fc1": replace(LAYERS["fc1"], kind="other", has_modes=True)}
 """Layers of which one may do in validation what it does not in training."""
 
 
@@ -41,14 +36,18 @@ def higher(one, by: float):
     return replace(one, moments=one.moments._replace(mean=one.moments.mean + by), channels=rows)
 
 
-def judged(*evaluations, edit=lambda look: look, layers=CHANGING):
-    """The verdicts of a training with an evaluation every 20 steps, from step 39 on; channels have a deviation of 1."""
+def judged(*evaluations, edit=lambda look: look, layers=CHANGING, loss=None, has_other_weights=False):
+    """The verdicts of a training with an evaluation every 20 steps, from step 39 on; channels have a deviation of 1.
+
+    Each evaluation has this loss, if any.
+    """
     judge = Judge([GAP_RULE], layers, 3)
     made = training(40 + 20 * len(evaluations))
     for number, one in enumerate(edit(replace(one, readings=made[0].readings)) for one in made):
         judge.see(one)
         if number >= 39 and (number + 1) % 20 == 0 and (number - 39) // 20 < len(evaluations):
-            judge.see_evaluation(evaluation(one, evaluations[(number - 39) // 20]))
+            seen_ = replace(evaluation(one, evaluations[(number - 39) // 20]), has_other_weights=has_other_weights)
+            judge.see_evaluation(seen_ if loss is None else replace(seen_, losses=[Loss(one.step, 0, loss)]))
     return judge.verdicts
 
 
@@ -68,19 +67,35 @@ def test_the_layer_where_the_gap_begins_is_named():
     ("changed", "severity"),
     [
         ({}, "note"),
-        ({"head": {"kind": "dropout"}}, "note"),
-        ({"fc0": {"type": "LayerNorm", "kind": "norm"}}, "note"),
-        ({"fc0": {"type": "BatchNorm1d", "kind": "norm"}}, "alarm"),
-        ({"act0": {"kind": "attention"}}, "alarm"),
+        ({"head": {"kind": "dropout", "has_modes": True}}, "note"),
+        ({"fc0": {"has_modes": True}}, "note"),
+        ({"act0": {"kind": "dropout", "has_modes": True}}, "alarm"),
+        ({"fc1": {"has_modes": True}}, "alarm"),
         ({"fc1": {"computed": frozenset({"fc1.weight"})}}, "alarm"),
     ],
-    ids=["none", "dropout behind it", "a layer norm", "a batch norm", "attention", "a parametrization"],
+    ids=["none", "behind it", "before a layer without a gap", "right before it", "itself", "a parametrization"],
 )
 def test_a_gap_is_an_alarm_only_where_a_layer_may_do_other_things_in_validation(changed, severity):
     layers = LAYERS | {name: replace(LAYERS[name], **fields) for name, fields in changed.items()}
     (verdict,) = judged(EVERYWHERE, EVERYWHERE, layers=layers)
     assert (verdict.severity, verdict.module) == (severity, "fc1")
     assert ("weights change fast or the data differ" in verdict.evidence) is (severity == "note")
+
+
+@pytest.mark.parametrize(("loss", "severities"), [(0.5, []), (0.85, []), (1.1, ["alarm"]), (math.nan, ["alarm"])])
+def test_nothing_is_said_where_the_loss_in_validation_is_as_good_as_that_in_training(loss, severities):
+    """Which falls from 2.3 to about 0.5."""
+    verdicts = judged(EVERYWHERE, EVERYWHERE, loss=loss)
+    assert [v.severity for v in verdicts] == severities
+    if severities:
+        assert f"; the validation loss is {loss:.3g}, and the training loss 0." in verdicts[0].evidence
+
+
+def test_nothing_is_blamed_where_validation_runs_with_other_weights():
+    (verdict,) = judged(EVERYWHERE, EVERYWHERE, has_other_weights=True)
+    assert verdict.severity == "note"
+    assert "validation ran with other weights than training" in verdict.evidence
+    assert "data" not in verdict.evidence + verdict.advice
 
 
 def test_one_evaluation_is_a_note():
@@ -168,9 +183,10 @@ def test_data_that_differ_are_found_in_layers_that_were_replaced_too():
 NORM = Layer("bn", "BatchNorm1d", "norm", ("bn.weight",), frozenset({"bn.weight"}), {"bn.weight": (8,)})
 
 
-def compared(*norms, sizes=(0.0, 0.0, 2.0, 2.0, 2.0)):
-    """What is said of evaluations with these gaps whose norms lie so far from every batch."""
+def compared(*norms, sizes=(0.0, 0.0, 2.0, 2.0, 2.0), losses=()):
+    """What is said of evaluations with these gaps and losses whose norms lie so far from every batch."""
     run = seen(training(60))
+    run.evaluation_losses = [Loss(0, 0, value) for value in losses]
     run.follow(CHANGING)
     gaps = [Gap(layer, size, 0.0, 1.0, 1.0) for layer, size in zip(LAYERS.values(), sizes, strict=True)]
     for step, before in zip((39, 59), norms, strict=True):
@@ -190,6 +206,16 @@ def test_running_statistics_that_lag_behind_are_a_note_however_large_the_gap():
     (finding,) = compared({"bn": 0.1}, {"bn": 0.1}, sizes=(0.0, 0.0, 9.0, 9.0, 9.0))
     assert finding.severity == "note"
     assert "they lag behind" in finding.evidence
+
+
+@pytest.mark.parametrize(("loss", "severity"), [(None, "note"), (9.0, "alarm")])
+def test_running_statistics_on_their_way_are_an_alarm_only_if_the_loss_shows_it(loss, severity):
+    losses = [] if loss is None else [loss, loss]
+    (finding,) = compared(
+        {"bn": 8 * STRANGE_STATISTICS_DISTANCE}, {"bn": 4 * STRANGE_STATISTICS_DISTANCE}, losses=losses
+    )
+    assert finding.severity == severity
+    assert "of the recent batches, but they have come closer since the validation before" in finding.evidence
 
 
 def test_the_same_norm_must_be_strange_in_both_evaluations():
@@ -218,67 +244,3 @@ def test_where_a_model_blew_up_a_gap_at_the_first_weights_may_be_theirs(monkeypa
     assert finding.evidence.endswith(
         "validation data or its handling differs, or the layer's weights have changed since"
     )
-
-
-def batches(course, looks=LOOKS_BEFORE_BATCH_ALIKE, norm=NORM, by_batch=True, last="linear", is_mixed=False, count=100):
-    """What is said of a model whose answers have these means, in deviations, from look to look."""
-    layers = [runs.linear("fc"), norm, runs.linear("head", kind=last)]
-
-    def seen(number):
-        return [
-            runs.outputs("fc", runs.noise(8)),
-            runs.outputs("bn", [row(100, 0.1, 0.8)] * 8),
-            reading("bn.weight", "parameter", [row(8, 0.8, 0.0)]),
-            runs.outputs("head", [row(count, course(number), 1.0)] * 8),
-        ]
-
-    run = runs.run_of(layers, seen, looks, runs.falling, by_batch={"bn": by_batch})
-    run.losses.is_mixed = is_mixed
-    return list(GAP_RULE.judge(run))
-
-
-def turns(number, times=1.03):
-    """Answers that go to and fro: their second differences are four times as large, over the root of 6."""
-    return times * BATCH_ALIKE_SHARE * math.sqrt(6) / 4 * (-1) ** number
-
-
-def test_batches_whose_samples_are_alike_are_an_alarm_at_the_first_batch_norm():
-    (finding,) = batches(turns)
-    assert places([finding]) == [("bn", "alarm")]
-    assert "the channel means of head shift by 0.98 standard deviations" in finding.evidence
-
-
-def test_batches_that_move_the_answers_less_are_well():
-    assert batches(lambda number: turns(number, 0.97)) == []
-
-
-@pytest.mark.parametrize(("times", "fires"), [(0.97, False), (1.03, True)])
-def test_the_answers_of_a_few_samples_move_by_chance(times, fires):
-    far = times * BATCH_ALIKE_CHANCE_FACTOR / math.sqrt(2 - 1) / BATCH_ALIKE_SHARE
-    assert bool(batches(lambda number: turns(number, far), count=2)) is fires
-
-
-def test_answers_that_move_steadily_are_being_learnt():
-    assert batches(lambda number: 5.0 * number) == []
-
-
-def test_batches_may_be_alike_where_no_norm_takes_their_statistics():
-    assert batches(turns, norm=replace(NORM, type="LayerNorm")) == []
-    assert batches(turns, norm=replace(NORM, trainable=frozenset())) == []
-    assert batches(turns, by_batch=False) == []
-
-
-def test_answers_of_the_first_looks_of_a_norm_or_under_several_losses_tell_nothing_of_batches():
-    assert batches(turns, looks=LOOKS_BEFORE_BATCH_ALIKE - 1) == []
-    assert batches(turns, last="norm") == []
-    assert batches(turns, is_mixed=True) == []
-
-
-def test_answers_that_never_differ_within_a_batch_tell_nothing_of_batches():
-    layers = [NORM, runs.linear("head")]
-    read = [runs.outputs("bn", [row(100, 0.1, 0.8)] * 8), reading("bn.weight", "parameter", [row(8, 0.8, 0.0)])]
-
-    def seen(number):
-        return [*read, runs.outputs("head", [row(100, float(number**2), 0.0)] * 8)]
-
-    assert list(GAP_RULE.judge(runs.run_of(layers, seen, LOOKS_BEFORE_BATCH_ALIKE))) == []

@@ -361,7 +361,7 @@ def test_a_layer_that_starts_with_half_of_its_units_dead_and_loses_the_others_di
 
 @pytest.mark.parametrize(
     ("bias", "advice"),
-    [(-5.0, "Initialize the biases"), (0.01, "Check how this layer is initialized and the scale of its input")],
+    [(-5.0, "Initialize the biases"), (0.01, "Check how this layer is init")],
 )
 def test_the_biases_are_to_blame_for_units_dead_from_the_start_only_where_they_make_the_outputs_negative(bias, advice):
     biases = reading("fc1.bias", "parameter_before", [row(UNITS, bias, 0.01)])

@@ -315,6 +315,16 @@ class HealthMonitor(SiteLogger[HealthState]):
         elif state.stage == "train":
             for path, tensor in tensors_in(batch):
                 state.open_input(Site("", "input", path))(tensor)
+        elif state.as_begun is not None and (training := self._live.get("train")) is not None:
+            now = training.values_of_a_weight()
+            state.are_others = None if now is None else (now != state.as_begun).any()
+            state.as_begun = None
+
+    def _begin_evaluation(self, loop: Loop, state: HealthState) -> None:
+        super()._begin_evaluation(loop, state)
+        training = self._live.get("train")  # a callback may swap in other weights after this
+        state.as_begun = None if training is None else training.values_of_a_weight()
+        state.are_others = None
 
     def _see_batch(self, loop: Loop, state: HealthState, batch: Any, batch_idx: int) -> None:
         state.batch_idx = batch_idx
@@ -425,7 +435,7 @@ class HealthMonitor(SiteLogger[HealthState]):
             facts = state.news.collect(loop.model, state.selection) if facts is None else facts
             judging: Judging | None = state.look(step, facts, losses, compared, ranks)
         else:
-            judging = None if training is None else training.evaluation(step, loop.evaluation_loss)
+            judging = None if training is None else training.evaluation(step, loop.evaluation_loss, state.are_others)
         sent = self._send(loop, state, torch.cat([one.to(along[0].device) for one in along]) if along else None)
 
         def take() -> Steps[None]:

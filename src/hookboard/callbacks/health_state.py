@@ -28,6 +28,9 @@ Judging = Callable[[Readings], Steps[tuple[Verdict, ...] | None]]
 """Takes the readings of a step or evaluation loop that are not empty. Its steps return the verdicts on the run, worst
 first; None where this rank does not judge."""
 
+VALUES_COMPARED = 64
+"""How many values of a weight tell whether others are swapped in for an evaluation (a choice)."""
+
 _is_trained = operator.attrgetter("requires_grad")
 
 
@@ -53,6 +56,8 @@ class HealthState(MeasurementState):
         choices: hooks the layers whose outputs show what routers pick; None before the first step has shown any.
         why_silent: layer name to why it gave no output at the first look, if it gave none; None before.
         replicas: compares the weights of all ranks; None if there are no others, or no rule asks.
+        as_begun: of an evaluation, some values of a weight at its beginning; None if unknown, or once it is compared.
+        are_others: of an evaluation, whether these were others in its first batch; None if unknown.
     """
 
     keeps = (*MeasurementState.keeps, "first_step", "losses", "to_repeat", "reporter", "nans")
@@ -70,6 +75,15 @@ class HealthState(MeasurementState):
     choices: Taps | None = field(default=None, kw_only=True)
     why_silent: dict[str, str] | None = field(default=None, kw_only=True)
     replicas: Replicas | None = field(default=None, kw_only=True)
+    as_begun: Tensor | None = field(default=None, kw_only=True)
+    are_others: Tensor | None = field(default=None, kw_only=True)
+
+    def values_of_a_weight(self) -> Tensor | None:
+        """Return a copy of the first values of the first trainable weight; None if that is no plain tensor."""
+        each = (p for weight in self.weights.values() for p in weight.parameters if p.requires_grad)
+        first = next(each, None)
+        plain = type(first) is nn.Parameter and first.layout is torch.strided
+        return first.detach().flatten()[:VALUES_COMPARED].clone() if first is not None and plain else None
 
     def open_input(self, site: Site) -> Callable[[Tensor], None]:
         """Return a function that measures a tensor of the batch, if its numbers are floating point."""
@@ -163,13 +177,16 @@ class HealthState(MeasurementState):
             held_back=dict(self.held_back),
         )
 
-    def evaluation(self, step: int, loss: Tensor | None) -> Judging:
-        """Return a function that takes the readings of an evaluation loop and has them and `loss` judged, as `look`."""
-        arriving = sent_together([] if loss is None else [loss])
+    def evaluation(self, step: int, loss: Tensor | None, are_others: Tensor | None) -> Judging:
+        """Return a function that takes the readings of an evaluation loop and has them and these judged, as `look`."""
+        arriving = sent_together([one for one in (loss, are_others) if one is not None])
 
         def judged(readings: Readings) -> Steps[tuple[Verdict, ...] | None]:
-            losses = [Loss(step, 0, value.item()) for value in (yield from arriving)]
-            return None if self.reporter is None else self.reporter.see_evaluation(Look(step, 0, readings, losses))
+            values = [value.item() for value in (yield from arriving)]
+            has_others = are_others is not None and bool(values.pop())
+            losses = [Loss(step, 0, value) for value in values]
+            look = Look(step, 0, readings, losses, has_other_weights=has_others)
+            return None if self.reporter is None else self.reporter.see_evaluation(look)
 
         return judged
 

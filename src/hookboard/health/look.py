@@ -138,6 +138,7 @@ class Look:
             to, whose `parameter_update` is that of their product times its scale.
         by_batch: batch norm to whether it normalizes by its batch now; False if by its running statistics, as in
             evaluation mode. Classes that are not torch's are not there.
+        has_other_weights: True if an evaluation ran with other weights than the model had when it began.
     """
 
     step: int
@@ -151,6 +152,7 @@ class Look:
     is_scaled: bool = False
     factors: Set[str] = frozenset()
     by_batch: Mapping[str, bool] = field(default_factory=dict)
+    has_other_weights: bool = False
 
     def of(self, name: str, role: Role) -> Reading | None:
         """Return the reading of a module's (first) tensor, or parameter, in this role; None if there is none."""

@@ -66,11 +66,13 @@ class StageComparison:
     Args:
         gaps: the gap of each layer that gave outputs in both, in the order of execution; not of dropouts and losses.
         norms: the running statistics of the batch norms for which they can be inferred.
+        has_other_weights: see `Look.has_other_weights`.
     """
 
     step: int
     gaps: Sequence[Gap]
     norms: Sequence[Running] = ()
+    has_other_weights: bool = False
 
 
 def compared(evaluation: Look, training: Sequence[Look], layers: Iterable[Layer]) -> StageComparison:
@@ -88,7 +90,8 @@ def compared(evaluation: Look, training: Sequence[Look], layers: Iterable[Layer]
         known = [size for look in others if not math.isnan(size := size_of(last, look, layer))]
         usual = float(np.median(known)) if known and are_near else math.nan
         gaps.append(Gap(layer, size_of(last, evaluation, layer), usual, one.moments.rms, other.moments.rms))
-    return StageComparison(evaluation.step, gaps, list(running_of(evaluation, training, layers)))
+    norms = list(running_of(evaluation, training, layers))
+    return StageComparison(evaluation.step, gaps, norms, evaluation.has_other_weights)
 
 
 def size_of(one: Look, other: Look, layer: Layer) -> float:

@@ -9,7 +9,6 @@ import numpy as np
 from hookboard.health.losses import CLEAR_NOISE_DEVIATIONS
 from hookboard.health.robust import median
 from hookboard.health.rule import Finding, Rule, Severity
-from hookboard.health.rules.shared import harm_of, severity_of
 from hookboard.health.run import Run
 from hookboard.health.stage_comparison import Gap, StageComparison
 from hookboard.measure import FIELDS
@@ -58,7 +57,7 @@ def overfitting(run: Run) -> Iterator[Finding]:
         )
     evidence = (
         f"the validation loss rose from {low:.3g} ({when}) to {values[-1]:.3g}, while the training loss fell from "
-        f"{run.losses.start:.3g} to {run.losses.level():.3g}"
+        f"{run.losses.first[0].value:.3g} to {run.losses.level():.3g}"
     )
     yield Finding("", evidence, advice, "note", size=(now - low) / max(abs(low), 1e-12), since=known[lowest].step)
 
@@ -102,78 +101,82 @@ SETTLING_SHARE = 0.9
 """Running statistics are still on their way if from one evaluation to the next less than this share of their distance
 from the batches is left (a choice): a momentum of 0.1 takes 7 steps to leave half."""
 
-BATCH_ALIKE_SHARE = 0.95
-"""How far the channel means of the last layer must move from batch to batch, as a share of the standard deviation
-within one, for the samples of a batch to count as alike. Healthy runs with batch norm in the benchmark's tuning half
-reach 0.31 after their first `LOOKS_BEFORE_BATCH_ALIKE` looks."""
-
-BATCH_ALIKE_CHANCE_FACTOR = 3.0
-"""For samples to count as alike, the channel means must also move this many times as far as with independent samples (a
-choice), where they move by 1 with two samples in a batch."""
-
-LOOKS_BEFORE_BATCH_ALIKE = 16
-"""Number of looks before which the outputs still move on their own."""
-
 STEPS_BEFORE_SETTLED = 32
 """Number of steps before which running statistics are still far from what they follow."""
 
 
 def train_eval_gap(run: Run) -> Iterator[Finding]:
-    """Report the layer at which outputs in validation begin to differ from those in training.
+    """Report the layer at which outputs in validation begin to differ from those in training, if that does harm.
 
-    It is an alarm if two evaluations in a row show it, the last layer differs too, some layer up to there may act
-    differently in validation, and running statistics that merely lag behind do not explain it. Where it begins at the
-    input, only a very large difference is an alarm. Batches whose samples are alike are reported too, if batch norms
-    use their statistics.
+    Nothing is said where the loss in validation is as good as that in training. It is an alarm if two evaluations in a
+    row show it, the last layer differs too, some layer right there may act differently in validation, and running
+    statistics do not match those of the batches. Where it begins at the input, only a very large difference is an
+    alarm. Where the loss in validation is not known, running statistics that are still on their way make it a note.
     """
-    yield from _batches_alike(run)
     found: list[Gap] = []
     for comparison in run.comparisons:
         begin = begin_of(comparison) if comparison.step >= STEPS_BEFORE_SETTLED else None
         found = [] if begin is None else [*found, begin]
-    if not found:
+    is_harmed = _is_validation_harmed(run)
+    if not found or is_harmed is False:
         return
     # The layer that was named first stays the one; its numbers are those of the latest evaluation.
     gaps, first = run.comparisons[-1].gaps, found[0]
     now = next((gap for gap in gaps if gap.layer.name == first.layer.name), first)
     largest = max(gaps, key=lambda gap: gap.size)
-    strange = _strange(list(run.comparisons)[-2:])
     evidence = (
         f"its outputs have an RMS of {now.evaluation:.2g} in validation and {now.training:.2g} in training, and its "
         f"channels differ by {now.size:.1f} standard deviations ({now.usual:.2g} between two measurements in "
         f"training); the largest gap is {largest.size:.1f}, in {largest.layer.name}"
     )
-    advice = (
-        "check the running statistics of normalization layers (momentum, evaluation mode), dropout, and how the "
-        "validation data is preprocessed"
-    )
+    if is_harmed:
+        evidence += (
+            f"; the validation loss is {run.evaluation_losses[-1].value:.3g}, and the training loss "
+            f"{run.losses.level():.3g}"
+        )
+    is_large, more, advice = _why(run, found)
+    is_alarm = len(found) > 1 and is_large and (is_harmed or not _settle(run))
+    severity: Severity = "alarm" if is_alarm else "note"
+    yield Finding(first.layer.name, evidence + more, advice, severity, largest.size, is_hard=is_alarm)
+
+
+def _why(run: Run, found: Sequence[Gap]) -> tuple[bool, str, str]:
+    """Return whether a gap may be the fault of what is named, what else was seen, as a clause, and advice."""
+    gaps, first = run.comparisons[-1].gaps, found[0]
+    data = "check how the validation data is preprocessed"
+    if run.comparisons[-1].has_other_weights:
+        return (
+            False,
+            "; validation ran with other weights than training, as when their average is swapped in",
+            ("check the weights that are swapped in for validation"),
+        )
     if first.layer.name == gaps[0].layer.name:
         # Where the data differ, norms may hide it from later layers.
-        is_harm = min(gap.size for gap in found) > OTHER_DATA_GAP
         moved = ", or the layer's weights have changed since" if first.layer.weights and run.has_blown_up else ""
-        evidence += f"; the gap begins at the input, so the validation data or its handling differs{moved}"
+        more = f"; the gap begins at the input, so the validation data or its handling differs{moved}"
         advice = (
             "check how both are preprocessed, including in training_step (each must be normalized exactly once), and "
             "then the class balance"
         )
-    else:
-        is_harm = gaps[-1].size > GAP_NOTE / 2 and strange is not False and may_differ(run, first)
-        if not may_differ(run, first):
-            evidence += (
-                "; this layer does in validation what it does in training, so either the weights change fast or the "
-                "data differs"
-            )
-            advice = "check how the validation data is preprocessed"
-        elif strange:
-            evidence += f"; the running statistics of {strange} match none of the recent batches"
-        elif strange is False:
-            evidence += "; the running statistics match recent batches, so either they lag behind or the data differs"
-    lost = _loses_in_validation(run)
-    severity: Severity = "alarm" if len(found) > 1 and is_harm and lost is not False and not _settle(run) else "note"
-    yield Finding(first.layer.name, evidence, advice, severity, largest.size)
+        return min(gap.size for gap in found) > OTHER_DATA_GAP, more, advice
+    if not may_differ(run, first):
+        more = (
+            "; this layer does in validation what it does in training, so the weights change fast or the data differs"
+        )
+        return False, more, data
+    strange = _strange(list(run.comparisons)[-2:])
+    more = f"; the running statistics of {strange} match none of the recent batches" if strange else ""
+    if strange and _settle(run):
+        more += ", but they have come closer since the validation before"
+    if strange is False:
+        more = "; the running statistics match recent batches, so either they lag behind or the data differs"
+    advice = (
+        f"check the running statistics of normalization layers (momentum, evaluation mode), dropout, and {data[6:]}"
+    )
+    return gaps[-1].size > GAP_NOTE / 2 and strange is not False, more, advice
 
 
-def _loses_in_validation(run: Run) -> bool | None:
+def _is_validation_harmed(run: Run) -> bool | None:
     """Return whether the loss in validation is far above that in training; None if it is not known."""
     known = [loss.value for loss in run.evaluation_losses[-2:]]
     if not known or not run.losses.is_known:
@@ -227,37 +230,6 @@ def may_differ(run: Run, gap: Gap) -> bool:
     known = [run.place(one.layer.name) for one in run.comparisons[-1].gaps]
     before = max((one for one in known if one < place), default=-1)
     return any(layer.has_modes or layer.computed for layer in run.layers[before + 1 : place + 1])
-
-
-def _batches_alike(run: Run) -> Iterator[Finding]:
-    """Report batches of samples that are alike, such as sorted by class, if batch norms use the batch's statistics."""
-    if not run.arrays.batch_norms or run.seen < LOOKS_BEFORE_BATCH_ALIKE or run.losses.is_mixed:
-        return
-    norms = [run.layers[place] for place in run.arrays.batch_norms]
-    norm = next((layer for layer in norms if layer.trainable), None)
-    if norm is None:
-        return
-    last = next((layer for layer in reversed(run.layers) if layer.weights and run.now.of(layer.name, "output")), norm)
-    rows = run.units(last.name, looks=len(run.looks))
-    if last.kind == "norm" or rows is None or len(rows) < 3:
-        return
-    # Second differences leave out what moves steadily, as answers do that are being learnt: 6 = 1 + 4 + 1.
-    moves = rows[2:, :, _MEAN] - 2 * rows[1:-1, :, _MEAN] + rows[:-2, :, _MEAN]
-    between, within = (np.sqrt(np.mean(part**2, axis=0)) for part in (moves / math.sqrt(6), rows[:, :, _DEVIATION]))
-    known = within > 0
-    share = float(np.median(between[known] / within[known])) if known.any() else 0.0
-    if not share > BATCH_ALIKE_SHARE:
-        return
-    # What independent samples give: the mean of n moves by 1 / sqrt(n), within a batch they deviate by less than 1.
-    chance = 1 / math.sqrt(max(float(np.median(rows[:, :, _COUNT])) - 1, 1.0))
-    if not share > BATCH_ALIKE_CHANCE_FACTOR * chance or not run.now.by_batch.get(norm.name):
-        return
-    evidence = (
-        f"the channel means of {last.name} shift by {share:.2g} standard deviations from batch to batch ({chance:.2g} "
-        f"is usual), and batch norm uses each batch's statistics{harm_of(run)}"
-    )
-    advice = "check that the data is shuffled, or use normalization that ignores the batch, such as GroupNorm"
-    yield Finding(norm.name, evidence, advice, severity_of(run), share)
 
 
 TRAIN_EVAL_GAP = Rule("train_eval_gap", train_eval_gap, at_once=True, of="evaluation", look_at="health/activation_rms")

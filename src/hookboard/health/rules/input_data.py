@@ -28,16 +28,6 @@ INPUT_VARIATION_MIN = 0.05
 WILD_COLUMN_FACTOR = 30.0
 """A column is wild if its RMS is this many times that of the median column (a choice: features in other units)."""
 
-INPUT_RMS_FACTOR_ALARM = 5.0
-"""Factor beyond `INPUT_RMS_LARGE` or `INPUT_RMS_SMALL` from which the input is an alarm where the model learns little
-(chosen on the benchmark's tuning half: Adam trains some models anyway)."""
-
-INPUT_LOSS_SHARE_LEFT = 0.25
-"""Share of the first loss above which a model has learnt little (chosen on the benchmark's tuning half)."""
-
-STEPS_BEFORE_INPUT_ALARM = 128
-"""Number of steps before which a model cannot be said to have learnt little (chosen on the benchmark's tuning half)."""
-
 SCALED_INSIDE_SHARE = 0.1
 """The model scales a large input itself if the first layer's output is below this share of what its weights and the
 input give, and a small input if that is below this share of the output (a choice)."""
@@ -144,9 +134,6 @@ def _range(run: Run, site: Site, reading: Reading) -> Said | None:
     if not (rms >= INPUT_RMS_LARGE or 0 < rms <= INPUT_RMS_SMALL or is_faint) or _is_scaled_inside(run, reading):
         return None
     severity = severity_of(run)
-    is_far = rms >= INPUT_RMS_LARGE * INPUT_RMS_FACTOR_ALARM or rms <= INPUT_RMS_SMALL / INPUT_RMS_FACTOR_ALARM
-    if is_far and _learns_little(run) and not _is_normalized_at_once(run):
-        severity = "alarm"
     if rms >= INPUT_RMS_LARGE:
         evidence = f"the input ranges from {span}, with an RMS of {rms:.3g}; about 1 is usual"
         both = "Scale the input and the targets: subtract the mean of each and divide by its standard deviation."
@@ -164,18 +151,15 @@ def _entrance(run: Run) -> Layer | None:
     return next((layer for layer in run.layers if layer.weights and run.now.of(layer.name, "output")), None)
 
 
-def _is_normalized_at_once(run: Run) -> bool:
-    first = _entrance(run)
-    return first is not None and first.kind in NORM_KINDS
-
-
 def _is_scaled_inside(run: Run, reading: Reading) -> bool:
-    """Return True if the model seems to scale the input before its first layer.
+    """Return True if the model begins with a norm, or seems to scale the input before its first layer.
 
     Then the output of that layer is far smaller than its weights and a large input suggest, or, for a small input, far
     larger.
     """
     first = _entrance(run)
+    if first is not None and first.kind in NORM_KINDS:
+        return True
     output = None if first is None else run.now.of(first.name, "output")
     gains = [] if first is None else [weight_gain(run.now, first, name) for name in first.weights]
     gain = next((gain for gain in gains if not math.isnan(gain)), math.nan)
@@ -187,16 +171,6 @@ def _is_scaled_inside(run: Run, reading: Reading) -> bool:
     # A bias hides what a small input does, unless the samples differ.
     spread = run.recent("sample_spread")[run.place(first.name), -1]
     return bool(spread * output.moments.rms > expected / SCALED_INSIDE_SHARE)
-
-
-def _learns_little(run: Run) -> bool:
-    """Return True if more than a quarter of the first loss is left after 128 steps or more."""
-    losses = run.losses
-    return (
-        losses.steps >= STEPS_BEFORE_INPUT_ALARM
-        and losses.start > 0
-        and losses.level() > INPUT_LOSS_SHARE_LEFT * losses.start
-    )
 
 
 def _columns_differ(reading: Reading) -> bool:
