@@ -32,12 +32,11 @@ FIRST_LOSS_TOLERANCE_FACTOR = 1.02
 entropy (a choice)."""
 
 HIGH_START_CHANCE_FACTOR = 5.0
-"""A first loss this many times chance level shows that the initialization is wrong (a choice). In healthy runs that
-start this way, it comes down within 32 steps (seen on the benchmark's tuning half)."""
+"""A first loss this many times that of a constant answer is high (a choice)."""
 
 
 def starts_high(chance: float | None, start: float) -> bool:
-    """Return True if `start`, a first loss or the median of several, is far above `chance`; False if that is None.
+    """Return True if `start`, a first loss, is far above `chance`; False if that is None.
 
     >>> starts_high(2.3, 20.0), starts_high(2.3, 4.0), starts_high(None, 20.0)
     (True, False, False)
@@ -123,7 +122,7 @@ class LossHistory:
     """Losses of a run in bounded memory: the first, the latest, and what is needed of those between."""
 
     keeps: ClassVar[tuple[str, ...]] = ("first", "recent", "steps", "largest", "lowest", "best", "chance", "spreads")
-    keeps += ("first_spread", "reach", "first_nonfinite", "is_mixed", "spikes", "reached_chance", "start", "noise")
+    keeps += ("first_spread", "reach", "first_nonfinite", "is_mixed", "spikes", "start", "noise")
     keeps += ("_paired", "_noise", "_every")
 
     def __init__(self) -> None:
@@ -152,9 +151,6 @@ class LossHistory:
         measures no error, as that of a policy gradient: it begins at 0, or often changes its sign from the start."""
         self.spikes: deque[Spike] = deque(maxlen=SPIKES_KEPT)
         """The latest spikes; of the losses that one call of `extend` adds, only the first spike."""
-        self.reached_chance: int | None = None
-        """Number of steps after which the last `BLOCK_STEPS` losses lay at or below chance; None if not yet, or
-        unknown."""
         self.start = math.nan
         """The median of the first few losses; NaN if there are none."""
         self.noise = math.nan
@@ -185,8 +181,6 @@ class LossHistory:
                     self.chance = None
             if self.first_nonfinite is None and not math.isfinite(loss.value):
                 self.first_nonfinite = loss
-            if self.reached_chance is None and self.chance is not None and self.level(BLOCK_STEPS) <= self.chance:
-                self.reached_chance = self.steps
             if self.steps % BLOCK_STEPS == 0:
                 self._close_block()
 
@@ -397,11 +391,6 @@ class LossCurve(LossHistory):
         return is_far_above(self.chance, self.reach, self.first[0].value, start, self._low)
 
     @property
-    def starts_high(self) -> bool:
-        """True if the first losses were far above chance, and the loss took long to come down to it or has not yet."""
-        return starts_high(self.chance, self.start) and (self.reached_chance or self.steps) > STEPS_BEFORE_JUDGING
-
-    @property
     def is_boundless(self) -> bool:
         """True if the loss fell far below 0 and has hardly slowed down: it seems to have no lower bound.
 
@@ -506,7 +495,7 @@ class LossCurve(LossHistory):
         if not self.is_known:
             return ""
         if self.has_diverged:
-            return f"the loss is {self.level():.3g}, up from {min(self.start, self.first[0].value):.3g} at the start"
+            return f"the loss is {self.level():.3g}, up from {self.first[0].value:.3g} at the first step"
         if self.is_far_above_chance:
             return f"the loss is {self.level():.3g}, and chance level is {self.chance:.3g}"
         if self.has_forgotten:
@@ -514,9 +503,8 @@ class LossCurve(LossHistory):
         if self.has_risen:
             return f"the loss rose from {self.best:.3g} to {self.level():.3g}"
         if self.is_stuck:
-            if self.has_come_down:
-                return f"the loss fell from {self.start:.3g} to {self.level():.3g} and has stopped falling"
-            return f"the loss started at {self.start:.3g} and is stuck at {self.level():.3g}"
+            where = "has stopped falling" if self.has_come_down else "is stuck"
+            return f"the loss was {self.first[0].value:.3g} at the first step and {where} at {self.level():.3g}"
         return ""
 
     @property

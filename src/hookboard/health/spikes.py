@@ -19,8 +19,9 @@ SPIKE_FACTOR_ABOVE_LARGEST = 2.0
 SPIKE_HISTORY_STEPS = 64
 """Number of earlier losses that a spike is compared with. A quarter of them must exist."""
 
-SPIKE_DEVIATION_FLOOR = 1e-3
-"""Floor of the standard deviation that a spike is measured in, as a share of the median of the losses before it."""
+SPIKE_DEVIATION_FLOOR = 0.05
+"""Floor of the standard deviation that a spike is measured in, as a share of the median of the losses before it (a
+choice): so a spike is at least half as high again."""
 
 STEPS_AFTER_SPIKE = 4
 """Number of steps after a spike that tell whether it stands alone (a choice)."""

@@ -21,10 +21,10 @@ from hookboard.health.losses import (
 )
 from hookboard.health.robust import median, median_of
 from hookboard.health.rule import Finding, Rule, Severity
-from hookboard.health.rules.evaluation import STEPS_BEFORE_SETTLED, begin_of, may_differ
 from hookboard.health.rules.shared import (
     UPDATE_RATIO_SMALL,
     are_targets_unscaled,
+    clip_too,
     harm_of,
     severity_of,
     to_stable_rate,
@@ -59,8 +59,7 @@ ANSWER_SPREAD_SHARE_MIN = 0.15
 def spike(run: Run) -> Iterator[Finding]:
     """Report a step whose loss or gradient is far above its history; never where there are several losses.
 
-    It is an alarm if the loss was well before that step and never came back down, or if validation has differed from
-    training since then; otherwise a note.
+    It is an alarm if the loss was well before that step and never came back down; otherwise a note.
     """
     losses = run.losses
     if losses.is_mixed:
@@ -68,10 +67,10 @@ def spike(run: Run) -> Iterator[Finding]:
     for found in reversed(losses.spikes):
         harm = _harm_of(run, found)
         if harm:
-            yield _of_loss(found, f"; afterwards, {harm}", "alarm")
+            yield _of_loss(run, found, f"; afterwards, {harm}", "alarm")
             return
     if losses.spikes and losses.spikes[-1].loss in run.now.losses and not _ends_epoch(run, losses.spikes[-1].loss):
-        yield _of_loss(losses.spikes[-1], "", "note")
+        yield _of_loss(run, losses.spikes[-1], "", "note")
         return
     yield from _of_gradient(run)
 
@@ -82,7 +81,7 @@ def _ends_epoch(run: Run, loss: Loss) -> bool:
     return loss.batch_idx in ends
 
 
-def _of_loss(found: Spike, harm: str, severity: str) -> Finding:
+def _of_loss(run: Run, found: Spike, harm: str, severity: Severity) -> Finding:
     loss = found.loss
     evidence = (
         f"the loss was {loss.value:.3g} at step {loss.step}, batch {loss.batch_idx}; it had been around "
@@ -90,16 +89,15 @@ def _of_loss(found: Spike, harm: str, severity: str) -> Finding:
     )
     worst = loss.worst
     evidence += "" if worst is None else f"; {worst.clause}"
-    is_alarm = severity == "alarm"
     which = "the samples" if worst is None else f"row{'s' * (len(worst.rows) > 1)} {listed(map(str, worst.rows), 5)}"
-    advice = f"check {which} of batch {loss.batch_idx}, and clip gradients"
-    if not is_alarm:
+    advice = f"check {which} of batch {loss.batch_idx}{clip_too(run, ', and clip gradients')}"
+    if severity == "note":
         advice = f"ignore this spike unless it recurs; if it does, {advice}"
     return Finding(
         "",
         evidence,
         advice,
-        "alarm" if is_alarm else "note",
+        severity,
         found.score,
         since=loss.step,
         batch_idx=loss.batch_idx,
@@ -117,14 +115,7 @@ def _harm_of(run: Run, found: Spike) -> str:
         return ""
     if any(jump.step <= found.loss.step <= 2 * jump.seen - jump.step + 1 for jump in run.rate_jumps):
         return ""
-    if run.losses.is_worse_since(found.loss.step):
-        return run.losses.harm
-    before = [one for one in run.comparisons if one.step < found.loss.step and one.step >= STEPS_BEFORE_SETTLED]
-    after = [one for one in run.comparisons if one.step >= found.loss.step]
-    begins = [begin_of(one) for one in after]
-    if before and not any(map(begin_of, before)) and begins and all(gap and may_differ(run, gap) for gap in begins):
-        return "validation differs from training"
-    return ""
+    return run.losses.harm if run.losses.is_worse_since(found.loss.step) else ""
 
 
 def _of_gradient(run: Run) -> Iterator[Finding]:
@@ -149,8 +140,8 @@ def _of_gradient(run: Run) -> Iterator[Finding]:
             f"{look.step}, batch {look.batch_idx}"
         )
         advice = (
-            f"ignore this spike unless it recurs; if it does, check the samples of batch {look.batch_idx}, and clip "
-            "gradients"
+            f"ignore this spike unless it recurs; if it does, check the samples of batch {look.batch_idx}"
+            f"{clip_too(run, ', and clip gradients')}"
         )
         yield Finding("", evidence, advice, size=now - usual, since=look.step, batch_idx=look.batch_idx)
 
@@ -160,7 +151,9 @@ def not_learning(run: Run) -> Iterator[Finding]:
     losses = run.losses
     first = losses.first[0].step if losses.first else run.now.step
     if losses.is_boundless:
-        evidence = f"the loss fell from {losses.start:.3g} to {losses.lowest:.3g} and seems to have no lower bound"
+        evidence = (
+            f"the loss fell from {losses.first[0].value:.3g} to {losses.lowest:.3g} and seems to have no lower bound"
+        )
         # A likelihood may be far below 0 as well; what has no bound takes the outputs along.
         severity: Severity = "alarm" if run.has_blown_up else "note"
         yield Finding("", evidence, "check the sign of the loss", severity, since=first)
@@ -389,11 +382,10 @@ def initial_loss(run: Run) -> Iterator[Finding]:
         for layer in run.layers
         if layer.kind == "embedding" and any(_is_wide(first.of(name, "parameter_before")) for name in layer.weights)
     ]
-    # Outputs of which none is far from 0 are not too large: it is the targets that are far from them.
+    # Outputs that hardly differ are not too large: it is the targets that are far from them.
     is_far = losses.is_of_classifier or (losses.reach or 0.0) > math.sqrt(loss)
-    why = (
-        ", so the model's initial outputs are too large" if is_far else ": the targets are far from the initial outputs"
-    )
+    why = "" if is_far else ": the targets are far from the initial outputs"
+    why = ", so the model's initial outputs are too large" if losses.is_of_classifier else why
     advice = "initialize the last layer with smaller weights, and check the scale of its input"
     if not is_far:
         advice = "subtract the mean of the targets, or start the last bias there; ignore this if the loss falls quickly"

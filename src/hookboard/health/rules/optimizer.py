@@ -14,7 +14,6 @@ from hookboard.health.rules.shared import (
     UPDATE_RATIO_SMALL,
     WHOLE_MODEL_SHARE,
     gets_zeros,
-    gradient_norm,
     harm_of,
     has_gradient,
     has_moved,
@@ -438,6 +437,14 @@ def clipping(run: Run) -> Iterator[Finding]:
     is_adaptive = all(stepped.is_adaptive for stepped in run.now.stepped.values())
     severity: Severity = "note" if is_adaptive else severity_of(run)
     yield Finding("", evidence, f"set gradient_clip_val to about {usual:.1g}", severity, size=usual / largest)
+
+
+def gradient_norm(look: Look, run: Run) -> float:
+    """Return the L2 norm of the gradients of all weights that an optimizer steps; estimated for large weights."""
+    sizes = {name: math.prod(shape) for layer in run.layers for name, shape in layer.shapes.items()}
+    readings = [(sizes.get(name, 0), look.of(name, "parameter_grad")) for name in look.stepped]
+    squares = [size * reading.moments.rms**2 for size, reading in readings if reading is not None]
+    return math.sqrt(sum(square for square in squares if math.isfinite(square)))
 
 
 def weight_decay(run: Run) -> Iterator[Finding]:

@@ -121,23 +121,15 @@ def harm_of(run: Run) -> str:
     return f"; {run.losses.harm}" if run.losses.is_harmed else ""
 
 
-def gradient_norm(look: Look, run: Run) -> float:
-    """Return the L2 norm of the gradients of all weights that an optimizer steps; estimated for large weights."""
-    sizes = {name: math.prod(shape) for layer in run.layers for name, shape in layer.shapes.items()}
-    readings = [(sizes.get(name, 0), look.of(name, "parameter_grad")) for name in look.stepped]
-    squares = [size * reading.moments.rms**2 for size, reading in readings if reading is not None]
-    return math.sqrt(sum(square for square in squares if math.isfinite(square)))
-
-
 SAME_NORM_SHARE = 1e-3
 """Norms that differ by at most this share are the same (a choice): clipping adds 1e-6 to what it divides by."""
 
 
 def clip_too(run: Run, advice: str) -> str:
     """Return advice to clip gradients; "" where the Trainer does, or their largest norm was the same at two looks."""
-    looks = {look.step: look for look in (run.first, *run.looks) if look is not None}
-    norms = [gradient_norm(look, run) for look in looks.values()]
-    is_limit = sum(norm >= (1 - SAME_NORM_SHARE) * max(norms) > 0 for norm in norms) > 1
+    sizes = np.array([sum(map(math.prod, layer.shapes.values())) for layer in run.layers])
+    norms = np.sqrt(np.nansum(sizes[:, None] * run.course("weight_gradient_rms") ** 2, axis=0))
+    is_limit = np.count_nonzero(norms >= (1 - SAME_NORM_SHARE) * norms.max(initial=1e-30)) > 1
     return "" if is_limit or any(held.largest_norm < math.inf for held in run.facts.held_back.values()) else advice
 
 
