@@ -73,6 +73,26 @@ def test_nothing_is_said_of_samples_that_stay_by_themselves_or_are_put_in_anothe
     assert mixing(between) == []
 
 
+@pytest.mark.parametrize(
+    "order_of", [lambda x, y: y.argsort(), lambda x, y: x[:, 0].argsort(descending=True)], ids=["class", "length"]
+)
+@pytest.mark.parametrize("is_alike", [True, False])
+def test_samples_in_another_order_are_mixed_only_if_their_targets_stay(order_of, is_alike):
+    model, batch = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3)), (torch.randn(12, 5), torch.arange(12) % 3)
+
+    def step(batch):
+        x, y = batch
+        order = order_of(x, y)
+        return cross_entropy(model(x[order]), y[order] if is_alike else y)
+
+    found = [(one.rule, one.evidence.split(" at ")[0]) for one in audit(model, batch, step)]
+    assert found == ([] if is_alike else [("batch_mixing", "getitem")])
+
+
+def test_a_softmax_over_samples_in_another_order_is_an_alarm():
+    assert mixing(lambda x: attention(x[x[:, 0, 0].argsort()], 0)) == [("alarm", "softmax")]
+
+
 def test_a_number_of_the_whole_batch_is_none_where_features_are_as_many_as_samples():
     between = lambda x: torch.cat([x[:, :-1], x.var(0).mean().expand(4, 1, 4)], 1)  # noqa: E731
     assert mixing(between, torch.randn(4, 6, 5), features=4) == []

@@ -3,6 +3,8 @@
 The recorded calls are made again with one sample, or one position, exchanged for another: what moves depends on it.
 """
 
+import functools
+import itertools
 import math
 from collections.abc import Iterator
 
@@ -47,7 +49,8 @@ def dependence(done: TracedStep) -> Iterator[Finding]:
         if not any(variants):
             return
         flat = [one for one in meetings if len(one.target.shape) == 1 < len(one.target.origin.shape)][: bool(count)]
-        moves = _Moves(count, [one.output for one in (*flat, *([ahead.meeting] if ahead is not None else ()))])
+        kept = [*meetings, *([ahead.meeting] if ahead is not None else ())]
+        moves = _Moves(count, [value for one in kept for value in (one.output, one.target)])
         for value, other in variants[1].items():
             moves.note(None, value, [tensor_of(done, value), other])
         tape = Tape(done.step, done.loss)
@@ -117,8 +120,9 @@ class _Moves:
 
     def __init__(self, count: int, kept: list[Value]) -> None:
         self.count = count
-        self.of: dict[Value, list[Tensor]] = {}
-        """For each value of real numbers, by how much each sample of it moves, in each layout that it may have."""
+        self.of: dict[Value, list[tuple[Tensor, Tensor]]] = {}
+        """For each value of real numbers, in each layout that it may have, by how much each sample moves, and how many
+        samples are none of those before, wherever they stand."""
         self.most: dict[Value, Tensor] = {}
         """By how much they move at most."""
         self.kept: dict[Value, list[Tensor]] = {value: [] for value in kept}
@@ -126,38 +130,73 @@ class _Moves:
     def note(self, op: Op | None, value: Value, tensors: list[Tensor]) -> None:
         if value in self.kept:
             self.kept[value] = [tensor.detach() for tensor in tensors]
-        before, after = tensors[:2]
+        before, after = (tensor.detach() for tensor in tensors[:2])
         if not self.count or before.shape != after.shape or not (before.is_floating_point() and before.numel()):
             return
-        axes = self._axes(before)
-        self.of[value] = [_moved(before.movedim(axis, 0), after.movedim(axis, 0), self.count) for axis in axes]
+        axes = [axis for axis, size in enumerate(before.shape) if size == self.count]
+        layouts = [[one.movedim(axis, 0) for one in (before, after)] for axis in axes]
         # Samples and positions may be in one dimension, and features be as many as samples.
         given = [one.shape for one in op.inputs] if op is not None else []
         is_cut_anew = len(given) == 1 and math.prod(given[0]) == before.numel() and given[0][:1] != before.shape[:1]
         if not (axes and is_cut_anew) and before.dim() and len(before) % self.count == 0:
-            rows = _moved(before, after, len(before))
-            self.of[value] += [rows.reshape(self.count, -1).amax(1), rows.reshape(-1, self.count).amax(0)]
-        self.most[value] = self.of[value][0].amax() if self.of[value] else _moved(before, after, 1).amax()
+            cut = [one.reshape(-1, self.count, *one.shape[1:]).transpose(0, 1) for one in (before, after)]
+            layouts += [[before, after], cut]
+        parts = [[_part(one, self.count) for one in pair] for pair in layouts]
+        self.of[value] = [(_moved(*pair), _strays(*_keys(*pair))) for pair in parts]
+        self.most[value] = self.of[value][0][0].amax() if layouts else _moved(_part(before, 1), _part(after, 1)).amax()
 
-    def _axes(self, tensor: Tensor) -> list[int]:
-        return [axis for axis, size in enumerate(tensor.shape) if size == self.count]
+    def mixes(self, value: Value, *, by_place: bool = False) -> bool | None:
+        """Return whether other samples than one move; None if the samples cannot be told apart, or none moves.
 
-    def mixes(self, value: Value) -> bool | None:
-        """Return whether other samples than the first move; None if the samples cannot be told apart, or none moves."""
-        layouts = self.of.get(value)
-        if not layouts:
+        Args:
+            value: the value.
+            by_place: whether samples that are put in another order move too.
+        """
+        found = [(moved.tolist(), float(strays)) for moved, strays in self.of.get(value, ())]
+        largest = max((max(moved) for moved, _ in found), default=0.0)
+        if not largest > 0:
             return None
-        found = [each.tolist() for each in layouts]
-        largest = max(max(each) for each in found)
-        return all(max(each[1:]) > ROUNDING * min(largest, 1e30) for each in found) if largest > 0 else None
+        least = ROUNDING * min(largest, 1e30)
+        return all(max(moved[1:]) > least and (by_place or strays > 1) for moved, strays in found)
+
+    def mixes_pairs(self, meeting: Meeting) -> bool:
+        """Return whether more than one output meets another target when one sample changes."""
+        parts = [
+            [_part(one, self.count) for one in self.kept[value][:2] if one.shape[:1] == (self.count,)]
+            for value in (meeting.output, meeting.target)
+        ]
+        if not all(len(pair) == 2 and pair[0].shape == pair[1].shape for pair in parts):
+            return False
+        outputs, targets = (_keys(*pair) for pair in parts)
+        before, after = (2 * one + other for one, other in zip(outputs, targets, strict=True))
+        return float(_strays(before, after)) > 1
 
 
-def _moved(before: Tensor, after: Tensor, rows: int) -> Tensor:
-    """Return by how much the rows of a tensor move at most, shape (rows,), by a part of the numbers of each."""
-    stride = before.numel() // (rows * PART) | 1  # odd, so that it meets all channels
-    before, after = (one.detach().reshape(rows, -1)[:, ::stride] for one in (before, after))
+def _part(tensor: Tensor, rows: int) -> Tensor:
+    """Return a part of the numbers of each row, shape (rows, numbers)."""
+    stride = tensor.numel() // (rows * PART) | 1  # odd, so that it meets all channels
+    return tensor.reshape(rows, -1)[:, ::stride]
+
+
+def _moved(before: Tensor, after: Tensor) -> Tensor:
+    """Return by how much the rows move at most, shape (rows,)."""
     # Infinities that stay have not moved.
     return (after - before).abs().float().masked_fill(after == before, 0).nan_to_num(torch.inf).amax(1)
+
+
+def _keys(*tensors: Tensor) -> list[Tensor]:
+    """Return a number for each row, which another row has only if it is the same but for rounding."""
+    parts = [one.double().nan_to_num(0.0, 0.0, 0.0) for one in tensors]
+    weights = torch.arange(1.0, 1 + parts[0].shape[1], dtype=torch.double, device=parts[0].device).sin()
+    return [one @ weights / parts[0].abs().amax().clamp(min=1e-300) for one in parts]
+
+
+def _strays(before: Tensor, after: Tensor) -> Tensor:
+    """Return how many keys are none of those before, shape ()."""
+    known = before.sort().values
+    place = torch.searchsorted(known, after).clamp(1, len(known) - 1)
+    apart = torch.minimum((after - known[place - 1]).abs(), (after - known[place]).abs())
+    return (apart > ROUNDING * known.abs().amax()).sum()
 
 
 def _of_samples(done: TracedStep, tape: Tape, moves: _Moves) -> Iterator[Finding]:
@@ -165,22 +204,19 @@ def _of_samples(done: TracedStep, tape: Tape, moves: _Moves) -> Iterator[Finding
     of_loss, meetings = set(loss_part(done.loss)), meetings_of(done)
     heads = [one for op in of_loss for one in op.inputs if one.of_parameters and one.op not in of_loss]
     is_in_model = any(moves.mixes(one) for one in heads)
-    compared = [
-        {value.op for value in one.output.ancestors()}
-        for one in meetings
-        if moves.mixes(one.output)
-        and one.output.shape[0] == one.target.shape[0]
-        and moves.mixes(one.target) is not True
-    ]
-    for op in tape.ops:
-        mixed = [one for one in op.results if moves.mixes(one)]
+    pairs = [one for one in meetings if moves.mixes_pairs(one) and moves.mixes(one.target, by_place=True) is not True]
+    compared = [{value.op for value in one.output.ancestors()} for one in pairs]
+    # Those in another order are mixed only if they meet the targets of others.
+    for by_place, op in itertools.product((False, True), tape.ops):
+        mixes = functools.partial(moves.mixes, by_place=by_place)
+        mixed = [one for one in op.results if mixes(one)]
         given = [one for one in op.inputs if one.path is not None or (one in moves.most and float(moves.most[one]) > 0)]
-        if not mixed or not given or any(moves.mixes(one) for one in given):
+        if not mixed or not given or any(map(mixes, given)):
             continue
         result = mixed[0]
         if not result.requires_grad and op.name not in RESHAPES:
             return  # inputs that are mixed on purpose, as in mixup; or choices, as of experts
-        if not is_in_model and not any(op in ops for ops in compared):
+        if not (is_in_model and not by_place) and not any(op in ops for ops in compared):
             continue
         if not _is_meant(op, given, result, moves):
             # Rows of numbers may be the positions of one sequence, or the objects of one scene.
@@ -193,22 +229,17 @@ def _is_meant(op: Op, given: list[Value], result: Value, moves: _Moves) -> bool:
     """Return True if a call shows that it mixes samples on purpose.
 
     It takes two outputs, a target, a number of the whole batch, such as a deviation, or an adjacency matrix; or it
-    takes the batch as one sequence, or as a list; or it makes a matrix of all pairs, or a number of the whole batch; or
-    it puts whole samples in another order, which their numbers do not tell.
+    takes the batch as one sequence, or as a list; or it makes a matrix of all pairs, or a number of the whole batch.
     """
     count, first = result.shape.count(moves.count), given[0].shape
     others = [one for one in op.inputs if one not in given and one.parameter is None and not one.requires_grad]
     is_adjacency = any(len(one.shape) > 1 and one.shape[-1] == one.shape[-2] for one in others)
     is_adjacency |= any(len(one.origin.shape) == 2 == one.origin.shape[0] for one in others)  # pairs of nodes
     is_one = math.prod(result.shape) == moves.count or (len(given[0].shape) == 3 and given[0].shape[1] == 1)
-    is_whole = any(not moves.of.get(one, [Tensor()]) for one in given) or count < first.count(moves.count)
+    is_whole = any(not moves.of.get(one, [()]) for one in given) or count < first.count(moves.count)
     is_pairs = count > max(1, first.count(moves.count)) or result.shape == (moves.count,) * 2
-    # In another order, those that move do so by as much as the first one, and some stay where they were.
-    before, after = moves.of.get(given[0]), {*moves.of[result][0].tolist()}
-    is_order = before is not None and {0.0} <= after <= {0.0, *before[0].tolist()}
-    is_order &= first == result.shape and not any(one.of_batch for one in others)
     is_target = any(not one.of_parameters for one in given) and any(one.of_parameters for one in given)
-    return len(set(given)) > 1 or is_pairs or is_target or is_whole or is_adjacency or is_one or is_order
+    return len(set(given)) > 1 or is_pairs or is_target or is_whole or is_adjacency or is_one
 
 
 def _mixing(op: Op, first: Value, result: Value, *, may_be_meant: bool) -> Finding:
