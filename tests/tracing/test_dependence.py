@@ -152,6 +152,18 @@ def test_a_convolution_that_sees_the_next_number_is_an_alarm(padding, rules):
     assert [one.rule for one in found] == rules
 
 
+@pytest.mark.parametrize(("recalls", "rules"), [(True, []), (False, ["future_leak"])])
+def test_a_model_that_recalls_numbers_leaves_out_its_first_outputs(recalls, rules):
+    net, head = nn.GRU(2, 8, batch_first=True, bidirectional=not recalls), nn.LazyLinear(2)
+    head(net(SERIES)[0])
+
+    def step(batch):
+        outputs = head(net(batch)[0])
+        return mse_loss(outputs[:, 3:], batch[:, 2:-1]) if recalls else mse_loss(outputs[:, :-1], batch[:, 1:])
+
+    assert [one.rule for one in audit(nn.ModuleList([net, head]), SERIES, step)] == rules
+
+
 TOKENS = torch.randint(0, 20, (3, 9), generator=torch.Generator().manual_seed(0))
 
 

@@ -100,6 +100,8 @@ def ahead_of(done: TracedStep, meeting: Meeting) -> Iterator[Ahead]:
         each = wanted.numel() // samples // size
         if not MIN_POSITIONS <= each <= positions or wanted.numel() != samples * each * size:
             continue
+        if any(_is_cut_at_front(one, range(each, positions + 1)) for one in output.ancestors()):
+            continue  # then its rows are no positions
         now, then = inputs.reshape(samples, positions, size), wanted.reshape(samples, each, size)
         for shift in (1, 2, 0):
             length = min(each, positions - shift)
@@ -117,6 +119,18 @@ def ahead_of(done: TracedStep, meeting: Meeting) -> Iterator[Ahead]:
                     sample, position = min(places, key=lambda place: abs(place[1] - each // 2))
                     yield Ahead(meeting, source, shift, sample, position)
                     return
+
+
+def _is_cut_at_front(value: Value, lengths: range) -> bool:
+    """Return True if a slice has left out the first of so many positions, as in `h[:, 3:]`."""
+    if value.op is None or value.op.name != "getitem":
+        return False
+    index, shape = value.op.arguments["1"], value.op.inputs[0].shape
+    index = index if isinstance(index, tuple) else (index,)
+    if ... in index:
+        at = index.index(...)
+        index = (*index[:at], *[None] * (len(shape) - len(index) + 1), *index[at + 1 :])
+    return any(isinstance(one, slice) and one.start and size in lengths for one, size in zip(index, shape, strict=False))
 
 
 def _is_read_twice(source: Value, output: Value) -> bool:
