@@ -99,9 +99,17 @@ def test_a_gradient_that_is_cleared_before_an_optimizer_steps_is_an_alarm():
     assert "test_ledger.py:24" in found.evidence
 
 
+def as_a_dry_run(model, optimizer, x):
+    model.manual_backward(model.loss_of(x))
+    if model.global_step > 0:
+        optimizer.step()
+    optimizer.zero_grad()
+
+
 @pytest.mark.parametrize(
     "step",
     [
+        as_a_dry_run,
         cleared_after_the_step,
         cleared_before_the_backward_pass,
         read_before_it_is_cleared,

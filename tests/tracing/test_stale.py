@@ -1,5 +1,7 @@
 """Gradients that are not cleared between two steps of an optimizer."""
 
+import copy
+
 import pytest
 import torch
 from lightning.pytorch import LightningModule
@@ -366,3 +368,59 @@ def test_a_mode_of_the_users_sees_nothing_of_what_is_looked_at():
                     optimizer.step()
                 seen[-1].append(mode.names)
     assert seen[0] == seen[1]
+
+
+def by_autograd(net, copies, x):
+    return torch.autograd.grad(net(x).square().mean(), list(net.parameters()))
+
+
+def by_reptile(net, copies, x):
+    (own,) = copies(1)
+    inner = torch.optim.SGD(own.parameters(), lr=0.1)
+    own(x).square().mean().backward()
+    inner.step()
+    return [before.detach() - after.detach() for before, after in zip(net.parameters(), own.parameters(), strict=True)]
+
+
+def by_averaging(net, copies, x):
+    several = copies(2)
+    for one in several:
+        one(x).square().mean().backward()
+    return [sum(p.grad for p in some) / 2 for some in zip(*(one.parameters() for one in several), strict=True)]
+
+
+@pytest.mark.parametrize("way", [by_autograd, by_reptile, by_averaging])
+@pytest.mark.parametrize("in_place", [True, False])
+def test_gradients_that_are_assigned_are_those_of_the_step(way, in_place):
+    net, other, monitor = nn.Sequential(nn.Linear(4, 1)), nn.Linear(4, 1), HealthMonitor(every_n_steps=1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with watch(net, optimizer, [monitor]) as run:
+        for _ in range(5):
+            x = torch.randn(8, 4)
+            with run.step(x):
+                gradients = way(net, lambda count: [copy.deepcopy(net) for _ in range(count)], x)
+                other(x).square().mean().backward()
+                optimizer.zero_grad(set_to_none=not in_place)
+                for parameter, gradient in zip(net.parameters(), gradients, strict=True):
+                    if in_place and parameter.grad is not None:
+                        parameter.grad.copy_(gradient)
+                    else:
+                        parameter.grad = gradient
+                optimizer.step()
+    assert [(one.rule, one.evidence) for one in monitor.verdicts if one.severity == "alarm"] == []
+
+
+@pytest.mark.parametrize("is_assigned", [True, False])
+def test_an_optimizer_steps_with_what_a_copy_gives_only_if_that_is_assigned(is_assigned):
+    net, monitor = nn.Sequential(nn.Linear(4, 32), nn.Linear(32, 1)), HealthMonitor(every_n_steps=1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with watch(net, optimizer, [monitor]) as run:
+        for _ in range(5):
+            x, own = torch.randn(8, 4), copy.deepcopy(net)
+            with run.step(x):
+                own(x).square().mean().backward()
+                for parameter, of_copy in zip(net.parameters(), own.parameters(), strict=True):
+                    parameter.grad = of_copy.grad if is_assigned else None
+                optimizer.step()
+    found = {one.rule for one in monitor.verdicts if one.severity == "alarm"}
+    assert ("not_in_optimizer" in found) is not is_assigned

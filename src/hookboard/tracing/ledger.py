@@ -121,6 +121,8 @@ class Ledger:
         self._passes: dict[Place, list[bool]] = {}
         """For the place of each term, whether it was used, for each backward pass whose gradient is accounted for."""
         self._read = 0
+        self.stepped: set[str] | None = None
+        """The parameters with which optimizers have stepped, as they had a gradient; None before the first step."""
         self.is_in_closure = False
         """Whether an optimizer calls a closure, as often as it likes: it uses each gradient."""
 
@@ -143,8 +145,10 @@ class Ledger:
     def before_step(self, optimizer: Any, ops: Sequence[Op]) -> None:
         """Note that an optimizer steps."""
         self.settle(ops)
-        held = {id(one) for group in optimizer.param_groups for one in group["params"]}
-        self._use({name for name, one in self._parameters.items() if id(one) in held})
+        ids = {id(one) for group in optimizer.param_groups for one in group["params"]}
+        held = {name: one for name, one in self._parameters.items() if id(one) in ids}
+        self.stepped = (self.stepped or set()) | {name for name, one in held.items() if one.grad is not None}
+        self._use(set(held))
 
     def settle(self, ops: Sequence[Op]) -> None:
         """Account for gradients that were read or thrown away since the last call."""
@@ -164,10 +168,13 @@ class Ledger:
         self._waiting = [one for one in self._waiting if one[1]]
 
     def findings(self) -> Iterator[Finding]:
-        """Yield an alarm for the first term whose gradient was thrown away in most backward passes."""
+        """Yield an alarm for the first term whose gradient was thrown away in most backward passes.
+
+        Not if no optimizer has stepped at all: then the first batch is a dry run, or one of several before a step.
+        """
         for place, were_used in self._passes.items():
             thrown = were_used.count(False)
-            if thrown > len(were_used) / 2:
+            if thrown > len(were_used) / 2 and self.stepped is not None:
                 passes = f"in {thrown} of {len(were_used)} backward passes, " if len(were_used) > 1 else ""
                 yield Finding(
                     place.module,

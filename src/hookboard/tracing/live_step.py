@@ -196,7 +196,9 @@ class LiveStep:
                 unused, found = self._found(reader)
                 for one in [] if self._loop.is_rank_zero else unused:  # other ranks have nobody to judge it
                     warn(str(one))
-                facts, reached = self._facts._replace(idle=reader.idle()), reader.reached
+                facts, reached = self._facts._replace(idle=reader.idle()), set(reader.reached)
+                if self._ledger is not None and self._ledger.stepped:  # with gradients that were assigned
+                    reached |= self._ledger.stepped
                 self._say_opaque(reader)
         except Exception as error:  # what is known of the optimizers is still worth saying
             self._say_not_read(error)

@@ -64,18 +64,26 @@ class _Left(NamedTuple):
         version: its version counter after the latest backward pass. It grows with each change in place.
         is_any: shape (), bool: whether it had an element other than 0 before each backward pass so far. It stays on
             the device, to avoid waiting.
+        is_added_to: whether a backward pass has added to it.
     """
 
     parameter: Tensor
     identity: int
     version: int
     is_any: Tensor
+    is_added_to: bool = False
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the parameter still has this gradient, perhaps changed in place."""
+        gradient = self.parameter.grad
+        return gradient is not None and id(gradient) == self.identity and version_of(gradient) >= self.version
 
     @property
     def is_untouched(self) -> bool:
         """Whether the parameter still has this gradient, unchanged."""
         gradient = self.parameter.grad
-        return gradient is not None and id(gradient) == self.identity and version_of(gradient) == self.version
+        return gradient is not None and self.is_there and version_of(gradient) == self.version
 
 
 EMPTY_STEPS = 2
@@ -131,7 +139,11 @@ class StaleGradients:
         """Record the versions of the sampled gradients again, because a backward pass may have added to them."""
         for watched in self._watched.values():
             held = [(left, left.parameter.grad) for left in watched.left]
-            watched.left = [left._replace(version=version_of(grad)) for left, grad in held if grad is not None]
+            watched.left = [
+                _Left(left.parameter, id(grad), version_of(grad), left.is_any, left.is_added_to or not left.is_untouched)
+                for left, grad in held
+                if grad is not None
+            ]
             if not watched.is_decided and watched.cleared == watched.steps:
                 watched.given = [
                     one._replace(is_any=one.is_any & _ends(grad).isfinite().all())
@@ -144,7 +156,8 @@ class StaleGradients:
         watched = self._watched.get(id(optimizer))
         if watched is None or watched.is_decided:
             return
-        is_stale = watched.backwards > 0 and any(bool(left.is_any) for left in watched.left)
+        # What was put in its place since, as in federated averaging, is no sum. It may have been clipped.
+        is_stale = any(left.is_added_to and left.is_there and bool(left.is_any) for left in watched.left)
         others = [other.optimizer for other in self._watched.values() if other is not watched]
         is_cleared = (
             watched.backwards > 0 and watched.cleared == watched.steps and _are_cleared(optimizer, watched.given)
