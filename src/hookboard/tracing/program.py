@@ -147,7 +147,7 @@ class StepTrace(TorchFunctionMode):
         self._entered: set[Value] = set()
         """The tensors of the batch; if the loop does not pass it, those that the model is called with."""
         self.note_batch(batch)
-        self._is_batch_known = bool(self._entered)
+        self.is_batch_known = bool(self._entered)
         for name, parameter in parameters_in(model).items():
             self._note(parameter, None, parameter=name)
         self._is_sharded = any(isinstance(parameter, DTensor) for parameter in parameters_in(model).values())
@@ -207,7 +207,7 @@ class StepTrace(TorchFunctionMode):
 
     def _before(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Return the call that comes, and its arguments that are tensors."""
-        if not self._is_batch_known:
+        if not self.is_batch_known:
             self._note_inputs()
         if not self.waiting_for and (ddp := waiting_ddp()) is not None:
             named = parameters_in(ddp.module).items()
@@ -383,7 +383,7 @@ class StepTrace(TorchFunctionMode):
 
         It has as many samples as what the model was called with, if that is known.
         """
-        if self._is_batch_known or tensor.requires_grad or tensor.is_nested or id(tensor) in self._buffers:
+        if self.is_batch_known or tensor.requires_grad or tensor.is_nested or id(tensor) in self._buffers:
             return False
         if isinstance(tensor, nn.Parameter) or not tensor.dim():
             return False
