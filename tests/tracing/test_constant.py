@@ -104,3 +104,34 @@ def test_a_loss_of_several_terms_that_depend_on_the_batch_is_a_sum(name):
     with reader.reading():
         reader.take_loss(loss(model(batch[0]), batch[1]))
     assert reader.facts().is_sum is is_sum
+
+
+ITEMS = nn.Embedding(9, 3)
+NUMBERS = torch.arange(16) % 9
+
+
+def picked(output, target):
+    return -output.log_softmax(1)[torch.arange(16), target].mean()
+
+
+def density(output, target):
+    return -(output.log_softmax(1) - (target[:, None] - torch.arange(3.0)).square()).logsumexp(1).mean()
+
+
+CLASSES_OF = {
+    "a product with embeddings": (lambda o, t: cross_entropy(o @ ITEMS.weight.T, t), 9),
+    "by hand": (lambda o, t: picked(o @ ITEMS.weight.T, t), 9),
+    "the model's own outputs": (lambda o, t: cross_entropy(o, t % 3), 3),
+    "a mixture of densities": (density, 0),
+    "classes in between": (lambda o, t: mse_loss(o.log_softmax(1).sum(1), t.float()), 0),
+}
+
+
+@pytest.mark.parametrize("name", CLASSES_OF)
+def test_the_number_of_classes_is_the_width_of_what_the_loss_takes(name):
+    loss, count = CLASSES_OF[name]
+    net = nn.ModuleList([nn.Linear(4, 3), ITEMS])
+    reader = Reader(net, (X, NUMBERS))
+    with reader.reading():
+        reader.take_loss(loss(net[0](X), NUMBERS))
+    assert (reader.facts().classes, reader.facts().is_sum) == (count, not count)

@@ -66,9 +66,10 @@ class StepFacts(NamedTuple):
     Args:
         constant_loss: the least loss on that batch of a model that gives every sample the same output; NaN if it is not
             known.
-        is_sum: whether the loss takes no logarithm of a softmax, or terms of several lines or layers depend on the
+        is_sum: whether the loss takes no log-probability of a class, or terms of several lines or layers depend on the
             batch, in one loss or in several. What chance gives is then unknown: an actor and its critic, or two
             players, hold each other where they are.
+        classes: of how many classes the loss takes the log-probability of one; 0 if that is not known.
         supervised: a sentence on how many targets of the first batch count; "" if all do.
         why_silent: layer name to why it most likely gave no output at the first look; only meaningful if it gave none.
         unhooked: names of layers whose weights alone are measured, because their parent uses these itself.
@@ -82,6 +83,7 @@ class StepFacts(NamedTuple):
     loss: float = math.nan
     constant_loss: float = math.nan
     is_sum: bool = False
+    classes: int = 0
     findings: Sequence[Finding] = ()
     routers: Sequence[Router] = ()
     supervised: str = ""
@@ -379,7 +381,7 @@ class Run:
                 and not (self.facts.is_sum or self.facts.has_moving_target)
                 and may_follow_softmax(look, self._answers)
             )
-            self.losses.chance = math.log(last.width) if known and last is not None else None
+            self.losses.chance = math.log(self.facts.classes or last.width) if known and last is not None else None
             self.losses.reach = None if last is None else last.moments.max - last.moments.min
         if is_classifier and channels is not None:
             deviation = channels[:, FIELDS.index("deviation")]

@@ -23,7 +23,7 @@ from hookboard.tracing.ledger import kind_of, terms_of
 from hookboard.tracing.program import StepTrace
 from hookboard.tracing.rules import OBSERVERS, TracedStep, findings_of
 from hookboard.tracing.scaling import constant_loss
-from hookboard.tracing.stillness import has_moving_target, is_of_classes, moving_among, still_terms
+from hookboard.tracing.stillness import classes_of, has_moving_target, moving_among, still_terms
 from hookboard.tracing.supervision import supervised
 from hookboard.tracing.unused import unused_parameters
 
@@ -149,7 +149,8 @@ class Reader:
             flow,
             first.number,
             math.nan if others else constant_loss(first),
-            is_sum=len(kinds) > 1 or not is_of_classes(first),
+            is_sum=len(kinds) > 1 or not classes_of(first),
+            classes=classes_of(first),
             routers=tuple(routers_of(first)),
             supervised=supervised(first),
             has_moving_target=has_moving_target(first),

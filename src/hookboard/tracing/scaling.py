@@ -60,7 +60,7 @@ def _without_bound(scaled: Scaled) -> Iterator[Finding]:
     op = scaled.op
     if op.name in ("sub", "rsub") and _has_target(op) and op.seen.output.shape == op.seen.target.shape:
         what, advice = "the difference between outputs and targets", "take its square or its absolute value"
-    elif scaled.factor > 0 and op.name in ("getitem", "gather") and _are_log_probabilities_of_targets(op):
+    elif scaled.factor > 0 and op.name in ("getitem", "gather") and picks_log_probabilities(op):
         what, advice = "the log-probability of the targets", "negate it, or use cross_entropy"
     else:
         return
@@ -72,7 +72,7 @@ def _without_bound(scaled: Scaled) -> Iterator[Finding]:
     )
 
 
-def _are_log_probabilities_of_targets(op: Op) -> bool:
+def picks_log_probabilities(op: Op) -> bool:
     """Return True if a call picks from log-probabilities by an index that is in the batch."""
     picked, *index = op.inputs
     return picked.made_by == "log_softmax" and any(value.origin.path is not None for value in index)

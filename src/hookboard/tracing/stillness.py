@@ -9,10 +9,8 @@ from hookboard.tracing.calls import Value
 from hookboard.tracing.ledger import terms_of
 from hookboard.tracing.program import StepTrace
 from hookboard.tracing.rules import TracedStep, losses_of
+from hookboard.tracing.scaling import mean_behind, picks_log_probabilities
 from hookboard.tracing.tape import UNANSWERED, copy_of, moves
-
-CLASSES = frozenset({"cross_entropy", "nll_loss", "log_softmax", "logsumexp"})
-
 
 def _other(tensor: Tensor) -> Tensor:
     """Return clearly different numbers of the same kind, without random numbers."""
@@ -53,9 +51,13 @@ def moving_among(step: StepTrace, loss: Value, names: Collection[str]) -> set[st
     return {name for name, value in behind.items() if _is_moved_by(step, loss, [value])}
 
 
-def is_of_classes(done: TracedStep) -> bool:
-    """Return True if the loss takes the logarithm of a softmax."""
-    return any(value.op is not None and value.op.name in CLASSES for value in done.loss.ancestors())
+def classes_of(done: TracedStep) -> int:
+    """Return of how many classes the loss takes the log-probability of one; 0 if it is another loss."""
+    scaled = mean_behind(done.loss)
+    picked = [] if scaled is None or not picks_log_probabilities(scaled.op) else [scaled.op.inputs[0].origin]
+    behind = [value.op for value in done.loss.ancestors() if value.op is not None]
+    given = [op.inputs[0] for op in behind if op.name in ("cross_entropy", "nll_loss")]
+    return next((one.shape[:2][-1] for one in [*given, *picked] if one.requires_grad and one.shape), 0)
 
 
 def has_moving_target(done: TracedStep) -> bool:
