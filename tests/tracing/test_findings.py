@@ -439,6 +439,32 @@ def test_layers_in_evaluation_mode_are_a_note():
     assert found.evidence.startswith("1 of 2 layers")
 
 
+@pytest.mark.parametrize("is_trained", [True, False])
+def test_a_baseline_that_gets_no_gradient_may_be_in_evaluation_mode(is_trained):
+    make = lambda: nn.Sequential(nn.Linear(4, 3), nn.Dropout(), nn.Linear(3, 1))  # noqa: E731
+    model = nn.ModuleDict({"policy": make(), "baseline": make().eval()})
+
+    def step(x):
+        with torch.set_grad_enabled(is_trained):
+            expected = model["baseline"](x)
+        return (model["policy"](x) - expected - 1).square().mean()
+
+    assert ["eval_mode" for one in audit(model, X, step) if one.rule == "eval_mode"] == ["eval_mode"] * is_trained
+
+
+@pytest.mark.parametrize("is_late", [True, False])
+def test_the_mode_is_that_of_the_layers_while_they_ran(is_late):
+    model = net(nn.Dropout())
+
+    def step(x):
+        model.train(is_late)
+        loss = cross_entropy(model(x), CLASSES)
+        model.train(not is_late)  # as for samples of it
+        return loss
+
+    assert [one.rule for one in audit(model, X, step)] == ["eval_mode"] * (not is_late)
+
+
 def test_a_norm_in_evaluation_mode_that_has_never_seen_data_is_an_alarm():
     model = net(nn.BatchNorm1d(3))
     model[1].eval()

@@ -1,6 +1,7 @@
 """Finds norms and dropouts in the wrong mode, batch norms whose statistics never move, and dropouts of nearly all."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from itertools import accumulate
 
 from torch import nn
 
@@ -21,27 +22,17 @@ def _has_a_mode(module: nn.Module) -> bool:
 
 
 def eval_mode(done: TracedStep) -> Iterator[Finding]:
-    """Yield a note if norms or dropouts are in evaluation mode, or those of frozen modules in training mode.
+    """Yield a note if norms or dropouts run in evaluation mode, or those of frozen modules in training mode.
 
     Batch norms whose running statistics never move from 0 and 1 are an alarm: in evaluation mode they normalize
     nothing.
     """
     yield from _still_statistics(done.step.model)
-    modules: dict[str, nn.Module] = {}
-    frozen: list[str] = []
-    restless: list[str] = []
-    for name, module in modules_in(done.step.model).items():
-        names = (f"{name}.{own}".lstrip(".") for own in parameters_in(module))
-        if any(f"{name}.".startswith(part) for part in frozen):
-            if isinstance(module, _WITH_MODES) and _has_a_mode(module) and module.training:
-                restless.append(name)
-        elif _is_frozen(module) and not any(own in done.trained for own in names):
-            frozen.append(f"{name}." if name else "")
-            if isinstance(module, _WITH_MODES) and _has_a_mode(module) and module.training:
-                restless.append(name)
-        elif isinstance(module, _WITH_MODES) and _has_a_mode(module) and not _is_beside(name, module, done):
-            modules[name] = module
-    idle = [name for name, module in modules.items() if not module.training]
+    modules = _trained_with_modes(done.step.model, done.trained)
+    ran, trained = _modes_in(done), _modes_in(done, trained=True)
+    trained = {name: mode for name, mode in trained.items() if name in modules}
+    restless = [name for name, is_training in ran.items() if is_training and name not in modules]
+    idle = [name for name, is_training in trained.items() if not is_training]
     if idle:
         kinds = sorted({type(modules[name]).__name__ for name in idle})
         new = [name for name in idle if _is_new(modules[name])]
@@ -52,7 +43,7 @@ def eval_mode(done: TracedStep) -> Iterator[Finding]:
         )
         yield Finding(
             "",
-            f"{len(idle)} of {len(modules)} layers that behave differently in training ({', '.join(kinds)}) are in "
+            f"{len(idle)} of {len(trained)} layers that behave differently in training ({', '.join(kinds)}) are in "
             f"evaluation mode: {listed(idle, 3)}{as_new}",
             "call train() on them" + ("" if new else ", unless this is intended"),
             "alarm" if new else "note",
@@ -73,16 +64,33 @@ def eval_mode(done: TracedStep) -> Iterator[Finding]:
 EVAL_MODE = Rule("eval_mode", eval_mode, of="step")
 
 
-def _is_beside(name: str, module: nn.Module, done: TracedStep) -> bool:
-    """Return True if a module has parameters, and the loss gives none of them a gradient, as in a baseline."""
-    own = [f"{name}.{each}" for each, _ in module.named_parameters()]
-    return bool(own) and all(each in done.without for each in own)
+def _modes_in(done: TracedStep, *, trained: bool = False) -> dict[str, bool]:
+    """Return the norms and dropouts behind the loss by name, with whether any call of them was in training mode.
+
+    Args:
+        done: the step.
+        trained: whether to take only those through which a gradient goes, unlike in a baseline.
+    """
+    modules, found = modules_in(done.step.model), dict[str, bool]()
+    behind = {value.op for value in done.loss.ancestors() if value.requires_grad or not trained}
+    for op in done.step.ops:
+        name, mode = op.place.module, op.arguments.get("training")
+        module = modules.get(name)
+        if op in behind and mode is not None and isinstance(module, _WITH_MODES) and _has_a_mode(module):
+            found[name] = found.get(name, False) or bool(mode)
+    return found
 
 
-def _trained_with_modes(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the norms and dropouts with a mode by name, without those in frozen modules."""
+def _trained_with_modes(model: nn.Module, trained: Collection[str] = ()) -> dict[str, nn.Module]:
+    """Return the norms and dropouts with a mode by name, without those in modules that are frozen now and in the step.
+
+    Args:
+        model: the model.
+        trained: the parameters that the step trains; it may have frozen them for a while.
+    """
     modules = modules_in(model)
-    frozen = tuple(f"{name}." for name, module in modules.items() if name and _is_frozen(module))
+    above = {path for name in trained for path in accumulate(name.split("."), "{}.{}".format)}
+    frozen = tuple(f"{name}." for name, one in modules.items() if name and name not in above and _is_frozen(one))
     return {
         name: module
         for name, module in modules.items()
