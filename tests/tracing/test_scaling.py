@@ -5,6 +5,7 @@ import torch
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
 
+from hookboard import HealthMonitor, watch
 from hookboard.tracing import audit
 
 pytestmark = pytest.mark.unit
@@ -35,6 +36,17 @@ def test_a_loss_that_is_minus_an_error_is_an_alarm_with_its_factor(name):
     assert (found.rule, found.severity) == ("unbounded_loss", "alarm")
     assert found.evidence.startswith(f"the loss is {factor:.3g} times the")
     assert "test_scaling.py:" in found.evidence
+
+
+@pytest.mark.trains
+@pytest.mark.parametrize(("maximize", "factor", "count"), [(True, -1, 0), (True, 1, 1), (False, -1, 1), (False, 1, 0)])
+def test_what_an_optimizer_maximizes_has_the_other_sign(maximize, factor, count):
+    net, monitor = nn.Linear(4, 1), HealthMonitor()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01, maximize=maximize)
+    with watch(net, optimizer, [monitor]) as run, run.step((X, REAL)):
+        (factor * mse_loss(net(X), REAL)).backward()
+        optimizer.step()
+    assert [one.rule for one in monitor.verdicts].count("unbounded_loss") == count
 
 
 SOUND = {

@@ -38,16 +38,18 @@ def unbounded_loss(done: TracedStep) -> Iterator[Finding]:
     Training then makes the error larger, or follows the difference or log-probability to minus infinity.
     """
     scaled = mean_behind(done.loss)
-    if scaled is None:
+    if scaled is None or done.step.is_maximized is None:
         return
-    yield from _without_bound(scaled)
-    if scaled.factor >= 0 or not _is_error(scaled.op):
+    factor = -scaled.factor if done.step.is_maximized else scaled.factor
+    yield from _without_bound(scaled, factor)
+    if factor >= 0 or not _is_error(scaled.op):
         return
     yield Finding(
         scaled.op.place.module,
         f"the loss is {scaled.factor:.3g} times the {scaled.op.name} {scaled.op.place}; that error is never "
-        "negative, so a lower loss means a larger error",
-        "remove the minus sign",
+        + ("negative, so a lower" if factor == scaled.factor else "negative, and the optimizer maximizes: a higher")
+        + " loss means a larger error",
+        "remove the minus sign" if factor == scaled.factor else "remove maximize=True",
         "alarm",
     )
 
@@ -55,12 +57,12 @@ def unbounded_loss(done: TracedStep) -> Iterator[Finding]:
 UNBOUNDED_LOSS = Rule("unbounded_loss", unbounded_loss, of="step", gives="alarm")
 
 
-def _without_bound(scaled: Scaled) -> Iterator[Finding]:
+def _without_bound(scaled: Scaled, factor: float) -> Iterator[Finding]:
     """Yield an alarm for a plain difference to the targets, and for their log-probabilities without a minus."""
     op = scaled.op
     if op.name in ("sub", "rsub") and _has_target(op) and op.seen.output.shape == op.seen.target.shape:
         what, advice = "the difference between outputs and targets", "take its square or its absolute value"
-    elif scaled.factor > 0 and op.name in ("getitem", "gather") and picks_log_probabilities(op):
+    elif factor > 0 and op.name in ("getitem", "gather") and picks_log_probabilities(op):
         what, advice = "the log-probability of the targets", "negate it, or use cross_entropy"
     else:
         return
