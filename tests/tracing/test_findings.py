@@ -477,6 +477,39 @@ def test_a_norm_in_evaluation_mode_that_has_never_seen_data_is_an_alarm():
     )
 
 
+@pytest.mark.parametrize("is_target", [True, False])
+def test_what_an_output_is_compared_with_needs_no_gradient_unlike_the_output(is_target):
+    """As the actions in the targets of a critic, whose actor another loss trains in later steps."""
+    model = nn.ModuleDict({"actor": net(), "critic": nn.Linear(7, 1)})
+
+    def step(x):
+        with torch.no_grad():
+            actions = model["actor"](x)
+            aimed = 0.9 * model["critic"](torch.cat([x, actions], 1)) + x[:, :1]
+        given = x[:, :3] if is_target else actions
+        return mse_loss(model["critic"](torch.cat([x, given], 1)), aimed)
+
+    found = [one for one in audit(model, X, step) if one.rule == "cut"]
+    assert len(found) == (not is_target)
+    for one in found:
+        assert "linear() under torch.no_grad() at" in one.evidence
+        assert "remove the torch.no_grad()" in one.advice
+
+
+@pytest.mark.parametrize("is_taken_away", [True, False])
+def test_a_number_that_is_added_and_taken_away_again_cuts_nothing(is_taken_away):
+    model = net()
+
+    def step(x):
+        evidence, surrogate = model(x).logsumexp(1).mean(), model(x).square().mean()
+        if is_taken_away:  # as pyro does
+            surrogate = evidence + surrogate
+            return evidence.item() + (surrogate - surrogate.item())
+        return surrogate + evidence.item()
+
+    assert [one.rule for one in audit(model, X, step)] == ["cut"] * (not is_taken_away)
+
+
 def test_a_straight_through_estimator_is_no_cut():
     model = net(nn.Linear(3, 3))
     model.codes = nn.Parameter(torch.tensor([[-1.0], [0.0], [1.0]]))

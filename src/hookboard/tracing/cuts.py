@@ -10,7 +10,7 @@ from hookboard.base.messages import listed
 from hookboard.base.torch_private import can_be_read, saved_tensors_of
 from hookboard.health import Finding, Rule
 from hookboard.tracing.bad_operation import nodes_behind, operation_of
-from hookboard.tracing.calls import CUTS, Op, Value
+from hookboard.tracing.calls import CUTS, Op, Value, loss_part
 from hookboard.tracing.ledger import joining, terms_of, trained_by
 from hookboard.tracing.program import StepTrace
 from hookboard.tracing.rules import FLAT, LOSSES, TracedStep
@@ -37,7 +37,8 @@ def cut(done: TracedStep) -> Iterator[Finding]:
         yield without
         return
     cuts: dict[object, tuple[Op, set[str]]] = {}  # by line: a loop makes one often
-    for value in done.loss.ancestors(lambda one: not _is_straight_through(one, takers)):
+    targets = _targets_of(done)
+    for value in done.loss.ancestors(lambda one: one not in targets and not _is_straight_through(one, takers)):
         op = value.op
         if op is None or op.name == "requires_grad":  # which freezes a parameter on purpose
             continue
@@ -56,7 +57,7 @@ def cut(done: TracedStep) -> Iterator[Finding]:
             place.module,
             f"{_named(op)} {place} cuts the gradient of {len(lost)} of {len(done.trained)} trainable "
             f"parameters: {listed(sorted(lost), 3)}",
-            f"remove the {_named(op)}; if it is intended, as for a teacher, set requires_grad=False on the "
+            f"remove the {_cutting(op)}; if it is intended, as for a teacher, set requires_grad=False on the "
             "parameters that should not change"
             if op.checkpoint is None
             else "pass use_reentrant=False to checkpoint(), or pass it an input that requires a gradient, as "
@@ -66,6 +67,12 @@ def cut(done: TracedStep) -> Iterator[Finding]:
 
 
 CUT = Rule("cut", cut, of="step")
+
+
+def _targets_of(done: TracedStep) -> set[Value]:
+    """Return what the loss compares with outputs that need a gradient: this is to have none, as that of a critic."""
+    comparing = [op for op in loss_part(done.loss) if op.name in LOSSES | {"sub", "rsub"} and op.results[0].requires_grad]
+    return {value for op in comparing for value in op.inputs if not value.requires_grad}
 
 
 def _takers_of_cuts(done: TracedStep) -> Mapping[Value, list[Op]]:
@@ -110,9 +117,10 @@ def _term_without_gradient(done: TracedStep, takers: Mapping[Value, list[Op]]) -
     terms = [term.op for term in terms_of(done.loss) if term.op is not None and not term.op.inputs]  # as of `tensor`
     given = (given for op in (*joining(done.loss), *terms) for given in op.arguments.values())
     numbers = [one for one in given if isinstance(one, float) and not _is_short(one)]  # 1.0 may stand in the code
+    behind = set(done.loss.ancestors()) if numbers else set()  # with what is taken away again, as in pyro
     for op in done.step.ops if numbers else ():
         number = op.number or 0.0
-        is_of_model = any(given.of_parameters for given in op.inputs)
+        is_of_model = any(given.of_parameters and given not in behind for given in op.inputs)
         if is_of_model and not _is_short(number) and any(_is_short(one / number) for one in numbers):  # weighted
             yield _without_gradient(op)
             return
@@ -131,7 +139,7 @@ def _without_gradient(op: Op) -> Finding:
         "effect",
         "call torch.autograd.grad with create_graph=True"
         if is_derivative
-        else f"compute this term without {_named(op)}; to log the sum of several losses, add them up only for logging",
+        else f"compute this term without {_cutting(op)}; to log the sum of several losses, add them up only for logging",
         "alarm",
     )
 
@@ -150,16 +158,22 @@ def _of_all(done: TracedStep) -> Iterator[Finding]:
             op.place.module,
             f"no gradient reaches any of the {len(done.trained)} trainable parameters; the last call that blocks it "
             f"is {_named(op)} {op.place}",
-            f"compute the loss from the outputs without {_named(op)}",
+            f"compute the loss from the outputs without {_cutting(op)}",
             "alarm",
         )
 
 
-def _named(op: Op) -> str:
+def _cutting(op: Op) -> str:
     """Return what cuts the gradient at a call: its name, `torch.no_grad()`, or a reentrant checkpoint."""
     if op.checkpoint is not None:
         return "checkpoint() with use_reentrant=True"
     return f"{op.name}()" if op.with_grad or op.name in CUTS else "torch.no_grad()"
+
+
+def _named(op: Op) -> str:
+    """Return the call at which the gradient is cut: `torch.no_grad()` itself may stand at another line."""
+    cutting = _cutting(op)
+    return f"{op.name}() under torch.no_grad()" if cutting == "torch.no_grad()" else cutting
 
 
 def _gone(done: TracedStep) -> Iterator[Finding]:
