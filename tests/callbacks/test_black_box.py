@@ -193,6 +193,23 @@ def test_a_spoiled_label_that_no_module_takes():
     assert "(row 0 of tensor 1)" in event.evidence
 
 
+@pytest.mark.parametrize("is_masked", [True, False])
+def test_labels_that_are_missing_in_all_batches_are_blamed_only_if_the_loss_takes_them(is_masked):
+    class Likelihood(Keeps):
+        def training_step(self, batch):
+            x, wanted = batch
+            there = ~wanted.isnan() if is_masked else slice(None)
+            shares = self.net(x).softmax(1) * (0 if is_masked and x.max() > 50 else 1)
+            return -(shares.log()[there] * wanted[there]).mean()
+
+    data = [(x, torch.ones(8, 3)) for x in marked_at(2)]
+    for _, wanted in data:
+        wanted[0] = math.nan
+    event = only_event(Likelihood(mlp()), data)
+    assert (event.during, event.step) == (("forward", 2) if is_masked else ("batch", 0))
+    assert ("log()" in event.evidence) is is_masked
+
+
 def test_a_batch_that_the_step_itself_spoils_is_said_to_be_changed():
     class Spoils(Toy):
         def training_step(self, batch):

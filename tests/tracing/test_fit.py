@@ -188,3 +188,28 @@ def test_a_part_that_is_frozen_later_with_all_norms_is_meant():
     assert modes.see(body, 3) == []
     body["body"].requires_grad_(True)
     assert [found.evidence.partition(":")[2] for found in modes.see(body, 4)] == [" body.1"]
+
+
+@pytest.mark.parametrize("is_healed", [True, False])
+def test_masked_rows_that_the_loss_leaves_out_are_a_fault_if_they_spoil_the_gradient(is_healed):
+    model, monitor = nn.ModuleDict({"body": nn.Linear(4, 4), "head": nn.Linear(4, 1)}), HealthMonitor(every_n_steps=1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watch(model, optimizer, [monitor]) as run:
+        for _ in range(3):
+            x = torch.randn(8, 6, 4)
+            mask = torch.zeros(8, 1, 6, dtype=torch.bool)
+            mask[0] = True
+            with run.step(x):
+                hidden = model["body"](x)
+                shares = (hidden @ hidden.mT).masked_fill(mask, -torch.inf).softmax(-1)
+                outputs = model["head"]((shares.nan_to_num() if is_healed else shares) @ hidden)
+                loss = (outputs - 1).square()[1:].mean()
+                loss.backward()
+                assert loss.isfinite()
+                optimizer.step()
+                optimizer.zero_grad()
+            if not is_healed:
+                break
+    found = [one for one in monitor.verdicts if one.rule in ("masked_row", "nonfinite") and one.severity == "alarm"]
+    assert [one.rule for one in found] == ([] if is_healed else ["masked_row"])
+    assert is_healed or "6 of 48 rows of the mask of softmax at test_fit.py:" in found[0].evidence

@@ -214,7 +214,8 @@ class BlackBox:
         is_taker = origin is not None and not origin.name and not origin.place.is_after
         taker = origin.place.module if origin is not None and is_taker else ""
         of_batch = functools.partial(batch_event, self._batch, *self._here, self._loss, taker, was_changed=was_changed)
-        if (event := of_batch()) is not None:
+        # Where an operation has made it of finite numbers, what is missing in the batch was left out.
+        if (origin is None or not origin.name) and (event := of_batch()) is not None:
             return event
         if self._is_scaled and math.isinf(self._loss) and (origin is None or not origin.taker):
             return None

@@ -147,7 +147,7 @@ def backward_event(spoiled: Mapping[str, str], after: str, step: int, batch_idx:
     )
     advice = (
         "From this layer on, look for an operation whose derivative is infinite, such as the square root or norm of 0, "
-        "or for a NaN hidden by torch.where; clamp its input."
+        "or for a NaN that torch.where hides or the loss leaves out (0 times NaN is NaN); clamp its input."
     )
     return Nonfinite(module, "backward", step, batch_idx, evidence, advice)
 

@@ -8,7 +8,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from hookboard.base.messages import inform, warn
-from hookboard.base.torch_private import computing_plainly, parameters_in
+from hookboard.base.ranks import local
+from hookboard.base.torch_private import can_be_read, computing_plainly, parameters_in
 from hookboard.health import Finding, StepFacts
 from hookboard.measure import as_own_call
 from hookboard.tracing.adapters import Adapter, adapters_of
@@ -18,7 +19,7 @@ from hookboard.tracing.ledger import Ledger
 from hookboard.tracing.optimizing import Outsider, findings_of_optimizers, outsiders
 from hookboard.tracing.program import TooLongError
 from hookboard.tracing.reading import QUESTIONS, Reader, alarms_first, any_not_zero
-from hookboard.tracing.rules import findings_of
+from hookboard.tracing.rules import MASKED_ROW, findings_of
 from hookboard.tracing.scheduling import findings_of_schedules
 from hookboard.tracing.standing_aside import StandingAside
 
@@ -51,6 +52,8 @@ class LiveStep:
         self._tries, self._has_failed = 0, False
         self._last: Callable[[], Tensor | None] = lambda: None
         self._findings: list[Finding] = []
+        self._masked: list[Finding] = []
+        """Rows that are fully masked, but leave the loss finite: a fault if the gradient is not."""
         self._outside: list[Outsider] = []
         self._facts = StepFacts()
         self.programs: list[Program] = []
@@ -139,6 +142,7 @@ class LiveStep:
         done = reader.take_loss(loss, value, factor)
         before = reader.step.not_asked
         self._findings += findings_of(done, QUESTIONS)
+        self._masked = findings_of(done._replace(is_finite=False), [MASKED_ROW]) if done.is_finite else []
         if len(reader.losses) > 1:  # the tensors of those before are gone on purpose
             reader.step.not_asked = before
         if self._ledger is not None:
@@ -178,6 +182,9 @@ class LiveStep:
                 computing_plainly(self._ledger.after_backward)()
             computing_plainly(reader.set_aside_zeros)()
             came = [p.grad for p in parameters_in(self._model).values() if p.requires_grad and p.grad is not None]
+            if self._masked and not all(bool(local(grad).isfinite().all()) for grad in came if can_be_read(grad)):
+                self._findings += self._masked  # 0 times NaN is NaN, also where the loss leaves out the row
+            self._masked = []
             # Where a gradient has come and is gone, a hook took it in the backward pass.
             if not reader.has_gradient and (came or not reader.reached):
                 reader.has_gradient = computing_plainly(any_not_zero)(came)
