@@ -71,7 +71,8 @@ CUT = Rule("cut", cut, of="step")
 
 def _targets_of(done: TracedStep) -> set[Value]:
     """Return what the loss compares with outputs that need a gradient: this is to have none, as that of a critic."""
-    comparing = [op for op in loss_part(done.loss) if op.name in LOSSES | {"sub", "rsub"} and op.results[0].requires_grad]
+    names = LOSSES | {"sub", "rsub"}
+    comparing = [op for op in loss_part(done.loss) if op.name in names and op.results[0].requires_grad]
     return {value for op in comparing for value in op.inputs if not value.requires_grad}
 
 

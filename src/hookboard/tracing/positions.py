@@ -130,7 +130,9 @@ def _is_cut_at_front(value: Value, lengths: range) -> bool:
     if ... in index:
         at = index.index(...)
         index = (*index[:at], *[None] * (len(shape) - len(index) + 1), *index[at + 1 :])
-    return any(isinstance(one, slice) and one.start and size in lengths for one, size in zip(index, shape, strict=False))
+    return any(
+        isinstance(one, slice) and one.start and size in lengths for one, size in zip(index, shape, strict=False)
+    )
 
 
 def _is_read_twice(source: Value, output: Value) -> bool:

@@ -140,7 +140,9 @@ class StaleGradients:
         for watched in self._watched.values():
             held = [(left, left.parameter.grad) for left in watched.left]
             watched.left = [
-                _Left(left.parameter, id(grad), version_of(grad), left.is_any, left.is_added_to or not left.is_untouched)
+                _Left(
+                    left.parameter, id(grad), version_of(grad), left.is_any, left.is_added_to or not left.is_untouched
+                )
                 for left, grad in held
                 if grad is not None
             ]

@@ -12,6 +12,7 @@ from hookboard.tracing.rules import TracedStep, losses_of
 from hookboard.tracing.scaling import mean_behind, picks_log_probabilities
 from hookboard.tracing.tape import UNANSWERED, copy_of, moves
 
+
 def _other(tensor: Tensor) -> Tensor:
     """Return clearly different numbers of the same kind, without random numbers."""
     flat = tensor.detach().flatten().roll(1)

@@ -100,9 +100,7 @@ def _unused(run: Run, look: Look, idle: Sequence[Layer]) -> Finding:
     return Finding(idle[0].name if len(idle) == 1 else "", evidence, advice, size=float(len(idle)))
 
 
-def _chains_without_gradient(
-    run: Run, look: Look, idle: Sequence[Layer]
-) -> tuple[list[list[Layer]], list[Layer]]:
+def _chains_without_gradient(run: Run, look: Look, idle: Sequence[Layer]) -> tuple[list[list[Layer]], list[Layer]]:
     """Return the layers that ran and get no gradient, in lists of consecutive ones, and the layers that get one.
 
     The latter include layers that get one in other steps, see `_comes_back` and `_is_trained_between`, and layers with
