@@ -97,10 +97,6 @@ yet forgotten the initial 0 and 1."""
 VALIDATION_HARM_SHARE = 0.25
 """Share of what training has gained that must be lost in validation to be harm (that of `RISE_SHARE_OF_GAIN`)."""
 
-SETTLING_SHARE = 0.9
-"""Running statistics are still on their way if from one evaluation to the next less than this share of their distance
-from the batches is left (a choice): a momentum of 0.1 takes 7 steps to leave half."""
-
 STEPS_BEFORE_SETTLED = 32
 """Number of steps before which running statistics are still far from what they follow."""
 
@@ -111,7 +107,7 @@ def train_eval_gap(run: Run) -> Iterator[Finding]:
     Nothing is said where the loss in validation is as good as that in training. It is an alarm if two evaluations in a
     row show it, the last layer differs too, some layer right there may act differently in validation, and running
     statistics do not match those of the batches. Where it begins at the input, only a very large difference is an
-    alarm. Where the loss in validation is not known, running statistics that are still on their way make it a note.
+    alarm. Running statistics that are on their way make it a note.
     """
     found: list[Gap] = []
     for comparison in run.comparisons:
@@ -135,7 +131,7 @@ def train_eval_gap(run: Run) -> Iterator[Finding]:
             f"{run.losses.level():.3g}"
         )
     is_large, more, advice = _why(run, found)
-    is_alarm = len(found) > 1 and is_large and (is_harmed or not _settle(run))
+    is_alarm = len(found) > 1 and is_large and not _settle(run)
     severity: Severity = "alarm" if is_alarm else "note"
     yield Finding(first.layer.name, evidence + more, advice, severity, largest.size, is_hard=is_alarm)
 
@@ -186,10 +182,20 @@ def _is_validation_harmed(run: Run) -> bool | None:
 
 
 def _settle(run: Run) -> bool:
-    """Return True if the running statistics come closer to those of the batches from one evaluation to the next."""
-    before, now = ({norm.layer.name: norm.before for norm in one.norms} for one in list(run.comparisons)[-2:])
-    shares = [now[name] / before[name] for name in now if 0 < before.get(name, 0.0) < math.inf]
-    return bool(shares) and median(shares) < SETTLING_SHARE
+    """Return True if the running statistics will match the batches before the run has become twice as long.
+
+    That is if their distance goes on to shrink as it did from one evaluation to the next.
+    """
+    if len(run.comparisons) < 2:
+        return False
+    earlier, now = list(run.comparisons)[-2:]
+    before = {norm.layer.name: norm.before for norm in earlier.norms}
+    strange = [(one.before, before.get(one.layer.name, 0.0)) for one in now.norms]
+    strange = [(left, had) for left, had in strange if left > STRANGE_STATISTICS_DISTANCE]
+    if not strange or not all(left < had < math.inf for left, had in strange):
+        return False
+    times = max((left - STRANGE_STATISTICS_DISTANCE) / (had - left) for left, had in strange)
+    return times * (now.step - earlier.step) <= now.step
 
 
 def _strange(comparisons: Sequence[StageComparison]) -> str | Literal[False] | None:
