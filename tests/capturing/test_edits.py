@@ -331,8 +331,10 @@ def test_an_edit_without_a_place_says_how_to_give_one():
         pass
 
 
-def test_a_model_is_exported_while_an_edit_is_active():
+@pytest.mark.filterwarnings("ignore:While compiling, we found certain side effects")  # that the edit was made
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_model_is_exported_while_an_edit_is_active(strict):
     net, x = nn.Sequential(nn.Linear(2, 2)), torch.ones(1, 2)
     with capture(net, edit=Edit(Scale(2.0), "0")):
-        exported = torch.export.export(net, (x,), strict=False)
+        exported = torch.export.export(net, (x,), strict=strict)
         assert exported.module()(x).equal(net(x))

@@ -247,7 +247,8 @@ def apply_rule(rule: EditFunction, tensor: Tensor, what: str) -> Tensor:
         ValueError: the rule returned something of another shape, dtype or device.
         RuntimeError: the rule worked in place.
     """
-    version = None if tensor.is_inference() else version_of(tensor)
+    is_watched = not (torch.compiler.is_compiling() or tensor.is_inference())
+    version = version_of(tensor) if is_watched else None
     result = rule(tensor)
     if version is not None and version_of(tensor) != version:
         raise RuntimeError(
