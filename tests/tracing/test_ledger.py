@@ -151,3 +151,16 @@ def test_a_closure_may_throw_gradients_away_as_often_as_its_optimizer_calls_it()
     with watch(net, optimizer, [monitor]) as run, run.step((X, CLASSES)):
         optimizer.step(closure)
     assert [one.rule for one in monitor.verdicts if one.rule == "cut"] == []
+
+
+@pytest.mark.compiles
+def test_a_compiled_step_of_an_optimizer_uses_the_gradients():
+    torch._dynamo.reset()
+    net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+    optimizer, monitor = torch.optim.SGD(net.parameters(), lr=0.1), HealthMonitor()
+    step = torch.compile(optimizer.step, backend="eager")
+    with watch(net, optimizer, [monitor]) as run, run.step((X, CLASSES)):
+        cross_entropy(net(X), CLASSES).backward()
+        step()
+        optimizer.zero_grad()
+    assert [one.rule for one in monitor.verdicts if one.rule == "cut"] == []

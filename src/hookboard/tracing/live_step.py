@@ -219,7 +219,7 @@ class LiveStep:
     @computing_plainly
     def _found(self, reader: Reader) -> tuple[list[Finding], list[Finding]]:
         """Return what was found of unused outputs, and all that was found, with that."""
-        if self._ledger is not None:
+        if self._ledger is not None and not reader.step.compiled_calls:  # of which one may be an optimizer's step
             self._ledger.settle(reader.step.ops)
             self._findings += self._ledger.findings()
         unused = reader.unused()
