@@ -28,6 +28,7 @@ from hookboard import (
     Scale,
     watch,
 )
+from hookboard.board.folders import open_folders
 
 pytestmark = pytest.mark.filterwarnings("ignore:hookboard.*had nothing to measure")
 
@@ -442,3 +443,19 @@ def test_a_model_that_is_one_layer_is_measured(tmp_path):
     (reading,) = logger.readings
     assert reading.statistics["mean"] == pytest.approx(output.double().mean().item())
     assert {one.site.role for one in monitor.readings} >= {"output", "grad_output", "parameter"}
+
+
+def test_tags_of_a_model_that_is_one_layer_call_it_model_and_belong_to_it_in_the_tab(tmp_path):
+    net, writer = nn.Conv2d(1, 2, 3), SummaryWriter(tmp_path)
+    logger = ActivationLogger(every_n_steps=1, statistics="mean", histogram=True)
+    given = [logger, KernelLogger(every_n_steps=1), HealthMonitor()]
+    sgd = torch.optim.SGD(net.parameters(), lr=0.01)
+    with watch(net, sgd, given, writer) as run, run.step():
+        net(torch.ones(1, 1, 4, 4)).mean().backward()
+        sgd.step()
+    writer.close()
+    board, (name,) = open_folders([tmp_path])
+    page = board.layer(board.logged_run(name), "", 10, has_band=False)
+    assert {"kernels/model", "activations/model"} <= {one["tag"] for one in page["pictures"] + page["histograms"]}
+    assert ("train/activation/mean", "model") in [(one["id"], one["row"]) for one in page["series"]]
+    assert "model" not in board.logged_run(name).layers

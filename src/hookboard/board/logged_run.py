@@ -23,7 +23,7 @@ from hookboard.base.records import (
     layers_record,
 )
 from hookboard.board.source import LastPoint, Source
-from hookboard.model.sites import ROLES, Stage, Tag, read_scalar_tag
+from hookboard.model.sites import MODEL, ROLES, Stage, Tag, read_scalar_tag
 
 Natural = tuple[tuple[bool, int, str], ...]
 
@@ -260,7 +260,8 @@ class LoggedRun:
         head = path
         while head and head not in self.layers:  # a module may have a slash in its name
             head = head.rpartition("/")[0]
-        return head or path.partition("/")[0] or path
+        first = path.partition("/")[0]
+        return head or ("" if first == MODEL and "" in self.layers else first or path)
 
     @cached_property
     def rows(self) -> dict[str, list[str]]:
@@ -328,7 +329,7 @@ def read_run(
         for layer in record.layers:
             facts[layer.name] = _joined(facts[layer.name], layer)
     owners = {parameter: layer.name for layer in facts.values() for parameter in layer.parameters}
-    read = read_tags(scalars, facts)
+    read = read_tags(scalars, [layer or MODEL for layer in facts])
     series = series_of_health(health.values if health else ()) | series_of(read)
     steps = [scalars[tag].step for tag in read] + [last.step for last in records.values()]
     last, token = max(steps, default=0), token_of(scalars, records)

@@ -14,7 +14,7 @@ from hookboard.base.messages import inform, rank_zero_warn
 from hookboard.images import Picture
 from hookboard.loops import HookboardCallback, Loop, StageState, is_due, why_no_step
 from hookboard.measure import Taps
-from hookboard.model.sites import Stage
+from hookboard.model.sites import MODEL, Stage
 from hookboard.writers import Entry
 
 STEPS_PER_LOG = 20
@@ -99,7 +99,7 @@ class PictureLogger(HookboardCallback[PictureState]):
         """Start the copies to the host and return what draws the pictures then; None if there is no picture."""
 
     def _tag(self, name: str) -> str:
-        return f"{self.kind}/{name}"
+        return f"{self.kind}/{name or MODEL}"
 
     def written_tags(self) -> list[str]:
         """Return the tags that it writes, as far as they are known before the first batch."""

@@ -247,8 +247,7 @@ def apply_rule(rule: EditFunction, tensor: Tensor, what: str) -> Tensor:
         ValueError: the rule returned something of another shape, dtype or device.
         RuntimeError: the rule worked in place.
     """
-    is_watched = not (torch.compiler.is_compiling() or tensor.is_inference())
-    version = version_of(tensor) if is_watched else None
+    version = None if torch.compiler.is_compiling() or tensor.is_inference() else version_of(tensor)
     result = rule(tensor)
     if version is not None and version_of(tensor) != version:
         raise RuntimeError(

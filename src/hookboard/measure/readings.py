@@ -13,7 +13,7 @@ from hookboard.base.prompts import table_html, text_table
 from hookboard.measure.histogram import Histogram
 from hookboard.measure.row import FIELDS, WIDTH, Moments
 from hookboard.measure.statistics import StatisticTable
-from hookboard.model.sites import Role, Site, Stage
+from hookboard.model.sites import MODEL, Role, Site, Stage
 
 kept(Site)  # here, because sites.py is also loaded where there is no torch
 
@@ -78,7 +78,7 @@ class Reading:
 
 def _site_in_words(site: Site) -> list[str]:
     """Return the name of the module or parameter ("model" for the whole model), and the role with the index, if any."""
-    return [site.name or "model", f"{site.role} {site.index}".strip()]
+    return [site.name or MODEL, f"{site.role} {site.index}".strip()]
 
 
 class ReadingList(tuple[Reading, ...]):

@@ -21,6 +21,9 @@ Role = Literal[
 Stage = Literal["train", "validate", "test", "predict"]
 """Where a model runs, in Lightning's terms."""
 
+MODEL = "model"
+"""What tags call the model itself, whose name is empty: MLflow takes no tag that ends in a slash."""
+
 
 @dataclass(frozen=True, slots=True)
 class RoleTraits:
@@ -81,7 +84,7 @@ class Site:
     @property
     def path(self) -> str:
         """The part of a tag after the first slash."""
-        return f"{self.name}/{self.index}" if self.index else self.name
+        return "/".join(filter(None, (self.name or MODEL, self.index)))
 
     def scalar_tag(self, statistic: str, stage: Stage = "train") -> str:
         """Return the tag of one statistic.
