@@ -82,6 +82,25 @@ def test_that_all_gradients_are_0_follows_from_what_makes_them_0(tmp_path):
     assert (found[0].rule, gone.follows_from[0]) == ("loss_input", "loss_input")
 
 
+class Unregistered(Classifier):
+    """Holds its layers in a list, as in few-shot programs that take another set of weights for each task."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = [self.net]
+        self.net = nn.Identity()
+
+    def training_step(self, batch, batch_idx):
+        return cross_entropy(self.layers[0](batch[0]), batch[1])
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.layers[0].parameters(), lr=0.1)
+
+
+def test_nothing_is_said_of_the_gradients_where_no_parameter_is_known(tmp_path):
+    assert "cut" not in {one.rule for one in verdicts_of(tmp_path, Unregistered())}
+
+
 @pytest.mark.parametrize("kind", [Classifier, Manual])
 def test_a_fault_in_the_step_is_an_alarm_from_the_first_look_on(tmp_path, kind):
     first = verdicts_of(tmp_path, kind(nn.Softmax(1)))[0]

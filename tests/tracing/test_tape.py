@@ -268,3 +268,13 @@ def test_a_kernel_in_python_of_a_custom_operator_runs_once(name):
     reader.findings()
     assert len(CALLS) == 1
     assert reader.step.not_asked == "the step makes calls that are not torch's own"
+
+
+def test_that_torch_cannot_replay_a_call_is_said_in_plain_words():
+    offsets = torch.ones(8, 3).to_sparse(1)  # whose rows cannot be compared
+    net = nn.Linear(4, 3)
+    reader = Reader(net, (X, offsets, CLASSES))
+    with reader.reading():
+        reader.take_without_backward(cross_entropy(net(X) + offsets.to_dense(), CLASSES))
+    reader.findings()
+    assert reader.step.not_asked == "a call of the step cannot be replayed"
