@@ -57,8 +57,7 @@ def test_a_line_does_not_begin_within_a_bar():
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
     logging.getLogger("lightning.pytorch").addHandler(handler)
-    with tqdm.tqdm(total=2, file=sys.stdout, mininterval=0, ascii=True) as bar, contextlib.redirect_stdout(stream):
-        bar.fp = stream
+    with contextlib.redirect_stdout(stream), tqdm.tqdm(total=2, file=stream, mininterval=0, ascii=True) as bar:
         bar.update()
         messages.alert("a line")
     logging.getLogger("lightning.pytorch").removeHandler(handler)
