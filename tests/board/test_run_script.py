@@ -234,6 +234,7 @@ if __name__ == "__main__":
 """
     python(spawns, options=JSON)
     assert verdicts(tmp_path) == [("alarm", "loss_input")]
+    (tmp_path / "found.json").unlink()
     run = python(f"{LOOP}\ntrain()", options=[*JSON, "-mtorch.distributed.run", "--nproc-per-node=1", "train.py"])
     assert verdicts(tmp_path) == [("alarm", "loss_input")]
     assert "nothing was watched" not in run.stderr
