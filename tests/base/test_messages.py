@@ -23,7 +23,7 @@ from hookboard.tracing import RULES
     ("given", "meant"),
     [
         (lambda: HealthMonitor(stop_on="nan"), "did you mean 'nonfinite'"),
-        (lambda: HealthMonitor(rules="*dead_unit*z"), "did you mean 'dead_units'"),
+        (lambda: HealthMonitor(rules="*_unitz*"), "did you mean 'dead_units'"),
         (lambda: GradientLogger(statistics="update_ratio"), "only ParameterLogger measures 'update_ratio'"),
     ],
 )
