@@ -66,18 +66,17 @@ class Short(LightningModule):
 
 
 class Calls(Short):
-    """A step of about `count` calls of torch, of which each layer is one; with `lines`, in a file with so many more."""
+    """Calls torch as often in a loop; with `lines`, it calls as many layers, each from a line of its own in a file."""
 
     def __init__(self, count: int, lines: int = 0) -> None:
         super().__init__()
-        self.net = nn.Sequential(nn.Linear(4, 4), *(nn.ReLU() for _ in range(count)))
-        code = "def run(net, x):\n    for layer in net: x = layer(x)\n    return x\n"
+        self.net = nn.Sequential(nn.Linear(4, 4), *(nn.ReLU() for _ in range(count if lines else 0)))
+        body = f"    x = net(x)\n    for _ in range({count}): x = torch.relu(x)\n"
         if lines:
-            calls = "".join(f"    x = net[{i}](x)\n" for i in range(count + 1))
-            code = f"def run(net, x):\n{calls}    return x\n" + "other = [1, 2, 3]\n" * lines
-        self.file = Path(tempfile.mkdtemp()) / "long.py"
-        self.file.write_text(code)
-        self.run = runpy.run_path(str(self.file))["run"]
+            body = "".join(f"    x = net[{i}](x)\n" for i in range(count + 1))
+        file = Path(tempfile.mkdtemp()) / "long.py"
+        file.write_text(f"import torch\ndef run(net, x):\n{body}    return x\n" + "other = [1, 2, 3]\n" * lines)
+        self.run = runpy.run_path(str(file))["run"]
 
     def training_step(self, batch: tuple[Tensor, Tensor]) -> Tensor:
         return nn.functional.cross_entropy(self.run(self.net, batch[0]), batch[1])
