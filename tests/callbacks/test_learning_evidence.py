@@ -504,31 +504,3 @@ def test_the_logged_losses_of_validations_and_those_of_training(tmp_path):
     assert since == verdict.since == 19
     assert start == shortened(model.losses[0], 3)
     assert level == pytest.approx(np.median(model.losses[-16:]), rel=0.01)
-
-
-class Raised(Recorded):
-    """Its rate is 3e-3 for 100 steps and grows to three times that, while the loss is larger by 1."""
-
-    def configure_optimizers(self):
-        optimizer = torch.optim.Adam(self.parameters(), lr=3e-3)
-        self.rates = [3e-3 * (1 + 2 * min(max(step - 99, 0) / 50, 1)) for step in range(200)]
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: self.rates[min(step, 199)] / 3e-3)
-        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
-
-
-def test_how_far_the_rate_has_risen_since_the_loss_was_lowest(tmp_path):
-    model = Raised(sized(linear(8, 16), nn.ReLU, linear(16, 3)))
-    model.loss = lambda out, y: CROSS_ENTROPY(out, y) + (len(model.losses) >= 100)
-    evidence = said(tmp_path, model, classes(200), "update_too_large")
-    now, step, lowest, level, before = numbers(
-        "the learning rate has risen to #; up to step #, when the smoothed loss was lowest (#; it is # now), the "
-        "highest rate measured was #",
-        evidence,
-    )
-    blocks = [np.median(model.losses[at : at + 8]) for at in range(0, 200, 8)]
-    assert (step, lowest) == (8 * np.argmin(blocks), shortened(min(blocks), 3))
-    assert before == shortened(max(model.rates[: int(step) + 8]), 2)
-    looks = [look for look in looks_of(200) if look > step + 24]
-    assert (now, level) in {
-        (shortened(model.rates[look], 2), shortened(np.median(model.losses[look - 15 : look + 1]), 3)) for look in looks
-    }

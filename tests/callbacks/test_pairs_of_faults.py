@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
+from torch.nn import functional
 
 from hookboard import HealthMonitor, watch
 
@@ -25,11 +25,11 @@ class Net(nn.Module):
 
 
 def cross_entropy(out, labels, sums):
-    return F.cross_entropy(out, labels)
+    return functional.cross_entropy(out, labels)
 
 
 def broadcast(out, labels, sums):
-    return F.mse_loss(out[:, 0], sums)
+    return functional.mse_loss(out[:, 0], sums)
 
 
 def alarms(rate=1e-2, loss=cross_entropy, end=None, hidden=None, cut=False, held="", clears=True):

@@ -11,7 +11,7 @@ from health.trainings import LAYERS, WINDOW, linear
 from hookboard.base.messages import HookboardWarning
 from hookboard.health import Finding, Judge, Look, Rule, Run, StepFacts, Stepped, Verdict
 from hookboard.health.causes import explained
-from hookboard.model.layers import Flow, Layer
+from hookboard.model.layers import Layer
 
 pytestmark = pytest.mark.usefixtures("at_every_look")
 

@@ -268,50 +268,6 @@ def of_a_regression(ratio, losses, layers=LAYERS):
     return findings(TOO_LARGE, training(len(losses), change, losses, layers=layers, edit=edit), layers)
 
 
-@pytest.mark.parametrize(("ratio", "loss", "fires"), [(0.53, 6.3, True), (0.47, 6.3, False), (0.53, 5.7, False)])
-def test_a_regression_whose_loss_leaps_after_a_step_that_overwrites_the_weights_is_worth_a_note(ratio, loss, fires):
-    found = of_a_regression(ratio, [3.0, loss, *falling(58)])
-    assert [s.severity for s in found] == (["note"] if fires else [])
-    assert all("rose from 3 to 6.3 in the first steps" in s.evidence for s in found)
-
-
-@pytest.mark.parametrize(("last", "severity"), [(2.4, "note"), (3.1, "alarm")])
-def test_a_loss_that_leapt_is_an_alarm_until_it_is_below_its_first_value(last, severity):
-    losses = [3.0, 9.0, *np.linspace(3.0, last, 30), *[last] * 28]
-    found = of_a_regression(1.0, losses)
-    assert [s.severity for s in found] == [severity]
-
-
-def leapt(ratio=0.11, loss=6.3, edit=lambda look: look):
-    """What is said of a loss that begins at 3, above chance, and leaps behind a first step of this size."""
-    losses = [3.0, loss, *falling(58)]
-    return findings(
-        TOO_LARGE,
-        training(60, lambda step: moved(ratio if step == 0 else 1e-3), losses, edit=edit),
-    )
-
-
-def test_a_loss_that_leaps_behind_a_large_first_step_and_comes_back_is_worth_a_note():
-    assert [(s.module, s.severity, s.since) for s in leapt()] == [("", "note", 0)]
-
-
-def test_a_loss_that_leaps_less_or_behind_a_smaller_step_is_well():
-    assert leapt(loss=5.7) == []
-    assert leapt(ratio=0.095) == []
-
-
-def test_a_loss_that_leaps_and_stays_below_twice_chance_is_well():
-    losses = [0.1, 4.0, *falling(58)]  # chance is 2.08
-    assert findings(TOO_LARGE, training(60, lambda step: moved(0.2 if step == 0 else 1e-3), losses)) == []
-
-
-def test_of_several_losses_none_leaps():
-    def edit(look):
-        return replace(look, losses=[replace(loss, backwards=2) for loss in look.losses])
-
-    assert leapt(edit=edit) == []
-
-
 def test_a_layer_that_comes_during_the_fit_is_no_fault():
     """Its rows begin with NaN."""
     layers = {**LAYERS, "late": linear("late"), "bn": replace(linear("bn"), type="BatchNorm1d", kind="norm")}

@@ -94,7 +94,8 @@ def test_the_units_of_a_narrower_layer_with_as_many_rows_are_no_units_of_a_wide_
 
 def test_chance_goes_by_the_number_of_classes_and_not_by_that_of_rows():
     layers = [linear("fc"), linear("head", WIDE)]
-    readings = [outputs("fc", noise(8)), wide(outputs("head", noise(ROWS))), *weights("fc")]
+    of_softmax = wide(reading("head", "grad_output", [row(100, 0.0, 0.1)] * ROWS))
+    readings = [outputs("fc", noise(8)), wide(outputs("head", noise(ROWS))), of_softmax, *weights("fc")]
     assert run_of(layers, lambda n: readings).losses.chance == math.log(WIDE)
 
 

@@ -78,7 +78,10 @@ def test_nothing_is_said_of_samples_that_stay_by_themselves_or_are_put_in_anothe
 )
 @pytest.mark.parametrize("is_alike", [True, False])
 def test_samples_in_another_order_are_mixed_only_if_their_targets_stay(order_of, is_alike):
-    model, batch = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3)), (torch.randn(12, 5), torch.arange(12) % 3)
+    model, batch = (
+        nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3)),
+        (torch.randn(12, 5), torch.arange(12) % 3),
+    )
 
     def step(batch):
         x, y = batch

@@ -105,7 +105,7 @@ class Run:
 
     keeps: ClassVar[tuple[str, ...]] = ("layers", "looks", "single_looks", "comparisons", "evaluation_losses")
     keeps += ("rate_jumps", "losses", "silence", "seen", "peak_rate", "first_move", "_is_masked", "table", "_ran")
-    keeps += ("_answers", "low")
+    keeps += ("_answers",)
 
     def __init__(self, layers: Mapping[str, Layer], window: int) -> None:
         self.window = window
@@ -125,8 +125,6 @@ class Run:
         """The latest jumps of the learning rate far above its earlier values."""
         self.losses = LossCurve()
         """The loss of every step."""
-        self.low: Low | None = None
-        """Where the loss was lowest so far; None before there is a lowest."""
         self.silence: dict[str, Silence] = {}
         """Layer name -> how long each of its units has been silent; only layers whose units can be silent."""
         self.facts = StepFacts()
@@ -174,13 +172,10 @@ class Run:
         if is_first:
             self.initial = self.latest
         self._look_at_answers(look, is_first)
-        best = self.losses.best
         self.losses.is_mixed |= self.facts.has_moving_target
         self.losses.extend(look.losses)
         self._listen(look)
         self._keep_rates(look)
-        if self.losses.best < best:
-            self.low = Low(self.losses.best_step, dict(self.peak_rate))
         if not look.overflowed:
             self._keep_first_nonfinite(look)
         self.table.add(look.step, *quantities_of(self.latest))
@@ -451,15 +446,6 @@ class RateJump:
             return replace(self, until=None)
         has_come_down = self.until is None and rate <= RATE_JUMP_FACTOR * self.before
         return replace(self, until=before.step) if has_come_down else self
-
-
-@kept
-@dataclass(frozen=True)
-class Low:
-    """The lowest of the losses, and the largest learning rate of each weight until the first look at or after it."""
-
-    step: int
-    rates: dict[str, float]
 
 
 SOFTMAX_GRADIENT_MEAN_MAX = 1e-3

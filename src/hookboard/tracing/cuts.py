@@ -140,7 +140,7 @@ def _without_gradient(op: Op) -> Finding:
         "effect",
         "call torch.autograd.grad with create_graph=True"
         if is_derivative
-        else f"compute this term without {_cutting(op)}; to log the sum of several losses, add them up only for logging",
+        else f"compute this term without {_cutting(op)}; to log the sum of several losses, add them up for that alone",
         "alarm",
     )
 

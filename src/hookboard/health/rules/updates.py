@@ -1,14 +1,12 @@
 """`update_too_large` and `update_too_small`: how far a step moves the weights, relative to their size."""
 
 import math
-import operator
 from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 
 from hookboard.health.look import Look
-from hookboard.health.losses import BLOCK_STEPS
 from hookboard.health.robust import median_of, medians_of
 from hookboard.health.rule import Finding, Rule, Severity
 from hookboard.health.rules.shared import (
@@ -36,10 +34,6 @@ FIRST_UPDATE_RATIO_LARGE = 0.3
 """`UPDATE_RATIO_LARGE` for the first step: Adam then reaches 0.1 in narrow layers (seen on the benchmark's tuning
 half), and weights that have grown by the next look hide it."""
 
-FIRST_UPDATE_RATIO_OVERWRITES = 0.5
-"""Update ratio of the first step that leaves little of the initialization. Healthy trainings of the benchmark's tuning
-half reach 0.14 (RMSprop, whose first step is the largest); a regression far from its targets may well go so far."""
-
 FIRST_UPDATE_RATIO_ERASES = 1.0
 """Update ratio of the first step from which it is an alarm unless the loss falls, and no effect of anything: the step
 is larger than the weights, of which nothing is left. Healthy trainings reach 0.14."""
@@ -49,9 +43,7 @@ FIRST_UPDATE_RATIO_REPLACES = 3.0
 in 1 + 3 squared) is then the initialization that somebody chose, the rest is one step."""
 
 LOSS_LEAP_FACTOR = 2.0
-"""The loss leaps if, after a first step above `UPDATE_RATIO_LARGE`, it is this many times the first loss and this many
-times the loss at chance: healthy trainings whose loss leaps were trained before, and move by 0.005 (seen on the
-benchmark's tuning half). Where chance is unknown the first step must be above `FIRST_UPDATE_RATIO_OVERWRITES`."""
+"""A loss that rose to this many times its first value in its first steps has leapt (a choice)."""
 
 WEIGHT_GROWTH_ALARM = 30.0
 """Growth of most weights since the first look that is an alarm whatever the loss does. In healthy runs of the
@@ -69,65 +61,11 @@ LAYER_UPDATE_FACTOR_LARGE = 30.0
 others."""
 
 
-RATE_RISE_FACTOR = 1.5
-"""The learning rate has risen if it is above this many times its highest value up to the step of the lowest loss. It
-and `STEPS_WITHOUT_FALL` were chosen on two kinds of trainings of `benchmarks/early`."""
-
-STEPS_WITHOUT_FALL = 24
-"""Number of steps after the lowest losses for which the loss no longer falls."""
-
-LOWEST_BY_CHANCE_DEVIATIONS = 1.0
-"""Number of standard deviations of its noise by which the smoothed loss must lie above its lowest to have risen: by
-chance the lowest of many medians over 8 steps lies about as far below the latest one over 16."""
-
-
 def update_too_large(run: Run) -> Iterator[Finding]:
-    """Report steps that were too large for the weights, and a rate that rises while the loss does not fall."""
-    found = list(_too_large(run))
-    yield from found
-    if all(each.module for each in found):
-        yield from _risen(run)
-
-
-def _risen(run: Run) -> Iterator[Finding]:
-    """Report a learning rate that has risen since the loss was lowest, as a note."""
-    losses, low = run.losses, run.low
-    if low is None or not losses.is_known or not losses.has_left_start:
-        return
-    rates = [
-        (now.rate / before, before, name)
-        for name, now in run.now.stepped.items()
-        if (before := low.rates.get(name, 0.0)) > 0
-    ]
-    if not rates or len(losses.after(low.step + BLOCK_STEPS - 1)) < STEPS_WITHOUT_FALL:
-        return
-    factor, before, name = sorted(rates)[(len(rates) - 1) // 2]
-    if factor > RATE_RISE_FACTOR and losses.level() > losses.best + LOWEST_BY_CHANCE_DEVIATIONS * losses.noise:
-        whose = "" if len({stepped.rate for stepped in run.now.stepped.values()}) == 1 else f" of {name}"
-        evidence = (
-            f"the learning rate{whose} has risen to {factor * before:.2g}; up to step {low.step}, when the smoothed "
-            f"loss was lowest ({losses.best:.3g}; it is {losses.level():.3g} now), the highest rate measured was "
-            f"{before:.2g}"
-        )
-        advice = "end the warm-up, or lower the peak of the learning rate"
-        yield Finding("", evidence, advice, "note", factor, low.step, is_lasting=_keeps_rising(run, name))
-
-
-def _keeps_rising(run: Run, name: str) -> bool:
-    """Return True if the learning rate of a weight rose from each of the last measurements to the next, over a window.
-
-    A rate that rose once and stays, as at a restart, may have to be waited for: the loss often falls again.
-    """
-    rates = [look.stepped[name].rate for look in run.looks if name in look.stepped][-run.window :]
-    return len(rates) == run.window and all(map(operator.lt, rates, rates[1:]))
-
-
-def _too_large(run: Run) -> Iterator[Finding]:
     """Report steps that were too large for the weights.
 
     They may have ended before the loss shows harm, because a dead network no longer moves. So the whole run is judged,
-    unless the loss falls; then only if it has leapt after the very first step (`_leapt`), or if the weights have grown
-    out of all proportion.
+    unless the loss falls, or if the weights have grown out of all proportion. The loss of several tells nothing.
     """
     # A single matrix may be anywhere after a step: a linear model learns from any start.
     is_judged = _is_deep(run) or (run.losses.is_known and not run.losses.is_well)
@@ -139,10 +77,8 @@ def _too_large(run: Run) -> Iterator[Finding]:
         return
     growth = _growth(run)
     is_lost = growth > WEIGHT_GROWTH_ALARM and _is_deep(run) and _gains_nothing(run)
-    is_well = run.losses.is_well or not run.losses.is_known
-    if is_well and not (run.losses.is_harmed or is_lost or _leapt(run)):
-        if run.now.factors:
-            yield from _overwritten(run)
+    is_unwell = run.losses.is_harmed or (run.losses.is_known and not run.losses.is_well)
+    if not (is_unwell or is_lost):
         return
     jump = next((jump for jump in run.rate_jumps if run.losses.is_worse_since(jump.step - 1)), None)
     if jump is not None:
@@ -157,7 +93,7 @@ def _too_large(run: Run) -> Iterator[Finding]:
         return
     whole = medians_of(ratios)
     # A loss that has never left its place is not the doing of one step.
-    at_once = (whole[0] > FIRST_UPDATE_RATIO_LARGE and not run.losses.is_only_stuck) or _leapt(run)
+    at_once = whole[0] > FIRST_UPDATE_RATIO_LARGE and not run.losses.is_only_stuck
     first = 0 if at_once else _first_of(whole > UPDATE_RATIO_LARGE, run.window)
     if first is not None:
         yield _large_model(run, steps, whole, first)
@@ -174,15 +110,6 @@ def _too_large(run: Run) -> Iterator[Finding]:
             advice = "lower the learning rate of its parameter group"
             since, size = int(steps[start]), float(row[start])
             yield Finding(run.layers[place].name, evidence, advice, "alarm", size, since, until=until)
-
-
-def _overwritten(run: Run) -> Iterator[Finding]:
-    """Report adapters that leave little of the trained weights that they add to, whatever the loss does: as a note."""
-    steps, ratios = _course(run, run.arrays.with_matrix)
-    whole = medians_of(ratios) if len(steps) else np.empty(0)
-    first = _first_of(whole > UPDATE_RATIO_LARGE, run.window)
-    if first is not None and _first_of(whole > FIRST_UPDATE_RATIO_OVERWRITES, run.window) is not None:
-        yield replace(_large_model(run, steps, whole, first), severity="note")
 
 
 def _course(run: Run, layers: list[int]) -> tuple[np.ndarray, np.ndarray]:
@@ -294,34 +221,16 @@ def _may_grow(run: Run, layer: Layer) -> bool:
     )
 
 
-def _leapt(run: Run) -> bool:
-    """Return True if the first step was too large, and one of the first losses is far above the very first one.
-
-    That is: above `LOSS_LEAP_FACTOR` times the first loss, and times chance level if that is known. Always False with
-    several losses. If chance level is unknown, also False for a first loss of 0 or less, and if only one layer has a
-    matrix.
-    """
-    chance = run.losses.chance
-    large = UPDATE_RATIO_LARGE if chance is not None else FIRST_UPDATE_RATIO_OVERWRITES
-    if not run.first_move > large or not run.losses.first or run.losses.is_mixed:
-        return False
-    first = [loss.value for loss in run.losses.first]
-    if chance is None and not (first[0] > 0 and _is_deep(run)):
-        return False
-    return max(first) > LOSS_LEAP_FACTOR * max(abs(first[0]), chance or 0.0)
-
-
 def _leap(run: Run) -> str:
     """Return how far the loss rose in the first steps and what it is now, as the end of a sentence.
 
-    "" if the loss did not leap, see `_leapt`. Also if it shows harm, which `harm_of` describes, or if a first loss was
-    infinite.
+    "" if it did not, or shows harm, which `harm_of` describes.
     """
-    highest = max((loss.value for loss in run.losses.first), default=math.nan)
-    if not _leapt(run) or run.losses.is_harmed or not math.isfinite(highest):
+    first = [loss.value for loss in run.losses.first if math.isfinite(loss.value)]
+    if run.losses.is_harmed or len(first) < 2 or not max(first) > LOSS_LEAP_FACTOR * abs(first[0]):
         return ""
-    first, last = run.losses.first[0].value, run.losses.recent[-1].value
-    return f"; the loss rose from {first:.3g} to {highest:.3g} in the first steps, and is {last:.3g} now"
+    last = run.losses.recent[-1].value
+    return f"; the loss rose from {first[0]:.3g} to {max(first):.3g} in the first steps, and is {last:.3g} now"
 
 
 def _is_deep(run: Run) -> bool:
