@@ -235,11 +235,15 @@ def _is_copy(one: nn.Parameter, of: nn.Parameter) -> bool:
     return bool((one.detach() - of.detach()).norm() <= NEAR_COPY * of.detach().norm())
 
 
+FROZEN_SHARE_TOLD = 0.01
+"""Share of the weights below which frozen ones are not told (a choice): positions, masks and priors are kept so."""
+
+
 def _frozen(parameters: Mapping[str, nn.Parameter]) -> Iterator[Finding]:
-    """Yield a note with the numbers of trained and frozen weights, if some but not all are frozen."""
+    """Yield a note with the numbers of trained and frozen weights, if some are frozen, but not all."""
     frozen = {name: p.numel() for name, p in parameters.items() if not p.requires_grad}
     count = sum(p.numel() for p in parameters.values())
-    if frozen and sum(frozen.values()) < count:
+    if FROZEN_SHARE_TOLD * count <= sum(frozen.values()) < count and frozen:
         yield Finding(
             "",
             f"{count - sum(frozen.values()):,} of {count:,} weights are trained; the frozen ones are all of "
