@@ -130,7 +130,8 @@ def test_the_factor_by_which_a_layer_scales_its_input(tmp_path):
     model = Recorded(net, CROSS_ENTROPY, rate=1e-6)
     evidence = said(tmp_path, model, data, "activation_scale")
     size, gain, usual = numbers(
-        "RMS of its output is #, which is # times that of its input (median of the other layers: # times)", evidence
+        "RMS of its output is #, which is # times that of the layer before it (median of the other layers: # times)",
+        evidence,
     )
     sizes = [rms(model.outputs[f"net.{i}"]) for i in range(7)]
     gains = [after / before for before, after in pairwise(sizes)]

@@ -189,7 +189,7 @@ def compared(*norms, sizes=(0.0, 0.0, 2.0, 2.0, 2.0), losses=()):
     run.evaluation_losses = [Loss(0, 0, value) for value in losses]
     run.follow(CHANGING)
     gaps = [Gap(layer, size, 0.0, 1.0, 1.0) for layer, size in zip(LAYERS.values(), sizes, strict=True)]
-    for step, before in zip((39, 59), norms, strict=True):
+    for step, before in zip((39, 59)[-len(norms) :], norms, strict=True):
         known = [Running(replace(NORM, name=name), 2 * far, far) for name, far in before.items()]
         run.comparisons.append(StageComparison(step, gaps, known))
     return list(GAP_RULE.judge(run))
@@ -217,6 +217,12 @@ def test_running_statistics_on_their_way_are_an_alarm_if_they_need_longer_than_t
     assert finding.severity == severity
     on_their_way = "of the recent batches, but they have come closer since the validation before"
     assert (on_their_way in finding.evidence) is (severity == "note")
+
+
+def test_strange_statistics_of_a_single_evaluation_are_a_note():
+    (finding,) = compared({"bn": 2 * STRANGE_STATISTICS_DISTANCE})
+    assert finding.severity == "note"
+    assert finding.evidence.endswith("the running statistics of bn match none of the recent batches")
 
 
 def test_the_same_norm_must_be_strange_in_both_evaluations():

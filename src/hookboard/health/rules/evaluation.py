@@ -11,7 +11,6 @@ from hookboard.health.robust import median
 from hookboard.health.rule import Finding, Rule, Severity
 from hookboard.health.run import Run
 from hookboard.health.stage_comparison import Gap, StageComparison
-from hookboard.measure import FIELDS
 
 EVALUATIONS_MIN = 4
 """Number of validations before which nothing is said of their losses (a choice)."""
@@ -70,8 +69,6 @@ def _has_other_data(run: Run) -> bool:
 
 OVERFITTING = Rule("overfitting", overfitting, at_once=True, of="evaluation", gives="note")
 
-
-_COUNT, _MEAN, _DEVIATION = FIELDS.index("count"), FIELDS.index("mean"), FIELDS.index("deviation")
 
 GAP_NOTE = 1.0
 """Training and validation differ if in some layer the mean of the median channel is this many standard deviations off,

@@ -247,7 +247,7 @@ def _at_the_end(run: Run, layers: list[Layer], spreads: np.ndarray) -> Finding:
     Its module is the layer that loses the difference; "" if the difference fades over several layers. The last of the
     layers' spreads is below `SPREAD_NOTE`, another `SPREAD_CLEAR`.
     """
-    log = np.log10(np.maximum(spreads, np.finfo(np.float32).tiny))
+    log = np.log10(np.maximum(spreads, SPREAD_NONE))  # what is less is rounding
     top = int(np.flatnonzero(spreads >= SPREAD_CLEAR)[-1])
     # The level that is not exceeded any more after each layer.
     level = np.maximum.accumulate(log[top:][::-1])[::-1]
