@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from toys import Toy, batches, fit, mean_square
 
-from hookboard import HealthMonitor
+from hookboard import HealthMonitor, watch
 
 
 class Block(nn.Module):
@@ -93,3 +93,26 @@ def test_a_layer_whose_weight_is_computed_is_not_said_to_get_no_gradient_because
     monitor = HealthMonitor(rules="no_gradient", every_n_steps=1)
     fit(None, Critic(), batches(*[16] * 12), monitor)
     assert monitor.verdicts == ()
+
+
+@pytest.mark.parametrize(("every", "said"), [(0, ["g.0"]), (1, []), (3, [])])
+def test_an_optimizer_that_never_steps_is_said_to_be_so(every, said):
+    torch.manual_seed(0)
+    nets = nn.ModuleDict({"g": nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8)), "d": nn.Linear(8, 1)})
+    optimizers = [torch.optim.Adam(net.parameters(), 1e-3) for net in nets.values()]
+    with watch(nets, optimizers, [monitor := HealthMonitor(every_n_steps=1)]) as run:
+        for number in range(30):
+            real = torch.randn(16, 8)
+            with run.step(real):
+                optimizers[0].zero_grad()
+                fake = nets["g"](torch.randn(16, 4))
+                nn.functional.softplus(-nets["d"](fake)).mean().backward()
+                if every and number % every == 0:
+                    optimizers[0].step()
+                optimizers[1].zero_grad()
+                given = torch.cat([nets["d"](fake.detach()), -nets["d"](real)])
+                nn.functional.softplus(given).mean().backward()
+                optimizers[1].step()
+    alarms = [one for one in monitor.verdicts if one.severity == "alarm"]
+    assert [one.module for one in alarms] == said
+    assert all("the optimizer that holds its weights has never stepped" in one.evidence for one in alarms)

@@ -411,9 +411,10 @@ class HealthMonitor(SiteLogger[HealthState]):
             self._follow_layers(loop, state)
         if state.replicas is not None:
             state.replicas.note("gradient", stepped_by(optimizer, state.weights))
+        state.stepping.add(id(optimizer))
         for each in loop.optimizers:
             stepped, held_back = steps_of(loop, each, state.weights)
-            state.stepped |= stepped
+            state.stepped |= stepped if id(each) in state.stepping else {}
             state.held_back |= held_back
         state.steps.keep_products(state.weights, state.stepped)
 

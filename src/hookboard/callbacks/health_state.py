@@ -46,6 +46,7 @@ class HealthState(MeasurementState):
         losses: the loss of every step since the last look.
         stepped: during a due step, weight name to how an optimizer steps it.
         held_back: weight name to its weight decay and gradient clipping.
+        stepping: the ids of the optimizers that have stepped so far.
         batch_idx: the index of the running batch.
         first_step: the optimizer step at which the fit began; None before.
         reporter: has the run judged; None in evaluations and on ranks that do not judge.
@@ -65,6 +66,7 @@ class HealthState(MeasurementState):
     losses: LossMeter = field(default_factory=LossMeter, kw_only=True)
     stepped: dict[str, Stepped] = field(default_factory=dict, kw_only=True)
     held_back: dict[str, HeldBack] = field(default_factory=dict, kw_only=True)
+    stepping: set[int] = field(default_factory=set, kw_only=True)
     batch_idx: int = field(default=0, kw_only=True)
     first_step: int | None = field(default=None, kw_only=True)
     reporter: Reporter | None = field(default=None, kw_only=True)

@@ -352,13 +352,19 @@ def _in_no_optimizer(run: Run, look: Look) -> Iterator[Finding]:
         if i and trained.index(left[i - 1]) + 1 == trained.index(layer):
             continue  # the one before it is named
         several = f"; the same is true of {len(left) - 1} other layer{'s' * (len(left) > 2)}" if len(left) > 1 else ""
+        # As that of a generator. It may wait for others for a while.
+        is_held = layer.trainable <= run.facts.held_back.keys()
+        is_forgotten = is_held and run.seen > WINDOWS_BEFORE_FORGOTTEN * run.window
+        where = "the optimizer that holds its weights has never stepped" if is_held else "its weights are in no optimizer"
         evidence = (
-            f"its output gets a gradient, but its weights are in no optimizer{several}; {len(trained) - len(left)} of "
-            f"{len(trained)} layers {'is' if len(trained) - len(left) == 1 else 'are'} in an optimizer"
+            f"its output gets a gradient, but {where}{several}; {len(trained) - len(left)} of "
+            f"{len(trained)} layers {'is' if len(trained) - len(left) == 1 else 'are'} "
+            + ("stepped" if is_held else "in an optimizer")
         )
         advice = "pass its parameters to the optimizer, or set requires_grad to False"
-        severity: Severity = "note" if is_backbone else "alarm"
-        yield Finding(layer.name, evidence, advice, severity, since=since, is_root=True, is_hard=not is_backbone)
+        advice = "call step() on that optimizer too" if is_held else advice
+        severity: Severity = "alarm" if is_forgotten or not (is_held or is_backbone) else "note"
+        yield Finding(layer.name, evidence, advice, severity, since=since, is_root=True, is_hard=severity == "alarm")
 
 
 def _is_left_out(run: Run, look: Look, layer: Layer) -> bool:
