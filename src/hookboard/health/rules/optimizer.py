@@ -355,7 +355,9 @@ def _in_no_optimizer(run: Run, look: Look) -> Iterator[Finding]:
         # As that of a generator. It may wait for others for a while.
         is_held = layer.trainable <= run.facts.held_back.keys()
         is_forgotten = is_held and run.seen > WINDOWS_BEFORE_FORGOTTEN * run.window
-        where = "the optimizer that holds its weights has never stepped" if is_held else "its weights are in no optimizer"
+        where = (
+            "the optimizer that holds its weights has never stepped" if is_held else "its weights are in no optimizer"
+        )
         evidence = (
             f"its output gets a gradient, but {where}{several}; {len(trained) - len(left)} of "
             f"{len(trained)} layers {'is' if len(trained) - len(left) == 1 else 'are'} "
