@@ -125,7 +125,7 @@ def _is_cut_at_front(value: Value, lengths: range) -> bool:
     """Return True if a slice has left out the first of so many positions, as in `h[:, 3:]`."""
     if value.op is None or value.op.name != "getitem":
         return False
-    index, shape = value.op.arguments["1"], value.op.inputs[0].shape
+    index, shape = value.op.arguments.get("1"), value.op.inputs[0].shape
     index = index if isinstance(index, tuple) else (index,)
     if ... in index:
         at = index.index(...)
