@@ -103,17 +103,10 @@ def test_that_both_factors_are_0_is_one_alarm(train, tmp_path):
 
 
 @both
-def test_adapters_that_are_never_called_are_one_alarm(train, tmp_path):
-    alarms = [one for one in train(tmp_path, Adapted(is_on=False), 3e-3).verdicts if one.severity == "alarm"]
-    assert [one.rule for one in alarms] == ["no_gradient"]
-    assert "the same is true of 3 layers (down.1 to up.1)" in alarms[0].evidence.replace("net.", "")
-
-
-@both
-def test_a_rate_that_overwrites_the_frozen_weights_is_called_too_high(train, tmp_path):
-    (found,) = said(train(tmp_path, Adapted(), 1.0), "update_too_large", "update_too_small")
-    assert found.rule == "update_too_large"
-    assert "ratio of the adapted weights is" in found.evidence or "ratio of the adapted weights was" in found.evidence
+def test_adapters_that_are_never_called_are_one_note(train, tmp_path):
+    found = said(train(tmp_path, Adapted(is_on=False), 3e-3), "no_gradient")
+    assert [one.severity for one in found] == ["note"]
+    assert "does not change with the weights of 4 of 5 layers that an optimizer holds" in found[0].evidence
 
 
 @both
@@ -150,13 +143,6 @@ def test_how_far_a_step_moves_the_weights_that_adapters_add_to(tmp_path):
     (moved,) = numbers("update-to-weight ratio of the adapted weights is # (median over", found.evidence)
     medians = np.median([ratios(model, of) for of in range(2)], axis=0)  # the rule is asked once in a few steps
     assert any(float(f"{each:.1g}") == moved for each in medians[-5:])
-
-
-def test_a_rate_that_is_too_high_for_the_adapters_is_a_note_where_the_loss_falls(tmp_path):
-    monitor = HealthMonitor(every_n_steps=1)
-    fit(tmp_path, Fine(Adapted(), 0.3), batches(), monitor)
-    (found,) = said(monitor, "update_too_large")
-    assert found.severity == "note"
 
 
 def test_a_rate_just_below_is_not_reported(tmp_path):

@@ -31,6 +31,9 @@ BACKBONE_SHARE = 0.5
 """If no optimizer holds the weights of the first layers, and these are at least this share of all layers, they are
 taken for a frozen backbone: a note (a choice)."""
 
+WINDOWS_BEFORE_FORGOTTEN = 4
+"""Number of windows after which an optimizer that has never stepped is taken for forgotten (a choice)."""
+
 NO_RATE = "the learning rate is 0"
 
 
@@ -48,9 +51,10 @@ def no_gradient(run: Run) -> Iterator[Finding]:
     if not any(stepped.rate for stepped in look.stepped.values()):
         return
     idle = _idle(run, look)
-    if idle:
-        yield _unused(run, look, idle)
-    chains, others = _chains_without_gradient(run, look, idle)
+    is_all = len(idle) > WHOLE_MODEL_SHARE * sum(bool(stepped_weights(look, layer)) for layer in run.layers)
+    chains, others = _chains_without_gradient(run, look, [] if is_all else idle)
+    if idle and not (is_all and chains):
+        yield _unused(run, look, idle, "alarm" if is_all else "note")
     for chain in chains:
         yield _cut(run, look, chain, others)
     for layer in run.layers if others else ():
@@ -77,19 +81,14 @@ def no_gradient(run: Run) -> Iterator[Finding]:
 def _idle(run: Run, look: Look) -> list[Layer]:
     """Return the layers of which no weight moved the loss of the first step, and none has had a gradient since.
 
-    Such are a head that is not used, and a layer that is not called: there is no cut on the way to the loss. None if
-    they are most of the model.
+    Such are a head that is not used, and a layer that is not called: there is no cut on the way to the loss.
     """
-    stepped = [(layer, weights) for layer in run.layers if (weights := stepped_weights(look, layer))]
-    idle = [
-        layer
-        for layer, weights in stepped
-        if set(weights) <= run.facts.idle and not (run.recent("weight_gradient_rms")[run.place(layer.name)] > 0).any()
-    ]
-    return [] if len(idle) > WHOLE_MODEL_SHARE * len(stepped) else idle
+    had = (run.recent("weight_gradient_rms") > 0).any(axis=1)
+    stepped = [(layer, set(weights)) for layer in run.layers if (weights := stepped_weights(look, layer))]
+    return [layer for layer, weights in stepped if weights <= run.facts.idle and not had[run.place(layer.name)]]
 
 
-def _unused(run: Run, look: Look, idle: Sequence[Layer]) -> Finding:
+def _unused(run: Run, look: Look, idle: Sequence[Layer], severity: Severity) -> Finding:
     names = [name for layer in idle for name in stepped_weights(look, layer)]
     count = sum(bool(stepped_weights(look, layer)) for layer in run.layers)
     evidence = (
@@ -97,7 +96,8 @@ def _unused(run: Run, look: Look, idle: Sequence[Layer]) -> Finding:
         f"optimizer holds, and no gradient has reached them since: {listed(names, 3)}"
     )
     advice = "use these layers, or ignore this if they are not needed here"
-    return Finding(idle[0].name if len(idle) == 1 else "", evidence, advice, size=float(len(idle)))
+    module, is_hard = idle[0].name if len(idle) == 1 else "", severity == "alarm"
+    return Finding(module, evidence, advice, severity, float(len(idle)), is_hard=is_hard)
 
 
 def _chains_without_gradient(run: Run, look: Look, idle: Sequence[Layer]) -> tuple[list[list[Layer]], list[Layer]]:
@@ -232,9 +232,9 @@ def not_updated(run: Run) -> Iterator[Finding]:
     if run.peak_rate and not any(run.peak_rate.values()):
         yield from _without_any_rate(run)
         return
-    if (since := _at_rest_since(run)) is not None:
+    if (since := _at_rest_since(run)) is not None and (why := _why_at_rest(run)):
         evidence = (
-            f"no weight of the model has changed since step {since}: {_why_at_rest(run)} ({run.now.step - since:,} of "
+            f"no weight of the model has changed since step {since}: {why} ({run.now.step - since:,} of "
             f"{run.now.step - run.course_steps[0]:,} steps)"
         )
         advice = "check what stops them, or end the training there"
@@ -296,7 +296,7 @@ def _at_rest_since(run: Run) -> int | None:
 
 
 def _why_at_rest(run: Run) -> str:
-    """Return why no weight moves, as a clause."""
+    """Return why no weight moves, as a clause; "" if there is none, as where LBFGS has converged."""
     stepped, held = run.now.stepped, run.peak_rate
     if run.now.frozen >= held.keys():
         return "none of them requires a gradient"
@@ -306,7 +306,7 @@ def _why_at_rest(run: Run) -> str:
         return "the learning rate is 0"
     if not any(has_gradient(run.now, name) for name in stepped):
         return "no gradient reaches them"
-    return f"steps at a learning rate of {max(one.rate for one in stepped.values()):.2g} leave them unchanged"
+    return ""
 
 
 def _neighbours(layers: Iterable[Layer], why: Mapping[str, str]) -> Iterator[list[Layer]]:

@@ -69,6 +69,7 @@ def update_too_large(run: Run) -> Iterator[Finding]:
     """
     # A single matrix may be anywhere after a step: a linear model learns from any start.
     is_judged = _is_deep(run) or (run.losses.is_known and not run.losses.is_well)
+    is_judged &= all(stepped.optimizer != "LBFGS" for stepped in run.now.stepped.values())  # it searches for its step
     if run.first_move > FIRST_UPDATE_RATIO_ERASES and is_judged and not run.now.factors:
         steps, ratios = _course(run, run.arrays.with_matrix)
         found = _large_model(run, steps, medians_of(ratios), 0)
