@@ -47,7 +47,7 @@ PROJECTS = (
     # Lightning's Trainer
     _project("anomalib", "defects in pictures", "anomalib==2.7.0"),
     _project("asteroid", "separation of speakers", "asteroid==0.5.1"),
-    _project("careamics", "denoising of microscopy", "careamics==0.0.4.2"),
+    _project("careamics", "denoising of microscopy", "careamics==0.0.4.2", "setuptools==80.9.0"),
     _project("chemprop", "properties of molecules", "chemprop==2.3.1"),
     _project("darts", "forecasting", "darts==0.41.0"),
     _project("gluonts", "forecasting", "gluonts[torch]==0.17.0"),

@@ -9,6 +9,7 @@ from asteroid.engine.optimizers import make_optimizer
 from asteroid.losses import PITLossWrapper, pairwise_neg_sisdr
 from asteroid.models import ConvTasNet
 from benchmarks.wild.made import QUIET
+from pytorch_lightning.loggers import CSVLogger
 
 FAULT = ("rate", "lr=1 instead of 1e-3")
 
@@ -32,4 +33,5 @@ def train(run):
     loss = PITLossWrapper(pairwise_neg_sisdr, pit_from="pw_mtx")
     loaders = [torch.utils.data.DataLoader(mixtures(count), 4) for count in (160, 16)]
     system = System(model, optimizer, loss, *loaders)
-    pl.Trainer(max_epochs=2, gradient_clip_val=5.0, callbacks=run.callbacks, **QUIET).fit(system)
+    options = {**QUIET, "logger": CSVLogger("logs")}  # System logs to it whether there is one or not
+    pl.Trainer(max_epochs=2, gradient_clip_val=5.0, callbacks=run.callbacks, **options).fit(system)

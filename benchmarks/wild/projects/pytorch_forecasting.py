@@ -13,7 +13,7 @@ AR = {"seasonality": 10.0, "timesteps": 120, "n_series": 30, "seed": 42}
 
 
 def train(run):
-    table = generate_ar_data(**AR).astype({"value": float})
+    table = generate_ar_data(**AR).astype({"value": float, "series": str})
     cut = table["time_idx"].max() - 10
     columns = {
         "time_idx": "time_idx",

@@ -34,7 +34,8 @@ def train(run):
     after = [trn.CastTo64(), trn.AddOffsets("energy", add_mean=True, add_atomrefs=False)]
     model = spk.model.NeuralNetworkPotential(body, [spk.atomistic.PairwiseDistances()], heads, after)
     parts = (("energy", 0.01), ("forces", 0.99))
-    outputs = [spk.task.ModelOutput(name, torch.nn.MSELoss(), loss_weight=weight) for name, weight in parts]
+    options = {"loss_fn": torch.nn.MSELoss(), "metrics": {}}
+    outputs = [spk.task.ModelOutput(name, loss_weight=weight, **options) for name, weight in parts]
     rate = {"lr": 1.0 if run.faulty else 1e-3}
     task = spk.task.AtomisticTask(model, outputs, optimizer_cls=torch.optim.AdamW, optimizer_args=rate)
     pl.Trainer(max_epochs=6, inference_mode=False, callbacks=run.callbacks, **QUIET).fit(task, datamodule=rows)
