@@ -59,7 +59,7 @@ PROJECTS = (
     _project("pina", "physics-informed networks", "pina-mathlab==0.3.2"),
     _project("pytorch_forecasting", "forecasting", "pytorch-forecasting==1.8.0"),
     _project("pytorch_metric_learning", "metric learning", "pytorch-metric-learning==2.9.0"),
-    _project("pytorch_tabular", "tables", "pytorch-tabular==1.1.1"),
+    _project("pytorch_tabular", "tables", "pytorch-tabular==1.2.0"),
     _project("rl4co", "routing by reinforcement", "rl4co==0.7.0"),
     _project("schnetpack", "forces between atoms", "schnetpack==2.0.3"),
     _project("scvi", "gene counts of cells", "scvi-tools==1.4.2"),
