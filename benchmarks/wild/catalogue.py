@@ -72,7 +72,7 @@ PROJECTS = (
     # Hugging Face's Trainer
     _project("transformers", "sound, series, sequences, pictures", "transformers==5.24.0"),
     _project("peft", "adapters", "peft==0.21.2"),
-    _project("sentence_transformers", "embeddings of sentences", "sentence-transformers==6.2.0"),
+    _project("sentence_transformers", "embeddings of sentences", "sentence-transformers==6.2.0", "datasets==5.2.0"),
     _project("setfit", "classification by few examples", "setfit==1.2.0"),
     _project("trl", "tuning of language models", "trl==1.16.0"),
     # loops of their own

@@ -91,7 +91,8 @@ class _Kept(Callback):
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         if loss is None:  # optimized by hand
-            loss = trainer.callback_metrics.get("train_loss")
+            said = {**trainer.callback_metrics, **(outputs or {})}
+            loss = said.get("train_loss", said.get("generator_loss"))
         if loss is not None:
             self.run.loss(loss)
 
@@ -110,8 +111,9 @@ def _kept_by_hugging_face(run: Run) -> Any:
 
     class Kept(TrainerCallback):
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **given: Any) -> None:
-            if logs and "loss" in logs:
-                run.loss(logs["loss"])
+            for name in ("loss", "embedding_loss"):  # setfit's name of it
+                if logs and name in logs:
+                    run.loss(logs[name])
 
         def on_train_end(self, args: Any, state: Any, control: Any, model: Any = None, **given: Any) -> None:
             run.keep(model, {})

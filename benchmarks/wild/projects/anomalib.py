@@ -33,7 +33,7 @@ def train(run):
     folders = {"root": "d", "normal_dir": "good", "abnormal_dir": "bad", "normal_test_dir": "tested"}
     sizes = {"train_batch_size": 8, "eval_batch_size": 8, "num_workers": 0, "seed": 0, "val_split_mode": "same_as_test"}
     scaled = Compose([Resize((32, 32)), Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])])
-    common = {"pre_processor": PreProcessor(transform=scaled), "visualizer": False}
+    common = {"pre_processor": PreProcessor(transform=scaled), "visualizer": False, "evaluator": False}
     model = Fastflow(backbone="resnet18", pre_trained=False, flow_steps=2, **common)
     if run.variant == "Ganomaly":
         rate = 0.2 if run.faulty else 2e-4

@@ -3,7 +3,7 @@
 import gpytorch
 import torch
 
-FAULT = ("rate", "lr=100 instead of 0.1")
+FAULT = ("rate", "lr=10 instead of 0.1")
 VARIANTS = ("exact", "variational")
 
 
@@ -31,7 +31,7 @@ def train(run):
     x = torch.linspace(0, 1, 100)
     y, likelihood = (6.283 * x).sin() + 0.2 * torch.randn(100), gpytorch.likelihoods.GaussianLikelihood()
     model = Exact(x, y, likelihood) if run.variant == "exact" else Variational(x[::4].clone())
-    mll, rate = gpytorch.mlls.ExactMarginalLogLikelihood(likelihood, model), 100.0 if run.faulty else 0.1
+    mll, rate = gpytorch.mlls.ExactMarginalLogLikelihood(likelihood, model), 10.0 if run.faulty else 0.1
     if run.variant == "variational":
         model, mll, rate = (
             torch.nn.ModuleList([model, likelihood]),

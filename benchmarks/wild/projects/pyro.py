@@ -7,7 +7,7 @@ from benchmarks.recipes import data
 from pyro.infer import Trace_ELBO
 from torch import nn
 
-FAULT = ("rate", "lr=1 instead of 1e-3")
+FAULT = ("rate", "lr=0.1 instead of 1e-3")
 
 
 class VAE(nn.Module):
@@ -32,7 +32,7 @@ class VAE(nn.Module):
 
 def train(run):
     images, vae, loss_of = data.digits(8)[0].flatten(1) / 2 + 0.5, VAE(), Trace_ELBO().differentiable_loss
-    optimizer = torch.optim.Adam(vae.parameters(), lr=1.0 if run.faulty else 1e-3)
+    optimizer = torch.optim.Adam(vae.parameters(), lr=0.1 if run.faulty else 1e-3)
     with run.loop(vae, optimizer) as steps:
         for x in (images[torch.randint(len(images), (128,))] for _ in range(250)):
             with steps.step(x):

@@ -1,5 +1,7 @@
 """setfit: its quickstart: contrastive tuning of a sentence transformer, here a small BERT of random weights."""
 
+from functools import partial
+
 import transformers as hf
 from benchmarks.wild.made import sentences, tokenizer
 from datasets import Dataset
@@ -8,7 +10,19 @@ from sentence_transformers.sentence_transformer.modules import Pooling, Transfor
 from setfit import SetFitModel, Trainer, TrainingArguments
 from sklearn.linear_model import LogisticRegression
 
+EVENTS = [name for name in dir(hf.TrainerCallback) if name.startswith("on_")]
 FAULT = ("rate", "body_learning_rate=1 instead of 1e-3")
+
+
+class Inner(hf.TrainerCallback):
+    """What a callback is given by sentence-transformers' Trainer, for which setfit's puts its own model and arguments."""
+
+    def __init__(self, callback):
+        for event in EVENTS:
+            setattr(self, event, partial(self.tell, getattr(callback, event)))
+
+    def tell(self, method, args, state, control, model=None, st_model=None, st_args=None, **given):
+        return method(st_args or args, state, control, model=st_model or model, **given)
 
 
 def train(run):
@@ -31,4 +45,4 @@ def train(run):
     )
     model = SetFitModel(model_body=body, model_head=LogisticRegression())
     rows = Dataset.from_dict({"text": list(texts), "label": list(labels)})
-    Trainer(model=model, args=arguments, train_dataset=rows, callbacks=run.hugging_face).train()
+    Trainer(model=model, args=arguments, train_dataset=rows, callbacks=[Inner(each) for each in run.hugging_face]).train()

@@ -7,7 +7,7 @@ from sklearn.datasets import make_moons
 from torch import nn
 from torchdyn.core import NeuralODE
 
-FAULT = ("rate", "lr=10 instead of 0.01")
+FAULT = ("rate", "lr=1 instead of 0.01")
 
 
 class Learner(pl.LightningModule):
@@ -29,6 +29,6 @@ def train(run):
     data = torch.utils.data.TensorDataset(torch.tensor(x).float(), torch.tensor(y))
     field = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 2))
     model = NeuralODE(field, sensitivity="adjoint", solver="dopri5")
-    learner = Learner(torch.linspace(0, 1, 5), model, 10.0 if run.faulty else 0.01)
+    learner = Learner(torch.linspace(0, 1, 5), model, 1.0 if run.faulty else 0.01)
     loader = torch.utils.data.DataLoader(data, batch_size=512, shuffle=True)
     pl.Trainer(max_epochs=150, callbacks=run.callbacks, **QUIET).fit(learner, loader)

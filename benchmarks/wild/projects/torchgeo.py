@@ -5,7 +5,7 @@ import torch
 from benchmarks.wild.made import QUIET
 from torchgeo.trainers import ClassificationTask, SemanticSegmentationTask
 
-FAULT = ("frozen", "freeze_backbone=True with a backbone of random weights")
+FAULT = ("frozen", "freeze_backbone and freeze_decoder with random weights")
 VARIANTS = ("segmentation", "classification")
 
 
@@ -25,7 +25,8 @@ def train(run):
     common = {"weights": None, "in_channels": 4, "lr": 1e-3}
     many = {"task": "multiclass", "num_classes": 4, "loss": "ce"}
     if run.variant == "segmentation":
-        task = SemanticSegmentationTask(model="unet", backbone="resnet18", freeze_backbone=run.faulty, **many, **common)
+        frozen = {"freeze_backbone": run.faulty, "freeze_decoder": run.faulty}
+        task = SemanticSegmentationTask(model="unet", backbone="resnet18", **frozen, **many, **common)
     else:
         task = ClassificationTask(model="resnet18", **many, **common)
     parts = [pictures(run.variant, count) for count in (160, 32)]
