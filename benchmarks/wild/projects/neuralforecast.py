@@ -6,7 +6,7 @@ from neuralforecast.tsdataset import TimeSeriesDataset
 from neuralforecast.utils import AirPassengersPanel
 
 FAULT = ("targets", "passengers times 1e6 and scaler_type='identity'")
-VARIANTS = ("NHITS", "LSTM", "PatchTST")
+VARIANTS = ("LSTM", "NHITS", "PatchTST")
 SMALL = {
     "NHITS": {"mlp_units": 3 * [[64, 64]], "max_steps": 150},
     "LSTM": {"encoder_hidden_size": 32, "decoder_hidden_size": 32, "max_steps": 80},

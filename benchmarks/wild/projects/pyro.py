@@ -34,7 +34,7 @@ def train(run):
     images, vae, loss_of = data.digits(8)[0].flatten(1) / 2 + 0.5, VAE(), Trace_ELBO().differentiable_loss
     optimizer = torch.optim.Adam(vae.parameters(), lr=0.1 if run.faulty else 1e-3)
     with run.loop(vae, optimizer) as steps:
-        for x in (images[torch.randint(len(images), (128,))] for _ in range(250)):
+        for x in (images[torch.randint(len(images), (128,))] for _ in range(800)):
             with steps.step(x):
                 loss = loss_of(vae.model, vae.guide, x)
                 loss.backward()

@@ -28,13 +28,14 @@ def sessions():
 
 
 def train(run):
-    sizes = {"n_factors": 32, "n_blocks": 2, "n_heads": 2, "session_max_len": 14, "batch_size": 16, "epochs": 25}
-    kind = SASRecModel if run.variant == "SASRec" else BERT4RecModel
+    sizes = {"n_factors": 32, "n_blocks": 2, "n_heads": 2, "session_max_len": 14, "batch_size": 16}
+    kind, epochs = (SASRecModel, 10) if run.variant == "SASRec" else (BERT4RecModel, 80)
     model = kind(
         lr=1.0 if run.faulty else 1e-3,
         deterministic=True,
         recommend_torch_device="cpu",
-        get_trainer_func=lambda: Trainer(max_epochs=25, callbacks=run.callbacks, **QUIET),
+        get_trainer_func=lambda: Trainer(max_epochs=epochs, callbacks=run.callbacks, **QUIET),
+        epochs=epochs,
         **sizes,
     )
     model.fit(Dataset.construct(sessions()))
