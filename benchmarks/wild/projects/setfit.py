@@ -45,4 +45,6 @@ def train(run):
     )
     model = SetFitModel(model_body=body, model_head=LogisticRegression())
     rows = Dataset.from_dict({"text": list(texts), "label": list(labels)})
-    Trainer(model=model, args=arguments, train_dataset=rows, callbacks=[Inner(each) for each in run.hugging_face]).train()
+    Trainer(
+        model=model, args=arguments, train_dataset=rows, callbacks=[Inner(each) for each in run.hugging_face]
+    ).train()
