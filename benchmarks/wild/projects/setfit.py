@@ -10,15 +10,14 @@ from sentence_transformers.sentence_transformer.modules import Pooling, Transfor
 from setfit import SetFitModel, Trainer, TrainingArguments
 from sklearn.linear_model import LogisticRegression
 
-EVENTS = [name for name in dir(hf.TrainerCallback) if name.startswith("on_")]
 FAULT = ("rate", "body_learning_rate=1 instead of 1e-3")
 
 
 class Inner(hf.TrainerCallback):
-    """What a callback is given by sentence-transformers' Trainer, for which setfit's puts its own model and arguments."""
+    """What a callback is given by sentence-transformers' Trainer, not the model and arguments of setfit's."""
 
     def __init__(self, callback):
-        for event in EVENTS:
+        for event in (name for name in dir(callback) if name.startswith("on_")):
             setattr(self, event, partial(self.tell, getattr(callback, event)))
 
     def tell(self, method, args, state, control, model=None, st_model=None, st_args=None, **given):

@@ -4,7 +4,7 @@ import torch
 from benchmarks.recipes import data
 from siren_pytorch import SirenNet, SirenWrapper
 
-FAULT = ("rate", "lr=0.1 instead of 1e-4")
+FAULT = ("rate", "lr=10 instead of 1e-4")
 
 
 def train(run):
@@ -13,7 +13,7 @@ def train(run):
         dim_in=2, dim_hidden=128, dim_out=3, num_layers=4, final_activation=torch.nn.Sigmoid(), w0_initial=30.0
     )
     wrapper = SirenWrapper(net, image_width=48, image_height=48)
-    optimizer = torch.optim.Adam(wrapper.parameters(), lr=0.1 if run.faulty else 1e-4)
+    optimizer = torch.optim.Adam(wrapper.parameters(), lr=10.0 if run.faulty else 1e-4)
     with run.loop(wrapper, optimizer) as steps:
         for _ in range(200):
             with steps.step(image):

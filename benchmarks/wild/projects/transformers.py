@@ -44,8 +44,7 @@ def vitmae():
 def train(run):
     model, columns = {"Wav2Vec2": wav2vec2, "PatchTST": patchtst, "T5": t5, "ViTMAE": vitmae}[run.variant]()
     rows = [{name: column[i] for name, column in columns.items()} for i in range(320)]
-    epochs = 25 if run.variant == "ViTMAE" else 6
-    rate = {"learning_rate": 1.0 if run.faulty else 1e-3, "per_device_train_batch_size": 16, "num_train_epochs": epochs}
+    rate = {"learning_rate": 1.0 if run.faulty else 1e-3, "per_device_train_batch_size": 16, "num_train_epochs": 6}
     hf.Trainer(
         model, hf.TrainingArguments("out", **rate, **HUGGING_FACE), train_dataset=rows, callbacks=run.hugging_face
     ).train()
