@@ -504,3 +504,29 @@ def test_the_logged_losses_of_validations_and_those_of_training(tmp_path):
     assert since == verdict.since == 19
     assert start == shortened(model.losses[0], 3)
     assert level == pytest.approx(np.median(model.losses[-16:]), rel=0.01)
+
+
+class Ending(Recorded):
+    """Its rate falls to 0 at step 40, and it keeps its weights after each step."""
+
+    def on_train_start(self):
+        self.kept = []
+
+    def on_train_batch_end(self, *args):
+        super().on_train_batch_end(*args)
+        self.kept.append(np.concatenate([value.ravel() for value in self.after.values()]))
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, 1 - step / 40))
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
+def test_since_when_no_weight_has_changed(tmp_path):
+    model = Ending(sized(linear(8, 16), nn.ReLU, linear(16, 3)), CROSS_ENTROPY)
+    evidence = said(tmp_path, model, classes(), "not_updated")
+    since, still, steps = numbers(
+        "no weight of the model has changed since step #: the learning rate is 0 (# of # steps)", evidence
+    )
+    assert since == next(look for look in looks_of(STEPS) if np.array_equal(model.kept[look], model.kept[-1]))
+    assert (still, steps) == (STEPS - 1 - since, STEPS - 1)

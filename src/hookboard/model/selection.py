@@ -229,7 +229,8 @@ def _owns(module: nn.Module, what: Literal["forward", "parameters"]) -> bool:
     if what == "parameters":
         return bool(parameters_in(module, recurse=False) or parametrized(module))
     forward = getattr(type(module), "forward", None)
-    return forward is not nn.Module.forward and getattr(forward, "__module__", "").partition(".")[0] not in PACKAGES
+    package = (getattr(forward, "__module__", None) or "").partition(".")[0]  # code that e3nn makes has None
+    return forward is not nn.Module.forward and package not in PACKAGES
 
 
 def _nothing_left(

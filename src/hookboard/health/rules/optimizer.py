@@ -83,7 +83,7 @@ def _idle(run: Run, look: Look) -> list[Layer]:
 
     Such are a head that is not used, and a layer that is not called: there is no cut on the way to the loss.
     """
-    had = (run.recent("weight_gradient_rms") > 0).any(axis=1)
+    had = np.any(run.recent("weight_gradient_rms") > 0, axis=1)
     stepped = [(layer, set(weights)) for layer in run.layers if (weights := stepped_weights(look, layer))]
     return [layer for layer, weights in stepped if weights <= run.facts.idle and not had[run.place(layer.name)]]
 
