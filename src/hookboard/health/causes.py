@@ -81,8 +81,8 @@ CAUSES: tuple[Cause, ...] = (
     # Where all gradients are exactly 0: what is cut off by `detach()` is a root, and follows from nothing.
     Cause("loss_input", ("cut",)),
     Cause("output_range", ("cut",)),
-    # Outputs that are far from their targets get there in many small steps, or in large ones.
-    Cause("targets", ("not_learning", "initial_loss"), only_if=are_targets_unscaled),
+    # Outputs that are far from their targets get there in many small steps, or in large ones, and are large then.
+    Cause("targets", ("not_learning", "initial_loss", "activation_scale"), only_if=are_targets_unscaled),
     Cause(
         "targets",
         ("update_too_large", "exploding_gradient", "nonfinite", "spike"),

@@ -232,13 +232,13 @@ def not_updated(run: Run) -> Iterator[Finding]:
     if run.peak_rate and not any(run.peak_rate.values()):
         yield from _without_any_rate(run)
         return
-    if (since := _at_rest_since(run)) is not None and (why := _why_at_rest(run)):
+    if (since := _at_rest_since(run)) is not None and (reason := _why_at_rest(run)) is not None:
+        why, advice = reason
         evidence = (
             f"no weight of the model has changed since step {since}: {why} ({run.now.step - since:,} of "
             f"{run.now.step - run.course_steps[0]:,} steps)"
         )
-        advice = "check what stops them, or end the training there"
-        yield Finding("", evidence, advice, "alarm", since=since, is_root=True, is_hard=True, is_lasting=True)
+        yield Finding("", evidence, f"{advice}, or end the training there", "alarm", since=since, is_root=True, is_hard=True, is_lasting=True)
         return
     yield from _in_no_optimizer(run, look)
     updates = run.latest.rows["parameter_update"]
@@ -295,18 +295,18 @@ def _at_rest_since(run: Run) -> int | None:
     return since if run.now.step - since >= STOPPED_SHARE * (run.now.step - steps[0]) else None
 
 
-def _why_at_rest(run: Run) -> str:
-    """Return why no weight moves, as a clause; "" if there is none, as where LBFGS has converged."""
+def _why_at_rest(run: Run) -> tuple[str, str] | None:
+    """Return why no weight moves, and what to try; None if that is not known, as where LBFGS has converged."""
     stepped, held = run.now.stepped, run.peak_rate
     if run.now.frozen >= held.keys():
-        return "none of them requires a gradient"
+        return "none of them requires a gradient", "set requires_grad to True"
     if not stepped:
-        return "no optimizer steps them"
+        return "no optimizer steps them", "check that step() is still called"
     if not any(one.rate for one in stepped.values()):
-        return "the learning rate is 0"
+        return "the learning rate is 0", "check how many steps the schedule is given"
     if not any(has_gradient(run.now, name) for name in stepped):
-        return "no gradient reaches them"
-    return ""
+        return "no gradient reaches them", "check what the loss still depends on"
+    return None
 
 
 def _neighbours(layers: Iterable[Layer], why: Mapping[str, str]) -> Iterator[list[Layer]]:
