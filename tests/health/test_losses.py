@@ -289,3 +289,12 @@ def test_the_distance_of_a_policy_from_its_reference_begins_at_0_and_has_to_grow
 
 def test_the_error_of_tiny_targets_is_judged():
     assert curve([1e-8 * 1.1**step for step in range(200)]).is_harmed
+
+
+def test_a_loss_that_the_first_steps_raised_thousandfold_is_compared_with_its_first_value():
+    rng = np.random.default_rng(0)
+    curve = LossCurve()
+    curve.extend(Loss(step, step, 2.0 if step == 0 else 4000.0 * rng.exponential()) for step in range(64))
+    assert curve.start == 2.0
+    assert curve.has_diverged
+    assert curve.harm.endswith("up from 2 at the first step")

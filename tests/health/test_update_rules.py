@@ -358,3 +358,13 @@ def stopping(steps, moving, rates, frozen):
             stepped=stepped if is_over else look.stepped,
             frozen=frozenset(frozen if is_over else ()),
         )
+
+
+def test_weights_that_begin_near_0_may_move_by_many_times_their_size():
+    """As an embedding of standard deviation 1e-4, or the factors of a matrix."""
+    small = {(w, role): exactly(w, role, 1e-3) for w in WEIGHTS for role in ("parameter_before", "parameter_update")}
+    judge = Judge([TOO_LARGE], LAYERS, 3)
+    for look in training(60, lambda step: small if step == 0 else moved(1e-3)):
+        judge.see(look)
+    assert judge.verdicts == ()
+    assert judge.run.first_move == pytest.approx(1e-3)

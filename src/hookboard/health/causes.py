@@ -60,6 +60,10 @@ _SIGNAL = ("activation_scale", "exploding_gradient", "vanishing_gradient", "satu
 _FORWARD = ("activation_scale", "saturated", "dead_units", "collapsed")
 """Findings of the forward pass alone."""
 
+_OF_LARGE_INPUTS = ("initial_loss", "activation_scale", "saturated", "cut", "no_gradient")
+
+_OF_FAR_TARGETS = ("not_learning", "initial_loss", "activation_scale", "exploding_gradient")
+
 _STANDSTILL = ("no_gradient", "not_updated", "update_too_small")
 """Findings of weights that do not move as they should."""
 
@@ -82,10 +86,10 @@ CAUSES: tuple[Cause, ...] = (
     Cause("loss_input", ("cut",)),
     Cause("output_range", ("cut",)),
     # Outputs that are far from their targets get there in many small steps, or in large ones, and are large then.
-    Cause("targets", ("not_learning", "initial_loss", "activation_scale"), only_if=are_targets_unscaled),
+    Cause("targets", _OF_FAR_TARGETS, only_if=are_targets_unscaled),
     Cause(
         "targets",
-        ("update_too_large", "exploding_gradient", "nonfinite", "spike"),
+        ("update_too_large", "nonfinite", "spike"),
         only_if=lambda run: are_targets_unscaled(run) and _is_plain(run),
     ),
     Cause("optimizer_settings", ("nonfinite",)),
@@ -106,10 +110,10 @@ CAUSES: tuple[Cause, ...] = (
     # The gradient is what an optimizer that is not adaptive steps by. With Adam a step is as large as the rate.
     Cause("input_scale", ("update_too_large", "exploding_gradient"), when="at the start", only_if=_is_plain),
     # What the first layers give grows with the input.
-    Cause("input_scale", ("initial_loss", "activation_scale", "saturated", "cut", "no_gradient"), when="at the start"),
+    Cause("input_scale", (*_OF_LARGE_INPUTS, "not_learning"), when="at the start"),
     Cause("activation_scale", ("update_too_large", "initial_loss"), when="at the start", only_if=_is_plain),
     Cause("exploding_gradient", ("update_too_large",), when="at the start", only_if=_is_plain),
-    Cause("clipping", ("update_too_small", "not_updated"), only_if=_is_plain),
+    Cause("clipping", ("update_too_small", "not_updated")),
     # Seen in time: it was not there at the first look, and began after this.
     Cause("stale_gradients", (*_LATER, "spike", "update_too_large", "clipping", "nonfinite"), when="by steps"),
     Cause("update_too_large", ("spike",), when="not later"),
@@ -129,9 +133,10 @@ ORDER = tuple(
     """
     unused_parameters masked_row not_in_optimizer adapters experts schedule optimizer_settings unbounded_loss
     loss_scale future_leak eval_mode dropout padding_mask cleared_gradients wrong_optimizer stale_gradients cut
-    loss_shape no_influence loss_input batch_mixing output_range targets input_scale initial_loss weight_decay
-    clipping symmetric_units dead_units update_too_large activation_scale exploding_gradient spike nonfinite
-    precision vanishing_gradient no_gradient not_updated update_too_small saturated collapsed train_eval_gap
+    loss_shape no_influence loss_input batch_mixing output_range update_too_large targets input_scale
+    initial_loss weight_decay clipping symmetric_units dead_units activation_scale exploding_gradient spike
+    nonfinite precision vanishing_gradient no_gradient not_updated update_too_small saturated collapsed
+    train_eval_gap
     """.split()  # noqa: SIM905  # a list of 43 lines
 )
 """The order in which alarms that do not explain each other are reported; rules that are not listed come last."""

@@ -27,6 +27,11 @@ WINDOWS_ALWAYS_ASKED = 4
 and quickly (a choice)."""
 
 
+MAY_BE_MEANT = frozenset({"eval_mode", "loss_scale", "not_in_optimizer"})
+"""Rules about the code of the step that see what may be meant, as a network that only the loss uses: while the loss
+falls their alarms are notes."""
+
+
 @kept
 @dataclass
 class Case:
@@ -229,6 +234,7 @@ class Judge:
                 (verdict.severity == "note" and verdict not in worse) or verdict in causes,
                 verdict in causes,
                 verdict.severity == "note" and verdict.rule not in OF_THE_WHOLE,
+                verdict in worse,
                 not case.finding.is_root,
                 case.missed > 0 and not case.at_once,
                 self._place(verdict.rule),
@@ -238,11 +244,16 @@ class Judge:
 
         # An effect keeps its own numbers, and says what it follows from.
         ranked = sorted(cases, key=rank)
-        return tuple(
+        shown = [
             _as_effect(whole[verdict], causes[verdict])
             if verdict in causes
             else self._with_its_past(replace(verdict, severity="alarm") if verdict in worse else verdict)
             for verdict in ranked
+        ]
+        others = [each for each in shown if each.severity == "alarm" and each.rule not in OF_THE_WHOLE]
+        return tuple(
+            replace(each, advice="fix the other alarms first") if others and each.rule in OF_THE_WHOLE else each
+            for each in shown
         )
 
     def _with_its_past(self, verdict: Verdict) -> Verdict:
@@ -294,7 +305,9 @@ class Judge:
         seen: set[Key] = set()
         of_step: dict[str, list[Finding]] = {}
         for finding in self.run.facts.findings:
-            of_step.setdefault(finding.rule, []).append(finding.as_certain())
+            certain = finding.as_certain()
+            certain = replace(certain, is_hard=False) if finding.rule in MAY_BE_MEANT else certain
+            of_step.setdefault(finding.rule, []).append(certain)
         for rule in rules:
             findings = of_step.get(rule.name, []) if rule.of == "step" else self._findings_of(rule)
             if findings and (exact := self._of_event(rule.name, findings[0], step)) is not None:

@@ -118,6 +118,20 @@ def _measures_no_error(first: Sequence[Loss]) -> bool:
     return abs(first[0].value) <= limit or changes >= SIGN_CHANGES_OF_NO_ERROR
 
 
+FIRST_STEP_LEAP = 30.0
+"""Where the first steps lead to this many times the first loss, or more, that is their doing, no noise (a choice)."""
+
+
+def _start_of(first: Sequence[float]) -> float:
+    """Return the median of the first losses, or the very first one if the loss has leapt after it.
+
+    >>> _start_of([2.0, 3.0, 1.0, 2.5]), _start_of([2.0, 4000.0, 3000.0, 900.0])
+    (2.25, 2.0)
+    """
+    usual = median(first)
+    return first[0] if usual > FIRST_STEP_LEAP * first[0] > 0 else usual
+
+
 class LossHistory:
     """Losses of a run in bounded memory: the first, the latest, and what is needed of those between."""
 
@@ -152,7 +166,7 @@ class LossHistory:
         self.spikes: deque[Spike] = deque(maxlen=SPIKES_KEPT)
         """The latest spikes; of the losses that one call of `extend` adds, only the first spike."""
         self.start = math.nan
-        """The median of the first few losses; NaN if there are none."""
+        """The median of the first few losses, or the first one if it has leapt (`_start_of`); NaN if there are none."""
         self.noise = math.nan
         """The standard deviation from step to step, the median over blocks; NaN if there were too few steps."""
         self._paired = False
@@ -170,7 +184,7 @@ class LossHistory:
             self._note_pairs(loss)
             if len(self.first) < FIRST_LOSSES:
                 self.first.append(loss)
-                self.start = median([loss.value for loss in self.first[:START_LOSSES]])
+                self.start = _start_of([loss.value for loss in self.first[:START_LOSSES]])
                 self.is_mixed = self.is_mixed or _measures_no_error(self.first)
             self.recent.append(loss)
             self.steps += 1
@@ -375,7 +389,8 @@ class LossCurve(LossHistory):
             return True
         # The first step may have spoiled the losses after it: the very first one is that of the model as it was given.
         start = min(self.start, self.first[0].value)
-        return self._low > start + max((DIVERGED_FACTOR - 1) * abs(start), CLEAR_NOISE_DEVIATIONS * self.noise)
+        noise = min(CLEAR_NOISE_DEVIATIONS * self.noise, FIRST_STEP_LEAP * abs(start))
+        return self._low > start + max((DIVERGED_FACTOR - 1) * abs(start), noise)
 
     @property
     def is_at_zero(self) -> bool:

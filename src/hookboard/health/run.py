@@ -179,10 +179,16 @@ class Run:
         if not look.overflowed:
             self._keep_first_nonfinite(look)
         self.table.add(look.step, *quantities_of(self.latest))
-        if is_first:
-            moves = self.recent("update_ratio")[self.arrays.has_matrix, -1]
-            self.first_move = median_of(moves[moves > 0].tolist())
+        if math.isnan(self.first_move):
+            self.first_move = self._move()
         self.seen += 1
+
+    def _move(self) -> float:
+        """Return the median update ratio of the layers that move, without those that began near 0; NaN if none does."""
+        of_units = self.latest.rows["parameter_before"].rms * np.sqrt(self.arrays.inputs)
+        layers = np.unique(self.arrays.owner[np.nan_to_num(of_units) >= USUAL_WEIGHT_NORM_MIN])
+        moves = self.recent("update_ratio")[layers, -1]
+        return median_of(moves[(moves > 0) & (moves < np.inf)].tolist())
 
     def see_evaluation(self, look: Look) -> None:
         """Store the look of an evaluation loop as `evaluation`, and add to `evaluation_losses` and `comparisons`."""
@@ -415,6 +421,10 @@ class Run:
 def _is_alike(one: Layer, other: Layer) -> bool:
     return (one.type, one.shapes) == (other.type, other.shapes)
 
+
+USUAL_WEIGHT_NORM_MIN = 0.1
+"""L2 norm of a unit's weights from which a weight is of usual size: what starts near 0 is supposed to grow (PyTorch's
+own initialization gives 0.58)."""
 
 RATE_JUMP_FACTOR = 3.0
 """A learning rate that exceeds all earlier ones by this factor has jumped (a choice: a warm-up does so in its first

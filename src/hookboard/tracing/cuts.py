@@ -10,10 +10,11 @@ from hookboard.base.messages import listed
 from hookboard.base.torch_private import can_be_read, saved_tensors_of
 from hookboard.health import Finding, Rule
 from hookboard.tracing.bad_operation import nodes_behind, operation_of
-from hookboard.tracing.calls import CUTS, Op, Value, loss_part
+from hookboard.tracing.calls import CUTS, Op, Value
 from hookboard.tracing.ledger import joining, terms_of, trained_by
 from hookboard.tracing.program import StepTrace
 from hookboard.tracing.rules import FLAT, LOSSES, TracedStep
+from hookboard.tracing.stillness import targets_of
 
 _CREATING = frozenset(
     {"zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like", "randint_like"}
@@ -37,7 +38,7 @@ def cut(done: TracedStep) -> Iterator[Finding]:
         yield without
         return
     cuts: dict[object, tuple[Op, set[str]]] = {}  # by line: a loop makes one often
-    targets = _targets_of(done)
+    targets = targets_of(done.loss)
     for value in done.loss.ancestors(lambda one: one not in targets and not _is_straight_through(one, takers)):
         op = value.op
         if op is None or op.name == "requires_grad":  # which freezes a parameter on purpose
@@ -67,13 +68,6 @@ def cut(done: TracedStep) -> Iterator[Finding]:
 
 
 CUT = Rule("cut", cut, of="step")
-
-
-def _targets_of(done: TracedStep) -> set[Value]:
-    """Return what the loss compares with outputs that need a gradient: this is to have none, as that of a critic."""
-    names = LOSSES | {"sub", "rsub"}
-    comparing = [op for op in loss_part(done.loss) if op.name in names and op.results[0].requires_grad]
-    return {value for op in comparing for value in op.inputs if not value.requires_grad}
 
 
 def _takers_of_cuts(done: TracedStep) -> Mapping[Value, list[Op]]:

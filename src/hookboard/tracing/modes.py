@@ -12,13 +12,13 @@ from hookboard.model.layers import BATCH_NORMS
 from hookboard.tracing.calls import Op
 from hookboard.tracing.rules import TracedStep
 
-_WITH_MODES = (*BATCH_NORMS, nn.Dropout, nn.Dropout1d, nn.Dropout2d)
+_WITH_MODES = (*BATCH_NORMS, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.RNNBase)
 
 
 def _has_a_mode(module: nn.Module) -> bool:
-    """Return True if a norm or dropout acts differently in training: it has running statistics, or p > 0."""
+    """Return True if a norm, dropout or recurrent layer acts differently in training: running statistics, or p > 0."""
     is_norm = getattr(module, "track_running_stats", False) and getattr(module, "running_mean", None) is not None
-    return is_norm or getattr(module, "p", 0) > 0
+    return is_norm or getattr(module, "dropout" if isinstance(module, nn.RNNBase) else "p", 0) > 0
 
 
 def eval_mode(done: TracedStep) -> Iterator[Finding]:
@@ -74,7 +74,7 @@ def _modes_in(done: TracedStep, *, trained: bool = False) -> dict[str, bool]:
     modules, found = modules_in(done.step.model), dict[str, bool]()
     behind = {value.op for value in done.loss.ancestors() if value.requires_grad or not trained}
     for op in done.step.ops:
-        name, mode = op.place.module, op.arguments.get("training")
+        name, mode = op.place.module, op.arguments.get("training", op.arguments.get("train"))
         module = modules.get(name)
         if op in behind and mode is not None and isinstance(module, _WITH_MODES) and _has_a_mode(module):
             found[name] = found.get(name, False) or bool(mode)

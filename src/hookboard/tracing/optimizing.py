@@ -66,9 +66,9 @@ def findings_of_optimizers(
     yield from _settings(optimizers)
 
 
-def _held_by(optimizers: Sequence[Optimizer]) -> set[int]:
-    """Return the ids of all tensors that the optimizers hold."""
-    return {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+def _held_by(optimizers: Sequence[Optimizer]) -> dict[int, torch.Tensor]:
+    """Return all tensors that the optimizers hold, by id."""
+    return {id(p): p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
 
 
 NOT_IN_OPTIMIZER = Rule("not_in_optimizer", None, of="step")
@@ -77,7 +77,10 @@ OPTIMIZER_SETTINGS = Rule("optimizer_settings", None, of="step")
 
 
 def _not_in_optimizer(
-    held: set[int], parameters: Mapping[str, nn.Parameter], reached: Collection[str], outside: Sequence[Outsider]
+    held: Mapping[int, torch.Tensor],
+    parameters: Mapping[str, nn.Parameter],
+    reached: Collection[str],
+    outside: Sequence[Outsider],
 ) -> Iterator[Finding]:
     """Yield a finding on trained parameters that no optimizer holds, and one if no gradient reaches the model."""
     trained = {name: p for name, p in parameters.items() if p.requires_grad and name in reached}
@@ -97,6 +100,8 @@ def _not_in_optimizer(
     if not left_out:
         return
     if not any(id(p) in held for p in parameters.values()):
+        if any(p.grad is not None for p in held.values()):
+            return  # an input is trained, as in style transfer
         yield Finding(
             "",
             f"the optimizers hold {len(held)} tensors, and none of them is a parameter of the model",

@@ -5,10 +5,10 @@ from collections.abc import Collection, Iterable
 import torch
 from torch import Tensor
 
-from hookboard.tracing.calls import Value
+from hookboard.tracing.calls import Value, loss_part
 from hookboard.tracing.ledger import terms_of
 from hookboard.tracing.program import StepTrace
-from hookboard.tracing.rules import TracedStep, losses_of
+from hookboard.tracing.rules import LOSSES, TracedStep, losses_of
 from hookboard.tracing.scaling import mean_behind, picks_log_probabilities
 from hookboard.tracing.tape import UNANSWERED, copy_of, moves
 
@@ -33,9 +33,10 @@ def _is_moved_by(step: StepTrace, end: Value, values: Iterable[Value]) -> bool:
     return moves(step, end, other) is not False
 
 
-def _weights(value: Value) -> dict[str, Value]:
-    """Return the parameters that a value was computed from, by name."""
-    return {one.parameter: one for one in value.ancestors() if one.op is None and one.parameter is not None}
+def _weights(value: Value, but: Collection[Value] = ()) -> dict[str, Value]:
+    """Return the parameters that a value was computed from, by name; not those behind some values."""
+    behind = value.ancestors(lambda one: one not in but)
+    return {one.parameter: one for one in behind if one.op is None and one.parameter is not None}
 
 
 def still_terms(step: StepTrace, loss: Value) -> set[Value]:
@@ -44,9 +45,19 @@ def still_terms(step: StepTrace, loss: Value) -> set[Value]:
     return {term for term in terms if not _is_moved_by(step, term, _weights(term).values())}
 
 
+def targets_of(loss: Value) -> set[Value]:
+    """Return what the loss compares with outputs that need a gradient: this is to have none, as that of a critic."""
+    names = LOSSES | {"sub", "rsub"}
+    comparing = [op for op in loss_part(loss) if op.name in names and op.results[0].requires_grad]
+    return {value for op in comparing for value in op.inputs if not value.requires_grad}
+
+
 def moving_among(step: StepTrace, loss: Value, names: Collection[str]) -> set[str]:
-    """Return those of the named parameters that move the loss when they change, or of which that cannot be told."""
-    behind = {name: value for name, value in _weights(loss).items() if name in names}
+    """Return those of the named parameters that move the loss when they change, or of which that cannot be told.
+
+    Not those that move it only through its targets, as those of a teacher do.
+    """
+    behind = {name: value for name, value in _weights(loss, targets_of(loss)).items() if name in names}
     if not behind or not _is_moved_by(step, loss, behind.values()):
         return set()
     return {name for name, value in behind.items() if _is_moved_by(step, loss, [value])}

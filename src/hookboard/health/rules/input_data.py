@@ -73,7 +73,8 @@ def _input_scale(run: Run) -> Iterator[Finding]:
                 continue
             evidence, advice, severity, size = found
             which = f"in tensor {site.index} of the batch, " if site.index else ""
-            yield Finding(site.name, f"{which}{evidence}{harm_of(run)}.", advice, severity, size=size)
+            evidence = f"{which}{evidence}{harm_of(run)}."
+            yield Finding(site.name, evidence, advice, severity, size=size, is_root=True)  # it follows from nothing
             return
 
 

@@ -147,7 +147,7 @@ def _of_gradient(run: Run) -> Iterator[Finding]:
 
 
 def not_learning(run: Run) -> Iterator[Finding]:
-    """Report a loss that stays at its start or at chance although the weights move, or falls without a lower bound."""
+    """Report a loss that diverges, stays where it was although the weights move, or falls without a lower bound."""
     losses = run.losses
     first = losses.first[0].step if losses.first else run.now.step
     if losses.is_boundless:
@@ -157,6 +157,10 @@ def not_learning(run: Run) -> Iterator[Finding]:
         # A likelihood may be far below 0 as well; what has no bound takes the outputs along.
         severity: Severity = "alarm" if run.has_blown_up else "note"
         yield Finding("", evidence, "check the sign of the loss", severity, since=first)
+        return
+    if losses.has_diverged and losses.level() > FAR_FROM_CONSTANT_FACTOR * abs(losses.first[0].value):
+        advice = f"lower the learning rate{to_stable_rate(run)}, or warm it up from 0"
+        yield Finding("", losses.harm, advice, "alarm", since=first, is_lasting=True)
         return
     if not losses.is_stuck:
         return
@@ -215,6 +219,10 @@ def _advice(run: Run, then: str = OTHER_RATE) -> str:
 WORSE_THAN_CONSTANT_FACTOR = 2.0
 """A loss that ends this many times above that of the best constant answer has learned nothing, even if it still falls
 (a choice: the constant is that of one batch)."""
+
+FAR_FROM_CONSTANT_FACTOR = 10.0
+"""A loss that ends this many times above that of the best constant answer did not end too early, however it falls; and
+one that lies this many times above its first value has gone (choices)."""
 
 END_STEPS = 16
 """The loss at the end is the median of the last quarter of the steps, and of at least this many (a choice)."""
@@ -337,7 +345,9 @@ def _no_better(run: Run, level: float, error: float) -> Iterator[Finding]:
         advice = _advice(run)
     # Slightly below chance it may be on a plateau that it leaves later, as transformers do.
     is_on_plateau = losses.has_come_down and level + LEVEL_NOISE_DEVIATIONS * error < reference
-    is_open = is_on_plateau or (losses.is_learning and losses.is_within_reach(reference))  # it ended too early
+    is_open = is_on_plateau or (
+        level < FAR_FROM_CONSTANT_FACTOR * reference and losses.is_learning and losses.is_within_reach(reference)
+    )  # it ended too early
     yield Finding("", evidence, advice, "note" if is_open else _severity_at_end(run))
 
 

@@ -92,8 +92,8 @@ def _unused(run: Run, look: Look, idle: Sequence[Layer], severity: Severity) -> 
     names = [name for layer in idle for name in stepped_weights(look, layer)]
     count = sum(bool(stepped_weights(look, layer)) for layer in run.layers)
     evidence = (
-        f"the loss of the first step does not change with the weights of {len(idle)} of {count} layers that an "
-        f"optimizer holds, and no gradient has reached them since: {listed(names, 3)}"
+        f"other than through its targets, the loss of the first step does not change with the weights of {len(idle)} "
+        f"of {count} layers that an optimizer holds: {listed(names, 3)}"
     )
     advice = "use these layers, or ignore this if they are not needed here"
     module, is_hard = idle[0].name if len(idle) == 1 else "", severity == "alarm"
@@ -238,7 +238,16 @@ def not_updated(run: Run) -> Iterator[Finding]:
             f"no weight of the model has changed since step {since}: {why} ({run.now.step - since:,} of "
             f"{run.now.step - run.course_steps[0]:,} steps)"
         )
-        yield Finding("", evidence, f"{advice}, or end the training there", "alarm", since=since, is_root=True, is_hard=True, is_lasting=True)
+        yield Finding(
+            "",
+            evidence,
+            f"{advice}, or end the training there",
+            "alarm",
+            since=since,
+            is_root=True,
+            is_hard=True,
+            is_lasting=True,
+        )
         return
     yield from _in_no_optimizer(run, look)
     updates = run.latest.rows["parameter_update"]
@@ -344,7 +353,7 @@ def _in_no_optimizer(run: Run, look: Look) -> Iterator[Finding]:
         evidence = f"all {len(left)} layers get gradients, but no optimizer updates any of them"
         advice = "check that the optimizer was given the parameters of this model, not of a copy"
         is_read = any(found.rule == "not_in_optimizer" and found.severity == "alarm" for found in run.facts.findings)
-        yield Finding("", evidence, advice, "alarm", float(len(left)), since=since, is_root=not is_read, is_hard=True)
+        yield Finding("", evidence, advice, "alarm", float(len(left)), since=since, is_root=not is_read)
         return
     front = sum(1 for a, b in zip(trained, left, strict=False) if a is b)
     is_backbone = front == len(left) and front >= BACKBONE_SHARE * len(trained)
@@ -365,8 +374,9 @@ def _in_no_optimizer(run: Run, look: Look) -> Iterator[Finding]:
         )
         advice = "pass its parameters to the optimizer, or set requires_grad to False"
         advice = "call step() on that optimizer too" if is_held else advice
-        severity: Severity = "alarm" if is_forgotten or not (is_held or is_backbone) else "note"
-        yield Finding(layer.name, evidence, advice, severity, since=since, is_root=True, is_hard=severity == "alarm")
+        may_be_meant = is_held or (is_backbone and not run.losses.is_harmed)
+        severity: Severity = "alarm" if is_forgotten or not may_be_meant else "note"
+        yield Finding(layer.name, evidence, advice, severity, since=since, is_root=True, is_hard=not is_backbone)
 
 
 def _is_left_out(run: Run, look: Look, layer: Layer) -> bool:
@@ -427,10 +437,11 @@ ADAMW_DECAY = 0.01
 def clipping(run: Run) -> Iterator[Finding]:
     """Report gradients that are clipped to a tenth of their norm or less, at all of the latest looks.
 
-    With an optimizer such as Adam, whose steps do not depend on the size of the gradient, it is only a note.
+    Not with an optimizer such as Adam, whose steps do not depend on the size of the gradient.
     """
     largest = min([held.largest_norm for held in run.facts.held_back.values()], default=math.inf)
-    if not math.isfinite(largest) or len(run.looks) < run.window or run.now.overflowed:
+    is_adaptive = all(stepped.is_adaptive for stepped in run.now.stepped.values())
+    if is_adaptive or not math.isfinite(largest) or len(run.looks) < run.window or run.now.overflowed:
         return
     norms = [gradient_norm(look, run) for look in run.looks]
     if not min(norms) * CLIPPED_SHARE >= largest:
@@ -440,9 +451,8 @@ def clipping(run: Run) -> Iterator[Finding]:
         f"gradients are clipped to a norm of {largest:.2g}, while their norm was {min(norms):.2g} to {max(norms):.2g} "
         f"at the last {len(norms)} measurements, so only a fraction of {largest / usual:.1g} is left{harm_of(run)}"
     )
-    is_adaptive = all(stepped.is_adaptive for stepped in run.now.stepped.values())
-    severity: Severity = "note" if is_adaptive else severity_of(run)
-    yield Finding("", evidence, f"set gradient_clip_val to about {usual:.1g}", severity, size=usual / largest)
+    advice = f"set gradient_clip_val to about {usual:.1g}"
+    yield Finding("", evidence, advice, severity_of(run), size=usual / largest)
 
 
 def gradient_norm(look: Look, run: Run) -> float:

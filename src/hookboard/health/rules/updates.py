@@ -16,7 +16,7 @@ from hookboard.health.rules.shared import (
     is_rate_low_by_schedule,
     weight_gain,
 )
-from hookboard.health.run import RateJump, Run
+from hookboard.health.run import USUAL_WEIGHT_NORM_MIN, RateJump, Run
 from hookboard.model.layers import Layer
 
 UPDATE_RATIO_USUAL = 1e-3
@@ -51,10 +51,6 @@ benchmark's tuning half no weight grows by more than 4.2."""
 
 WEIGHT_GROWTH_BEGUN = 3.0
 """Growth of most weights since the first look from which such a growth is dated (a choice)."""
-
-USUAL_WEIGHT_NORM_MIN = 0.1
-"""L2 norm of a unit's weights at the start from which a weight counts for `WEIGHT_GROWTH_ALARM`: what starts near 0 is
-supposed to grow (PyTorch's own initialization gives 0.58)."""
 
 LAYER_UPDATE_FACTOR_LARGE = 30.0
 """A single layer's updates are large if they are above `UPDATE_RATIO_LARGE`, and this many times the median of the
