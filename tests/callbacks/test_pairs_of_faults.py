@@ -7,6 +7,8 @@ from torch.nn import functional
 
 from hookboard import HealthMonitor, watch
 
+pytestmark = pytest.mark.trains
+
 STEPS, EVERY = 60, 5
 
 

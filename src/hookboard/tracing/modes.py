@@ -74,11 +74,20 @@ def _modes_in(done: TracedStep, *, trained: bool = False) -> dict[str, bool]:
     modules, found = modules_in(done.step.model), dict[str, bool]()
     behind = {value.op for value in done.loss.ancestors() if value.requires_grad or not trained}
     for op in done.step.ops:
-        name, mode = op.place.module, op.arguments.get("training", op.arguments.get("train"))
+        name, mode = op.place.module, _mode_of(op)
         module = modules.get(name)
         if op in behind and mode is not None and isinstance(module, _WITH_MODES) and _has_a_mode(module):
             found[name] = found.get(name, False) or bool(mode)
     return found
+
+
+def _mode_of(op: Op) -> bool | None:
+    """Return whether a call is in training mode; None if it has no mode."""
+    if op.name not in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
+        return op.arguments.get("training")
+    given = [*op.arguments.values()]
+    share = next(place for place, one in enumerate(given) if isinstance(one, float))  # of what it drops
+    return bool(given[share + 1])
 
 
 def _trained_with_modes(model: nn.Module, trained: Collection[str] = ()) -> dict[str, nn.Module]:

@@ -234,7 +234,9 @@ def stepped_weights(look: Look, layer: Layer) -> list[str]:
 
     A large embedding that was measured only in part is left out: the tokens of the batch may be in the other part.
     """
-    stepped = [name for name in layer.stepped if name in look.stepped and 0 not in layer.shapes.get(name, ())]
+    # Of an optimizer that has its turn at other steps, nothing was measured at this one.
+    names = (name for name in layer.stepped if name in look.stepped and look.of(name, "parameter_before") is not None)
+    stepped = [name for name in names if 0 not in layer.shapes.get(name, ())]
     if layer.kind != "embedding":
         return stepped
     return [name for name in stepped if _is_whole(look, name, layer.shapes.get(name, ()))]
