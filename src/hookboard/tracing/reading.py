@@ -164,8 +164,11 @@ class Reader:
         return alarms_first([*found, *self.cuts()])
 
     def idle(self) -> frozenset[str]:
-        """Return the trainable parameters that move no loss of the step, once all backward passes have run."""
-        return frozenset(self._trained - self.moving)
+        """Return the trainable parameters that move no loss of the step, once all backward passes have run.
+
+        None if nothing moves it, as where the batch is empty: that tells nothing of single ones.
+        """
+        return frozenset(self._trained - self.moving) if self.moving else frozenset()
 
     def set_aside_zeros(self) -> None:
         """Take those parameters from `moving` whose gradients are all 0 and that do not move the latest loss."""

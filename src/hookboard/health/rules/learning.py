@@ -12,6 +12,7 @@ from hookboard.health.losses import (
     BLOCK_STEPS,
     CLEAR_NOISE_DEVIATIONS,
     DIVERGED_FACTOR,
+    FIRST_STEP_LEAP,
     LEVEL_NOISE_DEVIATIONS,
     PRETRAINED_CHANCE_SHARE,
     RISE_NOISE_DEVIATIONS,
@@ -158,7 +159,7 @@ def not_learning(run: Run) -> Iterator[Finding]:
         severity: Severity = "alarm" if run.has_blown_up else "note"
         yield Finding("", evidence, "check the sign of the loss", severity, since=first)
         return
-    if losses.has_diverged and losses.level() > FAR_FROM_CONSTANT_FACTOR * abs(losses.first[0].value):
+    if losses.has_diverged and losses.level() > FIRST_STEP_LEAP * abs(losses.first[0].value):
         advice = f"lower the learning rate{to_stable_rate(run)}, or warm it up from 0"
         yield Finding("", losses.harm, advice, "alarm", since=first, is_lasting=True)
         return
@@ -220,9 +221,9 @@ WORSE_THAN_CONSTANT_FACTOR = 2.0
 """A loss that ends this many times above that of the best constant answer has learned nothing, even if it still falls
 (a choice: the constant is that of one batch)."""
 
-FAR_FROM_CONSTANT_FACTOR = 10.0
-"""A loss that ends this many times above that of the best constant answer did not end too early, however it falls; and
-one that lies this many times above its first value has gone (choices)."""
+FAR_FROM_CONSTANT_FACTOR = 100.0
+"""A loss that ends this many times above that of the best constant answer did not end too early, however it falls (a
+choice)."""
 
 END_STEPS = 16
 """The loss at the end is the median of the last quarter of the steps, and of at least this many (a choice)."""
