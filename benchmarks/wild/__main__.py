@@ -10,16 +10,15 @@ python -m benchmarks.wild --table FILE               print the table of such a f
 
 import argparse
 import contextlib
-import functools
 import json
 import subprocess
 import tempfile
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
 from benchmarks.health.runner import quiet
-from benchmarks.programs.rows import each
 from benchmarks.wild.catalogue import PROJECTS
 from benchmarks.wild.environment import DEFAULT_FOLDER, START, install, is_installed, python_of, variables
 
@@ -46,7 +45,7 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--faults", action="store_true", help="plant the faults, too")
     parser.add_argument("--json", type=Path, help="write the rows to this file")
     parser.add_argument("--table", type=Path, help="print the table of this file")
-    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--processes", type=int, default=1, help="how many projects at once")
     options = parser.parse_args(given)
     if options.table:
         print(*table(json.loads(options.table.read_text())), sep="\n")
@@ -60,11 +59,12 @@ def main(given: Sequence[str] | None = None) -> None:
     missing = [project.name for project in wanted if not is_installed(project, options.folder)]
     ready = [project.name for project in wanted if project.name not in missing]
     rows: list[dict[str, Any]] = []
-    for of_project in each(functools.partial(train, options.folder, options.faults), ready, options.processes):
-        rows += of_project
-        print(*map(shown, of_project), sep="\n", flush=True)
-        if options.json:
-            keep(of_project, options.json)
+    with ThreadPoolExecutor(options.processes) as pool:  # each thread waits for a process of its own
+        for done in as_completed([pool.submit(train, options.folder, options.faults, name) for name in ready]):
+            rows += done.result()
+            print(*map(shown, done.result()), sep="\n", flush=True)
+            if options.json:
+                keep(done.result(), options.json)
     print(*sums(rows), sep="\n")
     if missing:
         print(f"left out, as they are not installed: {', '.join(missing)}")
