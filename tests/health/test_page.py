@@ -424,3 +424,10 @@ def test_a_new_alarm_is_told_in_full_in_lines_that_fit_a_terminal():
     long = Verdict("alarm", "dead_units", "net.7", 20, None, "so\nmany " * 40, "")
     assert max(map(len, news(long).splitlines())) <= 100
     assert news(long).count("many") == 40
+
+
+def test_of_a_loss_that_did_not_fall_the_headline_says_so_where_nothing_else_does():
+    judge = trainings.judged([], trainings.training(120, losses=trainings.stuck(120)))
+    assert headline(judge.run, []).endswith(f"; {judge.run.losses.harm}.")
+    assert " is stuck at " in judge.run.losses.harm
+    assert "stuck" not in headline(judge.run, [ALARM])

@@ -32,6 +32,7 @@ def headline(run: Run, verdicts: Sequence[Verdict]) -> str:
             "a short run, lower every_n_steps."
         )
     lost = "" if run.losses.is_finite else f"; the last loss is {run.losses.recent[-1].value}"
+    lost = f"; {run.losses.harm}" if run.losses.is_finite and run.losses.is_harmed and not alarms else lost
     return f"{found} in {_layers(run)}, measured {times} from step {_ends(run)}{lost}{unseen}."
 
 
