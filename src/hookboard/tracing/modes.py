@@ -171,7 +171,7 @@ class Modes:
 
 def _has_moved(norm: nn.Module) -> bool:
     weight = getattr(norm, "weight", None)
-    return weight is not None and not bool((weight == 1).all())
+    return weight is not None and not bool((weight == weight[0]).all())  # all 1, or all 0 at the end of a block
 
 
 def _is_new(module: nn.Module) -> bool:
