@@ -88,9 +88,10 @@ def test_a_new_row_takes_the_place_of_that_of_the_same_training(tmp_path):
     ]
 
 
-def test_the_table_of_the_first_run_is_in_the_readme():
+@pytest.mark.parametrize("run", ["first_run.json", "run.json"])
+def test_the_table_of_a_run_is_in_the_readme(run):
     written = (FOLDER / "README.md").read_text()
-    assert "\n".join(table(json.loads((FOLDER / "first_run.json").read_text()))) in written
+    assert "\n".join(table(json.loads((FOLDER / run).read_text()))) in written
 
 
 def loop(run):
