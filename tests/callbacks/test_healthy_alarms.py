@@ -117,3 +117,28 @@ def test_a_recurrent_layer_in_evaluation_mode_is_told_if_it_drops(dropout):
 
     verdicts = verdicts_of(model, torch.optim.Adam(model.parameters(), 1e-2), step, 120)
     assert ("eval_mode" in {one.rule for one in verdicts}) is (dropout > 0)
+
+
+class Wrapper(torch.optim.Optimizer):
+    """Wraps an optimizer as Opacus does, without calling the constructor of torch's."""
+
+    def __init__(self, optimizer):
+        self.original_optimizer = optimizer
+
+    @property
+    def param_groups(self):
+        return self.original_optimizer.param_groups
+
+    def zero_grad(self, set_to_none=True):
+        self.original_optimizer.zero_grad(set_to_none)
+
+    def step(self, closure=None):
+        return self.original_optimizer.step()
+
+
+def test_an_optimizer_in_a_wrapper_that_has_no_hooks_is_watched():
+    model = net()
+    wanted = torch.randn(32, 2)
+    optimizer = Wrapper(torch.optim.Adam(model.parameters(), 1e-2))
+    data = torch.randn(32, 8)
+    assert alarms(verdicts_of(model, optimizer, lambda x, number: mse_loss(model(data), wanted), 100)) == []

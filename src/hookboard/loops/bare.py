@@ -304,9 +304,9 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def unwrapped_optimizer(optimizer: Any) -> Optimizer:
-    """Return the optimizer inside the wrapper of Fabric or accelerate; without such a wrapper, the optimizer itself."""
-    inner = getattr(optimizer, "optimizer", None)
-    return inner if isinstance(inner, Optimizer) else optimizer
+    """Return the optimizer inside the wrapper of Fabric, accelerate or Opacus; without one, the optimizer itself."""
+    inside = (getattr(optimizer, name, None) for name in ("optimizer", "original_optimizer"))
+    return next((inner for inner in inside if isinstance(inner, Optimizer)), optimizer)
 
 
 def callbacks_in(given: Any) -> list[HookboardCallback[Any]]:
