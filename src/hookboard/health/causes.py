@@ -61,8 +61,10 @@ _FORWARD = ("activation_scale", "saturated", "dead_units", "collapsed")
 """Findings of the forward pass alone."""
 
 _OF_LARGE_INPUTS = ("initial_loss", "activation_scale", "saturated", "cut", "no_gradient")
+"""What inputs that are too large bring about in the first layers."""
 
 _OF_FAR_TARGETS = ("not_learning", "initial_loss", "activation_scale", "exploding_gradient")
+"""What targets bring about that are far from the outputs."""
 
 _STANDSTILL = ("no_gradient", "not_updated", "update_too_small")
 """Findings of weights that do not move as they should."""

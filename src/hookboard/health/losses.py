@@ -356,11 +356,6 @@ class LossCurve(LossHistory):
         return self.is_falling and self.level() - goal <= fall * 8 / 3
 
     @property
-    def has_left_start(self) -> bool:
-        """True if the lowest losses were clearly below the start; False if unknown."""
-        return self.start - self.best > max(STUCK_SHARE * abs(self.start), 2 * self.noise)
-
-    @property
     def has_risen(self) -> bool:
         """True if for `HARM_STEPS` steps `RISE_SHARE_OF_GAIN` of the fall from start to best has clearly been lost."""
         if not self.is_known or not math.isfinite(self.best):

@@ -60,8 +60,8 @@ others."""
 def update_too_large(run: Run) -> Iterator[Finding]:
     """Report steps that were too large for the weights.
 
-    They may have ended before the loss shows harm, because a dead network no longer moves. So the whole run is judged,
-    unless the loss falls, or if the weights have grown out of all proportion. The loss of several tells nothing.
+    They may have ended before the loss shows harm, because a dead network no longer moves, so the whole run is judged.
+    Nothing is said while the loss falls, unless the first step was larger than the weights.
     """
     # A single matrix may be anywhere after a step: a linear model learns from any start.
     is_judged = _is_deep(run) or (run.losses.is_known and not run.losses.is_well)
