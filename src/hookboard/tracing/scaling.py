@@ -91,6 +91,7 @@ def loss_scale(done: TracedStep) -> Iterator[Finding]:
             f"the loss is multiplied by {scaled.factor:.3g} {scaled.smallest.place}, and is {done.number:.3g}",
             "remove the factor; scaling the steps is the learning rate's job",
             "alarm",
+            is_hard=False,
         )
 
 

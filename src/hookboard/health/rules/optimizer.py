@@ -276,7 +276,8 @@ def not_updated(run: Run) -> Iterator[Finding]:
         moved = run.course("update_ratio")[[run.place(layer.name) for layer in chain]] > 0
         rests = not is_root and run.losses.is_learning and bool(moved.any(axis=1).all())
         severity: Severity = "note" if rests else "alarm"
-        is_hard = severity == "alarm"
+        # A rate of 0 may be meant, as of a group that begins later.
+        is_hard = severity == "alarm" and not is_root
         yield Finding(chain[0].name, evidence, advice, severity, float(len(chain)), is_root=is_root, is_hard=is_hard)
 
 
