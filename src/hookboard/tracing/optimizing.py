@@ -125,8 +125,8 @@ def _not_in_optimizer(
         return
     yield Finding(
         "",
-        f"{len(left_out)} of {len(trained)} trainable parameters that get a gradient are not in any optimizer, so they "
-        f"do not change: {listed(left_out, 3)}",
+        f"{len(left_out)} of {len(trained)} trainable parameters that get a gradient are not in any optimizer: "
+        f"{listed(left_out, 3)}",
         "pass them to the optimizer, or freeze them with requires_grad=False",
         rule="not_in_optimizer",
     )
