@@ -304,3 +304,36 @@ def test_a_model_whose_layers_are_called_without_their_modules_is_watched_as_a_w
                 loss.backward()
                 optimizer.step()
     assert "update_too_large" in {one.rule for one in monitor.verdicts}
+
+
+class Scaling(nn.Module):
+    """Divides each series by its mean; or takes its first columns as numbers of things."""
+
+    def __init__(self, of_codes):
+        super().__init__()
+        torch.manual_seed(0)
+        self.of_codes, self.embed, self.body = of_codes, nn.Embedding(80, 8), net()
+
+    def forward(self, x):
+        if self.of_codes:
+            return self.body(self.embed(x[:, 0].long()))
+        return self.body(x / x.mean(1, keepdim=True) - 1)
+
+
+@pytest.mark.parametrize("of_codes", [True, False])
+def test_large_numbers_that_the_model_scales_or_takes_as_codes(of_codes):
+    model, losses = Scaling(of_codes), []
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    with watch(model, optimizer, [monitor := HealthMonitor(every_n_steps=EVERY)]) as run:
+        for _ in range(80):
+            codes = torch.randint(80, (32, 8)).float()
+            x = codes if of_codes else 300 + 100 * torch.randn(32, 8)
+            wanted = (codes[:, :1] / 40 - 1) if of_codes else x[:, :2] / x.mean(1, keepdim=True) - 1
+            with run.step((x, wanted)):
+                loss = mse_loss(model(x), wanted.expand(32, 2))
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+            losses.append(loss.item())
+    assert losses[-1] < losses[0] / 2
+    assert "input_scale" not in {one.rule for one in monitor.verdicts}

@@ -18,7 +18,7 @@ from hookboard.tracing.built_in import STEP_RULES
 from hookboard.tracing.calls import Value
 from hookboard.tracing.cuts import CUT, zero_factor_of
 from hookboard.tracing.experts import ROUTING, note_choice, routers_of
-from hookboard.tracing.inputs import WEIGHING, note_embedding, note_input, note_mask
+from hookboard.tracing.inputs import WEIGHING, note_embedding, note_input, note_mask, scaled_in_step
 from hookboard.tracing.ledger import kind_of, terms_of
 from hookboard.tracing.program import StepTrace
 from hookboard.tracing.rules import OBSERVERS, TracedStep, findings_of
@@ -156,6 +156,7 @@ class Reader:
             has_moving_target=has_moving_target(first),
             unread=frozenset(self.step.float_paths)
             - {one.path for done in self.losses for one in done.loss.ancestors() if one.path is not None},
+            scaled=scaled_in_step(first),
         )
 
     def findings(self) -> list[Finding]:
