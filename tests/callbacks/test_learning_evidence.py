@@ -217,10 +217,10 @@ def test_no_rate_is_advised_where_adam_makes_the_loss_grow(tmp_path):
 
 def test_the_first_losses_and_the_constant_that_they_are_far_above(tmp_path):
     made = torch.Generator().manual_seed(1)
-    data = [(x, torch.randn(32, 2, generator=made)) for x, _ in classes(80)]
+    data = [(x, torch.randn(32, 2, generator=made)) for x, _ in classes(200)]
     net = sized(linear(8, 2))
     net[0].weight.data *= 30
-    model = Course(net, nn.functional.mse_loss, rate=1e-4)
+    model = Course(net, nn.functional.mse_loss, rate=1e-9)
     monitor = HealthMonitor(every_n_steps=EVERY, rules=["initial_loss", "unbounded_loss"])
     fit(tmp_path, model, data, monitor)
     told = numbers(
@@ -299,14 +299,12 @@ def test_how_far_steps_moved_the_weights_and_the_rate_at_which_they_move_less(tm
         *numbers("to about #, so that", verdict.advice),
     )
     course = [moved(model, step) for step in LOOKS]
-    large = [value for value in course if value > 0.1]
-    many = "up to " if len(large) > 1 else ""
     if course[-1] > 0.1:
         told = numbers("the update-to-weight ratio is #", verdict.evidence)
         assert told == [shortened(course[-1])]
     else:
-        told = numbers(f"the update-to-weight ratio was {many}#", verdict.evidence)
-        assert told == [shortened(max(large))]
+        largest, at = numbers("the update-to-weight ratio was # at step #", verdict.evidence)
+        assert (largest, at) == (shortened(max(course)), LOOKS[int(np.argmax(course))])
         now, step = numbers("1e-3 is usual), and # at step #", verdict.evidence)
         assert (now, step) == (shortened(course[-1]), 99)
     assert rate == 2.0
@@ -350,7 +348,7 @@ def test_how_far_a_loss_rose_in_the_first_steps_and_where_it_is(tmp_path):
     evidence = said(tmp_path, model, classes(), "update_too_large")
     told = numbers("; the loss rose from # to # in the first steps, and is # now", evidence)
     first, highest = model.losses[0], max(model.losses[:32])
-    assert told == [shortened(value, 3) for value in (first, highest, model.losses[-1])]
+    assert told == [shortened(value, 3) for value in (first, highest, np.median(model.losses[-16:]))]
 
 
 def test_how_far_a_layer_moves_that_moves_farther_than_all_others(tmp_path):

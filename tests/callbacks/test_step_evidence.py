@@ -254,5 +254,5 @@ def test_how_far_validation_is_from_training(tmp_path):
     assert training == shortened(rms(last[name]))
     assert (size, largest) == (float(f"{gaps[name]:.1f}"), float(f"{gaps[most]:.1f}"))
     assert usual == shortened(np.median([gap(last[name], look[name]) for look in looks]))
-    losses = numbers("the validation loss is #, and the training loss #", verdict.evidence)
+    losses = numbers("the logged validation loss is #, and the training loss #", verdict.evidence)
     assert losses == [shortened(np.mean(model.validated), 3), shortened(np.median(model.losses[-16:]), 3)]

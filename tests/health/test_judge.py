@@ -538,5 +538,5 @@ def test_a_note_that_was_an_alarm_says_so():
     assert {verdict.evidence for verdict in said[: first + 1]} == {"odd"}
     assert (said[-1].severity, said[-1].evidence) == (
         "note",
-        "odd (previously an alarm, but the loss is back well below its initial value, at 0.1)",
+        "odd (previously an alarm; the loss has fallen to 0.1 since)",
     )

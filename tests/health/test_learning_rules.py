@@ -428,7 +428,9 @@ def begun(start, constant, embedding=0.02):
     values = {
         ("table.weight", "parameter_before"): reading("table.weight", "parameter_before", [row(4, 0.0, embedding)])
     }
-    made = training(40, lambda step: values, losses=[start] * 40 if isinstance(start, float) else start, layers=layers)
+    made = training(
+        120, lambda step: values, losses=[start] * 120 if isinstance(start, float) else start, layers=layers
+    )
     run = seen(made, layers)
     run.facts = StepFacts(constant_loss=constant)
     return list(RULES["initial_loss"].judge(run))
@@ -442,7 +444,9 @@ def test_first_losses_far_above_that_of_a_constant_are_reported_with_the_embeddi
 
 
 @pytest.mark.parametrize(
-    ("start", "constant"), [(4.0, 1.0), (30.0, math.nan), ([1.2, *[30.0] * 39], 1.0)], ids=["usual", "unknown", "later"]
+    ("start", "constant"),
+    [(4.0, 1.0), (30.0, math.nan), ([1.2, *[30.0] * 119], 1.0)],
+    ids=["usual", "unknown", "later"],
 )
 def test_nothing_is_said_of_usual_first_losses_or_where_no_constant_is_known(start, constant):
     assert begun(start, constant) == []

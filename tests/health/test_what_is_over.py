@@ -49,7 +49,7 @@ def test_steps_that_were_too_large_for_a_while_are_over_though_the_harm_lasts():
     made = training(80, lambda step: moved(0.5 + step / 100 if 20 <= step < 30 else 0.01), losses=risen(80))
     since, until, evidence = said(TOO_LARGE, made)
     assert (since, until) == (20, 29)
-    assert "was up to 0.79" in evidence
+    assert "was 0.79 at step 29" in evidence
     assert "and 0.01 at step 79" in evidence
 
 

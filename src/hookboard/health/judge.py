@@ -76,6 +76,11 @@ class Case:
             self.is_alarm = is_alarm
         self.is_said = self.is_said or self.seen >= enough
 
+    @property
+    def is_event(self) -> bool:
+        """Whether it is of a single step; what has lasted for a while and is over is forgotten while the loss falls."""
+        return self.is_exact or self.finding.batch_idx is not None
+
     def verdict(self, rule: str, module: str, window: int, is_harmed: bool, is_well: bool = False) -> Verdict:
         """Return the verdict of this case; an alarm that is not hard becomes a note unless the loss `is_harmed`.
 
@@ -209,11 +214,12 @@ class Judge:
         return self._verdicts
 
     def _sorted(self) -> tuple[Verdict, ...]:
-        said = {**self._closed, **{key: case for key, case in self._open.items() if case.is_said}}
-        if not said:
-            return ()
         is_harmed = self._well < self.run.window and self.run.seen > 0
         is_well = self.run.losses.is_well and not is_harmed
+        over = {key: case for key, case in self._closed.items() if not is_well or case.is_alarm or case.is_event}
+        said = {**over, **{key: case for key, case in self._open.items() if case.is_said}}
+        if not said:
+            return ()
         cases = {case.verdict(*key, self.run.window, is_harmed, is_well): case for key, case in said.items()}
         whole = {self._waits(verdict, case): verdict for verdict, case in cases.items()}
         cases = {verdict: cases[whole[verdict]] for verdict in whole}
@@ -263,11 +269,7 @@ class Judge:
                 return replace(verdict, advice=advice)
         elif key in self._alarmed:
             level = self.run.losses.level()
-            why = (
-                f", but the loss is back well below its initial value, at {level:.3g}"
-                if self._well >= self.run.window
-                else ""
-            )
+            why = f"; the loss has fallen to {level:.3g} since" if self._well >= self.run.window else ""
             return _and_says(verdict, f"previously an alarm{why}")
         return verdict
 

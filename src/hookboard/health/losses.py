@@ -514,6 +514,7 @@ class LossCurve(LossHistory):
             return f"the loss rose from {self.best:.3g} to {self.level():.3g}"
         if self.is_stuck:
             where = "has stopped falling" if self.has_come_down else "is stuck"
+            where = "rose, and is stuck" if self.level() > self.first[0].value + self.noise else where
             return f"the loss was {self.first[0].value:.3g} at the first step and {where} at {self.level():.3g}"
         return ""
 

@@ -26,6 +26,7 @@ def headline(run: Run, verdicts: Sequence[Verdict]) -> str:
     counts = [(alarms, "alarm"), (len(verdicts) - alarms, "note")]
     # Of a run in which nothing was trained, as while a replay buffer fills, that would be a claim.
     nothing = "No problems found" if run.peak_rate or _has_moved(run) else "No weight has changed"
+    nothing = "No output was seen" if run.unseen and len(run.unseen) == len(run.layers) else nothing
     found = " and ".join(_many(count, noun) for count, noun in counts if count) or nothing
     times = "once" if run.seen == 1 else f"{run.seen} times"
     unseen = f"; {_many(len(run.unseen), 'more layer')} produced no output" if run.unseen else ""

@@ -104,8 +104,11 @@ def input_scale(done: TracedStep) -> Iterator[Finding]:
     Data in the batch are measured at each look instead.
     """
     for data in _inputs_of(done):
-        if data.is_usual or any(value.path in done.step.float_paths for value in data.value.ancestors()):
+        behind = list(data.value.ancestors())
+        if data.is_usual or any(value.path in done.step.float_paths for value in behind):
             continue
+        if any(value.op is not None and value.op.name in (*WEIGHING, "embedding") for value in behind):
+            continue  # within a second model
         advice = "check whether it is scaled down twice"
         if data.rms >= RMS_LARGE:
             advice = "scale it: subtract the mean of each column and divide by its standard deviation"
@@ -122,14 +125,15 @@ INPUT_SCALE = Rule("input_scale", input_scale, of="step")
 
 
 def scaled_in_step(done: TracedStep) -> frozenset[str]:
-    """Return the paths of tensors of the batch that weights take as usual numbers, or embeddings as codes."""
+    """Return the paths of tensors of the batch that no weights take as unusual numbers, or that embeddings take."""
     usual, unusual, codes = set[str | None](), set[str | None](), set[str | None]()
     for op in done.step.ops:
         if isinstance(op.seen, DataInput):
             (usual if op.seen.is_usual else unusual).update(one.path for one in op.seen.value.ancestors())
         elif op.name == "embedding" and op.inputs:
             codes.update(one.path for given in op.inputs for one in given.ancestors())
-    return frozenset(path for path in done.step.float_paths if path in codes | (usual - unusual))
+    is_known = bool(usual | unusual)
+    return frozenset(path for path in done.step.float_paths if path in codes or (is_known and path not in unusual))
 
 
 MIN_PADDED_SHARE, MIN_PADDED_ROWS = 0.2, 0.5
@@ -143,9 +147,9 @@ MIN_RUN = 2
 def padding(done: TracedStep) -> Iterator[Finding]:
     """Yield a note if a loss over sequences counts what pads them."""
     for call in losses_of(done):
-        if call.op.name not in ("cross_entropy", "nll_loss"):
+        if call.op.name not in ("cross_entropy", "nll_loss") or not call.counts_all:
             continue
-        rows = _rows_of(call) if call.counts_all and call.target.origin.path is not None else None
+        rows = _rows_of(call) if call.target.origin.path is not None else None
         if rows is None:  # labels that the step has made of the inputs, or moved
             told = token_rows_of(done, call)
             rows = None if told is None else told.tokens.masked_fill(~told.counts, call.ignored or 0)

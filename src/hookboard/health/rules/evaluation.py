@@ -111,7 +111,7 @@ def train_eval_gap(run: Run) -> Iterator[Finding]:
         begin = begin_of(comparison) if comparison.step >= STEPS_BEFORE_SETTLED else None
         found = [] if begin is None else [*found, begin]
     is_harmed = _is_validation_harmed(run)
-    if not found or is_harmed is False:
+    if not found or is_harmed is False or begin_of(run.comparisons[-1]) is None:
         return
     # The layer that was named first stays the one; its numbers are those of the latest evaluation.
     gaps, first = run.comparisons[-1].gaps, found[0]
@@ -124,7 +124,7 @@ def train_eval_gap(run: Run) -> Iterator[Finding]:
     )
     if is_harmed:
         evidence += (
-            f"; the validation loss is {run.evaluation_losses[-1].value:.3g}, and the training loss "
+            f"; the logged validation loss is {run.evaluation_losses[-1].value:.3g}, and the training loss "
             f"{run.losses.level():.3g}"
         )
     is_large, more, advice = _why(run, found)
@@ -147,20 +147,16 @@ def _why(run: Run, found: Sequence[Gap]) -> tuple[bool, str, str]:
         # Where the data differ, norms may hide it from later layers.
         moved = ", or the layer's weights have changed since" if first.layer.weights and run.has_blown_up else ""
         more = f"; the gap begins at the input, so the validation data or its handling differs{moved}"
-        advice = (
-            "check how both are preprocessed, including in training_step (each must be normalized exactly once), and "
-            "then the class balance"
-        )
+        advice = "check how both are preprocessed, including in training_step (each must be normalized exactly once)"
+        advice += ", and then the class balance" if run.losses.is_of_classifier else ""
         return min(gap.size for gap in found) > OTHER_DATA_GAP, more, advice
     if not may_differ(run, first):
-        more = (
-            "; this layer does in validation what it does in training, so the weights change fast or the data differs"
-        )
+        more = "; this layer behaves the same in both, so either the weights change quickly or the data differ"
         return False, more, data
     strange = _strange(list(run.comparisons)[-2:])
     more = f"; the running statistics of {strange} match none of the recent batches" if strange else ""
     if strange and _settle(run):
-        more += ", but they have come closer since the validation before"
+        more += ", but they have come closer since the previous validation"
     if strange is False:
         more = "; the running statistics match recent batches, so either they lag behind or the data differs"
     advice = (
@@ -219,7 +215,7 @@ def begin_of(comparison: StageComparison) -> Gap | None:
     if not any(is_clear):
         return None
     begin = is_clear.index(True)
-    while begin and gaps[begin - 1].size > GAP_BEGIN:
+    while begin and gaps[begin - 1].size > max(GAP_BEGIN, gaps[begin - 1].usual):
         begin -= 1
     return gaps[begin]
 

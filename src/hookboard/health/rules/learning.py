@@ -27,7 +27,6 @@ from hookboard.health.rules.shared import (
     are_targets_unscaled,
     clip_too,
     harm_of,
-    severity_of,
     to_stable_rate,
 )
 from hookboard.health.run import Run
@@ -377,9 +376,9 @@ EMBEDDING_RMS_LARGE = 0.5
 
 
 def initial_loss(run: Run) -> Iterator[Finding]:
-    """Report a first loss far above the loss of a constant answer: the model's outputs are too large."""
+    """Report a first loss far above the loss of a constant answer, where training has not made up for it."""
     losses = run.losses
-    if not losses.is_known or losses.first[0].step > 0 or are_targets_unscaled(run):
+    if not losses.is_harmed or not losses.is_known or losses.first[0].step > 0 or are_targets_unscaled(run):
         return
     reference, what = run.constant_loss, "the best constant prediction gives"
     if losses.is_of_classifier and losses.chance is not None:
@@ -406,7 +405,7 @@ def initial_loss(run: Run) -> Iterator[Finding]:
             "default std is 1"
         )
     evidence = f"the first loss was {loss:.3g}, while {what} {reference:.3g}{why}{harm_of(run)}"
-    yield Finding("", evidence, advice, severity_of(run), size=loss / reference, since=losses.first[0].step)
+    yield Finding("", evidence, advice, "alarm", size=loss / reference, since=losses.first[0].step)
 
 
 def _is_wide(weight: Reading | None) -> bool:

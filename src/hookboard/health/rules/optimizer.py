@@ -91,11 +91,12 @@ def _idle(run: Run, look: Look) -> list[Layer]:
 def _unused(run: Run, look: Look, idle: Sequence[Layer], severity: Severity) -> Finding:
     names = [name for layer in idle for name in stepped_weights(look, layer)]
     count = sum(bool(stepped_weights(look, layer)) for layer in run.layers)
+    through = ", other than through its targets" if run.facts.has_moving_target else ""
     evidence = (
-        f"other than through its targets, the loss of the first step does not change with the weights of {len(idle)} "
-        f"of {count} layers that an optimizer holds: {listed(names, 3)}"
+        f"in the first step, the weights of {len(idle)} of the {count} layers in an optimizer had no effect on the loss"
+        f"{through}: {listed(names, 3)}"
     )
-    advice = "use these layers, or ignore this if they are not needed here"
+    advice = "check whether they should have been used; if not, nothing needs to be done"
     module, is_hard = idle[0].name if len(idle) == 1 else "", severity == "alarm"
     return Finding(module, evidence, advice, severity, float(len(idle)), is_hard=is_hard)
 
@@ -289,8 +290,11 @@ that end at 0 get there in their last steps."""
 def _at_rest_since(run: Run) -> int | None:
     """Return the first look's step from which no weight of the model is different; None if one moved lately.
 
-    A model whose loss is 0 may rest, and so may one that has not moved yet, as in a warm-up.
+    A model whose loss is 0 may rest, and so may one that has not moved yet, as in a warm-up. While the loss is NaN, a
+    loop may step no more.
     """
+    if not run.losses.is_finite:
+        return None
     trained = [run.place(layer.name) for layer in run.layers if run.peak_rate.keys() & set(layer.weights)]
     sizes, steps = run.course("weight_rms")[trained], [*run.course_steps]
     if steps[-1] != run.now.step:
@@ -448,8 +452,9 @@ DECAY_SHARE_ALARM = 0.01
 """Weight decay that takes this share of a weight in each step, and outweighs the gradient, is an alarm whatever the
 loss does: in 100 steps it leaves a third of a weight (a choice)."""
 
-ADAMW_DECAY = 0.01
-"""AdamW's default `weight_decay`. Up to this, the learning rate that multiplies it is too high, not the decay."""
+USUAL_DECAY = 0.3
+"""The largest `weight_decay` that is usual with AdamW (ViT). Up to this, the learning rate that multiplies it is too
+high, not the decay."""
 
 
 def clipping(run: Run) -> Iterator[Finding]:
@@ -498,7 +503,7 @@ def weight_decay(run: Run) -> Iterator[Finding]:
         before, gradient = look.of(name, "parameter_before"), look.of(name, "parameter_grad")
         if held is None or stepped is None or before is None or gradient is None or not before.moments.rms > 0:
             continue
-        if held.decay <= ADAMW_DECAY and gets_zeros(look, layer):  # which is why decay alone moves it
+        if held.decay <= USUAL_DECAY and gets_zeros(look, layer):  # which is why decay alone moves it
             continue
         if held.is_decoupled:
             update = look.of(name, "parameter_update")
@@ -520,7 +525,7 @@ def _taken(run: Run, share: float, ratio: float) -> Iterator[Finding]:
         )
         decay = max(held.decay for held in run.facts.held_back.values())
         advice = "lower weight_decay; AdamW's default is 0.01"
-        if decay <= ADAMW_DECAY:  # what it takes is the rate times the decay
+        if decay <= USUAL_DECAY:  # what it takes is the rate times the decay
             scaled = f"is not high, but is scaled by the learning rate ({share / decay:.2g})"
             advice = f"lower the learning rate: weight_decay={decay:g} {scaled}"
         is_hard = share >= DECAY_SHARE_ALARM

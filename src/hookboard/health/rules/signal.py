@@ -205,7 +205,9 @@ VALUES_PER_UNIT_MIN = 8
 
 def _collapsed(run: Run) -> Iterator[Finding]:
     spread = run.recent("sample_spread")[:, -1]
-    seen = np.flatnonzero(np.isfinite(spread) & _are_comparable(run))
+    # The noise of a dropout is no difference between samples.
+    is_dropout = run.arrays.of_kind(frozenset({"dropout"}))
+    seen = np.flatnonzero(np.isfinite(spread) & _are_comparable(run) & ~is_dropout)
     if not len(seen):
         return
     # The answers are those of the last layer with weights: what softmax makes of them is near 1 / classes anyway.
@@ -238,7 +240,7 @@ def _collapsed(run: Run) -> Iterator[Finding]:
             yield Finding(run.layers[place].name, evidence, COLLAPSED_ADVICE, "note", size=float(spread[before]))
 
 
-COLLAPSED_ADVICE = "Check the input, weights and bias of this layer, because its output barely depends on its input."
+COLLAPSED_ADVICE = "Check the input and weights of this layer, because its output barely depends on its input."
 
 
 def _at_the_end(run: Run, layers: list[Layer], spreads: np.ndarray) -> Finding:
@@ -258,20 +260,23 @@ def _at_the_end(run: Run, layers: list[Layer], spreads: np.ndarray) -> Finding:
         f"the outputs of {layers[-1].name} differ between samples by only {spreads[-1]:.1g} of their RMS, but those of "
         f"{layers[top].name} differ by {spreads[top]:.2g}"
     )
+    before, lost = layers[top + worst], layers[top + worst + 1]
     if is_sudden:
-        evidence += f"; the difference is lost in this layer, whose outputs differ by {spreads[top + worst + 1]:.1g}"
+        where = "in this layer" if lost.weights else f"between {before.name} and this layer"
+        evidence += f"; the difference is lost {where}, whose outputs differ by {spreads[top + worst + 1]:.1g}"
     else:
         evidence += f"; the difference fades over {len(steps)} layers"
     # Numbers to be hit may differ by a thousandth of their size.
     is_classifier = run.losses.chance is not None
     is_hard = spreads[-1] < SPREAD_NONE or (spreads[-1] < SPREAD_ALARM and run.losses.is_known and is_classifier)
     severity: Severity = "alarm" if is_hard else severity_of(run)
-    name = layers[top + worst + 1].name if is_sudden else ""
+    name = lost.name if is_sudden else ""
     fading = (
         "Check for poor initialization and for missing normalization or residual connections; then lower the learning "
         "rate."
     )
-    advice = COLLAPSED_ADVICE if is_sudden else fading
+    between = f"Check what is computed between {before.name} and this layer."
+    advice = (COLLAPSED_ADVICE if lost.weights else between) if is_sudden else fading
     return Finding(name, f"{evidence}{harm_of(run)}.", advice, severity, size=float(-log[-1]))
 
 

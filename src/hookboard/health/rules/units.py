@@ -215,6 +215,8 @@ def _severity(run: Run, dead: Dead) -> Severity | None:
     if dead.share <= least or dead.dead < DEAD_UNITS_MIN or (dead.units < LAYER_UNITS_MIN and dead.share < 1):
         return None
     is_frozen = bool(dead.source.weights) and not dead.source.trainable
+    if run.losses.is_well and dead.share < DEAD_SHARE_CALLED and dead.at.kind != "dropout":
+        return None  # a rectifier is meant to be 0 for some
     is_harm = _is_gone(run, dead) or (dead.share >= DEAD_SHARE_ALARM_IF_HARMED and run.losses.is_harmed)
     return "alarm" if is_harm and not is_frozen else "note"
 

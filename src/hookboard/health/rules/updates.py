@@ -132,9 +132,11 @@ def _moves(
     if is_large[-1]:
         return f"{whose} is {moved[-1]:.2g}{among}", None
     large = np.flatnonzero(is_large)
-    most = f"{'up to ' if len(large) > 1 else ''}{moved[large].max():.2g}{among}"
-    until = int(steps[large[-1]])
-    return f"{whose} was {most}, and {moved[-1]:.2g} at step {steps[-1]}", until
+    worst, until = large[np.argmax(moved[large])], int(steps[large[-1]])
+    return (
+        f"{whose} was {moved[worst]:.2g} at step {steps[worst]}{among}, and {moved[-1]:.2g} at step {steps[-1]}",
+        until,
+    )
 
 
 def _jumped(run: Run, jump: RateJump) -> Finding:
@@ -153,12 +155,12 @@ def _large_model(run: Run, steps: np.ndarray, whole: np.ndarray, first: int) -> 
     among = f" (median over layers; {before})"
     moves, until = _moves(_the_ratio(run), among, steps, whole, whole > UPDATE_RATIO_LARGE)
     peak = max(run.peak_rate.values(), default=math.nan)
-    highest = f" ({peak:.2g} at its highest)" if peak > _rate(run) else ""
+    highest = f" ({peak:.2g} at its highest)" if f"{peak:.2g}" != f"{_rate(run):.2g}" and peak > _rate(run) else ""
     evidence = f"{moves}, at a learning rate of {_rate(run):.2g}{highest}{_leap(run) or harm_of(run)}"
     moved = float(whole[first])
     to = f" {_to(run, moved, UPDATE_RATIO_ADVISED, f'step {steps[first]}')}"
     to = to if moved > UPDATE_RATIO_ADVISED else ""
-    advice = f"lower the learning rate{to}, or clip gradients and warm it up from 0"
+    advice = f"lower the learning rate{to}"
     is_over = until is not None and run.losses.has_risen and run.losses.best_step > until
     severity: Severity = "note" if is_over or run.losses.is_well else "alarm"
     return Finding("", evidence, advice, severity, moved, int(steps[first]), until=until)
@@ -179,8 +181,9 @@ def _to(run: Run, moved: float, wanted: float, step: str = "that step") -> str:
 
 
 def _rate(run: Run) -> float:
-    """Return the largest learning rate in force; NaN if no optimizer stepped."""
-    return max((stepped.rate for stepped in run.now.stepped.values()), default=math.nan)
+    """Return the largest learning rate in force, or so far if no optimizer stepped; NaN if none ever did."""
+    rates = [stepped.rate for stepped in run.now.stepped.values()]
+    return max(rates or run.peak_rate.values(), default=math.nan)
 
 
 def _grown_model(run: Run, growth: float) -> Finding:
@@ -226,7 +229,7 @@ def _leap(run: Run) -> str:
     first = [loss.value for loss in run.losses.first if math.isfinite(loss.value)]
     if run.losses.is_harmed or len(first) < 2 or not max(first) > LOSS_LEAP_FACTOR * abs(first[0]):
         return ""
-    last = run.losses.recent[-1].value
+    last = run.losses.level()
     return f"; the loss rose from {first[0]:.3g} to {max(first):.3g} in the first steps, and is {last:.3g} now"
 
 
