@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookboard.base.ranks import local
-from hookboard.base.torch_private import can_be_read, computing_plainly, is_opaque, parameters_in
+from hookboard.base.torch_private import computing_plainly, is_opaque, parameters_in
 from hookboard.health import Finding, StepFacts
 from hookboard.model.layers import Flow
 from hookboard.tracing import handwritten
@@ -19,7 +18,7 @@ from hookboard.tracing.calls import Value
 from hookboard.tracing.cuts import CUT, zero_factor_of
 from hookboard.tracing.experts import ROUTING, note_choice, routers_of
 from hookboard.tracing.inputs import WEIGHING, note_embedding, note_input, note_mask
-from hookboard.tracing.ledger import kind_of, terms_of
+from hookboard.tracing.ledger import any_not_zero, kind_of, terms_of
 from hookboard.tracing.program import StepTrace
 from hookboard.tracing.rules import OBSERVERS, TracedStep, findings_of
 from hookboard.tracing.scaling import constant_loss
@@ -190,12 +189,6 @@ class Reader:
 def alarms_first(found: Iterable[Finding]) -> list[Finding]:
     """Return findings, alarms first; equal ones once."""
     return sorted(dict.fromkeys(found), key=lambda finding: finding.severity != "alarm")
-
-
-def any_not_zero(gradients: Iterable[Tensor | None]) -> bool:
-    """Return True if a gradient has an element other than 0, or cannot be read; None is no gradient."""
-    held = (local(one) for one in gradients if one is not None)
-    return any(not can_be_read(one) or bool(one.any()) for one in held)
 
 
 def _leaves_of(loss: Tensor) -> list[Tensor] | None:
