@@ -279,7 +279,10 @@ def _cause(origin: BadOperation) -> tuple[str, str]:
     if name in _LOGARITHMS and first is not None:
         least = -1 if name == "log1p" else 0
         low = _counted(int((first <= least).sum()), f"of its {first.numel()} inputs", f"{least} or less")
-        return low, f"Clamp its input above {least}."
+        advice = f"Clamp its input above {least}."
+        if not least and bool((first < 0).any()):
+            advice += " If it is given logits, apply softmax or sigmoid first, or use a loss that takes logits."
+        return low, advice
     if name in _ROOTS:  # of which only pow has saved its input
         low = "" if first is None else _counted(int((first <= 0).sum()), f"of its {first.numel()} inputs", "0 or less")
         return low, "Clamp its input above 0, or check the exponent."
