@@ -92,7 +92,8 @@ def test_layers_that_torch_runs_as_one_operation_are_not_counted_as_looked_at_an
     said = in_one_line(lines[-1])
     assert f"in 3 layers, measured 6 times from step 0 to 5; {len(below)} more layers produced no output." in said
     assert (
-        "No output was seen from teacher.**, because the module was not called (or its forward was called directly"
+        "In the measured steps, no output was seen from "
+        "teacher.**, because the module was not called (or its forward was called directly"
         in said
     )
     assert "torch ran the nn.TransformerEncoderLayer around it as one operation, as in evaluation)." in said
@@ -109,7 +110,9 @@ def test_a_layer_whose_weights_its_parent_uses_is_named_as_that_if_a_pattern_sel
     said = in_one_line(lines[-1])
     assert "in 2 layers, measured 6 times from step 0 to 5; 1 more layer produced no output." in said
     assert (
-        "No output was seen from net.attention.out_proj, because the module was not called, yet its parameters" in said
+        "In the measured steps, no output was seen from "
+        "net.attention.out_proj, because the module was not called, yet its parameters"
+        in said
     )
     assert "its parent uses the weights directly, as nn.MultiheadAttention does." in said
 

@@ -142,3 +142,198 @@ def test_an_optimizer_in_a_wrapper_that_has_no_hooks_is_watched():
     optimizer = Wrapper(torch.optim.Adam(model.parameters(), 1e-2))
     data = torch.randn(32, 8)
     assert alarms(verdicts_of(model, optimizer, lambda x, number: mse_loss(model(data), wanted), 100)) == []
+
+
+class ByHand(nn.Module):
+    """A layer whose weights its parent multiplies by, without a call of it."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.held, self.head = nn.Linear(8, 16), nn.Linear(16, 2)
+
+    def forward(self, x):
+        return self.head((x @ self.held.weight.T + self.held.bias).relu())
+
+
+def test_a_layer_whose_weights_its_parent_uses_is_not_said_to_stand_idle():
+    model = ByHand()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    assert verdicts_of(model, optimizer, lambda x, number: mse_loss(model(x), x[:, :2])) == ()
+
+
+class Descent:
+    """Steps by a rate of 0.1, as a tutorial writes it out."""
+
+    def __init__(self, model):
+        self.parameters = list(model.parameters())
+
+    def zero_grad(self):
+        for one in self.parameters:
+            one.grad = None
+
+    @torch.no_grad()
+    def step(self):
+        for one in self.parameters:
+            one -= 0.1 * one.grad
+
+
+def test_weights_that_are_updated_by_hand_are_not_said_to_be_untrained(capsys):
+    model, losses = net(), []
+    by_hand = Descent(model)
+    with watch(model, [], [monitor := HealthMonitor(every_n_steps=EVERY)]) as run:
+        for _ in range(80):
+            x = torch.randn(32, 8)
+            with run.step(x):
+                loss = mse_loss(model(x), x[:, :2])
+                by_hand.zero_grad()
+                loss.backward()
+                by_hand.step()
+            losses.append(loss.item())
+    assert losses[-1] < losses[0] / 2
+    assert alarms(monitor.verdicts) == []
+    assert "are trained" not in capsys.readouterr().err
+
+
+def test_norms_that_a_step_switches_before_and_after_their_use_are_judged_by_what_they_did(capsys):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 2))
+
+    def step(x, number):
+        model.train()
+        out = model(10 * x)
+        model.eval()
+        return mse_loss(out, x[:, :2])
+
+    said = {one.rule for one in verdicts_of(model, torch.optim.Adam(model.parameters(), 1e-2), step, 120)}
+    assert not said & {"eval_mode", "activation_scale"}
+
+
+def test_a_group_of_weights_whose_rate_is_0_at_first_is_a_note_while_the_loss_falls():
+    model = net()
+    groups = [{"params": model[0].parameters(), "lr": 0.0}, {"params": model[2].parameters()}]
+    optimizer = torch.optim.Adam(groups, 1e-2)
+
+    def step(x, number):
+        optimizer.param_groups[0]["lr"] = 1e-2 if number > 60 else 0.0
+        return mse_loss(model(x), x[:, :2])
+
+    assert alarms(verdicts_of(model, optimizer, step, 120)) == []
+
+
+def test_a_target_network_that_gets_a_gradient_and_is_copied_now_and_then():
+    both = nn.ModuleDict({"q": net(), "q_target": net()})
+    optimizer = torch.optim.Adam(both["q"].parameters(), 1e-2)
+
+    def step(x, number):
+        if number % 30 == 29:
+            both["q_target"].load_state_dict(both["q"].state_dict())
+        return mse_loss(both["q"](x), x[:, :2] + 0.1 * both["q_target"](x))
+
+    assert alarms(verdicts_of(both, optimizer, step, 120)) == []
+
+
+def test_a_weight_whose_gradient_is_assigned_is_not_said_to_be_cut_off():
+    model = net()
+    model.share = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    with watch(model, optimizer, [monitor := HealthMonitor(every_n_steps=EVERY)]) as run:
+        for _ in range(40):
+            x = torch.randn(32, 8)
+            with run.step(x):
+                each = (model(x) - x[:, :2]).square().mean(0)
+                optimizer.zero_grad()
+                (model.share.detach() * each).sum().backward()
+                model.share.grad = (model.share - 1 + each.detach()).detach()
+                optimizer.step()
+    assert "cut" not in {one.rule for one in monitor.verdicts}
+
+
+class Balanced(nn.Module):
+    """Tokens in, tokens out, and a number that weighs what padding does not hide."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.mix, self.head = nn.Embedding(12, 16), nn.GRU(16, 16, batch_first=True), nn.Linear(16, 12)
+
+    def forward(self, tokens, mask):
+        hidden, _ = self.mix(self.embed(tokens) * mask[..., None])
+        logits = self.head(hidden)
+        weighed = logits.softmax(-1) * mask[..., None]
+        return logits, weighed.sum((0, 1)).square().sum() / mask.sum() ** 2
+
+
+def test_a_mask_that_weighs_an_output_is_no_target():
+    model = Balanced()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    with watch(model, optimizer, [monitor := HealthMonitor(every_n_steps=EVERY)]) as run:
+        for _ in range(40):
+            start, mask = torch.randint(12, (16, 1)), torch.ones(16, 9, dtype=torch.long)
+            mask[:4, 6:] = 0
+            tokens = (start + torch.arange(9)) % 12
+            with run.step((tokens, mask)):
+                logits, balance = model(tokens, mask)
+                targets = tokens.masked_fill(mask == 0, -100)
+                loss = nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), targets[:, 1:].flatten()) + balance
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+    assert alarms(monitor.verdicts) == []
+
+
+def test_a_model_whose_layers_are_called_without_their_modules_is_watched_as_a_whole():
+    class Ensemble(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.stack = nn.Module()
+            self.stack.weight = nn.Parameter(torch.randn(3, 2, 8) / 3)
+
+        def forward(self, x):
+            return torch.einsum("eoi,bi->ebo", self.stack.weight, x).mean(0)
+
+    model = Ensemble()
+    optimizer = torch.optim.Adam(model.parameters(), 100.0)
+    with watch(model, optimizer, [monitor := HealthMonitor(every_n_steps=EVERY)]) as run:
+        for _ in range(60):
+            x = torch.randn(32, 8)
+            with run.step(x):
+                loss = mse_loss(model(x), x[:, :2])
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+    assert "update_too_large" in {one.rule for one in monitor.verdicts}
+
+
+class Scaling(nn.Module):
+    """Divides each series by its mean; or takes its first columns as numbers of things."""
+
+    def __init__(self, of_codes):
+        super().__init__()
+        torch.manual_seed(0)
+        self.of_codes, self.embed, self.body = of_codes, nn.Embedding(80, 8), net()
+
+    def forward(self, x):
+        if self.of_codes:
+            return self.body(self.embed(x[:, 0].long()))
+        return self.body(x / x.mean(1, keepdim=True) - 1)
+
+
+@pytest.mark.parametrize("of_codes", [True, False])
+def test_large_numbers_that_the_model_scales_or_takes_as_codes(of_codes):
+    model, losses = Scaling(of_codes), []
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    with watch(model, optimizer, [monitor := HealthMonitor(every_n_steps=EVERY)]) as run:
+        for _ in range(80):
+            codes = torch.randint(80, (32, 8)).float()
+            x = codes if of_codes else 300 + 100 * torch.randn(32, 8)
+            wanted = (codes[:, :1] / 40 - 1) if of_codes else x[:, :2] / x.mean(1, keepdim=True) - 1
+            with run.step((x, wanted)):
+                loss = mse_loss(model(x), wanted.expand(32, 2))
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+            losses.append(loss.item())
+    assert losses[-1] < losses[0] / 2
+    assert "input_scale" not in {one.rule for one in monitor.verdicts}

@@ -77,12 +77,12 @@ def test_a_column_that_never_changes_is_worth_a_note_and_no_more():
     assert "1 of 7 columns of the input never changes: column 6 is always -0.42" in finding.evidence
 
 
-def entrance(rms, gives, losses=harmed, kind="linear", spread=1.0):
+def entrance(rms, gives, losses=harmed, kind="linear"):
     """A first layer with weights of a gain of 1, which is given an input of this RMS."""
     layer = Layer("fc", "Linear", kind, ("fc.weight",), frozenset({"fc.weight"}), {"fc.weight": (8, 4)})
     read = [
         batch([row(100, 0.0, rms) for _ in range(3)]),
-        outputs("fc", [row(100, gives * (1 - spread), gives * spread) for _ in range(8)]),
+        outputs("fc", [row(100, 0.0, gives) for _ in range(8)]),
         reading("fc.weight", "parameter", [row(4, 0.0, 0.5) for _ in range(8)]),
     ]
     run = run_of([layer], lambda n: read, losses=losses)
@@ -94,16 +94,11 @@ def test_an_input_that_a_norm_takes_first_is_well():
     assert entrance(rms=200, gives=1, kind="norm") == []
 
 
-def test_an_input_that_the_model_scales_itself_is_healthy():
-    assert entrance(rms=200, gives=1) == []
-    assert entrance(rms=1e-3, gives=1) == []
-    assert entrance(rms=1e-3, gives=1, spread=1e-3) == ["alarm"]  # what it gives is its bias
-
-
-@pytest.mark.parametrize(("unread", "fires"), [({"0"}, False), ({"1"}, True)])
-def test_a_tensor_of_the_batch_that_the_loss_does_not_depend_on_may_have_any_scale(unread, fires):
+@pytest.mark.parametrize("what", ["unread", "scaled"])
+@pytest.mark.parametrize(("which", "fires"), [({"0"}, False), ({"1"}, True)])
+def test_a_tensor_that_the_loss_does_not_need_or_the_model_scales_may_have_any_scale(what, which, fires):
     run = run_of([linear("fc")], lambda n: [batch([row(100, 0.0, 300.0)] * 3)], losses=harmed)
-    run.facts = StepFacts(unread=unread)
+    run.facts = StepFacts(**{what: which})
     assert bool(findings(INPUT_SCALE, run)) is fires
 
 

@@ -447,6 +447,17 @@ def test_an_alarm_in_the_code_of_the_step_stands_whatever_the_loss_does_and_foll
     assert [(finding.is_hard, finding.is_root) for finding in kept] == [(True, True), (True, False), (False, False)]
 
 
+@pytest.mark.parametrize(("may_be_meant", "severity"), [(True, "note"), (False, "alarm")])
+@pytest.mark.parametrize("falls", [True, False])
+def test_what_may_be_meant_in_the_code_of_the_step_is_a_note_while_the_loss_falls(may_be_meant, severity, falls):
+    judge = Judge([Rule("odd", None, of="step")], LAYERS, WINDOW)
+    odd = Finding("fc0", "odd", "look", "alarm", is_hard=False if may_be_meant else None, rule="odd")
+    for step in range(9, 200, 10):
+        level = 2.0 - step / 150 if falls else 2.0
+        judge.see(looks.look(step, [], [level] * 10), StepFacts(findings=[odd]))
+    assert [verdict.severity for verdict in judge.verdicts] == [severity if falls else "alarm"]
+
+
 def test_verdicts_are_made_anew_after_an_evaluation():
     judge = judged(asked_at("both", "evaluation", [], 19))
     before = judge.verdicts

@@ -205,6 +205,7 @@ def test_the_table_says_all_of_a_verdict_and_where_to_look():
 def test_names_and_sentences_cannot_break_the_table():
     wild = "a|b<i>`c`\n\n| d | e |\n---\n" * 3
     judge = trained(3)
+    judge.run.peak_rate = {"net.0.weight": 0.1}
     rows = [Verdict("note", "mine", wild, 3, 9, wild, wild), Verdict("note", "spike", "", 4, 4, "a", "b", batch_idx=7)]
     lines = table_of(judge.run, rows).text.splitlines()
     assert [line.count("|") for line in lines] == [0, 0, 0, 0, 5, 5, 5, 5, 0, 0]
@@ -236,16 +237,28 @@ def test_what_each_rule_points_at_is_written_by_the_page():
 
 
 def test_a_healthy_run_has_a_verdict_too():
-    table = table_of(trained(62, sick="").run, [], every_n_steps=10)
+    run = trained(62, sick="").run
+    run.peak_rate = {"net.0.weight": 0.1}
+    table = table_of(run, [], every_n_steps=10)
     first, what, last = table.text.split("\n\n")
-    assert what == "0 of the 62 layers with weights are trained."
+    assert what == "The optimizers step 1 of the 62 layers with weights."
     assert first == table.rows[0][0] == "No problems found in 62 layers, measured 30 times from step 0 to 290."
     assert last.startswith("Measured 62 layers at 30 steps from 0 to 290, every 10th step. ")
 
 
-def test_a_run_without_an_alarm_says_how_much_is_trained_unless_all_is():
+def test_of_a_run_in_which_no_weight_has_changed_it_is_not_said_that_it_has_no_problems():
+    readings = [reading("net.0", "output", [row()]), reading("net.0.weight", "parameter", [row()])]
+    judge = Judge([], layers(Layer("net.0", "Linear", "linear", ("net.0.weight",))), window=3)
+    for step in range(5):
+        judge.see(look(step, readings))
+    assert headline(judge.run, []).startswith("No weight has changed in 1 layer, measured 5 times")
+
+
+def test_a_run_without_an_alarm_says_how_much_is_trained_unless_all_is_or_nothing():
     judge = trained(4, sick="")
-    some = "0 of the 4 layers with weights are trained."
+    assert caveat(judge.run, []) == ""
+    judge.run.peak_rate = {"net.0.weight": 0.1}
+    some = "The optimizers step 1 of the 4 layers with weights."
     assert caveat(judge.run, []) == caveat(judge.run, [replace(ALARM, severity="note")]) == some
     assert closing(judge.run, [])[1].strip() == some
     judge.run.peak_rate = {f"net.{i}.weight": 0.1 for i in range(4)}

@@ -254,6 +254,16 @@ def test_many_samples_of_one_class_of_several_are_an_alarm(samples, classes, sev
     assert (found.rule, found.severity) == ("targets", severity)
 
 
+def test_targets_out_of_reach_are_an_alarm_if_they_cost_a_share_of_the_variance():
+    model = nn.Sequential(nn.Linear(4, 1), nn.ReLU())
+    for least, severity in ((-0.05, "note"), (-3.0, "alarm")):  # noise around 0, or values that are below it
+        target = torch.linspace(least, 8.0, 100)[:, None]
+        (found,) = audit(model, (torch.randn(100, 4), target), lambda batch: mse_loss(model(batch[0]), batch[1]))
+        unreachable = int((target < -1e-3).sum())
+        assert (found.rule, found.severity) == ("output_range", severity)
+        assert f"so {unreachable} of 100 cannot be reached" in found.evidence
+
+
 def test_a_sequence_of_one_class_is_a_note():
     model, batch = net(), (torch.randn(8, 8, 4), torch.ones(8, 8, dtype=torch.long))
     (found,) = audit(model, batch, lambda batch: cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten()))
@@ -358,6 +368,7 @@ def test_a_dropout_that_leaves_next_to_nothing_is_an_alarm_as_module_and_as_func
     for one in found:
         assert f"drops {p:.0%} of the values, and scales the rest by {1 / (1 - p):.3g}" in one.evidence
         assert one.advice == f"set p={1 - p:.2g}, or at most 0.5"
+        assert one.is_hard is False  # inputs are masked by as much on purpose
 
 
 def test_no_grad_that_leaves_parameters_without_gradient_is_named():

@@ -27,11 +27,6 @@ WINDOWS_ALWAYS_ASKED = 4
 and quickly (a choice)."""
 
 
-MAY_BE_MEANT = frozenset({"eval_mode", "loss_scale", "not_in_optimizer"})
-"""Rules about the code of the step that see what may be meant, as a network that only the loss uses: while the loss
-falls their alarms are notes."""
-
-
 @kept
 @dataclass
 class Case:
@@ -305,9 +300,7 @@ class Judge:
         seen: set[Key] = set()
         of_step: dict[str, list[Finding]] = {}
         for finding in self.run.facts.findings:
-            certain = finding.as_certain()
-            certain = replace(certain, is_hard=False) if finding.rule in MAY_BE_MEANT else certain
-            of_step.setdefault(finding.rule, []).append(certain)
+            of_step.setdefault(finding.rule, []).append(finding.as_certain())
         for rule in rules:
             findings = of_step.get(rule.name, []) if rule.of == "step" else self._findings_of(rule)
             if findings and (exact := self._of_event(rule.name, findings[0], step)) is not None:

@@ -4,6 +4,8 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
 from hookboard.base.rule_texts import more_on
 from hookboard.health.folding import folded_verdicts
 from hookboard.health.rule import Verdict
@@ -22,7 +24,9 @@ def headline(run: Run, verdicts: Sequence[Verdict]) -> str:
     """Return one sentence with the numbers of alarms and notes, layers and looks, and what makes these say little."""
     alarms = sum(verdict.severity == "alarm" for verdict in verdicts)
     counts = [(alarms, "alarm"), (len(verdicts) - alarms, "note")]
-    found = " and ".join(_many(count, noun) for count, noun in counts if count) or "No problems found"
+    # Of a run in which nothing was trained, as while a replay buffer fills, that would be a claim.
+    nothing = "No problems found" if run.peak_rate or _has_moved(run) else "No weight has changed"
+    found = " and ".join(_many(count, noun) for count, noun in counts if count) or nothing
     times = "once" if run.seen == 1 else f"{run.seen} times"
     unseen = f"; {_many(len(run.unseen), 'more layer')} produced no output" if run.unseen else ""
     if run.seen < run.window:
@@ -36,11 +40,16 @@ def headline(run: Run, verdicts: Sequence[Verdict]) -> str:
     return f"{found} in {_layers(run)}, measured {times} from step {_ends(run)}{lost}{unseen}."
 
 
+def _has_moved(run: Run) -> bool:
+    sizes = run.course("weight_rms")
+    return bool((np.diff(sizes) != 0).any())  # also where none was measured
+
+
 def caveat(run: Run, verdicts: Sequence[Verdict]) -> str:
     """Return what to keep in mind when reading the verdicts.
 
     With alarms: to fix these before the notes; "" if every note follows from another verdict. Without alarms: how many
-    of the layers with weights are trained; "" if all are, or while there were fewer looks than the window.
+    of the layers with weights are stepped; "" if all or none are, or while there were fewer looks than the window.
     """
     if any(verdict.severity == "alarm" for verdict in verdicts):
         has_notes = any(verdict.severity == "note" and verdict.follows_from is None for verdict in verdicts)
@@ -49,8 +58,7 @@ def caveat(run: Run, verdicts: Sequence[Verdict]) -> str:
         return ""
     own = [layer for layer in run.layers if layer.weights]
     trained = sum(any(name in run.peak_rate for name in layer.weights) for layer in own)
-    verb = "is" if trained == 1 else "are"
-    return f"{trained} of the {len(own)} layers with weights {verb} trained." if trained < len(own) else ""
+    return f"The optimizers step {trained} of the {len(own)} layers with weights." if 0 < trained < len(own) else ""
 
 
 def closing(run: Run, verdicts: Sequence[Verdict], places: Sequence[str] | None = ()) -> list[str]:
@@ -120,7 +128,7 @@ def left_out(run: Run) -> str:
     parts = (
         f"{folded(_parents(names, among), among)}{cause and ', because '}{cause}" for cause, names in causes.items()
     )
-    silent = f" No output was seen from {'; from '.join(parts)}."
+    silent = f" In the measured steps, no output was seen from {'; from '.join(parts)}."
     ignored = run.facts.supervised and f" {run.facts.supervised}"
     return ignored + (sampled if wide else "") + (silent if causes else "")
 

@@ -132,8 +132,9 @@ class Finding:
         batch_idx: the index of the batch, for what happens in a single step.
         is_root: True if it cannot follow from another fault, such as a layer that is in no optimizer. Default: True
             for an alarm about the code of the step, otherwise False.
-        is_hard: True if it is an alarm regardless of the loss, as all alarms about the code of the step are. Otherwise,
-            an alarm that is raised while the loss shows harm becomes a note once the loss has recovered.
+        is_hard: True if it is an alarm regardless of the loss. Otherwise, what may be meant, as a network that only the
+            loss uses, is a note while the loss falls. Default: True for an alarm about the code of the step, otherwise
+            False.
         rule: the name of the rule. Default: the rule that yields the finding.
         rows: the rows of that batch that are at fault, where they are known.
         is_lasting: True if the rule itself knows that it has lasted for many steps (from the losses, for example), so
@@ -148,7 +149,7 @@ class Finding:
     since: int | None = None
     batch_idx: int | None = None
     is_root: bool | None = None
-    is_hard: bool = False
+    is_hard: bool | None = None
     until: int | None = None
     rule: str = ""
     rows: tuple[int, ...] = ()
@@ -163,13 +164,14 @@ class Finding:
         check_whole("batch_idx", self.batch_idx, 0, otherwise="")
         if not isinstance(self.rows, tuple) or not all(type(row) is int and row >= 0 for row in self.rows):
             raise wrong("rows", self.rows, "a tuple of row indices")
-        is_root = False if self.is_root is None else self.is_root
-        check_switches(is_root=is_root, is_hard=self.is_hard, is_lasting=self.is_lasting)
+        given = {"is_root": self.is_root, "is_hard": self.is_hard, "is_lasting": self.is_lasting}
+        check_switches(**{name: one for name, one in given.items() if one is not None})
 
     def as_certain(self) -> "Finding":
-        """Return a finding in the code as it is judged: an alarm stands regardless of the loss, and is a root."""
+        """Return a finding in the code as it is judged, where the rule does not say otherwise: an alarm is proven."""
         is_alarm = self.severity == "alarm"
-        return replace(self, is_hard=is_alarm, is_root=is_alarm if self.is_root is None else self.is_root)
+        is_hard, is_root = (is_alarm if told is None else told for told in (self.is_hard, self.is_root))
+        return replace(self, is_hard=is_hard and is_alarm, is_root=is_root)
 
     def __str__(self) -> str:
         """Return all of it in words.

@@ -77,6 +77,7 @@ class StepFacts(NamedTuple):
         idle: names of trainable weights that the losses of the first step do not depend on.
         has_moving_target: whether the model computes the targets too, as a target network does.
         unread: the paths of the tensors of the batch that no loss of the first step depends on.
+        scaled: the paths of those that the first step's weights take as usual numbers, or embeddings as codes.
     """
 
     flow: Flow = Flow()
@@ -93,6 +94,7 @@ class StepFacts(NamedTuple):
     idle: Set[str] = frozenset()
     has_moving_target: bool = False
     unread: Set[str] = frozenset()
+    scaled: Set[str] = frozenset()
 
 
 class Run:

@@ -86,7 +86,7 @@ def _is_straight_through(value: Value, takers: Mapping[Value, list[Op]]) -> bool
 def _term_without_gradient(done: TracedStep, takers: Mapping[Value, list[Op]]) -> Iterator[Finding]:
     """Yield an alarm for a term of the loss that comes from the parameters and passes them no gradient."""
     for term in terms_of(done.loss):
-        if term.requires_grad or not term.of_parameters or term in done.still or _is_straight_through(term, takers):
+        if term.requires_grad or not term.of_parameters or _is_straight_through(term, takers):
             continue
         before = (value.op for value in term.ancestors() if value.op is not None and not value.requires_grad)
         op = next((op for op in before if any(given.requires_grad for given in op.inputs)), None)
@@ -99,7 +99,7 @@ def _term_without_gradient(done: TracedStep, takers: Mapping[Value, list[Op]]) -
                 "alarm",
             )
             return
-        if op is None or op.name in _CREATING:
+        if op is None or op.name in _CREATING or term in done.still:
             continue
         yield _without_gradient(op)
         return

@@ -69,6 +69,16 @@ class DataInput(NamedTuple):
     value: Value
     tensor: Tensor
 
+    @property
+    def rms(self) -> float:
+        """Its root mean square."""
+        return float(self.tensor.double().square().mean().sqrt()) if self.tensor.numel() else 0.0
+
+    @property
+    def is_usual(self) -> bool:
+        """Whether weights of a usual initialization can take it."""
+        return RMS_SMALL < self.rms < RMS_LARGE or self.rms == 0 or not math.isfinite(self.rms)
+
 
 def note_input(op: Op, given: Mapping[str, Tensor], results: Sequence[Tensor]) -> DataInput | None:
     """Return the first argument of the call if it is floating-point and no parameter had a part in it; else None."""
@@ -94,23 +104,32 @@ def input_scale(done: TracedStep) -> Iterator[Finding]:
     Data in the batch are measured at each look instead.
     """
     for data in _inputs_of(done):
-        rms = float(data.tensor.double().square().mean().sqrt()) if data.tensor.numel() else 0.0
-        is_usual = RMS_SMALL < rms < RMS_LARGE or rms == 0 or not math.isfinite(rms)
-        if is_usual or any(value.path in done.step.float_paths for value in data.value.ancestors()):
+        if data.is_usual or any(value.path in done.step.float_paths for value in data.value.ancestors()):
             continue
         advice = "check whether it is scaled down twice"
-        if rms >= RMS_LARGE:
+        if data.rms >= RMS_LARGE:
             advice = "scale it: subtract the mean of each column and divide by its standard deviation"
         yield Finding(
             data.op.place.module,
             f"the data entering the model in {data.op.name} {data.op.place} has values {in_numbers(data.tensor)}, with "
-            f"an RMS of {rms:.3g}; about 1 is usual",
+            f"an RMS of {data.rms:.3g}; about 1 is usual",
             advice,
         )
         return
 
 
 INPUT_SCALE = Rule("input_scale", input_scale, of="step")
+
+
+def scaled_in_step(done: TracedStep) -> frozenset[str]:
+    """Return the paths of tensors of the batch that weights take as usual numbers, or embeddings as codes."""
+    usual, unusual, codes = set[str | None](), set[str | None](), set[str | None]()
+    for op in done.step.ops:
+        if isinstance(op.seen, DataInput):
+            (usual if op.seen.is_usual else unusual).update(one.path for one in op.seen.value.ancestors())
+        elif op.name == "embedding" and op.inputs:
+            codes.update(one.path for given in op.inputs for one in given.ancestors())
+    return frozenset(path for path in done.step.float_paths if path in codes | (usual - unusual))
 
 
 MIN_PADDED_SHARE, MIN_PADDED_ROWS = 0.2, 0.5

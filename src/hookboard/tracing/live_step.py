@@ -207,8 +207,6 @@ class LiveStep:
                 for one in [] if self._loop.is_rank_zero else unused:  # other ranks have nobody to judge it
                     warn(str(one))
                 facts, reached = self._facts._replace(idle=reader.idle()), set(reader.reached)
-                if self._ledger is not None and self._ledger.stepped:  # with gradients that were assigned
-                    reached |= self._ledger.stepped
                 self._say_opaque(reader)
         except Exception as error:  # what is known of the optimizers is still worth saying
             self._say_not_read(error)
@@ -222,6 +220,7 @@ class LiveStep:
         if self._ledger is not None and not reader.step.compiled_calls:  # of which one may be an optimizer's step
             self._ledger.settle(reader.step.ops)
             self._findings += self._ledger.findings()
+        reader.reached |= set() if self._ledger is None else self._ledger.stepped or set()  # by assigned gradients
         unused = reader.unused()
         return unused, alarms_first([*unused, *self._findings, *reader.cuts()])
 

@@ -102,6 +102,7 @@ def _not_in_optimizer(
             f"the optimizers hold {len(held)} tensors, and none of them is a parameter of the model",
             "pass the optimizer the parameters of the model being trained, not those of an earlier copy",
             "alarm",
+            is_hard=False,
             rule="not_in_optimizer",
         )
         return
@@ -119,8 +120,8 @@ def _not_in_optimizer(
         return
     yield Finding(
         "",
-        f"{len(left_out)} of {len(trained)} trainable parameters that get a gradient are not in any optimizer, so they "
-        f"do not change: {listed(left_out, 3)}",
+        f"{len(left_out)} of {len(trained)} trainable parameters that get a gradient are not in any optimizer: "
+        f"{listed(left_out, 3)}",
         "pass them to the optimizer, or freeze them with requires_grad=False",
         rule="not_in_optimizer",
     )
@@ -151,6 +152,7 @@ class Unfrozen:
                 f"no optimizer updates {were} frozen at first and now {get} a gradient: {listed(left, 3)}",
                 "pass them to the optimizer with add_param_group, or all parameters from the beginning",
                 "alarm",
+                is_hard=False,
                 rule="not_in_optimizer",
             )
         ]
@@ -219,6 +221,7 @@ def _not_in_model(left: Sequence[Outsider], *, may_be_meant: bool) -> Iterator[F
         + ", so that the model registers their parameters; ignore this if they should stay fixed, like a network used "
         "only in the loss",
         "alarm" if (fresh or is_open) and not may_be_meant else "note",
+        is_hard=False,
         rule="not_in_optimizer",
     )
 

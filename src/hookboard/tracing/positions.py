@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hookboard.health import Finding
 from hookboard.tracing.calls import Op, Value, loss_part
+from hookboard.tracing.ledger import WEIGHING
 from hookboard.tracing.rules import TracedStep
 from hookboard.tracing.tape import CannotReplayError, Tape, moves
 
@@ -76,7 +77,12 @@ class Ahead(NamedTuple):
 
 
 def ahead_of(done: TracedStep, meeting: Meeting) -> Iterator[Ahead]:
-    """Yield where the targets of a meeting are the inputs of later positions, or of the same."""
+    """Yield where the targets of a meeting are the inputs of later positions, or of the same.
+
+    Not where an output is only multiplied: by a mask, which may be an input as well.
+    """
+    if meeting.op.name in WEIGHING:
+        return
     output, target = meeting.output, meeting.target
     sources = [value for value in output.ancestors() if value.path is not None and value.op is None]
     sources = [value for value in sources if len(value.shape) > 1 and value.shape[1] >= MIN_POSITIONS]

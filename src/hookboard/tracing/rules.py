@@ -42,6 +42,9 @@ ROUNDING = 1e-3
 SUM_DEVIATION = 0.1
 """How far the sum of probabilities may be from 1: half precision rounds (a choice)."""
 
+OUT_OF_REACH_SHARE = 0.01
+"""Targets out of reach are an alarm if they cost at least this share of the targets' variance (a choice)."""
+
 UNSCALED_TARGETS = 10
 """Targets of a regression with a larger mean or standard deviation are a note: most initializations give outputs of
 about 1 (a choice)."""
@@ -412,14 +415,17 @@ def output_range(done: TracedStep) -> Iterator[Finding]:
         if limits is None or call.op.name not in REGRESSION | {"binary_cross_entropy", "sub", "rsub"}:
             continue
         wanted = call.wanted.detach().double()
-        outside = int(((wanted < limits[0] - ROUNDING) | (wanted > limits[1] + ROUNDING)).sum())
+        beyond = (wanted - wanted.clamp(*limits)).abs()
+        outside = int((beyond > ROUNDING).sum())
+        # Noise around the end of a range is beyond it as well.
+        is_harmful = wanted.numel() > 1 and bool(beyond.square().mean() > OUT_OF_REACH_SHARE * wanted.var())
         if outside:
             yield Finding(
                 _module_of(call.output),
                 f"{_origin(call.output)} outputs values {_interval(limits)}, but the targets {call.op.place} are "
                 f"{in_numbers(wanted)}, so {outside:,} of {wanted.numel():,} cannot be reached",
                 f"remove the {call.output.made_by}, or scale the targets into its range",
-                "alarm" if outside > wanted.numel() / 100 else "note",
+                "alarm" if is_harmful else "note",
             )
 
 
@@ -518,6 +524,7 @@ def _all_the_same(call: LossCall) -> Iterator[Finding]:
         f"{which} {place} are {float(counted[0]):g}" + (f", one of {classes} classes" if classes else ""),
         "check the labels of the data set, whether it is shuffled, and the sampler's weights",
         "alarm" if classes > 2 and is_each else "note",
+        is_hard=False,  # data sorted by class can be meant
     )
 
 

@@ -1,16 +1,15 @@
 """`input_scale`: the range of the data that the model is given."""
 
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 
 from hookboard.health.rule import Finding, Rule, Severity
-from hookboard.health.rules.shared import are_targets_unscaled, counted, harm_of, severity_of, weight_gain
+from hookboard.health.rules.shared import are_targets_unscaled, counted, harm_of, severity_of
 from hookboard.health.run import Run
 from hookboard.measure import FIELDS, Reading, channel_stride
-from hookboard.model.layers import NORM_KINDS, Layer
+from hookboard.model.layers import NORM_KINDS
 from hookboard.model.sites import Site
 
 _COUNT, _MEAN, _DEVIATION, _MIN, _MAX = map(FIELDS.index, ("count", "mean", "deviation", "min", "max"))
@@ -27,10 +26,6 @@ INPUT_VARIATION_MIN = 0.05
 
 WILD_COLUMN_FACTOR = 30.0
 """A column is wild if its RMS is this many times that of the median column (a choice: features in other units)."""
-
-SCALED_INSIDE_SHARE = 0.1
-"""The model scales a large input itself if the first layer's output is below this share of what its weights and the
-input give, and a small input if that is below this share of the output (a choice)."""
 
 WILD_COLUMN_DEVIATIONS = 5.0
 """A wild column must also lie this many robust standard deviations away, in log RMS (a choice)."""
@@ -132,7 +127,8 @@ def _range(run: Run, site: Site, reading: Reading) -> Said | None:
     rms, deviation = reading.moments.rms, reading.moments.deviation
     span = f"{reading.moments.min:.3g} to {reading.moments.max:.3g}"
     is_faint = 0 < deviation < INPUT_VARIATION_MIN * abs(reading.moments.mean) and not _columns_differ(reading)
-    if not (rms >= INPUT_RMS_LARGE or 0 < rms <= INPUT_RMS_SMALL or is_faint) or _is_scaled_inside(run, reading):
+    is_usual = INPUT_RMS_SMALL < rms < INPUT_RMS_LARGE or not rms or site.index in run.facts.scaled
+    if (is_usual and not is_faint) or _begins_with_norm(run):
         return None
     severity = severity_of(run)
     if rms >= INPUT_RMS_LARGE:
@@ -147,31 +143,9 @@ def _range(run: Run, site: Site, reading: Reading) -> Said | None:
     return evidence, "Check whether the input is normalized twice, or subtract its mean.", severity, 2.0
 
 
-def _entrance(run: Run) -> Layer | None:
-    """Return the first layer with weights whose output was measured; None if there is none."""
-    return next((layer for layer in run.layers if layer.weights and run.now.of(layer.name, "output")), None)
-
-
-def _is_scaled_inside(run: Run, reading: Reading) -> bool:
-    """Return True if the model begins with a norm, or seems to scale the input before its first layer.
-
-    Then the output of that layer is far smaller than its weights and a large input suggest, or, for a small input, far
-    larger.
-    """
-    first = _entrance(run)
-    if first is not None and first.kind in NORM_KINDS:
-        return True
-    output = None if first is None else run.now.of(first.name, "output")
-    gains = [] if first is None else [weight_gain(run.now, first, name) for name in first.weights]
-    gain = next((gain for gain in gains if not math.isnan(gain)), math.nan)
-    if first is None or output is None or first.kind not in ("linear", "conv") or math.isnan(gain):
-        return False
-    expected = reading.moments.rms * 10**gain
-    if reading.moments.rms > 1:
-        return output.moments.rms < SCALED_INSIDE_SHARE * expected
-    # A bias hides what a small input does, unless the samples differ.
-    spread = run.recent("sample_spread")[run.place(first.name), -1]
-    return bool(spread * output.moments.rms > expected / SCALED_INSIDE_SHARE)
+def _begins_with_norm(run: Run) -> bool:
+    first = next((layer for layer in run.layers if layer.weights and run.now.of(layer.name, "output")), None)
+    return first is not None and first.kind in NORM_KINDS
 
 
 def _columns_differ(reading: Reading) -> bool:
@@ -182,7 +156,7 @@ def _columns_differ(reading: Reading) -> bool:
 
 
 def _wild(run: Run, site: Site, reading: Reading) -> Said | None:
-    if reading.channels is None or len(reading.channels) < INPUT_COLUMNS_MIN:
+    if reading.channels is None or len(reading.channels) < INPUT_COLUMNS_MIN or site.index in run.facts.scaled:
         return None
     rms = np.hypot(reading.channels[:, _MEAN], reading.channels[:, _DEVIATION])
     used = np.flatnonzero(np.isfinite(rms) & (rms > 0))

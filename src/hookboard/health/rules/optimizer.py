@@ -276,7 +276,8 @@ def not_updated(run: Run) -> Iterator[Finding]:
         moved = run.course("update_ratio")[[run.place(layer.name) for layer in chain]] > 0
         rests = not is_root and run.losses.is_learning and bool(moved.any(axis=1).all())
         severity: Severity = "note" if rests else "alarm"
-        is_hard = severity == "alarm"
+        # A rate of 0 may be meant, as of a group that begins later.
+        is_hard = severity == "alarm" and not is_root
         yield Finding(chain[0].name, evidence, advice, severity, float(len(chain)), is_root=is_root, is_hard=is_hard)
 
 
@@ -341,7 +342,7 @@ def _in_no_optimizer(run: Run, look: Look) -> Iterator[Finding]:
     """Report layers that a gradient reaches, that no optimizer has ever stepped, and whose weights have not changed.
 
     Of several in a row the first is named. It is a note, not an alarm, if they are the first half of the layers or
-    more: a frozen backbone. If they are all layers, one alarm is of the whole model.
+    more, a frozen backbone, or have trained twins. If they are all layers, one alarm is of the whole model.
     """
     if run.peak_rate.keys() >= run.arrays.trainable:
         return
@@ -357,6 +358,7 @@ def _in_no_optimizer(run: Run, look: Look) -> Iterator[Finding]:
         return
     front = sum(1 for a, b in zip(trained, left, strict=False) if a is b)
     is_backbone = front == len(left) and front >= BACKBONE_SHARE * len(trained)
+    is_copy = _is_copy(left, trained)
     for i, layer in enumerate(left):
         if i and trained.index(left[i - 1]) + 1 == trained.index(layer):
             continue  # the one before it is named
@@ -374,9 +376,25 @@ def _in_no_optimizer(run: Run, look: Look) -> Iterator[Finding]:
         )
         advice = "pass its parameters to the optimizer, or set requires_grad to False"
         advice = "call step() on that optimizer too" if is_held else advice
-        may_be_meant = is_held or (is_backbone and not run.losses.is_harmed)
+        may_be_meant = is_held or ((is_backbone or is_copy) and not run.losses.is_harmed)
         severity: Severity = "alarm" if is_forgotten or not may_be_meant else "note"
-        yield Finding(layer.name, evidence, advice, severity, since=since, is_root=True, is_hard=not is_backbone)
+        yield Finding(
+            layer.name, evidence, advice, severity, since=since, is_root=True, is_hard=not (is_backbone or is_copy)
+        )
+
+
+def _is_copy(left: Sequence[Layer], trained: Sequence[Layer]) -> bool:
+    """Return True if the layers are networks within the model with a twin that is trained, as a target network has."""
+    parts = {_in_part(layer)[0] for layer in left}
+    inside = [layer for layer in trained if _in_part(layer)[0] in parts]
+    twins = {_in_part(layer)[1:] for layer in trained if layer not in inside}
+    return len(inside) == len(left) and all("." in one.name and _in_part(one)[1:] in twins for one in left)
+
+
+def _in_part(layer: Layer) -> tuple[str, str, tuple[tuple[int, ...], ...]]:
+    """Return the first part of a layer's name, the rest of it, and the shapes of its weights."""
+    part, _, name = layer.name.partition(".")
+    return part, name, tuple(map(tuple, layer.shapes.values()))
 
 
 def _is_left_out(run: Run, look: Look, layer: Layer) -> bool:
