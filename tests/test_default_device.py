@@ -14,10 +14,8 @@ from hookboard.images.overlay import unnormalized
 from hookboard.tracing import Targets
 from hookboard.tracing.bad_operation import BadOperation, CallPlace
 from hookboard.tracing.explain import _cause
-from hookboard.tracing.optimizing import _lost_epsilon
 from hookboard.tracing.scheduling import scheduled_rates
 
-HALF = nn.Parameter(torch.zeros(2, dtype=torch.float16))
 SGD = torch.optim.SGD([nn.Parameter(torch.zeros(2))], lr=1.0)
 X = torch.arange(12.0).reshape(3, 4)
 PICTURES = torch.rand(2, 3, 4, 4)
@@ -37,7 +35,6 @@ WAYS = {
     ).values.tolist(),
     "a photo": lambda _: unnormalized(PICTURES, [0.5] * 3, [0.2] * 3).tolist(),
     "a function without a tensor": lambda _: _cause(BadOperation("log", CallPlace(), {}, None)),
-    "the epsilon of an optimizer": lambda _: len(list(_lost_epsilon(torch.optim.Adam([HALF], eps=1e-8)))),
     "the rates of a scheduler": lambda _: list(scheduled_rates(StepLR(SGD, 1), 3, [])),
     "an empty tensor of a recording": empty_tensor_of_a_recording,
 }

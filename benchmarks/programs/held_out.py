@@ -1,7 +1,7 @@
 """Programs that no rule was written with: from benchmarks and forums that nobody had used when the rules were done.
 
 The causes were committed before any monitor saw a program. Later, rules were written for what had been missed here, and
-`cleared_gradients` and `optimizer_settings` were added to the causes of two: the set is no longer blind.
+`cut` was added to the causes of one: the set is no longer blind.
 """
 
 from collections.abc import Callable
@@ -298,7 +298,7 @@ def simplest_lstm(fixed: bool) -> Program:
     fault="zero_grad() stands between backward() and step(); and outputs (N, 1) meet targets (N,).",
     fix="zero_grad() before backward(), and targets of the outputs' shape.",
     port="Scikit-learn's diabetes, standardized, with its targets divided by their deviation; 800 steps.",
-    causes=("cleared_gradients", "no_gradient", "loss_shape"),
+    causes=("cut", "no_gradient", "loss_shape"),
 )
 def cleared_before_the_step(fixed: bool) -> Program:
     loaded = load_diabetes()
@@ -448,7 +448,7 @@ def coefficients(fixed: bool) -> Program:
     fix="An epsilon of 1e-4.",
     port="Digits of 8x8, of which three pixels are always 0, and a linear layer in place of a convolution of zeros;"
     " 300 steps.",
-    causes=("optimizer_settings", "nonfinite", "precision"),
+    causes=("nonfinite", "precision"),
 )
 def half(fixed: bool) -> Program:
     images, labels = digits(8)

@@ -62,6 +62,10 @@ def logarithm(x, bad):
     return torch.log(torch.where(torch.arange(4) < 2, x.abs() + 1, torch.tensor(0.0 if bad else 1.0)))
 
 
+def logarithm_of_logits(x, bad):
+    return torch.log(x - (2.0 if bad else -2.0))
+
+
 def logarithm_of_more(x, bad):
     return torch.log1p(torch.where(torch.arange(4) < 2, x.abs(), torch.tensor(-1.0 if bad else 0.0)))
 
@@ -91,6 +95,12 @@ CASES = [
     (masked_softmax, "softmax", ": 3 rows are fully masked", "Let each row attend"),
     (divided, "div", ": 2 of its divisors are 0", "Add an epsilon"),
     (logarithm, "log", ": 16 of its 32 inputs are 0 or less", "Clamp its input"),
+    (
+        logarithm_of_logits,
+        "log",
+        ": 32 of its 32 inputs are 0 or less",
+        "Clamp its input above 0. If it is given logits",
+    ),
     (logarithm_of_more, "log1p", ": 16 of its 32 inputs are -1 or less", "Clamp its input above -1."),
     (root, "sqrt", "", "Clamp its input"),
     (exponential, "exp", "", "Subtract the maximum first"),

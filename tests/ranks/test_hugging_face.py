@@ -8,7 +8,7 @@ import torch
 
 pytest.importorskip("transformers")
 sys.path.insert(0, str(Path(__file__).parent))
-from hugging_face import CASES, SPOILED_AFTER, Classifier
+from hugging_face import CASES, SPOILED_AFTER
 
 pytestmark = pytest.mark.spawns
 
@@ -35,12 +35,9 @@ def test_a_weight_that_changes_on_one_rank_is_an_alarm(trained):
     assert verdict.since == SPOILED_AFTER
 
 
-def test_parameters_that_no_rank_uses_are_named_with_the_code_that_left_them_out(trained):
+def test_parameters_that_no_rank_uses_are_named(trained):
     (verdict, *others), error = trained["all ranks skip a layer"]
-    line = Classifier.forward.__code__.co_firstlineno
     assert verdict.rule == "unused_parameters"
     assert {one.follows_from[0] for one in others} <= {"unused_parameters"}  # DDP averages no part with such a weight
     assert "Expected to have finished reduction" in error
-    assert f"side.0.weight, side.0.bias, because Classifier.forward (hugging_face.py:{line}) did not call side" in (
-        verdict.evidence
-    )
+    assert "side.0.weight, side.0.bias" in verdict.evidence

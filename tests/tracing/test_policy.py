@@ -1,7 +1,6 @@
-"""Policy gradients: groups of answers with equal rewards teach nothing, which is said with its line."""
+"""Policy gradients: groups of answers with equal rewards teach nothing, which is said."""
 
 import copy
-import inspect
 
 import pytest
 import torch
@@ -57,20 +56,15 @@ def variety(answer):
 
 
 def found_in(net, x):
-    return [one for one in audit(net, x, lambda given: net(given)["loss"]) if one.rule in ("cut", "loss_scale")]
-
-
-def line_of(text):
-    lines, first = inspect.getsourcelines(Policy)
-    return f"test_policy.py:{first + next(index for index, line in enumerate(lines) if text in line)}"
+    return [one for one in audit(net, x, lambda given: net(given)["loss"]) if one.rule == "cut"]
 
 
 @pytest.mark.unit
 @pytest.mark.parametrize("kl", [0.0, 0.1])
-def test_advantages_that_are_all_0_are_a_note_with_the_line_that_multiplies_by_them(kl):
+def test_advantages_that_are_all_0_are_a_note(kl):
     (note,) = found_in(Policy(always_0, kl), answers()[0])
     assert (note.rule, note.severity) == ("cut", "note")
-    assert f"{line_of('gain =')} multiplies by a tensor of shape [16, 1] that is all zeros" in note.evidence
+    assert note.evidence == "the loss of the first batch and all gradients are exactly 0"
 
 
 @pytest.mark.unit
@@ -83,28 +77,6 @@ def test_a_policy_whose_loss_is_0_and_whose_gradient_is_not_is_left_alone():
 
     assert loss(answers()[0]).item() == 0
     assert [one.rule for one in audit(net, answers()[0], loss)] == []
-
-
-@pytest.mark.unit
-@pytest.mark.parametrize("factor", [torch.zeros(16, 4), torch.tensor(0.0), 0.0])
-def test_any_factor_of_0_is_named(factor):
-    net = Policy(variety)
-    (note,) = audit(net, answers()[0], lambda x: (factor * log_probabilities(net.model, x)).sum())
-    shape = "a tensor of shape [16, 4] that is all zeros" if getattr(factor, "shape", ()) else "0"
-    assert note.evidence.endswith(f" multiplies by {shape}")
-    assert "test_policy.py" in note.evidence
-
-
-@pytest.mark.unit
-def test_a_number_that_switches_off_a_term_is_not_why_another_one_is_0():
-    net = Policy(variety)
-
-    def loss(x):
-        own = log_probabilities(net.model, x)
-        return (own - 100).relu().mean() + 0.0 * own.square().mean()
-
-    (note,) = audit(net, answers()[0], loss)
-    assert note.evidence == "the loss of the first batch and all gradients are exactly 0"
 
 
 def in_lightning(folder, net, batches):
@@ -124,11 +96,11 @@ both = pytest.mark.parametrize("train", [in_lightning, in_hugging_face])
 
 @pytest.mark.trains
 @both
-def test_a_policy_that_is_never_rewarded_ends_in_an_alarm_and_the_line(train, tmp_path):
+def test_a_policy_that_is_never_rewarded_ends_in_an_alarm(train, tmp_path):
     verdicts = train(tmp_path, Policy(always_0), list(answers(12))).verdicts
     (alarm,) = [one for one in verdicts if one.severity == "alarm"]
-    assert (alarm.rule, line_of("gain =") in alarm.advice) == ("no_gradient", True)
-    assert line_of("gain =") in next(one for one in verdicts if one.rule == "cut").evidence
+    assert alarm.rule == "no_gradient"
+    assert "advantages" in next(one for one in verdicts if one.rule == "cut").advice
     assert "update_too_small" not in {one.rule for one in verdicts}  # what momentum still does is no matter of the rate
 
 

@@ -22,8 +22,8 @@ def explained(rule: str) -> dict[str, str]:
     Raises:
         ValueError: there is no such rule.
 
-    >>> explained("loss_scale")["Fix"]
-    "remove the factor; scaling the steps is the learning rate's job."
+    >>> explained("unbounded_loss")["Fix"]
+    'remove the minus sign, or square the difference.'
     """
     rules = {name: text for section in _sections().values() for name, text in section.items()}
     if rule not in rules:

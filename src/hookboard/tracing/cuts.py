@@ -1,18 +1,12 @@
 """Finds where gradients are cut between the trainable parameters and the loss."""
 
 import math
-from collections.abc import Iterator, Mapping, Set
-
-from torch import Tensor
-from torch.autograd.graph import Node
+from collections.abc import Iterator, Mapping
 
 from hookboard.base.messages import listed
-from hookboard.base.torch_private import can_be_read, saved_tensors_of
 from hookboard.health import Finding, Rule
-from hookboard.tracing.bad_operation import nodes_behind, operation_of
 from hookboard.tracing.calls import CUTS, Op, Value
 from hookboard.tracing.ledger import joining, terms_of, trained_by
-from hookboard.tracing.program import StepTrace
 from hookboard.tracing.rules import FLAT, LOSSES, TracedStep
 from hookboard.tracing.stillness import targets_of
 
@@ -179,7 +173,12 @@ def _gone(done: TracedStep) -> Iterator[Finding]:
     if done.has_gradient is not False or not done.trained:
         return
     if done.number == 0:
-        yield _nothing_to_learn(done)
+        yield Finding(
+            "",
+            "the loss of the first batch and all gradients are exactly 0",
+            "check the terms of the loss, and what they are multiplied by (a mask, or advantages, which are 0 if all "
+            "rewards in a group are equal); ignore this if they differ in later batches",
+        )
         return
     values = [value for value in done.loss.ancestors() if value.op is not None and value.op.name in FLAT]
     flat = next((value.op for value in values if value.requires_grad and value.of_parameters), None)
@@ -193,53 +192,3 @@ def _gone(done: TracedStep) -> Iterator[Finding]:
         "alarm",
         is_root=flat is not None,
     )
-
-
-def _nothing_to_learn(done: TracedStep) -> Finding:
-    """Return the note on a first batch whose loss and gradients are exactly 0, as a batch without a target may have."""
-    what = "the loss of the first batch and all gradients are exactly 0"
-    if not done.zero_factor:
-        return Finding("", what, "check the terms of the loss")
-    return Finding(
-        "",
-        f"{what}: {done.zero_factor}",
-        "check what that factor is (a mask, or advantages, which are 0 if all rewards in a group are equal); "
-        "ignore this if they differ in later batches",
-    )
-
-
-def zero_factor_of(step: StepTrace, loss: Tensor) -> str:
-    """Return where a loss was multiplied by zeros alone, as a clause; "" if nowhere.
-
-    That is the last tensor of zeros, or else the last number, if all ways from the loss to the leaves lead through
-    zeros: a term may be switched off by a number on purpose. They are read from what autograd has saved, so before the
-    backward pass.
-    """
-    by_number, zeros = "", set[Node]()
-    for node, made in zip(reversed(nodes_behind(loss)), reversed(step.program_of(loss)), strict=True):
-        needing = [before is not None for before, _ in node.next_functions]
-        if operation_of(node) != "mul" or sum(needing) != 1:
-            continue
-        factor = saved_tensors_of(node).get("other" if needing[0] else "self")
-        if factor is None or not can_be_read(factor) or bool(factor.any()):
-            continue
-        zeros.add(node)
-        where = f"{made.line or 'library code'} multiplies by"
-        if factor.numel() > 1:
-            return f"{where} a tensor of shape {list(factor.shape)} that is all zeros"
-        by_number = by_number or f"{where} 0"
-    return "" if not zeros or _reaches_a_leaf(loss, zeros) else by_number
-
-
-def _reaches_a_leaf(loss: Tensor, closed: Set[Node]) -> bool:
-    """Return whether a way from a loss to a leaf does not lead through any of these nodes."""
-    seen, waiting = set(closed), [loss.grad_fn]
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        if not node.next_functions:
-            return True
-        seen.add(node)
-        waiting.extend(before for before, _ in node.next_functions)
-    return False

@@ -179,6 +179,8 @@ def parameter_event(
         f"{finite}."
     )
     advice = "Lower the learning rate, or clip gradients; check the optimizer's eps and the gradients of that step."
+    if values.dtype is torch.float16:
+        advice = "Adam's eps of 1e-8 is 0 in float16: set eps=1e-4, or keep the weights in float32 or bfloat16."
     return Nonfinite(module, "optimizer", at, its_batch, evidence, advice)
 
 
@@ -277,7 +279,10 @@ def _cause(origin: BadOperation) -> tuple[str, str]:
     if name in _LOGARITHMS and first is not None:
         least = -1 if name == "log1p" else 0
         low = _counted(int((first <= least).sum()), f"of its {first.numel()} inputs", f"{least} or less")
-        return low, f"Clamp its input above {least}."
+        advice = f"Clamp its input above {least}."
+        if not least and bool((first < 0).any()):
+            advice += " If it is given logits, apply softmax or sigmoid first, or use a loss that takes logits."
+        return low, advice
     if name in _ROOTS:  # of which only pow has saved its input
         low = "" if first is None else _counted(int((first <= 0).sum()), f"of its {first.numel()} inputs", "0 or less")
         return low, "Clamp its input above 0, or check the exponent."

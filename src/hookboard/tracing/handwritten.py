@@ -17,24 +17,7 @@ cosh clamp clip relu softplus where maximum minimum mean sum norm nan_to_num
 ARITHMETIC = frozenset(_ARITHMETIC.split()) | RESHAPES
 """Functions that a loss is written with: each number of the result depends on numbers at the same place, or on all."""
 
-LOGARITHMS = frozenset({"log", "log2", "log10"})
 _SUMS = frozenset({"add", "radd", "iadd", "sub", "rsub", "mul", "rmul", "neg", "sum", "mean", "clamp"}) | RESHAPES
-
-
-class LogarithmInput(NamedTuple):
-    """The limits of what a logarithm was given, as tensors of shape () on the same device.
-
-    Args:
-        negative: how many numbers are negative.
-        low: the smallest number.
-        high: the largest number.
-        total: how many numbers there are.
-    """
-
-    negative: Tensor
-    low: Tensor
-    high: Tensor
-    total: int
 
 
 class Product(NamedTuple):
@@ -53,14 +36,6 @@ class Product(NamedTuple):
     target_limits: tuple[Tensor, Tensor]
 
 
-def _of_logarithm(op: Op, given: Mapping[str, Tensor], results: Sequence[Tensor]) -> LogarithmInput | None:
-    """Return the limits of a logarithm's input; None if it needs no gradient, or is empty, complex or not dense."""
-    values = next(iter(given.values())).detach()
-    if not op.inputs[0].requires_grad or not _has_limits(values):
-        return None
-    return LogarithmInput((values < 0).sum(), *values.aminmax(), values.numel())
-
-
 def _of_product(op: Op, given: Mapping[str, Tensor], results: Sequence[Tensor]) -> Product | None:
     """Return the product of an output and a target; None for others."""
     pairs = list(zip(op.inputs, given.values(), strict=False))
@@ -77,7 +52,7 @@ def _has_limits(tensor: Tensor) -> bool:
     return is_dense and not tensor.is_complex() and tensor.numel() > 0
 
 
-OBSERVERS = {**dict.fromkeys(LOGARITHMS, _of_logarithm), **dict.fromkeys(("mul", "rmul"), _of_product)}
+OBSERVERS = dict.fromkeys(("mul", "rmul"), _of_product)
 """Function name to what is called with its tensors; see `StepTrace`."""
 
 
@@ -97,24 +72,7 @@ def calls_from(value: Value, names: frozenset[str]) -> Iterator[Op]:
 
 
 def loss_input(done: TracedStep) -> Iterator[Finding]:
-    """Yield an alarm for a logarithm of negative numbers that makes the loss NaN, and for a Dice loss of logits."""
-    if not done.is_finite:
-        on_the_way = {id(value.op) for value in done.loss.ancestors()}
-        bad = [
-            op
-            for op in done.step.ops
-            if isinstance(op.seen, LogarithmInput) and id(op) in on_the_way and bool(op.seen.negative > 0)
-        ]
-        for op in bad[:1]:
-            negative, low, high, total = op.seen
-            yield Finding(
-                op.place.module,
-                f"{op.name} {op.place} expects numbers above 0, but its input ranges from {float(low):.3g} to "
-                f"{float(high):.3g}, which makes {int(negative):,} of {total:,} values NaN",
-                "for logits use cross_entropy or binary_cross_entropy_with_logits; for probabilities apply softmax "
-                "or sigmoid before the logarithm",
-                "alarm",
-            )
+    """Yield an alarm for a Dice loss of logits."""
     for op, product in _overlaps(done):
         low, high = map(float, product.output_limits)
         if low < -ROUNDING or high > 1 + ROUNDING:

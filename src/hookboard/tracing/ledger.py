@@ -1,12 +1,13 @@
 """`Ledger`: keeps account of what becomes of the gradient of each term of each loss in a step."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
-from hookboard.base.torch_private import parameters_in
+from hookboard.base.ranks import local
+from hookboard.base.torch_private import can_be_read, parameters_in
 from hookboard.health import Finding
 from hookboard.tracing.calls import Op, Place, Value
 
@@ -104,6 +105,12 @@ def _is_leaf(value: Value) -> bool:
     return value.requires_grad and not any(one.requires_grad for one in before)
 
 
+def any_not_zero(gradients: Iterable[Tensor | None]) -> bool:
+    """Return True if a gradient has an element other than 0, or cannot be read; None is no gradient."""
+    held = (local(one) for one in gradients if one is not None)
+    return any(not can_be_read(one) or bool(one.any()) for one in held)
+
+
 class Ledger:
     """Notes for each term whether its gradient waits, is used, or is thrown away.
 
@@ -137,10 +144,12 @@ class Ledger:
                 self._waiting.append((term.op.place, names))
 
     def after_backward(self) -> None:
-        """Leave out terms whose gradient is gone when the backward pass ends: a hook has used it, to step at once."""
-        self._waiting = [
-            one for one in self._waiting if any(self._parameters[name].grad is not None for name in one[1])
-        ]
+        """Leave out terms whose gradient is 0, or gone when the backward pass ends: a hook used it, to step at once."""
+        self._waiting = [one for one in self._waiting if self._is_there(one[1])]
+
+    def _is_there(self, names: Collection[str]) -> bool:
+        """Return True if any of these parameters has a gradient that is not 0."""
+        return any_not_zero(self._parameters[name].grad for name in names)
 
     def before_step(self, optimizer: Any, ops: Sequence[Op]) -> None:
         """Note that an optimizer steps."""
@@ -155,7 +164,7 @@ class Ledger:
         came, self._read = ops[self._read :], len(ops)
         self._use({one.parameter for op in came if op.name == "grad" for one in op.inputs if one.parameter is not None})
         for place, names in self._waiting:
-            if all(self._parameters[name].grad is None for name in names):
+            if not self._is_there(names):
                 self._passes.setdefault(place, []).append(False)
                 names.clear()
         self._waiting = [one for one in self._waiting if one[1]]
@@ -182,7 +191,6 @@ class Ledger:
                     "call zero_grad() before the backward pass or after step(), not between them, and step the "
                     "optimizer of these weights next",
                     "alarm",
-                    is_root=False,
                     rule="cut",
                 )
                 return

@@ -15,10 +15,10 @@ from hookboard.measure import as_own_call
 from hookboard.tracing.adapters import Adapter, adapters_of
 from hookboard.tracing.bad_operation import Program
 from hookboard.tracing.calls import Value
-from hookboard.tracing.ledger import Ledger
+from hookboard.tracing.ledger import Ledger, any_not_zero
 from hookboard.tracing.optimizing import Outsider, findings_of_optimizers, outsiders
 from hookboard.tracing.program import TooLongError
-from hookboard.tracing.reading import QUESTIONS, Reader, alarms_first, any_not_zero
+from hookboard.tracing.reading import QUESTIONS, Reader, alarms_first
 from hookboard.tracing.rules import MASKED_ROW, findings_of
 from hookboard.tracing.scheduling import findings_of_schedules
 from hookboard.tracing.standing_aside import StandingAside

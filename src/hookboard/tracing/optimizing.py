@@ -43,10 +43,7 @@ class Outsider(NamedTuple):
 def findings_of_optimizers(
     optimizers: Sequence[Optimizer], model: nn.Module, reached: Collection[str] | None, outside: Sequence[Outsider] = ()
 ) -> Iterator[Finding]:
-    """Yield findings on the optimizers and their settings.
-
-    They are: trainable parameters that get a gradient and are in no optimizer; how many weights are frozen, if some
-    are; and unusual settings.
+    """Yield findings on trainable parameters that are in no optimizer, and on how many weights are frozen.
 
     Args:
         optimizers: all optimizers.
@@ -63,7 +60,6 @@ def findings_of_optimizers(
     if outside and held:
         yield from _not_in_model(outside, may_be_meant=not getattr(model, "automatic_optimization", True))
     yield from _frozen(parameters)
-    yield from _settings(optimizers)
 
 
 def _held_by(optimizers: Sequence[Optimizer]) -> dict[int, torch.Tensor]:
@@ -73,7 +69,6 @@ def _held_by(optimizers: Sequence[Optimizer]) -> dict[int, torch.Tensor]:
 
 NOT_IN_OPTIMIZER = Rule("not_in_optimizer", None, of="step")
 FROZEN = Rule("frozen", None, of="step", gives="note")
-OPTIMIZER_SETTINGS = Rule("optimizer_settings", None, of="step")
 
 
 def _not_in_optimizer(
@@ -260,62 +255,6 @@ def _frozen(parameters: Mapping[str, nn.Parameter]) -> Iterator[Finding]:
             "that should be trained",
             rule="frozen",
         )
-
-
-LARGE_EPSILON = 1e-3
-"""An epsilon of Adam above this is of the size of its denominator or above: the steps shrink (a choice)."""
-
-LARGE_MOMENTUM = 0.995
-"""A momentum from this on averages over 200 steps or more (a choice)."""
-
-
-DIVIDE_IN_FLOAT16 = (torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.RMSprop)
-"""Optimizers that divide by the root of an average in the type of the parameter, unless they are fused."""
-
-
-def _lost_epsilon(optimizer: Optimizer) -> Iterator[Finding]:
-    """Yield an alarm if the epsilon is 0 in float16, in which the optimizer divides by it and the gradient's root."""
-    if type(optimizer) not in DIVIDE_IN_FLOAT16:
-        return
-    for group in optimizer.param_groups:
-        count = sum(p.dtype is torch.float16 and p.requires_grad for p in group["params"])
-        # Both divide the epsilon by the learning rate first.
-        is_larger = group.get("capturable") or group.get("differentiable") or group.get("fused")
-        if count and not is_larger and not torch.tensor(group["eps"], dtype=torch.float16, device="cpu"):
-            yield Finding(
-                "",
-                f"the eps of {type(optimizer).__name__}, {group['eps']:.3g}, is 0 in float16, the dtype of {count} of "
-                "its trained parameters, so the optimizer divides by 0 wherever a squared gradient is 0 too",
-                "set eps=1e-4, or keep the weights in float32 (precision='16-mixed') or bfloat16",
-                "alarm",
-                rule="optimizer_settings",
-            )
-            return
-
-
-def _settings(optimizers: Sequence[Optimizer]) -> Iterator[Finding]:
-    """Yield a finding for each setting of an optimizer that is far from any usual one.
-
-    They are: an epsilon that is 0 in float16; as notes, a large epsilon of Adam, a first beta above the second, and a
-    large momentum.
-    """
-    for optimizer in optimizers:
-        yield from _lost_epsilon(optimizer)
-        kind = type(optimizer).__name__
-        said: dict[str, str] = {}
-        for group in optimizer.param_groups:
-            betas, epsilon, momentum = (group.get(name) for name in ("betas", "eps", "momentum"))
-            if "Adam" in kind and isinstance(epsilon, float) and epsilon > LARGE_EPSILON:
-                said[f"eps is {epsilon:.3g} (1e-8 is usual), which outweighs small gradients"] = "set eps=1e-8"
-            if isinstance(betas, tuple | list) and len(betas) == 2 and betas[0] > betas[1]:
-                said[f"the first of its betas {tuple(betas)} is above the second"] = "set betas=(0.9, 0.999)"
-            if isinstance(momentum, float) and momentum >= LARGE_MOMENTUM:
-                effect = "so the influence of past gradients never decays"
-                if momentum < 1:
-                    effect = f"so gradients are averaged over about {1 / (1 - momentum):.0f} steps"
-                said[f"momentum is {momentum:.4g}, {effect}"] = "set momentum=0.9"
-        for evidence, advice in said.items():
-            yield Finding("", f"{kind}: {evidence}", advice, rule="optimizer_settings")
 
 
 FRESH_DEVIATION = 0.1

@@ -8,18 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookboard.base.ranks import local
-from hookboard.base.torch_private import can_be_read, computing_plainly, is_opaque, parameters_in
+from hookboard.base.torch_private import computing_plainly, is_opaque, parameters_in
 from hookboard.health import Finding, StepFacts
 from hookboard.model.layers import Flow
 from hookboard.tracing import handwritten
 from hookboard.tracing.bad_operation import nodes_behind
 from hookboard.tracing.built_in import STEP_RULES
 from hookboard.tracing.calls import Value
-from hookboard.tracing.cuts import CUT, zero_factor_of
+from hookboard.tracing.cuts import CUT
 from hookboard.tracing.experts import ROUTING, note_choice, routers_of
 from hookboard.tracing.inputs import WEIGHING, note_embedding, note_input, note_mask, scaled_in_step
-from hookboard.tracing.ledger import kind_of, terms_of
+from hookboard.tracing.ledger import any_not_zero, kind_of, terms_of
 from hookboard.tracing.program import StepTrace
 from hookboard.tracing.rules import OBSERVERS, TracedStep, findings_of
 from hookboard.tracing.scaling import constant_loss
@@ -103,7 +102,6 @@ class Reader:
         number = float(loss.detach()) / factor if loss.numel() == 1 and not loss.is_complex() else math.nan
         value = of or self.step.value_of(loss)
         value.requires_grad = loss.requires_grad  # it may have been set since
-        zero_factor = zero_factor_of(self.step, loss) if number == 0 else ""
         leaves = _leaves_of(loss)
         names = {id(leaf): self.step.value_of(leaf).parameter for leaf in leaves or ()}
         # What the backward pass of a custom function does is unknown.
@@ -113,9 +111,7 @@ class Reader:
         self.moving |= given
         self.moving |= moving_among(self.step, value, self._trained - self.moving)
         without = self._trained - self.reached
-        self.losses.append(
-            TracedStep(self.step, value, self._trained, without, is_finite, number, None, zero_factor, still)
-        )
+        self.losses.append(TracedStep(self.step, value, self._trained, without, is_finite, number, still=still))
         if leaves is None:
             return self.losses[-1]
         known = {id(one) for one in self.outside}
@@ -191,12 +187,6 @@ class Reader:
 def alarms_first(found: Iterable[Finding]) -> list[Finding]:
     """Return findings, alarms first; equal ones once."""
     return sorted(dict.fromkeys(found), key=lambda finding: finding.severity != "alarm")
-
-
-def any_not_zero(gradients: Iterable[Tensor | None]) -> bool:
-    """Return True if a gradient has an element other than 0, or cannot be read; None is no gradient."""
-    held = (local(one) for one in gradients if one is not None)
-    return any(not can_be_read(one) or bool(one.any()) for one in held)
 
 
 def _leaves_of(loss: Tensor) -> list[Tensor] | None:

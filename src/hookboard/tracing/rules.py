@@ -65,7 +65,6 @@ class TracedStep(NamedTuple):
         is_finite: whether the loss is finite.
         number: the loss as a number; NaN if it has several elements.
         has_gradient: whether any loss of the step gives a gradient that is not 0; None if that is not known.
-        zero_factor: where a loss of exactly 0 was multiplied by zeros, as a clause; "" if it is not 0, or nowhere.
         still: terms of the loss that take parameters without a gradient, and do not move when these change.
     """
 
@@ -76,7 +75,6 @@ class TracedStep(NamedTuple):
     is_finite: bool
     number: float
     has_gradient: bool | None = None
-    zero_factor: str = ""
     still: Collection[Value] = ()
 
 

@@ -2,20 +2,13 @@
 
 import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
 from hookboard.health import Finding, Rule
 from hookboard.tracing.calls import RESHAPES, Op, Value
 from hookboard.tracing.rules import BINARY, LOSSES, LossCall, TracedStep
-
-TINY_FACTOR = 1e-6
-"""A loss that is multiplied by no more than this is an alarm (a choice): Adam adds 1e-8 to the root of its second
-moment."""
-
-SMALL_LOSS = 1e-3
-"""A loss with a tiny factor is an alarm only if it is smaller than this (a choice)."""
 
 
 class Scaled(NamedTuple):
@@ -24,12 +17,10 @@ class Scaled(NamedTuple):
     Args:
         op: the call that returned the tensor.
         factor: what its mean is multiplied by to give the loss.
-        smallest: the multiplication with the smallest factor on the way to the loss; None without one.
     """
 
     op: Op
     factor: float
-    smallest: Op | None
 
 
 def unbounded_loss(done: TracedStep) -> Iterator[Finding]:
@@ -80,47 +71,24 @@ def picks_log_probabilities(op: Op) -> bool:
     return picked.made_by == "log_softmax" and any(value.origin.path is not None for value in index)
 
 
-def loss_scale(done: TracedStep) -> Iterator[Finding]:
-    """Yield an alarm if the loss is multiplied by next to nothing."""
-    scaled = mean_behind(done.loss)
-    if scaled is None or scaled.smallest is None or not 0 < abs(scaled.factor) <= TINY_FACTOR:
-        return
-    if abs(done.number) < SMALL_LOSS:
-        yield Finding(
-            scaled.smallest.place.module,
-            f"the loss is multiplied by {scaled.factor:.3g} {scaled.smallest.place}, and is {done.number:.3g}",
-            "remove the factor; scaling the steps is the learning rate's job",
-            "alarm",
-            is_hard=False,
-        )
-
-
-LOSS_SCALE = Rule("loss_scale", loss_scale, of="step", gives="alarm")
-
-
 def mean_behind(loss: Value) -> Scaled | None:
     """Follow a loss back through means, sums, reshapes and factors, up to the call whose mean it is a multiple of.
 
     Returns None if that is no call of the step, but a tensor from elsewhere.
     """
-    value, factor, smallest, least = loss, 1.0, None, 1.0
+    value, factor = loss, 1.0
     while value.op is not None:
         op = value.op
         by = _factor_of(op, value)
         if by is None:
             break
         factor *= by
-        if op.name in _MULTIPLYING and abs(by) < least:
-            smallest, least = op, abs(by)
         value = op.inputs[0]
     if value.op is None:
         return None
     if value.op.arguments.get("reduction") == "sum" and isinstance(value.op.seen, LossCall):
         factor *= value.op.seen.wanted.numel()
-    return Scaled(value.op, factor, smallest)
-
-
-_MULTIPLYING = frozenset({"mul", "rmul", "div", "truediv"})
+    return Scaled(value.op, factor)
 
 
 def _factor_of(op: Op, value: Value) -> float | None:
@@ -138,15 +106,12 @@ def _factor_of(op: Op, value: Value) -> float | None:
         return math.prod(op.inputs[0].shape) / max(1, math.prod(value.shape))
     if op.name in ("neg", "negative"):
         return -1.0
-    numbers = [given for given in op.arguments.values() if _is_number(given)]
-    if op.name not in _MULTIPLYING or len(numbers) != 1 or numbers[0] == 0:
+    numbers = [
+        given for given in op.arguments.values() if isinstance(given, int | float) and not isinstance(given, bool)
+    ]
+    if op.name not in ("mul", "rmul", "div", "truediv") or len(numbers) != 1 or numbers[0] == 0:
         return None
     return float(numbers[0]) if op.name in ("mul", "rmul") else 1 / float(numbers[0])
-
-
-def _is_number(given: Any) -> bool:
-    """Return True for an int or a float, but not for a bool."""
-    return isinstance(given, int | float) and not isinstance(given, bool)
 
 
 def _is_error(op: Op) -> bool:

@@ -25,7 +25,6 @@ WATCHED_STEPS = 4
 
 
 STALE_GRADIENTS = Rule("stale_gradients", None, of="step", gives="alarm")
-CLEARED_GRADIENTS = Rule("cleared_gradients", None, of="step", gives="alarm")
 WRONG_OPTIMIZER = Rule("wrong_optimizer", None, of="step", gives="alarm")
 
 
@@ -39,9 +38,7 @@ class _Watched:
         backwards: how many backward passes began since its last step.
         left: sampled parameters whose gradient was not cleared since its last step.
         empty: how many of its first steps in a row had no gradient while another optimizer's parameters had one.
-        given: sampled parameters with a gradient after the latest backward pass; their `is_any` is False too if it was
-            not finite: such a gradient may be cleared on purpose.
-        cleared: how many of its first steps in a row came after its gradients were cleared.
+        is_reached: whether it had a gradient after the latest backward pass.
         is_decided: whether the optimizer is no longer watched.
     """
 
@@ -50,8 +47,7 @@ class _Watched:
     backwards: int = 0
     left: "list[_Left]" = field(default_factory=list)
     empty: int = 0
-    given: "list[_Left]" = field(default_factory=list)
-    cleared: int = 0
+    is_reached: bool = False
     is_decided: bool = False
 
 
@@ -89,15 +85,11 @@ class _Left(NamedTuple):
 EMPTY_STEPS = 2
 """An optimizer whose first steps have no gradient, this many, is an alarm (a choice)."""
 
-CLEARED_STEPS = 4
-"""An optimizer whose first steps have cleared gradients, this many, is an alarm (a choice): the first batches may be
-skipped on purpose."""
-
 
 class StaleGradients:
     """Detects that nothing clears the gradients between two steps of an optimizer, or that it steps without any.
 
-    It has none if they are cleared between the backward pass and the step, or belong to another optimizer.
+    It has none if those of the backward pass belong to another optimizer.
 
     Its methods are to be called at each training batch. It samples a few gradients in the first WATCHED_STEPS steps.
 
@@ -146,12 +138,7 @@ class StaleGradients:
                 for left, grad in held
                 if grad is not None
             ]
-            if not watched.is_decided and watched.cleared == watched.steps:
-                watched.given = [
-                    one._replace(is_any=one.is_any & _ends(grad).isfinite().all())
-                    for one in _sampled(watched.optimizer)
-                    if (grad := one.parameter.grad) is not None
-                ]
+            watched.is_reached = _has_gradient(watched.optimizer)
 
     def before_step(self, optimizer: Optimizer) -> None:
         """Note that an optimizer is about to step, and whether its gradients are stale; `end_batch` reports it."""
@@ -161,18 +148,12 @@ class StaleGradients:
         # What was put in its place since, as in federated averaging, is no sum. It may have been clipped.
         is_stale = any(left.is_added_to and left.is_there and bool(left.is_any) for left in watched.left)
         others = [other.optimizer for other in self._watched.values() if other is not watched]
-        is_cleared = (
-            watched.backwards > 0 and watched.cleared == watched.steps and _are_cleared(optimizer, watched.given)
-        )
-        watched.cleared += is_cleared
-        if watched.backwards and watched.empty == watched.steps and not is_cleared and not _has_gradient(optimizer):
+        is_empty = not watched.is_reached and not _has_gradient(optimizer)
+        if is_empty and watched.backwards and watched.empty == watched.steps:
             watched.empty += any(map(_has_gradient, others))
         # Only if all its steps so far were such, this one included.
-        if watched.cleared == CLEARED_STEPS == watched.steps + 1:
-            self._empty.append(_with_cleared_gradients(optimizer, _place_of_step(self._model)))
-        elif watched.empty == EMPTY_STEPS == watched.steps + 1:
+        if watched.empty == EMPTY_STEPS == watched.steps + 1:
             self._empty.append(_without_gradient(optimizer, _place_of_step(self._model)))
-        watched.given = []
         watched.steps, watched.backwards, watched.left = watched.steps + 1, 0, []
         watched.is_decided = is_stale or watched.steps > WATCHED_STEPS
         if is_stale:
@@ -213,33 +194,6 @@ def _without_gradient(optimizer: Optimizer, place: Place) -> Finding:
     )
 
 
-def _with_cleared_gradients(optimizer: Optimizer, place: Place) -> Finding:
-    return Finding(
-        "",
-        f"{type(optimizer).__name__} steps {place} after its gradients were cleared, in {CLEARED_STEPS} steps in a "
-        "row, so nothing from the last backward pass is left",
-        "call zero_grad() before the backward pass or after step(), not between them; ignore this if these weights "
-        "should not change at first",
-        "alarm",
-        rule="cleared_gradients",
-    )
-
-
-def _are_cleared(optimizer: Optimizer, given: Sequence["_Left"]) -> bool:
-    """Return True if gradients were given, one of them finite and not 0, and all that is left of any is None or 0.
-
-    It is False for an optimizer with a `step` of its own, which may keep gradients elsewhere.
-    """
-    is_known = type(optimizer).step.__module__.startswith("torch.")
-    if not is_known or not given or any(one.is_untouched for one in given):
-        return False
-    if not any(bool(one.is_any) for one in given):
-        return False
-    # Those that were not sampled, too: of some layers, or of the weights alone, they are cleared on purpose.
-    left = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-    return all(map(_is_plain, left)) and not any(bool(local(grad).any()) for grad in left)
-
-
 def _has_gradient(optimizer: Optimizer) -> bool:
     """Return True if a parameter of the optimizer has a gradient; whether it is 0 is left open, to avoid waiting."""
     return any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
@@ -249,13 +203,7 @@ def _sampled(optimizer: Optimizer) -> list[_Left]:
     """Return the present gradients of a few of an optimizer's parameters."""
     parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     some = parameters[:: max(1, len(parameters) // SAMPLED_PARAMETERS)]
-    return [_Left(p, id(g), version_of(g), _ends(g).any()) for p in some if _is_plain(g := p.grad) and g.numel()]
-
-
-def _ends(gradient: Tensor) -> Tensor:
-    """Return the least and the greatest number in a gradient, which is fast, in one tensor; NaN if it has any."""
-    held = local(gradient)
-    return torch.stack((torch.view_as_real(held) if held.is_complex() else held).aminmax())
+    return [_Left(p, id(g), version_of(g), local(g).any()) for p in some if _is_plain(g := p.grad) and g.numel()]
 
 
 def _is_plain(gradient: Tensor | None) -> TypeGuard[Tensor]:
