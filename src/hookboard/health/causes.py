@@ -79,7 +79,6 @@ CAUSES: tuple[Cause, ...] = (
     Cause("adapters", (*_STANDSTILL, "symmetric_units", "not_learning")),
     Cause("experts", _STANDSTILL),
     Cause("schedule", ("not_updated", "update_too_small", "not_learning")),
-    Cause("cleared_gradients", (*_STANDSTILL, "vanishing_gradient", "cut", "not_learning")),
     Cause("wrong_optimizer", (*_STANDSTILL, "vanishing_gradient", "not_learning")),
     Cause("cut", ("no_gradient", "not_updated", "not_learning")),
     Cause("no_influence", (*_STANDSTILL, "cut", "output_range", "dead_units", "not_learning")),
@@ -94,7 +93,6 @@ CAUSES: tuple[Cause, ...] = (
         ("update_too_large", "nonfinite", "spike"),
         only_if=lambda run: are_targets_unscaled(run) and _is_plain(run),
     ),
-    Cause("optimizer_settings", ("nonfinite",)),
     Cause("dead_units", (*_STANDSTILL, "vanishing_gradient"), "before", is_hard=True),
     Cause("dead_units", ("activation_scale", "collapsed", "symmetric_units", "not_updated"), "same"),
     Cause("vanishing_gradient", ("no_gradient", "not_updated"), is_hard=True),
@@ -133,13 +131,13 @@ CAUSES: tuple[Cause, ...] = (
 
 ORDER = tuple(
     """
-    unused_parameters masked_row not_in_optimizer adapters experts schedule optimizer_settings unbounded_loss
-    loss_scale future_leak eval_mode dropout padding_mask cleared_gradients wrong_optimizer stale_gradients cut
-    loss_shape no_influence loss_input batch_mixing output_range update_too_large targets input_scale
+    unused_parameters masked_row not_in_optimizer adapters experts schedule unbounded_loss future_leak eval_mode
+    dropout padding_mask wrong_optimizer stale_gradients cut loss_shape no_influence loss_input batch_mixing
+    output_range update_too_large targets input_scale
     initial_loss weight_decay clipping symmetric_units dead_units activation_scale exploding_gradient spike
     nonfinite precision vanishing_gradient no_gradient not_updated update_too_small saturated collapsed
     train_eval_gap
-    """.split()  # noqa: SIM905  # a list of 43 lines
+    """.split()  # noqa: SIM905  # a list of 40 lines
 )
 """The order in which alarms that do not explain each other are reported; rules that are not listed come last."""
 

@@ -220,7 +220,10 @@ class LiveStep:
         if self._ledger is not None and not reader.step.compiled_calls:  # of which one may be an optimizer's step
             self._ledger.settle(reader.step.ops)
             self._findings += self._ledger.findings()
-        reader.reached |= set() if self._ledger is None else self._ledger.stepped or set()  # by assigned gradients
+        assigned = (set() if self._ledger is None else self._ledger.stepped or set()) - reader.reached
+        if assigned:
+            reader.reached |= assigned
+            reader.has_gradient = None
         unused = reader.unused()
         return unused, alarms_first([*unused, *self._findings, *reader.cuts()])
 

@@ -185,11 +185,8 @@ def _cut(run: Run, look: Look, chain: list[Layer], others: list[Layer]) -> Findi
     cut = next((each for each in cutting if any(name in each.evidence for name in names)), None)
     if cut is not None and not zeros:
         advice = f"{cut.advice} ({cut.evidence.partition(' cuts ')[0]} cuts the gradient)"
-    by_zeros = next((one for one in said if zeros and not others and " multiplies by " in one.evidence), None)
-    if by_zeros is not None:
-        advice = f"in the first batch {by_zeros.evidence.partition(': ')[2]}; {by_zeros.advice.partition(';')[0]}"
     # A later dead layer passes zeros. Nothing is passed by a cut, or kept by a step that comes too late.
-    causes = {"cleared_gradients", "wrong_optimizer"} | ({"cut"} if not others else set())
+    causes = {"wrong_optimizer"} | ({"cut"} if not others else set())
     has_cause = any(found.rule in causes and found.severity == "alarm" for found in run.facts.findings)
     return Finding(
         last,
