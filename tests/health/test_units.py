@@ -262,7 +262,7 @@ def test_of_a_large_weight_the_units_that_are_measured_count():
         ]
 
     (finding,) = findings(DEAD_UNITS, run_of(layers, seen))
-    assert finding.evidence.startswith("8 of 8 sampled units (of 32) have never been above 0")
+    assert finding.evidence.startswith("8 of 8 sampled units (of 32) have not been above 0 at any measurement")
 
 
 def test_a_dropout_of_everything_is_dead():

@@ -77,7 +77,7 @@ class Verdict:
         """
         said = self.evidence
         if self.until is not None:  # it was seen while it lasted
-            said = re.sub(r"\bhave (never )?been ([^,;(]*since step)", r"were \1\2", said)
+            said = re.sub(r"\bhave (never |not )?been ([^,;(]*since step)", r"were \1\2", said)
             said = re.sub(r"\bsince step (\d+)", rf"from step \1 to {self.until}", said)
         return replace(self, evidence=sentence(said, self.module), advice=sentence(self.advice, self.module))
 

@@ -238,7 +238,7 @@ def _is_copy(one: nn.Parameter, of: nn.Parameter) -> bool:
     return bool((one.detach() - of.detach()).norm() <= NEAR_COPY * of.detach().norm())
 
 
-FROZEN_SHARE_TOLD = 0.01
+FROZEN_SHARE_TOLD = 0.1
 """Share of the weights below which frozen ones are not told (a choice): positions, masks and priors are kept so."""
 
 
@@ -249,10 +249,9 @@ def _frozen(parameters: Mapping[str, nn.Parameter]) -> Iterator[Finding]:
     if FROZEN_SHARE_TOLD * count <= sum(frozen.values()) < count and frozen:
         yield Finding(
             "",
-            f"{count - sum(frozen.values()):,} of {count:,} weights are trained; the frozen ones are all of "
+            f"{count - sum(frozen.values()):,} of {count:,} weights require a gradient; frozen: "
             f"{listed(_whole(parameters, frozen), 3)}{_untrained(parameters, frozen)}",
-            "ignore this if it is intended, as with adapters; otherwise set requires_grad=True on the weights "
-            "that should be trained",
+            "ignore this if these are meant to be frozen",
             rule="frozen",
         )
 

@@ -57,25 +57,33 @@ def no_gradient(run: Run) -> Iterator[Finding]:
         yield _unused(run, look, idle, "alarm" if is_all else "note")
     for chain in chains:
         yield _cut(run, look, chain, others)
-    for layer in run.layers if others else ():
+    if others:
+        yield from _in_part(run, look, idle)
+
+
+def _in_part(run: Run, look: Look, idle: Sequence[Layer]) -> Iterator[Finding]:
+    """Report layers of which some weights get no gradient; those with the same reason in one finding."""
+    alike: dict[str, list[tuple[Layer, str]]] = {}
+    for layer in run.layers:
         weights = [] if layer in idle else stepped_weights(look, layer)
         without = [name for name in weights if not has_gradient(look, name)]
-        if without and len(without) < len(weights):
-            has_zeros = all(look.of(name, "parameter_grad") is not None for name in without)
-            what = "only zero gradients" if has_zeros else "no gradient"
-            evidence = f"{what} reached {', '.join(without)}, while other weights of the layer got a gradient"
-            is_added = all(len(layer.shapes[name]) == 1 for name in without)
+        if not without or len(without) == len(weights):
+            continue
+        has_zeros = all(look.of(name, "parameter_grad") is not None for name in without)
+        what = "only zero gradients" if has_zeros else "no gradient"
+        evidence = f"{what} reached {', '.join(without)}, while other weights of the layer got a gradient"
+        advice = "check whether forward() uses all weights of the layer"
+        if has_zeros and all(len(layer.shapes[name]) == 1 for name in without):
             advice = (
-                "check why its input is always 0"
-                if has_zeros
-                else "check whether forward() uses all weights of the layer"
+                "ignore this if the loss cannot depend on it, as with a bias that cancels out when two outputs are "
+                "subtracted"
             )
-            if has_zeros and is_added:
-                advice = (
-                    "ignore this if the loss cannot depend on it, as with a bias that cancels out when two outputs are "
-                    "subtracted"
-                )
-            yield Finding(layer.name, evidence, advice)
+        elif has_zeros:
+            advice = "check why its input is always 0; ignore this if it is an optional input that is not used here"
+        alike.setdefault(advice, []).append((layer, evidence))
+    for advice, ((layer, evidence), *rest) in alike.items():
+        also = f"; so it is in {len(rest)} other layer{'s' * (len(rest) > 1)}" if rest else ""
+        yield Finding(layer.name, f"{evidence}{also}", advice)
 
 
 def _idle(run: Run, look: Look) -> list[Layer]:
@@ -386,13 +394,13 @@ def _in_no_optimizer(run: Run, look: Look) -> Iterator[Finding]:
 
 def _is_copy(left: Sequence[Layer], trained: Sequence[Layer]) -> bool:
     """Return True if the layers are networks within the model with a twin that is trained, as a target network has."""
-    parts = {_in_part(layer)[0] for layer in left}
-    inside = [layer for layer in trained if _in_part(layer)[0] in parts]
-    twins = {_in_part(layer)[1:] for layer in trained if layer not in inside}
-    return len(inside) == len(left) and all("." in one.name and _in_part(one)[1:] in twins for one in left)
+    parts = {_by_part(layer)[0] for layer in left}
+    inside = [layer for layer in trained if _by_part(layer)[0] in parts]
+    twins = {_by_part(layer)[1:] for layer in trained if layer not in inside}
+    return len(inside) == len(left) and all("." in one.name and _by_part(one)[1:] in twins for one in left)
 
 
-def _in_part(layer: Layer) -> tuple[str, str, tuple[tuple[int, ...], ...]]:
+def _by_part(layer: Layer) -> tuple[str, str, tuple[tuple[int, ...], ...]]:
     """Return the first part of a layer's name, the rest of it, and the shapes of its weights."""
     part, _, name = layer.name.partition(".")
     return part, name, tuple(map(tuple, layer.shapes.values()))

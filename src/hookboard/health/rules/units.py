@@ -245,8 +245,8 @@ def _dead_finding(run: Run, dead: Dead, severity: Severity) -> Finding:
         what = f"{whole} have been 0 at every measurement {when}"
     else:
         what = (
-            f"{whole} have never been above 0 {when}, so the next activation outputs 0 for them and no gradient "
-            "reaches them"
+            f"{whole} have not been above 0 at any measurement {when}, so the next activation outputs 0 for them and "
+            "no gradient reaches them"
         )
     others = "; no similar layer has dead units" if usual else ""
     if any(usual):
