@@ -101,5 +101,13 @@ PROJECTS = (
     _project("vector_quantize_pytorch", "quantized autoencoders", "vector-quantize-pytorch==1.32.0"),
     _project("x_transformers", "language models", "x-transformers==2.31.10"),
     _project("zuko", "normalizing flows", "zuko==1.6.0"),
+    _project("denoising_diffusion_pytorch", "diffusion of pictures and series", "denoising-diffusion-pytorch==2.3.4"),
+    _project("higher", "meta-learning", "higher==0.2.1"),
+    _project("nflows", "normalizing flows", "nflows==0.14"),
+    _project("schedulefree", "classification", "schedulefree==1.4.1"),
+    _project("timm", "classification", "timm==1.0.31"),
+    _project("torchcrf", "tagging of tokens", "pytorch-crf==0.7.2"),
+    _project("torchdiffeq", "neural differential equations", "torchdiffeq==0.2.5"),
+    _project("vit_pytorch", "transformers of pictures", "vit-pytorch==1.26.14", "lion-pytorch==0.2.5"),
 )
 """Versions as first tried on 2026-11-29."""
