@@ -1,7 +1,13 @@
 """Data that several projects are trained on, and what their Trainers have in common."""
 
 import random
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch.utils.data import DataLoader
 
 QUIET: dict[str, Any] = {
     "accelerator": "cpu",
@@ -56,3 +62,36 @@ def tokenizer() -> Any:
     whole.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
     names = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), SPECIAL, strict=True))
     return PreTrainedTokenizerFast(tokenizer_object=whole, eos_token="[SEP]", **names)
+
+
+@contextmanager
+def each_batch(run: Any, find: Any) -> Iterator[None]:
+    """Watch a `fit` that has no callbacks: a batch of a DataLoader is a step, unless it is read under `no_grad`.
+
+    Args:
+        run: what the script trains with.
+        find: returns the model and its optimizer, once the first batch is there.
+    """
+    iterate, backward, opened = DataLoader.__iter__, torch.Tensor.backward, ExitStack()
+    steps: list[Any] = []
+    seen: list[Any] = []
+
+    def batches(loader: Any) -> Iterator[Any]:
+        for batch in iterate(loader):
+            if not torch.is_grad_enabled():
+                yield batch
+                continue
+            if not steps:
+                steps.append(opened.enter_context(run.loop(*find())))
+            seen.clear()
+            with steps[0].step(batch):
+                yield batch
+
+    def noted(loss: Any, *given: Any, **named: Any) -> None:
+        if not seen:  # later ones of a step are the monitor's
+            run.loss(loss)
+            seen.append(loss)
+        backward(loss, *given, **named)
+
+    with opened, patch.object(DataLoader, "__iter__", batches), patch.object(torch.Tensor, "backward", noted):
+        yield
