@@ -199,7 +199,7 @@ def test_worst_is_first():
         at(*every, name="large", module="fc1", severity="alarm", size=2.0),
         at(*every, name="large2", module="act1", severity="alarm"),
     )
-    assert [v.rule for v in judge.verdicts] == ["large", "large2", "ended", "small"]
+    assert [v.rule for v in judge.verdicts] == ["large", "large2", "small", "ended"]
 
 
 def of_two(cause: Rule, effect: Rule, is_adaptive: bool = True) -> list[tuple[str, str, str]]:

@@ -84,10 +84,11 @@ class Case:
     def verdict(self, rule: str, module: str, window: int, is_harmed: bool, is_well: bool = False) -> Verdict:
         """Return the verdict of this case; an alarm that is not hard becomes a note unless the loss `is_harmed`.
 
-        While the loss falls (`is_well`), only what is proven to be a fault, and still there, stays an alarm.
+        So does what is over; and while the loss falls (`is_well`), what is not proven to be a fault that is still there.
         """
         is_proof = (self.finding.is_hard and not self.missed) or self.is_exact
-        is_alarm = self.is_alarm and (self.is_hard or is_harmed) and (is_proof or not is_well)
+        is_open = self.is_hard and not is_well and (self.at_once or self.missed < window)
+        is_alarm = self.is_alarm and (is_harmed or is_proof or is_open)
         lasts = self.missed == 0 and (self.seen >= window or not self.at_once)
         return Verdict(
             "alarm" if is_alarm else "note",

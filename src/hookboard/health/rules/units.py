@@ -244,10 +244,7 @@ def _dead_finding(run: Run, dead: Dead, severity: Severity) -> Finding:
     if dead.at.kind in SILENT_AT_ZERO_KINDS:
         what = f"{whole} have been 0 at every measurement {when}"
     else:
-        what = (
-            f"{whole} have not been above 0 at any measurement {when}, so the next activation outputs 0 for them and "
-            "no gradient reaches them"
-        )
+        what = f"{whole} have not been above 0 at any measurement {when}, and no gradient reaches them"
     others = "; no similar layer has dead units" if usual else ""
     if any(usual):
         others = f"; in similar layers, {percent_range(usual)} are dead"
