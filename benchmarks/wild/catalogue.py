@@ -53,11 +53,7 @@ PROJECTS = (
     _project("darts", "forecasting", "darts==0.41.0"),
     _project("gluonts", "forecasting", "gluonts[torch]==0.17.0"),
     _project("lightning_uq_box", "uncertainty", "lightning-uq-box==0.2.0", "timm==1.0.31"),
-<<<<<<< HEAD
-    _project("lightning_demos", "language models"),
-=======
     _project("lightning_demos", "language models", "lightning==2.6.6"),
->>>>>>> h-x1
     _project("lightly", "self-supervised pictures", "lightly==1.6.0"),
     _project("matgl", "crystals", "matgl==4.1.2"),
     _project("mlcolvar", "collective variables of molecules", "mlcolvar==1.3.1"),

@@ -84,7 +84,7 @@ class Case:
     def verdict(self, rule: str, module: str, window: int, is_harmed: bool, is_well: bool = False) -> Verdict:
         """Return the verdict of this case; an alarm that is not hard becomes a note unless the loss `is_harmed`.
 
-        So does what is over; and while the loss falls (`is_well`), what is not proven to be a fault that is still there.
+        So does what is over; and, while the loss falls (`is_well`), all but a proven fault that is still there.
         """
         is_proof = (self.finding.is_hard and not self.missed) or self.is_exact
         is_open = self.is_hard and not is_well and (self.at_once or self.missed < window)
