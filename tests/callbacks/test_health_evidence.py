@@ -174,33 +174,6 @@ def test_the_share_of_updates_that_other_layers_lose(tmp_path):
     assert others == round(100 * np.median([max(lost(f"net.{i}.weight"), lost(f"net.{i}.bias")) for i in (2, 4)]))
 
 
-def test_the_deviation_of_batch_norms_that_use_other_statistics(tmp_path):
-    norm = lambda: nn.BatchNorm1d(16)  # noqa: E731
-    net = sized(linear(8, 16), norm, nn.ReLU, linear(16, 16), norm, nn.ReLU, linear(16, 3))
-    model = Recorded(net, CROSS_ENTROPY, rate=1e-6)
-    net[1].running_var.fill_(100.0)
-    net[4].running_var.fill_(25.0)
-    model.on_train_batch_start = lambda *args: [net[place].eval() for place in (1, 4)]
-    told = numbers(
-        "the standard deviation of the channels is # to # times their gain",
-        said(tmp_path, model, classes(), "activation_scale"),
-    )
-    shares = [
-        math.sqrt(model.outputs[f"net.{place}"].var(0).mean()) / rms(model.before[f"net.{place}.weight"])
-        for place in (1, 4)
-    ]
-    assert told == sorted(shortened(share) for share in shares)
-
-
-def test_the_deviation_of_a_single_batch_norm_is_one_number(tmp_path):
-    net = sized(linear(8, 16), lambda: nn.BatchNorm1d(16), nn.ReLU, linear(16, 3))
-    model = Recorded(net, CROSS_ENTROPY, rate=1e-6)
-    net[1].running_var.fill_(100.0)
-    model.on_train_batch_start = lambda *args: net[1].eval()
-    (share,) = numbers("the channels is # times their gain", said(tmp_path, model, classes(), "activation_scale"))
-    assert share == shortened(math.sqrt(model.outputs["net.1"].var(0).mean()) / rms(model.before["net.1.weight"]))
-
-
 class Root(nn.Module):
     def forward(self, x):
         return x.sqrt()

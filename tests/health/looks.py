@@ -58,12 +58,11 @@ def look(
     readings: Sequence[Reading],
     losses: Sequence[float] = (),
     stepped: Mapping[str, Stepped] | None = None,
-    by_batch: Mapping[str, bool] | None = None,
 ) -> Look:
     """A look; the losses are those of the last steps."""
     first = step - len(losses) + 1
     points = [Loss(first + i, first + i, value) for i, value in enumerate(losses)]
-    return Look(step, step, {r.site: r for r in readings}, points, stepped or {}, by_batch=by_batch or {})
+    return Look(step, step, {r.site: r for r in readings}, points, stepped or {})
 
 
 def layers(*given: Layer) -> dict[str, Layer]:

@@ -1,6 +1,6 @@
 """Runs of hand-made looks: a chain of layers that is healthy unless a test says otherwise."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from health.looks import layers, look, reading, row
@@ -59,7 +59,6 @@ def run_of(
     count: int = 6,
     losses: Callable[[int], Sequence[float]] | None = None,
     every: int = 10,
-    by_batch: Mapping[str, bool] | None = None,
 ) -> Run:
     """A run after so many looks, one in every so many steps.
 
@@ -69,12 +68,11 @@ def run_of(
         count: how many looks.
         losses: the losses of the steps since the look before.
         every: the optimizer steps between looks.
-        by_batch: batch norm to whether it normalizes by its batch.
     """
     run = Run(layers(*given), WINDOW)
     for number in range(count):
         seen = losses(number) if losses else ()
-        run.see(look(every * number, list(readings(number)), seen, by_batch=by_batch))
+        run.see(look(every * number, list(readings(number)), seen))
     return run
 
 

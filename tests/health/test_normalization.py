@@ -1,47 +1,12 @@
-"""Batch norms that do not normalize, or lose their gains."""
+"""Batch norms that lose their gains."""
 
 import math
 
-import pytest
 from health.looks import reading, row
-from health.runs import falling, findings, harmed, linear, noise, outputs, run_of
+from health.runs import falling, findings, harmed, outputs, run_of
 
 from hookboard.health.rules.scale import ACTIVATION_SCALE, GAIN_LOSS_PER_STEP, GAIN_SHARE_LOST
 from hookboard.model.layers import Layer
-
-
-def normed(deviations, gain=0.8, trainable=True, losses=falling, by_batch=False):
-    names = frozenset({"bn.weight"} if trainable else ())
-    norm = Layer("bn", "BatchNorm2d", "norm", ("bn.weight",), names, {"bn.weight": (len(deviations),)})
-    read = [
-        outputs("conv", noise(len(deviations))),
-        outputs("bn", [row(100, 0.1, deviation) for deviation in deviations]),
-        reading("bn.weight", "parameter", [row(len(deviations), gain, 0.0)]),
-    ]
-    layers, modes = [linear("conv", kind="conv"), norm], {"bn": by_batch}
-    return findings(ACTIVATION_SCALE, run_of(layers, lambda n: read, losses=losses, by_batch=modes))
-
-
-@pytest.mark.parametrize(
-    ("share", "severity"), [(1.05, None), (1.15, "note"), (0.7, None), (0.64, "note"), (3.0, "alarm"), (0.2, "alarm")]
-)
-def test_running_statistics_that_do_not_fit_are_found_by_what_a_batch_norm_gives(share, severity):
-    found = normed([0.8 * share] * 8)
-    assert [(s.module, s.severity) for s in found] == ([("bn", severity)] if severity else [])
-    assert all(s.evidence.startswith("1 of 1 BatchNorms is in evaluation mode and uses running") for s in found)
-
-
-def test_a_frozen_batch_norm_may_keep_statistics_of_other_data():
-    assert normed([0.1] * 8, trainable=False, losses=harmed) == []
-
-
-def test_statistics_of_a_batch_that_an_epsilon_outweighs_are_well():
-    assert normed([0.1] * 8, losses=harmed, by_batch=True) == []
-
-
-def test_channels_into_which_nothing_comes_do_not_count():
-    assert not normed([0.8] * 5 + [0.0] * 3, losses=harmed)
-    assert not normed([0.0] * 8, losses=harmed)
 
 
 def norms(count):
@@ -52,21 +17,6 @@ def norms(count):
         )
         for i in range(count)
     ]
-
-
-@pytest.mark.parametrize(("off", "fires"), [(1, False), (2, True), (4, True)])
-def test_running_statistics_are_told_of_half_of_the_norms_at_least(off, fires):
-    given = norms(4)
-
-    def seen(n):
-        for i, norm in enumerate(given):
-            yield outputs(norm.name, [row(100, 0.1, 0.8 * (1.2 if i >= 4 - off else 1.0)) for _ in range(8)])
-            yield reading(norm.weights[0], "parameter", [row(8, 0.8, 0.0)])
-
-    modes = dict.fromkeys((norm.name for norm in given), False)
-    found = findings(ACTIVATION_SCALE, run_of(given, seen, losses=falling, by_batch=modes))
-    # It may be the first one of all whose statistics are nearest by chance.
-    assert [(s.module, s.severity) for s in found] == ([("bn0", "note")] if fires else [])
 
 
 def gained(*courses, every=10, losses=falling):

@@ -19,7 +19,7 @@ from hookboard.callbacks.reporter import Reporter, StopOn
 from hookboard.callbacks.step_watch import StepWatch
 from hookboard.health import Apart, HeldBack, Look, Loss, Router, StepFacts, Stepped, Verdict
 from hookboard.measure import Readings, Taps, sent_together
-from hookboard.model.layers import BATCH_NORMS, Layer
+from hookboard.model.layers import Layer
 from hookboard.model.selection import named_submodules
 from hookboard.model.sites import Site
 from hookboard.tracing import is_choice, tokens_of_experts
@@ -32,10 +32,6 @@ VALUES_COMPARED = 64
 """How many values of a weight tell whether others are swapped in for an evaluation (a choice)."""
 
 _is_trained = operator.attrgetter("requires_grad")
-
-
-def _uses_batch(norm: nn.Module) -> bool:
-    return norm.training or norm.running_mean is None
 
 
 @dataclass
@@ -135,8 +131,6 @@ class HealthState(MeasurementState):
         frozen = {name for name, w in self.weights.items() if not any(map(_is_trained, w.parameters))}
         is_scaled, batch_idx, factors = self.loss_scale is not None, self.batch_idx, self.steps.factors
         stepped, self.stepped, replicas = self.stepped, {}, self.replicas
-        modules = self.selection.modules.items()
-        by_batch = {name: _uses_batch(module) for name, module in modules if isinstance(module, BATCH_NORMS)}
         count = 0 if losses.waiting is None else len(losses.waiting)
         facts = self._facts()
 
@@ -159,9 +153,7 @@ class HealthState(MeasurementState):
             if self.reporter is None:
                 return None
             overflowed = is_scaled and bool(readings.overflowed.any())
-            look = Look(
-                step, batch_idx, readings, seen, stepped, overflowed, frozen, apart, is_scaled, factors, by_batch
-            )
+            look = Look(step, batch_idx, readings, seen, stepped, overflowed, frozen, apart, is_scaled, factors)
             if told:
                 self.reporter.tell(told, is_searched=self.nans.box is not None)
             return self.reporter.see(look, facts, records)

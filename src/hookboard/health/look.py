@@ -136,8 +136,6 @@ class Look:
             them underflowed.
         factors: the weights that are the factors of an adapter. Their steps count for the frozen weight that it adds
             to, whose `parameter_update` is that of their product times its scale.
-        by_batch: batch norm to whether it normalizes by its batch now; False if by its running statistics, as in
-            evaluation mode. Classes that are not torch's are not there.
         has_other_weights: True if an evaluation ran with other weights than the model had when it began.
     """
 
@@ -151,7 +149,6 @@ class Look:
     apart: Sequence[Apart] = ()
     is_scaled: bool = False
     factors: Set[str] = frozenset()
-    by_batch: Mapping[str, bool] = field(default_factory=dict)
     has_other_weights: bool = False
 
     def of(self, name: str, role: Role) -> Reading | None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from hookboard.health.look import Look
 from hookboard.health.robust import median, median_of, medians, robust_z, slope
-from hookboard.health.rule import Finding, Rule, Severity
+from hookboard.health.rule import Finding, Rule
 from hookboard.health.rules.heads import attention
 from hookboard.health.rules.shared import (
     Scales,
@@ -25,24 +25,12 @@ from hookboard.health.run import Run
 from hookboard.model.layers import NORM_KINDS, Kind, Layer
 from hookboard.model.sites import Role
 
-NORM_DEVIATION_MIN = 0.67
-"""Standard deviation of a batch norm's channels, as a multiple of its gain, below which its running statistics do not
-fit the batch: a note if that holds for half of the norms. With the statistics of the batch it is 1, and less only where
-epsilon outweighs them."""
-
-NORM_DEVIATION_MAX = 1.1
-"""Standard deviation of a batch norm's channels, as a multiple of its gain, above which it is the same."""
-
-NORM_DEVIATION_FACTOR_ALARM = 2.5
-"""Factor, up or down, between the standard deviation of a batch norm's channels and its gain, from which it is an alarm
-whatever the loss does."""
-
-CONSTANT_CHANNEL_SHARE = 1e-3
-"""Channels that vary by less than this share of the one that varies most do not count: they have no input."""
-
 GAIN_SHARE_LOST = 0.2
 """Share of their initial size to which gains must fall. In healthy runs of the benchmark's tuning half 0.64 is left of
 the one that falls most."""
+
+GAIN_SHARE_BEGUN = 0.9
+"""Share of their initial size from which such a fall is dated (a choice)."""
 
 GAIN_LOSS_PER_STEP = 0.01
 """Gains must also fall by at least this share in each step: a weight decay of 5e-4 at a learning rate of 0.1 takes
@@ -50,14 +38,9 @@ GAIN_LOSS_PER_STEP = 0.01
 
 
 def normalization(run: Run) -> Iterator[Finding]:
-    """Report batch norms that lost their gains or do not normalize, and the first dropout that leaves little."""
-    if run.arrays.batch_norms:
-        yield from _gains_lost(run)
-        yield from _unnormalized(run)
-
-
-def _gains_lost(run: Run) -> Iterator[Finding]:
     """Report once if the gains of batch norms fall towards 0 faster than any usual weight decay takes them."""
+    if not run.arrays.batch_norms:
+        return
     gains = run.course("weight_rms")[run.arrays.batch_norms]
     is_known = gains[:, 0] > 0
     gains = gains[is_known]
@@ -78,60 +61,11 @@ def _gains_lost(run: Run) -> Iterator[Finding]:
         f"shrink too{harm_of(run)}."
     )
     advice = "Check what shrinks them: weight decay, of which gains and biases should be left out, or the loss."
-    start = int(np.argmax(left < 1 / NORM_DEVIATION_MAX))
+    start = int(np.argmax(left < GAIN_SHARE_BEGUN))
     first = run.layers[run.arrays.batch_norms[0]]
     size, since = fell / math.log(10), int(steps[start])
     until = int(steps[left < GAIN_SHARE_LOST].max()) if now >= GAIN_SHARE_LOST else None
     yield Finding(first.name, evidence, advice, "alarm", size=size, since=since, until=until)
-
-
-def _normalized(run: Run) -> np.ndarray:
-    """Return (RMS of the channels' deviations) / (RMS of the weight) of each layer's output, shape (layers,).
-
-    For a batch norm it is about 1 if it normalizes by the batch; for other layers it has no meaning. Channels that
-    hardly vary are left out. NaN if unknown.
-    """
-    outputs, units, table = run.latest.rows["output"], run.latest.outputs, run.arrays
-    deviation = units.columns["deviation"]
-    least = CONSTANT_CHANNEL_SHARE * np.maximum.reduceat(deviation, units.starts)
-    is_alive = deviation > np.repeat(least, units.counts)
-    alive = np.add.reduceat(is_alive, units.starts, dtype=np.intp)
-    squares = np.add.reduceat(np.where(is_alive, units.squares, 0.0), units.starts)
-    before, after = run.latest.rows["parameter_before"], run.latest.rows["parameter"]
-    first = table.first_of_each(np.ones(len(table.weights), dtype=bool))
-    gains = np.full(len(table.names), np.nan)
-    gains[table.owner[first]] = np.where(before.is_there, before.rms, after.rms)[first]
-    is_known = (outputs.nonfinite[units.places] == 0) & (2 * alive >= units.counts) & (gains[units.places] > 0)
-    known = units.places[is_known]
-    shares = np.full(len(table.names), np.nan)
-    shares[known] = np.sqrt(squares[is_known] / alive[is_known]) / gains[known]
-    return shares
-
-
-def _unnormalized(run: Run) -> Iterator[Finding]:
-    """Report once if at least half of the batch norms use running statistics that do not fit the batch."""
-    shares, by_batch = _normalized(run), run.now.by_batch
-    # Of a frozen backbone the statistics are meant to stay.
-    norms = [(run.layers[place], float(shares[place])) for place in run.arrays.batch_norms]
-    known = {norm.name: share for norm, share in norms if norm.trainable and norm.name in by_batch and share > 0}
-    off = {
-        name: share
-        for name, share in known.items()
-        if not by_batch[name] and not NORM_DEVIATION_MIN < share < NORM_DEVIATION_MAX
-    }
-    if not len(off) >= len(known) / 2 > 0:
-        return
-    times = " to ".join(dict.fromkeys((f"{min(off.values()):.2g}", f"{max(off.values()):.2g}")))
-    is_far = any(not 1 / NORM_DEVIATION_FACTOR_ALARM < share < NORM_DEVIATION_FACTOR_ALARM for share in off.values())
-    severity: Severity = "alarm" if is_far else severity_of(run)
-    evidence = (
-        f"{len(off)} of {len(known)} BatchNorms {'is' if len(off) == 1 else 'are'} in evaluation mode and "
-        f"{'uses' if len(off) == 1 else 'use'} running statistics: the standard deviation of the channels is {times} "
-        f"times their gain (with batch statistics, at most about 1){harm_of(run)}."
-    )
-    advice = "Call train() on them, or check that their running statistics fit the data."
-    size = max(abs(math.log10(share)) for share in off.values())
-    yield Finding(next(iter(known)), evidence, advice, severity, size=size)
 
 
 PEER_LAYERS_MIN = 4
