@@ -29,7 +29,7 @@ def cell(run: Run, verdicts: Sequence[Verdict]) -> str:
     It has no scripts, and all texts are escaped. Verdicts that are alike are shown as one, see `folded_verdicts`.
     """
     shown = folded_verdicts(verdicts, [layer.name for layer in run.layers])
-    parts = [f"<p><b>{html.escape(headline(run, verdicts))}</b> {html.escape(caveat(run, verdicts))}</p>"]
+    parts = [f"<p><b>{html.escape(headline(run, verdicts))}</b> {html.escape(caveat(verdicts))}</p>"]
     parts += map(Verdict._repr_html_, shown)
     picture = pictures(run, verdicts).get(MAP)
     if picture is not None:

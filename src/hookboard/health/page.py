@@ -233,7 +233,7 @@ def table_of(
     in_markdown = markdown(["verdict", "layer", "steps", "evidence, and what to try"], cells) if cells else ""
     seen = f"{more}{coverage(run, every_n_steps)}{_worst_layers(run, verdicts)}"
     last = " ".join(filter(None, [seen, escaped(left_out(run))]))
-    text = "\n\n".join(filter(None, [headline(run, verdicts), caveat(run, verdicts), in_markdown, last]))
+    text = "\n\n".join(filter(None, [headline(run, verdicts), caveat(verdicts), in_markdown, last]))
     return Table(TABLE_COLUMNS, rows, text)
 
 
@@ -359,7 +359,7 @@ def _record_of(run: Run, verdicts: Sequence[Verdict], every_n_steps: int, shows:
     values = {quantity: values_of(run, quantity) for quantity in QUANTITIES}
     return HealthRecord(
         every_n_steps,
-        " ".join(filter(None, [headline(run, verdicts), caveat(run, verdicts)])),
+        " ".join(filter(None, [headline(run, verdicts), caveat(verdicts)])),
         tuple(asdict(verdict.in_sentences()) for verdict in verdicts),
         tuple(layer.name for layer in run.layers),
         tuple(run.course_steps),

@@ -24,8 +24,9 @@ def headline(run: Run, verdicts: Sequence[Verdict]) -> str:
     """Return one sentence with the numbers of alarms and notes, layers and looks, and what makes these say little."""
     alarms = sum(verdict.severity == "alarm" for verdict in verdicts)
     counts = [(alarms, "alarm"), (len(verdicts) - alarms, "note")]
-    # Of a run in which nothing was trained, as while a replay buffer fills, that would be a claim.
-    nothing = "No problems found" if run.peak_rate or _has_moved(run) else "No weight has changed"
+    # Of a run in which nothing was trained, that would be a claim. What was not measured (NaN) counts as moved.
+    has_moved = run.peak_rate or (np.diff(run.course("weight_rms")) != 0).any()
+    nothing = "No problems found" if has_moved else "No weight has changed"
     nothing = "No output was seen" if run.unseen and len(run.unseen) == len(run.layers) else nothing
     found = " and ".join(_many(count, noun) for count, noun in counts if count) or nothing
     times = "once" if run.seen == 1 else f"{run.seen} times"
@@ -41,25 +42,11 @@ def headline(run: Run, verdicts: Sequence[Verdict]) -> str:
     return f"{found} in {_layers(run)}, measured {times} from step {_ends(run)}{lost}{unseen}."
 
 
-def _has_moved(run: Run) -> bool:
-    sizes = run.course("weight_rms")
-    return bool((np.diff(sizes) != 0).any())  # also where none was measured
-
-
-def caveat(run: Run, verdicts: Sequence[Verdict]) -> str:
-    """Return what to keep in mind when reading the verdicts.
-
-    With alarms: to fix these before the notes; "" if every note follows from another verdict. Without alarms: how many
-    of the layers with weights are stepped; "" if all or none are, or while there were fewer looks than the window.
-    """
-    if any(verdict.severity == "alarm" for verdict in verdicts):
-        has_notes = any(verdict.severity == "note" and verdict.follows_from is None for verdict in verdicts)
-        return "Fix alarms first; notes may be side effects or intentional." if has_notes else ""
-    if run.seen < run.window:
-        return ""
-    own = [layer for layer in run.layers if layer.weights]
-    trained = sum(any(name in run.peak_rate for name in layer.weights) for layer in own)
-    return f"The optimizers step {trained} of the {len(own)} layers with weights." if 0 < trained < len(own) else ""
+def caveat(verdicts: Sequence[Verdict]) -> str:
+    """Return that alarms should be fixed before notes; "" without both, or if all notes follow from other verdicts."""
+    has_alarm = any(verdict.severity == "alarm" for verdict in verdicts)
+    has_notes = any(verdict.severity == "note" and verdict.follows_from is None for verdict in verdicts)
+    return "Fix alarms first; notes may be side effects or intentional." if has_alarm and has_notes else ""
 
 
 def closing(run: Run, verdicts: Sequence[Verdict], places: Sequence[str] | None = ()) -> list[str]:
@@ -68,7 +55,7 @@ def closing(run: Run, verdicts: Sequence[Verdict], places: Sequence[str] | None 
     Of `places`, each is a line on where the page of one logger is; None without a logger.
     """
     lines = [f"HealthMonitor: {headline(run, verdicts)}"]
-    lines += _wrapped(caveat(run, verdicts), "  ", 4)
+    lines += _wrapped(caveat(verdicts), "  ", 4)
     shown = folded_verdicts(verdicts, [layer.name for layer in run.layers])
     for verdict in shown[:CLOSING_VERDICTS_MAX]:
         lines += _wrapped(str(verdict), "  ", 4)

@@ -78,8 +78,8 @@ def loss_input(done: TracedStep) -> Iterator[Finding]:
         if low < -ROUNDING or high > 1 + ROUNDING:
             yield Finding(
                 op.place.module,
-                f"the overlap {op.place} expects probabilities and masks, but the outputs range from {low:.3g} to "
-                f"{high:.3g}",
+                f"the Dice or IoU loss {op.place} expects probabilities and masks, but the outputs range from "
+                f"{low:.3g} to {high:.3g}",
                 "apply sigmoid or softmax to the outputs first",
                 "alarm",
             )
@@ -90,7 +90,7 @@ LOSS_INPUT_BY_HAND = Rule("loss_input", loss_input, of="step")
 
 def targets(done: TracedStep) -> Iterator[Finding]:
     """Yield an alarm for targets outside of 0 to 1 in a binary cross entropy or a Dice loss."""
-    named = [(op, product, "the overlap") for op, product in _overlaps(done)]
+    named = [(op, product, "the Dice or IoU loss") for op, product in _overlaps(done)]
     named += [(op, product, "the binary cross entropy") for op, product in _binary_cross_entropies(done)]
     for op, product, what in named:
         low, high = map(float, product.target_limits)

@@ -31,7 +31,7 @@ from hookboard.health.rules.shared import (
 )
 from hookboard.health.run import Run
 from hookboard.health.spikes import Spike, is_new_level
-from hookboard.measure import FIELDS, Reading
+from hookboard.measure import FIELDS
 
 GRADIENT_SPIKE_FACTOR = 10.0
 """A gradient is a spike if it is this many times the usual one, and its logarithm as many robust standard deviations
@@ -390,26 +390,22 @@ def initial_loss(run: Run) -> Iterator[Finding]:
     wide = [
         layer.name
         for layer in run.layers
-        if layer.kind == "embedding" and any(_is_wide(first.of(name, "parameter_before")) for name in layer.weights)
+        if layer.kind == "embedding"
+        for weight in (first.of(name, "parameter_before") for name in layer.weights)
+        if weight is not None and weight.moments.rms >= EMBEDDING_RMS_LARGE
     ]
     # Outputs that hardly differ are not too large: it is the targets that are far from them.
     is_far = losses.is_of_classifier or (losses.reach or 0.0) > math.sqrt(loss)
-    why = "" if is_far else ": the targets are far from the initial outputs"
-    why = ", so the model's initial outputs are too large" if losses.is_of_classifier else why
     advice = "initialize the last layer with smaller weights, and check the scale of its input"
     if not is_far:
-        advice = "subtract the mean of the targets, or start the last bias there; ignore this if the loss falls quickly"
+        advice = "subtract the mean of the targets, or start the last bias there"
     elif wide:
         advice = (
             f"initialize {listed(wide, 3)} with smaller values, for example nn.init.normal_(weight, std=0.1); torch's "
             "default std is 1"
         )
-    evidence = f"the first loss was {loss:.3g}, while {what} {reference:.3g}{why}{harm_of(run)}"
+    evidence = f"the first loss was {loss:.3g}, while {what} {reference:.3g}{harm_of(run)}"
     yield Finding("", evidence, advice, "alarm", size=loss / reference, since=losses.first[0].step)
-
-
-def _is_wide(weight: Reading | None) -> bool:
-    return weight is not None and weight.moments.rms >= EMBEDDING_RMS_LARGE
 
 
 INITIAL_LOSS = Rule("initial_loss", initial_loss)

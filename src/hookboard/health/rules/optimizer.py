@@ -441,10 +441,6 @@ def _why_still(run: Run, look: Look, layer: Layer) -> str:
     return f"a step at a learning rate of {max(rates):.2g} leaves the{kind} weights unchanged"
 
 
-def _weights(count: int) -> str:
-    return "weight" if count == 1 else f"{count} weights"
-
-
 NO_GRADIENT = Rule("no_gradient", no_gradient, look_at="health/gradient_rms")
 NOT_UPDATED = Rule("not_updated", not_updated, look_at="health/update_ratio")
 
