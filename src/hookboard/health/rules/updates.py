@@ -45,6 +45,10 @@ in 1 + 3 squared) is then the initialization that somebody chose, the rest is on
 LOSS_LEAP_FACTOR = 2.0
 """A loss that rose to this many times its first value in its first steps has leapt (a choice)."""
 
+FIRST_LOSS_LEAP_HARM = 5.0
+"""A loss that rose to this many times its first value, after a first step larger than the weights, is harm that was
+measured, though it may fall afterwards (a choice)."""
+
 WEIGHT_GROWTH_ALARM = 30.0
 """Growth of most weights since the first look that is an alarm whatever the loss does. In healthy runs of the
 benchmark's tuning half no weight grows by more than 4.2."""
@@ -64,12 +68,13 @@ def update_too_large(run: Run) -> Iterator[Finding]:
     Nothing is said while the loss falls, unless the first step was larger than the weights.
     """
     # A single matrix may be anywhere after a step: a linear model learns from any start.
-    is_judged = _is_deep(run) or (run.losses.is_known and not run.losses.is_well)
+    has_leapt = _leap_factor(run) > FIRST_LOSS_LEAP_HARM
+    is_judged = _is_deep(run) or has_leapt or (run.losses.is_known and not run.losses.is_well)
     is_judged &= all(stepped.optimizer != "LBFGS" for stepped in run.now.stepped.values())  # it searches for its step
     if run.first_move > FIRST_UPDATE_RATIO_ERASES and is_judged and not run.now.factors:
         steps, ratios = _course(run, run.arrays.with_matrix)
         found = _large_model(run, steps, medians_of(ratios), 0)
-        is_hard = run.first_move > FIRST_UPDATE_RATIO_REPLACES
+        is_hard = has_leapt or run.first_move > FIRST_UPDATE_RATIO_REPLACES
         yield replace(found, severity="alarm", is_root=True, is_lasting=True, is_hard=is_hard)
         return
     growth = _growth(run)
@@ -237,11 +242,17 @@ def _leap(run: Run) -> str:
 
     "" if it did not, or shows harm, which `harm_of` describes.
     """
-    first = [loss.value for loss in run.losses.first if math.isfinite(loss.value)]
-    if run.losses.is_harmed or len(first) < 2 or not max(first) > LOSS_LEAP_FACTOR * abs(first[0]):
+    if run.losses.is_harmed or not _leap_factor(run) > LOSS_LEAP_FACTOR:
         return ""
+    first = [loss.value for loss in run.losses.first if math.isfinite(loss.value)]
     last = run.losses.level()
     return f"; the loss rose from {first[0]:.3g} to {max(first):.3g} in the first steps, and is {last:.3g} now"
+
+
+def _leap_factor(run: Run) -> float:
+    """Return how many times its first value the loss reached in the first steps; NaN if it began at 0 or is unknown."""
+    first = [loss.value for loss in run.losses.first if math.isfinite(loss.value)]
+    return max(first) / abs(first[0]) if first and first[0] else math.nan
 
 
 def _is_deep(run: Run) -> bool:
