@@ -344,7 +344,7 @@ def test_between_which_steps_a_learning_rate_jumped_and_where_it_is_now(tmp_path
 
 
 def test_how_far_a_loss_rose_in_the_first_steps_and_where_it_is(tmp_path):
-    model = Scheduled(deep(), CROSS_ENTROPY, rate_at=lambda at: 0.05 if at else 20.0, optimizer=torch.optim.SGD)
+    model = Scheduled(deep(), CROSS_ENTROPY, rate_at=lambda at: 0.05 if at else 40.0, optimizer=torch.optim.SGD)
     evidence = said(tmp_path, model, classes(), "update_too_large")
     told = numbers("; the loss rose from # to # in the first steps, and is # now", evidence)
     first, highest = model.losses[0], max(model.losses[:32])

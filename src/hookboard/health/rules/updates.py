@@ -14,6 +14,7 @@ from hookboard.health.rules.shared import (
     gets_zeros,
     harm_of,
     is_rate_low_by_schedule,
+    was_zero,
     weight_gain,
 )
 from hookboard.health.run import USUAL_WEIGHT_NORM_MIN, RateJump, Run
@@ -42,12 +43,9 @@ FIRST_UPDATE_RATIO_REPLACES = 3.0
 """Update ratio of the first step from which it is an alarm whatever the loss does: less than a tenth of the weights (1
 in 1 + 3 squared) is then the initialization that somebody chose, the rest is one step."""
 
-LOSS_LEAP_FACTOR = 2.0
-"""A loss that rose to this many times its first value in its first steps has leapt (a choice)."""
-
-FIRST_LOSS_LEAP_HARM = 5.0
-"""A loss that rose to this many times its first value, after a first step larger than the weights, is harm that was
-measured, though it may fall afterwards (a choice)."""
+LOSS_LEAP_FACTOR = 3.0
+"""A loss that rose to this many times its first value in its first steps has leapt. After a first step larger than the
+weights that is harm which was measured, though the loss may fall afterwards (a choice)."""
 
 WEIGHT_GROWTH_ALARM = 30.0
 """Growth of most weights since the first look that is an alarm whatever the loss does. In healthy runs of the
@@ -68,7 +66,7 @@ def update_too_large(run: Run) -> Iterator[Finding]:
     Nothing is said while the loss falls, unless the first step was larger than the weights.
     """
     # A single matrix may be anywhere after a step: a linear model learns from any start.
-    has_leapt = _leap_factor(run) > FIRST_LOSS_LEAP_HARM
+    has_leapt = _leap_factor(run) > LOSS_LEAP_FACTOR
     is_judged = _is_deep(run) or has_leapt or (run.losses.is_known and not run.losses.is_well)
     is_judged &= all(stepped.optimizer != "LBFGS" for stepped in run.now.stepped.values())  # it searches for its step
     if run.first_move > FIRST_UPDATE_RATIO_ERASES and is_judged and not run.now.factors:
@@ -106,7 +104,7 @@ def update_too_large(run: Run) -> Iterator[Finding]:
     for place, row in zip(layers, ratios, strict=True):
         is_large = np.nan_to_num(row) > np.maximum(UPDATE_RATIO_LARGE, LAYER_UPDATE_FACTOR_LARGE * whole)
         start = _first_of(is_large, run.window)
-        if start is not None and not _was_zero(run, run.layers[place]):
+        if start is not None and not was_zero(run, run.layers[place]):
             moves, until = _moves("its update-to-weight ratio", "", steps, row, is_large)
             evidence = f"{moves} (the median layer's: {whole[-1]:.1g}){harm_of(run)}"
             advice = "lower the learning rate of its parameter group"
@@ -277,14 +275,6 @@ def _first_of(is_large: np.ndarray, window: int) -> int | None:
         if length == window:
             return i - window + 1
     return None
-
-
-def _was_zero(run: Run, layer: Layer) -> bool:
-    """Return True if a matrix of the layer was all 0 before the first step."""
-    if run.first is None:
-        return False
-    befores = [run.first.of(name, "parameter_before") for name in layer.weights if len(layer.shapes.get(name, ())) > 1]
-    return any(before is not None and before.moments.rms == 0 for before in befores)
 
 
 UPDATE_TOO_LARGE = Rule("update_too_large", update_too_large, look_at="health/update_ratio")
