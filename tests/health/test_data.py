@@ -94,8 +94,16 @@ def test_an_input_that_a_norm_takes_first_is_well():
     assert entrance(rms=200, gives=1, kind="norm") == []
 
 
-@pytest.mark.parametrize("what", ["unread", "scaled"])
-@pytest.mark.parametrize(("which", "fires"), [({"0"}, False), ({"1"}, True)])
+@pytest.mark.parametrize(
+    ("what", "which", "fires"),
+    [
+        ("unread", {"0"}, False),
+        ("unread", {"1"}, True),
+        ("taken", {"0": 1.0}, False),
+        ("taken", {"0": 50.0}, True),
+        ("taken", {"1": 1.0}, True),
+    ],
+)
 def test_a_tensor_that_the_loss_does_not_need_or_the_model_scales_may_have_any_scale(what, which, fires):
     run = run_of([linear("fc")], lambda n: [batch([row(100, 0.0, 300.0)] * 3)], losses=harmed)
     run.facts = StepFacts(**{what: which})

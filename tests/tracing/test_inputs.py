@@ -6,6 +6,7 @@ from recorded import numbers
 from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 
+from hookboard import HealthMonitor, watch
 from hookboard.tracing import audit
 
 pytestmark = pytest.mark.unit
@@ -15,38 +16,50 @@ X = torch.randn(32, 5)
 Y = torch.randn(32, 1)
 
 
-class Graph(nn.Module):
-    """Holds its data; a batch is the numbers of nodes."""
+class Takes(nn.Module):
+    """Puts two inputs together, each after a function of its own."""
 
-    def __init__(self, scale):
+    def __init__(self, first, second=lambda x: x, third=None):
         super().__init__()
-        self.register_buffer("x", X * scale)
-        self.register_buffer("links", torch.eye(32))
-        self.net = nn.Linear(5, 1)
+        self.first, self.second, self.weight = first, second, nn.Parameter(torch.randn(5, 5) / 5)
+        self.net = third or nn.Linear(10, 1)
 
-    def forward(self, nodes):
-        return self.net(self.links @ self.x)[nodes]
+    def forward(self, x, z):
+        return self.net(torch.cat([self.first(self, x), self.second(z)], 1))
+
+
+TAKEN = {
+    "raw": (lambda m, x: x, 300 * X, True),
+    "by weights written by hand": (lambda m, x: x @ m.weight, 300 * X, True),
+    "scaled in the step": (lambda m, x: x / 300, 300 * X, False),
+    "scaled in the step, by weights written by hand": (lambda m, x: (x / 300) @ m.weight, 300 * X, False),
+    "scaled twice": (lambda m, x: (x / 90000) @ m.weight, 300 * X, True),
+    "a column of its own units": (lambda m, x: x, torch.cat([150 * X[:, :1], X[:, 1:]], 1), True),
+}
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_an_input_is_out_of_scale_if_weights_take_it_so(name):
+    first, x, is_told = TAKEN[name]
+    torch.manual_seed(0)
+    model = Takes(first)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-9)
+    with watch(model, optimizer, [monitor := HealthMonitor(every_n_steps=1)]) as run:
+        for _ in range(8):
+            with run.step((x, Y)):
+                loss = mse_loss(model(x, X), Y)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+    found = [one for one in monitor.verdicts if one.rule == "input_scale"]
+    assert len(found) == is_told
+    if name == "scaled twice":
+        (rms,) = numbers("with an RMS of only # where weights take it", found[0].evidence)
+        assert rms == pytest.approx(float((x.double() / 90000).square().mean().sqrt()), rel=0.05)
 
 
 def said(model, batch, step, rule):
     return [found for found in audit(model, batch, step) if found.rule == rule]
-
-
-@pytest.mark.parametrize("scale", [300.0, 1e-3])
-def test_data_that_the_model_holds_and_that_are_not_scaled_are_a_note(scale):
-    model = Graph(scale)
-    (found,) = said(model, torch.arange(8), lambda nodes: mse_loss(model(nodes), Y[nodes]), "input_scale")
-    low, high, rms = numbers("has values between # and #, with an RMS of #;", found.evidence)
-    exact = (X * scale).double()
-    assert (found.severity, found.module) == ("note", "net")
-    assert (low, high) == pytest.approx((float(exact.min()), float(exact.max())), rel=1e-2)
-    assert rms == pytest.approx(float(exact.square().mean().sqrt()), rel=1e-2)
-
-
-def test_nothing_is_said_of_scaled_data_and_of_the_batch_which_is_measured_at_each_look():
-    model, net = Graph(1.0), nn.Linear(5, 1)
-    assert said(model, torch.arange(8), lambda nodes: mse_loss(model(nodes), Y[nodes]), "input_scale") == []
-    assert said(net, (300 * X, Y), lambda batch: mse_loss(net(batch[0]), batch[1]), "input_scale") == []
 
 
 def leaks(x, y, loss=mse_loss, outputs=1):

@@ -77,7 +77,7 @@ class StepFacts(NamedTuple):
         idle: names of trainable weights that the losses of the first step do not depend on.
         has_moving_target: whether the model computes the targets too, as a target network does.
         unread: the paths of the tensors of the batch that no loss of the first step depends on.
-        scaled: the paths of those of which no weights of the first step take unusual numbers, or that embeddings take.
+        taken: the path of a tensor of the batch that weights do not take as it is -> the RMS with which they take it.
     """
 
     flow: Flow = Flow()
@@ -94,7 +94,7 @@ class StepFacts(NamedTuple):
     idle: Set[str] = frozenset()
     has_moving_target: bool = False
     unread: Set[str] = frozenset()
-    scaled: Set[str] = frozenset()
+    taken: Mapping[str, float] = MappingProxyType({})
 
 
 class Run:

@@ -10,15 +10,12 @@ from torch import Tensor
 from hookboard.base.ranks import local
 from hookboard.health import Finding, Rule
 from hookboard.tracing.calls import Op, Value
-from hookboard.tracing.rules import OBSERVERS, LossCall, TracedStep, in_numbers, losses_of
+from hookboard.tracing.rules import OBSERVERS, LossCall, TracedStep, losses_of
 from hookboard.tracing.supervision import token_rows_of
-from hookboard.tracing.tape import moves
+from hookboard.tracing.tape import UNANSWERED, Tape, moves
 
 WEIGHING = ("linear", "conv1d", "conv2d", "conv3d", "lstm", "gru", "rnn_tanh", "rnn_relu")
 """Functions whose first argument is weighed by parameters."""
-
-RMS_LARGE, RMS_SMALL = 20.0, 1e-2
-"""Data whose RMS is beyond these are not normalized: pixels of 0 to 255 have 100, standardized data 1 (choices)."""
 
 MAX_COLUMNS = 4096
 """Wider data are not searched for the targets (a choice)."""
@@ -69,16 +66,6 @@ class DataInput(NamedTuple):
     value: Value
     tensor: Tensor
 
-    @property
-    def rms(self) -> float:
-        """Its root mean square."""
-        return float(self.tensor.double().square().mean().sqrt()) if self.tensor.numel() else 0.0
-
-    @property
-    def is_usual(self) -> bool:
-        """Whether weights of a usual initialization can take it."""
-        return RMS_SMALL < self.rms < RMS_LARGE or self.rms == 0 or not math.isfinite(self.rms)
-
 
 def note_input(op: Op, given: Mapping[str, Tensor], results: Sequence[Tensor]) -> DataInput | None:
     """Return the first argument of the call if it is floating-point and no parameter had a part in it; else None."""
@@ -98,42 +85,41 @@ def _inputs_of(done: TracedStep) -> Iterator[DataInput]:
             yield op.seen
 
 
-def input_scale(done: TracedStep) -> Iterator[Finding]:
-    """Yield a note for the first data that enter the model far from an RMS of 1, if they are not in the batch.
+_NORMS = frozenset({"batch_norm", "layer_norm", "group_norm", "instance_norm", "rms_norm"})
 
-    Data in the batch are measured at each look instead.
+
+def taken_by_weights(done: TracedStep) -> dict[str, float]:
+    """Map each tensor of the batch that weights do not take as it is, by its path, to the RMS with which they take it.
+
+    Of several the one farthest from 1; 1 if no weights take it, or embeddings as codes. Left out if it is not known.
     """
-    for data in _inputs_of(done):
-        behind = list(data.value.ancestors())
-        if data.is_usual or any(value.path in done.step.float_paths for value in behind):
-            continue
-        if any(value.op is not None and value.op.name in (*WEIGHING, "embedding") for value in behind):
-            continue  # within a second model
-        advice = "check whether it is scaled down twice"
-        if data.rms >= RMS_LARGE:
-            advice = "scale it: subtract the mean of each column and divide by its standard deviation"
-        yield Finding(
-            data.op.place.module,
-            f"the data entering the model in {data.op.name} {data.op.place} has values {in_numbers(data.tensor)}, with "
-            f"an RMS of {data.rms:.3g}; about 1 is usual",
-            advice,
-        )
-        return
-
-
-INPUT_SCALE = Rule("input_scale", input_scale, of="step")
-
-
-def scaled_in_step(done: TracedStep) -> frozenset[str]:
-    """Return the paths of tensors of the batch that no weights take as unusual numbers, or that embeddings take."""
-    usual, unusual, codes = set[str | None](), set[str | None](), set[str | None]()
+    sizes, given, codes = dict[str, list[float]](), set[str](), set[str]()
     for op in done.step.ops:
-        if isinstance(op.seen, DataInput):
-            (usual if op.seen.is_usual else unusual).update(one.path for one in op.seen.value.ancestors())
-        elif op.name == "embedding" and op.inputs:
-            codes.update(one.path for given in op.inputs for one in given.ancestors())
-    is_known = bool(usual | unusual)
-    return frozenset(path for path in done.step.float_paths if path in codes or (is_known and path not in unusual))
+        has_weights = any(one.of_parameters and not one.of_batch for one in op.inputs)
+        for value in op.inputs if has_weights and op.name not in _NORMS else ():
+            paths = {one.path for one in value.ancestors() if one.path is not None}
+            if not value.of_batch or value.of_parameters:
+                continue
+            if op.name == "embedding":
+                codes |= paths
+            elif value.origin.path is not None:
+                given |= paths
+            else:
+                for path in paths:
+                    sizes.setdefault(path, []).append(_rms_of(done, value))
+    taken = {path: max(each, key=lambda rms: abs(math.log(rms))) for path, each in sizes.items() if min(each) > 0}
+    known = dict.fromkeys(done.step.float_paths - sizes.keys(), 1.0) if sizes or given else {}
+    known = {path: rms for path, rms in (known | taken).items() if path not in given}
+    return known | dict.fromkeys(codes & done.step.float_paths, 1.0)
+
+
+def _rms_of(done: TracedStep, value: Value) -> float:
+    """Return the RMS of a value that was computed from the batch alone; 0 if it cannot be computed again."""
+    try:
+        numbers = Tape(done.step, value).run([{}])[0].double()
+    except UNANSWERED:
+        return 0.0
+    return float(numbers.square().mean().sqrt()) if numbers.numel() and bool(numbers.isfinite().all()) else 0.0
 
 
 MIN_PADDED_SHARE, MIN_PADDED_ROWS = 0.2, 0.5

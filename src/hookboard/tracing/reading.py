@@ -17,7 +17,7 @@ from hookboard.tracing.built_in import STEP_RULES
 from hookboard.tracing.calls import Value
 from hookboard.tracing.cuts import CUT
 from hookboard.tracing.experts import ROUTING, note_choice, routers_of
-from hookboard.tracing.inputs import WEIGHING, note_embedding, note_input, note_mask, scaled_in_step
+from hookboard.tracing.inputs import WEIGHING, note_embedding, note_input, note_mask, taken_by_weights
 from hookboard.tracing.ledger import any_not_zero, kind_of, terms_of
 from hookboard.tracing.program import StepTrace
 from hookboard.tracing.rules import OBSERVERS, TracedStep, findings_of
@@ -152,7 +152,7 @@ class Reader:
             has_moving_target=has_moving_target(first),
             unread=frozenset(self.step.float_paths)
             - {one.path for done in self.losses for one in done.loss.ancestors() if one.path is not None},
-            scaled=scaled_in_step(first),
+            taken=taken_by_weights(first),
         )
 
     def findings(self) -> list[Finding]:

@@ -1,7 +1,6 @@
 """`input_scale`: the range of the data that the model is given."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 
@@ -53,9 +52,6 @@ COLUMN_SPREAD_FLOOR_DECADES = 0.1
 
 
 def _input_scale(run: Run) -> Iterator[Finding]:
-    for one in run.facts.findings:  # of data that the model itself holds
-        if one.rule == "input_scale":
-            yield replace(one, severity=severity_of(run), evidence=f"{one.evidence}{harm_of(run)}")
     for site in run.now.table.places.of_role("input"):
         reading = run.now.table.get(site)
         if reading is None or not (reading.moments.count or reading.moments.nonfinite):
@@ -127,17 +123,20 @@ def _range(run: Run, site: Site, reading: Reading) -> Said | None:
     rms, deviation = reading.moments.rms, reading.moments.deviation
     span = f"{reading.moments.min:.3g} to {reading.moments.max:.3g}"
     is_faint = 0 < deviation < INPUT_VARIATION_MIN * abs(reading.moments.mean) and not _columns_differ(reading)
-    is_usual = INPUT_RMS_SMALL < rms < INPUT_RMS_LARGE or not rms or site.index in run.facts.scaled
-    if (is_usual and not is_faint) or _begins_with_norm(run):
+    is_usual = INPUT_RMS_SMALL < rms < INPUT_RMS_LARGE or not rms
+    # Beside another tensor that is not scaled, one of usual size is taken with the size of both.
+    size = rms if is_usual else run.facts.taken.get(site.index, rms)
+    if (INPUT_RMS_SMALL < size < INPUT_RMS_LARGE and not is_faint) or not rms or _begins_with_norm(run):
         return None
     severity = severity_of(run)
-    if rms >= INPUT_RMS_LARGE:
-        evidence = f"the input ranges from {span}, with an RMS of {rms:.3g}; about 1 is usual"
+    at = " where weights take it" if site.index in run.facts.taken else ""
+    if size >= INPUT_RMS_LARGE:
+        evidence = f"the input ranges from {span}, with an RMS of {size:.3g}{at}; about 1 is usual"
         both = "Scale the input and the targets: subtract the mean of each and divide by its standard deviation."
         alone = "Scale the input: subtract its mean and divide by its standard deviation."
         return evidence, both if are_targets_unscaled(run) else alone, severity, 2.0
-    if rms <= INPUT_RMS_SMALL:
-        evidence = f"the input ranges from {span}, with an RMS of only {rms:.2g}; about 1 is usual"
+    if size <= INPUT_RMS_SMALL:
+        evidence = f"the input ranges from {span}, with an RMS of only {size:.2g}{at}; about 1 is usual"
         return evidence, "Check whether the input is scaled down twice.", severity, 2.0
     evidence = f"the input ranges from {span} and varies by {deviation:.2g} around {reading.moments.mean:.3g}"
     return evidence, "Check whether the input is normalized twice, or subtract its mean.", severity, 2.0
@@ -156,7 +155,7 @@ def _columns_differ(reading: Reading) -> bool:
 
 
 def _wild(run: Run, site: Site, reading: Reading) -> Said | None:
-    if reading.channels is None or len(reading.channels) < INPUT_COLUMNS_MIN or site.index in run.facts.scaled:
+    if reading.channels is None or len(reading.channels) < INPUT_COLUMNS_MIN or site.index in run.facts.taken:
         return None
     rms = np.hypot(reading.channels[:, _MEAN], reading.channels[:, _DEVIATION])
     used = np.flatnonzero(np.isfinite(rms) & (rms > 0))
