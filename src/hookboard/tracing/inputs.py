@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hookboard.base.ranks import local
 from hookboard.health import Finding, Rule
-from hookboard.tracing.calls import Op, Value
+from hookboard.tracing.calls import Op, Value, loss_part
 from hookboard.tracing.rules import OBSERVERS, LossCall, TracedStep, losses_of
 from hookboard.tracing.supervision import token_rows_of
 from hookboard.tracing.tape import UNANSWERED, Tape, moves
@@ -94,9 +94,10 @@ def taken_by_weights(done: TracedStep) -> dict[str, float]:
     Of several the one farthest from 1; 1 if no weights take it, or embeddings as codes. Left out if it is not known.
     """
     sizes, given, codes = dict[str, list[float]](), set[str](), set[str]()
+    of_loss = set(loss_part(done.loss))
     for op in done.step.ops:
-        has_weights = any(one.of_parameters and not one.of_batch for one in op.inputs)
-        for value in op.inputs if has_weights and op.name not in _NORMS else ():
+        meets_weights = op not in of_loss and op.name not in _NORMS and any(one.of_parameters for one in op.inputs)
+        for value in op.inputs if meets_weights else ():
             paths = {one.path for one in value.ancestors() if one.path is not None}
             if not value.of_batch or value.of_parameters:
                 continue

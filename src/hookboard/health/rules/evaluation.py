@@ -111,12 +111,9 @@ def train_eval_gap(run: Run) -> Iterator[Finding]:
         begin = begin_of(comparison) if comparison.step >= STEPS_BEFORE_SETTLED else None
         found = [] if begin is None else [*found, begin]
     is_harmed = _is_validation_harmed(run)
-    if not found or is_harmed is False or begin_of(run.comparisons[-1]) is None:
+    if not found or is_harmed is False:
         return
-    # The layer that was named first stays the one; its numbers are those of the latest evaluation.
-    gaps, first = run.comparisons[-1].gaps, found[0]
-    now = next((gap for gap in gaps if gap.layer.name == first.layer.name), first)
-    largest = max(gaps, key=lambda gap: gap.size)
+    now, largest = found[-1], max(run.comparisons[-1].gaps, key=lambda gap: gap.size)
     evidence = (
         f"its outputs have an RMS of {now.evaluation:.2g} in validation and {now.training:.2g} in training, and its "
         f"channels differ by {now.size:.1f} standard deviations ({now.usual:.2g} between two measurements in "
@@ -130,12 +127,12 @@ def train_eval_gap(run: Run) -> Iterator[Finding]:
     is_large, more, advice = _why(run, found)
     is_alarm = len(found) > 1 and is_large and not _settle(run)
     severity: Severity = "alarm" if is_alarm else "note"
-    yield Finding(first.layer.name, evidence + more, advice, severity, largest.size, is_hard=is_alarm)
+    yield Finding(now.layer.name, evidence + more, advice, severity, largest.size, is_hard=is_alarm)
 
 
 def _why(run: Run, found: Sequence[Gap]) -> tuple[bool, str, str]:
     """Return whether a gap may be the fault of what is named, what else was seen, as a clause, and advice."""
-    gaps, first = run.comparisons[-1].gaps, found[0]
+    gaps, first = run.comparisons[-1].gaps, found[-1]
     data = "check how the validation data is preprocessed"
     if run.comparisons[-1].has_other_weights:
         return (
@@ -192,16 +189,16 @@ def _settle(run: Run) -> bool:
 
 
 def _strange(comparisons: Sequence[StageComparison]) -> str | Literal[False] | None:
-    """Return the first batch norm whose running statistics match no training batch; False if none, None if unknown."""
+    """Return the batch norm whose running statistics match training batches least; False if none, None if unknown."""
     known = [{norm.layer.name: norm for norm in comparison.norms} for comparison in comparisons]
     if not known or not all(known):
         return None
-    names = [
-        name
-        for name in known[-1]
+    apart = {
+        name: norm.before
+        for name, norm in known[-1].items()
         if all(name in one and one[name].before > STRANGE_STATISTICS_DISTANCE for one in known)
-    ]
-    return names[0] if names else False
+    }
+    return max(apart, key=apart.__getitem__) if apart else False
 
 
 def begin_of(comparison: StageComparison) -> Gap | None:

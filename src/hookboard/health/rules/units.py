@@ -196,8 +196,7 @@ def _usual(run: Run, dead: Dead) -> list[float]:
         alike = [layer for layer in run.layers if layer.kind == dead.at.kind]
         exact = [other for layer in alike if (other := _dead_after(run, layer))]
         return [other.share for other in exact if other.source is not dead.source]
-    silences = [run.silence[layer.name] for layer in run.peers(dead.at) if layer.name in run.silence]
-    return [float(_lasting(run, silence).mean()) for silence in silences]
+    return [other.share for layer in run.peers(dead.at) if (other := _dead_before_a_function(run, layer))]
 
 
 def _is_given_a_constant(run: Run, dead: Dead) -> bool:
