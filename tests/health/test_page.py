@@ -246,11 +246,13 @@ def test_a_healthy_run_has_a_verdict_too():
 
 
 def test_of_a_run_in_which_no_weight_has_changed_it_is_not_said_that_it_has_no_problems():
-    readings = [reading("net.0", "output", [row()]), reading("net.0.weight", "parameter", [row()])]
-    judge = Judge([], layers(Layer("net.0", "Linear", "linear", ("net.0.weight",))), window=3)
+    names = "net.0", "net.1"
+    readings = [*(reading(name, "output", [row()]) for name in names), reading("net.0.weight", "parameter", [row()])]
+    known = layers(Layer("net.0", "Linear", "linear", ("net.0.weight",)), Layer("net.1", "ReLU", "rectifier"))
+    judge = Judge([], known, window=3)
     for step in range(5):
         judge.see(look(step, readings))
-    assert headline(judge.run, []).startswith("No weight has changed in 1 layer, measured 5 times")
+    assert headline(judge.run, []).startswith("No weight has changed in 2 layers, measured 5 times")
 
 
 def test_alarms_are_to_be_fixed_before_notes_that_follow_from_nothing():

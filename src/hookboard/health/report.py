@@ -25,12 +25,15 @@ def headline(run: Run, verdicts: Sequence[Verdict]) -> str:
     alarms = sum(verdict.severity == "alarm" for verdict in verdicts)
     counts = [(alarms, "alarm"), (len(verdicts) - alarms, "note")]
     # Of a run in which nothing was trained, that would be a claim. What was not measured (NaN) counts as moved.
-    has_moved = run.peak_rate or (np.diff(run.course("weight_rms")) != 0).any()
+    sizes = run.course("weight_rms")[[bool(layer.weights) for layer in run.layers]]
+    has_moved = run.peak_rate or (np.diff(sizes) != 0).any()
     nothing = "No problems found" if has_moved else "No weight has changed"
-    nothing = "No output was seen" if run.unseen and len(run.unseen) == len(run.layers) else nothing
     found = " and ".join(_many(count, noun) for count, noun in counts if count) or nothing
     times = "once" if run.seen == 1 else f"{run.seen} times"
     unseen = f"; {_many(len(run.unseen), 'more layer')} produced no output" if run.unseen else ""
+    if run.unseen and len(run.unseen) == len(run.layers):
+        silent = _many(len(run.layers), "layer")
+        return f"None of the {silent} produced an output, measured {times} from step {_ends(run)}."
     if run.seen < run.window:
         found = found if verdicts else "Not judged yet"
         return (

@@ -198,7 +198,8 @@ def _strange(comparisons: Sequence[StageComparison]) -> str | Literal[False] | N
         for name, norm in known[-1].items()
         if all(name in one and one[name].before > STRANGE_STATISTICS_DISTANCE for one in known)
     }
-    return max(apart, key=apart.__getitem__) if apart else False
+    farthest = max(apart, key=lambda name: apart[name], default="")
+    return farthest or False
 
 
 def begin_of(comparison: StageComparison) -> Gap | None:

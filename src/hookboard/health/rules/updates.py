@@ -44,8 +44,7 @@ FIRST_UPDATE_RATIO_REPLACES = 3.0
 in 1 + 3 squared) is then the initialization that somebody chose, the rest is one step."""
 
 LOSS_LEAP_FACTOR = 3.0
-"""A loss that rose to this many times its first value in its first steps has leapt. After a first step larger than the
-weights that is harm which was measured, though the loss may fall afterwards (a choice)."""
+"""A loss that rose to this many times its first value in its first steps has leapt (a choice)."""
 
 WEIGHT_GROWTH_ALARM = 30.0
 """Growth of most weights since the first look that is an alarm whatever the loss does. In healthy runs of the
@@ -65,14 +64,14 @@ def update_too_large(run: Run) -> Iterator[Finding]:
     They may have ended before the loss shows harm, because a dead network no longer moves, so the whole run is judged.
     Nothing is said while the loss falls, unless the first step was larger than the weights.
     """
-    # A single matrix may be anywhere after a step: a linear model learns from any start.
+    # A single matrix may be anywhere after a step: a linear model learns from any start. But a leap is no start.
     has_leapt = _leap_factor(run) > LOSS_LEAP_FACTOR
     is_judged = _is_deep(run) or has_leapt or (run.losses.is_known and not run.losses.is_well)
     is_judged &= all(stepped.optimizer != "LBFGS" for stepped in run.now.stepped.values())  # it searches for its step
     if run.first_move > FIRST_UPDATE_RATIO_ERASES and is_judged and not run.now.factors:
         steps, ratios = _course(run, run.arrays.with_matrix)
         found = _large_model(run, steps, medians_of(ratios), 0)
-        is_hard = has_leapt or run.first_move > FIRST_UPDATE_RATIO_REPLACES
+        is_hard = run.first_move > FIRST_UPDATE_RATIO_REPLACES
         yield replace(found, severity="alarm", is_root=True, is_lasting=True, is_hard=is_hard)
         return
     growth = _growth(run)
