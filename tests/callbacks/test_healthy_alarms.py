@@ -233,6 +233,24 @@ def test_a_target_network_that_gets_a_gradient_and_is_copied_now_and_then():
     assert alarms(verdicts_of(both, optimizer, step, 120)) == []
 
 
+def test_a_second_tower_that_the_optimizer_was_not_given_is_an_alarm():
+    torch.manual_seed(1)
+    both = nn.ModuleDict({"a": net(), "b": nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))})
+    optimizer = torch.optim.Adam(both["a"].parameters(), 1e-2)
+    verdicts = verdicts_of(both, optimizer, lambda x, number: mse_loss(both["a"](x) + both["b"](x), x[:, :2]), 120)
+    assert "not_updated" in {one.rule for one in verdicts if one.severity == "alarm"}
+
+
+def test_what_may_be_meant_is_no_alarm_before_a_loss_is_known(caplog):
+    model, dropped = net(), nn.Dropout(0.9)
+    with watch(model, torch.optim.Adam(model.parameters(), 1e-2), [HealthMonitor(every_n_steps=1)]) as run:
+        for _ in range(8):
+            x = torch.randn(32, 8)
+            with run.step(x):
+                mse_loss(model(dropped(x)), x[:, :2]).backward()
+    assert not [one for one in caplog.messages if "alarm: dropout" in one]
+
+
 def test_a_weight_whose_gradient_is_assigned_is_not_said_to_be_cut_off():
     model = net()
     model.share = nn.Parameter(torch.ones(2))

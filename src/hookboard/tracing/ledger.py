@@ -156,7 +156,7 @@ class Ledger:
         self.settle(ops)
         ids = {id(one) for group in optimizer.param_groups for one in group["params"]}
         held = {name: one for name, one in self._parameters.items() if id(one) in ids}
-        self.stepped = (self.stepped or set()) | {name for name, one in held.items() if one.grad is not None}
+        self.stepped = (self.stepped or set()) | {name for name, one in held.items() if any_not_zero([one.grad])}
         self._use(set(held))
 
     def settle(self, ops: Sequence[Op]) -> None:

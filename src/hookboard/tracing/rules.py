@@ -42,7 +42,7 @@ ROUNDING = 1e-3
 SUM_DEVIATION = 0.1
 """How far the sum of probabilities may be from 1: half precision rounds (a choice)."""
 
-OUT_OF_REACH_SHARE = 0.01
+OUT_OF_REACH_SHARE = 0.05
 """Targets out of reach are an alarm if they cost at least this share of the targets' variance (a choice)."""
 
 UNSCALED_TARGETS = 10
@@ -417,8 +417,13 @@ def output_range(done: TracedStep) -> Iterator[Finding]:
         wanted = call.wanted.detach().double()
         beyond = (wanted - wanted.clamp(*limits)).abs()
         outside = int((beyond > ROUNDING).sum())
-        # Noise around the end of a range is beyond it as well.
-        is_harmful = wanted.numel() > 1 and bool(beyond.square().mean() > OUT_OF_REACH_SHARE * wanted.var())
+        # Noise around the end of a range is beyond it as well. Outputs side by side have a variance each.
+        lost, varies = (
+            (beyond.square().mean(0), wanted.var(0))
+            if wanted.dim() == 2 and len(wanted) > 1
+            else (beyond.square().mean(), wanted.var())
+        )
+        is_harmful = wanted.numel() < 2 or bool((lost > OUT_OF_REACH_SHARE * varies).any())
         if outside:
             yield Finding(
                 _module_of(call.output),
@@ -524,7 +529,6 @@ def _all_the_same(call: LossCall) -> Iterator[Finding]:
         f"{which} {place} are {float(counted[0]):g}" + (f", one of {classes} classes" if classes else ""),
         "check the labels of the data set, whether it is shuffled, and the sampler's weights",
         "alarm" if classes > 2 and is_each else "note",
-        is_hard=False,  # data sorted by class can be meant
     )
 
 

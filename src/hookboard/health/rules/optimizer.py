@@ -367,7 +367,7 @@ def _in_no_optimizer(run: Run, look: Look) -> Iterator[Finding]:
         return
     front = sum(1 for a, b in zip(trained, left, strict=False) if a is b)
     is_backbone = front == len(left) and front >= BACKBONE_SHARE * len(trained)
-    is_copy = _is_copy(left, trained)
+    is_copy = _is_copy(run, left, trained)
     for i, layer in enumerate(left):
         if i and trained.index(left[i - 1]) + 1 == trained.index(layer):
             continue  # the one before it is named
@@ -384,6 +384,7 @@ def _in_no_optimizer(run: Run, look: Look) -> Iterator[Finding]:
             + ("stepped" if is_held else "in an optimizer")
         )
         advice = "pass its parameters to the optimizer, or set requires_grad to False"
+        advice = f"{advice}; ignore this if it is a target network" if is_copy else advice
         advice = "call step() on that optimizer too" if is_held else advice
         may_be_meant = is_held or ((is_backbone or is_copy) and not run.losses.is_harmed)
         severity: Severity = "alarm" if is_forgotten or not may_be_meant else "note"
@@ -392,18 +393,26 @@ def _in_no_optimizer(run: Run, look: Look) -> Iterator[Finding]:
         )
 
 
-def _is_copy(left: Sequence[Layer], trained: Sequence[Layer]) -> bool:
-    """Return True if the layers are networks within the model with a twin that is trained, as a target network has."""
-    parts = {_by_part(layer)[0] for layer in left}
-    inside = [layer for layer in trained if _by_part(layer)[0] in parts]
-    twins = {_by_part(layer)[1:] for layer in trained if layer not in inside}
-    return len(inside) == len(left) and all("." in one.name and _by_part(one)[1:] in twins for one in left)
+def _is_copy(run: Run, left: Sequence[Layer], trained: Sequence[Layer]) -> bool:
+    """Return True if the layers are networks within the model that began as copies of trained ones, as target networks.
+
+    A second tower that was forgotten has the same shapes, and other numbers.
+    """
+    parts = {layer.name.partition(".")[0] for layer in left}
+    inside = [layer for layer in trained if layer.name.partition(".")[0] in parts]
+    twins = {(layer.name.partition(".")[2], _began(run, layer)) for layer in trained if layer not in inside}
+    return len(inside) == len(left) and all(
+        "." in one.name and (one.name.partition(".")[2], _began(run, one)) in twins for one in left
+    )
 
 
-def _by_part(layer: Layer) -> tuple[str, str, tuple[tuple[int, ...], ...]]:
-    """Return the first part of a layer's name, the rest of it, and the shapes of its weights."""
-    part, _, name = layer.name.partition(".")
-    return part, name, tuple(map(tuple, layer.shapes.values()))
+def _began(run: Run, layer: Layer) -> tuple[float, ...]:
+    """Return the RMS of each weight of a layer before the first step, to four digits."""
+    found = (
+        run.first and (run.first.of(name, "parameter_before") or run.first.of(name, "parameter"))
+        for name in layer.weights
+    )
+    return tuple(float(f"{one.moments.rms:.4g}") if one else math.nan for one in found)
 
 
 def _is_left_out(run: Run, look: Look, layer: Layer) -> bool:
