@@ -260,10 +260,9 @@ def _at_the_end(run: Run, layers: list[Layer], spreads: np.ndarray) -> Finding:
         f"the outputs of {layers[-1].name} differ between samples by only {spreads[-1]:.1g} of their RMS, but those of "
         f"{layers[top].name} differ by {spreads[top]:.2g}"
     )
-    before, lost = layers[top + worst], layers[top + worst + 1]
+    before, lost, lost_spread = layers[top + worst], layers[top + worst + 1], spreads[top + worst + 1]
     if is_sudden:
-        where = "in this layer" if lost.weights else f"between {before.name} and this layer"
-        evidence += f"; the difference is lost {where}, whose outputs differ by {spreads[top + worst + 1]:.1g}"
+        evidence += f"; it is lost between {before.name} and {lost.name} (whose outputs differ by {lost_spread:.1g})"
     else:
         evidence += f"; the difference fades over {len(steps)} layers"
     # Numbers to be hit may differ by a thousandth of their size.
