@@ -496,7 +496,7 @@ def steps_of(
     of: dict[int, tuple[Stepped, HeldBack]] = {}
     for group in optimizer.param_groups:
         decay = float(group.get("weight_decay", 0.0)) if is_of_torch else 0.0
-        is_decoupled = bool(group.get("decoupled_weight_decay", isinstance(optimizer, AdamW)))
+        is_decoupled = bool(group.get("decoupled_weight_decay", isinstance(optimizer, AdamW) or kind == "Muon"))
         both = Stepped(kind, float(group.get("lr", 0.0)), is_adaptive), HeldBack(decay, is_decoupled, loop.largest_norm)
         of.update(dict.fromkeys(map(id, group["params"]), both))
     stepped: dict[str, Stepped] = {}

@@ -114,7 +114,8 @@ def update_too_large(run: Run) -> Iterator[Finding]:
 def _course(run: Run, layers: list[int]) -> tuple[np.ndarray, np.ndarray]:
     """Return the steps of the looks with an update ratio, and those ratios of some layers, shape (layers, looks).
 
-    They are NaN where the weights are near 0, as they may be on purpose at first: any step is large beside them.
+    Unless the loss shows harm, they are NaN where the weights are near 0, as they may be on purpose at first: any step
+    is large beside them.
     """
     (ratios, sizes), steps = (
         (run.course(name)[layers] for name in ("update_ratio", "weight_rms")),
@@ -127,7 +128,7 @@ def _course(run: Run, layers: list[int]) -> tuple[np.ndarray, np.ndarray]:
     matrices = run.arrays.first_of_each(~np.isnan(run.arrays.inputs))
     inputs = dict(zip(run.arrays.owner[matrices].tolist(), run.arrays.inputs[matrices].tolist(), strict=True))
     scales = np.sqrt([[inputs.get(place, math.nan)] for place in layers])
-    ratios = np.where(sizes * scales < USUAL_WEIGHT_NORM_MIN, np.nan, ratios)
+    ratios = np.where((sizes * scales < USUAL_WEIGHT_NORM_MIN) & (not run.losses.is_harmed), np.nan, ratios)
     # A layer that no gradient reaches says nothing of the size of steps, unless none moves.
     ratios = np.where(np.isfinite(ratios) & ((ratios > 0) | ~(ratios > 0).any(axis=0)), ratios, np.nan)
     seen = ~np.isnan(ratios).all(axis=0)
