@@ -241,16 +241,6 @@ def test_a_second_tower_that_the_optimizer_was_not_given_is_an_alarm():
     assert "not_updated" in {one.rule for one in verdicts if one.severity == "alarm"}
 
 
-def test_what_may_be_meant_is_no_alarm_before_a_loss_is_known(caplog):
-    model, dropped = net(), nn.Dropout(0.9)
-    with watch(model, torch.optim.Adam(model.parameters(), 1e-2), [HealthMonitor(every_n_steps=1)]) as run:
-        for _ in range(8):
-            x = torch.randn(32, 8)
-            with run.step(x):
-                mse_loss(model(dropped(x)), x[:, :2]).backward()
-    assert not [one for one in caplog.messages if "alarm: dropout" in one]
-
-
 def test_a_weight_whose_gradient_is_assigned_is_not_said_to_be_cut_off():
     model = net()
     model.share = nn.Parameter(torch.ones(2))

@@ -375,7 +375,7 @@ def test_a_router_that_mends_itself_after_the_first_step_is_silent(is_whole, tmp
 def test_a_router_that_mends_itself_later_is_told_with_its_last_step(tmp_path):
     rows = torch.cat([batch(seed) for seed in range(12)])
     verdicts = in_lightning(tmp_path, Turning(0, 5), rows).verdicts
-    assert of_experts(verdicts) == [("alarm", 0, 4)]
+    assert of_experts(verdicts) == [("note", 0, 4)]
 
 
 @pytest.mark.trains

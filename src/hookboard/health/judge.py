@@ -7,7 +7,6 @@ from hookboard.base.kept import kept
 from hookboard.base.messages import quoted, warn_switched_off
 from hookboard.health.causes import OF_THE_WHOLE, ORDER, explained
 from hookboard.health.look import Look, Loss
-from hookboard.health.losses import STEPS_BEFORE_JUDGING
 from hookboard.health.rule import Finding, Rule, Verdict
 from hookboard.health.rules import LOOK_RULES
 from hookboard.health.rules.numerics import NONFINITE
@@ -304,10 +303,7 @@ class Judge:
         seen: set[Key] = set()
         of_step: dict[str, list[Finding]] = {}
         for finding in self.run.facts.findings:
-            certain = finding.as_certain()
-            if finding.is_hard is False and self.run.losses.steps < STEPS_BEFORE_JUDGING:
-                certain = replace(certain, severity="note")  # what may be meant waits for the loss
-            of_step.setdefault(finding.rule, []).append(certain)
+            of_step.setdefault(finding.rule, []).append(finding.as_certain())
         for rule in rules:
             findings = of_step.get(rule.name, []) if rule.of == "step" else self._findings_of(rule)
             if findings and (exact := self._of_event(rule.name, findings[0], step)) is not None:
