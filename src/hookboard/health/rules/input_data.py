@@ -123,6 +123,7 @@ def _range(run: Run, site: Site, reading: Reading) -> Said | None:
     rms, deviation = reading.moments.rms, reading.moments.deviation
     span = f"{reading.moments.min:.3g} to {reading.moments.max:.3g}"
     is_faint = 0 < deviation < INPUT_VARIATION_MIN * abs(reading.moments.mean) and not _columns_differ(reading)
+    is_faint &= site.index not in run.facts.taken
     is_usual = INPUT_RMS_SMALL < rms < INPUT_RMS_LARGE or not rms
     # Beside another tensor that is not scaled, one of usual size is taken with the size of both.
     size = rms if is_usual else run.facts.taken.get(site.index, rms)
