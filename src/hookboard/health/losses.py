@@ -513,7 +513,8 @@ class LossCurve(LossHistory):
         if self.has_risen:
             return f"the loss rose from {self.best:.3g} to {self.level():.3g}"
         if self.is_stuck:
-            where = "has stopped falling" if self.has_come_down else "is stuck"
+            is_below = self.has_come_down and self.level() < self.first[0].value
+            where = "has stopped falling" if is_below else "is stuck"
             where = "rose, and is stuck" if self.level() > self.first[0].value + self.noise else where
             return f"the loss was {self.first[0].value:.3g} at the first step and {where} at {self.level():.3g}"
         return ""

@@ -79,10 +79,10 @@ def _in_part(run: Run, look: Look, idle: Sequence[Layer]) -> Iterator[Finding]:
                 "subtracted"
             )
         elif has_zeros:
-            advice = "check why its input is always 0; ignore this if it is an optional input that is not used here"
+            advice = "check why its input is 0; ignore this if it is an optional input that is not used here"
         alike.setdefault(advice, []).append((layer, evidence))
     for advice, ((layer, evidence), *rest) in alike.items():
-        also = f"; so it is in {len(rest)} other layer{'s' * (len(rest) > 1)}" if rest else ""
+        also = f"; the same is true of {len(rest)} other layer{'s' * (len(rest) > 1)}" if rest else ""
         yield Finding(layer.name, f"{evidence}{also}", advice)
 
 

@@ -104,7 +104,7 @@ def update_too_large(run: Run) -> Iterator[Finding]:
         is_large = np.nan_to_num(row) > np.maximum(UPDATE_RATIO_LARGE, LAYER_UPDATE_FACTOR_LARGE * whole)
         start = _first_of(is_large, run.window)
         if start is not None and not was_zero(run, run.layers[place]):
-            moves, until = _moves("its update-to-weight ratio", "", steps, row, is_large)
+            moves, until = _moves("its update-to-weight ratio", "", steps, row, is_large, steps[-1] == run.now.step)
             evidence = f"{moves} (the median layer's: {whole[-1]:.1g}){harm_of(run)}"
             advice = "lower the learning rate of its parameter group"
             since, size = int(steps[start]), float(row[start])
@@ -136,21 +136,19 @@ def _course(run: Run, layers: list[int]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _moves(
-    whose: str, among: str, steps: np.ndarray, moved: np.ndarray, is_large: np.ndarray
+    whose: str, among: str, steps: np.ndarray, moved: np.ndarray, is_large: np.ndarray, is_now: bool
 ) -> tuple[str, int | None]:
     """Describe how far steps move weights, and return the last step that was too large; None if that is the latest.
 
     `whose` ratio it is, such as "its update-to-weight ratio", and what is `among` brackets are put into the sentence.
     At one look at least it `is_large`.
     """
-    if is_large[-1]:
+    if is_large[-1] and is_now:
         return f"{whose} is {moved[-1]:.2g}{among}", None
     large = np.flatnonzero(is_large)
     worst, until = large[np.argmax(moved[large])], int(steps[large[-1]])
-    return (
-        f"{whose} was {moved[worst]:.2g} at step {steps[worst]}{among}, and {moved[-1]:.2g} at step {steps[-1]}",
-        until,
-    )
+    later = f", and {moved[-1]:.2g} at step {steps[-1]}" if worst < len(moved) - 1 else ""
+    return f"{whose} was {moved[worst]:.2g} at step {steps[worst]}{among}{later}", until
 
 
 def _jumped(run: Run, jump: RateJump) -> Finding:
@@ -167,13 +165,15 @@ def _large_model(run: Run, steps: np.ndarray, whole: np.ndarray, first: int) -> 
     """Return the finding of large steps of the whole model, the first of them at the look `first`."""
     before = f"{np.median(whole[:first]):.1g} before that" if first else "1e-3 is usual"
     among = f" (median over layers; {before})"
-    moves, until = _moves(_the_ratio(run), among, steps, whole, whole > UPDATE_RATIO_LARGE)
+    is_large, is_now = whole > UPDATE_RATIO_LARGE, bool(steps[-1] == run.now.step)
+    moves, until = _moves(_the_ratio(run), among, steps, whole, is_large, is_now)
     peak = max(run.peak_rate.values(), default=math.nan)
     highest = f" ({peak:.2g} at its highest)" if f"{peak:.2g}" != f"{_rate(run):.2g}" and peak > _rate(run) else ""
     evidence = f"{moves}, at a learning rate of {_rate(run):.2g}{highest}{_leap(run) or harm_of(run)}"
     moved = float(whole[first])
     to = f" {_to(run, moved, UPDATE_RATIO_ADVISED, f'step {steps[first]}')}"
-    to = to if moved > UPDATE_RATIO_ADVISED else ""
+    # A step beside weights that are all near 0 tells no rate.
+    to = to if moved > UPDATE_RATIO_ADVISED and (first or not math.isnan(run.first_move)) else ""
     advice = f"lower the learning rate{to}"
     is_over = until is not None and run.losses.has_risen and run.losses.best_step > until
     severity: Severity = "note" if is_over or run.losses.is_well else "alarm"
