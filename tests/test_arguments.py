@@ -154,6 +154,7 @@ MEANT_THERE = {
     ("Finding", "rows"): {"()", "(1, 2)"},
     ("Finding", "until"): COUNT | {"0", "None"},
     ("Finding", "is_root"): SWITCH | {"None"},
+    ("Finding", "is_hard"): SWITCH | {"None"},
     ("Finding", "rule"): TEXT,
 }
 

@@ -164,8 +164,8 @@ class Finding:
         check_whole("batch_idx", self.batch_idx, 0, otherwise="")
         if not isinstance(self.rows, tuple) or not all(type(row) is int and row >= 0 for row in self.rows):
             raise wrong("rows", self.rows, "a tuple of row indices")
-        given = {"is_root": self.is_root, "is_hard": self.is_hard, "is_lasting": self.is_lasting}
-        check_switches(**{name: one for name, one in given.items() if one is not None})
+        is_root, is_hard = (False if given is None else given for given in (self.is_root, self.is_hard))
+        check_switches(is_root=is_root, is_hard=is_hard, is_lasting=self.is_lasting)
 
     def as_certain(self) -> "Finding":
         """Return a finding in the code as it is judged, where the rule does not say otherwise: an alarm is proven."""
