@@ -368,7 +368,9 @@ def test_a_dropout_that_leaves_next_to_nothing_is_an_alarm_as_module_and_as_func
     for one in found:
         assert f"drops {p:.0%} of the values, and scales the rest by {1 / (1 - p):.3g}" in one.evidence
         assert one.advice == f"set p={1 - p:.2g}, or at most 0.5"
-        assert one.is_hard is False  # inputs are masked by as much on purpose
+        assert one.is_hard
+    of_data = nn.Sequential(nn.Dropout(p), nn.Linear(4, 3)).train(training)
+    assert not any(one.is_hard for one in found_in(of_data, cross_entropy, CLASSES, None) if one.rule == "dropout")
 
 
 def test_no_grad_that_leaves_parameters_without_gradient_is_named():

@@ -202,9 +202,6 @@ DROPOUTS = frozenset({"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_d
 HEAVY_SHARE = 0.9
 """Share of values that a dropout must drop to be an alarm: 0.5 is usual, 0.8 the largest in use."""
 
-NEVER_MEANT_SHARE = 0.98
-"""From this share on it is an alarm whatever the loss does (a choice): inputs are masked by up to 0.95 on purpose."""
-
 
 def dropout(done: TracedStep) -> Iterator[Finding]:
     """Yield an alarm for the dropouts that drop 90 % of the values or more, but not all."""
@@ -217,7 +214,7 @@ def dropout(done: TracedStep) -> Iterator[Finding]:
             f"{1 / (1 - share):.3g}: p is the probability of dropping a value, not of keeping it",
             f"set p={1 - share:.2g}, or at most 0.5",
             "alarm",
-            is_hard=share >= NEVER_MEANT_SHARE,
+            is_hard=op.inputs[0].of_parameters,  # data are masked by as much on purpose
         )
 
 
