@@ -94,24 +94,26 @@ def taken_by_weights(done: TracedStep) -> dict[str, float]:
     Of several the one farthest from 1; 1 if no weights take it, or embeddings as codes. Left out if it is not known.
     """
     sizes, given, codes = dict[str, list[float]](), set[str](), set[str]()
-    of_loss = set(loss_part(done.loss))
+    of_loss, rms = set(loss_part(done.loss)), dict[Value, float]()
     for op in done.step.ops:
         meets_weights = op not in of_loss and op.name not in _NORMS and any(one.of_parameters for one in op.inputs)
         for value in op.inputs if meets_weights else ():
-            paths = {one.path for one in value.ancestors() if one.path is not None}
             if not value.of_batch or value.of_parameters:
                 continue
+            paths = {one.path for one in value.ancestors() if one.path is not None} & done.step.float_paths
             if op.name == "embedding":
                 codes |= paths
             elif value.origin.path is not None:
                 given |= paths
             else:
+                if paths and value not in rms:  # a mask meets each layer
+                    rms[value] = _rms_of(done, value)
                 for path in paths:
-                    sizes.setdefault(path, []).append(_rms_of(done, value))
-    taken = {path: max(each, key=lambda rms: abs(math.log(rms))) for path, each in sizes.items() if min(each) > 0}
+                    sizes.setdefault(path, []).append(rms[value])
+    taken = {path: max(each, key=lambda size: abs(math.log(size))) for path, each in sizes.items() if min(each) > 0}
     known = dict.fromkeys(done.step.float_paths - sizes.keys(), 1.0) if sizes or given else {}
-    known = {path: rms for path, rms in (known | taken).items() if path not in given}
-    return known | dict.fromkeys(codes & done.step.float_paths, 1.0)
+    known = {path: size for path, size in (known | taken).items() if path not in given}
+    return known | dict.fromkeys(codes, 1.0)
 
 
 def _rms_of(done: TracedStep, value: Value) -> float:

@@ -12,7 +12,7 @@ from hookboard.health import Finding
 from hookboard.tracing.calls import Op, Place, Value
 
 _JOINING = frozenset({"add", "radd", "iadd", "sub", "rsub", "isub", "mean", "sum", "neg", "stack"})
-WEIGHING = frozenset({"mul", "rmul", "imul", "div", "truediv", "itruediv"})
+MULTIPLYING = frozenset({"mul", "rmul", "imul", "div", "truediv", "itruediv"})
 
 
 def joining(loss: Value) -> Iterator[Op]:
@@ -62,7 +62,7 @@ def _is_nothing(value: Value) -> bool:
     op = value.op
     return (
         op is not None
-        and op.name in WEIGHING
+        and op.name in MULTIPLYING
         and any(given == 0 for given in op.arguments.values() if isinstance(given, int | float))
     )
 
@@ -70,7 +70,7 @@ def _is_nothing(value: Value) -> bool:
 def _parts(value: Value) -> list[Value]:
     """Return the single numbers whose sum a value is a multiple of; [] if it is no such sum."""
     op = value.op
-    if op is None or op.name not in _JOINING | WEIGHING or _is_nothing(value):
+    if op is None or op.name not in _JOINING | MULTIPLYING or _is_nothing(value):
         return []
     is_sum = op.name in _JOINING or len(op.inputs) == 1  # of one, times a plain number
     parts = op.inputs if is_sum else [given for given in op.inputs if given.requires_grad]

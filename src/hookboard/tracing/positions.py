@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hookboard.health import Finding
 from hookboard.tracing.calls import Op, Value, loss_part
-from hookboard.tracing.ledger import WEIGHING
+from hookboard.tracing.ledger import MULTIPLYING
 from hookboard.tracing.rules import TracedStep
 from hookboard.tracing.tape import CannotReplayError, Tape, moves
 
@@ -81,7 +81,7 @@ def ahead_of(done: TracedStep, meeting: Meeting) -> Iterator[Ahead]:
 
     Not where an output is only multiplied: by a mask, which may be an input as well.
     """
-    if meeting.op.name in WEIGHING:
+    if meeting.op.name in MULTIPLYING:
         return
     output, target = meeting.output, meeting.target
     sources = [value for value in output.ancestors() if value.path is not None and value.op is None]

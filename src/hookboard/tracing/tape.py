@@ -47,7 +47,7 @@ class Tape:
     """
 
     def __init__(self, step: StepTrace, end: Value, start: Collection[Value] = ()) -> None:
-        self._step, self._end = step, end
+        begun, self._step, self._end = time.thread_time(), step, end
         behind = list(end.ancestors(lambda value: value not in start))
         wanted = {id(value.op) for value in behind}
         self.ops = [op for op in step.ops if id(op) in wanted]
@@ -55,6 +55,7 @@ class Tape:
         """The values that no call has computed, and `start`."""
         self._last_use = {value: index for index, op in enumerate(self.ops) for value in (*op.results, *op.inputs)}
         self._last_use[end] = len(self.ops)
+        step.replayed += time.thread_time() - begun  # in a deep model, finding the calls takes longer than making them
 
     def run(
         self,
