@@ -122,7 +122,7 @@ def train_eval_gap(run: Run) -> Iterator[Finding]:
     if is_harmed:
         evidence += (
             f"; the logged validation loss is {run.evaluation_losses[-1].value:.3g}, and the training loss "
-            f"{run.losses.level():.3g}"
+            f"{run.losses.level():.3g} (if both are in the same units)"
         )
     is_large, more, advice = _why(run, found)
     is_alarm = len(found) > 1 and is_large and not _settle(run)
