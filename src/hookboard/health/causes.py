@@ -133,10 +133,9 @@ ORDER = tuple(
     """
     unused_parameters masked_row not_in_optimizer adapters experts schedule unbounded_loss future_leak eval_mode
     dropout padding_mask wrong_optimizer stale_gradients cut loss_shape no_influence loss_input batch_mixing
-    output_range update_too_large targets input_scale
-    initial_loss weight_decay clipping symmetric_units dead_units activation_scale exploding_gradient spike
-    nonfinite precision vanishing_gradient no_gradient not_updated update_too_small saturated collapsed
-    train_eval_gap
+    output_range update_too_large targets input_scale initial_loss weight_decay clipping symmetric_units dead_units
+    activation_scale exploding_gradient spike nonfinite precision vanishing_gradient no_gradient not_updated
+    update_too_small saturated collapsed train_eval_gap
     """.split()  # noqa: SIM905  # a list of 40 lines
 )
 """The order in which alarms that do not explain each other are reported; rules that are not listed come last."""

@@ -78,7 +78,7 @@ class Case:
 
     @property
     def is_event(self) -> bool:
-        """Whether it is of a single step; what has lasted for a while and is over is forgotten while the loss falls."""
+        """Whether it happened in a single step."""
         return self.is_exact or self.finding.batch_idx is not None
 
     def verdict(self, rule: str, module: str, window: int, is_harmed: bool, is_well: bool = False) -> Verdict:
@@ -217,6 +217,7 @@ class Judge:
     def _sorted(self) -> tuple[Verdict, ...]:
         is_harmed = self._well < self.run.window and self.run.seen > 0
         is_well = self.run.losses.is_well and not is_harmed
+        # While the loss falls, a note that is over is dropped, unless it tells of an event.
         over = {key: case for key, case in self._closed.items() if not is_well or case.is_alarm or case.is_event}
         said = {**over, **{key: case for key, case in self._open.items() if case.is_said}}
         if not said:

@@ -132,9 +132,8 @@ class Finding:
         batch_idx: the index of the batch, for what happens in a single step.
         is_root: True if it cannot follow from another fault, such as a layer that is in no optimizer. Default: True
             for an alarm about the code of the step, otherwise False.
-        is_hard: True if it is an alarm regardless of the loss. Otherwise, what may be meant, as a network that only the
-            loss uses, is a note while the loss falls. Default: True for an alarm about the code of the step, otherwise
-            False.
+        is_hard: True if it is an alarm regardless of the loss, False if it is a note while the loss falls, such as
+            something that may be intended. Default: True for an alarm about the code of the step, otherwise False.
         rule: the name of the rule. Default: the rule that yields the finding.
         rows: the rows of that batch that are at fault, where they are known.
         is_lasting: True if the rule itself knows that it has lasted for many steps (from the losses, for example), so
@@ -168,7 +167,7 @@ class Finding:
         check_switches(is_root=is_root, is_hard=is_hard, is_lasting=self.is_lasting)
 
     def as_certain(self) -> "Finding":
-        """Return a finding in the code as it is judged, where the rule does not say otherwise: an alarm is proven."""
+        """Return a finding in the code as it is judged: by default, an alarm is hard, and a root."""
         is_alarm = self.severity == "alarm"
         is_hard, is_root = (is_alarm if told is None else told for told in (self.is_hard, self.is_root))
         return replace(self, is_hard=is_hard and is_alarm, is_root=is_root)

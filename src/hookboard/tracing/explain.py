@@ -180,7 +180,7 @@ def parameter_event(
     )
     advice = "Lower the learning rate, or clip gradients; check the optimizer's eps and the gradients of that step."
     if values.dtype is torch.float16:
-        advice = "Adam's eps of 1e-8 is 0 in float16: set eps=1e-4, or keep the weights in float32 or bfloat16."
+        advice = "Adam's default eps of 1e-8 is 0 in float16: set eps=1e-4, or keep the weights in float32 or bfloat16."
     return Nonfinite(module, "optimizer", at, its_batch, evidence, advice)
 
 
