@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from hookboard.health import MEASURED_VALUES_MAX, Stepped, every_unit
-from hookboard.measure import Recorder
+from hookboard.measure import Table
 from hookboard.model.parameters import Weight
 from hookboard.model.sites import Site
 from hookboard.tracing import Adapter
@@ -40,12 +40,12 @@ class AdaptedWeights:
                 stepped[one.weight.name] = how
         self._before = self._products(weights)
 
-    def measure(self, recorder: Recorder, weights: Mapping[str, Weight]) -> frozenset[str]:
+    def measure(self, table: Table, weights: Mapping[str, Weight]) -> frozenset[str]:
         """Measure the frozen weights and their updates after the optimizers have stepped; return the factors' names."""
         for name, after in self._products(weights).items():
             whole = weights[name].parameters[0].detach()[:: _every(weights[name])]
             update = Site(name, "parameter_update"), after, self._before[name]
-            recorder.observe_all([(Site(name, "parameter_before"), whole, None), update])
+            table.observe_all([(Site(name, "parameter_before"), whole, None), update])
         factors = frozenset(factor.name for one in self._adapters for factor in (one.down, one.up))
         self.forget()
         return factors

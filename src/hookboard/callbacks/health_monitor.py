@@ -14,7 +14,7 @@ from hookboard.base.jobs import Steps
 from hookboard.callbacks.health_state import HealthState, Judging
 from hookboard.callbacks.loss_meter import mean_over_ranks
 from hookboard.callbacks.nan_watch import firsts_over_ranks
-from hookboard.callbacks.numbers import AT_END, WHEN_WRITTEN, SiteLogger
+from hookboard.callbacks.numbers import AT_END, WHEN_WRITTEN, SiteLogger, _steps
 from hookboard.callbacks.replicas import Compared, Replicas
 from hookboard.callbacks.report_at_end import ReportAtEnd
 from hookboard.callbacks.reporter import Reporter, StopOn
@@ -38,7 +38,7 @@ from hookboard.health import (
     rules_of,
 )
 from hookboard.loops import Loop, Selection, StageState, is_due
-from hookboard.measure import Recorder, Taps
+from hookboard.measure import Table, Taps
 from hookboard.model.layers import ChannelDims, Layer, layers_of
 from hookboard.model.nested import tensors_in
 from hookboard.model.parameters import Weight, stepped_by
@@ -47,7 +47,7 @@ from hookboard.model.sites import ATTENTION_ROLES, Role, Site, Stage
 from hookboard.tracing import RULES, BlackBox
 
 MEASURED = ("rms", "zero_fraction")
-"""The statistics that make the recorder fill the columns that rules read."""
+"""The statistics that make the table fill the columns that rules read."""
 
 EVALUATED = 4
 """Number of batches of each validation loop that are measured."""
@@ -267,9 +267,9 @@ class HealthMonitor(SiteLogger[HealthState]):
         self._has_lazy = any(weight.is_lazy for weight in weights.values())
         return layers_of(modules, {name: weight for name, weight in weights.items() if not weight.is_lazy})
 
-    def _recorder(self, loop: Loop, state: StageState) -> Recorder:
+    def _table(self, loop: Loop, state: StageState) -> Table:
         layers = self._known[state.stage] = self._layers(state.selection)
-        return Recorder(
+        return Table(
             self._plan(),
             loop.device,
             stage=state.stage,
@@ -420,7 +420,7 @@ class HealthMonitor(SiteLogger[HealthState]):
 
     def _measure_after_step(self, loop: Loop, state: HealthState) -> None:
         super()._measure_after_step(loop, state)
-        state.steps.measure_products(state.recorder, state.weights)
+        state.steps.measure_products(state.table, state.weights)
 
     def _log(self, loop: Loop, state: HealthState) -> None:
         training, step, losses, ranks = self._live.get("train"), loop.logged_step, state.losses.take(), self._ranks
@@ -437,7 +437,7 @@ class HealthMonitor(SiteLogger[HealthState]):
             judging: Judging | None = state.look(step, facts, losses, compared, ranks)
         else:
             judging = None if training is None else training.evaluation(step, loop.evaluation_loss, state.are_others)
-        sent = self._send(loop, state, torch.cat([one.to(along[0].device) for one in along]) if along else None)
+        sent = _steps(self._send(loop, state, torch.cat([one.to(along[0].device) for one in along]) if along else None))
 
         def take() -> Steps[None]:
             readings = (yield from sent).filled()

@@ -85,7 +85,7 @@ class HealthState(MeasurementState):
 
     def open_input(self, site: Site) -> Callable[[Tensor], None]:
         """Return a function that measures a tensor of the batch, if its numbers are floating point."""
-        return lambda tensor: self.recorder.open(site)(tensor) if tensor.dtype.is_floating_point else None
+        return lambda tensor: self.table.open(site)(tensor) if tensor.dtype.is_floating_point else None
 
     def watch_choices(self, model: nn.Module) -> None:
         """Count in this step the tokens that routers give to each expert, if the first step has shown any routers."""
@@ -104,7 +104,7 @@ class HealthState(MeasurementState):
 
         def count(tensor: Tensor) -> None:
             if is_choice(tensor, router):
-                self.recorder.open(Site(site.name, "expert_tokens", site.index))(tokens_of_experts(tensor, router))
+                self.table.open(Site(site.name, "expert_tokens", site.index))(tokens_of_experts(tensor, router))
 
         return count
 
@@ -136,7 +136,7 @@ class HealthState(MeasurementState):
 
         def records(layers: Sequence[Layer]) -> Mapping[str, list[bytes]]:
             return self.news.in_order(
-                layers, lambda: [layer.name for layer in layers], news, self.recorder, self.every_n_steps
+                layers, lambda: [layer.name for layer in layers], news, self.table, self.every_n_steps
             )
 
         def take(readings: Readings) -> Steps[tuple[Verdict, ...] | None]:
@@ -176,7 +176,8 @@ class HealthState(MeasurementState):
         arriving = sent_together([one for one in (loss, are_others) if one is not None])
 
         def judged(readings: Readings) -> Steps[tuple[Verdict, ...] | None]:
-            values = [value.item() for value in (yield from arriving)]
+            yield from ()
+            values = [value.item() for value in arriving()]
             has_others = are_others is not None and bool(values.pop())
             losses = [Loss(step, 0, value) for value in values]
             look = Look(step, 0, readings, losses, has_other_weights=has_others)
@@ -193,7 +194,7 @@ class HealthState(MeasurementState):
         """Replace the watched layers after the model has changed.
 
         Args:
-            known: the layers by name that the recorder reads; changed in place.
+            known: the layers by name that the table reads; changed in place.
             layers: the new ones by name.
 
         Returns:
@@ -201,7 +202,7 @@ class HealthState(MeasurementState):
         """
         known.clear()
         known.update(layers)
-        self.recorder.forget_shapes()
+        self.table.forget_shapes()
 
         def told() -> Steps[None]:
             if self.reporter is not None and self.reporter.judge is not None:

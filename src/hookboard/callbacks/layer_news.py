@@ -9,7 +9,7 @@ from hookboard.base.kept import kept
 from hookboard.base.messages import warn_switched_off
 from hookboard.base.records import LAYERS, LayerFacts, LayersRecord
 from hookboard.loops import Selection
-from hookboard.measure import Places, Recorder
+from hookboard.measure import Places, Table
 from hookboard.model.layers import order_with_late
 from hookboard.model.layouts import shape_of
 from hookboard.model.parameters import weights_of
@@ -64,7 +64,7 @@ class LayerNews:
             self._switch_off(error)
         return self.facts
 
-    def record(self, places: Places, facts: "Facts", recorder: Recorder, every_n_steps: int) -> dict[str, list[bytes]]:
+    def record(self, places: Places, facts: "Facts", table: Table, every_n_steps: int) -> dict[str, list[bytes]]:
         """Return the record, as a tag mapped to byte strings, if it has changed since the last call; otherwise {}.
 
         Modules are in the order in which they first ran. Those that have not run yet, or whose parameters alone are
@@ -73,7 +73,7 @@ class LayerNews:
         Args:
             places: the sites that were measured in the step or loop.
             facts: what `collect` returned before the step.
-            recorder: the recorder that measured the step.
+            table: the table that measured the step.
             every_n_steps: number of optimizer steps between two due steps.
         """
         self.seen, names = (places, facts), {site.name for site in places.sites}
@@ -86,14 +86,14 @@ class LayerNews:
             self._ran = order_with_late(known or ran, ran, defined)
             return order_with_late(self._ran, defined, defined)
 
-        return self.in_order(self._met, order, facts, recorder, every_n_steps)
+        return self.in_order(self._met, order, facts, table, every_n_steps)
 
     def in_order(
         self,
         order_key: object,
         order: Callable[[], Iterable[str]],
         facts: "Facts",
-        recorder: Recorder,
+        table: Table,
         every_n_steps: int,
     ) -> dict[str, list[bytes]]:
         """Return the record as `record` does, with the modules in a given order; {} if it has not changed.
@@ -103,7 +103,7 @@ class LayerNews:
                 as in the last call, {} is returned, and `order` is not called.
             order: returns the names of the modules in order.
             facts: what `collect` returned before the step.
-            recorder: the recorder that measured the step.
+            table: the table that measured the step.
             every_n_steps: number of optimizer steps between two due steps.
         """
         if self._is_off or (order_key is self._of[0] and facts is self._of[1]):
@@ -113,7 +113,7 @@ class LayerNews:
         self._of, self._earlier = (order_key, facts), facts
         try:
             # The gradient of an output has the shape of the output.
-            self._shapes = {**recorder.shapes("grad_output"), **recorder.shapes("output"), **self._shapes}
+            self._shapes = {**table.shapes("grad_output"), **table.shapes("output"), **self._shapes}
             layers = tuple(replace(facts[name], output=self._shapes.get(name)) for name in order())
             strings = LayersRecord(self._callback, every_n_steps, layers).strings()
         except Exception as error:  # as above

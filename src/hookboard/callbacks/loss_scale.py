@@ -1,7 +1,7 @@
 """Gradients under a GradScaler: the scale to divide them by, and the optimizers whose gradients overflowed."""
 
 import math
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,12 +10,11 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from hookboard.base.jobs import Steps
 from hookboard.base.messages import rank_zero_warn
 from hookboard.base.ranks import local
 from hookboard.base.torch_private import has_unscaled, parameters_in, scale_of
 from hookboard.loops import Loop
-from hookboard.measure import Readings, Recorder
+from hookboard.measure import Readings, Table
 from hookboard.model.layouts import stored
 from hookboard.model.parameters import Weight
 from hookboard.model.selection import named_submodules
@@ -73,35 +72,35 @@ class LossScale:
 
     def send(
         self,
-        recorder: Recorder,
+        table: Table,
         loop: Loop,
         weights: Mapping[str, Weight],
         along: Tensor | None = None,
-    ) -> Steps[Readings]:
-        """Call `Recorder.send`, and blank the gradients of the optimizers that overflowed.
+    ) -> Callable[[], Readings]:
+        """Call `Table.send`, and blank the gradients of the optimizers that overflowed.
 
         Args:
-            recorder: has measured the gradients.
+            table: has measured the gradients.
             loop: has the model and all optimizers.
             weights: the watched weights by name.
-            along: see `Recorder.send`.
+            along: see `Table.send`.
 
         Returns:
-            What `Recorder.send` returns, but gradients that overflowed keep only their counts; so do gradients of
+            What `Table.send` returns, but gradients that overflowed keep only their counts; so do gradients of
             outputs and inputs if it is not known whether they carry the scale.
         """
         holders = Holders.of(loop.model, loop.optimizers, weights)
-        sent = recorder.send(self._flags(loop.optimizers, loop.device).float(), along)
+        sent = table.send(self._flags(loop.optimizers, loop.device).float(), along)
 
-        def arrived() -> Steps[Readings]:
-            readings = yield from sent
+        def arrived() -> Readings:
+            readings = sent()
             *overflows, is_unknown = readings.flags
             if is_unknown:
                 readings = self._without_unknown(readings)
             guilty = {number for number, flag in enumerate(overflows) if flag}
             return blank_overflowed(readings, guilty, holders) if guilty else readings
 
-        return arrived()
+        return arrived
 
     def _without_unknown(self, readings: Readings) -> Readings:
         """Blank the gradients of outputs and inputs, which may carry the scale or not; warn the first time."""

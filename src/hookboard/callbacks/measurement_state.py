@@ -11,7 +11,7 @@ from hookboard.callbacks.layer_news import LayerNews
 from hookboard.callbacks.loss_scale import LossScale
 from hookboard.callbacks.weights import WeightsBefore
 from hookboard.loops import StageState, listed_gaps
-from hookboard.measure import AttentionWatch, Plan, Reading, Recorder, Taps
+from hookboard.measure import AttentionWatch, Plan, Reading, Table, Taps
 from hookboard.model.layers import DefinedDims, layers_of
 from hookboard.model.parameters import Weight, weights_of, why_silent
 from hookboard.model.patterns import folded
@@ -24,7 +24,7 @@ class MeasurementState(StageState):
     """The state of a measuring callback in one stage.
 
     Args:
-        recorder: measures the tensors of all sites.
+        table: measures the tensors of all sites.
         taps: the hooks on modules.
         attention: measures attention; None where no role asks for it.
         roles: which tensors are measured.
@@ -37,7 +37,7 @@ class MeasurementState(StageState):
 
     keeps: ClassVar[tuple[str, ...]] = ("gaps_are_named", "news", "before")
 
-    recorder: Recorder = field(init=False)
+    table: Table = field(init=False)
     taps: Taps = field(init=False)
     attention: AttentionWatch | None = field(default=None, kw_only=True)
     roles: Sequence[Role] = field(default=(), kw_only=True)
@@ -60,7 +60,7 @@ class MeasurementState(StageState):
 
     def forget(self) -> None:
         """Drop what was measured in a step or an evaluation that did not end, as it may be tried again."""
-        self.recorder.forget()
+        self.table.forget()
 
     def follow_weights(self, weights: dict[str, Weight]) -> dict[str, str]:
         """Replace the watched weights; return the name of each that differs, mapped to `new`, `replaced` or `gone`."""
@@ -125,7 +125,7 @@ class MissingSites:
             names_of: returns the names of the statistics that are logged for a role.
             why_not_there: returns why some sites may not have a statistic.
         """
-        found = list(self.found(state.recorder, readings))
+        found = list(self.found(state.table, readings))
         if found:
             where = f"at step {step}" if state.stage == "train" else f"in the {state.stage} loop at step {step}"
             rank_zero_warn(
@@ -136,7 +136,7 @@ class MissingSites:
         for name, sites in without_curves(names_of, kept, self.among):
             inform(f"{self.owner}: no {name} for {sites}, because {why_not_there(name)} (shown once).")
 
-    def found(self, recorder: Recorder, readings: Iterable[Reading]) -> Iterator[tuple[str, Role, str]]:
+    def found(self, table: Table, readings: Iterable[Reading]) -> Iterator[tuple[str, Role, str]]:
         """Yield name, role and cause of each expected site without a reading, or whose tensors were all empty."""
         are_empty: dict[tuple[str, Role], bool] = {}
         for reading in readings:
@@ -144,7 +144,7 @@ class MissingSites:
             are_empty[site] = are_empty.get(site, True) and reading.is_empty
         for (name, role), cause in self.causes.items():
             if (name, role) not in are_empty:
-                yield name, role, "switched off (see the warning above)" if recorder.is_off(name, role) else cause
+                yield name, role, "switched off (see the warning above)" if table.is_off(name, role) else cause
             elif are_empty[name, role]:
                 yield name, role, "every tensor was empty"
 
@@ -158,8 +158,8 @@ def _why_silent(state: MeasurementState, name: str, role: Role) -> str:
 
 
 def channels_in(model: nn.Module, plan: Plan) -> Callable[[Site, Tensor], int | None] | None:
-    """Return the argument `channels` of `Recorder`; None if the statistics of a plan do not need it."""
-    if "channels" not in plan.wanted:
+    """Return the argument `channels` of `Table`; None if the statistics of a plan do not need it."""
+    if not plan.needs("channels"):
         return None
     modules = {"": model, **dict(named_submodules(model))}
     weights = {name: weight for name, weight in weights_of(modules).items() if not weight.is_lazy}

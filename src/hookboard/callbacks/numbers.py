@@ -23,7 +23,7 @@ from hookboard.measure import (
     Reading,
     ReadingList,
     Readings,
-    Recorder,
+    Table,
     Statistic,
     Taps,
     as_list,
@@ -154,8 +154,8 @@ class SiteLogger(HookboardCallback[V]):
                 "which waits for the device."
             )
         state.roles = self._roles()
-        state.recorder = self._recorder(loop, state)
-        state.taps = Taps({}, (), state.recorder.open)  # on nothing, until `_attach`
+        state.table = self._table(loop, state)
+        state.taps = Taps({}, (), state.table.open)  # on nothing, until `_attach`
         state.news = next((other.news for other in self._live.values()), LayerNews(self._name))
         if any(ROLES[role].is_gradient for role in state.roles):
             scaler = loop.scaler
@@ -163,16 +163,15 @@ class SiteLogger(HookboardCallback[V]):
             state.sees_backward = state.loss_scale is not None
         state.sees_steps = state.sees_backward or any(ROLES[role].of_parameter for role in state.roles)
 
-    def _recorder(self, loop: Loop, state: StageState) -> Recorder:
-        """Return the recorder of one stage."""
+    def _table(self, loop: Loop, state: StageState) -> Table:
+        """Return the table of one stage."""
         resolved = self._plan()
-        return Recorder(
+        return Table(
             resolved,
             loop.device,
             stage=state.stage,
             histogram=self.histogram,
             channels=channels_in(loop.model, resolved),
-            finish=self._finish,
             ranks=self._ranks,
         )
 
@@ -181,16 +180,16 @@ class SiteLogger(HookboardCallback[V]):
         forget_graphs(loop.model)
         inside = [role for role in state.roles if role in ATTENTION_ROLES]
         roles = [role for role in state.roles if not ROLES[role].of_parameter and role not in inside]
-        modules, observer = state.selection.modules, state.recorder.open
+        modules, observer = state.selection.modules, state.table.open
         if inside:
             names = {**modules, **state.selection.owners}
-            state.attention = AttentionWatch(loop.model, names, inside, state.recorder)
+            state.attention = AttentionWatch(loop.model, names, inside, state.table)
         state.taps = Taps(modules, roles, observer, in_graphs=True, model=loop.model)
         state.until_end.callback(state.taps.detach)
         state.taps.attach()
         state.weights = self._weights(state.selection.owners)
         state.before.forget()
-        state.recorder.forget_shapes()
+        state.table.forget_shapes()
         state.news.facts = None
 
     def _leave(self, state: V) -> None:
@@ -202,27 +201,27 @@ class SiteLogger(HookboardCallback[V]):
         state.observe(True)
 
     def _before_backward(self, state: V) -> None:
-        """Set the loss scale by which the recorder divides the gradients of this backward pass."""
+        """Set the loss scale by which the table divides the gradients of this backward pass."""
         assert state.loss_scale is not None
         state.taps.show_pending()
         # Not before: what has arrived in part carries the old scale.
-        state.recorder.scale = state.loss_scale.before_backward()
+        state.table.scale = state.loss_scale.before_backward()
 
     def _after_backward(self, state: V) -> None:
         """Clear the loss scale again: later gradients are not divided."""
         state.taps.show_pending()
-        state.recorder.scale = None
+        state.table.scale = None
 
     def _before_optimizer_step(self, loop: Loop, state: V, optimizer: Optimizer) -> None:
         self._follow_weights(loop.model, state)
         if state.loss_scale is not None:
-            state.recorder.scale = state.loss_scale.before_step(optimizer)
+            state.table.scale = state.loss_scale.before_step(optimizer)
         if "parameter_grad" in state.roles:
-            measure_gradients(state.recorder, optimizer, state.weights, self._part)
+            measure_gradients(state.table, optimizer, state.weights, self._part)
         if state.loss_scale is not None:
-            state.recorder.scale = None
+            state.table.scale = None
         if "parameter_update" in state.roles:
-            state.before.keep(state.recorder, optimizer, state.weights, self._part)
+            state.before.keep(state.table, optimizer, state.weights, self._part)
 
     def _end_batch(self, loop: Loop, state: V, has_stepped: bool) -> None:
         if state.stage == "train" and has_stepped:
@@ -234,7 +233,7 @@ class SiteLogger(HookboardCallback[V]):
 
     def _measure_after_step(self, loop: Loop, state: V) -> None:
         """Measure the weights, and their updates, after all optimizers of the batch have stepped."""
-        measure_weights(state.recorder, state.weights, state.before.copies, state.roles, self._part)
+        measure_weights(state.table, state.weights, state.before.copies, state.roles, self._part)
 
     def _end_evaluation(self, loop: Loop, state: V) -> None:
         self._log(loop, state)
@@ -259,11 +258,11 @@ class SiteLogger(HookboardCallback[V]):
             state.news.facts = None
         self._say_changed(state, changed, model)
 
-    def _send(self, loop: Loop, state: V, along: Tensor | None = None) -> Steps[Readings]:
-        """Send what was measured in the step or loop, see `Recorder.send`."""
+    def _send(self, loop: Loop, state: V, along: Tensor | None = None) -> Callable[[], Readings]:
+        """Send what was measured in the step or loop, see `Table.send`."""
         if state.loss_scale is None:
-            return state.recorder.send(None, along)
-        return state.loss_scale.send(state.recorder, loop, state.weights, along)
+            return state.table.send(None, along)
+        return state.loss_scale.send(state.table, loop, state.weights, along)
 
     def _log(self, loop: Loop, state: V) -> None:
         """Send what was measured in the step or loop, and write it when it has arrived."""
@@ -273,16 +272,17 @@ class SiteLogger(HookboardCallback[V]):
         if not state.gaps_are_named:
             state.gaps_are_named = True
             gaps = MissingSites.of(self._name, state, self._expected(state), names_in(model))
-        sent = self._at(f"{state.stage} {step}", self._send(loop, state))
+        sent = self._at(f"{state.stage} {step}", _steps(self._send(loop, state)))
 
         def write() -> Steps[None]:
             readings = yield from sent
+            readings = readings if self._finish is None else self._finish(readings)
             filled = readings.filled()
             self._readings = filled.values()
             if writes:
                 entry = Entry(step, filled.scalars(), filled.with_histogram())
                 if news.seen != (readings.places, facts):
-                    entry.records.update(news.record(readings.places, facts, state.recorder, state.every_n_steps))
+                    entry.records.update(news.record(readings.places, facts, state.table, state.every_n_steps))
                 state.loggers.write(entry)
             if gaps is not None:
                 gaps.say(state, step, list(readings.values()), self._names, self._why_not_there)
@@ -306,3 +306,8 @@ class SiteLogger(HookboardCallback[V]):
                 yield from (site.scalar_tag(statistic, state.stage) for statistic in self._names(role))
                 if self.histogram and not ROLES[role].moments_only:
                     yield site.histogram_tag(state.stage)
+
+
+def _steps(arrived: Callable[[], Readings]) -> Steps[Readings]:
+    yield from ()
+    return arrived()

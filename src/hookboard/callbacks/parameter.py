@@ -88,10 +88,7 @@ class ParameterLogger(SiteLogger[MeasurementState]):
         return [name for name in among if name in given]
 
     def _plan(self) -> Plan:
-        plain = plan([s for s in as_list(self.statistics) if s not in UPDATES], also_valid=UPDATES)
-        needed = FORMULAS["l2"].needs if self._asked(USUAL) else frozenset()
-        needed |= FORMULAS["zero_fraction"].needs if self._asked(["unchanged_fraction"]) else frozenset()
-        return dataclasses.replace(plain, wanted=plain.wanted | needed)
+        return plan([s for s in as_list(self.statistics) if s not in UPDATES], also_valid=UPDATES)
 
     def _names(self, role: Role) -> list[str]:
         if role == "parameter_update":

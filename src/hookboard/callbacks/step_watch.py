@@ -13,7 +13,7 @@ from hookboard.callbacks.adapted import AdaptedWeights
 from hookboard.callbacks.spike_rows import SpikeRows
 from hookboard.health import Finding, Judge, StepFacts, Stepped, WorstRows
 from hookboard.loops import Loop
-from hookboard.measure import Recorder
+from hookboard.measure import Table
 from hookboard.model.parameters import Weight
 from hookboard.tracing import STEP, Adapter, LiveStep, Modes, Program, StaleGradients, Unfrozen
 
@@ -104,10 +104,10 @@ class StepWatch:
         if self.adapters:
             self._guarded("measuring the updates of adapters", self._adapted.keep, self.adapters, weights, stepped)
 
-    def measure_products(self, recorder: Recorder, weights: Mapping[str, Weight]) -> None:
+    def measure_products(self, table: Table, weights: Mapping[str, Weight]) -> None:
         """Measure it after the optimizers have stepped."""
         if self.adapters:
-            found = self._guarded("measuring the updates of adapters", self._adapted.measure, recorder, weights)
+            found = self._guarded("measuring the updates of adapters", self._adapted.measure, table, weights)
             self.factors = found or frozenset()
 
     def end_batch(self) -> None:

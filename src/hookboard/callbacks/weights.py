@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from hookboard.base.messages import listed, warn
 from hookboard.base.torch_private import copied_together
 from hookboard.measure import (
-    Recorder,
+    Table,
 )
 from hookboard.model.parameters import Weight, stepped_by
 from hookboard.model.sites import Role, Site
@@ -48,12 +48,12 @@ _site = functools.lru_cache(maxsize=1 << 14)(Site)
 
 
 def measure_gradients(
-    recorder: Recorder, optimizer: Optimizer, weights: Mapping[str, Weight], part: Part | None
+    table: Table, optimizer: Optimizer, weights: Mapping[str, Weight], part: Part | None
 ) -> None:
     """Measure the gradients of the watched weights that this optimizer is about to update, under `parameter_grad`.
 
     Args:
-        recorder: measures the gradients.
+        table: measures the gradients.
         optimizer: the optimizer.
         weights: the watched weights by name.
         part: the part of each gradient to measure; None for all of it.
@@ -66,8 +66,8 @@ def measure_gradients(
                 measured = part.of(grad) if part is not None and grad.numel() > part.above else grad
                 given.append((_site(name, "parameter_grad"), measured, None))
             except Exception as error:  # a gradient of a subclass may not let itself be cut
-                _switch_off(recorder, name, ["parameter_grad"], error)
-    recorder.observe_all(given)
+                _switch_off(table, name, ["parameter_grad"], error)
+    table.observe_all(given)
 
 
 class WeightsBefore:
@@ -82,13 +82,13 @@ class WeightsBefore:
         """The copies of the running step by name, of the weights that an optimizer is about to update."""
         self._spare: dict[str, Tensor] = {}
 
-    def keep(self, recorder: Recorder, optimizer: Optimizer, weights: Mapping[str, Weight], part: Part | None) -> None:
+    def keep(self, table: Table, optimizer: Optimizer, weights: Mapping[str, Weight], part: Part | None) -> None:
         """Add copies of the weights that this optimizer is about to update to `copies`; of a large one only `part`."""
         stepped, elsewhere = stepped_by(optimizer, weights), dict[str, Tensor]()
         for name, weight in (stepped if self.turns is None else self.turns.of(stepped)).items():
             if name in self.copies:  # if optimizers step several times in one batch, the first step counts
                 continue
-            now = weight.parameters[0].detach() if weight.is_plain else _in_use(recorder, name, weight, part)
+            now = weight.parameters[0].detach() if weight.is_plain else _in_use(table, name, weight, part)
             if now is None:
                 continue
             if weight.is_plain and part is not None and now.numel() > part.above:
@@ -128,26 +128,26 @@ def _copied(tensor: Tensor, spare: Tensor | None) -> Tensor:
     return spare.copy_(tensor) if is_alike else tensor.clone()
 
 
-def _in_use(recorder: Recorder, name: str, weight: Weight, part: Part | None) -> Tensor | None:
+def _in_use(table: Table, name: str, weight: Weight, part: Part | None) -> Tensor | None:
     """Return the measured part of a weight as modules use it; None if the user's code that computes it has failed."""
-    if weight.is_computed and recorder.is_off(name, "parameter_before"):
+    if weight.is_computed and table.is_off(name, "parameter_before"):
         return None
     try:
         whole = weight.in_use
         return part.of(whole) if part is not None and whole.numel() > part.above else whole
     except Exception as error:  # a parametrization runs the user's code
-        _switch_off(recorder, name, _OF_VALUES, error)
+        _switch_off(table, name, _OF_VALUES, error)
         return None
 
 
-def _switch_off(recorder: Recorder, name: str, roles: Sequence[Role], error: Exception) -> None:
+def _switch_off(table: Table, name: str, roles: Sequence[Role], error: Exception) -> None:
     """Switch off these roles of a weight with one warning, unless they are off already."""
-    if not recorder.is_off(name, roles[-1]):
-        recorder.switch_off([_site(name, role) for role in roles], error)
+    if not table.is_off(name, roles[-1]):
+        table.switch_off([_site(name, role) for role in roles], error)
 
 
 def measure_weights(
-    recorder: Recorder,
+    table: Table,
     weights: Mapping[str, Weight],
     before: Mapping[str, Tensor],
     roles: Collection[Role],
@@ -158,7 +158,7 @@ def measure_weights(
     With the role `parameter_update`, a weight that was copied is measured under `parameter_before` too.
 
     Args:
-        recorder: measures the tensors.
+        table: measures the tensors.
         weights: the watched weights by name.
         before: copies of the weights from before the steps, by name.
         roles: `parameter`, and `parameter_update` for the updates.
@@ -170,7 +170,7 @@ def measure_weights(
     computed = 0
     given: list[tuple[Site, Tensor, Tensor | None]] = []
     for name, weight in weights.items():
-        after = weight.parameters[0].detach() if weight.is_plain else _in_use(recorder, name, weight, part)
+        after = weight.parameters[0].detach() if weight.is_plain else _in_use(table, name, weight, part)
         if after is None:
             continue
         if weight.is_plain and part is not None and after.numel() > part.above:
@@ -182,9 +182,9 @@ def measure_weights(
             given.append((_site(name, "parameter_update"), after, copy))
         computed += 0 if weight.is_plain else after.numel()
         if computed > MOST_WAITING:
-            recorder.observe_all(given)
+            table.observe_all(given)
             given, computed = [], 0
-    recorder.observe_all(given)
+    table.observe_all(given)
 
 
 class Turns:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from io import BytesIO
 from typing import Literal, NoReturn, get_args
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
@@ -21,14 +22,14 @@ from hookboard.base.torch_private import children_of, in_backward, version_of
 from hookboard.capturing.edits import Edit, EditFunction, Edits, apply_rule, check_rule, edited_gradient
 from hookboard.images import Picture, dense, feature_maps, maps_in, samples_first, select_maps
 from hookboard.measure import (
+    FORMULAS,
     NO_GRADIENT,
     UNKNOWN,
     Moments,
     Switch,
     Taps,
     is_own_call,
-    measure,
-    plan,
+    moments_of,
     watch_output,
     why_no_gradient,
 )
@@ -46,7 +47,7 @@ _lock = threading.RLock()
 Tensors = Tensor | dict[str, Tensor]
 """One tensor, or several by the index or key that leads to each."""
 
-SUMMARY = plan(("mean", "std", "zero_fraction"))
+SUMMARY = ("mean", "std", "zero_fraction")
 
 HEADER = ("name", "type", "tensor", "shape", "mean", "std", "zeros")
 """The columns of a summary."""
@@ -270,7 +271,7 @@ class CapturedModule(_OfRoles):
         """Yield the cells of a summary's row for each captured tensor (see `HEADER`)."""
         for k, role, path, tensor in self.tensors():
             which = (f"calls[{k}]." if len(self.calls) > 1 else "") + role + (f" {path}" if path else "")
-            numbers = [f"{value:.4g}" for value in _described(tensor)] or ["?"] * len(SUMMARY.names)
+            numbers = [f"{value:.4g}" for value in _described(tensor)] or ["?"] * len(SUMMARY)
             yield [self.name, self.kind, which, shape_in_words(tensor), *numbers]
 
     def thumbnails(self) -> Iterator[Markup]:
@@ -533,7 +534,8 @@ def _html_rows_of(one: CapturedModule) -> list[list[str]]:
 def _described(tensor: Tensor) -> list[float]:
     """Return mean, standard deviation and share of zeros; [] if the tensor has no values, as on the meta device."""
     try:
-        moments = Moments(*measure(tensor.detach().cpu(), SUMMARY))
+        moments = Moments(*np.array(moments_of(tensor.detach().cpu())))
     except (TypeError, RuntimeError):
         return []
-    return list(SUMMARY.values(moments, []).values())
+    with np.errstate(all="ignore"):
+        return [float(FORMULAS[name].value(moments)) for name in SUMMARY]

@@ -183,7 +183,7 @@ def every_unit(shape: Sequence[int]) -> int:
 
 
 class NeedsHistogram:
-    """Tells for a site and its tensor whether to count a histogram: the argument `histogram` of `Recorder`.
+    """Tells for a site and its tensor whether to count a histogram: the argument `histogram` of `Table`.
 
     True for outputs of bounded activations such as tanh, and for activations and their gradients in half precision.
     """

@@ -1,36 +1,30 @@
-"""The whole way of a number: hooks on modules, tensors measured as rows, rows merged into readings, statistics of them.
+"""The whole way of a number: hooks on modules, tensors measured as rows of a table, the table merged into readings.
 
-`taps.py` hooks modules and shows their tensors to an observer. `Recorder` measures each as a row, copies the rows of a
-step to the host, merges them over the ranks and makes the readings.
+`taps.py` hooks modules and shows their tensors to an observer, which `Table.open` returns. A `Table` (`table.py`) finds
+out once how the tensors of a site are read. From then on it merges each into the site's row in a `Slab` (`slab.py`),
+the memory for all rows on a device: by the kernel in C (`native.py`), by those of Triton (`on_gpu.py`), or where no
+kernel reads it by torch (`by_torch.py`). `Table.send` copies the slab to the host, merges the rows with those of other
+ranks (`over_ranks.py`), computes the statistics (`statistics.py`), and returns the `Readings` (`readings.py`), whose
+columns loggers write and rules judge.
 
-`measure` returns the row of a single tensor, and `measure_channels` a row for each channel too. Three backends do the
-work, each in a file: `native` calls the kernel in C, `accelerator` those of Triton, and each has a `measure` that
-returns None for a tensor that its kernels cannot read; `by_torch` measures all. Recorders see tensors of the same form
-in each step, and ask the kernels with less overhead: `form_of` describes how the one in C reads a tensor, and `read`
-reads others like it; `job_of` describes a tensor for those of Triton, and `measure_into` merges it into rows in memory.
+To add a statistic, add a line to `FORMULAS` in `statistics.py`.
 """
 
 from hookboard.measure.attention import AttentionWatch
 from hookboard.measure.backward_calls import hear_backward, unhear_backward
-from hookboard.measure.card import measuring_device, needs_host
-from hookboard.measure.columns import empty_row
+from hookboard.measure.on_gpu import measuring_device, needs_host
 from hookboard.measure.derived import DERIVED
 from hookboard.measure.fused import fused_layers
 from hookboard.measure.gradients import Observer, Switch, watch_output, why_no_gradient
 from hookboard.measure.histogram import BINS, Histogram, histograms
 from hookboard.measure.hooked import EDITS_GRADIENTS, EDITS_VALUES, READS_BEFORE_EDITS, hooked
-from hookboard.measure.measuring import measure, measure_channels
 from hookboard.measure.memory import is_plain
-from hookboard.measure.merge import merge_rows
 from hookboard.measure.module_tap import UNKNOWN
-from hookboard.measure.native import form_of
 from hookboard.measure.own_call import as_own_call, is_own_call, own_call, spare_of
-from hookboard.measure.packet import sent_together
+from hookboard.measure.slab import sent_together
 from hookboard.measure.readings import Places, Reading, ReadingList, Readings
-from hookboard.measure.recorder import Recorder
 from hookboard.measure.row import (
     FIELDS,
-    MAX_CHANNEL_ROW_BYTES,
     MAX_CHANNEL_ROWS,
     WIDTH,
     Moments,
@@ -38,6 +32,7 @@ from hookboard.measure.row import (
     channel_stride,
 )
 from hookboard.measure.statistics import DEFAULT, FORMULAS, Plan, Statistic, StatisticTable, as_list, plan
+from hookboard.measure.table import Table, moments_of
 from hookboard.measure.taps import NO_GRADIENT, Taps
 
 __all__ = [
@@ -49,7 +44,6 @@ __all__ = [
     "FIELDS",
     "FORMULAS",
     "MAX_CHANNEL_ROWS",
-    "MAX_CHANNEL_ROW_BYTES",
     "NO_GRADIENT",
     "READS_BEFORE_EDITS",
     "UNKNOWN",
@@ -63,27 +57,23 @@ __all__ = [
     "Reading",
     "ReadingList",
     "Readings",
-    "Recorder",
     "Statistic",
     "StatisticTable",
     "Switch",
+    "Table",
     "Taps",
     "as_list",
     "as_own_call",
     "channel_row_count",
     "channel_stride",
-    "empty_row",
-    "form_of",
     "fused_layers",
     "hear_backward",
     "histograms",
     "hooked",
     "is_own_call",
     "is_plain",
-    "measure",
-    "measure_channels",
     "measuring_device",
-    "merge_rows",
+    "moments_of",
     "needs_host",
     "own_call",
     "plan",

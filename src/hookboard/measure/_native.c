@@ -165,7 +165,7 @@ typedef struct {
     Tables *tables;
 } Also;
 
-/* Chan, Golub and LeVeque, as in merge.py. The numbers of a row lie `apart` from each other. */
+/* Chan, Golub and LeVeque, as in row.py. The numbers of a row lie `apart` from each other. */
 PART_OF_CALLER void merge_apart(double *RESTRICT row, const double *RESTRICT other, size_t apart)
 {
     const size_t count = COUNT * apart, mean = MEAN * apart, m2 = M2 * apart, min = MIN * apart, max = MAX * apart;
@@ -185,7 +185,7 @@ static void merge(double *row, const double *other)
     merge_apart(row, other, 1);
 }
 
-/* Sums become what merge.py merges. */
+/* Sums become the columns of a row. */
 static void finish(double *row)
 {
     double at_least_one = fmax(row[COUNT], 1);
@@ -246,7 +246,8 @@ static void row_of_columns(double *row, Columns columns, size_t channels)
 
 /* A tensor: values of shape (outer, channels, inner), where `channels` is 0 if only the row of all is wanted. The runs
    of `inner` values begin `apart` values apart; there are no gaps unless `outer` is 1 or `channels` is 0. What lies at
-   `minus`, without gaps, is subtracted first, unless that is 0; then there are no channels.
+   `minus`, without gaps, is subtracted first, unless that is 0; then there are no channels. Each `every`-th channel has
+   a row.
 
    It is cut in pieces by its shape alone, and what is found in these is merged in their order: so the result does not
    depend on the number of threads. A piece is `channels_each` channels of `outer_each` parts of the first dimension, or
@@ -254,7 +255,7 @@ static void row_of_columns(double *row, Columns columns, size_t channels)
 typedef struct {
     const void *x, *minus;
     int type;
-    size_t outer, channels, inner, apart;
+    size_t outer, channels, inner, apart, every;
     size_t pieces, across, channels_each, outer_each, values_each;
     double *row, (*rows)[WIDTH];
     double *found; /* of the pieces, one after the other: a row, or Columns where a channel is in several pieces */
@@ -306,9 +307,12 @@ static void keep(const Job *job, double *row, Columns columns, size_t first, siz
     row_of_columns(block, columns, channels);
     merge(row, block);
     for (size_t k = 0; k < channels; k++) {
+        if ((first + k) % job->every)
+            continue;
+        double *kept = job->rows[(first + k) / job->every];
         for (int f = 0; f < WIDTH; f++)
-            job->rows[first + k][f] = columns[f][k];
-        finish(job->rows[first + k]);
+            kept[f] = columns[f][k];
+        finish(kept);
     }
 }
 
@@ -445,13 +449,6 @@ static void do_piece(const Job *job, size_t piece, const Also *also)
         OF[job->type].add_values(found, job, begin, end, also);
 }
 
-/* Whether the squares of the row's values stay in the range of float64, as in by_torch.py. */
-static int is_safe(const double *row)
-{
-    double size = fmax(-row[MIN], row[MAX]);
-    return !(size > 0) || (size > 1e-100 && size < 1e100);
-}
-
 static void join_pieces(const Job *job)
 {
     if (has_channel_in_several(job)) {
@@ -469,13 +466,6 @@ static void join_pieces(const Job *job)
             merge(job->row, job->found + piece * WIDTH);
     }
     finish(job->row);
-    if (job->type != FLOAT64)
-        return;
-    int all_safe = is_safe(job->row);
-    for (size_t c = 0; c < job->channels; c++)
-        all_safe &= is_safe(job->rows[c]);
-    if (!all_safe)
-        job->row[COUNT] = NAN;
 }
 
 /* Adds what the tables hold to the counts. Most bins hold nothing: it is looked at many at once. */
@@ -551,108 +541,56 @@ static int do_job(Job *job, int with_abs_sum, int64_t *counts, int threads)
     return 1;
 }
 
-/* The row as a list; None for one that `is_safe` has not let pass. */
-static PyObject *as_list(const double *row)
+/* Chan, Golub and LeVeque, for two finished rows: those of a site's earlier tensors, and of this one. */
+static void merge_finished(double *row, const double *other)
 {
-    if (isnan(row[COUNT]))
-        Py_RETURN_NONE;
-    PyObject *list = PyList_New(WIDTH);
-    for (int f = 0; list && f < WIDTH; f++) {
-        PyObject *number = PyFloat_FromDouble(row[f]);
-        if (!number || PyList_SetItem(list, f, number))
-            Py_CLEAR(list);
+    double whole = row[COUNT] + other[COUNT], share = other[COUNT] / (whole > 1 ? whole : 1);
+    if (share == 1) {
+        memcpy(row + MEAN, other + MEAN, (ZEROS - MEAN) * sizeof *row);
+    } else if (share > 0) {
+        double away = other[MEAN] - row[MEAN], rest = 1 - share;
+        row[M2] = sqrt(row[M2] * row[M2] * rest + other[M2] * other[M2] * share + away * away * share * rest);
+        row[MEAN] += away * share;
+        row[ABS_SUM] += (other[ABS_SUM] - row[ABS_SUM]) * share;
     }
-    return list;
+    row[COUNT] = whole;
+    for (int f = ZEROS; f < MIN; f++)
+        row[f] += other[f];
+    row[MIN] = other[MIN] < row[MIN] ? other[MIN] : row[MIN];
+    row[MAX] = other[MAX] > row[MAX] ? other[MAX] : row[MAX];
 }
 
-static PyObject *measure(PyObject *module, PyObject *args)
+static PyObject *measure_into(PyObject *module, PyObject *args)
 {
-    Py_ssize_t address, minus, outer, channels, inner, apart, counts;
-    int type, with_abs_sum, threads;
-    if (!PyArg_ParseTuple(args, "nninnnnpni", &address, &minus, &type, &outer, &channels, &inner, &apart, &with_abs_sum,
-                          &counts, &threads))
+    Py_ssize_t address, minus, counts, rows, outer, channels, inner, apart, every;
+    int type, is_fresh, with_abs_sum, threads;
+    if (!PyArg_ParseTuple(args, "nnnninnnnnppi", &address, &minus, &counts, &rows, &type, &outer, &channels, &inner,
+                          &apart, &every, &is_fresh, &with_abs_sum, &threads))
         return NULL;
-    double row[WIDTH];
-    PyObject *rows = channels ? PyByteArray_FromStringAndSize(NULL, channels * (Py_ssize_t)sizeof row) : Py_None;
-    if (!rows)
-        return NULL;
-    if (!channels)
-        Py_INCREF(rows);
-    Job job = {.x = (const void *)address, .minus = (const void *)minus, .type = type, .outer = (size_t)outer,
-               .channels = (size_t)channels, .inner = (size_t)inner, .apart = (size_t)apart, .row = row,
-               .rows = channels ? (double (*)[WIDTH])PyByteArray_AsString(rows) : NULL};
-    if (do_job(&job, with_abs_sum, (int64_t *)counts, threads))
-        return Py_BuildValue("NN", as_list(row), rows);
-    Py_DECREF(rows);
-    return NULL;
-}
-
-/* Merges finished rows: as merge() in merge.py, step by step, and `merged` holds empty rows at first. */
-static void merge_finished(double (*merged)[WIDTH], size_t owners, double (*rows)[WIDTH], const int64_t *owner,
-                           size_t count, double *unit)
-{
-    for (size_t i = 0; i < count; i++) {
-        double *to = merged[owner[i]], *row = rows[i];
-        to[COUNT] += row[COUNT];
-        for (int f = ZEROS; f < MIN; f++)
-            to[f] += row[f];
-        to[MIN] = row[MIN] < to[MIN] || isnan(row[MIN]) ? row[MIN] : to[MIN];
-        to[MAX] = row[MAX] > to[MAX] || isnan(row[MAX]) ? row[MAX] : to[MAX];
-    }
-    for (size_t k = 0; k < owners; k++) {
-        double size = fmax(fabs(merged[k][MIN]), fabs(merged[k][MAX]));
-        int exponent;
-        unit[k] = size > 0 && isfinite(size) ? (frexp(size, &exponent), ldexp(0.5, exponent)) : 1;
-    }
-    for (size_t i = 0; i < count; i++) {
-        double *to = merged[owner[i]], share = rows[i][COUNT] / fmax(to[COUNT], 1);
-        to[MEAN] += share * (rows[i][MEAN] / unit[owner[i]]);
-        to[ABS_SUM] += share * (rows[i][ABS_SUM] / unit[owner[i]]);
-    }
-    for (size_t i = 0; i < count; i++) {
-        double *to = merged[owner[i]], share = rows[i][COUNT] / fmax(to[COUNT], 1);
-        double deviation = rows[i][M2] / unit[owner[i]], away = rows[i][MEAN] / unit[owner[i]] - to[MEAN];
-        to[M2] += share * (deviation * deviation + away * away);
-    }
-    for (size_t k = 0; k < owners; k++) {
-        merged[k][MEAN] *= unit[k];
-        merged[k][M2] = sqrt(merged[k][M2]) * unit[k];
-        merged[k][ABS_SUM] *= unit[k];
-    }
-}
-
-/* The memory of the merged row of each owner. */
-static PyObject *merged_memory(Py_ssize_t owners, double (*rows)[WIDTH], const int64_t *owner, Py_ssize_t count)
-{
-    PyObject *memory = PyByteArray_FromStringAndSize(NULL, owners * (Py_ssize_t)sizeof EMPTY);
-    double *unit = memory ? PyMem_Malloc((size_t)owners * sizeof *unit + 1) : NULL;
-    if (!unit) {
-        Py_XDECREF(memory);
+    double (*into)[WIDTH] = (double (*)[WIDTH])rows, (*found)[WIDTH] = into, few[1][WIDTH];
+    size_t count = 1 + (channels ? divided_up((size_t)channels, (size_t)every) : 0);
+    if (!is_fresh)
+        found = count > 1 ? PyMem_Malloc(count * sizeof *found) : few;
+    if (!found)
         return PyErr_NoMemory();
-    }
-    double (*merged)[WIDTH] = (double (*)[WIDTH])PyByteArray_AsString(memory);
-    for (Py_ssize_t k = 0; k < owners; k++)
-        memcpy(merged[k], EMPTY, sizeof EMPTY);
-    merge_finished(merged, (size_t)owners, rows, owner, (size_t)count, unit);
-    PyMem_Free(unit);
-    return memory;
-}
-
-static PyObject *merge_all(PyObject *module, PyObject *args)
-{
-    Py_ssize_t rows, owner, count, owners;
-    if (!PyArg_ParseTuple(args, "nnnn", &rows, &owner, &count, &owners))
+    Job job = {.x = (const void *)address, .minus = (const void *)minus, .type = type, .outer = (size_t)outer,
+               .channels = (size_t)channels, .inner = (size_t)inner, .apart = (size_t)apart, .every = (size_t)every,
+               .row = found[0], .rows = found + 1};
+    int is_done = do_job(&job, with_abs_sum, (int64_t *)counts, threads);
+    for (size_t k = 0; is_done && found != into && k < count; k++)
+        merge_finished(into[k], found[k]);
+    if (found != into && found != few)
+        PyMem_Free(found);
+    if (!is_done)
         return NULL;
-    return merged_memory(owners, (double (*)[WIDTH])rows, (const int64_t *)owner, count);
+    Py_RETURN_NONE;
 }
 
 static PyMethodDef methods[] = {
-    {"measure", measure, METH_VARARGS,
-     "measure(address, minus, type, outer, channels, inner, apart, with_abs_mean, counts, threads): the row of a tensor, "
-     "see Job, and the memory of the rows of its channels; None for a row where squares of float64 leave its range, and "
-     "for no channels. The bins of the values are added to `counts`, unless that is 0."},
-    {"merge_all", merge_all, METH_VARARGS,
-     "merge_all(address of rows, address of their owners, count, owners): the memory of the merged row of each owner."},
+    {"measure_into", measure_into, METH_VARARGS,
+     "measure_into(address, minus, counts, rows, type, outer, channels, inner, apart, every, is_fresh, with_abs_mean, "
+     "threads): measures a tensor, see Job, and merges it into its row and those of its channels, which follow; where "
+     "these hold nothing yet (is_fresh), they are overwritten. The bins of the values are added to `counts`, unless 0."},
     {NULL, NULL, 0, NULL},
 };
 

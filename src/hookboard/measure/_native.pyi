@@ -1,14 +1,16 @@
-def measure(
+def measure_into(
     address: int,
     minus: int,
+    counts: int,
+    rows: int,
     type: int,
     outer: int,
     channels: int,
     inner: int,
     apart: int,
+    every: int,
+    is_fresh: bool,
     with_abs_mean: bool,
-    counts: int,
     threads: int,
     /,
-) -> tuple[list[float] | None, bytearray | None]: ...
-def merge_all(rows: int, owner: int, count: int, owners: int, /) -> bytearray: ...
+) -> None: ...

@@ -20,12 +20,14 @@ from hookboard.base.torch_private import (
     overrides_operations,
     unseen,
 )
-from hookboard.measure.card import needs_host
+from hookboard.measure.on_gpu import needs_host
 from hookboard.measure.own_call import own_calls
-from hookboard.measure.recorder import Recorder
-from hookboard.measure.values import MAX_BLOCK_VALUES
+from hookboard.measure.table import Table
 from hookboard.model.selection import named_submodules
 from hookboard.model.sites import ATTENTION_ROLES, Role, Site
+
+MAX_BLOCK_VALUES = 1 << 22
+"""Maximum number of values in a temporary block."""
 
 MAX_SEQUENCES, MAX_QUERIES = 4, 16
 """How many sequences of a call are looked at, and how many queries of each (a choice); all heads have the same ones."""
@@ -46,11 +48,11 @@ class AttentionWatch:
         model: the model.
         names: the names of the watched modules.
         roles: which of `ATTENTION_ROLES` are measured.
-        recorder: measures them.
+        table: measures them.
     """
 
-    def __init__(self, model: nn.Module, names: Collection[str], roles: Collection[Role], recorder: Recorder) -> None:
-        self._model, self._roles, self._recorder = model, roles, recorder
+    def __init__(self, model: nn.Module, names: Collection[str], roles: Collection[Role], table: Table) -> None:
+        self._model, self._roles, self._table = model, roles, table
         self._watched = frozenset(names)
         self._around = {name[:at] for name in names for at, letter in enumerate(name) if letter == "."} | {"", *names}
         self._names: dict[int, str] | None = None
@@ -94,12 +96,12 @@ class AttentionWatch:
         self.found[name] = None
         for role, tensor in zip(ATTENTION_ROLES, numbers, strict=True):
             if role in self._roles:
-                self._recorder.open(Site(name, role))(tensor)
+                self._table.open(Site(name, role))(tensor)
 
     def switch_off(self, name: str, error: Exception) -> None:
         """Leave the attention of a module out from now on, with one warning."""
         self._off.add(name)
-        self._recorder.switch_off([Site(name, role) for role in self._roles], error)
+        self._table.switch_off([Site(name, role) for role in self._roles], error)
 
 
 _watches: list[AttentionWatch] = []

@@ -36,7 +36,7 @@ class DerivedStatistic(NamedTuple):
     """How a built-in statistic is computed that needs more than the moments.
 
     Args:
-        needs: the columns of `REQUESTABLE` that it needs, and `bins` or `channels` if it needs those.
+        needs: `bins` or `channels` if it needs those.
         value: takes what was measured of a site and returns the statistic; None if the site has no such statistic.
         about: its formula, or a definition in words, for docs/statistics.md.
         why_not: why a site may have no such statistic, used in messages.
@@ -104,19 +104,19 @@ DERIVED: dict[str, DerivedStatistic] = {
     "p50": DerivedStatistic(frozenset({"bins"}), _quantile(0.50), f"the 0.5 quantile, {_FROM_BINS}", why_not=_BINS),
     "p99": DerivedStatistic(frozenset({"bins"}), _quantile(0.99), f"the 0.99 quantile, {_FROM_BINS}", why_not=_BINS),
     "dead_fraction": DerivedStatistic(
-        frozenset({"zeros", "channels"}),
+        frozenset({"channels"}),
         _dead_fraction,
         "fraction of the [channels](#channels) (units) that are 0 at every position of every sample in the step",
         why_not=_CHANNELS,
     ),
     "underflow_fraction": DerivedStatistic(
-        frozenset({"zeros", "bins"}),
+        frozenset({"bins"}),
         _underflow(None),
         "fraction of the nonzero `x` with `abs(x)` below the dtype's smallest normal number (not for float64)",
         why_not="its dtype is float64, complex or not a float",
     ),
     "fp16_underflow_fraction": DerivedStatistic(
-        frozenset({"zeros", "bins"}),
+        frozenset({"bins"}),
         _underflow(torch.float16),
         "fraction of values that float16 would round more coarsely or to 0, regardless of the tensor's dtype",
         why_not=_BINS,

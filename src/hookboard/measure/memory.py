@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from hookboard.measure.row import channel_stride
-from hookboard.measure.values import with_memory
 
 WHOLE, FIRST, RUNS, LAST = range(4)
 """How channels lie in memory, see `triton_kernel`."""
@@ -95,13 +94,7 @@ def can_subtract(minus: Tensor, values: Tensor) -> bool:
     """Return True if a kernel can read `minus` beside `values`: it lies in the same order, without gaps."""
     if not is_plain(minus) or minus.dtype is not values.dtype or minus.device != values.device or minus.is_neg():
         return False
-    if minus.shape != values.shape or not _lies_as(minus.shape, minus.stride(), values.stride()):
-        return False
-    try:
-        with_memory(minus)
-    except (TypeError, RuntimeError):  # its memory was freed; or it is a tensor inside torch.func
-        return False
-    return True
+    return minus.shape == values.shape and _lies_as(minus.shape, minus.stride(), values.stride())
 
 
 @functools.lru_cache(maxsize=1 << 14)

@@ -4,14 +4,14 @@ Large tensors are measured by torch's own threads, as many as torch uses. The re
 """
 
 import functools
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hookboard.base.messages import inform
-from hookboard.measure.memory import can_subtract, is_plain, shape_in_memory
+from hookboard.measure.memory import shape_in_memory
 from hookboard.measure.row import WIDTH
 
 try:
@@ -19,8 +19,8 @@ try:
 except ImportError:  # there was no C compiler when hookboard was installed
     _native = None  # type: ignore[assignment]
 
-_TYPES = {torch.float32: (0, 4), torch.float64: (1, 8), torch.bfloat16: (2, 2), torch.float16: (3, 2)}
-"""The dtypes that the kernel reads: its number for each, and the bytes of a value."""
+_TYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
+"""The dtypes that the kernel reads, and its number for each."""
 
 
 @functools.cache
@@ -35,110 +35,74 @@ def report_missing_kernel() -> None:
         )
 
 
+def has_kernels(device: torch.device) -> bool:
+    """Return True if the kernel can read tensors of a device."""
+    return device.type == "cpu" and _native is not None
+
+
 class Form(NamedTuple):
     """How the kernel reads any tensor of one shape, stride and dtype, whatever its address.
 
     Args:
-        dim: the dimension of the channels whose rows are wanted, not negative; None for the row of the tensor alone.
         channels: the number of channels; 0 if their rows are not wanted.
-        reach: the number of values in memory from its first to its last, gaps included.
-        given: arguments of the kernel, see `Job` in `_native.c`: type, outer, channels, inner, apart.
+        nbytes: the number of bytes from its first value to its last, gaps included.
+        given: arguments of the kernel, see `Job` in `_native.c`: type, outer, channels, inner, apart, every.
     """
 
-    shape: torch.Size
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-    dim: int | None
     channels: int
-    reach: int
-    given: tuple[int, int, int, int, int]
+    nbytes: int
+    given: tuple[int, int, int, int, int, int]
+    with_abs_mean: bool
 
 
-def form_of(tensor: Tensor, dim: int | None = None) -> Form | None:
+class Job(NamedTuple):
+    """What is measured: the values, less those of `minus`; the row that they are merged into, and the bins.
+
+    Args:
+        row: the first row of the site; those of channels follow.
+        is_fresh: True if these rows hold nothing yet.
+        bins: the row of the site's bins; -1 without bins.
+    """
+
+    form: Any
+    values: Tensor
+    minus: Tensor | None
+    row: int
+    is_fresh: bool
+    bins: int
+
+
+def form_of(tensor: Tensor, dim: int | None = None, *, has_bins: bool, has_minus: bool, with_abs_mean: bool) -> Form | None:
     """Return how the kernel reads a tensor; None if it cannot.
 
     The kernel reads plain tensors of floats on the CPU that have no gaps, or gaps only between the parts of their first
-    dimension, as `weight[::4]` has; then only that may have the channels. A tensor with more channels than get a row
-    each is not read, see `channel_stride`.
+    dimension, as `weight[::4]` has; then only that may have the channels.
     """
-    if _native is None or not is_plain(tensor) or not (tensor.is_cpu and tensor.dtype in _TYPES and tensor.numel()):
+    if tensor.dtype not in _TYPES or not tensor.numel() or tensor.is_neg():
         return None
     shape = shape_in_memory(tensor.shape, tensor.stride(), dim)
-    if shape is None or shape.every > 1:
+    if shape is None:
         return None
-    has_gaps = shape.apart > shape.inner
-    reach = (shape.channels - 1) * shape.apart + shape.inner if has_gaps else tensor.numel()
+    reach = (shape.channels - 1) * shape.apart + shape.inner if shape.apart > shape.inner else tensor.numel()
     outer, channels = (shape.outer, shape.channels) if shape.every else (shape.channels, 0)
-    given = _TYPES[tensor.dtype][0], outer, channels, shape.inner, shape.apart
-    of_channels = dim % tensor.dim() if dim is not None and shape.every else None
-    return Form(tensor.shape, tensor.stride(), tensor.dtype, of_channels, channels, reach, given)
+    given = _TYPES[tensor.dtype], outer, channels, shape.inner, shape.apart, max(shape.every, 1)
+    return Form(channels, reach * tensor.element_size(), given, with_abs_mean)
 
 
-def read(
-    tensor: Tensor,
-    form: Form,
-    *,
-    with_abs_mean: bool,
-    counts: Tensor | None = None,
-    minus: Tensor | None = None,
-) -> tuple[list[float] | None, np.ndarray | None] | None:
-    """Measure a tensor by the kernel: its row, and the rows of its channels if the form has some.
+def measure_into(jobs: Iterable[Job], rows: Tensor, bins: Tensor | None) -> list[int]:
+    """Measure tensors, and merge each into its rows, shape (n, WIDTH), and its bins.
 
-    It looks at each tensor before its address goes to the kernel: a subclass may have no memory of its own, a tensor
-    inside `torch.func` has none, a view may stand for the negative of its memory, and FSDP frees the memory of tensors
-    that still exist.
-
-    Args:
-        tensor: the tensor.
-        form: how to read it: what `form_of` returned for it, or for another tensor before.
-        with_abs_mean: whether to measure `abs_mean`; otherwise that column is 0.
-        counts: the bins of the values are added to this, shape (BINS,), int64, contiguous, on the CPU.
-        minus: is subtracted from the tensor first, in float32 at least.
-
-    Returns:
-        None, and nothing is counted, if the kernel must not read the tensor in this form, or cannot subtract `minus`:
-        it can if that lies in the same order, without gaps, and the form has no channels.
-        Otherwise the row, WIDTH floats; and the rows of the channels, shape (channels, WIDTH), float64, None without
-        channels. If squares of float64 values leave the range of float64, in any channel, the row is None and the rows
-        of the channels are wrong; the bins have been counted.
+    Raises:
+        TypeError: the memory of a tensor has been freed, as FSDP does with parameters that it has sharded.
     """
-    kind = type(tensor)
-    is_alike = (
-        (kind is Tensor or kind is nn.Parameter)
-        and tensor.dtype is form.dtype
-        and tensor.is_cpu
-        and tensor.layout is torch.strided
-        and not (tensor.is_nested or tensor.is_neg())
-        and tensor.shape == form.shape
-        and tensor.stride() == form.stride
-    )
-    if not is_alike or not (minus is None or (not form.channels and can_subtract(minus, tensor))):
-        return None
-    try:
-        needed = _TYPES[form.dtype][1] * (tensor.storage_offset() + form.reach)
-        address = tensor.data_ptr() if tensor.untyped_storage().nbytes() >= needed else 0
-    except RuntimeError:  # a tensor inside torch.func
-        return None
-    if not address:
-        return None
-    less = 0 if minus is None else minus.data_ptr()
-    into = 0 if counts is None else counts.data_ptr()
-    row, memory = _native.measure(address, less, *form.given, with_abs_mean, into, torch.get_num_threads())
-    return row, None if memory is None else np.ndarray((form.channels, WIDTH), np.float64, memory)
-
-
-def measure(
-    tensor: Tensor, dim: int | None = None, *, with_abs_mean: bool, counts: Tensor | None = None
-) -> tuple[list[float] | None, np.ndarray | None] | None:
-    """Return what `read` does of a tensor in the form that `form_of` finds; None also if it finds none."""
-    form = form_of(tensor, dim)
-    return None if form is None else read(tensor, form, with_abs_mean=with_abs_mean, counts=counts)
-
-
-def merge(rows: Tensor, owner: Tensor, owners: int) -> Tensor | None:
-    """Merge the rows of each owner by the kernel, as `merge.merge` does; None if it cannot read them."""
-    if _native is None or not (rows.is_cpu and rows.is_contiguous() and owner.dtype is torch.long):
-        return None
-    owner = owner.contiguous()
-    memory = _native.merge_all(rows.data_ptr(), owner.data_ptr(), len(rows), owners)
-    return torch.from_numpy(np.ndarray((owners, WIDTH), np.float64, memory))
+    into, threads = rows.data_ptr(), torch.get_num_threads()
+    for form, values, minus, row, is_fresh, bin_row in jobs:
+        less = 0 if minus is None else minus.data_ptr()
+        counts = 0 if bin_row < 0 or bins is None else bins[bin_row].data_ptr()
+        at = into + 8 * WIDTH * row
+        address = values.data_ptr()
+        first = values.storage_offset() * values.element_size()
+        if not address or values.untyped_storage().nbytes() < first + form.nbytes:
+            raise TypeError("its memory has been freed")
+        _native.measure_into(address, less, counts, at, *form.given, is_fresh, form.with_abs_mean, threads)
+    return []

@@ -7,6 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hookboard.base.ranks import Ranks
+
 Rows = TypeVar("Rows", Tensor, np.ndarray)
 
 FIELDS = ("count", "mean", "deviation", "abs_mean", "zeros", "nan", "posinf", "neginf", "min", "max")
@@ -23,29 +25,16 @@ A row has means instead of sums, so that no column exceeds the largest value and
 
 WIDTH = len(FIELDS)
 
-REQUESTABLE = frozenset({"mean", "deviation", "abs_mean", "zeros"})
-"""Columns that may be left 0 where no statistic needs them. The others are always filled."""
-
 EMPTY = (0.0,) * 8 + (math.inf, -math.inf)
 """The row of a tensor without elements."""
 
-Row = list[float] | Tensor
-"""What measuring one tensor gives: a list of at least WIDTH floats for a tensor on the CPU; otherwise a float64 tensor
-on its device, shape (width,)."""
-
-ChannelRows = np.ndarray | Tensor
-"""The row of each channel, shape (channels, WIDTH), float64: an array if the tensor was on the CPU, otherwise a tensor
-on its device. Of a tensor with very many channels every k-th has a row, see `channel_stride`."""
-
-MAX_CHANNEL_ROW_BYTES = 320 << 10
-"""Maximum size of the rows of one site's channels, which are copied to the host and sent to other ranks."""
-
-MAX_CHANNEL_ROWS = MAX_CHANNEL_ROW_BYTES // (8 * WIDTH)
-"""Maximum number of channels of a tensor that get a row: 4096. Of more, as in logits, every k-th does."""
+MAX_CHANNEL_ROWS = 1024
+"""Maximum number of channels of a tensor that get a row; of more, every k-th does. All ranks send these rows at a look:
+with all channels, 264 MB of a model with 8 billion parameters."""
 
 
 class Moments(NamedTuple):
-    """The columns of one merged row, on the host. `FIELDS` describes them; those that no statistic needs are NaN.
+    """The columns of one merged row, on the host. `FIELDS` describes them; `abs_mean` is NaN where no statistic needs it.
 
     Each may also be an array, shape (n,), float64, with one number for each of n sites.
     """
@@ -90,15 +79,35 @@ def elements_in(rows: Rows) -> Rows:
     return elements
 
 
-def unit_of(low: Tensor, high: Tensor) -> Tensor:
-    """Return, elementwise, the largest power of two up to `max(|low|, |high|)`; 1 where that is 0 or not finite.
+def merge(rows: Tensor, others: Tensor) -> Tensor:
+    """Merge rows with as many others, one by one: each result describes the values of both. Shape (n, WIDTH), float64.
 
-    Dividing by a power of two is exact, so values can be scaled by it before they are squared.
+    The algorithm of Chan, Golub and LeVeque ("Updating formulae and a pairwise algorithm for computing sample
+    variances", 1979).
     """
-    size = torch.maximum(low.abs(), high.abs())
-    # It lies in [0.5, 1), so that `size / (2 * mantissa)` is the power of two.
-    mantissa = torch.frexp(size).mantissa
-    return torch.where((size > 0) & (size < math.inf), size / (2 * mantissa), 1)
+    count, mean, deviation, abs_mean = rows[:, :4].split(1, 1)
+    more, other_mean, other_deviation, other_abs_mean = others[:, :4].split(1, 1)
+    share = more / (count + more).clamp(min=1)
+    rest, away = 1 - share, other_mean - mean
+    # In this order, because a square of a row without values may be infinite.
+    squares = deviation * rest * deviation + other_deviation * share * other_deviation + (away * share) * (away * rest)
+    means = [mean + away * share, squares.sqrt(), abs_mean + (other_abs_mean - abs_mean) * share]
+    low, high = torch.minimum(rows[:, 8:9], others[:, 8:9]), torch.maximum(rows[:, 9:], others[:, 9:])
+    return torch.cat([count + more, *means, rows[:, 4:8] + others[:, 4:8], low, high], 1)
+
+
+def merge_over(ranks: Ranks, rows: Tensor) -> Tensor:
+    """Merge rows with those of all other ranks, which have as many in the same order, see `merge`.
+
+    The result is the same on all ranks to the bit. A NaN in the column `count` of a rank gives NaN there.
+    """
+    ends = ranks.max(torch.stack([-rows[:, 8], rows[:, 9]], 1))  # the minimum as the largest negative
+    count = rows[:, :1]
+    sums = ranks.sum(torch.cat([count, rows[:, 4:8], count * rows[:, 1:4:2]], 1))
+    means = sums[:, 5:] / sums[:, :1].clamp(min=1)
+    squares = ranks.sum(count * (rows[:, 2:3].square() + (rows[:, 1:2] - means[:, :1]).square()))
+    deviation = (squares / sums[:, :1].clamp(min=1)).sqrt()
+    return torch.cat([sums[:, :1], means[:, :1], deviation, means[:, 1:], sums[:, 1:5], -ends[:, :1], ends[:, 1:]], 1)
 
 
 def channel_stride(channels: int) -> int:
@@ -108,7 +117,7 @@ def channel_stride(channels: int) -> int:
     that repeats every k channels, or a divisor of k, appears in such a sample everywhere or nowhere.
 
     >>> channel_stride(4096), channel_stride(4097), channel_stride(14_336)
-    (1, 2, 4)
+    (4, 5, 14)
     """
     return max(1, -(-channels // MAX_CHANNEL_ROWS))
 
@@ -117,16 +126,6 @@ def channel_row_count(channels: int) -> int:
     """Return how many channels get a row, of a tensor with this many: every `channel_stride(channels)`-th.
 
     >>> channel_row_count(4096), channel_row_count(14_336), channel_row_count(1_000_003)
-    (4096, 3584, 4082)
+    (1024, 1024, 1024)
     """
     return -(-channels // channel_stride(channels))
-
-
-def has_channels(tensor: Tensor, dim: int) -> bool:
-    """Return True if the tensor has this dimension and at least one channel along it."""
-    return -tensor.dim() <= dim < tensor.dim() and tensor.shape[dim] > 0
-
-
-def sample_of(tensor: Tensor, dim: int) -> Tensor:
-    """Return a view of a tensor with only the channels along `dim` that get a row, see `channel_stride`."""
-    return tensor[(slice(None),) * dim + (slice(None, None, channel_stride(tensor.shape[dim])),)]

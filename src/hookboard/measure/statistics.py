@@ -1,10 +1,8 @@
 """Statistics by name: formulas of the statistics that follow from a row, `Statistic` for the user's own, and `plan`."""
 
-import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -14,11 +12,8 @@ from torch import Tensor
 from hookboard.base.checks import check_differ, check_function, check_identifier, check_name, object_at, several
 from hookboard.base.kept import kept
 from hookboard.base.messages import Named, unknown
-from hookboard.base.rounds import Merging, once, together
-from hookboard.measure.columns import Columns, width_of
 from hookboard.measure.derived import DERIVED, AxisScale, MergedSite
-from hookboard.measure.row import WIDTH, Moments, elements_in
-from hookboard.measure.values import Values
+from hookboard.measure.row import Moments, elements_in
 
 DEFAULT = ("mean", "std", "abs_max", "zero_fraction", "nonfinite_count")
 
@@ -27,55 +22,47 @@ class Formula(NamedTuple):
     """How a built-in statistic is computed that follows from the moments alone.
 
     Args:
-        needs: the columns of `REQUESTABLE` that it needs.
         value: of `Moments` of arrays over the sites; the caller silences NumPy's warnings with `np.errstate`.
         about: its formula, or a definition in words, for docs/statistics.md.
         scale: the scale of a chart's axis that suits its values.
     """
 
-    needs: frozenset[str]
     value: Callable[[Moments], np.ndarray]
     about: str
-    scale: AxisScale
+    scale: AxisScale = "linear"
 
 
 def _std(m: Moments) -> Any:
     return m.deviation * np.sqrt(m.count / np.maximum(m.count - 1, 1)) * (m.count > 1)
 
 
-def _formula(
-    needs: str, value: Callable[[Moments], Any], about: str, scale: AxisScale = "linear", *, of_any: bool = True
-) -> Formula:
-    """Make a `Formula` that is NaN where a site has no finite value, unless it is `of_any`."""
-
-    def guarded(m: Moments) -> np.ndarray:
-        return np.where(m.count != 0, value(m), math.nan)
-
-    return Formula(frozenset(needs.split()), guarded if of_any else value, about, scale)
+def _of_finite(value: Callable[[Moments], Any], about: str, scale: AxisScale = "linear") -> Formula:
+    """Make a `Formula` that is NaN where a site has no finite value."""
+    return Formula(lambda m: np.where(m.count != 0, value(m), math.nan), about, scale)
 
 
 FORMULAS: dict[str, Formula] = {
-    "mean": _formula("mean", lambda m: m.mean, "`sum(x) / n`"),
-    "std": _formula("mean deviation", _std, "the square root of `var`", "log"),
-    "var": _formula(
-        "mean deviation",
-        lambda m: _std(m) * _std(m),
-        "`sum((x - mean)²) / (n - 1)` as in `torch.var`; 0 for a single value",
-        "log",
+    "mean": _of_finite(lambda m: m.mean, "`sum(x) / n`"),
+    "std": _of_finite(_std, "the square root of `var`", "log"),
+    "var": _of_finite(
+        lambda m: _std(m) * _std(m), "`sum((x - mean)²) / (n - 1)` as in `torch.var`; 0 for a single value", "log"
     ),
-    "min": _formula("", lambda m: m.min, "the smallest `x`"),
-    "max": _formula("", lambda m: m.max, "the largest `x`"),
-    "abs_max": _formula("", lambda m: np.maximum(abs(m.min), abs(m.max)), "the largest `abs(x)`", "log"),
-    "abs_mean": _formula("abs_mean", lambda m: m.abs_mean, "`sum(abs(x)) / n`", "log"),
-    "rms": _formula("mean deviation", lambda m: m.rms, "`sqrt(sum(x²) / n)`", "log"),
-    "l1": _formula("abs_mean", lambda m: m.abs_sum, "`sum(abs(x))`", "log"),
-    "l2": _formula("mean deviation", lambda m: m.rms * np.sqrt(m.count), "`sqrt(sum(x²))`", "log"),
-    "zero_fraction": _formula("zeros", lambda m: m.zeros / m.count, "number of `x == 0`, divided by `n`"),
-    "nonfinite_count": _formula("", lambda m: m.nonfinite, "number of values that are NaN or infinite", of_any=False),
-    "nan_count": _formula("", lambda m: m.nan, "number of values that are NaN", of_any=False),
-    "inf_count": _formula("", lambda m: m.posinf + m.neginf, "number of values that are infinite", of_any=False),
+    "min": _of_finite(lambda m: m.min, "the smallest `x`"),
+    "max": _of_finite(lambda m: m.max, "the largest `x`"),
+    "abs_max": _of_finite(lambda m: np.maximum(abs(m.min), abs(m.max)), "the largest `abs(x)`", "log"),
+    "abs_mean": _of_finite(lambda m: m.abs_mean, "`sum(abs(x)) / n`", "log"),
+    "rms": _of_finite(lambda m: m.rms, "`sqrt(sum(x²) / n)`", "log"),
+    "l1": _of_finite(lambda m: m.abs_sum, "`sum(abs(x))`", "log"),
+    "l2": _of_finite(lambda m: m.rms * np.sqrt(m.count), "`sqrt(sum(x²))`", "log"),
+    "zero_fraction": _of_finite(lambda m: m.zeros / m.count, "number of `x == 0`, divided by `n`"),
+    "nonfinite_count": Formula(lambda m: m.nonfinite, "number of values that are NaN or infinite"),
+    "nan_count": Formula(lambda m: m.nan, "number of values that are NaN"),
+    "inf_count": Formula(lambda m: m.posinf + m.neginf, "number of values that are infinite"),
 }
 """The built-in statistics that follow from the moments alone, by name; `DERIVED` has the others."""
+
+OF_ABS_MEAN = frozenset({"abs_mean", "l1"})
+"""Those that need the column `abs_mean`, which is measured only for them."""
 
 
 @kept
@@ -156,109 +143,98 @@ class Statistic:
         check_name("merge", self.merge, ("mean", "sum", "min", "max"))
 
 
-@dataclass(frozen=True)
-class OwnColumns(Columns):
-    """The user's statistics: one column for each, in their order."""
+def own_numbers(statistics: Sequence[Statistic], tensor: Tensor) -> Tensor:
+    """Return what each statistic's function gives for a copy of the tensor, shape (statistics,), float64.
 
-    statistics: tuple[Statistic, ...]
+    Where `clone` of a subclass gives a plain tensor, the function gets the tensor itself. torch's random states and the
+    grad mode are restored afterwards.
 
-    @property
-    def width(self) -> int:  # type: ignore[override]  # others know it beforehand
-        """The number of statistics."""
-        return len(self.statistics)
-
-    def measure(self, tensor: Tensor, values: Values, row: Tensor, dim: int | None) -> Tensor:
-        """Return what each statistic's function gives for a copy of the tensor, shape (width,).
-
-        Where `clone` of a subclass gives a plain tensor, the function gets the tensor itself.
-
-        Raises:
-            ValueError: a function returned more than one number, or none.
-            Exception: any error of a function.
-        """
-        device, found = tensor.device, []
-        with _undisturbed(device):
-            for statistic in self.statistics:
-                # A copy for each: one that works in place would change the training, and what the next one sees.
-                number = torch.as_tensor(statistic.measure(_copy(tensor)), dtype=torch.float64, device=device)
-                if number.numel() != 1:
-                    raise ValueError(f"the statistic {statistic.name!r} returned {number.numel()} numbers, not one")
-                found.append(number.detach().reshape(()))
-        return torch.stack(found)
-
-    def merge(self, numbers: Tensor, rows: Tensor, owner: Tensor | slice, merged: Tensor) -> Merging[Tensor]:
-        """Merge each column by its statistic's rule; NaN where no tensor had an element."""
-        elements, total = elements_in(rows)[:, None], elements_in(merged)[:, None]
-        columns = zip(self.statistics, numbers.split(1, dim=1), strict=True)
-        merges = (_by_rule(statistic.merge, given, elements, total[owner]) for statistic, given in columns)
-        found = torch.cat((yield from together(*merges)), dim=1)
-        return found.where(total != 0, math.nan)
+    Raises:
+        ValueError: a function returned more than one number, or none.
+        Exception: any error of a function.
+    """
+    device, found = tensor.device, []
+    accelerators, kind = ([], "cuda") if device.type == "cpu" else ([device], device.type)
+    with torch.random.fork_rng(accelerators, device_type=kind), torch.set_grad_enabled(torch.is_grad_enabled()):
+        for statistic in statistics:
+            # A copy for each: one that works in place would change the training, and what the next one sees.
+            copy = tensor.clone()
+            given = copy if type(copy) is type(tensor) else tensor
+            number = torch.as_tensor(statistic.measure(given), dtype=torch.float64, device=device)
+            if number.numel() != 1:
+                raise ValueError(f"the statistic {statistic.name!r} returned {number.numel()} numbers, not one")
+            found.append(number.detach().reshape(()))
+    return torch.stack(found)
 
 
-def _by_rule(rule: str, given: Tensor, elements: Tensor, total: Tensor) -> Merging[Tensor]:
-    """Merge one column by a rule of `Statistic.merge`. All are of shape (n, 1)."""
-    is_there = elements != 0
-    if rule in ("mean", "sum"):
-        return (yield from once("sum", (given * (elements / total) if rule == "mean" else given).where(is_there, 0)))
-    sign, is_nan = -1 if rule == "min" else 1, given.isnan()
-    ends = (sign * given).where(is_there & ~is_nan, -math.inf)
-    nans, ends = yield [("sum", (is_there & is_nan).to(given)), ("max", ends)]
-    return (sign * ends).where(nans == 0, math.nan)
+def joined(statistics: Sequence[Statistic], numbers: Tensor, others: Tensor) -> Tensor:
+    """Merge numbers of the user's statistics with others, shape (..., statistics) each.
+
+    The numbers of `mean` are multiplied by how many elements each tensor has: they are added up, and divided at the end.
+    """
+    merged = numbers + others
+    for place, statistic in enumerate(statistics):
+        if statistic.merge in ("min", "max"):  # NaN stays NaN
+            larger = torch.minimum if statistic.merge == "min" else torch.maximum
+            merged[..., place] = larger(numbers[..., place], others[..., place])
+    return merged
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure for the argument `statistics=` of one callback; `wanted` may have `bins` and `channels` too."""
+    """What to measure for the argument `statistics=` of one callback.
+
+    Args:
+        names: the built-in statistics.
+        own: the user's own.
+    """
 
     names: tuple[str, ...]
-    own: tuple[Statistic, ...]
-    wanted: frozenset[str]
-
-    @functools.cached_property
-    def more(self) -> tuple[Columns, ...]:
-        """The columns that follow the moments in a row: those of `own`."""
-        return (OwnColumns(self.own),) if self.own else ()
+    own: tuple[Statistic, ...] = ()
 
     @property
-    def width(self) -> int:
-        """The number of columns of a row: the moments and what follows them."""
-        return WIDTH + width_of(self.more)
+    def with_abs_mean(self) -> bool:
+        """Whether the column `abs_mean` is measured."""
+        return not OF_ABS_MEAN.isdisjoint(self.names)
 
-    def with_histogram(self) -> "Plan":
-        """Return a copy that also measures `mean` and `deviation`, which loggers write with a histogram."""
-        return replace(self, wanted=self.wanted | {"mean", "deviation"})
+    def needs(self, what: Literal["bins", "channels"]) -> bool:
+        """Return True if a statistic is computed from the bins, or from the rows of channels."""
+        return any(what in DERIVED[name].needs for name in self.names if name in DERIVED)
 
-    def values(
-        self,
-        moments: Moments,
-        more: Sequence[float],
-        *,
-        bins: np.ndarray | None = None,
-        channels: np.ndarray | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> dict[str, float]:
-        """Return the statistics of one site by name, without those that it does not have."""
-        return self.table(np.array([[*moments, *more]], dtype=np.float64), [bins], [channels], [dtype]).at(0)
+    @property
+    def neutral(self) -> list[float]:
+        """What each of the user's statistics merges with and stays as it is."""
+        return [{"min": math.inf, "max": -math.inf}.get(statistic.merge, 0.0) for statistic in self.own]
 
     def table(
         self,
         rows: np.ndarray,
+        own: np.ndarray,
         bins: Sequence[np.ndarray | None],
         channels: Sequence[np.ndarray | None],
         dtypes: Sequence[torch.dtype | None],
     ) -> StatisticTable:
-        """Compute all statistics of the plan for many sites at once, from their merged rows, bins and channels."""
-        moments, columns = Moments(*rows[:, :WIDTH].T), dict[str, Any]()
+        """Compute all statistics of the plan for many sites at once.
+
+        Args:
+            rows: the merged moments of each site, shape (sites, WIDTH).
+            own: the merged numbers of the user's statistics, shape (sites, statistics).
+            bins: the counts of each site; None where they were not counted.
+            channels: the rows of each site's channels; None where there are none.
+            dtypes: the dtype of each site's tensors.
+        """
+        moments, columns = Moments(*rows.T), dict[str, Any]()
         merged: list[MergedSite] = []
         if any(name in DERIVED for name in self.names):
-            of_sites = (Moments(*row) for row in rows[:, :WIDTH].tolist())
-            merged = list(map(MergedSite, of_sites, bins, channels, dtypes))
+            merged = [*map(MergedSite, (Moments(*row) for row in rows.tolist()), bins, channels, dtypes)]
         with np.errstate(all="ignore"):
             for name in self.names:
                 derived = DERIVED.get(name)
                 columns[name] = FORMULAS[name].value(moments) if derived is None else [*map(derived.value, merged)]
-        own = rows[:, rows.shape[1] - len(self.own) :]
-        columns.update({statistic.name: column for statistic, column in zip(self.own, own.T, strict=True)})
+            elements = elements_in(rows)
+            for statistic, column in zip(self.own, own.T, strict=True):
+                column = column / elements if statistic.merge == "mean" else column
+                columns[statistic.name] = np.where(elements > 0, column, math.nan)
         values, is_there = np.empty((len(rows), len(columns))), np.ones((len(rows), len(columns)), dtype=bool)
         for place, (name, column) in enumerate(columns.items()):
             values[:, place] = column  # None becomes NaN
@@ -280,8 +256,7 @@ def plan(statistics: str | Statistic | Sequence[str | Statistic], also_valid: Se
     own = [s if isinstance(s, Statistic) else _at_path(s, also_valid) for s in given if not _is_built_in(s)]
     check_differ("statistics", given, [*(statistic.name for statistic in own), *also_valid])
     names = tuple(dict.fromkeys(s for s in given if isinstance(s, str) and _is_built_in(s)))
-    wanted = frozenset[str]().union(*((FORMULAS.get(name) or DERIVED[name]).needs for name in names))
-    return Plan(names, tuple(own), wanted)
+    return Plan(names, tuple(own))
 
 
 def as_list(statistics: str | Statistic | Sequence[str | Statistic]) -> list[str | Statistic]:
@@ -306,18 +281,3 @@ def _at_path(path: str, also_valid: Sequence[str]) -> Statistic:
     if "." not in path:
         raise unknown("statistic", path, [*FORMULAS, *DERIVED, *also_valid])
     return object_at(path, Statistic, "statistic")
-
-
-def _copy(tensor: Tensor) -> Tensor:
-    copy = tensor.clone()
-    # Cloning some subclasses gives a plain tensor; of these the user's function gets the tensor itself.
-    return copy if type(copy) is type(tensor) else tensor
-
-
-@contextmanager
-def _undisturbed(device: torch.device) -> Iterator[None]:
-    """Restore torch's random states of the CPU and of `device`, and the grad mode, when the context ends."""
-    accelerators = [] if device.type == "cpu" else [device]
-    kind = "cuda" if device.type == "cpu" else device.type
-    with torch.random.fork_rng(accelerators, device_type=kind), torch.set_grad_enabled(torch.is_grad_enabled()):
-        yield
