@@ -1,7 +1,7 @@
 """Gradients under a GradScaler: the scale to divide them by, and the optimizers whose gradients overflowed."""
 
 import math
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from hookboard.base.jobs import Steps
 from hookboard.base.messages import rank_zero_warn
 from hookboard.base.ranks import local
 from hookboard.base.torch_private import has_unscaled, parameters_in, scale_of
@@ -77,7 +76,7 @@ class LossScale:
         loop: Loop,
         weights: Mapping[str, Weight],
         along: Tensor | None = None,
-    ) -> Steps[Readings]:
+    ) -> Callable[[], Readings]:
         """Call `Recorder.send`, and blank the gradients of the optimizers that overflowed.
 
         Args:
@@ -93,15 +92,15 @@ class LossScale:
         holders = Holders.of(loop.model, loop.optimizers, weights)
         sent = recorder.send(self._flags(loop.optimizers, loop.device).float(), along)
 
-        def arrived() -> Steps[Readings]:
-            readings = yield from sent
+        def arrived() -> Readings:
+            readings = sent()
             *overflows, is_unknown = readings.flags
             if is_unknown:
                 readings = self._without_unknown(readings)
             guilty = {number for number, flag in enumerate(overflows) if flag}
             return blank_overflowed(readings, guilty, holders) if guilty else readings
 
-        return arrived()
+        return arrived
 
     def _without_unknown(self, readings: Readings) -> Readings:
         """Blank the gradients of outputs and inputs, which may carry the scale or not; warn the first time."""

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hookboard.base.checks import check_steps, check_switches, chosen, wrong
-from hookboard.base.jobs import Steps
 from hookboard.base.messages import inform
 from hookboard.base.torch_private import forget_graphs
 from hookboard.callbacks.layer_news import LayerNews
@@ -36,9 +35,6 @@ from hookboard.model.sites import ATTENTION_ROLES, ROLES, Role, Site, Stage
 from hookboard.writers import Entry
 
 V = TypeVar("V", bound=MeasurementState)
-
-AT_END = "at the end of training"
-"""When a job was done, for the warning about an error in it."""
 
 WHEN_WRITTEN = dict.fromkeys(get_args(Stage), "at the end of an evaluation") | {"train": "at the end of a batch"}
 """When the readings were written, by stage, for the warning about an error in it."""
@@ -95,8 +91,7 @@ class SiteLogger(HookboardCallback[V]):
     def readings(self) -> ReadingList:
         """The merged readings of the last due step or evaluation loop, but none of sites with only empty tensors.
 
-        With several ranks, during a fit, this waits for the others for a second at most, and otherwise returns the last
-        readings that were merged.
+        With several ranks, during a fit, it returns the last readings that were merged, without waiting for others.
         """
         self._catch_up()
         if not isinstance(self._readings, ReadingList):  # they are made at the first request
@@ -259,7 +254,7 @@ class SiteLogger(HookboardCallback[V]):
             state.news.facts = None
         self._say_changed(state, changed, model)
 
-    def _send(self, loop: Loop, state: V, along: Tensor | None = None) -> Steps[Readings]:
+    def _send(self, loop: Loop, state: V, along: Tensor | None = None) -> Callable[[], Readings]:
         """Send what was measured in the step or loop, see `Recorder.send`."""
         if state.loss_scale is None:
             return state.recorder.send(None, along)
@@ -273,10 +268,11 @@ class SiteLogger(HookboardCallback[V]):
         if not state.gaps_are_named:
             state.gaps_are_named = True
             gaps = MissingSites.of(self._name, state, self._expected(state), names_in(model))
-        sent = self._at(f"{state.stage} {step}", self._send(loop, state))
+        sent = self._send(loop, state)
 
-        def write() -> Steps[None]:
-            readings = yield from sent
+        def write() -> None:
+            with self._all_ranks_at(f"{state.stage} {step}"):
+                readings = sent()
             filled = readings.filled()
             self._readings = filled.values()
             if writes:
@@ -287,7 +283,7 @@ class SiteLogger(HookboardCallback[V]):
             if gaps is not None:
                 gaps.say(state, step, list(readings.values()), self._names, self._why_not_there)
 
-        self._do_later(state, write(), step, WHEN_WRITTEN[state.stage])
+        self._do_later(state, write, step, WHEN_WRITTEN[state.stage])
 
     def _expected(self, state: V) -> list[tuple[str, Role]]:
         """Return (name, role) for each module and parameter; a due step should measure a tensor of each pair."""

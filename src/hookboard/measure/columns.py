@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from hookboard.base.rounds import Merging
+from hookboard.measure.rounds import Merging
 from hookboard.measure.row import EMPTY
 from hookboard.measure.values import Values
 

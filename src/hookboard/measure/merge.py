@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookboard.base.rounds import Merging, by_owner, run, together
 from hookboard.measure import native
 from hookboard.measure.columns import Columns
+from hookboard.measure.rounds import Merging, by_owner, run, together
 from hookboard.measure.row import WIDTH, unit_of
 
 EACH = slice(None)

@@ -1,8 +1,7 @@
 """`Packet`: what one flush copies to the host, and `Exchange`, which merges the packets of several ranks."""
 
-import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -10,12 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hookboard.base.jobs import Steps, until
 from hookboard.base.ranks import Ranks
-from hookboard.base.rounds import Merging, once, together
 from hookboard.measure.columns import Columns, empty_row
 from hookboard.measure.histogram import BINS
 from hookboard.measure.merge import merge_rows, merging
+from hookboard.measure.rounds import Kind, Merging, once, run, together
 from hookboard.measure.row import EMPTY, WIDTH, ChannelRows, channel_row_count, elements_in
 from hookboard.model.sites import Site
 
@@ -102,7 +100,7 @@ class Exchange:
         self._more = more
         self._agreed: Layout = {}
 
-    def merged(self, packet: Packet) -> Steps[Packet]:
+    def merged(self, packet: Packet) -> Packet:
         """Return the merged packet of all ranks, in the layout that they have agreed on.
 
         They agree on a new layout if a rank has a new site, or a site with other channels than before or with a
@@ -117,12 +115,12 @@ class Exchange:
             for (site, extent), is_now in zip(mine.items(), is_measured, strict=True)
             if site not in self._agreed or (is_now and not self._agreed[site].holds(extent))
         }
-        found = yield from self._ranks.merge(self._merging(packet, is_new=bool(new)))
+        found = run(self._merging(packet, is_new=bool(new)), self._combined)
         if found[0][0]:
-            for site, extent in (yield from self._ranks.union(new.items())):
+            for site, extent in self._ranks.union(new.items()):
                 self._agreed[site] = self._agreed.get(site, extent).joined(extent)
             # Again: what the first exchange merged was in the old layout.
-            found = yield from self._ranks.merge(self._merging(packet, is_new=False))
+            found = run(self._merging(packet, is_new=False), self._combined)
         flags, rows, channels, bins = found
         # The dtype is that of the rank's own tensors, if it has measured any.
         agreed = self._agreed.items()
@@ -138,6 +136,11 @@ class Exchange:
             bins=[None if each is None else each[0] for each in counted],
             flags=flags[1:],
         )
+
+    def _combined(self, kind: Kind, numbers: Tensor) -> Tensor:
+        if not numbers.numel():
+            return numbers
+        return self._ranks.sum(numbers) if kind == "sum" else self._ranks.max(numbers)
 
     def _merging(self, packet: Packet, *, is_new: bool) -> Merging[list[Tensor]]:
         """Merge the flags, the first of them whether the layout is new, with what the layout agreed so far has."""
@@ -178,8 +181,8 @@ def _split(block: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray | None]:
     return [part if len(part) and not math.isnan(part[0, 0]) else None for part in parts]
 
 
-def sent_together(tensors: Sequence[Tensor]) -> Steps[list[Tensor]]:
-    """Start the copies of tensors to the host; return the steps until they are there.
+def sent_together(tensors: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
+    """Start the copies of tensors to the host; return a function that waits for them and returns them.
 
     On other devices than CUDA they are made at once; of a tensor on the CPU it is the tensor itself, not a copy.
     """
@@ -196,14 +199,9 @@ def sent_together(tensors: Sequence[Tensor]) -> Steps[list[Tensor]]:
     for device, event in events.items():
         event.record(torch.cuda.current_stream(device))
 
-    def arrived() -> Steps[list[Tensor]]:
+    def arrived() -> list[Tensor]:
         for event in events.values():
-            yield from until(functools.partial(_is_over, event))
+            event.synchronize()
         return hosts
 
-    return arrived()
-
-
-def _is_over(event: torch.cuda.Event) -> bool:
-    # While a CUDA graph is captured, to ask would break it.
-    return not torch.cuda.is_current_stream_capturing() and event.query()
+    return arrived

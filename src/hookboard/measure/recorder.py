@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hookboard.base.jobs import Steps, finished
 from hookboard.base.messages import warn_switched_off
 from hookboard.base.ranks import Ranks, own_part
 from hookboard.measure.accelerator import Job, job_of
@@ -206,7 +205,7 @@ class Recorder:
 
     def flush(self) -> Readings:
         """Return what was measured since the last flush, and forget it. Waits for the device."""
-        return finished(self.send())
+        return self.send()()
 
     def forget(self) -> None:
         """Drop what was measured since the last flush. It does not wait for the device."""
@@ -214,7 +213,7 @@ class Recorder:
             for store in self._stores.values():
                 store.forget()
 
-    def send(self, flags: Tensor | None = None, along: Tensor | None = None) -> Steps[Readings]:
+    def send(self, flags: Tensor | None = None, along: Tensor | None = None) -> Callable[[], Readings]:
         """Take what was measured since the last flush, forget it, and start its copy to the host.
 
         Args:
@@ -223,8 +222,8 @@ class Recorder:
             along: shape (n,), numbers on any device that go to the host with the same copy, to `Readings.along`.
 
         Returns:
-            Steps until the numbers have arrived and the ranks have merged them, which return the readings. What was
-            sent first must be fetched first. They raise a `RanksLostError` if a rank that merges no longer takes part.
+            A function that waits until the numbers have arrived, has the ranks merge them and returns the readings.
+            What was sent first must be fetched first. It raises a `RanksLostError` if a rank no longer takes part.
         """
         given = [_NONE if flags is None else flags, _NONE if along is None else along]
         # A tensor that another thread measures meanwhile is wholly in this flush or wholly in the next.
@@ -233,19 +232,17 @@ class Recorder:
             layout = {site: slot.extent for site, slot in self._slots.items()}
             sendings = [store.send(len(layout), given if store is self._main else ()) for store in stores]
 
-        def arrived() -> Steps[Readings]:
-            taken: list[Taken] = []
-            for sending in sendings:
-                taken.append((yield from sending))  # noqa: PERF401  # a comprehension cannot yield
+        def arrived() -> Readings:
+            taken = [sending() for sending in sendings]
             packet, measured = self._packet(layout, taken)
             if self._exchange is not None:
-                packet = yield from self._exchange.merged(packet)
+                packet = self._exchange.merged(packet)
             readings = self._readings(packet, measured)
             for store, each in zip(stores, taken, strict=True):
                 store.give_back(each.counts)
             return readings if self._finish is None else self._finish(readings)
 
-        return arrived()
+        return arrived
 
     def _packet(self, layout: Layout, taken: Sequence[Taken]) -> tuple[Packet, set[int]]:
         """Return what all stores have measured, and the indices of the sites that were measured on this rank."""

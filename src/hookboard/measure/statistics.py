@@ -14,9 +14,9 @@ from torch import Tensor
 from hookboard.base.checks import check_differ, check_function, check_identifier, check_name, object_at, several
 from hookboard.base.kept import kept
 from hookboard.base.messages import Named, unknown
-from hookboard.base.rounds import Merging, once, together
 from hookboard.measure.columns import Columns, width_of
 from hookboard.measure.derived import DERIVED, AxisScale, MergedSite
+from hookboard.measure.rounds import Merging, once, together
 from hookboard.measure.row import WIDTH, Moments, elements_in
 from hookboard.measure.values import Values
 

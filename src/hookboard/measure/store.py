@@ -1,13 +1,12 @@
 """`Store`: what a recorder keeps of the tensors of one device between two flushes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hookboard.base.jobs import Steps
 from hookboard.base.torch_private import stream_number
 from hookboard.measure.accelerator import has_kernels, new_bins, report_compile_time
 from hookboard.measure.arena import Arena
@@ -107,8 +106,11 @@ class Store:
             self._counts[index] = counts
         return counts
 
-    def send(self, sites: int, along: Sequence[Tensor]) -> Steps["Taken"]:
-        """Start the copy of what was measured, and of `along`, to the host. No thread may measure meanwhile."""
+    def send(self, sites: int, along: Sequence[Tensor]) -> Callable[[], "Taken"]:
+        """Start the copy of what was measured, and of `along`, to the host; return a function that waits for it.
+
+        No thread may measure meanwhile.
+        """
         streams = self._join_streams()
         kept, parts = self.rows.take(), list[Tensor](along)
         measured = {index for index, _, _ in kept}
@@ -127,8 +129,8 @@ class Store:
         for stream in streams:
             stream.wait_stream(torch.cuda.current_stream(self.device))
 
-        def taken() -> Steps[Taken]:
-            copies = iter((yield from arrived))
+        def taken() -> Taken:
+            copies = iter(arrived())
             of_others = [next(copies) for _ in along]
             rows = next(copies) if has_rows else None
             # A copy: a reading that is kept must not keep page-locked memory.
@@ -140,7 +142,7 @@ class Store:
                 bins_of = {index: bins for index, bins in of_site.items() if bins is not None}
             return Taken(rows, measured, own, bins_of, found, of_others)
 
-        return taken()
+        return taken
 
     def forget(self) -> None:
         """Drop what was measured since the last flush. No thread may measure meanwhile."""
