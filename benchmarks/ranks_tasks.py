@@ -69,8 +69,9 @@ class Tally:
     def __init__(self) -> None:
         self.start = {"connections": 0, "connecting": 0.0}
         self._look, self._held, self._cpu, self._start = Look(), 0, 0.0, 0.0
-        self._reduce, self._gather, self._new_group = dist.all_reduce, dist.all_gather, dist.new_group
-        dist.all_reduce, dist.all_gather, dist.new_group = self._reduced, self._gathered, self._grouped
+        c10d = dist.distributed_c10d  # where `all_gather_object` finds its `all_gather`
+        self._reduce, self._gather, self._new_group = dist.all_reduce, c10d.all_gather, dist.new_group
+        dist.all_reduce, c10d.all_gather, dist.new_group = self._reduced, self._gathered, self._grouped
         at = Ranks.at
 
         def begins(*given: Any) -> Any:
@@ -95,13 +96,13 @@ class Tally:
         self._look = self._look._replace(**{key: getattr(self._look, key) + by for key, by in counted.items()})
 
     def _reduced(self, given: Tensor, *args: Any, **options: Any) -> Any:
-        if options.get("async_op"):  # gloo reduces in a ring: each number passes twice, in parts
+        if options.get("group") is not None:  # gloo reduces in a ring: each number passes twice, in parts
             others, size = dist.get_world_size() - 1, dist.get_world_size()
             self._add(handed=given.nbytes, sent=2 * given.nbytes * others // size, messages=2 * others)
         return self._reduce(given, *args, **options)
 
     def _gathered(self, into: Any, given: Tensor, **options: Any) -> Any:
-        if options.get("async_op"):
+        if options.get("group") is not None:
             others = dist.get_world_size() - 1
             self._add(handed=given.nbytes, sent=others * given.nbytes, messages=others)
         return self._gather(into, given, **options)

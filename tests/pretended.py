@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import hookboard
-from hookboard.base import jobs, torch_private
+from hookboard.base import torch_private
 from hookboard.measure import BINS, FORMULAS, accelerator, measure, measure_channels, memory, merge_rows, plan
 
 CUDA = torch.device("cuda", 0)
@@ -226,23 +226,17 @@ def pretend_cuda(device: Pretended, monkeypatch: Any) -> None:
     """Something stands in for each name of `torch.cuda` that is asked for."""
 
     class Event:
-        """Is over when it is asked for the third time."""
+        """Is over when it has been waited for."""
 
         def __init__(self, **options: Any) -> None:
-            self.questions = 0
+            pass
 
         def record(self, stream: Any = None) -> None:
             pass
 
         def synchronize(self) -> None:
             device.wait("an event")
-
-        def query(self) -> bool:
-            self.questions += 1
-            is_over = self.questions > 2
-            if is_over:
-                device.arrive()
-            return is_over
+            device.arrive()
 
     class Stream:
         def __init__(self, index: int) -> None:
@@ -272,7 +266,6 @@ def pretend_cuda(device: Pretended, monkeypatch: Any) -> None:
     }
     for name, stand_in in stand_ins.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
-    monkeypatch.setattr(jobs.time, "sleep", lambda seconds: device.wait("sleep"))
     monkeypatch.setattr("hookboard.measure.store.stream_number", number_of_stream)
     monkeypatch.setattr(accelerator, "stream_number", number_of_stream)
     monkeypatch.setattr("hookboard.measure.arena.keep_for_stream", device.kept_for_stream.append)

@@ -1,60 +1,34 @@
-"""Numbers that come some time after their step, as of a GPU or with several ranks: in order, and none is lost."""
+"""Numbers that are read at the end of the next batch, as of a GPU or with several ranks: in order, none is lost."""
 
 import copy
 import errno
 import pickle
-import threading
 
 import pytest
 import torch
+from lateness import make_late
 from lightning.pytorch import Callback
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from toys import Toy, batches, events, fit, mlp, records, scalars
 
 from hookboard import ActivationLogger, GradientLogger, HealthMonitor, HookboardWarning, ParameterLogger
-from hookboard.base.jobs import MANY_JOBS
-from hookboard.measure import Recorder
 
-STEPS = MANY_JOBS + 4
-
-
-class Late:
-    """Nothing that was measured is there until it is let through, or is asked for so many times."""
-
-    def __init__(self, questions):
-        self.questions = questions
+STEPS = 8
 
 
 @pytest.fixture(autouse=True)
 def late(monkeypatch):
-    late, send = Late(7), Recorder.send
-    threads = threading.active_count()
-
-    def sent(*given, **named):
-        arriving, asked = send(*given, **named), iter(range(10**9))
-
-        def arrived():
-            while next(asked) < late.questions:
-                yield
-            return (yield from arriving)
-
-        return arrived()
-
-    monkeypatch.setattr(Recorder, "send", sent)
-    yield late
-    assert threading.active_count() <= threads
+    make_late(monkeypatch)
 
 
 class Ends(Callback):
-    """Ends the run in a step by an error, when so many entries wait; then the numbers come."""
+    """Ends the run in a step by an error."""
 
-    def __init__(self, late, step, error):
-        self.late, self.step, self.error = late, step, error
-        late.questions = 10**6
+    def __init__(self, step, error):
+        self.step, self.error = step, error
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         if batch_idx == self.step:
-            self.late.questions = 0
             raise self.error
 
 
@@ -63,22 +37,22 @@ class UserError(RuntimeError):
 
 
 @pytest.mark.parametrize("error", [UserError("by the user"), KeyboardInterrupt()], ids=repr)
-def test_with_the_queue_full_an_end_by_an_error_loses_nothing(tmp_path, late, error):
+def test_an_end_by_an_error_loses_nothing(tmp_path, error):
     callback = ActivationLogger("net.0", every_n_steps=1)
-    run = [callback, Ends(late, MANY_JOBS - 1, error)]
+    run = [callback, Ends(3, error)]
     with pytest.raises((UserError, KeyboardInterrupt, SystemExit)) as seen:
         fit(tmp_path, Toy(mlp()), batches(*[4] * STEPS), *run)
     assert seen.value is error or isinstance(error, KeyboardInterrupt)
-    assert list(scalars(tmp_path)["activation_mean/net.0"]) == list(range(MANY_JOBS))
+    assert list(scalars(tmp_path)["activation_mean/net.0"]) == list(range(4))
     assert len(callback.readings) == 1
 
 
-def test_with_the_queue_full_a_full_disk_is_one_warning_and_the_users_error_is_seen(tmp_path, late, monkeypatch):
+def test_a_full_disk_is_one_warning_and_the_users_error_is_seen(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "no space left on device")
 
     monkeypatch.setattr("hookboard.writers.tensorboard.quick_writer_of", full)
-    run = [ActivationLogger("net.0", every_n_steps=1), Ends(late, MANY_JOBS - 1, UserError())]
+    run = [ActivationLogger("net.0", every_n_steps=1), Ends(3, UserError())]
 
     def fails():
         with pytest.raises(UserError):
@@ -131,7 +105,7 @@ def test_an_evaluation_is_written_when_it_has_ended(tmp_path):
 
     class Looks(Callback):
         def on_validation_end(self, trainer, pl_module):
-            seen.append(callback._jobs.first_step)
+            seen.append(callback.first_pending_step)
 
     run = fit(tmp_path, Toy(mlp()), batches(4, 4), callback, Looks(), limit_val_batches=2)
     assert run.global_step == 2
@@ -140,7 +114,7 @@ def test_an_evaluation_is_written_when_it_has_ended(tmp_path):
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda callback: pickle.loads(pickle.dumps(callback))])
-def test_a_copy_made_amid_the_fit_has_the_readings_and_jobs_of_its_own(tmp_path, copied):
+def test_a_copy_made_amid_the_fit_has_the_readings_of_its_own(tmp_path, copied):
     callback, copies = ActivationLogger("net.0", every_n_steps=1), []
 
     class Copies(Callback):
@@ -153,14 +127,16 @@ def test_a_copy_made_amid_the_fit_has_the_readings_and_jobs_of_its_own(tmp_path,
     assert copies[0].readings[0].moments.count == 6 * 8
 
 
-def test_the_monitor_says_and_ends_what_it_does_where_nothing_is_late(tmp_path, late):
+def test_the_monitor_says_and_ends_what_it_does_where_nothing_is_late(tmp_path, monkeypatch):
     found = []
-    for late.questions in (7, 0):
+    for name in ("late", "at once"):
+        if name == "at once":
+            monkeypatch.undo()
         torch.manual_seed(0)
         model = Toy(mlp(), loss=lambda y: y.square().mean() * 1e6)
         monitor = HealthMonitor(every_n_steps=1, window=1, stop_on="alarm")
-        run = fit(tmp_path / str(late.questions), model, batches(*[8] * 12), monitor)
-        found.append((monitor.verdicts, run.global_step, events(tmp_path / str(late.questions)).Tags()["images"]))
+        run = fit(tmp_path / name, model, batches(*[8] * 12), monitor)
+        found.append((monitor.verdicts, run.global_step, events(tmp_path / name).Tags()["images"]))
     assert found[0] == found[1]
     assert found[0][0]
     assert found[0][1] < 12

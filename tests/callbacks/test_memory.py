@@ -28,7 +28,7 @@ class Held(Callback):
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         if batch_idx >= WARM and batch_idx % 40 == 0:
             for callback in self.watching:  # what is not finished is held with reason
-                callback._jobs.finish()
+                callback.finish()
             self.blocks.append(held())
 
 

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from toys import Toy, batches, fit, mlp
 
 from hookboard import HealthMonitor, ParameterLogger
-from hookboard.base.jobs import finished
 from hookboard.callbacks.loss_meter import LossMeter
 from hookboard.measure import Recorder, plan
 from hookboard.model.sites import Site
@@ -57,7 +56,7 @@ def measured(role, *tensors, statistics=("mean", "std", "l2"), **options):
     recorder, site = Recorder(plan(statistics), MPS, **options), Site("net", role)
     for tensor in tensors:
         recorder.open(site)(on_mps(tensor))
-    return finished(recorder.send(torch.zeros(1)))[site]
+    return recorder.send(torch.zeros(1))()[site]
 
 
 def test_statistics_are_those_of_all_values():
@@ -93,7 +92,7 @@ def test_the_loss_is_read():
     meter.add(1, 1, on_mps(torch.tensor(2.5)))
     losses = meter.take()
     recorder = Recorder(plan("mean"), MPS)
-    assert [loss.value for loss in losses.read(finished(recorder.send(along=losses.waiting)).along)] == [1.5, 2.5]
+    assert [loss.value for loss in losses.read(recorder.send(along=losses.waiting)().along)] == [1.5, 2.5]
 
 
 @pytest.mark.parametrize(("value", "is_finite"), [(3e38, True), (math.inf, False), (math.nan, False)])

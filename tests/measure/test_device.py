@@ -7,8 +7,6 @@ from oracle import assert_true, normal, rows_of_channels
 from pretended import CUDA, Operations, Pretended, in_another_thread, pretend_cuda, pretend_kernels
 
 from hookboard import Statistic
-from hookboard.base.jobs import finished
-from hookboard.base.rounds import run
 from hookboard.measure import DERIVED, FORMULAS, Recorder, accelerator, native, plan
 from hookboard.model.sites import Site
 
@@ -69,8 +67,8 @@ def test_a_tensor_takes_one_launch_and_a_flush_as_many_operations_as_with_few_si
         assert device.launches == ["measure"] * count
         assert len(flushing.names) <= 20, flushing.names
     assert not measuring.names, "nothing but the launches, once there is memory"
-    assert len(finished(readings)) == 60
-    assert {wait.what for wait in device.waits} == {"sleep"}, "only the end, which has come too soon, waits"
+    assert len(readings()) == 60
+    assert {wait.what for wait in device.waits} == {"an event"}, "only the end, which has come too soon, waits"
 
 
 def test_what_is_forgotten_is_in_no_reading_and_costs_no_wait(device):
@@ -127,8 +125,8 @@ def test_no_statistic_waits_for_the_device_nor_a_site_that_is_off(device):
                     mine.open(Site(name, "output"))(tensor)
             mine.open(Site(name, "output"))(tensor)
         sent = mine.send(torch.tensor([1.0], device=HOST))
-        assert not [wait for wait in device.waits if wait.what != "sleep"], device.waits
-        assert {reading.site.name for reading in finished(sent).values()} == {"a"}
+        assert not [wait for wait in device.waits if wait.what != "an event"], device.waits
+        assert {reading.site.name for reading in sent().values()} == {"a"}
 
 
 class TwoAlike:
@@ -136,13 +134,14 @@ class TwoAlike:
 
     size, rank = 2, 0
 
-    def merge(self, merging):
-        yield
-        return run(merging, lambda kind, numbers: 2 * numbers if kind == "sum" else numbers)
+    def sum(self, numbers):
+        return 2 * numbers
+
+    def max(self, numbers):
+        return numbers
 
     def union(self, items):
-        yield
-        return items
+        return [*items]
 
 
 def test_only_what_fetches_the_numbers_of_two_ranks_waits(device):
@@ -150,8 +149,8 @@ def test_only_what_fetches_the_numbers_of_two_ranks_waits(device):
     mine.open(Site("a", "output"))(there(device, part))
     sent = mine.send()
     assert not device.waits
-    (reading,) = finished(sent).values()
-    assert {wait.what for wait in device.waits} == {"sleep"}
+    (reading,) = sent().values()
+    assert {wait.what for wait in device.waits} == {"an event"}
     assert_true(reading.statistics, [part, part])
     assert reading.histogram.counts.sum() == 2 * part.numel()
 
@@ -248,7 +247,7 @@ def test_an_evaluation_under_inference_mode_is_read_outside_of_it(device):
             mine.open(Site(name, "output"))(there(device, tensor))
         mine.open(Site("c", "output"))(normal(5))
         arrived = mine.send()
-    readings = {reading.site.name: reading for reading in finished(arrived).values()}
+    readings = {reading.site.name: reading for reading in arrived().values()}
     assert_true(readings["b"].statistics, [parts["b"]])
     assert_true(readings["c"].statistics, [parts["c"], normal(5)])
 

@@ -9,28 +9,33 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from hookboard.base.jobs import Steps, finished
 from hookboard.base.ranks import Ranks, RanksLostError
-from hookboard.base.rounds import once
 
 
 class BrokenOnPurposeError(Exception):
     pass
 
 
-def merged(ranks: Ranks, *sizes: int) -> Steps[None]:
-    for rows in sizes:
-        yield from ranks.merge(once("sum", torch.ones(rows, 1, dtype=torch.float64)))
+def merged(ranks: Ranks, *sizes: int) -> Callable[[], None]:
+    def merge() -> None:
+        for rows in sizes:
+            ranks.sum(torch.ones(rows, 1, dtype=torch.float64))
+
+    return merge
 
 
-def breaks(ranks: Ranks) -> Steps[None]:
-    yield from merged(ranks, 1)
-    raise BrokenOnPurposeError
+def breaks(ranks: Ranks) -> Callable[[], None]:
+    def merge() -> None:
+        merged(ranks, 1)()
+        raise BrokenOnPurposeError
+
+    return merge
 
 
 def lives_on(ranks: Ranks) -> int:
@@ -42,16 +47,17 @@ def lives_on(ranks: Ranks) -> int:
     return child
 
 
-def fault_at(ranks: Ranks, point: str, exchange: Steps[None]) -> str:
+def fault_at(ranks: Ranks, point: str, exchange: Callable[[], None]) -> str:
     try:
-        finished(ranks.at(point, exchange))
+        with ranks.at(point):
+            exchange()
     except (RanksLostError, BrokenOnPurposeError) as error:
         return f"{type(error).__name__}: {error}"
     return ""
 
 
 def come_apart(case: str, ranks: Ranks) -> list[str]:
-    finished(ranks.at("start", merged(ranks, 3)))
+    fault_at(ranks, "start", merged(ranks, 3))
     is_second, child = ranks.rank == 1, None
     faults: list[str] = []
     if case == "left" and is_second:

@@ -12,7 +12,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hookboard import Statistic
-from hookboard.base.jobs import finished
 from hookboard.base.ranks import Ranks, RanksLostError
 from hookboard.measure import FORMULAS, Recorder, plan
 from hookboard.model.sites import Site
@@ -78,7 +77,8 @@ class Counted:
 
     def __init__(self) -> None:
         self.bytes = 0
-        reduce, gather = dist.all_reduce, dist.all_gather
+        c10d = dist.distributed_c10d  # where `all_gather_object` finds its `all_gather`
+        reduce, gather = dist.all_reduce, c10d.all_gather
 
         def counted_reduce(given, *args, **kwargs):
             self.bytes += given.nbytes
@@ -88,7 +88,7 @@ class Counted:
             self.bytes += given.nbytes
             return gather(into, given, *args, **kwargs)
 
-        dist.all_reduce, dist.all_gather = counted_reduce, counted_gather
+        dist.all_reduce, c10d.all_gather = counted_reduce, counted_gather
 
     def take(self) -> int:
         taken, self.bytes = self.bytes, 0
@@ -112,7 +112,8 @@ def main(folder: str) -> None:
         ranks.leave()
     else:
         try:
-            finished(ranks.at("the next look", mine.send()))
+            with ranks.at("the next look"):
+                mine.flush()
         except RanksLostError as error:
             lost = str(error)
     torch.save((read, handed, lost), Path(folder) / str(rank))

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hookboard.base.jobs import finished
 from hookboard.callbacks.nan_watch import firsts_over_ranks
 from hookboard.health import Nonfinite
 
@@ -49,9 +48,8 @@ def test_an_event_of_a_batch_names_the_rank_that_had_it():
         return Nonfinite("fc", during, 3, 3, "fc gave 2 NaN.", "")
 
     def gather(mine):
-        yield
         return [[], mine]
 
     ranks = SimpleNamespace(rank=1, gather=gather)
-    said = [finished(firsts_over_ranks(ranks, [event(during)]))[0].evidence for during in ("forward", "optimizer")]
+    said = [firsts_over_ranks(ranks, [event(during)])[0].evidence for during in ("forward", "optimizer")]
     assert said == ["Rank 1: fc gave 2 NaN.", "fc gave 2 NaN."]

@@ -1,4 +1,4 @@
-"""Training waits for no other rank at a look, and ends where one is lost as it would without callbacks."""
+"""Where a rank is lost, training goes on without what is measured, and ends as it would without callbacks."""
 
 import sys
 from pathlib import Path
@@ -8,7 +8,7 @@ import torch
 from toys import scalars
 
 sys.path.insert(0, str(Path(__file__).parent))
-from left import AT, EVERY, SLOW, STEPS
+from left import AT, EVERY, PATIENCE, STEPS
 
 pytestmark = pytest.mark.spawns
 
@@ -32,32 +32,24 @@ def left(run_script, tmp_path_factory):
     return left
 
 
-@pytest.mark.parametrize("case", ["slow", *LOST])
-def test_no_step_waits_for_another_rank(left, case):
+@pytest.mark.parametrize("case", LOST)
+def test_a_step_waits_for_a_lost_rank_once(left, case):
     kept, _ = left(case)
     assert kept["steps"] == STEPS
-    assert kept["longest"] < SLOW / 2
+    assert kept["longest"] < (2 * PATIENCE + 1 if case == "stuck" else 2)  # once for each callback
 
 
 def test_one_rank_alone_may_be_asked_for_its_readings_while_the_others_wait_for_its_gradients(left):
     kept, folder = left("asked")
     assert (kept["said"], kept["steps"]) == ([], STEPS)
-    assert kept["longest"] < SLOW / 2
     assert kept["found"][-1] > 0
-    assert list(scalars(folder)[TAG]) == list(range(EVERY - 1, STEPS, EVERY))
-
-
-def test_what_a_slow_rank_measures_is_awaited_at_the_end_and_logged(left):
-    kept, folder = left("slow")
-    assert kept["said"] == []
-    assert kept["after"] > SLOW / 4
     assert list(scalars(folder)[TAG]) == list(range(EVERY - 1, STEPS, EVERY))
 
 
 @pytest.mark.parametrize("case", LOST)
 def test_a_rank_that_is_lost_is_said_once_by_each_callback_and_what_was_logged_is_there(left, case):
     kept, folder = left(case)
-    lost = "no result for" if case == "stuck" else "another rank has stopped measuring or has exited"
+    lost = "has not answered for" if case == "stuck" else "another rank has stopped measuring or has exited"
     assert len(kept["said"]) == 2
     assert all(lost in text for text in kept["said"])
     assert {text.split()[1] for text in kept["said"]} == {"ActivationLogger", "HealthMonitor"}
@@ -70,7 +62,7 @@ def test_a_rank_that_is_lost_is_said_once_by_each_callback_and_what_was_logged_i
 @pytest.mark.parametrize("case", LOST)
 def test_training_ends_soon_where_a_rank_is_lost(left, case):
     kept, _ = left(case)
-    assert kept["after"] < 3 * SLOW
+    assert kept["after"] < 5
 
 
 @pytest.mark.parametrize("case", ["broken", "shorter"])

@@ -244,6 +244,9 @@ class ReplacesOnRankOne(Callback):
 
     readings = ()
 
+    def finish(self) -> None:
+        pass
+
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         if trainer.global_rank == 1 and trainer.global_step == 1:
             pl_module.net.last = nn.Linear(8, 3)
@@ -270,10 +273,16 @@ class Save(Callback):
         self.watched, self.file = watched, file
         self.steps, self.validation = [], []
 
+    def _finish(self) -> None:
+        for callback in self.watched:
+            callback.finish()  # on all ranks; a single one is not waited for where it asks for readings
+
     def on_train_batch_end(self, *args) -> None:
+        self._finish()
         self.steps.append([reading for callback in self.watched for reading in callback.readings])
 
     def on_validation_end(self, *args) -> None:
+        self._finish()
         self.validation = [r for callback in self.watched for r in callback.readings if r.stage == "validate"]
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

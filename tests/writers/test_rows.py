@@ -12,7 +12,6 @@ from toys import Toy, batches, fit, loader, mlp, trainer
 
 from hookboard import ActivationLogger, GradientLogger, HealthMonitor
 from hookboard.base.messages import HookboardWarning
-from hookboard.measure import Recorder
 from hookboard.writers import Entry, Loggers, write_rows
 
 pytestmark = pytest.mark.trains
@@ -49,19 +48,7 @@ def test_a_validation_is_in_the_row_of_the_step_before_it(tmp_path):
 
 
 def test_numbers_that_are_there_late_are_one_row_for_each_step_in_order(tmp_path, monkeypatch):
-    real, delays = Recorder.send, iter([7, 0] * 60)
-
-    def slowly(*given, **named):
-        arriving, delay = real(*given, **named), next(delays)
-
-        def arrived():
-            for _ in range(delay):
-                yield
-            return (yield from arriving)
-
-        return arrived()
-
-    monkeypatch.setattr(Recorder, "send", slowly)
+    make_late(monkeypatch)
     mine = ActivationLogger("net.0", every_n_steps=1), GradientLogger("net.0", every_n_steps=2)
     fit(None, Toy(mlp()), batches(*[4] * 20), *mine, logger=CSVLogger(tmp_path, name=None, version=""))
     assert steps_of(tmp_path) == [str(step) for step in range(20)]

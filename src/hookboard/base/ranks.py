@@ -1,10 +1,9 @@
 """Several processes (ranks) that train one model: which of them measures a tensor, and how they merge the results."""
 
-import math
 import pickle
 import zlib
-from collections.abc import Iterable, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -13,8 +12,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from hookboard.base.jobs import Steps
-from hookboard.base.rounds import Kind, Merging, Part, once, parts_of
 from hookboard.base.torch_private import set_timeout, waited
 
 T = TypeVar("T")
@@ -23,18 +20,11 @@ CONNECT_TIMEOUT, ANSWER_TIMEOUT = timedelta(minutes=1), timedelta(minutes=30)
 """How long a rank waits for the others: while they connect, and in an exchange, for which a rank that saves a
 checkpoint is late."""
 
-MAX_WAIT_SECONDS = 60.0
-"""How many seconds a rank's training thread waits for the others, at the end of a run or when they are several
-exchanges behind. Then it goes on without them.
-"""
-
-
 _HAS_LEFT = "another rank has stopped measuring or has exited"
 _ARE_APART = "the ranks are no longer at the same point of the run"
 
-_given_up: list[tuple[dist.ProcessGroup, list[Any]]] = []
-"""Groups in which this process takes no further part, with their exchanges that may never end: freeing such a group
-would wait for them."""
+_given_up: list[tuple[dist.ProcessGroup, Any]] = []
+"""Groups that this process has left, with the exchange in which it told so: freeing them would wait for its end."""
 
 
 class RanksLostError(RuntimeError):
@@ -58,10 +48,9 @@ def gathered(mine: T, device: torch.device) -> list[T]:
 class Ranks:
     """Connects the processes of the default process group by a group of our own. Every rank must make a `Ranks`.
 
-    What they merge cannot mix with what the training sends in the default group. Nothing here waits: the methods
-    return `Steps`, which yield until the others have sent what they have, and which all ranks must take in the same
-    order. It happens on the host, whatever device trains, and takes no memory or time of an accelerator. An exchange
-    with a rank that has left or died raises `RanksLostError`.
+    What they merge cannot mix with what the training sends in the default group. It happens on the host, whatever
+    device trains. All methods wait for the other ranks, which must call the same ones in the same order, inside `at`.
+    An exchange with a rank that has left, has died or does not answer raises `RanksLostError`.
 
     Raises:
         RuntimeError: the ranks cannot be connected.
@@ -69,10 +58,7 @@ class Ranks:
 
     def __init__(self) -> None:
         self.size, self.rank = dist.get_world_size(), dist.get_rank()
-        self._is_exchanging = False
-        self._works: list[Any] = []
-        """The exchanges that were started last."""
-        _given_up[:] = [each for each in _given_up if not _are_over(each[1])]
+        _given_up[:] = [each for each in _given_up if not each[1].is_completed()]
         # What serves tensors on the host in the default group, if anything does.
         backend = dict(kind.split(":") for kind in dist.get_backend_config().split(",")).get("cpu", "gloo")
         group = dist.new_group(timeout=CONNECT_TIMEOUT, backend=backend)
@@ -80,94 +66,61 @@ class Ranks:
         set_timeout(group, ANSWER_TIMEOUT)
         self._group: dist.ProcessGroup | None = group
 
-    def at(self, point: str, exchange: Steps[T]) -> Steps[T]:
-        """Take the steps of `exchange`, after checking that all ranks have given the same name as `point`.
+    @contextmanager
+    def at(self, point: str) -> Iterator[None]:
+        """Check that all ranks have given the same name as `point`; what they exchange belongs inside the context.
 
-        If it fails, with a `RanksLostError`, this rank takes no further part: what it would exchange next would not be
-        what the others exchange, and gloo aborts a process that receives more than it expects.
+        After an error inside it this rank takes no further part: what it would exchange next would not be what the
+        others exchange, and gloo aborts a process that receives more than it expects.
         """
-        self._is_exchanging = True
         try:
-            yield from self._meet(zlib.crc32(point.encode()))
-            found = yield from exchange
-        except BaseException:  # also GeneratorExit, where a job is dropped before its end
+            number = zlib.crc32(point.encode())
+            has_left, highest, lowest = self._largest(0, number, -number)
+            if has_left or highest != -lowest:
+                raise RanksLostError(_HAS_LEFT if has_left else _ARE_APART)
+            yield
+        except BaseException:
             self.close()
             raise
-        self._is_exchanging = False
-        return found
 
-    def _meet(self, number: float) -> Steps[None]:
-        highest, lowest = yield from self._largest(number, -number)
-        if highest != -lowest:
-            raise RanksLostError(_HAS_LEFT if highest == math.inf else _ARE_APART)
+    def sum(self, numbers: Tensor) -> Tensor:
+        """Return the sum over the ranks of each number: the same on every rank to the bit."""
+        return self._combined(numbers, dist.ReduceOp.SUM)
 
-    def _largest(self, *numbers: float) -> Steps[list[float]]:
-        own = torch.tensor(numbers, dtype=torch.float64, device="cpu")
-        return (yield from self.merge(once("max", own))).tolist()
+    def max(self, numbers: Tensor) -> Tensor:
+        """Return the largest of each number on any rank; none may be NaN."""
+        return self._combined(numbers, dist.ReduceOp.MAX)
 
-    def merge(self, merging: Merging[T]) -> Steps[T]:
-        """Run a merge over all ranks: the parts of each, of equal shape, are combined element by element.
-
-        The result is the same on every rank to the bit. A rank sends, receives and holds about twice its own numbers,
-        however many ranks there are.
-        """
-        parts, found = parts_of(merging, None)
-        while parts is not None:
-            parts, found = parts_of(merging, (yield from self._combined(parts)))
-        return found  # type: ignore[return-value]  # after the last round it is there
-
-    def _combined(self, parts: Sequence[Part]) -> Steps[list[Tensor]]:
-        """Combine parts over the ranks, in one exchange for all parts of a kind."""
-        kinds: dict[Kind, list[Tensor]] = {}
-        for kind, numbers in parts:
-            kinds.setdefault(kind, []).append(numbers.reshape(-1))
-        with torch.inference_mode(False):  # what is made in it could not be changed outside of it
-            blocks = {kind: torch.cat(each) for kind, each in kinds.items()}
-        how = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
-        group = self._connected()
-        self._works = [
-            dist.all_reduce(block, how[kind], group=group, async_op=True)
-            for kind, block in blocks.items()
-            if block.numel()
-        ]
-        yield from self._ended()
-        combined = {kind: iter(blocks[kind].split([len(one) for one in each])) for kind, each in kinds.items()}
-        return [next(combined[kind]).view(numbers.shape) for kind, numbers in parts]
-
-    def _ended(self) -> Steps[None]:
-        """Yield until the exchanges that were started last have ended."""
-        try:
-            for work in self._works:
-                while not work.is_completed():
-                    yield
-                work.wait()  # which raises the error if there was one
-        except RuntimeError as error:
-            raise _lost(error) from error
-        self._works = []  # they hold what was exchanged
-        self._connected()  # raises if this rank has left meanwhile
-
-    def gather(self, mine: T) -> Steps[list[T]]:
+    def gather(self, mine: T) -> list[T]:
         """Return the objects of all ranks, in rank order. Meant for what is small and rare."""
-        own = torch.frombuffer(bytearray(pickle.dumps(mine)), dtype=torch.uint8)
-        (longest,) = yield from self._largest(len(own))
-        padded = torch.cat([own, own.new_zeros(int(longest) - len(own))])
-        everyones = [torch.empty_like(padded) for _ in range(self.size)]
-        self._works = [dist.all_gather(everyones, padded, group=self._connected(), async_op=True)]
-        yield from self._ended()
-        return [pickle.loads(each.numpy().tobytes()) for each in everyones]  # which ignores what follows the object
+        everyones = [mine] * self.size
+        with _lost_where_it_fails():
+            dist.all_gather_object(everyones, mine, group=self._connected())
+        return everyones
 
-    def is_any(self, mine: bool) -> Steps[bool]:
-        """Return True if `mine` is True on any rank."""
-        return bool((yield from self._largest(mine))[0])
-
-    def union(self, mine: Iterable[T]) -> Steps[list[T]]:
+    def union(self, mine: Iterable[T]) -> list[T]:
         """Return the items of all ranks, each once, in the same order on every rank."""
         mine = list(mine)
         number = zlib.crc32(pickle.dumps(mine))
-        highest, lowest = yield from self._largest(number, -number)
+        highest, lowest = self._largest(number, -number)
         # Most often all have the same, and what each has need not be sent to each.
-        lists = [mine] if highest == -lowest else (yield from self.gather(mine))
+        lists = [mine] if highest == -lowest else self.gather(mine)
         return list(dict.fromkeys(item for items in lists for item in items))
+
+    def is_any(self, mine: bool) -> bool:
+        """Return True if `mine` is True on any rank."""
+        return bool(self._largest(mine)[0])
+
+    def _largest(self, *numbers: float) -> list[float]:
+        found: list[float] = self.max(torch.tensor(numbers, dtype=torch.float64, device="cpu")).tolist()
+        return found
+
+    def _combined(self, numbers: Tensor, how: Any) -> Tensor:
+        with torch.inference_mode(False):  # what is made in it could not be changed outside of it
+            combined = numbers.contiguous().clone()
+        with _lost_where_it_fails():
+            dist.all_reduce(combined, how, group=self._connected())
+        return combined
 
     def _connected(self) -> dist.ProcessGroup:
         if self._group is None:
@@ -180,26 +133,33 @@ class Ranks:
         Closing the connections is not enough: they stay open while a process that this one has forked, such as a
         DataLoader's worker, is alive.
         """
-        if not self._is_exchanging:  # otherwise the others would not meet it
-            with suppress(Exception):  # whoever has gone need not be told
-                # The first step starts the exchange; nobody waits for the others.
-                next(self._meet(math.inf))
+        with suppress(Exception):  # whoever has gone need not be told
+            left = torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64, device="cpu")
+            group = self._connected()
+            work = dist.all_reduce(left, dist.ReduceOp.MAX, group=group, async_op=True)
+            _given_up.append((group, work))
         self.close()
 
     def close(self) -> None:
-        """Take no further part, and close the connections once nothing is exchanged over them."""
+        """Take no further part, and close the connections."""
         group, self._group = self._group, None
-        works, self._works = self._works, []  # they too hold the connections
-        if group is None:
-            return
-        with suppress(ValueError, AssertionError):  # the default group has ended, and all others with it
-            dist.destroy_process_group(group)
-        if not _are_over(works):
-            _given_up.append((group, works))
+        if group is not None:
+            with suppress(ValueError, AssertionError):  # the default group has ended, and all others with it
+                dist.destroy_process_group(group)
 
 
-def _are_over(works: Iterable[Any]) -> bool:
-    return all(work.is_completed() for work in works)
+@contextmanager
+def _lost_where_it_fails() -> Iterator[None]:
+    try:
+        yield
+    except RanksLostError:
+        raise
+    except RuntimeError as error:
+        minutes = ANSWER_TIMEOUT.total_seconds() / 60
+        is_late = "imed out" in str(error)  # with a small or a capital t
+        raise RanksLostError(
+            f"another rank has not answered for {minutes:.0f} minutes" if is_late else _HAS_LEFT
+        ) from error
 
 
 def connected(device: torch.device) -> tuple[Ranks | None, str]:
@@ -224,12 +184,6 @@ def connected(device: torch.device) -> tuple[Ranks | None, str]:
         "the processes could not connect to merge their measurements. Set GLOO_SOCKET_IFNAME to the network "
         f"interface that they share, or pass sync_dist=False ({faults[0]})"
     )
-
-
-def _lost(error: RuntimeError) -> RanksLostError:
-    minutes = ANSWER_TIMEOUT.total_seconds() / 60
-    is_late = "imed out" in str(error)  # with a small or a capital t
-    return RanksLostError(f"another rank has not answered for {minutes:.0f} minutes" if is_late else _HAS_LEFT)
 
 
 def own_part(tensor: Tensor, *, is_replicated: bool, rank: int) -> Tensor | None:

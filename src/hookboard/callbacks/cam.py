@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from hookboard.base.checks import check_list, check_name, check_normalization, is_whole, wrong
-from hookboard.base.jobs import Steps, then
 from hookboard.base.torch_private import NoCollectives
 from hookboard.callbacks.pictures import Draw, PictureLogger, PictureState
 from hookboard.capturing import (
@@ -159,8 +158,8 @@ class CAMLogger(PictureLogger):
         arriving = _sent([sent, *(vars(seen) for _, seen in read)])
         aspect, source = aspect_of([("", call.pictures)]), self._source(state)
 
-        def draw(groups: list[dict[str, Any]]) -> dict[str, Picture]:
-            given, *parts = groups
+        def draw() -> dict[str, Picture]:
+            given, *parts = arriving()
             shown, labels = unnormalized(given["pictures"], self.mean, self.std), given["labels"]
             pictures = {}
             for (layer, _), part in zip(read, parts, strict=True):
@@ -177,7 +176,7 @@ class CAMLogger(PictureLogger):
                 )
             return pictures
 
-        return then(arriving, draw)
+        return draw
 
     def _chooser(self, labels: Tensor | None) -> Callable[[Tensor], Tensor]:
         """Return the function that `attribute` calls with scores (n, classes) to get the explained classes (n,)."""
@@ -274,14 +273,15 @@ class _ShownBatch:
     batch: Any
 
 
-def _sent(groups: Sequence[Mapping[str, Tensor | None]]) -> Steps[list[dict[str, Any]]]:
-    """Start copying all tensors to the host; return the steps until they are there, which return the groups of them."""
+def _sent(groups: Sequence[Mapping[str, Tensor | None]]) -> Callable[[], list[dict[str, Any]]]:
+    """Start copying all tensors to the host; return a function that waits for them and returns the groups of them."""
+    sent = sent_together([tensor for group in groups for tensor in group.values() if tensor is not None])
 
-    def grouped(copies: list[Tensor]) -> list[dict[str, Any]]:
-        there = iter(copies)
+    def grouped() -> list[dict[str, Any]]:
+        there = iter(sent())
         return [{name: None if old is None else next(there) for name, old in group.items()} for group in groups]
 
-    return then(sent_together([tensor for group in groups for tensor in group.values() if tensor is not None]), grouped)
+    return grouped
 
 
 def _no_such_class(target: str | int, wanted: list[int], last: int) -> NothingToShowError:

@@ -7,7 +7,6 @@ from typing import Any, Literal, get_args
 from torch import Tensor, nn
 
 from hookboard.base.checks import check_list, check_name, is_finite, wrong
-from hookboard.base.jobs import then
 from hookboard.base.messages import inform, rank_zero_warn
 from hookboard.base.ranks import whole
 from hookboard.base.torch_private import children_of
@@ -173,8 +172,8 @@ class FeatureMapLogger(PictureLogger):
         arriving = sent_together(sent if taken.inputs is None else [taken.inputs, *sent])
         source = self._source(state)
 
-        def draw(copies: list[Tensor]) -> dict[str, Picture]:
-            hosts = iter(copies)
+        def draw() -> dict[str, Picture]:
+            hosts = iter(arriving())
             inputs = None if taken.inputs is None else drawn_inputs(next(hosts), 2 * self.size)
             pictures = {}
             for site, part in kept.items():
@@ -185,7 +184,7 @@ class FeatureMapLogger(PictureLogger):
                 pictures[self._tag(site.path)] = drawn
             return pictures
 
-        return then(arriving, draw) if kept else None
+        return draw if kept else None
 
     def _name_gaps(self, loop: Loop, state: PictureState, taken: "_ShownTensors") -> None:
         """Warn once about all modules without a picture, with the reason for each.

@@ -10,11 +10,10 @@ from torch.distributed.tensor import DTensor
 from torch.optim import SGD, AdamW, Optimizer
 
 from hookboard.base.checks import check_name, check_switches, check_whole
-from hookboard.base.jobs import Steps
 from hookboard.callbacks.health_state import HealthState, Judging
 from hookboard.callbacks.loss_meter import mean_over_ranks
 from hookboard.callbacks.nan_watch import firsts_over_ranks
-from hookboard.callbacks.numbers import AT_END, WHEN_WRITTEN, SiteLogger, _steps
+from hookboard.callbacks.numbers import WHEN_WRITTEN, SiteLogger
 from hookboard.callbacks.replicas import Compared, Replicas
 from hookboard.callbacks.report_at_end import ReportAtEnd
 from hookboard.callbacks.reporter import Reporter, StopOn
@@ -340,19 +339,12 @@ class HealthMonitor(SiteLogger[HealthState]):
         """Judge the whole training unless `stop_on` ended it."""
         losses = [] if state.stop_on.is_ending else state.last_losses()
         events = [*state.nans.new_events(), *state.nans.late_events(losses)]
-        if (ranks := self._ranks) is not None:  # which tell at looks only what has happened
-
-            def shared() -> Steps[None]:
-                nonlocal losses
-                told = yield from firsts_over_ranks(ranks, events)
-                losses = yield from ranks.merge(mean_over_ranks(losses))
-                self._tell(state, told)
-
-            self._do_later(state, self._at("end", shared()), loop.logged_step, AT_END)
-            self._jobs.finish()
-        else:
-            self._tell(state, events)
-        if state.reporter is not None and state.stage in self._live and not state.stop_on.is_ending:
+        if self._ranks is not None:  # which tell at looks only what has happened
+            with self._ranks.at("end"):
+                events = firsts_over_ranks(self._ranks, events)
+                losses = mean_over_ranks(self._ranks, losses)
+        self._tell(state, events)
+        if state.reporter is not None and not state.stop_on.is_ending:
             self._verdicts = state.reporter.end(losses) or ()
 
     def _see_loss(self, loop: Loop, state: HealthState, loss: Tensor) -> None:
@@ -396,7 +388,7 @@ class HealthMonitor(SiteLogger[HealthState]):
         Do nothing if ranks merge: then all report it together at the next look.
         """
         if self._ranks is None and (events := state.nans.new_events()):
-            self._jobs.finish()  # earlier looks are judged first
+            self.finish()  # earlier looks are judged first
             self._tell(state, events)
             self._end_if_asked(loop, state)
 
@@ -437,24 +429,25 @@ class HealthMonitor(SiteLogger[HealthState]):
             judging: Judging | None = state.look(step, facts, losses, compared, ranks)
         else:
             judging = None if training is None else training.evaluation(step, loop.evaluation_loss, state.are_others)
-        sent = _steps(self._send(loop, state, torch.cat([one.to(along[0].device) for one in along]) if along else None))
+        sent = self._send(loop, state, torch.cat([one.to(along[0].device) for one in along]) if along else None)
 
-        def take() -> Steps[None]:
-            readings = (yield from sent).filled()
-            self._readings = readings.values()
-            verdicts = None if judging is None else (yield from judging(readings))
-            self._verdicts = self._verdicts if verdicts is None else verdicts
-            if ranks is not None and state is training and self.stop_on is not None:
-                is_guilty = state.stop_on.guilty(self._verdicts) is not None
-                state.stop_on.is_asked_of_all = yield from ranks.is_any(is_guilty)
+        def take() -> None:
+            with self._all_ranks_at(f"{state.stage} {step}"):
+                readings = sent().filled()
+                self._readings = readings.values()
+                verdicts = None if judging is None else judging(readings)
+                self._verdicts = self._verdicts if verdicts is None else verdicts
+                if ranks is not None and state is training and self.stop_on is not None:
+                    is_guilty = state.stop_on.guilty(self._verdicts) is not None
+                    state.stop_on.is_asked_of_all = ranks.is_any(is_guilty)
 
-        self._do_later(state, self._at(f"{state.stage} {step}", take()), step, WHEN_WRITTEN[state.stage])
+        self._do_later(state, take, step, WHEN_WRITTEN[state.stage])
         if state.stage == "train" and self.stop_on is not None:
             self._end_if_asked(loop, state)
 
     def _end_if_asked(self, loop: Loop, state: HealthState) -> None:
         if self.stop_on is not None and not state.stop_on.is_ending:
-            self._jobs.finish()
+            self.finish()
             state.stop_on.end_if_asked(loop, self._verdicts, with_others=self._merges(loop))
 
     def written_tags(self) -> Iterator[str]:

@@ -7,9 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from hookboard.base.jobs import Steps
 from hookboard.base.ranks import Ranks
-from hookboard.base.rounds import once, together
 from hookboard.callbacks.layer_news import Facts
 from hookboard.callbacks.loss_meter import Losses, LossMeter, mean_over_ranks, with_rows
 from hookboard.callbacks.measurement_state import MeasurementState
@@ -24,9 +22,9 @@ from hookboard.model.selection import named_submodules
 from hookboard.model.sites import Site
 from hookboard.tracing import is_choice, tokens_of_experts
 
-Judging = Callable[[Readings], Steps[tuple[Verdict, ...] | None]]
-"""Takes the readings of a step or evaluation loop that are not empty. Its steps return the verdicts on the run, worst
-first; None where this rank does not judge."""
+Judging = Callable[[Readings], tuple[Verdict, ...] | None]
+"""Takes the readings of a step or evaluation loop that are not empty. Returns the verdicts on the run, worst first;
+None where this rank does not judge."""
 
 VALUES_COMPARED = 64
 """How many values of a weight tell whether others are swapped in for an evaluation (a choice)."""
@@ -139,17 +137,16 @@ class HealthState(MeasurementState):
                 layers, lambda: [layer.name for layer in layers], news, self.table, self.every_n_steps
             )
 
-        def take(readings: Readings) -> Steps[tuple[Verdict, ...] | None]:
+        def take(readings: Readings) -> tuple[Verdict, ...] | None:
             seen, apart = losses.read(readings.along[:count]), list[Apart]()
             told = [*events, *self.nans.late_events(seen)]
             if ranks is not None:
                 worst = {loss.step: loss.worst for loss in seen if loss.worst is not None}
-                is_told = once("max", torch.tensor([bool(told), bool(worst)], dtype=torch.float64, device="cpu"))
-                seen, (has_told, has_worst) = yield from ranks.merge(together(mean_over_ranks(seen), is_told))
-                told = (yield from firsts_over_ranks(ranks, told)) if has_told else []
-                seen = with_rows(seen, (yield from ranks.gather(worst))) if has_worst else seen
+                seen = mean_over_ranks(ranks, seen)
+                told = firsts_over_ranks(ranks, told) if ranks.is_any(bool(told)) else []
+                seen = with_rows(seen, ranks.gather(worst)) if ranks.is_any(bool(worst)) else seen
                 if replicas is not None:
-                    apart = yield from replicas.compare(ranks, compared, readings.along[count:])
+                    apart = replicas.compare(ranks, compared, readings.along[count:])
             if self.reporter is None:
                 return None
             overflowed = is_scaled and bool(readings.overflowed.any())
@@ -175,8 +172,7 @@ class HealthState(MeasurementState):
         """Return a function that takes the readings of an evaluation loop and has them and these judged, as `look`."""
         arriving = sent_together([one for one in (loss, are_others) if one is not None])
 
-        def judged(readings: Readings) -> Steps[tuple[Verdict, ...] | None]:
-            yield from ()
+        def judged(readings: Readings) -> tuple[Verdict, ...] | None:
             values = [value.item() for value in arriving()]
             has_others = are_others is not None and bool(values.pop())
             losses = [Loss(step, 0, value) for value in values]
@@ -190,7 +186,7 @@ class HealthState(MeasurementState):
         losses = self.losses.take()
         return losses.read([] if losses.waiting is None else losses.waiting.tolist())
 
-    def follow(self, known: dict[str, Layer], layers: Mapping[str, Layer]) -> Steps[None]:
+    def follow(self, known: dict[str, Layer], layers: Mapping[str, Layer]) -> Callable[[], None]:
         """Replace the watched layers after the model has changed.
 
         Args:
@@ -198,18 +194,17 @@ class HealthState(MeasurementState):
             layers: the new ones by name.
 
         Returns:
-            A job that tells the judge, which must have seen all earlier looks by then.
+            A function that tells the judge, which must have seen all earlier looks by then.
         """
         known.clear()
         known.update(layers)
         self.table.forget_shapes()
 
-        def told() -> Steps[None]:
+        def told() -> None:
             if self.reporter is not None and self.reporter.judge is not None:
                 self.reporter.judge.run.follow(dict(layers))
-            yield from ()  # which makes this a job: it waits for the looks before it
 
-        return told()
+        return told
 
     def close(self) -> None:
         """Report the verdicts of the run, also after an exception or a fault; it does not raise."""

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from hookboard.base.jobs import then
 from hookboard.base.messages import warn_switched_off
 from hookboard.base.ranks import whole
 from hookboard.callbacks.pictures import Draw, PictureLogger, PictureState
@@ -100,14 +99,16 @@ class KernelLogger(PictureLogger):
             parts += [now, now if before is None else before]
             shapes[name] = weight.shape
 
-        def draw(copies: list[Tensor]) -> dict[str, Picture]:
-            hosts = iter(copies)
+        arriving = sent_together(parts)
+
+        def draw() -> dict[str, Picture]:
+            hosts = iter(arriving())
             return {
                 self._tag(name): kernel_picture(next(hosts), next(hosts), name, shape, size=self.size)
                 for name, shape in shapes.items()
             }
 
-        return then(sent_together(parts), draw) if shapes else None
+        return draw if shapes else None
 
     def _end_training(self, loop: Loop, state: PictureState) -> None:
         """Draw the kernels at the end of a fit that was too short to draw them before."""

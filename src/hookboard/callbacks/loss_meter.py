@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hookboard.base.rounds import Merging, once
+from hookboard.base.ranks import Ranks
 from hookboard.base.torch_private import version_of
 from hookboard.health import Loss, WorstRows
 from hookboard.measure import needs_host
@@ -172,18 +172,19 @@ def _stacked(parts: Sequence[LossPart]) -> Tensor | None:
     return torch.stack([loss.to(there[0].device) for loss in there]).to(wide)
 
 
-def mean_over_ranks(losses: Sequence[Loss]) -> Merging[list[Loss]]:
+def mean_over_ranks(ranks: Ranks, losses: Sequence[Loss]) -> list[Loss]:
     """Return the loss of each step, averaged over the ranks that have it: its gradient is what all follow.
 
     Of more than MOST_LOSSES steps only the last ones are returned. Where ranks are at different batches of a step, it
     has the later one.
 
     Args:
+        ranks: the processes, all of which must call this.
         losses: the losses of this rank since the last call.
     """
     own = [loss.step for loss in losses]
     ends = [-min(own, default=math.inf), max(own, default=-math.inf)]
-    before, last = (yield from once("max", torch.tensor(ends, dtype=torch.float64, device="cpu"))).tolist()
+    before, last = ranks.max(torch.tensor(ends, dtype=torch.float64, device="cpu")).tolist()
     if -before > last:  # no rank has any
         return []
     first = max(int(-before), int(last) - MOST_LOSSES + 1)
@@ -192,7 +193,7 @@ def mean_over_ranks(losses: Sequence[Loss]) -> Merging[list[Loss]]:
         if loss.step >= first:
             sums[loss.step - first] = sums.new_tensor([loss.value, 1])
             most[loss.step - first] = sums.new_tensor([loss.batch_idx, loss.backwards])
-    sums, most = yield [("sum", sums), ("max", most)]
+    sums, most = ranks.sum(sums), ranks.max(most)
     return [
         Loss(first + place, int(batch_idx), total / count, int(backwards))
         for place, ((total, count), (batch_idx, backwards)) in enumerate(zip(sums.tolist(), most.tolist(), strict=True))

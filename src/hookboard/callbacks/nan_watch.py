@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from hookboard.base.jobs import Steps
 from hookboard.base.ranks import Ranks
 from hookboard.health import Loss, Nonfinite
 from hookboard.tracing import BlackBox, late_event
@@ -39,8 +38,8 @@ class NanWatch:
         return [] if event is None else [event]
 
 
-def firsts_over_ranks(ranks: Ranks, events: list[Nonfinite]) -> Steps[list[Nonfinite]]:
-    """Return the first event of each step, over all ranks. Every rank must take these steps.
+def firsts_over_ranks(ranks: Ranks, events: list[Nonfinite]) -> list[Nonfinite]:
+    """Return the first event of each step, over all ranks. Every rank must call this.
 
     As each rank has other batches, the evidence of an event that depends on the batch begins with the rank.
     """
@@ -50,7 +49,7 @@ def firsts_over_ranks(ranks: Ranks, events: list[Nonfinite]) -> Steps[list[Nonfi
         else replace(event, evidence=f"Rank {ranks.rank}: {event.evidence}")
         for event in events
     ]
-    return _firsts((yield from ranks.gather(named)))
+    return _firsts(ranks.gather(named))
 
 
 def _firsts(ranks: Sequence[Sequence[Nonfinite]]) -> list[Nonfinite]:

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hookboard.base.checks import check_steps, check_switches, chosen, wrong
-from hookboard.base.jobs import Steps
 from hookboard.base.messages import inform
 from hookboard.base.torch_private import forget_graphs
 from hookboard.callbacks.layer_news import LayerNews
@@ -36,9 +35,6 @@ from hookboard.model.sites import ATTENTION_ROLES, ROLES, Role, Site, Stage
 from hookboard.writers import Entry
 
 V = TypeVar("V", bound=MeasurementState)
-
-AT_END = "at the end of training"
-"""When a job was done, for the warning about an error in it."""
 
 WHEN_WRITTEN = dict.fromkeys(get_args(Stage), "at the end of an evaluation") | {"train": "at the end of a batch"}
 """When the readings were written, by stage, for the warning about an error in it."""
@@ -95,8 +91,7 @@ class SiteLogger(HookboardCallback[V]):
     def readings(self) -> ReadingList:
         """The merged readings of the last due step or evaluation loop, but none of sites with only empty tensors.
 
-        With several ranks, during a fit, this waits for the others for a second at most, and otherwise returns the last
-        readings that were merged.
+        With several ranks, during a fit, it returns the last readings that were merged, without waiting for others.
         """
         self._catch_up()
         if not isinstance(self._readings, ReadingList):  # they are made at the first request
@@ -272,10 +267,11 @@ class SiteLogger(HookboardCallback[V]):
         if not state.gaps_are_named:
             state.gaps_are_named = True
             gaps = MissingSites.of(self._name, state, self._expected(state), names_in(model))
-        sent = self._at(f"{state.stage} {step}", _steps(self._send(loop, state)))
+        sent = self._send(loop, state)
 
-        def write() -> Steps[None]:
-            readings = yield from sent
+        def write() -> None:
+            with self._all_ranks_at(f"{state.stage} {step}"):
+                readings = sent()
             readings = readings if self._finish is None else self._finish(readings)
             filled = readings.filled()
             self._readings = filled.values()
@@ -287,7 +283,7 @@ class SiteLogger(HookboardCallback[V]):
             if gaps is not None:
                 gaps.say(state, step, list(readings.values()), self._names, self._why_not_there)
 
-        self._do_later(state, write(), step, WHEN_WRITTEN[state.stage])
+        self._do_later(state, write, step, WHEN_WRITTEN[state.stage])
 
     def _expected(self, state: V) -> list[tuple[str, Role]]:
         """Return (name, role) for each module and parameter; a due step should measure a tensor of each pair."""
@@ -306,8 +302,3 @@ class SiteLogger(HookboardCallback[V]):
                 yield from (site.scalar_tag(statistic, state.stage) for statistic in self._names(role))
                 if self.histogram and not ROLES[role].moments_only:
                     yield site.histogram_tag(state.stage)
-
-
-def _steps(arrived: Callable[[], Readings]) -> Steps[Readings]:
-    yield from ()
-    return arrived()

@@ -1,7 +1,7 @@
 """`PictureLogger`: the base of callbacks that log pictures of one batch."""
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from hookboard.base.checks import check_steps, check_whole
 from hookboard.base.eager import run_eagerly
-from hookboard.base.jobs import Steps, then
 from hookboard.base.messages import inform, rank_zero_warn
 from hookboard.images import Picture
 from hookboard.loops import HookboardCallback, Loop, StageState, is_due, why_no_step
@@ -20,8 +19,8 @@ from hookboard.writers import Entry
 STEPS_PER_LOG = 20
 """By default, pictures are logged every this many times `log_every_n_steps`, because they cost more than numbers."""
 
-Draw = Steps[dict[str, Picture]]
-"""Yields until the tensors of a batch have reached the host, and returns their pictures by tag."""
+Draw = Callable[[], dict[str, Picture]]
+"""Waits until the tensors of a batch have reached the host, and returns their pictures by tag."""
 
 
 @dataclass
@@ -158,10 +157,10 @@ class PictureLogger(HookboardCallback[PictureState]):
         if draw is None or not loop.is_rank_zero:
             return
 
-        def write(pictures: dict[str, Picture]) -> None:
-            state.loggers.write(Entry(step, pictures=pictures))
+        def write() -> None:
+            state.loggers.write(Entry(step, pictures=draw()))
 
-        self._do_later(state, then(draw, write), step, "at the end of a batch")
+        self._do_later(state, write, step, "at the end of a batch")
 
     def _end_evaluation(self, loop: Loop, state: PictureState) -> None:
         """End the stage with a warning if the evaluation has ended before the batch that is shown."""

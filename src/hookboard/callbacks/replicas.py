@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from hookboard.base.jobs import Steps
 from hookboard.base.ranks import Ranks, local
-from hookboard.base.rounds import once, together
 from hookboard.base.torch_private import is_left_to_ranks
 from hookboard.callbacks.weights import Part
 from hookboard.health import Apart
@@ -93,8 +91,8 @@ class Replicas:
         there = next(iter(noted.values()), None)
         return [*noted], None if there is None else torch.cat([one.to(there.device) for one in noted.values()])
 
-    def compare(self, ranks: Ranks, noted: Sequence[Compared], numbers: Sequence[float]) -> Steps[list[Apart]]:
-        """Compare what was noted with what other ranks have noted; every rank must take these steps.
+    def compare(self, ranks: Ranks, noted: Sequence[Compared], numbers: Sequence[float]) -> list[Apart]:
+        """Compare what was noted with what other ranks have noted; every rank must call this.
 
         Args:
             ranks: the processes.
@@ -105,7 +103,7 @@ class Replicas:
             The weights that should be alike and are not.
         """
         own = dict(zip(noted, zip(*(numbers[k::_NUMBERS] for k in range(_NUMBERS)), strict=True), strict=True))
-        every = yield from ranks.union(own)
+        every = ranks.union(own)
         sums = torch.full((2, len(every)), -torch.inf, dtype=torch.float64, device="cpu")
         counts = torch.zeros(2, len(every), dtype=torch.float64, device="cpu")
         for place, one in enumerate(every):
@@ -114,7 +112,7 @@ class Replicas:
                 sums[:, place] = sums.new_tensor([checksum, -checksum])
                 # After an overflow all may be NaN on all ranks.
                 counts[:, place] = counts.new_tensor([1.0, 0 < highest - lowest < math.inf])
-        sums, counts = yield from ranks.merge(together(once("max", sums), once("sum", counts)))
+        sums, counts = ranks.max(sums), ranks.sum(counts)
         alike = dict(zip(every, (sums[0] == -sums[1]).tolist(), strict=True))
         held, varied = (dict(zip(every, each, strict=True)) for each in counts.tolist())
         # A tensor of equal numbers, such as a new bias, may be the same on all ranks by chance.
@@ -132,7 +130,7 @@ class Replicas:
         ]
         if not apart:
             return []
-        everyones = yield from ranks.gather([own.get(one) for one in apart])
+        everyones = ranks.gather([own.get(one) for one in apart])
         return [
             Apart(one.weight, _groups(each), alike.get(one._replace(when="gradient")))
             for one, each in zip(apart, zip(*everyones, strict=True), strict=True)

@@ -18,17 +18,17 @@ A callback has a `StageState` for each stage. Its two ExitStacks remove hooks an
 has ended, one when the stage ends. An error in a callback ends its stage, not the run.
 """
 
+import math
 from collections.abc import Callable, Set
-from contextlib import suppress
-from typing import Any, ParamSpec, TypeVar
+from contextlib import AbstractContextManager, nullcontext, suppress
+from typing import Any, NamedTuple, ParamSpec
 
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hookboard.base.jobs import Jobs, Patience, Steps, then, until
 from hookboard.base.messages import alert, inform, rank_zero_warn, warn_switched_off
-from hookboard.base.ranks import MAX_WAIT_SECONDS, Ranks, connected, has_process_group
+from hookboard.base.ranks import Ranks, connected, has_process_group
 from hookboard.base.torch_private import modules_in, unseen
 from hookboard.loops.callback_methods import (
     CallbackMethods,
@@ -53,7 +53,15 @@ from hookboard.model.selection import NothingToSelectError
 from hookboard.writers import Loggers
 
 P = ParamSpec("P")
-T = TypeVar("T")
+
+
+class _Pending(NamedTuple):
+    """What a due step has measured; see `HookboardCallback._do_later`."""
+
+    state: Any
+    when: str
+    step: int
+    read: Callable[[], None]
 
 
 class _StateKey:
@@ -76,13 +84,15 @@ class HookboardCallback(CallbackMethods[W]):
         super().__init__()
         self._live: dict[str, W] = {}
         """The state of each stage that is measured in the present run, by name of the stage."""
-        self._jobs = Jobs()
+        self._pending: list[_Pending] = []
+        """What due steps have measured and is still to be read, in the order of the steps."""
+        self._reads_later = False
+        """True if what a due step has measured is read at the end of the next batch: a device or other ranks are waited
+        for then, and there is less to wait for."""
         self._watched: Callable[[], Loop | None] | None = None
         """A weak reference to the loop that it has joined last; None before."""
         self._ranks: Ranks | None = None
         """The ranks that merge what they measure, during a run; None if nothing is merged."""
-        self.patience: Patience | None = None
-        """The time that it waits for other ranks, shared with the other callbacks of the run; None without them."""
         self._kept: dict[str, Any] | None = None
         """The checkpoint entry from the end of the last fit, for a checkpoint that is written after it."""
         self._loaded: Any = None
@@ -92,19 +102,13 @@ class HookboardCallback(CallbackMethods[W]):
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes that are configuration; those of a run have their initial values in a copy."""
         self._catch_up()
-        nothing = dict.fromkeys(["_watched", "_ranks", "patience", "_kept", "_loaded"])
-        return without_trainer(self.__dict__) | nothing | {"_live": {}}
+        nothing = dict.fromkeys(["_watched", "_ranks", "_kept", "_loaded"])
+        return without_trainer(self.__dict__) | nothing | {"_live": {}, "_pending": []}
 
     def _catch_up(self) -> None:
-        """Finish all jobs, because their results are asked for.
-
-        With several ranks it waits a second at most: if this one alone is asked, the others do not wait with it, and in
-        the backward pass they may be waiting for this one.
-        """
+        """Read what is pending, because it is asked for; not with several ranks, which may not all be asked."""
         if self._ranks is None:
-            self._jobs.finish()
-        else:
-            self._jobs.give_a_second()
+            self.finish()
 
     # The hooks that a Trainer calls. `FirstCallback` and `LastCallback` have the others.
 
@@ -138,8 +142,7 @@ class HookboardCallback(CallbackMethods[W]):
         """
         loop = TrainerLoop(trainer)
         try:
-            if self._ranks is not None:  # rank 0 would wait for those that wait for the checkpoint
-                self._jobs.finish()
+            self.finish()  # on all ranks: rank 0 would wait for those that wait for the checkpoint
             if loop.is_rank_zero and not self._is_taken(loop):
                 save(self._entry(loop), checkpoint)
         except Exception as error:  # the user's checkpoint is written all the same
@@ -215,9 +218,9 @@ class HookboardCallback(CallbackMethods[W]):
                 loop.leave(self)
 
     def break_off(self, loop: Loop) -> None:
-        """End the run after an error, see `end_run`: other ranks may be waiting for this one, so it hurries."""
-        if self.patience is not None:
-            self.patience.hurry()
+        """End the run after an error, see `end_run`; other ranks, which may not have failed, are not waited for."""
+        if self._ranks is not None and not self._is_taken(loop):
+            self._leave_ranks()
         self.end_run(loop)
 
     def _other(self, loop: Loop) -> Loop | None:
@@ -281,7 +284,6 @@ class HookboardCallback(CallbackMethods[W]):
 
     def before_backward(self, loop: Loop, loss: Tensor) -> None:
         """Call `_see_loss` if the callback sees every step, then `_before_backward` if the batch is due."""
-        self._jobs.advance()
         state = self._live.get("train")
         if state is not None and self.sees_every_step:
             self._do(state, "before the backward pass", self._see_loss, loop, state, loss)
@@ -290,7 +292,6 @@ class HookboardCallback(CallbackMethods[W]):
 
     def after_backward(self, loop: Loop) -> None:
         """Call `_see_gradients` if the callback sees every step, then `_after_backward` if the batch is due."""
-        self._jobs.advance()
         state = self._live.get("train")
         if state is not None and self.sees_every_step:
             self._do(state, "after the backward pass", self._see_gradients, loop, state)
@@ -299,7 +300,6 @@ class HookboardCallback(CallbackMethods[W]):
 
     def before_optimizer_step(self, loop: Loop, optimizer: Optimizer) -> None:
         """Call `_see_step` if the callback sees every step, then `_before_optimizer_step` if the batch is due."""
-        self._jobs.advance()
         state = self._live.get("train")
         if state is not None and self.sees_every_step:
             self._do(state, "before the optimizer step", self._see_step, loop, state, optimizer)
@@ -317,7 +317,8 @@ class HookboardCallback(CallbackMethods[W]):
 
         Hooks that change tensors stay until `leave_batch`.
         """
-        self._jobs.advance()
+        if stage == "train":
+            self.finish()
         state = self._live.get(stage)
         if state is None:
             return
@@ -335,12 +336,11 @@ class HookboardCallback(CallbackMethods[W]):
         self._end_batch(loop, state, has_stepped)
 
     def leave_batch(self) -> None:
-        """Go on with the jobs, then remove the hooks that are left of the previous batch.
+        """Remove the hooks that are left of the previous batch.
 
         These are hooks that change tensors, and all hooks of a batch that did not end. It gets no `_end_batch`, and
         what was measured in its step is dropped: it may be tried again, as after a lack of memory.
         """
-        self._jobs.advance()
         for state in list(self._live.values()):
             if state.is_due and state.stage == "train":
                 self._do(state, "after a batch that did not end", state.forget)
@@ -350,20 +350,22 @@ class HookboardCallback(CallbackMethods[W]):
                 self._do(state, "at the end of a batch", state.until_batch_end.close)
 
     def end_epoch(self, loop: Loop) -> None:
-        """Call `leave_batch`, then `_see_batch_end` if training is measured and every step is seen."""
+        """Read what is pending, then call `leave_batch`, and `_see_batch_end` of a callback that sees every step."""
+        self.finish()
         self.leave_batch()
         state = self._live.get("train")
         if state is not None and self.sees_every_step:
             self._do(state, "at the end of a batch", self._see_batch_end, loop, state)
 
     def end_training(self, loop: Loop) -> None:
-        """Finish all jobs, then call `_end_training` for each stage."""
-        self._jobs.finish()
+        """Read what is pending, then call `_end_training` for each stage."""
+        self.finish()
         for state in list(self._live.values()):
             self._do(state, "at the end of training", self._end_training, loop, state)
 
     def begin_evaluation(self, loop: Loop) -> None:
-        """Begin an evaluation: call `_begin_evaluation` if it is measured."""
+        """Begin an evaluation: read what is pending, and call `_begin_evaluation` if it is measured."""
+        self._catch_up()
         state = self._live.get(loop.stage)
         if state is not None:
             self._do(state, "at the start of an evaluation", self._open_evaluation, loop, state)
@@ -374,13 +376,12 @@ class HookboardCallback(CallbackMethods[W]):
         self._begin_evaluation(loop, state)
 
     def end_evaluation(self, loop: Loop) -> None:
-        """Call `leave_batch`, then `_end_evaluation` if the stage is live; finish all jobs unless ranks merge."""
+        """Call `leave_batch`, then `_end_evaluation` if the stage is live; read what is pending unless ranks merge."""
         self.leave_batch()
         state = self._live.get(loop.stage)
         if state is not None:
             self._do(state, "at the end of an evaluation", self._end_evaluation, loop, state)
-        if self._ranks is None:  # other ranks may still be evaluating
-            self._jobs.finish()
+        self._catch_up()  # with ranks at the end of the next batch: one of them alone may evaluate
 
     @unseen
     def _start(self, loop: Loop, running: Set[str]) -> None:
@@ -391,10 +392,7 @@ class HookboardCallback(CallbackMethods[W]):
         if decision.reason:
             inform(f"{self._name} {self.verb} nothing: {decision.reason}.")
         elif self._takes_part(loop) and self._connect_ranks(loop):
-            if self._ranks is not None:  # once one callback has waited in vain, the others wait less
-                others = (one.patience for one in loop.callbacks if isinstance(one, HookboardCallback))
-                self.patience = next(filter(None, others), Patience(MAX_WAIT_SECONDS))
-            self._jobs = Jobs(self.patience)
+            self._reads_later = self._ranks is not None or loop.device.type != "cpu"
             said: set[str] = set()
             for stage in decision.stages:
                 if stage in running:
@@ -500,48 +498,62 @@ class HookboardCallback(CallbackMethods[W]):
 
     def _drop(self, state: W) -> None:
         """End a stage after an error; if ranks merge, end all stages, because other ranks cannot merge without us."""
-        ranks, self._ranks = self._ranks, None
-        ended = [state] if ranks is None else [state, *self._live.values()]
+        ended = [state] if self._ranks is None else [state, *self._live.values()]
         for each in ended:
             each.has_fault = True
         ended = [each for each in ended if self._live.pop(each.stage, None) is not None]
-        if ranks is None:
-            self._jobs.finish()
-        else:  # they may be waiting for this one: it tells them after the jobs that are left, and waits for nothing
-            self.patience = None
-            self._jobs.add(then(until(lambda: True), lambda _: ranks.leave()), _raised, 0)
+        if self._ranks is None:
+            self.finish()
+        else:
+            self._leave_ranks()
         for each in ended:
             self._leave(each)
             each.remove_hooks()
 
-    def _at(self, point: str, exchange: Steps[T]) -> Steps[T]:
-        """Return `exchange`; if ranks merge, taken through `Ranks.at`."""
-        return exchange if self._ranks is None else self._ranks.at(point, exchange)
+    def _leave_ranks(self) -> None:
+        """Merge nothing any more, and tell the other ranks; what is pending cannot be merged then, and is dropped."""
+        ranks, self._ranks = self._ranks, None
+        self._pending.clear()
+        if ranks is not None:
+            ranks.leave()
 
-    def _do_later(self, state: W, job: Steps[None], step: int, when: str) -> None:
-        """Run a job, without waiting for it. An error in it is handled as in `_do`.
+    def _all_ranks_at(self, point: str) -> AbstractContextManager[None]:
+        """Return `Ranks.at`, in which ranks merge, or a context that does nothing."""
+        return nullcontext() if self._ranks is None else self._ranks.at(point)
+
+    def _do_later(self, state: W, read: Callable[[], None], step: int, when: str) -> None:
+        """Read what a due step has measured: at once if that waits for nothing, else at the end of the next batch.
+
+        An error is handled as in `_do`.
 
         Args:
             state: the stage that an error ends.
-            job: the job, which reads neither the Trainer nor the model: both may have changed.
+            read: reads it; it asks neither the Trainer nor the model, because both may have changed.
             step: the optimizer step of what it logs.
             when: the point of the run, used in the warning.
         """
+        self._pending.append(_Pending(state, when, step, read))
+        if not self._reads_later:
+            self.finish()
 
-        def on_fault(error: Exception) -> None:
-            if not self._end_stage_after(state, when, error):
-                raise error
+    def finish(self) -> None:
+        """Read what is pending, and wait for it; in the same order on every rank."""
+        while self._pending:
+            state, when, _, read = self._pending.pop(0)
+            self._do(state, when, read)
 
-        self._jobs.add(job, on_fault, step)
+    @property
+    def first_pending_step(self) -> float:
+        """The earliest step that is still to be read; infinite if there is none."""
+        return min((each.step for each in self._pending), default=math.inf)
 
     def _end_all(self) -> None:
-        """Finish all jobs, disconnect the ranks, and end all stages, whatever fails."""
+        """Read what is pending, disconnect the ranks, and end all stages, whatever fails."""
         try:
-            self._jobs.finish()
+            self.finish()
         finally:
             if self._ranks is not None:
-                self._ranks.close()
-                self._ranks = self.patience = None
+                self._leave_ranks()
             for stage, state in list(self._live.items()):
                 try:
                     self._leave(state)
@@ -553,7 +565,7 @@ class HookboardCallback(CallbackMethods[W]):
         """Return the entry for a checkpoint, after the fit the one from its end; None if there is no state to save."""
         if not self._live or not loop.is_fitting:
             return self._kept
-        self._jobs.finish()
+        self.finish()
         for state in self._live.values():
             state.to_repeat = loop.batch_to_repeat
         return checkpoint_entry(self._name, self._arguments(), self._live)
@@ -566,7 +578,3 @@ class HookboardCallback(CallbackMethods[W]):
     def _name(self) -> str:
         """The name of its class, used in messages."""
         return type(self).__name__
-
-
-def _raised(error: Exception) -> None:
-    raise error

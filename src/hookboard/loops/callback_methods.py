@@ -204,7 +204,7 @@ class CallbackMethods(Generic[W], Callback, ABC):
         """Called after the last batch of a fit, for each stage."""
 
     def _leave(self, state: W) -> None:
-        """Called before the hooks of a stage are removed, also after an error. All jobs are done. Must not raise."""
+        """Called before the hooks of a stage are removed, also after an error. Must not raise."""
 
 
 def why_no_step(loop: Loop, every_n_steps: int) -> str:

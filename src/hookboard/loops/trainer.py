@@ -158,12 +158,12 @@ class Members(list[Any]):
     def leave_batch(self, loop: Loop) -> None:
         """Call `leave_batch` of each member; before a training batch, also `write_rows` for the steps that are over.
 
-        A step is over when its validation is, and when no member still has a job of it or of an earlier one.
+        A step is over when its validation is, and when no member has still to read it or an earlier one.
         """
         for member in self:
             member.call("leave_batch")
         if loop.stage == "train":
-            write_rows(loop.loggers, min([loop.logged_step, *(member._jobs.first_step for member in self)]))
+            write_rows(loop.loggers, min([loop.logged_step, *(member.first_pending_step for member in self)]))
 
     def call_each(self, method: str, loop: Loop, *args: Any) -> None:
         """Call this method of each member; at the end of the training and of the run, also call `write_rows`."""

@@ -103,7 +103,7 @@ class ReadingList(tuple[Reading, ...]):
 class Places:
     """The sites of a table's rows, and lookups from sites to rows.
 
-    A recorder passes the same object on while its sites stay the same, so that lookups are cached.
+    A table passes the same object on while its sites stay the same, so that lookups are cached.
 
     Args:
         sites: the site of each row.
