@@ -6,7 +6,7 @@ from toys import Toy, batches, fit, mlp, records
 
 from hookboard import ActivationLogger, GradientLogger, ParameterLogger
 from hookboard.measure.packet import sent_together
-from hookboard.measure.recorder import Recorder
+from hookboard.measure.table import Table
 from hookboard.measure.statistics import plan
 from hookboard.model.sites import Site
 
@@ -51,8 +51,8 @@ def test_one_transfer_for_each_callback_and_due_step(tmp_path, histogram, monkey
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_a_gpu_the_host_waits_once_for_each_flush(monkeypatch):
-    recorder = Recorder(plan(["mean", "std", "abs_max", "l1", "zero_fraction"]), torch.device("cuda"), histogram=True)
-    observers = [recorder.open(Site(name, "output")) for name in "abc"]
+    table = Table(plan(["mean", "std", "abs_max", "l1", "zero_fraction"]), torch.device("cuda"), histogram=True)
+    observers = [table.open(Site(name, "output")) for name in "abc"]
     tensors = [torch.randn(1000, device="cuda") for _ in observers]
     waits, synchronize = [], torch.cuda.Event.synchronize  # of which the debug mode knows nothing
     monkeypatch.setattr(torch.cuda.Event, "synchronize", lambda event: waits.append(event) or synchronize(event))
@@ -60,7 +60,7 @@ def test_on_a_gpu_the_host_waits_once_for_each_flush(monkeypatch):
     def step():
         for observe, tensor in zip(observers, tensors, strict=True):
             observe(tensor)
-        return recorder.send()
+        return table.send()
 
     step()()  # compiles the kernels
     waits.clear()

@@ -18,7 +18,7 @@ from hookboard import HealthMonitor, HookboardWarning, Rule, health
 from hookboard.callbacks import loss_meter
 from hookboard.callbacks.loss_meter import LossMeter
 from hookboard.health import Judge, Loss, Page
-from hookboard.measure import FIELDS, Recorder
+from hookboard.measure import FIELDS, Table
 from hookboard.tracing.black_box import BlackBox
 from hookboard.tracing.detect import Sentinels
 
@@ -85,8 +85,8 @@ BROKEN = [
     (Sentinels, "values"),
     (LossMeter, "add"),
     (LossMeter, "take"),
-    (Recorder, "open"),
-    (Recorder, "send"),
+    (Table, "open"),
+    (Table, "send"),
     (Judge, "see"),
     (Page, "entry"),
     (Page, "last"),
@@ -349,13 +349,13 @@ def test_a_complex_loss_is_left_out():
 
 
 def test_readings_that_are_kept_do_not_keep_the_recorder(monkeypatch):
-    made, init = [], Recorder.__init__
+    made, init = [], Table.__init__
 
-    def kept(recorder, *args, **kwargs):
-        init(recorder, *args, **kwargs)
-        made.append(weakref.ref(recorder))
+    def kept(table, *args, **kwargs):
+        init(table, *args, **kwargs)
+        made.append(weakref.ref(table))
 
-    monkeypatch.setattr(Recorder, "__init__", kept)
+    monkeypatch.setattr(Table, "__init__", kept)
     monitor = HealthMonitor(every_n_steps=1)
     fit(None, Messy(), batches(8, 8), monitor)
     gc.collect()

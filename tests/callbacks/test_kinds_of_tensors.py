@@ -43,11 +43,15 @@ KINDS = {
     "jagged": lambda x: nested(x, layout=torch.jagged),
     "coo": lambda x: x.relu().to_sparse(),
     "csr": lambda x: x.relu().to_sparse_csr(),
+    "scalar": lambda x: x.sum(),
+}
+
+UNREAD = {
     "quantized": lambda x: torch.quantize_per_tensor(x.detach(), 0.1, 0, torch.qint8),
     "mkldnn": lambda x: x.detach().to_mkldnn(),
     "masked": lambda x: masked_tensor(x.detach(), x > 0),
-    "scalar": lambda x: x.sum(),
 }
+"""Those that hold their values in a way of their own."""
 
 NOTHING = {
     "nested, without parts": lambda x: torch.nested.nested_tensor([]),
@@ -61,12 +65,8 @@ def values_in(tensor):
     """All values as one flat tensor, by torch's own conversions."""
     if tensor.is_nested:
         return torch.cat([part.flatten() for part in tensor.unbind()])
-    if tensor.is_quantized:
-        return tensor.dequantize().flatten()
     if tensor.layout != torch.strided:
         return tensor.to_dense().flatten()
-    if hasattr(tensor, "get_mask"):
-        return tensor.get_data()[tensor.get_mask()]
     return tensor.flatten()
 
 
@@ -119,6 +119,18 @@ def run(folder, make, *watching):
 ASKED = tuple(FORMULAS)
 
 
+@pytest.mark.parametrize("make", UNREAD.values(), ids=UNREAD)
+def test_a_tensor_with_values_in_a_way_of_its_own_is_named_and_its_neighbours_are_measured(tmp_path, make):
+    outputs = ActivationLogger(list(NAMES), statistics=ASKED, stages="validate")
+    model, off = run(tmp_path, make, outputs)
+    assert len(off) == 1
+    assert "output of 'net.gives'" in off[0]
+    measured = {reading.site.name: reading for reading in outputs.readings}
+    assert measured.keys() == {"net.first", "net.last"}
+    for name, reading in measured.items():
+        assert_true(reading.statistics, [values_in(model.net.kept[name])])
+
+
 @pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
 def test_a_tensor_of_any_kind_is_measured_over_its_values(tmp_path, make):
     outputs = ActivationLogger(list(NAMES), statistics=ASKED, histogram=True, stages="validate")
@@ -149,7 +161,7 @@ def test_the_gradient_of_a_nested_output_is_measured_over_its_values(tmp_path):
     assert_true(reading.statistics, [values_in(arrived[-1])])
 
 
-@pytest.mark.parametrize("make", {**KINDS, **NOTHING}.values(), ids={**KINDS, **NOTHING})
+@pytest.mark.parametrize("make", {**KINDS, **UNREAD, **NOTHING}.values(), ids={**KINDS, **UNREAD, **NOTHING})
 def test_a_tensor_of_any_kind_switches_nothing_off_but_itself(tmp_path, make):
     pictures = [FeatureMapLogger("**", stage=stage, every_n_steps=1) for stage in ("train", "validate")]
     _, off = run(tmp_path, make, HealthMonitor("**", every_n_steps=1), *pictures, CAMLogger(every_n_steps=1))
@@ -161,7 +173,7 @@ def test_a_nested_tensor_is_named_as_no_picture(tmp_path):
         fit(tmp_path, Toy(Between(nested)), batches(5), FeatureMapLogger("net.gives", stage="train", every_n_steps=1))
 
 
-@pytest.mark.parametrize("make", {**KINDS, **NOTHING}.values(), ids={**KINDS, **NOTHING})
+@pytest.mark.parametrize("make", {**KINDS, **UNREAD, **NOTHING}.values(), ids={**KINDS, **UNREAD, **NOTHING})
 def test_what_was_captured_is_summed_up_whatever_its_kind(make):
     net = Between(make)
     with capture(net, "gives") as seen:

@@ -105,7 +105,7 @@ def test_every_loader_of_a_loop_counts(tmp_path):
 def test_a_fault_while_a_loop_is_read_leaves_training_watched(tmp_path):
     class Faulty(ActivationLogger):
         def _send(self, trainer, watch, along=None):
-            if watch.recorder.stage == "validate":
+            if watch.table.stage == "validate":
                 raise RuntimeError("on purpose")
             return super()._send(trainer, watch, along)
 

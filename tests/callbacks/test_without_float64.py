@@ -15,7 +15,7 @@ from toys import Toy, batches, fit, mlp
 
 from hookboard import HealthMonitor, ParameterLogger
 from hookboard.callbacks.loss_meter import LossMeter
-from hookboard.measure import Recorder, plan
+from hookboard.measure import Table, plan
 from hookboard.model.sites import Site
 from hookboard.tracing.detect import Sentinels
 
@@ -53,10 +53,10 @@ def on_mps(tensor):
 
 
 def measured(role, *tensors, statistics=("mean", "std", "l2"), **options):
-    recorder, site = Recorder(plan(statistics), MPS, **options), Site("net", role)
+    table, site = Table(plan(statistics), MPS, **options), Site("net", role)
     for tensor in tensors:
-        recorder.open(site)(on_mps(tensor))
-    return recorder.send(torch.zeros(1))()[site]
+        table.open(site)(on_mps(tensor))
+    return table.send(torch.zeros(1))()[site]
 
 
 def test_statistics_are_those_of_all_values():
@@ -72,18 +72,18 @@ def test_histograms_and_channels_are_measured_too():
 
 
 def test_gradients_are_divided_by_a_scale_on_the_device():
-    recorder, site = Recorder(plan("mean"), MPS), Site("net", "grad_output")
-    recorder.scale = on_mps(torch.tensor(4.0))
-    recorder.open(site)(on_mps(torch.tensor([8.0, 16.0])))
-    assert recorder.flush()[site].statistics["mean"] == 3
+    table, site = Table(plan("mean"), MPS), Site("net", "grad_output")
+    table.scale = on_mps(torch.tensor(4.0))
+    table.open(site)(on_mps(torch.tensor([8.0, 16.0])))
+    assert table.send()()[site].statistics["mean"] == 3
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_update_of_a_weight_is_measured(dtype):
     before, after = torch.ones(4, dtype=dtype), torch.full((4,), 1.5, dtype=dtype)
-    recorder, site = Recorder(plan("l2"), MPS), Site("weight", "parameter_update")
-    recorder.observe_all([(site, on_mps(nn.Parameter(after)), on_mps(before))])
-    assert recorder.flush()[site].statistics["l2"] == pytest.approx(1)
+    table, site = Table(plan("l2"), MPS), Site("weight", "parameter_update")
+    table.observe_all([(site, on_mps(nn.Parameter(after)), on_mps(before))])
+    assert table.send()()[site].statistics["l2"] == pytest.approx(1)
 
 
 def test_the_loss_is_read():
@@ -91,8 +91,8 @@ def test_the_loss_is_read():
     meter.add(0, 0, on_mps(torch.tensor(1.5)))
     meter.add(1, 1, on_mps(torch.tensor(2.5)))
     losses = meter.take()
-    recorder = Recorder(plan("mean"), MPS)
-    assert [loss.value for loss in losses.read(recorder.send(along=losses.waiting)().along)] == [1.5, 2.5]
+    table = Table(plan("mean"), MPS)
+    assert [loss.value for loss in losses.read(table.send(along=losses.waiting)().along)] == [1.5, 2.5]
 
 
 @pytest.mark.parametrize(("value", "is_finite"), [(3e38, True), (math.inf, False), (math.nan, False)])

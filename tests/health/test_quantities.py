@@ -8,7 +8,7 @@ from oracle import normal
 
 from hookboard.health import Look
 from hookboard.health.run_table import QUANTITIES, RECENT_LOOKS, LayerArrays, LookArrays, RunTable, quantities_of
-from hookboard.measure import Recorder, plan
+from hookboard.measure import Table, plan
 from hookboard.model.layers import Layer
 from hookboard.model.sites import Site
 
@@ -21,10 +21,10 @@ LAYERS = [
 
 
 def arrays_of(tensors):
-    recorder = Recorder(plan(["rms", "zero_fraction"]), torch.device("cpu"), channels=lambda site, tensor: 1)
+    table = Table(plan(["rms", "zero_fraction"]), torch.device("cpu"), channels=lambda site, tensor: 1)
     for (name, role), tensor in tensors.items():
-        recorder.open(Site(name, role))(tensor)
-    look = Look(0, 0, {reading.site: reading for reading in recorder.flush().values()})
+        table.open(Site(name, role))(tensor)
+    look = Look(0, 0, {reading.site: reading for reading in table.send()().values()})
     return LookArrays(look, LayerArrays(LAYERS))
 
 

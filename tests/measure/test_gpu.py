@@ -13,7 +13,7 @@ from torch import nn
 from toys import Toy, batches, fit, mlp
 
 from hookboard import ActivationLogger, GradientLogger, HealthMonitor, ParameterLogger
-from hookboard.measure import FORMULAS, Recorder, accelerator, plan
+from hookboard.measure import FORMULAS, Table, accelerator, plan
 from hookboard.model.sites import Site
 
 sys.path.insert(0, str(Path(__file__).parent))  # there is another one in tests/callbacks
@@ -34,15 +34,15 @@ def no_kernel_fails(monkeypatch):
     assert not accelerator._state.failed
 
 
-def recorder(**options):
-    return Recorder(plan(list(FORMULAS)), CUDA, histogram=True, **options)
+def table(**options):
+    return Table(plan(list(FORMULAS)), CUDA, histogram=True, **options)
 
 
 def measured(tensors, **options):
-    mine = recorder(**options)
+    mine = table(**options)
     for tensor in tensors:
         mine.open(Site("a", "output"))(tensor)
-    (reading,) = mine.flush().values()
+    (reading,) = mine.send()().values()
     return reading
 
 
@@ -85,14 +85,14 @@ def test_a_tensor_of_many_programs_is_true_each_time(dtype):
 def test_bins_that_torch_counts_are_those_of_the_cpu(monkeypatch, is_deterministic):
     monkeypatch.setattr(accelerator, "DEVICES", set())
     part = torch.cat([normal(5_000_000), torch.tensor([math.nan, math.inf, 0.0, -0.0, 1e-40])])
-    on_cpu = Recorder(plan("mean"), torch.device("cpu"), histogram=True)
+    on_cpu = Table(plan("mean"), torch.device("cpu"), histogram=True)
     on_cpu.open(Site("a", "output"))(part)
     torch.use_deterministic_algorithms(is_deterministic)
     try:
         found = measured([part.cuda()]).histogram
     finally:
         torch.use_deterministic_algorithms(False)
-    (expected,) = on_cpu.flush().values()
+    (expected,) = on_cpu.send()().values()
     assert np.array_equal(found.counts, expected.histogram.counts)
     assert np.array_equal(found.edges, expected.histogram.edges)
 
@@ -102,27 +102,27 @@ def test_what_another_stream_makes_is_waited_for():
     with torch.cuda.stream(stream):
         torch.cuda._sleep(100_000_000)
         parts = [torch.full((1000,), float(each), device="cuda") for each in range(5)]
-        mine = recorder()
+        mine = table()
         for part in parts:
             mine.open(Site("a", "output"))(part)
-    (reading,) = mine.flush().values()
+    (reading,) = mine.send()().values()
     assert_true(reading.statistics, [part.cpu() for part in parts])
 
 
 def test_calls_of_one_site_on_two_streams_are_merged():
-    mine, parts = recorder(), [normal(100_000, mean=float(each)) for each in range(20)]
+    mine, parts = table(), [normal(100_000, mean=float(each)) for each in range(20)]
     streams, given = [torch.cuda.Stream() for _ in range(2)], [part.cuda() for part in parts]
     torch.cuda.synchronize()
     for number, part in enumerate(given):
         with torch.cuda.stream(streams[number % 2]):
             mine.open(Site("a", "output"))(part)
-    (reading,) = mine.flush().values()
+    (reading,) = mine.send()().values()
     assert_true(reading.statistics, parts)
 
 
 def test_the_capture_of_a_cuda_graph_is_not_disturbed():
     x = normal(1000).cuda()
-    observe = Recorder(plan("mean"), CUDA).open(Site("a", "output"))
+    observe = Table(plan("mean"), CUDA).open(Site("a", "output"))
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         y = x + 1
@@ -150,10 +150,10 @@ def test_each_device_measures_its_own_tensors():
 @needs_two
 def test_replicas_of_data_parallel_are_measured_together():
     net, x = nn.DataParallel(nn.Sequential(nn.Linear(4, 3)).cuda()), normal(64, 4).cuda()
-    mine = recorder()
+    mine = table()
     net.module[0].register_forward_hook(lambda module, args, output: mine.open(Site("a", "output"))(output.detach()))
     y = net(x)
-    (reading,) = mine.flush().values()
+    (reading,) = mine.send()().values()
     assert_true(reading.statistics, [y.detach().cpu()], rel=1e-5)
 
 

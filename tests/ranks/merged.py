@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hookboard import Statistic
 from hookboard.base.ranks import Ranks, RanksLostError
-from hookboard.measure import FORMULAS, Recorder, plan
+from hookboard.measure import FORMULAS, Table, plan
 from hookboard.model.sites import Site
 
 SITES = [Site(f"layer{number}", "output") for number in range(5)]
@@ -31,7 +31,7 @@ STATISTICS = [
 
 
 def given(rank: int, step: int) -> dict[Site, Tensor]:
-    """What a rank gives its recorder in a step."""
+    """What a rank gives its table in a step."""
     generator = torch.Generator().manual_seed(100 * rank + step)
     sizes = enumerate(SITES)
     found = {site: torch.randn(3 + rank, 7 + 90 * k, generator=generator) * 10**k for k, site in sizes}
@@ -56,8 +56,8 @@ def odd(rank: int, step: int) -> dict[Site, Tensor]:
     ][step]
 
 
-def recorder(ranks: Ranks | None) -> Recorder:
-    return Recorder(
+def table(ranks: Ranks | None) -> Table:
+    return Table(
         plan(STATISTICS),
         torch.device("cpu"),
         ranks=ranks,
@@ -66,10 +66,10 @@ def recorder(ranks: Ranks | None) -> Recorder:
     )
 
 
-def flushed(mine: Recorder, tensors: dict[Site, Tensor]) -> dict:
+def flushed(mine: Table, tensors: dict[Site, Tensor]) -> dict:
     for site, tensor in tensors.items():
         mine.open(site)(tensor)
-    return {reading.site: reading for reading in mine.flush().values()}
+    return {reading.site: reading for reading in mine.send()().values()}
 
 
 class Counted:
@@ -99,13 +99,13 @@ def main(folder: str) -> None:
     rank, size = int(os.environ["LOCAL_RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
     ranks, counted = Ranks(), Counted()
-    mine, of_odd, read, handed = recorder(ranks), recorder(ranks), [], []
+    mine, of_odd, read, handed = table(ranks), table(ranks), [], []
     for step in range(STEPS):
         read.append(flushed(mine, given(rank, step)))
         handed.append(counted.take())
         read[-1] |= flushed(of_odd, odd(rank, step))
         counted.take()
-    counts = Recorder(plan(["mean"]), torch.device("cpu"), ranks=ranks, histogram=lambda site, tensor: rank == 0)
+    counts = Table(plan(["mean"]), torch.device("cpu"), ranks=ranks, histogram=lambda site, tensor: rank == 0)
     read.append(flushed(counts, {UNCOUNTED: torch.ones(3, 2)}))
     lost = ""
     if rank == size - 1:
@@ -113,7 +113,7 @@ def main(folder: str) -> None:
     else:
         try:
             with ranks.at("the next look"):
-                mine.flush()
+                mine.send()()
         except RanksLostError as error:
             lost = str(error)
     torch.save((read, handed, lost), Path(folder) / str(rank))

@@ -23,7 +23,7 @@ from merged import (
     flushed,
     given,
     odd,
-    recorder,
+    table,
 )
 
 pytestmark = pytest.mark.spawns
@@ -101,7 +101,7 @@ def test_the_type_of_a_parameter_is_known_to_all_ranks(ran):
 def test_what_one_process_measures_of_the_same_data_is_the_same(ran):
     size, kept = ran
     for step in range(STEPS):
-        alone = recorder(None)
+        alone = table(None)
         for rank in range(1, size):
             for site, tensor in given(rank, step).items():
                 if site != WEIGHT:

@@ -7,7 +7,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial
 
 from hookboard import HookboardWarning
-from hookboard.measure import Recorder, plan
+from hookboard.measure import Table, plan
 from hookboard.model.sites import Site
 
 SITE = Site("layer", "output")
@@ -23,8 +23,8 @@ def partial_sums():
 
 
 def test_partial_sums_are_not_measured_and_named_once(partial_sums):
-    recorder = Recorder(plan("mean"), torch.device("cpu"))
+    table = Table(plan("mean"), torch.device("cpu"))
     with pytest.warns(HookboardWarning, match="output of 'layer' is switched off.*the tensor holds partial sums"):
-        recorder.open(SITE)(partial_sums)
-    recorder.open(SITE)(partial_sums)  # a second warning would be an error
-    assert SITE not in recorder.flush()
+        table.open(SITE)(partial_sums)
+    table.open(SITE)(partial_sums)  # a second warning would be an error
+    assert SITE not in table.send()()

@@ -8,7 +8,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.compat.proto.summary_pb2 import HistogramProto
 from torch import nn
 
-from hookboard.measure import Recorder, plan
+from hookboard.measure import Table, plan
 from hookboard.model.sites import Site
 from hookboard.writers import Entry
 from hookboard.writers.tensorboard import write_to_tensorboard
@@ -27,11 +27,11 @@ def given_to(tensorboard, entry, monkeypatch):
 
 
 def recorded(tensors, statistics="mean std", **options):
-    recorder = Recorder(plan(statistics.split()), torch.device("cpu"), **options)
+    table = Table(plan(statistics.split()), torch.device("cpu"), **options)
     for _ in range(2):
         for site, tensor in tensors.items():
-            recorder.open(site)(tensor)
-        yield recorder.flush()
+            table.open(site)(tensor)
+        yield table.send()()
 
 
 @pytest.mark.parametrize("step", [0, 1, 300, 2**40, -1])
@@ -52,7 +52,7 @@ def test_tags_of_any_length_and_script_are_read_back(tag, tensorboard, tmp_path)
 
 
 def written(logger, folder):
-    logger.experiment.flush()
+    logger.experiment.send()()
     events = EventAccumulator(str(folder), {"tensors": 0, "scalars": 0, "histograms": 0})
     events.Reload()
     return events
@@ -101,10 +101,10 @@ def test_of_two_sites_with_one_tag_the_last_one_has_it():
 
 
 def test_a_table_and_its_readings_give_the_same_tags():
-    recorder = Recorder(plan(["mean", "rms"]), torch.device("cpu"), histogram=True)
+    table = Table(plan(["mean", "rms"]), torch.device("cpu"), histogram=True)
     for index, layer in enumerate([nn.Linear(3, 3), nn.Linear(4, 4)]):
-        recorder.open(Site(f"net.{index}", "parameter"))(layer.weight)
-    table = recorder.flush()
+        table.open(Site(f"net.{index}", "parameter"))(layer.weight)
+    table = table.send()()
     each = type(table).of(table.values())
     assert table.scalars() == each.scalars()
     assert table.with_histogram() == each.with_histogram()

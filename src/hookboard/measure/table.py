@@ -268,27 +268,29 @@ class Table:
         self, slot: Slot, slab: Slab, place: Place, numbers: Tensor, dim: int | None, minus: Tensor | None, key: object
     ) -> None:
         """Measure dense real numbers, by a kernel if it can read them; they have a key if they always come as now."""
-        how: Any = {
-            "has_bins": place.bins >= 0,
-            "has_minus": minus is not None,
-            "with_abs_mean": self._plan.with_abs_mean,
-        }
-        if slab.kernel is not None:
-            form = slab.kernel.form_of(numbers, dim, **how)
-            if form is None:
-                key, numbers = None, as_float(numbers).contiguous()
-                form = slab.kernel.form_of(numbers, dim, **how)
-            if form is not None:
-                of_all = slab.kernel.form_of(numbers, None, **how)
-                if key is not None:
-                    slot.readers[key] = Reader(slab, place.width, form, of_all)
-                slab.measure([(place, of_all if place.is_mixed else form, numbers, minus)])
-                return
-        if minus is not None:
+        kernel, with_abs_mean = slab.kernel, self._plan.with_abs_mean
+
+        def form_of(numbers: Tensor, dim: int | None) -> Any:
+            has_minus = minus is not None
+            return kernel.form_of(
+                numbers, dim, has_bins=place.bins >= 0, has_minus=has_minus, with_abs_mean=with_abs_mean
+            )
+
+        form = None if kernel is None else form_of(numbers, dim)
+        if form is None and minus is not None:
             wide = single_at_least(numbers.dtype)
-            numbers = numbers.to(wide) - minus.to(wide)
-        slab.merge(place, rows_of(numbers, None if place.is_mixed else dim))
-        slab.count(place, numbers)
+            key, numbers, minus = None, numbers.to(wide) - minus.to(wide), None
+        if form is None and kernel is not None:
+            key, numbers = None, as_float(numbers).contiguous()
+            form = form_of(numbers, dim)
+        if form is None:
+            slab.merge(place, rows_of(numbers, None if place.is_mixed else dim))
+            slab.count(place, numbers)
+            return
+        of_all = form_of(numbers, None)
+        if key is not None:
+            slot.readers[key] = Reader(slab, place.width, form, of_all)
+        slab.measure([(place, of_all if place.is_mixed else form, numbers, minus)])
 
     def _slab(self, device: torch.device, scale: Tensor | None) -> Slab:
         """Return the slab of a device; adds it if it is not there yet. What carries a loss scale has one of its own."""

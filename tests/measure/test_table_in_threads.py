@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from hookboard.measure import FIELDS, Recorder, plan
+from hookboard.measure import FIELDS, Table, plan
 from hookboard.model.sites import Site
 
 pytestmark = pytest.mark.unit
@@ -25,7 +25,7 @@ def switching():
     sys.setswitchinterval(before)
 
 
-def flushed(recorder, give):
+def flushed(table, give):
     """The readings of all flushes that are made without a pause while threads call `give(thread, call)`."""
     errors = []
 
@@ -41,8 +41,8 @@ def flushed(recorder, give):
         thread.start()
     found = []
     while any(thread.is_alive() for thread in threads):
-        found.append(list(recorder.flush().values()))
-    found.append(list(recorder.flush().values()))
+        found.append(list(table.send()().values()))
+    found.append(list(table.send()().values()))
     assert not errors
     return list(itertools.chain.from_iterable(found))
 
@@ -53,10 +53,10 @@ SHAPES = {"of one shape": lambda call: 8, "of changing shapes": lambda call: 4 +
 @pytest.mark.usefixtures("switching")
 @pytest.mark.parametrize("samples", SHAPES.values(), ids=SHAPES)
 def test_the_channels_of_a_flush_are_those_of_its_rows(samples):
-    recorder = Recorder(plan("mean"), torch.device("cpu"), channels=lambda site, tensor: 1)
+    table = Table(plan("mean"), torch.device("cpu"), channels=lambda site, tensor: 1)
     sites = [Site("a", "output"), Site("b", "output")]
     tensors = {count: torch.ones(count, CHANNELS) for count in range(4, 11)}
-    found = flushed(recorder, lambda k, call: recorder.open(sites[k % 2])(tensors[samples(call)]))
+    found = flushed(table, lambda k, call: table.open(sites[k % 2])(tensors[samples(call)]))
     for reading in found:
         assert reading.channels is not None
         assert reading.channels[:, COUNT].tolist() == [reading.moments.count / CHANNELS] * CHANNELS
@@ -66,10 +66,10 @@ def test_the_channels_of_a_flush_are_those_of_its_rows(samples):
 @pytest.mark.usefixtures("switching")
 @pytest.mark.parametrize("samples", SHAPES.values(), ids=SHAPES)
 def test_the_histogram_of_a_flush_is_of_its_rows(samples):
-    recorder = Recorder(plan("mean"), torch.device("cpu"), histogram=True)
+    table = Table(plan("mean"), torch.device("cpu"), histogram=True)
     sites = [Site("a", "output"), Site("b", "output")]
     tensors = {count: torch.ones(count, CHANNELS) for count in range(4, 11)}
-    found = flushed(recorder, lambda k, call: recorder.open(sites[k % 2])(tensors[samples(call)]))
+    found = flushed(table, lambda k, call: table.open(sites[k % 2])(tensors[samples(call)]))
     for reading in found:
         assert sum(reading.histogram.counts) == reading.moments.count
     assert sum(r.moments.count for r in found) == THREADS * CHANNELS * sum(map(samples, range(CALLS)))
@@ -77,8 +77,8 @@ def test_the_histogram_of_a_flush_is_of_its_rows(samples):
 
 @pytest.mark.usefixtures("switching")
 def test_a_site_that_comes_during_a_flush_has_all_its_values():
-    recorder = Recorder(plan("mean"), torch.device("cpu"), channels=lambda site, tensor: 1)
+    table = Table(plan("mean"), torch.device("cpu"), channels=lambda site, tensor: 1)
     ones = torch.ones(3, CHANNELS)
-    found = flushed(recorder, lambda k, call: recorder.open(Site(f"{k}.{call}", "output"))(ones))
+    found = flushed(table, lambda k, call: table.open(Site(f"{k}.{call}", "output"))(ones))
     assert sorted(r.site.name for r in found) == sorted(f"{k}.{call}" for k in range(THREADS) for call in range(CALLS))
     assert {r.moments.count for r in found} == {ones.numel()}

@@ -1,0 +1,258 @@
+"""What a table has measured is what float64 computes over all tensors of the step, whatever they are and who reads them.
+
+The cases are rows in which each pair of circumstances meets at least once.
+"""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from allpairspy import AllPairs
+from oracle import assert_derived, assert_true, derived, normal, rows_of_channels
+
+from hookboard import HookboardWarning, Statistic
+from hookboard.measure import DERIVED, FORMULAS, MAX_CHANNEL_ROWS, Table, channel_stride, native, plan
+from hookboard.model.sites import Site
+
+AXES = {
+    "dtype": ["float32", "float64", "bfloat16", "float16", "float8_e4m3fn", "int32", "bool", "complex64"],
+    "layout": ["dense", "channels last", "transposed", "every second", "with gaps", "expanded", "wide", "coo", "nested"],
+    "values": ["normal", "far from 0", "half zeros", "not finite", "constant", "beyond float32's squares"],
+    "role": ["output", "grad_output", "parameter_update"],
+    "calls": ["one", "three", "one of them empty", "of two shapes"],
+    "kernel": ["compiled", "by torch"],
+}
+
+
+def can_be(row):
+    case = dict(zip(AXES, row, strict=False))
+    dtype, layout, values, role = (case.get(name) for name in ("dtype", "layout", "values", "role"))
+    is_float = dtype in (None, "float32", "float64", "bfloat16", "float16")
+    if not is_float and (role != "output" or values in ("not finite", "beyond float32's squares")):
+        return role is None and values not in ("not finite", "beyond float32's squares")
+    if dtype in ("float16", "bfloat16") and values in ("far from 0", "beyond float32's squares"):
+        return False
+    if layout in ("coo", "nested") and (role == "parameter_update" or dtype not in (None, "float32", "float64")):
+        return False
+    return not (role == "parameter_update" and (layout == "expanded" or case.get("calls") not in (None, "one")))
+
+
+CASES = [dict(zip(AXES, row, strict=True)) for row in AllPairs(list(AXES.values()), filter_func=can_be)]
+SCALE = 8.0
+
+
+def values(kind, *shape):
+    x = normal(*shape, dtype=torch.float64)
+    if kind == "far from 0":
+        x = 1e3 + x
+    if kind == "half zeros":
+        x = x.relu()
+    if kind == "constant":
+        x = torch.full_like(x, 1.5)
+    if kind == "beyond float32's squares":
+        x = x * 1e25
+    if kind == "not finite":
+        flat = x.view(-1)
+        flat[3], flat[7], flat[11] = math.nan, math.inf, -math.inf
+    return x
+
+
+def tensor(case, number):
+    """One of a step's tensors, which has its channels in the dimension 1."""
+    shape = (4 + number, 6 + (case["calls"] == "of two shapes") * number, 5, 2)
+    if case["calls"] == "one of them empty" and number == 1:
+        return torch.zeros(0, *shape[1:]).to(getattr(torch, case["dtype"]))
+    if case["layout"] == "wide":
+        shape = (2, 2 * MAX_CHANNEL_ROWS + 5, 1, 2)
+    x = values(case["values"], *shape).to(getattr(torch, case["dtype"]))
+    match case["layout"]:
+        case "channels last":
+            return x.contiguous(memory_format=torch.channels_last)
+        case "transposed":
+            return x.transpose(0, 1).contiguous().transpose(0, 1)
+        case "every second":
+            return x.repeat_interleave(2, 0)[::2]
+        case "with gaps":
+            return x.repeat_interleave(2, 2)[:, :, ::2]
+        case "expanded":
+            return x[:1].expand(3, *x.shape[1:])
+        case "coo":
+            return x.to_sparse()
+        case "nested":
+            return torch.nested.as_nested_tensor([x[:1], x[1:]])
+    return x
+
+
+def dense(given):
+    """All its values as a dense tensor; of a complex one, their sizes."""
+    given = torch.cat(list(given.unbind())) if given.is_nested else given.to_dense()
+    return given.to(torch.complex128).abs() if given.is_complex() else given
+
+
+NEAR_ZERO = Statistic("near_zero", lambda x: (dense(x).double().abs() < 0.5).double().mean(), merge="mean")
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested:UserWarning")
+@pytest.mark.parametrize("case", CASES, ids=lambda case: ", ".join(case.values()))
+def test_each_statistic_is_that_of_all_values(monkeypatch, case):
+    if case["kernel"] == "by torch":
+        monkeypatch.setattr(native, "_native", None)
+    site = Site("layer", case["role"])
+    table = Table(
+        plan([*FORMULAS, *DERIVED, NEAR_ZERO]), torch.device("cpu"), histogram=True, channels=lambda site, tensor: 1
+    )
+    given, true = [], []
+    for number in range(1 if case["calls"] == "one" else 3):
+        one = tensor(case, number)
+        if case["role"] == "grad_output":
+            table.scale = torch.tensor(SCALE)
+            true.append(dense(one))
+            one = one * SCALE
+        elif case["role"] == "parameter_update":
+            before = one.clone() * 0.5
+            wide = torch.float64 if one.dtype is torch.float64 else torch.float32
+            true.append(one.to(wide) - before.to(wide))
+            table.observe_all([(site, one, before)])
+            continue
+        else:
+            true.append(dense(one))
+        given.append(one)
+        table.open(site)(one)
+
+    reading = table.send()()[site]
+
+    of_moments = {name: value for name, value in reading.statistics.items() if name in FORMULAS}
+    assert_true(of_moments, true)
+    has_channels = case["layout"] not in ("coo", "nested") and case["calls"] != "of two shapes"
+    has_channels &= case["dtype"] != "complex64"
+    assert (reading.channels is not None) == has_channels
+    if has_channels:
+        every = channel_stride(true[0].shape[1])
+        expected = rows_of_channels([each for each in true if each.numel()], 1)[::every]
+        np.testing.assert_allclose(reading.channels, expected, rtol=1e-6, atol=1e-6)
+        assert reading.width == true[0].shape[1]
+    if case["role"] == "parameter_update":
+        assert reading.histogram is None
+        return
+    x = torch.cat([each.double().flatten() for each in true])
+    assert reading.histogram.counts.sum() == x.isfinite().sum()
+    assert (reading.histogram.edges[0], reading.histogram.edges[-1]) == (x[x.isfinite()].min(), x[x.isfinite()].max())
+    near = [(each.double().abs() < 0.5).double().flatten() for each in true]
+    assert reading.statistics["near_zero"] == pytest.approx(torch.cat(near).mean().item(), rel=1e-6)
+    if case["layout"] == "dense" and has_channels:
+        of_more = {name: value for name, value in reading.statistics.items() if name in DERIVED}
+        assert of_more.keys() == derived(true).keys()
+        if case["dtype"] not in ("int32", "bool"):
+            assert_derived(of_more, true)
+
+
+def test_the_cases_are_about_eighty_in_which_each_circumstance_occurs():
+    assert len(CASES) < 120
+    for name, kinds in AXES.items():
+        assert {case[name] for case in CASES} == set(kinds)
+
+
+def measured(*tensors, statistics="mean", **options):
+    table, site = Table(plan(statistics), torch.device("cpu"), **options), Site("layer", "output")
+    for each in tensors:
+        table.open(site)(each)
+    return table.send()().get(site)
+
+
+def test_a_site_of_empty_tensors_has_an_empty_reading():
+    assert measured(torch.zeros(0, 3)).is_empty
+
+
+def test_a_step_has_nothing_of_the_step_before():
+    table, site = Table(plan(["min", "max"]), torch.device("cpu")), Site("layer", "output")
+    table.open(site)(torch.tensor([-5.0, 5.0]))
+    table.send()()
+    table.open(site)(torch.tensor([1.0, 2.0]))
+    assert table.send()()[site].statistics == {"min": 1.0, "max": 2.0}
+    assert site not in table.send()()
+
+
+def test_what_a_step_that_did_not_end_has_measured_is_dropped():
+    table, site = Table(plan("max"), torch.device("cpu"), histogram=True), Site("layer", "output")
+    table.open(site)(torch.tensor([5.0]))
+    table.forget()
+    table.open(site)(torch.tensor([1.0]))
+    reading = table.send()()[site]
+    assert reading.statistics == {"max": 1.0}
+    assert reading.histogram.counts.sum() == 1
+
+
+def test_a_reading_of_a_step_stays_as_it_was_while_the_next_is_measured():
+    table, site = Table(plan("max"), torch.device("cpu"), channels=lambda site, tensor: 0), Site("layer", "output")
+    table.open(site)(torch.tensor([5.0, 6.0]))
+    first = table.send()()[site]
+    table.open(site)(torch.tensor([1.0, 2.0]))
+    table.send()()
+    assert first.moments.max == 6.0
+    assert first.channels[:, 1].tolist() == [5.0, 6.0]
+
+
+def test_a_count_beyond_what_float32_holds_is_exact():
+    assert measured(torch.zeros(1).expand(2**24 + 1), statistics="zero_fraction").moments.zeros == 2**24 + 1
+
+
+@pytest.mark.parametrize("kernel", ["compiled", "by torch"])
+def test_a_deviation_much_smaller_than_the_mean_is_exact(monkeypatch, kernel):
+    if kernel == "by torch":
+        monkeypatch.setattr(native, "_native", None)
+    parts = [normal(100_000, mean=1e6, std=1e-3, dtype=torch.float64) for _ in range(3)]
+    assert_true(measured(*parts, statistics=["mean", "std"]).statistics, parts)
+
+
+def test_a_site_that_cannot_be_measured_is_named_once_and_others_go_on():
+    table = Table(plan("mean"), torch.device("cpu"))
+    with pytest.warns(HookboardWarning, match="output of 'bad' is switched off.*a meta tensor has no values"):
+        table.open(Site("bad", "output"))(torch.zeros(2, device="meta"))
+    table.open(Site("bad", "output"))(torch.zeros(2))  # a second warning would be an error
+    table.open(Site("good", "output"))(torch.ones(2))
+    assert [site.name for site in table.send()()] == ["good"]
+    assert table.is_off("bad", "output")
+
+
+def test_a_parameter_whose_memory_was_freed_is_named_and_not_read():
+    weight = torch.ones(4)
+    table, site = Table(plan("mean"), torch.device("cpu")), Site("weight", "parameter")
+    table.open(site)(weight)
+    table.send()()
+    weight.untyped_storage().resize_(0)
+    with pytest.warns(HookboardWarning, match="its memory has been freed"):
+        table.open(site)(weight)
+    assert site not in table.send()()
+
+
+def test_packed_values_of_a_quantized_parameter_are_not_taken_for_numbers():
+    class Packed(torch.nn.Parameter):
+        def __new__(cls, data):
+            return torch.Tensor._make_subclass(cls, data, False)
+
+    table = Table(plan("mean"), torch.device("cpu"))
+    with pytest.warns(HookboardWarning, match="holds values that only the module can unpack"):
+        table.open(Site("weight", "parameter"))(Packed(torch.zeros(3, dtype=torch.uint8)))
+
+
+def test_many_sites_grow_the_table_and_keep_their_numbers():
+    table = Table(plan("mean"), torch.device("cpu"), channels=lambda site, tensor: 0)
+    sites = [Site(f"layer{number}", "output") for number in range(300)]
+    table.observe_all((site, torch.full((7,), float(number)), None) for number, site in enumerate(sites))
+    found = table.send()()
+    assert [found[site].statistics["mean"] for site in sites] == list(range(300))
+
+
+@pytest.mark.parametrize(
+    ("merge", "whole"), [("mean", torch.mean), ("sum", torch.sum), ("min", torch.min), ("max", torch.max)]
+)
+def test_a_statistic_of_ones_own_merges_unequal_calls_by_its_rule(merge, whole):
+    parts = [normal(3), normal(500), normal(20, mean=2.0)]
+    mine = Statistic("mine", lambda x: getattr(x.double(), merge)(), merge=merge)
+    found = measured(*parts, statistics=[mine]).statistics["mine"]
+    assert found == pytest.approx(whole(torch.cat(parts).double()).item(), rel=1e-9)
+
+
+def test_a_statistic_of_ones_own_of_an_empty_tensor_is_nan():
+    assert math.isnan(measured(torch.zeros(0), statistics=[NEAR_ZERO]).statistics["near_zero"])
