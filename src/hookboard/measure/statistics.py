@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from hookboard.base.checks import check_differ, check_function, check_identifier, check_name, object_at, several
-from hookboard.base.kept import kept
 from hookboard.base.messages import Named, unknown
 from hookboard.measure.columns import Columns, width_of
 from hookboard.measure.derived import DERIVED, AxisScale, MergedSite
@@ -78,7 +77,6 @@ FORMULAS: dict[str, Formula] = {
 """The built-in statistics that follow from the moments alone, by name; `DERIVED` has the others."""
 
 
-@kept
 class StatisticTable(NamedTuple):
     """The statistics of many sites: a row for each site, a column for each statistic; NaN where it has none."""
 
