@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils import parametrizations
-from toys import EachStep, Toy, batches, fit, loader, mlp, trainer
+from toys import EachStep, Toy, batches, fit, mlp
 
 from hookboard import ParameterLogger
 from hookboard.callbacks import weights
@@ -159,17 +159,6 @@ def test_what_a_parametrization_computes_takes_the_room_that_it_needs(tmp_path, 
     room(300)
     fit(tmp_path, Toy(net), batches(4) * 6, ParameterLogger())
     assert max(held) <= 300
-
-
-def test_a_fit_that_is_continued_goes_on_with_the_next_turn(tmp_path, room):
-    room(130)
-    data, logger = loader(batches(4)), ParameterLogger()
-    first, kept = trainer(tmp_path / "first", ParameterLogger()), EachStep(logger)
-    first.fit(Toy(mlp()), data, data)
-    first.save_checkpoint(tmp_path / "end.ckpt")
-    again = trainer(tmp_path / "again", logger, kept, max_epochs=3)
-    again.fit(Toy(mlp()), data, data, ckpt_path=tmp_path / "end.ckpt")
-    assert [updates(readings).keys() for readings in kept.readings] == [SECOND, THIRD]
 
 
 def test_where_the_model_changes_the_next_turn_goes_by_the_new_sizes(tmp_path, room):

@@ -7,12 +7,10 @@ import pytest
 from health.looks import reading, row
 from health.runs import falling, findings, linear, noise, nothing, outputs, rectified, run_of, weights, without_weights
 
-from hookboard.base.kept import set_state, state_of
 from hookboard.health.rules.input_data import INPUT_SCALE
 from hookboard.health.rules.signal import COLLAPSED
 from hookboard.health.rules.units import DEAD_UNITS, SYMMETRIC_UNITS
-from hookboard.health.run_table import Silence
-from hookboard.measure import Readings, channel_row_count
+from hookboard.measure import channel_row_count
 from hookboard.model.sites import Site
 
 WIDE = 16_384
@@ -107,15 +105,3 @@ def test_whether_a_wide_layer_gives_enough_answers_goes_by_all_of_its_units(each
 
     found = findings(COLLAPSED, run_of([linear("fc"), linear("head", WIDE)], seen, losses=falling))
     assert bool(found) is is_said
-
-
-def test_a_checkpoint_keeps_the_width_of_a_sample():
-    class Wide:
-        keeps = ("table", "silence")
-        table = Readings.of([wide(outputs("fc", noise(ROWS)))])
-        silence = Silence.of(ROWS, WIDE)
-
-    resumed = Wide()
-    set_state({"": resumed}, state_of({"": Wide()}))
-    assert resumed.table is not Wide.table
-    assert (resumed.table.at(0).width, resumed.table.at(0).sample_of, resumed.silence.width) == (WIDE, WIDE, WIDE)

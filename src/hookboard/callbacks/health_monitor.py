@@ -153,7 +153,6 @@ class HealthMonitor(SiteLogger[HealthState]):
     verb = "judges"
     needs_logger = False  # there are still the verdicts and the terminal
     sees_every_step = True
-    remembers = True
 
     _part = Part(MEASURED_VALUES_MAX, some_units)
 
@@ -254,11 +253,21 @@ class HealthMonitor(SiteLogger[HealthState]):
                 state.nans.box = BlackBox(loop.model, is_scaled=is_scaled, world_size=loop.world_size)
             state.nans.finds_late = state.nans.box is None
 
-    def _restore(self, loop: Loop) -> None:
-        super()._restore(loop)
+    def _saved(self) -> dict[str, Any] | None:
         state = self._live.get("train")
-        if state is not None and state.reporter is not None and state.reporter.judge is not None:
-            self._verdicts = state.reporter.judge.verdicts
+        if state is None or state.reporter is None or state.reporter.judge is None:
+            return None
+        losses = state.reporter.judge.run.losses.state_dict()
+        return {"first_step": state.first_step, "alarms": sorted(map(list, state.reporter.alarms)), "losses": losses}
+
+    def _resume(self, saved: Mapping[str, Any]) -> None:
+        if (state := self._live.get("train")) is None:
+            return
+        state.first_step = saved["first_step"]
+        if state.reporter is not None and state.reporter.judge is not None:
+            alarms = {(rule, module) for rule, module in saved["alarms"]}
+            state.reporter.judge.run.losses.load_state_dict(saved["losses"])
+            state.reporter.alarms, state.stop_on.earlier = alarms, frozenset(alarms)
 
     def _layers(self, selection: Selection) -> dict[str, Layer]:
         modules: dict[str, nn.Module] = {**selection.modules, **selection.owners}

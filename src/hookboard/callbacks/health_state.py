@@ -55,8 +55,6 @@ class HealthState(MeasurementState):
         are_others: of an evaluation, whether these were others in its first batch; None if unknown.
     """
 
-    keeps = (*MeasurementState.keeps, "first_step", "losses", "to_repeat", "reporter", "nans")
-
     losses: LossMeter = field(default_factory=LossMeter, kw_only=True)
     stepped: dict[str, Stepped] = field(default_factory=dict, kw_only=True)
     held_back: dict[str, HeldBack] = field(default_factory=dict, kw_only=True)
@@ -105,13 +103,6 @@ class HealthState(MeasurementState):
                 self.table.open(Site(site.name, "expert_tokens", site.index))(tokens_of_experts(tensor, router))
 
         return count
-
-    def on_restored(self) -> None:
-        """Drop the losses of a batch that runs again, and note the alarms of the fit that this one continues."""
-        self.losses.drop(self.to_repeat)
-        judge = None if self.reporter is None else self.reporter.judge
-        if judge is not None:
-            self.stop_on.earlier = frozenset((v.rule, v.module) for v in judge.verdicts if v.severity == "alarm")
 
     def look(
         self, step: int, news: Facts, losses: Losses, compared: Sequence[Compared], ranks: Ranks | None

@@ -44,7 +44,6 @@ class KernelLogger(PictureLogger):
     """
 
     kind = "kernels"
-    remembers = True
 
     def __init__(
         self,

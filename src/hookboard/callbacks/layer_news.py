@@ -5,7 +5,6 @@ from dataclasses import replace
 
 from torch import nn
 
-from hookboard.base.kept import kept
 from hookboard.base.messages import warn_switched_off
 from hookboard.base.records import LAYERS, LayerFacts, LayersRecord
 from hookboard.loops import Selection
@@ -15,8 +14,6 @@ from hookboard.model.layouts import shape_of
 from hookboard.model.parameters import weights_of
 from hookboard.model.selection import named_submodules
 from hookboard.model.sites import Role
-
-kept(LayerFacts)  # here, because records.py is also loaded where there is no torch
 
 _OF_CALLS: tuple[Role, ...] = ("output", "grad_output", "input", "grad_input")
 """Roles whose sites are opened in the order in which modules run, gradients included: the forward pass puts their hooks
@@ -33,9 +30,6 @@ class LayerNews:
         callback: the name of the callback's class.
     """
 
-    # What the record is made of. It is written again in a resumed fit, which may have a new folder.
-    keeps = ("_earlier", "_met", "_ran", "_shapes")
-
     def __init__(self, callback: str) -> None:
         self._callback = callback
         self.facts: Facts | None = None
@@ -43,7 +37,6 @@ class LayerNews:
         self.seen: tuple[Places | None, Facts | None] = (None, None)
         """The places and facts of the last call of `record`: called again with the same ones it returns {}."""
         self._of: tuple[object, Facts | None] = (None, None)
-        self._earlier: Mapping[str, LayerFacts] = {}  # of the latest call of `in_order`, also in the fit before
         self._last: list[bytes] = []
         self._is_off = False
         self._met: frozenset[str] = frozenset()
@@ -109,8 +102,8 @@ class LayerNews:
         if self._is_off or (order_key is self._of[0] and facts is self._of[1]):
             return {}
         if facts is not self._of[1]:
-            self._shapes = self._shapes if self._of[1] is None and facts == self._earlier else {}
-        self._of, self._earlier = (order_key, facts), facts
+            self._shapes = {}
+        self._of = order_key, facts
         try:
             # The gradient of an output has the shape of the output.
             self._shapes = {**table.shapes("grad_output"), **table.shapes("output"), **self._shapes}

@@ -77,8 +77,6 @@ class Losses:
 class LossMeter:
     """Keeps the loss of each backward pass until the next look; the device has nothing to do before."""
 
-    keeps = ("known",)
-
     def __init__(self) -> None:
         self._parts: deque[LossPart] = deque(maxlen=MOST_LOSSES)
         self._may_overflow = False
@@ -110,23 +108,6 @@ class LossMeter:
         """Note which rows of the batch have the largest loss, for the loss that was added last."""
         if self._parts:
             self._parts.append(self._parts.pop()._replace(worst=worst))
-
-    @property
-    def known(self) -> tuple[list[tuple[int, int, float | None]], Tensor | None]:
-        """Step, batch index and value of each loss, the value None if it is on a device; and these values, stacked."""
-        kept = [part for part in _known(self._parts) if part.loss is not None]
-        return [(*part[:2], None if isinstance(part.loss, Tensor) else part.loss) for part in kept], _stacked(kept)
-
-    @known.setter
-    def known(self, given: tuple[list[tuple[int, int, float | None]], Tensor | None]) -> None:
-        losses, waiting = given
-        arrived = iter([] if waiting is None else waiting.tolist())
-        kept = (LossPart(step, at, next(arrived) if loss is None else loss) for step, at, loss in losses)
-        self._parts = deque(kept, maxlen=MOST_LOSSES)
-
-    def drop(self, place: tuple[int, int] | None) -> None:
-        """Drop the losses of a batch, given its step and its index; None drops nothing."""
-        self._parts = deque((part for part in self._parts if part[:2] != place), maxlen=MOST_LOSSES)
 
     def take(self) -> Losses:
         """Return the losses since the last call and forget them: at most the last MOST_LOSSES.

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -34,8 +33,6 @@ class MeasurementState(StageState):
         loss_scale: reads the scale of the GradScaler; None without one.
         news: makes the record of the layers for the tab in TensorBoard; all stages of a callback share it.
     """
-
-    keeps: ClassVar[tuple[str, ...]] = ("gaps_are_named", "news", "before")
 
     table: Table = field(init=False)
     taps: Taps = field(init=False)

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from hookboard.base.ranks import Ranks
 from hookboard.health import Loss, Nonfinite
@@ -18,8 +17,6 @@ class NanWatch:
         finds_late: whether a loss that is not finite is reported when it is read.
         told: number of NaN or Inf that have been reported.
     """
-
-    keeps: ClassVar[tuple[str, ...]] = ("box", "told")
 
     box: BlackBox | None = None
     finds_late: bool = False

@@ -1,7 +1,7 @@
 """`PictureLogger`: the base of callbacks that log pictures of one batch."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,26 +36,12 @@ class PictureState(StageState):
         memory: a tensor of each module that is kept from one picture to the next; None for a module that failed.
     """
 
-    keeps = ("last", "is_first", "kept_tensors")
-
     last: int | None = field(default=None, kw_only=True)
     is_awaited: bool = field(default=False, kw_only=True)
     is_first: bool = field(default=True, kw_only=True)
     taken: Any = field(default=None, kw_only=True)
     taps: Taps | None = field(default=None, kw_only=True)
     memory: dict[nn.Module, Tensor | None] = field(default_factory=dict, kw_only=True)
-
-    @property
-    def kept_tensors(self) -> dict[str, Tensor]:
-        """The tensors of `memory` by the name of their module; those set are taken if module and shape are the same."""
-        modules = self.selection.modules.items()
-        return {name: tensor for name, module in modules if (tensor := self.memory.get(module)) is not None}
-
-    @kept_tensors.setter
-    def kept_tensors(self, given: Mapping[str, Tensor]) -> None:
-        for name, now in self.kept_tensors.items():
-            if name in given and now.shape == given[name].shape:
-                self.memory[self.selection.modules[name]] = given[name].to(now)
 
     def observe(self, on: bool) -> None:
         """Switch the taps on or off: off while we compute something ourselves."""

@@ -36,8 +36,6 @@ class Reporter:
         every_n_steps: number of steps between two looks.
     """
 
-    keeps = ("judge", "alarms")
-
     def __init__(self, judge: Judge, loggers: Loggers, every_n_steps: int) -> None:
         self.judge: Judge | None = judge
         """Judges the run; None after an error."""

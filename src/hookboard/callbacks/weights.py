@@ -73,8 +73,6 @@ def measure_gradients(
 class WeightsBefore:
     """Copies of weights from before the optimizer step. The memory of the copies is used again in the next step."""
 
-    keeps = ("turns",)
-
     def __init__(self) -> None:
         self.turns: Turns | None = None
         """Chooses the weights that are copied in a step; None if all are."""
@@ -194,8 +192,6 @@ class Turns:
     weights.
     """
 
-    keeps = ("next",)
-
     def __init__(self) -> None:
         self.waiting: frozenset[str] = frozenset()
         """The names of the weights that were not chosen in the last step."""
@@ -218,18 +214,9 @@ class Turns:
             f"turns: each update is measured in about one in {math.ceil(needed / MOST_COPIED_BYTES)} logged steps"
         )
 
-    @property
-    def next(self) -> str | None:
-        """The name of the weight that is copied next; None before the first step."""
-        return next(iter(self._missed), self._first)
-
-    @next.setter
-    def next(self, name: str | None) -> None:
-        self._first = name
-
     def forget(self) -> None:
         """Start anew with other weights; the one that has waited longest comes first if it is still among them."""
-        self._first = self.next
+        self._first = next(iter(self._missed), self._first)
         self._missed, self._bytes, self._chosen, self._left = {}, {}, set(), MOST_COPIED_BYTES
 
     def of(self, weights: Mapping[str, Weight]) -> dict[str, Weight]:

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hookboard.base.kept import kept
 from hookboard.base.messages import quoted, warn_switched_off
 from hookboard.health.causes import OF_THE_WHOLE, ORDER, explained
 from hookboard.health.look import Look, Loss
@@ -27,7 +26,6 @@ WINDOWS_ALWAYS_ASKED = 4
 and quickly (a choice)."""
 
 
-@kept
 @dataclass
 class Case:
     """The findings of one rule at one module, from the first to the latest.
@@ -111,8 +109,6 @@ class Judge:
             ends when its finding has been missing for as many looks. Only looks at which its rule was asked count.
     """
 
-    keeps = ("run", "_open", "_closed", "_alarmed", "_well", "_asked", "_asks")
-
     def __init__(self, rules: Sequence[Rule], layers: Mapping[str, Layer], window: int) -> None:
         self.run = Run(layers, window)
         # What is found in the code of the step is there at once.
@@ -125,10 +121,6 @@ class Judge:
         self._well = 0  # looks at which the loss was well since it showed harm
         self._asked: int | None = None  # the step of the look at which all rules were asked last
         self._asks = 0  # how often that was
-
-    def on_restored(self) -> None:
-        """Make the verdicts, which raises here and not in the next step if a checkpoint does not fit together."""
-        self._verdicts = self._sorted()
 
     def see(self, look: Look, facts: StepFacts | None = None) -> tuple[Verdict, ...]:
         """Add a measured step, ask the rules (see `STEPS_BETWEEN_ASKING`), and return the verdicts, worst first."""

@@ -8,14 +8,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from hookboard.base.kept import kept
 from hookboard.base.messages import listed
 from hookboard.measure import Reading, Readings, channel_stride
 from hookboard.model.layers import Layer
 from hookboard.model.sites import ROLES, Role, Site
 
 
-@kept
 @dataclass(frozen=True, slots=True)
 class WorstRows:
     """The rows of a batch (its first dimension) whose loss stands out.
@@ -49,7 +47,6 @@ class WorstRows:
         return f"{named} of {' to '.join(ends)} in {self.function}(){usual}"
 
 
-@kept
 @dataclass(frozen=True, slots=True)
 class Loss:
     """The loss of one optimizer step, or of a validation.
@@ -70,7 +67,6 @@ class Loss:
     worst: WorstRows | None = None
 
 
-@kept
 @dataclass(frozen=True, slots=True)
 class Stepped:
     """What an optimizer does with one weight at this step.
@@ -101,7 +97,6 @@ class HeldBack:
     largest_norm: float
 
 
-@kept
 @dataclass(frozen=True)
 class Apart:
     """A weight that is not the same on all ranks that hold it, and should be.
@@ -116,7 +111,6 @@ class Apart:
     has_same_gradients: bool | None = None
 
 
-@kept
 @dataclass(frozen=True)
 class Look:
     """One measured step, or an evaluation loop.

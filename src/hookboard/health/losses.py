@@ -4,8 +4,8 @@ import itertools
 import math
 import operator
 from collections import deque
-from collections.abc import Iterable, Sequence
-from typing import ClassVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -132,12 +132,14 @@ def _start_of(first: Sequence[float]) -> float:
     return first[0] if usual > FIRST_STEP_LEAP * first[0] > 0 else usual
 
 
+_SAVED = "steps largest lowest best chance reach first_spread is_mixed start noise _noise _every _paired".split()  # noqa: SIM905
+"""The attributes of a `LossHistory` that a checkpoint has besides its losses."""
+
+_numbers_of = operator.attrgetter("step", "batch_idx", "value", "backwards")
+
+
 class LossHistory:
     """Losses of a run in bounded memory: the first, the latest, and what is needed of those between."""
-
-    keeps: ClassVar[tuple[str, ...]] = ("first", "recent", "steps", "largest", "lowest", "best", "chance", "spreads")
-    keeps += ("first_spread", "reach", "first_nonfinite", "is_mixed", "spikes", "start", "noise")
-    keeps += ("_paired", "_noise", "_every")
 
     def __init__(self) -> None:
         self.first: list[Loss] = []
@@ -172,6 +174,21 @@ class LossHistory:
         self._paired = False
         self._noise: list[float] = []
         self._every = 1
+        self.is_resumed = False
+        """True if the training goes on from a checkpoint: the first look is then not that of the first losses."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint has of the losses, as plain numbers."""
+        numbers = {name: getattr(self, name) for name in _SAVED}
+        numbers = {name: one.item() if isinstance(one, np.generic) else one for name, one in numbers.items()}
+        kept = {"first": self.first, "recent": self.recent}
+        return numbers | {name: [[*_numbers_of(loss)] for loss in losses] for name, losses in kept.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with the losses of a checkpoint."""
+        first, recent = ([Loss(*numbers) for numbers in state[name]] for name in ("first", "recent"))
+        vars(self).update({name: state[name] for name in _SAVED})
+        self.first, self.recent, self.is_resumed = first, deque(recent, maxlen=RECENT_LOSSES), True
 
     def extend(self, losses: Iterable[Loss]) -> None:
         """Add the losses of further steps, in their order."""

@@ -20,7 +20,6 @@ from hookboard.base.checks import (
     several,
     wrong,
 )
-from hookboard.base.kept import kept
 from hookboard.base.messages import listed, quoted, unknown
 from hookboard.model.patterns import is_pattern, matched, parted
 
@@ -115,7 +114,6 @@ def sentence(text: str, module: str = "") -> str:
     return text if first is None or first.group() == module else text[0].upper() + text[1:]
 
 
-@kept
 @dataclass(frozen=True)
 class Finding:
     """What a rule finds at one measured step, or in the code of the training step. It becomes a verdict if it persists.

@@ -5,11 +5,10 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from hookboard.base.kept import kept
 from hookboard.base.messages import unknown
 from hookboard.health.look import HeldBack, Look, Loss
 from hookboard.health.losses import LossCurve
@@ -104,10 +103,6 @@ class Run:
         layers: every layer that is watched, by name.
         window: how many looks a finding must last.
     """
-
-    keeps: ClassVar[tuple[str, ...]] = ("layers", "looks", "single_looks", "comparisons", "evaluation_losses")
-    keeps += ("rate_jumps", "losses", "silence", "seen", "peak_rate", "first_move", "_is_masked", "table", "_ran")
-    keeps += ("_answers",)
 
     def __init__(self, layers: Mapping[str, Layer], window: int) -> None:
         self.window = window
@@ -221,33 +216,6 @@ class Run:
         self.table.reorder(self.layers, place)
         self._ordered_by = None
         self._make_arrays()
-
-    @property
-    def single_looks(self) -> list[Look | None]:
-        """`first`, `evaluation` and `first_nonfinite` for a checkpoint: unless among `looks`, without their channels.
-
-        No built-in rule asks for those, which take up most of a look.
-        """
-        return [
-            look
-            if look is None or any(look is other for other in self.looks)
-            else replace(look, readings=replace(look.table, channels=[None] * len(look.table)))
-            for look in (self.first, self.evaluation, self.first_nonfinite)
-        ]
-
-    @single_looks.setter
-    def single_looks(self, looks: Sequence[Look | None]) -> None:
-        self.first, self.evaluation, self.first_nonfinite = looks
-
-    def on_restored(self) -> None:
-        """Go on with the layers of the model as it is now, which may differ from those of the checkpoint.
-
-        Raises:
-            ValueError: the table does not have a column for each layer of the checkpoint.
-        """
-        if any(columns.shape[1:] != (len(QUANTITIES), len(self.layers)) for columns in self.table.columns):
-            raise ValueError("the run's table does not match its layers")
-        self.follow(self._watched)
 
     def _make_arrays(self) -> None:
         """Rebuild `arrays`, `now`, `latest` and `initial` from the looks and the layers."""
@@ -377,7 +345,7 @@ class Run:
         place = self.arrays.places.get(self._answers)
         channels = None if place is None else self.latest.channels(place)
         is_classifier = channels is not None and len(channels) > 1
-        if is_first:
+        if is_first and not self.losses.is_resumed:
             last = look.of(self._answers, "output")
             known = (
                 is_classifier
@@ -389,7 +357,7 @@ class Run:
         if is_classifier and channels is not None:
             deviation = channels[:, FIELDS.index("deviation")]
             self.losses.spreads.append(float(np.sqrt(np.mean(deviation**2))))
-            if is_first:
+            if is_first and not self.losses.is_resumed:
                 self.losses.first_spread = self.losses.spreads[-1]
 
     def _listen(self, look: Look) -> None:
@@ -433,7 +401,6 @@ RATE_JUMP_FACTOR = 3.0
 looks, which do not count; a restart only returns to its old value)."""
 
 
-@kept
 @dataclass(frozen=True)
 class RateJump:
     """A learning rate far above all earlier ones.

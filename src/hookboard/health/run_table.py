@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hookboard.base.kept import kept
 from hookboard.health.look import Look
 from hookboard.measure import FIELDS, Places, Readings
 from hookboard.model.layers import Kind, Layer
@@ -53,8 +52,6 @@ _UNMEASURED = (0.0, math.nan, math.nan, math.nan, math.nan, 0.0, 0.0, 0.0, math.
 
 class RunTable:
     """All quantities of all layers: at each of the latest 64 looks, and at a selection of looks over the whole run."""
-
-    keeps = ("steps", "recent_steps", "columns", "_every", "_since")
 
     def __init__(self, layers: Sequence[Layer]) -> None:
         self.layers = LayerArrays(layers)
@@ -132,8 +129,6 @@ class RunTable:
     @columns.setter
     def columns(self, filled: Sequence[np.ndarray]) -> None:
         latest, course, spoiled = filled
-        if [*map(len, filled)] != [len(self.recent_steps), len(self.steps), len(self.steps)]:
-            raise ValueError("the columns of the table do not match its steps")
         self._end = len(latest)
         self._recent, self._course = _with_room(latest, 2 * RECENT_LOOKS), _with_room(course, COURSE_COLUMNS + 1)
         self._spoiled = _with_room(spoiled, COURSE_COLUMNS + 1)
@@ -419,7 +414,6 @@ USUAL_SILENCE_QUANTILE = 0.75
 """The usual silence in a layer is this quantile, over its units, of the longest silence that has ended (a choice)."""
 
 
-@kept
 @dataclass(eq=False)
 class Silence:
     """Counts for each unit of one layer how long no sample has activated it. All arrays have the shape (units,).

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hookboard.base.kept import kept
 from hookboard.health.look import Loss
 from hookboard.health.robust import median
 
@@ -35,7 +34,6 @@ TINY_DEVIATION = 1e-12
 """Avoids division by zero."""
 
 
-@kept
 @dataclass(frozen=True)
 class Spike:
     """A loss that lies `score` robust standard deviations above `usual`, the median of the losses before it."""

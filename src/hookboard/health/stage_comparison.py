@@ -7,7 +7,6 @@ from itertools import pairwise
 
 import numpy as np
 
-from hookboard.base.kept import kept
 from hookboard.health.look import Look
 from hookboard.measure import FIELDS
 from hookboard.model.layers import Layer
@@ -18,7 +17,6 @@ FAINT_DEVIATION_SHARE = 0.1
 """Floor of a channel's standard deviation, as a share of the layer's RMS (a choice)."""
 
 
-@kept
 @dataclass(frozen=True)
 class Gap:
     """How far the outputs of one layer in an evaluation are from those in training.
@@ -40,7 +38,6 @@ class Gap:
     evaluation: float
 
 
-@kept
 @dataclass(frozen=True)
 class Running:
     """The running statistics of one batch norm, compared with the statistics of batches.
@@ -58,7 +55,6 @@ class Running:
     before: float
 
 
-@kept
 @dataclass(frozen=True)
 class StageComparison:
     """An evaluation, compared with the last look in training before it.

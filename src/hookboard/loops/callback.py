@@ -1,14 +1,14 @@
 """`HookboardCallback`: which method of a callback is called at which point of a run.
 
     on_fit_start, or on_<loop>_start of a loop by itself   _select, _why_not; _prepare and _attach for each stage
-        on_train_start, on_<loop>_start                    _begin_training, StageState.keeps; _begin_evaluation
+        on_train_start, on_<loop>_start                    _begin_training, _resume; _begin_evaluation
             on_<stage>_batch_start                         _wants; if that is True, _begin_batch
                 on_before_backward, on_after_backward      _before_backward, _after_backward
                 on_before_optimizer_step                   _before_optimizer_step
             on_<stage>_batch_end                           until_batch_end is closed; _end_batch
         on_<loop>_end, on_train_end                        _end_evaluation, _end_training
     teardown or on_exception                               all hooks are removed
-    on_save_checkpoint, whenever that is                   StageState.keeps
+    on_save_checkpoint, whenever that is                   _saved
 
 The hooks on the left between the first line and the last two are those of `FirstCallback` and `LastCallback` in
 `trainer.py`: no callback implements them itself. If a callback has `sees_every_step`, these methods are also called at
@@ -38,7 +38,6 @@ from hookboard.loops.callback_methods import (
     warn_of_equal_tags,
 )
 from hookboard.loops.loop import Loop
-from hookboard.loops.saved import KEY, arguments_of, checkpoint_entry, restore, save
 from hookboard.loops.stage_state import (
     Decision,
     Selection,
@@ -53,6 +52,13 @@ from hookboard.model.selection import NothingToSelectError
 from hookboard.writers import Loggers
 
 P = ParamSpec("P")
+
+
+KEY = "hookboard"
+"""The key in a checkpoint, with an entry for each callback that has a state, in the order of the Trainer.
+
+Lightning's own hook, `Callback.state_dict`, raises an error for two equal callbacks.
+"""
 
 
 class _Pending(NamedTuple):
@@ -93,8 +99,8 @@ class HookboardCallback(CallbackMethods[W]):
         """A weak reference to the loop that it has joined last; None before."""
         self._ranks: Ranks | None = None
         """The ranks that merge what they measure, during a run; None if nothing is merged."""
-        self._kept: dict[str, Any] | None = None
-        """The checkpoint entry from the end of the last fit, for a checkpoint that is written after it."""
+        self._kept: Any = None
+        """What `_saved` returned at the end of the last fit, for a checkpoint that is written after it."""
         self._loaded: Any = None
         """The entries of the checkpoint that the fit resumes from, until they are restored; None without one."""
         vars(self)["state_key"] = type(self).__qualname__  # Lightning asks for it before each hook
@@ -144,7 +150,9 @@ class HookboardCallback(CallbackMethods[W]):
         try:
             self.finish()  # on all ranks: rank 0 would wait for those that wait for the checkpoint
             if loop.is_rank_zero and not self._is_taken(loop):
-                save(self._entry(loop), checkpoint)
+                saved = self._saved() if self._live and loop.is_fitting else self._kept
+                if saved is not None:
+                    checkpoint.setdefault(KEY, []).append({"callback": self._name, "state": saved})
         except Exception as error:  # the user's checkpoint is written all the same
             alert(f"the state of {self._name} was not saved in the checkpoint ({type(error).__name__}: {error})")
 
@@ -209,7 +217,7 @@ class HookboardCallback(CallbackMethods[W]):
         self._loaded = None
         try:
             with suppress(Exception):  # the error that has ended the fit may occur here too
-                self._kept = self._entry(loop)  # for a checkpoint that is written after the fit
+                self._kept = self._saved() if self._live and loop.is_fitting else self._kept
         finally:  # whatever comes: Ctrl-C may
             try:
                 self._end_all()
@@ -255,15 +263,18 @@ class HookboardCallback(CallbackMethods[W]):
         self._restore(loop)
 
     def _restore(self, loop: Loop) -> None:
-        """Restore the state from a loaded checkpoint; if that fails, log the reason and start without it."""
+        """Go on from the first entry of this class in a loaded checkpoint, and take it out; an error is one line."""
         loaded, self._loaded = self._loaded, None
-        if loaded is None or not self._live:
+        if not loaded or not self._live:
             return
         try:
-            must_be_there = self.remembers and bool(loop.logged_step)
-            restore(loaded, self._name, self._arguments(), self._live, must_be_there)
+            mine = next((entry for entry in loaded if entry["callback"] == self._name), None)
+            if mine is not None:
+                loaded[:] = [entry for entry in loaded if entry is not mine]  # the next of this class has the next one
+                self._resume(mine["state"])
         except Exception as error:  # a damaged or foreign entry must not keep the fit from resuming
-            alert(f"{self._name} starts over, without its state from the checkpoint: {error}.")
+            said = f"{type(error).__name__}: {error}"
+            alert(f"{self._name} starts over, without its state from the checkpoint ({said}).")
 
     def begin_batch(self, loop: Loop, stage: str, batch: Any, batch_idx: int, dataloader_idx: int) -> None:
         """Call `_begin_batch` if `_wants` the batch, and `_see_batch` if the callback sees every step."""
@@ -560,19 +571,6 @@ class HookboardCallback(CallbackMethods[W]):
                 finally:
                     state.remove_hooks()
                     self._live.pop(stage, None)
-
-    def _entry(self, loop: Loop) -> dict[str, Any] | None:
-        """Return the entry for a checkpoint, after the fit the one from its end; None if there is no state to save."""
-        if not self._live or not loop.is_fitting:
-            return self._kept
-        self.finish()
-        for state in self._live.values():
-            state.to_repeat = loop.batch_to_repeat
-        return checkpoint_entry(self._name, self._arguments(), self._live)
-
-    def _arguments(self) -> dict[str, str]:
-        """Return the arguments that must be equal in a resumed fit, as text, see `saved.arguments_of`."""
-        return arguments_of(self, next(iter(self._live.values())).every_n_steps)
 
     @property
     def _name(self) -> str:

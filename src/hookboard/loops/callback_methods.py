@@ -63,9 +63,6 @@ class CallbackMethods(Generic[W], Callback, ABC):
     sees_every_step = False
     """True if the methods that begin with `_see_` are called at each training batch, due or not."""
 
-    remembers = False
-    """True if what it shows depends on earlier steps: a fit resumed without its checkpoint entry logs that."""
-
     def __repr__(self) -> str:
         """Return the call that makes it: its class, and the arguments that differ from their defaults.
 
@@ -77,6 +74,15 @@ class CallbackMethods(Generic[W], Callback, ABC):
         given = {name: getattr(self, name, one.default) for name, one in wanted.items()}
         shown = (f"{name}={value!r}" for name, value in given.items() if repr(value) != repr(wanted[name].default))
         return f"{type(self).__name__}({', '.join(shown)})"
+
+    # What a checkpoint has of it.
+
+    def _saved(self) -> Any:
+        """Return a few plain numbers and texts for the checkpoint, from which `_resume` goes on; None for nothing."""
+        return None
+
+    def _resume(self, saved: Any) -> None:
+        """Go on from what `_saved` returned when the checkpoint was written."""
 
     # What it measures, and when.
 

@@ -51,8 +51,6 @@ class Loop:
     """True from the start of the run to its end."""
     is_fitting: bool = True
     """True in a training run, also in its validations; False in an evaluation outside of one."""
-    batch_to_repeat: tuple[int, int] | None = None
-    """(optimizer step, index) of the batch that runs again if a checkpoint saved now is resumed; None if none does."""
 
     steps_left: float = math.inf
     """The number of optimizer steps still to come; infinite if it is not known."""

@@ -4,7 +4,6 @@ import operator
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import torch
 from torch import nn
@@ -58,12 +57,7 @@ class StageState:
         sees_steps: whether `_before_optimizer_step` is called in measured batches.
         until_end: closed when the stage ends; removes the hooks of the stage.
         until_batch_end: closed when a measured batch has ended; removes the hooks of the batch.
-        to_repeat: the step and index of the batch that a fit resumed from the checkpoint being written will run again;
-            None if there is none.
     """
-
-    keeps: ClassVar[tuple[str, ...]] = ()
-    """What a checkpoint keeps, see `hookboard.base.kept`."""
 
     stage: Stage
     every_n_steps: int
@@ -78,7 +72,6 @@ class StageState:
     sees_steps: bool = False
     until_end: ExitStack = field(default_factory=ExitStack)
     until_batch_end: ExitStack = field(default_factory=ExitStack)
-    to_repeat: tuple[int, int] | None = None
 
     def remove_hooks(self) -> None:
         """Close both ExitStacks, which removes all hooks of the stage; an error gives a warning."""

@@ -88,12 +88,6 @@ class TrainerLoop(Loop):
         return logged[min(names, key=len)] if names else None
 
     @_asked
-    def batch_to_repeat(self) -> tuple[int, int] | None:
-        # None once the batch has been processed, though its end hooks may still have to be called.
-        progress: Any = self.trainer.fit_loop.epoch_loop.batch_progress.current
-        return (self.logged_step, progress.ready - 1) if progress.processed < progress.ready else None
-
-    @_asked
     def weights_kept_by(self) -> str | None:
         strategy = self.trainer.strategy
         return type(strategy).__name__ if is_lightning(strategy, FSDPStrategy, DeepSpeedStrategy) else None

@@ -8,8 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hookboard.base.kept import kept
-
 MANTISSA_BITS = 4
 """Sixteen bins for each power of two: none is wider than 1/16 of its value (TensorBoard's own grow by 1/10)."""
 
@@ -45,7 +43,6 @@ def bins_of(single: Tensor) -> Tensor:
     return (single.contiguous().view(torch.int32).reshape(-1) >> SHIFT) & (BINS - 1)
 
 
-@kept
 @dataclass(frozen=True, slots=True)
 class Histogram:
     """Counts of the finite values of one site between ascending edges.

@@ -8,14 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from hookboard.base.kept import kept
 from hookboard.base.prompts import table_html, text_table
 from hookboard.measure.histogram import Histogram
 from hookboard.measure.row import FIELDS, WIDTH, Moments
 from hookboard.measure.statistics import StatisticTable
 from hookboard.model.sites import MODEL, Role, Site, Stage
-
-kept(Site)  # here, because sites.py is also loaded where there is no torch
 
 _COUNT = FIELDS.index("count")
 _NONFINITE = slice(FIELDS.index("nan"), FIELDS.index("neginf") + 1)
@@ -99,7 +96,6 @@ class ReadingList(tuple[Reading, ...]):
         return ["name", "tensor", *names], rows
 
 
-@kept
 class Places:
     """The sites of a table's rows, and lookups from sites to rows.
 
@@ -151,7 +147,6 @@ class Places:
         return found
 
 
-@kept
 @dataclass(eq=False)
 class Readings(Mapping[Site, Reading]):
     """The readings of one flush by site, in the order in which the sites were measured first.

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from hookboard.base.checks import check_differ, check_function, check_identifier, check_name, object_at, several
-from hookboard.base.kept import kept
 from hookboard.base.messages import Named, unknown
 from hookboard.measure.derived import DERIVED, AxisScale, MergedSite
 from hookboard.measure.row import Moments, elements_in
@@ -65,7 +64,6 @@ OF_ABS_MEAN = frozenset({"abs_mean", "l1"})
 """Those that need the column `abs_mean`, which is measured only for them."""
 
 
-@kept
 class StatisticTable(NamedTuple):
     """The statistics of many sites: a row for each site, a column for each statistic; NaN where it has none."""
 

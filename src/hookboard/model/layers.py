@@ -10,7 +10,6 @@ from typing import Literal
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from hookboard.base.kept import kept
 from hookboard.base.torch_private import children_of, parameters_in
 from hookboard.model.layouts import shape_of
 from hookboard.model.parameters import Weight
@@ -89,7 +88,6 @@ RANGES = {
 """The range of each bounded activation, by class name; a Hardtanh may be given another one."""
 
 
-@kept
 @dataclass(frozen=True)
 class Layer:
     """One module that is watched.

@@ -82,9 +82,6 @@ class BlackBox:
         world_size: the number of processes.
     """
 
-    # So that an ongoing event does not count as a new one.
-    keeps = ("events", "count", "_searches", "_is_bad", "_stepped")
-
     def __init__(self, model: nn.Module, *, is_scaled: bool = False, world_size: int = 1) -> None:
         self.events: list[Nonfinite] = []
         """The events so far, at most MAX_EVENTS."""

@@ -7,7 +7,6 @@ from typing import Literal, get_args
 
 import torch
 
-from hookboard.base.kept import kept
 from hookboard.health.look import Look
 from hookboard.health.robust import median_of
 from hookboard.health.rule import Finding, Rule, Severity
@@ -20,7 +19,6 @@ Pass = Literal["start", "batch", "forward", "backward", "optimizer"]
 """The passes in their order within a step."""
 
 
-@kept
 @dataclass(frozen=True)
 class Nonfinite:
     """The step in which NaN or Inf appeared.
