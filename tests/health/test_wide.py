@@ -113,9 +113,10 @@ def test_a_checkpoint_keeps_the_width_of_a_sample():
     class Wide:
         keeps = ("table", "silence")
         table = Readings.of([wide(outputs("fc", noise(ROWS)))])
-        silence = Silence.of(ROWS, WIDE)
+        silence = Silence.of({"fc": (WIDE, ROWS)})
 
-    resumed = Wide()
-    set_state({"": resumed}, state_of({"": Wide()}))
+    resumed, kept = Wide(), state_of({"": Wide()})
+    resumed.silence = Silence.of({})
+    set_state({"": resumed}, kept)
     assert resumed.table is not Wide.table
-    assert (resumed.table.at(0).width, resumed.table.at(0).sample_of, resumed.silence.width) == (WIDE, WIDE, WIDE)
+    assert (resumed.table.at(0).width, resumed.table.at(0).sample_of, resumed.silence.widths) == (WIDE, WIDE, {"fc": WIDE})
