@@ -482,8 +482,7 @@ class Silence:
         may_be_0, may_be_below = (np.repeat(each, units.counts) for each in (is_exact, is_negative))
         is_below = (units.columns["max"] <= 0) & units.has_values & ~units.is_zero
         is_silent = (units.is_zero & may_be_0) | (is_below & may_be_below)
-        before = np.flatnonzero(self.looks)
-        before = before[self._rows[before] >= 0]
+        before = np.flatnonzero((self.looks > 0) & (self._rows >= 0))
         rows = self._rows[before]
         back = before[~is_silent[rows] & units.has_values[rows]]
         self.ended[back] = np.maximum(self.ended[back], self.looks[back])
@@ -515,13 +514,13 @@ class Silence:
         self._rows = np.full(len(places), -1)
         self._rows[self._units[self._units >= 0]] = np.flatnonzero(self._units >= 0)
 
-    def lasting(self, looks: int, samples: int) -> np.ndarray:
-        """Return which units have been silent for at least this many looks and values, shape (units,), bool.
+    def lasting(self, looks: int) -> np.ndarray:
+        """Return which units have been silent for at least this many looks, shape (units,), bool.
 
         The current silence must also be more than twice as long as the longest earlier one of the unit, and as the
         usual one in the layer, see `USUAL_SILENCE_QUANTILE`.
         """
-        lasts = (self.looks >= looks) & (self.samples >= samples)
+        lasts = self.looks >= looks
         has_ended = np.logical_or.reduceat(lasts, self.starts) & (np.maximum.reduceat(self.ended, self.starts) > 0)
         for part in itertools.compress(self.parts.values(), has_ended.tolist()):
             ended = self.ended[part]

@@ -11,7 +11,7 @@ from hookboard.health.look import Look, every_unit
 from hookboard.health.rule import Finding, Rule, Severity
 from hookboard.health.rules.shared import (
     counted,
-    gets_zeros,
+    get_zeros,
     harm_of,
     percent_range,
     source_of,
@@ -323,21 +323,21 @@ def _dead_before_a_function(run: Run, layer: Layer, lasting: np.ndarray) -> Dead
     dead, since, width = lasting[part], run.silence.since[part], run.silence.widths[layer.name]
     if np.count_nonzero(dead) < DEAD_UNITS_MIN or has_its_own_activation(run, layer):
         return None
-    if layer.kind == "norm" and dead.all() and gets_zeros(run.now, layer) and usual_gradient(run) > 0:
+    if layer.kind == "norm" and dead.all() and get_zeros(run)[run.place(layer.name)] and usual_gradient(run) > 0:
         return dead_of(layer, layer, dead, dead, since, width)
     weights = [name for name in layer.trainable if len(layer.shapes[name]) > 1]
     if len(weights) != 1:
         return None
     shape = layer.shapes[weights[0]]
     every = every_unit(shape)  # of a large weight fewer units are measured than of the output
-    if unit_rows(run.now.of(weights[0], "parameter_grad"), shape, width, every) is None:
-        return None
     step = every // channel_stride(width)
     pruned, dead, since = has_no_weights(run, layer, width, every), dead[::step], since[::step]
     counts = np.ones(len(since), dtype=bool) if pruned is None else ~pruned
     silent = dead & counts
     most = dead_of(layer, layer, silent, counts, since, width)  # unless a gradient reaches some of them
     if most is None or _severity(run, most) is None or not is_used(run, layer, width):
+        return None
+    if unit_rows(run.now.of(weights[0], "parameter_grad"), shape, width, every) is None:
         return None
     cut = _gets_no_gradient(run, layer, weights[0])
     return None if cut is None else dead_of(layer, layer, silent & cut, counts, since, width)
@@ -350,12 +350,10 @@ def _looks(run: Run) -> int:
 
 def _lasting(run: Run) -> np.ndarray:
     """Return which units count as dead, by `run.silence`: silent at enough looks and values, fewer if all are."""
-    silence, looks = run.silence, _looks(run)
-    dead, all_of_them = (
-        silence.lasting(looks, least) for least in (SILENT_VALUES_MIN, SILENT_VALUES_MIN_WHOLE_LAYER)
-    )
+    silence, lasting = run.silence, run.silence.lasting(_looks(run))
+    all_of_them = lasting & (silence.samples >= SILENT_VALUES_MIN_WHOLE_LAYER)
     is_whole = np.logical_and.reduceat(all_of_them, silence.starts) & (silence.counts >= LAYER_UNITS_MIN)
-    return np.asarray(dead | np.repeat(is_whole, silence.counts))
+    return np.asarray((lasting & (silence.samples >= SILENT_VALUES_MIN)) | np.repeat(is_whole, silence.counts))
 
 
 def _gets_no_gradient(run: Run, layer: Layer, weight: str) -> np.ndarray | None:
