@@ -50,16 +50,17 @@ class Reporter:
     def see(
         self, look: Look, facts: StepFacts, records: Callable[[Sequence[Layer]], Mapping[str, Sequence[bytes]]]
     ) -> tuple[Verdict, ...] | None:
-        """Have a look judged; warn of new alarms, and write the health page with what `records` makes of the layers."""
+        """Have a look judged; warn of new alarms, and give loggers the page with what `records` makes of the layers."""
 
         def judged(judge: Judge) -> tuple[Verdict, ...]:
             verdicts = judge.see(look, facts)
             if self.page_at_end is not None:
                 self.page_at_end.see(look.losses)
             self._say_new(verdicts)
-            entry = self._page.entry(judge.run, verdicts)
-            entry.records.update(records(judge.run.layers))
-            self._loggers.write(entry)
+            if self._loggers.loggers:
+                entry = self._page.entry(judge.run, verdicts)
+                entry.records.update(records(judge.run.layers))
+                self._loggers.write(entry)
             return verdicts
 
         return self._judged(judged)
@@ -110,7 +111,8 @@ class Reporter:
         run, verdicts = self.judge.run, self.judge.verdicts
         try:
             self._say_new(verdicts)
-            self._loggers.write(self._page.last(run, verdicts))
+            if self._loggers.loggers:
+                self._loggers.write(self._page.last(run, verdicts))
             say = alert if any(verdict.severity == "alarm" for verdict in verdicts) else inform
             say("\n".join(closing(run, verdicts, self._loggers.places if self._loggers.are_given else None)))
         except Exception as error:  # this runs while the hooks are removed, perhaps after another error

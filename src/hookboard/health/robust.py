@@ -64,8 +64,8 @@ def robust_z(value: float, others: np.ndarray, floor: float) -> float:
     finite = others[np.isfinite(others)]
     if not len(finite):
         return 0.0
-    middle = float(np.median(finite))
-    return (value - middle) / max(MAD_TO_DEVIATION * float(np.median(np.abs(finite - middle))), floor)
+    middle = median(finite)
+    return (value - middle) / max(MAD_TO_DEVIATION * median(np.abs(finite - middle)), floor)
 
 
 def slope(values: np.ndarray) -> float:

@@ -21,7 +21,6 @@ from hookboard.health.run_table import (
     RunTable,
     Silence,
     quantities_of,
-    silent_in,
 )
 from hookboard.health.stage_comparison import StageComparison, compared
 from hookboard.measure import FIELDS
@@ -122,8 +121,8 @@ class Run:
         """The latest jumps of the learning rate far above its earlier values."""
         self.losses = LossCurve()
         """The loss of every step."""
-        self.silence: dict[str, Silence] = {}
-        """Layer name -> how long each of its units has been silent; only layers whose units can be silent."""
+        self.silence = Silence.of({})
+        """How long each unit has been silent."""
         self.facts = StepFacts()
         """What is known of the training besides, as of the latest look."""
         self.seen = 0
@@ -171,7 +170,7 @@ class Run:
         self._look_at_answers(look, is_first)
         self.losses.is_mixed |= self.facts.has_moving_target
         self.losses.extend(look.losses)
-        self._listen(look)
+        self.silence.see(self.latest)
         self._keep_rates(look)
         if not look.overflowed:
             self._keep_first_nonfinite(look)
@@ -206,7 +205,7 @@ class Run:
         same = {name for name, (_, old) in known.items() if name in layers and _is_alike(old, layers[name])}
         place = [known[name][0] if name in same else len(known) for name in names]
         self._ran = {name: None for name in self._ran if name in layers}
-        self.silence = {name: silence for name, silence in self.silence.items() if name in same}
+        self.silence = self.silence.among(same)
         self.layers = [layers[name] for name in names]
         self._watched = dict(layers)
         self._reorder(place)
@@ -359,14 +358,6 @@ class Run:
             self.losses.spreads.append(float(np.sqrt(np.mean(deviation**2))))
             if is_first and not self.losses.is_resumed:
                 self.losses.first_spread = self.losses.spreads[-1]
-
-    def _listen(self, look: Look) -> None:
-        for name, width, samples, is_silent in silent_in(self.latest):
-            silence = self.silence.get(name)
-            if silence is None or silence.width != width:
-                silence = self.silence[name] = Silence.of(len(samples), width)
-            if silence.is_any or is_silent is not None:  # otherwise no unit is silent, and none was
-                silence.see(look.step, samples, is_silent)
 
     def _put_in_order(self, look: Look) -> None:
         """Order the layers as they ran first; those that never ran come last."""

@@ -5,10 +5,12 @@ more than one over a single layer. `quantities_of` reduces it to one number for 
 """
 
 import functools
+import itertools
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -414,87 +416,111 @@ USUAL_SILENCE_QUANTILE = 0.75
 """The usual silence in a layer is this quantile, over its units, of the longest silence that has ended (a choice)."""
 
 
-@dataclass(eq=False)
 class Silence:
-    """Counts for each unit of one layer how long no sample has activated it. All arrays have the shape (units,).
+    """Counts for each unit of the layers whose units can be silent how long no sample has activated it.
 
     Args:
-        width: number of units of the layer. If it has more than the arrays, these have every k-th one.
-        since: the optimizer step of the first look of the current silence; without meaning for an active unit.
-        looks: number of looks that the current silence has lasted; 0 for an active unit.
-        samples: number of values (samples x positions) that the current silence has lasted.
-        ended: the longest silence that has ended, in looks; 0 if none has.
+        widths: layer name -> its number of units.
+        counts: how many units of each layer are counted, shape (layers,): of a wide one every k-th.
+        units: the counts, shape (4, units of all layers), layer after layer; its rows are named below.
     """
 
-    width: int
-    since: np.ndarray
-    looks: np.ndarray
-    samples: np.ndarray
-    ended: np.ndarray
-    is_any: bool = False
+    def __init__(self, widths: Mapping[str, int], counts: np.ndarray, units: np.ndarray) -> None:
+        self.widths, self.counts, self.units = dict(widths), counts, units
+        self.since: np.ndarray
+        """The optimizer step of the first look of the current silence; without meaning for an active unit."""
+        self.looks: np.ndarray
+        """Number of looks that the current silence has lasted; 0 for an active unit."""
+        self.samples: np.ndarray
+        """Number of values (samples x positions) that the current silence has lasted."""
+        self.ended: np.ndarray
+        """The longest silence that has ended, in looks; 0 if none has."""
+        self.parts: dict[str, slice]
+        """Layer name -> where its units are in these arrays."""
+        self._find_parts()
 
     @staticmethod
-    def of(units: int, width: int) -> "Silence":
-        """Return the counts of this many measured units of a layer of this width, none of them silent yet."""
-        of_looks = np.zeros((2, units), dtype=np.int64)
-        return Silence(width, np.zeros(units), of_looks[0], np.zeros(units), of_looks[1])
+    def of(layers: Mapping[str, tuple[int, int]]) -> "Silence":
+        """Return the counts of layers whose units are all active, given their width and number of counted units."""
+        counts = np.array([count for _, count in layers.values()], dtype=np.intp)
+        return Silence({name: width for name, (width, _) in layers.items()}, counts, np.zeros((4, counts.sum())))
 
-    def see(self, step: int, samples: np.ndarray, is_silent: np.ndarray | None) -> None:
-        """Update the counts with one look; those of a unit without values stay as they are.
+    def _find_parts(self) -> None:
+        """Name the rows of `units`, and find the layers in them."""
+        self.since, self.looks, self.samples, self.ended = self.units
+        ends = np.cumsum(self.counts).tolist()
+        self.parts = dict(zip(self.widths, map(slice, [0, *ends], ends), strict=True))
+        self._seen: list[tuple[Any, ...]] = []  # what `_find` was called with last
+        self._units = np.zeros(0, dtype=np.intp)  # the place of that look's rows in these arrays; -1 for none
+        self._rows = np.full(len(self.looks), -1)  # and back
 
-        `samples` is the number of values of each unit; `is_silent` is None if no unit had only silent ones.
-        """
-        if is_silent is None:
-            is_silent = np.zeros(len(samples), dtype=bool)
-        if self.is_any:
-            back = ~is_silent & (samples > 0) & (self.looks > 0)
-            self.ended[back] = np.maximum(self.ended[back], self.looks[back])
-            self.looks[back], self.samples[back] = 0, 0
-        silent = is_silent & (samples > 0)
-        if silent.any():
-            self.since[silent & (self.looks == 0)] = step
-            self.looks += silent
-            self.samples += silent * samples
-        self.is_any = bool(self.looks.any())
+    @property
+    def starts(self) -> np.ndarray:
+        """Where the units of each layer begin, shape (layers,)."""
+        return np.cumsum(self.counts) - self.counts
 
-    def lasting(self, looks: int, samples: int) -> np.ndarray:
-        """Return which units have been silent for at least this many looks and values, shape (units,), bool.
+    def among(self, names: Collection[str]) -> "Silence":
+        """Return the counts of these layers alone, as far as they are known."""
+        is_meant = np.array([name in names for name in self.widths], dtype=bool)
+        widths = {name: width for name, width in self.widths.items() if name in names}
+        return Silence(widths, self.counts[is_meant], self.units[:, np.repeat(is_meant, self.counts)])
+
+    def see(self, look: LookArrays) -> None:
+        """Update the counts with one look; those of units without values, or of layers with NaN or Inf, stay."""
+        layers, units = look.layers, look.outputs
+        is_finite = look.rows["output"].nonfinite[units.places] == 0
+        is_exact, is_negative = (
+            is_finite & layers.of_kind(kinds)[units.places] for kinds in (SILENT_AT_ZERO_KINDS, SILENT_BELOW_ZERO_KINDS)
+        )
+        self._find(look, is_exact | is_negative)
+        may_be_0, may_be_below = (np.repeat(each, units.counts) for each in (is_exact, is_negative))
+        is_below = (units.columns["max"] <= 0) & units.has_values & ~units.is_zero
+        is_silent = (units.is_zero & may_be_0) | (is_below & may_be_below)
+        before = np.flatnonzero((self.looks > 0) & (self._rows >= 0))
+        rows = self._rows[before]
+        back = before[~is_silent[rows] & units.has_values[rows]]
+        self.ended[back] = np.maximum(self.ended[back], self.looks[back])
+        self.looks[back] = self.samples[back] = 0
+        rows = np.flatnonzero(is_silent)
+        now = self._units[rows]
+        self.since[now[self.looks[now] == 0]] = look.look.step
+        self.looks[now] += 1
+        self.samples[now] += units.columns["count"][rows]
+
+    def _find(self, look: LookArrays, is_known: np.ndarray) -> None:
+        """Find the units of a look in these arrays; layers that are new, or have another width, begin anew."""
+        units, names = look.outputs, look.layers.names
+        facts = (each.tolist() for each in (units.places, units.widths, units.counts, is_known))
+        seen = [(names[place], *others) for place, *others in zip(*facts, strict=True)]
+        if seen == self._seen:
+            return
+        new = {
+            name: (width, count) for name, width, count, is_known in seen if is_known and self.widths.get(name) != width
+        }
+        if new:
+            old, added = self.among(self.widths.keys() - new.keys()), Silence.of(new)
+            self.widths, self.counts = old.widths | added.widths, np.append(old.counts, added.counts)
+            self.units = np.hstack([old.units, added.units])
+            self._find_parts()
+        places = np.arange(len(self.looks))
+        each = [places[self.parts[name]] if is_known else np.full(count, -1) for name, _, count, is_known in seen]
+        self._seen, self._units = seen, np.concatenate([places[:0], *each])
+        self._rows = np.full(len(places), -1)
+        self._rows[self._units[self._units >= 0]] = np.flatnonzero(self._units >= 0)
+
+    def lasting(self, looks: int) -> np.ndarray:
+        """Return which units have been silent for at least this many looks, shape (units,), bool.
 
         The current silence must also be more than twice as long as the longest earlier one of the unit, and as the
         usual one in the layer, see `USUAL_SILENCE_QUANTILE`.
         """
-        if not self.is_any and looks > 0:
-            return np.zeros(len(self.looks), dtype=bool)
-        lasts = (self.looks >= looks) & (self.samples >= samples)
-        if self.ended.any() and lasts.any():
-            usual = np.sort(self.ended)[int(USUAL_SILENCE_QUANTILE * len(self.ended))]
-            lasts &= self.looks > 2 * np.maximum(self.ended, usual)
+        lasts = self.looks >= looks
+        has_ended = np.logical_or.reduceat(lasts, self.starts) & (np.maximum.reduceat(self.ended, self.starts) > 0)
+        for part in itertools.compress(self.parts.values(), has_ended.tolist()):
+            ended = self.ended[part]
+            usual = np.sort(ended)[int(USUAL_SILENCE_QUANTILE * len(ended))]
+            lasts[part] &= self.looks[part] > 2 * np.maximum(ended, usual)
         return lasts
-
-
-def silent_in(look: LookArrays) -> list[tuple[str, int, np.ndarray, np.ndarray | None]]:
-    """Return the layers whose units can be silent at a look, without those whose output has NaN or Inf.
-
-    Of each: its name; its number of units; the number of values of each measured unit, shape (units,); and which of
-    these are silent, shape (units,), bool, or None where it was plain at once that none is.
-    """
-    layers, units = look.layers, look.outputs
-    count, highest, is_zero = units.columns["count"], units.columns["max"], units.is_zero
-    is_exact = layers.of_kind(SILENT_AT_ZERO_KINDS)[units.places]
-    is_negative = layers.of_kind(SILENT_BELOW_ZERO_KINDS)[units.places]
-    some_zero = np.logical_or.reduceat(is_zero, units.starts)
-    some_negative = np.minimum.reduceat(highest, units.starts) <= 0
-    is_known = (is_exact | is_negative) & (look.rows["output"].nonfinite[units.places] == 0)
-    may_be = (is_exact & some_zero) | (is_negative & some_negative)
-    facts = (units.places, units.widths, units.starts, units.counts, is_exact, may_be)
-    found = []
-    for place, width, start, size, only_zero, some in zip(*[fact[is_known].tolist() for fact in facts], strict=True):
-        part = slice(start, start + size)
-        silent = None
-        if some:
-            silent = is_zero[part] if only_zero else (highest[part] <= 0) & ~is_zero[part]
-        found.append((layers.names[place], width, count[part], silent))
-    return found
 
 
 def onsets(began: np.ndarray, since: int) -> tuple[int, str]:

@@ -1,6 +1,6 @@
 """Finds norms and dropouts in the wrong mode, batch norms whose statistics never move, and dropouts of nearly all."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from itertools import accumulate
 
 from torch import nn
@@ -77,7 +77,7 @@ def _modes_in(done: TracedStep, *, trained: bool = False) -> dict[str, bool]:
     for op in done.step.ops:
         name, mode = op.place.module, _mode_of(op)
         module = modules.get(name)
-        if op in behind and mode is not None and isinstance(module, _WITH_MODES) and _has_a_mode(module):
+        if op in behind and mode is not None and module is not None and _is_with_mode(module):
             found[name] = found.get(name, False) or bool(mode)
     return found
 
@@ -100,17 +100,28 @@ def _trained_with_modes(model: nn.Module, trained: Collection[str] = ()) -> dict
     """
     modules = modules_in(model)
     above = {path for name in trained for path in accumulate(name.split("."), "{}.{}".format)}
-    frozen = tuple(f"{name}." for name, one in modules.items() if name and name not in above and _is_frozen(one))
     return {
-        name: module
-        for name, module in modules.items()
-        if isinstance(module, _WITH_MODES) and _has_a_mode(module) and not f"{name}.".startswith(frozen)
+        name: one for name, one in modules.items() if _is_with_mode(one) and not _is_frozen_at(name, modules, above)
     }
 
 
+def _is_with_mode(module: nn.Module) -> bool:
+    return isinstance(module, _WITH_MODES) and _has_a_mode(module)
+
+
+def _is_frozen_at(name: str, modules: Mapping[str, nn.Module], above: Collection[str] = ()) -> bool:
+    """Return True if the innermost module from this one outwards that holds parameters is frozen, and not `above`.
+
+    What is inside a module with a trainable parameter may be frozen; what is around it is not.
+    """
+    while name and not parameters_in(modules[name]):
+        name = name.rpartition(".")[0]
+    return bool(name) and name not in above and _is_frozen(modules[name])
+
+
 def _is_frozen(module: nn.Module) -> bool:
-    has_any = bool(parameters_in(module))
-    return has_any and not any(parameter.requires_grad for parameter in parameters_in(module).values())
+    held = parameters_in(module).values()
+    return bool(held) and not any(parameter.requires_grad for parameter in held)
 
 
 class Modes:
@@ -125,21 +136,25 @@ class Modes:
         if self._awake is None:
             self._awake = {name for name, module in _trained_with_modes(model).items() if module.training}
             return []
-        return [*self._left_in_evaluation(model, step), *self._without_statistics(model)]
+        modules = modules_in(model)
+        return [*self._left_in_evaluation(modules, step), *self._without_statistics(modules)]
 
-    def _left_in_evaluation(self, model: nn.Module, step: int) -> Iterator[Finding]:
+    def _left_in_evaluation(self, modules: Mapping[str, nn.Module], step: int) -> Iterator[Finding]:
         """Yield an alarm if all that were in training mode are in evaluation mode while the model trains.
 
         Not if the modules around them are in training mode: then someone has frozen the statistics of the norms.
         """
-        modules = modules_in(model)
-        # What has been frozen since is in evaluation mode on purpose.
-        there = {name: one for name, one in _trained_with_modes(model).items() if name in (self._awake or ())}
-        around = [modules[name.rpartition(".")[0]] for name in there if name]
-        if not there or any(module.training for module in (*there.values(), *around)):
+        there = list[str]()
+        for name in self._awake or ():
+            # What has been frozen since is in evaluation mode on purpose.
+            if name in modules and _is_with_mode(modules[name]) and not _is_frozen_at(name, modules):
+                if modules[name].training or modules[name.rpartition(".")[0]].training:
+                    return
+                there.append(name)
+        if not there:
             return
         self._awake = set()
-        kinds = sorted({type(module).__name__ for module in there.values()})
+        kinds = sorted({type(modules[name]).__name__ for name in there})
         yield Finding(
             "",
             f"the layers that behave differently in training ({', '.join(kinds)}) were in training mode at the first "
@@ -150,20 +165,19 @@ class Modes:
             rule="eval_mode",
         )
 
-    def _without_statistics(self, model: nn.Module) -> Iterator[Finding]:
+    def _without_statistics(self, modules: Mapping[str, nn.Module]) -> Iterator[Finding]:
         """Yield an alarm if frozen batch norms in evaluation mode have weights from elsewhere, and no statistics.
 
         So it is where an average of a model, such as a teacher, follows its parameters and not its buffers.
         """
-        norms = {
-            name: one for name, one in modules_in(model).items() if isinstance(one, BATCH_NORMS) and _is_frozen(one)
-        }
-        new = [name for name, norm in norms.items() if not norm.training and _is_new(norm) and _has_moved(norm)]
+        norms = {name: one for name, one in modules.items() if isinstance(one, BATCH_NORMS) and not one.training}
+        new = [name for name, norm in norms.items() if _is_frozen(norm) and _is_new(norm) and _has_moved(norm)]
         if new and not self._has_seen_copies:
             self._has_seen_copies = True
+            frozen = sum(isinstance(one, BATCH_NORMS) and _is_frozen(one) for one in modules.values())
             yield Finding(
                 new[0],
-                f"in {len(new)} of {len(norms)} batch normalization layers in frozen modules, the running statistics "
+                f"in {len(new)} of {frozen} batch normalization layers in frozen modules, the running statistics "
                 f"are still at their initial values, but the weights are not: {listed(new, 3)}",
                 "copy the buffers too, as torch.optim.swa_utils.AveragedModel does with use_buffers=True",
                 "alarm",

@@ -20,7 +20,7 @@ from hookboard.health.losses import (
     STUCK_SHARE,
     starts_high,
 )
-from hookboard.health.robust import median, median_of
+from hookboard.health.robust import median, median_of, medians
 from hookboard.health.rule import Finding, Rule, Severity
 from hookboard.health.rules.shared import (
     UPDATE_RATIO_SMALL,
@@ -120,19 +120,18 @@ def _harm_of(run: Run, found: Spike) -> str:
 
 def _of_gradient(run: Run) -> Iterator[Finding]:
     levels = run.recent("weight_gradient_rms")
-    # Where no layer exceeds its least one by as much, their median does not exceed the usual one.
-    is_higher = levels[:, -1] > 0.99 * GRADIENT_SPIKE_FACTOR * levels.min(axis=1)
-    if levels.shape[1] <= GRADIENT_HISTORY_LOOKS or not is_higher.any():
+    if levels.shape[1] <= GRADIENT_HISTORY_LOOKS:
         return
-    with np.errstate(divide="ignore", invalid="ignore"):
-        logs = np.log(levels)
-    logs = logs[np.isfinite(logs).all(axis=1)]
-    if not len(logs):
+    least = levels.min(axis=1)
+    is_known = (least > 0) & (levels.max(axis=1) < np.inf)
+    # Where their median does not exceed that of the least ones by as much, it does not exceed the usual one.
+    lowest, now = (median(np.log(each[is_known])) for each in (least, levels[:, -1]))
+    if not now - lowest > 0.99 * math.log(GRADIENT_SPIKE_FACTOR):
         return
-    course = np.median(logs, axis=0)
+    course = medians(np.log(levels[is_known]).T)
     before, now = course[:-1], float(course[-1])
-    usual = float(np.median(before))
-    deviation = max(1.4826 * float(np.median(np.abs(before - usual))), 0.1)
+    usual = median(before)
+    deviation = max(1.4826 * median(np.abs(before - usual)), 0.1)
     if now - usual > max(math.log(GRADIENT_SPIKE_FACTOR), GRADIENT_SPIKE_FACTOR * deviation) and now > before.max():
         look = run.now
         evidence = (

@@ -13,7 +13,7 @@ from hookboard.health.rule import Finding, Rule, Severity
 from hookboard.health.rules.shared import (
     UPDATE_RATIO_SMALL,
     WHOLE_MODEL_SHARE,
-    gets_zeros,
+    get_zeros,
     harm_of,
     has_gradient,
     has_moved,
@@ -507,13 +507,14 @@ def weight_decay(run: Run) -> Iterator[Finding]:
     largest = max([held.decay for held in run.facts.held_back.values()], default=0.0)
     if not largest or run.losses.is_at_zero or look.overflowed:
         return
-    for layer in run.layers:
+    has_zeros = get_zeros(run)
+    for place, layer in enumerate(run.layers):
         name = next((name for name in layer.weights if len(layer.shapes.get(name, ())) > 1), "")
         held, stepped = run.facts.held_back.get(name), look.stepped.get(name)
         before, gradient = look.of(name, "parameter_before"), look.of(name, "parameter_grad")
         if held is None or stepped is None or before is None or gradient is None or not before.moments.rms > 0:
             continue
-        if held.decay <= USUAL_DECAY and gets_zeros(look, layer):  # which is why decay alone moves it
+        if held.decay <= USUAL_DECAY and has_zeros[place]:  # which is why decay alone moves it
             continue
         if held.is_decoupled:
             update = look.of(name, "parameter_update")

@@ -145,7 +145,8 @@ def _out_of_line(run: Run, scales: Scales, first: Scales) -> Iterator[Finding]:
         for place in np.flatnonzero(known & (np.abs(seen.gains - middle) >= LAYER_GAIN_DECADES / 1.5)):
             layer = seen.layers[place]
             others = seen.gains[known & (np.arange(len(known)) != place)]
-            off = float(seen.gains[place] - np.median(others))
+            usual = median(others)
+            off = float(seen.gains[place] - usual)
             if (
                 abs(off) < LAYER_GAIN_DECADES
                 or abs(robust_z(seen.gains[place], others, PEER_SPREAD_FLOOR_DECADES)) < OUT_OF_LINE_Z
@@ -161,7 +162,7 @@ def _out_of_line(run: Run, scales: Scales, first: Scales) -> Iterator[Finding]:
             rms = "the RMS of its output is" if other is None else "at the first measurement, the RMS of its output was"
             evidence = (
                 f"{rms} {10 ** seen.log[place]:.2g}, which is {factor(seen.gains[place])} times that of the layer "
-                f"before it (median of the other layers: {factor(float(np.median(others)))} times)"
+                f"before it (median of the other layers: {factor(usual)} times)"
             )
             evidence += _initial(run, layer) if other is None else ", and the scale of its weights is still unusual"
             has_changed = other is None and abs(began - seen.gains[place]) >= LAYER_GAIN_DECADES / 2

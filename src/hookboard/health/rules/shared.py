@@ -258,10 +258,12 @@ def has_gradient(look: Look, weight: str) -> bool:
     return reaches(look.of(weight, "parameter_grad"))
 
 
-def gets_zeros(look: Look, layer: Layer) -> bool:
-    """Return True if a gradient has reached all trainable weights of a layer, and all of it is 0; False without any."""
-    gradients = [look.of(name, "parameter_grad") for name in layer.trainable]
-    return bool(gradients) and not any(gradient is None or reaches(gradient) for gradient in gradients)
+def get_zeros(run: Run) -> np.ndarray:
+    """Return the layers all of whose trainable weights get a gradient that is 0, shape (layers,); False without any."""
+    arrays, gradients = run.arrays, run.latest.rows["parameter_grad"]
+    are_others = arrays.is_trainable & (~gradients.is_there | gradients.reaches)
+    some, others = (np.bincount(arrays.owner, part, len(run.layers)) for part in (arrays.is_trainable, are_others))
+    return np.asarray((some > 0) & (others == 0))
 
 
 def usual_gradient(run: Run) -> float:

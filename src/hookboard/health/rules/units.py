@@ -11,7 +11,7 @@ from hookboard.health.look import Look, every_unit
 from hookboard.health.rule import Finding, Rule, Severity
 from hookboard.health.rules.shared import (
     counted,
-    gets_zeros,
+    get_zeros,
     harm_of,
     percent_range,
     source_of,
@@ -20,7 +20,7 @@ from hookboard.health.rules.shared import (
     weight_of,
 )
 from hookboard.health.run import Run
-from hookboard.health.run_table import SILENT_AT_ZERO_KINDS, Silence, Units, onsets
+from hookboard.health.run_table import SILENT_AT_ZERO_KINDS, Units, onsets
 from hookboard.measure import FIELDS, Reading, channel_stride
 from hookboard.model.layers import NORM_KINDS, Kind, Layer
 
@@ -71,8 +71,8 @@ def dead_of(
 
 def is_finite(run: Run, layer: Layer) -> bool:
     """Return True if the layer gave an output at the latest look, and all of it is finite."""
-    output = run.now.of(layer.name, "output")
-    return output is not None and not output.moments.nonfinite
+    outputs, place = run.latest.rows["output"], run.place(layer.name)
+    return bool(outputs.is_there[place] and not outputs.nonfinite[place])
 
 
 def has_no_weights(run: Run, layer: Layer, width: int, every: int) -> np.ndarray | None:
@@ -90,14 +90,14 @@ def has_no_weights(run: Run, layer: Layer, width: int, every: int) -> np.ndarray
 
 def has_its_own_activation(run: Run, layer: Layer) -> bool:
     """Return True if the next layer is an activation whose output shows which units of this layer are dead."""
-    following = next(iter(run.layers[run.place(layer.name) + 1 :]), None)
+    place, outputs = run.place(layer.name), run.latest.rows["output"]
+    following = run.layers[place + 1] if place + 1 < len(run.layers) else None
     if following is None or following.kind not in ("rectifier", "bounded"):
         return False
-    mine, activated = (run.now.of(each.name, "output") for each in (layer, following))
-    if following.kind == "bounded" or mine is None or activated is None:
+    if following.kind == "bounded" or not outputs.is_there[place : place + 2].all():
         return True
     # A rectifier that several layers share, as in torchvision's ResNets, has seen more than this one.
-    return mine.moments.count >= activated.moments.count
+    return bool(outputs.count[place] >= outputs.count[place + 1])
 
 
 def is_used(run: Run, layer: Layer, units: int) -> bool:
@@ -166,14 +166,17 @@ and half of its own units are negative by chance. Rounding of float32 leaves 1e-
 
 
 def _dead_units(run: Run) -> Iterator[Finding]:
-    silent = {name for name, silence in run.silence.items() if silence.is_any and _lasting(run, silence).any()}
-    if not silent:
+    lasting = _lasting(run)
+    if not lasting.any():
         return
-    layers = [layer for layer in run.layers if layer.name in silent]
-    exact = [dead for layer in layers if layer.kind in SILENT_AT_ZERO_KINDS and (dead := _dead_after(run, layer))]
+    parts = run.silence.parts
+    layers = [layer for layer in run.layers if layer.name in parts and lasting[parts[layer.name]].any()]
+    exact = [
+        dead for layer in layers if layer.kind in SILENT_AT_ZERO_KINDS and (dead := _dead_after(run, layer, lasting))
+    ]
     named = {dead.source.name for dead in exact if dead.share > DEAD_SHARE_NOTE}
     others = [layer for layer in layers if layer.kind not in SILENT_AT_ZERO_KINDS and layer.name not in named]
-    called = [dead for layer in others if (dead := _dead_before_a_function(run, layer))]
+    called = [dead for layer in others if (dead := _dead_before_a_function(run, layer, lasting))]
     said: set[str] = set()
     noted = []
     for dead in sorted([*exact, *called], key=lambda dead: -dead.share):
@@ -184,19 +187,20 @@ def _dead_units(run: Run) -> Iterator[Finding]:
         if severity == "note":
             noted.append(dead)
         else:
-            yield _dead_finding(run, dead, severity)
+            yield _dead_finding(run, dead, severity, lasting)
     if noted:  # one note is enough: of several layers it is at the first
         first = min(noted, key=lambda dead: run.place(dead.source.name))
-        yield _dead_finding(run, first, "note")
+        yield _dead_finding(run, first, "note", lasting)
 
 
-def _usual(run: Run, dead: Dead) -> list[float]:
+def _usual(run: Run, dead: Dead, lasting: np.ndarray) -> list[float]:
     """Return the share of dead units in each other layer of the same kind, for comparison."""
     if dead.at.kind in SILENT_AT_ZERO_KINDS:
         alike = [layer for layer in run.layers if layer.kind == dead.at.kind]
-        exact = [other for layer in alike if (other := _dead_after(run, layer))]
+        exact = [other for layer in alike if (other := _dead_after(run, layer, lasting))]
         return [other.share for other in exact if other.source is not dead.source]
-    return [other.share for layer in run.peers(dead.at) if (other := _dead_before_a_function(run, layer))]
+    peers = run.peers(dead.at)
+    return [other.share for layer in peers if (other := _dead_before_a_function(run, layer, lasting))]
 
 
 def _is_given_a_constant(run: Run, dead: Dead) -> bool:
@@ -230,8 +234,8 @@ def _is_gone(run: Run, dead: Dead) -> bool:
     return dead.share == 1 or (dead.share >= DEAD_SHARE_ALARM and is_idle)
 
 
-def _dead_finding(run: Run, dead: Dead, severity: Severity) -> Finding:
-    usual = _usual(run, dead)
+def _dead_finding(run: Run, dead: Dead, severity: Severity, lasting: np.ndarray) -> Finding:
+    usual = _usual(run, dead, lasting)
     # Of a layer that is as good as dead, half of the units may have been dead from the start, as with one input.
     limit = DEAD_SHARE_ALARM if dead.share >= DEAD_SHARE_ALARM else DEAD_SHARE_NOTE
     since = int(dead.since[min(math.floor(limit * dead.units), dead.dead - 1)])
@@ -286,55 +290,54 @@ def _advice_at_start(run: Run, dead: Dead) -> str:
     )
 
 
-def _dead_after(run: Run, layer: Layer) -> Dead | None:
+def _dead_after(run: Run, layer: Layer, lasting: np.ndarray) -> Dead | None:
     """Return the dead units of a rectifier or dropout by its zeros; None if not measured, not finite, or all pruned.
 
     For a dropout, units that were silent before it do not count as dead.
     """
-    silence = run.silence.get(layer.name)
-    if silence is None or not is_finite(run, layer):
+    silence, part = run.silence, run.silence.parts.get(layer.name)
+    if part is None or not is_finite(run, layer):
         return None
-    dead, width = _lasting(run, silence), silence.width
+    dead, width = lasting[part], silence.widths[layer.name]
     source = source_of(run, layer, width)
     if layer.kind == "dropout":
-        before = run.silence.get(source.name) if source is not None else None
         # What was 0 before the dropout is not its doing.
         exact = [other for other in run.layers[: run.place(layer.name)] if other.kind == "rectifier"]
-        previous = run.silence.get(exact[-1].name) if exact else before
-        if previous is not None and previous.width == width:
-            dead &= previous.looks == 0
+        before = exact[-1] if exact else source
+        if before is not None and silence.widths.get(before.name) == width:
+            dead = dead & (silence.looks[silence.parts[before.name]] == 0)
         source = layer
     pruned = has_no_weights(run, source or layer, width, channel_stride(width))
     counts = np.ones(len(dead), dtype=bool) if pruned is None else ~pruned
-    return dead_of(layer, source or layer, dead & counts, counts, silence.since, width)
+    return dead_of(layer, source or layer, dead & counts, counts, silence.since[part], width)
 
 
-def _dead_before_a_function(run: Run, layer: Layer) -> Dead | None:
+def _dead_before_a_function(run: Run, layer: Layer, lasting: np.ndarray) -> Dead | None:
     """Return the units whose outputs never exceed 0 and that no gradient reaches; None if too few, or unknown.
 
     This is for activations that are called as functions, whose outputs are not seen.
     """
-    silence = run.silence.get(layer.name)
-    if silence is None or len(silence.looks) < LAYER_UNITS_MIN or not is_finite(run, layer):
+    part = run.silence.parts.get(layer.name)
+    if part is None or part.stop - part.start < LAYER_UNITS_MIN or not is_finite(run, layer):
         return None
-    dead, width = _lasting(run, silence), silence.width
+    dead, since, width = lasting[part], run.silence.since[part], run.silence.widths[layer.name]
     if np.count_nonzero(dead) < DEAD_UNITS_MIN or has_its_own_activation(run, layer):
         return None
-    if layer.kind == "norm" and dead.all() and gets_zeros(run.now, layer) and usual_gradient(run) > 0:
-        return dead_of(layer, layer, dead, dead, silence.since, width)
+    if layer.kind == "norm" and dead.all() and get_zeros(run)[run.place(layer.name)] and usual_gradient(run) > 0:
+        return dead_of(layer, layer, dead, dead, since, width)
     weights = [name for name in layer.trainable if len(layer.shapes[name]) > 1]
     if len(weights) != 1:
         return None
     shape = layer.shapes[weights[0]]
     every = every_unit(shape)  # of a large weight fewer units are measured than of the output
-    if unit_rows(run.now.of(weights[0], "parameter_grad"), shape, width, every) is None:
-        return None
-    part = slice(None, None, every // channel_stride(width))
-    pruned, since = has_no_weights(run, layer, width, every), silence.since[part]
+    step = every // channel_stride(width)
+    pruned, dead, since = has_no_weights(run, layer, width, every), dead[::step], since[::step]
     counts = np.ones(len(since), dtype=bool) if pruned is None else ~pruned
-    silent = dead[part] & counts
+    silent = dead & counts
     most = dead_of(layer, layer, silent, counts, since, width)  # unless a gradient reaches some of them
     if most is None or _severity(run, most) is None or not is_used(run, layer, width):
+        return None
+    if unit_rows(run.now.of(weights[0], "parameter_grad"), shape, width, every) is None:
         return None
     cut = _gets_no_gradient(run, layer, weights[0])
     return None if cut is None else dead_of(layer, layer, silent & cut, counts, since, width)
@@ -345,12 +348,12 @@ def _looks(run: Run) -> int:
     return max(2, run.window // 2)
 
 
-def _lasting(run: Run, silence: Silence) -> np.ndarray:
-    """Return which units count as dead, shape (units,), bool: silent at enough looks and values, fewer if all are."""
-    looks = _looks(run)
-    dead = silence.lasting(looks, SILENT_VALUES_MIN)
-    all_of_them = silence.lasting(looks, SILENT_VALUES_MIN_WHOLE_LAYER)
-    return all_of_them if len(all_of_them) >= LAYER_UNITS_MIN and all_of_them.all() else dead
+def _lasting(run: Run) -> np.ndarray:
+    """Return which units count as dead, by `run.silence`: silent at enough looks and values, fewer if all are."""
+    silence, lasting = run.silence, run.silence.lasting(_looks(run))
+    all_of_them = lasting & (silence.samples >= SILENT_VALUES_MIN_WHOLE_LAYER)
+    is_whole = np.logical_and.reduceat(all_of_them, silence.starts) & (silence.counts >= LAYER_UNITS_MIN)
+    return np.asarray((lasting & (silence.samples >= SILENT_VALUES_MIN)) | np.repeat(is_whole, silence.counts))
 
 
 def _gets_no_gradient(run: Run, layer: Layer, weight: str) -> np.ndarray | None:

@@ -11,7 +11,7 @@ from hookboard.health.robust import median_of, medians_of
 from hookboard.health.rule import Finding, Rule, Severity
 from hookboard.health.rules.shared import (
     UPDATE_RATIO_SMALL,
-    gets_zeros,
+    get_zeros,
     harm_of,
     is_rate_low_by_schedule,
     was_zero,
@@ -296,13 +296,13 @@ def update_too_small(run: Run) -> Iterator[Finding]:
         moved.min() >= LAYER_UPDATE_SHARE_SMALL * moved.max() and run.losses.is_learning
     ):
         return
+    # Of NaN or Inf a ratio tells nothing, and what momentum still does without a gradient is no matter of the rate.
+    is_spoiled = run.latest.rows["parameter_update"].nonfinite > 0
+    are_others = get_zeros(run) | (np.bincount(run.arrays.owner, is_spoiled, len(run.layers)) > 0)
     moving = {
-        layer.name: ratio
-        for layer, ratio in zip((run.layers[place] for place in places), moved.tolist(), strict=True)
-        if not is_rate_low_by_schedule(run, layer)
-        and not _is_spoiled(look, layer)
-        # What momentum still does without a gradient is no matter of the rate.
-        and not gets_zeros(look, layer)
+        run.layers[place].name: ratio
+        for place, ratio in zip(places.tolist(), moved.tolist(), strict=True)
+        if not (are_others[place] or is_rate_low_by_schedule(run, run.layers[place]))
     }
     if not moving:
         return
@@ -352,12 +352,6 @@ def _small_since(run: Run) -> int:
             break
         since = step if level < UPDATE_RATIO_SMALL else since  # NaN tells nothing
     return since
-
-
-def _is_spoiled(look: Look, layer: Layer) -> bool:
-    """Return True if the latest update of a weight of the layer has NaN or Inf, so that its ratio tells nothing."""
-    updates = (look.of(name, "parameter_update") for name in layer.weights)
-    return any(update is not None and update.moments.nonfinite > 0 for update in updates)
 
 
 UPDATE_TOO_SMALL = Rule("update_too_small", update_too_small, look_at="health/update_ratio")
