@@ -37,7 +37,7 @@ ROOMS = [
 WITHOUT_LIGHTNING = [room for room in ROOMS if room not in ("loops", "experiments", "tracing", "writers", "base")]
 """What serves a run without a Trainer too."""
 
-OF_OTHERS = ["base/torch_private.py", "loops/trainer.py", "writers/tensorboard_private.py"]
+OF_OTHERS = ["base/torch_private.py", "loops/trainer.py", "writers/tensorboard.py"]
 """The only files with private names of torch and of Lightning."""
 
 ASKS_A_TRAINER = {

@@ -56,8 +56,6 @@ class Reporter:
 
         def judged(judge: Judge) -> tuple[Verdict, ...]:
             verdicts = judge.see(look, facts)
-            if self.page_at_end is not None:
-                self.page_at_end.see(look.losses)
             self._say_new(verdicts)
             entry = self._page.entry(judge.run, verdicts)
             entry.records.update(records(judge.run.layers))
@@ -72,8 +70,6 @@ class Reporter:
 
     def end(self, losses: Sequence[Loss]) -> tuple[Verdict, ...] | None:
         """Have the whole training judged, with the losses since the last look."""
-        if self.page_at_end is not None:
-            self.page_at_end.see(losses)
         return self._judged(lambda judge: judge.end(losses))
 
     def tell(self, events: Sequence[Nonfinite], *, is_searched: bool) -> tuple[Verdict, ...] | None:
