@@ -1,7 +1,6 @@
 """`PictureLogger`: the base of callbacks that log pictures of one batch."""
 
 from abc import abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,7 +8,6 @@ from torch import Tensor, nn
 
 from hookboard.base.checks import check_steps, check_whole
 from hookboard.base.eager import run_eagerly
-from hookboard.base.jobs import Steps, then
 from hookboard.base.messages import inform, rank_zero_warn
 from hookboard.images import Picture
 from hookboard.loops import HookboardCallback, Loop, StageState, is_due, why_no_step
@@ -19,9 +17,6 @@ from hookboard.writers import Entry
 
 STEPS_PER_LOG = 20
 """By default, pictures are logged every this many times `log_every_n_steps`, because they cost more than numbers."""
-
-Draw = Steps[dict[str, Picture]]
-"""Yields until the tensors of a batch have reached the host, and returns their pictures by tag."""
 
 
 @dataclass
@@ -34,29 +29,17 @@ class PictureState(StageState):
         is_first: True until the first pictures are made.
         taken: what `_take` returned, from the start of the batch until its pictures are made.
         taps: the hooks of the batch, if the callback uses `Taps`.
-        memory: a tensor of each module that is kept from one picture to the next; None for a module that failed.
+        start: a tensor of each module from the start of the fit, to compare with.
     """
 
-    keeps = ("last", "is_first", "kept_tensors")
+    keeps = ("last", "is_first")
 
     last: int | None = field(default=None, kw_only=True)
     is_awaited: bool = field(default=False, kw_only=True)
     is_first: bool = field(default=True, kw_only=True)
     taken: Any = field(default=None, kw_only=True)
     taps: Taps | None = field(default=None, kw_only=True)
-    memory: dict[nn.Module, Tensor | None] = field(default_factory=dict, kw_only=True)
-
-    @property
-    def kept_tensors(self) -> dict[str, Tensor]:
-        """The tensors of `memory` by the name of their module; those set are taken if module and shape are the same."""
-        modules = self.selection.modules.items()
-        return {name: tensor for name, module in modules if (tensor := self.memory.get(module)) is not None}
-
-    @kept_tensors.setter
-    def kept_tensors(self, given: Mapping[str, Tensor]) -> None:
-        for name, now in self.kept_tensors.items():
-            if name in given and now.shape == given[name].shape:
-                self.memory[self.selection.modules[name]] = given[name].to(now)
+    start: dict[nn.Module, Tensor] = field(default_factory=dict, kw_only=True)
 
     def observe(self, on: bool) -> None:
         """Switch the taps on or off: off while we compute something ourselves."""
@@ -95,8 +78,8 @@ class PictureLogger(HookboardCallback[PictureState]):
         """Attach hooks that `state.until_batch_end` removes, and return the object that they fill; by default None."""
 
     @abstractmethod
-    def _pictures(self, loop: Loop, state: PictureState) -> Draw | None:
-        """Start the copies to the host and return what draws the pictures then; None if there is no picture."""
+    def _pictures(self, loop: Loop, state: PictureState) -> dict[str, Picture]:
+        """Return the pictures of the batch by tag; it waits for the device."""
 
     def _tag(self, name: str) -> str:
         return f"{self.kind}/{name or MODEL}"
@@ -149,19 +132,13 @@ class PictureLogger(HookboardCallback[PictureState]):
         state.taken = self._take(loop.model, batch, state)
 
     def _end_batch(self, loop: Loop, state: PictureState, has_stepped: bool) -> None:
-        """Make the pictures, and write them when all is there; in training, only if the optimizers have stepped."""
-        if not has_stepped:
-            return
-        draw, step = self._pictures(loop, state), loop.logged_step
-        state.is_first, state.taken = False, None
-        # Only now: for sharded weights, `_pictures` is a collective.
-        if draw is None or not loop.is_rank_zero:
-            return
-
-        def write(pictures: dict[str, Picture]) -> None:
-            state.loggers.write(Entry(step, pictures=pictures))
-
-        self._do_later(state, then(draw, write), step, "at the end of a batch")
+        """Make and write the pictures; in training, only if the optimizers have stepped."""
+        if has_stepped:
+            pictures = self._pictures(loop, state)
+            state.is_first, state.taken = False, None
+            # Only now: for sharded weights, `_pictures` is a collective.
+            if pictures and loop.is_rank_zero:
+                state.loggers.write(Entry(loop.logged_step, pictures=pictures))
 
     def _end_evaluation(self, loop: Loop, state: PictureState) -> None:
         """End the stage with a warning if the evaluation has ended before the batch that is shown."""
