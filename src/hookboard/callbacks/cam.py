@@ -76,6 +76,7 @@ class CAMLogger(PictureLogger):
         'layer_cam'
     """
 
+    kind = "cam"
     calls_the_model = True
 
     def __init__(
@@ -117,10 +118,12 @@ class CAMLogger(PictureLogger):
         found = select(model, self.modules)  # raises where there is no module at all
         return Selection({} if self.modules is None else found)
 
+    def _tag(self, name: str) -> str:
+        return f"{super()._tag(name)}/{self.method}"
+
     def written_tags(self) -> list[str]:
         """Return the tags that it writes in a run; `<layer>` stands for a layer that is chosen when the model runs."""
-        names = ["<layer>"] if self.modules is None else [n for w in self._live.values() for n in w.selection.modules]
-        return [f"cam/{name}/{self.method}" for name in names] if self._live else []
+        return super().written_tags() or [self._tag("<layer>") for _ in self._live]
 
     def _take(self, model: nn.Module, batch: Any, state: PictureState) -> tuple[ClassificationTap, Any]:
         tap = ClassificationTap(model, self.samples)
@@ -152,7 +155,7 @@ class CAMLogger(PictureLogger):
                 layer, found = attribute(call, groups, self._chooser(labels), with_gradient=with_gradient)
             host: dict[str, Any] = {name: part if part is None else part.cpu() for name, part in vars(found).items()}
             seen = Attribution(**host)
-            pictures[f"cam/{layer.name}/{self.method}"] = overlays(
+            pictures[self._tag(layer.name)] = overlays(
                 shown,
                 self._maps(layer, seen, aspect),
                 [self._caption(k, seen, labels) for k in range(len(shown))],

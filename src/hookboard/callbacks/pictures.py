@@ -56,8 +56,8 @@ class PictureLogger(HookboardCallback[PictureState]):
 
     state_class = PictureState
 
-    kind = ""
-    """The first part of its tags, `<kind>/<module>`; "" if a subclass overrides `written_tags` for other tags."""
+    kind: str
+    """The first part of its tags, `<kind>/<module>`."""
 
     needs_weights = True
     """True if the callback reads weights or calls modules, which needs unsharded weights on this rank."""
@@ -86,7 +86,7 @@ class PictureLogger(HookboardCallback[PictureState]):
 
     def written_tags(self) -> list[str]:
         """Return the tags that it writes, as far as they are known before the first batch."""
-        return [self._tag(name) for state in self._live.values() for name in state.selection.modules if self.kind]
+        return [self._tag(name) for state in self._live.values() for name in state.selection.modules]
 
     # What it does at each point of a run.
 
