@@ -33,7 +33,7 @@ import numpy as np
 from tensorboard.compat.proto.event_pb2 import Event
 
 from hookboard.board.logged_run import SCALES
-from hookboard.writers.tensorboard_private import QuickRecordWriter
+from hookboard.writers.tensorboard import QuickRecordWriter
 
 SENT = "() => performance.getEntriesByType('resource').reduce((sum, one) => sum + one.transferSize, 0)"
 """JavaScript: how many bytes a frame has loaded."""

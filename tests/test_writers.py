@@ -6,7 +6,7 @@ import pytest
 from tensorboard.compat.tensorflow_stub import pywrap_tensorflow
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from hookboard.writers.tensorboard_private import QuickRecordWriter
+from hookboard.writers.tensorboard import QuickRecordWriter
 
 
 def own_checksum(data):

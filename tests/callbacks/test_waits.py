@@ -97,13 +97,6 @@ def test_no_due_step_waits(tmp_path, device, model, options):
     assert len(scalars(tmp_path)["activation_mean/net.0"]) == run.global_step
 
 
-def test_no_picture_of_a_training_step_waits(tmp_path, device):
-    of_training = {"stage": "train", "every_n_steps": 1}
-    callbacks = [FeatureMapLogger("net.*", channels=2, **of_training), KernelLogger(every_n_steps=1)]
-    train(tmp_path, device, *callbacks, model=Toy(convolutional()))
-    assert_none([wait for wait in device.waits if not is_later(wait)])
-
-
 PICTURES = [part.reshape(8, 1, 2, 2) for part in DATA]
 VALIDATED = {"limit_val_batches": 1.0, "num_sanity_val_steps": 0}
 
@@ -111,13 +104,6 @@ VALIDATED = {"limit_val_batches": 1.0, "num_sanity_val_steps": 0}
 def classifier():
     """Of pictures."""
     return Toy(nn.Sequential(*convolutional()[1:]))
-
-
-@pytest.mark.parametrize("method", ["grad_cam", "eigen_cam"])
-def test_class_activation_maps_wait_at_most_at_the_end_of_the_evaluation(tmp_path, device, method):
-    callback = CAMLogger("net.1", method=method, every_n_steps=1)
-    train(tmp_path, device, callback, model=classifier(), data=PICTURES, **VALIDATED)
-    assert_none([wait for wait in device.waits if "in end_evaluation" not in wait.stack])
 
 
 def test_class_activation_maps_of_a_device_are_those_of_the_cpu(tmp_path, device):

@@ -11,8 +11,7 @@ from torch import nn
 from hookboard.measure import Table, plan
 from hookboard.model.sites import Site
 from hookboard.writers import Entry
-from hookboard.writers.tensorboard import write_to_tensorboard
-from hookboard.writers.tensorboard_private import quick_writer_of
+from hookboard.writers.tensorboard import quick_writer_of, write_to_tensorboard
 
 VALUES = [0.0, -0.0, 0.1, -1e-46, 3.4028235e38, 3.4028236e38, 1e300, -1e300, np.inf, -np.inf, np.nan, 2.0**-149]
 

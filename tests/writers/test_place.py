@@ -9,9 +9,13 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from torch.utils.tensorboard import SummaryWriter
 
 from hookboard.loops.bare import loggers_in
-from hookboard.writers.registry import place_of
+from hookboard.writers.loggers import kind_of
 
 pytestmark = pytest.mark.unit
+
+
+def place_of(logger):
+    return kind_of(logger).place_of(logger)
 
 
 def test_the_command_for_the_tab_can_be_typed_where_the_environment_is_not_activated(tmp_path, monkeypatch):

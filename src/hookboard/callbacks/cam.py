@@ -1,8 +1,7 @@
 """`CAMLogger`: logs class-activation maps."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor, nn
 
 from hookboard.base.checks import check_list, check_name, check_normalization, is_whole, wrong
 from hookboard.base.torch_private import NoCollectives
-from hookboard.callbacks.pictures import Draw, PictureLogger, PictureState
+from hookboard.callbacks.pictures import PictureLogger, PictureState
 from hookboard.capturing import (
     MAX_PICTURE_CHANNELS,
     METHODS,
@@ -25,7 +24,6 @@ from hookboard.capturing import (
 )
 from hookboard.images import Picture, aspect_of, maps_in, overlays, samples_first, unnormalized
 from hookboard.loops import Loop, NothingToShowError, Selection
-from hookboard.measure import sent_together
 from hookboard.model.nested import tensors_in
 from hookboard.model.selection import check_selection, select
 from hookboard.tracing import replaced
@@ -45,9 +43,9 @@ class CAMLogger(PictureLogger):
 
     The model is the outermost module that is called with pictures of shape (n, channels, height, width) and returns
     class scores of shape (n, classes), or one score for each picture. Labels are the first integer tensor of shape (n,)
-    in the batch. If there is no such module, one warning says so, and the run goes on without maps. Without `classes`,
-    and without labels or targets that are 0 or 1, a single score counts as a number: the map shows what raises it or,
-    if it is negative, lowers it.
+    in the batch. If there is no such module, one warning says so, and the run goes on without maps. Scores count as
+    those of classes if `classes` are given or the batch has labels (of a single score, labels that are 0 or 1);
+    otherwise the map shows what raises a number or, if it is a single negative one, lowers it.
 
     Args:
         modules: Pattern or patterns for dotted module names, relative to the LightningModule. `*` matches within one
@@ -78,6 +76,7 @@ class CAMLogger(PictureLogger):
         'layer_cam'
     """
 
+    kind = "cam"
     calls_the_model = True
 
     def __init__(
@@ -116,67 +115,55 @@ class CAMLogger(PictureLogger):
         self.size = size
 
     def _select(self, model: nn.Module) -> Selection:
-        if self.modules is not None:
-            return Selection(select(model, self.modules))
-        select(model)  # raises where there is no module at all
-        return Selection()
+        found = select(model, self.modules)  # raises where there is no module at all
+        return Selection({} if self.modules is None else found)
+
+    def _tag(self, name: str) -> str:
+        return f"{super()._tag(name)}/{self.method}"
 
     def written_tags(self) -> list[str]:
         """Return the tags that it writes in a run; `<layer>` stands for a layer that is chosen when the model runs."""
-        names = ["<layer>"] if self.modules is None else [n for w in self._live.values() for n in w.selection.modules]
-        return [f"cam/{name}/{self.method}" for name in names] if self._live else []
+        return super().written_tags() or [self._tag("<layer>") for _ in self._live]
 
-    def _take(self, model: nn.Module, batch: Any, state: PictureState) -> "_ShownBatch":
+    def _take(self, model: nn.Module, batch: Any, state: PictureState) -> tuple[ClassificationTap, Any]:
         tap = ClassificationTap(model, self.samples)
         state.until_batch_end.callback(tap.detach)
         tap.attach()
-        return _ShownBatch(tap, batch)
+        return tap, batch
 
-    def _pictures(self, loop: Loop, state: PictureState) -> Draw | None:
-        taken: _ShownBatch = state.taken
-        call = taken.tap.found
+    def _pictures(self, loop: Loop, state: PictureState) -> dict[str, Picture]:
+        tap, batch = state.taken
+        call: Classification | None = tap.found
         if call is None:
-            raise taken.tap.error or NothingToShowError(
+            raise tap.error or NothingToShowError(
                 f"no module took pictures of shape (n, up to {MAX_PICTURE_CHANNELS} channels, height, width) and "
                 "returned class scores of shape (n, classes) or (n,). If your model classifies pictures, call it as "
                 "one module, as in self(images)"
             )
-        labels, targets = _targets_in(taken.batch, call)
-        names = list(state.selection.modules)
+        names, method, labels = list(state.selection.modules), METHODS[self.method], _labels_in(batch, call)
         try:
             wanted = [[[named_layer(call.calls, name)]] for name in names] if names else [default_layers(call)]
         except ValueError as nothing:
             raise NothingToShowError(str(nothing)) from nothing
-        read, method = [], METHODS[self.method]
+        shown, aspect = unnormalized(call.pictures.cpu(), self.mean, self.std), aspect_of([("", call.pictures)])
+        pictures = {}
         for groups in wanted:
             # The module's own call of `forward` has logged the same with `self.log`.
             quiet = replaced(loop.model, log=lambda *args, **kwargs: None)
             with loop.in_precision(), quiet, _without_other_ranks(loop):
                 with_gradient = method.needs == "gradient"
-                read.append(attribute(call, groups, self._chooser(labels), with_gradient=with_gradient))
-        sent = {"pictures": call.pictures, "labels": labels, "targets": targets}
-        arriving = _sent([sent, *(vars(seen) for _, seen in read)])
-        aspect, source = aspect_of([("", call.pictures)]), self._source(state)
-
-        def draw() -> dict[str, Picture]:
-            given, *parts = arriving()
-            shown, labels = unnormalized(given["pictures"], self.mean, self.std), given["labels"]
-            pictures = {}
-            for (layer, _), part in zip(read, parts, strict=True):
-                seen = Attribution(**part)
-                self._check_labels(labels, seen.scores)
-                is_of_classes = self._is_of_classes(labels, given["targets"], seen.scores)
-                pictures[f"cam/{layer.name}/{self.method}"] = overlays(
-                    shown,
-                    self._maps(layer, seen, aspect),
-                    [self._caption(k, seen, labels, is_of_classes) for k in range(len(shown))],
-                    f"{method.title} at {'the input of ' if layer.is_input else ''}{layer.name} ({source}): picture, "
-                    "map, both",
-                    size=self.size,
-                )
-            return pictures
-
-        return draw
+                layer, found = attribute(call, groups, self._chooser(labels), with_gradient=with_gradient)
+            host: dict[str, Any] = {name: part if part is None else part.cpu() for name, part in vars(found).items()}
+            seen = Attribution(**host)
+            pictures[self._tag(layer.name)] = overlays(
+                shown,
+                self._maps(layer, seen, aspect),
+                [self._caption(k, seen, labels) for k in range(len(shown))],
+                f"{method.title} at {'the input of ' if layer.is_input else ''}{layer.name} ({self._source(state)}): "
+                "picture, map, both",
+                size=self.size,
+            )
+        return pictures
 
     def _chooser(self, labels: Tensor | None) -> Callable[[Tensor], Tensor]:
         """Return the function that `attribute` calls with scores (n, classes) to get the explained classes (n,)."""
@@ -184,25 +171,21 @@ class CAMLogger(PictureLogger):
         def choose(scores: Tensor) -> Tensor:
             if self.target == "predicted":
                 return scores.argmax(dim=1)
-            last = scores.shape[1] - 1
-            if not isinstance(self.target, str):
-                if not 0 <= self.target <= last:
-                    raise _no_such_class(self.target, [self.target], last)
-                return torch.full((len(scores),), self.target, device=scores.device)
-            if labels is None:
+            wanted: list[Any] = [self.target] * len(scores)
+            if self.target == "label":
+                if labels is None:
+                    raise NothingToShowError(
+                        "target='label' needs labels, but the batch has no integer tensor of shape (n,)"
+                    )
+                wanted = labels.tolist()
+            if not set(wanted) <= set(range(scores.shape[1])):
                 raise NothingToShowError(
-                    "target='label' needs labels, but the batch has no integer tensor of shape (n,)"
+                    f"target={self.target!r} selects classes that are out of range ({sorted(set(wanted))}): the model "
+                    f"has scores for classes 0 to {scores.shape[1] - 1}"
                 )
-            # On a GPU an index out of range would end the process, and checking it would wait for the device.
-            return labels.to(scores.device, non_blocking=True).clamp(0, last)
+            return torch.tensor(wanted, device=scores.device)
 
         return choose
-
-    def _check_labels(self, labels: Tensor | None, scores: Tensor) -> None:
-        """Raise a NothingToShowError if `target` is "label" and a label is not the index of one of the scores."""
-        last = scores.shape[1] - 1
-        if self.target == "label" and labels is not None and not torch.equal(labels, labels.clamp(0, last)):
-            raise _no_such_class(self.target, labels.tolist(), last)
 
     def _maps(self, layer: TargetLayer, seen: Attribution, aspect: float | None) -> Tensor:
         """Return the class-activation maps of a layer, shape (n, height, width).
@@ -228,21 +211,15 @@ class CAMLogger(PictureLogger):
             "has none; method='grad_cam' works without one"
         )
 
-    def _is_of_classes(self, labels: Tensor | None, targets: Tensor | None, scores: Tensor) -> bool:
-        """Return False for a regression, as far as its targets tell, and for a single score that is no logit."""
-        is_single = _is_single(scores)
-        if is_single and bool(((scores[:, 1] >= 0) & (scores[:, 1] <= 1)).all()):
-            return False  # it may be behind a sigmoid: there, what is above 0 is not yet class 1
-        if self.classes or (not is_single and labels is not None):
-            return True
-        if labels is not None:
-            return bool((labels <= 1).all())
-        if targets is None or targets.shape[1] != (1 if is_single else scores.shape[1]):
-            return not is_single
-        are_shares = (targets.sum(dim=1) - 1).abs() < 1e-3
-        return bool((((targets == 0) | (targets == 1)).all(dim=1) | are_shares).all())
+    def _is_of_classes(self, labels: Tensor | None, scores: Tensor) -> bool:
+        """Return True if the scores are known to be those of classes; a single one also needs to be a logit."""
+        if not _is_single(scores):
+            return bool(self.classes) or labels is not None
+        # What is between 0 and 1 may be behind a sigmoid: there, what is above 0 is not yet class 1.
+        is_logit = not bool(((scores[:, 1] >= 0) & (scores[:, 1] <= 1)).all())
+        return is_logit and (bool(self.classes) or (labels is not None and bool((labels <= 1).all())))
 
-    def _caption(self, k: int, seen: Attribution, labels: Tensor | None, is_of_classes: bool) -> str:
+    def _caption(self, k: int, seen: Attribution, labels: Tensor | None) -> str:
         """Return the caption of sample k: "predicted cat (97%), label dog, map of cat", or "output 3.2, map of ..."."""
 
         def named(number: Tensor) -> str:
@@ -251,7 +228,7 @@ class CAMLogger(PictureLogger):
 
         scores, explained = seen.scores[k].float(), seen.classes[k]
         is_single = _is_single(seen.scores)
-        if is_of_classes:
+        if self._is_of_classes(labels, seen.scores):
             are_shares = bool((scores >= 0).all()) and abs(float(scores.sum()) - 1) < 1e-3
             # `attribute` gives the scores (-z, z) for one logit z: the softmax of their halves is its sigmoid.
             shares = scores if are_shares else (scores / 2 if is_single else scores).softmax(dim=0)
@@ -265,43 +242,11 @@ class CAMLogger(PictureLogger):
         return ", ".join([*parts, "class-agnostic map" if METHODS[self.method].needs == "nothing" else f"map of {of}"])
 
 
-@dataclass
-class _ShownBatch:
-    """The batch that is shown, and the tap that finds the classifier's call while it runs."""
-
-    tap: ClassificationTap
-    batch: Any
-
-
-def _sent(groups: Sequence[Mapping[str, Tensor | None]]) -> Callable[[], list[dict[str, Any]]]:
-    """Start copying all tensors to the host; return a function that waits for them and returns the groups of them."""
-    sent = sent_together([tensor for group in groups for tensor in group.values() if tensor is not None])
-
-    def grouped() -> list[dict[str, Any]]:
-        there = iter(sent())
-        return [{name: None if old is None else next(there) for name, old in group.items()} for group in groups]
-
-    return grouped
-
-
-def _no_such_class(target: str | int, wanted: list[int], last: int) -> NothingToShowError:
-    """Return the error for classes that are not between 0 and `last`."""
-    return NothingToShowError(
-        f"target={target!r} selects classes that are out of range ({wanted}): the model has scores for classes 0 to "
-        f"{last}"
-    )
-
-
-def _targets_in(batch: Any, call: Classification) -> tuple[Tensor | None, Tensor | None]:
-    """Return the labels and the floating targets of the shown samples; None for what the batch does not have.
-
-    The labels are the batch's first tensor of integers or booleans of shape (call.of,), made int64; the targets its
-    first floating one of shape (call.of,) or (call.of, numbers), with shape (call.count, numbers).
-    """
+def _labels_in(batch: Any, call: Classification) -> Tensor | None:
+    """Return the labels of the shown samples: the batch's first tensor of integers or booleans of shape (call.of,)."""
     tensors = (t for _, t in tensors_in(batch) if t.layout is torch.strided and not t.is_nested)
-    found = [t[: call.count] for t in tensors if t.ndim in (1, 2) and len(t) == call.of]
-    labels = (t.long() for t in found if t.ndim == 1 and not (t.is_floating_point() or t.is_complex()))
-    return next(labels, None), next((t.reshape(len(t), -1) for t in found if t.is_floating_point()), None)
+    whole = (t for t in tensors if t.shape == (call.of,) and not (t.is_floating_point() or t.is_complex()))
+    return next((t[: call.count].long().cpu() for t in whole), None)
 
 
 def _is_single(scores: Tensor) -> bool:

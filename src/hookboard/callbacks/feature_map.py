@@ -10,7 +10,7 @@ from hookboard.base.checks import check_list, check_name, is_finite, wrong
 from hookboard.base.messages import inform, rank_zero_warn
 from hookboard.base.ranks import whole
 from hookboard.base.torch_private import children_of
-from hookboard.callbacks.pictures import Draw, PictureLogger, PictureState
+from hookboard.callbacks.pictures import PictureLogger, PictureState
 from hookboard.images import (
     CONVOLUTIONS,
     Picture,
@@ -25,7 +25,7 @@ from hookboard.images import (
     select_maps,
 )
 from hookboard.loops import Loop, Selection, listed_gaps, names_in
-from hookboard.measure import Observer, Taps, sent_together
+from hookboard.measure import Observer, Taps
 from hookboard.model.nested import tensors_in
 from hookboard.model.selection import check_selection, named_submodules, select
 from hookboard.model.sites import Site, Stage
@@ -109,27 +109,23 @@ class FeatureMapLogger(PictureLogger):
         self.size = size
 
     def _select(self, model: nn.Module) -> Selection:
-        return Selection(self._modules(model))
-
-    def _modules(self, model: nn.Module) -> dict[str, nn.Module]:
-        """Return the modules to show, by dotted name: those that the arguments `modules` and `types` select.
+        """Return the modules to show: those that the arguments `modules` and `types` select.
 
         If both are None: convolutions and transformer blocks, or leaf modules if the model has none of these; of more
         than MAX_DEFAULT_MODULES so many, spread evenly.
         """
         if self.modules is not None or self.types is not None:
-            return select(model, self.modules, self.types)
+            return Selection(select(model, self.modules, self.types))
         found = {name: module for name, module in named_submodules(model) if _is_worth_showing(module)}
-        found = found or select(model)
-        if len(found) <= MAX_DEFAULT_MODULES:
-            return found
-        inform(
-            f"{self._name} shows {MAX_DEFAULT_MODULES} of {len(found)} modules, evenly spaced from first to last; "
-            "select others with `modules` or `types`."
-        )
-        names = list(found)
-        last = MAX_DEFAULT_MODULES - 1
-        return {name: found[name] for name in (names[round(k * (len(names) - 1) / last)] for k in range(last + 1))}
+        found, count = found or select(model), MAX_DEFAULT_MODULES
+        if len(found) > count:
+            inform(
+                f"{self._name} shows {count} of {len(found)} modules, evenly spaced from first to last; "
+                "select others with `modules` or `types`."
+            )
+            names = list(found)
+            found = {(name := names[round(k * (len(names) - 1) / (count - 1))]): found[name] for k in range(count)}
+        return Selection(found)
 
     def _take(self, model: nn.Module, batch: Any, state: PictureState) -> "_ShownTensors":
         modules = state.selection.modules
@@ -163,28 +159,19 @@ class FeatureMapLogger(PictureLogger):
         if len(tensor) == taken.count:  # others, such as windows of the pictures, are in another order
             taken.of_inputs.add(site)
 
-    def _pictures(self, loop: Loop, state: PictureState) -> Draw | None:
+    def _pictures(self, loop: Loop, state: PictureState) -> dict[str, Picture]:
         taken: _ShownTensors = state.taken
         if state.is_first:
             self._name_gaps(loop, state, taken)
-        kept = {site: part for site, part in taken.shown.items() if part.values.numel()}
-        sent = [each.values for each in kept.values()]
-        arriving = sent_together(sent if taken.inputs is None else [taken.inputs, *sent])
-        source = self._source(state)
-
-        def draw() -> dict[str, Picture]:
-            hosts = iter(arriving())
-            inputs = None if taken.inputs is None else drawn_inputs(next(hosts), 2 * self.size)
-            pictures = {}
-            for site, part in kept.items():
-                there = replace(part, values=next(hosts))
-                name = f"{site.path} ({source})"
+        inputs = None if taken.inputs is None else drawn_inputs(taken.inputs.cpu(), 2 * self.size)
+        pictures = {}
+        for site, part in taken.shown.items():
+            if part.values.numel():
+                there, name = replace(part, values=part.values.cpu()), f"{site.path} ({self._source(state)})"
                 own = inputs if site in taken.of_inputs else None
                 drawn = feature_maps(there, name, normalize=self.normalize, size=self.size, inputs=own)
                 pictures[self._tag(site.path)] = drawn
-            return pictures
-
-        return draw if kept else None
+        return pictures
 
     def _name_gaps(self, loop: Loop, state: PictureState, taken: "_ShownTensors") -> None:
         """Warn once about all modules without a picture, with the reason for each.
@@ -193,19 +180,13 @@ class FeatureMapLogger(PictureLogger):
         """
         assert state.taps is not None
         expected = list(state.taps.expected())
-        seen = {site.name for site in taken.shown}
-        refused = {site.name: cause for site, cause in taken.refused.items()}
-        gaps = [
-            (name, role, refused.get(name) or state.taps.why_silent(name, role))
-            for name, role in expected
-            if name not in seen
-        ]
+        causes = {site.name: cause for site, cause in taken.refused.items()}
+        missing = [(name, role) for name, role in expected if name not in {site.name for site in taken.shown}]
         # Of modules that the user did not name, some may never be called, such as auxiliary heads.
-        is_named = self.modules is not None or self.types is not None
-        if gaps and (is_named or not taken.shown):
-            count = f"{len(gaps)} out of {len(expected)} modules"
+        if missing and (self.modules is not None or self.types is not None or not taken.shown):
+            gaps = [(name, role, causes.get(name) or state.taps.why_silent(name, role)) for name, role in missing]
             listed = listed_gaps(gaps, names_in(loop.model))
-            rank_zero_warn(f"{self._name}: no picture of {count}:{listed}")
+            rank_zero_warn(f"{self._name}: no picture of {len(gaps)} out of {len(expected)} modules:{listed}")
 
 
 @dataclass
@@ -231,10 +212,5 @@ class _ShownTensors:
 
 def _is_worth_showing(module: nn.Module) -> bool:
     """Return True for a convolution, or for a transformer block: the parent of an attention, and none itself."""
-    if isinstance(module, CONVOLUTIONS):
-        return True
-    return not _is_attention(module) and any(map(_is_attention, children_of(module).values()))
-
-
-def _is_attention(module: nn.Module) -> bool:
-    return "attention" in type(module).__name__.lower()
+    of, *inside = ("attention" in type(one).__name__.lower() for one in (module, *children_of(module).values()))
+    return isinstance(module, CONVOLUTIONS) or (not of and any(inside))

@@ -9,7 +9,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from traceback import walk_stack
 from typing import Any
@@ -42,9 +42,6 @@ _ADVICE = """To watch every step and layer, wrap the loop:
                 ...  # the step as it is"""
 
 _RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "SLURM_PROCID")
-MAX_CALLS = 10_000
-"""After as many calls of modules that no optimizer trains, none is waited for (a choice): each costs a search."""
-
 _STEPPING = sys.modules[Optimizer.__module__].__file__
 _COMPILED = r"Using `torch\.compile\(module\)` when there are global hooks"
 
@@ -131,8 +128,8 @@ class _LoopReader:
         self._until_end = ExitStack()
         self._live: LiveStep | None = None
         self._optimizers: list[weakref.ref[Optimizer]] = []
-        self._is_over = self._is_stepped = self._has_evaluated = False
-        self._calls, self._thread = 0, 0
+        self._is_over = self._is_stepped = False
+        self._thread = 0
         self.found: Findings | None = None
 
     def wait(self, optimizer: Optimizer) -> None:
@@ -163,7 +160,6 @@ class _LoopReader:
             self._live = None
 
     def _begin(self, module: nn.Module) -> None:
-        self._has_evaluated |= not module.training and torch.is_grad_enabled()
         if module.training and torch.is_grad_enabled():
             _guarded(self._follow, module)
 
@@ -171,13 +167,6 @@ class _LoopReader:
         optimizers = [one for known in self._optimizers if (one := known()) is not None]
         trained = {id(one) for each in optimizers for group in each.param_groups for one in group["params"]}
         if trained.isdisjoint(map(id, parameters_in(module).values())):
-            self._calls += 1
-            if self._calls == MAX_CALLS:
-                self.give_up()
-                inform(
-                    "the first training step was not inspected because no module with trained parameters was called. "
-                    f"{_ADVICE}"
-                )
             return
         self.give_up()  # the hook that has called this
         model = _holder_of(trained, module)
@@ -221,8 +210,11 @@ class _LoopReader:
             _guarded(self._say, live)
         elif live is not None:
             live.leave()
-        elif self._has_evaluated and not self._is_over:
-            inform("no training step was inspected because the model was never in training mode. Call model.train().")
+        elif self._optimizers and not self._is_over:
+            inform(
+                "no training step was inspected because no module with trained parameters was called in training mode. "
+                "Call model.train()."
+            )
 
     def _say(self, live: LiveStep) -> None:
         has_failed, facts = live.is_over, live.end()  # where it has, it is said why
@@ -239,34 +231,24 @@ _reader = _LoopReader()
 
 def _holder_of(trained: set[int], called: nn.Module) -> nn.Module | None:
     """Return the module that was called if it has all these parameters, else the smallest that has; or None."""
-    candidates = (one for one in gc.get_objects() if issubclass(type(one), nn.Module))  # whose `__class__` may be a lie
-    for modules in ([called], candidates):
-        having = []
-        for one in modules:
-            with suppress(Exception):  # of modules that were never completed
-                if trained <= {id(parameter) for parameter in parameters_in(one).values()}:
-                    having.append(one)
+    for modules in ([called], gc.get_objects()):
+        # Some lie about their `__class__`, and some were never completed.
+        whole = [one for one in modules if issubclass(type(one), nn.Module) and "_modules" in one.__dict__]
+        having = [one for one in whole if trained <= set(map(id, parameters_in(one).values()))]
         if having:
             return min(having, key=lambda one: len(modules_in(one)))
     return None
 
 
-_written: list[dict[str, Any]] = []
-"""What this process has written."""
-
-
 def _write_json() -> None:
-    """Write what was found for `--json`, beside what other processes of the script have written."""
+    """Write what was found for `--json`, over what another process of the script may have written."""
     path = OPTIONS.get("json")
     if not path or any(os.environ.get(rank, "0") != "0" for rank in _RANKS):  # the first process judges
         return
     found: list[Any] = [verdict.in_sentences() for monitor in _monitors for verdict in monitor.verdicts]
     found += [dataclasses.replace(one, since=0) for one in _reader.found or ()]
     said = [{name: getattr(one, name) for name in _FIELDS} for one in found]
-    said = json.loads(json.dumps(said))  # as it is read again
-    others = [one for one in json.loads(Path(path).read_text(encoding="utf-8")) if one not in _written]
-    Path(path).write_text(json.dumps(others + said, indent=2), encoding="utf-8")
-    _written[:] = said
+    Path(path).write_text(json.dumps(said, indent=2), encoding="utf-8")
 
 
 atexit.register(_reader.end)  # of a loop of one step

@@ -21,12 +21,10 @@ class _EditState(StageState):
     """The state of an Intervention in one stage.
 
     Args:
-        tag: the tag of the text that describes the change.
         edits: the hooks of the last changed batch; None before.
         is_checked: True once a changed batch has ended; then each selected module is checked for a change, once.
     """
 
-    tag: str = field(default="", kw_only=True)
     edits: Edits | None = field(default=None, kw_only=True)
     is_checked: bool = field(default=False, kw_only=True)
 
@@ -37,8 +35,7 @@ class Intervention(HookboardCallback[_EditState]):
     The change holds from the start of a batch until all callbacks have seen its end. Loggers in the same Trainer read
     the changed tensors, regardless of their place in the list. Compiled code runs uncompiled in the batches that are
     changed. Gradients are changed when they arrive: under a GradScaler they carry its scale, and under accumulation
-    they are those of each batch. A description of the change is logged once as text, under `interventions/<role>`;
-    further interventions with the same role write theirs under `interventions/<role>/2` and so on.
+    they are those of each batch. A description of the change is logged once as text, under `interventions/<role>`.
 
     Args:
         rule: The change: one of hookboard's rules (docs/capture.md), as in `hookboard.Zero()` (in YAML, by `class_path`
@@ -127,9 +124,6 @@ class Intervention(HookboardCallback[_EditState]):
     def _takes_part(self, loop: Loop) -> bool:
         return True  # each rank changes its own batches
 
-    def _prepare(self, loop: Loop, state: _EditState) -> None:
-        state.tag = self._tag(loop)
-
     def _wants(self, loop: Loop, state: _EditState, batch_idx: int, dataloader_idx: int) -> bool:
         step = loop.logged_step
         is_within = self.first_step <= step and (self.last_step is None or step <= self.last_step)
@@ -142,7 +136,7 @@ class Intervention(HookboardCallback[_EditState]):
         state.edits.attach()
         if not self._is_told and loop.is_rank_zero:
             self._is_told = True
-            state.loggers.write(Entry(loop.logged_step, texts={state.tag: self._description(state)}))
+            state.loggers.write(Entry(loop.logged_step, texts={f"interventions/{self.role}": self._description(state)}))
 
     def _end_batch(self, loop: Loop, state: _EditState, has_stepped: bool) -> None:
         if not state.is_checked:
@@ -155,21 +149,10 @@ class Intervention(HookboardCallback[_EditState]):
         if state is states[0] and not any(each.is_checked for each in states):
             rank_zero_warn(f"Intervention changed nothing in this fit: {self._description(state)}.")
 
-    def written_tags(self) -> list[str]:
-        """Return the tag of the text that describes the change, as a list of one; [] outside of a run."""
-        return [state.tag for state in self._live.values()][:1]
-
-    def _tag(self, loop: Loop) -> str:
-        """Return the tag of the text. The second intervention with the same role has "/2" at the end, and so on."""
-        alike = [c for c in loop.callbacks if isinstance(c, Intervention) and c.role == self.role]
-        # It is none of them if it hides in another object.
-        number = next((i for i, callback in enumerate(alike, 1) if callback is self), 1)
-        return f"interventions/{self.role}" + (f"/{number}" if number > 1 else "")
-
     def _description(self, state: StageState) -> str:
         """Return the rule, role, modules, stages and steps in one line of Markdown."""
-        last = "the last" if self.last_step is None else self.last_step
-        stages = ", ".join(chosen("stages", self.stages, get_args(Stage)))
-        names = ", ".join(f"`{name}`" for name in state.selection.modules)
         name = getattr(self.rule, "__qualname__", None) or repr(self.rule)
+        names = ", ".join(f"`{name}`" for name in state.selection.modules)
+        stages = ", ".join(chosen("stages", self.stages, get_args(Stage)))
+        last = "the last" if self.last_step is None else self.last_step
         return f"`{name}` on the {self.role} of {names}; {stages}; steps {self.first_step} to {last}"

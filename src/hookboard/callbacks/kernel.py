@@ -2,15 +2,12 @@
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor, nn
 
-from hookboard.base.messages import warn_switched_off
 from hookboard.base.ranks import whole
-from hookboard.callbacks.pictures import Draw, PictureLogger, PictureState
+from hookboard.callbacks.pictures import PictureLogger, PictureState
 from hookboard.images import CONVOLUTIONS, Picture, kernel_picture, selected_kernels
 from hookboard.loops import Loop, Selection
-from hookboard.measure import sent_together
 from hookboard.model.parameters import weight_in_use
 from hookboard.model.selection import NothingToSelectError, check_selection, select
 
@@ -64,50 +61,31 @@ class KernelLogger(PictureLogger):
         self.size = size
 
     def _select(self, model: nn.Module) -> Selection:
-        is_named = self.modules is not None or self.types is not None
-        found: dict[str, nn.Module] = {
-            name: module
-            for name, module in select(model, self.modules, self.types).items()
-            if isinstance(module, CONVOLUTIONS) and (is_named or max(module.kernel_size) > 1)
-        }
-        if not found and not is_named:
-            raise NothingToSelectError("the model has no convolution with kernels larger than one pixel")
+        found = {n: m for n, m in select(model, self.modules, self.types).items() if isinstance(m, CONVOLUTIONS)}
+        if self.modules is None and self.types is None:
+            found = {name: module for name, module in found.items() if max(module.kernel_size) > 1}
+            if not found:
+                raise NothingToSelectError("the model has no convolution with kernels larger than one pixel")
         if not found:
             raise ValueError(
                 f"modules={self.modules!r}, types={self.types!r} select no convolution, but only the kernels of "
                 "convolutions can be shown."
             )
-        return Selection(found)
+        return Selection({**found})
 
     def _begin_training(self, loop: Loop, state: PictureState) -> None:
         """Keep a copy of the kernels that the fit starts with."""
-        for name, module in state.selection.modules.items():
-            weight = _weight_in_use(state, name, module)
-            if weight is not None:
-                state.memory[module] = self._part(weight)
+        for module in state.selection.modules.values():
+            state.start[module] = self._part(weight_in_use(module))
 
-    def _pictures(self, loop: Loop, state: PictureState) -> Draw | None:
-        shapes: dict[str, torch.Size] = {}
-        parts: list[Tensor] = []
+    def _pictures(self, loop: Loop, state: PictureState) -> dict[str, Picture]:
+        pictures = {}
         for name, module in state.selection.modules.items():
-            weight = _weight_in_use(state, name, module)
-            if weight is None:
-                continue
+            weight = weight_in_use(module)
             now = self._part(weight)
-            before = state.memory.setdefault(module, now)  # a module that was added during the fit starts here
-            parts += [now, now if before is None else before]
-            shapes[name] = weight.shape
-
-        arriving = sent_together(parts)
-
-        def draw() -> dict[str, Picture]:
-            hosts = iter(arriving())
-            return {
-                self._tag(name): kernel_picture(next(hosts), next(hosts), name, shape, size=self.size)
-                for name, shape in shapes.items()
-            }
-
-        return draw if shapes else None
+            start = state.start.setdefault(module, now)  # a module that was added during the fit starts here
+            pictures[self._tag(name)] = kernel_picture(now, start, name, weight.shape, size=self.size)
+        return pictures
 
     def _end_training(self, loop: Loop, state: PictureState) -> None:
         """Draw the kernels at the end of a fit that was too short to draw them before."""
@@ -118,16 +96,3 @@ class KernelLogger(PictureLogger):
     def _part(self, weight: Tensor) -> Tensor:
         """Return the first kernels and channels of a weight. A sharded one is gathered: every rank must call this."""
         return selected_kernels(whole(weight), kernels=self.kernels, channels=self.channels)
-
-
-def _weight_in_use(state: PictureState, name: str, module: nn.Module) -> Tensor | None:
-    """Return the weight in use, or None, with one warning, if the user's code that computes it has failed."""
-    # None stands for a failure; a module without an entry has not failed.
-    if state.memory.get(module, module) is None:
-        return None
-    try:
-        return weight_in_use(module)
-    except Exception as error:  # a parametrization runs the user's code
-        state.memory[module] = None
-        warn_switched_off(f"the picture of {name!r}", error)
-        return None

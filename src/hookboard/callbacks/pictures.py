@@ -1,7 +1,6 @@
 """`PictureLogger`: the base of callbacks that log pictures of one batch."""
 
 from abc import abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,9 +18,6 @@ from hookboard.writers import Entry
 STEPS_PER_LOG = 20
 """By default, pictures are logged every this many times `log_every_n_steps`, because they cost more than numbers."""
 
-Draw = Callable[[], dict[str, Picture]]
-"""Waits until the tensors of a batch have reached the host, and returns their pictures by tag."""
-
 
 @dataclass
 class PictureState(StageState):
@@ -33,7 +29,7 @@ class PictureState(StageState):
         is_first: True until the first pictures are made.
         taken: what `_take` returned, from the start of the batch until its pictures are made.
         taps: the hooks of the batch, if the callback uses `Taps`.
-        memory: a tensor of each module that is kept from one picture to the next; None for a module that failed.
+        start: a tensor of each module from the start of the fit, to compare with.
     """
 
     last: int | None = field(default=None, kw_only=True)
@@ -41,7 +37,7 @@ class PictureState(StageState):
     is_first: bool = field(default=True, kw_only=True)
     taken: Any = field(default=None, kw_only=True)
     taps: Taps | None = field(default=None, kw_only=True)
-    memory: dict[nn.Module, Tensor | None] = field(default_factory=dict, kw_only=True)
+    start: dict[nn.Module, Tensor] = field(default_factory=dict, kw_only=True)
 
     def observe(self, on: bool) -> None:
         """Switch the taps on or off: off while we compute something ourselves."""
@@ -58,8 +54,8 @@ class PictureLogger(HookboardCallback[PictureState]):
 
     state_class = PictureState
 
-    kind = ""
-    """The first part of its tags, `<kind>/<module>`; "" if a subclass overrides `written_tags` for other tags."""
+    kind: str
+    """The first part of its tags, `<kind>/<module>`."""
 
     needs_weights = True
     """True if the callback reads weights or calls modules, which needs unsharded weights on this rank."""
@@ -80,15 +76,15 @@ class PictureLogger(HookboardCallback[PictureState]):
         """Attach hooks that `state.until_batch_end` removes, and return the object that they fill; by default None."""
 
     @abstractmethod
-    def _pictures(self, loop: Loop, state: PictureState) -> Draw | None:
-        """Start the copies to the host and return what draws the pictures then; None if there is no picture."""
+    def _pictures(self, loop: Loop, state: PictureState) -> dict[str, Picture]:
+        """Return the pictures of the batch by tag; it waits for the device."""
 
     def _tag(self, name: str) -> str:
         return f"{self.kind}/{name or MODEL}"
 
     def written_tags(self) -> list[str]:
         """Return the tags that it writes, as far as they are known before the first batch."""
-        return [self._tag(name) for state in self._live.values() for name in state.selection.modules if self.kind]
+        return [self._tag(name) for state in self._live.values() for name in state.selection.modules]
 
     # What it does at each point of a run.
 
@@ -134,19 +130,13 @@ class PictureLogger(HookboardCallback[PictureState]):
         state.taken = self._take(loop.model, batch, state)
 
     def _end_batch(self, loop: Loop, state: PictureState, has_stepped: bool) -> None:
-        """Make the pictures, and write them when all is there; in training, only if the optimizers have stepped."""
-        if not has_stepped:
-            return
-        draw, step = self._pictures(loop, state), loop.logged_step
-        state.is_first, state.taken = False, None
-        # Only now: for sharded weights, `_pictures` is a collective.
-        if draw is None or not loop.is_rank_zero:
-            return
-
-        def write() -> None:
-            state.loggers.write(Entry(step, pictures=draw()))
-
-        self._do_later(state, write, step, "at the end of a batch")
+        """Make and write the pictures; in training, only if the optimizers have stepped."""
+        if has_stepped:
+            pictures = self._pictures(loop, state)
+            state.is_first, state.taken = False, None
+            # Only now: for sharded weights, `_pictures` is a collective.
+            if pictures and loop.is_rank_zero:
+                state.loggers.write(Entry(loop.logged_step, pictures=pictures))
 
     def _end_evaluation(self, loop: Loop, state: PictureState) -> None:
         """End the stage with a warning if the evaluation has ended before the batch that is shown."""

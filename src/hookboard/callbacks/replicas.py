@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from hookboard.base.ranks import Ranks, local
+from hookboard.base.ranks import Ranks
 from hookboard.base.torch_private import is_left_to_ranks
 from hookboard.callbacks.weights import Part
 from hookboard.health import Apart
@@ -38,7 +38,7 @@ class Compared(NamedTuple):
     Args:
         when: `before` the first step of the fit, or `after` a step; `gradient` for the gradient before a step.
         weight: the name of the weight.
-        layout: its shape and dtype, and of a shard which one it is.
+        layout: its shape and dtype.
     """
 
     when: str
@@ -77,13 +77,12 @@ class Replicas:
         for name, weight in weights.items():
             parameter = weight.parameters[0]
             tensor = parameter.grad if when == "gradient" else parameter
-            if weight.is_computed or tensor is None or is_left_to_ranks(parameter):
+            if weight.is_computed or tensor is None or isinstance(tensor, DTensor) or is_left_to_ranks(parameter):
                 continue
-            values = local(tensor.detach())
+            values = tensor.detach()
             if is_plain(values) and values.is_floating_point() and values.element_size() in _WORDS and values.numel():
                 values = self._part.of(values) if values.numel() > self._part.above else values
-                layout = f"{list(values.shape)} {values.dtype} {_shard(tensor)}"
-                self._noted[Compared(when, name, layout)] = _numbers_of(values)
+                self._noted[Compared(when, name, f"{list(values.shape)} {values.dtype}")] = _numbers_of(values)
 
     def take(self) -> tuple[list[Compared], Tensor | None]:
         """Return what was noted since the last call, and its numbers, shape (4 * n,), on a device; and forget it."""
@@ -148,18 +147,6 @@ def _groups(everyones: Sequence[tuple[float, ...] | None]) -> list[tuple[list[in
         if numbers is not None:
             groups.setdefault(numbers[0], ([], numbers[1]))[0].append(rank)
     return sorted(groups.values(), key=lambda group: -len(group[0]))
-
-
-def _shard(tensor: Tensor) -> list[tuple[int, int]]:
-    """Return which shard of a DTensor this rank holds: of each dimension of the mesh that splits it, the coordinate.
-
-    First comes the first rank of the mesh: another mesh, as of another stage, has nothing in common with it.
-    """
-    if not isinstance(tensor, DTensor):
-        return []
-    mesh = tensor.device_mesh
-    splits = [dim for dim, placement in enumerate(tensor.placements) if not placement.is_replicate()]
-    return [(-1, int(mesh.mesh.min())), *((dim, mesh.get_local_rank(dim)) for dim in splits)]
 
 
 @functools.cache

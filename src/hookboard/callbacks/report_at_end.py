@@ -1,12 +1,9 @@
 """Writes the page of a run, as `hookboard report` makes it, at the end of a fit."""
 
-from collections.abc import Iterable
-
 from hookboard.base.messages import inform, warn_switched_off
-from hookboard.health import Loss
 from hookboard.writers import Entry, EventFiles, Loggers
 
-REPORT, LOSS = "report", "loss"
+REPORT = "report"
 
 
 class ReportAtEnd:
@@ -20,10 +17,6 @@ class ReportAtEnd:
         self._loggers = loggers
         self._files = EventFiles(loggers)
 
-    def see(self, losses: Iterable[Loss]) -> None:
-        """Keep losses for the page, unless it is made from the event files of the user's own logger."""
-        self._files.add(LOSS, {loss.step: loss.value for loss in losses})
-
     def write(self, step: int | None) -> None:
         """Write the page to all loggers; an error is one warning.
 
@@ -34,10 +27,10 @@ class ReportAtEnd:
 
         try:
             folder = self._files.folder()
-            page = "" if step is None or folder is None else page_in(folder)
+            page = None if step is None or folder is None else Entry(step, pages={REPORT: page_in(folder)})
             self._files.close()
-            if step is not None and page:
-                self._loggers.write(Entry(step, pages={REPORT: page}))
+            if page is not None:
+                self._loggers.write(page)
                 if places := self._loggers.places_of_page(REPORT):
                     inform(f"HealthMonitor wrote the report of this run: {'; '.join(places)}")
         except Exception as error:  # a file or a logger may fail; the fit itself is over

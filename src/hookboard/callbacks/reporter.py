@@ -54,8 +54,6 @@ class Reporter:
 
         def judged(judge: Judge) -> tuple[Verdict, ...]:
             verdicts = judge.see(look, facts)
-            if self.page_at_end is not None:
-                self.page_at_end.see(look.losses)
             self._say_new(verdicts)
             if self._loggers.loggers:
                 entry = self._page.entry(judge.run, verdicts)
@@ -71,8 +69,6 @@ class Reporter:
 
     def end(self, losses: Sequence[Loss]) -> tuple[Verdict, ...] | None:
         """Have the whole training judged, with the losses since the last look."""
-        if self.page_at_end is not None:
-            self.page_at_end.see(losses)
         return self._judged(lambda judge: judge.end(losses))
 
     def tell(self, events: Sequence[Nonfinite], *, is_searched: bool) -> tuple[Verdict, ...] | None:

@@ -7,13 +7,8 @@ from lightning.fabric.utilities.cloud_io import get_filesystem
 from lightning.pytorch.loggers import CSVLogger
 
 from hookboard.writers.entry import Entry
-from hookboard.writers.registry import folder_of, place_of, write
-
-MAX_FILE_NAME_CHARS = 255
-"""Maximum number of characters in the name of a file; few file systems take more."""
 
 
-@write.register
 def write_to_csv(logger: CSVLogger, entry: Entry) -> list[str]:
     """Write the scalars to the logger, and everything else but records to files in its `log_dir`.
 
@@ -22,45 +17,26 @@ def write_to_csv(logger: CSVLogger, entry: Entry) -> list[str]:
     """
     if entry.scalars:
         logger.log_metrics({**entry.scalars}, entry.step)
-    files = {
-        _file(tag, "jpg" if picture.is_photo else "png"): picture.encode()[0] for tag, picture in entry.pictures.items()
-    }
-    texts = entry.texts | {tag: table.text for tag, table in entry.tables.items()}
-    files |= {_file(tag, "md"): text.encode() for tag, text in texts.items()}
-    files |= {_file(tag, "html"): page.encode() for tag, page in entry.pages.items()}
-    taken = {name: content for name, content in files.items() if len(name) <= MAX_FILE_NAME_CHARS}
-    if taken or entry.histograms:
+    files = {name: text.encode() for name, text in entry.files().items()}
+    for tag, picture in entry.pictures.items():
+        files[f"{tag}.{'jpg' if picture.is_photo else 'png'}"] = picture.encode()[0]
+    if files or entry.histograms:
         folder = logger.experiment.log_dir  # the experiment makes it
         system = get_filesystem(folder)
-        for name, content in taken.items():
-            with system.open(f"{folder}/{name}", "wb") as file:
+        for name, content in files.items():
+            with system.open(f"{folder}/{re.sub(r'[^A-Za-z0-9_.-]', '_', name)}", "wb") as file:
                 file.write(content)
-        if arrays := _arrays(entry):
+        found = {tag: one for tag, reading in entry.histograms.items() if (one := reading.histogram) is not None}
+        arrays = {f"{tag}.{name}": getattr(one, name) for tag, one in found.items() for name in ("counts", "edges")}
+        if arrays:
             system.makedirs(f"{folder}/histograms", exist_ok=True)
-            names = (f"{folder}/histograms/{entry.step:08}{more}.npz" for more in ("", *map("_{}".format, _FURTHER)))
-            with system.open(next(name for name in names if not system.exists(name)), "wb") as file:
-                np.savez_compressed(file, **arrays)  # type: ignore[arg-type]  # no array is named allow_pickle
-    return [f"files whose names are longer than {MAX_FILE_NAME_CHARS} characters"] if len(taken) < len(files) else []
+            starts = (f"{entry.step:08}{more}" for more in ("", *(f"_{number}" for number in range(2, 1000))))
+            paths = (f"{folder}/histograms/{start}.npz" for start in starts)
+            with system.open(next(path for path in paths if not system.exists(path)), "wb") as file:
+                np.savez_compressed(file, **arrays)
+    return []
 
 
-_FURTHER = range(2, 1000)
-"""Numbers of further files of one step: of callbacks that write later, or of a step that is run again."""
-
-
-def _arrays(entry: Entry) -> dict[str, np.ndarray]:
-    found = {tag: reading.histogram for tag, reading in entry.histograms.items() if reading.histogram is not None}
-    return {f"{tag}.{name}": getattr(one, name) for tag, one in found.items() for name in ("counts", "edges")}
-
-
-@place_of.register
-def _place(logger: CSVLogger) -> str:
-    return f"{folder_of(logger)} (health_verdict.md and health_*.png)"
-
-
-def _file(tag: str, suffix: str) -> str:
-    """Return the name of the file of a tag.
-
-    >>> _file("health/verdict", "md")
-    'health_verdict.md'
-    """
-    return f"{re.sub(r'[^A-Za-z0-9_.-]', '_', tag)}.{suffix}"
+def place_beside_csv(logger: CSVLogger) -> str:
+    """Return the folder of the files, and the names of some."""
+    return f"{logger.log_dir} (health_verdict.md and health_*.png)"

@@ -1,15 +1,57 @@
 """`Loggers`: writes entries to all loggers of a run; a logger that fails is left out from then on."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from lightning.pytorch.loggers import Logger, TensorBoardLogger
+from lightning.pytorch.loggers import Logger
 from torch.utils.tensorboard import SummaryWriter
 
 from hookboard.base.messages import warn, warn_switched_off
+from hookboard.writers.comet import place_in_comet, write_to_comet
+from hookboard.writers.csv import place_beside_csv, write_to_csv
 from hookboard.writers.entry import Entry, joined
-from hookboard.writers.registry import folder_of, known_type, place_of, write
+from hookboard.writers.mlflow import place_in_mlflow, write_to_mlflow
+from hookboard.writers.tensorboard import place_in_tensorboard, write_to_tensorboard
+from hookboard.writers.wandb import place_in_wandb, write_to_wandb
+
+
+class Kind(NamedTuple):
+    """How one kind of logger is written to.
+
+    Args:
+        write: writes what it can of an entry, and returns the names of the parts that it left out, as "histograms".
+        place_of: returns where a person finds what was written: a command, a folder or an address; "" if unknown.
+    """
+
+    write: Callable[[Any, Entry], list[str]]
+    place_of: Callable[[Any], str]
+
+
+KINDS = {
+    "CometLogger": Kind(write_to_comet, place_in_comet),
+    "CSVLogger": Kind(write_to_csv, place_beside_csv),
+    "MLFlowLogger": Kind(write_to_mlflow, place_in_mlflow),
+    "TensorBoardLogger": Kind(write_to_tensorboard, place_in_tensorboard),
+    "_TemporaryLogger": Kind(write_to_tensorboard, lambda logger: ""),  # nobody is sent there
+    "WandbLogger": Kind(write_to_wandb, place_in_wandb),
+}
+"""By the name of the class, because pytorch_lightning has loggers of the same names; subclasses count."""
+
+
+def kind_of(logger: Any) -> Kind:
+    """Return how to write to a logger; to one of an unknown kind, by its public methods."""
+    named = next((KINDS[cls.__name__] for cls in type(logger).__mro__ if cls.__name__ in KINDS), None)
+    if named is None and isinstance(getattr(logger, "experiment", None), SummaryWriter):
+        return KINDS["TensorBoardLogger"]
+    return named or Kind(_write_by_methods, folder_of)
+
+
+def folder_of(logger: Any) -> str:
+    """Return the folder that a logger writes to; "" if it has none."""
+    return str(getattr(logger, "log_dir", None) or "")
+
 
 _REFUSED = "_hookboard_refused"
 """The attribute of a logger with the parts of entries that it could not take: one warning for each, however many
@@ -32,15 +74,14 @@ class Loggers:
 
     @property
     def places(self) -> list[str]:
-        """Where a person finds what was written, see `place_of`: one line for each logger that has a place."""
-        return [place for logger in self.loggers if (place := place_of(logger))]
+        """Where a person finds what was written, see `Kind`: one line for each logger that has a place."""
+        return [place for logger in self.loggers if (place := kind_of(logger).place_of(logger))]
 
     def places_of_page(self, tag: str) -> list[str]:
         """Return where the page of a tag is: its file, or the place of a logger that keeps files elsewhere."""
-        taking = [logger for logger in self.loggers if known_type(logger) is not None and place_of(logger)]
-        return [
-            str(Path(folder, f"{tag}.html")) if (folder := folder_of(logger)) else place_of(logger) for logger in taking
-        ]
+        known = [(logger, kind) for logger in self.loggers if (kind := kind_of(logger)).write is not _write_by_methods]
+        places = [(folder_of(logger), place) for logger, kind in known if (place := kind.place_of(logger))]
+        return [str(Path(folder, f"{tag}.html")) if folder else place for folder, place in places]
 
     def write(self, entry: Entry) -> None:
         """Write an entry to TensorBoard; other loggers get it from `write_rows`.
@@ -48,7 +89,7 @@ class Loggers:
         There it is joined with what other callbacks write at the same step.
         """
         for logger in list(self.loggers):
-            if _takes_several(logger):
+            if kind_of(logger).write is write_to_tensorboard:
                 self.write_row(logger, entry, [self])
             else:
                 vars(logger).setdefault(_ROWS, {}).setdefault(entry.step, []).append((self, entry))
@@ -63,7 +104,7 @@ class Loggers:
             return
         name, names = type(logger).__name__, " and ".join(dict.fromkeys(owner.owner for owner in owners))
         try:
-            refused = write(logger, entry)
+            refused = kind_of(logger).write(logger, entry)
         except Exception as error:  # a logger may fail in any way, as without a network; others still get the entry
             for owner in owners:
                 owner.loggers.remove(logger)
@@ -88,12 +129,14 @@ def write_rows(loggers: Iterable[Logger], before: float = math.inf) -> None:
             owners[0].write_row(logger, joined(entries), owners)
 
 
-def _takes_several(logger: Logger) -> bool:
-    """Return True if the logger may get several entries of one step, which only TensorBoard's does."""
-    writer = write.dispatch(type(logger))
-    if writer not in (write.dispatch(TensorBoardLogger), write.dispatch(object)):
-        return False
-    try:
-        return isinstance(getattr(logger, "experiment", None), SummaryWriter)
-    except Exception:  # the same error is reported when an entry is written
-        return False
+def _write_by_methods(logger: Logger, entry: Entry) -> list[str]:
+    """Write the scalars by `log_metrics`, and the pictures by `log_image` if the logger has it."""
+    if entry.scalars:
+        logger.log_metrics(dict(entry.scalars), entry.step)
+    refused = [name for name in ("histograms", "texts", "tables", "pages") if getattr(entry, name)]
+    log_image = getattr(logger, "log_image", None)
+    if log_image is None:
+        return refused + (["pictures"] if entry.pictures else [])
+    for tag, picture in entry.pictures.items():
+        log_image(key=tag, images=[picture.image().convert("RGB")], step=entry.step, caption=[picture.caption])
+    return refused

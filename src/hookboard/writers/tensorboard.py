@@ -1,19 +1,27 @@
-"""Writing to TensorBoard."""
+"""Writing to TensorBoard, with some private names of its writer."""
 
+import shlex
+import shutil
+import struct
+import subprocess
+import sys
 import time
 from pathlib import Path
+from typing import Any
 
+import google_crc32c
 from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.compat.proto import types_pb2
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import DATA_CLASS_TENSOR, HistogramProto, Summary, SummaryMetadata
+from tensorboard.summary.writer.record_writer import RecordWriter
+from torch.utils.tensorboard import SummaryWriter
+from torch.utils.tensorboard.writer import FileWriter
 
 from hookboard.base.records import PLUGIN
 from hookboard.images import Picture
 from hookboard.measure import Reading
 from hookboard.writers.entry import Entry
-from hookboard.writers.registry import command, folder_of, place_of, write
-from hookboard.writers.tensorboard_private import quick_writer_of
 
 _RECORD = SummaryMetadata(
     plugin_data=SummaryMetadata.PluginData(plugin_name=PLUGIN),
@@ -23,17 +31,14 @@ _RECORD = SummaryMetadata(
 )
 
 
-@write.register
 def write_to_tensorboard(logger: TensorBoardLogger, entry: Entry) -> list[str]:
     """Write an entry to TensorBoard, which takes everything; a page is a file beside the event files.
 
     All values of a step are one event: an event for each costs some 20 times as much and fills the writer's queue,
     which then makes training wait.
     """
-    for tag, text in entry.texts.items():
+    for tag, text in {**entry.texts, **{tag: table.text for tag, table in entry.tables.items()}}.items():
         logger.experiment.add_text(tag, text, entry.step)
-    for tag, table in entry.tables.items():
-        logger.experiment.add_text(tag, table.text, entry.step)
     for tag, page in entry.pages.items():
         Path(logger.experiment.log_dir, f"{tag}.html").write_text(page, encoding="utf-8")
     event = Event(wall_time=time.time(), step=entry.step)
@@ -43,9 +48,18 @@ def write_to_tensorboard(logger: TensorBoardLogger, entry: Entry) -> list[str]:
     return []
 
 
-@place_of.register
-def _place(logger: TensorBoardLogger) -> str:
-    return f"{command('tensorboard', '--logdir', folder_of(logger))} (tab Hookboard)"
+def place_in_tensorboard(logger: TensorBoardLogger) -> str:
+    """Return what to type to see the logger's files, quoted for the shell where a path has a space.
+
+    TensorBoard is given by its name, or by its path if it is only beside this Python, not on PATH.
+    """
+    program = Path(sys.executable).with_name("tensorboard")
+    if shutil.which("tensorboard") or not program.exists():
+        program = Path("tensorboard")
+    elif program.is_relative_to(Path.cwd()):
+        program = program.relative_to(Path.cwd())
+    typed = [str(program), "--logdir", str(logger.log_dir)]
+    return f"{subprocess.list2cmdline(typed) if sys.platform == 'win32' else shlex.join(typed)} (tab Hookboard)"
 
 
 def _fill(summary: Summary, entry: Entry) -> None:
@@ -84,3 +98,33 @@ def _image(tag: str, picture: Picture) -> Summary.Value:
     plugin = SummaryMetadata.PluginData(plugin_name="images")
     metadata = SummaryMetadata(plugin_data=plugin, summary_description=picture.caption)
     return Summary.Value(tag=tag, image=image, metadata=metadata)
+
+
+def quick_writer_of(writer: SummaryWriter) -> FileWriter:
+    """Return the `FileWriter` of a writer, after having it compute checksums in C; a new one if it was closed.
+
+    TensorBoard computes them in Python, which takes milliseconds for the values of a step. The file stays the same,
+    byte for byte.
+    """
+    file_writer: FileWriter = writer._get_file_writer()
+    thread: Any = getattr(getattr(file_writer.event_writer, "_async_writer", None), "_worker", None)
+    records: Any = getattr(thread, "_record_writer", None)
+    if type(records) is RecordWriter and hasattr(records, "_writer"):
+        thread._record_writer = QuickRecordWriter(records._writer)
+    return file_writer
+
+
+class QuickRecordWriter(RecordWriter):  # type: ignore[misc]  # TensorBoard has no types
+    """Writes the same records as its base class, with checksums by google-crc32c."""
+
+    def write(self, data: bytes) -> None:
+        """Write one record: the length of the data, the data, and after each its checksum."""
+        length = struct.pack("<Q", len(data))
+        self._writer.write(length + _checksum_of(length) + data + _checksum_of(data))
+
+
+def _checksum_of(data: bytes) -> bytes:
+    """Return the masked CRC-32C of TFRecord files."""
+    crc = google_crc32c.value(data)
+    turned = crc >> 15 | crc << 17
+    return struct.pack("<I", (turned + 0xA282EAD8) & 0xFFFFFFFF)
