@@ -9,7 +9,6 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.tensorboard import SummaryWriter
 
 from hookboard.base import torch_private
-from hookboard.base.torch_private import buffers_in, modules_in, parameters_in
 from hookboard.writers import tensorboard_private
 
 
@@ -161,23 +160,3 @@ def test_a_plain_tensor_has_nothing_to_wait_for():
 def test_the_file_writer_takes_whole_events(tmp_path):
     with SummaryWriter(tmp_path) as writer:
         check("quick_writer_of", callable(tensorboard_private.quick_writer_of(writer).add_summary))
-
-
-def test_modules_and_parameters_have_the_names_and_the_order_that_torch_gives_them():
-    shared = nn.Linear(2, 2)
-    net = nn.Sequential(nn.Sequential(shared, nn.BatchNorm1d(2)), shared)
-    net.nothing = None
-    for once in (True, False):
-        assert list(modules_in(net, remove_duplicate=once).items()) == list(net.named_modules(remove_duplicate=once))
-        assert list(parameters_in(net, remove_duplicate=once)) == [
-            name for name, _ in net.named_parameters(remove_duplicate=once)
-        ]
-        assert list(buffers_in(net, remove_duplicate=once)) == [
-            name for name, _ in net.named_buffers(remove_duplicate=once)
-        ]
-
-
-def test_a_module_that_is_part_of_itself_is_walked_through_once():
-    net = nn.Sequential(nn.Linear(1, 1))
-    net[0].parent = net
-    assert list(modules_in(net, remove_duplicate=False)) == ["", "0"]

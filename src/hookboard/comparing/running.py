@@ -19,7 +19,6 @@ from hookboard.base.torch_private import (
     is_compiled,
     is_compiled_in_place,
     modules_in,
-    without_wrappers,
 )
 from hookboard.measure import hooked, own_call
 from hookboard.model.nested import map_tensors, named_inputs, tensors_in
@@ -183,7 +182,7 @@ def plain_name(model: nn.Module, name: str) -> str:
     >>> plain_name(torch.nn.DataParallel(nn.Linear(2, 2)), "module.weight")
     'weight'
     """
-    name = without_wrappers(name)
+    name = f"{name}.".replace("_orig_mod.", "").rstrip(".")
     if isinstance(model, DistributedDataParallel | DataParallel):
         name = f"{name}.".removeprefix("module.").rstrip(".")
     return name

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.utils._pytree import tree_leaves
 
 from hookboard.base.torch_private import buffers_in, modules_in, parameters_in
+from hookboard.model.nested import tensors_in
 
 _OF_TORCH = frozenset(nn.Module().__dict__)
 """Attributes that every module has: its hooks, its parameters and the modules inside it among them."""
@@ -70,10 +70,9 @@ def _copied(value: Any, memo: dict[int, Any]) -> Any:
     """Return a copy that holds nothing of the value; the value itself if it cannot be copied."""
     if not isinstance(value, _COPIED):
         return value
-    for leaf in tree_leaves(value):
-        if isinstance(leaf, Tensor):  # `deepcopy` refuses nested tensors, and what is part of a graph
-            twin = leaf.detach().clone().requires_grad_(leaf.is_leaf and leaf.requires_grad)
-            memo.setdefault(id(leaf), twin)
+    for _, tensor in tensors_in(value):  # `deepcopy` refuses nested ones, and what is part of a graph
+        twin = tensor.detach().clone().requires_grad_(tensor.is_leaf and tensor.requires_grad)
+        memo.setdefault(id(tensor), twin)
     try:
         return copy.deepcopy(value, memo)
     except Exception:  # of the user's class
@@ -81,8 +80,8 @@ def _copied(value: Any, memo: dict[int, Any]) -> Any:
 
 
 def _refill(now: dict[Any, Any], before: dict[Any, Any]) -> None:
-    for name in now.keys() - before.keys():
-        del now[name]
+    if list(now) != list(before):  # also in their order
+        now.clear()
     now.update(before)
 
 
