@@ -306,11 +306,6 @@ def _may_hold(code: types.CodeType, held: Set[str]) -> bool:
     return not guards or any(not held.isdisjoint(re.findall(r"\d+", text)) for text in guards)
 
 
-def is_in_force(stance: Any) -> bool:
-    """Return True if the stance that `torch.compiler.set_stance` returned is the one in force now."""
-    return torch._dynamo.eval_frame._stance is stance.stance
-
-
 def scale_of(scaler: GradScaler) -> Tensor | None:
     """Return the scale in force, shape (); unlike `get_scale()` it does not wait. None before the first one is set."""
     return scaler._scale
