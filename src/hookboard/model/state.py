@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from hookboard.base.torch_private import buffers_in, modules_in, parameters_in
+from hookboard.base.torch_private import buffers_of, modules_in, parameters_in
 from hookboard.model.nested import tensors_in
 
 _OF_TORCH = frozenset(nn.Module().__dict__)
@@ -29,28 +29,26 @@ _COPIED = (
 def same_state(*held: Any, with_weights: bool = False) -> Iterator[None]:
     """Put back what modules hold when the context ends, even after an error.
 
-    The values of buffers are restored in their memory. What else the attributes hold is exchanged for a
-    `copy.deepcopy` of it inside the context; what cannot be copied, and objects of other types than `_COPIED`, are
-    shared: what the code does to those stays.
+    What buffers and attributes hold is exchanged for a `copy.deepcopy` of it inside the context. What cannot be copied,
+    and objects of other types than `_COPIED`, are shared: what the code does to those stays.
 
     Args:
-        held: modules; dicts, such as `vars()` of an object, which are treated as attributes; and single tensors.
-        with_weights: restore parameters too; their gradients are None inside the context.
+        held: modules; dicts, such as `vars()` of an object, which are treated as attributes; and parameters.
+        with_weights: restore the values of the modules' parameters too; all gradients are None inside the context.
     """
-    modules = [part for one in held if isinstance(one, nn.Module) for part in modules_in(one).values()]
     roots = [one for one in held if isinstance(one, nn.Module)]
-    weights = {id(p): p for root in roots for p in parameters_in(root).values()}
-    tensors = [one for one in held if isinstance(one, Tensor)]
-    tensors += [one for root in roots for one in buffers_in(root).values()]
-    tensors += weights.values() if with_weights else []
-    tensors = [one for one in tensors if not (is_lazy(one) or one.is_meta)]
-    memo: dict[int, Any] = {id(one): one for one in (*modules, *weights.values(), *tensors)}
-    attributes = [*map(vars, modules), *(one for one in held if isinstance(one, dict))]
+    modules = [part for root in roots for part in modules_in(root).values()]
+    own = [p for root in roots for p in parameters_in(root).values()]
+    weights = [one for one in held if isinstance(one, nn.Parameter)] + (own if with_weights else [])
+    weights = [weight for weight in weights if not is_lazy(weight)]
+    memo: dict[int, Any] = {id(one): one for one in (*modules, *own, *weights)}
+    # A TorchScript module's buffers are no dict, and stay.
+    attributes = [one for one in (*map(vars, modules), *map(buffers_of, modules), *held) if isinstance(one, dict)]
     # Some models add hooks or layers when they are called first, and note that they have.
-    own = [part for module in modules for name in _OF_TORCH if isinstance(part := vars(module).get(name), dict)]
-    dicts = [(one, dict(one)) for one in (*attributes, *own)]
-    values = [(one, one.data, one.detach().clone(), one.requires_grad, one.is_leaf) for one in tensors]
-    gradients = [(weight, weight.grad) for weight in tensors if isinstance(weight, nn.Parameter) and weight.is_leaf]
+    parts = [part for module in modules for name in _OF_TORCH if isinstance(part := vars(module).get(name), dict)]
+    dicts = [(one, dict(one)) for one in (*attributes, *parts)]
+    values = [(one, one.data, one.detach().clone(), one.requires_grad) for one in weights]
+    gradients = [(weight, weight.grad) for weight in weights if weight.is_leaf]
     try:
         for weight, _ in gradients:
             weight.grad = None
@@ -59,7 +57,9 @@ def same_state(*held: Any, with_weights: bool = False) -> Iterator[None]:
         yield
     finally:
         for now, before in dicts:
-            _refill(now, before)
+            if list(now) != list(before):  # also in their order
+                now.clear()
+            now.update(before)
         for given in values:
             _rewrite(*given)
         for weight, gradient in gradients:
@@ -79,24 +79,13 @@ def _copied(value: Any, memo: dict[int, Any]) -> Any:
         return value
 
 
-def _refill(now: dict[Any, Any], before: dict[Any, Any]) -> None:
-    if list(now) != list(before):  # also in their order
-        now.clear()
-    now.update(before)
-
-
-def _rewrite(tensor: Tensor, held: Tensor, before: Tensor, required_grad: bool, was_leaf: bool) -> None:
-    """Give a tensor the values `before` in the memory `held` that it had."""
-    if was_leaf and not tensor.is_leaf:  # changed in place with gradients, it would hold the graph of our call
-        tensor.detach_()
-    if tensor.is_leaf and tensor.requires_grad != required_grad:
-        tensor.requires_grad_(required_grad)
-    if held.layout != torch.strided:  # its memory is that of several tensors
-        tensor.data = before
-        return
-    if tensor.shape != held.shape or tensor.data_ptr() != held.data_ptr():
-        tensor.data = held
-    # Batch norm changes its buffers without a new version: only the values tell. To compare them waits for a device.
+def _rewrite(weight: Tensor, held: Tensor, before: Tensor, required_grad: bool) -> None:
+    """Give a parameter the values `before` in the memory `held` that it had."""
+    if weight.requires_grad != required_grad:
+        weight.requires_grad_(required_grad)
+    if weight.shape != held.shape or weight.data_ptr() != held.data_ptr():
+        weight.data = held
+    # What is unchanged is not written: torch refuses to write to a parameter that was made in inference mode.
     if not held.is_cpu or not torch.equal(held, before):
         # Past its version: a graph that holds the tensor gets back the very values that it was built with.
         held.copy_(before)
