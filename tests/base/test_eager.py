@@ -1,7 +1,5 @@
 """Contexts in which compiled code runs uncompiled."""
 
-import threading
-
 import pytest
 import torch
 from toys import compiler_stance
@@ -73,55 +71,7 @@ def test_a_user_who_runs_everything_eagerly_goes_on_to():
         assert compiler_stance() == "force_eager"
 
 
-def test_a_stance_of_the_user_that_ends_inside_does_not_come_back():
-    stance = torch.compiler.set_stance("eager_on_recompile")
-    context = run_eagerly()
-    context.__enter__()
-    stance.__exit__(None, None, None)
-    context.__exit__(None, None, None)
-    assert compiler_stance() == "default"
-
-
-@pytest.mark.parametrize("before", ["default", "eager_on_recompile"])
-def test_a_stance_that_the_user_sets_inside_and_ends_after_it_ends_in_the_one_from_before(before, runs_compiled):
-    with torch.compiler.set_stance(before):
-        context = run_eagerly()
-        context.__enter__()
-        stance = torch.compiler.set_stance("eager_on_recompile")
-        context.__exit__(None, None, None)
-        assert compiler_stance() == "eager_on_recompile"
-        stance.__exit__(None, None, None)
-        assert compiler_stance() == before
-    assert runs_compiled()
-
-
-def test_compiled_code_that_the_user_runs_uncompiled_from_inside_on_stays_so():
-    with run_eagerly():
-        stance = torch.compiler.set_stance("force_eager")
-    assert compiler_stance() == "force_eager"
-    stance.__exit__(None, None, None)
-    assert compiler_stance() == "default"
-
-
 def test_an_error_inside_ends_the_context():
     with pytest.raises(ValueError, match="on purpose"), run_eagerly():
         raise ValueError("on purpose")
-    assert compiler_stance() == "default"
-
-
-def test_contexts_of_several_threads_count_together():
-    left, entered = threading.Event(), threading.Event()
-
-    def other():
-        with run_eagerly():
-            entered.set()
-            left.wait(10)
-
-    thread = threading.Thread(target=other)
-    with run_eagerly():
-        thread.start()
-        entered.wait(10)
-    assert compiler_stance() == "force_eager"
-    left.set()
-    thread.join(10)
     assert compiler_stance() == "default"

@@ -1,16 +1,12 @@
 """Messages hold wherever they come: in a run, and at a prompt."""
 
-import contextlib
 import io
 import linecache
 import logging
-import subprocess
-import sys
 import warnings
 
 import pytest
 import torch
-import tqdm
 from toys import mlp
 
 from hookboard import GradientLogger, HealthMonitor, HookboardWarning, capture
@@ -35,33 +31,6 @@ def test_what_is_called_otherwise_or_elsewhere_is_named(given, meant):
 def test_of_many_names_none_is_listed_where_one_is_meant_and_few_where_none_is():
     assert str(messages.unknown("rule", "dead", RULES)) == "unknown rule 'dead'; did you mean 'dead_units'?"
     assert str(messages.unknown("rule", "alarms", RULES)).count(", ") == 11
-
-
-@pytest.mark.spawns
-@pytest.mark.parametrize(
-    "setting_up",
-    [
-        "logging.basicConfig(); import lightning.pytorch",
-        "import lightning.pytorch; logging.basicConfig()",
-        "logging.basicConfig(level='INFO'); import hookboard",
-        "import hookboard; logging.getLogger('lightning.pytorch').handlers.clear()",
-    ],
-)
-def test_a_line_is_shown_once_however_logging_is_set_up(setting_up):
-    code = f"import logging; {setting_up}; from hookboard.base.messages import alert; alert('one line')"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
-    assert done.stderr.count("one line") == 1
-
-
-def test_a_line_does_not_begin_within_a_bar():
-    stream = io.StringIO()
-    handler = logging.StreamHandler(stream)
-    logging.getLogger("lightning.pytorch").addHandler(handler)
-    with contextlib.redirect_stdout(stream), tqdm.tqdm(total=2, file=stream, mininterval=0, ascii=True) as bar:
-        bar.update()
-        messages.alert("a line")
-    logging.getLogger("lightning.pytorch").removeHandler(handler)
-    assert "hookboard: a line" in stream.getvalue().replace("\r", "\n").split("\n")
 
 
 def test_a_line_reaches_each_handler_that_its_level_asks_for():

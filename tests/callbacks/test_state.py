@@ -142,9 +142,3 @@ def test_what_the_code_does_to_objects_of_its_own_stays(tmp_path):
     model = Toy(Counts())
     fit(tmp_path, model, data(1), CAMLogger(every_n_steps=1), limit_val_batches=1.0, num_sanity_val_steps=0)
     assert model.net.calls.count == 3  # with our call
-
-
-def test_a_model_that_holds_too_much_ends_the_maps_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr("hookboard.model.state.MAX_OBJECTS", 10)
-    with pytest.warns(UserWarning, match="holds more than 10 objects"):
-        trained(tmp_path, CAMLogger(every_n_steps=1), kinds=["a list in a dict"])

@@ -3,12 +3,9 @@
 import difflib
 import logging
 import os
-import re
-import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from hookboard.base.prompts import file_name
@@ -21,9 +18,6 @@ MAX_QUOTED_CHARS = 120
 
 MIN_PART_CHARS = 3
 """Minimum length of a part of a name by which `closest` finds it."""
-
-MAX_COMPARED_CHARS = 200
-"""Maximum length of the names that `closest` compares."""
 
 
 PREFIX = "hookboard: "
@@ -56,18 +50,6 @@ def warn(text: str) -> None:
         warnings.showwarning(given, HookboardWarning, *place)
 
 
-@contextmanager
-def silent(text: str = "") -> Iterator[None]:
-    """Ignore warnings with this text, a regular expression; others come once, which `catch_warnings` would undo."""
-    here = ("ignore", re.compile(text), Warning, None, 0)
-    warnings.filters.insert(0, here)  # type: ignore[attr-defined]  # a list
-    try:
-        yield
-    finally:
-        with suppress(ValueError):  # others may have taken it away
-            warnings.filters.remove(here)  # type: ignore[attr-defined]  # a list
-
-
 def rank_zero_warn(text: str) -> None:
     """Give a warning, see `warn`, in the first process of a run only: for what all processes find."""
     if _is_rank_zero():
@@ -85,27 +67,8 @@ def alert(text: str) -> None:
 
 
 def _log(level: int, text: str) -> None:
-    """Log a line, once on each stream.
-
-    After `logging.basicConfig()` both the handler of `lightning` and that of the root logger write to the terminal; the
-    root's has the format that the user asked for.
-    """
-    logger = logging.getLogger("lightning.pytorch")
-    record = logger.makeRecord(logger.name, level, __file__, 0, f"{PREFIX}%s", (text,), None)
-    if not _is_rank_zero() or not logger.isEnabledFor(level) or not logger.filter(record):
-        return
-    asked: dict[int, logging.Handler] = {}
-    one: logging.Logger | None = logger
-    while one is not None:
-        asked |= {id(getattr(each, "stream", None) or each): each for each in one.handlers if level >= each.level}
-        one = one.parent if one.propagate else None
-    # Bars of tqdm are taken away from the line meanwhile.
-    beside = getattr(getattr(sys.modules.get("tqdm"), "tqdm", None), "external_write_mode", None)
-    with beside(nolock=True) if beside else nullcontext():
-        for handler in asked.values():
-            handler.handle(record)
-    if not asked:
-        logger.callHandlers(record)  # which shows warnings where there is no handler at all
+    if _is_rank_zero():
+        logging.getLogger("lightning.pytorch").log(level, f"{PREFIX}%s", text)
 
 
 def ask_for_rank(is_rank_zero: Callable[[], bool]) -> None:
@@ -127,16 +90,14 @@ def closest(given: str, valid: Iterable[str]) -> list[str]:
     """Return up to three of the valid names that resemble `given`, best first; [] if none does.
 
     A dotted name is also compared by its last part, so that `layr1` finds `backbone.layer1`; last come names that
-    contain `given`. Stars of patterns are left out. Very long names, which take seconds to compare, are skipped.
+    contain `given`. Stars of patterns are left out.
 
     >>> closest("encoder.layr1", ["encoder.layer1", "encoder.layer2", "head"])
     ['encoder.layer1', 'encoder.layer2']
     """
     given = given.replace("*", "")
     given = "nonfinite" if given in ("nan", "NaN", "inf") else given
-    if len(given) > MAX_COMPARED_CHARS:
-        return []
-    tails = {name: name.rpartition(".")[2] for name in valid if len(name) <= MAX_COMPARED_CHARS}
+    tails = {name: name.rpartition(".")[2] for name in valid}
     whole = difflib.get_close_matches(given, tails)
     near = difflib.get_close_matches(given.rpartition(".")[2], tails.values())
     by_tail = [name for name in tails if tails[name] in near]

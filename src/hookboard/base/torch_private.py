@@ -31,7 +31,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
     _get_current_dispatch_mode_stack,
-    is_traceable_wrapper_subclass,
 )
 from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
@@ -180,13 +179,6 @@ def renumber(handle: RemovableHandle, number: int) -> None:
     handle.id = number
 
 
-def wrapped_by(tensor: Tensor) -> list[Tensor]:
-    """Return the tensors inside one of a wrapper subclass, such as a quantized one; [] if it does not tell them."""
-    if not is_traceable_wrapper_subclass(tensor):
-        return []
-    return [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
-
-
 def buffers_of(module: nn.Module) -> dict[str, Tensor | None]:
     """Return the dict in which the module keeps its own buffers by name: changing it changes the module."""
     return module._buffers
@@ -199,53 +191,25 @@ parameters_of: Callable[[nn.Module], dict[str, nn.Parameter | None]] = operator.
 modules_of: Callable[[nn.Module], dict[str, nn.Module | None]] = operator.attrgetter("_modules")
 """Returns the dict in which the module keeps its direct children by name."""
 
-# A class of the user's may have its own `parameters`, `named_modules` and so on, which torch's methods call in turn.
 
-
-def modules_in(root: nn.Module, prefix: str = "", *, remove_duplicate: bool = True) -> dict[str, nn.Module]:
-    """Return what `root.named_modules()` of torch yields, in its order."""
-    found, seen, left = dict[str, nn.Module](), set[int](), [(prefix, root, frozenset[int]())]
-    while left:
-        name, module, above = left.pop()
-        if id(module) in (seen if remove_duplicate else above):  # a module may be part of itself
-            continue
-        seen.add(id(module))
-        found[name] = module
-        parts = [(key, part) for key, part in modules_of(module).items() if part is not None]
-        left += [(f"{name}.{key}".lstrip("."), part, above | {id(module)}) for key, part in reversed(parts)]
-    return found
+def modules_in(root: nn.Module, prefix: str = "") -> dict[str, nn.Module]:
+    """Return `dict(root.named_modules())`, past a `named_modules` of the root's class."""
+    return dict(nn.Module.named_modules(root, prefix=prefix))
 
 
 def children_of(module: nn.Module) -> dict[str, nn.Module]:
-    """Return what `module.named_children()` of torch yields, in its order."""
-    found: dict[int, tuple[str, nn.Module]] = {}
-    for name, part in modules_of(module).items():
-        if part is not None:
-            found.setdefault(id(part), (name, part))
-    return dict(found.values())
+    """Return `dict(module.named_children())`, past a `named_children` of the module's class."""
+    return dict(nn.Module.named_children(module))
 
 
 def parameters_in(root: nn.Module, *, recurse: bool = True, remove_duplicate: bool = True) -> dict[str, nn.Parameter]:
-    """Return what `root.named_parameters()` of torch yields, in its order."""
-    return _held_in(root, parameters_of, recurse, remove_duplicate)
+    """Return `dict(root.named_parameters())`, past a `named_parameters` of the root's class."""
+    return dict(nn.Module.named_parameters(root, recurse=recurse, remove_duplicate=remove_duplicate))
 
 
-def buffers_in(root: nn.Module, *, remove_duplicate: bool = True) -> dict[str, Tensor]:
-    """Return what `root.named_buffers()` of torch yields, in its order."""
-    return _held_in(root, buffers_of, True, remove_duplicate)
-
-
-def _held_in(
-    root: nn.Module, held_by: Callable[[nn.Module], Any], recurse: bool, remove_duplicate: bool
-) -> dict[str, Any]:
-    modules = modules_in(root, remove_duplicate=remove_duplicate) if recurse else {"": root}
-    found, seen = {}, set()
-    for name, module in modules.items():
-        for key, one in held_by(module).items():
-            if one is not None and (id(one) not in seen or not remove_duplicate):
-                seen.add(id(one))
-                found[f"{name}.{key}".lstrip(".")] = one
-    return found
+def buffers_in(root: nn.Module) -> dict[str, Tensor]:
+    """Return `dict(root.named_buffers())`, past a `named_buffers` of the root's class."""
+    return dict(nn.Module.named_buffers(root))
 
 
 def is_compiled(module: nn.Module) -> bool:
@@ -260,15 +224,6 @@ def is_compiled(module: nn.Module) -> bool:
 def is_compiled_in_place(module: nn.Module) -> bool:
     """Return True if the module's own forward is compiled, and with it its hooks; False for a compiled wrapper."""
     return is_compiled(module) and not isinstance(module, OptimizedModule)
-
-
-def without_wrappers(name: str) -> str:
-    """Return a dotted name without what `torch.compile` adds to it.
-
-    >>> without_wrappers("net._orig_mod.0.weight")
-    'net.0.weight'
-    """
-    return f"{name}.".replace("_orig_mod.", "").rstrip(".")
 
 
 def runs_compiled(module: nn.Module) -> bool:
@@ -349,11 +304,6 @@ def _may_hold(code: types.CodeType, held: Set[str]) -> bool:
     guards = [str(entry.guard_manager) for entry in torch._dynamo.eval_frame._debug_get_cache_entry_list(code)]
     # Code without a graph calls no tensor operation, but with hooks it may.
     return not guards or any(not held.isdisjoint(re.findall(r"\d+", text)) for text in guards)
-
-
-def is_in_force(stance: Any) -> bool:
-    """Return True if the stance that `torch.compiler.set_stance` returned is the one in force now."""
-    return torch._dynamo.eval_frame._stance is stance.stance
 
 
 def scale_of(scaler: GradScaler) -> Tensor | None:
@@ -463,13 +413,8 @@ class NothingOfOthers(TorchDispatchMode):
 def copied_together(tensors: list[Tensor]) -> list[Tensor]:
     """Copy tensors, with a few launches for all tensors of one device rather than one for each."""
     copies = [torch.empty_like(tensor) for tensor in tensors]
-    by_device: dict[torch.device, tuple[list[Tensor], list[Tensor]]] = {}
-    for copy, tensor in zip(copies, tensors, strict=True):
-        into, of = by_device.setdefault(tensor.device, ([], []))
-        into.append(copy)
-        of.append(tensor)
-    for into, of in by_device.values():
-        torch._foreach_copy_(into, of)
+    if tensors:
+        torch._foreach_copy_(copies, tensors)
     return copies
 
 
@@ -572,6 +517,10 @@ unheard: Callable[[], AbstractContextManager[None]] = torch._C.DisableTorchFunct
 """Returns a context in which torch functions call neither modes nor the `__torch_function__` of subclasses."""
 
 
+without_autocast: Callable[[], AbstractContextManager[None]] = torch._C._DisableAutocast
+"""Returns a context without autocast on any device."""
+
+
 def generators(own: object) -> list[torch.Generator]:
     """Return what a call may draw random numbers from: the CPU's, the present CUDA device's, and its own generator."""
     found = [torch.default_generator, *([own] if isinstance(own, torch.Generator) else ())]
@@ -590,14 +539,6 @@ def set_state(generator: torch.Generator, state: bytes) -> None:
     """Give a generator a state from `state_of`."""
     with torch._C._DisableTorchDispatch(), torch._C._DisableFuncTorch():
         generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
-
-
-def autocast_of(tensors: Iterable[Tensor]) -> tuple[str, torch.dtype] | None:
-    """Return the type of the tensors' device and the dtype of the autocast in force there; None without one."""
-    for kind in {tensor.device.type for tensor in tensors}:
-        if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
-            return kind, torch.get_autocast_dtype(kind)
-    return None
 
 
 COMPILED_CODE = (eval_frame, "_maybe_set_eval_frame")

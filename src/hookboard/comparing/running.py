@@ -19,11 +19,10 @@ from hookboard.base.torch_private import (
     is_compiled,
     is_compiled_in_place,
     modules_in,
-    without_wrappers,
 )
 from hookboard.measure import hooked, own_call
 from hookboard.model.nested import map_tensors, named_inputs, tensors_in
-from hookboard.model.state import State, same_random_state
+from hookboard.model.state import same_random_state, same_state
 
 Part = Literal["input", "output", "gradient", "weight"]
 """Which tensors of a call: what the module was given, what it returned, the gradient of that, or, in a capture, of what
@@ -122,7 +121,7 @@ class ModelRunner:
             until_end.enter_context(own_call())
             until_end.enter_context(same_random_state())
             # With weights: some models change their own when they are called, such as a momentum encoder.
-            until_end.callback(State(model, with_weights=True).restore)
+            until_end.enter_context(same_state(model, with_weights=True))
             until_end.callback(_split_again, model)
             until_end.enter_context(_converted(model, self.dtypes))
             args, kwargs = _arguments(model, self.inputs)
@@ -183,7 +182,7 @@ def plain_name(model: nn.Module, name: str) -> str:
     >>> plain_name(torch.nn.DataParallel(nn.Linear(2, 2)), "module.weight")
     'weight'
     """
-    name = without_wrappers(name)
+    name = f"{name}.".replace("_orig_mod.", "").rstrip(".")
     if isinstance(model, DistributedDataParallel | DataParallel):
         name = f"{name}.".removeprefix("module.").rstrip(".")
     return name
@@ -219,7 +218,7 @@ def _split_again(model: nn.Module) -> None:
 
 @contextmanager
 def _converted(model: nn.Module, dtypes: Mapping[str, torch.dtype]) -> Iterator[None]:
-    """Give parameters and buffers other types in this context; a buffer's own tensor is put back by `State`."""
+    """Give parameters and buffers other types in this context; a buffer's own tensor is put back by `same_state`."""
     kept = []
     try:
         for name, parameter in model.named_parameters():

@@ -18,7 +18,7 @@ from torch.optim import SGD, Optimizer
 from hookboard.base.torch_private import STEP_HOOKS, modules_in, parameters_in
 from hookboard.model.layouts import bytes_of
 from hookboard.model.nested import tensors_in
-from hookboard.model.state import State, same_random_state
+from hookboard.model.state import same_random_state
 from hookboard.tracing import CannotRunAgainError, undisturbed
 
 GIVE_UP_RATIO = 100.0
@@ -99,10 +99,9 @@ def _free_bytes(device: torch.device) -> float:
 
 
 @contextmanager
-def restoring(recipe: Recipe, batches: Sequence[Any]) -> Iterator[None]:
-    """Return a context, in which gradients are None at first, that puts back the model, the batches and the rest."""
-    given = [*batches, recipe.parameters]
-    with undisturbed(recipe.module, *given, trainer=recipe.trainer, is_whole_step=True):
+def restoring(recipe: Recipe) -> Iterator[None]:
+    """Return a context, in which gradients are None at first, that puts back the model and the weights."""
+    with undisturbed(recipe.module, *recipe.parameters, trainer=recipe.trainer, is_whole_step=True):
         yield
 
 
@@ -133,12 +132,12 @@ def losses_without_updates(recipe: Recipe, batches: Sequence[Any], count: int) -
 
     The loss of a batch still differs from step to step if the step draws random numbers, such as for dropout.
     """
-    with restoring(recipe, batches):
+    with restoring(recipe):
         before, losses = torch.get_rng_state(), [_value(recipe, batch) for batch in batches]
         again = _value(recipe, batches[0])
         if again == losses[0] and torch.equal(before, torch.get_rng_state()):
             return [losses[number % len(batches)] for number in range(count)]
-    with restoring(recipe, batches):
+    with restoring(recipe):
         return [_value(recipe, batches[number % len(batches)]) for number in range(count)]
 
 
@@ -149,15 +148,12 @@ def losses_of(recipe: Recipe, batches: Sequence[Any]) -> list[float]:
 
 
 def _value(recipe: Recipe, batch: Any) -> float:
-    """Return the loss of a batch as a number, and undo what the step changed in the batch.
+    """Return the loss of a batch as a number. The step gets a copy, which it may change.
 
     Gradients are enabled, as in training: the step may compute some, as for a differential equation.
     """
     recipe.check_time()
-    state = State(batch)
-    loss = float(recipe.step(batch).detach())
-    state.restore()
-    return loss
+    return float(recipe.step(copy.deepcopy(batch)).detach())
 
 
 def train(
@@ -183,11 +179,11 @@ def train(
 def _step(recipe: Recipe, optimizer: Optimizer, batch: Any) -> float:
     """Take one optimizer step on a batch, and return the loss before it."""
     recipe.check_time()
-    state, losses = State(batch), list[float]()
+    losses: list[float] = []
 
     def closure() -> Tensor:
         optimizer.zero_grad()
-        loss = recipe.step(batch)
+        loss = recipe.step(copy.deepcopy(batch))
         losses.append(float(loss.detach()))
         (loss * recipe.scale if recipe.scale != 1 else loss).backward()
         if recipe.scale != 1:
@@ -197,7 +193,6 @@ def _step(recipe: Recipe, optimizer: Optimizer, batch: Any) -> float:
         return loss
 
     optimizer.step(closure)  # type: ignore[arg-type]  # Lightning's too gives a tensor
-    state.restore()
     return losses[0]
 
 
@@ -214,8 +209,8 @@ def _unscale(recipe: Recipe) -> None:
 
 def gradients_of(recipe: Recipe, batch: Any) -> list[Tensor | None]:
     """Return the gradient of the loss for each trainable parameter of the optimizer; None where none arrives."""
-    with restoring(recipe, [batch]):
-        loss = recipe.step(batch)
+    with restoring(recipe):
+        loss = recipe.step(copy.deepcopy(batch))
         trained = [p for group in recipe.optimizer.param_groups for p in group["params"] if p.requires_grad]
         if not loss.requires_grad or not trained:
             return [None] * len(trained)

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from hookboard.model.layouts import bytes_of
 from hookboard.model.nested import tensors_in
-from hookboard.model.state import State, same_random_state
+from hookboard.model.state import same_random_state, same_state
 from hookboard.tracing import CannotRunAgainError
 
 MAX_BYTES = 1 << 28
@@ -58,15 +58,10 @@ def _restoring_loader(loader: DataLoader[Any]) -> Iterator[None]:
     size = sum(_bytes_in(vars(one).values()) for one in sets if not _is_of_torch(one))
     if size > MAX_BYTES:
         raise CannotRunAgainError(f"the data set holds {size:,} bytes, which would have to be copied to restore it")
-    # `State` does not look into objects of torch, which samplers and data sets mostly are.
-    held = [vars(one) for one in (loader.sampler, loader.batch_sampler) if hasattr(one, "__dict__")]
+    held = [vars(one) for one in (loader, loader.sampler, loader.batch_sampler) if hasattr(one, "__dict__")]
     held += [vars(one) for one in sets if not _is_of_torch(one)]
-    with same_random_state():
-        state = State(loader.generator, *held)
-        try:
-            yield
-        finally:
-            state.restore()
+    with same_random_state(), same_state(*held):
+        yield
 
 
 def _within(data: Any) -> Iterator[Any]:

@@ -177,7 +177,7 @@ def _experiments(recipe: Recipe, setting: Setting, batches: Sequence[Any]) -> Ch
     findings, tried = [], []
     began = perf_counter()
     try:
-        with restoring(recipe, batches[:1]):
+        with restoring(recipe):
             [loss] = losses_of(recipe, batches[:1])
         if not math.isfinite(loss):
             return CheckupReport((), (f"Nothing was tried: the loss is {loss}.",))

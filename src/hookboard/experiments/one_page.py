@@ -125,7 +125,7 @@ def _audited(setting: Setting, batch: Any, tried: list[str]) -> Sequence[Finding
         step = partial(loss_of_step, trainer, module)
     found: list[Finding] = []
     try:
-        with undisturbed(module, batch, trainer=trainer, is_whole_step=True):
+        with undisturbed(module, trainer=trainer, is_whole_step=True):
             found.extend(audit(module, batch, step))
     except CannotRunAgainError as why:
         tried.append(f"The step was not inspected: {why}.")

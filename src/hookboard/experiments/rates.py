@@ -141,7 +141,7 @@ def _tried(recipe: Recipe, batches: Sequence[Any], factor: float, rest: Sequence
     """Train at one rate; `rest` are the losses without updates: that before each step, and that after the last."""
     last = min(AVERAGED_STEPS, len(rest) // 3)
     right = other = after = math.nan
-    with restoring(recipe, batches):
+    with restoring(recipe):
         losses = train(recipe, batches, copy_of_optimizer(recipe, factor), len(rest) - 1, gives_up=factor != 1)
         if len(losses) == len(rest) and math.isfinite(losses[-1]):
             after = sum(losses[-last:]) / last

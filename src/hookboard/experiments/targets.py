@@ -1,5 +1,6 @@
 """Finds the targets in batches, and exchanges them between samples."""
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,8 +18,8 @@ def find_targets(recipe: Recipe, batches: Sequence[Any]) -> Targets:
     Empty `Targets` if a batch lacks one of these tensors, if the batches differ in its dtype or in the shape of a
     sample, or if no other tensor of a batch has as many samples.
     """
-    with restoring(recipe, batches):
-        found = targets_in(recipe.module, batches[0], recipe.step)
+    with restoring(recipe):
+        found = targets_in(recipe.module, copy.deepcopy(batches[0]), recipe.step)
     parts = [dict(tensors_in(batch)) for batch in batches]
     for path in found.paths:
         held = [part.get(path) for part in parts]

@@ -188,7 +188,7 @@ def layers_of(modules: Mapping[str, nn.Module], weights: Mapping[str, Weight]) -
         names = tuple(owned.get(id(module), ()))
         shapes = {weight: shape for weight in names if (shape := shape_of(weights[weight].parameters[0])) is not None}
         computed = frozenset(weight for weight in names if weights[weight].is_computed)
-        trainable = _trainable(names, weights)
+        trainable = frozenset(one for one in names if any(p.requires_grad for p in weights[one].parameters))
         kind, has_modes = kind_of(module), _has_modes(module)
         layers[name] = Layer(name, type(module).__name__, kind, names, trainable, shapes, computed, has_modes)
     return layers
@@ -204,10 +204,6 @@ def _has_modes(module: nn.Module) -> bool:
     is_off = any(isinstance(share, int | float) and share == 0 for share in shares)
     is_off |= getattr(module, "track_running_stats", True) is False
     return not is_off and "training" in getattr(type(module).forward, "__code__", _has_modes.__code__).co_names
-
-
-def _trainable(names: Iterable[str], weights: Mapping[str, Weight]) -> frozenset[str]:
-    return frozenset(name for name in names if any(p.requires_grad for p in weights[name].parameters))
 
 
 def order_with_late(order: Iterable[str], late: Iterable[str], defined: Sequence[str]) -> list[str]:

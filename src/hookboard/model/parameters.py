@@ -2,28 +2,24 @@
 
 import copy
 import functools
-import random
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from hookboard.base.eager import run_eagerly
 from hookboard.base.torch_private import (
     buffers_of,
     drop_hooks,
-    is_compiled,
     modules_in,
     modules_of,
     parameters_in,
     parameters_of,
+    without_autocast,
 )
 from hookboard.model.state import same_random_state
 
@@ -93,21 +89,13 @@ def are_unchanged(weights: Mapping[str, Weight], modules: Mapping[str, nn.Module
     >>> are_unchanged(found, {"head": head})
     False
     """
-    expected = iter(weights.values())
-    seen: set[int] = set()
+    now: dict[int, tuple[nn.Module, str]] = {}
     for module in modules.values():
-        if "parametrizations" in modules_of(module):  # what torch itself asks takes several times as long
-            return False
         for name, parameter in parameters_of(module).items():
-            if parameter is None or id(parameter) in seen:
-                continue
-            seen.add(id(parameter))
-            weight = next(expected, None)
-            if weight is None or weight.module is not module or weight.parameters[0] is not parameter:
-                return False
-            if name != (f"{weight.attribute}_orig" if weight.is_pruned else weight.attribute):
-                return False
-    return next(expected, None) is None
+            if parameter is not None:
+                now.setdefault(id(parameter), (module, name))
+    names = ((one, f"{one.attribute}_orig" if one.is_pruned else one.attribute) for one in weights.values())
+    return now == {id(one.parameters[0]): (one.module, name) for one, name in names}
 
 
 def weight_in_use(module: nn.Module, attribute: str = "weight") -> Tensor:
@@ -131,8 +119,8 @@ def _computed(module: nn.Module, compute: Callable[[Any], Tensor]) -> Tensor:
     """Return the tensor that a module's code computes from its parameters, detached.
 
     The code runs on a copy of the module, in evaluation mode and without autocast, and without hooks except torch's
-    own. The random state is restored afterwards. The global random generators are seeded with 0, so that two results
-    differ only if the module does.
+    own. The random state is restored afterwards. torch's generators are seeded with 0, so that two results differ only
+    if the module does.
 
     Args:
         module: the module whose code runs.
@@ -141,29 +129,21 @@ def _computed(module: nn.Module, compute: Callable[[Any], Tensor]) -> Tensor:
     Raises:
         TypeError: the code returned something else.
     """
-    parts = list(modules_in(module).values())
-    held = (one for part in parts for one in (parameters_of(part), buffers_of(part), vars(part)))
+    held = (one for part in modules_in(module).values() for one in (parameters_of(part), buffers_of(part), vars(part)))
     tensors = [tensor for one in held for tensor in one.values() if isinstance(tensor, Tensor)]
-    with ExitStack() as until_computed:
-        until_computed.enter_context(torch.no_grad())
-        until_computed.enter_context(run_eagerly() if any(map(is_compiled, parts)) else nullcontext())
-        until_computed.enter_context(same_random_state())
-        for device in filter(torch.amp.is_autocast_available, {tensor.device.type for tensor in tensors}):
-            until_computed.enter_context(torch.autocast(device, enabled=False))
+    with torch.no_grad(), without_autocast(), same_random_state():
         # Without gradients, and also of tensors in a graph, which cannot be copied.
         twin = copy.deepcopy(module, {id(tensor): tensor.detach().clone() for tensor in tensors})
         drop_hooks(modules_in(twin).values())
         for part in modules_in(twin).values():
             part.training = False
-        random.seed(0)
-        np.random.seed(0)
         torch.default_generator.manual_seed(0)
         if torch.cuda.is_initialized():  # otherwise the seed would replace the one that the user has set for its start
             torch.cuda.manual_seed_all(0)
         weight = compute(twin)
-        if not isinstance(weight, Tensor):
-            raise TypeError(f"a weight that is not a tensor: {type(weight).__name__}")
-        return weight.detach()
+    if not isinstance(weight, Tensor):
+        raise TypeError(f"a weight that is not a tensor: {type(weight).__name__}")
+    return weight.detach()
 
 
 def weights_of(modules: Mapping[str, nn.Module]) -> dict[str, Weight]:

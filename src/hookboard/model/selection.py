@@ -3,7 +3,7 @@
 import pydoc
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
@@ -68,20 +68,13 @@ def select(
     if owning == "parameters" or _is_leaf("", root):
         named = {"": root, **named}
     patterns, kinds = check_selection(modules, types)
-    (wanted, unwanted), (wanted_types, unwanted_types) = parted(patterns), parted(kinds)
-
-    by_name = _matcher(wanted, lambda pattern: _names_matching(pattern, named))
-    by_type = _matcher(wanted_types, lambda kind: _names_of_type(kind, named))
-    dropped = (_matcher(unwanted, lambda pattern: _names_matching(pattern, named)) or set()) | (
-        _matcher(unwanted_types, lambda kind: _names_of_type(kind, named)) or set()
-    )
-
-    chosen = set(named) if by_name is None else by_name
-    if by_type is not None:
-        chosen = chosen & by_type
-    chosen = chosen - dropped
-    if by_name is None and owning == "forward":
-        if by_type is None:
+    wanted_names, unwanted_names = (_names_of(given, _names_matching, named) for given in parted(patterns))
+    wanted_types, unwanted_types = (_names_of(given, _names_of_type, named) for given in parted(kinds))
+    chosen = set(named) - (unwanted_names or set()) - (unwanted_types or set())
+    for wanted in (wanted_names, wanted_types):
+        chosen &= chosen if wanted is None else wanted
+    if wanted_names is None and owning == "forward":
+        if wanted_types is None:
             chosen = {name for name in chosen if _is_leaf(name, named[name])}
         everything = {"": root, **named}
         chosen = {name for name in chosen if not is_read_by_parent(name, everything)} or chosen
@@ -156,9 +149,9 @@ def check_selection(modules: object, types: object = None) -> tuple[list[str], l
     return patterns, [] if types is None else several("types", types, (str, type), a_type, default)
 
 
-def _matcher(given: list[T], names_of: Callable[[T], set[str]]) -> set[str] | None:
-    """Return the union of `names_of(one)` over all `given`; None, for no restriction, if nothing is given."""
-    return set().union(*map(names_of, given)) if given else None
+def _names_of(given: list[T], names_of: Callable[[T, dict[str, nn.Module]], set[str]], named: Any) -> set[str] | None:
+    """Return the union of `names_of(one, named)` over all `given`; None, for no restriction, if nothing is given."""
+    return set().union(*(names_of(one, named) for one in given)) if given else None
 
 
 def _names_matching(pattern: str, named: dict[str, nn.Module]) -> set[str]:
@@ -184,8 +177,7 @@ def _meant(pattern: str, named: dict[str, nn.Module]) -> str:
         count = len(matched(wider, named))
         if count:
             return f"; '*' matches only within one name, but {wider!r} matches {count}"
-    near = closest(pattern.removeprefix(REGEX_PREFIX), named)
-    return _nearest(near)
+    return _nearest(closest(pattern.removeprefix(REGEX_PREFIX), named))
 
 
 def _nearest(names: list[str]) -> str:
@@ -220,11 +212,11 @@ def _is_leaf(name: str, module: nn.Module) -> bool:
     """
     inside_parametrization = PARAMETRIZATIONS in name.split(".")
     lists = (nn.ParameterList, nn.ParameterDict)
-    names = [
-        name for name, one in children_of(module).items() if name != PARAMETRIZATIONS and not isinstance(one, lists)
-    ]
-    children = [child for child in names if not is_read_by_parent(child, {"": module})]
-    return not children and not inside_parametrization and not isinstance(module, Metric)
+    has_children = any(
+        name != PARAMETRIZATIONS and not isinstance(child, lists) and not is_read_by_parent(name, {"": module})
+        for name, child in children_of(module).items()
+    )
+    return not has_children and not inside_parametrization and not isinstance(module, Metric)
 
 
 def _owns(module: nn.Module, what: Literal["forward", "parameters"]) -> bool:
@@ -241,12 +233,10 @@ def _nothing_left(
     if modules is None and types is None:
         what = "module whose forward could be hooked" if owning == "forward" else "parameter"
         return NothingToSelectError(f"the model has no {what}")
-    given = ", ".join(
-        f"{key}={value!r}" for key, value in (("modules", modules), ("types", types)) if value is not None
-    )
-    kinds = {name: f"{name} ({type(module).__name__})" for name, module in named.items() if name}
+    named_types = {name: f"{name} ({type(module).__name__})" for name, module in named.items() if name}
+    given = ", ".join(f"{key}={one!r}" for key, one in (("modules", modules), ("types", types)) if one is not None)
     if any(chosen):
         lack = "a forward of its own to hook" if owning == "forward" else "a parameter of its own"
-        selected = listed(kinds[name] for name in chosen if name)
+        selected = listed(named_types[name] for name in chosen if name)
         return ValueError(f"{given} selects {selected}, but none of them has {lack}.")
-    return ValueError(f"{given} selects no module. The modules are: {listed(kinds.values())}.")
+    return ValueError(f"{given} selects no module. The modules are: {listed(named_types.values())}.")

@@ -1,5 +1,6 @@
 """`audit`: finds faults in the code of a training step, without a Trainer."""
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -49,7 +50,8 @@ def audit(model: nn.Module, batch: Any, step: Callable[[Any], Tensor] | None = N
         No findings.
     """
     run = _step_of(model) if step is None else step
-    with undisturbed(model, batch, is_whole_step=True):
+    batch = copy.deepcopy(batch)  # the step may change it
+    with undisturbed(model, is_whole_step=True):
         reader = Reader(model, batch)
         try:
             with reader.reading():

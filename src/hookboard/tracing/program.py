@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType, FunctionType
 from typing import Any, Literal
@@ -19,7 +19,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointFunction
 
 from hookboard.base.torch_private import (
-    autocast_of,
     buffers_in,
     calls_of_modules,
     can_be_read,
@@ -254,7 +253,7 @@ class StepTrace(TorchFunctionMode):
             raise TooLongError(f"it makes more than {MAX_OPS:,} calls")
         op.place, op.number = place, returned if isinstance(returned, float) else None
         op.drawn = [(generator, state) for generator, state in op.drawn if state != state_of(generator)]
-        op.autocast = autocast_of(given.values())
+        op.autocast = _autocast_of(given.values())
         observer = self._observers.get(name)
         if observer is not None and all(map(can_be_read, [*given.values(), *results])):
             op.seen = computing_plainly(observer)(op, given, results)
@@ -502,6 +501,14 @@ def _signature_of(func: Callable[..., Any]) -> inspect.Signature | None:
         return inspect.signature(func) if inspect.isfunction(func) else None
     except ValueError:  # it wraps a function in C
         return None
+
+
+def _autocast_of(tensors: Iterable[Tensor]) -> tuple[str, torch.dtype] | None:
+    """Return the type of the tensors' device and the dtype of the autocast in force there; None without one."""
+    for kind in {tensor.device.type for tensor in tensors}:
+        if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+            return kind, torch.get_autocast_dtype(kind)
+    return None
 
 
 def _changes_in_place(func: Callable[..., Any]) -> bool:

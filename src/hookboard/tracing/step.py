@@ -9,13 +9,12 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import LRScheduler
 
 from hookboard.base.eager import run_eagerly
 from hookboard.base.either_lightning import is_lightning
 from hookboard.base.torch_private import NoCollectives
 from hookboard.measure import own_call
-from hookboard.model.state import State, same_random_state
+from hookboard.model.state import same_random_state, same_state
 
 
 class CannotRunAgainError(RuntimeError):
@@ -24,31 +23,30 @@ class CannotRunAgainError(RuntimeError):
 
 @contextmanager
 def undisturbed(
-    module: nn.Module, *given: object, trainer: Trainer | None = None, is_whole_step: bool = False
+    module: nn.Module, *weights: Tensor, trainer: Trainer | None = None, is_whole_step: bool = False
 ) -> Iterator[None]:
     """Enable gradients, let code of `module` run inside the context, and put back the model and the random state.
 
     Inside, compiled code runs uncompiled, hookboard's hooks observe nothing, edits use copies of their rules, and what
     a LightningModule logs is discarded. Put back are the random states (of Python, NumPy, torch on CPU and CUDA), and
-    the buffers and attributes of the model, see `State`. What the code does besides happens.
+    the buffers and attributes of the model, see `same_state`. What the code does besides happens.
 
     Args:
         module: the module.
-        given: other objects that the code may change, such as its arguments.
+        weights: other tensors that the code may change.
         trainer: the Trainer of a LightningModule whose step is to run. Its loggers get nothing, and with several ranks
             a collective raises.
-        is_whole_step: put back also the parameters (their gradients are None inside) and, with a Trainer, its
-            optimizers and schedulers.
+        is_whole_step: put back also the parameters (their gradients are None inside) and, with a Trainer, the settings
+            of its optimizers.
     """
     with ExitStack() as until_end:
         for context in (torch.inference_mode(False), torch.enable_grad(), run_eagerly(), own_call()):
             until_end.enter_context(context)
         until_end.enter_context(same_random_state())
-        held = [module, *given]
+        held = [module, *weights]
         if is_whole_step and trainer is not None:
-            held += [part for optimizer in trainer.optimizers for part in (optimizer.param_groups, optimizer.state)]
-            held += map(vars, _schedulers_of(trainer))
-        until_end.callback(State(*held, with_weights=is_whole_step).restore)
+            held += [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
+        until_end.enter_context(same_state(*held, with_weights=is_whole_step))
         if is_lightning(module, LightningModule):
             until_end.enter_context(replaced(module, log=_nothing, log_dict=_nothing))
         if trainer is not None:
@@ -58,15 +56,6 @@ def undisturbed(
                 alone = "only one rank runs its batch again, and the other ranks would not respond"
                 until_end.enter_context(NoCollectives(alone))
         yield
-
-
-def _schedulers_of(trainer: Trainer) -> list[LRScheduler]:
-    """Return the learning rate schedulers, including those that another one wraps."""
-    found: list[Any] = [config.scheduler for config in trainer.lr_scheduler_configs]
-    for scheduler in found:  # which grows
-        parts = (part for value in vars(scheduler).values() for part in nested_parts(value))
-        found.extend(part for part in parts if isinstance(part, LRScheduler))
-    return found
 
 
 def nested_parts(value: Any) -> Iterator[Any]:
