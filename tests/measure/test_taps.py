@@ -153,13 +153,7 @@ def call(net, number):
     net(torch.full((1, 2), float(number), requires_grad=True)).sum().backward()
 
 
-def test_taps_of_two_stages_share_one_hook_of_each_module():
-    net = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
-    two_stages(net)
-    assert [len(module._forward_hooks) for module in net] == [1, 1]
-
-
-def test_of_taps_with_a_common_hook_those_that_are_active_see_a_call():
+def test_of_two_stages_those_that_are_active_see_a_call():
     net = nn.Sequential(nn.Identity())
     (training, here), (evaluation, there) = two_stages(net)
     for number, active in enumerate([[training], [evaluation], [training, evaluation], []]):

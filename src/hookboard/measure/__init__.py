@@ -15,14 +15,12 @@ from hookboard.measure.backward_calls import hear_backward, unhear_backward
 from hookboard.measure.card import measuring_device, needs_host
 from hookboard.measure.columns import empty_row
 from hookboard.measure.derived import DERIVED
-from hookboard.measure.fused import fused_layers
 from hookboard.measure.gradients import Observer, Switch, watch_output, why_no_gradient
 from hookboard.measure.histogram import BINS, Histogram, histograms
-from hookboard.measure.hooked import EDITS_GRADIENTS, EDITS_VALUES, READS_BEFORE_EDITS, hooked
+from hookboard.measure.hooked import EDITS_GRADIENTS, EDITS_VALUES, READS_BEFORE_EDITS, Hooks, hooked
 from hookboard.measure.measuring import measure, measure_channels
 from hookboard.measure.memory import is_plain
 from hookboard.measure.merge import merge_rows
-from hookboard.measure.module_tap import UNKNOWN
 from hookboard.measure.native import form_of
 from hookboard.measure.own_call import as_own_call, is_own_call, own_call, spare_of
 from hookboard.measure.packet import sent_together
@@ -38,7 +36,7 @@ from hookboard.measure.row import (
     channel_stride,
 )
 from hookboard.measure.statistics import DEFAULT, FORMULAS, Plan, Statistic, StatisticTable, as_list, plan
-from hookboard.measure.taps import NO_GRADIENT, Taps
+from hookboard.measure.taps import NO_GRADIENT, UNKNOWN, Taps, layers_around
 
 __all__ = [
     "BINS",
@@ -56,6 +54,7 @@ __all__ = [
     "WIDTH",
     "AttentionWatch",
     "Histogram",
+    "Hooks",
     "Moments",
     "Observer",
     "Places",
@@ -74,12 +73,12 @@ __all__ = [
     "channel_stride",
     "empty_row",
     "form_of",
-    "fused_layers",
     "hear_backward",
     "histograms",
     "hooked",
     "is_own_call",
     "is_plain",
+    "layers_around",
     "measure",
     "measure_channels",
     "measuring_device",
