@@ -14,7 +14,7 @@ from torch import nn
 
 import hookboard
 from hookboard.base.torch_private import forward_hooks_of, forward_pre_hooks_of
-from hookboard.measure import EDITS_GRADIENTS, EDITS_VALUES, READS, READS_BEFORE_EDITS, hooked
+from hookboard.measure.hooked import EDITS_GRADIENTS, EDITS_VALUES, READS, READS_BEFORE_EDITS, hooked
 
 
 class Notes:
