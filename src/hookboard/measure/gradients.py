@@ -54,7 +54,7 @@ def _say_nothing(cause: str) -> None:
 
 def watch_output(
     tensor: Tensor, observe: Observer, switch: Switch, on_unclear: Explain = _say_nothing
-) -> RemovableHandle | None:
+) -> RemovableHandle:
     """Hook `tensor`, so that each backward pass that runs while `switch` is on calls `observe` with its gradient.
 
     It is the gradient with respect to the value that the tensor has now, also if an in-place operation changes the
@@ -62,14 +62,13 @@ def watch_output(
     observed. `on_unclear` is called with the cause of that, for a view already now.
 
     Returns:
-        A handle that the caller must remove if the tensor is a leaf, because leaves keep their hooks. Otherwise None:
-        the hook ends with the graph.
+        The handle of the hook. The caller must remove it from a leaf; otherwise the hook ends with the graph.
     """
     is_changed = changes_of(tensor)
     if is_changed is not None:
         on_unclear(UNSEEN)
     handle: RemovableHandle = tensor.register_hook(functools.partial(_show, observe, switch, is_changed, on_unclear))
-    return handle if tensor.is_leaf else None
+    return handle
 
 
 @unseen
@@ -136,7 +135,7 @@ def watch_inputs(
     A tensor hook on an input would see the gradient from all its uses, also those outside the module (a residual
     branch), and a copy of the input for the module alone would change the order in which autograd adds gradients. What
     passes through the module arrives on the edges from the nodes that it made to the inputs; hooks on those nodes read
-    it there. They are freed with the graph.
+    it there.
 
     Args:
         edges: the edges of the inputs.
@@ -147,8 +146,8 @@ def watch_inputs(
         on_unclear: is called with the cause if a gradient is not observed.
 
     Returns:
-        The sums, of which the parts may arrive one by one, and the handles of hooks on leaves. At the end of the step
-        the caller must `settle` the former and `remove` the latter.
+        The sums, of which the parts may arrive one by one, and the handles of hooks on outputs that are inputs. At the
+        end of the step the caller must `settle` the former and `remove` the latter.
     """
     sums: list[PassedBack] = []
     handles: list[RemovableHandle] = []
@@ -161,9 +160,7 @@ def watch_inputs(
         if is_changed is not None and is_changed():  # the module has worked in place on a view
             on_unclear(CHANGED)
         elif key in returned:  # the module returned its input: the gradient of the output is that of the input
-            handle = watch_output(returned[key], observers[path], switch, on_unclear)
-            if handle is not None:
-                handles.append(handle)
+            handles.append(watch_output(returned[key], observers[path], switch, on_unclear))
         elif key not in crossings:
             on_unclear(UNREACHED)
         else:

@@ -6,8 +6,8 @@ operator finds the tap by this key and shows it the tensor, which the tap handle
 """
 
 import itertools
-from collections.abc import Collection, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,18 +17,11 @@ from hookboard.measure.gradients import why_no_gradient
 from hookboard.model.nested import can_be_filled, map_tensors, named_inputs, tensors_in
 from hookboard.model.sites import Role
 
+Receive = Callable[[Role, str, Tensor | None, str], None]
+"""Takes a detached tensor of a call of the module, with its role and path; or None, with the cause, if there is none to
+send. The cause is "" if only the fact that the module was called is sent."""
 
-class Receiver(Protocol):
-    """What a graph sends its tensors to: a tap of `hookboard.measure`."""
-
-    def receive(self, role: Role, path: str, tensor: Tensor | None, cause: str) -> None:
-        """Receive a detached tensor of a call of the module; None, with the cause, if there is none to send.
-
-        The cause is "" if only the fact that the module was called is sent.
-        """
-
-
-_RECEIVERS: dict[int, Receiver] = {}
+_RECEIVERS: dict[int, Receive] = {}
 """The number that stands for a receiver in graphs -> the receiver."""
 _NUMBERS = itertools.count()
 
@@ -43,9 +36,9 @@ _LIBRARY.define(
 
 @torch.library.impl(_LIBRARY, "show", "CompositeExplicitAutograd")
 def _show(key: Tensor, tensor: Tensor | None, role: Role, path: str, cause: str) -> None:
-    receiver = _RECEIVERS.get(int(key))
-    if receiver is not None:
-        receiver.receive(role, path, tensor, cause)
+    receive = _RECEIVERS.get(int(key))
+    if receive is not None:
+        receive(role, path, tensor, cause)
 
 
 @torch.library.register_fake("hookboard::show", lib=_LIBRARY)  # type: ignore[untyped-decorator]  # torch has no types for it
@@ -57,7 +50,7 @@ KEEPS_ITS_OUTPUT = (nn.ReLU, nn.Hardtanh, nn.LeakyReLU, nn.ELU, nn.CELU, nn.SELU
 """Activations that, in place, compute their gradient from their output: it must not be changed in place afterwards."""
 
 
-RETURNED = "the module returned its input, whose gradient a compiled graph cannot expose"
+RETURNED = "a compiled graph cannot expose the gradient of an input that the module returns, or changes in place"
 
 
 class GraphEnd:
@@ -66,11 +59,11 @@ class GraphEnd:
     It refers neither to the tap, because a graph may live longer, nor to the module.
     """
 
-    def __init__(self, receiver: Receiver, module: nn.Module) -> None:
+    def __init__(self, receive: Receive, module: nn.Module) -> None:
         number = self._number = next(_NUMBERS)
-        _RECEIVERS[number] = receiver
-        self._works_in_place = any(getattr(part, "inplace", False) for part in modules_in(module).values())
-        self._returns_its_input = all(map(_does_nothing, modules_in(module).values()))
+        _RECEIVERS[number] = receive
+        parts = modules_in(module).values()
+        self._keeps_its_input = all(map(_does_nothing, parts)) or any(getattr(part, "inplace", False) for part in parts)
         self._keeps_its_output = isinstance(module, KEEPS_ITS_OUTPUT)
         with torch.inference_mode(False):
             # Not shape (): the compiler may move such a tensor to the device, where reading it would be a wait.
@@ -91,10 +84,7 @@ class GraphEnd:
             self._show_all("input", tensors)
         if "grad_input" not in roles:
             return None
-        if self._works_in_place:
-            self._explain("grad_input", "a compiled graph loses the gradient of an input that is changed in place")
-            return None
-        if self._returns_its_input:
+        if self._keeps_its_input:
             self._explain("grad_input", RETURNED)
             return None
         return self._with_gradients_shown("grad_input", (args, kwargs), tensors, [])

@@ -18,7 +18,6 @@ from hookboard.base.torch_private import (
     runs_compiled,
     sequence_number,
     unseen,
-    version_of,
 )
 from hookboard.measure.gradients import (
     Edges,
@@ -67,19 +66,18 @@ class Taps:
         each_call: bool = False,
         model: nn.Module | None = None,
     ) -> None:
+        self.open_site, self.each_call = open_site, each_call
+        self.roles = tuple(roles)
+        self.switch = Switch()
+        self._names = tuple(modules)
         self._modules = {name: each for name, each in modules.items() if not isinstance(each, torch.jit.ScriptModule)}
-        self._names, self._roles = tuple(modules), tuple(roles)
-        self._switch = Switch()
-        self._taps = {name: _ModuleTap(name, roles, open_site, self._switch, each_call) for name in self._modules}
-        self._graph_ends = {name: GraphEnd(self._taps[name], self._modules[name]) for name in self._taps if in_graphs}
-        for name, graph_end in self._graph_ends.items():
-            self._taps[name].graph_end = graph_end
+        self._taps = {name: _ModuleTap(name, self) for name in self._modules}
+        for tap, module in zip(self._taps.values(), self._modules.values(), strict=True) if in_graphs else ():
+            tap.graph_end = GraphEnd(tap.receive, module)
         fused = {} if model is None else layers_around(model)
         self._layers = {name: fused[id(each)] for name, each in self._modules.items() if id(each) in fused}
         """The fused layer of each module on which even an idle hook would change the run."""
-        self._before = each_call or bool({"input", "grad_input"} & set(roles))
         self._hooks: dict[str, Hooks] = {}
-        self._old_gradients = {state for module in self._modules.values() for state in _gradients_of(module)}
 
     def attach(self) -> None:
         """Hook the modules; nothing is shown before `active` is set.
@@ -93,7 +91,7 @@ class Taps:
         for name in names:
             if name not in self._hooks:
                 tap = self._taps[name]
-                before = tap.enter if self._before else None
+                before = tap.enter if tap.counts_calls or "input" in self.roles else None
                 self._hooks[name] = hooked(self._modules[name], before, tap.leave, with_kwargs=True, numbers=numbers)
 
     def _unhook(self, names: Iterable[str]) -> None:
@@ -107,19 +105,20 @@ class Taps:
             self.end_step()
         finally:
             self._unhook(self._taps)
-            for graph_end in self._graph_ends.values():
-                graph_end.end()
+            for tap in self._taps.values():
+                if tap.graph_end is not None:
+                    tap.graph_end.end()
 
     @property
     def active(self) -> bool:
         """Whether tensors are shown to observers. If not, a call of a module costs the check of a flag."""
-        return self._switch.on
+        return self.switch.on
 
     @active.setter
     def active(self, on: bool) -> None:
         if on:
             self._hook(name for name, layer in self._layers.items() if layer.training)
-        self._switch.on = on
+        self.switch.on = on
         if not on:
             self._unhook(self._layers)
 
@@ -141,7 +140,7 @@ class Taps:
 
     def expected(self) -> Iterator[tuple[str, Role]]:
         """Yield each pair of module name and role; at least one tensor of each should be shown in a step."""
-        return ((name, role) for name in self._names for role in self._roles)
+        return ((name, role) for name in self._names for role in self.roles)
 
     def why_silent(self, name: str, role: Role) -> str:
         """Return the most likely reason why no tensor of this role of the module was shown."""
@@ -158,9 +157,9 @@ class Taps:
             causes.append("torch runs an nn.TransformerEncoderLayer, and all inside it, as one operation in evaluation")
         if has_compiled_anything():
             causes.append("it runs under a function transform such as torch.func.vmap inside compiled code")
-        if any(state not in self._old_gradients for state in _gradients_of(self._modules[name])):
+        if any(parameter.grad is not None for parameter in parameters_in(self._modules[name], recurse=False).values()):
             causes.append("its parent uses the weights directly, as nn.MultiheadAttention does")
-            return f"the module was not called, yet its parameters received a gradient: {' or '.join(causes)}"
+            return f"the module was not called, yet its parameters have a gradient: {' or '.join(causes)}"
         return f"the module was not called (or {' or '.join(causes)})"
 
 
@@ -180,12 +179,6 @@ def layers_around(model: nn.Module) -> dict[int, nn.Module]:
     return {id(part): layer for layer in layers if id(layer) not in compiled for part in modules_in(layer).values()}
 
 
-def _gradients_of(module: nn.Module) -> list[tuple[int, int]]:
-    """Return the id and version of each gradient of the module's own parameters: a new gradient changes one of them."""
-    gradients = [parameter.grad for parameter in parameters_in(module, recurse=False).values()]
-    return [(id(gradient), version_of(gradient)) for gradient in gradients if gradient is not None]
-
-
 class _OpenCall(NamedTuple):
     """A call of a module that has not returned yet.
 
@@ -203,24 +196,9 @@ class _OpenCall(NamedTuple):
 
 
 class _ModuleTap:
-    """The forward hook and pre-hook of one module. It keeps no tensor after the call.
+    """The forward hook and pre-hook of one module, which keep no tensor after the call; `taps` has what all share."""
 
-    Args:
-        name: the module's dotted name.
-        roles: see `Taps`.
-        open_site: see `Taps`.
-        switch: tensors are shown only while it is on.
-        each_call: see `Taps`.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        roles: Collection[Role],
-        open_site: Callable[[Site], Callable[..., object]],
-        switch: Switch,
-        each_call: bool,
-    ) -> None:
+    def __init__(self, name: str, taps: Taps) -> None:
         self.called = False
         """Whether a call has been seen."""
         self.causes: dict[str, str] = {}
@@ -229,15 +207,11 @@ class _ModuleTap:
         """Shows the tensors of compiled graphs; None if they are not shown."""
         self.pending: list[PassedBack] = []
         """The gradients of inputs, of which parts may still arrive."""
-        self._name = name
-        self._roles = frozenset(roles)
-        self._open_site = open_site
-        self._switch = switch
+        self.counts_calls = taps.each_call or "grad_input" in taps.roles
+        self._name, self._taps, self._roles, self._switch = name, taps, frozenset(taps.roles), taps.switch
         self._is_off = False
         self._observers: dict[tuple[str, str], Callable[..., object]] = {}
-        self._each_call = each_call
-        self._leaf_hooks: list[RemovableHandle] = []
-        self._counts_calls = each_call or "grad_input" in roles
+        self._handles: list[RemovableHandle] = []
         self._count = 0
         self._lock = threading.Lock()
         self._here = threading.local()
@@ -273,7 +247,7 @@ class _ModuleTap:
         return None
 
     def receive(self, role: Role, path: str, tensor: Tensor | None, cause: str) -> None:
-        """Show a tensor of a running compiled graph, or note why there is none; see `graphs.Receiver.receive`."""
+        """Show a tensor of a running compiled graph, or note why there is none; see `graphs.Receive`."""
         if self._switch.on:
             self._shielded(self._show_from_graph, role, path, tensor, cause)
 
@@ -298,22 +272,24 @@ class _ModuleTap:
     def _show_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note that a call begins, and show its inputs now: an in-place module will change them."""
         inputs = list(tensors_in(named_inputs(args, kwargs)))
-        if self._counts_calls:
+        number = 0
+        if self.counts_calls:
+            with self._lock:  # a recomputation under checkpointing has the number of the call it repeats
+                number = (0 if self._count == 1 else UNKNOWN) if in_backward() else self._count
+                self._count += not in_backward()
             edges = edges_of(inputs) if "grad_input" in self._roles else {}
-            self._calls().append(_OpenCall(id(args), self._next_number(), edges, sequence_number()))
+            self._calls().append(_OpenCall(id(args), number, edges, sequence_number()))
         if "input" in self._roles:
-            number = self._calls()[-1].number if self._counts_calls else 0
             self._show_all("input", inputs, number)
         if not inputs:
-            self.causes |= dict.fromkeys(
-                self._roles & {"input", "grad_input"}, "the module was called without any tensor"
-            )
+            nothing = "the module was called without any tensor"
+            self.causes |= dict.fromkeys(self._roles & {"input", "grad_input"}, nothing)
         elif "grad_input" in self._roles and not any(tensor.requires_grad for _, tensor in inputs):
             self.causes["grad_input"] = f"the input {why_no_gradient(inputs[0][1])}"
 
     def _show_outputs(self, args: tuple[Any, ...], output: object) -> None:
         """Show the output tensors after the call, and hook the gradients of outputs and inputs."""
-        call = self._returned(id(args)) if self._counts_calls else _OpenCall(0, 0, {}, 0)
+        call = self._returned(id(args)) if self.counts_calls else _OpenCall(0, 0, {}, 0)
         if call is None:  # it began before the taps were active
             return
         self.called = True
@@ -324,15 +300,21 @@ class _ModuleTap:
         if "output" in self._roles:
             self._show_all("output", outputs, call.number)
         if "grad_output" in self._roles:
+            explain = functools.partial(self.causes.__setitem__, "grad_output")
             for path, tensor in outputs:
-                self._watch_gradient(path, tensor, call.number)
+                if tensor.requires_grad:
+                    observer = self._observer("grad_output", path, call.number)
+                    handle = watch_output(tensor, observer, self._switch, explain)
+                    self._handles += [handle] if tensor.is_leaf else []
+                else:
+                    explain(f"the output {why_no_gradient(tensor)}")
         if call.edges:
             observers = {path: self._observer("grad_input", path, call.number) for path in call.edges}
             explain = functools.partial(self.causes.__setitem__, "grad_input")
             tensors = [tensor for _, tensor in outputs]
             sums, handles = watch_inputs(call.edges, tensors, call.since, observers, self._switch, explain)
             self.pending += sums
-            self._leaf_hooks += handles
+            self._handles += handles
 
     def _show_from_graph(self, role: Role, path: str, tensor: Tensor | None, cause: str) -> None:
         self.called = True
@@ -349,10 +331,10 @@ class _ModuleTap:
         for passed in self.pending:
             passed.settle()
         self.pending.clear()
-        for handle in self._leaf_hooks:
+        for handle in self._handles:
             handle.remove()
-        self._leaf_hooks.clear()
-        if self._counts_calls:
+        self._handles.clear()
+        if self.counts_calls:
             self._here = threading.local()  # calls that have not ended, in all threads
 
     def _show_all(self, role: Role, tensors: list[tuple[str, Tensor]], number: int) -> None:
@@ -360,37 +342,20 @@ class _ModuleTap:
             for path, tensor in tensors:
                 self._observer(role, path, number)(tensor)
 
-    def _watch_gradient(self, path: str, tensor: Tensor, number: int) -> None:
-        if not tensor.requires_grad:
-            self.causes["grad_output"] = f"the output {why_no_gradient(tensor)}"
-            return
-        explain = functools.partial(self.causes.__setitem__, "grad_output")
-        handle = watch_output(tensor, self._observer("grad_output", path, number), self._switch, explain)
-        if handle is not None:
-            self._leaf_hooks.append(handle)
-
     def _observer(self, role: Role, path: str, number: int) -> Observer:
         """Return the observer of a site; with `each_call`, it passes on the number of the call."""
         observer = self._observers.get((role, path))
         if observer is None:
-            observer = self._open_site(Site(self._name, role, path))
-            if not self._each_call and ROLES[role].is_gradient:  # autograd calls it, outside of the methods here
+            observer = self._taps.open_site(Site(self._name, role, path))
+            if not self._taps.each_call and ROLES[role].is_gradient:  # autograd calls it, outside of the methods here
                 observer = functools.partial(self._shielded, observer)
             self._observers[role, path] = observer
-        return functools.partial(observer, number) if self._each_call else observer
+        return functools.partial(observer, number) if self._taps.each_call else observer
 
     def _calls(self) -> list[_OpenCall]:
         """The calls of the module that are running in this thread, the innermost last."""
         calls: list[_OpenCall] = vars(self._here).setdefault("calls", [])
         return calls
-
-    def _next_number(self) -> int:
-        """Count a call; a recomputation under checkpointing gets the number of the call it repeats, or UNKNOWN."""
-        with self._lock:
-            if in_backward():
-                return 0 if self._count == 1 else UNKNOWN
-            self._count += 1
-            return self._count - 1
 
     def _returned(self, arguments: int) -> _OpenCall | None:
         """Return and drop the running call with these arguments, and drop calls inside it that have failed.
